@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/instruction.h"
+
+namespace contraflow {
+
+/// Time inside is an integer count of ticks, so simulated figures are equal on every machine. A tick is
+/// a nanosecond; for the abstract unit "unit" it is a millionth of it.
+using Time = int64_t;
+
+/// Unit of a cost file and of every figure printed for it.
+enum class Unit : uint8_t { kNanoseconds, kMicroseconds, kMilliseconds, kSeconds, kUnit };
+
+std::string_view Name(Unit unit);  ///< "ns" "us" "ms" "s" "unit"
+/// Throws Error with the known names.
+Unit ParseUnit(std::string_view name);
+/// Ticks in one unit: 1, 1'000, 1'000'000, 1'000'000'000, 1'000'000.
+Time TicksPerUnit(Unit unit);
+/// Nearest tick. Throws Error if not finite, negative or above kMaxCost; `place` begins the message.
+Time ToTicks(double value, Unit unit, const std::string& place);
+/// In the unit, exact for every value ToTicks gives.
+double FromTicks(Time ticks, Unit unit);
+/// The shortest decimal text of the value in its unit, exact: "18.522", "4169000".
+std::string FormatTime(Time ticks, Unit unit);
+
+/// Largest single cost in ticks: a plan of kMaxChunks chunks still sums to less than 2^63.
+inline constexpr Time kMaxCost = Time{1} << 34;
+
+/// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient only,
+/// bw the full backward, fb one forward and one full backward overlapped.
+struct StageCost {
+  Time f = 0, b = 0, w = 0, bw = 0, fb = 0;
+  Time reduce = 0, step = 0;  ///< summing the gradients over the copies; the optimizer step
+
+  bool operator==(const StageCost&) const = default;
+};
+
+/// One hop between neighbouring stages on different ranks.
+struct CommCost {
+  Time latency = 0;       ///< "time", or "latency" beside a bandwidth
+  int64_t bytes = 0;      ///< of one message; used with a bandwidth only
+  double bandwidth = 0;   ///< bytes per unit; 0: transfers never wait for each other
+  Time occupancy = 0;     ///< bytes / bandwidth: how long a message fills its directed edge
+
+  /// With a bandwidth each directed edge is a unary resource, first in first out (DESIGN section 5).
+  bool exclusive() const { return bandwidth > 0; }
+  bool operator==(const CommCost&) const = default;
+};
+
+/// Bytes of one stage and micro-batch.
+struct MemoryCost {
+  int64_t activation_bytes = 0;  ///< held from the start of F to the end of B (less the stash)
+  int64_t w_stash_bytes = 0;     ///< of those, held on to the end of W; at most activation_bytes
+  int64_t parameter_bytes = 0;   ///< of one copy of a stage
+  int64_t optimizer_bytes = 0;   ///< of one copy of a stage
+
+  bool operator==(const MemoryCost&) const = default;
+};
+
+/// Component costs of an MoE stage, one entry a layer in data-flow order, or one for all layers.
+struct MoeCost {
+  int layers_per_stage = 0;
+  std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
+  std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
+
+  bool operator==(const MoeCost&) const = default;
+};
+
+/// What each instruction costs: per stage, per micro-batch, per message.
+struct CostModel {
+  Unit unit = Unit::kUnit;
+  std::string source;             ///< where the figures are from
+  std::vector<StageCost> stages;  ///< one entry: every stage alike; else one for each stage
+  CommCost comm;
+  std::optional<MemoryCost> memory;
+  std::optional<MoeCost> moe;
+  std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
+
+  bool operator==(const CostModel&) const = default;
+
+  const StageCost& stage(int s) const {
+    return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(s)];
+  }
+  /// True if every stage and every micro-batch costs the same.
+  bool uniform() const;
+
+  /// How long the compute lane is busy with F, B, W, BW, FB, REDUCE or STEP.
+  /// FB of two different stages: f of the one + bw of the other, less the smaller of the two savings
+  /// f + bw - fb, so that equal stages give fb.
+  Time Duration(const Instruction& instruction) const;
+};
+
+/// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
+CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
+
+/// Throws Error if the costs do not fit a plan of this size: number of stages and micro-batch factors.
+void CheckCosts(const CostModel& costs, int stages, int microbatches);
+
+}  // namespace contraflow

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "compiler/cost.h"
+
+namespace contraflow {
+
+/// Reads a cost document (CONTRACT, cost file). `place` (a file name) begins every error message.
+/// Strict: refuses unknown and duplicate keys, wrong types, negative, non-finite and missing costs.
+CostModel ReadCosts(std::string_view text, const std::string& place);
+
+/// Reads a cost file. Throws Error if it cannot be read or is over its size limit.
+CostModel ReadCostFile(const std::string& path);
+
+/// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c.
+std::string WriteCosts(const CostModel& costs);
+
+}  // namespace contraflow

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace contraflow {
+
+/// The one list of operations: X(name, operands, work). The name is the spelling used in files, dumps,
+/// traces, errors and tests (DESIGN section 2).
+/// Papers write B for the full backward in bubble formulas; here B is the backward for the input
+/// gradient only, W the one for the weight gradient, BW both in one go, FB a forward overlapped with a
+/// full backward of another micro-batch ("F&B").
+#define CF_OPS(X)                        \
+  X(F, kChunk, kCompute)                 \
+  X(B, kChunk, kCompute)                 \
+  X(W, kChunk, kCompute)                 \
+  X(BW, kChunk, kCompute)                \
+  X(FB, kPair, kCompute)                 \
+  X(SEND_F, kMessage, kSend)             \
+  X(RECV_F, kMessage, kRecv)             \
+  X(SEND_B, kMessage, kSend)             \
+  X(RECV_B, kMessage, kRecv)             \
+  X(ATTN_F, kLayer, kComponent)          \
+  X(MLP_F, kLayer, kComponent)           \
+  X(ATTN_B, kLayer, kComponent)          \
+  X(MLP_B, kLayer, kComponent)           \
+  X(ATTN_W, kLayer, kComponent)          \
+  X(MLP_W, kLayer, kComponent)           \
+  X(DISPATCH_F, kLayer, kAllToAll)       \
+  X(COMBINE_F, kLayer, kAllToAll)        \
+  X(DISPATCH_B, kLayer, kAllToAll)       \
+  X(COMBINE_B, kLayer, kAllToAll)        \
+  X(REDUCE, kStage, kReduce)             \
+  X(STEP, kStage, kStep)
+
+enum class Op : uint8_t {
+#define CF_OP(name, operands, work) name,
+  CF_OPS(CF_OP)
+#undef CF_OP
+};
+
+/// What stands behind the operation's name.
+enum class Operands : uint8_t {
+  kChunk,    ///< s3 m7
+  kPair,     ///< s3 m7 + s4 m2: the forward chunk, then the backward chunk
+  kMessage,  ///< s3 m7 to=4, or from=4
+  kLayer,    ///< s3 l0 m7
+  kStage,    ///< s3
+};
+
+/// What kind of work it is, and with it where it may run.
+enum class Work : uint8_t { kCompute, kSend, kRecv, kComponent, kAllToAll, kReduce, kStep };
+
+/// An in-order queue of one rank (a CUDA stream on a GPU). kSend and kRecv are one lane for each peer.
+enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv };
+
+/// Instructions of the same rank that one instruction waits for: at most one per other lane is needed,
+/// so the list is short and lives inside the instruction.
+inline constexpr int kMaxAfter = 6;
+
+/// One instruction of one rank: plain data, comparable, printable.
+/// A field that the operation does not have is -1 (lane: kNone).
+struct Instruction {
+  Op op = Op::F;
+  Lane lane = Lane::kNone;      ///< set from level component on
+  uint8_t after_count = 0;      ///< entries of `after` in use
+  int16_t layer = -1;           ///< layer inside the stage, data-flow order; kLayer only
+  int32_t stage = -1;           ///< stage; of an FB the stage of its forward
+  int32_t microbatch = -1;      ///< micro-batch; of an FB the one of its forward
+  int32_t back_stage = -1;      ///< FB only: stage of its backward
+  int32_t back_microbatch = -1; ///< FB only: micro-batch of its backward
+  int32_t peer = -1;            ///< SEND: the receiving rank; RECV: the sending rank
+  int32_t slot = -1;            ///< buffer, from level buffer on
+  int32_t group = -1;           ///< neighbouring messages of one rank with one group are posted together
+  std::array<int32_t, kMaxAfter> after{};  ///< indices into the same program, ascending
+
+  bool operator==(const Instruction&) const = default;
+};
+
+/// Constructors for what generators and passes emit.
+Instruction Chunk(Op op, int stage, int microbatch);
+Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch);
+Instruction Message(Op op, int stage, int microbatch, int peer);
+Instruction StageOp(Op op, int stage);
+
+std::string_view Name(Op op);
+Operands OperandsOf(Op op);
+Work WorkOf(Op op);
+std::string_view Name(Lane lane);
+
+/// True for F and FB: the instruction runs a forward of (stage, microbatch).
+inline bool HasForward(Op op) { return op == Op::F || op == Op::FB; }
+/// True for B, BW and FB: it makes the input gradient of its backward chunk.
+inline bool HasBackward(Op op) { return op == Op::B || op == Op::BW || op == Op::FB; }
+/// True for W, BW and FB: it adds to the weight gradient of its backward chunk.
+inline bool HasWeight(Op op) { return op == Op::W || op == Op::BW || op == Op::FB; }
+/// Stage and micro-batch of the backward part: of an FB its second chunk, else the only one.
+inline int BackStage(const Instruction& i) { return i.op == Op::FB ? i.back_stage : i.stage; }
+inline int BackMicrobatch(const Instruction& i) {
+  return i.op == Op::FB ? i.back_microbatch : i.microbatch;
+}
+
+/// `SEND_F s3 m7 to=4`: operation, operands, then the keys that are set, in the order
+/// to|from, group, slot, lane, after, each separated by one space.
+std::string ToString(const Instruction& instruction);
+
+/// Inverse of ToString: accepts exactly the text it writes (keys in any order, each at most once).
+/// Throws Error that says what is wrong at which word; never reads past `text`.
+Instruction ParseInstruction(std::string_view text);
+
+}  // namespace contraflow

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "compiler/plan.h"
+
+namespace contraflow {
+
+/// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which.
+/// `place` (a file name) begins every error message, followed by the JSON path.
+/// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and counts
+/// over the limits of plan.h are refused before anything is allocated for them. It checks the form of
+/// the document only; whether the plan is sound is Verify's to say.
+Plan ReadPlan(std::string_view document, const std::string& place);
+
+/// Reads a plan file. Throws Error if it cannot be read.
+Plan ReadPlanFile(const std::string& path);
+
+/// JSON text: fixed key order, one instruction a line, same plan same bytes.
+/// ReadPlan(WritePlan(p)) == p.
+std::string WritePlan(const Plan& plan);
+
+/// The same document in CBOR, for large plans.
+std::string WritePlanBinary(const Plan& plan);
+
+/// Writes a plan file atomically; binary if the path ends in ".cbor".
+void WritePlanFile(const std::string& path, const Plan& plan);
+
+}  // namespace contraflow

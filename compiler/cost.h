@@ -29,8 +29,9 @@ double FromTicks(Time ticks, Unit unit);
 /// The shortest decimal text of the value in its unit, exact: "18.522", "4169000".
 std::string FormatTime(Time ticks, Unit unit);
 
-/// Largest single cost in ticks: a plan of kMaxChunks chunks still sums to less than 2^63.
-inline constexpr Time kMaxCost = Time{1} << 34;
+/// Largest single cost in ticks (13 days in nanoseconds). CheckCosts refuses a plan whose costs could
+/// sum to more than 2^62.
+inline constexpr Time kMaxCost = Time{1} << 50;
 
 /// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient only,
 /// bw the full backward, fb one forward and one full backward overlapped.

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/plan.h"
+#include "compiler/timeline.h"
+
+namespace contraflow {
+
+/// What one rank does with its time and memory.
+struct RankFigures {
+  Time busy = 0;              ///< of the compute lane
+  Time bubble = 0;            ///< makespan - busy
+  Time first_start = 0;       ///< of its first compute instruction
+  Time last_end = 0;          ///< of its last instruction
+  int peak_activations = 0;   ///< stage inputs held from the start of F to the end of W
+  int64_t peak_bytes = 0;     ///< by the memory costs; 0 where there are none
+  int peak_index = -1;        ///< the instruction during which the peak (bytes, else activations) is reached
+};
+
+/// An instruction of a plan.
+struct InstructionRef {
+  int rank = 0;
+  int index = 0;
+
+  bool operator==(const InstructionRef&) const = default;
+};
+
+/// A plan's predicted run.
+struct Simulation {
+  Timeline timeline;
+  Time makespan = 0;  ///< with a barrier at the end
+  Time span = 0;      ///< largest (last end - first start) of a rank
+  std::vector<RankFigures> ranks;
+  /// A longest chain of instructions, each starting when the one before ends, from time 0 to the
+  /// makespan; compute instructions and, between ranks, the SEND.
+  std::vector<InstructionRef> critical_path;
+
+  /// sum(bubble) / (ranks * makespan); 0 for an empty plan.
+  double bubble_ratio() const;
+};
+
+/// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
+/// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each directed
+/// edge carries one message at a time, first in first out. Levels compute and comm give equal times.
+/// The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do not fit.
+Simulation Simulate(const Plan& plan, const CostModel& costs);
+
+}  // namespace contraflow

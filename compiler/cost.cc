@@ -1,1 +1,170 @@
+#include "compiler/cost.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+struct UnitRow {
+  std::string_view name;
+  Time ticks;
+};
+
+constexpr UnitRow kUnits[] = {
+    {"ns", 1}, {"us", 1'000}, {"ms", 1'000'000}, {"s", 1'000'000'000}, {"unit", 1'000'000}};
+
+double Scale(const CostModel& costs, int microbatch) {
+  return costs.microbatch_scale.empty() ? 1.0
+                                        : costs.microbatch_scale[static_cast<size_t>(microbatch)];
+}
+
+Time Scaled(Time cost, double scale) {
+  return scale == 1.0 ? cost : static_cast<Time>(std::llround(static_cast<double>(cost) * scale));
+}
+
+}  // namespace
+
+std::string_view Name(Unit unit) {
+  CF_ASSERT(static_cast<size_t>(unit) < std::size(kUnits));
+  return kUnits[static_cast<size_t>(unit)].name;
+}
+
+Unit ParseUnit(std::string_view name) {
+  for (size_t i = 0; i < std::size(kUnits); ++i) {
+    if (kUnits[i].name == name) return static_cast<Unit>(i);
+  }
+  throw Error("unknown unit \"" + std::string(name.substr(0, 32)) +
+              "\"; units are ns, us, ms, s, unit");
+}
+
+Time TicksPerUnit(Unit unit) {
+  CF_ASSERT(static_cast<size_t>(unit) < std::size(kUnits));
+  return kUnits[static_cast<size_t>(unit)].ticks;
+}
+
+Time ToTicks(double value, Unit unit, const std::string& place) {
+  if (!std::isfinite(value)) throw Error(place + ": must be a finite number");
+  const double ticks = value * static_cast<double>(TicksPerUnit(unit));
+  if (value < 0) throw Error(place + ": must be >= 0");
+  if (ticks > static_cast<double>(kMaxCost)) {
+    throw Error(place + ": is larger than " + FormatTime(kMaxCost, unit) + " " +
+                std::string(Name(unit)) + ", the largest cost there is");
+  }
+  return static_cast<Time>(std::llround(ticks));
+}
+
+double FromTicks(Time ticks, Unit unit) {
+  return static_cast<double>(ticks) / static_cast<double>(TicksPerUnit(unit));
+}
+
+std::string FormatTime(Time ticks, Unit unit) {
+  const Time per_unit = TicksPerUnit(unit);
+  const bool negative = ticks < 0;
+  const Time whole = ticks / per_unit;
+  Time fraction = ticks % per_unit;
+  if (negative) fraction = -fraction;
+  // -0.5 has the whole part 0, which carries no sign.
+  std::string text = (negative && whole == 0 ? "-" : "") + std::to_string(whole);
+  if (fraction > 0) {
+    std::string digits = std::to_string(per_unit + fraction).substr(1);
+    digits.erase(digits.find_last_not_of('0') + 1);
+    text += "." + digits;
+  }
+  return text;
+}
+
+bool CostModel::uniform() const {
+  const auto same = [](const auto& list) {
+    return std::all_of(list.begin(), list.end(), [&](const auto& x) { return x == list.front(); });
+  };
+  return same(stages) && same(microbatch_scale);
+}
+
+Time CostModel::Duration(const Instruction& i) const {
+  const double scale = i.microbatch >= 0 ? Scale(*this, i.microbatch) : 1.0;
+  const StageCost& cost = stage(i.stage);
+  switch (i.op) {
+    case Op::F:
+      return Scaled(cost.f, scale);
+    case Op::B:
+      return Scaled(cost.b, scale);
+    case Op::W:
+      return Scaled(cost.w, scale);
+    case Op::BW:
+      return Scaled(cost.bw, scale);
+    case Op::FB: {
+      const StageCost& back = stage(i.back_stage);
+      const double back_scale = Scale(*this, i.back_microbatch);
+      const Time f = Scaled(cost.f, scale);
+      const Time bw = Scaled(back.bw, back_scale);
+      const Time saving = std::min(Scaled(cost.f + cost.bw - cost.fb, scale),
+                                   Scaled(back.f + back.bw - back.fb, back_scale));
+      return std::max({f, bw, f + bw - saving});
+    }
+    case Op::REDUCE:
+      return cost.reduce;
+    case Op::STEP:
+      return cost.step;
+    case Op::SEND_F:
+    case Op::RECV_F:
+    case Op::SEND_B:
+    case Op::RECV_B:
+    case Op::ATTN_F:
+    case Op::MLP_F:
+    case Op::ATTN_B:
+    case Op::MLP_B:
+    case Op::ATTN_W:
+    case Op::MLP_W:
+    case Op::DISPATCH_F:
+    case Op::COMBINE_F:
+    case Op::DISPATCH_B:
+    case Op::COMBINE_B:
+      break;
+  }
+  CF_ASSERT(!"an operation without a stage cost");
+  return 0;
+}
+
+CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
+  CostModel costs;
+  costs.stages = {{.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w}};
+  costs.comm.latency = comm;
+  return costs;
+}
+
+void CheckCosts(const CostModel& costs, int stages, int microbatches) {
+  if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
+    throw Error("the costs have " + std::to_string(costs.stages.size()) +
+                " stages, this schedule makes " + std::to_string(stages) +
+                "; give \"stage\" (every stage alike) or \"stages\" with " +
+                std::to_string(stages) + " entries");
+  }
+  if (!costs.microbatch_scale.empty() &&
+      costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
+    throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
+                " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
+  }
+  // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
+  // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
+  double per_microbatch = 0;
+  for (int s = 0; s < stages; ++s) {
+    const StageCost& cost = costs.stage(s);
+    per_microbatch += static_cast<double>(cost.f) + static_cast<double>(cost.b) +
+                      static_cast<double>(cost.w) + static_cast<double>(cost.bw) +
+                      static_cast<double>(cost.fb) + static_cast<double>(cost.reduce) +
+                      static_cast<double>(cost.step) +
+                      2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy);
+  }
+  double scale = 0;
+  for (int m = 0; m < microbatches; ++m) scale += std::max(1.0, Scale(costs, m));
+  if (per_microbatch * scale > 0x1p62) {
+    throw Error("the costs of all " + std::to_string(microbatches) +
+                " micro-batches add up to more than fits a 64-bit count of ticks; use a coarser "
+                "\"unit\" or smaller costs");
+  }
+}
+
+}  // namespace contraflow

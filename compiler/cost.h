@@ -10,8 +10,8 @@
 
 namespace contraflow {
 
-/// Time inside is an integer count of ticks, so simulated figures are equal on every machine. A tick is
-/// a nanosecond; for the abstract unit "unit" it is a millionth of it.
+/// Time inside is an integer count of ticks, so simulated figures are equal on every machine. A
+/// tick is a nanosecond; for the abstract unit "unit" it is a millionth of it.
 using Time = int64_t;
 
 /// Unit of a cost file and of every figure printed for it.
@@ -22,19 +22,20 @@ std::string_view Name(Unit unit);  ///< "ns" "us" "ms" "s" "unit"
 Unit ParseUnit(std::string_view name);
 /// Ticks in one unit: 1, 1'000, 1'000'000, 1'000'000'000, 1'000'000.
 Time TicksPerUnit(Unit unit);
-/// Nearest tick. Throws Error if not finite, negative or above kMaxCost; `place` begins the message.
+/// Nearest tick. Throws Error if not finite, negative or above kMaxCost; `place` begins the
+/// message.
 Time ToTicks(double value, Unit unit, const std::string& place);
 /// In the unit, exact for every value ToTicks gives.
 double FromTicks(Time ticks, Unit unit);
 /// The shortest decimal text of the value in its unit, exact: "18.522", "4169000".
 std::string FormatTime(Time ticks, Unit unit);
 
-/// Largest single cost in ticks (13 days in nanoseconds). CheckCosts refuses a plan whose costs could
-/// sum to more than 2^62.
+/// Largest single cost in ticks (13 days in nanoseconds). CheckCosts refuses a plan whose costs
+/// could sum to more than 2^62.
 inline constexpr Time kMaxCost = Time{1} << 50;
 
-/// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient only,
-/// bw the full backward, fb one forward and one full backward overlapped.
+/// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient
+/// only, bw the full backward, fb one forward and one full backward overlapped.
 struct StageCost {
   Time f = 0, b = 0, w = 0, bw = 0, fb = 0;
   Time reduce = 0, step = 0;  ///< summing the gradients over the copies; the optimizer step
@@ -44,12 +45,13 @@ struct StageCost {
 
 /// One hop between neighbouring stages on different ranks.
 struct CommCost {
-  Time latency = 0;       ///< "time", or "latency" beside a bandwidth
-  int64_t bytes = 0;      ///< of one message; used with a bandwidth only
-  double bandwidth = 0;   ///< bytes per unit; 0: transfers never wait for each other
-  Time occupancy = 0;     ///< bytes / bandwidth: how long a message fills its directed edge
+  Time latency = 0;      ///< "time", or "latency" beside a bandwidth
+  int64_t bytes = 0;     ///< of one message; used with a bandwidth only
+  double bandwidth = 0;  ///< bytes per unit; 0: transfers never wait for each other
+  Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
 
-  /// With a bandwidth each directed edge is a unary resource, first in first out (DESIGN section 5).
+  /// With a bandwidth each directed edge is a unary resource, first in first out (DESIGN section
+  /// 5).
   bool exclusive() const { return bandwidth > 0; }
   bool operator==(const CommCost&) const = default;
 };
@@ -92,15 +94,16 @@ struct CostModel {
   bool uniform() const;
 
   /// How long the compute lane is busy with F, B, W, BW, FB, REDUCE or STEP.
-  /// FB of two different stages: f of the one + bw of the other, less the smaller of the two savings
-  /// f + bw - fb, so that equal stages give fb.
+  /// FB of two different stages: f of the one + bw of the other, less the smaller of the two
+  /// savings f + bw - fb, so that equal stages give fb.
   Time Duration(const Instruction& instruction) const;
 };
 
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 
-/// Throws Error if the costs do not fit a plan of this size: number of stages and micro-batch factors.
+/// Throws Error if the costs do not fit a plan of this size: number of stages and micro-batch
+/// factors.
 void CheckCosts(const CostModel& costs, int stages, int microbatches);
 
 }  // namespace contraflow

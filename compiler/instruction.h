@@ -7,32 +7,32 @@
 
 namespace contraflow {
 
-/// The one list of operations: X(name, operands, work). The name is the spelling used in files, dumps,
-/// traces, errors and tests (DESIGN section 2).
-/// Papers write B for the full backward in bubble formulas; here B is the backward for the input
-/// gradient only, W the one for the weight gradient, BW both in one go, FB a forward overlapped with a
-/// full backward of another micro-batch ("F&B").
-#define CF_OPS(X)                        \
-  X(F, kChunk, kCompute)                 \
-  X(B, kChunk, kCompute)                 \
-  X(W, kChunk, kCompute)                 \
-  X(BW, kChunk, kCompute)                \
-  X(FB, kPair, kCompute)                 \
-  X(SEND_F, kMessage, kSend)             \
-  X(RECV_F, kMessage, kRecv)             \
-  X(SEND_B, kMessage, kSend)             \
-  X(RECV_B, kMessage, kRecv)             \
-  X(ATTN_F, kLayer, kComponent)          \
-  X(MLP_F, kLayer, kComponent)           \
-  X(ATTN_B, kLayer, kComponent)          \
-  X(MLP_B, kLayer, kComponent)           \
-  X(ATTN_W, kLayer, kComponent)          \
-  X(MLP_W, kLayer, kComponent)           \
-  X(DISPATCH_F, kLayer, kAllToAll)       \
-  X(COMBINE_F, kLayer, kAllToAll)        \
-  X(DISPATCH_B, kLayer, kAllToAll)       \
-  X(COMBINE_B, kLayer, kAllToAll)        \
-  X(REDUCE, kStage, kReduce)             \
+/// The one list of operations: X(name, operands, work). The name is the spelling used in files,
+/// dumps, traces, errors and tests (DESIGN section 2). Papers write B for the full backward in
+/// bubble formulas; here B is the backward for the input gradient only, W the one for the weight
+/// gradient, BW both in one go, FB a forward overlapped with a full backward of another micro-batch
+/// ("F&B").
+#define CF_OPS(X)                  \
+  X(F, kChunk, kCompute)           \
+  X(B, kChunk, kCompute)           \
+  X(W, kChunk, kCompute)           \
+  X(BW, kChunk, kCompute)          \
+  X(FB, kPair, kCompute)           \
+  X(SEND_F, kMessage, kSend)       \
+  X(RECV_F, kMessage, kRecv)       \
+  X(SEND_B, kMessage, kSend)       \
+  X(RECV_B, kMessage, kRecv)       \
+  X(ATTN_F, kLayer, kComponent)    \
+  X(MLP_F, kLayer, kComponent)     \
+  X(ATTN_B, kLayer, kComponent)    \
+  X(MLP_B, kLayer, kComponent)     \
+  X(ATTN_W, kLayer, kComponent)    \
+  X(MLP_W, kLayer, kComponent)     \
+  X(DISPATCH_F, kLayer, kAllToAll) \
+  X(COMBINE_F, kLayer, kAllToAll)  \
+  X(DISPATCH_B, kLayer, kAllToAll) \
+  X(COMBINE_B, kLayer, kAllToAll)  \
+  X(REDUCE, kStage, kReduce)       \
   X(STEP, kStage, kStep)
 
 enum class Op : uint8_t {
@@ -53,27 +53,28 @@ enum class Operands : uint8_t {
 /// What kind of work it is, and with it where it may run.
 enum class Work : uint8_t { kCompute, kSend, kRecv, kComponent, kAllToAll, kReduce, kStep };
 
-/// An in-order queue of one rank (a CUDA stream on a GPU). kSend and kRecv are one lane for each peer.
+/// An in-order queue of one rank (a CUDA stream on a GPU). kSend and kRecv are one lane for each
+/// peer.
 enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv };
 
-/// Instructions of the same rank that one instruction waits for: at most one per other lane is needed,
-/// so the list is short and lives inside the instruction.
+/// Instructions of the same rank that one instruction waits for: at most one per other lane is
+/// needed, so the list is short and lives inside the instruction.
 inline constexpr int kMaxAfter = 6;
 
 /// One instruction of one rank: plain data, comparable, printable.
 /// A field that the operation does not have is -1 (lane: kNone).
 struct Instruction {
   Op op = Op::F;
-  Lane lane = Lane::kNone;      ///< set from level component on
-  uint8_t after_count = 0;      ///< entries of `after` in use
-  int16_t layer = -1;           ///< layer inside the stage, data-flow order; kLayer only
-  int32_t stage = -1;           ///< stage; of an FB the stage of its forward
-  int32_t microbatch = -1;      ///< micro-batch; of an FB the one of its forward
-  int32_t back_stage = -1;      ///< FB only: stage of its backward
-  int32_t back_microbatch = -1; ///< FB only: micro-batch of its backward
-  int32_t peer = -1;            ///< SEND: the receiving rank; RECV: the sending rank
-  int32_t slot = -1;            ///< buffer, from level buffer on
-  int32_t group = -1;           ///< neighbouring messages of one rank with one group are posted together
+  Lane lane = Lane::kNone;       ///< set from level component on
+  uint8_t after_count = 0;       ///< entries of `after` in use
+  int16_t layer = -1;            ///< layer inside the stage, data-flow order; kLayer only
+  int32_t stage = -1;            ///< stage; of an FB the stage of its forward
+  int32_t microbatch = -1;       ///< micro-batch; of an FB the one of its forward
+  int32_t back_stage = -1;       ///< FB only: stage of its backward
+  int32_t back_microbatch = -1;  ///< FB only: micro-batch of its backward
+  int32_t peer = -1;             ///< SEND: the receiving rank; RECV: the sending rank
+  int32_t slot = -1;             ///< buffer, from level buffer on
+  int32_t group = -1;  ///< neighbouring messages of one rank with one group are posted together
   std::array<int32_t, kMaxAfter> after{};  ///< indices into the same program, ascending
 
   bool operator==(const Instruction&) const = default;

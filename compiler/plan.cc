@@ -1,1 +1,57 @@
+#include "compiler/plan.h"
 
+#include <algorithm>
+
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::string_view kLevels[] = {"compute", "comm", "component", "buffer"};
+
+}  // namespace
+
+std::string_view Name(Level level) {
+  CF_ASSERT(static_cast<size_t>(level) < std::size(kLevels));
+  return kLevels[static_cast<size_t>(level)];
+}
+
+Level ParseLevel(std::string_view name) {
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    if (kLevels[i] == name) return static_cast<Level>(i);
+  }
+  const std::string text(name.substr(0, 32));
+  throw Error("unknown level \"" + text + "\"" + DidYouMean(text, kLevels) +
+              "; levels are compute, comm, component, buffer");
+}
+
+std::vector<int> RouteOfMicrobatch(const Plan& plan) {
+  std::vector<int> route_of(static_cast<size_t>(plan.microbatches), -1);
+  for (size_t route = 0; route < plan.routes.size(); ++route) {
+    for (const int m : plan.routes[route].microbatches) {
+      route_of[static_cast<size_t>(m)] = static_cast<int>(route);
+    }
+  }
+  return route_of;
+}
+
+std::vector<std::vector<int>> HoldersOfStage(const Plan& plan) {
+  std::vector<std::vector<int>> holders(static_cast<size_t>(plan.stages));
+  for (const Route& route : plan.routes) {
+    for (size_t s = 0; s < holders.size(); ++s) {
+      const int rank = route.ranks[s];
+      if (std::find(holders[s].begin(), holders[s].end(), rank) == holders[s].end()) {
+        holders[s].push_back(rank);
+      }
+    }
+  }
+  return holders;
+}
+
+int64_t InstructionCount(const Plan& plan) {
+  int64_t count = 0;
+  for (const Program& program : plan.programs) count += static_cast<int64_t>(program.size());
+  return count;
+}
+
+}  // namespace contraflow

@@ -45,7 +45,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// Sizes above these are refused wherever a plan or spec comes in, before anything is allocated for them.
+/// Sizes above these are refused wherever a plan or spec comes in, before anything is allocated for
+/// them.
 inline constexpr int kMaxRanks = 1 << 14;
 inline constexpr int kMaxStages = 1 << 15;
 inline constexpr int kMaxMicrobatches = 1 << 20;

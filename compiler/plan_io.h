@@ -9,9 +9,9 @@ namespace contraflow {
 
 /// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which.
 /// `place` (a file name) begins every error message, followed by the JSON path.
-/// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and counts
-/// over the limits of plan.h are refused before anything is allocated for them. It checks the form of
-/// the document only; whether the plan is sound is Verify's to say.
+/// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and
+/// counts over the limits of plan.h are refused before anything is allocated for them. It checks
+/// the form of the document only; whether the plan is sound is Verify's to say.
 Plan ReadPlan(std::string_view document, const std::string& place);
 
 /// Reads a plan file. Throws Error if it cannot be read.

@@ -34,7 +34,8 @@ struct Schedule {
   std::string (*reject)(const Spec& spec);
   /// The compute order, for a spec that reject accepts.
   Plan (*generate)(const Spec& spec);
-  /// Most activations (stage inputs held until the end of W) on a rank, reached once M is large enough.
+  /// Most activations (stage inputs held until the end of W) on a rank, reached once M is large
+  /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
 };

@@ -10,13 +10,14 @@ namespace contraflow {
 
 /// What one rank does with its time and memory.
 struct RankFigures {
-  Time busy = 0;              ///< of the compute lane
-  Time bubble = 0;            ///< makespan - busy
-  Time first_start = 0;       ///< of its first compute instruction
-  Time last_end = 0;          ///< of its last instruction
-  int peak_activations = 0;   ///< stage inputs held from the start of F to the end of W
-  int64_t peak_bytes = 0;     ///< by the memory costs; 0 where there are none
-  int peak_index = -1;        ///< the instruction during which the peak (bytes, else activations) is reached
+  Time busy = 0;             ///< of the compute lane
+  Time bubble = 0;           ///< makespan - busy
+  Time first_start = 0;      ///< of its first compute instruction
+  Time last_end = 0;         ///< of its last instruction
+  int peak_activations = 0;  ///< stage inputs held from the start of F to the end of W
+  int64_t peak_bytes = 0;    ///< by the memory costs; 0 where there are none
+  int peak_index =
+      -1;  ///< the instruction during which the peak (bytes, else activations) is reached
 };
 
 /// An instruction of a plan.
@@ -42,9 +43,10 @@ struct Simulation {
 };
 
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
-/// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each directed
-/// edge carries one message at a time, first in first out. Levels compute and comm give equal times.
-/// The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do not fit.
+/// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
+/// directed edge carries one message at a time, first in first out. Levels compute and comm give
+/// equal times. The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do
+/// not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs);
 
 }  // namespace contraflow

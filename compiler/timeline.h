@@ -15,7 +15,8 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-/// When every instruction of a plan ran: predicted by Simulate or measured by the runtime, one type.
+/// When every instruction of a plan ran: predicted by Simulate or measured by the runtime, one
+/// type.
 struct Timeline {
   bool measured = false;
   Unit unit = Unit::kUnit;               ///< unit to print times in

@@ -11,19 +11,19 @@ namespace contraflow {
 /// "producer" "consumer" "group" "reduce" "step" "deadlock".
 struct Finding {
   std::string check;
-  int rank = -1;    ///< -1: the plan as a whole
-  int index = -1;   ///< instruction of that rank, -1: the program as a whole
+  int rank = -1;   ///< -1: the plan as a whole
+  int index = -1;  ///< instruction of that rank, -1: the program as a whole
   std::string message;
 
   bool operator==(const Finding&) const = default;
 };
 
-/// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order; empty means
-/// proven: complete, in order, messages matched, and free of deadlock under the strictest semantics
-/// (one in-order communication queue a rank, every operation a rendezvous without buffering, groups
-/// atomic), hence under any NCCL or MPI buffering. A deadlock names the minimal wait cycle.
-/// Safe on any plan ReadPlan returns, however wrong. Linear in the instructions.
-/// Shares no code with the passes: includes plan and graph only.
+/// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order; empty
+/// means proven: complete, in order, messages matched, and free of deadlock under the strictest
+/// semantics (one in-order communication queue a rank, every operation a rendezvous without
+/// buffering, groups atomic), hence under any NCCL or MPI buffering. A deadlock names the minimal
+/// wait cycle. Safe on any plan ReadPlan returns, however wrong. Linear in the instructions. Shares
+/// no code with the passes: includes plan and graph only.
 std::vector<Finding> Verify(const Plan& plan);
 
 /// "rank 2, instruction 17 (BW s2 m3): ..." for people.

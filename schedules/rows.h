@@ -1,0 +1,14 @@
+#pragma once
+
+#include "compiler/schedule.h"
+
+namespace contraflow {
+
+/// The rows of the schedule table, one a file.
+extern const Schedule kGpipe;
+extern const Schedule kOneFOneB;
+extern const Schedule kZb1p;
+extern const Schedule kDualPipe;
+extern const Schedule kDualPipeV;
+
+}  // namespace contraflow

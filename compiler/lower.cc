@@ -1,1 +1,52 @@
+#include "compiler/lower.h"
 
+#include <utility>
+#include <vector>
+
+#include "compiler/error.h"
+#include "compiler/passes.h"
+#include "compiler/verify.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::string_view kPasses[] = {"comm"};
+
+/// What a pass made must hold; if it does not, the pass is wrong and not the user.
+void Demand(std::string_view pass, const Plan& plan) {
+  const std::vector<Finding> findings = Verify(plan);
+  if (findings.empty()) return;
+  throw InternalError("internal error: pass " + std::string(pass) + " made an unsound plan of " +
+                      plan.schedule + ": " + ToString(findings.front(), plan) +
+                      "; this is a bug in contraflow, please report it");
+}
+
+}  // namespace
+
+std::span<const std::string_view> PassNames() { return kPasses; }
+
+Plan Lower(Plan plan, const CostModel& costs, Level target, const PassObserver& observer) {
+  if (plan.level != Level::kCompute) {
+    throw Error("only a plan of level compute can be lowered, this one is of level " +
+                std::string(Name(plan.level)));
+  }
+  if (target > Level::kComm) {
+    throw Error("level " + std::string(Name(target)) +
+                " is not built in this version; use --level compute or comm");
+  }
+  CheckCosts(costs, plan.stages, plan.microbatches);
+  const std::vector<Finding> findings = Verify(plan);
+  if (!findings.empty()) throw Error("cannot lower: " + ToString(findings.front(), plan));
+  plan.costs = costs;
+  const auto pass = [&](std::string_view name, Plan next) {
+    Demand(name, next);
+    plan = std::move(next);
+    if (observer) observer(name, plan);
+  };
+  if (target >= Level::kComm) {
+    pass("comm", InsertCommunication(plan, GlobalOrder(plan, costs)));
+  }
+  return plan;
+}
+
+}  // namespace contraflow

@@ -34,9 +34,6 @@ struct Simulation {
   Time makespan = 0;  ///< with a barrier at the end
   Time span = 0;      ///< largest (last end - first start) of a rank
   std::vector<RankFigures> ranks;
-  /// A longest chain of instructions, each starting when the one before ends, from time 0 to the
-  /// makespan; compute instructions and, between ranks, the SEND.
-  std::vector<InstructionRef> critical_path;
 
   /// sum(bubble) / (ranks * makespan); 0 for an empty plan.
   double bubble_ratio() const;
@@ -48,5 +45,10 @@ struct Simulation {
 /// equal times. The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do
 /// not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs);
+
+/// A longest chain of instructions in a comm-level plan's predicted timeline, each waiting for the one
+/// before it, from time 0 to the makespan: compute, REDUCE and STEP instructions and, between ranks,
+/// the SEND. Empty below level comm.
+std::vector<InstructionRef> CriticalPath(const Plan& plan, const Timeline& timeline);
 
 }  // namespace contraflow

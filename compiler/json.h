@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace contraflow {
+
+struct JsonObject;
+
+/// A JSON value as it stood in the document: integers and reals stay apart, nothing is narrowed.
+struct Json {
+  using Array = std::vector<Json>;
+  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array,
+               std::unique_ptr<JsonObject>>
+      value = nullptr;
+};
+
+/// Members in document order; keys[i] belongs to values[i].
+struct JsonObject {
+  std::vector<std::string> keys;
+  std::vector<Json> values;
+
+  void Add(std::string key, Json value);
+};
+
+/// Sizes above which a document is refused, whatever it says about itself.
+struct JsonLimits {
+  size_t bytes = size_t{1} << 20;   ///< of the document
+  size_t values = size_t{1} << 16;  ///< kept in the tree
+};
+/// Deepest nesting of arrays and objects, and most members of one object.
+inline constexpr size_t kMaxJsonDepth = 16;
+inline constexpr size_t kMaxJsonMembers = 64;
+
+/// A top-level member too large to keep: an array of arrays of strings (a plan's programs). It is
+/// handed over while the document is read; the tree has an empty array in its place.
+struct JsonRows {
+  std::string key;
+  std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
+  /// String `index` of the row. The view ends with the call. What it throws is passed on.
+  std::function<void(size_t row, size_t index, std::string_view text)> take;
+};
+
+/// A value of a document and the path to it: reads fields, and throws Error
+/// "PLACE: PATH: must be NOUN in LOW..HIGH, is ..." for what does not fit. Valid as long as its
+/// document.
+class JsonCursor {
+ public:
+  JsonCursor(const std::string& place, const Json& value, std::string path)
+      : place_(&place), value_(&value), path_(std::move(path)) {}
+
+  /// Throws Error "PLACE: PATH: what".
+  [[noreturn]] void Fail(const std::string& what) const;
+  /// "PLACE: PATH", for messages made elsewhere.
+  std::string where() const;
+
+  /// An integer, written without point or exponent, in [low, high].
+  int64_t Integer(std::string_view noun, int64_t low, int64_t high) const;
+  /// An array of at most `most` such integers.
+  std::vector<int> Integers(std::string_view noun, int low, int high, size_t most) const;
+  /// A finite number in [low, high]. Integers are taken where a double holds them exactly.
+  double Number(std::string_view noun, double low, double high) const;
+  /// Any finite number; the caller checks its range.
+  double Number(std::string_view noun) const;
+  bool Boolean(std::string_view noun) const;
+  /// Text without control characters, at most `most` bytes.
+  const std::string& String(std::string_view noun, size_t most = 4096) const;
+
+  bool IsArray() const;
+  bool IsObject() const;
+  /// Number of elements; refuses what is not an array.
+  size_t Size(std::string_view noun) const;
+  /// Element of an array; i < Size().
+  JsonCursor Item(size_t i) const;
+
+  /// Refuses what is not an object and keys that are not in `known`, with the nearest known one.
+  void Keys(std::string_view noun, std::initializer_list<std::string_view> known) const;
+  /// Member of an object; refuses its absence.
+  JsonCursor Required(std::string_view key) const;
+  /// Member of an object, nothing if it is absent.
+  std::optional<JsonCursor> Optional(std::string_view key) const;
+
+ private:
+  /// Throws "must be EXPECTED, is ...".
+  [[noreturn]] void Refuse(const std::string& expected) const;
+
+  const std::string* place_;
+  const Json* value_;
+  std::string path_;
+};
+
+/// A whole document. `place` (a file name) begins every message about it.
+struct JsonDocument {
+  std::string place;
+  Json value;
+
+  JsonCursor Root() const { return JsonCursor(place, value, ""); }
+};
+
+/// Reads JSON text or CBOR (a document that begins with the head of a CBOR map). Strict: refuses
+/// duplicate keys, integers out of 64 bits, reals out of a double's range, NaN, invalid UTF-8, what
+/// follows the document, and sizes over the limits, with line and column (CBOR: byte) or JSON path.
+JsonDocument ParseJson(std::string_view document, const std::string& place,
+                       const JsonLimits& limits = {}, const JsonRows* rows = nullptr);
+
+/// The text in quotes, with JSON's escapes.
+std::string QuoteJson(std::string_view text);
+/// The shortest decimal text that reads back as the same double; finite values only.
+std::string FormatReal(double value);
+/// Appends the value in the layout of our files: "[1,2]", `{"a": 1, "b": 2}`, objects in an array
+/// one below the other.
+void WriteJson(const Json& value, std::string* out);
+
+}  // namespace contraflow

@@ -1,0 +1,83 @@
+#include "compiler/cost.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <string>
+
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+template <typename Call>
+std::string Failure(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("ticks are exact and print as they were written") {
+    CHECK(ToTicks(18.522, Unit::kMilliseconds, "") == 18'522'000);
+    CHECK(ToTicks(4.79167, Unit::kUnit, "") == 4'791'670);
+    CHECK(FormatTime(18'522'000, Unit::kMilliseconds) == "18.522");
+    CHECK(FormatTime(4'791'670, Unit::kUnit) == "4.79167");
+    CHECK(FormatTime(-500'000, Unit::kUnit) == "-0.5");
+    CHECK(FormatTime(-1'500'000, Unit::kUnit) == "-1.5");
+    CHECK(FormatTime(7, Unit::kNanoseconds) == "7");
+    CHECK(FormatTime(0, Unit::kSeconds) == "0");
+    CHECK(FromTicks(ToTicks(98'696, Unit::kMicroseconds, ""), Unit::kMicroseconds) == 98'696);
+  }
+
+  TEST_CASE("a cost that is no cost is refused") {
+    CHECK(Failure([] { ToTicks(-1, Unit::kUnit, "/stage/f"); }) == "/stage/f: must be >= 0");
+    CHECK(Failure([] { ToTicks(std::numeric_limits<double>::quiet_NaN(), Unit::kUnit, "--f"); }) ==
+          "--f: must be a finite number");
+    CHECK(Failure([] { ToTicks(1e300, Unit::kMilliseconds, "--f"); }) ==
+          "--f: is larger than 1125899906.842624 ms, the largest cost there is");
+    CHECK(Failure([] { ParseUnit("minutes"); }) ==
+          "unknown unit \"minutes\"; units are ns, us, ms, s, unit");
+  }
+
+  TEST_CASE("durations: per stage, per micro-batch, overlapped") {
+    CostModel costs = UniformCosts(10, 20, 30);
+    CHECK(costs.Duration(Chunk(Op::F, 0, 0)) == 10);
+    CHECK(costs.Duration(Chunk(Op::BW, 0, 0)) == 50);
+    CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 60);
+    costs.stages[0].fb = 45;
+    CHECK(costs.uniform());
+    CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 45);
+    // Two stages: f of the one and bw of the other, less the smaller saving (15 and 5).
+    costs.stages.push_back({.f = 1, .b = 2, .w = 3, .bw = 7, .fb = 3});
+    CHECK_FALSE(costs.uniform());
+    CHECK(costs.Duration(Pair(0, 1, 1, 0)) == 10 + 7 - 5);
+    CHECK(costs.Duration(Pair(1, 1, 0, 0)) == 1 + 50 - 5);
+    costs.microbatch_scale = {1.0, 2.0};
+    CHECK(costs.Duration(Chunk(Op::F, 0, 1)) == 20);
+    CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 20 + 50 - 15);
+    CHECK(costs.Duration(StageOp(Op::STEP, 0)) == 0);
+  }
+
+  TEST_CASE("costs must fit the plan") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    CheckCosts(costs, 8, 100);
+    costs.stages.resize(2, costs.stages[0]);
+    CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
+          "the costs have 2 stages, this schedule makes 3; give \"stage\" (every stage alike) or "
+          "\"stages\" with 3 entries");
+    costs.microbatch_scale = {1, 1, 1};
+    CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
+          "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches");
+    costs = UniformCosts(kMaxCost, 1, 1);
+    CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
+          "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
+          "use a coarser \"unit\" or smaller costs");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

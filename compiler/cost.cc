@@ -102,7 +102,8 @@ Time CostModel::Duration(const Instruction& i) const {
       const Time bw = Scaled(back.bw, back_scale);
       const Time saving = std::min(Scaled(cost.f + cost.bw - cost.fb, scale),
                                    Scaled(back.f + back.bw - back.fb, back_scale));
-      return std::max({f, bw, f + bw - saving});
+      // An overlapped pair cannot end before the longer of its two chains.
+      return std::max({f, Scaled(back.b, back_scale), f + bw - saving});
     }
     case Op::REDUCE:
       return cost.reduce;

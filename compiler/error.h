@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -33,7 +34,8 @@ std::string DidYouMean(const std::string& name, const Names& known) {
   for (const auto& candidate : known) {
     const std::string text(candidate);
     const int distance = EditDistance(name, text);
-    if (distance < best_distance && distance < static_cast<int>(text.size())) {
+    if (distance < best_distance &&
+        distance < static_cast<int>(std::min(text.size(), name.size()))) {
       best = text;
       best_distance = distance;
     }

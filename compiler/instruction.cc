@@ -157,7 +157,8 @@ class Parser {
       ParseAfter(result, value, word);
     } else {
       const std::string name(key.substr(0, 32));
-      const std::vector<std::string_view> known = {"to", "from", "group", "slot", "lane", "after"};
+      std::vector<std::string_view> known = {"group", "slot", "lane", "after"};
+      if (OperandsOf(result->op) == Operands::kMessage) known.push_back(PeerKey(result->op));
       Fail("unknown or misplaced key \"" + name + "\"" + DidYouMean(name, known));
     }
   }

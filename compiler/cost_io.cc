@@ -1,1 +1,330 @@
+#include "compiler/cost_io.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "compiler/error.h"
+#include "compiler/file.h"
+#include "compiler/plan.h"
+
+namespace contraflow {
+namespace {
+
+/// Room for kMaxStages stages and kMaxMicrobatches factors.
+constexpr JsonLimits kLimits = {.bytes = size_t{64} << 20, .values = size_t{1} << 22};
+
+/// Bytes of one activation, message or copy of a stage: a terabyte.
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
+constexpr double kMaxBandwidth = 1e18;
+/// Layers of a stage, as many as an instruction can number.
+constexpr int kMaxLayers = 1 << 15;
+/// Factors beyond a million either way are a mistake of units.
+constexpr double kMaxScale = 1e6;
+
+Time ReadTime(const JsonCursor& field, Unit unit) {
+  const double value = field.Number("a cost (a number >= 0)");
+  if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
+  return ToTicks(value, unit, field.where());
+}
+
+Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
+  return field ? ReadTime(*field, unit) : absent;
+}
+
+StageCost ReadStage(const JsonCursor& stage, Unit unit) {
+  stage.Keys("an object with the costs of a stage", {"f", "b", "w", "bw", "fb", "reduce", "step"});
+  StageCost cost;
+  cost.f = ReadTime(stage.Required("f"), unit);
+  cost.b = ReadTime(stage.Required("b"), unit);
+  cost.w = ReadTime(stage.Required("w"), unit);
+  cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
+  cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
+  cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
+  cost.step = ReadTime(stage.Optional("step"), unit, 0);
+  const auto format = [unit](Time time) { return FormatTime(time, unit); };
+  if (cost.bw < std::max(cost.b, cost.w)) {
+    stage.Fail(
+        "\"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": must be >= " +
+        format(std::max(cost.b, cost.w)) + ", is " + format(cost.bw));
+  }
+  if (cost.fb < std::max(cost.f, cost.bw)) {
+    stage.Fail(
+        "\"fb\" is a forward and a full backward overlapped and cannot be shorter than either "
+        "(\"f\" " +
+        format(cost.f) + ", \"bw\" " + format(cost.bw) +
+        "): must be >= " + format(std::max(cost.f, cost.bw)) + ", is " + format(cost.fb));
+  }
+  // Derived defaults add up to three costs; the sum has the limit of a single one.
+  for (const Time time : {cost.bw, cost.fb}) {
+    if (time > kMaxCost) {
+      stage.Fail("the costs of one stage add up to more than " + format(kMaxCost) + " " +
+                 std::string(Name(unit)) + ", the largest cost there is");
+    }
+  }
+  return cost;
+}
+
+std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit) {
+  const std::optional<JsonCursor> alike = root.Optional("stage");
+  const std::optional<JsonCursor> list = root.Optional("stages");
+  if (alike && list) {
+    root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
+  }
+  if (alike) return {ReadStage(*alike, unit)};
+  if (!list) {
+    root.Fail(root.Optional("moe")
+                  ? "has \"moe\" without \"stage\": chunk costs are not yet derived from component "
+                    "costs in this version; give \"stage\" beside it, such as \"stage\": "
+                    "{\"f\": 1, \"b\": 1, \"w\": 1}"
+                  : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
+                    "stage alike) or \"stages\" with one such entry for each stage");
+  }
+  const size_t size = list->Size("an array with one entry for each stage");
+  if (size < 1 || size > size_t{kMaxStages}) {
+    list->Fail("must have 1.." + std::to_string(kMaxStages) + " entries, has " +
+               std::to_string(size));
+  }
+  std::vector<StageCost> stages;
+  for (size_t i = 0; i < size; ++i) stages.push_back(ReadStage(list->Item(i), unit));
+  return stages;
+}
+
+CommCost ReadComm(const JsonCursor& comm, Unit unit) {
+  comm.Keys("an object with the costs of a message", {"time", "latency", "bytes", "bandwidth"});
+  const std::optional<JsonCursor> time = comm.Optional("time");
+  const std::optional<JsonCursor> latency = comm.Optional("latency");
+  const std::optional<JsonCursor> bytes = comm.Optional("bytes");
+  const std::optional<JsonCursor> bandwidth = comm.Optional("bandwidth");
+  if (time && (latency || bytes || bandwidth)) {
+    comm.Fail(
+        "\"time\" is the whole cost of a message; give either it or \"latency\", \"bytes\" and "
+        "\"bandwidth\"");
+  }
+  if (bandwidth && !bytes) {
+    comm.Fail("\"bandwidth\" needs \"bytes\", the size of one message");
+  }
+  if (!time && !latency && !bandwidth) {
+    comm.Fail("give \"time\", or \"latency\", or \"bytes\" and \"bandwidth\"");
+  }
+  CommCost cost;
+  cost.latency = ReadTime(time ? time : latency, unit, 0);
+  if (bytes) cost.bytes = bytes->Integer("a number of bytes", 0, kMaxBytes);
+  if (bandwidth) {
+    constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
+    cost.bandwidth = bandwidth->Number(kNoun);
+    if (!(cost.bandwidth > 0) || cost.bandwidth > kMaxBandwidth) {
+      bandwidth->Fail(std::string("must be ") + kNoun + ", is " + FormatReal(cost.bandwidth));
+    }
+    cost.occupancy = ToTicks(static_cast<double>(cost.bytes) / cost.bandwidth, unit,
+                             comm.where() + ": \"bytes\" / \"bandwidth\"");
+  }
+  return cost;
+}
+
+MemoryCost ReadMemory(const JsonCursor& memory) {
+  memory.Keys("an object with numbers of bytes",
+              {"activation_bytes", "w_stash_bytes", "parameter_bytes", "optimizer_bytes"});
+  const auto read = [&memory](const char* key) -> int64_t {
+    const std::optional<JsonCursor> field = memory.Optional(key);
+    return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
+  };
+  MemoryCost cost;
+  cost.activation_bytes =
+      memory.Required("activation_bytes").Integer("a number of bytes", 0, kMaxBytes);
+  cost.w_stash_bytes = read("w_stash_bytes");
+  cost.parameter_bytes = read("parameter_bytes");
+  cost.optimizer_bytes = read("optimizer_bytes");
+  if (cost.w_stash_bytes > cost.activation_bytes) {
+    memory.Required("w_stash_bytes")
+        .Fail("is part of \"activation_bytes\" and must be at most " +
+              std::to_string(cost.activation_bytes) + ", is " + std::to_string(cost.w_stash_bytes));
+  }
+  return cost;
+}
+
+/// Component costs by key, in the order of one layer forward and backward.
+struct Component {
+  const char* key;
+  std::vector<Time> MoeCost::*times;
+};
+constexpr std::array<Component, 10> kComponents = {{{"attn_f", &MoeCost::attn_f},
+                                                    {"dispatch_f", &MoeCost::dispatch_f},
+                                                    {"mlp_f", &MoeCost::mlp_f},
+                                                    {"combine_f", &MoeCost::combine_f},
+                                                    {"combine_b", &MoeCost::combine_b},
+                                                    {"mlp_b", &MoeCost::mlp_b},
+                                                    {"dispatch_b", &MoeCost::dispatch_b},
+                                                    {"attn_b", &MoeCost::attn_b},
+                                                    {"mlp_w", &MoeCost::mlp_w},
+                                                    {"attn_w", &MoeCost::attn_w}}};
+
+MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
+  moe.Keys("an object with the costs of a layer's components",
+           {"layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
+            "dispatch_b", "attn_b", "mlp_w", "attn_w"});
+  MoeCost cost;
+  cost.layers_per_stage = static_cast<int>(
+      moe.Required("layers_per_stage").Integer("a number of layers", 1, kMaxLayers));
+  const auto layers = static_cast<size_t>(cost.layers_per_stage);
+  for (const Component& component : kComponents) {
+    const JsonCursor field = moe.Required(component.key);
+    std::vector<Time>& times = cost.*component.times;
+    if (!field.IsArray()) {
+      times.push_back(ReadTime(field, unit));
+      continue;
+    }
+    if (field.Size("") != layers) {
+      field.Fail("must be one number or a list with one for each of the " + std::to_string(layers) +
+                 " layers, has " + std::to_string(field.Size("")) + " entries");
+    }
+    for (size_t i = 0; i < layers; ++i) times.push_back(ReadTime(field.Item(i), unit));
+  }
+  return cost;
+}
+
+std::vector<double> ReadScale(const JsonCursor& list) {
+  const size_t size = list.Size("an array with one factor for each micro-batch");
+  if (size < 1 || size > size_t{kMaxMicrobatches}) {
+    list.Fail("must have 1.." + std::to_string(kMaxMicrobatches) + " entries, has " +
+              std::to_string(size));
+  }
+  std::vector<double> scale;
+  for (size_t i = 0; i < size; ++i) {
+    scale.push_back(list.Item(i).Number("a factor", 1 / kMaxScale, kMaxScale));
+  }
+  return scale;
+}
+
+/// A time as it is written: in the unit, whole where it is whole.
+Json TimeToJson(Time time, Unit unit) {
+  const Time per_unit = TicksPerUnit(unit);
+  if (time % per_unit == 0) return {int64_t{time / per_unit}};
+  return {FromTicks(time, unit)};
+}
+
+Json StageToJson(const StageCost& cost, Unit unit) {
+  auto object = std::make_unique<JsonObject>();
+  object->Add("f", TimeToJson(cost.f, unit));
+  object->Add("b", TimeToJson(cost.b, unit));
+  object->Add("w", TimeToJson(cost.w, unit));
+  object->Add("bw", TimeToJson(cost.bw, unit));
+  object->Add("fb", TimeToJson(cost.fb, unit));
+  if (cost.reduce != 0) object->Add("reduce", TimeToJson(cost.reduce, unit));
+  if (cost.step != 0) object->Add("step", TimeToJson(cost.step, unit));
+  return {std::move(object)};
+}
+
+Json CommToJson(const CommCost& comm, Unit unit) {
+  auto object = std::make_unique<JsonObject>();
+  if (comm.bandwidth == 0 && comm.bytes == 0) {
+    object->Add("time", TimeToJson(comm.latency, unit));
+  } else {
+    object->Add("latency", TimeToJson(comm.latency, unit));
+    object->Add("bytes", {comm.bytes});
+    if (comm.bandwidth != 0) object->Add("bandwidth", {comm.bandwidth});
+  }
+  return {std::move(object)};
+}
+
+Json MemoryToJson(const MemoryCost& memory) {
+  auto object = std::make_unique<JsonObject>();
+  object->Add("activation_bytes", {memory.activation_bytes});
+  object->Add("w_stash_bytes", {memory.w_stash_bytes});
+  if (memory.parameter_bytes != 0) object->Add("parameter_bytes", {memory.parameter_bytes});
+  if (memory.optimizer_bytes != 0) object->Add("optimizer_bytes", {memory.optimizer_bytes});
+  return {std::move(object)};
+}
+
+Json MoeToJson(const MoeCost& moe, Unit unit) {
+  auto object = std::make_unique<JsonObject>();
+  object->Add("layers_per_stage", {int64_t{moe.layers_per_stage}});
+  for (const Component& component : kComponents) {
+    const std::vector<Time>& times = moe.*component.times;
+    if (times.size() == 1) {
+      object->Add(component.key, TimeToJson(times[0], unit));
+      continue;
+    }
+    Json::Array list;
+    for (const Time time : times) list.push_back(TimeToJson(time, unit));
+    object->Add(component.key, {std::move(list)});
+  }
+  return {std::move(object)};
+}
+
+}  // namespace
+
+CostModel ReadCosts(const JsonCursor& root) {
+  root.Keys("an object, the costs",
+            {"unit", "source", "stage", "stages", "comm", "moe", "memory", "microbatch_scale"});
+  CostModel costs;
+  const JsonCursor unit = root.Required("unit");
+  const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
+  try {
+    costs.unit = ParseUnit(name);
+  } catch (const Error& error) {
+    unit.Fail(error.what());
+  }
+  if (const auto source = root.Optional("source")) {
+    costs.source = source->String("where the figures are from");
+  }
+  costs.stages = ReadStages(root, costs.unit);
+  if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
+  if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory);
+  if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
+  if (const auto scale = root.Optional("microbatch_scale")) {
+    costs.microbatch_scale = ReadScale(*scale);
+  }
+  return costs;
+}
+
+CostModel ReadCosts(std::string_view text, const std::string& place) {
+  return ReadCosts(ParseJson(text, place, kLimits).Root());
+}
+
+CostModel ReadCostFile(const std::string& path) {
+  return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
+}
+
+Json CostsToJson(const CostModel& costs) {
+  CF_ASSERT(!costs.stages.empty());
+  auto object = std::make_unique<JsonObject>();
+  object->Add("unit", {std::string(Name(costs.unit))});
+  if (!costs.source.empty()) object->Add("source", {costs.source});
+  if (costs.stages.size() == 1) {
+    object->Add("stage", StageToJson(costs.stages[0], costs.unit));
+  } else {
+    Json::Array stages;
+    for (const StageCost& stage : costs.stages) stages.push_back(StageToJson(stage, costs.unit));
+    object->Add("stages", {std::move(stages)});
+  }
+  object->Add("comm", CommToJson(costs.comm, costs.unit));
+  if (costs.moe) object->Add("moe", MoeToJson(*costs.moe, costs.unit));
+  if (costs.memory) object->Add("memory", MemoryToJson(*costs.memory));
+  if (!costs.microbatch_scale.empty()) {
+    Json::Array scale;
+    for (const double factor : costs.microbatch_scale) scale.push_back({factor});
+    object->Add("microbatch_scale", {std::move(scale)});
+  }
+  return {std::move(object)};
+}
+
+void WriteCosts(const CostModel& costs, std::string* out) {
+  const Json json = CostsToJson(costs);
+  const JsonObject& object = *std::get<std::unique_ptr<JsonObject>>(json.value);
+  *out += "{\n";
+  for (size_t i = 0; i < object.keys.size(); ++i) {
+    if (i > 0) *out += ",\n";
+    *out += QuoteJson(object.keys[i]) + ": ";
+    WriteJson(object.values[i], out);
+  }
+  *out += "\n}";
+}
+
+std::string WriteCosts(const CostModel& costs) {
+  std::string out;
+  WriteCosts(costs, &out);
+  return out + "\n";
+}
+
+}  // namespace contraflow

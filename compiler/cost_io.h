@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "compiler/cost.h"
+#include "compiler/json.h"
 
 namespace contraflow {
 
@@ -16,5 +17,11 @@ CostModel ReadCostFile(const std::string& path);
 
 /// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c.
 std::string WriteCosts(const CostModel& costs);
+
+/// The same as part of another document (a plan's "costs").
+CostModel ReadCosts(const JsonCursor& document);
+Json CostsToJson(const CostModel& costs);
+/// Appends CostsToJson(costs) with one line for each member of the document.
+void WriteCosts(const CostModel& costs, std::string* out);
 
 }  // namespace contraflow

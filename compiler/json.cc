@@ -125,6 +125,11 @@ std::string Range(std::string_view noun, const std::string& low, const std::stri
 
 }  // namespace
 
+Json::Json(Value v) : value(std::move(v)) {}
+Json::Json(Json&& other) noexcept = default;
+Json& Json::operator=(Json&& other) noexcept = default;
+Json::~Json() = default;
+
 void JsonObject::Add(std::string key, Json value) {
   keys.push_back(std::move(key));
   values.push_back(std::move(value));

@@ -18,9 +18,16 @@ struct JsonObject;
 /// A JSON value as it stood in the document: integers and reals stay apart, nothing is narrowed.
 struct Json {
   using Array = std::vector<Json>;
-  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array,
-               std::unique_ptr<JsonObject>>
-      value = nullptr;
+  using Value = std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array,
+                             std::unique_ptr<JsonObject>>;
+
+  Json() = default;
+  Json(Value v);
+  Json(Json&& other) noexcept;
+  Json& operator=(Json&& other) noexcept;
+  ~Json();
+
+  Value value = nullptr;
 };
 
 /// Members in document order; keys[i] belongs to values[i].

@@ -1,1 +1,83 @@
+#include "compiler/spec.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "compiler/error.h"
+#include "compiler/plan.h"
+
+namespace contraflow {
+namespace {
+
+/// Bytes or activations; leaves room for sums.
+constexpr int64_t kMaxMemory = int64_t{1} << 62;
+
+void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  throw Error(std::string(flag) + ": must be in " + std::to_string(low) + ".." +
+              std::to_string(high) + ", is " + std::to_string(value));
+}
+
+[[noreturn]] void FailLimit(const std::string& text, const std::string& what) {
+  throw Error("--memory-limit: " + what + ", is \"" + text.substr(0, 40) + "\"");
+}
+
+}  // namespace
+
+int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
+  constexpr const char* kForm =
+      "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  if (text.empty() || text.back() != 'x') {
+    int64_t limit = 0;
+    const auto [at, error] = std::from_chars(begin, end, limit);
+    if (error == std::errc::result_out_of_range) {
+      FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
+    }
+    if (error != std::errc() || at != end) FailLimit(text, kForm);
+    if (limit <= 0) FailLimit(text, "must be positive");
+    if (limit > kMaxMemory) FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
+    return limit;
+  }
+  double factor = 0;
+  const auto [at, error] = std::from_chars(begin, end - 1, factor, std::chars_format::fixed);
+  if (error != std::errc() || at != end - 1 || !std::isfinite(factor)) FailLimit(text, kForm);
+  if (!(factor > 0)) FailLimit(text, "must be positive");
+  // P activations of a whole rank: that is one of every stage.
+  const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
+  const double each = bytes ? static_cast<double>(spec.costs.memory->activation_bytes) : 1;
+  const double limit = std::floor(factor * stages * each);
+  if (limit < 1)
+    FailLimit(text,
+              "must leave room for at least one " + std::string(bytes ? "byte" : "activation"));
+  if (limit > static_cast<double>(kMaxMemory)) {
+    FailLimit(text, "must come to at most " + std::to_string(kMaxMemory) + " bytes");
+  }
+  return static_cast<int64_t>(limit);
+}
+
+void CheckSpec(const Spec& spec) {
+  CheckRange("--ranks", spec.ranks, 1, kMaxRanks);
+  CheckRange("--microbatches", spec.microbatches, 1, kMaxMicrobatches);
+  CheckRange("--chunks", spec.chunks, 0, kMaxStages);
+  CheckRange("--data-parallel", spec.data_parallel, 1, kMaxDataParallel);
+  if (spec.memory_limit) CheckRange("--memory-limit", *spec.memory_limit, 1, kMaxMemory);
+  const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
+  if (stages > kMaxStages) {
+    throw Error("--ranks " + std::to_string(spec.ranks) + " with --chunks " +
+                std::to_string(spec.chunks) + ": makes " + std::to_string(stages) +
+                " stages, at most " + std::to_string(kMaxStages) + " are supported");
+  }
+  if (stages * spec.microbatches > kMaxChunks) {
+    throw Error("--ranks " + std::to_string(spec.ranks) +
+                (spec.chunks > 0 ? " with --chunks " + std::to_string(spec.chunks) : "") +
+                " and --microbatches " + std::to_string(spec.microbatches) + ": makes " +
+                std::to_string(stages * spec.microbatches) +
+                " chunks (stages * micro-batches), at most " + std::to_string(kMaxChunks) +
+                " are supported");
+  }
+}
+
+}  // namespace contraflow

@@ -37,7 +37,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor() {
-    if (fd_ > STDERR_FILENO) close(fd_);
+    if (fd_ >= 0) close(fd_);
   }
 
   int get() const { return fd_; }

@@ -27,4 +27,19 @@ std::string WritePlanBinary(const Plan& plan);
 /// Writes a plan file atomically; binary if the path ends in ".cbor".
 void WritePlanFile(const std::string& path, const Plan& plan);
 
+/// What one rank needs of a plan: its program, and the head; the other programs are empty.
+struct RankPlan {
+  int rank = 0;
+  Plan plan;
+
+  bool operator==(const RankPlan&) const = default;
+};
+
+/// A per-rank document: the head of the plan with "rank" and that rank's program alone. ReadPlan
+/// refuses it, so that a part is not taken for the whole.
+std::string WriteRankPlan(const Plan& plan, int rank);
+
+/// Reads a per-rank document, checked like a whole one.
+RankPlan ReadRankPlan(std::string_view document, const std::string& place);
+
 }  // namespace contraflow

@@ -2,13 +2,41 @@
 #include "compiler/passes.h"
 
 namespace contraflow {
+namespace {
+
+/// How many instructions each rank will have: large plans are grown once.
+std::vector<size_t> ProgramSizes(const std::vector<Event>& order,
+                                 const std::vector<std::vector<int>>& holders, size_t ranks) {
+  std::vector<size_t> sizes(ranks, 0);
+  for (const Event& event : order) {
+    if (event.rank >= 0) ++sizes[static_cast<size_t>(event.rank)];
+    if (event.kind == Event::Kind::kTransfer) ++sizes[static_cast<size_t>(event.peer)];
+    if (event.kind == Event::Kind::kReduce) {
+      for (const int holder : holders[static_cast<size_t>(event.stage)]) {
+        ++sizes[static_cast<size_t>(holder)];
+      }
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
 
 Plan InsertCommunication(const Plan& plan, const std::vector<Event>& order) {
   CF_ASSERT(plan.level == Level::kCompute);
-  Plan result = plan;
-  result.level = Level::kComm;
-  for (Program& program : result.programs) program.clear();
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  Plan result;
+  result.schedule = plan.schedule;
+  result.level = Level::kComm;
+  result.ranks = plan.ranks;
+  result.stages = plan.stages;
+  result.microbatches = plan.microbatches;
+  result.data_parallel = plan.data_parallel;
+  result.routes = plan.routes;
+  result.costs = plan.costs;
+  result.programs.resize(plan.programs.size());
+  const std::vector<size_t> sizes = ProgramSizes(order, holders, plan.programs.size());
+  for (size_t r = 0; r < sizes.size(); ++r) result.programs[r].reserve(sizes[r]);
   const auto program = [&result](int rank) -> Program& {
     return result.programs[static_cast<size_t>(rank)];
   };

@@ -1,0 +1,130 @@
+// How long it takes to make a plan: generate, lower (which proves the result after every pass),
+// verify and simulate, on one core. Ratios and absolute figures; no thresholds.
+//
+//   bench_compile [SCHEDULE] [--large]
+//
+// Each row is the best of several runs. "bytes" is the process's peak resident memory by the end of
+// the row over its instructions; rows grow, so the peak is the row's own. "exponent" compares total
+// time with the row before: 1 is linear.
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "compiler/error.h"
+#include "compiler/lower.h"
+#include "compiler/simulate.h"
+#include "compiler/verify.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+struct Row {
+  int64_t instructions = 0;
+  double generate = 1e300, lower = 1e300, verify = 1e300, simulate = 1e300, total = 1e300;
+};
+
+Row Measure(const std::string& schedule, int ranks, int microbatches, int runs) {
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = ranks;
+  spec.microbatches = microbatches;
+  spec.costs = UniformCosts(1'000'000, 1'000'000, 1'000'000);
+  Row row;
+  for (int run = 0; run < runs; ++run) {
+    const auto start = Clock::now();
+    Plan order = GeneratePlan(spec);
+    const auto generated = Clock::now();
+    const Plan plan = Lower(std::move(order), spec.costs, Level::kComm);
+    const auto lowered = Clock::now();
+    if (!Verify(plan).empty())
+      throw InternalError("internal error: the benchmark's plan is unsound");
+    const auto verified = Clock::now();
+    const Simulation simulation = Simulate(plan, spec.costs);
+    const auto simulated = Clock::now();
+    if (simulation.makespan <= 0) throw InternalError("internal error: nothing was simulated");
+    row.instructions = InstructionCount(plan);
+    row.generate = std::min(row.generate, Milliseconds(start, generated));
+    row.lower = std::min(row.lower, Milliseconds(generated, lowered));
+    row.verify = std::min(row.verify, Milliseconds(lowered, verified));
+    row.simulate = std::min(row.simulate, Milliseconds(verified, simulated));
+    row.total = std::min(row.total, Milliseconds(start, simulated));
+  }
+  return row;
+}
+
+void Bench(const std::string& schedule, bool large) {
+  struct Size {
+    int ranks, microbatches, runs;
+    bool large;
+  };
+  constexpr Size kSizes[] = {{8, 64, 20, false},   {16, 128, 20, false},  {32, 256, 10, false},
+                             {64, 512, 10, false}, {128, 1024, 3, false}, {256, 2048, 2, true},
+                             {256, 4096, 2, true}};
+  std::printf("%s: milliseconds, one core; B is the input gradient only\n\n", schedule.c_str());
+  std::printf("%5s %6s %12s %9s %9s %9s %9s %9s %8s %7s %8s\n", "P", "M", "instructions",
+              "generate", "lower", "verify", "simulate", "total", "M ins/s", "bytes", "exponent");
+  Row before;
+  double reference_total = 0;
+  for (const Size& size : kSizes) {
+    if (size.large && !large) continue;
+    const Row row = Measure(schedule, size.ranks, size.microbatches, size.runs);
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    const auto count = static_cast<double>(row.instructions);
+    std::printf("%5d %6d %12lld %9.2f %9.2f %9.2f %9.2f %9.2f %8.2f %7.0f", size.ranks,
+                size.microbatches, static_cast<long long>(row.instructions), row.generate,
+                row.lower, row.verify, row.simulate, row.total, count / row.total / 1e3,
+                static_cast<double>(usage.ru_maxrss) * 1024 / count);
+    if (before.instructions > 0) {
+      std::printf(" %8.2f", std::log(row.total / before.total) /
+                                std::log(count / static_cast<double>(before.instructions)));
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+    if (size.ranks == 64) reference_total = row.total;
+    before = row;
+  }
+  // Figures of other systems at P = 64, M = 512, taken once on another machine of this class.
+  std::printf("\nP = 64, M = 512 against others (generation and lowering only, nothing proven):\n");
+  std::printf("  PyTorch DualPipeV, order and lowering   5.86 s   %6.0fx\n",
+              5864 / reference_total);
+  std::printf("  zero-bubble ZB-1P, order alone          1.84 s   %6.0fx\n",
+              1844 / reference_total);
+  std::printf("  zero-bubble ZB-1P with communication  > 100 s   > %4.0fx\n",
+              100'000 / reference_total);
+}
+
+}  // namespace
+}  // namespace contraflow
+
+int main(int argc, char** argv) {
+  std::string schedule = "dualpipe";
+  bool large = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--large") == 0) {
+      large = true;
+    } else {
+      schedule = argv[i];
+    }
+  }
+  try {
+    contraflow::Bench(schedule, large);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_compile: error: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

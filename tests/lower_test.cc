@@ -1,0 +1,173 @@
+#include "compiler/lower.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <string>
+
+#include "compiler/bound.h"
+#include "compiler/error.h"
+#include "compiler/passes.h"
+#include "compiler/simulate.h"
+#include "compiler/verify.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel costs) {
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = ranks;
+  spec.microbatches = microbatches;
+  spec.costs = std::move(costs);
+  return spec;
+}
+
+/// Uneven stages, uneven micro-batches, latency or bandwidth, and now and then costs of zero.
+CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
+  const auto draw = [&](Time low, Time high) {
+    return std::uniform_int_distribution<Time>(low, high)(*random);
+  };
+  CostModel costs;
+  const int entries = draw(0, 1) == 0 ? 1 : stages;
+  for (int s = 0; s < entries; ++s) {
+    StageCost stage{.f = draw(0, 20), .b = draw(0, 20), .w = draw(0, 20)};
+    stage.bw = std::max(stage.b, stage.w) + draw(0, std::min(stage.b, stage.w));
+    stage.fb = std::max({stage.f, stage.b, stage.w}) + draw(0, 30);
+    stage.fb = std::min(stage.fb, stage.f + stage.bw);
+    if (draw(0, 3) == 0) stage.reduce = draw(1, 9);
+    if (draw(0, 3) == 0) stage.step = draw(1, 9);
+    costs.stages.push_back(stage);
+  }
+  if (draw(0, 1) == 0) costs.comm.latency = draw(0, 9);
+  if (draw(0, 2) == 0) {
+    costs.comm.bytes = 1;
+    costs.comm.bandwidth = 1;
+    costs.comm.occupancy = draw(0, 15);
+  }
+  if (draw(0, 2) == 0) {
+    for (int m = 0; m < microbatches; ++m) {
+      costs.microbatch_scale.push_back(static_cast<double>(draw(1, 30)) / 10);
+    }
+  }
+  return costs;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("lowering proves itself and costs no makespan, whatever the costs") {
+    std::mt19937_64 random(7);
+    int plans = 0;
+    for (int round = 0; round < 400; ++round) {
+      const int p = std::uniform_int_distribution<int>(1, 6)(random);
+      const int m = std::uniform_int_distribution<int>(1, 16)(random);
+      for (const Schedule* schedule : Schedules()) {
+        Spec spec = MakeSpec(schedule->name, p, m, {});
+        if (!schedule->reject(spec).empty()) continue;
+        spec.costs = RandomCosts(&random, schedule->stages(spec), m);
+        spec.data_parallel = round % 3 == 0 ? 2 : 1;
+        CAPTURE(schedule->name);
+        CAPTURE(p);
+        CAPTURE(m);
+        CAPTURE(round);
+        const Plan order = GeneratePlan(spec);
+        const Plan plan = Lower(order, spec.costs, Level::kComm);
+        ++plans;
+        CHECK(Verify(plan).empty());
+        CHECK(plan.costs == spec.costs);
+        CostModel free = spec.costs;  // the compute level knows no REDUCE and STEP
+        for (StageCost& stage : free.stages) stage.reduce = stage.step = 0;
+        const Time makespan = Simulate(order, free).makespan;
+        CHECK(Simulate(plan, free).makespan == makespan);
+        CHECK(LowerBound(order, free) <= makespan);
+        // Only what the steps themselves take may come on top.
+        Time steps = 0;
+        for (int s = 0; s < plan.stages; ++s) {
+          steps += spec.costs.stage(s).reduce + spec.costs.stage(s).step;
+        }
+        CHECK(Simulate(plan, spec.costs).makespan <= makespan + steps);
+      }
+    }
+    MESSAGE(plans << " plans");
+    CHECK(plans > 1000);
+  }
+
+  TEST_CASE("a SEND stands right behind what it sends, at comm = 0 and with latency") {
+    for (const Schedule* schedule : Schedules()) {
+      for (const Time latency : {0, 3}) {
+        const Spec spec = MakeSpec(schedule->name, 4, 8, UniformCosts(10, 10, 10, latency));
+        const Plan plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+        for (const Program& program : plan.programs) {
+          const Instruction* producer = nullptr;
+          for (const Instruction& i : program) {
+            if (WorkOf(i.op) == Work::kCompute) producer = &i;
+            if (i.op == Op::SEND_F) {
+              CHECK(HasForward(producer->op));
+              CHECK(producer->stage == i.stage);
+              CHECK(producer->microbatch == i.microbatch);
+            }
+            if (i.op == Op::SEND_B) {
+              CHECK(HasBackward(producer->op));
+              CHECK(BackStage(*producer) == i.stage);
+              CHECK(BackMicrobatch(*producer) == i.microbatch);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("REDUCE where a stage has copies, STEP everywhere") {
+    const auto count = [](const Plan& plan, Op op) {
+      int n = 0;
+      for (const Program& program : plan.programs) {
+        for (const Instruction& i : program) n += i.op == op;
+      }
+      return n;
+    };
+    Spec spec = MakeSpec("1f1b", 3, 4, UniformCosts(1, 1, 1));
+    Plan plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    CHECK(count(plan, Op::REDUCE) == 0);
+    CHECK(count(plan, Op::STEP) == 3);
+    spec.data_parallel = 2;
+    plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    CHECK(count(plan, Op::REDUCE) == 3);
+    CHECK(count(plan, Op::STEP) == 3);
+    spec = MakeSpec("dualpipe", 4, 8, UniformCosts(1, 1, 1));
+    plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    CHECK(count(plan, Op::REDUCE) == 8);
+    CHECK(count(plan, Op::STEP) == 8);
+  }
+
+  TEST_CASE("every pass is observed, and what cannot be lowered is refused") {
+    const Spec spec = MakeSpec("zb-1p", 2, 4, UniformCosts(1, 1, 1));
+    const Plan order = GeneratePlan(spec);
+    std::string seen;
+    const Plan plan =
+        Lower(order, spec.costs, Level::kComm, [&](std::string_view pass, const Plan& made) {
+          seen += std::string(pass) + ":" + std::string(Name(made.level)) + " ";
+        });
+    CHECK(seen == "comm:comm ");
+    CHECK(PassNames().size() == 1);
+    const auto failure = [&](const Plan& from, Level to) -> std::string {
+      try {
+        Lower(from, spec.costs, to);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "accepted";
+    };
+    CHECK(failure(plan, Level::kComm) ==
+          "only a plan of level compute can be lowered, this one is of level comm");
+    CHECK(failure(order, Level::kBuffer) ==
+          "level buffer is not built in this version; use --level compute or comm");
+    Plan broken = order;
+    broken.programs[0].pop_back();
+    CHECK(failure(broken, Level::kComm).rfind("cannot lower: ", 0) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -48,12 +48,13 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit) {
         "\"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": must be >= " +
         format(std::max(cost.b, cost.w)) + ", is " + format(cost.bw));
   }
-  if (cost.fb < std::max(cost.f, cost.bw)) {
+  // Against b and not bw: in a pair W may fill gaps that it does not fill in a lone backward.
+  const Time longest = std::max({cost.f, cost.b, cost.w});
+  if (cost.fb < longest) {
     stage.Fail(
-        "\"fb\" is a forward and a full backward overlapped and cannot be shorter than either "
-        "(\"f\" " +
-        format(cost.f) + ", \"bw\" " + format(cost.bw) +
-        "): must be >= " + format(std::max(cost.f, cost.bw)) + ", is " + format(cost.fb));
+        "\"fb\" is a forward and a full backward overlapped and cannot be shorter than \"f\", "
+        "\"b\" or \"w\": must be >= " +
+        format(longest) + ", is " + format(cost.fb));
   }
   // Derived defaults add up to three costs; the sum has the limit of a single one.
   for (const Time time : {cost.bw, cost.fb}) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "compiler/cbor.h"
 #include "compiler/cost_io.h"
 #include "compiler/error.h"
 #include "compiler/file.h"
@@ -12,8 +11,6 @@
 namespace contraflow {
 namespace {
 
-constexpr std::string_view kFormat = "contraflow-plan";
-constexpr int kVersion = 1;
 /// Bytes: room for a hundred million instructions. Values: for the head, not the programs.
 constexpr JsonLimits kLimits = {.bytes = size_t{4} << 30, .values = size_t{1} << 22};
 constexpr size_t kMaxName = 64;
@@ -117,9 +114,9 @@ CostModel ReadPlanCosts(const JsonCursor& field, const Plan& plan) {
 }
 
 /// "format" and "version": what decides whether any other key means anything.
-void CheckFormat(const JsonCursor& root) {
-  const std::string remedy = "a plan file begins with \"format\": " + QuoteJson(kFormat) +
-                             ", \"version\": " + std::to_string(kVersion);
+void CheckPlanFormat(const JsonCursor& root) {
+  const std::string remedy = "a plan file begins with \"format\": " + QuoteJson(kPlanFormat) +
+                             ", \"version\": " + std::to_string(kPlanVersion);
   if (!root.IsObject()) root.Fail("is not a plan: must be an object; " + remedy);
   const std::optional<JsonCursor> format = root.Optional("format");
   if (!format) {
@@ -127,13 +124,14 @@ void CheckFormat(const JsonCursor& root) {
     root.Fail("is not a plan: the key \"format\" is missing; " + remedy +
               (costs ? " (this looks like a cost file)" : ""));
   }
-  const std::string& name = format->String("the name " + QuoteJson(kFormat));
-  if (name != kFormat) format->Fail("must be " + QuoteJson(kFormat) + ", is " + Excerpt(name));
+  const std::string& name = format->String("the name " + QuoteJson(kPlanFormat));
+  if (name != kPlanFormat)
+    format->Fail("must be " + QuoteJson(kPlanFormat) + ", is " + Excerpt(name));
   const JsonCursor field = root.Required("version");
   const int64_t version = field.Integer("a version", 1, INT32_MAX);
-  if (version != kVersion) {
+  if (version != kPlanVersion) {
     field.Fail("is " + std::to_string(version) +
-               ", from a later contraflow; this one reads version " + std::to_string(kVersion) +
+               ", from a later contraflow; this one reads version " + std::to_string(kPlanVersion) +
                ": use a newer contraflow, or compile the plan again");
   }
 }
@@ -259,7 +257,7 @@ Document ReadDocument(std::string_view text, const std::string& place) {
   const JsonDocument json = ParseJson(text, place, kLimits, &rows);
   programs.Finish();
   const JsonCursor root = json.Root();
-  CheckFormat(root);
+  CheckPlanFormat(root);
   root.Keys("an object, the plan",
             {"format", "version", "schedule", "level", "ranks", "rank", "stages", "microbatches",
              "data_parallel", "routes", "costs", "programs"});
@@ -279,77 +277,6 @@ Document ReadDocument(std::string_view text, const std::string& place) {
   for (size_t r = 0; r < programs.done.size(); ++r) limits.Check(programs.done[r], r);
   document.plan.programs = std::move(programs.done);
   return document;
-}
-
-Json IntegersToJson(const std::vector<int>& integers) {
-  Json::Array list;
-  list.reserve(integers.size());
-  for (const int integer : integers) list.push_back({int64_t{integer}});
-  return {std::move(list)};
-}
-
-/// Everything but the programs, in the order of the file.
-JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
-  JsonObject head;
-  head.Add("format", {std::string(kFormat)});
-  head.Add("version", {int64_t{kVersion}});
-  head.Add("schedule", {plan.schedule});
-  head.Add("level", {std::string(Name(plan.level))});
-  head.Add("ranks", {int64_t{plan.ranks}});
-  if (rank) head.Add("rank", {int64_t{*rank}});
-  head.Add("stages", {int64_t{plan.stages}});
-  head.Add("microbatches", {int64_t{plan.microbatches}});
-  if (plan.data_parallel != 1) head.Add("data_parallel", {int64_t{plan.data_parallel}});
-  Json::Array routes;
-  for (const Route& route : plan.routes) {
-    auto object = std::make_unique<JsonObject>();
-    object->Add("ranks", IntegersToJson(route.ranks));
-    object->Add("microbatches", IntegersToJson(route.microbatches));
-    routes.push_back({std::move(object)});
-  }
-  head.Add("routes", {std::move(routes)});
-  if (plan.costs) head.Add("costs", CostsToJson(*plan.costs));
-  return head;
-}
-
-/// The programs to write: all of them, or the one of a rank.
-std::vector<const Program*> Rows(const Plan& plan, std::optional<int> rank) {
-  if (rank) return {&plan.programs.at(static_cast<size_t>(*rank))};
-  std::vector<const Program*> rows;
-  for (const Program& program : plan.programs) rows.push_back(&program);
-  return rows;
-}
-
-std::string WriteText(const Plan& plan, std::optional<int> rank) {
-  const JsonObject head = HeadToJson(plan, rank);
-  std::string out = "{\n";
-  for (size_t i = 0; i < head.keys.size(); ++i) {
-    const std::string& key = head.keys[i];
-    const bool new_line = key == "ranks" || key == "routes" || key == "costs";
-    if (i > 0) out += new_line ? ",\n" : ", ";
-    out += QuoteJson(key) + ": ";
-    if (key == "costs") {
-      WriteCosts(*plan.costs, &out);
-    } else {
-      WriteJson(head.values[i], &out);
-    }
-  }
-  out += ",\n\"programs\": [\n";
-  bool first_row = true;
-  for (const Program* program : Rows(plan, rank)) {
-    out += first_row ? "[" : ",\n[";
-    first_row = false;
-    const char* separator = "\n\"";
-    for (const Instruction& instruction : *program) {
-      out += separator;
-      // An instruction's text has nothing to escape.
-      out += ToString(instruction);
-      out += '"';
-      separator = ",\n\"";
-    }
-    out += "\n]";
-  }
-  return out + "\n]\n}\n";
 }
 
 }  // namespace
@@ -379,37 +306,6 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
 
 Plan ReadPlanFile(const std::string& path) {
   return ReadPlan(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
-}
-
-std::string WritePlan(const Plan& plan) { return WriteText(plan, std::nullopt); }
-
-std::string WriteRankPlan(const Plan& plan, int rank) {
-  CF_ASSERT(rank >= 0 && rank < plan.ranks);
-  return WriteText(plan, rank);
-}
-
-std::string WritePlanBinary(const Plan& plan) {
-  const JsonObject head = HeadToJson(plan, std::nullopt);
-  std::string out;
-  BeginCborMap(head.keys.size() + 1, &out);
-  for (size_t i = 0; i < head.keys.size(); ++i) {
-    WriteCborString(head.keys[i], &out);
-    WriteCbor(head.values[i], &out);
-  }
-  WriteCborString("programs", &out);
-  BeginCborArray(plan.programs.size(), &out);
-  for (const Program& program : plan.programs) {
-    BeginCborArray(program.size(), &out);
-    for (const Instruction& instruction : program) WriteCborString(ToString(instruction), &out);
-  }
-  return out;
-}
-
-void WritePlanFile(const std::string& path, const Plan& plan) {
-  constexpr std::string_view kBinary = ".cbor";
-  const bool binary = path.size() >= kBinary.size() &&
-                      path.compare(path.size() - kBinary.size(), kBinary.size(), kBinary) == 0;
-  WriteFile(path, binary ? WritePlanBinary(plan) : WritePlan(plan));
 }
 
 }  // namespace contraflow

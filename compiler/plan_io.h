@@ -7,6 +7,10 @@
 
 namespace contraflow {
 
+/// "format" and "version" of the document.
+inline constexpr std::string_view kPlanFormat = "contraflow-plan";
+inline constexpr int kPlanVersion = 1;
+
 /// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which.
 /// `place` (a file name) begins every error message, followed by the JSON path.
 /// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and

@@ -1,1 +1,202 @@
+#include "runtime/model.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "compiler/error.h"
+#include "compiler/file.h"
+#include "compiler/json.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int64_t kMaxFileBytes = 1 << 16;
+constexpr int kDefaultLayers = 8;
+// Weights of a model, and values one micro-batch leaves in all stages together. Both are held
+// several times (gradients and two moments; micro-batches in flight), so 2^28 of them already are
+// many GiB.
+constexpr double kMaxParameters = 1 << 28;
+constexpr double kMaxActivations = 1 << 28;
+
+struct IntegerField {
+  std::string_view key, noun;
+  int Model::*field;
+  int low, high;
+};
+constexpr IntegerField kIntegers[] = {
+    {"layers", "a number of layers (0: one for each stage, at least 8)", &Model::layers, 0,
+     1 << 15},
+    {"width", "a width", &Model::width, 1, 1 << 14},
+    {"heads", "a number of heads", &Model::heads, 1, 1 << 14},
+    {"experts", "a number of experts", &Model::experts, 1, 1 << 12},
+    {"top_k", "a number of experts", &Model::top_k, 1, 1 << 12},
+    {"expert_width", "a width", &Model::expert_width, 1, 1 << 16},
+    {"vocabulary", "a number of tokens (256 bytes, or more)", &Model::vocabulary, 256, 1 << 16},
+    {"sequence", "a number of tokens", &Model::sequence, 1, 1 << 16},
+    {"batch", "a number of sequences", &Model::batch, 1, 1 << 16},
+    {"warmup_steps", "a number of steps", &Model::warmup_steps, 0, 1 << 30},
+};
+
+struct RealField {
+  std::string_view key, noun;
+  float Model::*field;
+  float low, high;
+};
+constexpr RealField kReals[] = {
+    {"learning_rate", "a learning rate", &Model::learning_rate, 0, 10},
+    {"beta1", "a decay rate", &Model::beta1, 0, 0.9999f},
+    {"beta2", "a decay rate", &Model::beta2, 0, 0.9999f},
+    {"epsilon", "a small number", &Model::epsilon, 1e-20f, 1},
+    {"weight_decay", "a decay", &Model::weight_decay, 0, 1},
+};
+
+Model Tiny() {
+  Model model;
+  model.name = "tiny";
+  model.width = 16;
+  model.heads = 2;
+  model.experts = 4;
+  model.expert_width = 16;
+  model.sequence = 8;
+  model.batch = 2;
+  return model;
+}
+
+const std::vector<Model>& Presets() {
+  static const std::vector<Model> presets = {Model{}, Tiny()};
+  return presets;
+}
+
+std::vector<std::string_view> PresetNames() {
+  std::vector<std::string_view> names;
+  for (const Model& preset : Presets()) names.push_back(preset.name);
+  return names;
+}
+
+[[noreturn]] void Fail(const std::string& place, std::string_view key, const std::string& what) {
+  throw Error(place + ": /" + std::string(key) + ": " + what);
+}
+
+std::string Millions(double count) {
+  return std::to_string(static_cast<int64_t>(count / 1e6)) + " million";
+}
+
+void CheckSize(const Model& model, const std::string& place) {
+  const double d = model.width, f = model.expert_width, experts = model.experts;
+  const double layers = std::max(model.layers, 1), vocabulary = model.vocabulary;
+  const double layer = 4 * d * d + 2 * d + d * experts + 3 * experts * d * f;
+  const double parameters = layers * layer + 2 * vocabulary * d + d;
+  if (parameters > kMaxParameters) {
+    Fail(place, "width",
+         "with these layers, experts and widths the model has " + Millions(parameters) +
+             " parameters, the host backend takes at most " + Millions(kMaxParameters) +
+             "; make one of them smaller");
+  }
+  const double rows = static_cast<double>(model.batch) * model.sequence;
+  const double pairs = model.top_k * (3 * d + 5 * f);
+  const double attention = 12 * d + static_cast<double>(model.heads) * model.sequence;
+  const double activations = rows * (layers * (pairs + attention + 2 * experts) + vocabulary);
+  if (activations > kMaxActivations) {
+    Fail(place, "sequence",
+         "with this sequence, batch and model one micro-batch keeps " + Millions(activations) +
+             " values, the host backend takes at most " + Millions(kMaxActivations) +
+             "; make one of them smaller");
+  }
+}
+
+}  // namespace
+
+void CheckModel(const Model& model, const std::string& place) {
+  for (const IntegerField& f : kIntegers) {
+    const int value = model.*f.field;
+    if (value >= f.low && value <= f.high) continue;
+    Fail(place, f.key,
+         "must be " + std::string(f.noun) + " in " + std::to_string(f.low) + ".." +
+             std::to_string(f.high) + ", is " + std::to_string(value));
+  }
+  for (const RealField& f : kReals) {
+    const float value = model.*f.field;
+    if (value >= f.low && value <= f.high) continue;  // NaN is neither.
+    Fail(place, f.key,
+         "must be " + std::string(f.noun) + " in " + FormatReal(static_cast<double>(f.low)) + ".." +
+             FormatReal(static_cast<double>(f.high)));
+  }
+  if (model.width % model.heads != 0) {
+    Fail(
+        place, "heads",
+        "must divide width " + std::to_string(model.width) + ", is " + std::to_string(model.heads));
+  }
+  if (model.width / model.heads % 2 != 0) {
+    Fail(place, "heads",
+         "each head must have an even width (rotary positions turn pairs), is " +
+             std::to_string(model.width / model.heads));
+  }
+  if (model.top_k > model.experts) {
+    Fail(place, "top_k",
+         "must be at most experts " + std::to_string(model.experts) + ", is " +
+             std::to_string(model.top_k));
+  }
+  CheckSize(model, place);
+}
+
+Model ReadModel(const std::string& preset_or_path) {
+  for (const Model& preset : Presets()) {
+    if (preset.name == preset_or_path) return preset;
+  }
+  // A bare word is a misspelt preset rather than a file.
+  if (preset_or_path.find_first_of("./") == std::string::npos && preset_or_path != "-") {
+    std::string known;
+    for (const std::string_view name : PresetNames()) {
+      known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+    throw Error("unknown model \"" + preset_or_path + "\"" +
+                DidYouMean(preset_or_path, PresetNames()) + "; known are: " + known +
+                ", or a file such as ./model.json");
+  }
+  const JsonDocument document = ParseJson(ReadFile(preset_or_path, kMaxFileBytes), preset_or_path);
+  const JsonCursor root = document.Root();
+  root.Keys("a model (an object)",
+            {"name", "layers", "width", "heads", "experts", "top_k", "expert_width", "vocabulary",
+             "sequence", "batch", "learning_rate", "warmup_steps", "beta1", "beta2", "epsilon",
+             "weight_decay"});
+  Model model;
+  model.name = preset_or_path;
+  if (const auto name = root.Optional("name")) model.name = name->String("a name", 256);
+  for (const IntegerField& f : kIntegers) {
+    if (const auto field = root.Optional(f.key)) {
+      model.*f.field = static_cast<int>(field->Integer(f.noun, f.low, f.high));
+    }
+  }
+  for (const RealField& f : kReals) {
+    if (const auto field = root.Optional(f.key)) {
+      const double low = static_cast<double>(f.low), high = static_cast<double>(f.high);
+      model.*f.field = static_cast<float>(field->Number(f.noun, low, high));
+    }
+  }
+  CheckModel(model, preset_or_path);
+  return model;
+}
+
+Model FitModel(Model model, int stages) {
+  CF_ASSERT(stages >= 1);
+  const std::string place = "model \"" + model.name + "\"";
+  if (model.layers == 0) model.layers = std::max(kDefaultLayers, stages);
+  if (model.layers < stages) {
+    Fail(place, "layers",
+         "stage " + std::to_string(model.layers) + " would have no layer, the model has " +
+             std::to_string(model.layers) + "; use --model with layers >= " +
+             std::to_string(stages) + " or a plan with fewer stages");
+  }
+  CheckModel(model, place);
+  return model;
+}
+
+LayerRange LayersOfStage(const Model& model, int stage, int stages) {
+  const int each = model.layers / stages, more = model.layers % stages;
+  const int first = stage * each + std::min(stage, more);
+  return {first, first + each + (stage < more ? 1 : 0)};
+}
+
+}  // namespace contraflow

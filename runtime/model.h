@@ -1,25 +1,24 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 namespace contraflow {
 
 /// A decoder-only MoE language model over bytes, and how it is trained. Per layer: RMSNorm, causal
-/// multi-head attention, residual; RMSNorm, router (softmax over all experts, top-k, ties to the lower
-/// index), experts with SwiGLU, weighted combine, residual. Byte embedding before the first layer; final
-/// RMSNorm, head and cross-entropy after the last.
+/// multi-head attention, residual; RMSNorm, router (softmax over all experts, top-k, ties to the
+/// lower index), experts with SwiGLU, weighted combine, residual. Byte embedding before the first
+/// layer; final RMSNorm, head and cross-entropy after the last.
 struct Model {
   std::string name = "default";
-  int layers = 0;         ///< 0: 8, or one for each stage where there are more stages
-  int width = 64;         ///< d
-  int heads = 4;          ///< divides width
+  int layers = 0;  ///< 0: 8, or one for each stage where there are more stages
+  int width = 64;  ///< d
+  int heads = 4;   ///< divides width
   int experts = 8;
-  int top_k = 2;          ///< experts a token visits, 1..experts
-  int expert_width = 128; ///< inner width of an expert
-  int vocabulary = 256;   ///< bytes
-  int sequence = 64;      ///< tokens of one sequence
-  int batch = 4;          ///< sequences of one micro-batch
+  int top_k = 2;           ///< experts a token visits, 1..experts
+  int expert_width = 128;  ///< inner width of an expert
+  int vocabulary = 256;    ///< bytes
+  int sequence = 64;       ///< tokens of one sequence
+  int batch = 4;           ///< sequences of one micro-batch
   float learning_rate = 3e-3f;
   int warmup_steps = 10;  ///< linear, from learning_rate / warmup_steps
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.01f;
@@ -28,11 +27,16 @@ struct Model {
   int tokens() const { return sequence * batch; }
 };
 
-/// A preset's name, or a JSON file with the fields above (all optional, unknown ones refused).
-/// Throws Error with the JSON path and the remedy.
+/// A preset's name ("default", "tiny"), or a JSON file with the fields above (all optional, unknown
+/// ones refused). Throws Error with the JSON path and the remedy.
 Model ReadModel(const std::string& preset_or_path);
 
-/// The model with `layers` settled for this many stages. Throws Error if a stage would have no layer.
+/// Throws Error, beginning with `place` and the JSON path of the field, if a size is out of range,
+/// the sizes do not fit each other, or the model would need absurd amounts of memory.
+void CheckModel(const Model& model, const std::string& place);
+
+/// The model with `layers` settled for this many stages. Throws Error if a stage would have no
+/// layer.
 Model FitModel(Model model, int stages);
 
 /// Layers [first, last) of a stage: as even as possible, earlier stages get the remainder.

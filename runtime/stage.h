@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "runtime/model.h"
+#include "runtime/parameters.h"
 
 namespace contraflow {
 
@@ -22,32 +22,26 @@ struct StashDeleter {
 };
 using StashPtr = std::unique_ptr<Stash, StashDeleter>;
 
-/// A named block of a stage's parameters, for messages and checks: "layer 3 router" [d x experts].
-struct ParameterBlock {
-  std::string name;
-  size_t offset, size;
-};
-
-/// One copy of one stage on one rank: parameters, gradients and optimizer state, and the truly split
-/// forward, input-gradient and weight-gradient computation. Not thread safe; no hidden global state; the
-/// same inputs give the same bits, whichever thread or rank runs it.
+/// One copy of one stage on one rank: parameters, gradients and optimizer state, and the truly
+/// split forward, input-gradient and weight-gradient computation. Not thread safe; no hidden global
+/// state; the same inputs give the same bits, whichever thread or rank runs it.
 class Stage {
  public:
-  /// Parameters are drawn from (seed, layer), so every copy of a stage and every partition of the model
-  /// into stages starts from the same weights.
+  /// Parameters are drawn from (seed, layer), so every copy of a stage and every partition of the
+  /// model into stages starts from the same weights.
   Stage(const Model& model, int stage, int stages, uint64_t seed);
   ~Stage();
   Stage(Stage&&) noexcept;
 
   /// F. `input` is the output of the stage before [tokens x d] (empty for stage 0, which reads the
-  /// tokens). Returns the activation for the next stage [tokens x d]; the last stage returns nothing
-  /// and leaves the mean cross-entropy of the micro-batch in `loss`.
+  /// tokens). Returns the activation for the next stage [tokens x d]; the last stage returns
+  /// nothing and leaves the mean cross-entropy of the micro-batch in `loss`.
   std::vector<float> Forward(const MicroBatch& micro, std::vector<float> input, StashPtr* stash,
                              float* loss);
 
-  /// B. Turns the gradient of the output [tokens x d] (empty for the last stage, which starts from its
-  /// loss times `loss_scale`) into the gradient of the input [tokens x d] (empty for stage 0). Leaves in
-  /// the stash what W needs; does not touch weight gradients.
+  /// B. Turns the gradient of the output [tokens x d] (empty for the last stage, which starts from
+  /// its loss times `loss_scale`) into the gradient of the input [tokens x d] (empty for stage 0).
+  /// Leaves in the stash what W needs; does not touch weight gradients.
   std::vector<float> BackwardInput(std::vector<float> output_gradient, float loss_scale,
                                    Stash* stash);
 

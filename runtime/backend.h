@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "compiler/instruction.h"
+
+namespace contraflow {
+
+/// What the instructions of one rank do, on some device. It keeps what one instruction leaves for
+/// another: activations and gradients between stages, stashes between F, B and W. Stages that are
+/// neighbours on the same rank hand over without a message. A value that is asked for and not
+/// there, or made twice, is an Error. Used by one thread at a time.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Forgets the gradients of the last step. Steps count from 1.
+  virtual void BeginStep(int step) = 0;
+  /// F, B, W, BW or FB.
+  virtual void Compute(const Instruction& instruction) = 0;
+  /// The bytes of a SEND, which stay as they are until Sent.
+  virtual std::span<std::byte> Outgoing(const Instruction& send) = 0;
+  /// The message has left.
+  virtual void Sent(const Instruction& send) = 0;
+  /// Where a RECV puts its bytes. The caller sees to it that they are there before an instruction
+  /// that consumes them runs.
+  virtual std::span<std::byte> Incoming(const Instruction& receive) = 0;
+  /// The gradients of a stage, for REDUCE to sum in place.
+  virtual std::span<float> Gradients(int stage) = 0;
+  /// STEP.
+  virtual void OptimizerStep(int stage) = 0;
+  /// Throws Error if a value was made that nothing has used.
+  virtual void EndStep() = 0;
+};
+
+}  // namespace contraflow

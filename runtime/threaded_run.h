@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "compiler/plan.h"
+#include "compiler/timeline.h"
+#include "runtime/host_backend.h"
+#include "runtime/launch.h"
+#include "runtime/thread_transport.h"
+
+namespace contraflow {
+
+/// What a step of training gave.
+struct StepResult {
+  double loss = 0;            ///< mean over all micro-batches and replicas
+  std::vector<float> losses;  ///< [replica * microbatches + micro-batch]
+  Time duration = 0;          ///< of the whole step, in nanoseconds
+  Timeline timeline;          ///< measured, of replica 0
+};
+
+/// Mean of the losses, summed in their order.
+double MeanLoss(const std::vector<float>& losses);
+
+/// Trains with a plan on the host: every rank of every replica is a thread of this process.
+class ThreadedRun {
+ public:
+  /// The model is fitted to the plan's stages. Plan, model and text must outlive the run. Throws
+  /// Error if the plan cannot be executed or is too large for one process.
+  ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+              ThreadNetwork::Options options);
+
+  /// One step; steps count from 1. After an error the run cannot go on.
+  StepResult Step(int step);
+
+  HostBackend& At(int replica, int rank);
+
+ private:
+  const Plan& plan_;
+  ThreadNetwork network_;
+  std::vector<std::unique_ptr<HostBackend>> backends_;  // replica by replica
+  std::vector<Worker> workers_;
+};
+
+}  // namespace contraflow

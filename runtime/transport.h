@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+
+#include "compiler/error.h"
+#include "compiler/instruction.h"
+
+namespace contraflow {
+
+using Clock = std::chrono::steady_clock;
+
+/// One SEND or RECV under way. Owned by whoever posts it; neither moved nor freed, and its bytes
+/// left alone, until it is done.
+struct Transfer {
+  Instruction instruction;    ///< SEND_F, SEND_B, RECV_F or RECV_B, with its peer
+  std::span<std::byte> data;  ///< what to send, or where to receive exactly so many bytes
+  bool done = false;
+  Clock::time_point start{}, end{};  ///< once done: the interval of the transfer itself
+};
+
+/// What a transfer carries: two instructions belong together if and only if their tags are equal.
+struct Tag {
+  bool forward;  ///< an activation, not a gradient
+  int producer;  ///< the stage that made it
+  int microbatch;
+
+  bool operator==(const Tag&) const = default;
+  auto operator<=>(const Tag&) const = default;
+};
+Tag TagOf(const Instruction& message);
+
+/// Thrown out of a transport's calls after Abort: another rank has the reason.
+struct Aborted : Error {
+  Aborted();
+};
+
+/// One rank's face to its peers. All calls but Abort are made by that rank's own thread. Messages
+/// of a directed edge arrive in the order in which they were posted, and receives of an edge take
+/// them in the order in which those were posted; a message whose tag or size is not what its
+/// receive expects is an Error.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  /// Starts transfers together: none of them waits for another of the group.
+  virtual void Post(std::span<Transfer* const> group) = 0;
+  /// Whether a posted transfer is done; never waits. Called between instructions, so that
+  /// transports without a thread of their own make progress.
+  virtual bool Done(Transfer& transfer) = 0;
+  /// Returns when a posted transfer is done.
+  virtual void Wait(Transfer& transfer) = 0;
+  /// Replaces `values` by their sum over the ranks `holders` (this one among them) of every
+  /// replica, added replica by replica and in the order of `holders`: all get the same bits.
+  /// `reduce` is the instruction, for messages. Returns when the last of them arrived.
+  virtual Clock::time_point Sum(const Instruction& reduce, std::span<const int> holders,
+                                std::span<float> values) = 0;
+  /// Wakes every rank of the run: their calls, now and from now on, throw Aborted. From any thread.
+  virtual void Abort() = 0;
+};
+
+}  // namespace contraflow

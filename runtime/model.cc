@@ -85,7 +85,8 @@ std::string Millions(double count) {
 
 void CheckSize(const Model& model, const std::string& place) {
   const double d = model.width, f = model.expert_width, experts = model.experts;
-  const double layers = std::max(model.layers, 1), vocabulary = model.vocabulary;
+  const double layers = model.layers == 0 ? kDefaultLayers : model.layers;
+  const double vocabulary = model.vocabulary;
   const double layer = 4 * d * d + 2 * d + d * experts + 3 * experts * d * f;
   const double parameters = layers * layer + 2 * vocabulary * d + d;
   if (parameters > kMaxParameters) {

@@ -258,6 +258,7 @@ JsonDocument ParseJson(std::string_view document, const std::string& place,
     throw Error(place + ": has " + std::to_string(document.size()) + " bytes; at most " +
                 std::to_string(limits.bytes) + " are read");
   }
+  if (document.empty()) throw Error(place + ": is empty; it must hold a JSON document");
   JsonBuilder builder(place, limits, rows);
   if (LooksLikeCbor(document)) {
     ReadCbor(document, place, &builder);

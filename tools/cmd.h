@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// One command: a row of the table in main.cc, one file cmd_<name>.cc each.
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view example;  ///< a whole command line, shown by --help
+  /// Adds the command's options to `app` and returns what to run once they are parsed. That
+  /// returns the exit code; bad input throws Error or UsageError.
+  std::function<int()> (*add)(CLI::App* app);
+};
+
+extern const Command kCheckCommand;
+extern const Command kCompareCommand;
+extern const Command kCompileCommand;
+extern const Command kCostsCommand;
+extern const Command kDiffCommand;
+extern const Command kExportCommand;
+extern const Command kListCommand;
+extern const Command kShowCommand;
+extern const Command kSimulateCommand;
+extern const Command kVerifyCommand;
+
+}  // namespace contraflow

@@ -1,0 +1,138 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "compiler/error.h"
+#include "compiler/file.h"
+#include "compiler/plan_io.h"
+#include "tools/cmd.h"
+#include "tools/costs_option.h"
+#include "tools/exit.h"
+#include "tools/options.h"
+#include "tools/report_text.h"
+#include "tools/table.h"
+
+namespace contraflow {
+namespace {
+
+struct CheckOptions {
+  std::string plan;
+  CostsOption costs;
+  std::optional<double> max_bubble, max_bubble_ratio, max_makespan;
+  std::optional<int64_t> max_activations, max_bytes;
+  bool formula = false;
+
+  int bounds() const {
+    return max_bubble.has_value() + max_bubble_ratio.has_value() + max_makespan.has_value() +
+           max_activations.has_value() + max_bytes.has_value() + formula;
+  }
+};
+
+/// " on rank 3" of the rank with the largest `figure`.
+template <typename Figure>
+std::string Where(const Report& report, Figure figure) {
+  const auto& ranks = report.simulation.ranks;
+  size_t worst = 0;
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    if (figure(ranks[r]) > figure(ranks[worst])) worst = r;
+  }
+  return " on rank " + std::to_string(worst);
+}
+
+/// One line for each bound that is broken.
+std::string Broken(const CheckOptions& options, const Report& report) {
+  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
+  const auto ticks = [&](double value, const char* flag) {
+    return ToTicks(value, report.unit, flag);
+  };
+  std::string lines;
+  if (options.max_bubble) {
+    const Time bound = ticks(*options.max_bubble, "--max-bubble");
+    if (report.largest_bubble() > bound) {
+      lines += "bubble " + time(report.largest_bubble()) +
+               Where(report, [](const RankFigures& rank) { return rank.bubble; }) +
+               " is over --max-bubble " + time(bound) + "\n";
+    }
+  }
+  if (options.max_bubble_ratio) {
+    const double bound = *options.max_bubble_ratio, ratio = report.simulation.bubble_ratio();
+    if (!(bound >= 0 && bound <= 1)) {
+      throw Error("--max-bubble-ratio: must be in 0..1, is " + FormatReal(bound));
+    }
+    if (ratio > bound) {
+      lines += "bubble ratio " + FormatReal(ratio) + " is over --max-bubble-ratio " +
+               FormatReal(bound) + "\n";
+    }
+  }
+  if (options.max_makespan) {
+    const Time bound = ticks(*options.max_makespan, "--max-makespan");
+    if (report.simulation.makespan > bound) {
+      lines += "makespan " + time(report.simulation.makespan) + " is over --max-makespan " +
+               time(bound) + "\n";
+    }
+  }
+  if (options.max_activations && report.peak_activations() > *options.max_activations) {
+    lines += "activations " + std::to_string(report.peak_activations()) +
+             Where(report, [](const RankFigures& rank) { return rank.peak_activations; }) +
+             " are over --max-activations " + std::to_string(*options.max_activations) + "\n";
+  }
+  if (options.max_bytes && report.peak_bytes() > *options.max_bytes) {
+    lines += "bytes " + std::to_string(report.peak_bytes()) +
+             Where(report, [](const RankFigures& rank) { return rank.peak_bytes; }) +
+             " are over --max-bytes " + std::to_string(*options.max_bytes) + "\n";
+  }
+  if (options.formula && !report.formula->holds) {
+    lines += "formula " + std::string(report.formula->text) + " = " +
+             time(report.formula->published) + " " + CompareWithFormula(report) + "\n";
+  }
+  return lines;
+}
+
+int Check(const CheckOptions& options) {
+  if (options.bounds() == 0) {
+    throw UsageError("check: no bound given; see contraflow check --help");
+  }
+  const Plan plan = ReadPlanFile(options.plan);
+  RequireSound(plan, options.plan);
+  const CostModel costs = CostsForPlan(options.costs, plan);
+  if (options.max_bytes && (!costs.memory || costs.memory->activation_bytes == 0)) {
+    throw Error(
+        "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "
+        "--costs with a file that does, or --max-activations");
+  }
+  const Report report = MakeReport(plan, costs);
+  if (options.formula && !report.formula) {
+    throw Error("--formula: none is known for schedule \"" + plan.schedule.substr(0, 64) +
+                "\" with these sizes and costs (formulas are for equal stages and micro-batches)");
+  }
+  const std::string broken = Broken(options, report);
+  const int bounds = options.bounds();
+  WriteFile("-", !broken.empty() ? broken
+                                 : "ok: " + std::to_string(bounds) +
+                                       (bounds == 1 ? " bound holds\n" : " bounds hold\n"));
+  return broken.empty() ? kExitFine : kExitInput;
+}
+
+std::function<int()> Add(CLI::App* app) {
+  const auto options = std::make_shared<CheckOptions>();
+  AddPlan(app, &options->plan);
+  AddCostsOptions(app, &options->costs, "the plan's own");
+  AddNumber(app, "--max-bubble", &options->max_bubble, "T", "of any rank, in the costs' unit");
+  AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
+            "of all ranks together, 0 to 1");
+  AddNumber(app, "--max-makespan", &options->max_makespan, "T", "in the costs' unit");
+  AddInteger(app, "--max-activations", &options->max_activations, "N", "held at once by any rank");
+  AddInteger(app, "--max-bytes", &options->max_bytes, "N", "of activations held by any rank");
+  app->add_flag("--formula", options->formula, "the bubble of every rank is the published one");
+  return [options] { return Check(*options); };
+}
+
+}  // namespace
+
+const Command kCheckCommand = {
+    .name = "check",
+    .summary = "for CI: exit 1 and one line for each bound that a plan breaks",
+    .example = "contraflow check plan.json --max-bubble-ratio 0.2",
+    .add = Add,
+};
+
+}  // namespace contraflow

@@ -1,0 +1,101 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "compiler/file.h"
+#include "tools/cmd.h"
+#include "tools/costs_option.h"
+#include "tools/exit.h"
+#include "tools/options.h"
+#include "tools/report.h"
+#include "tools/table.h"
+
+namespace contraflow {
+namespace {
+
+struct CostsOptions {
+  std::string file;
+  bool json = false;
+};
+
+void AddStage(const StageCost& cost, Unit unit, JsonObject* object) {
+  object->Add("f", TimeToJson(cost.f, unit));
+  object->Add("b", TimeToJson(cost.b, unit));
+  object->Add("w", TimeToJson(cost.w, unit));
+  object->Add("bw", TimeToJson(cost.bw, unit));
+  object->Add("fb", TimeToJson(cost.fb, unit));
+}
+
+std::string CostsJson(const CostModel& costs) {
+  auto document = std::make_unique<JsonObject>();
+  document->Add("unit", {std::string(Name(costs.unit))});
+  if (costs.stages.size() == 1) {
+    AddStage(costs.stages[0], costs.unit, document.get());
+  } else {
+    Json::Array stages;
+    for (const StageCost& cost : costs.stages) {
+      auto stage = std::make_unique<JsonObject>();
+      AddStage(cost, costs.unit, stage.get());
+      stages.push_back({std::move(stage)});
+    }
+    document->Add("stages", {std::move(stages)});
+  }
+  return FormatJson({std::move(document)});
+}
+
+std::string CostsText(const CostModel& costs) {
+  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
+  Table table;
+  const bool alike = costs.stages.size() == 1;
+  table.columns = {"stage", ">f", ">b", ">w", ">bw", ">fb", ">reduce", ">step"};
+  for (size_t s = 0; s < costs.stages.size(); ++s) {
+    const StageCost& c = costs.stages[s];
+    table.rows.push_back({alike ? "every" : std::to_string(s), text(c.f), text(c.b), text(c.w),
+                          text(c.bw), text(c.fb), text(c.reduce), text(c.step)});
+  }
+  std::string out;
+  if (!costs.source.empty()) out += "source  " + costs.source + "\n";
+  out += "unit    " + std::string(Name(costs.unit)) + "\n\n" + FormatTable(table) + "\n";
+  out += "comm    " + text(costs.comm.latency) + " a hop";
+  if (costs.comm.exclusive()) {
+    out += ", and " + text(costs.comm.occupancy) + " of its edge (" +
+           FormatCount(costs.comm.bytes) + " bytes)";
+  }
+  out += "\n";
+  if (costs.memory) {
+    out += "memory  activation " + FormatCount(costs.memory->activation_bytes) +
+           " bytes a stage and micro-batch, of which " + FormatCount(costs.memory->w_stash_bytes) +
+           " are held on to the end of W\n";
+  }
+  if (!costs.microbatch_scale.empty()) {
+    out += "scale   of each micro-batch:";
+    for (const double scale : costs.microbatch_scale) out += " " + FormatReal(scale);
+    out += "\n";
+  }
+  return out +
+         "\nf forward, b backward for the input gradient only, w for the weight gradient only, bw\n"
+         "both in one go, fb a forward overlapped with a full backward of another micro-batch.\n";
+}
+
+std::function<int()> Add(CLI::App* app) {
+  const auto options = std::make_shared<CostsOptions>();
+  app->add_option("FILE|PROFILE", options->file, "cost file, or a profile such as deepseek-v3-h800")
+      ->type_name("")
+      ->required();
+  AddJson(app, &options->json);
+  return [options] {
+    const CostModel costs = ReadCostsOrProfile(options->file);
+    WriteFile("-", options->json ? CostsJson(costs) : CostsText(costs));
+    return kExitFine;
+  };
+}
+
+}  // namespace
+
+const Command kCostsCommand = {
+    .name = "costs",
+    .summary = "the costs of a stage as they are used",
+    .example = "contraflow costs deepseek-v3-h800",
+    .add = Add,
+};
+
+}  // namespace contraflow

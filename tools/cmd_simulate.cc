@@ -1,0 +1,66 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "compiler/file.h"
+#include "compiler/plan_io.h"
+#include "compiler/trace_io.h"
+#include "tools/cmd.h"
+#include "tools/costs_option.h"
+#include "tools/exit.h"
+#include "tools/options.h"
+#include "tools/report.h"
+#include "tools/report_text.h"
+
+namespace contraflow {
+namespace {
+
+struct SimulateOptions {
+  std::string plan;
+  CostsOption costs;
+  std::string trace;
+  bool json = false;
+};
+
+int RunSimulate(const SimulateOptions& options) {
+  const Plan plan = ReadPlanFile(options.plan);
+  RequireSound(plan, options.plan);
+  const CostModel costs = CostsForPlan(options.costs, plan);
+  const Report report = MakeReport(plan, costs);
+  if (!options.trace.empty()) {
+    WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
+  }
+  if (options.json) {
+    WriteFile("-", FormatJson(ReportToJson(report)));
+    return kExitFine;
+  }
+  std::string text =
+      DescribePlan(plan) + "\n" + DescribeCostsUsed(costs, options.costs.given() || plan.costs) +
+      "\n\n" + RankTable(report, costs.memory.has_value()) + "\n" + SummaryTable(plan, report);
+  if (report.formula) text += "\n" + std::string(kFormulaLegend);
+  WriteFile("-", text);
+  return kExitFine;
+}
+
+std::function<int()> Add(CLI::App* app) {
+  const auto options = std::make_shared<SimulateOptions>();
+  AddPlan(app, &options->plan);
+  AddCostsOptions(app, &options->costs, "the plan's own");
+  app->add_option("--trace", options->trace,
+                  "write the predicted timeline as a Chrome/Perfetto trace")
+      ->type_name("FILE");
+  AddJson(app, &options->json);
+  return [options] { return RunSimulate(*options); };
+}
+
+}  // namespace
+
+const Command kSimulateCommand = {
+    .name = "simulate",
+    .summary = "makespan, bubbles, memory and critical path of a plan",
+    .example = "contraflow simulate plan.json --comm 0.1",
+    .add = Add,
+};
+
+}  // namespace contraflow

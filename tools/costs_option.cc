@@ -1,0 +1,121 @@
+#include "tools/costs_option.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "compiler/cost_io.h"
+#include "compiler/error.h"
+#include "tools/options.h"
+
+namespace contraflow {
+namespace {
+
+/// Where profiles are looked up, first match wins.
+std::vector<std::string> ProfileFolders() {
+  std::vector<std::string> folders;
+  if (const char* const own = std::getenv("CONTRAFLOW_PROFILES"); own != nullptr && *own != '\0') {
+    folders.emplace_back(own);
+  }
+  folders.emplace_back(CF_INSTALLED_PROFILES);
+  folders.emplace_back(CF_SOURCE_PROFILES);
+  return folders;
+}
+
+std::vector<std::string> ProfileNames() {
+  std::vector<std::string> names;
+  for (const std::string& folder : ProfileFolders()) {
+    std::error_code none;  // A folder that is not there has no profiles.
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+      if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+Time Ticks(double value, Unit unit, const char* flag) { return ToTicks(value, unit, flag); }
+
+/// Puts the figures that are given over one stage.
+void Override(const CostsOption& option, Unit unit, StageCost* cost) {
+  if (option.f) cost->f = Ticks(*option.f, unit, "--f");
+  if (option.b) cost->b = Ticks(*option.b, unit, "--b");
+  if (option.w) cost->w = Ticks(*option.w, unit, "--w");
+  if (option.b || option.w) cost->bw = cost->b + cost->w;
+  if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
+  if (option.f || option.b || option.w || option.bw) cost->fb = cost->f + cost->bw;
+  if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
+}
+
+}  // namespace
+
+void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise) {
+  app->add_option("--costs", option->file,
+                  "cost file, or a profile such as deepseek-v3-h800 (default: " + otherwise + ")")
+      ->type_name("FILE|PROFILE");
+  AddNumber(app, "--f", &option->f, "T", "forward of a stage; this and the next override the file");
+  AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
+  AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
+  AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
+  AddNumber(app, "--fb", &option->fb, "T", "forward overlapped with a full backward (f + bw)");
+  AddNumber(app, "--comm", &option->comm, "T", "one hop between neighbouring stages");
+}
+
+CostModel ReadCostsOrProfile(const std::string& name) {
+  if (name.find('/') != std::string::npos || name.ends_with(".json") || name == "-") {
+    return ReadCostFile(name);
+  }
+  for (const std::string& folder : ProfileFolders()) {
+    const std::filesystem::path path = std::filesystem::path(folder) / (name + ".json");
+    std::error_code none;
+    if (!name.empty() && std::filesystem::exists(path, none)) return ReadCostFile(path.string());
+  }
+  const std::vector<std::string> names = ProfileNames();
+  std::string known;
+  for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
+  const std::string shown = name.substr(0, 64);
+  throw Error("--costs: unknown profile \"" + shown + "\"" + DidYouMean(shown, names) +
+              "; profiles are " + (known.empty() ? "none" : known) +
+              ", and a file is a name with a \"/\" or one that ends in .json");
+}
+
+CostModel UnitCosts() {
+  const Time one = TicksPerUnit(Unit::kUnit);
+  return UniformCosts(one, one, one);
+}
+
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
+  CostModel costs = option.file.empty() ? base : ReadCostsOrProfile(option.file);
+  for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
+  if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
+  return costs;
+}
+
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
+  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
+  CheckCosts(costs, plan.stages, plan.microbatches);
+  return costs;
+}
+
+std::string DescribeCosts(const CostModel& costs) {
+  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
+  const StageCost& c = costs.stage(0);
+  std::string line;
+  if (costs.stages.size() > 1) {
+    line = std::to_string(costs.stages.size()) + " stages, each its own costs";
+  } else {
+    line = "f " + text(c.f) + ", b " + text(c.b) + ", w " + text(c.w) + ", bw " + text(c.bw) +
+           ", fb " + text(c.fb);
+    if (c.reduce > 0) line += ", reduce " + text(c.reduce);
+    if (c.step > 0) line += ", step " + text(c.step);
+  }
+  line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
+  if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
+  return line + " (" + std::string(Name(costs.unit)) + ")";
+}
+
+}  // namespace contraflow

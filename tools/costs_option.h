@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "compiler/plan.h"
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// What the options --costs --f --b --w --bw --fb --comm say.
+struct CostsOption {
+  std::string file;  ///< a file or the name of a profile; empty: not given
+  std::optional<double> f, b, w, bw, fb, comm;
+
+  bool given() const { return !file.empty() || f || b || w || bw || fb || comm; }
+};
+
+/// Adds those options to a command. `otherwise` says what is used where none of them is given.
+void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise);
+
+/// Reads a cost file, or the profile of that name. What has a "/" or ends in ".json" is a file; a
+/// profile is looked up in $CONTRAFLOW_PROFILES, the installed ones and those of the source tree.
+CostModel ReadCostsOrProfile(const std::string& file_or_profile);
+
+/// F = B = W = 1, no communication.
+CostModel UnitCosts();
+
+/// The costs the options ask for: those of the file, else `base`, with the single figures put over
+/// every stage, in the unit of what they override. A new f, b or w resets bw to b + w and fb to
+/// f + bw, and a new bw resets fb, unless these are given as well.
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
+
+/// The costs for a plan that is read from a file: the options over its own costs, else over unit
+/// costs.
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
+
+/// One line for people: "costs: f 1, b 1, w 1, bw 2, fb 3, comm 0 (unit)".
+std::string DescribeCosts(const CostModel& costs);
+
+}  // namespace contraflow

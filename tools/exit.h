@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace contraflow {
+
+/// Exit codes of every tool (the public contract).
+inline constexpr int kExitFine = 0;
+inline constexpr int kExitInput = 1;  ///< the input is wrong, or a check did not hold
+inline constexpr int kExitUsage = 2;  ///< the command line cannot be read
+inline constexpr int kExitBug = 70;   ///< our own bug
+
+/// The command line cannot be read: an unknown option, a missing one, text where a number belongs.
+/// A number that can be read but does not fit is an Error.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Runs `body` and returns its exit code. No exception leaves it: each becomes one line
+/// "PROGRAM: error: ..." on stderr and an exit code.
+int Guard(std::string_view program, const std::function<int()>& body);
+
+}  // namespace contraflow

@@ -1,0 +1,143 @@
+#include "tools/report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compiler/bound.h"
+#include "compiler/error.h"
+#include "compiler/verify.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+const Schedule* ScheduleOf(const Plan& plan) {
+  for (const Schedule* schedule : Schedules()) {
+    if (schedule->name == plan.schedule) return schedule;
+  }
+  return nullptr;
+}
+
+/// REDUCE and STEP are not in any formula.
+bool HasEpilogue(const CostModel& costs) {
+  return std::any_of(costs.stages.begin(), costs.stages.end(),
+                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
+}
+
+std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,
+                                          const Simulation& simulation) {
+  const Schedule* const schedule = ScheduleOf(plan);
+  if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
+  const Spec spec = {.schedule = plan.schedule,
+                     .ranks = plan.ranks,
+                     .microbatches = plan.microbatches,
+                     .chunks = 0,
+                     .data_parallel = plan.data_parallel,
+                     .costs = costs,
+                     .memory_limit = {}};
+  if (!schedule->reject(spec).empty() || schedule->stages(spec) != plan.stages) return {};
+  FormulaFigures figures;
+  figures.text = schedule->formula->text;
+  figures.published = schedule->formula->published(spec);
+  if (!HasEpilogue(costs)) figures.exact = schedule->formula->exact(spec);
+  figures.holds =
+      std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
+                  [&](const RankFigures& rank) { return rank.bubble == figures.published; });
+  return figures;
+}
+
+}  // namespace
+
+const std::string_view kFormulaLegend =
+    "In formulas, as in the papers: PP ranks, F forward, B the FULL backward (bw), W its weight\n"
+    "gradient, F&B a forward overlapped with a full backward (fb). Everywhere else in Contraflow "
+    "B\n"
+    "is the backward for the input gradient only.\n";
+
+double Report::gap() const {
+  if (lower_bound == 0) return 0;
+  return static_cast<double>(simulation.makespan - lower_bound) / static_cast<double>(lower_bound);
+}
+
+int Report::peak_activations() const {
+  int peak = 0;
+  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_activations);
+  return peak;
+}
+
+int64_t Report::peak_bytes() const {
+  int64_t peak = 0;
+  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
+  return peak;
+}
+
+Time Report::largest_bubble() const {
+  Time largest = 0;
+  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.bubble);
+  return largest;
+}
+
+void RequireSound(const Plan& plan, const std::string& path) {
+  const std::vector<Finding> findings = Verify(plan);
+  if (findings.empty()) return;
+  std::string message = path + ": the plan is not sound";
+  for (const Finding& finding : findings) message += "\n  " + ToString(finding, plan);
+  throw Error(message + "\n  (contraflow verify shows where)");
+}
+
+Report MakeReport(const Plan& plan, const CostModel& costs) {
+  Report report;
+  report.schedule = plan.schedule;
+  report.unit = costs.unit;
+  report.simulation = Simulate(plan, costs);
+  report.lower_bound = LowerBound(plan, costs);
+  report.formula = MakeFormula(plan, costs, report.simulation);
+  return report;
+}
+
+Json TimeToJson(Time ticks, Unit unit) {
+  const Time per_unit = TicksPerUnit(unit);
+  if (ticks % per_unit == 0) return {ticks / per_unit};
+  return {FromTicks(ticks, unit)};
+}
+
+Json ReportToJson(const Report& report) {
+  const auto time = [&](Time ticks) { return TimeToJson(ticks, report.unit); };
+  const Simulation& simulation = report.simulation;
+  Json::Array ranks;
+  for (size_t r = 0; r < simulation.ranks.size(); ++r) {
+    const RankFigures& figures = simulation.ranks[r];
+    auto rank = std::make_unique<JsonObject>();
+    rank->Add("rank", {static_cast<int64_t>(r)});
+    rank->Add("busy", time(figures.busy));
+    rank->Add("bubble", time(figures.bubble));
+    rank->Add("peak_activations", {int64_t{figures.peak_activations}});
+    rank->Add("peak_bytes", {figures.peak_bytes});
+    ranks.push_back({std::move(rank)});
+  }
+  auto object = std::make_unique<JsonObject>();
+  object->Add("schedule", {report.schedule});
+  object->Add("unit", {std::string(Name(report.unit))});
+  object->Add("makespan", time(simulation.makespan));
+  object->Add("span", time(simulation.span));
+  object->Add("bubble_ratio", {simulation.bubble_ratio()});
+  object->Add("ranks", {std::move(ranks)});
+  if (report.formula) {
+    auto formula = std::make_unique<JsonObject>();
+    formula->Add("text", {std::string(report.formula->text)});
+    formula->Add("bubble", time(report.formula->published));
+    formula->Add("holds", {report.formula->holds});
+    object->Add("formula", {std::move(formula)});
+  }
+  object->Add("lower_bound", time(report.lower_bound));
+  object->Add("gap", {report.gap()});
+  return {std::move(object)};
+}
+
+std::string FormatJson(const Json& document) {
+  std::string text;
+  WriteJson(document, &text);
+  return text + "\n";
+}
+
+}  // namespace contraflow

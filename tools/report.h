@@ -1,0 +1,57 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/json.h"
+#include "compiler/plan.h"
+#include "compiler/simulate.h"
+
+namespace contraflow {
+
+/// A schedule's published bubble beside the simulated one.
+struct FormulaFigures {
+  std::string_view text;    ///< "(PP/2-1)(F&B+B-3W)"
+  Time published = 0;       ///< what it gives for these costs
+  std::vector<Time> exact;  ///< the true closed form of each rank; empty where it is not known
+  bool holds = false;       ///< every rank's simulated bubble equals `published`
+};
+
+/// Everything the tools say about a plan's predicted run.
+struct Report {
+  std::string schedule;
+  Unit unit = Unit::kUnit;
+  Simulation simulation;
+  Time lower_bound = 0;
+  /// Absent where none is published, or the plan or its costs are not what it is published for
+  /// (another shape than the schedule makes, stages or micro-batches that differ).
+  std::optional<FormulaFigures> formula;
+
+  /// (makespan - lower_bound) / lower_bound; 0 where both are 0.
+  double gap() const;
+  int peak_activations() const;  ///< of the rank that has most
+  int64_t peak_bytes() const;
+  Time largest_bubble() const;
+};
+
+/// Throws Error with every finding if the plan is not sound.
+void RequireSound(const Plan& plan, const std::string& path);
+
+/// Simulates a sound plan.
+Report MakeReport(const Plan& plan, const CostModel& costs);
+
+/// The object of `simulate --json` (the public contract), figures in the report's unit.
+Json ReportToJson(const Report& report);
+
+/// A time in its unit as the shortest JSON number.
+Json TimeToJson(Time ticks, Unit unit);
+
+/// Text of a document for --json, with its newline.
+std::string FormatJson(const Json& document);
+
+/// What the letters of the formulas mean; stands below every table that prints one.
+extern const std::string_view kFormulaLegend;
+
+}  // namespace contraflow

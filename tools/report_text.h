@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+
+#include "tools/report.h"
+
+namespace contraflow {
+
+/// "dualpipe: 8 ranks, 8 stages, 20 micro-batches (level comm)"
+std::string DescribePlan(const Plan& plan);
+
+/// The line about the costs; says so where they are the unit costs nobody asked for.
+std::string DescribeCostsUsed(const CostModel& costs, bool chosen);
+
+/// Busy time, bubble and peak memory of each rank.
+std::string RankTable(const Report& report, bool bytes);
+
+/// Makespan, span, bubble ratio, lower bound, formula and critical path, one line each.
+std::string SummaryTable(const Plan& plan, const Report& report);
+
+/// How the simulated bubbles compare with the formula: "holds on every rank" or by how much not.
+std::string CompareWithFormula(const Report& report);
+
+/// "6 to 7.5", or "6" where both are equal.
+std::string FormatRange(Time low, Time high, Unit unit);
+
+}  // namespace contraflow

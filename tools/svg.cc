@@ -1,0 +1,209 @@
+// Lengths are whole hundredths of a pixel, so the same plan gives the same bytes everywhere.
+
+#include "tools/svg.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace contraflow {
+namespace {
+
+using Hundredths = int64_t;
+
+constexpr Hundredths kLeft = 7000, kTop = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
+constexpr Hundredths kLegendLine = 2200;
+/// A drawing is at least this wide where time allows, and never much wider than the most.
+constexpr double kLeastWidth = 900'00, kMostWidth = 24'000'00;
+constexpr double kDigit = 640;   // width of a digit of the labels
+constexpr double kMargin = 600;  // left and right of a label together
+
+constexpr std::string_view kStyle =
+    "  text { font: 11px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; fill: #1f2430; }\n"
+    "  .n { text-anchor: middle; pointer-events: none; }\n"
+    "  .r { text-anchor: end; }\n"
+    "  .t { fill: #6b7280; }\n"
+    "  .idle { fill: #f1f2f5; }\n"
+    "  .mark { stroke: #d4d8e0; stroke-width: 1; }\n"
+    "  .box { stroke: #ffffff; stroke-width: 1; }\n"
+    "  .pair { fill: none; stroke: #1f2430; stroke-width: 1; pointer-events: none; }\n"
+    "  .F0 { fill: #ffd166; } .F1 { fill: #f4a259; }\n"
+    "  .BW0 { fill: #8fd694; } .BW1 { fill: #57b371; }\n"
+    "  .B0 { fill: #9ad1f5; } .B1 { fill: #62a8dc; }\n"
+    "  .W0 { fill: #b9b4e0; } .W1 { fill: #918ac9; }\n"
+    "  .REDUCE0, .REDUCE1, .STEP0, .STEP1 { fill: #c9ccd3; }\n";
+
+/// "12.5" for 1250.
+std::string Px(Hundredths value) {
+  std::string text = std::to_string(value / 100);
+  if (const Hundredths rest = value % 100; rest != 0) {
+    text += rest < 10 ? ".0" + std::to_string(rest) : "." + std::to_string(rest);
+    if (text.back() == '0') text.pop_back();
+  }
+  return text;
+}
+
+std::string Escape(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string Class(const Part& part) {
+  return std::string(Name(part.op)) + std::to_string(part.side % 2);
+}
+
+std::string Label(const Part& part) {
+  return std::to_string(part.microbatch >= 0 ? part.microbatch : part.stage);
+}
+
+std::string Rect(const std::string& classes, Hundredths x, Hundredths y, Hundredths width,
+                 Hundredths height) {
+  return "<rect class=\"" + classes + "\" x=\"" + Px(x) + "\" y=\"" + Px(y) + "\" width=\"" +
+         Px(width) + "\" height=\"" + Px(height) + "\"/>";
+}
+
+std::string Text(const std::string& classes, Hundredths x, Hundredths y, std::string_view text) {
+  return "<text class=\"" + classes + "\" x=\"" + Px(x) + "\" y=\"" + Px(y) + "\">" + Escape(text) +
+         "</text>";
+}
+
+class Drawing {
+ public:
+  explicit Drawing(const Picture& picture) : picture_(picture), kinds_(KindsIn(picture)) {
+    if (picture.makespan == 0) return;
+    const auto makespan = static_cast<double>(picture.makespan);
+    scale_ = kLeastWidth / makespan;
+    for (const Picture::Row& row : picture.rows) {
+      for (const Box& box : row.boxes) {
+        if (box.parts[0].microbatch < 0) continue;
+        scale_ = std::max(scale_, LabelWidth(box) / static_cast<double>(box.end - box.start));
+      }
+    }
+    scale_ = std::min(scale_, kMostWidth / makespan);
+  }
+
+  std::string Draw() const {
+    const Hundredths rows = static_cast<Hundredths>(picture_.rows.size());
+    const Hundredths bottom = kTop + rows * (kRowHeight + kRowGap);
+    const Hundredths legend_lines =
+        static_cast<Hundredths>(kinds_.size()) + 1 + (picture_.sides.empty() ? 0 : 1);
+    const Hundredths width = std::max<Hundredths>(At(picture_.makespan) + kRight, 560'00);
+    const Hundredths height = bottom + (legend_lines + 1) * kLegendLine;
+    std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + Px(width) +
+                      "\" height=\"" + Px(height) + "\" viewBox=\"0 0 " + Px(width) + " " +
+                      Px(height) + "\" role=\"img\">\n<title>" + Escape(picture_.title) +
+                      "</title>\n<style>\n" + std::string(kStyle) + "</style>\n" +
+                      "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
+    out += Ruler(bottom);
+    Hundredths y = kTop;
+    for (const Picture::Row& row : picture_.rows) {
+      out += Row(row, y);
+      y += kRowHeight + kRowGap;
+    }
+    return out + Legend(bottom + kLegendLine) + "</svg>\n";
+  }
+
+ private:
+  Hundredths At(Time time) const {
+    return kLeft + std::llround(static_cast<double>(time) * scale_);
+  }
+
+  static double LabelWidth(const Box& box) {
+    double width = 0;
+    for (const Part& part : box.parts) {
+      width += kMargin + kDigit * static_cast<double>(Label(part).size());
+    }
+    return width;
+  }
+
+  std::string Ruler(Hundredths bottom) const {
+    if (picture_.makespan == 0) return "";
+    std::string out;
+    const Time step = RulerStep(static_cast<Time>(std::ceil(60'00 / scale_)));
+    for (Time time = 0; time <= picture_.makespan; time += step) {
+      out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kTop - 600) + "V" + Px(bottom) +
+             "\"/>" + Text("t", At(time) + 300, kTop - 900, FormatTime(time, picture_.unit)) + "\n";
+    }
+    return out;
+  }
+
+  std::string Row(const Picture::Row& row, Hundredths y) const {
+    std::string out = "<g>" +
+                      Text("r", kLeft - 1000, y + 1600, "rank " + std::to_string(row.rank)) +
+                      Rect("idle", kLeft, y, At(picture_.makespan) - kLeft, kRowHeight) + "\n";
+    for (const Box& box : row.boxes) out += BoxText(box, y);
+    return out + "</g>\n";
+  }
+
+  std::string BoxText(const Box& box, Hundredths y) const {
+    const Hundredths from = At(box.start), to = At(box.end);
+    const bool fits = LabelWidth(box) <= static_cast<double>(to - from) + 1;
+    const auto parts = static_cast<Hundredths>(box.parts.size());
+    std::string out = "<g><title>" + Hover(box) + "</title>";
+    for (Hundredths p = 0; p < parts; ++p) {
+      const Part& part = box.parts[static_cast<size_t>(p)];
+      const Hundredths begin = from + (to - from) * p / parts;
+      const Hundredths end = from + (to - from) * (p + 1) / parts;
+      out += Rect("box " + Class(part), begin, y, end - begin, kRowHeight);
+      if (fits) out += Text("n", (begin + end) / 2, y + 1600, Label(part));
+    }
+    if (parts > 1) out += Rect("pair", from + 50, y + 50, to - from - 100, kRowHeight - 100);
+    return out + "</g>\n";
+  }
+
+  std::string Hover(const Box& box) const {
+    std::string text;
+    for (const Part& part : box.parts) {
+      text += (text.empty() ? "" : " + ") + std::string(Name(part.op)) + " s" +
+              std::to_string(part.stage);
+      if (part.microbatch >= 0) text += " m" + std::to_string(part.microbatch);
+    }
+    return text + "&#10;" + FormatTime(box.start, picture_.unit) + " to " +
+           FormatTime(box.end, picture_.unit) + " " + std::string(Name(picture_.unit)) +
+           ", instruction " + std::to_string(box.index);
+  }
+
+  std::string Legend(Hundredths y) const {
+    std::string out;
+    const Hundredths text_x = kLeft + 7000;
+    for (const Op op : kinds_) {
+      const Op first = op == Op::FB ? Op::F : op;
+      const Hundredths half = op == Op::FB ? 2400 : 4800;
+      out += Rect("box " + std::string(Name(first)) + "0", kLeft, y - 1200, half, 1600);
+      if (op == Op::FB) {
+        out += Rect("box BW0", kLeft + half, y - 1200, half, 1600) +
+               Rect("pair", kLeft + 50, y - 1150, 2 * half - 100, 1500);
+      }
+      out += Text("l", text_x, y, std::string(Name(op)) + ": " + std::string(Explain(op))) + "\n";
+      y += kLegendLine;
+    }
+    if (!picture_.sides.empty()) {
+      out += Text("l", kLeft, y, "darker: " + picture_.sides) + "\n";
+      y += kLegendLine;
+    }
+    return out + Text("t", kLeft, y, picture_.figures) + "\n";
+  }
+
+  const Picture& picture_;
+  const std::vector<Op> kinds_;
+  double scale_ = 0;  // hundredths of a pixel a tick
+};
+
+}  // namespace
+
+std::string DrawSvg(const Picture& picture) { return Drawing(picture).Draw(); }
+
+}  // namespace contraflow

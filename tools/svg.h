@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "tools/picture.h"
+#include "tools/report.h"
+
+namespace contraflow {
+
+/// The picture as a self-contained SVG drawing: every box says what and when under the pointer.
+std::string DrawSvg(const Picture& picture);
+
+/// A self-contained HTML page: the drawing, what its colours mean, and the figures.
+std::string DrawHtml(const Picture& picture, const Plan& plan, const Report& report);
+
+}  // namespace contraflow

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace contraflow {
+
+/// Text in aligned columns, two spaces between them, for terminals and files alike.
+struct Table {
+  /// Heading of each column; one that begins with ">" is aligned to the right.
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;  ///< may be shorter than columns
+};
+
+/// One line a row, no trailing spaces. Counts code points, so UTF-8 text aligns.
+std::string FormatTable(const Table& table);
+
+/// Code points of UTF-8 text.
+int TextWidth(const std::string& text);
+
+/// "6.67 %"; two digits, so that figures compare at a glance.
+std::string FormatPercent(double ratio);
+
+/// "1,234,567"
+std::string FormatCount(long long count);
+
+}  // namespace contraflow

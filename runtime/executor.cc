@@ -25,6 +25,7 @@ class Walk {
   std::vector<Span> Run(int step) {
     try {
       backend_.BeginStep(step);
+      begun_ = true;
       while (next_ < program_.size()) {
         const size_t first = next_;
         next_ = GroupEnd(first);
@@ -50,9 +51,9 @@ class Walk {
 
  private:
   std::string Place() const {
-    std::string place = "rank " + std::to_string(rank_) + ", ";
-    if (at_ >= program_.size())
-      return place + (program_.empty() ? "empty program: " : "end of step: ");
+    const std::string place = "rank " + std::to_string(rank_) + ", ";
+    if (!begun_) return place + "start of step: ";
+    if (at_ >= program_.size()) return place + "end of step: ";
     return place + "instruction " + std::to_string(at_) + " (" + ToString(program_[at_]) + "): ";
   }
 
@@ -60,10 +61,14 @@ class Walk {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(moment - origin_).count();
   }
 
+  static bool IsMessage(const Instruction& i) {
+    return WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv;
+  }
+
   /// One behind the messages that are posted together with the instruction `first`.
   size_t GroupEnd(size_t first) const {
     size_t end = first + 1;
-    if (program_[first].group < 0) return end;
+    if (program_[first].group < 0 || !IsMessage(program_[first])) return end;
     while (end < program_.size() && program_[end].group == program_[first].group) ++end;
     return end;
   }
@@ -105,11 +110,8 @@ class Walk {
     for (size_t index = first; index < next_; ++index) {
       at_ = index;
       const Instruction& i = program_[index];
-      const Work work = WorkOf(i.op);
-      if (work != Work::kSend && work != Work::kRecv) {
-        throw Error("only SEND and RECV can be posted together as a group");
-      }
-      const bool send = work == Work::kSend;
+      if (!IsMessage(i)) throw Error("only SEND and RECV can be posted together as a group");
+      const bool send = WorkOf(i.op) == Work::kSend;
       transfers_[index] = {i, send ? backend_.Outgoing(i) : backend_.Incoming(i)};
       if (send) {
         leaving_.push_back(index);
@@ -175,6 +177,7 @@ class Walk {
   const Clock::time_point origin_;
   std::vector<Transfer> transfers_;  // by instruction
   std::vector<Span> spans_;
+  bool begun_ = false;
   size_t next_ = 0, at_ = 0;  // where the walk goes on; what it is doing, for messages
   std::vector<Transfer*> group_;
   std::vector<size_t> leaving_;     // SENDs that are not done yet

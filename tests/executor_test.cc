@@ -1,0 +1,159 @@
+#include "runtime/executor.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tests/failure.h"
+#include "tests/run_support.h"
+
+namespace contraflow {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+TEST_SUITE("unit") {
+  TEST_CASE("executor: walks the program, once each and in order") {
+    const Plan plan = TwoRankPlan();
+    for (const bool strict : {false, true}) {
+      FakeRun run(plan, {.strict = strict});
+      for (int step = 1; step <= 3; ++step) {
+        for (FakeBackend& backend : run.backends) backend.log.clear();
+        const std::vector<std::vector<Span>> spans = LaunchStep(plan, step, run.workers);
+        for (size_t r = 0; r < 2; ++r) {
+          std::vector<std::string> expected = {"begin " + std::to_string(step)};
+          for (const Instruction& i : plan.programs[r]) {
+            expected.push_back(i.op == Op::STEP ? "step " + std::to_string(i.stage) : ToString(i));
+          }
+          expected.push_back("end");
+          CHECK(run.backends[r].log == expected);
+          CHECK(run.backends[r].values() == 0);
+          REQUIRE(spans[r].size() == plan.programs[r].size());
+          Time last = 0;
+          for (size_t i = 0; i < spans[r].size(); ++i) {
+            CHECK(spans[r][i].start <= spans[r][i].end);
+            if (WorkOf(plan.programs[r][i].op) != Work::kCompute) continue;
+            CHECK(spans[r][i].start >= last);  // One compute instruction after the other.
+            last = spans[r][i].end;
+          }
+        }
+        run.network.CheckEmpty();
+      }
+    }
+  }
+
+  TEST_CASE("executor: what a rank needs has arrived when it computes, says the timeline") {
+    const Plan plan = TwoRankPlan();
+    FakeRun run(plan, {});
+    const std::vector<std::vector<Span>> spans = LaunchStep(plan, 1, run.workers);
+    // RECV_F s1 m0, F s1 m0 on rank 1; F s0 m0, SEND_F s0 m0 on rank 0.
+    CHECK(spans[0][0].end <= spans[0][1].start);
+    CHECK(spans[0][1].start <= spans[1][0].end);
+    CHECK(spans[1][0].end <= spans[1][1].start);
+  }
+
+  TEST_CASE("executor: reduces over all copies and replicas, then steps") {
+    Plan plan = TwoRankPlan(2);
+    FakeRun run(plan, {});
+    LaunchStep(plan, 1, run.workers);
+    // Rank 0 of the replicas began with gradients 0 and 2, rank 1 with 1 and 3.
+    CHECK(run.backends[0].gradients[0] == std::vector<float>{2});
+    CHECK(run.backends[2].gradients[0] == std::vector<float>{2});
+    CHECK(run.backends[1].gradients[1] == std::vector<float>{4});
+    CHECK(run.backends[3].gradients[1] == std::vector<float>{4});
+    CHECK(run.backends[0].gradients[1] == std::vector<float>{0});
+    const std::vector<std::string>& log = run.backends[0].log;
+    CHECK(log[log.size() - 3] == "gradients 0");
+    CHECK(log[log.size() - 2] == "step 0");
+  }
+
+  TEST_CASE("executor: a receive is posted where it stands and waited for where it is used") {
+    // Rank 0 posts the receive of the gradient before it has even begun.
+    const Plan plan = CommPlan(
+        {{{0, 1}, {0}}}, {"RECV_B s0 m0 from=1\nF s0 m0\nSEND_F s0 m0 to=1\nBW s0 m0\nSTEP s0",
+                          "RECV_F s1 m0 from=0\nF s1 m0\nBW s1 m0\nSEND_B s1 m0 to=0\nSTEP s1"});
+    FakeRun run(plan, {.strict = false, .timeout = Milliseconds(5000)});
+    LaunchStep(plan, 1, run.workers);
+    CHECK(run.backends[0].values() == 0);
+
+    // With rendezvous in the one order of the program it is a deadlock, and is told as one.
+    FakeRun strict(plan, {.strict = true, .timeout = Milliseconds(50)});
+    const std::string failure = Failure([&] { LaunchStep(plan, 1, strict.workers); });
+    CHECK(failure.find("no rank has made progress for 0.05 s: rank 0 waits at RECV_B s0 m0 from=1 "
+                       "for rank 1; rank 1 waits at RECV_F s1 m0 from=0 for rank 0; verify the "
+                       "plan") != std::string::npos);
+    CHECK((failure.starts_with("rank 0, instruction 0 (RECV_B s0 m0 from=1): ") ||
+           failure.starts_with("rank 1, instruction 0 (RECV_F s1 m0 from=0): ")));
+  }
+
+  TEST_CASE("executor: posts groups together, also strictly") {
+    const std::vector<Route> routes = {{{0, 1}, {0}}, {{1, 0}, {1}}};
+    const auto plan_with = [&](const std::string& group) {
+      return CommPlan(
+          routes,
+          {"F s0 m0\nSEND_F s0 m0 to=1" + group + "\nRECV_F s1 m1 from=1" + group + "\nF s1 m1",
+           "F s0 m1\nSEND_F s0 m1 to=0" + group + "\nRECV_F s1 m0 from=0" + group + "\nF s1 m0"});
+    };
+    const Plan grouped = plan_with(" group=0");
+    FakeRun run(grouped, {.strict = true, .timeout = Milliseconds(5000)});
+    LaunchStep(grouped, 1, run.workers);
+    CHECK(run.backends[0].values() + run.backends[1].values() == 0);
+
+    const Plan apart = plan_with("");
+    FakeRun stuck(apart, {.strict = true, .timeout = Milliseconds(50)});
+    CHECK(Failure([&] { LaunchStep(apart, 1, stuck.workers); }).find("no rank has made progress") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("executor: stages of one rank hand over without a message") {
+    const Plan plan = CommPlan({{{0, 0, 0}, {0}}},
+                               {"F s0 m0\nF s1 m0\nF s2 m0\nBW s2 m0\nB s1 m0\nBW s0 m0\nW s1 m0"});
+    FakeRun run(plan, {});
+    LaunchStep(plan, 1, run.workers);
+    CHECK(run.backends[0].values() == 0);
+  }
+
+  TEST_CASE("executor: an unsound program fails and names the instruction") {
+    const auto failure = [](std::string_view first, std::string_view second) {
+      const Plan plan = CommPlan({{{0, 1}, {0}}}, {first, second});
+      FakeRun run(plan, {.strict = false, .timeout = Milliseconds(2000)});
+      return Failure([&] {
+        LaunchStep(plan, 1, run.workers);
+        run.network.CheckEmpty();
+      });
+    };
+    CHECK(failure("SEND_F s0 m0 to=1", "") ==
+          "rank 0, instruction 0 (SEND_F s0 m0 to=1): a value is missing");
+    CHECK(failure("F s0 m0", "F s1 m0") == "rank 1, instruction 0 (F s1 m0): a value is missing");
+    CHECK(failure("F s0 m0\nSEND_F s0 m0 to=1", "") ==
+          "rank 1 never received what rank 0 sent with SEND_F s0 m0 to=1; verify the plan");
+    CHECK(failure("ATTN_F s0 l0 m0", "") ==
+          "rank 0, instruction 0 (ATTN_F s0 l0 m0): a plan of level comm has no such instruction");
+    CHECK(
+        failure("F s0 m0\nSEND_F s0 m0 to=0", "") ==
+        "rank 0, instruction 1 (SEND_F s0 m0 to=0): there is no other rank 0 to exchange messages "
+        "with");
+    CHECK(
+        failure("F s0 m0\nRECV_B s0 m0 from=1\nRECV_B s0 m0 from=1", "") ==
+        "rank 0, instruction 2 (RECV_B s0 m0 from=1): receives what is already on its way to this "
+        "rank");
+    CHECK(
+        failure("F s0 m0\nSEND_F s0 m0 to=1 group=1\nBW s0 m0 group=1", "") ==
+        "rank 0, instruction 2 (BW s0 m0 group=1): only SEND and RECV can be posted together as a "
+        "group");
+  }
+
+  TEST_CASE("executor: only plans of level comm") {
+    Plan plan = TwoRankPlan();
+    plan.level = Level::kCompute;
+    CHECK(Failure([&] { CheckExecutable(plan); }) ==
+          "a plan of level compute has no messages and cannot be executed; compile it with --level "
+          "comm");
+    plan.level = Level::kBuffer;
+    CHECK(Failure([&] { CheckExecutable(plan); }) ==
+          "plans of level buffer cannot be executed by this version; compile with --level comm");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

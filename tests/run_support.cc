@@ -1,0 +1,137 @@
+#include "tests/run_support.h"
+
+#include <algorithm>
+
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+float Symbol(const Tag& tag) {
+  return static_cast<float>((tag.forward ? 1 : 2) * 10000 + tag.producer * 100 + tag.microbatch);
+}
+
+}  // namespace
+
+Plan CommPlan(std::vector<Route> routes, const std::vector<std::string_view>& programs) {
+  Plan plan;
+  plan.schedule = "by hand";
+  plan.level = Level::kComm;
+  plan.ranks = static_cast<int>(programs.size());
+  plan.stages = static_cast<int>(routes.at(0).ranks.size());
+  for (const Route& route : routes)
+    plan.microbatches += static_cast<int>(route.microbatches.size());
+  plan.routes = std::move(routes);
+  for (std::string_view text : programs) {
+    Program& program = plan.programs.emplace_back();
+    while (!text.empty()) {
+      const size_t end = std::min(text.find('\n'), text.size());
+      const std::string_view line = text.substr(0, end);
+      if (!line.empty()) program.push_back(ParseInstruction(line));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+  return plan;
+}
+
+Plan TwoRankPlan(int data_parallel) {
+  const std::string first =
+      "F s0 m0\nSEND_F s0 m0 to=1\nF s0 m1\nSEND_F s0 m1 to=1\n"
+      "RECV_B s0 m0 from=1\nB s0 m0\nW s0 m0\nRECV_B s0 m1 from=1\nBW s0 m1\n" +
+      std::string(data_parallel == 1 ? "" : "REDUCE s0\n") + "STEP s0";
+  const std::string second =
+      "RECV_F s1 m0 from=0\nF s1 m0\nRECV_F s1 m1 from=0\nB s1 m0\nSEND_B s1 m0 to=0\nW s1 m0\n"
+      "F s1 m1\nB s1 m1\nSEND_B s1 m1 to=0\nW s1 m1\n" +
+      std::string(data_parallel == 1 ? "" : "REDUCE s1\n") + "STEP s1";
+  Plan plan = CommPlan({{{0, 1}, {0, 1}}}, {first, second});
+  plan.data_parallel = data_parallel;
+  return plan;
+}
+
+Model SmallModel(int stages) {
+  Model model;
+  model.name = "small";
+  model.layers = stages;
+  model.width = 8;
+  model.heads = 2;
+  model.experts = 4;
+  model.top_k = 2;
+  model.expert_width = 8;
+  model.sequence = 6;
+  model.batch = 2;
+  return FitModel(model, stages);
+}
+
+Text SmallText() {
+  Text text{"small text", ""};
+  uint32_t state = 1;
+  for (int i = 0; i < 2000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    text.bytes += static_cast<char>('a' + (state >> 24) % 26);
+  }
+  return text;
+}
+
+void FakeBackend::BeginStep(int step) { log.push_back("begin " + std::to_string(step)); }
+
+void FakeBackend::Take(const Tag& tag) {
+  const auto value = values_.find(tag);
+  if (value == values_.end()) throw Error("a value is missing");
+  if (value->second != Symbol(tag)) throw Error("a value is not the right one");
+  values_.erase(value);
+}
+
+void FakeBackend::Compute(const Instruction& i) {
+  log.push_back(ToString(i));
+  if (HasForward(i.op)) {
+    if (i.stage > 0) Take({true, i.stage - 1, i.microbatch});
+    const Tag made{true, i.stage, i.microbatch};
+    if (i.stage + 1 < plan_.stages) values_[made] = Symbol(made);
+  }
+  if (HasBackward(i.op)) {
+    const int s = BackStage(i);
+    if (s + 1 < plan_.stages) Take({false, s + 1, BackMicrobatch(i)});
+    const Tag made{false, s, BackMicrobatch(i)};
+    if (s > 0) values_[made] = Symbol(made);
+  }
+}
+
+std::span<std::byte> FakeBackend::Outgoing(const Instruction& send) {
+  log.push_back(ToString(send));
+  const Tag tag = TagOf(send);
+  Take(tag);
+  leaving_[tag] = Symbol(tag);
+  return std::as_writable_bytes(std::span(&leaving_[tag], 1));
+}
+
+void FakeBackend::Sent(const Instruction& send) { leaving_.erase(TagOf(send)); }
+
+std::span<std::byte> FakeBackend::Incoming(const Instruction& receive) {
+  log.push_back(ToString(receive));
+  return std::as_writable_bytes(std::span(&values_[TagOf(receive)], 1));
+}
+
+std::span<float> FakeBackend::Gradients(int stage) {
+  log.push_back("gradients " + std::to_string(stage));
+  return gradients[stage];
+}
+
+void FakeBackend::OptimizerStep(int stage) { log.push_back("step " + std::to_string(stage)); }
+
+void FakeBackend::EndStep() { log.push_back("end"); }
+
+FakeRun::FakeRun(const Plan& plan, ThreadNetwork::Options options)
+    : backends(static_cast<size_t>(plan.ranks * plan.data_parallel), FakeBackend(plan)),
+      network(plan.ranks, plan.data_parallel, options) {
+  for (int d = 0; d < plan.data_parallel; ++d) {
+    for (int r = 0; r < plan.ranks; ++r) {
+      FakeBackend& backend = backends[static_cast<size_t>(d * plan.ranks + r)];
+      for (int s = 0; s < plan.stages; ++s) {
+        backend.gradients[s] = {static_cast<float>(d * plan.ranks + r)};
+      }
+      workers.push_back({d, r, &backend, &network.At(d, r)});
+    }
+  }
+}
+
+}  // namespace contraflow

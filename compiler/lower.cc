@@ -44,7 +44,7 @@ Plan Lower(Plan plan, const CostModel& costs, Level target, const PassObserver& 
     if (observer) observer(name, plan);
   };
   if (target >= Level::kComm) {
-    pass("comm", InsertCommunication(plan, GlobalOrder(plan, costs)));
+    pass("comm", InsertCommunication(plan, costs));
   }
   return plan;
 }

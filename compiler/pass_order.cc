@@ -1,80 +1,41 @@
-// Replays the simulated times rank by rank: of all that may happen next, the earliest does. Only
-// what its dependencies allow is ever a candidate, so ties in time cannot break the order, not even
-// where instructions take no time at all.
+// Times come from the simulation; the numbers that break ties come from a walk over the programs
+// which takes an instruction only when all it needs has been taken. No sorting: each rank's moments
+// ascend already, because its lane runs in order.
 
-#include <algorithm>
-#include <queue>
-#include <tuple>
 #include <vector>
 
 #include "compiler/error.h"
 #include "compiler/passes.h"
-#include "compiler/simulate.h"
 
 namespace contraflow {
 namespace {
 
-/// At one moment messages leave first (a SEND stands right behind its producer), then reductions
-/// and steps, then the next compute instructions begin.
-int Class(Event::Kind kind) {
-  switch (kind) {
-    case Event::Kind::kTransfer:
-      return 0;
-    case Event::Kind::kReduce:
-      return 1;
-    case Event::Kind::kStep:
-      return 2;
-    case Event::Kind::kCompute:
-      return 3;
-  }
-  return 3;
-}
-
-struct Candidate {
-  Time time;
-  int64_t number;  // of two alike the one that became possible first, so that edges stay in order
-  Event event;
-
-  bool operator>(const Candidate& other) const {
-    return std::tuple(time, Class(event.kind), number) >
-           std::tuple(other.time, Class(other.event.kind), other.number);
-  }
-};
-
-class Merger {
+class Walk {
  public:
-  Merger(const Plan& plan, const CostModel& costs)
-      : plan_(plan),
-        costs_(costs),
-        timeline_(Simulate(plan, costs).timeline),
-        route_of_(RouteOfMicrobatch(plan)),
-        holders_(HoldersOfStage(plan)) {
+  Walk(const Plan& plan, const Timeline& timeline)
+      : plan_(plan), timeline_(timeline), route_of_(RouteOfMicrobatch(plan)) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    f_there_.assign(chunks, false);
-    b_there_.assign(chunks, false);
-    next_.assign(static_cast<size_t>(plan.ranks), 0);
-    offered_.assign(static_cast<size_t>(plan.ranks), false);
-    weights_left_.assign(static_cast<size_t>(plan.stages), plan.microbatches);
-    weights_end_.assign(static_cast<size_t>(plan.stages), 0);
-    backward_end_.assign(static_cast<size_t>(plan.ranks), 0);
-    for (size_t r = 0; r < plan.programs.size(); ++r) {
-      for (size_t i = 0; i < plan.programs[r].size(); ++i) {
-        if (HasBackward(plan.programs[r][i].op)) backward_end_[r] = timeline_.ranks[r][i].end;
-      }
-    }
+    f_done_.assign(chunks, false);
+    b_done_.assign(chunks, false);
+    waiting_.assign(plan.programs.size(), false);
+    moments_.resize(plan.programs.size());
   }
 
-  std::vector<Event> Run() {
-    order_.reserve(3 * static_cast<size_t>(InstructionCount(plan_)));
-    for (int r = 0; r < plan_.ranks; ++r) Offer(r);
-    while (!candidates_.empty()) {
-      const Candidate next = candidates_.top();
-      candidates_.pop();
-      order_.push_back(next.event);
-      Happen(next);
+  std::vector<std::vector<Moment>> Run() {
+    for (int r = plan_.ranks - 1; r >= 0; --r) {
+      const auto rank = static_cast<size_t>(r);
+      moments_[rank].reserve(plan_.programs[rank].size());
+      ready_.push_back(r);
     }
-    for (size_t r = 0; r < next_.size(); ++r) CF_ASSERT(next_[r] == plan_.programs[r].size());
-    return std::move(order_);
+    while (!ready_.empty()) {
+      const int r = ready_.back();
+      ready_.pop_back();
+      Advance(r);
+    }
+    for (size_t r = 0; r < moments_.size(); ++r) {
+      CF_ASSERT(moments_[r].size() == plan_.programs[r].size());
+    }
+    return std::move(moments_);
   }
 
  private:
@@ -82,133 +43,53 @@ class Merger {
     return static_cast<size_t>(stage) * static_cast<size_t>(plan_.microbatches) +
            static_cast<size_t>(m);
   }
-  int Owner(int stage, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    return plan_.routes[route].ranks[static_cast<size_t>(stage)];
-  }
 
-  void Push(Time time, const Event& event) { candidates_.push({time, number_++, event}); }
-
-  /// Makes the next compute instruction of a rank a candidate, once all it needs has happened.
-  void Offer(int r) {
+  void Advance(int r) {
     const auto rank = static_cast<size_t>(r);
-    if (offered_[rank] || next_[rank] == plan_.programs[rank].size()) return;
-    const Instruction& i = plan_.programs[rank][next_[rank]];
-    if (HasForward(i.op) && i.stage > 0 && !f_there_[At(i.stage - 1, i.microbatch)]) return;
-    if (HasBackward(i.op) && BackStage(i) + 1 < plan_.stages &&
-        !b_there_[At(BackStage(i) + 1, BackMicrobatch(i))]) {
-      return;
-    }
-    offered_[rank] = true;
-    Push(timeline_.ranks[rank][next_[rank]].start, {.kind = Event::Kind::kCompute,
-                                                    .rank = r,
-                                                    .index = static_cast<int>(next_[rank]),
-                                                    .op = i.op,
-                                                    .stage = i.stage,
-                                                    .microbatch = i.microbatch,
-                                                    .peer = -1});
-  }
-
-  void Happen(const Candidate& candidate) {
-    const Event& event = candidate.event;
-    switch (event.kind) {
-      case Event::Kind::kCompute:
-        return Compute(event);
-      case Event::Kind::kTransfer:
-        (event.op == Op::SEND_F ? f_there_ : b_there_)[At(event.stage, event.microbatch)] = true;
-        return Offer(event.peer);
-      case Event::Kind::kReduce:
-        return OfferSteps(event.stage, candidate.time + costs_.stage(event.stage).reduce);
-      case Event::Kind::kStep:
+    const Program& program = plan_.programs[rank];
+    std::vector<Moment>& moments = moments_[rank];
+    while (moments.size() < program.size()) {
+      const Instruction& i = program[moments.size()];
+      const bool forward_ready =
+          !HasForward(i.op) || i.stage == 0 || f_done_[At(i.stage - 1, i.microbatch)];
+      const bool backward_ready = !HasBackward(i.op) || BackStage(i) + 1 == plan_.stages ||
+                                  b_done_[At(BackStage(i) + 1, BackMicrobatch(i))];
+      if (!forward_ready || !backward_ready) {
+        waiting_[rank] = true;
         return;
+      }
+      moments.push_back({timeline_.ranks[rank][moments.size()].start, number_});
+      number_ += 2;
+      if (HasForward(i.op)) Done(&f_done_, i.stage, i.microbatch, i.stage + 1);
+      if (HasBackward(i.op)) Done(&b_done_, BackStage(i), BackMicrobatch(i), BackStage(i) - 1);
     }
   }
 
-  void Compute(const Event& event) {
-    const auto rank = static_cast<size_t>(event.rank);
-    const auto index = static_cast<size_t>(event.index);
-    const Instruction& i = plan_.programs[rank][index];
-    const Time end = timeline_.ranks[rank][index].end;
-    if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
-      Leave(Op::SEND_F, event.rank, i.stage, i.stage + 1, i.microbatch, end);
-    }
-    if (HasBackward(i.op) && BackStage(i) > 0) {
-      Leave(Op::SEND_B, event.rank, BackStage(i), BackStage(i) - 1, BackMicrobatch(i), end);
-    }
-    if (HasWeight(i.op)) Weigh(BackStage(i), end);
-    offered_[rank] = false;
-    ++next_[rank];
-    Offer(event.rank);
-  }
-
-  void Leave(Op op, int from, int stage, int next_stage, int m, Time end) {
-    const int to = Owner(next_stage, m);
-    if (to == from) {
-      (op == Op::SEND_F ? f_there_ : b_there_)[At(stage, m)] = true;
-      return;
-    }
-    Push(end, {.kind = Event::Kind::kTransfer,
-               .rank = from,
-               .index = -1,
-               .op = op,
-               .stage = stage,
-               .microbatch = m,
-               .peer = to});
-  }
-
-  void Weigh(int s, Time end) {
-    const auto stage = static_cast<size_t>(s);
-    weights_end_[stage] = std::max(weights_end_[stage], end);
-    if (--weights_left_[stage] > 0) return;
-    if (holders_[stage].size() == 1 && plan_.data_parallel == 1) {
-      OfferSteps(s, weights_end_[stage]);
-    } else {
-      Push(weights_end_[stage], {.kind = Event::Kind::kReduce,
-                                 .rank = -1,
-                                 .index = -1,
-                                 .op = Op::REDUCE,
-                                 .stage = s,
-                                 .microbatch = -1,
-                                 .peer = -1});
-    }
-  }
-
-  void OfferSteps(int stage, Time reduced) {
-    for (const int holder : holders_[static_cast<size_t>(stage)]) {
-      // A step that takes time must not keep other ranks waiting for this one's gradients.
-      const Time free =
-          costs_.stage(stage).step > 0 ? backward_end_[static_cast<size_t>(holder)] : 0;
-      Push(std::max(reduced, free), {.kind = Event::Kind::kStep,
-                                     .rank = holder,
-                                     .index = -1,
-                                     .op = Op::STEP,
-                                     .stage = stage,
-                                     .microbatch = -1,
-                                     .peer = -1});
-    }
+  void Done(std::vector<bool>* done, int stage, int m, int next_stage) {
+    (*done)[At(stage, m)] = true;
+    if (next_stage < 0 || next_stage >= plan_.stages) return;
+    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
+    const int consumer = plan_.routes[route].ranks[static_cast<size_t>(next_stage)];
+    if (!waiting_[static_cast<size_t>(consumer)]) return;
+    waiting_[static_cast<size_t>(consumer)] = false;
+    ready_.push_back(consumer);
   }
 
   const Plan& plan_;
-  const CostModel& costs_;
-  const Timeline timeline_;
+  const Timeline& timeline_;
   const std::vector<int> route_of_;
-  const std::vector<std::vector<int>> holders_;
-  std::vector<bool> f_there_, b_there_;  // the output of a stage, where its consumer is
-  std::vector<size_t> next_;
-  std::vector<bool> offered_;
-  std::vector<int> weights_left_;
-  std::vector<Time> weights_end_;
-  std::vector<Time> backward_end_;  // last input gradient of each rank
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
+  std::vector<bool> f_done_, b_done_;  // by stage and micro-batch
+  std::vector<bool> waiting_;          // ranks that could not go on
+  std::vector<int> ready_;
   int64_t number_ = 0;
-  std::vector<Event> order_;
+  std::vector<std::vector<Moment>> moments_;
 };
 
 }  // namespace
 
-std::vector<Event> GlobalOrder(const Plan& plan, const CostModel& costs) {
+std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& timeline) {
   CF_ASSERT(plan.level == Level::kCompute);
-  return Merger(plan, costs).Run();
+  return Walk(plan, timeline).Run();
 }
 
 }  // namespace contraflow

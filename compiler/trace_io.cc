@@ -46,7 +46,7 @@ std::string_view Category(Op op) {
     case Work::kStep:
       return "step";
   }
-  CF_ASSERT(!"a kind of work without a name");
+  CF_ASSERT(false && "a kind of work without a name");
   return {};
 }
 

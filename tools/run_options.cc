@@ -36,6 +36,9 @@ void CheckOptions(const RunOptions& options) {
                 ": this version joins ranks as threads of one process only; use --transport "
                 "threads");
   }
+  if (options.trace == "-") {
+    throw Error("--trace: must be a file; standard output is for the report");
+  }
   if (options.steps < 1) {
     throw Error("--steps: must be at least 1, is " + std::to_string(options.steps));
   }

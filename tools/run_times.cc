@@ -10,8 +10,8 @@
 namespace contraflow {
 namespace {
 
-/// Messages overlap with compute, and what a REDUCE takes is mostly waiting for its last holder.
-bool OnComputeLane(Op op) { return WorkOf(op) == Work::kCompute || WorkOf(op) == Work::kStep; }
+/// Messages overlap with compute; all else takes the rank's time, as in Simulate.
+bool OnComputeLane(Op op) { return WorkOf(op) != Work::kSend && WorkOf(op) != Work::kRecv; }
 
 double Share(const RunTimes& times, Op op) {
   const auto kind = times.kinds.find(op);

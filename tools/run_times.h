@@ -25,7 +25,7 @@ struct KindTimes {
 /// Where the time of one or more steps went.
 struct RunTimes {
   std::map<Op, KindTimes> kinds;
-  Time busy = 0;      ///< of the compute lanes: all but messages and sums
+  Time busy = 0;      ///< of the compute lanes: all but messages
   Time capacity = 0;  ///< ranks times makespan
   int64_t steps = 0;
 

@@ -3,12 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -58,6 +61,14 @@ void RequireSoundPlan(const Plan& plan, const std::string& path) {
   std::string text = path + ": the plan is not sound and is not executed:";
   for (const Finding& finding : findings) text += "\n  " + ToString(finding, plan);
   throw Error(text);
+}
+
+/// Says before the training, not after it, that the trace cannot be written.
+void RequireWritableFolder(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
+  throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
+              "; does its folder exist?");
 }
 
 std::string Fixed(double value, int digits) {
@@ -226,8 +237,13 @@ class Training {
 
 int Train(const RunOptions& options) {
   const Plan plan = ReadPlanFile(options.plan);
-  CheckExecutable(plan);
+  try {
+    CheckExecutable(plan);
+  } catch (const Error& error) {
+    throw Error(options.plan + ": " + error.what());
+  }
   RequireSoundPlan(plan, options.plan);
+  if (!options.trace.empty()) RequireWritableFolder(options.trace);
   return Training(options, plan).Run();
 }
 

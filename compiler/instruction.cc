@@ -110,7 +110,8 @@ class Parser {
     const char* const end = digits.data() + digits.size();
     const auto [at, error] = std::from_chars(digits.data(), end, value);
     // Numbers have one spelling, so that text and instruction correspond one to one.
-    const bool canonical = digits.size() == 1 || (!digits.empty() && digits[0] != '0');
+    const bool canonical =
+        !digits.empty() && digits[0] != '-' && (digits.size() == 1 || digits[0] != '0');
     if (error != std::errc() || at != end || value < 0 || !canonical) {
       Fail("\"" + std::string(word.substr(0, 32)) + "\" needs a whole number from 0 to 2147483647");
     }

@@ -125,9 +125,18 @@ class DataFlow {
       can = false;
       if (waits != nullptr) waits->push_back({rank, next_[static_cast<size_t>(rank)], producer});
     };
-    if (HasForward(i.op) && i.stage > 0) need(i.stage - 1, i.microbatch, &ChunkWork::f);
-    if (HasBackward(i.op) && BackStage(i) + 1 < plan_.stages) {
-      need(BackStage(i) + 1, BackMicrobatch(i), &ChunkWork::b);
+    // Work on the wrong rank, or done again, is the business of other checks too: nobody would wake
+    // it, so it waits for nothing.
+    const auto placed = [&](int stage, int m, int32_t ChunkWork::*part) {
+      return tables_.Owner(stage, m) == rank &&
+             tables_.work[tables_.At(stage, m)].*part == next_[static_cast<size_t>(rank)];
+    };
+    if (HasForward(i.op) && i.stage > 0 && placed(i.stage, i.microbatch, &ChunkWork::f)) {
+      need(i.stage - 1, i.microbatch, &ChunkWork::f);
+    }
+    const int back = BackStage(i), back_m = BackMicrobatch(i);
+    if (HasBackward(i.op) && back + 1 < plan_.stages && placed(back, back_m, &ChunkWork::b)) {
+      need(back + 1, back_m, &ChunkWork::b);
     }
     return can;
   }

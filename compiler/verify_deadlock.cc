@@ -46,6 +46,7 @@ void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findin
   CF_ASSERT(!cycle.empty());
   std::string message;
   int first_index = -1;
+  bool messages_only = true;
   for (size_t k = 0; k < cycle.size(); ++k) {
     const int rank = cycle[k], on = cycle[(k + 1) % cycle.size()];
     const auto wait = std::find_if(waits.begin(), waits.end(), [&](const Wait& w) {
@@ -58,12 +59,11 @@ void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findin
       message += ", which waits";
     }
     message += " at " + tables.Place(rank, wait->index) + " for rank " + std::to_string(on);
+    messages_only &= IsMessage(tables.InstructionAt(rank, wait->index).op);
   }
-  findings->Add(Check::kDeadlock, cycle[0], first_index,
-                message + (tables.plan.level == Level::kCompute
-                               ? "; change the order on one of them"
-                               : "; change the order on one of them, or make the exchange one "
-                                 "group on both sides"));
+  message += "; change the order on one of them";
+  if (messages_only) message += ", or make the exchange one group on both sides";
+  findings->Add(Check::kDeadlock, cycle[0], first_index, message);
 }
 
 /// Ranks that can go on.

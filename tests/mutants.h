@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compiler/plan.h"
+
+namespace contraflow {
+
+/// A sound comm-level plan with one thing changed.
+struct Mutant {
+  std::string name;  ///< the operator: "drop RECV"
+  std::string what;  ///< what it did: "rank 1, 4 (RECV_F s1 m2 from=0)"
+  Plan plan;
+  std::vector<std::string> expected;  ///< Verify must report one of these checks
+  bool may_be_sound = false;          ///< the change can be harmless: then it must run right
+};
+
+/// `count` mutants of a plan, operators in turn; those that have nothing to work on are left out,
+/// so there may be fewer. Same plan and seed, same mutants.
+std::vector<Mutant> MakeMutants(const Plan& plan, int count, uint64_t seed);
+
+/// The names of all operators.
+std::vector<std::string> MutantOperators();
+
+}  // namespace contraflow

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "compiler/plan.h"
+#include "compiler/timeline.h"
+
+namespace contraflow {
+
+// The same questions as Verify and Simulate answer, answered the slow and obvious way. They share
+// no code with them.
+
+/// Runs a comm-level plan symbolically: every rank walks its list, messages meet by rendezvous
+/// first in first out on each edge, groups are posted together, REDUCE meets all holders. Tracks
+/// which activations, gradients and weight gradients exist where. "" if every copy of every stage
+/// ends with the weight gradients of its micro-batches in ascending order, summed where there are
+/// several copies, and one optimizer step; else what went wrong first.
+std::string RunSymbolically(const Plan& plan);
+
+/// When every instruction of a sound comm-level plan runs: all times start at 0 and each is raised
+/// to what its inputs allow until nothing changes any more.
+Timeline FixpointTimes(const Plan& plan, const CostModel& costs);
+
+}  // namespace contraflow

@@ -96,20 +96,20 @@ TEST_CASE("gradient: every parameter agrees with finite differences") {
   struct Case {
     int layers, stages, top_k;
   };
-  for (const auto& [layers, stages, top_k] : {Case{3, 3, 2}, {3, 2, 1}, {1, 1, 5}}) {
-    Model model = AwkwardModel(layers);
-    model.top_k = top_k;
-    DoubleChain chain(model, stages, 2);
+  for (const Case& c : {Case{3, 3, 2}, {3, 2, 1}, {1, 1, 5}}) {
+    Model model = AwkwardModel(c.layers);
+    model.top_k = c.top_k;
+    DoubleChain chain(model, c.stages, 2);
     for (const MicroBatch& micro : chain.micros) Train(chain, micro);
     for (BasicStage<double>& stage : chain.stages) {
       for (const ParameterBlock& block : stage.blocks()) {
-        CAPTURE(stages);
+        CAPTURE(c.stages);
         CAPTURE(block.name);
         const auto analytic = stage.gradients().subspan(block.offset, block.size);
         const double largest = Largest(analytic);
         // An expert that no token chose has no gradient; any other block must have one, or it would
         // agree with a loss that never sees it.
-        const bool idle = block.name.find(" expert ") != std::string::npos && top_k == 1;
+        const bool idle = block.name.find(" expert ") != std::string::npos && c.top_k == 1;
         CHECK((largest > 1e-6 || idle));
         double worst = 0;
         for (size_t i = 0; i < block.size; ++i) {

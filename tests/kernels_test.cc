@@ -94,7 +94,8 @@ TEST_SUITE_BEGIN("unit");
 
 TEST_CASE_TEMPLATE("gemm: all transpositions, leading dimensions, alpha and beta", T, float,
                    double) {
-  for (const auto& [m, n, k] : kShapes) {
+  for (const auto& shape : kShapes) {
+    const int m = shape[0], n = shape[1], k = shape[2];
     for (const int mode : {0, 1, 2, 3}) {
       const bool ta = (mode & 1) != 0, tb = (mode & 2) != 0;
       CAPTURE(m);
@@ -127,27 +128,27 @@ TEST_CASE("gemm: beta 0 does not read c, empty sizes do nothing") {
 }
 
 TEST_CASE_TEMPLATE("linear: forward, input and weight gradient", T, float, double) {
-  for (const auto& [rows, in, out] : kShapes) {
+  for (const auto& shape : kShapes) {
+    const int rows = shape[0], in = shape[1], out = shape[2];
     const auto x = RandomValues<T>(Size(rows, in), 1);
     const auto w = RandomValues<T>(Size(in, out), 2);
     const auto dy = RandomValues<T>(Size(rows, out), 3);
-    const Doubles dx0 = ToDoubles(x), dw0 = ToDoubles(w);
-    const int r = rows, i = in, o = out;  // Structured bindings cannot be captured by clang 14.
-    const auto forward_x = [&](const Doubles& v) { return NaiveMatmul(v, dw0, r, i, o); };
-    const auto forward_w = [&](const Doubles& v) { return NaiveMatmul(dx0, v, r, i, o); };
+    const Doubles x0 = ToDoubles(x), w0 = ToDoubles(w);
+    const auto forward_x = [&](const Doubles& v) { return NaiveMatmul(v, w0, rows, in, out); };
+    const auto forward_w = [&](const Doubles& v) { return NaiveMatmul(x0, v, rows, in, out); };
 
     auto y = Poisoned<T>(Size(rows, out));
     LinearForward(x.data(), w.data(), rows, in, out, y.data());
-    CheckClose(y, forward_x(dx0));
+    CheckClose(y, forward_x(x0));
     LinearForwardAdd(x.data(), w.data(), rows, in, out, y.data());
-    Doubles twice = forward_x(dx0);
+    Doubles twice = forward_x(x0);
     for (double& v : twice) v *= 2;
     CheckClose(y, twice);
 
     if (rows * in * out > 5000) continue;  // Central differences of the larger shapes take long.
     auto dx = Poisoned<T>(Size(rows, in));
     LinearBackwardInput(dy.data(), w.data(), rows, in, out, dx.data());
-    const Doubles want_dx = NumericGradient(forward_x, dx0, ToDoubles(dy));
+    const Doubles want_dx = NumericGradient(forward_x, x0, ToDoubles(dy));
     CheckClose(dx, want_dx);
     LinearBackwardInputAdd(dy.data(), w.data(), rows, in, out, dx.data());
     Doubles twice_dx = want_dx;
@@ -155,7 +156,7 @@ TEST_CASE_TEMPLATE("linear: forward, input and weight gradient", T, float, doubl
     CheckClose(dx, twice_dx);
 
     auto dw = RandomValues<T>(Size(in, out), 4);
-    Doubles want_dw = NumericGradient(forward_w, dw0, ToDoubles(dy));
+    Doubles want_dw = NumericGradient(forward_w, w0, ToDoubles(dy));
     for (size_t j = 0; j < want_dw.size(); ++j) want_dw[j] += static_cast<double>(dw[j]);
     LinearBackwardWeight(x.data(), dy.data(), rows, in, out, dw.data());
     CheckClose(dw, want_dw);

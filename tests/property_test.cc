@@ -1,0 +1,152 @@
+// What holds for every row of the schedule table, whatever it is.
+
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "compiler/error.h"
+#include "compiler/lower.h"
+#include "compiler/simulate.h"
+#include "compiler/verify.h"
+#include "schedules/registry.h"
+#include "tests/failure.h"
+#include "tests/naive.h"
+#include "tests/support.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kOne = 1'000'000;
+
+/// The text of every instruction gives it back.
+int CountRoundTripFailures(const Plan& plan) {
+  int failures = 0;
+  for (const Program& program : plan.programs) {
+    for (const Instruction& i : program) failures += !(ParseInstruction(ToString(i)) == i);
+  }
+  return failures;
+}
+
+/// One cost, one tick up or a lot. What an F&B saves over its halves stays: with a longer forward
+/// alone and the same F&B it would save more, and other pairs with it.
+CostModel Raised(CostModel costs, std::mt19937_64* random) {
+  const auto draw = [&](int high) { return std::uniform_int_distribution<int>(0, high)(*random); };
+  const Time more = draw(1) == 0 ? 1 : 17;
+  StageCost& stage =
+      costs.stages[static_cast<size_t>(draw(static_cast<int>(costs.stages.size()) - 1))];
+  const int which = draw(7);
+  Time* const fields[] = {&stage.f, &stage.bw,   &stage.fb,     &stage.b,
+                          &stage.w, &stage.step, &stage.reduce, &costs.comm.latency};
+  *fields[which] += more;
+  if (which < 2) stage.fb += more;
+  return costs;
+}
+
+CostModel Times(CostModel costs, Time factor) {
+  for (StageCost& stage : costs.stages) {
+    for (Time* field :
+         {&stage.f, &stage.b, &stage.w, &stage.bw, &stage.fb, &stage.reduce, &stage.step}) {
+      *field *= factor;
+    }
+  }
+  costs.comm.latency *= factor;
+  costs.comm.occupancy *= factor;
+  return costs;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("every shape up to 8 ranks and 20 micro-batches: honest, sound, within its memory") {
+    int accepted = 0, rejected = 0;
+    for (const Schedule* schedule : Schedules()) {
+      for (int ranks = 1; ranks <= 8; ++ranks) {
+        for (int microbatches = 1; microbatches <= 20; ++microbatches) {
+          for (int chunks = 0; chunks <= 3; ++chunks) {
+            Spec spec =
+                MakeSpec(schedule->name, ranks, microbatches, UniformCosts(kOne, kOne, kOne));
+            spec.chunks = chunks;
+            CAPTURE(spec.schedule);
+            CAPTURE(ranks);
+            CAPTURE(microbatches);
+            CAPTURE(chunks);
+            const std::string why_not = schedule->reject(spec);
+            if (!why_not.empty()) {
+              ++rejected;
+              CHECK(Failure([&] { GeneratePlan(spec); }) == spec.schedule + " " + why_not);
+              continue;
+            }
+            ++accepted;
+            const Plan order = GeneratePlan(spec);
+            CHECK(order.level == Level::kCompute);
+            CHECK(order.stages == schedule->stages(spec));
+            CHECK(Verify(order).empty());
+            const Plan plan = Lower(order, spec.costs, Level::kComm);
+            CHECK(Verify(plan).empty());
+            CHECK(RunSymbolically(plan) == "");
+            CHECK(CountRoundTripFailures(plan) == 0);
+            const Simulation simulation = Simulate(plan, spec.costs);
+            for (int r = 0; r < ranks; ++r) {
+              CHECK(simulation.ranks[static_cast<size_t>(r)].peak_activations <=
+                    schedule->peak_activations(spec, r));
+            }
+          }
+        }
+      }
+    }
+    MESSAGE(accepted << " specs accepted, " << rejected << " rejected");
+    CHECK(accepted > 500);
+    CHECK(rejected > 500);
+  }
+
+  TEST_CASE("the stated peak of activations is reached once there are enough micro-batches") {
+    for (const Schedule* schedule : Schedules()) {
+      for (int ranks = 1; ranks <= 8; ++ranks) {
+        const Spec spec =
+            MakeSpec(schedule->name, ranks, 6 * ranks, UniformCosts(kOne, kOne, kOne));
+        if (!schedule->reject(spec).empty()) continue;
+        const Simulation simulation = Simulate(Compile(spec), spec.costs);
+        for (int r = 0; r < ranks; ++r) {
+          CAPTURE(spec.schedule);
+          CAPTURE(ranks);
+          CAPTURE(r);
+          CHECK(simulation.ranks[static_cast<size_t>(r)].peak_activations ==
+                schedule->peak_activations(spec, r));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("costs times k give times times k; a higher cost never gives a shorter makespan") {
+    std::mt19937_64 random(3);
+    for (const Spec& spec : RandomSpecs(&random, 200, 6, 16)) {
+      CAPTURE(spec.schedule);
+      CAPTURE(spec.ranks);
+      CAPTURE(spec.microbatches);
+      const Plan plan = Compile(spec);
+      CostModel costs = spec.costs;
+      Time makespan = Simulate(plan, costs).makespan;
+      for (int k = 0; k < 5; ++k) {
+        costs = Raised(costs, &random);
+        const Time raised = Simulate(plan, costs).makespan;
+        CHECK(raised >= makespan);
+        makespan = raised;
+      }
+      // Factors a micro-batch round to ticks, so only without them are times exact multiples.
+      costs.microbatch_scale.clear();
+      const Simulation once = Simulate(plan, costs);
+      const Simulation seven = Simulate(plan, Times(costs, 7));
+      CHECK(seven.makespan == 7 * once.makespan);
+      CHECK(seven.span == 7 * once.span);
+    }
+  }
+
+  TEST_CASE("generating and lowering twice gives the same plan") {
+    std::mt19937_64 random(4);
+    for (const Spec& spec : RandomSpecs(&random, 50, 8, 20)) {
+      CAPTURE(spec.schedule);
+      CHECK(Compile(spec) == Compile(spec));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -6,27 +6,21 @@
 #include <algorithm>
 #include <string>
 
-#include "compiler/lower.h"
 #include "compiler/verify.h"
 #include "runtime/check.h"
 #include "schedules/registry.h"
 #include "tests/run_support.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
 
+/// Uneven costs, so that the order of the instructions is not a special case of equal ones.
 Spec SpecOf(std::string_view schedule, int ranks, int microbatches, int data_parallel) {
-  Spec spec;
-  spec.schedule = std::string(schedule);
-  spec.ranks = ranks;
-  spec.microbatches = microbatches;
+  Spec spec = MakeSpec(schedule, ranks, microbatches, UniformCosts(3, 4, 2, 1));
   spec.data_parallel = data_parallel;
-  // Uneven figures, so that the order of the instructions is not a special case of equal ones.
-  spec.costs = UniformCosts(3'000'000, 4'000'000, 2'000'000, 500'000);
   return spec;
 }
-
-Plan CompiledPlan(const Spec& spec) { return Lower(GeneratePlan(spec), spec.costs, Level::kComm); }
 
 /// "" or the first difference in `steps` steps of the plan.
 std::string Compare(const Plan& plan, int steps, bool strict) {
@@ -49,7 +43,7 @@ int CompareSchedules(int ranks, int microbatches, int data_parallel) {
   for (const Schedule* schedule : Schedules()) {
     const Spec spec = SpecOf(schedule->name, ranks, microbatches, data_parallel);
     if (!schedule->reject(spec).empty()) continue;
-    const Plan plan = CompiledPlan(spec);
+    const Plan plan = Compile(spec);
     for (const bool strict : {false, true}) {
       CAPTURE(spec.schedule);
       CAPTURE(ranks);
@@ -81,14 +75,41 @@ TEST_SUITE("equivalence") {
 
   TEST_CASE("equivalence: weight gradients may wait to the very end") {
     // ZB-1P's ranks by hand, with every W behind the last B.
-    const Plan plan = CommPlan(
-        {{{0, 1}, {0, 1, 2}}},
-        {"F s0 m0\nSEND_F s0 m0 to=1\nF s0 m1\nSEND_F s0 m1 to=1\nF s0 m2\nSEND_F s0 m2 to=1\n"
-         "RECV_B s0 m0 from=1\nB s0 m0\nRECV_B s0 m1 from=1\nB s0 m1\nRECV_B s0 m2 from=1\nB s0 "
-         "m2\nW s0 m0\nW s0 m1\nW s0 m2\nSTEP s0",
-         "RECV_F s1 m0 from=0\nF s1 m0\nRECV_F s1 m1 from=0\nF s1 m1\nRECV_F s1 m2 from=0\n"
-         "F s1 m2\nB s1 m0\nSEND_B s1 m0 to=0\nB s1 m1\nSEND_B s1 m1 to=0\nB s1 m2\n"
-         "SEND_B s1 m2 to=0\nW s1 m0\nW s1 m1\nW s1 m2\nSTEP s1"});
+    const Plan plan = PlanFromText(R"(
+        rank
+         F s0 m0
+         SEND_F s0 m0 to=1
+         F s0 m1
+         SEND_F s0 m1 to=1
+         F s0 m2
+         SEND_F s0 m2 to=1
+         RECV_B s0 m0 from=1
+         B s0 m0
+         RECV_B s0 m1 from=1
+         B s0 m1
+         RECV_B s0 m2 from=1
+         B s0 m2
+         W s0 m0
+         W s0 m1
+         W s0 m2
+         STEP s0
+        rank
+         RECV_F s1 m0 from=0
+         F s1 m0
+         RECV_F s1 m1 from=0
+         F s1 m1
+         RECV_F s1 m2 from=0
+         F s1 m2
+         B s1 m0
+         SEND_B s1 m0 to=0
+         B s1 m1
+         SEND_B s1 m1 to=0
+         B s1 m2
+         SEND_B s1 m2 to=0
+         W s1 m0
+         W s1 m1
+         W s1 m2
+         STEP s1)");
     CHECK(Verify(plan).empty());
     CHECK(Compare(plan, 3, false) == "");
     CHECK(Compare(plan, 3, true) == "");
@@ -97,7 +118,7 @@ TEST_SUITE("equivalence") {
   TEST_CASE("equivalence: the comparison has teeth") {
     // W in another order: the sums round differently, in some element of some stage.
     const Spec spec = SpecOf("zb-1p", 2, 8, 1);
-    Plan plan = CompiledPlan(spec);
+    Plan plan = Compile(spec);
     CHECK(Compare(plan, 1, false) == "");
     Program& program = plan.programs[1];
     // All W to the end, last micro-batch first.
@@ -119,7 +140,7 @@ TEST_SUITE("equivalence") {
   }
 
   TEST_CASE("equivalence: a wrong loss, gradient or weight is named") {
-    const Plan plan = CompiledPlan(SpecOf("1f1b", 2, 2, 1));
+    const Plan plan = Compile(SpecOf("1f1b", 2, 2, 1));
     const Model model = SmallModel(plan.stages);
     const Text text = SmallText();
     const auto difference = [&](const auto& spoil) {
@@ -146,7 +167,7 @@ TEST_SUITE("equivalence") {
   }
 
   TEST_CASE("equivalence: B leaves weight gradients alone, W makes them") {
-    const Plan plan = CommPlan({{{0}, {0}}}, {"F s0 m0\nB s0 m0\nW s0 m0\nSTEP s0"});
+    const Plan plan = PlanFromText("level comm\nrank\nF s0 m0\nB s0 m0\nW s0 m0\nSTEP s0");
     const Model model = SmallModel(1);
     const Text text = SmallText();
     HostBackend backend(plan, model, text, 7, 0, 0);

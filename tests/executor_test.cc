@@ -6,6 +6,7 @@
 
 #include "tests/failure.h"
 #include "tests/run_support.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
@@ -69,9 +70,19 @@ TEST_SUITE("unit") {
 
   TEST_CASE("executor: a receive is posted where it stands and waited for where it is used") {
     // Rank 0 posts the receive of the gradient before it has even begun.
-    const Plan plan = CommPlan(
-        {{{0, 1}, {0}}}, {"RECV_B s0 m0 from=1\nF s0 m0\nSEND_F s0 m0 to=1\nBW s0 m0\nSTEP s0",
-                          "RECV_F s1 m0 from=0\nF s1 m0\nBW s1 m0\nSEND_B s1 m0 to=0\nSTEP s1"});
+    const Plan plan = PlanFromText(R"(
+        rank
+         RECV_B s0 m0 from=1
+         F s0 m0
+         SEND_F s0 m0 to=1
+         BW s0 m0
+         STEP s0
+        rank
+         RECV_F s1 m0 from=0
+         F s1 m0
+         BW s1 m0
+         SEND_B s1 m0 to=0
+         STEP s1)");
     FakeRun run(plan, {.strict = false, .timeout = Milliseconds(5000)});
     LaunchStep(plan, 1, run.workers);
     CHECK(run.backends[0].values() == 0);
@@ -87,12 +98,11 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("executor: posts groups together, also strictly") {
-    const std::vector<Route> routes = {{{0, 1}, {0}}, {{1, 0}, {1}}};
-    const auto plan_with = [&](const std::string& group) {
-      return CommPlan(
-          routes,
-          {"F s0 m0\nSEND_F s0 m0 to=1" + group + "\nRECV_F s1 m1 from=1" + group + "\nF s1 m1",
-           "F s0 m1\nSEND_F s0 m1 to=0" + group + "\nRECV_F s1 m0 from=0" + group + "\nF s1 m0"});
+    const auto plan_with = [](const std::string& group) {
+      return PlanFromText("route 0 1 : 0\nroute 1 0 : 1\n rank\n F s0 m0\n SEND_F s0 m0 to=1" +
+                          group + "\n RECV_F s1 m1 from=1" + group +
+                          "\n F s1 m1\n rank\n F s0 m1\n SEND_F s0 m1 to=0" + group +
+                          "\n RECV_F s1 m0 from=0" + group + "\n F s1 m0");
     };
     const Plan grouped = plan_with(" group=0");
     FakeRun run(grouped, {.strict = true, .timeout = Milliseconds(5000)});
@@ -106,16 +116,26 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("executor: stages of one rank hand over without a message") {
-    const Plan plan = CommPlan({{{0, 0, 0}, {0}}},
-                               {"F s0 m0\nF s1 m0\nF s2 m0\nBW s2 m0\nB s1 m0\nBW s0 m0\nW s1 m0"});
+    const Plan plan = PlanFromText(R"(
+        level comm
+        route 0 0 0 : 0
+        rank
+         F s0 m0
+         F s1 m0
+         F s2 m0
+         BW s2 m0
+         B s1 m0
+         BW s0 m0
+         W s1 m0)");
     FakeRun run(plan, {});
     LaunchStep(plan, 1, run.workers);
     CHECK(run.backends[0].values() == 0);
   }
 
   TEST_CASE("executor: an unsound program fails and names the instruction") {
-    const auto failure = [](std::string_view first, std::string_view second) {
-      const Plan plan = CommPlan({{{0, 1}, {0}}}, {first, second});
+    const auto failure = [](const std::string& first, const std::string& second) {
+      const Plan plan =
+          PlanFromText("level comm\nroute 0 1 : 0\nrank\n" + first + "\nrank\n" + second);
       FakeRun run(plan, {.strict = false, .timeout = Milliseconds(2000)});
       return Failure([&] {
         LaunchStep(plan, 1, run.workers);

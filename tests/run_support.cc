@@ -1,8 +1,7 @@
 #include "tests/run_support.h"
 
-#include <algorithm>
-
 #include "compiler/error.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
@@ -13,39 +12,34 @@ float Symbol(const Tag& tag) {
 
 }  // namespace
 
-Plan CommPlan(std::vector<Route> routes, const std::vector<std::string_view>& programs) {
-  Plan plan;
-  plan.schedule = "by hand";
-  plan.level = Level::kComm;
-  plan.ranks = static_cast<int>(programs.size());
-  plan.stages = static_cast<int>(routes.at(0).ranks.size());
-  for (const Route& route : routes)
-    plan.microbatches += static_cast<int>(route.microbatches.size());
-  plan.routes = std::move(routes);
-  for (std::string_view text : programs) {
-    Program& program = plan.programs.emplace_back();
-    while (!text.empty()) {
-      const size_t end = std::min(text.find('\n'), text.size());
-      const std::string_view line = text.substr(0, end);
-      if (!line.empty()) program.push_back(ParseInstruction(line));
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
-  }
-  return plan;
-}
-
 Plan TwoRankPlan(int data_parallel) {
-  const std::string first =
-      "F s0 m0\nSEND_F s0 m0 to=1\nF s0 m1\nSEND_F s0 m1 to=1\n"
-      "RECV_B s0 m0 from=1\nB s0 m0\nW s0 m0\nRECV_B s0 m1 from=1\nBW s0 m1\n" +
-      std::string(data_parallel == 1 ? "" : "REDUCE s0\n") + "STEP s0";
-  const std::string second =
-      "RECV_F s1 m0 from=0\nF s1 m0\nRECV_F s1 m1 from=0\nB s1 m0\nSEND_B s1 m0 to=0\nW s1 m0\n"
-      "F s1 m1\nB s1 m1\nSEND_B s1 m1 to=0\nW s1 m1\n" +
-      std::string(data_parallel == 1 ? "" : "REDUCE s1\n") + "STEP s1";
-  Plan plan = CommPlan({{{0, 1}, {0, 1}}}, {first, second});
-  plan.data_parallel = data_parallel;
-  return plan;
+  const auto end = [&](const std::string& stage) {
+    return (data_parallel == 1 ? "" : "REDUCE " + stage + "\n") + "STEP " + stage + "\n";
+  };
+  return PlanFromText("copies " + std::to_string(data_parallel) + R"(
+rank
+ F s0 m0
+ SEND_F s0 m0 to=1
+ F s0 m1
+ SEND_F s0 m1 to=1
+ RECV_B s0 m0 from=1
+ B s0 m0
+ W s0 m0
+ RECV_B s0 m1 from=1
+ BW s0 m1
+)" + end("s0") + R"(
+rank
+ RECV_F s1 m0 from=0
+ F s1 m0
+ RECV_F s1 m1 from=0
+ B s1 m0
+ SEND_B s1 m0 to=0
+ W s1 m0
+ F s1 m1
+ B s1 m1
+ SEND_B s1 m1 to=0
+ W s1 m1
+)" + end("s1"));
 }
 
 Model SmallModel(int stages) {

@@ -14,10 +14,6 @@
 
 namespace contraflow {
 
-/// A plan of level comm, its programs written as text: instructions, one a line. Stages and
-/// micro-batches are as many as the routes say.
-Plan CommPlan(std::vector<Route> routes, const std::vector<std::string_view>& programs);
-
 /// 1F1B on two ranks, two micro-batches, with `data_parallel` replicas.
 Plan TwoRankPlan(int data_parallel = 1);
 

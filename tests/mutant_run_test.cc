@@ -1,0 +1,70 @@
+// What the verifier lets pass, the runtime runs to the right gradients: mutants of sound plans that
+// Verify accepts are executed under the strictest semantics and compared with training without a
+// pipeline, bit for bit.
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+
+#include "compiler/verify.h"
+#include "runtime/check.h"
+#include "schedules/registry.h"
+#include "tests/failure.h"
+#include "tests/mutants.h"
+#include "tests/run_support.h"
+#include "tests/support.h"
+
+namespace contraflow {
+namespace {
+
+/// Why a plan does not run right, or "".
+std::string RunStrictly(const Plan& plan, const Text& text) {
+  const Model model = SmallModel(plan.stages);
+  std::string difference;
+  const std::string failure = Failure([&] {
+    ThreadedRun run(plan, model, text, 3, {.strict = true, .timeout = std::chrono::seconds(10)});
+    ReferenceRun reference(plan, model, text, 3);
+    const StepResult result = run.Step(1);
+    difference = CompareStep(plan, 1, result, run, reference).difference;
+  });
+  return failure == "accepted" ? difference : failure;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("mutants that pass the verifier run right") {
+    const Text text = SmallText();
+    std::set<std::string> operators;
+    int made = 0, ran = 0;
+    uint64_t seed = 1;
+    for (const Schedule* schedule : Schedules()) {
+      for (const auto& [ranks, microbatches] :
+           std::vector<std::pair<int, int>>{{2, 4}, {3, 6}, {4, 8}, {4, 10}}) {
+        Spec spec = MakeSpec(schedule->name, ranks, microbatches, UniformCosts(3, 4, 2, 1));
+        if (!schedule->reject(spec).empty()) continue;
+        spec.data_parallel = 1 + ranks % 3 % 2;
+        const Plan plan = Compile(spec);
+        for (const Mutant& mutant : MakeMutants(plan, 200, seed++)) {
+          ++made;
+          if (!Verify(mutant.plan).empty()) continue;
+          CAPTURE(plan.schedule);
+          CAPTURE(ranks);
+          CAPTURE(microbatches);
+          CAPTURE(mutant.name);
+          CAPTURE(mutant.what);
+          CHECK(RunStrictly(mutant.plan, text) == "");
+          operators.insert(mutant.name);
+          ++ran;
+        }
+      }
+    }
+    MESSAGE(made << " mutants, " << ran << " pass Verify and run right, of " << operators.size()
+                 << " operators");
+    CHECK(made >= 2000);
+    CHECK(ran >= 100);
+    CHECK(operators.size() >= 3);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

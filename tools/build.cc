@@ -27,7 +27,7 @@ void CheckMemory(const Plan& plan, const Spec& spec) {
               std::to_string(index) + " of its compute order (" +
               ToString(program[static_cast<size_t>(index)]) + "), the limit is " +
               FormatCount(*spec.memory_limit) + unit +
-              "; raise it, or see contraflow compare for schedules that hold less");
+              "; raise it, or take a schedule that holds less");
 }
 
 }  // namespace

@@ -88,13 +88,11 @@ std::vector<std::string> Figures(const Row& row, int ranks, bool bytes) {
   return cells;
 }
 
-/// "shortest with 8 stages: zb-1p, dualpipe (66 us)", a line for each number of stages.
+/// "shortest with 8 stages: zb-1p, dualpipe", a line for each number of stages.
 std::string Shortest(const std::vector<Row>& rows) {
   std::map<int, std::pair<Time, std::string>> best;
-  std::string unit;
   for (const Row& row : rows) {
     if (!row.report) continue;
-    unit = Name(row.report->unit);
     const Time makespan = row.report->simulation.makespan;
     auto [at, added] = best.try_emplace(row.stages, makespan, row.schedule);
     if (added) continue;
@@ -121,15 +119,16 @@ std::string RowsText(const std::vector<Row>& rows, const CompareOptions& options
   std::string rejected, footnote;
   for (const Row& row : rows) {
     if (!row.report) {
-      rejected += "rejected: " + row.schedule + " " + row.rejected + "\n";
+      rejected += "rejected: " + row.schedule + ": " + row.rejected + "\n";
       continue;
     }
     table.rows.push_back(Figures(row, options.ranks, bytes));
     if (row.stages > options.ranks) {
-      footnote =
-          "* more than one stage a rank: the costs are those of one stage, so this is a model with "
-          "more\n  stages, not the one of the other rows; its activations are smaller pieces "
-          "too.\n";
+      const int chunks = row.stages / options.ranks;
+      footnote = "* " + std::to_string(chunks) +
+                 " stages a rank. The costs are those of one stage, so this row is a model of " +
+                 std::to_string(chunks) +
+                 " times the\n  size; for the same model, halve the costs.\n";
     }
   }
   std::string text = std::to_string(options.ranks) + " ranks, " +

@@ -79,11 +79,11 @@ std::function<int()> Add(CLI::App* app) {
              "replicas of the pipeline; REDUCE sums over them (default: 1)");
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   app->add_option("--memory-limit", options->memory_limit,
-                  "most bytes of activations on a rank (without activation_bytes in the cost file: "
-                  "most activations), or N times what 1F1B's first rank holds")
+                  "most bytes of activations a rank may hold (a count where the\n"
+                  "costs give no bytes), or N times what 1F1B's first rank holds")
       ->type_name("BYTES|Nx");
   app->add_option("--level", options->level,
-                  "how far to lower: compute, comm, component, buffer "
+                  "how far to lower: compute, comm, component or buffer\n"
                   "(default: comm)")
       ->type_name("LEVEL");
   app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")

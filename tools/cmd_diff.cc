@@ -50,11 +50,12 @@ std::vector<std::string> Lines(const Plan& plan, size_t rank) {
 int Diff(const DiffOptions& options) {
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
   if (left == right) return kExitFine;
-  std::string body = FormatEdits(Head(left), Head(right), "plan");
+  std::string body = FormatEdits(Head(left), Head(right), "plan, field");
   // Costs that differ in what one line does not show.
   if (left.costs != right.costs && Head(left) == Head(right)) body += "@@ costs differ in detail\n";
   for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
-    body += FormatEdits(Lines(left, rank), Lines(right, rank), "rank " + std::to_string(rank));
+    body += FormatEdits(Lines(left, rank), Lines(right, rank),
+                        "rank " + std::to_string(rank) + ", instruction");
   }
   WriteFile("-", "--- " + options.left + "\n+++ " + options.right + "\n" + body);
   return kExitInput;

@@ -90,8 +90,8 @@ std::string ShowText(const Plan& plan, const CostModel& costs, const Simulation*
                      int only) {
   std::string text = Head(plan, costs);
   if (simulation != nullptr) {
-    text += "makespan " + FormatTime(simulation->makespan, costs.unit) + " " +
-            std::string(Name(costs.unit)) + "; times are start and end\n";
+    text += "makespan " + FormatWithUnit(simulation->makespan, costs.unit) +
+            "; times are start and end\n";
   }
   for (int rank = 0; rank < plan.ranks; ++rank) {
     if (only >= 0 && rank != only) continue;

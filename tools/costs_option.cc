@@ -55,7 +55,7 @@ void Override(const CostsOption& option, Unit unit, StageCost* cost) {
 
 void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise) {
   app->add_option("--costs", option->file,
-                  "cost file, or a profile such as deepseek-v3-h800 (default: " + otherwise + ")")
+                  "cost file, or a profile such as deepseek-v3-h800\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
   AddNumber(app, "--f", &option->f, "T", "forward of a stage; this and the next override the file");
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
@@ -78,8 +78,16 @@ CostModel ReadCostsOrProfile(const std::string& name) {
   std::string known;
   for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
   const std::string shown = name.substr(0, 64);
-  throw Error("--costs: unknown profile \"" + shown + "\"" + DidYouMean(shown, names) +
-              "; profiles are " + (known.empty() ? "none" : known) +
+  std::string hint = DidYouMean(shown, names);
+  if (hint.empty() && !shown.empty()) {
+    // "deepseek" is many edits away from every profile, and yet it is clear what is meant.
+    const auto longer = std::find_if(names.begin(), names.end(), [&](const std::string& other) {
+      return other.starts_with(shown);
+    });
+    if (longer != names.end()) hint = " (did you mean \"" + *longer + "\"?)";
+  }
+  throw Error("--costs: unknown profile \"" + shown + "\"" + hint + "; profiles are " +
+              (known.empty() ? "none" : known) +
               ", and a file is a name with a \"/\" or one that ends in .json");
 }
 
@@ -89,7 +97,7 @@ CostModel UnitCosts() {
 }
 
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
-  CostModel costs = option.file.empty() ? base : ReadCostsOrProfile(option.file);
+  CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
   for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
   if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
   return costs;

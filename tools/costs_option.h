@@ -13,10 +13,10 @@ namespace contraflow {
 
 /// What the options --costs --f --b --w --bw --fb --comm say.
 struct CostsOption {
-  std::string file;  ///< a file or the name of a profile; empty: not given
+  std::optional<std::string> file;  ///< a file or the name of a profile
   std::optional<double> f, b, w, bw, fb, comm;
 
-  bool given() const { return !file.empty() || f || b || w || bw || fb || comm; }
+  bool given() const { return file || f || b || w || bw || fb || comm; }
 };
 
 /// Adds those options to a command. `otherwise` says what is used where none of them is given.

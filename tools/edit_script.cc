@@ -123,7 +123,7 @@ std::string FormatEdits(const Strings& left, const Strings& right, const std::st
   for (size_t i = 0; i < lines.size(); ++i) {
     if (!shown[i]) continue;
     if (i == 0 || !shown[i - 1]) {
-      out += "@@ " + title + ", line " + std::to_string(lines[i].at) + "\n";
+      out += "@@ " + title + " " + std::to_string(lines[i].at) + "\n";
     }
     out += lines[i].mark + *lines[i].text + "\n";
   }

@@ -17,6 +17,9 @@ namespace {
 /// More bands than this and the picture gives up its numbers to become shorter.
 constexpr int kMaxBands = 8;
 
+/// Up to this many bands boxes are drawn a little wider than they must be.
+constexpr int kFewBands = 4;
+
 /// Colours of the 256-colour palette: {side 0, side 1}.
 struct Ink {
   int side[2];
@@ -109,24 +112,34 @@ class Grid {
     return width;
   }
 
-  void ChooseScale() {
-    if (picture_.makespan == 0) return;
-    const auto makespan = static_cast<double>(picture_.makespan);
+  /// Smallest scale at which every box has room for its label and `spare` columns.
+  double ScaleFor(int spare) const {
+    double scale = 0;
     for (const Picture::Row& row : picture_.rows) {
       for (const Box& box : row.boxes) {
         if (box.parts[0].microbatch < 0) continue;  // A short STEP must not blow up the picture.
-        scale_ = std::max(scale_, LabelWidth(box) / static_cast<double>(box.end - box.start));
+        const int width = LabelWidth(box) + spare;
+        scale = std::max(scale, width / static_cast<double>(box.end - box.start));
       }
     }
-    scale_ = std::min(scale_, static_cast<double>(room_) * kMaxBands / makespan);
+    return scale;
+  }
+
+  void ChooseScale() {
+    if (picture_.makespan == 0) return;
+    const double bands = static_cast<double>(picture_.makespan) / room_;  // a column a tick
+    // Letters that touch are hard to read; a free column is worth a few bands.
+    scale_ = ScaleFor(style_.color ? 0 : 1);
+    if (scale_ * bands > kFewBands) scale_ = ScaleFor(0);
+    scale_ = std::min(scale_, kMaxBands / bands);
+    if (scale_ == 0) scale_ = 1 / bands;  // Nothing but REDUCE and STEP.
     columns_ = std::max(1, At(picture_.makespan));
     // Marks no closer than their text is wide.
     const std::string last = FormatTime(picture_.makespan, picture_.unit);
     step_ = RulerStep(static_cast<Time>(std::ceil((TextWidth(last) + 2) / scale_)));
     // Bands break at marks where that wastes little of the line.
-    const int step_columns = std::max(1, At(step_));
-    const int even = static_cast<int>(std::floor(room_ / (static_cast<double>(step_) * scale_)));
-    band_ = even > 0 && step_columns * 2 <= room_ ? At(step_ * even) : room_;
+    const int marks = static_cast<int>(room_ / (static_cast<double>(step_) * scale_));
+    band_ = marks >= 4 ? At(step_ * marks) : room_;
     if (columns_ <= room_) band_ = columns_;
   }
 
@@ -213,12 +226,12 @@ class Grid {
   std::string Legend() const {
     std::string out;
     for (const Op op : KindsIn(picture_)) {
-      out += (style_.color ? Swatch(op) : Sample(op)) + std::string(Explain(op)) + "\n";
+      out += (style_.color ? Swatch(op) + std::string(Name(op)) + " " : Sample(op)) +
+             std::string(Explain(op)) + "\n";
     }
     if (!style_.color) out += "  .       idle\n";
     if (!picture_.sides.empty()) {
-      out += (style_.color ? "  the darker colours: " : "  f bw b w lower case: ") +
-             picture_.sides + "\n";
+      out += (style_.color ? "  the darker colours: " : "  f3 bw3  ") + picture_.sides + "\n";
     }
     return out + "Numbers are micro-batches; times are in " +
            (picture_.unit == Unit::kUnit ? "the unit of the costs"

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -65,12 +66,23 @@ std::string DescribeLeftOver(const CLI::App& app) {
   return left.empty() ? "" : "unexpected argument \"" + left.front().substr(0, 64) + "\"";
 }
 
+std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string left_over = DescribeLeftOver(app);
+  if (!left_over.empty()) return left_over;
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return text.substr(0, text.find(':')) + " needs one value, and is given once";
+  }
+  return text;
+}
+
 int RunCommand(const Command& command, const std::vector<std::string>& arguments) {
   const std::string name(command.name);
-  CLI::App app(std::string(command.summary), "contraflow " + name);
+  std::string summary = std::string(command.summary) + ".\n";
+  summary[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(summary[0])));
+  CLI::App app(summary, "contraflow " + name);
   app.get_formatter()->column_width(34);
-  app.get_formatter()->label("OPTIONS", "OPTIONS");
-  app.footer("\nExample: " + std::string(command.example));
+  app.footer("Example: " + std::string(command.example));
   const std::function<int()> run = command.add(&app);
   try {
     // The parser takes its words from the back.
@@ -79,9 +91,7 @@ int RunCommand(const Command& command, const std::vector<std::string>& arguments
     WriteFile("-", app.help());
     return kExitFine;
   } catch (const CLI::ParseError& error) {
-    const std::string left_over = DescribeLeftOver(app);
-    throw UsageError(name + ": " + (left_over.empty() ? error.what() : left_over) +
-                     "; see contraflow " + name + " --help");
+    throw UsageError(name + ": " + Describe(error, app) + "; see contraflow " + name + " --help");
   }
   return run();
 }

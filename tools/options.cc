@@ -21,8 +21,9 @@ int64_t ReadInteger(const std::string& name, const std::string& text, int64_t lo
     throw CLI::ValidationError(name, "must be a whole number, is " + Quoted(text));
   }
   if (error != std::errc() || value < low || value > high) {
-    throw Error(name + ": must be in " + std::to_string(low) + ".." + std::to_string(high) +
-                ", is " + text.substr(0, 64));
+    const bool negative = text[0] == '-';
+    throw Error(name + ": " + text.substr(0, 64) + " is too " + (negative ? "small" : "large") +
+                ", the limit is " + std::to_string(negative ? low : high));
   }
   return value;
 }

@@ -72,10 +72,9 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
   const auto [low, high] = std::minmax_element(
       figures.begin(), figures.end(),
       [](const RankFigures& a, const RankFigures& b) { return a.bubble < b.bubble; });
-  picture.figures = "makespan " + FormatTime(simulation.makespan, costs.unit) + " " +
-                    std::string(Name(costs.unit)) + ", bubble of a rank " +
-                    FormatRange(low->bubble, high->bubble, costs.unit) + ", " +
-                    FormatPercent(simulation.bubble_ratio()) + " of the time of all ranks";
+  picture.figures = "makespan " + FormatWithUnit(simulation.makespan, costs.unit) +
+                    ", bubble of a rank " + FormatRange(low->bubble, high->bubble, costs.unit) +
+                    ", " + FormatPercent(simulation.bubble_ratio()) + " of the time of all ranks";
   const Sides sides(plan);
   picture.sides = sides.text();
   for (int r = 0; r < plan.ranks; ++r) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "compiler/bound.h"
 #include "compiler/error.h"
@@ -46,6 +47,21 @@ std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& cos
   return figures;
 }
 
+/// JSON without line breaks; those inside strings are escaped.
+std::string OnOneLine(const Json& value) {
+  std::string text, line;
+  WriteJson(value, &text);
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '\n') {
+      line += ' ';
+      while (at + 1 < text.size() && text[at + 1] == ' ') ++at;
+    } else {
+      line += text[at];
+    }
+  }
+  return line;
+}
+
 }  // namespace
 
 const std::string_view kFormulaLegend =
@@ -80,9 +96,15 @@ Time Report::largest_bubble() const {
 void RequireSound(const Plan& plan, const std::string& path) {
   const std::vector<Finding> findings = Verify(plan);
   if (findings.empty()) return;
+  constexpr size_t kShown = 5;
   std::string message = path + ": the plan is not sound";
-  for (const Finding& finding : findings) message += "\n  " + ToString(finding, plan);
-  throw Error(message + "\n  (contraflow verify shows where)");
+  for (size_t i = 0; i < std::min(findings.size(), kShown); ++i) {
+    message += "\n  " + ToString(findings[i], plan);
+  }
+  if (findings.size() > kShown) {
+    message += "\n  and " + std::to_string(findings.size() - kShown) + " more";
+  }
+  throw Error(message + "\n  (contraflow verify shows all, and where)");
 }
 
 Report MakeReport(const Plan& plan, const CostModel& costs) {
@@ -135,9 +157,21 @@ Json ReportToJson(const Report& report) {
 }
 
 std::string FormatJson(const Json& document) {
+  const auto& object = *std::get<std::unique_ptr<JsonObject>>(document.value);
   std::string text;
-  WriteJson(document, &text);
-  return text + "\n";
+  for (size_t i = 0; i < object.keys.size(); ++i) {
+    text += (i == 0 ? "{\n" : ",\n") + QuoteJson(object.keys[i]) + ": ";
+    const auto* const items = std::get_if<Json::Array>(&object.values[i].value);
+    if (items == nullptr || items->empty()) {
+      text += OnOneLine(object.values[i]);
+      continue;
+    }
+    for (size_t k = 0; k < items->size(); ++k) {
+      text += (k == 0 ? "[\n" : ",\n") + OnOneLine((*items)[k]);
+    }
+    text += "\n]";
+  }
+  return text + "\n}\n";
 }
 
 }  // namespace contraflow

@@ -36,7 +36,7 @@ struct Report {
   Time largest_bubble() const;
 };
 
-/// Throws Error with every finding if the plan is not sound.
+/// Throws Error with the first findings if the plan is not sound.
 void RequireSound(const Plan& plan, const std::string& path);
 
 /// Simulates a sound plan.
@@ -48,7 +48,7 @@ Json ReportToJson(const Report& report);
 /// A time in its unit as the shortest JSON number.
 Json TimeToJson(Time ticks, Unit unit);
 
-/// Text of a document for --json, with its newline.
+/// An object as a document for --json: one line a member, and one for each element of an array.
 std::string FormatJson(const Json& document);
 
 /// What the letters of the formulas mean; stands below every table that prints one.

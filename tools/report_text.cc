@@ -74,7 +74,7 @@ std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
 std::string RankTable(const Report& report, bool bytes) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   Table table;
-  table.columns = {">rank", ">busy", ">bubble", ">bubble", ">activations"};
+  table.columns = {">rank", ">busy", ">bubble", ">share", ">activations"};
   if (bytes) table.columns.push_back(">bytes");
   const Time makespan = report.simulation.makespan;
   for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
@@ -87,6 +87,13 @@ std::string RankTable(const Report& report, bool bytes) {
     table.rows.push_back(std::move(row));
   }
   return FormatTable(table);
+}
+
+std::string FormatWithUnit(Time ticks, Unit unit) {
+  const bool one = ticks == TicksPerUnit(unit);
+  // "unit" is a word and not a symbol.
+  return FormatTime(ticks, unit) + " " + std::string(Name(unit)) +
+         (unit == Unit::kUnit && !one ? "s" : "");
 }
 
 std::string FormatRange(Time low, Time high, Unit unit) {
@@ -111,8 +118,7 @@ std::string CompareWithFormula(const Report& report) {
 
 std::string SummaryTable(const Plan& plan, const Report& report) {
   const Simulation& simulation = report.simulation;
-  const std::string unit(Name(report.unit));
-  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit) + " " + unit; };
+  const auto time = [&](Time ticks) { return FormatWithUnit(ticks, report.unit); };
   Table table;
   table.columns = {"", ""};
   table.rows.push_back({"makespan", time(simulation.makespan) + ", with a barrier at the end"});
@@ -126,7 +132,7 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
     table.rows.push_back({"formula", std::string(formula.text) + " = " + time(formula.published) +
                                          ": " + CompareWithFormula(report)});
     if (!formula.holds && !formula.exact.empty()) {
-      table.rows.push_back({"closed form", RangeOf(formula.exact, report.unit) + " " + unit +
+      table.rows.push_back({"closed form", RangeOf(formula.exact, report.unit) +
                                                (formula.exact == Bubbles(report)
                                                     ? ": holds on every rank"
                                                     : ": differs from the simulated bubbles")});

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "tools/report_text.h"
+
 namespace contraflow {
 namespace {
 
@@ -172,8 +174,7 @@ class Drawing {
       if (part.microbatch >= 0) text += " m" + std::to_string(part.microbatch);
     }
     return text + "&#10;" + FormatTime(box.start, picture_.unit) + " to " +
-           FormatTime(box.end, picture_.unit) + " " + std::string(Name(picture_.unit)) +
-           ", instruction " + std::to_string(box.index);
+           FormatWithUnit(box.end, picture_.unit) + ", instruction " + std::to_string(box.index);
   }
 
   std::string Legend(Hundredths y) const {

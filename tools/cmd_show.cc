@@ -22,6 +22,9 @@
 namespace contraflow {
 namespace {
 
+/// A larger SVG is more than any viewer opens.
+constexpr int64_t kMostDrawn = 250'000;
+
 struct ShowOptions {
   std::string plan;
   int rank = -1;
@@ -136,6 +139,12 @@ int Show(const ShowOptions& options) {
                                   "\nThis plan is not sound, so it has "
                                   "no times: see contraflow verify.\n");
     return kExitFine;
+  }
+  const bool drawing = options.format == "svg" || options.format == "html";
+  if (drawing && options.rank == -1 && InstructionCount(plan) > kMostDrawn) {
+    throw Error(options.plan + ": has " + FormatCount(InstructionCount(plan)) +
+                " instructions, too many for one drawing (at most " + FormatCount(kMostDrawn) +
+                "); use --rank, or --format grid");
   }
   const Report report = MakeReport(plan, costs);
   const Picture picture = MakePicture(plan, costs, report.simulation, options.rank);

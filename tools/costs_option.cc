@@ -61,7 +61,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
-  AddNumber(app, "--fb", &option->fb, "T", "forward overlapped with a full backward (f + bw)");
+  AddNumber(app, "--fb", &option->fb, "T",
+            "a forward overlapped with a full backward (default: f + bw)");
   AddNumber(app, "--comm", &option->comm, "T", "one hop between neighbouring stages");
 }
 
@@ -86,7 +87,7 @@ CostModel ReadCostsOrProfile(const std::string& name) {
     });
     if (longer != names.end()) hint = " (did you mean \"" + *longer + "\"?)";
   }
-  throw Error("--costs: unknown profile \"" + shown + "\"" + hint + "; profiles are " +
+  throw Error("unknown cost profile \"" + shown + "\"" + hint + "; profiles are " +
               (known.empty() ? "none" : known) +
               ", and a file is a name with a \"/\" or one that ends in .json");
 }

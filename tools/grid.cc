@@ -82,18 +82,21 @@ class Grid {
   std::string Draw() const {
     std::string out =
         picture_.title + "\n" + picture_.figures + "\ncosts: " + picture_.costs + "\n";
-    std::vector<std::vector<Column>> rows;
-    for (const Picture::Row& row : picture_.rows) rows.push_back(LayOut(row));
+    // Row by row into all bands, so that no more than one row is laid out at a time.
+    std::vector<std::string> bands;
     const std::vector<Column> ruler = Ruler();
     for (int from = 0; from < columns_; from += band_) {
-      const int to = std::min(from + band_, columns_);
-      out += "\n" + Line(std::string(static_cast<size_t>(prefix_), ' '), ruler, from, to);
-      for (size_t r = 0; r < rows.size(); ++r) {
-        std::string number = std::to_string(picture_.rows[r].rank);
-        number.insert(0, static_cast<size_t>(prefix_ - 6) - number.size(), ' ');
-        out += Line("rank " + number + " ", rows[r], from, to);
+      bands.push_back(Line(std::string(static_cast<size_t>(prefix_), ' '), ruler, from));
+    }
+    for (const Picture::Row& row : picture_.rows) {
+      std::string number = std::to_string(row.rank);
+      number.insert(0, static_cast<size_t>(prefix_ - 6) - number.size(), ' ');
+      const std::vector<Column> line = LayOut(row);
+      for (size_t b = 0; b < bands.size(); ++b) {
+        bands[b] += Line("rank " + number + " ", line, static_cast<int>(b) * band_);
       }
     }
+    for (const std::string& band : bands) out += "\n" + band;
     return out + "\n" + Legend();
   }
 
@@ -137,9 +140,12 @@ class Grid {
     // Marks no closer than their text is wide.
     const std::string last = FormatTime(picture_.makespan, picture_.unit);
     step_ = RulerStep(static_cast<Time>(std::ceil((TextWidth(last) + 2) / scale_)));
-    // Bands break at marks where that wastes little of the line.
-    const int marks = static_cast<int>(room_ / (static_cast<double>(step_) * scale_));
-    band_ = marks >= 4 ? At(step_ * marks) : room_;
+    // Bands of about one length, which break at marks where those are close enough together.
+    const double mark = static_cast<double>(step_) * scale_;
+    const int count = (columns_ + room_ - 1) / room_;
+    const int marks = static_cast<int>(std::ceil(columns_ / (count * mark)));
+    const int most = static_cast<int>(room_ / mark);
+    band_ = most >= 4 ? At(step_ * std::min(marks, most)) : room_;
     if (columns_ <= room_) band_ = columns_;
   }
 
@@ -202,8 +208,9 @@ class Grid {
     }
   }
 
-  std::string Line(const std::string& prefix, const std::vector<Column>& line, int from,
-                   int to) const {
+  /// The band that begins at column `from`.
+  std::string Line(const std::string& prefix, const std::vector<Column>& line, int from) const {
+    const int to = std::min(from + band_, columns_);
     std::string out = prefix;
     int color = kIdle;
     for (int at = from; at < to; ++at) {

@@ -14,7 +14,7 @@ struct GridStyle {
 
 /// Limits of GridStyle::width.
 inline constexpr int kMinGridWidth = 40;
-inline constexpr int kMaxGridWidth = 100'000;
+inline constexpr int kMaxGridWidth = 10'000;
 
 /// The picture known from the papers as text: one row a rank, time from left to right, boxes with
 /// micro-batch numbers. The scale is the smallest at which every number fits in its box, unless

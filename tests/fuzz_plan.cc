@@ -1,5 +1,5 @@
-// Any bytes are a plan or an Error. A plan survives writing in both forms, Verify returns on it,
-// and where it is sound Simulate ends and agrees with itself.
+// Any bytes are a plan, a rank's part of one, or an Error. A plan survives writing in both forms,
+// Verify returns on it, and where it is sound Simulate ends and agrees with itself.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,17 +27,32 @@ void Check(const Plan& plan) {
   CF_ASSERT(!WriteTrace(plan, simulation.timeline).empty());
 }
 
+void CheckPart(const RankPlan& part) {
+  CF_ASSERT(ReadRankPlan(WriteRankPlan(part.plan, part.rank), "part") == part);
+}
+
+/// False if `read` throws Error.
+template <typename Read>
+bool Accepts(Read read) {
+  try {
+    read();
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 }  // namespace contraflow
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using contraflow::Error;
+  const std::string_view document(reinterpret_cast<const char*>(data), size);
   contraflow::Plan plan;
-  try {
-    plan = contraflow::ReadPlan({reinterpret_cast<const char*>(data), size}, "input");
-  } catch (const Error&) {
-    return 0;
+  contraflow::RankPlan part;
+  if (contraflow::Accepts([&] { plan = contraflow::ReadPlan(document, "input"); })) {
+    contraflow::Check(plan);
+  } else if (contraflow::Accepts([&] { part = contraflow::ReadRankPlan(document, "input"); })) {
+    contraflow::CheckPart(part);
   }
-  contraflow::Check(plan);
   return 0;
 }

@@ -13,7 +13,7 @@
 namespace contraflow {
 namespace {
 
-using namespace std::string_literals;
+using std::string_literals::operator""s;
 
 std::string Parse(std::string_view text, const JsonLimits& limits = {}) {
   return Failure([&] { ParseJson(text, "f.json", limits); });

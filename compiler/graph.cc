@@ -30,7 +30,7 @@ auto IndexMap(const Csr& csr) { return boost::get(boost::vertex_index, csr); }
 
 std::optional<std::vector<int>> Sorted(const Csr& csr) {
   std::vector<int> order;
-  order.reserve(boost::num_vertices(csr));
+  order.reserve(static_cast<size_t>(boost::num_vertices(csr)));
   try {
     boost::topological_sort(csr, std::back_inserter(order));
   } catch (const boost::not_a_dag&) {
@@ -45,7 +45,7 @@ std::vector<int> CycleThrough(const Csr& csr, int start, const std::vector<int>&
                               size_t limit) {
   constexpr int kUnseen = -1;
   const auto at = [](auto& list, int node) -> auto& { return list[static_cast<size_t>(node)]; };
-  std::vector<int> parent(boost::num_vertices(csr), kUnseen);
+  std::vector<int> parent(static_cast<size_t>(boost::num_vertices(csr)), kUnseen);
   std::vector<int> wave = {start}, next;
   for (size_t length = 1; !wave.empty() && (limit == 0 || length < limit); ++length) {
     next.clear();

@@ -78,17 +78,19 @@ void CheckRoute(const Plan& plan, size_t number, std::vector<int>* route_of, Fin
   if (route.microbatches.empty()) add("has no micro-batches; drop it");
   int last = -1;
   for (const int m : route.microbatches) {
-    const std::string name = "has micro-batch " + std::to_string(m);
+    const auto add_one = [&](const std::string& what) {
+      add("has micro-batch " + std::to_string(m) + what);
+    };
     if (m < 0 || m >= plan.microbatches) {
-      add(name + "; micro-batches are " + Range(plan.microbatches));
+      add_one("; micro-batches are " + Range(plan.microbatches));
       continue;
     }
     int& taken = (*route_of)[static_cast<size_t>(m)];
     if (taken >= 0) {
-      add(name + ", which route " + std::to_string(taken) +
-          " has already; each belongs to exactly one route");
+      add_one(", which route " + std::to_string(taken) +
+              " has already; each belongs to exactly one route");
     } else if (m < last) {
-      add(name + " behind " + std::to_string(last) + "; they must ascend");
+      add_one(" behind " + std::to_string(last) + "; they must ascend");
     }
     taken = static_cast<int>(number);
     last = std::max(last, m);

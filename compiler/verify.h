@@ -18,15 +18,18 @@ struct Finding {
   bool operator==(const Finding&) const = default;
 };
 
-/// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order; empty
-/// means proven: complete, in order, messages matched, and free of deadlock under the strictest
-/// semantics (one in-order communication queue a rank, every operation a rendezvous without
-/// buffering, groups atomic), hence under any NCCL or MPI buffering. A deadlock names the minimal
-/// wait cycle. Safe on any plan ReadPlan returns, however wrong. Linear in the instructions. Shares
-/// no code with the passes: includes plan and graph only.
+/// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order: by
+/// check, rank and index. Empty means proven: complete, in order, messages matched, and free of
+/// deadlock under the strictest semantics (one in-order communication queue a rank, every operation
+/// a rendezvous without buffering, groups atomic), hence under any NCCL or MPI buffering. A
+/// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
+/// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
+/// however wrong. Linear in the instructions. Shares no code with the passes: includes plan and
+/// graph only.
 std::vector<Finding> Verify(const Plan& plan);
 
-/// "rank 2, instruction 17 (BW s2 m3): ..." for people.
+/// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the
+/// message does not begin with it.
 std::string ToString(const Finding& finding, const Plan& plan);
 
 }  // namespace contraflow

@@ -226,6 +226,7 @@ bool MoveMicrobatchOfRoute(Knife* knife) {
 
 bool LoseMicrobatchOfRoute(Knife* knife) {
   std::vector<int>& list = knife->plan().routes[0].microbatches;
+  if (list.empty()) return false;
   const int which = knife->Draw(0, static_cast<int>(list.size()) - 1);
   list.erase(list.begin() + which);
   return true;
@@ -275,7 +276,7 @@ std::vector<MutantOperator> AimedOperators() {
       {"group on something else", GroupCompute, {"level"}},
       {"add slot, lane or after", AddKey, {"level"}},
       {"add a component", AddComponent, {"level"}},
-      {"send to itself", SendToItself, {"message"}},
+      {"send to itself", SendToItself, {"message", "level"}},
       {"truncate a program", Truncate, {"complete", "message", "reduce", "step"}},
       {"move a stage of a route", MoveStageOfRoute, {"owner"}},
       {"move a micro-batch to the other route", MoveMicrobatchOfRoute, {"owner"}},

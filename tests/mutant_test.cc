@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
 #include <set>
 #include <string>
 
+#include "compiler/lower.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
 #include "tests/mutants.h"
@@ -32,6 +34,17 @@ std::vector<Plan> SoundPlans() {
     }
   }
   return plans;
+}
+
+bool Expected(const Mutant& mutant, const std::vector<std::string>& checks) {
+  return std::any_of(checks.begin(), checks.end(), [&](const std::string& check) {
+    return std::count(mutant.expected.begin(), mutant.expected.end(), check) > 0;
+  });
+}
+
+/// What breaks a promise of shape, level or group is wrong without any effect on the run.
+bool MustGoWrong(const std::string& check) {
+  return check != "shape" && check != "level" && check != "group";
 }
 
 struct Tally {
@@ -70,14 +83,9 @@ TEST_SUITE("property") {
           continue;
         }
         CAPTURE(FindingsText(mutant.plan));
-        CHECK(std::any_of(checks.begin(), checks.end(), [&](const std::string& check) {
-          return std::count(mutant.expected.begin(), mutant.expected.end(), check) > 0;
-        }));
-        // No false alarm: what is out of order, out of place or stuck does go wrong. (A shape or a
-        // key that the level does not have is wrong without any effect on the run.)
-        if (checks[0] != "shape" && checks[0] != "level" && checks[0] != "group") {
-          CHECK(RunSymbolically(mutant.plan) != "");
-        }
+        CHECK(Expected(mutant, checks));
+        // No false alarm either: what is out of order, out of place or stuck does go wrong.
+        if (MustGoWrong(checks[0])) CHECK(RunSymbolically(mutant.plan) != "");
       }
     }
     std::string table;
@@ -93,12 +101,78 @@ TEST_SUITE("property") {
       table += "\n";
     }
     MESSAGE(total << " mutants, " << sound << " of them sound\n" << table);
-    CHECK(total >= 4000);
+    CHECK(total >= 5000);
     CHECK(sound < total / 10);
     // Every check is needed: without it some mutant would pass.
     CHECK(needed == std::set<std::string>{"shape", "level", "owner", "complete", "order",
                                           "weight-order", "message", "producer", "consumer",
                                           "group", "reduce", "step", "deadlock"});
+  }
+
+  TEST_CASE("level compute: mutants are rejected, or lower to what runs right") {
+    int total = 0, sound = 0;
+    uint64_t seed = 1000;
+    for (const Plan& lowered : SoundPlans()) {
+      Plan plan = lowered;
+      plan.level = Level::kCompute;
+      for (Program& program : plan.programs) {
+        program.erase(
+            std::remove_if(program.begin(), program.end(),
+                           [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; }),
+            program.end());
+      }
+      REQUIRE(Verify(plan).empty());
+      REQUIRE(RunSymbolically(plan) == "");
+      for (const Mutant& mutant : MakeMutants(plan, 153, seed++)) {
+        CAPTURE(plan.schedule);
+        CAPTURE(plan.ranks);
+        CAPTURE(plan.microbatches);
+        CAPTURE(seed);
+        CAPTURE(mutant.name);
+        CAPTURE(mutant.what);
+        CAPTURE(FindingsText(mutant.plan));
+        const std::vector<std::string> checks = ChecksOf(Verify(mutant.plan));
+        ++total;
+        if (checks.empty()) {
+          ++sound;
+          CHECK(mutant.may_be_sound);
+          CHECK(RunSymbolically(mutant.plan) == "");
+          // Lower throws if what it makes is unsound.
+          CHECK(RunSymbolically(Lower(mutant.plan, *lowered.costs, Level::kComm)) == "");
+          continue;
+        }
+        CHECK(Expected(mutant, checks));
+        if (MustGoWrong(checks[0])) CHECK(RunSymbolically(mutant.plan) != "");
+      }
+    }
+    MESSAGE(total << " mutants, " << sound << " of them sound");
+    CHECK(total >= 2000);
+  }
+
+  TEST_CASE("many changes at once: Verify ends, and what it lets pass runs right") {
+    std::mt19937_64 random(9);
+    const std::vector<Plan> plans = SoundPlans();
+    int sound = 0;
+    for (int round = 0; round < 3000; ++round) {
+      Plan plan = plans[random() % plans.size()];
+      // Orders change most, so that enough stay sound.
+      const auto changes = 1 + random() % 6;
+      for (uint64_t k = 0; k < changes; ++k) {
+        const uint64_t operation = random() % 2 == 0 ? 9 + random() % 3 : random();
+        if (const auto mutant = MakeMutant(plan, operation, random())) plan = mutant->plan;
+      }
+      CAPTURE(round);
+      CAPTURE(FindingsText(plan));
+      const std::vector<std::string> checks = ChecksOf(Verify(plan));
+      if (checks.empty()) {
+        ++sound;
+        CHECK(RunSymbolically(plan) == "");
+      } else if (checks[0] == "deadlock") {
+        CHECK(RunSymbolically(plan).rfind("stuck", 0) == 0);
+      }
+    }
+    MESSAGE(sound << " of 3000 sound");
+    CHECK(sound > 50);
   }
 }
 

@@ -17,25 +17,35 @@ const std::vector<MutantOperator>& Operators() {
   return operators;
 }
 
+std::optional<Mutant> Apply(const Plan& plan, size_t operation, std::mt19937_64* random) {
+  const MutantOperator& chosen = Operators()[operation % Operators().size()];
+  Mutant mutant{chosen.name, "", plan, chosen.expected, chosen.may_be_sound};
+  Knife knife(&mutant.plan, random);
+  if (!chosen.apply(&knife) || mutant.plan == plan) return std::nullopt;
+  mutant.what = knife.what;
+  return mutant;
+}
+
 }  // namespace
 
 std::vector<Mutant> MakeMutants(const Plan& plan, int count, uint64_t seed) {
   std::mt19937_64 random(seed);
-  const std::vector<MutantOperator>& operators = Operators();
   std::vector<Mutant> mutants;
-  for (int k = 0; k < count; ++k) {
-    const MutantOperator& operation = operators[static_cast<size_t>(k) % operators.size()];
+  for (size_t k = 0; k < static_cast<size_t>(count); ++k) {
     // Most operators find something on the first try; the rarest placements need a few.
     for (int attempt = 0; attempt < 8; ++attempt) {
-      Mutant mutant{operation.name, "", plan, operation.expected, operation.may_be_sound};
-      Knife knife(&mutant.plan, &random);
-      if (!operation.apply(&knife) || mutant.plan == plan) continue;
-      mutant.what = knife.what;
-      mutants.push_back(std::move(mutant));
+      std::optional<Mutant> mutant = Apply(plan, k, &random);
+      if (!mutant) continue;
+      mutants.push_back(*std::move(mutant));
       break;
     }
   }
   return mutants;
+}
+
+std::optional<Mutant> MakeMutant(const Plan& plan, size_t operation, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  return Apply(plan, operation, &random);
 }
 
 std::vector<std::string> MutantOperators() {

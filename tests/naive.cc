@@ -52,12 +52,28 @@ class SymbolicRun {
 
   [[noreturn]] static void Fail(const std::string& what) { throw Wrong(what); }
 
+  bool ComputeOnly() const { return plan_.level == Level::kCompute; }
+  /// At level compute outputs are wherever they are needed as soon as they are made.
+  std::set<Value>& Holds(int rank, const Value& value) {
+    const bool stays = std::get<0>(value) == 'f' || std::get<0>(value) == 'b';
+    return ComputeOnly() && !stays ? everywhere_ : ranks_[static_cast<size_t>(rank)].holds;
+  }
   Value Take(int rank, Value value, const std::string& who) {
-    if (ranks_[static_cast<size_t>(rank)].holds.erase(value) == 0) Fail(who + " misses an input");
+    if (Holds(rank, value).erase(value) == 0) Fail(who + " misses an input");
     return value;
   }
   void Put(int rank, Value value, const std::string& who) {
-    if (!ranks_[static_cast<size_t>(rank)].holds.insert(value).second) Fail(who + " repeats");
+    if (!Holds(rank, value).insert(value).second) Fail(who + " repeats");
+  }
+
+  /// At level compute: whether the output of the stage before, and the gradient of the one behind,
+  /// have been made.
+  bool InputsMade(const Instruction& i) const {
+    const int s = BackStage(i);
+    const bool forward = HasForward(i.op) && i.stage > 0;
+    const bool backward = HasBackward(i.op) && s + 1 < plan_.stages;
+    return (!forward || everywhere_.count({'y', i.stage - 1, i.microbatch}) > 0) &&
+           (!backward || everywhere_.count({'g', s + 1, BackMicrobatch(i)}) > 0);
   }
 
   bool Advance(int r) {
@@ -65,6 +81,7 @@ class SymbolicRun {
     const Program& program = plan_.programs[static_cast<size_t>(r)];
     if (rank.open > 0 || rank.next == program.size()) return false;
     const Instruction& i = program[rank.next];
+    if (ComputeOnly() && !InputsMade(i)) return false;
     ++rank.next;
     const Work work = WorkOf(i.op);
     if (work == Work::kSend || work == Work::kRecv) {
@@ -77,12 +94,12 @@ class SymbolicRun {
     } else if (i.op == Op::STEP) {
       Step(r, i.stage);
     } else {
-      Compute(r, i);
+      RunChunk(r, i);
     }
     return true;
   }
 
-  void Compute(int r, const Instruction& i) {
+  void RunChunk(int r, const Instruction& i) {
     const std::string text = ToString(i);
     Rank& rank = ranks_[static_cast<size_t>(r)];
     const int s = BackStage(i), m = BackMicrobatch(i);
@@ -169,11 +186,12 @@ class SymbolicRun {
       if (ranks_[r].open > 0 || ranks_[r].next < plan_.programs[r].size()) {
         Fail("stuck: rank " + std::to_string(r));
       }
-      if (!ranks_[r].holds.empty()) Fail("something is left over");
+      if (!ranks_[r].holds.empty() || !everywhere_.empty()) Fail("something is left over");
     }
     for (int s = 0; s < plan_.stages; ++s) {
       for (const int holder : holders_[static_cast<size_t>(s)]) {
         CheckSum(holder, s, "end");
+        if (ComputeOnly()) continue;
         if (ranks_[static_cast<size_t>(holder)].stepped.count(s) == 0) Fail("a step is missing");
       }
     }
@@ -182,6 +200,7 @@ class SymbolicRun {
   const Plan& plan_;
   const std::vector<std::vector<int>> holders_;
   std::vector<Rank> ranks_;
+  std::set<Value> everywhere_;
   // By sender and receiver: posted by the one and expected by the other.
   std::map<std::pair<int, int>, std::pair<std::deque<Value>, std::deque<Value>>> edges_;
   std::map<int, int> arrived_;

@@ -16,7 +16,8 @@ namespace contraflow {
 /// order.
 class ReferenceRun {
  public:
-  /// The model is fitted to the plan's stages. Plan, model and text must outlive the run.
+  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
+  /// the run.
   ReferenceRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed);
 
   /// One step; steps count from 1. Returns the losses, [replica * microbatches + micro-batch].

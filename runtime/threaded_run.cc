@@ -53,15 +53,27 @@ StepResult ThreadedRun::Step(int step) {
   network_.CheckEmpty();
   spans.resize(static_cast<size_t>(plan_.ranks));
   result.timeline = {true, Unit::kMicroseconds, std::move(spans)};
+  result.losses = CollectLosses();
+  result.loss = MeanLoss(result.losses);
+  return result;
+}
+
+std::vector<float> ThreadedRun::CollectLosses() {
+  std::vector<float> losses;
   const std::vector<int> route_of = RouteOfMicrobatch(plan_);
   for (int d = 0; d < plan_.data_parallel; ++d) {
     for (int m = 0; m < plan_.microbatches; ++m) {
       const Route& route = plan_.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
-      result.losses.push_back(At(d, route.ranks.back()).losses().at(m));
+      const std::map<int, float>& here = At(d, route.ranks.back()).losses();
+      const auto loss = here.find(m);
+      if (loss == here.end()) {
+        throw Error("micro-batch " + std::to_string(m) +
+                    " never reached the last stage; verify the plan");
+      }
+      losses.push_back(loss->second);
     }
   }
-  result.loss = MeanLoss(result.losses);
-  return result;
+  return losses;
 }
 
 HostBackend& ThreadedRun::At(int replica, int rank) {

@@ -26,8 +26,8 @@ double MeanLoss(const std::vector<float>& losses);
 /// Trains with a plan on the host: every rank of every replica is a thread of this process.
 class ThreadedRun {
  public:
-  /// The model is fitted to the plan's stages. Plan, model and text must outlive the run. Throws
-  /// Error if the plan cannot be executed or is too large for one process.
+  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
+  /// the run. Throws Error if the plan cannot be executed or is too large for one process.
   ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
               ThreadNetwork::Options options);
 
@@ -37,6 +37,8 @@ class ThreadedRun {
   HostBackend& At(int replica, int rank);
 
  private:
+  std::vector<float> CollectLosses();
+
   const Plan& plan_;
   ThreadNetwork network_;
   std::vector<std::unique_ptr<HostBackend>> backends_;  // replica by replica

@@ -147,6 +147,16 @@ TEST_SUITE("unit") {
     CHECK(Makespan(result.timeline) <= result.duration);
   }
 
+  TEST_CASE("run: a micro-batch that gets no loss is an error") {
+    const Plan plan =
+        PlanFromText("level comm\nroute 0 : 0 1\nrank\n F s0 m0\n BW s0 m0\n STEP s0");
+    const Model model = SmallModel(plan.stages);
+    const Text text = SmallText();
+    ThreadedRun run(plan, model, text, 1, {});
+    CHECK(Failure([&] { run.Step(1); }) ==
+          "micro-batch 1 never reached the last stage; verify the plan");
+  }
+
   TEST_CASE("run: plans that one process cannot hold are refused") {
     Plan plan = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
     const Model model = SmallModel(plan.stages);

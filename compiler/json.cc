@@ -68,7 +68,8 @@ class TextEvents {
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const size_t column = at - (before.rfind('\n') + 1) + 1;
     throw Error(place_ + ":" + std::to_string(line) + ":" + std::to_string(column) +
-                ": not valid JSON: " + Reason(exception.what()));
+                ": not valid JSON: " + Reason(exception.what()) +
+                (at == document_.size() ? "; the document ends here, was it cut off?" : ""));
   }
 
  private:

@@ -15,6 +15,7 @@ using Hundredths = int64_t;
 
 constexpr Hundredths kLeft = 7000, kTop = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
 constexpr Hundredths kLegendLine = 2200;
+constexpr Hundredths kNarrow = 400;
 /// A drawing is at least this wide where time allows, and never much wider than the most.
 constexpr double kLeastWidth = 900'00, kMostWidth = 24'000'00;
 constexpr double kDigit = 640;   // width of a digit of the labels
@@ -159,10 +160,13 @@ class Drawing {
       const Part& part = box.parts[static_cast<size_t>(p)];
       const Hundredths begin = from + (to - from) * p / parts;
       const Hundredths end = from + (to - from) * (p + 1) / parts;
-      out += Rect("box " + Class(part), begin, y, end - begin, kRowHeight);
+      // An edge would hide a box that is hardly wider than it.
+      out += Rect((end - begin > kNarrow ? "box " : "") + Class(part), begin, y, end - begin,
+                  kRowHeight);
       if (fits) out += Text("n", (begin + end) / 2, y + 1600, Label(part));
     }
-    if (parts > 1) out += Rect("pair", from + 50, y + 50, to - from - 100, kRowHeight - 100);
+    if (parts > 1 && to - from > kNarrow)
+      out += Rect("pair", from + 50, y + 50, to - from - 100, kRowHeight - 100);
     return out + "</g>\n";
   }
 

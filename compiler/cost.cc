@@ -125,7 +125,7 @@ Time CostModel::Duration(const Instruction& i) const {
     case Op::COMBINE_B:
       break;
   }
-  CF_ASSERT(!"an operation without a stage cost");
+  CF_ASSERT(false && "an operation without a stage cost");
   return 0;
 }
 
@@ -147,6 +147,14 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
       costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
     throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
                 " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
+  }
+  if (costs.memory) {
+    const double bytes =
+        static_cast<double>(costs.memory->activation_bytes) * stages * microbatches;
+    if (bytes > 0x1p62) {
+      throw Error(
+          "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
+    }
   }
   // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
   // difference of two figures can overflow. Double arithmetic is exact enough for a limit.

@@ -72,6 +72,10 @@ TEST_SUITE("unit") {
     costs.microbatch_scale = {1, 1, 1};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches");
+    costs = UniformCosts(1, 1, 1);
+    costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
+    CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==
+          "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
     costs = UniformCosts(kMaxCost, 1, 1);
     CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "

@@ -48,8 +48,8 @@ TEST_SUITE("property") {
           ++made;
           if (!Verify(mutant.plan).empty()) continue;
           CAPTURE(plan.schedule);
-          CAPTURE(ranks);
-          CAPTURE(microbatches);
+          CAPTURE(plan.ranks);
+          CAPTURE(plan.microbatches);
           CAPTURE(mutant.name);
           CAPTURE(mutant.what);
           CHECK(RunStrictly(mutant.plan, text) == "");

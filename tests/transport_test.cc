@@ -222,7 +222,7 @@ TEST_SUITE("unit") {
       std::vector<float> values[4];
       {
         std::vector<std::jthread> threads;
-        for (size_t member : {3, 1, 0, 2}) {
+        for (const size_t member : {3u, 1u, 0u, 2u}) {
           threads.emplace_back([&, member] {
             const int replica = static_cast<int>(member / 2);
             values[member] = {parts[member], static_cast<float>(member)};

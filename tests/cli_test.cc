@@ -26,7 +26,7 @@ std::vector<std::string> GoldenFiles() {
 std::string Run(const std::string& text, TranscriptStyle style) {
   const Transcript transcript =
       style == TranscriptStyle::kReadme ? ParseMarkdown(text) : ParseTranscript(text);
-  return RunTranscript(transcript, "text", CF_TOOLS_DIR, style, nullptr);
+  return ReportDifferences(transcript, RunSteps(transcript, CF_TOOLS_DIR, style), "text", style);
 }
 
 }  // namespace
@@ -39,20 +39,12 @@ TEST_CASE("every transcript of golden/cli prints what it says") {
   for (const std::string& file : files) {
     CAPTURE(file);
     REQUIRE_MESSAGE(file.ends_with(".txt"), "no test reads this file");
-    const Transcript transcript = ParseTranscript(ReadText(file));
-    CHECK(!transcript.steps.empty());
-    std::string actual;
-    const std::string report =
-        RunTranscript(transcript, file, CF_TOOLS_DIR, TranscriptStyle::kGolden, &actual);
-    if (Blessing()) {
-      CHECK(CompareGolden(file, actual) == "");
-    } else {
-      CHECK_MESSAGE(report.empty(), report);
-    }
+    const std::string report = CheckFile(file, CF_TOOLS_DIR, TranscriptStyle::kGolden);
+    CHECK_MESSAGE(report.empty(), report);
   }
 }
 
-TEST_CASE("every command has a transcript, and its help shows an example that runs") {
+TEST_CASE("every command has a transcript and a help whose example runs") {
   const std::vector<std::string> files = GoldenFiles();
   const Transcript help = ParseTranscript(ReadText(CF_TEST_DIR "/golden/cli/help.txt"));
   REQUIRE(!help.steps.empty());
@@ -84,7 +76,7 @@ TEST_CASE("every command has a transcript, and its help shows an example that ru
   CHECK(commands == 10);
 }
 
-TEST_CASE("the driver sees a wrong line, a wrong stream, a wrong exit code") {
+TEST_CASE("the driver sees a wrong line or stream or exit code") {
   CHECK(Run("$ echo one\none\n", TranscriptStyle::kGolden) == "");
   CHECK(Run("$ echo one\ntwo\n", TranscriptStyle::kGolden) ==
         "text:1: $ echo one\n@@ output, line 0\n-two\n+one\n");
@@ -96,7 +88,7 @@ TEST_CASE("the driver sees a wrong line, a wrong stream, a wrong exit code") {
   CHECK(Run("$ echo one \\\n> two\none two\n", TranscriptStyle::kGolden) == "");
 }
 
-TEST_CASE("Markdown: console blocks share a folder, \"...\" stands for any lines") {
+TEST_CASE("Markdown: console blocks share a folder and dots stand for any lines") {
   const std::string head = "text\n```sh\n$ exit 1\n```\n```console\n$ seq 5 >five; cat five\n";
   CHECK(Run(head + "1\n...\n5\n```\n", TranscriptStyle::kReadme) == "");
   CHECK(Run(head + "...\n4\n```\n", TranscriptStyle::kReadme) != "");
@@ -107,7 +99,21 @@ TEST_CASE("Markdown: console blocks share a folder, \"...\" stands for any lines
   CHECK_THROWS_WITH(ParseTranscript("ls\n"), "line 1: text before the first \"$ COMMAND\"");
 }
 
-TEST_CASE("no exception leaves a tool; each has its exit code") {
+TEST_CASE("what differs is rewritten and nothing else") {
+  const std::string text =
+      "a\n```console\n$ echo 1\n0\n$ seq 3\n1\n...\n$ echo \\\n> 2\n```\nb\n```console\n$ "
+      "false\n```\n";
+  const std::string right =
+      "a\n```console\n$ echo 1\n1\n$ seq 3\n1\n...\n$ echo \\\n> 2\n2\n```\nb\n```console\n$ "
+      "false\n"
+      "[exit 1]\n```\n";
+  const TranscriptStyle style = TranscriptStyle::kReadme;
+  const Transcript transcript = ParseMarkdown(text);
+  CHECK(Rewrite(text, transcript, RunSteps(transcript, CF_TOOLS_DIR, style), style) == right);
+  CHECK(Run(right, style) == "");
+}
+
+TEST_CASE("no exception leaves a tool and each has its exit code") {
   CHECK(Guard("test", [] { return 3; }) == 3);
   CHECK(Guard("test", []() -> int { throw Error("wrong input (expected here)"); }) == 1);
   CHECK(Guard("test", []() -> int { throw UsageError("wrong use (expected here)"); }) == 2);

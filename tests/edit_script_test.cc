@@ -36,7 +36,7 @@ Strings RandomLines(std::mt19937* random) {
 
 TEST_SUITE_BEGIN("property");
 
-TEST_CASE("edits are the fewest, and turn the left list into the right one") {
+TEST_CASE("edits are the fewest and turn the left list into the right one") {
   std::mt19937 random(7);
   for (int round = 0; round < 2000; ++round) {
     const Strings left = RandomLines(&random), right = RandomLines(&random);

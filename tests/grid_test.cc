@@ -55,7 +55,7 @@ std::vector<std::string> RankLines(const std::string& grid) {
 
 TEST_SUITE_BEGIN("golden");
 
-TEST_CASE("plan and grid of every schedule at P=4, M=8, unit costs") {
+TEST_CASE("plan and grid of every schedule for P=4 M=8 at unit costs") {
   std::set<std::string> known = {"cli"};
   for (const Schedule* schedule : Schedules()) {
     const std::string name = std::string(schedule->name) + "_p4_m8";
@@ -89,7 +89,7 @@ TEST_CASE("a grid is to scale: boxes start and end where the simulation says") {
         std::vector<std::string>{"...F0 BW0   F1 BW1   ......"});
 }
 
-TEST_CASE("a grid never exceeds its width, whatever the costs and the shape") {
+TEST_CASE("a grid never exceeds its width whatever the costs and the shape") {
   for (const double w : {0.001, 1.0, 700.0}) {
     for (const Schedule* schedule : Schedules()) {
       for (const int width : {kMinGridWidth, 100, 317}) {
@@ -116,7 +116,7 @@ TEST_CASE("where boxes are too narrow for numbers they show their kind") {
   CHECK(grid.find("F399") == std::string::npos);
 }
 
-TEST_CASE("colour: numbers only, and every line ends with the default colour") {
+TEST_CASE("colour: numbers only and every line ends with the default colour") {
   const Plan plan = Make("dualpipe", 4, 8, Costs(1, 1, 1));
   const std::string grid = DrawGrid(PictureOf(plan), {.width = 100, .color = true});
   size_t at = 0;
@@ -136,7 +136,7 @@ TEST_CASE("colour: numbers only, and every line ends with the default colour") {
   }
 }
 
-TEST_CASE("an SVG has one titled group for every compute instruction, and escapes text") {
+TEST_CASE("an SVG has one titled group for every compute instruction and escapes text") {
   Plan plan = Make("dualpipe-v", 3, 7, Costs(1, 1, 1));
   plan.schedule = "a<b&c";
   const std::string svg = DrawSvg(PictureOf(plan));
@@ -153,7 +153,7 @@ TEST_CASE("an SVG has one titled group for every compute instruction, and escape
   CHECK(svg.find("a<b") == std::string::npos);
 }
 
-TEST_CASE("a ruler's steps are 1, 2 or 5 times a power of ten") {
+TEST_CASE("steps of a ruler are 1 or 2 or 5 times a power of ten") {
   CHECK(RulerStep(0) == 1);
   CHECK(RulerStep(1) == 1);
   CHECK(RulerStep(3) == 5);

@@ -109,9 +109,7 @@ Transcript ParseTranscript(std::string_view text) {
       open = line.ends_with("\\");
     } else if (!transcript.steps.empty()) {
       transcript.steps.back().expected += line + "\n";
-    } else if (line.empty() || line.starts_with("#")) {
-      transcript.preamble += line + "\n";
-    } else {
+    } else if (!line.empty() && !line.starts_with("#")) {
       throw std::runtime_error("line " + std::to_string(number) +
                                ": text before the first \"$ COMMAND\"");
     }
@@ -177,24 +175,56 @@ std::string DiffText(const std::string& expected, const std::string& actual) {
   return FormatEdits(SplitLines(expected), SplitLines(actual), "output, line");
 }
 
-std::string RunTranscript(const Transcript& transcript, const std::string& name,
-                          const std::string& bin, TranscriptStyle style, std::string* actual) {
+std::vector<std::string> RunSteps(const Transcript& transcript, const std::string& bin,
+                                  TranscriptStyle style) {
   const TemporaryFolder folder;
-  std::string report;
-  std::string text = transcript.preamble;
+  std::vector<std::string> outputs;
   for (const TranscriptStep& step : transcript.steps) {
-    const std::string output = RunStep(step, folder.path(), bin, style);
-    std::string command = "$ " + step.command;
-    for (size_t at = command.find('\n'); at != std::string::npos; at = command.find('\n', at + 1)) {
-      command.insert(at + 1, "> ");
-    }
-    text += command + "\n" + output;
-    if (Matches(step.expected, output, style)) continue;
-    report += name + ":" + std::to_string(step.line) + ": " + command + "\n" +
-              DiffText(step.expected, output);
+    outputs.push_back(RunStep(step, folder.path(), bin, style));
   }
-  if (actual != nullptr) *actual = text;
+  return outputs;
+}
+
+std::string ReportDifferences(const Transcript& transcript, const std::vector<std::string>& outputs,
+                              const std::string& name, TranscriptStyle style) {
+  std::string report;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const TranscriptStep& step = transcript.steps[i];
+    if (Matches(step.expected, outputs[i], style)) continue;
+    report += name + ":" + std::to_string(step.line) + ": $ " + step.command + "\n" +
+              DiffText(step.expected, outputs[i]);
+  }
   return report;
+}
+
+std::string Rewrite(std::string_view text, const Transcript& transcript,
+                    const std::vector<std::string>& outputs, TranscriptStyle style) {
+  const std::vector<std::string> lines = SplitLines(text);
+  std::string out;
+  size_t at = 0;  // lines taken
+  const auto take = [&](size_t end) {
+    for (; at < end; ++at) out += lines[at] + "\n";
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const TranscriptStep& step = transcript.steps[i];
+    if (Matches(step.expected, outputs[i], style)) continue;
+    take(static_cast<size_t>(step.line) + SplitLines(step.command).size() - 1);
+    out += outputs[i];
+    at += SplitLines(step.expected).size();
+  }
+  take(lines.size());
+  return out;
+}
+
+std::string CheckFile(const std::string& path, const std::string& bin, TranscriptStyle style) {
+  const std::string text = ReadText(path);
+  const Transcript transcript =
+      style == TranscriptStyle::kReadme ? ParseMarkdown(text) : ParseTranscript(text);
+  if (transcript.steps.empty()) throw std::runtime_error(path + ": has no command");
+  const std::vector<std::string> outputs = RunSteps(transcript, bin, style);
+  if (!Blessing()) return ReportDifferences(transcript, outputs, path, style);
+  WriteText(path, Rewrite(text, transcript, outputs, style));
+  return "";
 }
 
 bool Blessing() {

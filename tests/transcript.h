@@ -21,9 +21,8 @@ enum class TranscriptStyle {
 
 /// The steps of a golden file: "$ COMMAND", its output, "[exit N]" where the exit code is not 0.
 /// A command that ends in "\" goes on behind "> " in the next line. Lines before the first command
-/// that begin with "#" are comments, kept in `preamble`.
+/// that begin with "#" are comments.
 struct Transcript {
-  std::string preamble;
   std::vector<TranscriptStep> steps;
 };
 
@@ -40,10 +39,21 @@ std::string RunStep(const TranscriptStep& step, const std::string& folder, const
 /// True if the output is what the step expects.
 bool Matches(const std::string& expected, const std::string& actual, TranscriptStyle style);
 
-/// Runs all steps in a fresh folder. Returns "" or a report: each step that differs, with a
-/// line-by-line comparison. `actual`, if given, receives the transcript as it should read.
-std::string RunTranscript(const Transcript& transcript, const std::string& name,
-                          const std::string& bin, TranscriptStyle style, std::string* actual);
+/// Runs all steps in one fresh folder; the output of each.
+std::vector<std::string> RunSteps(const Transcript& transcript, const std::string& bin,
+                                  TranscriptStyle style);
+
+/// "" or a report: each step whose output is not what it expects, with a line-by-line comparison.
+std::string ReportDifferences(const Transcript& transcript, const std::vector<std::string>& outputs,
+                              const std::string& name, TranscriptStyle style);
+
+/// `text`, from which the transcript was read, with what each step that differs really printed.
+std::string Rewrite(std::string_view text, const Transcript& transcript,
+                    const std::vector<std::string>& outputs, TranscriptStyle style);
+
+/// Runs a transcript or Markdown file and returns the report on it. With CF_BLESS=1 in the
+/// environment rewrites the file instead.
+std::string CheckFile(const std::string& path, const std::string& bin, TranscriptStyle style);
 
 /// Compares `actual` with the golden file and returns "" or how they differ. With CF_BLESS=1 in the
 /// environment writes the file instead.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace contraflow {
 
@@ -32,11 +33,11 @@ std::string DidYouMean(const std::string& name, const Names& known) {
   std::string best;
   int best_distance = 4;  // Beyond three edits a suggestion is noise.
   for (const auto& candidate : known) {
-    const std::string text(candidate);
+    std::string text(candidate);
     const int distance = EditDistance(name, text);
     if (distance < best_distance &&
         distance < static_cast<int>(std::min(text.size(), name.size()))) {
-      best = text;
+      best = std::move(text);
       best_distance = distance;
     }
   }

@@ -31,7 +31,7 @@ std::string Moe(const std::string& attn_f) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("defaults: bw = b + w, fb = f + bw, no communication") {
+  TEST_CASE("defaults: bw = b + w fb = f + bw no communication") {
     const CostModel costs = ReadCosts(Stage(R"({"f": 1.5, "b": 2, "w": 0.25})"), "c.json");
     REQUIRE(costs.stages.size() == 1);
     CHECK(costs.stages[0] == StageCost{.f = 1500, .b = 2000, .w = 250, .bw = 2250, .fb = 3750});
@@ -213,7 +213,7 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
-  TEST_CASE("random costs survive writing, digit for digit") {
+  TEST_CASE("random costs survive writing digit for digit") {
     std::mt19937_64 random(5);
     const auto time = [&random] { return static_cast<Time>(random() >> (14 + random() % 50)) / 4; };
     for (int i = 0; i < 2000; ++i) {

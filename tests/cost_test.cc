@@ -43,7 +43,7 @@ TEST_SUITE("unit") {
           "unknown unit \"minutes\"; units are ns, us, ms, s, unit");
   }
 
-  TEST_CASE("durations: per stage, per micro-batch, overlapped") {
+  TEST_CASE("durations: per stage per micro-batch overlapped") {
     CostModel costs = UniformCosts(10, 20, 30);
     CHECK(costs.Duration(Chunk(Op::F, 0, 0)) == 10);
     CHECK(costs.Duration(Chunk(Op::BW, 0, 0)) == 50);

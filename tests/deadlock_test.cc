@@ -28,7 +28,7 @@ std::string Exchange(const std::string& first, const std::string& second) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("an exchange is a deadlock, and with a group on both sides it is not") {
+  TEST_CASE("an exchange is a deadlock and with a group on both sides it is not") {
     const std::string deadlock =
         "deadlock: rank 0, instruction 3 (SEND_F s0 m1 to=1): rank 0 waits at 3 (SEND_F s0 m1 "
         "to=1) for rank 1, which waits at 3 (SEND_B s1 m0 to=0) for rank 0; change the order on "
@@ -102,7 +102,7 @@ TEST_SUITE("unit") {
           "them\n");
   }
 
-  TEST_CASE("of several circles the smallest is named, without the ranks behind it") {
+  TEST_CASE("of several circles the smallest is named without the ranks behind it") {
     // Ranks 1 and 2 exchange head on; rank 0 waits behind rank 1, rank 3 behind rank 2.
     const Plan plan = PlanFromText(
         "route 0 1 2 3 : 0 1\n"

@@ -139,7 +139,7 @@ TEST_SUITE("equivalence") {
     CHECK(findings[0].check == "weight-order");
   }
 
-  TEST_CASE("equivalence: a wrong loss, gradient or weight is named") {
+  TEST_CASE("equivalence: a wrong loss gradient or weight is named") {
     const Plan plan = Compile(SpecOf("1f1b", 2, 2, 1));
     const Model model = SmallModel(plan.stages);
     const Text text = SmallText();
@@ -166,7 +166,7 @@ TEST_SUITE("equivalence") {
           }).starts_with("step 1: updated weight of stage 0, block \""));
   }
 
-  TEST_CASE("equivalence: B leaves weight gradients alone, W makes them") {
+  TEST_CASE("equivalence: B leaves weight gradients alone W makes them") {
     const Plan plan = PlanFromText("level comm\nrank\nF s0 m0\nB s0 m0\nW s0 m0\nSTEP s0");
     const Model model = SmallModel(1);
     const Text text = SmallText();

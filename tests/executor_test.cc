@@ -14,7 +14,7 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 
 TEST_SUITE("unit") {
-  TEST_CASE("executor: walks the program, once each and in order") {
+  TEST_CASE("executor: walks the program once each and in order") {
     const Plan plan = TwoRankPlan();
     for (const bool strict : {false, true}) {
       FakeRun run(plan, {.strict = strict});
@@ -43,7 +43,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("executor: what a rank needs has arrived when it computes, says the timeline") {
+  TEST_CASE("executor: what a rank needs has arrived when it computes says the timeline") {
     const Plan plan = TwoRankPlan();
     FakeRun run(plan, {});
     const std::vector<std::vector<Span>> spans = LaunchStep(plan, 1, run.workers);
@@ -53,7 +53,7 @@ TEST_SUITE("unit") {
     CHECK(spans[1][0].end <= spans[1][1].start);
   }
 
-  TEST_CASE("executor: reduces over all copies and replicas, then steps") {
+  TEST_CASE("executor: reduces over all copies and replicas then steps") {
     Plan plan = TwoRankPlan(2);
     FakeRun run(plan, {});
     LaunchStep(plan, 1, run.workers);
@@ -97,7 +97,7 @@ TEST_SUITE("unit") {
            failure.starts_with("rank 1, instruction 0 (RECV_F s1 m0 from=0): ")));
   }
 
-  TEST_CASE("executor: posts groups together, also strictly") {
+  TEST_CASE("executor: posts groups together also strictly") {
     const auto plan_with = [](const std::string& group) {
       return PlanFromText("route 0 1 : 0\nroute 1 0 : 1\n rank\n F s0 m0\n SEND_F s0 m0 to=1" +
                           group + "\n RECV_F s1 m1 from=1" + group +

@@ -104,7 +104,7 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("fault: every call of every rank, strict or not") {
+  TEST_CASE("fault: every call of every rank strict or not") {
     const Plan plan = TwoRankPlan(2);
     for (size_t victim = 0; victim < 4; ++victim) {
       const std::string place =

@@ -56,7 +56,7 @@ int InChild(Call call) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("what is written is what is read, and nothing else is left") {
+  TEST_CASE("what is written is what is read and nothing else is left") {
     const Folder folder;
     const std::string path = folder / "a";
     std::string content("\0 binary \xFF", 10);
@@ -165,7 +165,7 @@ TEST_SUITE("unit") {
     CHECK(folder.Count() == 1);
   }
 
-  TEST_CASE("a link stays a link, its target is replaced and keeps its mode") {
+  TEST_CASE("a link stays a link its target is replaced and keeps its mode") {
     const Folder folder;
     fs::create_directory(folder / "sub");
     WriteFile(folder / "sub/file", "old");

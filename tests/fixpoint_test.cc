@@ -106,7 +106,7 @@ class DependencyGraph {
 };
 
 TEST_SUITE("property") {
-  TEST_CASE("Simulate, longest path and fixpoint give every instruction the same times") {
+  TEST_CASE("Simulate longest path and fixpoint give every instruction the same times") {
     std::mt19937_64 random(5);
     for (const Spec& spec : RandomSpecs(&random, 300, 6, 16)) {
       CAPTURE(spec.schedule);

@@ -95,7 +95,7 @@ TEST_SUITE("unit") {
     CHECK(differs_from_published > 5'000);
   }
 
-  TEST_CASE("where the published DualPipe formula is too small, by how much") {
+  TEST_CASE("where the published DualPipe formula is too small by how much") {
     // facts: (18.5, 18.1, 9.3) at PP = 8 gives 136.2 by the formula and 137.4 in truth.
     CostModel costs = UniformCosts(18'500'000, 18'100'000, 9'300'000);
     const Spec spec = MakeSpec("dualpipe", 8, 20, costs);
@@ -113,7 +113,7 @@ TEST_SUITE("unit") {
     CHECK(bubbles == "3.5 4 4.5 4.5 4.5 4.5 4 3.5 ");
   }
 
-  TEST_CASE("the chunk figures of the H800 trace, by hand") {
+  TEST_CASE("the chunk figures of the H800 trace by hand") {
     // 1F1B: (64 + 15) * (f + b + w); DualPipe published: bw = b + w.
     CostModel costs = UniformCosts(98'696'000, 112'980'000, 29'876'000);
     costs.unit = Unit::kMicroseconds;

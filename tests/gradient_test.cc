@@ -144,7 +144,7 @@ TEST_CASE("gradient: every activation between stages agrees with finite differen
   }
 }
 
-TEST_CASE("gradient: float agrees with double, block by block") {
+TEST_CASE("gradient: float agrees with double block by block") {
   const Model model = AwkwardModel(4);
   DoubleChain exact(model, 2, 2);
   Chain single(model, 2, 7);

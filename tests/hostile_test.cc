@@ -112,7 +112,7 @@ TEST_SUITE("unit") {
     CHECK(refused > 600);
   }
 
-  TEST_CASE("counts without content, and content without end, cost nothing") {
+  TEST_CASE("counts without content and content without end cost nothing") {
     const std::string head =
         R"({"format": "contraflow-plan", "version": 1, "schedule": "x", "level": "comm", )";
     const std::string sizes = R"("ranks": 16384, "stages": 32768, "microbatches": 4096, )";

@@ -98,7 +98,7 @@ TEST_SUITE("unit") {
     CHECK(FormatReal(std::numeric_limits<double>::denorm_min()) == "5e-324");
   }
 
-  TEST_CASE("fields are read with the place, the range and what stands there") {
+  TEST_CASE("fields are read with the place the range and what stands there") {
     const JsonDocument document = ParseJson(
         R"({"rank": 9, "half": 1.5, "whole": 2.0, "big": 9007199254740993, "text": "a\u001bb",
             "list": [1, "x", 3], "none": null, "yes": true, "object": {"alpha": 1}})",
@@ -229,7 +229,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("CBOR and text of the same document read alike, and nlohmann agrees") {
+  TEST_CASE("CBOR and text of the same document read alike and nlohmann agrees") {
     const char* const text =
         R"({"a": [0, 1, 23, 24, 255, 256, 65535, 65536, 4294967295, 4294967296, -1, -24, -25,
                   9223372036854775807, -9223372036854775808],

@@ -92,8 +92,7 @@ constexpr int kShapes[][3] = {{1, 1, 1}, {1, 7, 3},   {5, 1, 9},
 
 TEST_SUITE_BEGIN("unit");
 
-TEST_CASE_TEMPLATE("gemm: all transpositions, leading dimensions, alpha and beta", T, float,
-                   double) {
+TEST_CASE_TEMPLATE("gemm: all transpositions leading dimensions alpha and beta", T, float, double) {
   for (const auto& shape : kShapes) {
     const int m = shape[0], n = shape[1], k = shape[2];
     for (const int mode : {0, 1, 2, 3}) {
@@ -117,7 +116,7 @@ TEST_CASE_TEMPLATE("gemm: all transpositions, leading dimensions, alpha and beta
   }
 }
 
-TEST_CASE("gemm: beta 0 does not read c, empty sizes do nothing") {
+TEST_CASE("gemm: beta 0 does not read c empty sizes do nothing") {
   auto c = Poisoned<float>(4);
   const float one[4] = {1, 0, 0, 1};
   Gemm<float>(Transpose::kNo, Transpose::kNo, 2, 2, 2, 1, one, 2, one, 2, 0, c.data(), 2);
@@ -127,7 +126,7 @@ TEST_CASE("gemm: beta 0 does not read c, empty sizes do nothing") {
   CheckClose(c, {1, 0, 0, 1});
 }
 
-TEST_CASE_TEMPLATE("linear: forward, input and weight gradient", T, float, double) {
+TEST_CASE_TEMPLATE("linear: forward input and weight gradient", T, float, double) {
   for (const auto& shape : kShapes) {
     const int rows = shape[0], in = shape[1], out = shape[2];
     const auto x = RandomValues<T>(Size(rows, in), 1);
@@ -170,7 +169,7 @@ TEST_CASE("linear: no rows leave the weight gradient as it is") {
   CHECK(dw == before);
 }
 
-TEST_CASE("dot: every length, with the tail") {
+TEST_CASE("dot: every length with the tail") {
   for (int n = 0; n < 40; ++n) {
     const auto a = RandomValues<double>(static_cast<size_t>(n), 1);
     const auto b = RandomValues<double>(static_cast<size_t>(n), 2);
@@ -179,7 +178,7 @@ TEST_CASE("dot: every length, with the tail") {
   }
 }
 
-TEST_CASE_TEMPLATE("embedding: looks rows up, adds repeated tokens", T, float, double) {
+TEST_CASE_TEMPLATE("embedding: looks rows up adds repeated tokens", T, float, double) {
   const std::vector<int32_t> tokens = {2, 0, 2, 2};
   const Buffer<T> table = {1, 2, 3, 4, 5, 6, 7, 8};
   auto y = Poisoned<T>(8);
@@ -191,7 +190,7 @@ TEST_CASE_TEMPLATE("embedding: looks rows up, adds repeated tokens", T, float, d
   CheckClose(dtable, {11, 21, 1, 1, 10, 13, 1, 1});
 }
 
-TEST_CASE_TEMPLATE("rmsnorm: forward, input gradient with residual, gain gradient", T, float,
+TEST_CASE_TEMPLATE("rmsnorm: forward input gradient with residual gain gradient", T, float,
                    double) {
   for (const auto& [rows, width] : {std::pair(1, 1), {1, 16}, {5, 7}, {3, 33}}) {
     const int r = rows, w = width;
@@ -225,7 +224,7 @@ TEST_CASE_TEMPLATE("rmsnorm: forward, input gradient with residual, gain gradien
   }
 }
 
-TEST_CASE_TEMPLATE("softmax: forward, gradient, logarithm of the sum, large values", T, float,
+TEST_CASE_TEMPLATE("softmax: forward gradient logarithm of the sum large values", T, float,
                    double) {
   for (const int n : {1, 2, 5, 19}) {
     const auto x = RandomValues<T>(static_cast<size_t>(n), 1);
@@ -246,7 +245,7 @@ TEST_CASE_TEMPLATE("softmax: forward, gradient, logarithm of the sum, large valu
   CheckClose(huge, {1 / (1 + std::exp(-1.0)), std::exp(-1.0) / (1 + std::exp(-1.0)), 0});
 }
 
-TEST_CASE_TEMPLATE("swiglu: forward and gradient, saturated gates", T, float, double) {
+TEST_CASE_TEMPLATE("swiglu: forward and gradient saturated gates", T, float, double) {
   for (const auto& [rows, width] : {std::pair(0, 3), {1, 1}, {1, 5}, {4, 9}}) {
     const int r = rows, w = width;
     auto gate_up = RandomValues<T>(Size(r, 2 * w), 1);
@@ -268,7 +267,7 @@ TEST_CASE_TEMPLATE("swiglu: forward and gradient, saturated gates", T, float, do
   CheckClose(d, {0, 2, 0, 1000});
 }
 
-TEST_CASE_TEMPLATE("cross entropy: mean over the rows, gradient with its scale", T, float, double) {
+TEST_CASE_TEMPLATE("cross entropy: mean over the rows gradient with its scale", T, float, double) {
   for (const auto& [rows, classes] : {std::pair(1, 1), {1, 5}, {6, 3}}) {
     const int c = classes;
     std::vector<int32_t> targets;
@@ -313,7 +312,7 @@ TEST_CASE_TEMPLATE("adamw: the textbook update over several steps", T, float, do
   }
 }
 
-TEST_CASE("random: values depend on key and index alone, and are spread evenly") {
+TEST_CASE("random: values depend on key and index alone and are spread evenly") {
   // Fixed for ever: initial weights, and with them every reported loss, hang on them.
   Buffer<float> x(4);
   FillUniform(42, 1, 4, x.data());

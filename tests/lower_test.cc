@@ -55,7 +55,7 @@ CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
 }
 
 TEST_SUITE("property") {
-  TEST_CASE("lowering proves itself and costs no makespan, whatever the costs") {
+  TEST_CASE("lowering proves itself and costs no makespan whatever the costs") {
     std::mt19937_64 random(7);
     int plans = 0;
     for (int round = 0; round < 400; ++round) {
@@ -92,7 +92,7 @@ TEST_SUITE("property") {
     CHECK(plans > 1000);
   }
 
-  TEST_CASE("a SEND stands right behind what it sends, at comm = 0 and with latency") {
+  TEST_CASE("a SEND stands right behind what it sends at comm = 0 and with latency") {
     for (const Schedule* schedule : Schedules()) {
       for (const Time latency : {0, 3}) {
         const Spec spec = MakeSpec(schedule->name, 4, 8, UniformCosts(10, 10, 10, latency));
@@ -119,7 +119,7 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("REDUCE where a stage has copies, STEP everywhere") {
+  TEST_CASE("REDUCE where a stage has copies STEP everywhere") {
     const auto count = [](const Plan& plan, Op op) {
       int n = 0;
       for (const Program& program : plan.programs) {
@@ -141,7 +141,7 @@ TEST_SUITE("unit") {
     CHECK(count(plan, Op::STEP) == 8);
   }
 
-  TEST_CASE("every pass is observed, and what cannot be lowered is refused") {
+  TEST_CASE("every pass is observed and what cannot be lowered is refused") {
     const Spec spec = MakeSpec("zb-1p", 2, 4, UniformCosts(1, 1, 1));
     const Plan order = GeneratePlan(spec);
     std::string seen;

@@ -157,7 +157,7 @@ TEST_CASE("model: layers are settled for the stages") {
   CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
 }
 
-TEST_CASE("model: layers are spread evenly, earlier stages get the remainder") {
+TEST_CASE("model: layers are spread evenly earlier stages get the remainder") {
   for (int layers = 1; layers <= 12; ++layers) {
     Model model;
     model.layers = layers;

@@ -159,7 +159,7 @@ TEST_CASE("attention: a token sees nothing behind it") {
   CHECK_FALSE(std::equal(before.begin() + 4 * 8, before.end(), after.begin() + 4 * 8));
 }
 
-TEST_CASE_TEMPLATE("rope: forward and gradient, values untouched", T, float, double) {
+TEST_CASE_TEMPLATE("rope: forward and gradient values untouched", T, float, double) {
   for (const auto& [rows, sequence, heads, head_width] :
        {std::array{1, 1, 1, 2}, {6, 3, 2, 4}, {5, 5, 1, 6}}) {
     const int r = rows, s = sequence, h = heads, hd = head_width;
@@ -176,7 +176,7 @@ TEST_CASE_TEMPLATE("rope: forward and gradient, values untouched", T, float, dou
   }
 }
 
-TEST_CASE_TEMPLATE("router: the most probable experts in descending order, and the gradient", T,
+TEST_CASE_TEMPLATE("router: the most probable experts in descending order and the gradient", T,
                    float, double) {
   for (const auto& [rows, experts, top_k] :
        {std::array{1, 1, 1}, {1, 5, 2}, {7, 4, 1}, {6, 3, 3}, {9, 16, 4}}) {
@@ -210,7 +210,7 @@ TEST_CASE("router: ties go to the lower index") {
   CHECK(weight[0] == 0.25f);
 }
 
-TEST_CASE("permutation: stable, with an expert without tokens and all tokens on one expert") {
+TEST_CASE("permutation: stable with an expert without tokens and all tokens on one expert") {
   const Sorted mixed = Sort({2, 0, 0, 3, 2, 3, 0, 2}, 5, 2);
   CHECK(mixed.first == Buffer<int32_t>{0, 3, 3, 6, 8, 8});
   CHECK(mixed.token_of == Buffer<int32_t>{0, 1, 3, 0, 2, 3, 1, 2});
@@ -239,7 +239,7 @@ TEST_CASE_TEMPLATE("gather of tokens and its gradient", T, float, double) {
   CheckClose(dx, NumericGradient(naive, ToDoubles(x), ToDoubles(dsorted)));
 }
 
-TEST_CASE_TEMPLATE("experts: forward, input and weight gradients for uneven loads", T, float,
+TEST_CASE_TEMPLATE("experts: forward input and weight gradients for uneven loads", T, float,
                    double) {
   const std::vector<Buffer<int32_t>> loads = {{0, 1},       {0, 0, 1},    {0, 3, 3, 4},
                                               {0, 0, 6, 6}, {0, 2, 4, 7}, {0, 0, 0}};

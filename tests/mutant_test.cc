@@ -53,7 +53,7 @@ struct Tally {
 };
 
 TEST_SUITE("property") {
-  TEST_CASE("every mutant is rejected by the expected check, or runs right") {
+  TEST_CASE("every mutant is rejected by the expected check or runs right") {
     std::map<std::string, Tally> tallies;
     std::set<std::string> needed;  // checks that alone catch some mutant
     int total = 0, sound = 0;
@@ -109,7 +109,7 @@ TEST_SUITE("property") {
                                           "group", "reduce", "step", "deadlock"});
   }
 
-  TEST_CASE("level compute: mutants are rejected, or lower to what runs right") {
+  TEST_CASE("level compute: mutants are rejected or lower to what runs right") {
     int total = 0, sound = 0;
     uint64_t seed = 1000;
     for (const Plan& lowered : SoundPlans()) {
@@ -149,7 +149,7 @@ TEST_SUITE("property") {
     CHECK(total >= 2000);
   }
 
-  TEST_CASE("many changes at once: Verify ends, and what it lets pass runs right") {
+  TEST_CASE("many changes at once: Verify ends and what it lets pass runs right") {
     std::mt19937_64 random(9);
     const std::vector<Plan> plans = SoundPlans();
     int sound = 0;

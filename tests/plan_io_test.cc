@@ -280,7 +280,7 @@ TEST_SUITE("unit") {
           }) == "r.json: /rank: must be a rank in 0..1, is 2");
   }
 
-  TEST_CASE("files: the name decides on the binary form, the content on how it is read") {
+  TEST_CASE("files: the name decides on the binary form the content on how it is read") {
     const std::filesystem::path folder =
         std::filesystem::temp_directory_path() / ("plan_io_test-" + std::to_string(getpid()));
     std::filesystem::create_directory(folder);

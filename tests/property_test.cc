@@ -55,7 +55,7 @@ CostModel Times(CostModel costs, Time factor) {
 }
 
 TEST_SUITE("property") {
-  TEST_CASE("every shape up to 8 ranks and 20 micro-batches: honest, sound, within its memory") {
+  TEST_CASE("every shape up to 8 ranks and 20 micro-batches: honest sound within its memory") {
     int accepted = 0, rejected = 0;
     for (const Schedule* schedule : Schedules()) {
       for (int ranks = 1; ranks <= 8; ++ranks) {
@@ -115,7 +115,7 @@ TEST_SUITE("property") {
     }
   }
 
-  TEST_CASE("costs times k give times times k; a higher cost never gives a shorter makespan") {
+  TEST_CASE("costs times k give times times k and a higher cost never gives a shorter makespan") {
     std::mt19937_64 random(3);
     for (const Spec& spec : RandomSpecs(&random, 200, 6, 16)) {
       CAPTURE(spec.schedule);

@@ -59,7 +59,7 @@ Outcome RunTool(const TestFolder& folder, const std::string& arguments) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("text: micro-batches are drawn by seed, step, replica and number alone") {
+  TEST_CASE("text: micro-batches are drawn by seed step replica and number alone") {
     const Model model = SmallModel(1);
     const Text text = SmallText();
     const MicroBatch micro = DrawMicroBatch(text, model, 1, 2, 3, 4);
@@ -82,7 +82,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("text: the shortest that will do, and what will not") {
+  TEST_CASE("text: the shortest that will do and what will not") {
     const TestFolder folder;
     const std::string file = folder.File("text");
     Model model = SmallModel(1);
@@ -107,7 +107,7 @@ TEST_SUITE("unit") {
     CHECK(ReadText("", model).bytes.size() > 1000);  // What every Debian machine has.
   }
 
-  TEST_CASE("run: the loss falls, and follows from the seed") {
+  TEST_CASE("run: the loss falls and follows from the seed") {
     const Plan plan = Compile(MakeSpec("dualpipe", 2, 4, UniformCosts(1, 1, 1)));
     Model model = SmallModel(plan.stages);
     model.warmup_steps = 1;
@@ -170,7 +170,7 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("cli") {
-  TEST_CASE("contraflow-run: trains, checks and reports") {
+  TEST_CASE("contraflow-run: trains checks and reports") {
     const TestFolder folder;
     const std::string plan = folder.PlanFile("dualpipe", 2, 4);
     const Outcome run = RunTool(folder, plan + " --model tiny --steps 3 --check --strict --trace " +
@@ -257,7 +257,7 @@ TEST_SUITE("cli") {
     CHECK(refused.err.find("\n  rank 1") != std::string::npos);  // All findings, not the first.
   }
 
-  TEST_CASE("contraflow-run: help, version, and an interruption") {
+  TEST_CASE("contraflow-run: help version and an interruption") {
     const TestFolder folder;
     const Outcome help = RunTool(folder, "--help");
     CHECK(help.code == 0);

@@ -22,7 +22,7 @@ Plan Compile(std::string_view schedule, int ranks, int microbatches, const CostM
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("two ranks, by hand") {
+  TEST_CASE("two ranks by hand") {
     // f 10, b 20, w 5 (bw 25), hop 3:  rank 0: F 0-10, F 10-20 .. BW
     const CostModel costs = UniformCosts(10, 20, 5, 3);
     const Plan plan = Compile("1f1b", 2, 2, costs);
@@ -62,7 +62,7 @@ TEST_SUITE("unit") {
     CHECK(simulation.bubble_ratio() == doctest::Approx(82.0 / 222));
   }
 
-  TEST_CASE("with a bandwidth messages of one edge queue, first in first out") {
+  TEST_CASE("with a bandwidth messages of one edge queue first in first out") {
     CostModel costs = UniformCosts(10, 10, 10, 2);
     costs.comm.bytes = 1;
     costs.comm.bandwidth = 1;
@@ -76,7 +76,7 @@ TEST_SUITE("unit") {
     CHECK(sends == std::vector<Span>{{10, 37}, {35, 62}, {60, 87}});
   }
 
-  TEST_CASE("memory: activations in bytes, and where the peak is") {
+  TEST_CASE("memory: activations in bytes and where the peak is") {
     CostModel costs = UniformCosts(10, 10, 10);
     costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 40};
     // Rank 2 of ZB-1P runs two B ahead of their W, with one more forward under way: 100 + 2 * 40.
@@ -94,7 +94,7 @@ TEST_SUITE("unit") {
     CHECK(Simulate(plan, costs).ranks[0].peak_bytes == 0);
   }
 
-  TEST_CASE("REDUCE meets at the last weight gradient, STEP follows") {
+  TEST_CASE("REDUCE meets at the last weight gradient STEP follows") {
     CostModel costs = UniformCosts(10, 10, 10);
     costs.stages[0].reduce = 7;
     costs.stages[0].step = 4;

@@ -18,7 +18,7 @@ Spec Good() {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("sizes out of range name the flag, the value and the range") {
+  TEST_CASE("sizes out of range name the flag the value and the range") {
     const struct {
       int ranks, microbatches, chunks, data_parallel;
       std::string message;
@@ -58,7 +58,7 @@ TEST_SUITE("unit") {
           "--memory-limit: must be in 1..4611686018427387904, is 0");
   }
 
-  TEST_CASE("a memory limit is bytes, or a multiple of 1F1B's first rank") {
+  TEST_CASE("a memory limit is bytes or a multiple of 1F1B's first rank") {
     Spec spec = Good();
     CHECK(ParseMemoryLimit("123456789012", spec, 8) == 123456789012);
     // Without memory costs the limit counts activations: P of a whole rank.

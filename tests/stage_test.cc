@@ -33,7 +33,7 @@ std::vector<MicroBatch> Micros(const Model& model, int count) {
 
 TEST_SUITE_BEGIN("unit");
 
-TEST_CASE("stage: B leaves the weight gradients untouched, W moves every block") {
+TEST_CASE("stage: B leaves the weight gradients untouched W moves every block") {
   const Model model = AwkwardModel(4);
   Chain chain(model, 2);
   const MicroBatch micro = RandomMicroBatch(model, 1);
@@ -60,7 +60,7 @@ TEST_CASE("stage: B leaves the weight gradients untouched, W moves every block")
   CHECK(SameBits(chain.Parameters(), parameters));
 }
 
-TEST_CASE("stage: W frees the stash, W before B and a second B are refused") {
+TEST_CASE("stage: W frees the stash W before B and a second B are refused") {
   const Model model = AwkwardModel(1);
   Stage stage(model, 0, 1, 1);
   StashPtr stash;
@@ -77,7 +77,7 @@ TEST_CASE("stage: W frees the stash, W before B and a second B are refused") {
   CHECK(Any(stage.gradients()));
 }
 
-TEST_CASE("stage: when W runs changes nothing, as long as the order of micro-batches stays") {
+TEST_CASE("stage: when W runs changes nothing as long as the order of micro-batches stays") {
   const Model model = AwkwardModel(3);
   const std::vector<MicroBatch> micros = Micros(model, 3);
   Chain at_once(model, 3);
@@ -97,7 +97,7 @@ TEST_CASE("stage: when W runs changes nothing, as long as the order of micro-bat
   CHECK(SameBits(delayed.Gradients(), at_once.Gradients()));
 }
 
-TEST_CASE("stage: 1, 2, 3 and 4 stages give the same bits over several steps") {
+TEST_CASE("stage: 1 2 3 and 4 stages give the same bits over several steps") {
   const Model model = AwkwardModel(4);
   const std::vector<MicroBatch> micros = Micros(model, 2);
   Chain whole(model, 1);
@@ -167,7 +167,7 @@ TEST_CASE("stage: blocks cover the parameters exactly and carry their names") {
   CHECK(Stage(model, 0, 2, 1).blocks()[0].name == "embedding");
 }
 
-TEST_CASE("stage: initial weights hang on the seed, and differ from block to block") {
+TEST_CASE("stage: initial weights hang on the seed and differ from block to block") {
   const Model model = AwkwardModel(2);
   Chain one(model, 1, 1), same(model, 2, 1), other(model, 1, 2);
   CHECK(SameBits(one.Parameters(), same.Parameters()));
@@ -185,7 +185,7 @@ TEST_CASE("stage: initial weights hang on the seed, and differ from block to blo
   }
 }
 
-TEST_CASE("stage: starts from the loss of guessing, and learns a micro-batch by heart") {
+TEST_CASE("stage: starts from the loss of guessing and learns a micro-batch by heart") {
   Model model = FitModel(ReadModel("tiny"), 2);
   Chain chain(model, 2);
   const MicroBatch micro = RandomMicroBatch(model, 3);
@@ -210,7 +210,7 @@ TEST_CASE("stage: gradients follow the loss scale") {
   CHECK(scaled == full.Gradients());
 }
 
-TEST_CASE("stage: the learning rate warms up, zero gradients leave only the decay") {
+TEST_CASE("stage: the learning rate warms up zero gradients leave only the decay") {
   Model model = AwkwardModel(1);
   model.learning_rate = 0.1f;
   model.warmup_steps = 4;

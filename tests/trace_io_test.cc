@@ -53,7 +53,7 @@ TEST_SUITE("unit") {
 )");
   }
 
-  TEST_CASE("an arrow never points back in time, also where the receive was posted first") {
+  TEST_CASE("an arrow never points back in time also where the receive was posted first") {
     Timeline timeline;
     timeline.measured = true;
     timeline.ranks = {{{0, 20}, {20, 30}, {30, 30}}, {{5, 40}, {40, 50}}};
@@ -65,7 +65,7 @@ TEST_SUITE("unit") {
     CHECK(times == std::map<std::string, double>{{"s", 0.02}, {"f", 0.02}});
   }
 
-  TEST_CASE("the k-th send of a message is matched with the k-th receive, the rest with none") {
+  TEST_CASE("the k-th send of a message is matched with the k-th receive the rest with none") {
     Plan plan = SmallPlan();
     const Instruction send = plan.programs[0][1], receive = plan.programs[1][0];
     // A gradient of the same stage and micro-batch must not be mixed up with the activation.

@@ -91,7 +91,7 @@ TEST_SUITE("unit") {
     CHECK(Receive(network.At(1, 2), "RECV_F s1 m0 from=0") == std::vector<float>{1});
   }
 
-  TEST_CASE("transport: strict, a send waits until its message is taken") {
+  TEST_CASE("transport: strict a send waits until its message is taken") {
     ThreadNetwork network(2, 1, {.strict = true});
     std::atomic<bool> sent = false;
     std::jthread sender([&] {
@@ -106,7 +106,7 @@ TEST_SUITE("unit") {
     CHECK(sent);
   }
 
-  TEST_CASE("transport: strict, a group is posted together") {
+  TEST_CASE("transport: strict a group is posted together") {
     // Both send first. One after the other neither would get to its receive.
     const auto exchange = [](bool together) {
       ThreadNetwork network(2, 1, {.strict = true, .timeout = Milliseconds(50)});
@@ -149,7 +149,7 @@ TEST_SUITE("unit") {
     exchange(false);
   }
 
-  TEST_CASE("transport: a wrong tag, size or peer is an error") {
+  TEST_CASE("transport: a wrong tag size or peer is an error") {
     ThreadNetwork network(2, 1, {});
     Parcel a("SEND_F s0 m1 to=1", {1}), b("SEND_F s0 m2 to=1", {1, 2});
     Post(network.At(0, 0), a);
@@ -166,7 +166,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("transport: abort wakes every rank, and keeps them awake") {
+  TEST_CASE("transport: abort wakes every rank and keeps them awake") {
     ThreadNetwork network(3, 1, {.strict = true, .timeout = Milliseconds(60'000)});
     std::atomic<int> aborted = 0;
     const auto expect_abort = [&](const std::function<void()>& call) {

@@ -245,7 +245,7 @@ TEST_SUITE("unit") {
           "step: rank 1, instruction 8: STEP s1 repeats 7 (STEP s1); drop one\n");
   }
 
-  TEST_CASE("all violations at once, in a fixed order") {
+  TEST_CASE("all violations at once in a fixed order") {
     const Plan plan = Edited("rank 1", "RECV_F s1 m1 from=0\n B s1 m0\n SEND_B s1 m0 to=0",
                              " SEND_B s1 m0 to=1\n B s1 m0 slot=1\n B s1 m0\n STEP s0\n");
     CHECK(ChecksOf(Verify(plan)) ==
@@ -265,7 +265,7 @@ TEST_SUITE("unit") {
           "at least 134217728\n");
   }
 
-  TEST_CASE("a thousand of one check are listed, the rest counted") {
+  TEST_CASE("a thousand of one check are listed the rest counted") {
     Plan plan = PlanFromText("rank\n");
     plan.stages = plan.microbatches = 100;
     plan.routes[0].ranks.assign(100, 0);

@@ -28,6 +28,8 @@
 #include "runtime/text.h"
 #include "runtime/threaded_run.h"
 #include "tools/exit.h"
+#include "tools/report.h"
+#include "tools/report.h"
 #include "tools/run_times.h"
 #include "tools/table.h"
 
@@ -213,9 +215,7 @@ class Training {
       if (!difference_.empty()) check->Add("difference", {difference_});
       document.Add("check", {std::move(check)});
     }
-    std::string text;
-    WriteJson({std::make_unique<JsonObject>(std::move(document))}, &text);
-    return text + "\n";
+    return FormatJson({std::make_unique<JsonObject>(std::move(document))});
   }
 
   const RunOptions& options_;

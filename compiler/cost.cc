@@ -136,12 +136,41 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
   return costs;
 }
 
+std::string FlawOf(const StageCost& cost, Unit unit) {
+  const auto format = [unit](Time time) { return FormatTime(time, unit); };
+  const Time part = std::max(cost.b, cost.w);
+  if (cost.bw < part) {
+    return "\"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": must be >= " +
+           format(part) + ", is " + format(cost.bw);
+  }
+  // Against b and not bw: in a pair W may fill gaps that it does not fill in a lone backward.
+  const Time longest = std::max({cost.f, cost.b, cost.w});
+  if (cost.fb < longest) {
+    return "\"fb\" is a forward and a full backward overlapped and cannot be shorter than \"f\", "
+           "\"b\" or \"w\": must be >= " +
+           format(longest) + ", is " + format(cost.fb);
+  }
+  // Derived defaults add up to three costs; the sum has the limit of a single one.
+  if (cost.bw > kMaxCost || cost.fb > kMaxCost) {
+    return "the costs of one stage add up to more than " + format(kMaxCost) + " " +
+           std::string(Name(unit)) + ", the largest cost there is";
+  }
+  return "";
+}
+
 void CheckCosts(const CostModel& costs, int stages, int microbatches) {
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     throw Error("the costs have " + std::to_string(costs.stages.size()) +
                 " stages, this schedule makes " + std::to_string(stages) +
                 "; give \"stage\" (every stage alike) or \"stages\" with " +
                 std::to_string(stages) + " entries");
+  }
+  for (size_t s = 0; s < costs.stages.size(); ++s) {
+    const std::string flaw = FlawOf(costs.stages[s], costs.unit);
+    if (flaw.empty()) continue;
+    throw Error("costs of " +
+                (costs.stages.size() == 1 ? "every stage" : "stage " + std::to_string(s)) + ": " +
+                flaw);
   }
   if (!costs.microbatch_scale.empty() &&
       costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {

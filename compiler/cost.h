@@ -102,8 +102,12 @@ struct CostModel {
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 
-/// Throws Error if the costs do not fit a plan of this size: number of stages and micro-batch
-/// factors.
+/// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
+/// pair shorter than its longer chain, a sum over kMaxCost), or "".
+std::string FlawOf(const StageCost& cost, Unit unit);
+
+/// Throws Error if a stage's durations contradict each other, or if the costs do not fit a plan of
+/// this size: number of stages and micro-batch factors.
 void CheckCosts(const CostModel& costs, int stages, int microbatches);
 
 }  // namespace contraflow

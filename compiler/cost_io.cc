@@ -42,27 +42,8 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit) {
   cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
   cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
   cost.step = ReadTime(stage.Optional("step"), unit, 0);
-  const auto format = [unit](Time time) { return FormatTime(time, unit); };
-  if (cost.bw < std::max(cost.b, cost.w)) {
-    stage.Fail(
-        "\"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": must be >= " +
-        format(std::max(cost.b, cost.w)) + ", is " + format(cost.bw));
-  }
-  // Against b and not bw: in a pair W may fill gaps that it does not fill in a lone backward.
-  const Time longest = std::max({cost.f, cost.b, cost.w});
-  if (cost.fb < longest) {
-    stage.Fail(
-        "\"fb\" is a forward and a full backward overlapped and cannot be shorter than \"f\", "
-        "\"b\" or \"w\": must be >= " +
-        format(longest) + ", is " + format(cost.fb));
-  }
-  // Derived defaults add up to three costs; the sum has the limit of a single one.
-  for (const Time time : {cost.bw, cost.fb}) {
-    if (time > kMaxCost) {
-      stage.Fail("the costs of one stage add up to more than " + format(kMaxCost) + " " +
-                 std::string(Name(unit)) + ", the largest cost there is");
-    }
-  }
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) stage.Fail(flaw);
   return cost;
 }
 

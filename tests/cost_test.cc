@@ -5,20 +5,10 @@
 #include <limits>
 #include <string>
 
-#include "compiler/error.h"
+#include "tests/failure.h"
 
 namespace contraflow {
 namespace {
-
-template <typename Call>
-std::string Failure(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST_SUITE("unit") {
   TEST_CASE("ticks are exact and print as they were written") {
@@ -69,6 +59,16 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
           "the costs have 2 stages, this schedule makes 3; give \"stage\" (every stage alike) or "
           "\"stages\" with 3 entries");
+    costs.stages[1].fb = 0;
+    CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
+          "costs of stage 1: \"fb\" is a forward and a full backward overlapped and cannot be "
+          "shorter "
+          "than \"f\", \"b\" or \"w\": must be >= 0.000001, is 0");
+    costs.stages = {{.f = 1, .b = 5, .w = 1, .bw = 4, .fb = 9}};
+    CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
+          "costs of every stage: \"bw\" is the full backward and cannot be shorter than \"b\" or "
+          "\"w\": must be >= 0.000005, is 0.000004");
+    costs = UniformCosts(1, 1, 1);
     costs.microbatch_scale = {1, 1, 1};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches");
@@ -76,7 +76,7 @@ TEST_SUITE("unit") {
     costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
     CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==
           "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
-    costs = UniformCosts(kMaxCost, 1, 1);
+    costs = UniformCosts(kMaxCost / 4, 1, 1);
     CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
           "use a coarser \"unit\" or smaller costs");

@@ -5,27 +5,16 @@
 #include <string>
 
 #include "compiler/bound.h"
-#include "compiler/lower.h"
 #include "compiler/simulate.h"
 #include "schedules/registry.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
 
 constexpr Time kOne = 1'000'000;  // one "unit" in ticks
 
-Spec MakeSpec(std::string_view name, int ranks, int microbatches, const CostModel& costs) {
-  Spec spec;
-  spec.schedule = name;
-  spec.ranks = ranks;
-  spec.microbatches = microbatches;
-  spec.costs = costs;
-  return spec;
-}
-
-Simulation Run(const Spec& spec) {
-  return Simulate(Lower(GeneratePlan(spec), spec.costs, Level::kComm), spec.costs);
-}
+Simulation Run(const Spec& spec) { return Simulate(Compile(spec), spec.costs); }
 
 TEST_SUITE("unit") {
   TEST_CASE("unit costs: bubble of every rank is the published formula") {

@@ -11,48 +11,10 @@
 #include "compiler/simulate.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
-
-Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel costs) {
-  Spec spec;
-  spec.schedule = schedule;
-  spec.ranks = ranks;
-  spec.microbatches = microbatches;
-  spec.costs = std::move(costs);
-  return spec;
-}
-
-/// Uneven stages, uneven micro-batches, latency or bandwidth, and now and then costs of zero.
-CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
-  const auto draw = [&](Time low, Time high) {
-    return std::uniform_int_distribution<Time>(low, high)(*random);
-  };
-  CostModel costs;
-  const int entries = draw(0, 1) == 0 ? 1 : stages;
-  for (int s = 0; s < entries; ++s) {
-    StageCost stage{.f = draw(0, 20), .b = draw(0, 20), .w = draw(0, 20)};
-    stage.bw = std::max(stage.b, stage.w) + draw(0, std::min(stage.b, stage.w));
-    stage.fb = std::max({stage.f, stage.b, stage.w}) + draw(0, 30);
-    stage.fb = std::min(stage.fb, stage.f + stage.bw);
-    if (draw(0, 3) == 0) stage.reduce = draw(1, 9);
-    if (draw(0, 3) == 0) stage.step = draw(1, 9);
-    costs.stages.push_back(stage);
-  }
-  if (draw(0, 1) == 0) costs.comm.latency = draw(0, 9);
-  if (draw(0, 2) == 0) {
-    costs.comm.bytes = 1;
-    costs.comm.bandwidth = 1;
-    costs.comm.occupancy = draw(0, 15);
-  }
-  if (draw(0, 2) == 0) {
-    for (int m = 0; m < microbatches; ++m) {
-      costs.microbatch_scale.push_back(static_cast<double>(draw(1, 30)) / 10);
-    }
-  }
-  return costs;
-}
 
 TEST_SUITE("property") {
   TEST_CASE("lowering proves itself and costs no makespan whatever the costs") {

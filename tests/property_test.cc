@@ -39,6 +39,10 @@ CostModel Raised(CostModel costs, std::mt19937_64* random) {
                           &stage.w, &stage.step, &stage.reduce, &costs.comm.latency};
   *fields[which] += more;
   if (which < 2) stage.fb += more;
+  // Raised with its part, a full backward keeps what its pair saves.
+  const Time longer = std::max({stage.bw, stage.b, stage.w}) - stage.bw;
+  stage.bw += longer;
+  stage.fb = std::max({stage.fb + longer, stage.f, stage.b, stage.w});
   return costs;
 }
 

@@ -6,19 +6,14 @@
 #include <vector>
 
 #include "compiler/error.h"
-#include "compiler/lower.h"
 #include "schedules/registry.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
 
 Plan Compile(std::string_view schedule, int ranks, int microbatches, const CostModel& costs) {
-  Spec spec;
-  spec.schedule = schedule;
-  spec.ranks = ranks;
-  spec.microbatches = microbatches;
-  spec.costs = costs;
-  return Lower(GeneratePlan(spec), costs, Level::kComm);
+  return Compile(MakeSpec(schedule, ranks, microbatches, costs));
 }
 
 TEST_SUITE("unit") {

@@ -29,20 +29,6 @@ constexpr std::string_view kHead =
     "        white-space: pre-wrap; }\n"
     "</style>\n";
 
-std::string Escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string RankRows(const Report& report, bool bytes) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   const auto cell = [](const std::string& text) { return "<td>" + text + "</td>"; };
@@ -60,12 +46,13 @@ std::string RankRows(const Report& report, bool bytes) {
 }  // namespace
 
 std::string DrawHtml(const Picture& picture, const Plan& plan, const Report& report) {
-  const std::string title = Escape(picture.title);
+  const std::string title = EscapeMarkup(picture.title);
   std::string out = std::string(kHead) + "<title>" + title + "</title>\n</head>\n<body>\n<h1>" +
-                    title + "</h1>\n<p>" + Escape(picture.figures) +
-                    "<br>costs: " + Escape(picture.costs) + "</p>\n<div class=\"drawing\">\n" +
-                    DrawSvg(picture) + "</div>\n<pre>" + Escape(SummaryTable(plan, report));
-  if (report.formula) out += "\n" + Escape(std::string(kFormulaLegend));
+                    title + "</h1>\n<p>" + EscapeMarkup(picture.figures) +
+                    "<br>costs: " + EscapeMarkup(picture.costs) +
+                    "</p>\n<div class=\"drawing\">\n" + DrawSvg(picture) + "</div>\n<pre>" +
+                    EscapeMarkup(SummaryTable(plan, report));
+  if (report.formula) out += "\n" + EscapeMarkup(std::string(kFormulaLegend));
   return out + "</pre>\n<table>\n" + RankRows(report, report.peak_bytes() > 0) +
          "</table>\n</body>\n</html>\n";
 }

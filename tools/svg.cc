@@ -46,24 +46,6 @@ std::string Px(Hundredths value) {
   return text;
 }
 
-std::string Escape(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string Class(const Part& part) {
   return std::string(Name(part.op)) + std::to_string(part.side % 2);
 }
@@ -79,8 +61,8 @@ std::string Rect(const std::string& classes, Hundredths x, Hundredths y, Hundred
 }
 
 std::string Text(const std::string& classes, Hundredths x, Hundredths y, std::string_view text) {
-  return "<text class=\"" + classes + "\" x=\"" + Px(x) + "\" y=\"" + Px(y) + "\">" + Escape(text) +
-         "</text>";
+  return "<text class=\"" + classes + "\" x=\"" + Px(x) + "\" y=\"" + Px(y) + "\">" +
+         EscapeMarkup(text) + "</text>";
 }
 
 class Drawing {
@@ -107,7 +89,7 @@ class Drawing {
     const Hundredths height = bottom + (legend_lines + 1) * kLegendLine;
     std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + Px(width) +
                       "\" height=\"" + Px(height) + "\" viewBox=\"0 0 " + Px(width) + " " +
-                      Px(height) + "\" role=\"img\">\n<title>" + Escape(picture_.title) +
+                      Px(height) + "\" role=\"img\">\n<title>" + EscapeMarkup(picture_.title) +
                       "</title>\n<style>\n" + std::string(kStyle) + "</style>\n" +
                       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     out += Ruler(bottom);
@@ -208,6 +190,24 @@ class Drawing {
 };
 
 }  // namespace
+
+std::string EscapeMarkup(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
 
 std::string DrawSvg(const Picture& picture) { return Drawing(picture).Draw(); }
 

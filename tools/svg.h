@@ -1,11 +1,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "tools/picture.h"
 #include "tools/report.h"
 
 namespace contraflow {
+
+/// Text for SVG and HTML: & < > and quotes as entities.
+std::string EscapeMarkup(std::string_view text);
 
 /// The picture as a self-contained SVG drawing: every box says what and when under the pointer.
 std::string DrawSvg(const Picture& picture);

@@ -11,6 +11,7 @@
 #include "tools/costs_option.h"
 #include "tools/exit.h"
 #include "tools/options.h"
+#include "tools/progress.h"
 #include "tools/report_text.h"
 #include "tools/table.h"
 
@@ -38,6 +39,7 @@ std::vector<Row> MakeRows(const Spec& wanted, const std::string& memory_limit) {
     Spec spec = wanted;
     spec.schedule = schedule->name;
     Row row = {spec.schedule, schedule->stages(spec), {}, {}};
+    const Progress progress("compiling " + spec.schedule);
     try {
       row.report = MakeReport(BuildPlan(spec, memory_limit, Level::kComm), spec.costs);
     } catch (const Error& error) {

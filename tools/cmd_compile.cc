@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "compiler/error.h"
 #include "compiler/plan_io.h"
@@ -10,6 +11,7 @@
 #include "tools/costs_option.h"
 #include "tools/exit.h"
 #include "tools/options.h"
+#include "tools/progress.h"
 
 namespace contraflow {
 namespace {
@@ -60,6 +62,10 @@ int Compile(const CompileOptions& options) {
                      .data_parallel = options.data_parallel,
                      .costs = ResolveCosts(options.costs, UnitCosts()),
                      .memory_limit = {}};
+  std::optional<Progress> progress;
+  if (options.dump_after.empty() && options.output != "-") {
+    progress.emplace("compiling " + spec.schedule);
+  }
   const Plan plan = BuildPlan(spec, options.memory_limit, level, Dumper(options.dump_after));
   WritePlanFile(options.output, plan);
   return kExitFine;

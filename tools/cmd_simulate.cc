@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 
 #include "compiler/file.h"
 #include "compiler/plan_io.h"
@@ -10,6 +11,7 @@
 #include "tools/costs_option.h"
 #include "tools/exit.h"
 #include "tools/options.h"
+#include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/report_text.h"
 
@@ -24,6 +26,7 @@ struct SimulateOptions {
 };
 
 int RunSimulate(const SimulateOptions& options) {
+  std::optional<Progress> progress("simulating " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   const CostModel costs = CostsForPlan(options.costs, plan);
@@ -31,6 +34,7 @@ int RunSimulate(const SimulateOptions& options) {
   if (!options.trace.empty()) {
     WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
   }
+  progress.reset();
   if (options.json) {
     WriteFile("-", FormatJson(ReportToJson(report)));
     return kExitFine;

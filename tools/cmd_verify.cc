@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "compiler/file.h"
 #include "compiler/plan_io.h"
@@ -8,6 +9,7 @@
 #include "tools/cmd.h"
 #include "tools/exit.h"
 #include "tools/options.h"
+#include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/table.h"
 
@@ -81,8 +83,10 @@ std::string ProofText(const Plan& plan, const std::string& path) {
 }
 
 int RunVerify(const VerifyOptions& options) {
+  std::optional<Progress> progress("proving " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   const std::vector<Finding> findings = Verify(plan);
+  progress.reset();
   if (options.json) {
     WriteFile("-", FindingsJson(findings));
   } else {

@@ -29,7 +29,6 @@
 #include "runtime/threaded_run.h"
 #include "tools/exit.h"
 #include "tools/report.h"
-#include "tools/report.h"
 #include "tools/run_times.h"
 #include "tools/table.h"
 

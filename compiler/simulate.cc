@@ -49,13 +49,9 @@ class Simulator {
     }
     for (int r = 0; r < plan_.ranks; ++r) {
       const size_t next = rank_[static_cast<size_t>(r)].next;
-      if (next < plan_.programs[static_cast<size_t>(r)].size()) {
-        throw Error("cannot simulate: rank " + std::to_string(r) + " never gets past instruction " +
-                    std::to_string(next) + " (" +
-                    ToString(plan_.programs[static_cast<size_t>(r)][next]) +
-                    "); verify the plan first");
-      }
+      if (next < plan_.programs[static_cast<size_t>(r)].size()) Stuck({r, static_cast<int>(next)});
     }
+    ReceiveLate();
     for (RankFigures& figures : result_.ranks) {
       result_.makespan = std::max(result_.makespan, figures.last_end);
       result_.span = std::max(result_.span, figures.last_end - figures.first_start);
@@ -111,7 +107,7 @@ class Simulator {
       case Work::kSend:
         return Send(r, i, span);
       case Work::kRecv:
-        return Receive(i, span);
+        return Receive(r, i, span);
       case Work::kReduce:
         return Reduce(r, i, span);
       case Work::kStep:
@@ -248,15 +244,38 @@ class Simulator {
     return true;
   }
 
-  bool Receive(const Instruction& i, Span* span) const {
-    // RECV_F names the stage that consumes, the message the stage that produced.
+  /// Does not wait: the consumer does. In a group a RECV may stand before the SEND that its message
+  /// depends on.
+  bool Receive(int r, const Instruction& i, Span* span) {
+    *span = Incoming(i);
+    if (span->end == kUnset)
+      late_.push_back({r, static_cast<int>(rank_[static_cast<size_t>(r)].next)});
+    return true;
+  }
+
+  /// RECV_F names the stage that consumes, the message the stage that produced.
+  Span Incoming(const Instruction& i) const {
     const bool forward = i.op == Op::RECV_F;
     const int producer = forward ? i.stage - 1 : i.stage + 1;
-    if (producer < 0 || producer >= plan_.stages) return false;
-    const Span& message = (forward ? f_message_ : b_message_)[At(producer, i.microbatch)];
-    if (message.end == kUnset) return false;
-    *span = message;
-    return true;
+    if (producer < 0 || producer >= plan_.stages) return {kUnset, kUnset};
+    return (forward ? f_message_ : b_message_)[At(producer, i.microbatch)];
+  }
+
+  /// Gives the receives that were posted before their message left its span.
+  void ReceiveLate() {
+    for (const InstructionRef& ref : late_) {
+      const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
+      const Span message = Incoming(plan_.programs[r][index]);
+      if (message.end == kUnset) Stuck(ref);
+      result_.timeline.ranks[r][index] = message;
+    }
+  }
+
+  [[noreturn]] void Stuck(const InstructionRef& ref) const {
+    const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
+    throw Error("cannot simulate: rank " + std::to_string(ref.rank) +
+                " never gets past instruction " + std::to_string(ref.index) + " (" +
+                ToString(plan_.programs[r][index]) + "); verify the plan first");
   }
 
   bool Reduce(int r, const Instruction& i, Span* span) {
@@ -295,7 +314,8 @@ class Simulator {
   std::vector<Span> f_message_, b_message_;  // leaving that stage
   std::vector<StageState> stage_;
   std::vector<RankState> rank_;
-  std::vector<int> ready_;  // ranks to walk on with
+  std::vector<int> ready_;            // ranks to walk on with
+  std::vector<InstructionRef> late_;  // receives passed before their message left
   Simulation result_;
 };
 

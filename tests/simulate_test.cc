@@ -153,6 +153,20 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("in a group a RECV may stand before the SEND that it depends on") {
+    const Plan plan = PlanFromText(
+        "route 0 1 : 0\n"
+        "rank\n F s0 m0\n RECV_B s0 m0 from=1 group=1\n SEND_F s0 m0 to=1 group=1\n"
+        " BW s0 m0\n STEP s0\n"
+        "rank\n RECV_F s1 m0 from=0\n F s1 m0\n BW s1 m0\n SEND_B s1 m0 to=0\n STEP s1\n");
+    REQUIRE(Verify(plan).empty());
+    const Simulation simulation = Simulate(plan, UniformCosts(10, 20, 5, 3));
+    CHECK(simulation.timeline.ranks[0][1] == Span{48, 51});
+    CHECK(simulation.timeline.ranks[0][2] == Span{10, 13});
+    CHECK(simulation.makespan == 76);
+    CHECK(CriticalPath(plan, simulation.timeline).size() == 6);
+  }
+
   TEST_CASE("an unsound plan does not hang the simulator") {
     const CostModel costs = UniformCosts(1, 1, 1);
     Plan plan = Compile("1f1b", 2, 2, costs);
@@ -161,10 +175,9 @@ TEST_SUITE("unit") {
       Simulate(plan, costs);
       FAIL("accepted");
     } catch (const Error& error) {
-      CHECK(
-          std::string(error.what()) ==
-          "cannot simulate: rank 0 never gets past instruction 0 (RECV_B s0 m0 from=1); verify the "
-          "plan first");
+      CHECK(std::string(error.what()) ==
+            "cannot simulate: rank 0 never gets past instruction 1 (SEND_F s0 m0 to=1); verify the "
+            "plan first");
     }
   }
 }

@@ -24,7 +24,8 @@ struct Finding {
 /// a rendezvous without buffering, groups atomic), hence under any NCCL or MPI buffering. A
 /// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
 /// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
-/// however wrong. Linear in the instructions. Shares no code with the passes: includes plan and
+/// however wrong. A group is posted as a whole, and its queue goes on when all of it has been met.
+/// Linear in the instructions. Shares no code with the passes: includes plan and
 /// graph only.
 std::vector<Finding> Verify(const Plan& plan);
 

@@ -27,6 +27,18 @@ Time Scaled(Time cost, double scale) {
 
 }  // namespace
 
+std::string_view Name(Overlap overlap) {
+  return overlap == Overlap::kPublished ? "published" : "all";
+}
+
+Overlap ParseOverlap(std::string_view name) {
+  for (const Overlap overlap : {Overlap::kPublished, Overlap::kAll}) {
+    if (name == Name(overlap)) return overlap;
+  }
+  throw Error("unknown overlap \"" + std::string(name.substr(0, 32)) +
+              "\"; it is published (F&B pairs only) or all");
+}
+
 std::string_view Name(Unit unit) {
   CF_ASSERT(static_cast<size_t>(unit) < std::size(kUnits));
   return kUnits[static_cast<size_t>(unit)].name;
@@ -76,6 +88,22 @@ std::string FormatTime(Time ticks, Unit unit) {
   return text;
 }
 
+Time MoeCost::Of(Op op, int layer) const {
+  const std::vector<Time>* times = nullptr;
+  if (op == Op::ATTN_F) times = &attn_f;
+  if (op == Op::DISPATCH_F) times = &dispatch_f;
+  if (op == Op::MLP_F) times = &mlp_f;
+  if (op == Op::COMBINE_F) times = &combine_f;
+  if (op == Op::COMBINE_B) times = &combine_b;
+  if (op == Op::MLP_B) times = &mlp_b;
+  if (op == Op::DISPATCH_B) times = &dispatch_b;
+  if (op == Op::ATTN_B) times = &attn_b;
+  if (op == Op::MLP_W) times = &mlp_w;
+  if (op == Op::ATTN_W) times = &attn_w;
+  CF_ASSERT(times != nullptr && !times->empty());
+  return times->size() == 1 ? times->front() : (*times)[static_cast<size_t>(layer)];
+}
+
 bool CostModel::uniform() const {
   const auto same = [](const auto& list) {
     return std::all_of(list.begin(), list.end(), [&](const auto& x) { return x == list.front(); });
@@ -109,10 +137,6 @@ Time CostModel::Duration(const Instruction& i) const {
       return cost.reduce;
     case Op::STEP:
       return cost.step;
-    case Op::SEND_F:
-    case Op::RECV_F:
-    case Op::SEND_B:
-    case Op::RECV_B:
     case Op::ATTN_F:
     case Op::MLP_F:
     case Op::ATTN_B:
@@ -123,6 +147,12 @@ Time CostModel::Duration(const Instruction& i) const {
     case Op::COMBINE_F:
     case Op::DISPATCH_B:
     case Op::COMBINE_B:
+      CF_ASSERT(moe);
+      return Scaled(moe->Of(i.op, i.layer), scale);
+    case Op::SEND_F:
+    case Op::RECV_F:
+    case Op::SEND_B:
+    case Op::RECV_B:
       break;
   }
   CF_ASSERT(false && "an operation without a stage cost");

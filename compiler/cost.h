@@ -60,8 +60,10 @@ struct CommCost {
 struct MemoryCost {
   int64_t activation_bytes = 0;  ///< held from the start of F to the end of B (less the stash)
   int64_t w_stash_bytes = 0;     ///< of those, held on to the end of W; at most activation_bytes
-  int64_t parameter_bytes = 0;   ///< of one copy of a stage
-  int64_t optimizer_bytes = 0;   ///< of one copy of a stage
+  /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
+  std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
+  /// Of the values of one layer, by Value (compiler/value.h); empty: not known.
+  std::vector<int64_t> values = {};
 
   bool operator==(const MemoryCost&) const = default;
 };
@@ -72,8 +74,21 @@ struct MoeCost {
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
   std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
 
+  /// Of a component of a layer.
+  Time Of(Op op, int layer) const;
+
   bool operator==(const MoeCost&) const = default;
 };
+
+/// How far chunks of MoE stages overlap. kPublished: the two halves of an F&B pair only, as in the
+/// papers; bw = b + w, and a chunk's results leave at its end. kAll: weight gradients run in the
+/// all-to-all gaps of their backward, neighbouring chunks share the lanes, and results leave when
+/// they are ready.
+enum class Overlap : uint8_t { kPublished, kAll };
+
+std::string_view Name(Overlap overlap);  ///< "published" "all"
+/// Throws Error with the known names.
+Overlap ParseOverlap(std::string_view name);
 
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
@@ -83,6 +98,8 @@ struct CostModel {
   CommCost comm;
   std::optional<MemoryCost> memory;
   std::optional<MoeCost> moe;
+  /// How `stages` was derived from `moe`; empty where chunk costs were given as such.
+  std::optional<Overlap> derived;
   std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
 
   bool operator==(const CostModel&) const = default;
@@ -93,7 +110,7 @@ struct CostModel {
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
 
-  /// How long the compute lane is busy with F, B, W, BW, FB, REDUCE or STEP.
+  /// How long its lane is busy with F, B, W, BW, FB, REDUCE, STEP or, with `moe`, a component.
   /// FB of two different stages: f of the one + bw of the other, less the smaller of the two
   /// savings f + bw - fb, so that equal stages give fb.
   Time Duration(const Instruction& instruction) const;

@@ -17,8 +17,6 @@ constexpr JsonLimits kLimits = {.bytes = size_t{64} << 20, .values = size_t{1} <
 /// Bytes of one activation, message or copy of a stage: a terabyte.
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr double kMaxBandwidth = 1e18;
-/// Layers of a stage, as many as an instruction can number.
-constexpr int kMaxLayers = 1 << 15;
 /// Factors beyond a million either way are a mistake of units.
 constexpr double kMaxScale = 1e6;
 
@@ -104,9 +102,39 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   return cost;
 }
 
+/// A number of bytes for every stage alike, or a list with one for each.
+std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
+  if (!field) return {};
+  if (!field->IsArray()) return {field->Integer("a number of bytes", 0, kMaxBytes)};
+  const size_t size = field->Size("");
+  if (size < 1 || size > size_t{kMaxStages}) {
+    field->Fail("must be one number or a list with one for each stage, has " +
+                std::to_string(size) + " entries");
+  }
+  std::vector<int64_t> bytes;
+  for (size_t i = 0; i < size; ++i) {
+    bytes.push_back(field->Item(i).Integer("a number of bytes", 0, kMaxBytes));
+  }
+  return bytes;
+}
+
+/// Bytes of the values of one layer; those that are not given have none.
+std::vector<int64_t> ReadValues(const JsonCursor& values) {
+  std::vector<std::string_view> known;
+  for (size_t v = 0; v < kValueCount; ++v) known.push_back(Name(static_cast<Value>(v)));
+  values.Keys("an object with the bytes of a layer's values", known);
+  std::vector<int64_t> bytes(kValueCount, 0);
+  for (size_t v = 0; v < kValueCount; ++v) {
+    const std::optional<JsonCursor> field = values.Optional(known[v]);
+    if (field) bytes[v] = field->Integer("a number of bytes", 0, kMaxBytes);
+  }
+  return bytes;
+}
+
 MemoryCost ReadMemory(const JsonCursor& memory) {
   memory.Keys("an object with numbers of bytes",
-              {"activation_bytes", "w_stash_bytes", "parameter_bytes", "optimizer_bytes"});
+              {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
+               "optimizer_bytes", "values"});
   const auto read = [&memory](const char* key) -> int64_t {
     const std::optional<JsonCursor> field = memory.Optional(key);
     return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
@@ -115,8 +143,10 @@ MemoryCost ReadMemory(const JsonCursor& memory) {
   cost.activation_bytes =
       memory.Required("activation_bytes").Integer("a number of bytes", 0, kMaxBytes);
   cost.w_stash_bytes = read("w_stash_bytes");
-  cost.parameter_bytes = read("parameter_bytes");
-  cost.optimizer_bytes = read("optimizer_bytes");
+  cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
+  cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
+  cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
+  if (const auto values = memory.Optional("values")) cost.values = ReadValues(*values);
   if (cost.w_stash_bytes > cost.activation_bytes) {
     memory.Required("w_stash_bytes")
         .Fail("is part of \"activation_bytes\" and must be at most " +
@@ -209,12 +239,29 @@ Json CommToJson(const CommCost& comm, Unit unit) {
   return {std::move(object)};
 }
 
+void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, JsonObject* object) {
+  if (bytes.empty()) return;
+  if (bytes.size() == 1) return object->Add(key, {bytes[0]});
+  Json::Array list;
+  for (const int64_t entry : bytes) list.push_back({entry});
+  object->Add(key, {std::move(list)});
+}
+
 Json MemoryToJson(const MemoryCost& memory) {
   auto object = std::make_unique<JsonObject>();
   object->Add("activation_bytes", {memory.activation_bytes});
   object->Add("w_stash_bytes", {memory.w_stash_bytes});
-  if (memory.parameter_bytes != 0) object->Add("parameter_bytes", {memory.parameter_bytes});
-  if (memory.optimizer_bytes != 0) object->Add("optimizer_bytes", {memory.optimizer_bytes});
+  AddStageBytes("parameter_bytes", memory.parameter_bytes, object.get());
+  AddStageBytes("gradient_bytes", memory.gradient_bytes, object.get());
+  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, object.get());
+  if (!memory.values.empty()) {
+    auto values = std::make_unique<JsonObject>();
+    for (size_t v = 0; v < kValueCount; ++v) {
+      if (memory.values[v] == 0) continue;
+      values->Add(std::string(Name(static_cast<Value>(v))), {memory.values[v]});
+    }
+    object->Add("values", {std::move(values)});
+  }
   return {std::move(object)};
 }
 

@@ -20,7 +20,7 @@ constexpr OpRow kOps[] = {
 #undef CF_OP
 };
 
-constexpr std::string_view kLanes[] = {"", "compute", "alltoall", "send", "recv"};
+constexpr std::string_view kLanes[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
 
 const OpRow& Row(Op op) {
   const auto index = static_cast<size_t>(op);
@@ -152,7 +152,7 @@ class Parser {
       }
       if (result->lane == Lane::kNone) {
         Fail("unknown lane \"" + std::string(value.substr(0, 32)) +
-             "\"; lanes are compute, alltoall, send, recv");
+             "\"; lanes are compute, alltoall, send, recv, reduce");
       }
     } else if (key == "after") {
       ParseAfter(result, value, word);
@@ -212,6 +212,32 @@ Work WorkOf(Op op) { return Row(op).work; }
 std::string_view Name(Lane lane) {
   CF_ASSERT(static_cast<size_t>(lane) < std::size(kLanes));
   return kLanes[static_cast<size_t>(lane)];
+}
+
+Instruction Component(Op op, int stage, int layer, int microbatch) {
+  CF_ASSERT(OperandsOf(op) == Operands::kLayer);
+  return {.op = op,
+          .layer = static_cast<int16_t>(layer),
+          .stage = stage,
+          .microbatch = microbatch};
+}
+
+Lane LaneOf(Op op) {
+  switch (WorkOf(op)) {
+    case Work::kCompute:
+    case Work::kComponent:
+    case Work::kStep:
+      return Lane::kCompute;
+    case Work::kAllToAll:
+      return Lane::kAllToAll;
+    case Work::kSend:
+      return Lane::kSend;
+    case Work::kRecv:
+      return Lane::kRecv;
+    case Work::kReduce:
+      return Lane::kReduce;
+  }
+  return Lane::kNone;
 }
 
 std::string ToString(const Instruction& i) {

@@ -54,8 +54,8 @@ enum class Operands : uint8_t {
 enum class Work : uint8_t { kCompute, kSend, kRecv, kComponent, kAllToAll, kReduce, kStep };
 
 /// An in-order queue of one rank (a CUDA stream on a GPU). kSend and kRecv are one lane for each
-/// peer.
-enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv };
+/// peer. STEP runs on the compute lane, REDUCE on kReduce.
+enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv, kReduce };
 
 /// Instructions of the same rank that one instruction waits for: at most one per other lane is
 /// needed, so the list is short and lives inside the instruction.
@@ -65,7 +65,7 @@ inline constexpr int kMaxAfter = 6;
 /// A field that the operation does not have is -1 (lane: kNone).
 struct Instruction {
   Op op = Op::F;
-  Lane lane = Lane::kNone;       ///< set from level component on
+  Lane lane = Lane::kNone;       ///< set from level component on, and at level buffer
   uint8_t after_count = 0;       ///< entries of `after` in use
   int16_t layer = -1;            ///< layer inside the stage, data-flow order; kLayer only
   int32_t stage = -1;            ///< stage; of an FB the stage of its forward
@@ -73,7 +73,7 @@ struct Instruction {
   int32_t back_stage = -1;       ///< FB only: stage of its backward
   int32_t back_microbatch = -1;  ///< FB only: micro-batch of its backward
   int32_t peer = -1;             ///< SEND: the receiving rank; RECV: the sending rank
-  int32_t slot = -1;             ///< buffer, from level buffer on
+  int32_t slot = -1;  ///< of a message at level buffer: what it moves, an index into the slots
   int32_t group = -1;  ///< neighbouring messages of one rank with one group are posted together
   std::array<int32_t, kMaxAfter> after{};  ///< indices into the same program, ascending
 
@@ -90,6 +90,11 @@ std::string_view Name(Op op);
 Operands OperandsOf(Op op);
 Work WorkOf(Op op);
 std::string_view Name(Lane lane);
+/// The lane that an operation runs on where plans have lanes.
+Lane LaneOf(Op op);
+
+/// A component of layer `layer` of a stage.
+Instruction Component(Op op, int stage, int layer, int microbatch);
 
 /// True for F and FB: the instruction runs a forward of (stage, microbatch).
 inline bool HasForward(Op op) { return op == Op::F || op == Op::FB; }

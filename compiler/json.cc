@@ -225,7 +225,7 @@ JsonCursor JsonCursor::Item(size_t i) const {
   return JsonCursor(*place_, items.at(i), path_ + "/" + std::to_string(i));
 }
 
-void JsonCursor::Keys(std::string_view noun, std::initializer_list<std::string_view> known) const {
+void JsonCursor::Keys(std::string_view noun, std::span<const std::string_view> known) const {
   const JsonObject* object = ObjectOf(*value_);
   if (object == nullptr) Refuse(std::string(noun));
   for (const std::string& key : object->keys) {

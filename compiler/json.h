@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -89,7 +90,10 @@ class JsonCursor {
   JsonCursor Item(size_t i) const;
 
   /// Refuses what is not an object and keys that are not in `known`, with the nearest known one.
-  void Keys(std::string_view noun, std::initializer_list<std::string_view> known) const;
+  void Keys(std::string_view noun, std::span<const std::string_view> known) const;
+  void Keys(std::string_view noun, std::initializer_list<std::string_view> known) const {
+    Keys(noun, std::span(known.begin(), known.size()));
+  }
   /// Member of an object; refuses its absence.
   JsonCursor Required(std::string_view key) const;
   /// Member of an object, nothing if it is absent.

@@ -25,7 +25,9 @@ void Demand(std::string_view pass, const Plan& plan) {
 
 std::span<const std::string_view> PassNames() { return kPasses; }
 
-Plan Lower(Plan plan, const CostModel& costs, Level target, const PassObserver& observer) {
+Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
+           const PassObserver& observer) {
+  const Level target = options.target;
   if (plan.level != Level::kCompute) {
     throw Error("only a plan of level compute can be lowered, this one is of level " +
                 std::string(Name(plan.level)));

@@ -14,9 +14,18 @@ using PassObserver = std::function<void(std::string_view pass, const Plan& plan)
 /// Names of the passes, in order; for --dump-after.
 std::span<const std::string_view> PassNames();
 
-/// Lowers a compute order to `target`, verifying after every pass. Throws Error if `plan` is
-/// unsound or the target is not reachable; InternalError if a pass broke it. The costs are kept in
-/// the plan.
-Plan Lower(Plan plan, const CostModel& costs, Level target, const PassObserver& observer = {});
+/// What a plan is lowered to, and within what.
+struct LowerOptions {
+  Level target = Level::kComm;
+  Overlap overlap = Overlap::kAll;
+  /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
+  /// chunks may overlap.
+  std::optional<int64_t> memory_limit = {};
+};
+
+/// Lowers a compute order, verifying after every pass. Throws Error if `plan` is unsound or the
+/// target is not reachable; InternalError if a pass broke it. The costs are kept in the plan.
+Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
+           const PassObserver& observer = {});
 
 }  // namespace contraflow

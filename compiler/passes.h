@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "compiler/plan.h"
@@ -28,5 +29,24 @@ std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& t
 /// one; STEP behind it. Because every rendezvous is one point of one global order, no rank can wait
 /// for another in a circle, whatever the buffering, and groups are not needed.
 Plan InsertCommunication(const Plan& plan, const CostModel& costs);
+
+/// Comm to component, for MoE stages (costs.moe): every chunk becomes its components on the compute
+/// and all-to-all lanes, with an `after` event for every dependency across lanes; messages leave
+/// when their data is ready. With Overlap::kPublished chunks run one behind the other as Interleave
+/// orders each, and times are those of level comm. With kAll neighbouring chunks of a rank share its
+/// lanes: of several ways to do so the one with the least simulated makespan whose activations stay
+/// within `memory_limit` (bytes, or a count where the costs give none).
+Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
+                      std::optional<int64_t> memory_limit);
+
+/// Component (or, for opaque stages, comm) to buffer: a slot for every value of every rank, packed
+/// so that a range is used again only where events order its last use before the next first one;
+/// adds such events to messages where they cost no time. Opaque stages get their lanes and events
+/// here. Throws Error if the costs do not give the bytes (ValueBytesOf).
+Plan AssignBuffers(const Plan& plan, const CostModel& costs);
+
+/// Gives every instruction of a comm-level plan of opaque stages its lane and the `after` events
+/// that its data needs.
+void AddLanes(Plan* plan);
 
 }  // namespace contraflow

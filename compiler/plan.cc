@@ -48,6 +48,10 @@ std::vector<std::vector<int>> HoldersOfStage(const Plan& plan) {
   return holders;
 }
 
+bool NeedsReduce(const Plan& plan, size_t copies) {
+  return copies > 1 || plan.data_parallel > 1 || plan.expert_parallel > 1;
+}
+
 int64_t InstructionCount(const Plan& plan) {
   int64_t count = 0;
   for (const Program& program : plan.programs) count += static_cast<int64_t>(program.size());

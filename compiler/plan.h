@@ -8,6 +8,7 @@
 
 #include "compiler/cost.h"
 #include "compiler/instruction.h"
+#include "compiler/value.h"
 
 namespace contraflow {
 
@@ -38,9 +39,14 @@ struct Plan {
   int stages = 0;
   int microbatches = 0;
   int data_parallel = 1;  ///< replicas of the whole pipeline; REDUCE sums over them as well
+  /// Devices of one rank, which share its experts and run the same program with micro-batches of
+  /// their own; REDUCE sums what is not an expert's over them as well.
+  int expert_parallel = 1;
+  int layers = 0;  ///< of each stage, where the program has components; else 0
   std::vector<Route> routes;
-  std::optional<CostModel> costs;  ///< the costs it was compiled with
-  std::vector<Program> programs;   ///< size = ranks
+  std::optional<CostModel> costs;        ///< the costs it was compiled with
+  std::vector<Program> programs;         ///< size = ranks
+  std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
 
   bool operator==(const Plan&) const = default;
 };
@@ -51,6 +57,9 @@ inline constexpr int kMaxRanks = 1 << 14;
 inline constexpr int kMaxStages = 1 << 15;
 inline constexpr int kMaxMicrobatches = 1 << 20;
 inline constexpr int kMaxDataParallel = 1 << 14;
+inline constexpr int kMaxExpertParallel = 1 << 10;
+/// Most MoE layers of a stage.
+inline constexpr int kMaxLayers = 64;
 /// Largest stages * micro-batches of a plan.
 inline constexpr int64_t kMaxChunks = int64_t{1} << 27;
 
@@ -59,6 +68,9 @@ std::vector<int> RouteOfMicrobatch(const Plan& plan);
 
 /// Ranks that hold a copy of each stage, in route order, without repeats: what REDUCE sums over.
 std::vector<std::vector<int>> HoldersOfStage(const Plan& plan);
+
+/// True where a stage's gradients must be summed: over its copies, replicas or expert group.
+bool NeedsReduce(const Plan& plan, size_t copies);
 
 /// Number of instructions over all ranks.
 int64_t InstructionCount(const Plan& plan);

@@ -14,8 +14,6 @@ namespace {
 /// Bytes: room for a hundred million instructions. Values: for the head, not the programs.
 constexpr JsonLimits kLimits = {.bytes = size_t{4} << 30, .values = size_t{1} << 22};
 constexpr size_t kMaxName = 64;
-/// Layers of a stage where no costs say how many there are.
-constexpr int kMaxLayers = 1 << 15;
 
 /// Programs as they stream in. Only their form is checked here: the head may follow later.
 struct Programs {

@@ -11,6 +11,8 @@ namespace contraflow {
 /// What one rank does with its time and memory.
 struct RankFigures {
   Time busy = 0;             ///< of the compute lane
+  Time all_to_all = 0;       ///< busy time of the all-to-all lane; 0 where there are no components
+  Time exposed = 0;          ///< of those, while the compute lane is idle
   Time bubble = 0;           ///< makespan - busy
   Time first_start = 0;      ///< of its first compute instruction
   Time last_end = 0;         ///< of its last instruction
@@ -42,7 +44,8 @@ struct Simulation {
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
 /// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
 /// directed edge carries one message at a time, first in first out. Levels compute and comm give
-/// equal times. The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do
+/// equal times. Where instructions have lanes, each starts when its lane and all it waits for
+/// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do
 /// not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs);
 

@@ -8,7 +8,8 @@
 namespace contraflow {
 
 /// One violation. Checks: "shape" "level" "owner" "complete" "order" "weight-order" "message"
-/// "producer" "consumer" "group" "reduce" "step" "deadlock".
+/// "producer" "consumer" "group" "reduce" "step" "deadlock"; where instructions have lanes "lane"
+/// "event"; of buffers "slot" "sharing".
 struct Finding {
   std::string check;
   int rank = -1;   ///< -1: the plan as a whole

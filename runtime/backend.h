@@ -17,7 +17,8 @@ class Backend {
 
   /// Forgets the gradients of the last step. Steps count from 1.
   virtual void BeginStep(int step) = 0;
-  /// F, B, W, BW or FB.
+  /// F, B, W, BW or FB, or a component; all-to-all components (and chunks that contain them)
+  /// exchange with the expert group inside the call.
   virtual void Compute(const Instruction& instruction) = 0;
   /// The bytes of a SEND, which stay as they are until Sent.
   virtual std::span<std::byte> Outgoing(const Instruction& send) = 0;

@@ -85,7 +85,7 @@ class Walk {
       case Work::kReduce: {
         const std::span<float> gradients = backend_.Gradients(i.stage);
         const Clock::time_point start =
-            transport_.Sum(i, holders_[static_cast<size_t>(i.stage)], gradients);
+            transport_.Sum(i, Transport::Over::kAllMembers, holders_[static_cast<size_t>(i.stage)], gradients);
         spans_[index] = {Since(start), Since(Clock::now())};
         return;
       }

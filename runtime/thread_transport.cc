@@ -207,8 +207,9 @@ class ThreadNetwork::Face : public Transport {
     });
   }
 
-  Clock::time_point Sum(const Instruction& reduce, std::span<const int> holders,
+  Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
                         std::span<float> values) override {
+    CF_ASSERT(over == Over::kAllMembers);
     const int rank = worker_ - first_;
     const auto self = std::find(holders.begin(), holders.end(), rank);
     if (self == holders.end()) throw Error("this rank holds no copy of the stage");
@@ -248,6 +249,12 @@ class ThreadNetwork::Face : public Transport {
     CF_ASSERT(sum.size() == values.size());
     std::copy(sum.begin(), sum.end(), values.begin());
     return reduction->last_arrival;
+  }
+
+  void AllToAll(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive) override {
+    throw Error(ToString(instruction) + ": there is no expert group of " +
+                std::to_string(std::max(send.size(), receive.size())));
   }
 
   void Abort() override {

@@ -11,6 +11,15 @@ namespace contraflow {
 
 using Clock = std::chrono::steady_clock;
 
+/// One of the devices that execute a plan: replicas x members of the expert group x ranks.
+struct Device {
+  int replica = 0;
+  int member = 0;
+  int rank = 0;
+
+  bool operator==(const Device&) const = default;
+};
+
 /// One SEND or RECV under way. Owned by whoever posts it; neither moved nor freed, and its bytes
 /// left alone, until it is done.
 struct Transfer {
@@ -51,11 +60,22 @@ class Transport {
   virtual bool Done(Transfer& transfer) = 0;
   /// Returns when a posted transfer is done.
   virtual void Wait(Transfer& transfer) = 0;
-  /// Replaces `values` by their sum over the ranks `holders` (this one among them) of every
-  /// replica, added replica by replica and in the order of `holders`: all get the same bits.
-  /// `reduce` is the instruction, for messages. Returns when the last of them arrived.
-  virtual Clock::time_point Sum(const Instruction& reduce, std::span<const int> holders,
+  /// Over which devices Sum adds: those of every replica and member of the expert group, or those
+  /// of every replica that are the same member as this one.
+  enum class Over : bool { kAllMembers, kSameMember };
+
+  /// Replaces `values` by their sum over the ranks `holders` (this one among them) of those
+  /// devices, added replica by replica, member by member and in the order of `holders`: all get the
+  /// same bits. `reduce` is the instruction, for messages. Returns when the last of them arrived.
+  virtual Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
                                 std::span<float> values) = 0;
+  /// Exchanges parts inside the expert group of this rank: send[e] goes to member e, receive[e]
+  /// gets what member e sent here (of exactly that size), this rank's own part included. All
+  /// members call it in the same order; `instruction` must be the same for all. Returns when every
+  /// part has arrived and the parts sent may be changed.
+  virtual void AllToAll(const Instruction& instruction,
+                        std::span<const std::span<const std::byte>> send,
+                        std::span<const std::span<std::byte>> receive) = 0;
   /// Wakes every rank of the run: their calls, now and from now on, throw Aborted. From any thread.
   virtual void Abort() = 0;
 };

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "compiler/file.h"
+#include "compiler/value.h"
 #include "tests/failure.h"
 
 namespace contraflow {
@@ -238,8 +239,11 @@ TEST_SUITE("property") {
                                        costs.unit, "bandwidth");
       }
       if (random() % 2 == 0) {
-        costs.memory = MemoryCost{1000, static_cast<int64_t>(random() % 1001),
-                                  static_cast<int64_t>(random() % 3), 7};
+        costs.memory = MemoryCost{.activation_bytes = 1000,
+                                  .w_stash_bytes = static_cast<int64_t>(random() % 1001),
+                                  .parameter_bytes = {static_cast<int64_t>(random() % 3)},
+                                  .optimizer_bytes = {7, 0, 9}};
+        if (random() % 2 == 0) costs.memory->values.assign(kValueCount, 64);
       }
       if (random() % 2 == 0) {
         MoeCost moe;

@@ -67,9 +67,13 @@ class FaultyTransport : public Transport {
   void Post(std::span<Transfer* const> group) override { fuse_.Call(), inner_.Post(group); }
   bool Done(Transfer& transfer) override { return fuse_.Call(), inner_.Done(transfer); }
   void Wait(Transfer& transfer) override { fuse_.Call(), inner_.Wait(transfer); }
-  Clock::time_point Sum(const Instruction& reduce, std::span<const int> holders,
+  Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
                         std::span<float> values) override {
-    return fuse_.Call(), inner_.Sum(reduce, holders, values);
+    return fuse_.Call(), inner_.Sum(reduce, over, holders, values);
+  }
+  void AllToAll(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive) override {
+    fuse_.Call(), inner_.AllToAll(instruction, send, receive);
   }
   void Abort() override { inner_.Abort(); }
 

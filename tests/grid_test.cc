@@ -30,7 +30,7 @@ Plan Make(const std::string& schedule, int ranks, int microbatches, const CostMo
   spec.ranks = ranks;
   spec.microbatches = microbatches;
   spec.costs = costs;
-  return Lower(GeneratePlan(spec), costs, Level::kComm);
+  return Lower(GeneratePlan(spec), costs, {.target = Level::kComm});
 }
 
 Picture PictureOf(const Plan& plan, int rank = -1) {

@@ -50,7 +50,7 @@ std::vector<Source> Sources() {
 bool IsPlanHeader(const std::string& name) {
   static const std::set<std::string> headers = {
       "error.h", "instruction.h", "plan.h",    "cost.h",     "timeline.h",     "file.h",
-      "json.h",  "plan_io.h",     "cost_io.h", "trace_io.h", "json_builder.h", "cbor.h"};
+      "json.h",  "plan_io.h",     "cost_io.h", "trace_io.h", "json_builder.h", "cbor.h", "value.h"};
   return headers.count(name) > 0;
 }
 

@@ -33,7 +33,7 @@ TEST_SUITE("property") {
         CAPTURE(m);
         CAPTURE(round);
         const Plan order = GeneratePlan(spec);
-        const Plan plan = Lower(order, spec.costs, Level::kComm);
+        const Plan plan = Lower(order, spec.costs, {.target = Level::kComm});
         ++plans;
         CHECK(Verify(plan).empty());
         CHECK(plan.costs == spec.costs);
@@ -58,7 +58,7 @@ TEST_SUITE("property") {
     for (const Schedule* schedule : Schedules()) {
       for (const Time latency : {0, 3}) {
         const Spec spec = MakeSpec(schedule->name, 4, 8, UniformCosts(10, 10, 10, latency));
-        const Plan plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+        const Plan plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
         for (const Program& program : plan.programs) {
           const Instruction* producer = nullptr;
           for (const Instruction& i : program) {
@@ -90,15 +90,15 @@ TEST_SUITE("unit") {
       return n;
     };
     Spec spec = MakeSpec("1f1b", 3, 4, UniformCosts(1, 1, 1));
-    Plan plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    Plan plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
     CHECK(count(plan, Op::REDUCE) == 0);
     CHECK(count(plan, Op::STEP) == 3);
     spec.data_parallel = 2;
-    plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
     CHECK(count(plan, Op::REDUCE) == 3);
     CHECK(count(plan, Op::STEP) == 3);
     spec = MakeSpec("dualpipe", 4, 8, UniformCosts(1, 1, 1));
-    plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+    plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
     CHECK(count(plan, Op::REDUCE) == 8);
     CHECK(count(plan, Op::STEP) == 8);
   }
@@ -108,14 +108,14 @@ TEST_SUITE("unit") {
     const Plan order = GeneratePlan(spec);
     std::string seen;
     const Plan plan =
-        Lower(order, spec.costs, Level::kComm, [&](std::string_view pass, const Plan& made) {
+        Lower(order, spec.costs, {.target = Level::kComm}, [&](std::string_view pass, const Plan& made) {
           seen += std::string(pass) + ":" + std::string(Name(made.level)) + " ";
         });
     CHECK(seen == "comm:comm ");
     CHECK(PassNames().size() == 1);
     const auto failure = [&](const Plan& from, Level to) -> std::string {
       try {
-        Lower(from, spec.costs, to);
+        Lower(from, spec.costs, {.target = to});
       } catch (const Error& error) {
         return error.what();
       }

@@ -83,7 +83,7 @@ TEST_SUITE("property") {
             CHECK(order.level == Level::kCompute);
             CHECK(order.stages == schedule->stages(spec));
             CHECK(Verify(order).empty());
-            const Plan plan = Lower(order, spec.costs, Level::kComm);
+            const Plan plan = Lower(order, spec.costs, {.target = Level::kComm});
             CHECK(Verify(plan).empty());
             CHECK(RunSymbolically(plan) == "");
             CHECK(CountRoundTripFailures(plan) == 0);

@@ -59,7 +59,7 @@ class Generator {
       costs.stages.push_back(cost);
     }
     costs.comm.latency = Below(100);
-    if (Below(2) == 0) costs.memory = MemoryCost{1000, 450, Below(2), Below(2)};
+    if (Below(2) == 0) costs.memory = MemoryCost{1000, 450, {Below(2)}, {}, {Below(2), 7}, {}};
     if (Below(2) == 0) costs.microbatch_scale.assign(static_cast<size_t>(plan.microbatches), 1.25);
     return costs;
   }

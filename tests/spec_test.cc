@@ -65,7 +65,7 @@ TEST_SUITE("unit") {
     CHECK(ParseMemoryLimit("1x", spec, 8) == 8);
     CHECK(ParseMemoryLimit("1.5x", spec, 8) == 12);
     CHECK(ParseMemoryLimit("0.99x", spec, 8) == 7);
-    spec.costs.memory = MemoryCost{1000, 0, 0, 0};
+    spec.costs.memory = MemoryCost{.activation_bytes = 1000};
     CHECK(ParseMemoryLimit("1x", spec, 8) == 8000);
     // Two stages a rank: a whole rank's activation is that of both.
     CHECK(ParseMemoryLimit("2x", spec, 16) == 32000);

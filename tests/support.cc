@@ -155,6 +155,6 @@ std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
   return specs;
 }
 
-Plan Compile(const Spec& spec) { return Lower(GeneratePlan(spec), spec.costs, Level::kComm); }
+Plan Compile(const Spec& spec) { return Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm}); }
 
 }  // namespace contraflow

@@ -186,7 +186,7 @@ TEST_SUITE("unit") {
       std::jthread c([&] {
         std::vector<float> values = {1};
         const int holders[] = {0, 2};
-        expect_abort([&] { network.At(0, 2).Sum(StageOp(Op::REDUCE, 0), holders, values); });
+        expect_abort([&] { network.At(0, 2).Sum(StageOp(Op::REDUCE, 0), Transport::Over::kAllMembers, holders, values); });
       });
       std::this_thread::sleep_for(Milliseconds(20));
       network.At(0, 0).Abort();
@@ -206,7 +206,7 @@ TEST_SUITE("unit") {
     std::vector<float> values = {1};
     const int holders[] = {1};
     const std::string failure =
-        Failure([&] { network.At(0, 1).Sum(StageOp(Op::REDUCE, 7), holders, values); });
+        Failure([&] { network.At(0, 1).Sum(StageOp(Op::REDUCE, 7), Transport::Over::kAllMembers, holders, values); });
     CHECK(failure.find("replica 0 rank 1 waits at REDUCE s7 for the other copies of the stage") !=
           std::string::npos);
   }
@@ -227,7 +227,7 @@ TEST_SUITE("unit") {
             const int replica = static_cast<int>(member / 2);
             values[member] = {parts[member], static_cast<float>(member)};
             network.At(replica, holders[member % 2])
-                .Sum(StageOp(Op::REDUCE, 1), holders, values[member]);
+                .Sum(StageOp(Op::REDUCE, 1), Transport::Over::kAllMembers, holders, values[member]);
           });
         }
       }
@@ -235,9 +235,9 @@ TEST_SUITE("unit") {
     }
     std::vector<float> alone = {4};
     const int nobody_else[] = {0};
-    ThreadNetwork(1, 1, {}).At(0, 0).Sum(StageOp(Op::REDUCE, 0), nobody_else, alone);
+    ThreadNetwork(1, 1, {}).At(0, 0).Sum(StageOp(Op::REDUCE, 0), Transport::Over::kAllMembers, nobody_else, alone);
     CHECK(alone == std::vector<float>{4});
-    CHECK(Failure([&] { network.At(0, 1).Sum(StageOp(Op::REDUCE, 0), holders, alone); }) ==
+    CHECK(Failure([&] { network.At(0, 1).Sum(StageOp(Op::REDUCE, 0), Transport::Over::kAllMembers, holders, alone); }) ==
           "this rank holds no copy of the stage");
   }
 

@@ -47,7 +47,7 @@ Row Measure(const std::string& schedule, int ranks, int microbatches, int runs) 
     const auto start = Clock::now();
     Plan order = GeneratePlan(spec);
     const auto generated = Clock::now();
-    const Plan plan = Lower(std::move(order), spec.costs, Level::kComm);
+    const Plan plan = Lower(std::move(order), spec.costs, {.target = Level::kComm});
     const auto lowered = Clock::now();
     if (!Verify(plan).empty())
       throw InternalError("internal error: the benchmark's plan is unsound");

@@ -41,7 +41,7 @@ Plan BuildPlan(Spec spec, const std::string& memory_limit, Level level,
   }
   Plan plan = GeneratePlan(spec);
   if (spec.memory_limit) CheckMemory(plan, spec);
-  return Lower(std::move(plan), spec.costs, level, observer);
+  return Lower(std::move(plan), spec.costs, {.target = level}, observer);
 }
 
 }  // namespace contraflow

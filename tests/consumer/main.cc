@@ -16,7 +16,7 @@ int main() {
   spec.ranks = 4;
   spec.microbatches = 8;
   spec.costs = UniformCosts(1'000'000, 1'000'000, 1'000'000);
-  const Plan plan = Lower(GeneratePlan(spec), spec.costs, Level::kComm);
+  const Plan plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
   const bool sound = Verify(plan).empty() && ReadPlan(WritePlan(plan), "memory") == plan;
   const Time makespan = Simulate(plan, spec.costs).makespan;
   const int layers = FitModel(ReadModel("tiny"), plan.stages).layers;

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include "compiler/cost.h"
+#include "compiler/instruction.h"
+#include "compiler/timeline.h"
+
+namespace contraflow {
+
+/// Which chains an interleaving joins.
+struct Chains {
+  bool forward = false;   ///< ATTN_F DISPATCH_F MLP_F COMBINE_F of each layer
+  bool backward = false;  ///< COMBINE_B MLP_B DISPATCH_B ATTN_B of each layer, last layer first
+  bool weights = false;   ///< MLP_W and ATTN_W of each layer, behind their MLP_B and ATTN_B
+};
+
+/// The components of a chunk or of an F&B pair on two lanes, compute and all-to-all.
+struct Interleaving {
+  Time makespan = 0;
+  /// Issue order over both lanes (each lane runs its part in this order). stage is 0, microbatch 0
+  /// for the forward and 1 for the backward chunk; layers are numbered in data-flow order.
+  std::vector<Instruction> order;
+  std::vector<Span> spans;  ///< of `order`, earliest start
+};
+
+/// The interleaving with the least makespan, exactly, for any costs: a Pareto dynamic programme
+/// over the positions in the chains. Of equally good ones always the same; for costs like
+/// DeepSeek's, DeepSeek's (arXiv 2412.19437, section 3.2.1). The forward chain has the costs
+/// `forward`, the others `backward` (they differ where micro-batches do). Throws Error if the chains
+/// are too long to be interleaved exactly.
+Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains);
+
+/// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw
+/// the backward chain with its weight parts in the gaps (kAll) or behind it (kPublished), fb the
+/// best pair. Keeps reduce and step of stages that were given.
+void DeriveChunkCosts(CostModel* costs, Overlap overlap);
+
+}  // namespace contraflow

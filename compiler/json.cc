@@ -254,7 +254,7 @@ std::optional<JsonCursor> JsonCursor::Optional(std::string_view key) const {
 }
 
 JsonDocument ParseJson(std::string_view document, const std::string& place,
-                       const JsonLimits& limits, const JsonRows* rows) {
+                       const JsonLimits& limits, std::span<const JsonRows> rows) {
   if (document.size() > limits.bytes) {
     throw Error(place + ": has " + std::to_string(document.size()) + " bytes; at most " +
                 std::to_string(limits.bytes) + " are read");

@@ -48,8 +48,8 @@ struct JsonLimits {
 inline constexpr size_t kMaxJsonDepth = 16;
 inline constexpr size_t kMaxJsonMembers = 64;
 
-/// A top-level member too large to keep: an array of arrays of strings (a plan's programs). It is
-/// handed over while the document is read; the tree has an empty array in its place.
+/// A top-level member too large to keep: an array of arrays of strings (a plan's programs or
+/// slots). It is handed over while the document is read; the tree has an empty array in its place.
 struct JsonRows {
   std::string key;
   std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
@@ -120,7 +120,7 @@ struct JsonDocument {
 /// duplicate keys, integers out of 64 bits, reals out of a double's range, NaN, invalid UTF-8, what
 /// follows the document, and sizes over the limits, with line and column (CBOR: byte) or JSON path.
 JsonDocument ParseJson(std::string_view document, const std::string& place,
-                       const JsonLimits& limits = {}, const JsonRows* rows = nullptr);
+                       const JsonLimits& limits = {}, std::span<const JsonRows> rows = {});
 
 /// The text in quotes, with JSON's escapes.
 std::string QuoteJson(std::string_view text);

@@ -59,7 +59,7 @@ void JsonBuilder::Value(Json value) {
 
 void JsonBuilder::String(std::string text) {
   if (row_depth_ == 3) {
-    rows_->take(row_, index_++, text);
+    in_->take(row_, index_++, text);
     return;
   }
   Value({std::move(text)});
@@ -72,14 +72,19 @@ void JsonBuilder::Key(std::string key) {
   }
   Open& top = open_.back();
   const auto& keys = std::get<std::unique_ptr<JsonObject>>(top.json.value)->keys;
-  const bool is_rows = rows_ != nullptr && open_.size() == 1 && key == rows_->key;
+  const auto rows =
+      std::find_if(rows_.begin(), rows_.end(), [&key](const JsonRows& r) { return r.key == key; });
   const bool again = std::find(keys.begin(), keys.end(), key) != keys.end();
   top.key = std::move(key);
   if (again) Fail("is given twice; keep one");
   if (keys.size() >= kMaxJsonMembers) {
     Fail("an object with more than " + std::to_string(kMaxJsonMembers) + " keys");
   }
-  if (is_rows) row_depth_ = 1;
+  if (open_.size() == 1 && rows != rows_.end()) {
+    in_ = &*rows;
+    row_depth_ = 1;
+    row_ = 0;
+  }
 }
 
 void JsonBuilder::Push(Json container) {
@@ -100,7 +105,7 @@ void JsonBuilder::BeginArray() {
   if (row_depth_ == 3) FailRows();
   if (++row_depth_ == 3) {
     index_ = 0;
-    rows_->begin(row_);
+    in_->begin(row_);
   }
 }
 
@@ -110,6 +115,7 @@ void JsonBuilder::EndArray() {
     ++row_;
     return;
   }
+  in_ = nullptr;
   row_depth_ = 0;
   Value({Json::Array()});
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +13,7 @@ namespace contraflow {
 /// sizes, duplicate keys, and where strings of JsonRows go. Throws Error with place and path.
 class JsonBuilder {
  public:
-  JsonBuilder(const std::string& place, const JsonLimits& limits, const JsonRows* rows)
+  JsonBuilder(const std::string& place, const JsonLimits& limits, std::span<const JsonRows> rows)
       : place_(place), limits_(limits), rows_(rows) {}
 
   void Value(Json value);
@@ -38,16 +39,17 @@ class JsonBuilder {
   void Push(Json container);
   void Pop();
   /// True if the next value belongs to the rows and not to the tree.
-  bool InRows() const { return row_depth_ > 0; }
+  bool InRows() const { return in_ != nullptr; }
   [[noreturn]] void FailRows() const;
 
   const std::string& place_;
   const JsonLimits& limits_;
-  const JsonRows* rows_;
+  const std::span<const JsonRows> rows_;
   std::vector<Open> open_;
   Json root_;
   size_t values_ = 0;
-  int row_depth_ = 0;  ///< 0: not in the rows; 1: before their array; 2: in it; 3: in a row
+  const JsonRows* in_ = nullptr;  ///< the rows that the next value belongs to
+  int row_depth_ = 0;             ///< in rows 1: before their array; 2: in it; 3: in a row
   size_t row_ = 0, index_ = 0;
 };
 

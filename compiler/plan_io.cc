@@ -1,33 +1,45 @@
 #include "compiler/plan_io.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "compiler/cost_io.h"
 #include "compiler/error.h"
 #include "compiler/file.h"
 #include "compiler/json.h"
 #include "compiler/json_builder.h"
+#include "compiler/plan_limits.h"
 
 namespace contraflow {
 namespace {
 
-/// Bytes: room for a hundred million instructions. Values: for the head, not the programs.
+/// Bytes: room for a hundred million instructions. Values: for the head, not the rows.
 constexpr JsonLimits kLimits = {.bytes = size_t{4} << 30, .values = size_t{1} << 22};
 constexpr size_t kMaxName = 64;
 
-/// Programs as they stream in. Only their form is checked here: the head may follow later.
-struct Programs {
-  std::string place;
-  std::vector<Program> done;
-  Program open;
-  /// The first instruction that does not parse. It is reported after the head was found good,
-  /// because a document of another format or version has other instructions.
-  std::string error;
+/// "/programs" or "/slots" as it streams in, a row for each rank. Only the form of its entries is
+/// checked here: the head may follow later.
+template <typename Entry>
+struct Rows {
+  std::string place;  ///< file and path
+  std::string noun;   ///< of an entry
+  Entry (*parse)(std::string_view text);
+  std::vector<std::vector<Entry>> done = {};
+  std::vector<Entry> open = {};
+  /// The first entry that does not parse. It is reported after the head was found good, because a
+  /// document of another format or version has other entries.
+  std::string error = {};
+
+  JsonRows Named(const char* key) {
+    return {key, [this](size_t row) { Begin(row); },
+            [this](size_t row, size_t index, std::string_view text) { Take(row, index, text); }};
+  }
 
   void Begin(size_t row) {
     Finish();
     if (row >= size_t{kMaxRanks}) {
-      throw Error(place + ": /programs: more than " + std::to_string(kMaxRanks) + " programs");
+      throw Error(place + ": more than " + std::to_string(kMaxRanks) +
+                  (noun == "slot" ? " lists" : " programs"));
     }
     done.emplace_back();
   }
@@ -35,20 +47,19 @@ struct Programs {
   void Take(size_t row, size_t index, std::string_view text) {
     if (!error.empty()) return;
     try {
-      open.push_back(ParseInstruction(text));
+      open.push_back(parse(text));
     } catch (const Error& wrong) {
       std::string what = wrong.what();
       // A terminal gets no control characters and no broken UTF-8 from a file.
       const auto plain = [](char c) { return c >= ' ' && c <= '~'; };
       if (!std::all_of(what.begin(), what.end(), plain)) {
-        what = "instruction " + Excerpt(text) + ": has characters other than plain ASCII";
+        what = noun + " " + Excerpt(text) + ": has characters other than plain ASCII";
       }
-      error =
-          place + ": /programs/" + std::to_string(row) + "/" + std::to_string(index) + ": " + what;
+      error = place + "/" + std::to_string(row) + "/" + std::to_string(index) + ": " + what;
     }
   }
 
-  /// Moves the open program to its place, without the slack of a vector that grew.
+  /// Moves the open row to its place, without the slack of a vector that grew.
   void Finish() {
     if (!done.empty()) done.back().assign(open.begin(), open.end());
     open.clear();
@@ -146,7 +157,7 @@ std::string ReadName(const JsonCursor& field) {
   return name;
 }
 
-/// Everything but "programs" and "rank".
+/// Everything but "rank", "programs" and "slots".
 Plan ReadHead(const JsonCursor& root) {
   Plan plan;
   plan.schedule = ReadName(root.Required("schedule"));
@@ -168,113 +179,82 @@ Plan ReadHead(const JsonCursor& root) {
   if (root.Optional("data_parallel")) {
     plan.data_parallel = ReadSize(root, "data_parallel", "a number of replicas", kMaxDataParallel);
   }
+  if (root.Optional("expert_parallel")) {
+    plan.expert_parallel =
+        ReadSize(root, "expert_parallel", "a number of devices", kMaxExpertParallel);
+  }
+  if (root.Optional("layers")) {
+    plan.layers = ReadSize(root, "layers", "a number of layers of a stage", kMaxLayers);
+  }
   plan.routes = ReadRoutes(root.Required("routes"), plan);
   if (const auto costs = root.Optional("costs")) plan.costs = ReadPlanCosts(*costs, plan);
+  if (plan.layers > 0 && plan.costs && plan.costs->moe &&
+      plan.costs->moe->layers_per_stage != plan.layers) {
+    root.Required("layers").Fail("is " + std::to_string(plan.layers) + ", but the costs are for " +
+                                 std::to_string(plan.costs->moe->layers_per_stage) +
+                                 " layers of a stage");
+  }
   return plan;
 }
 
-/// Checks instructions against the head of their plan.
-class InstructionLimits {
- public:
-  InstructionLimits(const Plan& plan, const std::string& place)
-      : place_(place), ranks_(plan.ranks), stages_(plan.stages), microbatches_(plan.microbatches) {
-    layers_ = plan.costs && plan.costs->moe ? plan.costs->moe->layers_per_stage : kMaxLayers;
-    // Of each chunk: F, B, W and four messages, or at the levels below ten components a layer
-    // instead; of each stage: REDUCE and STEP.
-    const bool coarse = plan.level == Level::kCompute || plan.level == Level::kComm;
-    const int64_t per_chunk = 7 + (coarse ? 0 : int64_t{10} * layers_);
-    longest_ = int64_t{stages_} * (microbatches_ * per_chunk + 2);
-  }
-
-  void Check(const Program& program, size_t row) {
-    row_ = row;
-    index_ = -1;
-    if (static_cast<int64_t>(program.size()) > longest_) {
-      Fail("has " + std::to_string(program.size()) + " instructions, more than " +
-           std::to_string(longest_) + ", all there can be for " + std::to_string(stages_) +
-           " stages and " + std::to_string(microbatches_) + " micro-batches");
-    }
-    for (const Instruction& instruction : program) {
-      ++index_;
-      Check(instruction);
-    }
-  }
-
- private:
-  [[noreturn]] void Fail(const std::string& what) const {
-    throw Error(place_ + ": /programs/" + std::to_string(row_) +
-                (index_ < 0 ? "" : "/" + std::to_string(index_)) + ": " + what);
-  }
-
-  /// `size` values from 0; -1 stands for a field the instruction does not have.
-  void Check(const Instruction& instruction, const char* noun, int64_t value, int64_t size) const {
-    if (value < size) return;
-    Fail("instruction \"" + ToString(instruction) + "\": " + noun + " must be in 0.." +
-         std::to_string(size - 1) + ", is " + std::to_string(value));
-  }
-
-  void Check(const Instruction& i) const {
-    Check(i, "the stage", i.stage, stages_);
-    Check(i, "the micro-batch", i.microbatch, microbatches_);
-    Check(i, "the backward stage", i.back_stage, stages_);
-    Check(i, "the backward micro-batch", i.back_microbatch, microbatches_);
-    Check(i, "the peer", i.peer, ranks_);
-    Check(i, "the layer", i.layer, layers_);
-    Check(i, "the slot", i.slot, longest_);
-    Check(i, "the group", i.group, longest_ * ranks_);
-    if (i.after_count == 0) return;
-    // Ascending, so the last one decides.
-    const int last = i.after[static_cast<size_t>(i.after_count - 1)];
-    if (last >= index_) {
-      Fail("instruction \"" + ToString(i) +
-           "\": \"after\" must name earlier instructions of the "
-           "same program, " +
-           std::to_string(last) + " is not before " + std::to_string(index_));
-    }
-  }
-
-  const std::string& place_;
-  const int ranks_, stages_, microbatches_;
-  int layers_ = 0;
-  int64_t longest_ = 0;
-  size_t row_ = 0;
-  int64_t index_ = -1;
-};
-
 struct Document {
-  Plan plan;  ///< programs as they stand in the document
+  Plan plan;  ///< programs and slots as they stand in the document
   std::optional<int> rank;
 };
 
+/// Refuses a member with another number of rows than the document has ranks.
+void CheckRows(const JsonCursor& field, size_t rows, const Document& document,
+               const std::string& noun) {
+  const size_t wanted = document.rank ? 1 : static_cast<size_t>(document.plan.ranks);
+  if (rows == wanted) return;
+  field.Fail("must have " + std::to_string(wanted) + " " + noun + ", " +
+             (document.rank ? "that of the rank" : "one for each rank") + ", has " +
+             std::to_string(rows));
+}
+
 Document ReadDocument(std::string_view text, const std::string& place) {
-  Programs programs{place, {}, {}, {}};
-  const JsonRows rows = {"programs", [&programs](size_t row) { programs.Begin(row); },
-                         [&programs](size_t row, size_t index, std::string_view instruction) {
-                           programs.Take(row, index, instruction);
-                         }};
-  const JsonDocument json = ParseJson(text, place, kLimits, &rows);
+  Rows<Instruction> programs{place + ": /programs", "instruction", ParseInstruction};
+  Rows<Slot> slots{place + ": /slots", "slot", ParseSlot};
+  const JsonRows rows[] = {programs.Named("programs"), slots.Named("slots")};
+  const JsonDocument json = ParseJson(text, place, kLimits, rows);
   programs.Finish();
+  slots.Finish();
   const JsonCursor root = json.Root();
   CheckPlanFormat(root);
   root.Keys("an object, the plan",
             {"format", "version", "schedule", "level", "ranks", "rank", "stages", "microbatches",
-             "data_parallel", "routes", "costs", "programs"});
+             "data_parallel", "expert_parallel", "layers", "routes", "costs", "programs", "slots"});
   Document document{ReadHead(root), {}};
+  Plan& plan = document.plan;
   if (const auto rank = root.Optional("rank")) {
-    document.rank = static_cast<int>(rank->Integer("a rank", 0, document.plan.ranks - 1));
+    document.rank = static_cast<int>(rank->Integer("a rank", 0, plan.ranks - 1));
   }
-  const JsonCursor field = root.Required("programs");
-  const size_t wanted = document.rank ? 1 : static_cast<size_t>(document.plan.ranks);
-  if (programs.done.size() != wanted) {
-    field.Fail("must have " + std::to_string(wanted) + " programs, " +
-               (document.rank ? "that of the rank" : "one for each rank") + ", has " +
-               std::to_string(programs.done.size()));
+  CheckRows(root.Required("programs"), programs.done.size(), document, "programs");
+  if (plan.level == Level::kBuffer) {
+    CheckRows(root.Required("slots"), slots.done.size(), document, "lists of slots");
+  } else if (const auto field = root.Optional("slots")) {
+    field->Fail("only a plan of level buffer has slots, this one is of level " +
+                std::string(Name(plan.level)));
   }
   if (!programs.error.empty()) throw Error(programs.error);
-  InstructionLimits limits(document.plan, place);
-  for (size_t r = 0; r < programs.done.size(); ++r) limits.Check(programs.done[r], r);
-  document.plan.programs = std::move(programs.done);
+  if (!slots.error.empty()) throw Error(slots.error);
+  PlanLimits limits(plan, place);
+  for (size_t r = 0; r < programs.done.size(); ++r) {
+    const bool placed = r < slots.done.size();
+    limits.Check(programs.done[r], r, placed ? slots.done[r].size() : 0);
+    if (placed) limits.Check(slots.done[r], r, programs.done[r]);
+  }
+  plan.programs = std::move(programs.done);
+  plan.slots = std::move(slots.done);
   return document;
+}
+
+/// The only row of a rank's document in its place, the other ranks' empty.
+template <typename Row>
+void Spread(int rank, int ranks, std::vector<Row>* rows) {
+  Row own = std::move(rows->front());
+  rows->assign(static_cast<size_t>(ranks), {});
+  (*rows)[static_cast<size_t>(rank)] = std::move(own);
 }
 
 }  // namespace
@@ -296,9 +276,8 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
                 "key \"rank\"");
   }
   RankPlan result{*read.rank, std::move(read.plan)};
-  Program program = std::move(result.plan.programs[0]);
-  result.plan.programs.assign(static_cast<size_t>(result.plan.ranks), {});
-  result.plan.programs[static_cast<size_t>(result.rank)] = std::move(program);
+  Spread(result.rank, result.plan.ranks, &result.plan.programs);
+  if (!result.plan.slots.empty()) Spread(result.rank, result.plan.ranks, &result.plan.slots);
   return result;
 }
 

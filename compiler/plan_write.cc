@@ -19,7 +19,7 @@ Json IntegersToJson(const std::vector<int>& integers) {
   return {std::move(list)};
 }
 
-/// Everything but the programs, in the order of the file.
+/// Everything but programs and slots, in the order of the file.
 JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
   JsonObject head;
   head.Add("format", {std::string(kPlanFormat)});
@@ -31,6 +31,8 @@ JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
   head.Add("stages", {int64_t{plan.stages}});
   head.Add("microbatches", {int64_t{plan.microbatches}});
   if (plan.data_parallel != 1) head.Add("data_parallel", {int64_t{plan.data_parallel}});
+  if (plan.expert_parallel != 1) head.Add("expert_parallel", {int64_t{plan.expert_parallel}});
+  if (plan.layers != 0) head.Add("layers", {int64_t{plan.layers}});
   Json::Array routes;
   for (const Route& route : plan.routes) {
     auto object = std::make_unique<JsonObject>();
@@ -43,12 +45,37 @@ JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
   return head;
 }
 
-/// The programs to write: all of them, or the one of a rank.
-std::vector<const Program*> Rows(const Plan& plan, std::optional<int> rank) {
-  if (rank) return {&plan.programs.at(static_cast<size_t>(*rank))};
-  std::vector<const Program*> rows;
-  for (const Program& program : plan.programs) rows.push_back(&program);
-  return rows;
+/// Appends a member with a list for each rank, or that of one rank: an entry a line.
+template <typename Entry>
+void WriteRows(const char* key, const std::vector<std::vector<Entry>>& rows,
+               std::optional<int> rank, std::string* out) {
+  const size_t first = rank ? static_cast<size_t>(*rank) : 0;
+  const size_t end = rank ? first + 1 : rows.size();
+  *out += ",\n" + QuoteJson(key) + ": [\n";
+  for (size_t r = first; r < end; ++r) {
+    *out += r == first ? "[" : ",\n[";
+    const char* separator = "\n\"";
+    for (const Entry& entry : rows.at(r)) {
+      *out += separator;
+      // The text of an instruction or slot has nothing to escape.
+      *out += ToString(entry);
+      *out += '"';
+      separator = ",\n\"";
+    }
+    *out += "\n]";
+  }
+  *out += "\n]";
+}
+
+template <typename Entry>
+void WriteBinaryRows(const char* key, const std::vector<std::vector<Entry>>& rows,
+                     std::string* out) {
+  WriteCborString(key, out);
+  BeginCborArray(rows.size(), out);
+  for (const std::vector<Entry>& row : rows) {
+    BeginCborArray(row.size(), out);
+    for (const Entry& entry : row) WriteCborString(ToString(entry), out);
+  }
 }
 
 std::string WriteText(const Plan& plan, std::optional<int> rank) {
@@ -65,22 +92,9 @@ std::string WriteText(const Plan& plan, std::optional<int> rank) {
       WriteJson(head.values[i], &out);
     }
   }
-  out += ",\n\"programs\": [\n";
-  bool first_row = true;
-  for (const Program* program : Rows(plan, rank)) {
-    out += first_row ? "[" : ",\n[";
-    first_row = false;
-    const char* separator = "\n\"";
-    for (const Instruction& instruction : *program) {
-      out += separator;
-      // An instruction's text has nothing to escape.
-      out += ToString(instruction);
-      out += '"';
-      separator = ",\n\"";
-    }
-    out += "\n]";
-  }
-  return out + "\n]\n}\n";
+  WriteRows("programs", plan.programs, rank, &out);
+  if (!plan.slots.empty()) WriteRows("slots", plan.slots, rank, &out);
+  return out + "\n}\n";
 }
 
 }  // namespace
@@ -95,17 +109,13 @@ std::string WriteRankPlan(const Plan& plan, int rank) {
 std::string WritePlanBinary(const Plan& plan) {
   const JsonObject head = HeadToJson(plan, std::nullopt);
   std::string out;
-  BeginCborMap(head.keys.size() + 1, &out);
+  BeginCborMap(head.keys.size() + (plan.slots.empty() ? 1 : 2), &out);
   for (size_t i = 0; i < head.keys.size(); ++i) {
     WriteCborString(head.keys[i], &out);
     WriteCbor(head.values[i], &out);
   }
-  WriteCborString("programs", &out);
-  BeginCborArray(plan.programs.size(), &out);
-  for (const Program& program : plan.programs) {
-    BeginCborArray(program.size(), &out);
-    for (const Instruction& instruction : program) WriteCborString(ToString(instruction), &out);
-  }
+  WriteBinaryRows("programs", plan.programs, &out);
+  if (!plan.slots.empty()) WriteBinaryRows("slots", plan.slots, &out);
   return out;
 }
 

@@ -70,7 +70,7 @@ TEST_SUITE("unit") {
           "instruction \"F s1 m2 slot=1 slot=1\": \"slot=1\" repeats a key");
     CHECK(ParseFailure("F s1 m2 lane=fast") ==
           "instruction \"F s1 m2 lane=fast\": unknown lane \"fast\"; lanes are compute, alltoall, "
-          "send, recv");
+          "send, recv, reduce");
     CHECK(ParseFailure("F s1 m2 after=2,1") ==
           "instruction \"F s1 m2 after=2,1\": \"after\" must be ascending");
     CHECK(ParseFailure("F s1 m2 after=1,2,3,4,5,6,7") ==

@@ -170,7 +170,7 @@ TEST_SUITE("unit") {
                            }};
     const auto read = [&](std::string_view text) {
       seen.clear();
-      return Failure([&] { ParseJson(text, "r.json", {.values = 4}, &rows); });
+      return Failure([&] { ParseJson(text, "r.json", {.values = 4}, {&rows, 1}); });
     };
     CHECK(read("{\"rows\": [[\"a\",\"b\"],[],[\"c\",\"d\",\"e\"]], \"x\": [1]}") == "accepted");
     CHECK(seen == "|0 0a 1b|1|2 0c 1d 2e");

@@ -33,9 +33,33 @@ const std::string kText = R"({
 }
 )";
 
-/// The document above with `from` replaced by `to`.
-std::string With(const std::string& from, const std::string& to) {
-  std::string text = kText;
+const std::string kSlots = R"({
+"format": "contraflow-plan", "version": 1, "schedule": "1f1b", "level": "buffer",
+"ranks": 2, "stages": 2, "microbatches": 2, "layers": 2,
+"routes": [{"ranks": [0,1], "microbatches": [0,1]}],
+"programs": [
+[
+"ATTN_F s0 l0 m0 lane=compute",
+"SEND_F s0 m0 to=1 slot=1 lane=send after=0"
+],
+[
+"RECV_F s1 m0 from=0 slot=0 lane=recv"
+]
+],
+"slots": [
+[
+"attention s0 l0 m0 arena=stash offset=0 bytes=100 first=0 last=0",
+"output s0 l1 m0 arena=exchange offset=128 bytes=4096 first=0 last=1"
+],
+[
+"input s1 l0 m0 arena=activation offset=0 bytes=4096 first=0 last=0"
+]
+]
+}
+)";
+
+/// The document with `from` replaced by `to`.
+std::string With(const std::string& from, const std::string& to, std::string text = kText) {
   const size_t at = text.find(from);
   REQUIRE(at != std::string::npos);
   return text.replace(at, from.size(), to);
@@ -61,12 +85,14 @@ TEST_SUITE("unit") {
   TEST_CASE("replicas and costs stand where the contract has them") {
     Plan plan = ReadPlan(kText, "p.json");
     plan.data_parallel = 4;
+    plan.expert_parallel = 8;
+    plan.layers = 3;
     plan.costs = UniformCosts(1'000'000, 1'000'000, 1'000'000);
     plan.programs = {{}, {}};
     const std::string text = WritePlan(plan);
     CHECK(text == R"({
 "format": "contraflow-plan", "version": 1, "schedule": "zb-1p", "level": "comm",
-"ranks": 2, "stages": 2, "microbatches": 2, "data_parallel": 4,
+"ranks": 2, "stages": 2, "microbatches": 2, "data_parallel": 4, "expert_parallel": 8, "layers": 3,
 "routes": [{"ranks": [0,1], "microbatches": [0]},
            {"ranks": [1,0], "microbatches": [1]}],
 "costs": {
@@ -83,6 +109,96 @@ TEST_SUITE("unit") {
 }
 )");
     CHECK(ReadPlan(text, "p.json") == plan);
+  }
+
+  TEST_CASE("slots stand behind the programs one a line") {
+    const Plan plan = ReadPlan(kSlots, "p.json");
+    CHECK(plan.layers == 2);
+    REQUIRE(plan.slots.size() == 2);
+    REQUIRE(plan.slots[0].size() == 2);
+    CHECK(plan.slots[0][1] == Slot{.value = Value::output,
+                                   .arena = Arena::kExchange,
+                                   .layer = 1,
+                                   .first = 0,
+                                   .last = 1,
+                                   .offset = 128,
+                                   .bytes = 4096});
+    CHECK(WritePlan(plan) == kSlots);
+    CHECK(ReadPlan(WritePlanBinary(plan), "p.cbor") == plan);
+    const RankPlan part = ReadRankPlan(WriteRankPlan(plan, 1), "r.json");
+    CHECK(part.plan.slots == std::vector<std::vector<Slot>>{{}, plan.slots[1]});
+    CHECK(WriteRankPlan(part.plan, 1) == WriteRankPlan(plan, 1));
+  }
+
+  TEST_CASE("every wrong slot has one clear message") {
+    const auto with = [](const std::string& from, const std::string& to) {
+      return Read(With(from, to, kSlots));
+    };
+    const std::string form =
+        "; a slot is written like \"gate s3 l0 m7 arena=activation offset=128 bytes=4096 first=3 "
+        "last=17\"";
+    const std::string slot = "p.json: /slots/0/0: slot \"attention s0 l0 m0 arena=stash offset=0 ";
+    const struct {
+      std::string got, message;
+    } rows[] = {
+        {with("\"slots\"", "\"slot\""),
+         "p.json: unknown key \"slot\" (did you mean \"slots\"?); known are: format, version, "
+         "schedule, level, ranks, rank, stages, microbatches, data_parallel, expert_parallel, "
+         "layers, routes, costs, programs, slots"},
+        {with("\"buffer\"", "\"component\""),
+         "p.json: /slots: only a plan of level buffer has slots, this one is of level component"},
+        {Read(With("\"comm\"", "\"buffer\"")), "p.json: the key \"slots\" is missing; add it"},
+        {with("\"slots\": [", "\"slots\": [[],"),
+         "p.json: /slots: must have 2 lists of slots, one for each rank, has 3"},
+        {with("\"slots\": [", "\"slots\": [7,"), "p.json: /slots/0: must be an array of strings"},
+        {with("attention s0", "attentive s0"),
+         "p.json: /slots/0/0: unknown value \"attentive\" (did you mean \"attention\"?)" + form},
+        {with("bytes=100 ", "\u00e9 "),
+         "p.json: /slots/0/0: slot \"attention s0 l0 m0 arena=stash offset=0 \xC3\xA9 first=0 "
+         "last=0\": has characters other than plain ASCII"},
+        {with("attention s0", "attention s2"),
+         "p.json: /slots/0/0: slot \"attention s2 l0 m0 arena=stash offset=0 bytes=100 first=0 "
+         "last=0\": the stage must be in 0..1, is 2"},
+        {with("attention s0 l0", "attention s0 l2"),
+         "p.json: /slots/0/0: slot \"attention s0 l2 m0 arena=stash offset=0 bytes=100 first=0 "
+         "last=0\": the layer must be in 0..1, is 2"},
+        {with("attention s0 l0 m0", "attention s0 l0 m2"),
+         "p.json: /slots/0/0: slot \"attention s0 l0 m2 arena=stash offset=0 bytes=100 first=0 "
+         "last=0\": the micro-batch must be in 0..1, is 2"},
+        {with("bytes=100 first=0", "bytes=100 first=2"),
+         slot + "bytes=100 first=2 last=0\": the first use must be in 0..1, is 2"},
+        {with("bytes=100 first=0 last=0", "bytes=100 first=0 last=2"),
+         slot + "bytes=100 first=0 last=2\": the last use must be in 0..1, is 2"},
+        {with("bytes=100 ", "bytes=1152921504606846977 "),
+         slot + "bytes=1152921504606846977 first=0 last=0\": the bytes must be in "
+                "0..1152921504606846976, is 1152921504606846977"},
+        {with("slot=1", "slot=2"),
+         "p.json: /programs/0/1: instruction \"SEND_F s0 m0 to=1 slot=2 lane=send after=0\": the "
+         "slot must be in 0..1, is 2"},
+        {with(", \"layers\": 2", ""),
+         "p.json: /slots/0/0: slot \"attention s0 l0 m0 arena=stash offset=0 bytes=100 first=0 "
+         "last=0\": the layer must not be given, there are none"},
+        {with("\"layers\": 2", "\"layers\": 65"),
+         "p.json: /layers: must be a number of layers of a stage in 1..64, is 65"},
+        {with("\"layers\": 2", "\"layers\": 2, \"expert_parallel\": 0"),
+         "p.json: /expert_parallel: must be a number of devices in 1..1024, is 0"},
+    };
+    for (const auto& row : rows) CHECK(row.got == row.message);
+    std::string more;
+    for (int i = 0; i < 4; ++i) {
+      more += "\"rows s1 l0 m0 arena=stash offset=0 bytes=1 first=0 last=0\",\n";
+    }
+    CHECK(with("\"input", more + "\"input") ==
+          "p.json: /slots/1: has 5 slots, more than 4, all that 1 instructions can make");
+  }
+
+  TEST_CASE("layers are those of the costs") {
+    const std::string costs =
+        R"("costs": {"unit": "s", "stage": {"f": 1, "b": 1, "w": 1},
+           "moe": {"layers_per_stage": 3, "attn_f": 1, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1,
+           "combine_b": 1, "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1}},)";
+    CHECK(Read(With("\"programs\"", costs + "\"programs\"", kSlots)) ==
+          "p.json: /layers: is 2, but the costs are for 3 layers of a stage");
   }
 
   TEST_CASE("keys may come in any order") {
@@ -124,8 +240,8 @@ TEST_SUITE("unit") {
          "contraflow, or compile the plan again"},
         {With("\"stages\"", "\"stage\""),
          "p.json: unknown key \"stage\" (did you mean \"stages\"?); known are: format, version, "
-         "schedule, level, ranks, rank, stages, microbatches, data_parallel, routes, costs, "
-         "programs"},
+         "schedule, level, ranks, rank, stages, microbatches, data_parallel, "
+         "expert_parallel, layers, routes, costs, programs, slots"},
         {With("\"stages\": 2, ", ""), "p.json: the key \"stages\" is missing; add it"},
         {With("zb-1p", "a b"),
          "p.json: /schedule: must be a name of letters, digits, '-', '_' and '.', is \"a b\""},
@@ -247,7 +363,10 @@ TEST_SUITE("unit") {
     const auto with_layer = [&](const std::string& layer) {
       return std::string(component).replace(at, 7, "ATTN_F s0 l" + layer + " m0");
     };
-    CHECK(Read(with_layer("32767")) == "accepted");
+    CHECK(Read(with_layer("63")) == "accepted");
+    CHECK(Read(with_layer("64")) ==
+          "p.json: /programs/0/0: instruction \"ATTN_F s0 l64 m0\": the layer must be in 0..63, is "
+          "64");
     std::string costs = with_layer("2");
     costs.insert(costs.find("\"programs\""),
                  R"("costs": {"unit": "s", "stage": {"f": 1, "b": 1, "w": 1},

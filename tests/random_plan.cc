@@ -25,6 +25,8 @@ class Generator {
     plan.stages = 1 + Below(6);
     plan.microbatches = 1 + Below(8);
     plan.data_parallel = Below(2) == 0 ? 1 : 1 + Below(100);
+    plan.expert_parallel = Below(2) == 0 ? 1 : 1 + Below(kMaxExpertParallel);
+    plan.layers = Below(2) == 0 ? 0 : 4 + Below(kMaxLayers - 3);
     plan.routes.resize(static_cast<size_t>(1 + Below(std::min(3, plan.microbatches))));
     for (Route& route : plan.routes) {
       for (int s = 0; s < plan.stages; ++s) route.ranks.push_back(Below(plan.ranks));
@@ -39,6 +41,7 @@ class Generator {
       const int size = Below(std::min(longest, 30) + 1);
       for (int i = 0; i < size; ++i) program.push_back(MakeInstruction(plan, i));
     }
+    if (plan.level == Level::kBuffer) MakeSlots(&plan);
     return plan;
   }
 
@@ -64,6 +67,29 @@ class Generator {
     return costs;
   }
 
+  void MakeSlots(Plan* plan) {
+    for (Program& program : plan->programs) {
+      const int size = static_cast<int>(program.size());
+      const int count = size == 0 ? 0 : Below(std::min(4 * size, 30) + 1);
+      plan->slots.emplace_back();
+      for (int i = 0; i < count; ++i) {
+        const auto value = static_cast<Value>(Below(kValueCount));
+        const int layer = plan->layers == 0 ? -1 : Below(plan->layers);
+        const int first = Below(size);
+        plan->slots.back().push_back({.value = value,
+                                      .arena = static_cast<Arena>(Below(kArenaCount)),
+                                      .layer = static_cast<int16_t>(layer),
+                                      .stage = Below(plan->stages),
+                                      .microbatch = Below(plan->microbatches),
+                                      .first = first,
+                                      .last = first + Below(size - first),
+                                      .offset = static_cast<int64_t>(random_() >> 4),
+                                      .bytes = static_cast<int64_t>(random_() >> 4)});
+      }
+      for (Instruction& i : program) i.slot = count > 0 && Below(4) == 0 ? Below(count) : -1;
+    }
+  }
+
   Instruction MakeInstruction(const Plan& plan, int index) {
     Instruction i;
     i.op = kOps[Index(std::size(kOps))];
@@ -78,7 +104,7 @@ class Generator {
     if (operands == Operands::kLayer) i.layer = static_cast<int16_t>(Below(4));
     if (Below(4) == 0) i.slot = Below(9);
     if (Below(4) == 0) i.group = Below(9);
-    if (Below(4) == 0) i.lane = static_cast<Lane>(Below(5));
+    if (Below(4) == 0) i.lane = static_cast<Lane>(Below(6));
     if (Below(4) == 0) {
       std::vector<int> earlier(static_cast<size_t>(index));
       std::iota(earlier.begin(), earlier.end(), 0);

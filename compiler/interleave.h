@@ -13,6 +13,8 @@ struct Chains {
   bool forward = false;   ///< ATTN_F DISPATCH_F MLP_F COMBINE_F of each layer
   bool backward = false;  ///< COMBINE_B MLP_B DISPATCH_B ATTN_B of each layer, last layer first
   bool weights = false;   ///< MLP_W and ATTN_W of each layer, behind their MLP_B and ATTN_B
+
+  auto operator<=>(const Chains&) const = default;
 };
 
 /// The components of a chunk or of an F&B pair on two lanes, compute and all-to-all.

@@ -10,7 +10,7 @@
 namespace contraflow {
 namespace {
 
-constexpr std::string_view kPasses[] = {"comm"};
+constexpr std::string_view kPasses[] = {"comm", "component"};
 
 /// What a pass made must hold; if it does not, the pass is wrong and not the user.
 void Demand(std::string_view pass, const Plan& plan) {
@@ -32,9 +32,10 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     throw Error("only a plan of level compute can be lowered, this one is of level " +
                 std::string(Name(plan.level)));
   }
-  if (target > Level::kComm) {
-    throw Error("level " + std::string(Name(target)) +
-                " is not built in this version; use --level compute or comm");
+  if (target == Level::kComponent && !costs.moe) {
+    throw Error(
+        "level component needs the costs of the components of a layer; give costs with \"moe\", "
+        "such as --costs deepseek-v3-h800");
   }
   CheckCosts(costs, plan.stages, plan.microbatches);
   const std::vector<Finding> findings = Verify(plan);
@@ -47,6 +48,9 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   };
   if (target >= Level::kComm) {
     pass("comm", InsertCommunication(plan, costs));
+  }
+  if (target >= Level::kComponent && costs.moe) {
+    pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));
   }
   return plan;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "compiler/simulate_lanes.h"
 
 namespace contraflow {
 namespace {
@@ -331,6 +332,14 @@ double Simulation::bubble_ratio() const {
 
 Simulation Simulate(const Plan& plan, const CostModel& costs) {
   CheckCosts(costs, plan.stages, plan.microbatches);
+  if (plan.level >= Level::kComponent) {
+    if (plan.layers > 0 && (!costs.moe || costs.moe->layers_per_stage != plan.layers)) {
+      throw Error("the plan has components of " + std::to_string(plan.layers) +
+                  " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
+                  std::to_string(plan.layers));
+    }
+    return SimulateLanes(plan, costs);
+  }
   return Simulator(plan, costs).Run();
 }
 

@@ -20,10 +20,10 @@ void Append(const Interleaving& part, ChunkShape* shape) {
   for (size_t i = 0; i < part.order.size(); ++i) {
     const Instruction& component = part.order[i];
     const int chain = ChainOf(component.op);
-    const size_t lane = WorkOf(component.op) == Work::kAllToAll ? 1 : 0;
+    const int lane = WorkOf(component.op) == Work::kAllToAll ? 1 : 0;
     shape->order[lane].push_back({chain, shape->chains[chain].size()});
     shape->chains[chain].push_back(
-        {component.op, component.layer, part.spans[i].end - part.spans[i].start});
+        {component.op, component.layer, lane, part.spans[i].end - part.spans[i].start});
     if (chain != 2) continue;
     // Behind its own backward component, wherever that is; none in a chunk of weights alone.
     const Op own = component.op == Op::MLP_W ? Op::MLP_B : Op::ATTN_B;

@@ -28,6 +28,7 @@ struct Sharing {
 struct ChunkPart {
   Op op;
   int16_t layer;
+  int lane;  ///< 0: compute, 1: all-to-all
   Time duration;
 };
 

@@ -183,16 +183,19 @@ class Writer {
   Plan result_;
 };
 
-/// The rules that are tried. `typical` is the time of a component.
+/// The rules that are tried; `typical` is the time of a component. Of many more (windows 1 to 6,
+/// five patiences, both orders) these leave 0.1 % on average of what the best gives, over schedules
+/// and costs of all kinds. More chunks under way at once would be faster still, and make GPipe's
+/// memory of every schedule.
 std::vector<Sharing> Candidates(Time typical) {
-  std::vector<Sharing> candidates = {{.window = 1}, {.window = 1, .free_order = true}};
-  constexpr Time kForever = std::numeric_limits<Time>::max() / 8;
-  for (const int window : {2, 3, 4, 6}) {
-    for (const Time patience : {Time{0}, typical / 4, kForever}) {
-      candidates.push_back({.window = window, .free_order = true, .patience = patience});
-    }
-  }
-  return candidates;
+  return {{.window = 1},
+          {.window = 2, .free_order = true},
+          {.window = 3, .free_order = true, .patience = typical},
+          {.window = 6, .free_order = true},
+          {.window = 6, .free_order = true, .patience = typical / 4},
+          {.window = 6, .free_order = true, .patience = typical},
+          {.window = 6, .free_order = true, .patience = 2 * typical},
+          {.window = 6, .patience = 2 * typical}};
 }
 
 Time TypicalComponent(const CostModel& costs) {

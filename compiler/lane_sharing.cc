@@ -142,6 +142,8 @@ class Engine {
         const LaneChoice choice = ChoosePart(state_, sharing_, most, r, lane);
         if (choice.block != LaneChoice::kNobody) {
           again |= Begin(r, lane, choice);
+          // What a chunk of no time made leaves before the next one begins.
+          if (sharing_.serial && rank.blocks[choice.block].left == 0) return;
         } else if (lane == 0 && !rank.steps.empty()) {
           again |= BeginStep(r);
         }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "compiler/interleave.h"
 #include "compiler/lower.h"
 #include "schedules/registry.h"
 
@@ -134,6 +135,45 @@ CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
   return costs;
 }
 
+CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overlap) {
+  const auto draw = [&](Time low, Time high) {
+    return std::uniform_int_distribution<Time>(low, high)(*random);
+  };
+  MoeCost moe;
+  moe.layers_per_stage = static_cast<int>(draw(1, max_layers));
+  const bool each = draw(0, 2) == 0;
+  const Time least = draw(0, 4) == 0 ? 0 : 1;
+  const auto times = [&](Time most) {
+    std::vector<Time> result;
+    for (int l = 0; l < (each ? moe.layers_per_stage : 1); ++l) {
+      result.push_back(draw(least, most));
+    }
+    return result;
+  };
+  const Time kind = draw(0, 2);
+  const Time compute = kind == 0 ? 40 : 12, exchange = kind == 1 ? 40 : 12;
+  for (auto* part : {&moe.attn_f, &moe.mlp_f, &moe.mlp_b, &moe.attn_b, &moe.mlp_w, &moe.attn_w}) {
+    *part = times(compute);
+  }
+  for (auto* part : {&moe.dispatch_f, &moe.combine_f, &moe.dispatch_b, &moe.combine_b}) {
+    *part = times(exchange);
+  }
+  CostModel costs;
+  costs.moe = moe;
+  DeriveChunkCosts(&costs, overlap);
+  if (draw(0, 2) == 0) {
+    costs.stages.front().reduce = draw(0, 9);
+    costs.stages.front().step = draw(0, 9);
+  }
+  if (draw(0, 1) == 0) costs.comm.latency = draw(0, 30);
+  if (draw(0, 2) == 0) {
+    costs.comm.bytes = 1;
+    costs.comm.bandwidth = 1;
+    costs.comm.occupancy = draw(0, 15);
+  }
+  return costs;
+}
+
 std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
                               int max_microbatches) {
   const auto draw = [&](int low, int high) {
@@ -155,6 +195,8 @@ std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
   return specs;
 }
 
-Plan Compile(const Spec& spec) { return Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm}); }
+Plan Compile(const Spec& spec) {
+  return Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
+}
 
 }  // namespace contraflow

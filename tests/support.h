@@ -33,6 +33,11 @@ Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel 
 /// Uneven stages and micro-batches, latency or bandwidth or neither, now and then costs of zero.
 CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches);
 
+/// Components of 1 to `max_layers` layers: heavy in compute, in all-to-all or neither; one for all
+/// layers or one each; with chunk costs that follow from them, now and then latency or bandwidth,
+/// and sometimes components, REDUCE and STEP of no time.
+CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overlap);
+
 /// Specs that fit, of every schedule in turn, with random small shapes and random costs.
 std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
                               int max_microbatches);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "compiler/error.h"
+#include "compiler/plan.h"
 
 namespace contraflow {
 namespace {
@@ -23,6 +25,40 @@ double Scale(const CostModel& costs, int microbatch) {
 
 Time Scaled(Time cost, double scale) {
   return scale == 1.0 ? cost : static_cast<Time>(std::llround(static_cast<double>(cost) * scale));
+}
+
+/// SerialSum of any costs; exact enough for a limit.
+double SumOf(const MoeCost& cost) {
+  double sum = 0;
+  for (const ComponentCost& component : kComponentCosts) {
+    const std::vector<Time>& times = cost.*component.times;
+    const double repeats = times.size() == 1 ? cost.layers_per_stage : 1;
+    for (const Time time : times) sum += static_cast<double>(time) * repeats;
+  }
+  return sum;
+}
+
+/// Throws Error if a list of bytes is not for a plan with so many stages.
+void CheckStageBytes(const char* key, const std::vector<int64_t>& bytes, int stages) {
+  if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
+  throw Error("\"" + std::string(key) + "\" has " + std::to_string(bytes.size()) +
+              " entries, this plan has " + std::to_string(stages) +
+              " stages; give one number (every stage alike) or one for each stage");
+}
+
+void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, int microbatches) {
+  CheckStageBytes("parameter_bytes", memory.parameter_bytes, stages);
+  CheckStageBytes("gradient_bytes", memory.gradient_bytes, stages);
+  CheckStageBytes("optimizer_bytes", memory.optimizer_bytes, stages);
+  const double chunks = static_cast<double>(stages) * microbatches;
+  if (static_cast<double>(memory.activation_bytes) * chunks > 0x1p62) {
+    throw Error(
+        "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
+  }
+  const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
+  if (layer * chunks * (costs.moe ? costs.moe->layers_per_stage : 1) > 0x1p62) {
+    throw Error("\"values\" of all chunks add up to more than 2^62 bytes; are they in bytes?");
+  }
 }
 
 }  // namespace
@@ -89,19 +125,22 @@ std::string FormatTime(Time ticks, Unit unit) {
 }
 
 Time MoeCost::Of(Op op, int layer) const {
-  const std::vector<Time>* times = nullptr;
-  if (op == Op::ATTN_F) times = &attn_f;
-  if (op == Op::DISPATCH_F) times = &dispatch_f;
-  if (op == Op::MLP_F) times = &mlp_f;
-  if (op == Op::COMBINE_F) times = &combine_f;
-  if (op == Op::COMBINE_B) times = &combine_b;
-  if (op == Op::MLP_B) times = &mlp_b;
-  if (op == Op::DISPATCH_B) times = &dispatch_b;
-  if (op == Op::ATTN_B) times = &attn_b;
-  if (op == Op::MLP_W) times = &mlp_w;
-  if (op == Op::ATTN_W) times = &attn_w;
-  CF_ASSERT(times != nullptr && !times->empty());
-  return times->size() == 1 ? times->front() : (*times)[static_cast<size_t>(layer)];
+  for (const ComponentCost& component : kComponentCosts) {
+    if (component.op != op) continue;
+    const std::vector<Time>& times = this->*component.times;
+    CF_ASSERT(times.size() == 1 || static_cast<size_t>(layer) < times.size());
+    return times.size() == 1 ? times.front() : times[static_cast<size_t>(layer)];
+  }
+  CF_ASSERT(false && "not a component");
+  return 0;
+}
+
+Time SerialSum(const MoeCost& cost) {
+  Time sum = 0;
+  for (int layer = 0; layer < cost.layers_per_stage; ++layer) {
+    for (const ComponentCost& component : kComponentCosts) sum += cost.Of(component.op, layer);
+  }
+  return sum;
 }
 
 bool CostModel::uniform() const {
@@ -188,7 +227,49 @@ std::string FlawOf(const StageCost& cost, Unit unit) {
   return "";
 }
 
-void CheckCosts(const CostModel& costs, int stages, int microbatches) {
+std::string FlawOf(const MoeCost& cost, Unit unit) {
+  if (cost.layers_per_stage < 1 || cost.layers_per_stage > kMaxLayers) {
+    return "\"layers_per_stage\" must be in 1.." + std::to_string(kMaxLayers) + ", is " +
+           std::to_string(cost.layers_per_stage) +
+           (cost.layers_per_stage < 1 ? "; a stage without layers has no components" : "");
+  }
+  for (const ComponentCost& component : kComponentCosts) {
+    const std::vector<Time>& times = cost.*component.times;
+    if (times.size() != 1 && times.size() != static_cast<size_t>(cost.layers_per_stage)) {
+      return "\"" + std::string(component.key) +
+             "\" must be one number or a list with one for each of the " +
+             std::to_string(cost.layers_per_stage) + " layers, has " +
+             std::to_string(times.size()) + " entries";
+    }
+    if (*std::min_element(times.begin(), times.end()) < 0) {
+      return "\"" + std::string(component.key) + "\" must be >= 0";
+    }
+  }
+  // What is derived from components has the limit of a single cost.
+  if (SumOf(cost) > static_cast<double>(kMaxCost)) {
+    return "the components of one stage add up to more than " + FormatTime(kMaxCost, unit) + " " +
+           std::string(Name(unit)) + ", the largest cost there is";
+  }
+  return "";
+}
+
+void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers) {
+  if (costs.moe) {
+    const std::string flaw = FlawOf(*costs.moe, costs.unit);
+    if (!flaw.empty()) throw Error("component costs (\"moe\"): " + flaw);
+  }
+  if (layers > 0 && !costs.moe) {
+    throw Error("this plan has " + std::to_string(layers) +
+                " layers a stage, and the costs have no components; give costs with \"moe\"");
+  }
+  if (layers > 0 && costs.moe->layers_per_stage != layers) {
+    throw Error("the costs have " + std::to_string(costs.moe->layers_per_stage) +
+                " layers a stage (\"layers_per_stage\"), this plan has " + std::to_string(layers));
+  }
+  if (costs.stages.empty()) {
+    throw Error(costs.moe ? "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)"
+                          : "the costs have no stages; give \"stage\" (every stage alike)");
+  }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     throw Error("the costs have " + std::to_string(costs.stages.size()) +
                 " stages, this schedule makes " + std::to_string(stages) +
@@ -207,17 +288,10 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
     throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
                 " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
   }
-  if (costs.memory) {
-    const double bytes =
-        static_cast<double>(costs.memory->activation_bytes) * stages * microbatches;
-    if (bytes > 0x1p62) {
-      throw Error(
-          "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
-    }
-  }
+  if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
   // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
   // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
-  double per_microbatch = 0;
+  double per_microbatch = costs.moe ? stages * SumOf(*costs.moe) : 0;
   for (int s = 0; s < stages; ++s) {
     const StageCost& cost = costs.stage(s);
     per_microbatch += static_cast<double>(cost.f) + static_cast<double>(cost.b) +

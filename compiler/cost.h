@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -80,6 +81,27 @@ struct MoeCost {
   bool operator==(const MoeCost&) const = default;
 };
 
+/// The one list of component costs, in the order of one layer forward and backward.
+struct ComponentCost {
+  const char* key;  ///< in a cost file
+  Op op;
+  std::vector<Time> MoeCost::*times;
+};
+inline constexpr std::array<ComponentCost, 10> kComponentCosts = {
+    {{"attn_f", Op::ATTN_F, &MoeCost::attn_f},
+     {"dispatch_f", Op::DISPATCH_F, &MoeCost::dispatch_f},
+     {"mlp_f", Op::MLP_F, &MoeCost::mlp_f},
+     {"combine_f", Op::COMBINE_F, &MoeCost::combine_f},
+     {"combine_b", Op::COMBINE_B, &MoeCost::combine_b},
+     {"mlp_b", Op::MLP_B, &MoeCost::mlp_b},
+     {"dispatch_b", Op::DISPATCH_B, &MoeCost::dispatch_b},
+     {"attn_b", Op::ATTN_B, &MoeCost::attn_b},
+     {"mlp_w", Op::MLP_W, &MoeCost::mlp_w},
+     {"attn_w", Op::ATTN_W, &MoeCost::attn_w}}};
+
+/// All components of a stage one after the other.
+Time SerialSum(const MoeCost& cost);
+
 /// How far chunks of MoE stages overlap. kPublished: the two halves of an F&B pair only, as in the
 /// papers; bw = b + w, and a chunk's results leave at its end. kAll: weight gradients run in the
 /// all-to-all gaps of their backward, neighbouring chunks share the lanes, and results leave when
@@ -93,12 +115,15 @@ Overlap ParseOverlap(std::string_view name);
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;
-  std::string source;             ///< where the figures are from
-  std::vector<StageCost> stages;  ///< one entry: every stage alike; else one for each stage
+  std::string source;  ///< where the figures are from
+  /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
+  /// file with `moe` alone, until DeriveChunkCosts (compiler/interleave.h) fills it in.
+  std::vector<StageCost> stages;
   CommCost comm;
   std::optional<MemoryCost> memory;
   std::optional<MoeCost> moe;
-  /// How `stages` was derived from `moe`; empty where chunk costs were given as such.
+  /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
+  /// were given as such.
   std::optional<Overlap> derived;
   std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
 
@@ -123,8 +148,12 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".
 std::string FlawOf(const StageCost& cost, Unit unit);
 
-/// Throws Error if a stage's durations contradict each other, or if the costs do not fit a plan of
-/// this size: number of stages and micro-batch factors.
-void CheckCosts(const CostModel& costs, int stages, int microbatches);
+/// Why component costs are none (no layers, a list of the wrong length, a negative cost, a sum over
+/// kMaxCost), or "".
+std::string FlawOf(const MoeCost& cost, Unit unit);
+
+/// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
+/// number of stages, micro-batch factors and, where it has components (layers > 0), layers.
+void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers = 0);
 
 }  // namespace contraflow

@@ -1,7 +1,6 @@
 #include "compiler/cost_io.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "compiler/error.h"
@@ -45,7 +44,8 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit) {
   return cost;
 }
 
-std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit) {
+/// Without stage costs: empty where they may be derived from components.
+std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive) {
   const std::optional<JsonCursor> alike = root.Optional("stage");
   const std::optional<JsonCursor> list = root.Optional("stages");
   if (alike && list) {
@@ -53,12 +53,13 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit) {
   }
   if (alike) return {ReadStage(*alike, unit)};
   if (!list) {
-    root.Fail(root.Optional("moe")
-                  ? "has \"moe\" without \"stage\": chunk costs are not yet derived from component "
-                    "costs in this version; give \"stage\" beside it, such as \"stage\": "
-                    "{\"f\": 1, \"b\": 1, \"w\": 1}"
-                  : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
-                    "stage alike) or \"stages\" with one such entry for each stage");
+    if (root.Optional("moe") && may_derive) return {};
+    root.Fail(
+        root.Optional("moe")
+            ? "has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
+            : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
+              "stage alike), \"stages\" with one such entry for each stage, or \"moe\"");
   }
   const size_t size = list->Size("an array with one entry for each stage");
   if (size < 1 || size > size_t{kMaxStages}) {
@@ -131,22 +132,52 @@ std::vector<int64_t> ReadValues(const JsonCursor& values) {
   return bytes;
 }
 
-MemoryCost ReadMemory(const JsonCursor& memory) {
+/// What a stage holds from F to the end of B, and of W, by the values of its layers.
+void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost* cost) {
+  int64_t activation = 0, stash = 0;
+  for (const Value value : {Value::input, Value::attention, Value::scores, Value::rows, Value::gate,
+                            Value::hidden, Value::combined}) {
+    activation += cost->values[static_cast<size_t>(value)];
+  }
+  for (size_t v = 0; v < kValueCount; ++v) {
+    // A head is one stage's, and "stash" that of a stage without layers.
+    const auto value = static_cast<Value>(v);
+    if (value == Value::head || value == Value::stash) continue;
+    if (ArenaOf(value) == Arena::kStash) stash += cost->values[v];
+  }
+  cost->activation_bytes = activation * moe.layers_per_stage;
+  if (cost->activation_bytes > kMaxBytes) {
+    memory.Required("values").Fail("the activations of a stage's layers add up to more than " +
+                                   std::to_string(kMaxBytes) + " bytes; are they in bytes?");
+  }
+  if (!memory.Optional("w_stash_bytes")) {
+    cost->w_stash_bytes = std::min(stash * moe.layers_per_stage, cost->activation_bytes);
+  }
+}
+
+MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
   memory.Keys("an object with numbers of bytes",
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
                "optimizer_bytes", "values"});
-  const auto read = [&memory](const char* key) -> int64_t {
-    const std::optional<JsonCursor> field = memory.Optional(key);
+  const auto read = [](const std::optional<JsonCursor>& field) -> int64_t {
     return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
   };
   MemoryCost cost;
-  cost.activation_bytes =
-      memory.Required("activation_bytes").Integer("a number of bytes", 0, kMaxBytes);
-  cost.w_stash_bytes = read("w_stash_bytes");
+  const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
+  const std::optional<JsonCursor> values = memory.Optional("values");
+  if (!activation && !values) memory.Required("activation_bytes");
+  if (!activation && !moe) {
+    memory.Fail(
+        "has \"values\" and no \"activation_bytes\", which follows from them only beside \"moe\"; "
+        "give one of the two");
+  }
+  cost.activation_bytes = read(activation);
+  cost.w_stash_bytes = read(memory.Optional("w_stash_bytes"));
   cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
   cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
   cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
-  if (const auto values = memory.Optional("values")) cost.values = ReadValues(*values);
+  if (values) cost.values = ReadValues(*values);
+  if (!activation) DeriveActivations(memory, *moe, &cost);
   if (cost.w_stash_bytes > cost.activation_bytes) {
     memory.Required("w_stash_bytes")
         .Fail("is part of \"activation_bytes\" and must be at most " +
@@ -155,31 +186,19 @@ MemoryCost ReadMemory(const JsonCursor& memory) {
   return cost;
 }
 
-/// Component costs by key, in the order of one layer forward and backward.
-struct Component {
-  const char* key;
-  std::vector<Time> MoeCost::*times;
-};
-constexpr std::array<Component, 10> kComponents = {{{"attn_f", &MoeCost::attn_f},
-                                                    {"dispatch_f", &MoeCost::dispatch_f},
-                                                    {"mlp_f", &MoeCost::mlp_f},
-                                                    {"combine_f", &MoeCost::combine_f},
-                                                    {"combine_b", &MoeCost::combine_b},
-                                                    {"mlp_b", &MoeCost::mlp_b},
-                                                    {"dispatch_b", &MoeCost::dispatch_b},
-                                                    {"attn_b", &MoeCost::attn_b},
-                                                    {"mlp_w", &MoeCost::mlp_w},
-                                                    {"attn_w", &MoeCost::attn_w}}};
-
 MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
   moe.Keys("an object with the costs of a layer's components",
            {"layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
             "dispatch_b", "attn_b", "mlp_w", "attn_w"});
   MoeCost cost;
-  cost.layers_per_stage = static_cast<int>(
-      moe.Required("layers_per_stage").Integer("a number of layers", 1, kMaxLayers));
+  const JsonCursor count = moe.Required("layers_per_stage");
+  cost.layers_per_stage = static_cast<int>(count.Integer("a number of layers", 0, kMaxLayers));
+  if (cost.layers_per_stage == 0) {
+    count.Fail("must be a number of layers in 1.." + std::to_string(kMaxLayers) +
+               ", is 0; a stage without layers has no components");
+  }
   const auto layers = static_cast<size_t>(cost.layers_per_stage);
-  for (const Component& component : kComponents) {
+  for (const ComponentCost& component : kComponentCosts) {
     const JsonCursor field = moe.Required(component.key);
     std::vector<Time>& times = cost.*component.times;
     if (!field.IsArray()) {
@@ -192,6 +211,8 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
     }
     for (size_t i = 0; i < layers; ++i) times.push_back(ReadTime(field.Item(i), unit));
   }
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) moe.Fail(flaw);
   return cost;
 }
 
@@ -208,84 +229,9 @@ std::vector<double> ReadScale(const JsonCursor& list) {
   return scale;
 }
 
-/// A time as it is written: in the unit, whole where it is whole.
-Json TimeToJson(Time time, Unit unit) {
-  const Time per_unit = TicksPerUnit(unit);
-  if (time % per_unit == 0) return {int64_t{time / per_unit}};
-  return {FromTicks(time, unit)};
-}
-
-Json StageToJson(const StageCost& cost, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("f", TimeToJson(cost.f, unit));
-  object->Add("b", TimeToJson(cost.b, unit));
-  object->Add("w", TimeToJson(cost.w, unit));
-  object->Add("bw", TimeToJson(cost.bw, unit));
-  object->Add("fb", TimeToJson(cost.fb, unit));
-  if (cost.reduce != 0) object->Add("reduce", TimeToJson(cost.reduce, unit));
-  if (cost.step != 0) object->Add("step", TimeToJson(cost.step, unit));
-  return {std::move(object)};
-}
-
-Json CommToJson(const CommCost& comm, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
-  if (comm.bandwidth == 0 && comm.bytes == 0) {
-    object->Add("time", TimeToJson(comm.latency, unit));
-  } else {
-    object->Add("latency", TimeToJson(comm.latency, unit));
-    object->Add("bytes", {comm.bytes});
-    if (comm.bandwidth != 0) object->Add("bandwidth", {comm.bandwidth});
-  }
-  return {std::move(object)};
-}
-
-void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, JsonObject* object) {
-  if (bytes.empty()) return;
-  if (bytes.size() == 1) return object->Add(key, {bytes[0]});
-  Json::Array list;
-  for (const int64_t entry : bytes) list.push_back({entry});
-  object->Add(key, {std::move(list)});
-}
-
-Json MemoryToJson(const MemoryCost& memory) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("activation_bytes", {memory.activation_bytes});
-  object->Add("w_stash_bytes", {memory.w_stash_bytes});
-  AddStageBytes("parameter_bytes", memory.parameter_bytes, object.get());
-  AddStageBytes("gradient_bytes", memory.gradient_bytes, object.get());
-  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, object.get());
-  if (!memory.values.empty()) {
-    auto values = std::make_unique<JsonObject>();
-    for (size_t v = 0; v < kValueCount; ++v) {
-      if (memory.values[v] == 0) continue;
-      values->Add(std::string(Name(static_cast<Value>(v))), {memory.values[v]});
-    }
-    object->Add("values", {std::move(values)});
-  }
-  return {std::move(object)};
-}
-
-Json MoeToJson(const MoeCost& moe, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("layers_per_stage", {int64_t{moe.layers_per_stage}});
-  for (const Component& component : kComponents) {
-    const std::vector<Time>& times = moe.*component.times;
-    if (times.size() == 1) {
-      object->Add(component.key, TimeToJson(times[0], unit));
-      continue;
-    }
-    Json::Array list;
-    for (const Time time : times) list.push_back(TimeToJson(time, unit));
-    object->Add(component.key, {std::move(list)});
-  }
-  return {std::move(object)};
-}
-
-}  // namespace
-
-CostModel ReadCosts(const JsonCursor& root) {
-  root.Keys("an object, the costs",
-            {"unit", "source", "stage", "stages", "comm", "moe", "memory", "microbatch_scale"});
+CostModel Read(const JsonCursor& root, bool may_derive) {
+  root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "comm", "moe", "overlap",
+                                     "memory", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -297,63 +243,38 @@ CostModel ReadCosts(const JsonCursor& root) {
   if (const auto source = root.Optional("source")) {
     costs.source = source->String("where the figures are from");
   }
-  costs.stages = ReadStages(root, costs.unit);
+  costs.stages = ReadStages(root, costs.unit, may_derive);
   if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
-  if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory);
   if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
+  if (const auto overlap = root.Optional("overlap")) {
+    const std::string& mode = overlap->String("an overlap (published or all)");
+    try {
+      costs.derived = ParseOverlap(mode);
+    } catch (const Error& error) {
+      overlap->Fail(error.what());
+    }
+    if (!costs.moe) {
+      overlap->Fail(
+          "says how chunk costs follow from \"moe\", which is missing; add it, or drop this");
+    }
+  }
+  if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory, costs.moe);
   if (const auto scale = root.Optional("microbatch_scale")) {
     costs.microbatch_scale = ReadScale(*scale);
   }
   return costs;
 }
 
+}  // namespace
+
+CostModel ReadCosts(const JsonCursor& document) { return Read(document, false); }
+
 CostModel ReadCosts(std::string_view text, const std::string& place) {
-  return ReadCosts(ParseJson(text, place, kLimits).Root());
+  return Read(ParseJson(text, place, kLimits).Root(), true);
 }
 
 CostModel ReadCostFile(const std::string& path) {
   return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
-}
-
-Json CostsToJson(const CostModel& costs) {
-  CF_ASSERT(!costs.stages.empty());
-  auto object = std::make_unique<JsonObject>();
-  object->Add("unit", {std::string(Name(costs.unit))});
-  if (!costs.source.empty()) object->Add("source", {costs.source});
-  if (costs.stages.size() == 1) {
-    object->Add("stage", StageToJson(costs.stages[0], costs.unit));
-  } else {
-    Json::Array stages;
-    for (const StageCost& stage : costs.stages) stages.push_back(StageToJson(stage, costs.unit));
-    object->Add("stages", {std::move(stages)});
-  }
-  object->Add("comm", CommToJson(costs.comm, costs.unit));
-  if (costs.moe) object->Add("moe", MoeToJson(*costs.moe, costs.unit));
-  if (costs.memory) object->Add("memory", MemoryToJson(*costs.memory));
-  if (!costs.microbatch_scale.empty()) {
-    Json::Array scale;
-    for (const double factor : costs.microbatch_scale) scale.push_back({factor});
-    object->Add("microbatch_scale", {std::move(scale)});
-  }
-  return {std::move(object)};
-}
-
-void WriteCosts(const CostModel& costs, std::string* out) {
-  const Json json = CostsToJson(costs);
-  const JsonObject& object = *std::get<std::unique_ptr<JsonObject>>(json.value);
-  *out += "{\n";
-  for (size_t i = 0; i < object.keys.size(); ++i) {
-    if (i > 0) *out += ",\n";
-    *out += QuoteJson(object.keys[i]) + ": ";
-    WriteJson(object.values[i], out);
-  }
-  *out += "\n}";
-}
-
-std::string WriteCosts(const CostModel& costs) {
-  std::string out;
-  WriteCosts(costs, &out);
-  return out + "\n";
 }
 
 }  // namespace contraflow

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "compiler/file.h"
+#include "compiler/interleave.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
 #include "tools/exit.h"
@@ -14,8 +15,19 @@ namespace {
 
 struct CostsOptions {
   std::string file;
+  CostsOption costs;
   bool json = false;
 };
+
+/// The best order of a forward and a full backward chunk.
+Interleaving PairOf(const MoeCost& moe) {
+  return Interleave(moe, moe, {.forward = true, .backward = true, .weights = true});
+}
+
+/// "COMBINE_B l3"
+std::string ComponentName(const Instruction& component) {
+  return std::string(Name(component.op)) + " l" + std::to_string(component.layer);
+}
 
 void AddStage(const StageCost& cost, Unit unit, JsonObject* object) {
   object->Add("f", TimeToJson(cost.f, unit));
@@ -39,7 +51,37 @@ std::string CostsJson(const CostModel& costs) {
     }
     document->Add("stages", {std::move(stages)});
   }
+  if (costs.moe) {
+    document->Add("serial", TimeToJson(SerialSum(*costs.moe), costs.unit));
+    Json::Array order;
+    for (const Instruction& component : PairOf(*costs.moe).order) {
+      order.push_back({ComponentName(component)});
+    }
+    document->Add("fb_order", {std::move(order)});
+  }
   return FormatJson({std::move(document)});
+}
+
+/// The pair on its two lanes, a line for each component in issue order.
+std::string PairText(const MoeCost& moe, Unit unit) {
+  const Interleaving pair = PairOf(moe);
+  const Time serial = SerialSum(moe);
+  const std::string name(Name(unit));
+  std::string text = "F&B     of " + std::to_string(moe.layers_per_stage) + " layer" +
+                     (moe.layers_per_stage == 1 ? "" : "s") + " in " +
+                     FormatTime(pair.makespan, unit) + " " + name + ", one after the other " +
+                     FormatTime(serial, unit) + " " + name + "\n\n";
+  Table table;
+  table.columns = {">start", ">end", "compute", "all-to-all"};
+  for (size_t i = 0; i < pair.order.size(); ++i) {
+    const Instruction& component = pair.order[i];
+    std::vector<std::string> row = {FormatTime(pair.spans[i].start, unit),
+                                    FormatTime(pair.spans[i].end, unit)};
+    if (WorkOf(component.op) == Work::kAllToAll) row.emplace_back();
+    row.push_back(ComponentName(component));
+    table.rows.push_back(std::move(row));
+  }
+  return text + FormatTable(table);
 }
 
 std::string CostsText(const CostModel& costs) {
@@ -71,6 +113,11 @@ std::string CostsText(const CostModel& costs) {
     for (const double scale : costs.microbatch_scale) out += " " + FormatReal(scale);
     out += "\n";
   }
+  if (costs.derived) {
+    out +=
+        "overlap " + std::string(Name(*costs.derived)) + ": stage costs derived from components\n";
+  }
+  if (costs.moe) out += "\n" + PairText(*costs.moe, costs.unit);
   return out +
          "\nf forward, b backward for the input gradient only, w for the weight gradient only, bw\n"
          "both in one go, fb a forward overlapped with a full backward of another micro-batch.\n";
@@ -81,9 +128,11 @@ std::function<int()> Add(CLI::App* app) {
   app->add_option("FILE|PROFILE", options->file, "cost file, or a profile such as deepseek-v3-h800")
       ->type_name("")
       ->required();
+  AddOverlapOption(app, &options->costs);
   AddJson(app, &options->json);
   return [options] {
-    const CostModel costs = ReadCostsOrProfile(options->file);
+    options->costs.file = options->file;
+    const CostModel costs = ResolveCosts(options->costs, UnitCosts());
     WriteFile("-", options->json ? CostsJson(costs) : CostsText(costs));
     return kExitFine;
   };

@@ -9,6 +9,7 @@
 
 #include "compiler/cost_io.h"
 #include "compiler/error.h"
+#include "compiler/interleave.h"
 #include "tools/options.h"
 
 namespace contraflow {
@@ -64,6 +65,14 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddNumber(app, "--fb", &option->fb, "T",
             "a forward overlapped with a full backward (default: f + bw)");
   AddNumber(app, "--comm", &option->comm, "T", "one hop between neighbouring stages");
+  AddOverlapOption(app, option);
+}
+
+void AddOverlapOption(CLI::App* app, CostsOption* option) {
+  app->add_option("--overlap", option->overlap,
+                  "how far MoE components overlap: published (F&B pairs only, as in the\n"
+                  "papers) or all (default: all)")
+      ->type_name("published|all");
 }
 
 CostModel ReadCostsOrProfile(const std::string& name) {
@@ -99,6 +108,16 @@ CostModel UnitCosts() {
 
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
+  const Overlap overlap = OverlapOf(option, costs);
+  if (option.overlap && !costs.moe) {
+    throw Error(
+        "--overlap: says how components overlap, and these costs have none; drop it, or give costs "
+        "with \"moe\", such as --costs deepseek-v3-h800");
+  }
+  // Derived with the other overlap or not at all; figures that were given as such stay.
+  if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
+    DeriveChunkCosts(&costs, overlap);
+  }
   for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
   if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
   return costs;
@@ -106,8 +125,17 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
 
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
-  CheckCosts(costs, plan.stages, plan.microbatches);
+  CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;
+}
+
+Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
+  if (!option.overlap) return costs.derived.value_or(Overlap::kAll);
+  try {
+    return ParseOverlap(*option.overlap);
+  } catch (const Error& error) {
+    throw Error("--overlap: " + std::string(error.what()));
+  }
 }
 
 std::string DescribeCosts(const CostModel& costs) {
@@ -124,7 +152,9 @@ std::string DescribeCosts(const CostModel& costs) {
   }
   line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
   if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
-  return line + " (" + std::string(Name(costs.unit)) + ")";
+  line += " (" + std::string(Name(costs.unit)) + ")";
+  if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));
+  return line;
 }
 
 }  // namespace contraflow

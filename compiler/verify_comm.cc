@@ -9,7 +9,7 @@ namespace contraflow::check {
 namespace {
 
 Op PartnerOp(Op op) {
-  return static_cast<Op>(static_cast<int>(Op::SEND_F) + (static_cast<int>(Slot(op)) ^ 1));
+  return static_cast<Op>(static_cast<int>(Op::SEND_F) + (static_cast<int>(MessageKind(op)) ^ 1));
 }
 
 /// Walks the programs and notes where messages, reductions and steps stand.
@@ -45,7 +45,7 @@ class MessagePlacer {
                  " has no other side: stage " + std::to_string(i.stage) + " is the " +
                      (other < 0 ? "first" : "last") + "; drop it");
     }
-    int32_t& place = tables_.messages[tables_.At(i.stage, i.microbatch)][Slot(i.op)];
+    int32_t& place = tables_.messages[tables_.At(i.stage, i.microbatch)][MessageKind(i.op)];
     const int owner = tables_.Owner(i.stage, i.microbatch);
     const int peer = tables_.Owner(other, i.microbatch);
     if (owner == peer) {
@@ -72,8 +72,7 @@ class MessagePlacer {
 
   /// The message against the work on its own rank.
   void CheckSide(const Instruction& i) {
-    const ChunkWork& work = tables_.work[tables_.At(i.stage, i.microbatch)];
-    const int32_t at = i.op == Op::SEND_F || i.op == Op::RECV_F ? work.f : work.b;
+    const int32_t at = tables_.Side(i);
     if (at < 0) return;
     if (IsSend(i.op) && index_ < at) {
       Add(Check::kProducer, i,
@@ -111,7 +110,7 @@ void AddMissing(const Tables& tables, Op op, int stage, int other, int m, Findin
   const int rank = tables.Owner(stage, m);
   const Op partner = PartnerOp(op);
   const int peer = tables.Owner(other, m);
-  const int32_t there = tables.messages[tables.At(other, m)][Slot(partner)];
+  const int32_t there = tables.messages[tables.At(other, m)][MessageKind(partner)];
   const std::string text = ToString(Message(op, stage, m, peer));
   std::string why = "rank " + std::to_string(peer);
   if (there >= 0) {
@@ -131,7 +130,7 @@ void CheckMissing(const Tables& tables, Findings* findings) {
       const ChunkMessages& near = tables.messages[tables.At(s, m)];
       const ChunkMessages& far = tables.messages[tables.At(s + 1, m)];
       const auto demand = [&](Op op, const ChunkMessages& side, int stage, int other) {
-        if (side[Slot(op)] == kMissing) AddMissing(tables, op, stage, other, m, findings);
+        if (side[MessageKind(op)] == kMissing) AddMissing(tables, op, stage, other, m, findings);
       };
       demand(Op::SEND_F, near, s, s + 1);
       demand(Op::RECV_F, far, s + 1, s);
@@ -217,14 +216,16 @@ void CheckCopies(const Tables& tables, Findings* findings) {
                     ToString(tables.InstructionAt(copy.rank, at)) + " stands before " +
                         tables.Place(copy.rank, input) + ", which it needs; move it behind");
     };
-    const bool alone = tables.Holders(copy.stage) == 1 && tables.plan.data_parallel == 1;
+    const int holders = tables.Holders(copy.stage);
+    const bool alone = !NeedsReduce(tables.plan, static_cast<size_t>(holders));
     if (alone && copy.reduce >= 0) {
       findings->Add(Check::kReduce, copy.rank, copy.reduce,
                     "REDUCE " + stage + ": the stage has a single copy, nothing to sum; drop it");
     } else if (!alone && copy.reduce < 0) {
       findings->Add(Check::kReduce, copy.rank, -1,
                     "no REDUCE " + stage + "; the stage has " +
-                        std::to_string(tables.Holders(copy.stage) * tables.plan.data_parallel) +
+                        std::to_string(int64_t{holders} * tables.plan.data_parallel *
+                                       tables.plan.expert_parallel) +
                         " copies, each rank that holds one must run it once behind its last "
                         "weight gradient");
     }
@@ -246,16 +247,17 @@ int32_t Partner(const Tables& tables, int rank, int32_t index) {
   if (other < 0 || other >= tables.plan.stages) return kMissing;
   // Of repeated or misplaced messages only the one in the table has a partner.
   const size_t own = tables.At(i.stage, i.microbatch);
-  if (tables.messages[own][Slot(i.op)] != index || tables.Owner(i.stage, i.microbatch) != rank) {
+  if (tables.messages[own][MessageKind(i.op)] != index ||
+      tables.Owner(i.stage, i.microbatch) != rank) {
     return kMissing;
   }
-  return tables.messages[tables.At(other, i.microbatch)][Slot(PartnerOp(i.op))];
+  return tables.messages[tables.At(other, i.microbatch)][MessageKind(PartnerOp(i.op))];
 }
 
 void CheckComm(Tables* tables, Findings* findings) {
   ChunkMessages none;
   none.fill(kMissing);
-  tables->messages.assign(tables->work.size(), none);
+  tables->messages.assign(tables->At(tables->plan.stages, 0), none);
   MessagePlacer(tables, findings).Run();
   CheckMissing(*tables, findings);
   CheckEdgeOrder(*tables, findings);

@@ -165,8 +165,13 @@ void CheckLocalOrder(const Tables& tables, int stage, int m, Findings* findings)
 Tables::Tables(const Plan& the_plan)
     : plan(the_plan),
       route_of(RouteOfMicrobatch(the_plan)),
-      copy_of(the_plan.routes.size() * static_cast<size_t>(the_plan.stages)),
-      work(static_cast<size_t>(the_plan.stages) * static_cast<size_t>(the_plan.microbatches)) {
+      copy_of(the_plan.routes.size() * static_cast<size_t>(the_plan.stages)) {
+  const size_t chunks = At(plan.stages, 0);
+  if (plan.layers == 0) {
+    work.resize(chunks);
+  } else {
+    parts.assign(chunks * static_cast<size_t>(plan.layers) * kPartCount, kMissing);
+  }
   const auto stages = static_cast<size_t>(plan.stages);
   std::vector<int> holders;
   for (size_t s = 0; s < stages; ++s) {
@@ -195,6 +200,19 @@ int32_t Tables::FindCopy(int stage, int rank) const {
       begin, end, rank, [](const Copy& copy, int wanted) { return copy.rank < wanted; });
   if (found == end || found->rank != rank) return -1;
   return static_cast<int32_t>(found - copies.begin());
+}
+
+int32_t Tables::Side(const Instruction& message) const {
+  const bool forward = message.op == Op::SEND_F || message.op == Op::RECV_F;
+  const int s = message.stage, m = message.microbatch;
+  if (plan.layers == 0) {
+    const ChunkWork& chunk = work[At(s, m)];
+    return forward ? chunk.f : chunk.b;
+  }
+  const int last = plan.layers - 1;
+  if (forward)
+    return message.op == Op::SEND_F ? Part(Op::COMBINE_F, s, last, m) : Part(Op::ATTN_F, s, 0, m);
+  return message.op == Op::SEND_B ? Part(Op::ATTN_B, s, 0, m) : Part(Op::COMBINE_B, s, last, m);
 }
 
 std::string Tables::Place(int rank, int index) const {

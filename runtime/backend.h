@@ -27,12 +27,18 @@ class Backend {
   /// Where a RECV puts its bytes. The caller sees to it that they are there before an instruction
   /// that consumes them runs.
   virtual std::span<std::byte> Incoming(const Instruction& receive) = 0;
-  /// The gradients of a stage, for REDUCE to sum in place.
+  /// The gradients of a stage, for REDUCE to sum in place: those that every copy of the stage has,
+  /// over replicas, members of the expert group and holders.
   virtual std::span<float> Gradients(int stage) = 0;
+  /// The gradients of the experts that this member of the expert group owns, to be summed over
+  /// replicas and holders that are the same member. Empty where `Gradients` has them all.
+  virtual std::span<float> ExpertGradients(int stage);
   /// STEP.
   virtual void OptimizerStep(int stage) = 0;
   /// Throws Error if a value was made that nothing has used.
   virtual void EndStep() = 0;
 };
+
+inline std::span<float> Backend::ExpertGradients(int) { return {}; }
 
 }  // namespace contraflow

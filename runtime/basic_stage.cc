@@ -17,15 +17,19 @@ BasicStage<T>::BasicStage(const Model& model, int stage, int stages, uint64_t se
     : model_(model),
       stage_(stage),
       stages_(stages),
-      layout_(LayoutOfStage(model, stage, stages)),
+      layout_(LayoutOfStage(model, stage, stages, {0, model.experts})),
       rope_(model),
       parameters_(layout_.size),
       gradients_(layout_.size),
       m_(layout_.size),
       v_(layout_.size) {
   CF_ASSERT(model.layers >= stages && stage >= 0 && stage < stages);
+  for (LayerOffsets& offsets : layout_.layers) {
+    offsets.gate_up += layout_.dense;
+    offsets.down += layout_.dense;
+  }
   for (const LayerOffsets& offsets : layout_.layers) layers_.push_back({&model_, &rope_, offsets});
-  DrawParameters(model_, stage_, stages_, seed, parameters_.data());
+  DrawParameters(model_, stage_, stages_, {0, model.experts}, seed, parameters_.data());
 }
 
 template <typename T>

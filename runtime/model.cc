@@ -1,6 +1,7 @@
 #include "runtime/model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,9 @@ constexpr RealField kReals[] = {
     {"weight_decay", "a decay", &Model::weight_decay, 0, 1},
 };
 
+constexpr std::string_view kCapacityNoun = "a capacity factor (leave it out to drop no token)";
+constexpr double kLeastCapacity = 0.01, kMostCapacity = 64;
+
 Model Tiny() {
   Model model;
   model.name = "tiny";
@@ -83,7 +87,7 @@ std::string Millions(double count) {
   return std::to_string(static_cast<int64_t>(count / 1e6)) + " million";
 }
 
-void CheckSize(const Model& model, const std::string& place) {
+void CheckSize(const Model& model, const std::string& place, int members) {
   const double d = model.width, f = model.expert_width, experts = model.experts;
   const double layers = model.layers == 0 ? kDefaultLayers : model.layers;
   const double vocabulary = model.vocabulary;
@@ -96,9 +100,11 @@ void CheckSize(const Model& model, const std::string& place) {
              "; make one of them smaller");
   }
   const double rows = static_cast<double>(model.batch) * model.sequence;
-  const double pairs = model.top_k * (3 * d + 5 * f);
+  const int owned = std::max(1, model.experts / members);
+  const double experts_rows = static_cast<double>(MostExpertRows(model, members, owned));
   const double attention = 12 * d + static_cast<double>(model.heads) * model.sequence;
-  const double activations = rows * (layers * (pairs + attention + 2 * experts) + vocabulary);
+  const double activations = rows * (layers * (attention + 2 * experts) + vocabulary) +
+                             layers * experts_rows * (3 * d + 5 * f);
   if (activations > kMaxActivations) {
     Fail(place, "sequence",
          "with this sequence, batch and model one micro-batch keeps " + Millions(activations) +
@@ -109,7 +115,7 @@ void CheckSize(const Model& model, const std::string& place) {
 
 }  // namespace
 
-void CheckModel(const Model& model, const std::string& place) {
+void CheckModel(const Model& model, const std::string& place, int members) {
   for (const IntegerField& f : kIntegers) {
     const int value = model.*f.field;
     if (value >= f.low && value <= f.high) continue;
@@ -139,7 +145,13 @@ void CheckModel(const Model& model, const std::string& place) {
          "must be at most experts " + std::to_string(model.experts) + ", is " +
              std::to_string(model.top_k));
   }
-  CheckSize(model, place);
+  const double capacity = static_cast<double>(model.capacity_factor);
+  if (capacity != 0 && !(capacity >= kLeastCapacity && capacity <= kMostCapacity)) {
+    Fail(place, "capacity_factor",
+         "must be " + std::string(kCapacityNoun) + " in " + FormatReal(kLeastCapacity) + ".." +
+             FormatReal(kMostCapacity));
+  }
+  CheckSize(model, place, members);
 }
 
 Model ReadModel(const std::string& preset_or_path) {
@@ -159,9 +171,9 @@ Model ReadModel(const std::string& preset_or_path) {
   const JsonDocument document = ParseJson(ReadFile(preset_or_path, kMaxFileBytes), preset_or_path);
   const JsonCursor root = document.Root();
   root.Keys("a model (an object)",
-            {"name", "layers", "width", "heads", "experts", "top_k", "expert_width", "vocabulary",
-             "sequence", "batch", "learning_rate", "warmup_steps", "beta1", "beta2", "epsilon",
-             "weight_decay"});
+            {"name", "layers", "width", "heads", "experts", "top_k", "expert_width",
+             "capacity_factor", "vocabulary", "sequence", "batch", "learning_rate", "warmup_steps",
+             "beta1", "beta2", "epsilon", "weight_decay"});
   Model model;
   model.name = preset_or_path;
   if (const auto name = root.Optional("name")) model.name = name->String("a name", 256);
@@ -176,22 +188,56 @@ Model ReadModel(const std::string& preset_or_path) {
       model.*f.field = static_cast<float>(field->Number(f.noun, low, high));
     }
   }
+  if (const auto field = root.Optional("capacity_factor")) {
+    model.capacity_factor =
+        static_cast<float>(field->Number(kCapacityNoun, kLeastCapacity, kMostCapacity));
+  }
   CheckModel(model, preset_or_path);
   return model;
 }
 
-Model FitModel(Model model, int stages) {
-  CF_ASSERT(stages >= 1);
+Model FitModel(Model model, int stages, int layers, int members) {
+  CF_ASSERT(stages >= 1 && layers >= 0 && members >= 1);
   const std::string place = "model \"" + model.name + "\"";
-  if (model.layers == 0) model.layers = std::max(kDefaultLayers, stages);
+  if (model.layers == 0) {
+    model.layers = layers > 0 ? stages * layers : std::max(kDefaultLayers, stages);
+  }
+  const std::string count = std::to_string(model.layers);
+  if (layers > 0 && model.layers != stages * layers) {
+    const std::string needed = std::to_string(stages * layers);
+    Fail(place, "layers",
+         "the plan's " + std::to_string(stages) + " stages have " + std::to_string(layers) +
+             " layers each, " + needed + " together, the model has " + count +
+             "; use --model with layers " + needed + ", or costs with another layers_per_stage");
+  }
   if (model.layers < stages) {
     Fail(place, "layers",
-         "stage " + std::to_string(model.layers) + " would have no layer, the model has " +
-             std::to_string(model.layers) + "; use --model with layers >= " +
-             std::to_string(stages) + " or a plan with fewer stages");
+         "stage " + count + " would have no layer, the model has " + count +
+             "; use --model with layers >= " + std::to_string(stages) +
+             " or a plan with fewer stages");
   }
-  CheckModel(model, place);
+  if (model.experts % members != 0) {
+    Fail(place, "experts",
+         "must be a multiple of the " + std::to_string(members) +
+             " devices of an expert group, is " + std::to_string(model.experts) +
+             "; use --model with such a number, or a plan with another --expert-parallel");
+  }
+  CheckModel(model, place, members);
   return model;
+}
+
+int64_t Capacity(const Model& model) {
+  if (model.capacity_factor == 0) return 0;
+  const double share = static_cast<double>(model.tokens()) * model.top_k / model.experts;
+  const double most = std::ceil(static_cast<double>(model.capacity_factor) * share);
+  // A token visits an expert once.
+  return static_cast<int64_t>(std::min(most, static_cast<double>(model.tokens())));
+}
+
+int64_t MostExpertRows(const Model& model, int members, int local_experts) {
+  const int64_t capacity = Capacity(model);
+  if (capacity > 0) return members * local_experts * capacity;
+  return int64_t{members} * model.sequence * model.batch * std::min(model.top_k, local_experts);
 }
 
 LayerRange LayersOfStage(const Model& model, int stage, int stages) {

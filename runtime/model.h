@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace contraflow {
@@ -16,9 +17,12 @@ struct Model {
   int experts = 8;
   int top_k = 2;           ///< experts a token visits, 1..experts
   int expert_width = 128;  ///< inner width of an expert
-  int vocabulary = 256;    ///< bytes
-  int sequence = 64;       ///< tokens of one sequence
-  int batch = 4;           ///< sequences of one micro-batch
+  /// 0: every token is served. Else an expert takes at most so many times its even share of the
+  /// tokens of a device, first come first served, and the others are dropped.
+  float capacity_factor = 0;
+  int vocabulary = 256;  ///< bytes
+  int sequence = 64;     ///< tokens of one sequence
+  int batch = 4;         ///< sequences of one micro-batch
   float learning_rate = 3e-3f;
   int warmup_steps = 10;  ///< linear, from learning_rate / warmup_steps
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.01f;
@@ -32,12 +36,19 @@ struct Model {
 Model ReadModel(const std::string& preset_or_path);
 
 /// Throws Error, beginning with `place` and the JSON path of the field, if a size is out of range,
-/// the sizes do not fit each other, or the model would need absurd amounts of memory.
-void CheckModel(const Model& model, const std::string& place);
+/// the sizes do not fit each other, or the model would need absurd amounts of memory on a device of
+/// an expert group of so many members.
+void CheckModel(const Model& model, const std::string& place, int members = 1);
 
-/// The model with `layers` settled for this many stages. Throws Error if a stage would have no
-/// layer.
-Model FitModel(Model model, int stages);
+/// The model with `layers` settled for this many stages, of `layers` layers each unless that is 0,
+/// and expert groups of so many members. Throws Error if they do not fit the model: a stage would
+/// have no layer, or not as many as it must have, or the members not as many experts each.
+Model FitModel(Model model, int stages, int layers = 0, int members = 1);
+
+/// Most rows that one device sends to one expert for a micro-batch; 0: no limit.
+int64_t Capacity(const Model& model);
+/// Most rows that `local_experts` experts get of all `members` devices together.
+int64_t MostExpertRows(const Model& model, int members, int local_experts);
 
 /// Layers [first, last) of a stage: as even as possible, earlier stages get the remainder.
 struct LayerRange {

@@ -130,7 +130,7 @@ TEST_CASE("model: the size that is checked is the size that is allocated") {
   // Just under and just over the limit on parameters, by the number of layers.
   Model model;
   model.layers = 1;
-  const auto size = [&] { return static_cast<double>(LayoutOfStage(model, 0, 1).size); };
+  const auto size = [&] { return static_cast<double>(LayoutOfStage(model, 0, 1, {0, 8}).size); };
   const double ends = 2 * size();
   model.layers = 2;
   const double layer = size() - ends / 2;

@@ -32,9 +32,6 @@
 namespace contraflow {
 namespace {
 
-/// Partial orders after which an exact answer is given up. Published models take hundreds.
-constexpr size_t kMaxStates = size_t{1} << 17;
-
 constexpr size_t kForward = 0, kBackward = 1, kWeights = 2;
 
 struct Part {
@@ -73,7 +70,8 @@ struct State {
 
 class Interleaver {
  public:
-  Interleaver(const MoeCost& forward, const MoeCost& backward, Chains chains) {
+  Interleaver(const MoeCost& forward, const MoeCost& backward, Chains chains, size_t most_orders)
+      : most_orders_(most_orders) {
     const int layers = chains.forward ? forward.layers_per_stage : backward.layers_per_stage;
     CF_ASSERT(layers >= 1 && layers <= kMaxLayers);
     for (int pair = 0; pair < layers; ++pair) {
@@ -220,7 +218,7 @@ class Interleaver {
         best_ = At(index).bound;
         continue;
       }
-      if (states_.size() > kMaxStates) GiveUp();
+      if (states_.size() > most_orders_) GiveUp();
       for (const Part* part : Branches(At(index))) push(Behind(index, *part));
     }
     return last;
@@ -328,10 +326,11 @@ class Interleaver {
 
   [[noreturn]] void GiveUp() const {
     throw Error("the components of " + std::to_string(parts_[kBackward].size() / 4) +
-                " layers cannot be interleaved exactly within " + std::to_string(kMaxStates) +
+                " layers cannot be interleaved exactly within " + std::to_string(most_orders_) +
                 " partial orders; give fewer \"layers_per_stage\", or layers that cost the same");
   }
 
+  const size_t most_orders_;
   std::array<std::vector<Part>, 3> parts_;  // by chain
   std::vector<size_t> release_;  // how much of the backward chain is done before each weight part
   std::vector<std::optional<size_t>> twin_;  // the weight part as long that goes before
@@ -342,8 +341,9 @@ class Interleaver {
 
 }  // namespace
 
-Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains) {
-  return Interleaver(forward, backward, chains).Run();
+Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
+                        size_t most_orders) {
+  return Interleaver(forward, backward, chains, most_orders).Run();
 }
 
 void DeriveChunkCosts(CostModel* costs, Overlap overlap) {

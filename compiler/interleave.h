@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "compiler/cost.h"
@@ -26,16 +27,19 @@ struct Interleaving {
   std::vector<Span> spans;  ///< of `order`, earliest start
 };
 
-/// The interleaving with the least makespan, exactly, for any costs: a Pareto dynamic programme
-/// over the positions in the chains. Of equally good ones always the same; for costs like
-/// DeepSeek's, DeepSeek's (arXiv 2412.19437, section 3.2.1). The forward chain has the costs
-/// `forward`, the others `backward` (they differ where micro-batches do). Throws Error if the chains
-/// are too long to be interleaved exactly.
-Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains);
+/// The interleaving with the least makespan, exactly, for any costs: partial orders best
+/// first, without those that another one covers. Of equally good ones always the same; for costs
+/// like DeepSeek's, DeepSeek's (arXiv 2412.19437, section 3.2.1). The forward chain has the costs
+/// `forward`, the others `backward` (they differ where micro-batches do). Throws Error if more than
+/// `most_orders` partial orders would have to be looked at: tens are enough for the costs of
+/// published models, and hundreds of thousands too few for 16 random and all different layers.
+Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
+                        size_t most_orders = size_t{1} << 17);
 
 /// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw
 /// the backward chain with its weight parts in the gaps (kAll) or behind it (kPublished), fb the
-/// best pair. Keeps reduce and step of stages that were given.
+/// best pair. Keeps reduce and step of stages that were given. The component costs must be sound
+/// (FlawOf).
 void DeriveChunkCosts(CostModel* costs, Overlap overlap);
 
 }  // namespace contraflow

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "compiler/file.h"
+#include "compiler/interleave.h"
 #include "compiler/value.h"
 #include "tests/failure.h"
 
@@ -29,6 +30,14 @@ std::string Moe(const std::string& attn_f) {
   return With(R"("moe": {"layers_per_stage": 2, "attn_f": )" + attn_f +
               R"(, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1, "mlp_b": 1,
                  "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1})");
+}
+
+/// A cost document of components alone, two layers, and `member`.
+std::string ComponentsWith(const std::string& member) {
+  return R"({"unit": "us", "moe": {"layers_per_stage": 2, "attn_f": 1, "dispatch_f": 1, "mlp_f": 1,
+             "combine_f": 1, "combine_b": 1, "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1,
+             "attn_w": 1}, )" +
+         member + "}";
 }
 
 TEST_SUITE("unit") {
@@ -62,20 +71,14 @@ TEST_SUITE("unit") {
         {R"({"unit": 3})", "c.json: /unit: must be a unit (ns, us, ms, s or unit) in quotes, is 3"},
         {R"({"unit": "us"})",
          "c.json: has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
-         "stage "
-         "alike) or \"stages\" with one such entry for each stage"},
+         "stage alike), \"stages\" with one such entry for each stage, or \"moe\""},
         {R"({"unit": "us", "moe": {}})",
-         "c.json: has \"moe\" without \"stage\": chunk costs are not yet derived from component "
-         "costs "
-         "in this version; give \"stage\" beside it, such as \"stage\": {\"f\": 1, \"b\": 1, "
-         "\"w\": "
-         "1}"},
+         "c.json: /moe: the key \"layers_per_stage\" is missing; add it"},
         {With("\"stages\": []"),
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "stage, "
-         "stages, comm, moe, memory, microbatch_scale"},
+         "stage, stages, comm, moe, overlap, memory, microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},
         {R"({"unit": "us", "stages": []})", "c.json: /stages: must have 1..32768 entries, has 0"},
@@ -163,12 +166,50 @@ TEST_SUITE("unit") {
         {Moe("[1, -1]"), "c.json: /moe/attn_f/1: must be a cost (a number >= 0), is -1"},
         {Moe("true"), "c.json: /moe/attn_f: must be a cost (a number >= 0), is true"},
         {With(R"("moe": {"layers_per_stage": 0})"),
-         "c.json: /moe/layers_per_stage: must be a number of layers in 1..32768, is 0"},
+         "c.json: /moe/layers_per_stage: must be a number of layers in 1..64, is 0; a stage "
+         "without "
+         "layers has no components"},
+        {With(R"("moe": {"layers_per_stage": 65})"),
+         "c.json: /moe/layers_per_stage: must be a number of layers in 0..64, is 65"},
         {With(R"("moe": {"layers_per_stage": 1000000000000000000})"),
-         "c.json: /moe/layers_per_stage: must be a number of layers in 1..32768, is "
+         "c.json: /moe/layers_per_stage: must be a number of layers in 0..64, is "
          "1000000000000000000"},
         {With(R"("moe": {"layers_per_stage": 4})"),
          "c.json: /moe: the key \"attn_f\" is missing; add it"},
+        {Moe("[1, 1125899906842]"),
+         "c.json: /moe: the components of one stage add up to more than 1125899906842.624 us, the "
+         "largest cost there is"},
+        {With(R"("overlap": "all")"),
+         "c.json: /overlap: says how chunk costs follow from \"moe\", which is missing; add it, or "
+         "drop this"},
+        {With(R"("overlap": "most")"),
+         "c.json: /overlap: unknown overlap \"most\"; it is published (F&B pairs only) or all"},
+        {With(R"("overlap": 1)"),
+         "c.json: /overlap: must be an overlap (published or all) in quotes, is 1"},
+        {With(R"("memory": {"activation_bytes": 1, "parameter_bytes": []})"),
+         "c.json: /memory/parameter_bytes: must be one number or a list with one for each stage, "
+         "has 0 entries"},
+        {With(R"("memory": {"activation_bytes": 1, "optimizer_bytes": [1, -1]})"),
+         "c.json: /memory/optimizer_bytes/1: must be a number of bytes in 0..1099511627776, is -1"},
+        {With(R"("memory": {"activation_bytes": 1, "gradient_bytes": "1"})"),
+         "c.json: /memory/gradient_bytes: must be a number of bytes in 0..1099511627776, is \"1\""},
+        {With(R"("memory": {"values": {"input": 1}})"),
+         "c.json: /memory: has \"values\" and no \"activation_bytes\", which follows from them "
+         "only "
+         "beside \"moe\"; give one of the two"},
+        {With(R"("memory": {"activation_bytes": 1, "values": {"dhidden": 1}})"),
+         "c.json: /memory/values: unknown key \"dhidden\" (did you mean \"hidden\"?); known are: "
+         "input, output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, "
+         "head, doutput, dcombined, dweight, drows, dgate, dsorted, ddispatched, dexpert, "
+         "dattention, attention_work, dinput, activation, stash"},
+        {With(R"("memory": {"activation_bytes": 1, "values": {"gate": 0.5}})"),
+         "c.json: /memory/values/gate: must be a number of bytes in 0..1099511627776, is 0.5"},
+        {ComponentsWith(R"("memory": {"values": {"rows": 1099511627776}})"),
+         "c.json: /memory/values: the activations of a stage's layers add up to more than "
+         "1099511627776 bytes; are they in bytes?"},
+        {ComponentsWith(R"("memory": {"values": {"rows": 1}, "w_stash_bytes": 3})"),
+         "c.json: /memory/w_stash_bytes: is part of \"activation_bytes\" and must be at most 2, is "
+         "3"},
     };
     for (const auto& row : rows) {
       CAPTURE(row.text);
@@ -176,6 +217,55 @@ TEST_SUITE("unit") {
     }
     CHECK(Read(Moe("[1, 2]")) == "accepted");
     CHECK(Read(Stage(R"({"f": 3, "b": 2, "w": 2, "fb": 3})")) == "accepted");
+  }
+
+  TEST_CASE("components alone: chunk costs are left to be derived") {
+    CostModel costs = ReadCosts(ComponentsWith(R"("comm": {"time": 0})"), "c.json");
+    CHECK(costs.stages.empty());
+    CHECK_FALSE(costs.derived);
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
+          "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)");
+    costs = ReadCosts(ComponentsWith(R"("overlap": "published")"), "c.json");
+    CHECK(costs.derived == Overlap::kPublished);
+    DeriveChunkCosts(&costs, *costs.derived);
+    const std::string text = WriteCosts(costs);
+    CHECK(text.find("\"stage\": {\"f\": 8, \"b\": 8, \"w\": 4, \"bw\": 12, \"fb\": 12}") !=
+          std::string::npos);
+    CHECK(text.find("\"overlap\": \"published\"") != std::string::npos);
+    CHECK(ReadCosts(text, "again") == costs);
+    // A plan keeps the chunk costs it was made with.
+    const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
+    CHECK(Failure([&] { ReadCosts(document.Root()); }) ==
+          "p.json: has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it");
+  }
+
+  TEST_CASE("memory of a stage follows from the values of its layers") {
+    const auto read = [](const std::string& memory) {
+      return *ReadCosts(ComponentsWith("\"memory\": " + memory), "c.json").memory;
+    };
+    // Two layers. The forward makes and keeps all but expert_out; what W needs is the stash.
+    MemoryCost memory = read(
+        R"({"values": {"input": 1, "attention": 2, "scores": 4, "rows": 8, "gate": 16, "hidden": 32,
+                       "combined": 64, "expert_out": 128, "head": 256, "dgate": 1, "dinput": 512}})");
+    CHECK(memory.activation_bytes == 2 * 127);
+    CHECK(memory.w_stash_bytes == 2 * (2 + 8 + 32 + 1));
+    CHECK(memory.values[static_cast<size_t>(Value::head)] == 256);
+    CHECK(memory.values[static_cast<size_t>(Value::drows)] == 0);
+    // The gradients that W needs can be larger than all that the forward keeps.
+    memory = read(R"({"values": {"input": 5, "drows": 100}})");
+    CHECK(memory.activation_bytes == 10);
+    CHECK(memory.w_stash_bytes == 10);
+    // Figures that are given stay.
+    memory = read(R"({"activation_bytes": 9, "values": {"input": 5, "rows": 3},
+                      "parameter_bytes": 7, "gradient_bytes": [1, 2]})");
+    CHECK(memory.activation_bytes == 9);
+    CHECK(memory.w_stash_bytes == 0);
+    CHECK(memory.parameter_bytes == std::vector<int64_t>{7});
+    CHECK(memory.gradient_bytes == std::vector<int64_t>{1, 2});
+    CHECK(memory.optimizer_bytes.empty());
+    CHECK(read(R"({"values": {"rows": 3}, "w_stash_bytes": 1})").w_stash_bytes == 1);
   }
 
   TEST_CASE("the written document is the one of the contract") {
@@ -200,16 +290,26 @@ TEST_SUITE("unit") {
       CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
       names.insert(entry.path().filename().string());
     }
-    CHECK(names == std::set<std::string>{"deepseek-v3-h800.json", "deepseek-v3-pp16.json",
-                                         "gemma-2-9b-pp8.json", "gpt3-175b-pp16.json",
-                                         "kimi-k2-pp16.json", "llama-3-405b-pp16.json",
-                                         "mixtral-8x22b-pp8.json", "mixtral-8x7b-pp8.json"});
-    const CostModel deepseek = ReadCostFile((folder / "deepseek-v3-h800.json").string());
+    CHECK(names == std::set<std::string>{
+                       "deepseek-v3-h800.json", "deepseek-v3-pp16.json", "gemma-2-9b-pp8.json",
+                       "gpt3-175b-pp16.json", "kimi-k2-pp16.json", "llama-3-405b-pp16.json",
+                       "mixtral-8x22b-pp8.json", "mixtral-8x7b-pp8.json", "moe-unit.json"});
+    CostModel deepseek = ReadCostFile((folder / "deepseek-v3-h800.json").string());
+    CHECK(deepseek.stages.empty());
+    DeriveChunkCosts(&deepseek, Overlap::kAll);
     CHECK(deepseek.stages[0] == StageCost{.f = 98'696'000,
                                           .b = 112'980'000,
                                           .w = 29'876'000,
-                                          .bw = 142'856'000,
+                                          .bw = 115'376'000,
                                           .fb = 127'633'000});
+    // 4096 tokens of 7168 in bf16; 4 layers of 187.1 M attention, 1.8 M router, 5 experts of 44.0
+    // M.
+    const MemoryCost& memory = *deepseek.memory;
+    CHECK(memory.values[static_cast<size_t>(Value::input)] == 4096 * 7168 * 2);
+    CHECK(memory.values[static_cast<size_t>(Value::dispatched)] == 8 * 4096 * 7168 * 2);
+    CHECK(memory.parameter_bytes ==
+          std::vector<int64_t>{int64_t{2} * 4 *
+                               (187'121'664 + 7168 * 256 + int64_t{5} * 3 * 7168 * 2048)});
   }
 }
 
@@ -256,6 +356,8 @@ TEST_SUITE("property") {
           for (int l = 0; l < entries; ++l) (moe.*list).push_back(time());
         }
         costs.moe = moe;
+        if (random() % 2 == 0) costs.derived = static_cast<Overlap>(random() % 2);
+        if (random() % 4 == 0) costs.stages.clear();
       }
       for (auto m = random() % 4; m > 0; --m) {
         costs.microbatch_scale.push_back(0.5 + static_cast<double>(random() >> 11) * 0x1p-53);

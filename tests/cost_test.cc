@@ -81,6 +81,56 @@ TEST_SUITE("unit") {
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
           "use a coarser \"unit\" or smaller costs");
   }
+
+  TEST_CASE("components must fit the plan") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.moe = MoeCost{};
+    costs.moe->layers_per_stage = 2;
+    for (const ComponentCost& component : kComponentCosts) (*costs.moe.*component.times) = {1, 2};
+    const auto check = [&](int layers) {
+      return Failure([&] { CheckCosts(costs, 4, 8, layers); });
+    };
+    CHECK(check(0) == "accepted");
+    CHECK(check(2) == "accepted");
+    CHECK(SerialSum(*costs.moe) == 30);
+    CHECK(check(4) == "the costs have 2 layers a stage (\"layers_per_stage\"), this plan has 4");
+    costs.moe->mlp_b = {1, 2, 3};
+    CHECK(check(2) ==
+          "component costs (\"moe\"): \"mlp_b\" must be one number or a list with one for each of "
+          "the 2 layers, has 3 entries");
+    costs.moe->mlp_b = {1, -2};
+    CHECK(check(2) == "component costs (\"moe\"): \"mlp_b\" must be >= 0");
+    costs.moe->mlp_b = {kMaxCost};
+    CHECK(check(2) ==
+          "component costs (\"moe\"): the components of one stage add up to more than "
+          "1125899906.842624 unit, the largest cost there is");
+    costs.moe->mlp_b = {kMaxCost / 2 - 20};
+    CHECK(check(2) == "accepted");
+    CHECK(Failure([&] { CheckCosts(costs, 1000, 1000, 2); }) ==
+          "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
+          "use a coarser \"unit\" or smaller costs");
+    costs.moe->layers_per_stage = 0;
+    CHECK(check(0) ==
+          "component costs (\"moe\"): \"layers_per_stage\" must be in 1..64, is 0; a stage without "
+          "layers has no components");
+    costs.moe.reset();
+    CHECK(check(2) ==
+          "this plan has 2 layers a stage, and the costs have no components; give costs with "
+          "\"moe\"");
+  }
+
+  TEST_CASE("memory figures must fit the plan") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.memory = MemoryCost{.activation_bytes = 1, .optimizer_bytes = {1, 2}};
+    CheckCosts(costs, 2, 4);
+    CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
+          "\"optimizer_bytes\" has 2 entries, this plan has 3 stages; give one number (every stage "
+          "alike) or one for each stage");
+    costs.memory->optimizer_bytes = {1};
+    costs.memory->values.assign(2, int64_t{1} << 40);
+    CHECK(Failure([&] { CheckCosts(costs, 2048, 2048); }) ==
+          "\"values\" of all chunks add up to more than 2^62 bytes; are they in bytes?");
+  }
 }
 
 }  // namespace

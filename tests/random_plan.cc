@@ -62,7 +62,11 @@ class Generator {
       costs.stages.push_back(cost);
     }
     costs.comm.latency = Below(100);
-    if (Below(2) == 0) costs.memory = MemoryCost{1000, 450, {Below(2)}, {}, {Below(2), 7}, {}};
+    if (Below(2) == 0) {
+      std::vector<int64_t> optimizer(static_cast<size_t>(plan.stages), 7);
+      optimizer[0] = Below(2);
+      costs.memory = MemoryCost{1000, 450, {Below(2)}, {}, optimizer, {}};
+    }
     if (Below(2) == 0) costs.microbatch_scale.assign(static_cast<size_t>(plan.microbatches), 1.25);
     return costs;
   }

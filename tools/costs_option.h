@@ -13,9 +13,9 @@ namespace contraflow {
 
 /// What the options --costs --f --b --w --bw --fb --comm --overlap say.
 struct CostsOption {
-  std::optional<std::string> file;  ///< a file or the name of a profile
-  std::optional<double> f, b, w, bw, fb, comm;
-  std::optional<std::string> overlap;
+  std::optional<std::string> file = {};  ///< a file or the name of a profile
+  std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
+  std::optional<std::string> overlap = {};
 
   /// True if any of them says what something costs.
   bool given() const { return file || f || b || w || bw || fb || comm; }

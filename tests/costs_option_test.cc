@@ -1,0 +1,69 @@
+#include "tools/costs_option.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/failure.h"
+
+namespace contraflow {
+namespace {
+
+CostsOption DeepSeek() { return {.file = "deepseek-v3-h800"}; }
+
+TEST_SUITE("unit") {
+  TEST_CASE("chunk costs are derived as --overlap says") {
+    CostsOption option = DeepSeek();
+    CHECK(ResolveCosts(option, UnitCosts()).stages[0].bw == 115'376'000);
+    CHECK(OverlapOf(option, ResolveCosts(option, UnitCosts())) == Overlap::kAll);
+    option.overlap = "published";
+    const CostModel published = ResolveCosts(option, UnitCosts());
+    CHECK(published.stages[0].bw == 142'856'000);
+    CHECK(OverlapOf(option, published) == Overlap::kPublished);
+    CHECK(DescribeCosts(published) ==
+          "f 98696, b 112980, w 29876, bw 142856, fb 127633, comm 0 (us), overlap published");
+    // What a plan was compiled with is derived again only where that is asked for.
+    CHECK(ResolveCosts({}, published) == published);
+    CHECK(OverlapOf({}, published) == Overlap::kPublished);
+    option = {.overlap = "all"};
+    CHECK(ResolveCosts(option, published).stages[0].bw == 115'376'000);
+  }
+
+  TEST_CASE("single figures stand over derived ones") {
+    CostsOption option = DeepSeek();
+    option.w = 1;
+    const StageCost stage = ResolveCosts(option, UnitCosts()).stages[0];
+    CHECK(stage.f == 98'696'000);
+    CHECK(stage.w == 1'000);
+    CHECK(stage.bw == 112'981'000);
+    CHECK(stage.fb == 98'696'000 + 112'981'000);
+  }
+
+  TEST_CASE("chunk costs that were given as such stay") {
+    CostModel costs = ResolveCosts(DeepSeek(), UnitCosts());
+    costs.derived.reset();
+    costs.stages[0].bw = 1;
+    CHECK(ResolveCosts({.overlap = "published"}, costs).stages[0].bw == 1);
+  }
+
+  TEST_CASE("an overlap that there is not") {
+    CHECK(Failure([] { ResolveCosts({.overlap = "published"}, UnitCosts()); }) ==
+          "--overlap: says how components overlap, and these costs have none; drop it, or give "
+          "costs with \"moe\", such as --costs deepseek-v3-h800");
+    CostsOption option = DeepSeek();
+    option.overlap = "some";
+    CHECK(Failure([&] { ResolveCosts(option, UnitCosts()); }) ==
+          "--overlap: unknown overlap \"some\"; it is published (F&B pairs only) or all");
+  }
+
+  TEST_CASE("costs of other layers than the plan's are refused") {
+    Plan plan;
+    plan.stages = plan.microbatches = 1;
+    plan.layers = 2;
+    CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) ==
+          "the costs have 4 layers a stage (\"layers_per_stage\"), this plan has 2");
+    plan.layers = 4;
+    CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) == "accepted");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,9 +1,10 @@
 // Which chunks share the lanes is decided by trying: a few rules of sharing, each run to its end,
-// and the one with the least makespan is written down. The serial run is among them, so sharing
-// never loses.
+// and the one with the least makespan is written down, or one that is nearly as fast and holds
+// less. The serial run is among them, so sharing never loses.
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -263,12 +264,20 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
     const auto peak = std::max_element(run.peak_activations.begin(), run.peak_activations.end());
     tries.push_back({run.makespan, *peak, sharing});
   }
-  std::stable_sort(tries.begin(), tries.end(), [](const Try& a, const Try& b) {
-    return std::pair(a.makespan, a.activations) < std::pair(b.makespan, b.activations);
+  // A hundredth of the time is not worth memory: of all that are as fast the least activations.
+  Time best = std::numeric_limits<Time>::max();
+  for (const Try& t : tries) best = std::min(best, t.makespan);
+  std::stable_sort(tries.begin(), tries.end(), [&](const Try& a, const Try& b) {
+    const auto key = [&](const Try& t) {
+      const bool slow = t.makespan - best > best / 100;
+      return slow ? std::tuple(true, t.makespan, Time{t.activations})
+                  : std::tuple(false, Time{t.activations}, t.makespan);
+    };
+    return key(a) < key(b);
   });
   const Time serial = ShareLanes(plan, costs, &serial_shapes, serially, most, false).makespan;
   for (const Try& t : tries) {
-    if (t.makespan > serial) break;
+    if (t.makespan > serial) continue;
     Plan shared = write(t.sharing, &shapes);
     if (Fits(shared, costs, memory_limit)) return shared;
   }

@@ -33,9 +33,10 @@ Plan InsertCommunication(const Plan& plan, const CostModel& costs);
 /// Comm to component, for MoE stages (costs.moe): every chunk becomes its components on the compute
 /// and all-to-all lanes, with an `after` event for every dependency across lanes; messages leave
 /// when their data is ready. With Overlap::kPublished chunks run one behind the other as Interleave
-/// orders each, and times are those of level comm. With kAll neighbouring chunks of a rank share its
-/// lanes: of several ways to do so the one with the least simulated makespan whose activations stay
-/// within `memory_limit` (bytes, or a count where the costs give none).
+/// orders each, and times are those of level comm. With kAll neighbouring chunks of a rank share
+/// its lanes: of several ways to do so the one with the least simulated makespan (within a
+/// hundredth of it, the one that holds the fewest activations) that stays within `memory_limit`
+/// (bytes, or a count where the costs give none).
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit);
 

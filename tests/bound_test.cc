@@ -93,6 +93,10 @@ TEST_SUITE("unit") {
     costs.comm.latency = 7;
     plan = Components(MakeSpec("gpipe", 2, 1, costs));
     CHECK(LowerBound(plan, costs) == 2 * 64 + 3 + 2 * 7);
+    // Two stages of one rank: no hop between them.
+    plan = PlanFromText("route 0 0 : 0\nrank\n F s0 m0\n F s1 m0\n BW s1 m0\n BW s0 m0\n");
+    plan = ExpandComponents(InsertCommunication(plan, costs), costs, Overlap::kAll, std::nullopt);
+    CHECK(LowerBound(plan, costs) == 2 * 64 + 3);
     // Many micro-batches: the all-to-all lane of the last rank is never idle, but for the forward
     // of stage 0 and its own first attention, and its last attention gradient and the way back.
     costs.comm.latency = 0;

@@ -142,7 +142,7 @@ std::function<int()> Add(CLI::App* app) {
 
 const Command kCostsCommand = {
     .name = "costs",
-    .summary = "the costs of a stage as they are used",
+    .summary = "stage costs as used or derived, and the component order of F&B",
     .example = "contraflow costs deepseek-v3-h800",
     .add = Add,
 };

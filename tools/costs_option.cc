@@ -70,8 +70,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
 
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
-                  "how far MoE components overlap: published (F&B pairs only, as in the\n"
-                  "papers) or all (default: all)")
+                  "how far MoE components overlap: published (F&B pairs only,\n"
+                  "as in the papers) or all (default: all)")
       ->type_name("published|all");
 }
 

@@ -40,6 +40,7 @@ class Inserter {
     result.stages = plan_.stages;
     result.microbatches = plan_.microbatches;
     result.data_parallel = plan_.data_parallel;
+    result.expert_parallel = plan_.expert_parallel;
     result.routes = plan_.routes;
     result.costs = plan_.costs;
     result.programs.resize(plan_.programs.size());
@@ -106,7 +107,7 @@ class Inserter {
       const std::vector<int>& copies = holders[static_cast<size_t>(s)];
       const StageCost& cost = costs_.stage(s);
       const Moment reduced = weighed[static_cast<size_t>(s)];
-      const bool reduce = copies.size() > 1 || plan_.data_parallel > 1;
+      const bool reduce = NeedsReduce(plan_, copies.size());
       for (const int holder : copies) {
         std::vector<Insertion>& inbox = inbox_[static_cast<size_t>(holder)];
         if (reduce) inbox.push_back({reduced, StageOp(Op::REDUCE, s)});

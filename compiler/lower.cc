@@ -10,7 +10,7 @@
 namespace contraflow {
 namespace {
 
-constexpr std::string_view kPasses[] = {"comm", "component"};
+constexpr std::string_view kPasses[] = {"comm", "component", "buffer"};
 
 /// What a pass made must hold; if it does not, the pass is wrong and not the user.
 void Demand(std::string_view pass, const Plan& plan) {
@@ -51,6 +51,9 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   }
   if (target >= Level::kComponent && costs.moe) {
     pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));
+  }
+  if (target >= Level::kBuffer) {
+    pass("buffer", AssignBuffers(plan, costs));
   }
   return plan;
 }

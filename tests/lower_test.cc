@@ -112,7 +112,7 @@ TEST_SUITE("unit") {
           seen += std::string(pass) + ":" + std::string(Name(made.level)) + " ";
         });
     CHECK(seen == "comm:comm ");
-    CHECK(PassNames().size() == 1);
+    CHECK(PassNames().size() == 3);
     const auto failure = [&](const Plan& from, Level to) -> std::string {
       try {
         Lower(from, spec.costs, {.target = to});
@@ -123,8 +123,12 @@ TEST_SUITE("unit") {
     };
     CHECK(failure(plan, Level::kComm) ==
           "only a plan of level compute can be lowered, this one is of level comm");
+    CHECK(failure(order, Level::kComponent) ==
+          "level component needs the costs of the components of a layer; give costs with \"moe\", "
+          "such as --costs deepseek-v3-h800");
     CHECK(failure(order, Level::kBuffer) ==
-          "level buffer is not built in this version; use --level compute or comm");
+          "the costs do not say how large activations are; give \"memory\": "
+          "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
     Plan broken = order;
     broken.programs[0].pop_back();
     CHECK(failure(broken, Level::kComm).rfind("cannot lower: ", 0) == 0);

@@ -1,0 +1,93 @@
+#include <vector>
+
+#include "compiler/error.h"
+#include "compiler/passes.h"
+
+namespace contraflow {
+namespace {
+
+/// Gives one rank's program its lanes and events.
+class LaneWriter {
+ public:
+  LaneWriter(const Plan& plan, Program* program) : plan_(plan), program_(*program) {
+    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
+    for (std::vector<int>* places : {&forward_, &backward_, &input_, &gradient_}) {
+      places->assign(chunks, -1);
+    }
+    weight_.assign(static_cast<size_t>(plan.stages), -1);
+    reduce_.assign(static_cast<size_t>(plan.stages), -1);
+  }
+
+  void Write() {
+    for (at_ = 0; at_ < static_cast<int>(program_.size()); ++at_) Write(&program_[Index(at_)]);
+  }
+
+ private:
+  static size_t Index(int i) { return static_cast<size_t>(i); }
+  size_t At(int stage, int m) const { return Index(stage) * Index(plan_.microbatches) + Index(m); }
+
+  void Write(Instruction* i) {
+    i->lane = LaneOf(i->op);
+    switch (WorkOf(i->op)) {
+      case Work::kCompute:
+        Compute(i);
+        break;
+      case Work::kSend:
+        After((i->op == Op::SEND_F ? forward_ : backward_)[At(i->stage, i->microbatch)], i);
+        break;
+      case Work::kRecv:
+        (i->op == Op::RECV_F ? input_ : gradient_)[At(i->stage, i->microbatch)] = at_;
+        break;
+      case Work::kReduce:
+        After(weight_[Index(i->stage)], i);
+        reduce_[Index(i->stage)] = at_;
+        break;
+      case Work::kStep:
+        After(reduce_[Index(i->stage)], i);
+        break;
+      case Work::kComponent:
+      case Work::kAllToAll:
+        CF_ASSERT(false && "stages are opaque here");
+    }
+  }
+
+  void Compute(Instruction* i) {
+    if (HasForward(i->op)) {
+      const size_t chunk = At(i->stage, i->microbatch);
+      After(input_[chunk], i);
+      forward_[chunk] = at_;
+    }
+    if (HasBackward(i->op)) {
+      const size_t chunk = At(BackStage(*i), BackMicrobatch(*i));
+      After(gradient_[chunk], i);
+      backward_[chunk] = at_;
+    }
+    if (HasWeight(i->op)) weight_[Index(BackStage(*i))] = at_;
+  }
+
+  /// What stands on the instruction's own lane it waits for anyway.
+  void After(int index, Instruction* i) {
+    if (index < 0 || program_[Index(index)].lane == i->lane) return;
+    size_t place = i->after_count;
+    CF_ASSERT(place < Index(kMaxAfter));
+    for (; place > 0 && i->after[place - 1] > index; --place) i->after[place] = i->after[place - 1];
+    i->after[place] = index;
+    ++i->after_count;
+  }
+
+  const Plan& plan_;
+  Program& program_;
+  int at_ = 0;
+  // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
+  // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
+  std::vector<int> forward_, backward_, input_, gradient_, weight_, reduce_;
+};
+
+}  // namespace
+
+void AddLanes(Plan* plan) {
+  CF_ASSERT(plan->level == Level::kComm && plan->layers == 0);
+  for (Program& program : plan->programs) LaneWriter(*plan, &program).Write();
+}
+
+}  // namespace contraflow

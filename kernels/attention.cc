@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/buffer.h"
 #include "kernels/gemm.h"
 #include "kernels/softmax.h"
 
@@ -52,11 +51,10 @@ void AttentionForward(const AttentionShape& shape, const T* qkv, T* probabilitie
 
 template <typename T>
 void AttentionBackwardInput(const AttentionShape& shape, const T* qkv, const T* probabilities,
-                            const T* dout, T* dqkv) {
+                            const T* dout, T* work, T* dqkv) {
   const int n = shape.sequence, hd = shape.head_width, width = shape.heads * hd;
   const T scale = T{1} / std::sqrt(static_cast<T>(hd));
-  Buffer<T> scores(static_cast<size_t>(n) * static_cast<size_t>(n));
-  T* ds = scores.data();
+  T* const ds = work;
   for (int b = 0; b < shape.batch; ++b) {
     for (int h = 0; h < shape.heads; ++h) {
       const Head at = HeadAt(shape, b, h);
@@ -77,7 +75,7 @@ void AttentionBackwardInput(const AttentionShape& shape, const T* qkv, const T* 
 
 #define CF_INSTANTIATE(T)                                                  \
   template void AttentionForward(const AttentionShape&, const T*, T*, T*); \
-  template void AttentionBackwardInput(const AttentionShape&, const T*, const T*, const T*, T*);
+  template void AttentionBackwardInput(const AttentionShape&, const T*, const T*, const T*, T*, T*);
 CF_INSTANTIATE(float)
 CF_INSTANTIATE(double)
 #undef CF_INSTANTIATE

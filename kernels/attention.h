@@ -14,9 +14,10 @@ struct AttentionShape {
 template <typename T>
 void AttentionForward(const AttentionShape& shape, const T* qkv, T* probabilities, T* out);
 
-/// Gradient of queries, keys and values, in the layout of qkv. Has no weights of its own.
+/// Gradient of queries, keys and values, in the layout of qkv; `work` has sequence x sequence
+/// elements. Has no weights of its own.
 template <typename T>
 void AttentionBackwardInput(const AttentionShape& shape, const T* qkv, const T* probabilities,
-                            const T* dout, T* dqkv);
+                            const T* dout, T* work, T* dqkv);
 
 }  // namespace contraflow

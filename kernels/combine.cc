@@ -15,6 +15,7 @@ void CombineForward(const T* residual, const T* sorted, const int32_t* row_of, c
     std::copy_n(residual + static_cast<ptrdiff_t>(t) * width, width, out);
     for (int k = 0; k < top_k; ++k) {
       const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
+      if (row_of[pair] < 0) continue;
       const T* from = sorted + static_cast<ptrdiff_t>(row_of[pair]) * width;
       for (int j = 0; j < width; ++j) out[j] += weight[pair] * from[j];
     }
@@ -28,6 +29,10 @@ void CombineBackwardInput(const T* dy, const T* sorted, const int32_t* row_of, c
     const T* d = dy + static_cast<ptrdiff_t>(t) * width;
     for (int k = 0; k < top_k; ++k) {
       const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
+      if (row_of[pair] < 0) {
+        dweight[pair] = 0;
+        continue;
+      }
       const ptrdiff_t row = static_cast<ptrdiff_t>(row_of[pair]) * width;
       for (int j = 0; j < width; ++j) dsorted[row + j] = weight[pair] * d[j];
       dweight[pair] = Dot(d, sorted + row, width);

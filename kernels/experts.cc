@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "kernels/buffer.h"
+#include "kernels/gemm.h"
 #include "kernels/linear.h"
 #include "kernels/swiglu.h"
 
@@ -42,13 +42,13 @@ template <typename T>
 void ExpertsBackwardInput(const ExpertsShape& shape, const T* gate_up, const T* down,
                           const T* gate_up_out, const T* dy, T* dgate_up_out, T* dx) {
   const int d = shape.width, f = shape.inner, rows = shape.first[shape.experts];
-  Buffer<T> dhidden(static_cast<size_t>(rows) * static_cast<size_t>(f));
+  T* const dhidden = dgate_up_out + f;  // the second half of each row
   for (int e = 0; e < shape.experts; ++e) {
     const Expert at = ExpertAt(shape, e);
-    LinearBackwardInput(dy + at.row * d, down + at.down, at.rows, f, d,
-                        dhidden.data() + at.row * f);
+    Gemm<T>(Transpose::kNo, Transpose::kYes, at.rows, f, d, 1, dy + at.row * d, d, down + at.down,
+            d, 0, dhidden + at.row * 2 * f, 2 * f);
   }
-  SwigluBackwardInput(gate_up_out, dhidden.data(), rows, f, dgate_up_out);
+  SwigluBackwardInput(gate_up_out, dhidden, 2 * f, rows, f, dgate_up_out);
   for (int e = 0; e < shape.experts; ++e) {
     const Expert at = ExpertAt(shape, e);
     LinearBackwardInput(dgate_up_out + at.row * 2 * f, gate_up + at.gate_up, at.rows, d, 2 * f,

@@ -17,7 +17,7 @@ template <typename T>
 void ExpertsForward(const ExpertsShape& shape, const T* x, const T* gate_up, const T* down,
                     T* gate_up_out, T* hidden, T* y);
 
-/// dgate_up_out and dx from dy.
+/// dgate_up_out and dx from dy. The rows of dgate_up_out hold the gradients of hidden meanwhile.
 template <typename T>
 void ExpertsBackwardInput(const ExpertsShape& shape, const T* gate_up, const T* down,
                           const T* gate_up_out, const T* dy, T* dgate_up_out, T* dx);

@@ -22,11 +22,35 @@ void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32
   first[0] = 0;
 }
 
+int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, int capacity,
+                     int32_t* first, int32_t* token_of, int32_t* row_of) {
+  // first[e + 1] counts the rows of e that are taken, until it becomes where e ends.
+  std::fill(first, first + experts + 1, 0);
+  std::fill(token_of, token_of + static_cast<ptrdiff_t>(experts) * capacity, -1);
+  int without = 0;
+  for (int i = 0; i < rows * top_k; ++i) {
+    int32_t& taken = first[expert[i] + 1];
+    if (taken == capacity) {
+      row_of[i] = -1;
+      ++without;
+      continue;
+    }
+    row_of[i] = expert[i] * capacity + taken++;
+    token_of[row_of[i]] = i / top_k;
+  }
+  for (int e = 0; e <= experts; ++e) first[e] = e * capacity;
+  return without;
+}
+
 template <typename T>
 void GatherTokens(const T* x, const int32_t* token_of, int sorted_rows, int width, T* sorted) {
   for (int i = 0; i < sorted_rows; ++i) {
-    std::copy_n(x + static_cast<ptrdiff_t>(token_of[i]) * width, width,
-                sorted + static_cast<ptrdiff_t>(i) * width);
+    T* to = sorted + static_cast<ptrdiff_t>(i) * width;
+    if (token_of[i] < 0) {
+      std::fill_n(to, width, T{0});
+    } else {
+      std::copy_n(x + static_cast<ptrdiff_t>(token_of[i]) * width, width, to);
+    }
   }
 }
 
@@ -38,6 +62,7 @@ void GatherTokensBackwardInput(const T* dsorted, const int32_t* row_of, int rows
     std::fill(to, to + width, T{0});
     for (int k = 0; k < top_k; ++k) {
       const int32_t row = row_of[static_cast<ptrdiff_t>(t) * top_k + k];
+      if (row < 0) continue;
       const T* from = dsorted + static_cast<ptrdiff_t>(row) * width;
       for (int j = 0; j < width; ++j) to[j] += from[j];
     }

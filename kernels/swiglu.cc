@@ -24,24 +24,26 @@ void SwigluForward(const T* gate_up, int rows, int width, T* y) {
 }
 
 template <typename T>
-void SwigluBackwardInput(const T* gate_up, const T* dy, int rows, int width, T* dgate_up) {
+void SwigluBackwardInput(const T* gate_up, const T* dy, int stride, int rows, int width,
+                         T* dgate_up) {
   for (int r = 0; r < rows; ++r) {
     const T* gate = gate_up + static_cast<ptrdiff_t>(r) * 2 * width;
     const T* up = gate + width;
-    const T* d = dy + static_cast<ptrdiff_t>(r) * width;
+    const T* d = dy + static_cast<ptrdiff_t>(r) * stride;
     T* dgate = dgate_up + static_cast<ptrdiff_t>(r) * 2 * width;
     T* dup = dgate + width;
     for (int j = 0; j < width; ++j) {
       const T s = Sigmoid(gate[j]);
-      dup[j] = d[j] * gate[j] * s;
-      dgate[j] = d[j] * up[j] * s * (T{1} + gate[j] * (T{1} - s));
+      const T dj = d[j];
+      dup[j] = dj * gate[j] * s;
+      dgate[j] = dj * up[j] * s * (T{1} + gate[j] * (T{1} - s));
     }
   }
 }
 
 #define CF_INSTANTIATE(T)                              \
   template void SwigluForward(const T*, int, int, T*); \
-  template void SwigluBackwardInput(const T*, const T*, int, int, T*);
+  template void SwigluBackwardInput(const T*, const T*, int, int, int, T*);
 CF_INSTANTIATE(float)
 CF_INSTANTIATE(double)
 #undef CF_INSTANTIATE

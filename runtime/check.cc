@@ -1,8 +1,11 @@
 #include "runtime/check.h"
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "compiler/error.h"
 
@@ -31,55 +34,104 @@ std::string Describe(const std::string& what, float pipeline, float reference) {
   return what + " is " + Text(pipeline) + ", without a pipeline " + Text(reference);
 }
 
-/// Where index `i` of a stage's flat block lies.
-std::string Place(const Stage& stage, size_t i) {
-  for (const ParameterBlock& block : stage.blocks()) {
-    if (i < block.offset || i >= block.offset + block.size) continue;
-    return "block \"" + block.name + "\", index " + std::to_string(i - block.offset);
-  }
-  return "padding, index " + std::to_string(i);
+/// The part of a whole stage's flat block that a device's block has.
+std::span<const float> PartOf(Stage& whole, std::span<const float> values,
+                              const ParameterBlock& block) {
+  const auto blocks = whole.blocks();
+  const auto same = std::find_if(blocks.begin(), blocks.end(), [&](const ParameterBlock& other) {
+    return other.name == block.name && other.size == block.size;
+  });
+  CF_ASSERT(same != blocks.end());
+  return values.subspan(same->offset, same->size);
 }
+
+/// Compares one step, and remembers the first difference.
+class Comparer {
+ public:
+  Comparer(const Plan& plan, int step) : plan_(plan), at_("step " + std::to_string(step) + ": ") {}
+
+  bool SameLosses(std::span<const float> run, std::span<const float> reference) {
+    const size_t i = FirstDifference(run, reference);
+    comparison_.values += static_cast<int64_t>(i);
+    if (i == run.size()) return true;
+    const auto micros = static_cast<size_t>(plan_.microbatches);
+    const auto device = static_cast<int>(i / micros);
+    comparison_.difference = Describe(
+        at_ + "loss of " + NameOf(device / plan_.expert_parallel, device % plan_.expert_parallel) +
+            ", micro-batch " + std::to_string(i % micros),
+        run[i], reference[i]);
+    return false;
+  }
+
+  bool SameDropped(int64_t run, int64_t reference) {
+    if (run == reference) return true;
+    comparison_.difference = at_ + std::to_string(run) +
+                             " (token, expert) pairs were dropped, without a pipeline " +
+                             std::to_string(reference);
+    return false;
+  }
+
+  bool SameStage(int s, Device device, Stage& copy, Stage& reference) {
+    return SameValues("gradient", s, device, copy, copy.gradients(), reference,
+                      reference.gradients()) &&
+           SameValues("updated weight", s, device, copy, copy.parameters(), reference,
+                      reference.parameters());
+  }
+
+  Comparison Take() { return std::move(comparison_); }
+
+ private:
+  std::string NameOf(int replica, int member) const {
+    std::string name = "replica " + std::to_string(replica);
+    if (plan_.expert_parallel > 1) name += " member " + std::to_string(member);
+    return name;
+  }
+
+  bool SameValues(const char* what, int s, Device device, Stage& copy,
+                  std::span<const float> values, Stage& whole, std::span<const float> expected) {
+    for (const ParameterBlock& block : copy.blocks()) {
+      const std::span<const float> part = values.subspan(block.offset, block.size);
+      const std::span<const float> wanted = PartOf(whole, expected, block);
+      const size_t i = FirstDifference(part, wanted);
+      comparison_.values += static_cast<int64_t>(i);
+      if (i == part.size()) continue;
+      comparison_.difference = Describe(
+          at_ + what + " of stage " + std::to_string(s) + ", block \"" + block.name + "\", index " +
+              std::to_string(i) + ", on " + NameOf(device.replica, device.member) + " rank " +
+              std::to_string(device.rank),
+          part[i], wanted[i]);
+      return false;
+    }
+    return true;
+  }
+
+  const Plan& plan_;
+  const std::string at_;
+  Comparison comparison_;
+};
 
 }  // namespace
 
 Comparison CompareStep(const Plan& plan, int step, const StepResult& result, ThreadedRun& run,
                        ReferenceRun& reference) {
-  Comparison comparison;
-  const std::string at = "step " + std::to_string(step) + ": ";
+  Comparer comparer(plan, step);
   const std::vector<float> losses = reference.Step(step);
-  size_t i = FirstDifference(result.losses, losses);
-  if (i < losses.size()) {
-    const auto micros = static_cast<size_t>(plan.microbatches);
-    comparison.difference = Describe(at + "loss of replica " + std::to_string(i / micros) +
-                                         ", micro-batch " + std::to_string(i % micros),
-                                     result.losses[i], losses[i]);
-    return comparison;
-  }
-  comparison.values += static_cast<int64_t>(losses.size());
-
+  if (!comparer.SameLosses(result.losses, losses)) return comparer.Take();
+  if (!comparer.SameDropped(result.dropped, reference.dropped())) return comparer.Take();
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
-    Stage& expected = reference.StageAt(s);
-    for (int d = 0; d < plan.data_parallel; ++d) {
-      for (const int rank : holders[static_cast<size_t>(s)]) {
-        Stage& copy = run.At(d, rank).StageAt(s);
-        const auto equal = [&](const char* what, std::span<const float> a,
-                               std::span<const float> b) {
-          i = FirstDifference(a, b);
-          comparison.values += static_cast<int64_t>(i);
-          if (i == a.size()) return true;
-          comparison.difference =
-              Describe(at + what + " of stage " + std::to_string(s) + ", " + Place(copy, i) +
-                           ", on replica " + std::to_string(d) + " rank " + std::to_string(rank),
-                       a[i], b[i]);
-          return false;
-        };
-        if (!equal("gradient", copy.gradients(), expected.gradients())) return comparison;
-        if (!equal("updated weight", copy.parameters(), expected.parameters())) return comparison;
+    for (int replica = 0; replica < plan.data_parallel; ++replica) {
+      for (int member = 0; member < plan.expert_parallel; ++member) {
+        for (const int rank : holders[static_cast<size_t>(s)]) {
+          const Device device = {replica, member, rank};
+          if (!comparer.SameStage(s, device, run.At(device).StageAt(s), reference.StageAt(s))) {
+            return comparer.Take();
+          }
+        }
       }
     }
   }
-  return comparison;
+  return comparer.Take();
 }
 
 }  // namespace contraflow

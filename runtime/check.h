@@ -14,8 +14,9 @@ struct Comparison {
   std::string difference;  ///< the first one: where it is, and both values; "" if there is none
 };
 
-/// Does the step that `run` has just done on the reference too, and compares every loss, and on
-/// every holder of every stage every gradient and every updated parameter.
+/// Does the step that `run` has just done on the reference too, and compares every loss, how many
+/// tokens were dropped, and on every device that has a copy of a stage every gradient and every
+/// updated parameter it has.
 Comparison CompareStep(const Plan& plan, int step, const StepResult& result, ThreadedRun& run,
                        ReferenceRun& reference);
 

@@ -8,139 +8,195 @@
 namespace contraflow {
 namespace {
 
-std::string ChunkName(int stage, int microbatch) {
-  return "stage " + std::to_string(stage) + ", micro-batch " + std::to_string(microbatch);
-}
-
-std::string ValueName(const Tag& tag) {
-  return (tag.forward ? "output of " : "input gradient of ") +
-         ChunkName(tag.producer, tag.microbatch);
-}
+bool IsMessage(const Instruction& i) { return OperandsOf(i.op) == Operands::kMessage; }
 
 }  // namespace
 
 HostBackend::HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                         int replica, int rank)
-    : model_(model),
+                         Device device, Transport& transport, bool fill)
+    : model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
       text_(text),
       seed_(seed),
-      replica_(replica),
+      device_number_(device.replica * plan.expert_parallel + device.member),
       stages_(plan.stages),
-      loss_scale_(
-          1.0f / (static_cast<float>(plan.microbatches) * static_cast<float>(plan.data_parallel))) {
+      shape_(model_, plan.expert_parallel, model_.experts / plan.expert_parallel),
+      loss_scale_(LossScale(plan)),
+      walk_(plan, model_),
+      values_(BytesOfValues<float>(shape_), fill),
+      exchange_(shape_, transport) {
+  const auto rank = static_cast<size_t>(device.rank);
+  CountUses(plan.programs[rank]);
+  if (plan.level == Level::kBuffer) values_.Place(plan.slots[rank], model_.name);
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
-    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-    copies_.emplace(s, Stage(model_, s, plan.stages, seed));
+    if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+    copies_[s] = std::make_unique<Stage>(model_, shape_, device.member, s, plan.stages, seed);
+  }
+}
+
+void HostBackend::CountUses(const Program& program) {
+  const auto count = [&](const Instruction& i) {
+    walk_.AccessesOf(i, &accesses_);
+    for (const Access& access : accesses_) values_.Expect(access);
+  };
+  for (const Instruction& i : program) {
+    if (IsMessage(i)) {
+      count(i);
+    } else if (OperandsOf(i.op) != Operands::kStage) {
+      walk_.Each(i, count);
+      if (i.stage + 1 == stages_ && (HasForward(i.op) || i.op == Op::COMBINE_F)) {
+        no_losses_.emplace(i.microbatch, 0.0f);
+      }
+    }
   }
 }
 
 void HostBackend::BeginStep(int step) {
   step_ = step;
-  losses_.clear();
-  for (auto& [s, stage] : copies_) stage.ZeroGradients();
+  dropped_ = 0;
+  no_losses_.merge(losses_);
+  values_.BeginStep();
+  for (auto& [s, stage] : copies_) stage->ZeroGradients();
 }
 
-void HostBackend::Compute(const Instruction& i) {
-  if (HasForward(i.op)) Forward(i.stage, i.microbatch);
-  if (HasBackward(i.op)) BackwardInput(BackStage(i), BackMicrobatch(i));
-  if (HasWeight(i.op)) BackwardWeight(BackStage(i), BackMicrobatch(i));
+void HostBackend::Compute(const Instruction& instruction) {
+  walk_.Each(instruction, [&](const Instruction& component) { Run(component); });
 }
 
-void HostBackend::Forward(int s, int m) {
-  Stage& stage = StageAt(s);
-  std::vector<float> input;
-  if (s > 0) input = Take({true, s - 1, m});
-  Pending& pending = stashes_[{s, m}];
-  if (pending.stash) throw Error("the forward of " + ChunkName(s, m) + " has run already");
-  float loss = 0;
-  std::vector<float> output =
-      stage.Forward(DrawMicroBatch(text_, model_, seed_, step_, replica_, m), std::move(input),
-                    &pending.stash, &loss);
-  if (IsLast(s)) {
-    losses_[m] = loss;
-  } else {
-    Put({true, s, m}, std::move(output));
+LayerViews<float> HostBackend::Touch(const Instruction& i) {
+  LayerViews<float> views;
+  walk_.AccessesOf(i, &accesses_);
+  for (const Access& access : accesses_) {
+    std::byte* const bytes = values_.Touch(access);
+    if (access.stage == i.stage && access.layer == i.layer) {
+      PlaceValue<float>(shape_, access.value, bytes, &views);
+    } else {
+      // Handed to a neighbouring layer: its input is this one's output, and so with the gradients.
+      CF_ASSERT(access.value == Value::input || access.value == Value::doutput);
+      const Value here = access.value == Value::input ? Value::output : Value::dinput;
+      PlaceValue<float>(shape_, here, bytes, &views);
+    }
   }
+  return views;
 }
 
-void HostBackend::BackwardInput(int s, int m) {
-  Stage& stage = StageAt(s);
-  const auto pending = stashes_.find({s, m});
-  if (pending == stashes_.end()) {
-    throw Error("the forward of " + ChunkName(s, m) + " has not run; verify the plan");
+void HostBackend::Leave() {
+  for (const Access& access : accesses_) values_.Leave(access);
+}
+
+const MicroBatch& HostBackend::Draw(const Instruction& i) {
+  const bool reads = i.stage == 0 || i.stage + 1 == stages_;
+  if (reads && (drawn_step_ != step_ || drawn_microbatch_ != i.microbatch)) {
+    DrawMicroBatch(text_, model_, seed_, step_, device_number_, i.microbatch, &micro_);
+    drawn_step_ = step_;
+    drawn_microbatch_ = i.microbatch;
   }
-  if (pending->second.backward) {
-    throw Error("the backward of " + ChunkName(s, m) + " has run already; verify the plan");
+  return micro_;
+}
+
+void HostBackend::Run(const Instruction& i) {
+  Stage& stage = StageAt(i.stage);
+  const int layer = i.layer;
+  if (layer >= stage.layers()) {
+    throw Error("stage " + std::to_string(i.stage) + " has only " + std::to_string(stage.layers()) +
+                " layers; verify the plan");
   }
-  std::vector<float> gradient;
-  if (!IsLast(s)) gradient = Take({false, s + 1, m});
-  gradient = stage.BackwardInput(std::move(gradient), loss_scale_, pending->second.stash.get());
-  pending->second.backward = true;
-  if (s > 0) Put({false, s, m}, std::move(gradient));
-}
-
-void HostBackend::BackwardWeight(int s, int m) {
-  Stage& stage = StageAt(s);
-  const auto pending = stashes_.find({s, m});
-  if (pending == stashes_.end() || !pending->second.backward) {
-    throw Error("the backward of " + ChunkName(s, m) + " has not run; verify the plan");
+  const LayerViews<float> v = Touch(i);
+  switch (i.op) {
+    case Op::ATTN_F:
+      dropped_ += stage.AttentionForward(layer, Draw(i), v);
+      break;
+    case Op::DISPATCH_F:
+      exchange_.Dispatch(i, v);
+      break;
+    case Op::MLP_F:
+      stage.ExpertsForward(layer, v);
+      break;
+    case Op::COMBINE_F: {
+      exchange_.Combine(i, v);
+      const float loss = stage.CombineForward(layer, Draw(i), v);
+      if (!stage.HasHead(layer)) break;
+      auto node = no_losses_.extract(i.microbatch);
+      CF_ASSERT(!node.empty());
+      node.mapped() = loss;
+      losses_.insert(std::move(node));
+      break;
+    }
+    case Op::COMBINE_B:
+      stage.CombineBackward(layer, Draw(i), loss_scale_, v);
+      exchange_.CombineBackward(i, v);
+      break;
+    case Op::MLP_B:
+      stage.ExpertsBackward(layer, v);
+      break;
+    case Op::MLP_W:
+      stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
+      if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
+      break;
+    case Op::DISPATCH_B:
+      exchange_.DispatchBackward(i, v);
+      stage.DispatchBackward(layer, v);
+      break;
+    case Op::ATTN_B:
+      stage.AttentionBackward(layer, v);
+      break;
+    case Op::ATTN_W:
+      stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
+      break;
+    case Op::F:
+    case Op::B:
+    case Op::W:
+    case Op::BW:
+    case Op::FB:
+    case Op::SEND_F:
+    case Op::RECV_F:
+    case Op::SEND_B:
+    case Op::RECV_B:
+    case Op::REDUCE:
+    case Op::STEP:
+      CF_ASSERT(false && "not a component");
   }
-  stage.BackwardWeight(std::move(pending->second.stash));
-  stashes_.erase(pending);
+  Leave();
 }
 
-void HostBackend::Put(const Tag& tag, std::vector<float> value) {
-  if (!values_.emplace(tag, std::move(value)).second) {
-    throw Error("the " + ValueName(tag) + " is here already; verify the plan");
-  }
+std::span<std::byte> HostBackend::Message(const Instruction& message) {
+  StageAt(message.stage);
+  walk_.AccessesOf(message, &accesses_);
+  CF_ASSERT(accesses_.size() == 1);
+  const size_t count = static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.width);
+  return {values_.Touch(accesses_[0]), count * sizeof(float)};
 }
 
-std::vector<float> HostBackend::Take(const Tag& tag) {
-  const auto value = values_.find(tag);
-  if (value == values_.end()) {
-    throw Error("the " + ValueName(tag) + " is not on this rank; verify the plan");
-  }
-  std::vector<float> taken = std::move(value->second);
-  values_.erase(value);
-  return taken;
-}
+std::span<std::byte> HostBackend::Outgoing(const Instruction& send) { return Message(send); }
 
-std::span<std::byte> HostBackend::Outgoing(const Instruction& send) {
-  const Tag tag = TagOf(send);
-  return std::as_writable_bytes(std::span(leaving_[tag] = Take(tag)));
+void HostBackend::Sent(const Instruction& send) {
+  walk_.AccessesOf(send, &accesses_);
+  Leave();
 }
-
-void HostBackend::Sent(const Instruction& send) { leaving_.erase(TagOf(send)); }
 
 std::span<std::byte> HostBackend::Incoming(const Instruction& receive) {
-  const Tag tag = TagOf(receive);
-  const size_t size = static_cast<size_t>(model_.tokens()) * static_cast<size_t>(model_.width);
-  Put(tag, std::vector<float>(size));
-  return std::as_writable_bytes(std::span(values_[tag]));
+  const std::span<std::byte> bytes = Message(receive);
+  Leave();
+  return bytes;
 }
 
-std::span<float> HostBackend::Gradients(int stage) { return StageAt(stage).gradients(); }
+std::span<float> HostBackend::Gradients(int stage) { return StageAt(stage).dense_gradients(); }
+
+std::span<float> HostBackend::ExpertGradients(int stage) {
+  return StageAt(stage).expert_gradients();
+}
 
 void HostBackend::OptimizerStep(int stage) { StageAt(stage).OptimizerStep(step_); }
 
-void HostBackend::EndStep() {
-  if (!values_.empty()) {
-    throw Error("the " + ValueName(values_.begin()->first) + " was never used; verify the plan");
-  }
-  if (!stashes_.empty()) {
-    const auto [s, m] = stashes_.begin()->first;
-    throw Error("no weight gradient was computed for " + ChunkName(s, m) + "; verify the plan");
-  }
-}
+void HostBackend::EndStep() { values_.EndStep(); }
 
 Stage& HostBackend::StageAt(int stage) {
   const auto copy = copies_.find(stage);
   if (copy == copies_.end()) {
     throw Error("this rank holds no copy of stage " + std::to_string(stage) + "; verify the plan");
   }
-  return copy->second;
+  return *copy->second;
 }
 
 }  // namespace contraflow

@@ -1,53 +1,50 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "kernels/buffer.h"
-#include "runtime/model.h"
 #include "runtime/parameters.h"
+#include "runtime/views.h"
 
 namespace contraflow {
-
-/// What one layer keeps of one micro-batch. F fills the first group, B frees of it what W does not
-/// need and fills the second, W frees all.
-template <typename T>
-struct LayerStash {
-  // Kept from F to W.
-  Buffer<T> x, attention_rstd, attention_xn;  ///< input, and normed for the attention
-  Buffer<T> attention;                        ///< values weighted with the probabilities
-  Buffer<T> y, expert_rstd, expert_xn;        ///< after the attention, and normed for the experts
-  Buffer<T> sorted, hidden;  ///< input of the experts, and of their down projection
-  Buffer<int32_t> first;     ///< rows of each expert
-  // Kept from F to B.
-  Buffer<T> qkv, attention_probabilities;
-  Buffer<T> router_probabilities, weight;
-  Buffer<T> gate_up, expert_out;
-  Buffer<int32_t> expert, row_of;
-  // Kept from B to W: gradients.
-  Buffer<T> dqkv, dy, dattention_xn, dexpert_xn, dlogits, dgate_up, dexpert_out;
-};
 
 /// Angles of the rotary position embedding; the same for every layer.
 template <typename T>
 struct RopeTable {
-  explicit RopeTable(const Model& model);
+  explicit RopeTable(const LayerShape& shape);
   Buffer<T> cosine, sine;
 };
 
-/// One layer of the model at `parameters + offsets`, the same code whichever stage it is in.
+/// One layer of the model, the same code whichever stage it is in: what its components compute, on
+/// views and without any memory of their own. The exchanges between the tokens' devices and the
+/// experts' (DISPATCH_F all of it; COMBINE_F and DISPATCH_B before, COMBINE_B behind what is here)
+/// are not its business (runtime/exchange.h). `dense` and `experts` point at the two parts of the
+/// parameters, or of the gradients to add to, of the layer's stage (ParameterLayout).
 template <typename T>
 struct Layer {
-  const Model* model;
+  const LayerShape* shape;
   const RopeTable<T>* rope;
   LayerOffsets offsets;
 
-  /// Takes the input [tokens x d], returns the output.
-  Buffer<T> Forward(const T* parameters, Buffer<T> x, LayerStash<T>* stash) const;
-  /// Takes the gradient of the output, returns the gradient of the input.
-  Buffer<T> BackwardInput(const T* parameters, const Buffer<T>& dz, LayerStash<T>* stash) const;
-  /// Adds to the weight gradients and empties the stash.
-  void BackwardWeight(LayerStash<T>* stash, T* gradients) const;
+  /// ATTN_F: x to y, and the tokens' rows for the experts. Returns how many (token, expert) pairs
+  /// got no row.
+  int AttentionForward(const T* dense, const LayerViews<T>& v) const;
+  /// MLP_F: rows to expert_out.
+  void ExpertsForward(const T* experts, const LayerViews<T>& v) const;
+  /// COMBINE_F: combined and y to z.
+  void CombineForward(const LayerViews<T>& v) const;
+
+  /// COMBINE_B: dz to dcombined and dweight.
+  void CombineBackward(const LayerViews<T>& v) const;
+  /// MLP_B: drows to dsorted.
+  void ExpertsBackward(const T* experts, const LayerViews<T>& v) const;
+  /// DISPATCH_B: ddispatched to dexpert.
+  void DispatchBackward(const LayerViews<T>& v) const;
+  /// ATTN_B: dz, dexpert and dweight to dx.
+  void AttentionBackward(const T* dense, const LayerViews<T>& v) const;
+
+  /// MLP_W.
+  void ExpertsWeight(const LayerViews<T>& v, T* experts) const;
+  /// ATTN_W.
+  void AttentionWeight(const LayerViews<T>& v, T* dense) const;
 };
 
 }  // namespace contraflow

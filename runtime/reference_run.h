@@ -4,41 +4,46 @@
 #include <vector>
 
 #include "compiler/plan.h"
-#include "runtime/stage.h"
 #include "runtime/text.h"
+#include "runtime/whole_stage.h"
 
 namespace contraflow {
 
-/// The same training without a pipeline: one copy of every stage, one micro-batch after the other,
-/// and for each its stages' F, then B, then W. What a plan's execution must equal, bit for bit. Of
-/// the plan it uses only where stages live: gradients are summed in ascending micro-batch order for
-/// each copy (replica and rank) of a stage, then over the copies, replica by replica in route
-/// order.
+/// The same training without a pipeline: one copy of every stage, with all of its experts, one
+/// micro-batch after the other, and for each its stages' F, then B, then W. What a plan's execution
+/// must equal, bit for bit. Of the plan it uses only where stages live: gradients are summed in
+/// ascending micro-batch order for each copy of a stage (replica, member of the expert group and
+/// rank; of an expert, which only one member has, replica and rank), then over the copies, replica
+/// by replica, member by member and in route order.
 class ReferenceRun {
  public:
-  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
-  /// the run.
+  /// The plan is sound (Verify). Plan and text must outlive the run. Throws Error if the model does
+  /// not fit the plan.
   ReferenceRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed);
 
-  /// One step; steps count from 1. Returns the losses, [replica * microbatches + micro-batch].
+  /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);
 
   /// With the gradients and the updated parameters of the last step.
-  Stage& StageAt(int stage) { return stages_[static_cast<size_t>(stage)]; }
+  Stage& StageAt(int stage) { return stages_[static_cast<size_t>(stage)].stage(); }
+  /// (token, expert) pairs of the last step that an expert had no capacity left for.
+  int64_t dropped() const { return dropped_; }
 
  private:
-  float TrainOn(int step, int replica, int microbatch);
-  /// Sum over micro-batches of a stage's gradients on the copy that this micro-batch belongs to.
-  std::vector<float>& SumOfCopy(int stage, int replica, int microbatch);
+  void TrainOn(int step, int replica, int microbatch, std::vector<float>* losses);
+  size_t HolderOf(int stage, int microbatch) const;
 
   const Plan& plan_;
-  const Model& model_;
+  const Model model_;
   const Text& text_;
   const uint64_t seed_;
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;
-  std::vector<Stage> stages_;
-  std::vector<std::vector<std::vector<float>>> sums_;  // [stage][replica * holders + holder]
+  std::vector<WholeStage<float>> stages_;
+  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * holders + holder]
+  // and, for the experts, [stage][replica * holders + holder].
+  std::vector<std::vector<std::vector<float>>> dense_, experts_;
+  int64_t dropped_ = 0;
 };
 
 }  // namespace contraflow

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "kernels/buffer.h"
+#include "runtime/layer.h"
 #include "runtime/model.h"
 #include "runtime/parameters.h"
+#include "runtime/views.h"
 
 namespace contraflow {
 
@@ -15,50 +17,77 @@ struct MicroBatch {
   std::vector<int32_t> tokens, targets;
 };
 
-/// What F leaves for B, and B for W, of one stage and micro-batch. Freed by W.
-struct Stash;
-struct StashDeleter {
-  void operator()(Stash*) const;
-};
-using StashPtr = std::unique_ptr<Stash, StashDeleter>;
-
-/// One copy of one stage on one rank: parameters, gradients and optimizer state, and the truly
-/// split forward, input-gradient and weight-gradient computation. Not thread safe; no hidden global
-/// state; the same inputs give the same bits, whichever thread or rank runs it.
-class Stage {
+/// One copy of one stage on one device: parameters, gradients and optimizer state, and what the
+/// components of its layers compute (Layer), with the embedding before the first layer of stage 0
+/// and the head behind the last one of the last stage. `layer` counts inside the stage; `micro` is
+/// read by the embedding and the head only. Not thread safe; no hidden global state; the same
+/// inputs give the same bits, whichever thread or device runs it. The runtime uses float; double is
+/// for the proof that the gradients are those of the loss, by finite differences.
+template <typename T>
+class BasicStage {
  public:
-  /// Parameters are drawn from (seed, layer), so every copy of a stage and every partition of the
-  /// model into stages starts from the same weights.
-  Stage(const Model& model, int stage, int stages, uint64_t seed);
-  ~Stage();
-  Stage(Stage&&) noexcept;
+  /// Owns the experts of member `member` of the expert group. Parameters are drawn from (seed,
+  /// layer), so every copy of a stage, every partition of the model into stages and of its experts
+  /// over a group starts from the same weights.
+  BasicStage(const Model& model, const LayerShape& shape, int member, int stage, int stages,
+             uint64_t seed);
+  BasicStage(const BasicStage&) = delete;
+  BasicStage& operator=(const BasicStage&) = delete;
 
-  /// F. `input` is the output of the stage before [tokens x d] (empty for stage 0, which reads the
-  /// tokens). Returns the activation for the next stage [tokens x d]; the last stage returns
-  /// nothing and leaves the mean cross-entropy of the micro-batch in `loss`.
-  std::vector<float> Forward(const MicroBatch& micro, std::vector<float> input, StashPtr* stash,
-                             float* loss);
-
-  /// B. Turns the gradient of the output [tokens x d] (empty for the last stage, which starts from
-  /// its loss times `loss_scale`) into the gradient of the input [tokens x d] (empty for stage 0).
-  /// Leaves in the stash what W needs; does not touch weight gradients.
-  std::vector<float> BackwardInput(std::vector<float> output_gradient, float loss_scale,
-                                   Stash* stash);
-
-  /// W. Adds this micro-batch's weight gradients to gradients() and frees the stash.
-  void BackwardWeight(StashPtr stash);
+  /// ATTN_F. Returns how many (token, expert) pairs were dropped.
+  int AttentionForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const;
+  /// MLP_F.
+  void ExpertsForward(int layer, const LayerViews<T>& v) const;
+  /// COMBINE_F, behind its exchange. With the head, returns the mean cross-entropy of the
+  /// micro-batch, else 0.
+  T CombineForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const;
+  /// COMBINE_B, before its exchange. The head makes dz, the gradient of `loss_scale` times its
+  /// loss.
+  void CombineBackward(int layer, const MicroBatch& micro, T loss_scale,
+                       const LayerViews<T>& v) const;
+  /// MLP_B.
+  void ExpertsBackward(int layer, const LayerViews<T>& v) const;
+  /// DISPATCH_B, behind its exchange.
+  void DispatchBackward(int layer, const LayerViews<T>& v) const;
+  /// ATTN_B.
+  void AttentionBackward(int layer, const LayerViews<T>& v) const;
+  /// The experts' part of MLP_W: adds to gradients laid out as expert_gradients().
+  void ExpertsWeight(int layer, const LayerViews<T>& v, T* experts) const;
+  /// The head's part of MLP_W of the last layer: adds to gradients laid out as dense_gradients().
+  void HeadWeight(const LayerViews<T>& v, T* dense) const;
+  /// ATTN_W.
+  void AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v, T* dense) const;
 
   void ZeroGradients();
   /// AdamW with the gradients as they are; `step` counts from 1.
   void OptimizerStep(int step);
 
-  std::span<float> parameters();  ///< one flat, 64-byte aligned block
-  std::span<float> gradients();   ///< same layout
-  std::span<const ParameterBlock> blocks() const;
+  int layers() const { return static_cast<int>(layers_.size()); }
+  bool HasEmbedding(int layer) const { return stage_ == 0 && layer == 0; }
+  bool HasHead(int layer) const { return stage_ == stages_ - 1 && layer == layers() - 1; }
+
+  std::span<T> parameters() { return parameters_; }  ///< one flat, 64-byte aligned block
+  std::span<T> gradients() { return gradients_; }    ///< same layout
+  /// The gradients that all members of an expert group have, and those of the owned experts.
+  std::span<T> dense_gradients() { return gradients().first(layout_.dense); }
+  std::span<T> expert_gradients() { return gradients().subspan(layout_.dense); }
+  std::span<const ParameterBlock> blocks() const { return layout_.blocks; }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  const Layer<T>& At(int layer) const { return layers_[static_cast<size_t>(layer)]; }
+  const T* dense() const { return parameters_.data(); }
+  const T* experts() const { return parameters_.data() + layout_.dense; }
+  void CheckTokens(const std::vector<int32_t>& tokens) const;
+
+  const Model model_;
+  const LayerShape shape_;
+  const int stage_, stages_;
+  ParameterLayout layout_;
+  RopeTable<T> rope_;
+  std::vector<Layer<T>> layers_;
+  Buffer<T> parameters_, gradients_, m_, v_;
 };
+
+using Stage = BasicStage<float>;
 
 }  // namespace contraflow

@@ -53,23 +53,30 @@ Text ReadText(const std::string& path, const Model& model) {
   return text;
 }
 
-MicroBatch DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step,
-                          int replica, int microbatch) {
+void DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
+                    int microbatch, MicroBatch* micro) {
   uint64_t key = DeriveKey(seed, static_cast<uint64_t>(step));
-  key = DeriveKey(key, static_cast<uint64_t>(replica));
+  key = DeriveKey(key, static_cast<uint64_t>(device));
   key = DeriveKey(key, static_cast<uint64_t>(microbatch));
   const auto length = static_cast<size_t>(model.sequence);
   const uint64_t places = text.bytes.size() - length;
-  MicroBatch micro;
-  micro.tokens.reserve(static_cast<size_t>(model.tokens()));
-  micro.targets.reserve(static_cast<size_t>(model.tokens()));
+  micro->tokens.clear();
+  micro->targets.clear();
+  micro->tokens.reserve(static_cast<size_t>(model.tokens()));
+  micro->targets.reserve(static_cast<size_t>(model.tokens()));
   for (int b = 0; b < model.batch; ++b) {
     const uint64_t place = DeriveKey(key, static_cast<uint64_t>(b)) % places;
     for (size_t i = 0; i < length; ++i) {
-      micro.tokens.push_back(static_cast<unsigned char>(text.bytes[place + i]));
-      micro.targets.push_back(static_cast<unsigned char>(text.bytes[place + i + 1]));
+      micro->tokens.push_back(static_cast<unsigned char>(text.bytes[place + i]));
+      micro->targets.push_back(static_cast<unsigned char>(text.bytes[place + i + 1]));
     }
   }
+}
+
+MicroBatch DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
+                          int microbatch) {
+  MicroBatch micro;
+  DrawMicroBatch(text, model, seed, step, device, microbatch, &micro);
   return micro;
 }
 

@@ -19,9 +19,12 @@ struct Text {
 /// bytes beyond the model's vocabulary.
 Text ReadText(const std::string& path, const Model& model);
 
-/// The sequences of one micro-batch, drawn from anywhere in the text by (seed, step, replica,
-/// micro-batch) alone.
-MicroBatch DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step,
-                          int replica, int microbatch);
+/// The sequences of one micro-batch of one device, drawn from anywhere in the text by (seed, step,
+/// device, micro-batch) alone. `device` counts replicas, and in them the members of an expert
+/// group: replica * members + member. Allocates nothing where `micro` held one before.
+void DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
+                    int microbatch, MicroBatch* micro);
+MicroBatch DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
+                          int microbatch);
 
 }  // namespace contraflow

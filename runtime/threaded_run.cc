@@ -9,14 +9,18 @@
 namespace contraflow {
 namespace {
 
-/// The plan, if this process may start a thread for each of its ranks.
+/// The plan, if this process may start a thread for each of its devices.
 const Plan& CheckSize(const Plan& plan) {
   CheckExecutable(plan);
-  const int64_t threads = int64_t{plan.ranks} * plan.data_parallel;
+  const int64_t threads = int64_t{plan.ranks} * plan.data_parallel * plan.expert_parallel;
   if (threads > kMaxThreads) {
-    throw Error("the plan has " + std::to_string(plan.ranks) + " ranks in " +
-                std::to_string(plan.data_parallel) + " replica(s), which is more than " +
-                std::to_string(kMaxThreads) + " threads in one process; compile it for fewer");
+    std::string text = "the plan has " + std::to_string(plan.ranks) + " ranks in " +
+                       std::to_string(plan.data_parallel) + " replica(s)";
+    if (plan.expert_parallel > 1) {
+      text += " of " + std::to_string(plan.expert_parallel) + " devices a rank";
+    }
+    throw Error(text + ", which is more than " + std::to_string(kMaxThreads) +
+                " threads in one process; compile it for fewer");
   }
   return plan;
 }
@@ -31,14 +35,22 @@ double MeanLoss(const std::vector<float>& losses) {
 
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
                          ThreadNetwork::Options options)
-    : plan_(CheckSize(plan)), network_(plan.ranks, plan.data_parallel, options) {
+    : plan_(CheckSize(plan)),
+      network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
+  std::vector<Worker> workers;
   try {
-    for (int d = 0; d < plan.data_parallel; ++d) {
-      for (int r = 0; r < plan.ranks; ++r) {
-        backends_.push_back(std::make_unique<HostBackend>(plan, model, text, seed, d, r));
-        workers_.push_back({d, r, backends_.back().get(), &network_.At(d, r)});
+    for (int replica = 0; replica < plan.data_parallel; ++replica) {
+      for (int member = 0; member < plan.expert_parallel; ++member) {
+        for (int rank = 0; rank < plan.ranks; ++rank) {
+          const Device device = {replica, member, rank};
+          Transport& transport = network_.At(device);
+          backends_.push_back(
+              std::make_unique<HostBackend>(plan, model, text, seed, device, transport));
+          workers.push_back({device, backends_.back().get(), &transport});
+        }
       }
     }
+    launch_.emplace(plan, workers);
   } catch (const std::bad_alloc&) {
     throw Error("not enough memory for the stages of all ranks; use a smaller model");
   }
@@ -47,37 +59,42 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text,
 StepResult ThreadedRun::Step(int step) {
   StepResult result;
   const Clock::time_point start = Clock::now();
-  std::vector<std::vector<Span>> spans = LaunchStep(plan_, step, workers_);
+  launch_->Step(step);
   result.duration =
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  network_.CheckEmpty();
-  spans.resize(static_cast<size_t>(plan_.ranks));
-  result.timeline = {true, Unit::kMicroseconds, std::move(spans)};
+  result.timeline = {true, Unit::kMicroseconds, {}};
+  for (int rank = 0; rank < plan_.ranks; ++rank) {
+    result.timeline.ranks.push_back(launch_->spans(static_cast<size_t>(rank)));
+  }
   result.losses = CollectLosses();
   result.loss = MeanLoss(result.losses);
+  for (const auto& backend : backends_) result.dropped += backend->dropped();
   return result;
 }
 
 std::vector<float> ThreadedRun::CollectLosses() {
   std::vector<float> losses;
   const std::vector<int> route_of = RouteOfMicrobatch(plan_);
-  for (int d = 0; d < plan_.data_parallel; ++d) {
-    for (int m = 0; m < plan_.microbatches; ++m) {
-      const Route& route = plan_.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
-      const std::map<int, float>& here = At(d, route.ranks.back()).losses();
-      const auto loss = here.find(m);
-      if (loss == here.end()) {
-        throw Error("micro-batch " + std::to_string(m) +
-                    " never reached the last stage; verify the plan");
+  for (int replica = 0; replica < plan_.data_parallel; ++replica) {
+    for (int member = 0; member < plan_.expert_parallel; ++member) {
+      for (int m = 0; m < plan_.microbatches; ++m) {
+        const Route& route = plan_.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
+        const auto& here = At({replica, member, route.ranks.back()}).losses();
+        const auto loss = here.find(m);
+        if (loss == here.end()) {
+          throw Error("micro-batch " + std::to_string(m) +
+                      " never reached the last stage; verify the plan");
+        }
+        losses.push_back(loss->second);
       }
-      losses.push_back(loss->second);
     }
   }
   return losses;
 }
 
-HostBackend& ThreadedRun::At(int replica, int rank) {
-  return *backends_[static_cast<size_t>(replica * plan_.ranks + rank)];
+HostBackend& ThreadedRun::At(Device device) {
+  return *backends_[static_cast<size_t>(
+      (device.replica * plan_.expert_parallel + device.member) * plan_.ranks + device.rank)];
 }
 
 }  // namespace contraflow

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "compiler/plan.h"
@@ -14,8 +15,9 @@ namespace contraflow {
 
 /// What a step of training gave.
 struct StepResult {
-  double loss = 0;            ///< mean over all micro-batches and replicas
-  std::vector<float> losses;  ///< [replica * microbatches + micro-batch]
+  double loss = 0;            ///< mean over all micro-batches, members and replicas
+  std::vector<float> losses;  ///< [replica][member][micro-batch]
+  int64_t dropped = 0;        ///< (token, expert) pairs that an expert had no capacity for
   Time duration = 0;          ///< of the whole step, in nanoseconds
   Timeline timeline;          ///< measured, of replica 0
 };
@@ -23,7 +25,7 @@ struct StepResult {
 /// Mean of the losses, summed in their order.
 double MeanLoss(const std::vector<float>& losses);
 
-/// Trains with a plan on the host: every rank of every replica is a thread of this process.
+/// Trains with a plan on the host: every device is a thread of this process.
 class ThreadedRun {
  public:
   /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
@@ -34,15 +36,15 @@ class ThreadedRun {
   /// One step; steps count from 1. After an error the run cannot go on.
   StepResult Step(int step);
 
-  HostBackend& At(int replica, int rank);
+  HostBackend& At(Device device);
 
  private:
   std::vector<float> CollectLosses();
 
   const Plan& plan_;
   ThreadNetwork network_;
-  std::vector<std::unique_ptr<HostBackend>> backends_;  // replica by replica
-  std::vector<Worker> workers_;
+  std::vector<std::unique_ptr<HostBackend>> backends_;  // replica by replica, member by member
+  std::optional<Launch> launch_;
 };
 
 }  // namespace contraflow

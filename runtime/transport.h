@@ -21,12 +21,13 @@ struct Device {
 };
 
 /// One SEND or RECV under way. Owned by whoever posts it; neither moved nor freed, and its bytes
-/// left alone, until it is done.
+/// left alone, until it is done, or no rank of the run calls its transport any more.
 struct Transfer {
   Instruction instruction;    ///< SEND_F, SEND_B, RECV_F or RECV_B, with its peer
   std::span<std::byte> data;  ///< what to send, or where to receive exactly so many bytes
   bool done = false;
   Clock::time_point start{}, end{};  ///< once done: the interval of the transfer itself
+  Transfer* next = nullptr;          ///< the transport's own
 };
 
 /// What a transfer carries: two instructions belong together if and only if their tags are equal.
@@ -51,6 +52,10 @@ struct Aborted : Error {
 /// receive expects is an Error.
 class Transport {
  public:
+  /// Over which devices Sum adds: those of every replica and member of the expert group, or those
+  /// of every replica that are the same member as this one.
+  enum class Over : bool { kAllMembers, kSameMember };
+
   virtual ~Transport() = default;
 
   /// Starts transfers together: none of them waits for another of the group.
@@ -60,9 +65,6 @@ class Transport {
   virtual bool Done(Transfer& transfer) = 0;
   /// Returns when a posted transfer is done.
   virtual void Wait(Transfer& transfer) = 0;
-  /// Over which devices Sum adds: those of every replica and member of the expert group, or those
-  /// of every replica that are the same member as this one.
-  enum class Over : bool { kAllMembers, kSameMember };
 
   /// Replaces `values` by their sum over the ranks `holders` (this one among them) of those
   /// devices, added replica by replica, member by member and in the order of `holders`: all get the

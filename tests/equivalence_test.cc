@@ -155,13 +155,14 @@ TEST_SUITE("equivalence") {
         difference([](StepResult& result, ThreadedRun&) { result.losses[1] = 1.5f; })
             .starts_with("step 1: loss of replica 0, micro-batch 1 is 1.5 (0x3fc00000), without a "
                          "pipeline "));
-    const auto spoiled_gradient = difference(
-        [](StepResult&, ThreadedRun& run) { run.At(0, 1).StageAt(1).gradients()[3] = -0.25f; });
+    const auto spoiled_gradient = difference([](StepResult&, ThreadedRun& run) {
+      run.At({0, 0, 1}).StageAt(1).gradients()[3] = -0.25f;
+    });
     CHECK(spoiled_gradient.starts_with("step 1: gradient of stage 1, block \""));
     CHECK(spoiled_gradient.find("index 3, on replica 0 rank 1 is -0.25 (0xbe800000), without") !=
           std::string::npos);
     CHECK(difference([](StepResult&, ThreadedRun& run) {
-            float& weight = run.At(0, 0).StageAt(0).parameters()[0];
+            float& weight = run.At({0, 0, 0}).StageAt(0).parameters()[0];
             weight = -weight;
           }).starts_with("step 1: updated weight of stage 0, block \""));
   }
@@ -170,7 +171,8 @@ TEST_SUITE("equivalence") {
     const Plan plan = PlanFromText("level comm\nrank\nF s0 m0\nB s0 m0\nW s0 m0\nSTEP s0");
     const Model model = SmallModel(1);
     const Text text = SmallText();
-    HostBackend backend(plan, model, text, 7, 0, 0);
+    ThreadNetwork network(1, 1, 1, {});
+    HostBackend backend(plan, model, text, 7, {}, network.At({}));
     backend.BeginStep(1);
     const auto largest = [&] {
       float most = 0;

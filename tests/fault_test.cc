@@ -97,7 +97,7 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
   }
   std::string message;
   try {
-    LaunchStep(plan, 1, run.workers);
+    run.Step(plan);
   } catch (const InternalError& error) {
     message = std::string("bug: ") + error.what();
   } catch (const Error& error) {
@@ -164,9 +164,9 @@ TEST_SUITE("unit") {
   TEST_CASE("fault: a plan for too many threads is refused") {
     const Plan plan = TwoRankPlan();
     const std::vector<Worker> workers(kMaxThreads + 1);
-    CHECK(Failure([&] { LaunchStep(plan, 1, workers); }) ==
-          "the plan needs 1025 threads (ranks times replicas), at most 1024 are possible in one "
-          "process");
+    CHECK(Failure([&] { Launch(plan, workers); }) ==
+          "the plan needs 1025 threads (ranks times replicas times members of an expert group), at "
+          "most 1024 are possible in one process");
   }
 }
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <functional>
+#include <numeric>
+#include <span>
 #include <string>
 
-#include "runtime/basic_stage.h"
 #include "tests/stage_fixture.h"
 
 // The gradients of the whole chain of stages against central differences of its loss, in double:
@@ -18,59 +18,37 @@ namespace {
 
 constexpr double kStep = 1e-5;
 
-// A model cut into stages, in double, with the micro-batches it is judged on.
-struct DoubleChain {
-  std::deque<BasicStage<double>> stages;
-  std::vector<MicroBatch> micros;
+// A model cut into stages, in double, with the micro-batches it is judged on: `microbatches` of
+// every member.
+struct DoubleChain : BasicChain<double> {
+  std::vector<std::vector<MicroBatch>> micros;
   double loss_scale = 0.25;
 
-  DoubleChain(const Model& model, int count, int microbatches) {
-    for (int s = 0; s < count; ++s) stages.emplace_back(model, s, count, 7);
+  DoubleChain(const Model& model, int count, int microbatches, int members = 1)
+      : BasicChain<double>(model, count, 7, members) {
     for (int m = 0; m < microbatches; ++m) {
-      micros.push_back(RandomMicroBatch(model, static_cast<uint64_t>(m)));
+      std::vector<MicroBatch>& group = micros.emplace_back();
+      for (int e = 0; e < members; ++e) {
+        group.push_back(RandomMicroBatch(model, static_cast<uint64_t>(m + e * microbatches)));
+      }
     }
   }
 
   // Loss of a micro-batch from the input of stage `from` on.
-  double Loss(const MicroBatch& micro, std::vector<double> x, size_t from) const {
-    double loss = 0;
-    BasicStash<double> stash;
+  double Loss(std::span<const MicroBatch> group, std::vector<double> x, size_t from) const {
+    std::vector<double> losses;
+    WholeStash<double> stash;
     for (size_t s = from; s < stages.size(); ++s) {
-      x = stages[s].Forward(micro.tokens, micro.targets, x, &stash, &loss);
+      x = stages[s].Forward(group, x, &stash, &losses);
     }
-    return loss * loss_scale;
+    return std::accumulate(losses.begin(), losses.end(), 0.0) * loss_scale;
   }
   double Loss() const {
     double sum = 0;
-    for (const MicroBatch& micro : micros) sum += Loss(micro, {}, 0);
+    for (const auto& group : micros) sum += Loss(group, {}, 0);
     return sum;
   }
 };
-
-// What the chain computes: the inputs of every stage and their gradients, for one micro-batch.
-struct Crossing {
-  std::vector<std::vector<double>> inputs, gradients;
-};
-
-Crossing Train(DoubleChain& chain, const MicroBatch& micro) {
-  const size_t count = chain.stages.size();
-  Crossing crossing{std::vector<std::vector<double>>(count), {}};
-  crossing.gradients.resize(count);
-  std::vector<BasicStash<double>> stashes(count);
-  double loss = 0;
-  std::vector<double> x;
-  for (size_t s = 0; s < count; ++s) {
-    crossing.inputs[s] = x;
-    x = chain.stages[s].Forward(micro.tokens, micro.targets, x, &stashes[s], &loss);
-  }
-  std::vector<double> d;
-  for (size_t s = count; s > 0; --s) {
-    d = chain.stages[s - 1].BackwardInput(d, chain.loss_scale, &stashes[s - 1]);
-    crossing.gradients[s - 1] = d;
-  }
-  for (size_t s = 0; s < count; ++s) chain.stages[s].BackwardWeight(&stashes[s]);
-  return crossing;
-}
 
 double CentralDifference(double& at, const std::function<double()>& loss) {
   const double value = at;
@@ -94,16 +72,31 @@ TEST_SUITE_BEGIN("unit");
 
 TEST_CASE("gradient: every parameter agrees with finite differences") {
   struct Case {
-    int layers, stages, top_k;
+    int layers, stages, top_k, members;
+    float capacity;
   };
-  for (const Case& c : {Case{3, 3, 2}, {3, 2, 1}, {1, 1, 5}}) {
+  for (const Case& c : {Case{3, 3, 2, 1, 0},
+                        {3, 2, 1, 1, 0},
+                        {1, 1, 5, 1, 0},
+                        {2, 2, 2, 2, 0},
+                        {2, 1, 2, 2, 0.7f}}) {
     Model model = AwkwardModel(c.layers);
     model.top_k = c.top_k;
-    DoubleChain chain(model, c.stages, 2);
-    for (const MicroBatch& micro : chain.micros) Train(chain, micro);
-    for (BasicStage<double>& stage : chain.stages) {
+    model.capacity_factor = c.capacity;
+    DoubleChain chain(model, c.stages, c.members == 1 ? 2 : 1, c.members);
+    int64_t dropped = 0;
+    for (const auto& group : chain.micros) {
+      DoubleChain::Flight flight = chain.Forward(group);
+      for (const auto& stash : flight.stashes) dropped += WholeStage<double>::Dropped(stash);
+      chain.BackwardInput(flight, chain.loss_scale);
+      chain.BackwardWeight(flight);
+    }
+    CHECK((dropped > 0) == (c.capacity > 0));
+    for (WholeStage<double>& whole : chain.stages) {
+      BasicStage<double>& stage = whole.stage();
       for (const ParameterBlock& block : stage.blocks()) {
         CAPTURE(c.stages);
+        CAPTURE(c.members);
         CAPTURE(block.name);
         const auto analytic = stage.gradients().subspan(block.offset, block.size);
         const double largest = Largest(analytic);
@@ -125,7 +118,7 @@ TEST_CASE("gradient: every parameter agrees with finite differences") {
 
 TEST_CASE("gradient: every activation between stages agrees with finite differences") {
   DoubleChain chain(AwkwardModel(3), 3, 1);
-  Crossing crossing = Train(chain, chain.micros[0]);
+  DoubleChain::Flight crossing = chain.TrainAll(chain.micros[0], chain.loss_scale);
   CHECK(crossing.gradients[0].empty());
   for (size_t s = 1; s < 3; ++s) {
     CAPTURE(s);
@@ -148,22 +141,20 @@ TEST_CASE("gradient: float agrees with double block by block") {
   const Model model = AwkwardModel(4);
   DoubleChain exact(model, 2, 2);
   Chain single(model, 2, 7);
-  for (const MicroBatch& micro : exact.micros) {
-    Train(exact, micro);
-    single.Train(micro, 0.25f);
+  for (const auto& group : exact.micros) {
+    exact.TrainAll(group, 0.25);
+    single.TrainAll(group, 0.25f);
   }
-  for (size_t s = 0; s < 2; ++s) {
-    for (const ParameterBlock& block : exact.stages[s].blocks()) {
-      CAPTURE(block.name);
-      double error = 0, norm = 0;
-      for (size_t i = block.offset; i < block.offset + block.size; ++i) {
-        const double want = exact.stages[s].gradients()[i];
-        const double difference = static_cast<double>(single.stages[s].gradients()[i]) - want;
-        error += difference * difference;
-        norm += want * want;
-      }
-      CHECK(std::sqrt(error) < 1e-5 * std::sqrt(norm));
+  const auto got = single.Gradients();
+  for (const auto& [name, want] : exact.Gradients()) {
+    CAPTURE(name);
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double difference = static_cast<double>(got.at(name)[i]) - want[i];
+      error += difference * difference;
+      norm += want[i] * want[i];
     }
+    CHECK(std::sqrt(error) < 1e-5 * std::sqrt(norm));
   }
 }
 

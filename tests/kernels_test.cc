@@ -253,7 +253,14 @@ TEST_CASE_TEMPLATE("swiglu: forward and gradient saturated gates", T, float, dou
     const auto dy = RandomValues<T>(Size(r, w), 2);
     auto y = Poisoned<T>(Size(r, w)), d = Poisoned<T>(gate_up.size());
     SwigluForward(gate_up.data(), r, w, y.data());
-    SwigluBackwardInput(gate_up.data(), dy.data(), r, w, d.data());
+    SwigluBackwardInput(gate_up.data(), dy.data(), w, r, w, d.data());
+    // The same in place, from the second halves.
+    auto in_place = Poisoned<T>(gate_up.size());
+    for (int i = 0; i < r; ++i) {
+      std::copy_n(dy.data() + i * w, w, in_place.data() + i * 2 * w + w);
+    }
+    SwigluBackwardInput(gate_up.data(), in_place.data() + w, 2 * w, r, w, in_place.data());
+    CHECK(in_place == d);
     const auto naive = [&](const Doubles& v) { return NaiveSwiglu(v, r, w); };
     CheckClose(y, naive(ToDoubles(gate_up)));
     CheckClose(d, NumericGradient(naive, ToDoubles(gate_up), ToDoubles(dy)));
@@ -263,7 +270,7 @@ TEST_CASE_TEMPLATE("swiglu: forward and gradient saturated gates", T, float, dou
   auto y = Poisoned<T>(2), d = Poisoned<T>(4);
   SwigluForward(saturated.data(), 1, 2, y.data());
   CheckClose(y, {0, 2000});
-  SwigluBackwardInput(saturated.data(), one.data(), 1, 2, d.data());
+  SwigluBackwardInput(saturated.data(), one.data(), 2, 1, 2, d.data());
   CheckClose(d, {0, 2, 0, 1000});
 }
 

@@ -141,7 +141,8 @@ TEST_CASE_TEMPLATE("attention: forward and gradient", T, float, double) {
     auto p = Poisoned<T>(Size(rows * shape.heads, shape.sequence));
     auto out = Poisoned<T>(Size(rows, width)), dqkv = Poisoned<T>(qkv.size());
     AttentionForward(shape, qkv.data(), p.data(), out.data());
-    AttentionBackwardInput(shape, qkv.data(), p.data(), dout.data(), dqkv.data());
+    auto work = Poisoned<T>(Size(shape.sequence, shape.sequence));
+    AttentionBackwardInput(shape, qkv.data(), p.data(), dout.data(), work.data(), dqkv.data());
     const auto naive = [&](const Doubles& v) { return NaiveAttention(shape, v); };
     CheckClose(out, naive(ToDoubles(qkv)));
     CheckClose(dqkv, NumericGradient(naive, ToDoubles(qkv), ToDoubles(dout)));
@@ -220,6 +221,43 @@ TEST_CASE("permutation: stable with an expert without tokens and all tokens on o
   CHECK(one.first == Buffer<int32_t>{0, 0, 3, 3});
   CHECK(one.token_of == Buffer<int32_t>{0, 1, 2});
   CHECK(one.row_of == Buffer<int32_t>{0, 1, 2});
+}
+
+TEST_CASE("sort into capacity: first come first served the rest has no row") {
+  // Expert 0 is chosen by tokens 0, 1, 2 and 3, expert 2 by 0 and 3, expert 1 by 1 and 2.
+  const Buffer<int32_t> expert = {0, 2, 1, 0, 0, 1, 2, 0};
+  Buffer<int32_t> first(5, -9), token_of(8, -9), row_of(8, -9);
+  CHECK(SortIntoCapacity(expert.data(), 4, 4, 2, 2, first.data(), token_of.data(), row_of.data()) ==
+        2);
+  CHECK(first == Buffer<int32_t>{0, 2, 4, 6, 8});
+  CHECK(token_of == Buffer<int32_t>{0, 1, 1, 2, 0, 3, -1, -1});
+  CHECK(row_of == Buffer<int32_t>{0, 4, 2, 1, -1, 3, 5, -1});
+  // With room for all, every pair has a row and finds its token there.
+  token_of.assign(16, -9);
+  CHECK(SortIntoCapacity(expert.data(), 4, 4, 2, 4, first.data(), token_of.data(), row_of.data()) ==
+        0);
+  for (size_t i = 0; i < expert.size(); ++i) {
+    CHECK(row_of[i] / 4 == expert[i]);
+    CHECK(token_of[static_cast<size_t>(row_of[i])] == static_cast<int32_t>(i / 2));
+  }
+}
+
+TEST_CASE("pairs without a row add nothing and have no gradient") {
+  const Buffer<int32_t> token_of = {1, -1, 0}, row_of = {2, -1, 0, -1};
+  const Buffer<float> x = {1, 2, 3, 4}, weight = {0.5f, 7, 2, 7}, residual = {10, 20, 30, 40};
+  auto sorted = Poisoned<float>(6);
+  GatherTokens(x.data(), token_of.data(), 3, 2, sorted.data());
+  CHECK(sorted == Buffer<float>{3, 4, 0, 0, 1, 2});
+  auto y = Poisoned<float>(4), dx = Poisoned<float>(4), dweight = Poisoned<float>(4);
+  CombineForward(residual.data(), sorted.data(), row_of.data(), weight.data(), 2, 2, 2, y.data());
+  CHECK(y == Buffer<float>{10.5f, 21, 36, 48});
+  Buffer<float> dsorted(6, -1);
+  CombineBackwardInput(x.data(), sorted.data(), row_of.data(), weight.data(), 2, 2, 2,
+                       dsorted.data(), dweight.data());
+  CHECK(dsorted == Buffer<float>{6, 8, -1, -1, 0.5f, 1});
+  CHECK(dweight == Buffer<float>{5, 0, 25, 0});
+  GatherTokensBackwardInput(dsorted.data(), row_of.data(), 2, 2, 2, dx.data());
+  CHECK(dx == Buffer<float>{0.5f, 1, 6, 8});
 }
 
 TEST_CASE_TEMPLATE("gather of tokens and its gradient", T, float, double) {

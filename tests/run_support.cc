@@ -115,17 +115,18 @@ void FakeBackend::OptimizerStep(int stage) { log.push_back("step " + std::to_str
 void FakeBackend::EndStep() { log.push_back("end"); }
 
 FakeRun::FakeRun(const Plan& plan, ThreadNetwork::Options options)
-    : backends(static_cast<size_t>(plan.ranks * plan.data_parallel), FakeBackend(plan)),
-      network(plan.ranks, plan.data_parallel, options) {
-  for (int d = 0; d < plan.data_parallel; ++d) {
-    for (int r = 0; r < plan.ranks; ++r) {
-      FakeBackend& backend = backends[static_cast<size_t>(d * plan.ranks + r)];
-      for (int s = 0; s < plan.stages; ++s) {
-        backend.gradients[s] = {static_cast<float>(d * plan.ranks + r)};
-      }
-      workers.push_back({d, r, &backend, &network.At(d, r)});
-    }
+    : backends(static_cast<size_t>(plan.ranks * plan.data_parallel * plan.expert_parallel),
+               FakeBackend(plan)),
+      network(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
+  for (size_t w = 0; w < backends.size(); ++w) {
+    const int number = static_cast<int>(w);
+    const Device device = {number / plan.ranks / plan.expert_parallel,
+                           number / plan.ranks % plan.expert_parallel, number % plan.ranks};
+    for (int s = 0; s < plan.stages; ++s) backends[w].gradients[s] = {static_cast<float>(w)};
+    workers.push_back({device, &backends[w], &network.At(device)});
   }
 }
+
+void FakeRun::Step(const Plan& plan, int step) { Launch(plan, workers).Step(step); }
 
 }  // namespace contraflow

@@ -49,9 +49,12 @@ class FakeBackend : public Backend {
   std::map<Tag, float> values_, leaving_;
 };
 
-/// The ranks of a plan over fake backends.
+/// The devices of a plan over fake backends.
 struct FakeRun {
   FakeRun(const Plan& plan, ThreadNetwork::Options options);
+
+  /// One step, in threads of its own.
+  void Step(const Plan& plan, int step = 1);
 
   std::vector<FakeBackend> backends;  // replica by replica
   ThreadNetwork network;

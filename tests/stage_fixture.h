@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <utility>
+#include <map>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/random.h"
-#include "runtime/basic_stage.h"
 #include "runtime/stage.h"
+#include "runtime/whole_stage.h"
 
 namespace contraflow {
 
@@ -43,60 +44,80 @@ inline MicroBatch RandomMicroBatch(const Model& model, uint64_t key) {
 }
 
 /// All stages of a model, chained without a pipeline.
-struct Chain {
-  std::vector<Stage> stages;
+template <typename T>
+struct BasicChain {
+  std::vector<WholeStage<T>> stages;
 
-  Chain(const Model& model, int count, uint64_t seed = 1) {
-    for (int s = 0; s < count; ++s) stages.emplace_back(model, s, count, seed);
+  BasicChain(const Model& model, int count, uint64_t seed = 1, int members = 1) {
+    for (int s = 0; s < count; ++s) stages.emplace_back(model, s, count, members, seed);
   }
 
-  /// One micro-batch between F and W.
+  /// One micro-batch of every member between F and W.
   struct Flight {
-    std::vector<StashPtr> stashes;
-    float loss = 0;
+    std::vector<WholeStash<T>> stashes;
+    std::vector<T> losses;                          // by member
+    std::vector<std::vector<T>> inputs, gradients;  // of every stage
+    T loss() const { return losses.at(0); }
   };
 
-  Flight Forward(const MicroBatch& micro) {
+  Flight Forward(std::span<const MicroBatch> micros) const {
     Flight flight;
     flight.stashes.resize(stages.size());
-    std::vector<float> x;
+    flight.gradients.resize(stages.size());
+    std::vector<T> x;
     for (size_t s = 0; s < stages.size(); ++s) {
-      x = stages[s].Forward(micro, std::move(x), &flight.stashes[s], &flight.loss);
+      flight.inputs.push_back(x);
+      x = stages[s].Forward(micros, x, &flight.stashes[s], &flight.losses);
     }
     return flight;
   }
-  void BackwardInput(Flight& flight, float loss_scale) {
-    std::vector<float> d;
+  Flight Forward(const MicroBatch& micro) const { return Forward(std::span(&micro, 1)); }
+  void BackwardInput(Flight& flight, T loss_scale) {
+    std::vector<T> d;
     for (size_t s = stages.size(); s > 0; --s) {
-      d = stages[s - 1].BackwardInput(std::move(d), loss_scale, flight.stashes[s - 1].get());
+      d = stages[s - 1].BackwardInput(d, loss_scale, &flight.stashes[s - 1]);
+      flight.gradients[s - 1] = d;
     }
   }
   void BackwardWeight(Flight& flight) {
     for (size_t s = stages.size(); s > 0; --s) {
-      stages[s - 1].BackwardWeight(std::move(flight.stashes[s - 1]));
+      stages[s - 1].BackwardWeight(&flight.stashes[s - 1]);
     }
   }
-  /// F, B and W in one go; returns the loss.
-  float Train(const MicroBatch& micro, float loss_scale) {
-    Flight flight = Forward(micro);
+  /// F, B and W in one go.
+  Flight TrainAll(std::span<const MicroBatch> micros, T loss_scale) {
+    Flight flight = Forward(micros);
     BackwardInput(flight, loss_scale);
     BackwardWeight(flight);
-    return flight.loss;
+    return flight;
+  }
+  /// The same of one micro-batch; returns the loss.
+  T Train(const MicroBatch& micro, T loss_scale) {
+    return TrainAll(std::span(&micro, 1), loss_scale).loss();
   }
 
-  /// Gradients (parameters) of all stages one after another, which is the layout of a single stage.
-  std::vector<float> Gradients() { return Gather(&Stage::gradients); }
-  std::vector<float> Parameters() { return Gather(&Stage::parameters); }
+  /// Gradients (parameters) of all stages by name of their blocks, which is the same however the
+  /// model is cut into stages.
+  std::map<std::string, std::vector<T>> Gradients() {
+    return Gather([](BasicStage<T>& stage) { return stage.gradients(); });
+  }
+  std::map<std::string, std::vector<T>> Parameters() {
+    return Gather([](BasicStage<T>& stage) { return stage.parameters(); });
+  }
 
  private:
-  std::vector<float> Gather(std::span<float> (Stage::*values)()) {
-    std::vector<float> all;
-    for (Stage& stage : stages) {
-      const std::span<float> part = (stage.*values)();
-      all.insert(all.end(), part.begin(), part.end());
+  template <typename Values>
+  std::map<std::string, std::vector<T>> Gather(Values values) {
+    std::map<std::string, std::vector<T>> all;
+    for (WholeStage<T>& whole : stages) {
+      for (const ParameterBlock& block : whole.stage().blocks()) {
+        const std::span<T> part = values(whole.stage()).subspan(block.offset, block.size);
+        all[block.name].assign(part.begin(), part.end());
+      }
     }
     return all;
   }
 };
+using Chain = BasicChain<float>;
 
 }  // namespace contraflow

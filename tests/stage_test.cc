@@ -2,8 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "compiler/error.h"
@@ -16,6 +19,17 @@ namespace {
 bool SameBits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
+
+using Blocks = std::map<std::string, std::vector<float>>;
+
+bool SameBits(const Blocks& a, const Blocks& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.first == y.first && SameBits(x.second, y.second);
+  });
+}
+
+/// A stage with all experts to itself.
+LayerShape ShapeOf(const Model& model) { return LayerShape(model, 1, model.experts); }
 
 bool Any(std::span<const float> values) {
   return std::any_of(values.begin(), values.end(), [](float v) { return v != 0; });
@@ -37,44 +51,37 @@ TEST_CASE("stage: B leaves the weight gradients untouched W moves every block") 
   const Model model = AwkwardModel(4);
   Chain chain(model, 2);
   const MicroBatch micro = RandomMicroBatch(model, 1);
-  for (Stage& stage : chain.stages) {
-    FillUniform(9, 1, stage.gradients().size(), stage.gradients().data());
+  for (WholeStage<float>& whole : chain.stages) {
+    FillUniform(9, 1, whole.stage().gradients().size(), whole.stage().gradients().data());
   }
-  const std::vector<float> gradients = chain.Gradients(), parameters = chain.Parameters();
+  const Blocks gradients = chain.Gradients(), parameters = chain.Parameters();
   Chain::Flight flight = chain.Forward(micro);
   CHECK(SameBits(chain.Gradients(), gradients));
   chain.BackwardInput(flight, 1);
   CHECK(SameBits(chain.Gradients(), gradients));
-  std::vector<std::vector<float>> before;
-  for (Stage& stage : chain.stages) {
-    before.emplace_back(stage.gradients().begin(), stage.gradients().end());
-  }
   chain.BackwardWeight(flight);
-  for (size_t s = 0; s < 2; ++s) {
-    for (const ParameterBlock& block : chain.stages[s].blocks()) {
-      CAPTURE(block.name);
-      CHECK_FALSE(SameBits(chain.stages[s].gradients().subspan(block.offset, block.size),
-                           std::span(before[s]).subspan(block.offset, block.size)));
-    }
+  for (const auto& [name, values] : chain.Gradients()) {
+    CAPTURE(name);
+    CHECK_FALSE(SameBits(values, gradients.at(name)));
   }
   CHECK(SameBits(chain.Parameters(), parameters));
 }
 
-TEST_CASE("stage: W frees the stash W before B and a second B are refused") {
+TEST_CASE("stage: W before B and a second B or W are refused") {
   const Model model = AwkwardModel(1);
-  Stage stage(model, 0, 1, 1);
-  StashPtr stash;
-  float loss = 0;
-  stage.Forward(RandomMicroBatch(model, 1), {}, &stash, &loss);
-  StashPtr early;
-  stage.Forward(RandomMicroBatch(model, 1), {}, &early, &loss);
-  CHECK_THROWS_AS(stage.BackwardWeight(std::move(early)), InternalError);
-  CHECK_FALSE(Any(stage.gradients()));
-  stage.BackwardInput({}, 1, stash.get());
-  CHECK_THROWS_AS(stage.BackwardInput({}, 1, stash.get()), InternalError);
-  stage.BackwardWeight(std::move(stash));
-  CHECK(stash == nullptr);
-  CHECK(Any(stage.gradients()));
+  WholeStage<float> whole(model, 0, 1, 1, 1);
+  const std::span<float> gradients = whole.stage().gradients();
+  const MicroBatch micro = RandomMicroBatch(model, 1);
+  WholeStash<float> stash;
+  std::vector<float> losses;
+  whole.Forward(std::span(&micro, 1), {}, &stash, &losses);
+  CHECK_THROWS_AS(whole.BackwardWeight(&stash), InternalError);
+  CHECK_FALSE(Any(gradients));
+  whole.BackwardInput({}, 1, &stash);
+  CHECK_THROWS_AS(whole.BackwardInput({}, 1, &stash), InternalError);
+  whole.BackwardWeight(&stash);
+  CHECK_THROWS_AS(whole.BackwardWeight(&stash), InternalError);
+  CHECK(Any(gradients));
 }
 
 TEST_CASE("stage: when W runs changes nothing as long as the order of micro-batches stays") {
@@ -93,7 +100,7 @@ TEST_CASE("stage: when W runs changes nothing as long as the order of micro-batc
   delayed.BackwardInput(flights[2], 0.5f);
   delayed.BackwardWeight(flights[1]);
   delayed.BackwardWeight(flights[2]);
-  for (size_t m = 0; m < micros.size(); ++m) CHECK(flights[m].loss == losses[m]);
+  for (size_t m = 0; m < micros.size(); ++m) CHECK(flights[m].loss() == losses[m]);
   CHECK(SameBits(delayed.Gradients(), at_once.Gradients()));
 }
 
@@ -104,19 +111,19 @@ TEST_CASE("stage: 1 2 3 and 4 stages give the same bits over several steps") {
   std::vector<Chain> cut;
   for (const int stages : {2, 3, 4}) cut.emplace_back(model, stages);
   for (int step = 1; step <= 3; ++step) {
-    for (Stage& stage : whole.stages) stage.ZeroGradients();
+    for (WholeStage<float>& stage : whole.stages) stage.stage().ZeroGradients();
     std::vector<float> losses;
     for (const MicroBatch& micro : micros) losses.push_back(whole.Train(micro, 0.5f));
-    const std::vector<float> gradients = whole.Gradients();
-    for (Stage& stage : whole.stages) stage.OptimizerStep(step);
+    const Blocks gradients = whole.Gradients();
+    for (WholeStage<float>& stage : whole.stages) stage.stage().OptimizerStep(step);
     for (Chain& chain : cut) {
       CAPTURE(chain.stages.size());
-      for (Stage& stage : chain.stages) stage.ZeroGradients();
+      for (WholeStage<float>& stage : chain.stages) stage.stage().ZeroGradients();
       for (size_t m = 0; m < micros.size(); ++m) {
         CHECK(chain.Train(micros[m], 0.5f) == losses[m]);
       }
       CHECK(SameBits(chain.Gradients(), gradients));
-      for (Stage& stage : chain.stages) stage.OptimizerStep(step);
+      for (WholeStage<float>& stage : chain.stages) stage.stage().OptimizerStep(step);
       CHECK(SameBits(chain.Parameters(), whole.Parameters()));
     }
   }
@@ -142,7 +149,7 @@ TEST_CASE("stage: the same bits in every thread") {
 TEST_CASE("stage: blocks cover the parameters exactly and carry their names") {
   const Model model = AwkwardModel(3);
   for (int s = 0; s < 2; ++s) {
-    Stage stage(model, s, 2, 1);
+    Stage stage(model, ShapeOf(model), 0, s, 2, 1);
     size_t end = 0;
     for (const ParameterBlock& block : stage.blocks()) {
       CHECK(block.offset == end);
@@ -154,17 +161,19 @@ TEST_CASE("stage: blocks cover the parameters exactly and carry their names") {
     CHECK(reinterpret_cast<uintptr_t>(stage.parameters().data()) % 64 == 0);
     CHECK(reinterpret_cast<uintptr_t>(stage.gradients().data()) % 64 == 0);
   }
-  Stage last(model, 1, 2, 1);
+  Stage last(model, ShapeOf(model), 0, 1, 2, 1);
   std::vector<std::string> names;
   for (const ParameterBlock& block : last.blocks()) names.push_back(block.name);
   CHECK(names == std::vector<std::string>{
                      "layer 2 attention_norm", "layer 2 qkv", "layer 2 output",
-                     "layer 2 expert_norm", "layer 2 router", "layer 2 expert 0 gate_up",
-                     "layer 2 expert 1 gate_up", "layer 2 expert 2 gate_up",
-                     "layer 2 expert 3 gate_up", "layer 2 expert 4 gate_up",
-                     "layer 2 expert 0 down", "layer 2 expert 1 down", "layer 2 expert 2 down",
-                     "layer 2 expert 3 down", "layer 2 expert 4 down", "final_norm", "head"});
-  CHECK(Stage(model, 0, 2, 1).blocks()[0].name == "embedding");
+                     "layer 2 expert_norm", "layer 2 router", "final_norm", "head",
+                     "layer 2 expert 0 gate_up", "layer 2 expert 1 gate_up",
+                     "layer 2 expert 2 gate_up", "layer 2 expert 3 gate_up",
+                     "layer 2 expert 4 gate_up", "layer 2 expert 0 down", "layer 2 expert 1 down",
+                     "layer 2 expert 2 down", "layer 2 expert 3 down", "layer 2 expert 4 down"});
+  CHECK(last.dense_gradients().size() == last.blocks()[7].offset);
+  CHECK(last.dense_gradients().size() + last.expert_gradients().size() == last.gradients().size());
+  CHECK(Stage(model, ShapeOf(model), 0, 0, 2, 1).blocks()[0].name == "embedding");
 }
 
 TEST_CASE("stage: initial weights hang on the seed and differ from block to block") {
@@ -172,15 +181,13 @@ TEST_CASE("stage: initial weights hang on the seed and differ from block to bloc
   Chain one(model, 1, 1), same(model, 2, 1), other(model, 1, 2);
   CHECK(SameBits(one.Parameters(), same.Parameters()));
   CHECK_FALSE(SameBits(one.Parameters(), other.Parameters()));
-  const auto blocks = one.stages[0].blocks();
-  for (size_t a = 0; a < blocks.size(); ++a) {
-    for (size_t b = 0; b < a; ++b) {
-      if (blocks[a].name.find("norm") != std::string::npos) continue;
-      if (blocks[a].size != blocks[b].size) continue;
-      CAPTURE(blocks[a].name);
-      CAPTURE(blocks[b].name);
-      CHECK_FALSE(SameBits(one.stages[0].parameters().subspan(blocks[a].offset, blocks[a].size),
-                           one.stages[0].parameters().subspan(blocks[b].offset, blocks[b].size)));
+  const Blocks blocks = one.Parameters();
+  for (auto a = blocks.begin(); a != blocks.end(); ++a) {
+    for (auto b = blocks.begin(); b != a; ++b) {
+      if (a->first.find("norm") != std::string::npos) continue;
+      CAPTURE(a->first);
+      CAPTURE(b->first);
+      CHECK_FALSE(SameBits(a->second, b->second));
     }
   }
 }
@@ -191,10 +198,10 @@ TEST_CASE("stage: starts from the loss of guessing and learns a micro-batch by h
   const MicroBatch micro = RandomMicroBatch(model, 3);
   float loss = 0;
   for (int step = 1; step <= 100; ++step) {
-    for (Stage& stage : chain.stages) stage.ZeroGradients();
+    for (WholeStage<float>& stage : chain.stages) stage.stage().ZeroGradients();
     loss = chain.Train(micro, 1);
     if (step == 1) CHECK(loss == doctest::Approx(std::log(256.0)).epsilon(0.01));
-    for (Stage& stage : chain.stages) stage.OptimizerStep(step);
+    for (WholeStage<float>& stage : chain.stages) stage.stage().OptimizerStep(step);
   }
   CHECK(loss < 1);
 }
@@ -204,8 +211,10 @@ TEST_CASE("stage: gradients follow the loss scale") {
   Chain full(model, 2), quarter(model, 2);
   const MicroBatch micro = RandomMicroBatch(model, 1);
   CHECK(full.Train(micro, 1) == quarter.Train(micro, 0.25f));
-  std::vector<float> scaled = quarter.Gradients();
-  for (float& g : scaled) g *= 4;
+  Blocks scaled = quarter.Gradients();
+  for (auto& [name, values] : scaled) {
+    for (float& g : values) g *= 4;
+  }
   // A power of two scales every float of the chain exactly.
   CHECK(scaled == full.Gradients());
 }
@@ -215,7 +224,7 @@ TEST_CASE("stage: the learning rate warms up zero gradients leave only the decay
   model.learning_rate = 0.1f;
   model.warmup_steps = 4;
   model.weight_decay = 0.5f;
-  Stage stage(model, 0, 1, 1);
+  Stage stage(model, ShapeOf(model), 0, 0, 1, 1);
   for (const int step : {1, 2, 4, 9}) {
     const std::vector<float> before(stage.parameters().begin(), stage.parameters().end());
     stage.OptimizerStep(step);
@@ -223,6 +232,47 @@ TEST_CASE("stage: the learning rate warms up zero gradients leave only the decay
     for (size_t i = 0; i < before.size(); ++i) {
       REQUIRE(stage.parameters()[i] == doctest::Approx(before[i] * (1 - rate * 0.5)).epsilon(1e-5));
     }
+  }
+}
+
+TEST_CASE("stage: the members of a group own the experts of the whole stage between them") {
+  Model model = AwkwardModel(2);
+  model.experts = 6;
+  Chain whole(model, 1);
+  const Blocks all = whole.Parameters();
+  size_t experts = 0;
+  for (int member = 0; member < 3; ++member) {
+    Stage stage(model, LayerShape(model, 3, 2), member, 0, 1, 1);
+    for (const ParameterBlock& block : stage.blocks()) {
+      CAPTURE(member);
+      CAPTURE(block.name);
+      CHECK(SameBits(stage.parameters().subspan(block.offset, block.size), all.at(block.name)));
+      if (block.name.find(" expert ") != std::string::npos) ++experts;
+    }
+  }
+  CHECK(experts == 2 * 6 * 2);  // layers, experts, matrices
+}
+
+TEST_CASE("stage: a group's tokens get from the experts what one alone gets for them") {
+  // Twice as many tokens through the same weights, as one device and as two members: the same sums
+  // but for rounding.
+  const Model model = AwkwardModel(3);
+  const std::vector<MicroBatch> micros = Micros(model, 2);
+  Chain alone(model, 1), group(model, 1, 1, 2);
+  const float first = alone.Train(micros[0], 0.5f), second = alone.Train(micros[1], 0.5f);
+  const Chain::Flight flight = group.TrainAll(micros, 0.5f);
+  CHECK(flight.losses[0] == doctest::Approx(first).epsilon(1e-5));
+  CHECK(flight.losses[1] == doctest::Approx(second).epsilon(1e-5));
+  const Blocks want = alone.Gradients();
+  for (const auto& [name, values] : group.Gradients()) {
+    CAPTURE(name);
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      error += std::pow(static_cast<double>(values[i] - want.at(name)[i]), 2);
+      norm += std::pow(static_cast<double>(values[i]), 2);
+    }
+    CHECK(norm > 0);
+    CHECK(std::sqrt(error) <= 1e-5 * std::sqrt(norm));
   }
 }
 

@@ -82,7 +82,7 @@ int64_t ParameterCount(const Plan& plan, ThreadedRun& run) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   int64_t count = 0;
   for (int s = 0; s < plan.stages; ++s) {
-    Stage& stage = run.At(0, holders[static_cast<size_t>(s)][0]).StageAt(s);
+    Stage& stage = run.At({0, 0, holders[static_cast<size_t>(s)][0]}).StageAt(s);
     count += static_cast<int64_t>(stage.parameters().size());
   }
   return count;

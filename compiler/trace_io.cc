@@ -10,24 +10,11 @@
 namespace contraflow {
 namespace {
 
-/// Lanes of one rank, as thread numbers: compute, all-to-all, then one for each peer and direction.
+/// Lanes of one rank, as thread numbers: compute, all-to-all, then one for each peer and direction,
+/// and behind those REDUCE where it has a lane of its own (below that it is drawn with compute).
 constexpr int kComputeThread = 0;
 constexpr int kAllToAllThread = 1;
 constexpr int kFirstPeerThread = 2;
-
-int ThreadOf(const Instruction& i) {
-  const Work work = WorkOf(i.op);
-  if (work == Work::kSend) return kFirstPeerThread + 2 * i.peer;
-  if (work == Work::kRecv) return kFirstPeerThread + 2 * i.peer + 1;
-  return work == Work::kAllToAll || i.lane == Lane::kAllToAll ? kAllToAllThread : kComputeThread;
-}
-
-std::string ThreadName(int thread) {
-  if (thread == kComputeThread) return "compute";
-  if (thread == kAllToAllThread) return "all-to-all";
-  const std::string peer = std::to_string((thread - kFirstPeerThread) / 2);
-  return (thread - kFirstPeerThread) % 2 == 0 ? "send to " + peer : "receive from " + peer;
-}
 
 std::string_view Category(Op op) {
   switch (WorkOf(op)) {
@@ -113,6 +100,24 @@ class Trace {
   }
 
  private:
+  int ReduceThread() const { return kFirstPeerThread + 2 * plan_.ranks; }
+
+  int ThreadOf(const Instruction& i) const {
+    const Work work = WorkOf(i.op);
+    if (work == Work::kSend) return kFirstPeerThread + 2 * i.peer;
+    if (work == Work::kRecv) return kFirstPeerThread + 2 * i.peer + 1;
+    if (i.lane == Lane::kReduce) return ReduceThread();
+    return work == Work::kAllToAll || i.lane == Lane::kAllToAll ? kAllToAllThread : kComputeThread;
+  }
+
+  std::string ThreadName(int thread) const {
+    if (thread == kComputeThread) return "compute";
+    if (thread == kAllToAllThread) return "all-to-all";
+    if (thread == ReduceThread()) return "reduce";
+    const std::string peer = std::to_string((thread - kFirstPeerThread) / 2);
+    return (thread - kFirstPeerThread) % 2 == 0 ? "send to " + peer : "receive from " + peer;
+  }
+
   void Begin(const char* phase, size_t rank, int thread) {
     out_ += first_ ? "\n{\"ph\": \"" : ",\n{\"ph\": \"";
     first_ = false;

@@ -34,7 +34,7 @@ Plan Make(const std::string& schedule, int ranks, int microbatches, const CostMo
 }
 
 Picture PictureOf(const Plan& plan, int rank = -1) {
-  return MakePicture(plan, *plan.costs, Simulate(plan, *plan.costs), rank);
+  return MakePicture(plan, *plan.costs, Simulate(plan, *plan.costs), {.rank = rank});
 }
 
 /// The lines of a grid that show a rank below 10, without "rank N ".

@@ -41,7 +41,10 @@ Plan BuildPlan(Spec spec, const std::string& memory_limit, Level level,
   }
   Plan plan = GeneratePlan(spec);
   if (spec.memory_limit) CheckMemory(plan, spec);
-  return Lower(std::move(plan), spec.costs, {.target = level}, observer);
+  const LowerOptions options = {.target = level,
+                                .overlap = spec.costs.derived.value_or(Overlap::kAll),
+                                .memory_limit = spec.memory_limit};
+  return Lower(std::move(plan), spec.costs, options, observer);
 }
 
 }  // namespace contraflow

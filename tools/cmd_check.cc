@@ -17,13 +17,13 @@ namespace {
 struct CheckOptions {
   std::string plan;
   CostsOption costs;
-  std::optional<double> max_bubble, max_bubble_ratio, max_makespan;
+  std::optional<double> max_bubble, max_bubble_ratio, max_makespan, max_exposed;
   std::optional<int64_t> max_activations, max_bytes;
   bool formula = false;
 
   int bounds() const {
     return max_bubble.has_value() + max_bubble_ratio.has_value() + max_makespan.has_value() +
-           max_activations.has_value() + max_bytes.has_value() + formula;
+           max_exposed.has_value() + max_activations.has_value() + max_bytes.has_value() + formula;
   }
 };
 
@@ -70,6 +70,14 @@ std::string Broken(const CheckOptions& options, const Report& report) {
                time(bound) + "\n";
     }
   }
+  if (options.max_exposed) {
+    const Time bound = ticks(*options.max_exposed, "--max-exposed");
+    if (report.largest_exposed() > bound) {
+      lines += "exposed all-to-all " + time(report.largest_exposed()) +
+               Where(report, [](const RankFigures& rank) { return rank.exposed; }) +
+               " is over --max-exposed " + time(bound) + "\n";
+    }
+  }
   if (options.max_activations && report.peak_activations() > *options.max_activations) {
     lines += "activations " + std::to_string(report.peak_activations()) +
              Where(report, [](const RankFigures& rank) { return rank.peak_activations; }) +
@@ -99,10 +107,17 @@ int Check(const CheckOptions& options) {
         "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "
         "--costs with a file that does, or --max-activations");
   }
+  if (options.max_exposed && plan.layers == 0) {
+    throw Error("--max-exposed: " + options.plan +
+                " has no components, so no all-to-all is known; compile it with --level component");
+  }
   const Report report = MakeReport(plan, costs);
   if (options.formula && !report.formula) {
     throw Error("--formula: none is known for schedule \"" + plan.schedule.substr(0, 64) +
-                "\" with these sizes and costs (formulas are for equal stages and micro-batches)");
+                (plan.layers > 0
+                     ? "\" with components (formulas are for whole chunks, level comm)"
+                     : "\" with these sizes and costs (formulas are for equal stages and "
+                       "micro-batches)"));
   }
   const std::string broken = Broken(options, report);
   const int bounds = options.bounds();
@@ -120,6 +135,8 @@ std::function<int()> Add(CLI::App* app) {
   AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
             "of all ranks together, 0 to 1");
   AddNumber(app, "--max-makespan", &options->max_makespan, "T", "in the costs' unit");
+  AddNumber(app, "--max-exposed", &options->max_exposed, "T",
+            "all-to-all of any rank while its compute lane is idle");
   AddInteger(app, "--max-activations", &options->max_activations, "N", "held at once by any rank");
   AddInteger(app, "--max-bytes", &options->max_bytes, "N", "of activations held by any rank");
   app->add_flag("--formula", options->formula, "the bubble of every rank is the published one");

@@ -1,8 +1,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
-#include <variant>
+#include <optional>
 
 #include "compiler/error.h"
 #include "compiler/file.h"
@@ -30,19 +31,79 @@ struct Row {
   std::string schedule;
   int stages = 0;
   std::optional<Report> report;
+  /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
+  /// papers.
+  std::optional<Report> published;
   std::string rejected;
 };
 
-std::vector<Row> MakeRows(const Spec& wanted, const std::string& memory_limit) {
+/// The costs to compare with, and how.
+struct Wanted {
+  Spec spec;
+  std::string memory_limit;
+  /// The chunk costs follow from components, so these decide how long a step takes.
+  bool components = false;
+  CostModel published = {};  ///< with components: the costs of chunks that overlap as in the papers
+
+  Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
+};
+
+Wanted MakeWanted(const CompareOptions& options) {
+  Wanted wanted = {.spec = {.schedule = "",
+                            .ranks = options.ranks,
+                            .microbatches = options.microbatches,
+                            .chunks = 0,
+                            .data_parallel = options.data_parallel,
+                            .costs = ResolveCosts(options.costs, UnitCosts()),
+                            .memory_limit = {}},
+                   .memory_limit = options.memory_limit};
+  const CostsOption& costs = options.costs;
+  const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
+  wanted.components = wanted.spec.costs.moe && wanted.spec.costs.derived && !chunks_given;
+  if (wanted.components) {
+    CostsOption published = costs;
+    published.overlap = Name(Overlap::kPublished);
+    wanted.published = ResolveCosts(published, UnitCosts());
+  }
+  return wanted;
+}
+
+Report ReportOf(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level) {
+  spec.costs = costs;
+  return MakeReport(BuildPlan(spec, memory_limit, level), costs);
+}
+
+/// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
+/// the same chunks say.
+Report PublishedReport(const Spec& spec, const Wanted& wanted) {
+  Report report = ReportOf(spec, wanted.published, wanted.memory_limit, Level::kComm);
+  const Report parts = ReportOf(spec, wanted.published, wanted.memory_limit, Level::kComponent);
+  for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
+    report.simulation.ranks[r].all_to_all = parts.simulation.ranks[r].all_to_all;
+    report.simulation.ranks[r].exposed = parts.simulation.ranks[r].exposed;
+  }
+  report.components = true;
+  return report;
+}
+
+std::vector<Row> MakeRows(const Wanted& wanted) {
   std::vector<Row> rows;
   for (const Schedule* schedule : Schedules()) {
-    Spec spec = wanted;
+    Spec spec = wanted.spec;
     spec.schedule = schedule->name;
-    Row row = {spec.schedule, schedule->stages(spec), {}, {}};
+    Row row = {spec.schedule, schedule->stages(spec), {}, {}, {}};
     const Progress progress("compiling " + spec.schedule);
     try {
-      row.report = MakeReport(BuildPlan(spec, memory_limit, Level::kComm), spec.costs);
+      if (!wanted.components) {
+        row.report = ReportOf(spec, spec.costs, wanted.memory_limit, Level::kComm);
+      } else if (wanted.overlap() == Overlap::kPublished) {
+        row.report = PublishedReport(spec, wanted);
+      } else {
+        row.report = ReportOf(spec, spec.costs, wanted.memory_limit, Level::kComponent);
+        row.published = ReportOf(spec, wanted.published, wanted.memory_limit, Level::kComm);
+      }
     } catch (const Error& error) {
+      row.report.reset();
       row.rejected = error.what();
       // The schedule's name stands in the first column already.
       if (row.rejected.starts_with(row.schedule + " ")) {
@@ -54,40 +115,98 @@ std::vector<Row> MakeRows(const Spec& wanted, const std::string& memory_limit) {
   return rows;
 }
 
-std::string RowsJson(const std::vector<Row>& rows) {
-  Json::Array array;
-  for (const Row& row : rows) {
-    if (row.report) {
-      array.push_back(ReportToJson(*row.report));
-      continue;
-    }
+std::unique_ptr<JsonObject> RowJson(const Row& row, const Wanted& wanted) {
+  if (!row.report) {
     auto object = std::make_unique<JsonObject>();
     object->Add("schedule", {row.schedule});
     object->Add("rejected", {row.rejected});
-    array.push_back({std::move(object)});
+    return object;
   }
+  auto object = ReportToJson(*row.report);
+  if (!wanted.components) return object;
+  object->Add("overlap", {std::string(Name(wanted.overlap()))});
+  object->Add("exposed", TimeToJson(row.report->largest_exposed(), row.report->unit));
+  if (row.published) {
+    const Report& published = *row.published;
+    object->Add("published_makespan", TimeToJson(published.simulation.makespan, published.unit));
+    object->Add("published_peak_activations", {int64_t{published.peak_activations()}});
+    object->Add("published_peak_bytes", {published.peak_bytes()});
+  }
+  return object;
+}
+
+std::string RowsJson(const std::vector<Row>& rows, const Wanted& wanted) {
+  Json::Array array;
+  for (const Row& row : rows) array.push_back({RowJson(row, wanted)});
   auto document = std::make_unique<JsonObject>();
   document->Add("rows", {std::move(array)});
   return FormatJson({std::move(document)});
 }
 
-std::vector<std::string> Figures(const Row& row, int ranks, bool bytes) {
-  const Report& report = *row.report;
-  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
-  const auto& figures = report.simulation.ranks;
-  const auto less = [](const RankFigures& a, const RankFigures& b) { return a.bubble < b.bubble; };
-  const auto [low, high] = std::minmax_element(figures.begin(), figures.end(), less);
-  std::vector<std::string> cells = {
-      row.schedule + (row.stages > ranks ? " *" : ""), time(report.simulation.makespan),
-      FormatRange(low->bubble, high->bubble, report.unit),
-      FormatPercent(report.simulation.bubble_ratio()), std::to_string(report.peak_activations())};
-  if (bytes) cells.push_back(FormatCount(report.peak_bytes()));
-  cells.push_back(FormatPercent(report.gap()));
-  if (report.formula) {
-    cells.push_back(std::string(report.formula->text) + " = " + time(report.formula->published) +
-                    (report.formula->holds ? "" : ", does not hold"));
+/// By how much less `now` is than `before`.
+std::string Saving(Time now, Time before) {
+  if (before == 0) return FormatPercent(0);
+  return FormatPercent(static_cast<double>(before - now) / static_cast<double>(before));
+}
+
+/// One column of the table: its heading, and what stands in it for a schedule.
+struct Column {
+  const char* heading;
+  std::function<std::string(const Row&)> cell;
+};
+
+std::vector<Column> Columns(const Wanted& wanted) {
+  const Unit unit = wanted.spec.costs.unit;
+  const auto makespan = [](const Report& report) { return report.simulation.makespan; };
+  const bool both = wanted.components && wanted.overlap() == Overlap::kAll;
+  std::vector<Column> columns = {
+      {"schedule",
+       [&](const Row& row) { return row.schedule + (row.stages > wanted.spec.ranks ? " *" : ""); }},
+      {">makespan", [=](const Row& row) { return FormatTime(makespan(*row.report), unit); }}};
+  if (both) {
+    columns.push_back(
+        {">published", [=](const Row& row) { return FormatTime(makespan(*row.published), unit); }});
+    columns.push_back({">shorter", [=](const Row& row) {
+                         return Saving(makespan(*row.report), makespan(*row.published));
+                       }});
   }
-  return cells;
+  columns.push_back({">bubble", [=](const Row& row) {
+                       const auto& ranks = row.report->simulation.ranks;
+                       const auto [low, high] = std::minmax_element(
+                           ranks.begin(), ranks.end(),
+                           [](const auto& a, const auto& b) { return a.bubble < b.bubble; });
+                       return FormatRange(low->bubble, high->bubble, unit);
+                     }});
+  columns.push_back({">ratio", [](const Row& row) {
+                       return FormatPercent(row.report->simulation.bubble_ratio());
+                     }});
+  if (wanted.components) {
+    columns.push_back({">exposed", [=](const Row& row) {
+                         return FormatTime(row.report->largest_exposed(), unit);
+                       }});
+  }
+  columns.push_back({">activations", [](const Row& row) {
+                       return std::to_string(row.report->peak_activations());
+                     }});
+  if (both) {
+    columns.push_back({">published", [](const Row& row) {
+                         return std::to_string(row.published->peak_activations());
+                       }});
+  }
+  if (wanted.spec.costs.memory) {
+    columns.push_back(
+        {">bytes", [](const Row& row) { return FormatCount(row.report->peak_bytes()); }});
+  }
+  columns.push_back({">gap", [](const Row& row) { return FormatPercent(row.report->gap()); }});
+  if (both) return columns;
+  columns.push_back({"formula", [=](const Row& row) {
+                       if (!row.report->formula) return std::string();
+                       const FormulaFigures& formula = *row.report->formula;
+                       return std::string(formula.text) + " = " +
+                              FormatTime(formula.published, unit) +
+                              (formula.holds ? "" : ", does not hold");
+                     }});
+  return columns;
 }
 
 /// "shortest with 8 stages: zb-1p, dualpipe", a line for each number of stages.
@@ -111,20 +230,33 @@ std::string Shortest(const std::vector<Row>& rows) {
   return text;
 }
 
+std::string Footer(const Wanted& wanted) {
+  std::string text =
+      "bubble: of a rank, makespan minus busy time. gap: from a proven lower bound.\n"
+      "activations: the most a rank holds at once, from F to the end of W.\n";
+  if (!wanted.components) return text + std::string(kFormulaLegend);
+  text += "exposed: the most a rank spends in all-to-all while its compute lane is idle.\n";
+  if (wanted.overlap() == Overlap::kPublished) return text + std::string(kFormulaLegend);
+  return text +
+         "published: the papers' overlap, of F&B pairs only, chunk by chunk (--overlap "
+         "published);\n"
+         "the other figures are those of components that overlap wherever it makes a step "
+         "shorter.\n";
+}
+
 std::string RowsText(const std::vector<Row>& rows, const CompareOptions& options,
-                     const CostModel& costs) {
-  const bool bytes = costs.memory.has_value();
+                     const Wanted& wanted) {
+  const std::vector<Column> columns = Columns(wanted);
   Table table;
-  table.columns = {"schedule", ">makespan", ">bubble", ">ratio", ">activations"};
-  if (bytes) table.columns.push_back(">bytes");
-  table.columns.insert(table.columns.end(), {">gap", "formula"});
+  for (const Column& column : columns) table.columns.emplace_back(column.heading);
   std::string rejected, footnote;
   for (const Row& row : rows) {
     if (!row.report) {
       rejected += "rejected: " + row.schedule + ": " + row.rejected + "\n";
       continue;
     }
-    table.rows.push_back(Figures(row, options.ranks, bytes));
+    table.rows.emplace_back();
+    for (const Column& column : columns) table.rows.back().push_back(column.cell(row));
     if (row.stages > options.ranks) {
       const int chunks = row.stages / options.ranks;
       footnote = "* " + std::to_string(chunks) +
@@ -135,28 +267,21 @@ std::string RowsText(const std::vector<Row>& rows, const CompareOptions& options
   }
   std::string text = std::to_string(options.ranks) + " ranks, " +
                      std::to_string(options.microbatches) + " micro-batches\n" +
-                     DescribeCostsUsed(costs, options.costs.given()) + "\n\n";
+                     DescribeCostsUsed(wanted.spec.costs, options.costs.given()) + "\n\n";
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
-  text += Shortest(rows) + footnote +
-          "bubble: of a rank, makespan minus busy time. gap: from a proven lower bound.\n" +
-          "activations: the most a rank holds at once, from F to the end of W.\n";
-  return text + std::string(kFormulaLegend);
+  return text + Shortest(rows) + footnote + Footer(wanted);
 }
 
 int Compare(const CompareOptions& options) {
-  const Spec spec = {.schedule = "",
-                     .ranks = options.ranks,
-                     .microbatches = options.microbatches,
-                     .chunks = 0,
-                     .data_parallel = options.data_parallel,
-                     .costs = ResolveCosts(options.costs, UnitCosts()),
-                     .memory_limit = {}};
-  CheckSpec(spec);
+  const Wanted wanted = MakeWanted(options);
+  CheckSpec(wanted.spec);
   // What no schedule can be blamed for is an error and not a reason to reject it.
-  if (!options.memory_limit.empty()) ParseMemoryLimit(options.memory_limit, spec, spec.ranks);
-  const std::vector<Row> rows = MakeRows(spec, options.memory_limit);
-  WriteFile("-", options.json ? RowsJson(rows) : RowsText(rows, options, spec.costs));
+  if (!options.memory_limit.empty()) {
+    ParseMemoryLimit(options.memory_limit, wanted.spec, wanted.spec.ranks);
+  }
+  const std::vector<Row> rows = MakeRows(wanted);
+  WriteFile("-", options.json ? RowsJson(rows, wanted) : RowsText(rows, options, wanted));
   return kExitFine;
 }
 

@@ -28,6 +28,10 @@ std::vector<std::string> Head(const Plan& plan) {
       "data_parallel " + std::to_string(plan.data_parallel),
       "costs " + (plan.costs ? DescribeCosts(*plan.costs) : "none"),
   };
+  if (plan.expert_parallel > 1) {
+    lines.push_back("expert_parallel " + std::to_string(plan.expert_parallel));
+  }
+  if (plan.layers > 0) lines.push_back("layers " + std::to_string(plan.layers));
   for (size_t r = 0; r < plan.routes.size(); ++r) {
     std::string line = "route " + std::to_string(r) + ": ranks";
     for (const int rank : plan.routes[r].ranks) line += " " + std::to_string(rank);
@@ -35,6 +39,13 @@ std::vector<std::string> Head(const Plan& plan) {
     for (const int m : plan.routes[r].microbatches) line += " " + std::to_string(m);
     lines.push_back(std::move(line));
   }
+  return lines;
+}
+
+std::vector<std::string> SlotLines(const Plan& plan, size_t rank) {
+  std::vector<std::string> lines;
+  if (rank >= plan.slots.size()) return lines;
+  for (const Slot& slot : plan.slots[rank]) lines.push_back(ToString(slot));
   return lines;
 }
 
@@ -56,6 +67,8 @@ int Diff(const DiffOptions& options) {
   for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
     body += FormatEdits(Lines(left, rank), Lines(right, rank),
                         "rank " + std::to_string(rank) + ", instruction");
+    body += FormatEdits(SlotLines(left, rank), SlotLines(right, rank),
+                        "rank " + std::to_string(rank) + ", slot");
   }
   WriteFile("-", "--- " + options.left + "\n+++ " + options.right + "\n" + body);
   return kExitInput;

@@ -5,10 +5,11 @@
 #include "tools/grid.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
+#include "tools/grid_label.h"
 #include "tools/table.h"
 
 namespace contraflow {
@@ -20,47 +21,11 @@ constexpr int kMaxBands = 8;
 /// Up to this many bands boxes are drawn a little wider than they must be.
 constexpr int kFewBands = 4;
 
-/// Colours of the 256-colour palette: {side 0, side 1}.
-struct Ink {
-  int side[2];
-};
-
 constexpr int kIdle = -1;
 
-Ink InkOf(Op op) {
-  if (op == Op::F) return {{221, 215}};  // yellow, orange
-  if (op == Op::BW) return {{114, 71}};  // greens
-  if (op == Op::B) return {{117, 74}};   // light blues
-  if (op == Op::W) return {{146, 103}};  // greys towards violet
-  return {{250, 250}};
-}
-
-int ColorOf(const Part& part) { return InkOf(part.op).side[part.side % 2]; }
-
-std::string_view Letters(Op op) {
-  if (op == Op::REDUCE) return "R";
-  if (op == Op::STEP) return "S";
-  return Name(op);
-}
-
-/// "F12", of odd sides "f12"; REDUCE and STEP show their stage.
-std::string PlainLabel(const Part& part) {
-  std::string text(Letters(part.op));
-  if (part.side % 2 != 0) {
-    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return text + std::to_string(part.microbatch >= 0 ? part.microbatch : part.stage);
-}
-
-/// For boxes too narrow for a label.
-char Symbol(const Box& box) {
-  if (box.parts.size() > 1) return '&';
-  if (box.parts[0].op == Op::BW) return 'X';
-  const char letter = Letters(box.parts[0].op)[0];
-  return box.parts[0].side % 2 == 0
-             ? letter
-             : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-}
+/// Most detailed first.
+constexpr LabelDetail kDetails[] = {LabelDetail::kLayer, LabelDetail::kMicrobatch,
+                                    LabelDetail::kName};
 
 /// One column of one row: what stands there, on which colour.
 struct Column {
@@ -71,10 +36,14 @@ struct Column {
 class Grid {
  public:
   Grid(const Picture& picture, const GridStyle& style) : picture_(picture), style_(style) {
+    int number = 0, lane = 0;
     for (const Picture::Row& row : picture.rows) {
-      prefix_ = std::max(prefix_, TextWidth(std::to_string(row.rank)));
+      number = std::max(number, TextWidth(std::to_string(row.rank)));
+      lane = std::max(lane, static_cast<int>(row.lane.size()));
     }
-    prefix_ += 6;  // "rank " and the space behind the number
+    // "rank ", the number and the lane, each with a space behind it.
+    number_ = number;
+    prefix_ = 6 + number + (lane > 0 ? lane + 1 : 0);
     room_ = std::max(1, style.width - prefix_);
     ChooseScale();
   }
@@ -89,56 +58,89 @@ class Grid {
       bands.push_back(Line(std::string(static_cast<size_t>(prefix_), ' '), ruler, from));
     }
     for (const Picture::Row& row : picture_.rows) {
-      std::string number = std::to_string(row.rank);
-      number.insert(0, static_cast<size_t>(prefix_ - 6) - number.size(), ' ');
+      const std::string head = Head(row);
       const std::vector<Column> line = LayOut(row);
       for (size_t b = 0; b < bands.size(); ++b) {
-        bands[b] += Line("rank " + number + " ", line, static_cast<int>(b) * band_);
+        bands[b] += Line(head, line, static_cast<int>(b) * band_);
       }
     }
     for (const std::string& band : bands) out += "\n" + band;
-    return out + "\n" + Legend();
+    return out + "\n" + GridLegend(picture_, style_.color);
   }
 
  private:
-  int At(Time time) const {
-    return static_cast<int>(std::llround(static_cast<double>(time) * scale_));
+  /// What stands before a row; the second lane of a rank does not repeat its number.
+  std::string Head(const Picture::Row& row) const {
+    std::string number = std::to_string(row.rank);
+    number.insert(0, static_cast<size_t>(number_) - number.size(), ' ');
+    std::string head = "rank " + number + " ";
+    if (row.lane == "all-to-all") head.assign(head.size(), ' ');
+    head += row.lane;
+    head.resize(static_cast<size_t>(prefix_), ' ');
+    return head;
   }
 
-  int LabelWidth(const Box& box) const {
+  Time Length() const { return picture_.to - picture_.from; }
+
+  /// Column where a time after the beginning of the picture stands.
+  int At(Time after) const {
+    return static_cast<int>(std::llround(static_cast<double>(after) * scale_));
+  }
+  int From(const Box& box) const { return At(std::max(box.start, picture_.from) - picture_.from); }
+  int To(const Box& box) const { return At(std::min(box.end, picture_.to) - picture_.from); }
+
+  int LabelWidth(const Box& box, LabelDetail detail) const {
     // In colour each part has one column for its left edge.
     int width = box.parts.size() > 1 && !style_.color ? 1 : 0;
     for (const Part& part : box.parts) {
-      const int id = part.microbatch >= 0 ? part.microbatch : part.stage;
-      width += style_.color ? 1 + TextWidth(std::to_string(id)) : TextWidth(PlainLabel(part));
+      width += (style_.color ? 1 : 0) + TextWidth(LabelOf(part, detail, style_.color));
     }
     return width;
   }
 
+  /// The most detailed label that fits, or nothing.
+  std::optional<LabelDetail> Fitting(const Box& box, int room) const {
+    for (const LabelDetail detail : kDetails) {
+      if (LabelWidth(box, detail) <= room) return detail;
+    }
+    return {};
+  }
+
   /// Smallest scale at which every box has room for its label and `spare` columns.
-  double ScaleFor(int spare) const {
+  double ScaleFor(LabelDetail detail, int spare) const {
     double scale = 0;
     for (const Picture::Row& row : picture_.rows) {
       for (const Box& box : row.boxes) {
         if (box.parts[0].microbatch < 0) continue;  // A short STEP must not blow up the picture.
-        const int width = LabelWidth(box) + spare;
+        const int width = LabelWidth(box, detail) + spare;
         scale = std::max(scale, width / static_cast<double>(box.end - box.start));
       }
     }
     return scale;
   }
 
+  /// As much detail as a few bands take. Letters that touch are hard to read; a free column is
+  /// worth a few bands, too. `bands`: how many there are at a column a tick.
+  double LabelScale(double bands) const {
+    double scale = 0;
+    for (const LabelDetail detail : kDetails) {
+      for (const int spare : {style_.color ? 0 : 1, 0}) {
+        scale = ScaleFor(detail, spare);
+        if (scale * bands <= kFewBands) return scale;
+      }
+    }
+    return scale;
+  }
+
   void ChooseScale() {
-    if (picture_.makespan == 0) return;
-    const double bands = static_cast<double>(picture_.makespan) / room_;  // a column a tick
-    // Letters that touch are hard to read; a free column is worth a few bands.
-    scale_ = ScaleFor(style_.color ? 0 : 1);
-    if (scale_ * bands > kFewBands) scale_ = ScaleFor(0);
+    if (Length() == 0) return;
+    const double bands = static_cast<double>(Length()) / room_;  // a column a tick
+    scale_ = LabelScale(bands);
     scale_ = std::min(scale_, kMaxBands / bands);
     if (scale_ == 0) scale_ = 1 / bands;  // Nothing but REDUCE and STEP.
-    columns_ = std::max(1, At(picture_.makespan));
+    columns_ = std::max(1, At(Length()));
     // Marks no closer than their text is wide.
-    const std::string last = FormatTime(picture_.makespan, picture_.unit);
+    const std::string last = FormatTime(picture_.to, picture_.unit);
     step_ = RulerStep(static_cast<Time>(std::ceil((TextWidth(last) + 2) / scale_)));
     // Bands of about one length, which break at marks where those are close enough together.
     const double mark = static_cast<double>(step_) * scale_;
@@ -151,8 +153,8 @@ class Grid {
 
   std::vector<Column> Ruler() const {
     std::vector<Column> line(static_cast<size_t>(columns_), Column{" ", kIdle});
-    for (Time time = 0; time <= picture_.makespan; time += step_) {
-      const std::string text = FormatTime(time, picture_.unit);
+    for (Time time = 0; time <= Length(); time += step_) {
+      const std::string text = FormatTime(picture_.from + time, picture_.unit);
       for (size_t i = 0; i < text.size(); ++i) {
         const size_t at = static_cast<size_t>(At(time)) + i;
         // A number that would be cut by the end of its band is left out.
@@ -167,7 +169,7 @@ class Grid {
   std::vector<Column> LayOut(const Picture::Row& row) const {
     std::vector<Column> line(static_cast<size_t>(columns_));
     for (const Box& box : row.boxes) {
-      const int from = At(box.start), to = std::min(At(box.end), columns_);
+      const int from = From(box), to = std::min(To(box), columns_);
       if (from >= to) continue;
       if (style_.color) {
         PaintColor(box, from, to, &line);
@@ -179,9 +181,11 @@ class Grid {
   }
 
   void PaintPlain(const Box& box, int from, int to, std::vector<Column>* line) const {
-    std::string label = PlainLabel(box.parts[0]);
-    if (box.parts.size() > 1) label += "&" + PlainLabel(box.parts[1]);
-    if (static_cast<int>(label.size()) > to - from) label = Symbol(box);
+    std::string label(1, SymbolOf(box));
+    if (const auto detail = Fitting(box, to - from)) {
+      label = LabelOf(box.parts[0], *detail, false);
+      if (box.parts.size() > 1) label += "&" + LabelOf(box.parts[1], *detail, false);
+    }
     label.resize(static_cast<size_t>(to - from), ' ');
     for (int at = from; at < to; ++at) {
       (*line)[static_cast<size_t>(at)].glyph = label[static_cast<size_t>(at - from)];
@@ -189,7 +193,7 @@ class Grid {
   }
 
   void PaintColor(const Box& box, int from, int to, std::vector<Column>* line) const {
-    const bool fits = LabelWidth(box) <= to - from;
+    const std::optional<LabelDetail> detail = Fitting(box, to - from);
     const int parts = static_cast<int>(box.parts.size());
     for (int p = 0; p < parts; ++p) {
       const Part& part = box.parts[static_cast<size_t>(p)];
@@ -197,9 +201,8 @@ class Grid {
       const int end = from + (to - from) * (p + 1) / parts;
       // The left edge of a box; inside a pair the sign that joins the two halves.
       std::vector<std::string> glyphs = {to - from == 1 ? " " : p == 0 ? "▏" : "&"};
-      const std::string id = std::to_string(part.microbatch >= 0 ? part.microbatch : part.stage);
-      if (fits) {
-        for (const char digit : id) glyphs.emplace_back(1, digit);
+      if (detail) {
+        for (const char c : LabelOf(part, *detail, true)) glyphs.emplace_back(1, c);
       }
       glyphs.resize(static_cast<size_t>(std::max(end - begin, 0)), " ");
       for (int at = begin; at < end; ++at) {
@@ -215,52 +218,19 @@ class Grid {
     int color = kIdle;
     for (int at = from; at < to; ++at) {
       const Column& column = line[static_cast<size_t>(at)];
-      if (column.color != color) out += Switch(column.color);
+      if (column.color != color) out += SwitchColor(column.color);
       color = column.color;
       const bool quiet = style_.color && column.color == kIdle && column.glyph == ".";
       out += quiet ? " " : column.glyph;
     }
-    if (color != kIdle) out += Switch(kIdle);
+    if (color != kIdle) out += SwitchColor(kIdle);
     out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";
   }
 
-  std::string Switch(int color) const {
-    if (color == kIdle) return "\x1b[0m";
-    return "\x1b[38;5;16;48;5;" + std::to_string(color) + "m";
-  }
-
-  std::string Legend() const {
-    std::string out;
-    for (const Op op : KindsIn(picture_)) {
-      out += (style_.color ? Swatch(op) + std::string(Name(op)) + " " : Sample(op)) +
-             std::string(Explain(op)) + "\n";
-    }
-    if (!style_.color) out += "  .       idle\n";
-    if (!picture_.sides.empty()) {
-      out += (style_.color ? "  the darker colours: " : "  f3 bw3  ") + picture_.sides + "\n";
-    }
-    return out + "Numbers are micro-batches; times are in " +
-           (picture_.unit == Unit::kUnit ? "the unit of the costs"
-                                         : std::string(Name(picture_.unit))) +
-           ".\n";
-  }
-
-  std::string Sample(Op op) const {
-    std::string text = op == Op::FB ? "F3&BW1" : std::string(Letters(op)) + "3";
-    text.resize(8, ' ');
-    return "  " + text;
-  }
-
-  std::string Swatch(Op op) const {
-    const Part first = {op == Op::FB ? Op::F : op, 0, 0, 0};
-    std::string text = "  " + Switch(ColorOf(first)) + "▏3 ";
-    if (op == Op::FB) text += Switch(ColorOf({Op::BW, 0, 0, 0})) + "&1 ";
-    return text + Switch(kIdle) + (op == Op::FB ? "  " : "     ");
-  }
-
   const Picture& picture_;
   const GridStyle style_;
+  int number_ = 0;    // columns of the longest rank number
   int prefix_ = 0;    // columns before the picture
   int room_ = 1;      // columns for the picture on a line
   double scale_ = 0;  // columns a tick

@@ -16,9 +16,10 @@ struct GridStyle {
 inline constexpr int kMinGridWidth = 40;
 inline constexpr int kMaxGridWidth = 10'000;
 
-/// The picture known from the papers as text: one row a rank, time from left to right, boxes with
-/// micro-batch numbers. The scale is the smallest at which every number fits in its box, unless
-/// that takes more than a few bands; then boxes too narrow for their number show their kind only.
+/// The picture known from the papers as text: one row a rank (with components one a lane), time
+/// from left to right, boxes with micro-batch numbers. The scale is the smallest at which every
+/// number fits in its box, unless that takes more than a few bands; then boxes too narrow for their
+/// number show their kind only.
 std::string DrawGrid(const Picture& picture, const GridStyle& style);
 
 }  // namespace contraflow

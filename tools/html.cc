@@ -32,12 +32,15 @@ constexpr std::string_view kHead =
 std::string RankRows(const Report& report, bool bytes) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   const auto cell = [](const std::string& text) { return "<td>" + text + "</td>"; };
-  std::string out = "<tr><th>rank</th><th>busy</th><th>bubble</th><th>activations</th>";
+  std::string out = "<tr><th>rank</th><th>busy</th><th>bubble</th>";
+  if (report.components) out += "<th>all-to-all</th><th>exposed</th>";
+  out += "<th>activations</th>";
   out += bytes ? "<th>bytes</th></tr>\n" : "</tr>\n";
   for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
     const RankFigures& rank = report.simulation.ranks[r];
-    out += "<tr>" + cell(std::to_string(r)) + cell(time(rank.busy)) + cell(time(rank.bubble)) +
-           cell(std::to_string(rank.peak_activations));
+    out += "<tr>" + cell(std::to_string(r)) + cell(time(rank.busy)) + cell(time(rank.bubble));
+    if (report.components) out += cell(time(rank.all_to_all)) + cell(time(rank.exposed));
+    out += cell(std::to_string(rank.peak_activations));
     out += (bytes ? cell(FormatCount(rank.peak_bytes)) : "") + "</tr>\n";
   }
   return out;

@@ -46,7 +46,7 @@ class Sides {
 
 std::vector<Part> PartsOf(const Instruction& i, const Sides& sides) {
   const Op op = i.op == Op::FB ? Op::F : i.op;
-  std::vector<Part> parts = {{op, i.stage, i.microbatch, sides.Of(i.stage, i.microbatch)}};
+  std::vector<Part> parts = {{op, i.stage, i.microbatch, sides.Of(i.stage, i.microbatch), i.layer}};
   if (i.op == Op::FB) {
     parts.push_back(
         {Op::BW, i.back_stage, i.back_microbatch, sides.Of(i.back_stage, i.back_microbatch)});
@@ -54,41 +54,95 @@ std::vector<Part> PartsOf(const Instruction& i, const Sides& sides) {
   return parts;
 }
 
-bool IsDrawn(const Instruction& instruction) {
-  const Work work = WorkOf(instruction.op);
-  return work == Work::kCompute || work == Work::kReduce || work == Work::kStep;
+/// The rows of one rank, still empty.
+std::vector<Picture::Row> RowsOf(int rank, bool components) {
+  if (!components) return {{rank, "", {}}};
+  return {{rank, "compute", {}}, {rank, "all-to-all", {}}};
+}
+
+/// The row of its rank that an instruction is drawn in, or -1.
+int RowOf(Op op) {
+  switch (WorkOf(op)) {
+    case Work::kCompute:
+    case Work::kComponent:
+    case Work::kReduce:
+    case Work::kStep:
+      return 0;
+    case Work::kAllToAll:
+      return 1;
+    case Work::kSend:
+    case Work::kRecv:
+      break;
+  }
+  return -1;
+}
+
+std::string FiguresText(const Simulation& simulation, Unit unit, bool components) {
+  const auto& ranks = simulation.ranks;
+  const auto [low, high] = std::minmax_element(
+      ranks.begin(), ranks.end(),
+      [](const RankFigures& a, const RankFigures& b) { return a.bubble < b.bubble; });
+  std::string text = "makespan " + FormatWithUnit(simulation.makespan, unit) +
+                     ", bubble of a rank " + FormatRange(low->bubble, high->bubble, unit) + ", " +
+                     FormatPercent(simulation.bubble_ratio()) + " of the time of all ranks";
+  if (!components) return text;
+  const auto [least, most] = std::minmax_element(
+      ranks.begin(), ranks.end(),
+      [](const RankFigures& a, const RankFigures& b) { return a.exposed < b.exposed; });
+  return text + "; exposed all-to-all " + FormatRange(least->exposed, most->exposed, unit);
 }
 
 }  // namespace
 
+void CheckView(const View& view, Time makespan, Unit unit) {
+  const auto text = [&](Time time) { return FormatWithUnit(time, unit); };
+  const Time to = view.to.value_or(makespan);
+  if (view.from > 0 && view.from >= makespan) {
+    throw Error("--from: must be before the makespan, " + text(makespan) + ", is " +
+                text(view.from));
+  }
+  if (view.to && to > makespan) {
+    throw Error("--to: must not be behind the makespan, " + text(makespan) + ", is " + text(to));
+  }
+  if (to < view.from || (to == view.from && view.to)) {
+    throw Error("--to: must be behind --from, " + text(view.from) + ", is " + text(to));
+  }
+}
+
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
-                    int rank) {
+                    const View& view) {
+  CheckView(view, simulation.makespan, costs.unit);
   Picture picture;
-  picture.makespan = simulation.makespan;
+  picture.from = view.from;
+  picture.to = view.to.value_or(simulation.makespan);
   picture.unit = costs.unit;
   picture.title = DescribePlan(plan);
   picture.costs = DescribeCosts(costs);
-  const auto& figures = simulation.ranks;
-  const auto [low, high] = std::minmax_element(
-      figures.begin(), figures.end(),
-      [](const RankFigures& a, const RankFigures& b) { return a.bubble < b.bubble; });
-  picture.figures = "makespan " + FormatWithUnit(simulation.makespan, costs.unit) +
-                    ", bubble of a rank " + FormatRange(low->bubble, high->bubble, costs.unit) +
-                    ", " + FormatPercent(simulation.bubble_ratio()) + " of the time of all ranks";
+  const bool components = plan.layers > 0;
+  picture.figures = FiguresText(simulation, costs.unit, components);
   const Sides sides(plan);
   picture.sides = sides.text();
   for (int r = 0; r < plan.ranks; ++r) {
-    if (rank >= 0 && r != rank) continue;
-    Picture::Row row = {r, {}};
+    if (view.rank >= 0 && r != view.rank) continue;
+    std::vector<Picture::Row> rows = RowsOf(r, components);
     const Program& program = plan.programs[static_cast<size_t>(r)];
     for (size_t i = 0; i < program.size(); ++i) {
       const Span& span = simulation.timeline.ranks[static_cast<size_t>(r)][i];
-      if (!IsDrawn(program[i]) || span.end == span.start) continue;
-      row.boxes.push_back({span.start, span.end, static_cast<int>(i), PartsOf(program[i], sides)});
+      const int row = RowOf(program[i].op);
+      const bool inside = span.end > picture.from && span.start < picture.to;
+      if (row < 0 || span.end == span.start || !inside) continue;
+      rows[static_cast<size_t>(row)].boxes.push_back(
+          {span.start, span.end, static_cast<int>(i), PartsOf(program[i], sides)});
     }
-    picture.rows.push_back(std::move(row));
+    for (Picture::Row& row : rows) picture.rows.push_back(std::move(row));
   }
   return picture;
+}
+
+int64_t BoxCount(const Picture& picture) {
+  int64_t count = 0;
+  for (const Picture::Row& row : picture.rows) count += static_cast<int64_t>(row.boxes.size());
+  return count;
 }
 
 Time RulerStep(Time least) {
@@ -100,32 +154,71 @@ Time RulerStep(Time least) {
   }
 }
 
+Op KindOf(Op op) {
+  if (op == Op::MLP_F) return Op::ATTN_F;
+  if (op == Op::MLP_B) return Op::ATTN_B;
+  if (op == Op::MLP_W) return Op::ATTN_W;
+  if (op == Op::COMBINE_F) return Op::DISPATCH_F;
+  if (op == Op::DISPATCH_B) return Op::COMBINE_B;
+  return op;
+}
+
 std::vector<Op> KindsIn(const Picture& picture) {
-  constexpr Op kOrder[] = {Op::F, Op::B, Op::W, Op::BW, Op::FB, Op::REDUCE, Op::STEP};
+  constexpr Op kOrder[] = {Op::F,          Op::B,         Op::W,      Op::BW,
+                           Op::FB,         Op::ATTN_F,    Op::ATTN_B, Op::ATTN_W,
+                           Op::DISPATCH_F, Op::COMBINE_B, Op::REDUCE, Op::STEP};
+  uint64_t seen = 0;
+  for (const Picture::Row& row : picture.rows) {
+    for (const Box& box : row.boxes) {
+      const Op kind = box.parts.size() > 1 ? Op::FB : KindOf(box.parts[0].op);
+      seen |= uint64_t{1} << static_cast<int>(kind);
+    }
+  }
   std::vector<Op> kinds;
   for (const Op op : kOrder) {
-    const auto is = [op](const Box& box) {
-      return (box.parts.size() > 1 ? Op::FB : box.parts[0].op) == op;
-    };
-    const bool occurs =
-        std::any_of(picture.rows.begin(), picture.rows.end(), [&](const Picture::Row& row) {
-          return std::any_of(row.boxes.begin(), row.boxes.end(), is);
-        });
-    if (occurs) kinds.push_back(op);
+    if ((seen >> static_cast<int>(op) & 1) != 0) kinds.push_back(op);
   }
   return kinds;
 }
 
-std::string_view Explain(Op op) {
-  // Every other operation is no box.
-  if (op == Op::F) return "forward";
-  if (op == Op::B) return "backward for the input gradient only";
-  if (op == Op::W) return "backward for the weight gradient only";
-  if (op == Op::BW) return "full backward, both gradients";
-  if (op == Op::FB) return "a forward overlapped with a full backward";
-  if (op == Op::REDUCE) return "sum of a stage's gradients over its copies";
-  CF_ASSERT(op == Op::STEP);
+std::string_view Explain(Op kind) {
+  // Every other operation is no box, or not the one that stands for its kind.
+  if (kind == Op::F) return "forward";
+  if (kind == Op::B) return "backward for the input gradient only";
+  if (kind == Op::W) return "backward for the weight gradient only";
+  if (kind == Op::BW) return "full backward, both gradients";
+  if (kind == Op::FB) return "a forward overlapped with a full backward";
+  if (kind == Op::ATTN_F) return "attention and experts (ATTN, MLP), forward";
+  if (kind == Op::ATTN_B) return "their backward for the input gradient";
+  if (kind == Op::ATTN_W) return "their backward for the weight gradient";
+  if (kind == Op::DISPATCH_F) return "all-to-all of the forward: DISPATCH, COMBINE";
+  if (kind == Op::COMBINE_B) return "all-to-all of the backward: COMBINE, then DISPATCH";
+  if (kind == Op::REDUCE) return "sum of a stage's gradients over its copies";
+  CF_ASSERT(kind == Op::STEP);
   return "optimizer step of a stage";
+}
+
+std::string_view ShortName(Op op) {
+  if (op == Op::ATTN_F) return "AF";
+  if (op == Op::DISPATCH_F) return "DF";
+  if (op == Op::MLP_F) return "MF";
+  if (op == Op::COMBINE_F) return "CF";
+  if (op == Op::COMBINE_B) return "CB";
+  if (op == Op::MLP_B) return "MB";
+  if (op == Op::DISPATCH_B) return "DB";
+  if (op == Op::ATTN_B) return "AB";
+  if (op == Op::MLP_W) return "MW";
+  if (op == Op::ATTN_W) return "AW";
+  return "";
+}
+
+std::string_view ShortNames(Op kind) {
+  if (kind == Op::ATTN_F) return "AF MF";
+  if (kind == Op::ATTN_B) return "AB MB";
+  if (kind == Op::ATTN_W) return "AW MW";
+  if (kind == Op::DISPATCH_F) return "DF CF";
+  if (kind == Op::COMBINE_B) return "CB DB";
+  return Name(kind);
 }
 
 }  // namespace contraflow

@@ -28,6 +28,7 @@ bool HasEpilogue(const CostModel& costs) {
 std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,
                                           const Simulation& simulation) {
   const Schedule* const schedule = ScheduleOf(plan);
+  if (plan.layers > 0) return {};
   if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
   const Spec spec = {.schedule = plan.schedule,
                      .ranks = plan.ranks,
@@ -45,6 +46,15 @@ std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& cos
       std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
                   [&](const RankFigures& rank) { return rank.bubble == figures.published; });
   return figures;
+}
+
+/// What is known of a rank's memory, in bytes by kind.
+Json MemoryToJson(const MemoryFigures& figures, Level level) {
+  auto object = std::make_unique<JsonObject>();
+  for (const MemoryKind& kind : MemoryKinds(figures, level)) {
+    object->Add(std::string(kind.key), {kind.bytes});
+  }
+  return {std::move(object)};
 }
 
 /// JSON without line breaks; those inside strings are escaped.
@@ -87,6 +97,12 @@ int64_t Report::peak_bytes() const {
   return peak;
 }
 
+Time Report::largest_exposed() const {
+  Time largest = 0;
+  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.exposed);
+  return largest;
+}
+
 Time Report::largest_bubble() const {
   Time largest = 0;
   for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.bubble);
@@ -111,7 +127,10 @@ Report MakeReport(const Plan& plan, const CostModel& costs) {
   Report report;
   report.schedule = plan.schedule;
   report.unit = costs.unit;
+  report.level = plan.level;
+  report.components = plan.layers > 0;
   report.simulation = Simulate(plan, costs);
+  if (costs.memory) report.memory = MemoryOf(plan, costs);
   report.lower_bound = LowerBound(plan, costs);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
@@ -123,7 +142,28 @@ Json TimeToJson(Time ticks, Unit unit) {
   return {FromTicks(ticks, unit)};
 }
 
-Json ReportToJson(const Report& report) {
+std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {
+  std::vector<MemoryKind> kinds;
+  const auto add = [&](std::string_view key, std::string_view title, int64_t bytes) {
+    kinds.push_back({key, title, bytes});
+  };
+  const auto arena = [&](Arena a) { return figures.arenas[static_cast<size_t>(a)]; };
+  if (figures.parameters) add("parameters", "parameters", *figures.parameters);
+  if (figures.gradients) add("gradients", "gradients", *figures.gradients);
+  if (figures.optimizer) add("optimizer", "optimizer", *figures.optimizer);
+  add("activations", "activations", arena(Arena::kActivation));
+  add("stashes", "stashes", arena(Arena::kStash));
+  if (level == Level::kBuffer) {
+    add("gradients_in_flight", "in flight", arena(Arena::kGradient));
+    add("exchange", "exchange", arena(Arena::kExchange));
+  }
+  int64_t total = 0;
+  for (const MemoryKind& kind : kinds) total += kind.bytes;
+  add("total", "total", total);
+  return kinds;
+}
+
+std::unique_ptr<JsonObject> ReportToJson(const Report& report) {
   const auto time = [&](Time ticks) { return TimeToJson(ticks, report.unit); };
   const Simulation& simulation = report.simulation;
   Json::Array ranks;
@@ -135,6 +175,13 @@ Json ReportToJson(const Report& report) {
     rank->Add("bubble", time(figures.bubble));
     rank->Add("peak_activations", {int64_t{figures.peak_activations}});
     rank->Add("peak_bytes", {figures.peak_bytes});
+    if (report.components) {
+      rank->Add("all_to_all", time(figures.all_to_all));
+      rank->Add("exposed", time(figures.exposed));
+    }
+    if (r < report.memory.size()) {
+      rank->Add("memory", MemoryToJson(report.memory[r], report.level));
+    }
     ranks.push_back({std::move(rank)});
   }
   auto object = std::make_unique<JsonObject>();
@@ -153,7 +200,7 @@ Json ReportToJson(const Report& report) {
   }
   object->Add("lower_bound", time(report.lower_bound));
   object->Add("gap", {report.gap()});
-  return {std::move(object)};
+  return object;
 }
 
 std::string FormatJson(const Json& document) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "compiler/json.h"
+#include "compiler/memory.h"
 #include "compiler/plan.h"
 #include "compiler/simulate.h"
 
@@ -23,10 +25,14 @@ struct FormulaFigures {
 struct Report {
   std::string schedule;
   Unit unit = Unit::kUnit;
+  Level level = Level::kComm;
+  bool components = false;  ///< the all-to-all lanes are busy, too
   Simulation simulation;
+  std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
   Time lower_bound = 0;
   /// Absent where none is published, or the plan or its costs are not what it is published for
-  /// (another shape than the schedule makes, stages or micro-batches that differ).
+  /// (another shape than the schedule makes, stages or micro-batches that differ, chunks that are
+  /// taken apart into components).
   std::optional<FormulaFigures> formula;
 
   /// (makespan - lower_bound) / lower_bound; 0 where both are 0.
@@ -34,6 +40,7 @@ struct Report {
   int peak_activations() const;  ///< of the rank that has most
   int64_t peak_bytes() const;
   Time largest_bubble() const;
+  Time largest_exposed() const;
 };
 
 /// Throws Error with the first findings if the plan is not sound.
@@ -42,8 +49,19 @@ void RequireSound(const Plan& plan, const std::string& path);
 /// Simulates a sound plan.
 Report MakeReport(const Plan& plan, const CostModel& costs);
 
+/// One kind of memory of a rank.
+struct MemoryKind {
+  std::string_view key;    ///< in JSON
+  std::string_view title;  ///< in tables
+  int64_t bytes = 0;
+};
+
+/// The kinds that are known, and their total last; those of the gradient and exchange arenas at
+/// level buffer only.
+std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
+
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
-Json ReportToJson(const Report& report);
+std::unique_ptr<JsonObject> ReportToJson(const Report& report);
 
 /// A time in its unit as the shortest JSON number.
 Json TimeToJson(Time ticks, Unit unit);

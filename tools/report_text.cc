@@ -62,6 +62,7 @@ std::string DescribePlan(const Plan& plan) {
   std::string text = plan.schedule + ": " + Count(plan.ranks, "rank") + ", " +
                      Count(plan.stages, "stage") + ", " + FormatCount(plan.microbatches) +
                      (plan.microbatches == 1 ? " micro-batch" : " micro-batches");
+  if (plan.expert_parallel > 1) text += ", " + Count(plan.expert_parallel, "device") + " a rank";
   if (plan.data_parallel > 1) text += ", " + Count(plan.data_parallel, "replica");
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
@@ -74,7 +75,9 @@ std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
 std::string RankTable(const Report& report, bool bytes) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   Table table;
-  table.columns = {">rank", ">busy", ">bubble", ">share", ">activations"};
+  table.columns = {">rank", ">busy", ">bubble", ">share"};
+  if (report.components) table.columns.insert(table.columns.end(), {">all-to-all", ">exposed"});
+  table.columns.push_back(">activations");
   if (bytes) table.columns.push_back(">bytes");
   const Time makespan = report.simulation.makespan;
   for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
@@ -82,11 +85,34 @@ std::string RankTable(const Report& report, bool bytes) {
     const double share =
         makespan == 0 ? 0 : static_cast<double>(rank.bubble) / static_cast<double>(makespan);
     std::vector<std::string> row = {std::to_string(r), time(rank.busy), time(rank.bubble),
-                                    FormatPercent(share), std::to_string(rank.peak_activations)};
+                                    FormatPercent(share)};
+    if (report.components) row.insert(row.end(), {time(rank.all_to_all), time(rank.exposed)});
+    row.push_back(std::to_string(rank.peak_activations));
     if (bytes) row.push_back(FormatCount(rank.peak_bytes));
     table.rows.push_back(std::move(row));
   }
   return FormatTable(table);
+}
+
+std::string MemoryTable(const Report& report) {
+  const auto known = [&](const MemoryFigures& figures) {
+    return figures.parameters || figures.gradients || figures.optimizer;
+  };
+  const bool more = report.level == Level::kBuffer ||
+                    std::any_of(report.memory.begin(), report.memory.end(), known);
+  if (report.memory.empty() || !more) return "";
+  Table table;
+  table.columns = {">rank"};
+  for (const MemoryKind& kind : MemoryKinds(report.memory[0], report.level)) {
+    table.columns.push_back(">" + std::string(kind.title));
+  }
+  for (size_t r = 0; r < report.memory.size(); ++r) {
+    table.rows.push_back({std::to_string(r)});
+    for (const MemoryKind& kind : MemoryKinds(report.memory[r], report.level)) {
+      table.rows.back().push_back(FormatCount(kind.bytes));
+    }
+  }
+  return "memory by kind, bytes:\n" + FormatTable(table);
 }
 
 std::string FormatWithUnit(Time ticks, Unit unit) {
@@ -125,6 +151,12 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   table.rows.push_back({"span", time(simulation.span) + ", the longest from a rank's first start "
                                                         "to its last end"});
   table.rows.push_back({"bubble ratio", FormatPercent(simulation.bubble_ratio())});
+  if (report.components) {
+    std::vector<Time> exposed;
+    for (const RankFigures& rank : simulation.ranks) exposed.push_back(rank.exposed);
+    table.rows.push_back({"exposed", "all-to-all while the compute lane is idle, of a rank " +
+                                         RangeOf(exposed, report.unit)});
+  }
   table.rows.push_back({"lower bound", time(report.lower_bound) + " on the makespan, gap " +
                                            FormatPercent(report.gap())});
   if (report.formula) {

@@ -12,8 +12,11 @@ std::string DescribePlan(const Plan& plan);
 /// The line about the costs; says so where they are the unit costs nobody asked for.
 std::string DescribeCostsUsed(const CostModel& costs, bool chosen);
 
-/// Busy time, bubble and peak memory of each rank.
+/// Busy time, bubble and peak memory of each rank; with components its all-to-all, too.
 std::string RankTable(const Report& report, bool bytes);
+
+/// Bytes of each rank by kind, or "" where no more is known than RankTable says.
+std::string MemoryTable(const Report& report);
 
 /// Makespan, span, bubble ratio, lower bound, formula and critical path, one line each.
 std::string SummaryTable(const Plan& plan, const Report& report);

@@ -25,6 +25,11 @@ std::string CellOf(const Instruction& i) {
 }  // namespace
 
 std::string WriteTorchCsv(const Plan& plan) {
+  if (plan.layers > 0) {
+    throw Error(
+        "the plan's chunks are taken apart into components, for which PyTorch's CSV has no names; "
+        "compile it with --level comm or compute");
+  }
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (size_t stage = 0; stage < holders.size(); ++stage) {
     if (holders[stage].size() == 1) continue;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@ struct RunOptions {
   std::string device = "cpu";
   std::string transport = "threads";
   std::string model = "default";
-  std::string data;  ///< "": a licence text of the machine
+  std::optional<double> capacity;  ///< instead of the model's capacity factor
+  std::string data;                ///< "": a licence text of the machine
   int steps = 10;
   bool check = false;
   std::string trace;  ///< "": none

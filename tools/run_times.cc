@@ -10,8 +10,12 @@
 namespace contraflow {
 namespace {
 
-/// Messages overlap with compute; all else takes the rank's time, as in Simulate.
-bool OnComputeLane(Op op) { return WorkOf(op) != Work::kSend && WorkOf(op) != Work::kRecv; }
+/// Where instructions have lanes it is the compute lane; without them messages overlap with
+/// compute, and all else takes the rank's time, as in Simulate.
+bool OnComputeLane(const Plan& plan, Op op) {
+  if (plan.level >= Level::kComponent) return LaneOf(op) == Lane::kCompute;
+  return WorkOf(op) != Work::kSend && WorkOf(op) != Work::kRecv;
+}
 
 double Share(const RunTimes& times, Op op) {
   const auto kind = times.kinds.find(op);
@@ -41,7 +45,7 @@ void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times) {
       KindTimes& kind = times->kinds[op];
       ++kind.count;
       kind.total += span.end - span.start;
-      if (!OnComputeLane(op)) continue;
+      if (!OnComputeLane(plan, op)) continue;
       times->busy += span.end - span.start;
       first = std::min(first, span.start);
     }
@@ -61,12 +65,13 @@ std::string FormatTimes(const Plan& plan, const std::optional<RunTimes>& predict
     table.columns.push_back(">share");
   }
   for (const auto& [op, kind] : measured.kinds) {
+    const bool lane = OnComputeLane(plan, op);
     std::vector<std::string> row = {std::string(Name(op)), FormatCount(kind.count / measured.steps),
                                     Microseconds(Mean(measured, op)),
-                                    OnComputeLane(op) ? FormatPercent(Share(measured, op)) : "-"};
+                                    lane ? FormatPercent(Share(measured, op)) : "-"};
     if (predicted) {
       row.push_back(FormatTime(Mean(*predicted, op), unit));
-      row.push_back(OnComputeLane(op) ? FormatPercent(Share(*predicted, op)) : "-");
+      row.push_back(lane ? FormatPercent(Share(*predicted, op)) : "-");
     }
     table.rows.push_back(row);
   }
@@ -90,10 +95,11 @@ void TimesToJson(const Plan& plan, const std::optional<RunTimes>& predicted,
     row->Add("kind", {std::string(Name(op))});
     row->Add("count", {kind.count / measured.steps});
     row->Add("measured_us", {FromTicks(Mean(measured, op), Unit::kMicroseconds)});
-    if (OnComputeLane(op)) row->Add("measured_share", {Share(measured, op)});
+    const bool lane = OnComputeLane(plan, op);
+    if (lane) row->Add("measured_share", {Share(measured, op)});
     if (predicted) {
       row->Add("predicted", {FromTicks(Mean(*predicted, op), unit)});
-      if (OnComputeLane(op)) row->Add("predicted_share", {Share(*predicted, op)});
+      if (lane) row->Add("predicted_share", {Share(*predicted, op)});
     }
     rows.push_back({std::move(row)});
   }

@@ -25,7 +25,8 @@ struct KindTimes {
 /// Where the time of one or more steps went.
 struct RunTimes {
   std::map<Op, KindTimes> kinds;
-  Time busy = 0;      ///< of the compute lanes: all but messages
+  Time busy = 0;      ///< of the compute lanes: all but messages, and where instructions have lanes
+                      ///< all-to-all and REDUCE
   Time capacity = 0;  ///< ranks times makespan
   int64_t steps = 0;
 

@@ -29,6 +29,7 @@
 #include "runtime/threaded_run.h"
 #include "tools/exit.h"
 #include "tools/report.h"
+#include "tools/run_memory.h"
 #include "tools/run_times.h"
 #include "tools/table.h"
 
@@ -83,7 +84,9 @@ int64_t ParameterCount(const Plan& plan, ThreadedRun& run) {
   int64_t count = 0;
   for (int s = 0; s < plan.stages; ++s) {
     Stage& stage = run.At({0, 0, holders[static_cast<size_t>(s)][0]}).StageAt(s);
-    count += static_cast<int64_t>(stage.parameters().size());
+    const size_t experts = stage.expert_gradients().size();  // of one member
+    const auto others = static_cast<size_t>(plan.expert_parallel - 1);
+    count += static_cast<int64_t>(stage.parameters().size() + others * experts);
   }
   return count;
 }
@@ -92,13 +95,19 @@ std::string Plural(int count, const std::string& noun) {
   return FormatCount(count) + " " + noun + (count == 1 ? "" : noun.ends_with("h") ? "es" : "s");
 }
 
+Model ModelOf(const RunOptions& options, const Plan& plan) {
+  Model model = ReadModel(options.model);
+  if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
+  return FitModel(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
+}
+
 /// One training with everything that is said about it on the way and at the end.
 class Training {
  public:
   Training(const RunOptions& options, const Plan& plan)
       : options_(options),
         plan_(plan),
-        model_(FitModel(ReadModel(options.model), plan.stages)),
+        model_(ModelOf(options, plan)),
         text_(ReadText(options.data, model_)),
         run_(plan_, model_, text_, options.seed, NetworkOptions(options)) {
     if (options.check) reference_.emplace(plan_, model_, text_, options.seed);
@@ -132,6 +141,7 @@ class Training {
   void Step(int step) {
     last_ = run_.Step(step);
     ++done_;
+    dropped_ += last_.dropped;
     // The first step also pays for first touches of memory; it counts only if it is the only one.
     if (done_ == 2) measured_ = {};
     AddTimes(plan_, last_.timeline, &measured_);
@@ -141,14 +151,15 @@ class Training {
       difference_ = comparison.difference;
     }
     const double seconds = static_cast<double>(last_.duration) * 1e-9;
-    const double tokens = static_cast<double>(model_.tokens()) * plan_.microbatches *
-                          plan_.data_parallel / std::max(seconds, 1e-9);
+    const double tokens = static_cast<double>(TokensOfStep()) / std::max(seconds, 1e-9);
     if (options_.json) Keep(step, seconds, tokens);
     const std::string number = std::to_string(step);
     const size_t width = std::to_string(options_.steps).size();
     const std::string line = "step " + std::string(width - number.size(), ' ') + number +
                              "  loss " + Fixed(last_.loss, 4) + "  " + Fixed(seconds * 1e3, 1) +
-                             " ms  " + FormatCount(std::llround(tokens)) + " tokens/s\n";
+                             " ms  " + FormatCount(std::llround(tokens)) + " tokens/s" +
+                             (model_.capacity_factor > 0 ? "  " + Dropped(last_.dropped) : "") +
+                             "\n";
     if (!options_.json) WriteFile("-", line);
     if (options_.json && isatty(STDERR_FILENO) != 0) std::fputs(line.c_str(), stderr);
   }
@@ -160,10 +171,22 @@ class Training {
     row->Add("loss", std::isfinite(last_.loss) ? Json(last_.loss) : Json());
     row->Add("ms", {seconds * 1e3});
     row->Add("tokens_per_second", {tokens});
+    row->Add("dropped", {last_.dropped});
     steps_.push_back({std::move(row)});
   }
 
-  int Threads() const { return plan_.ranks * plan_.data_parallel; }
+  int Threads() const { return plan_.ranks * plan_.data_parallel * plan_.expert_parallel; }
+
+  int64_t TokensOfStep() const {
+    return int64_t{model_.tokens()} * plan_.microbatches * plan_.data_parallel *
+           plan_.expert_parallel;
+  }
+
+  /// Which part of what the experts were asked for in a step they had no room for.
+  std::string Dropped(int64_t dropped) const {
+    const double visits = static_cast<double>(TokensOfStep()) * model_.layers * model_.top_k;
+    return FormatPercent(static_cast<double>(dropped) / visits) + " dropped";
+  }
 
   std::string Heading() {
     std::string heading = plan_.schedule + ": " + Plural(plan_.ranks, "rank") + ", " +
@@ -171,15 +194,24 @@ class Training {
                           Plural(plan_.microbatches, "micro-batch");
     if (plan_.data_parallel > 1) heading += ", " + Plural(plan_.data_parallel, "replica");
     heading += "; " + Plural(Threads(), "thread");
+    if (plan_.expert_parallel > 1) {
+      heading += " (" + Plural(plan_.ranks, "rank");
+      if (plan_.data_parallel > 1) heading += " x " + Plural(plan_.data_parallel, "replica");
+      heading += " x " + FormatCount(plan_.expert_parallel) + " experts' devices)";
+    }
     if (options_.strict) heading += ", strict";
     heading += "\nmodel " + model_.name + ": " + Plural(model_.layers, "layer") + ", " +
                FormatCount(ParameterCount(plan_, run_)) + " parameters; " +
-               FormatCount(int64_t{model_.tokens()} * plan_.microbatches * plan_.data_parallel) +
-               " tokens a step from " + text_.name + "\n";
+               FormatCount(TokensOfStep()) + " tokens a step from " + text_.name;
+    if (model_.capacity_factor > 0) {
+      heading += "; an expert takes " + FormatCount(Capacity(model_)) +
+                 " rows of a device and micro-batch";
+    }
+    heading += "\n";
     return heading;
   }
 
-  std::string Summary() const {
+  std::string Summary() {
     std::string summary;
     if (stop_signal != 0) summary += "\nstopped after step " + std::to_string(done_) + "\n";
     summary += "\n" + FormatTimes(plan_, predicted_, measured_);
@@ -188,6 +220,7 @@ class Training {
       summary += std::to_string(Threads()) + " threads share " + Plural(cores, "core") +
                  ": measured times include waiting for one.\n";
     }
+    if (plan_.level == Level::kBuffer) summary += "\n" + FormatArenas(ArenasOf(plan_, run_));
     if (reference_ && difference_.empty()) {
       summary += "check: " + FormatCount(compared_) +
                  " losses, gradients and weights equal those without a pipeline, bit for bit\n";
@@ -202,11 +235,14 @@ class Training {
     document.Add("stages", {int64_t{plan_.stages}});
     document.Add("microbatches", {int64_t{plan_.microbatches}});
     document.Add("data_parallel", {int64_t{plan_.data_parallel}});
+    document.Add("expert_parallel", {int64_t{plan_.expert_parallel}});
     document.Add("model", {model_.name});
     document.Add("layers", {int64_t{model_.layers}});
     document.Add("parameters", {ParameterCount(plan_, run_)});
     document.Add("steps", {std::move(steps_)});
+    document.Add("dropped", {dropped_});
     TimesToJson(plan_, predicted_, measured_, &document);
+    if (plan_.level == Level::kBuffer) ArenasToJson(ArenasOf(plan_, run_), &document);
     if (reference_) {
       auto check = std::make_unique<JsonObject>();
       check->Add("ok", {difference_.empty()});
@@ -228,7 +264,7 @@ class Training {
   StepResult last_;
   Json::Array steps_;  // for --json
   int done_ = 0;
-  int64_t compared_ = 0;
+  int64_t compared_ = 0, dropped_ = 0;
   std::string difference_;
 };
 

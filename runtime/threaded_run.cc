@@ -34,7 +34,7 @@ double MeanLoss(const std::vector<float>& losses) {
 }
 
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                         ThreadNetwork::Options options)
+                         ThreadNetwork::Options options, bool fill)
     : plan_(CheckSize(plan)),
       network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
   std::vector<Worker> workers;
@@ -45,7 +45,7 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text,
           const Device device = {replica, member, rank};
           Transport& transport = network_.At(device);
           backends_.push_back(
-              std::make_unique<HostBackend>(plan, model, text, seed, device, transport));
+              std::make_unique<HostBackend>(plan, model, text, seed, device, transport, fill));
           workers.push_back({device, backends_.back().get(), &transport});
         }
       }

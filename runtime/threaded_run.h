@@ -29,9 +29,10 @@ double MeanLoss(const std::vector<float>& losses);
 class ThreadedRun {
  public:
   /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
-  /// the run. Throws Error if the plan cannot be executed or is too large for one process.
+  /// the run. With `fill` memory without a value is full of NaN. Throws Error if the plan cannot be
+  /// executed or is too large for one process.
   ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-              ThreadNetwork::Options options);
+              ThreadNetwork::Options options, bool fill = kFillUnused);
 
   /// One step; steps count from 1. After an error the run cannot go on.
   StepResult Step(int step);

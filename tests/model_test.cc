@@ -62,7 +62,7 @@ TEST_CASE("model: presets") {
 
 TEST_CASE("model: a file sets what it names and leaves the rest") {
   const Model model = Read(R"({"name": "mine", "layers": 3, "width": 32, "heads": 2, "experts": 4,
-      "top_k": 1, "expert_width": 20, "vocabulary": 300, "sequence": 10, "batch": 2,
+      "top_k": 1, "expert_width": 20, "capacity_factor": 1.5, "vocabulary": 300, "sequence": 10, "batch": 2,
       "learning_rate": 0.5, "warmup_steps": 0, "beta1": 0.5, "beta2": 0.25, "epsilon": 1e-6,
       "weight_decay": 0})");
   const Model want{.name = "mine",
@@ -72,6 +72,7 @@ TEST_CASE("model: a file sets what it names and leaves the rest") {
                    .experts = 4,
                    .top_k = 1,
                    .expert_width = 20,
+                   .capacity_factor = 1.5f,
                    .vocabulary = 300,
                    .sequence = 10,
                    .batch = 2,
@@ -104,6 +105,12 @@ TEST_CASE("model: malformed files are refused with path and remedy") {
   CHECK(ReadFailure(R"({"vocabulary": 255})") ==
         "m.json: /vocabulary: must be a number of tokens (256 bytes, or more) in 256..65536, is "
         "255");
+  for (const char* factor : {"0", "-1", "0.001", "65"}) {
+    CHECK(ReadFailure(R"({"capacity_factor": )" + std::string(factor) + "}") ==
+          "m.json: /capacity_factor: must be a capacity factor (leave it out to drop no token) in "
+          "0.01..64, is " +
+              std::string(factor));
+  }
   CHECK(ReadFailure(R"({"width": 64, "width": 64})") != "accepted");
   CHECK(ReadFailure(R"({"width": 64.5})") != "accepted");
   CHECK(ReadFailure(R"({"width": "64"})") != "accepted");
@@ -153,8 +160,29 @@ TEST_CASE("model: layers are settled for the stages") {
   CHECK(Failure([&] { FitModel(model, 8); }) ==
         "model \"default\": /layers: stage 5 would have no layer, the model has 5; use --model "
         "with layers >= 8 or a plan with fewer stages");
+  model.capacity_factor = -1;
+  CHECK(Failure([&] { FitModel(model, 5); }).find("/capacity_factor: must be a capacity factor") !=
+        std::string::npos);
+  model.capacity_factor = 0;
   model.layers = 0;
+  CHECK(FitModel(model, 4, 3).layers == 12);
+  CHECK(Failure([&] { FitModel(model, 1, 1, 3); }).find("/experts: must be a multiple of the 3") !=
+        std::string::npos);
   CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
+}
+
+TEST_CASE("model: an expert takes its share of the tokens times the capacity factor") {
+  Model model;  // 256 tokens, 2 of 8 experts each
+  CHECK(Capacity(model) == 0);
+  CHECK(MostExpertRows(model, 4, 2) == 4 * 256 * 2);
+  CHECK(MostExpertRows(model, 8, 1) == 8 * 256);
+  model.capacity_factor = 1;
+  CHECK(Capacity(model) == 64);
+  model.capacity_factor = 1.26f;
+  CHECK(Capacity(model) == 81);
+  CHECK(MostExpertRows(model, 4, 2) == 4 * 2 * 81);
+  model.capacity_factor = 64;
+  CHECK(Capacity(model) == 256);
 }
 
 TEST_CASE("model: layers are spread evenly earlier stages get the remainder") {

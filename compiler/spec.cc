@@ -63,6 +63,7 @@ void CheckSpec(const Spec& spec) {
   CheckRange("--microbatches", spec.microbatches, 1, kMaxMicrobatches);
   CheckRange("--chunks", spec.chunks, 0, kMaxStages);
   CheckRange("--data-parallel", spec.data_parallel, 1, kMaxDataParallel);
+  CheckRange("--expert-parallel", spec.expert_parallel, 1, kMaxExpertParallel);
   if (spec.memory_limit) CheckRange("--memory-limit", *spec.memory_limit, 1, kMaxMemory);
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {

@@ -15,6 +15,7 @@ struct Spec {
   int microbatches = 0;
   int chunks = 0;  ///< stages a rank holds; 0: the schedule's own default
   int data_parallel = 1;
+  int expert_parallel = 1;
   CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
@@ -24,7 +25,7 @@ struct Spec {
 /// spec. Throws Error if malformed, not positive or too large.
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
 
-/// Throws Error if ranks, micro-batches, chunks or data_parallel are out of range: what is wrong
+/// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range: what is wrong
 /// with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
 void CheckSpec(const Spec& spec);
 

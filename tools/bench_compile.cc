@@ -3,6 +3,9 @@
 //
 //   bench_compile [SCHEDULE] [--large]
 //
+// First chunk plans up to level comm, then plans of MoE components up to level buffer, on
+// DeepSeek's costs with 4 layers a stage.
+//
 // Each row is the best of several runs. "bytes" is the process's peak resident memory by the end of
 // the row over its instructions; rows grow, so the peak is the row's own. "exponent" compares total
 // time with the row before: 1 is linear.
@@ -15,12 +18,15 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "compiler/error.h"
 #include "compiler/lower.h"
 #include "compiler/simulate.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
+#include "tools/costs_option.h"
 
 namespace contraflow {
 namespace {
@@ -107,6 +113,73 @@ void Bench(const std::string& schedule, bool large) {
               100'000 / reference_total);
 }
 
+/// Generate, then each pass of lowering with its proof, verify and simulate.
+struct ComponentRow {
+  int64_t instructions = 0, slots = 0;
+  double generate = 1e300, comm = 1e300, component = 1e300, buffer = 1e300, lower = 1e300,
+         verify = 1e300, simulate = 1e300;
+};
+
+ComponentRow MeasureComponents(const std::string& schedule, int ranks, int microbatches,
+                               const CostModel& costs, int runs) {
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = ranks;
+  spec.microbatches = microbatches;
+  spec.costs = costs;
+  ComponentRow row;
+  for (int run = 0; run < runs; ++run) {
+    const auto start = Clock::now();
+    Plan order = GeneratePlan(spec);
+    const auto generated = Clock::now();
+    auto last = generated;
+    const Plan plan = Lower(std::move(order), costs, {.target = Level::kBuffer},
+                            [&](std::string_view pass, const Plan&) {
+                              const auto now = Clock::now();
+                              double& best = pass == "comm"        ? row.comm
+                                             : pass == "component" ? row.component
+                                                                   : row.buffer;
+                              best = std::min(best, Milliseconds(last, now));
+                              last = now;
+                            });
+    const auto lowered = Clock::now();
+    if (!Verify(plan).empty()) {
+      throw InternalError("internal error: the benchmark's plan is unsound");
+    }
+    const auto verified = Clock::now();
+    if (Simulate(plan, costs).makespan <= 0) {
+      throw InternalError("internal error: nothing was simulated");
+    }
+    const auto simulated = Clock::now();
+    row.instructions = InstructionCount(plan);
+    row.slots = 0;
+    for (const auto& slots : plan.slots) row.slots += static_cast<int64_t>(slots.size());
+    row.generate = std::min(row.generate, Milliseconds(start, generated));
+    row.lower = std::min(row.lower, Milliseconds(generated, lowered));
+    row.verify = std::min(row.verify, Milliseconds(lowered, verified));
+    row.simulate = std::min(row.simulate, Milliseconds(verified, simulated));
+  }
+  return row;
+}
+
+void BenchComponents(const std::string& schedule) {
+  CostsOption option;
+  option.file = "deepseek-v3-h800";
+  const CostModel costs = ResolveCosts(option, {});
+  std::printf("\n%s with components: milliseconds; passes include the proof of what they made\n\n",
+              schedule.c_str());
+  std::printf("%5s %6s %12s %9s %9s %9s %9s %9s %9s %9s %9s\n", "P", "M", "instructions", "slots",
+              "generate", "comm", "component", "buffer", "lower", "verify", "simulate");
+  for (const auto& [ranks, microbatches] : {std::pair(8, 32), {16, 64}, {32, 128}}) {
+    const ComponentRow row = MeasureComponents(schedule, ranks, microbatches, costs, 5);
+    std::printf("%5d %6d %12lld %9lld %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f\n", ranks,
+                microbatches, static_cast<long long>(row.instructions),
+                static_cast<long long>(row.slots), row.generate, row.comm, row.component,
+                row.buffer, row.lower, row.verify, row.simulate);
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 }  // namespace contraflow
 
@@ -122,6 +195,7 @@ int main(int argc, char** argv) {
   }
   try {
     contraflow::Bench(schedule, large);
+    contraflow::BenchComponents(schedule);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_compile: error: %s\n", error.what());
     return 1;

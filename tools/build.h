@@ -7,10 +7,16 @@
 
 namespace contraflow {
 
-/// The plan a user asked for: generated, held against the memory limit, lowered. `memory_limit` is
-/// the text of --memory-limit or "". Throws Error if the spec does not fit, or if a rank would hold
-/// more than the limit: which rank, during which instruction, how much.
-Plan BuildPlan(Spec spec, const std::string& memory_limit, Level level,
-               const PassObserver& observer = {});
+/// How far a plan is built, and within what.
+struct BuildOptions {
+  Level level = Level::kComm;
+  Overlap overlap = Overlap::kAll;
+  std::string memory_limit = {};  ///< the text of --memory-limit, or ""
+};
+
+/// The plan a user asked for: generated, held against the memory limit, lowered. Throws Error if
+/// the spec does not fit, or if a rank would hold more than the limit: which rank, during which
+/// instruction, how much of what, and the least limit that would do.
+Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& observer = {});
 
 }  // namespace contraflow

@@ -70,7 +70,10 @@ Wanted MakeWanted(const CompareOptions& options) {
 
 Report ReportOf(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level) {
   spec.costs = costs;
-  return MakeReport(BuildPlan(spec, memory_limit, level), costs);
+  const BuildOptions options = {.level = level,
+                                .overlap = costs.derived.value_or(Overlap::kAll),
+                                .memory_limit = memory_limit};
+  return MakeReport(BuildPlan(spec, options), costs);
 }
 
 /// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of

@@ -6,6 +6,7 @@
 
 #include "compiler/error.h"
 #include "compiler/plan_io.h"
+#include "runtime/footprint.h"
 #include "tools/build.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
@@ -18,8 +19,10 @@ namespace {
 
 struct CompileOptions {
   std::string schedule;
-  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1;
+  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 1;
   CostsOption costs;
+  std::optional<std::string> model;
+  std::optional<double> capacity;
   std::string memory_limit;
   std::string level = "comm";
   std::string dump_after;
@@ -51,22 +54,57 @@ PassObserver Dumper(const std::string& dump_after) {
   };
 }
 
+Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
+  return {.schedule = options.schedule,
+          .ranks = options.ranks,
+          .microbatches = options.microbatches,
+          .chunks = options.chunks,
+          .data_parallel = options.data_parallel,
+          .expert_parallel = options.expert_parallel,
+          .costs = costs,
+          .memory_limit = {}};
+}
+
+/// The costs with the memory of the model that --model names in place of their own.
+CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
+  CostModel costs = ResolveCosts(options.costs, UnitCosts());
+  if (options.capacity) {
+    if (!options.model) throw Error("--capacity: is for the experts of a --model; give one");
+    CheckCapacity(*options.capacity);
+  }
+  if (!options.model) return costs;
+  if (!costs.moe) {
+    throw Error(
+        "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
+        "such "
+        "as --costs moe-unit");
+  }
+  const Spec spec = SpecOf(options, costs);
+  CheckSpec(spec);
+  const std::string why_not = schedule.reject(spec);
+  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
+  Model model = ReadModel(*options.model);
+  if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
+  costs.memory = FootprintOf(model, schedule.stages(spec), costs.moe->layers_per_stage,
+                             options.expert_parallel);
+  return costs;
+}
+
 int Compile(const CompileOptions& options) {
   const Level level = ParseLevel(options.level);
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
-  FindSchedule(options.schedule);  // The name first: nothing else matters if it is misspelt.
-  const Spec spec = {.schedule = options.schedule,
-                     .ranks = options.ranks,
-                     .microbatches = options.microbatches,
-                     .chunks = options.chunks,
-                     .data_parallel = options.data_parallel,
-                     .costs = ResolveCosts(options.costs, UnitCosts()),
-                     .memory_limit = {}};
+  // The name first: nothing else matters if it is misspelt.
+  const Schedule& schedule = FindSchedule(options.schedule);
+  const CostModel costs = CostsOf(options, schedule);
+  const Spec spec = SpecOf(options, costs);
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
     progress.emplace("compiling " + spec.schedule);
   }
-  const Plan plan = BuildPlan(spec, options.memory_limit, level, Dumper(options.dump_after));
+  const BuildOptions build = {.level = level,
+                              .overlap = OverlapOf(options.costs, costs),
+                              .memory_limit = options.memory_limit};
+  const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
   WritePlanFile(options.output, plan);
   return kExitFine;
 }
@@ -83,7 +121,16 @@ std::function<int()> Add(CLI::App* app) {
              "stages a rank holds (default: the schedule's)");
   AddInteger(app, "--data-parallel", &options->data_parallel, "N",
              "replicas of the pipeline; REDUCE sums over them (default: 1)");
+  AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",
+             "devices of each rank that share its experts (default: 1)");
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  app->add_option("--model", options->model,
+                  "model file or preset (default, tiny) whose values buffers are to hold;\n"
+                  "with costs that have \"moe\", in place of their \"memory\"")
+      ->type_name("FILE|PRESET");
+  AddNumber(app, "--capacity", &options->capacity, "X",
+            "an expert takes at most X times its even share of tokens\n"
+            "(default: the model's capacity_factor)");
   app->add_option("--memory-limit", options->memory_limit,
                   "most bytes of activations a rank may hold (a count where the\n"
                   "costs give no bytes), or N times what 1F1B's first rank holds")

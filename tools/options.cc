@@ -97,6 +97,14 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name)
       ->required();
 }
 
+void CheckCapacity(double capacity) {
+  constexpr double kMost = 1e6;
+  if (capacity > 0 && capacity <= kMost) return;
+  throw Error(
+      "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
+      "own, which by default serves every token");
+}
+
 CLI::Option* AddJson(CLI::App* app, bool* field) {
   return app->add_flag("--json", *field, "one JSON document on stdout and nothing else");
 }

@@ -30,6 +30,9 @@ CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* fiel
 /// The positional argument PLAN, `field` gets the path.
 CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name = "PLAN");
 
+/// Throws Error unless --capacity is a share that experts can take.
+void CheckCapacity(double capacity);
+
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);
 

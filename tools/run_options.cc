@@ -10,7 +10,7 @@
 namespace contraflow {
 namespace {
 
-constexpr double kMaxTimeout = 1e6, kMaxCapacity = 1e6;
+constexpr double kMaxTimeout = 1e6;
 
 /// What the parser could not place, with the nearest known option.
 std::string UnknownWord(const CLI::App& app) {
@@ -42,11 +42,7 @@ void CheckOptions(const RunOptions& options) {
   if (options.steps < 1) {
     throw Error("--steps: must be at least 1, is " + std::to_string(options.steps));
   }
-  if (options.capacity && !(*options.capacity > 0 && *options.capacity <= kMaxCapacity)) {
-    throw Error(
-        "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
-        "own, which by default serves every token");
-  }
+  if (options.capacity) CheckCapacity(*options.capacity);
   if (!(options.timeout > 0 && options.timeout <= kMaxTimeout)) {
     throw Error("--timeout: must be above 0 and at most 1000000 seconds");
   }

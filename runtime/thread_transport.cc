@@ -145,8 +145,8 @@ class ThreadNetwork::Face : public Transport {
     const auto members = static_cast<size_t>(gate_.members);
     if (send.size() != members || receive.size() != members) {
       throw Error(ToString(instruction) + ": an expert group of " + std::to_string(members) +
-                  " cannot exchange " + std::to_string(std::max(send.size(), receive.size())) +
-                  " parts");
+                  " cannot exchange " + std::to_string(send.size()) + " and " +
+                  std::to_string(receive.size()) + " parts");
     }
     Exchange& exchange =
         state_.exchanges[static_cast<size_t>(device_.replica * gate_.ranks + device_.rank)];

@@ -135,6 +135,59 @@ TEST_SUITE("unit") {
     CHECK(run.backends[0].values() == 0);
   }
 
+  TEST_CASE("executor: walks components in order and waits for what their events name") {
+    for (const Level level : {Level::kComponent, Level::kBuffer}) {
+      const Plan plan = PlanFor(GroupModel(), "dualpipe", 4, 8, 2, level, 2);
+      for (const bool strict : {false, true}) {
+        FakeRun run(plan, {.strict = strict, .timeout = Milliseconds(20'000)});
+        Launch launch(plan, run.workers);
+        launch.Step(1);
+        int waited = 0;
+        for (size_t w = 0; w < run.workers.size(); ++w) {
+          const Program& program = plan.programs[static_cast<size_t>(run.workers[w].device.rank)];
+          const std::vector<Span>& spans = launch.spans(w);
+          std::vector<std::string> expected = {"begin 1"};
+          Time last = 0;
+          for (size_t i = 0; i < program.size(); ++i) {
+            const std::string stage = std::to_string(program[i].stage);
+            if (program[i].op == Op::REDUCE) {
+              expected.insert(expected.end(), {"gradients " + stage, "experts " + stage});
+            } else {
+              expected.push_back(program[i].op == Op::STEP ? "step " + stage
+                                                           : ToString(program[i]));
+            }
+            if (OperandsOf(program[i].op) != Operands::kLayer) continue;
+            CHECK(spans[i].start >= last);  // One after the other.
+            last = spans[i].end;
+            for (int a = 0; a < program[i].after_count; ++a) {
+              const auto other = static_cast<size_t>(program[i].after[static_cast<size_t>(a)]);
+              CHECK(spans[other].end <= spans[i].start);
+              if (OperandsOf(program[other].op) == Operands::kMessage) ++waited;
+            }
+          }
+          expected.push_back("end");
+          CHECK(run.backends[w].log == expected);
+          CHECK(run.backends[w].values() == 0);
+        }
+        CHECK(waited >= 4 * 2 * 8);
+      }
+    }
+  }
+
+  TEST_CASE("executor: sums dense gradients over all members and those of experts over the same") {
+    const Plan plan = PlanFor(GroupModel(), "1f1b", 2, 2, 2, Level::kComponent, 1, 2);
+    FakeRun run(plan, {});
+    run.Step(plan);
+    // Device w of replica w / 4, member w / 2 % 2 and rank w % 2 began with w.
+    for (size_t w = 0; w < 8; ++w) {
+      const int rank = static_cast<int>(w % 2);
+      const float dense = rank == 0 ? 0 + 2 + 4 + 6 : 1 + 3 + 5 + 7;
+      CHECK(run.backends[w].gradients[rank] == std::vector<float>{dense});
+      const float same = static_cast<float>(2 * (w % 4) + 4);
+      CHECK(run.backends[w].experts[rank] == std::vector<float>{same, 2});
+    }
+  }
+
   TEST_CASE("executor: an unsound program fails and names the instruction") {
     const auto failure = [](const std::string& first, const std::string& second) {
       const Plan plan =

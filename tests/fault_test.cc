@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -52,6 +53,9 @@ class FaultyBackend : public Backend {
     return fuse_.Call(), inner_.Incoming(i);
   }
   std::span<float> Gradients(int stage) override { return fuse_.Call(), inner_.Gradients(stage); }
+  std::span<float> ExpertGradients(int stage) override {
+    return fuse_.Call(), inner_.ExpertGradients(stage);
+  }
   void OptimizerStep(int stage) override { fuse_.Call(), inner_.OptimizerStep(stage); }
   void EndStep() override { fuse_.Call(), inner_.EndStep(); }
 
@@ -107,34 +111,58 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
   return message;
 }
 
-TEST_SUITE("unit") {
-  TEST_CASE("fault: every call of every rank strict or not") {
-    const Plan plan = TwoRankPlan(2);
-    for (size_t victim = 0; victim < 4; ++victim) {
-      const std::string place =
-          "replica " + std::to_string(victim / 2) + ", rank " + std::to_string(victim % 2) + ", ";
-      for (const bool in_backend : {true, false}) {
-        for (const bool strict : {true, false}) {
-          int n = 0;
-          for (;; ++n) {
-            CAPTURE(victim);
-            CAPTURE(in_backend);
-            CAPTURE(strict);
-            CAPTURE(n);
-            const std::string message = RunWithFault(plan, victim, in_backend, strict, {.n = n});
-            if (message.empty()) break;
-            CHECK(message.starts_with(place));
-            CHECK(message.ends_with(": injected"));
-            const bool named = message.find("instruction ") != std::string::npos;
-            const bool edge = message.find("start of step") != std::string::npos ||
-                              message.find("end of step") != std::string::npos;
-            CHECK(named != edge);
-            if (!in_backend) CHECK(named);
-          }
-          CHECK(n > 8);
+/// Every call of every device of a plan with two ranks in two replicas or of two members.
+void FailEveryCall(const Plan& plan, const std::string& group, int least_calls) {
+  for (size_t victim = 0; victim < 4; ++victim) {
+    const std::string place =
+        group + " " + std::to_string(victim / 2) + ", rank " + std::to_string(victim % 2) + ", ";
+    for (const bool in_backend : {true, false}) {
+      for (const bool strict : {true, false}) {
+        int n = 0;
+        for (;; ++n) {
+          CAPTURE(victim);
+          CAPTURE(in_backend);
+          CAPTURE(strict);
+          CAPTURE(n);
+          const std::string message = RunWithFault(plan, victim, in_backend, strict, {.n = n});
+          if (message.empty()) break;
+          CHECK(message.starts_with(place));
+          CHECK(message.ends_with(": injected"));
+          const bool named = message.find("instruction ") != std::string::npos;
+          const bool edge = message.find("start of step") != std::string::npos ||
+                            message.find("end of step") != std::string::npos;
+          CHECK(named != edge);
+          if (!in_backend) CHECK(named);
         }
+        CHECK(n > least_calls);
       }
     }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("fault: every call of every rank strict or not") {
+    FailEveryCall(TwoRankPlan(2), "replica", 8);
+  }
+
+  TEST_CASE("fault: every call of every member of expert groups") {
+    const Model model = GroupModel();
+    FailEveryCall(PlanFor(model, "1f1b", 2, 2, 2, Level::kComponent, 1), "member", 12);
+    FailEveryCall(PlanFor(model, "zb-1p", 2, 2, 2, Level::kBuffer, 2), "member", 12);
+  }
+
+  TEST_CASE("fault: an exchange that fails names the member and the instruction") {
+    const Plan plan = PlanFor(GroupModel(), "1f1b", 2, 2, 2, Level::kComponent, 1);
+    const Program& program = plan.programs[0];
+    const auto exchange = static_cast<size_t>(
+        std::find_if(program.begin(), program.end(),
+                     [](const Instruction& i) { return i.op == Op::DISPATCH_F; }) -
+        program.begin());
+    // Nothing calls the transport before.
+    for (size_t i = 0; i < exchange; ++i) REQUIRE(program[i].op == Op::ATTN_F);
+    CHECK(RunWithFault(plan, 2, false, true, {}) ==
+          "member 1, rank 0, instruction " + std::to_string(exchange) + " (" +
+              ToString(program[exchange]) + "): injected");
   }
 
   TEST_CASE("fault: the first instruction and the edges of a step are named") {

@@ -19,8 +19,7 @@ namespace contraflow {
 namespace {
 
 /// Why a plan does not run right, or "".
-std::string RunStrictly(const Plan& plan, const Text& text) {
-  const Model model = SmallModel(plan.stages);
+std::string RunStrictly(const Plan& plan, const Model& model, const Text& text) {
   std::string difference;
   const std::string failure = Failure([&] {
     ThreadedRun run(plan, model, text, 3, {.strict = true, .timeout = std::chrono::seconds(10)});
@@ -52,7 +51,7 @@ TEST_SUITE("property") {
           CAPTURE(plan.microbatches);
           CAPTURE(mutant.name);
           CAPTURE(mutant.what);
-          CHECK(RunStrictly(mutant.plan, text) == "");
+          CHECK(RunStrictly(mutant.plan, SmallModel(plan.stages), text) == "");
           operators.insert(mutant.name);
           ++ran;
         }
@@ -63,6 +62,43 @@ TEST_SUITE("property") {
     CHECK(made >= 2000);
     CHECK(ran >= 100);
     CHECK(operators.size() >= 3);
+  }
+
+  TEST_CASE("mutants of components and of buffers that pass the verifier run right") {
+    const Text text = SmallText();
+    for (const Level level : {Level::kComponent, Level::kBuffer}) {
+      std::set<std::string> operators;
+      int made = 0, ran = 0;
+      uint64_t seed = 1;
+      for (const Schedule* schedule : Schedules()) {
+        for (const auto& [ranks, microbatches] : std::vector<std::pair<int, int>>{{2, 4}, {4, 8}}) {
+          if (!schedule
+                   ->reject(MakeSpec(schedule->name, ranks, microbatches, UniformCosts(3, 4, 2)))
+                   .empty()) {
+            continue;
+          }
+          const Model model = GroupModel(seed % 3 == 0 ? 1.0f : 0);
+          const Plan plan =
+              PlanFor(model, schedule->name, ranks, microbatches, ranks == 2 ? 2 : 1, level, seed);
+          for (const Mutant& mutant : MakeMutants(plan, 250, seed++)) {
+            ++made;
+            if (!Verify(mutant.plan).empty()) continue;
+            CAPTURE(plan.schedule);
+            CAPTURE(plan.ranks);
+            CAPTURE(Name(level));
+            CAPTURE(mutant.name);
+            CAPTURE(mutant.what);
+            CHECK(RunStrictly(mutant.plan, model, text) == "");
+            operators.insert(mutant.name);
+            ++ran;
+          }
+        }
+      }
+      MESSAGE(Name(level) << ": " << made << " mutants, " << ran
+                          << " pass Verify and run right, of " << operators.size() << " operators");
+      CHECK(made >= 1000);
+      CHECK(ran >= 20);
+    }
   }
 }
 

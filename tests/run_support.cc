@@ -1,6 +1,12 @@
 #include "tests/run_support.h"
 
+#include <random>
+#include <utility>
+
 #include "compiler/error.h"
+#include "compiler/lower.h"
+#include "runtime/footprint.h"
+#include "schedules/registry.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -56,6 +62,25 @@ Model SmallModel(int stages) {
   return FitModel(model, stages);
 }
 
+Model GroupModel(float capacity_factor) {
+  Model model = SmallModel(1);
+  model.layers = 0;
+  model.capacity_factor = capacity_factor;
+  return model;
+}
+
+Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
+             int members, Level level, uint64_t seed, int data_parallel) {
+  std::mt19937_64 random(seed);
+  CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+  Spec spec = MakeSpec(schedule, ranks, microbatches, costs);
+  spec.data_parallel = data_parallel;
+  Plan plan = GeneratePlan(spec);
+  plan.expert_parallel = members;
+  costs.memory = FootprintOf(model, plan.stages, costs.moe->layers_per_stage, members);
+  return Lower(std::move(plan), costs, {.target = level});
+}
+
 Text SmallText() {
   Text text{"small text", ""};
   uint32_t state = 1;
@@ -75,19 +100,50 @@ void FakeBackend::Take(const Tag& tag) {
   values_.erase(value);
 }
 
+void FakeBackend::Forward(int stage, int microbatch, bool begins, bool ends) {
+  if (begins && stage > 0) Take({true, stage - 1, microbatch});
+  const Tag made{true, stage, microbatch};
+  if (ends && stage + 1 < plan_.stages) values_[made] = Symbol(made);
+}
+
+void FakeBackend::Backward(int stage, int microbatch, bool begins, bool ends) {
+  if (begins && stage + 1 < plan_.stages) Take({false, stage + 1, microbatch});
+  const Tag made{false, stage, microbatch};
+  if (ends && stage > 0) values_[made] = Symbol(made);
+}
+
+void FakeBackend::Exchange(const Instruction& i) {
+  std::vector<int> send, receive;
+  const auto number = [&](int from, int to) {
+    return ((static_cast<int>(i.op) * 100 + i.stage * 10 + i.layer) * 100 + i.microbatch) * 100 +
+           from * 10 + to;
+  };
+  for (int e = 0; e < plan_.expert_parallel; ++e) send.push_back(number(device_.member, e));
+  receive.resize(send.size());
+  std::vector<std::span<const std::byte>> from;
+  std::vector<std::span<std::byte>> to;
+  for (size_t e = 0; e < send.size(); ++e) {
+    from.push_back(std::as_bytes(std::span(&send[e], 1)));
+    to.push_back(std::as_writable_bytes(std::span(&receive[e], 1)));
+  }
+  transport_.AllToAll(i, from, to);
+  for (int e = 0; e < plan_.expert_parallel; ++e) {
+    if (receive[static_cast<size_t>(e)] != number(e, device_.member)) {
+      throw Error("a part is not the right one");
+    }
+  }
+}
+
 void FakeBackend::Compute(const Instruction& i) {
   log.push_back(ToString(i));
-  if (HasForward(i.op)) {
-    if (i.stage > 0) Take({true, i.stage - 1, i.microbatch});
-    const Tag made{true, i.stage, i.microbatch};
-    if (i.stage + 1 < plan_.stages) values_[made] = Symbol(made);
-  }
-  if (HasBackward(i.op)) {
-    const int s = BackStage(i);
-    if (s + 1 < plan_.stages) Take({false, s + 1, BackMicrobatch(i)});
-    const Tag made{false, s, BackMicrobatch(i)};
-    if (s > 0) values_[made] = Symbol(made);
-  }
+  if (WorkOf(i.op) == Work::kAllToAll) Exchange(i);
+  const bool first = i.layer == 0, last = i.layer + 1 == plan_.layers;
+  if (HasForward(i.op)) Forward(i.stage, i.microbatch, true, true);
+  if (HasBackward(i.op)) Backward(BackStage(i), BackMicrobatch(i), true, true);
+  if (i.op == Op::ATTN_F) Forward(i.stage, i.microbatch, first, false);
+  if (i.op == Op::COMBINE_F) Forward(i.stage, i.microbatch, false, last);
+  if (i.op == Op::COMBINE_B) Backward(i.stage, i.microbatch, last, false);
+  if (i.op == Op::ATTN_B) Backward(i.stage, i.microbatch, false, first);
 }
 
 std::span<std::byte> FakeBackend::Outgoing(const Instruction& send) {
@@ -110,20 +166,28 @@ std::span<float> FakeBackend::Gradients(int stage) {
   return gradients[stage];
 }
 
+std::span<float> FakeBackend::ExpertGradients(int stage) {
+  if (plan_.expert_parallel > 1) log.push_back("experts " + std::to_string(stage));
+  return experts[stage];
+}
+
 void FakeBackend::OptimizerStep(int stage) { log.push_back("step " + std::to_string(stage)); }
 
 void FakeBackend::EndStep() { log.push_back("end"); }
 
 FakeRun::FakeRun(const Plan& plan, ThreadNetwork::Options options)
-    : backends(static_cast<size_t>(plan.ranks * plan.data_parallel * plan.expert_parallel),
-               FakeBackend(plan)),
-      network(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
-  for (size_t w = 0; w < backends.size(); ++w) {
-    const int number = static_cast<int>(w);
-    const Device device = {number / plan.ranks / plan.expert_parallel,
-                           number / plan.ranks % plan.expert_parallel, number % plan.ranks};
-    for (int s = 0; s < plan.stages; ++s) backends[w].gradients[s] = {static_cast<float>(w)};
-    workers.push_back({device, &backends[w], &network.At(device)});
+    : network(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
+  const int devices = plan.ranks * plan.data_parallel * plan.expert_parallel;
+  backends.reserve(static_cast<size_t>(devices));
+  for (int w = 0; w < devices; ++w) {
+    const Device device = {w / plan.ranks / plan.expert_parallel,
+                           w / plan.ranks % plan.expert_parallel, w % plan.ranks};
+    FakeBackend& backend = backends.emplace_back(plan, device, network.At(device));
+    for (int s = 0; s < plan.stages; ++s) {
+      backend.gradients[s] = {static_cast<float>(w)};
+      if (plan.expert_parallel > 1) backend.experts[s] = {static_cast<float>(w), 1};
+    }
+    workers.push_back({device, &backend, &network.At(device)});
   }
 }
 

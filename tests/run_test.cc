@@ -11,9 +11,12 @@
 #include <string>
 
 #include "compiler/file.h"
+#include "compiler/lower.h"
+#include "compiler/memory.h"
 #include "compiler/plan_io.h"
 #include "compiler/timeline.h"
 #include "runtime/threaded_run.h"
+#include "schedules/registry.h"
 #include "tests/failure.h"
 #include "tests/run_support.h"
 #include "tests/support.h"
@@ -38,6 +41,14 @@ struct TestFolder {
   std::string PlanFile(const std::string& schedule, int ranks, int microbatches) const {
     const std::string file = File(schedule + ".json");
     WritePlanFile(file, Compile(MakeSpec(schedule, ranks, microbatches, UniformCosts(3, 4, 2, 1))));
+    return file;
+  }
+
+  /// Writes a plan for expert groups of a model, four ranks and eight micro-batches.
+  std::string GroupFile(const Model& model, const std::string& schedule, int members,
+                        Level level) const {
+    const std::string file = File(schedule + "-" + std::string(Name(level)) + ".json");
+    WritePlanFile(file, PlanFor(model, schedule, 4, 8, members, level, 6));
     return file;
   }
 
@@ -210,6 +221,116 @@ TEST_SUITE("cli") {
     CHECK(shares[1] == doctest::Approx(1));
     CHECK(document["bubble_ratio"]["predicted"].get<double>() > 0);
     CHECK(document["bubble_ratio"]["predicted"].get<double>() < 1);
+  }
+
+  TEST_CASE("contraflow-run: expert groups equal the run without a pipeline") {
+    const TestFolder folder;
+    const Model tiny = ReadModel("tiny");
+    for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
+      const std::string plan = folder.GroupFile(tiny, schedule, 2, Level::kComponent);
+      for (const std::string capacity : {"", " --capacity 0.75"}) {
+        for (const std::string strict : {"", " --strict"}) {
+          CAPTURE(schedule);
+          CAPTURE(capacity);
+          CAPTURE(strict);
+          const Outcome run =
+              RunTool(folder, plan + " --model tiny --steps 2 --check" + capacity + strict);
+          CHECK(run.code == 0);
+          CHECK(run.err == "");
+          CHECK(run.out.find("; 8 threads (4 ranks x 2 experts' devices)" +
+                             (strict.empty() ? "" : std::string(", strict")) + "\nmodel tiny: ") !=
+                std::string::npos);
+          CHECK(run.out.find(" equal those without a pipeline, bit for bit\n") !=
+                std::string::npos);
+          CHECK((run.out.find(" % dropped\n") != std::string::npos) == !capacity.empty());
+          for (const char* op : {"\nATTN_F ", "\nDISPATCH_B ", "\nMLP_W ", "\nREDUCE "}) {
+            CHECK(run.out.find(op) != std::string::npos);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("contraflow-run: placed buffers take the bytes that the plan says") {
+    const TestFolder folder;
+    Model model = ReadModel("tiny");
+    model.capacity_factor = 0.75;
+    for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
+      CAPTURE(schedule);
+      const std::string file = folder.GroupFile(model, schedule, 2, Level::kBuffer);
+      const std::string arguments = file + " --model tiny --capacity 0.75 --steps 2 --check";
+      const auto document = nlohmann::json::parse(RunTool(folder, arguments + " --json").out);
+      CHECK(document["expert_parallel"] == 2);
+      CHECK(document["check"]["ok"] == true);
+      CHECK(document["dropped"].get<int64_t>() > 0);
+      CHECK(document["dropped"] == document["steps"][0]["dropped"].get<int64_t>() +
+                                       document["steps"][1]["dropped"].get<int64_t>());
+      REQUIRE(document["arenas"].size() == 4);
+      const Plan plan = ReadPlanFile(file);
+      std::string table;
+      for (size_t r = 0; r < 4; ++r) {
+        const auto& arenas = document["arenas"][r];
+        CHECK(arenas["rank"] == r);
+        CHECK(arenas["predicted"] == arenas["allocated"]);
+        const MemoryFigures figures = MemoryOf(plan, *plan.costs)[r];
+        for (size_t a = 0; a < kArenaCount; ++a) {
+          const std::string name(Name(static_cast<Arena>(a)));
+          CHECK(arenas["predicted"][name].get<int64_t>() == figures.arenas[a]);
+          CHECK(figures.arenas[a] > 0);
+        }
+      }
+      const Outcome run = RunTool(folder, arguments + " --strict");
+      CHECK(run.code == 0);
+      CHECK(run.out.find("\n\nbytes   activation ") != std::string::npos);
+      CHECK(run.out.find("\nrank 3  ") != std::string::npos);
+    }
+  }
+
+  TEST_CASE("contraflow-run: plans that do not fit the model") {
+    const TestFolder folder;
+    const Model tiny = ReadModel("tiny");
+    const auto expect = [&](const std::string& arguments, const std::string& error) {
+      CAPTURE(arguments);
+      const Outcome run = RunTool(folder, arguments);
+      CHECK(run.code == 1);
+      CHECK(run.out == "");
+      CHECK(run.err == "contraflow-run: error: " + error + "\n");
+    };
+    const std::string plan = folder.GroupFile(tiny, "1f1b", 2, Level::kComponent);
+    for (const char* capacity : {"0", "-1", "nan"}) {
+      expect(plan + " --model tiny --capacity " + capacity,
+             "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the "
+             "model's own, which by default serves every token");
+    }
+    WriteFile(folder.File("odd.json"), R"({"name": "odd", "experts": 5})");
+    expect(plan + " --model " + folder.File("odd.json"),
+           "model \"odd\": /experts: must be a multiple of the 2 devices of an expert group, is "
+           "5; use --model with such a number, or a plan with another --expert-parallel");
+    WriteFile(folder.File("five.json"), R"({"name": "five", "layers": 5})");
+    const Outcome layers = RunTool(folder, plan + " --model " + folder.File("five.json"));
+    CHECK(layers.code == 1);
+    CHECK(layers.err.starts_with(
+        "contraflow-run: error: model \"five\": /layers: the plan's 4 stages have "));
+
+    const std::string buffers = folder.GroupFile(tiny, "1f1b", 2, Level::kBuffer);
+    const Outcome other = RunTool(folder, buffers + " --model default");
+    CHECK(other.code == 1);
+    CHECK(other.out == "");
+    CHECK(other.err.starts_with(
+        "contraflow-run: error: this plan was compiled for another model: value "));
+    // The same sizes but for what an expert takes.
+    CHECK(RunTool(folder, buffers + " --model tiny --capacity 1")
+              .err.find("compiled for another model") != std::string::npos);
+
+    CostModel opaque = UniformCosts(3, 4, 2, 1);
+    opaque.memory = MemoryCost{.activation_bytes = 128, .w_stash_bytes = 64};
+    opaque.memory->values.assign(kValueCount, 64);
+    WritePlanFile(folder.File("opaque.json"), Lower(GeneratePlan(MakeSpec("1f1b", 2, 4, opaque)),
+                                                    opaque, {.target = Level::kBuffer}));
+    expect(folder.File("opaque.json"),
+           folder.File("opaque.json") +
+               ": this plan places the buffers of stages without components, which cannot be "
+               "executed; compile it with \"moe\" costs, or with --level comm");
   }
 
   TEST_CASE("contraflow-run: errors and their exit codes") {

@@ -63,6 +63,7 @@ class Walker {
 
   InstructionRef Cause(InstructionRef at) const {
     if (SpanOf(at).start == 0) return kNone;
+    if (plan_.level > Level::kComm) return CauseInLanes(at);
     switch (WorkOf(At(at).op)) {
       case Work::kSend:
         return CauseOfSend(at);
@@ -136,6 +137,83 @@ class Walker {
       }
     }
     return kNone;
+  }
+
+  // Where instructions have lanes: what an instruction waits for is written in it.
+
+  InstructionRef CauseInLanes(InstructionRef at) const {
+    switch (WorkOf(At(at).op)) {
+      case Work::kSend:
+        return CauseOfMessage(at);
+      case Work::kReduce:
+        return CauseOfReduce(at);
+      case Work::kRecv:
+      case Work::kCompute:
+      case Work::kStep:
+      case Work::kComponent:
+      case Work::kAllToAll:
+        break;
+    }
+    const InstructionRef before = BeforeInLane(at);
+    return before == kNone ? AwaitedBy(at, SpanOf(at).start) : before;
+  }
+
+  /// What `at` waits for that ended at this time; of a message its sender.
+  InstructionRef AwaitedBy(InstructionRef at, Time end) const {
+    const Instruction& waits = At(at);
+    for (int k = 0; k < waits.after_count; ++k) {
+      const InstructionRef before{at.rank, waits.after[static_cast<size_t>(k)]};
+      if (SpanOf(before).end != end) continue;
+      return WorkOf(At(before).op) == Work::kRecv ? Sender(At(before)) : before;
+    }
+    return kNone;
+  }
+
+  /// The instruction before it in its lane, if it ended when this one began.
+  InstructionRef BeforeInLane(InstructionRef at) const {
+    for (InstructionRef before{at.rank, at.index - 1}; before.index >= 0; --before.index) {
+      if (LaneOf(At(before).op) != LaneOf(At(at).op)) continue;
+      return SpanOf(before).end == SpanOf(at).start ? before : kNone;
+    }
+    return kNone;
+  }
+
+  /// Whichever side was ready last, or, where the edge was taken, the message before it on that
+  /// edge.
+  InstructionRef CauseOfMessage(InstructionRef send) const {
+    const Time start = SpanOf(send).start;
+    const InstructionRef sender = AwaitedBy(send, start);
+    if (sender != kNone) return sender;
+    const Instruction& message = At(send);
+    InstructionRef receive{message.peer, 0}, queued = kNone;
+    for (; receive.index < Length(receive.rank); ++receive.index) {
+      const Instruction& other = At(receive);
+      if (WorkOf(other.op) != Work::kRecv || Sender(other) != send) continue;
+      const InstructionRef receiver = AwaitedBy(receive, start);
+      if (receiver != kNone) return receiver;
+    }
+    for (InstructionRef other{send.rank, 0}; other.index < Length(send.rank); ++other.index) {
+      if (WorkOf(At(other).op) != Work::kSend || At(other).peer != message.peer) continue;
+      if (SpanOf(other).start >= start) continue;
+      if (queued == kNone || SpanOf(other).start > SpanOf(queued).start) queued = other;
+    }
+    return queued;
+  }
+
+  /// What the last of its holders to come to a REDUCE waited for.
+  InstructionRef CauseOfReduce(InstructionRef at) const {
+    for (InstructionRef other{0, 0}; other.rank < plan_.ranks; ++other.rank) {
+      for (other.index = 0; other.index < Length(other.rank); ++other.index) {
+        if (At(other).op != Op::REDUCE || At(other).stage != At(at).stage) continue;
+        const InstructionRef cause = AwaitedBy(other, SpanOf(at).start);
+        if (cause != kNone) return cause;
+      }
+    }
+    return kNone;
+  }
+
+  int Length(int rank) const {
+    return static_cast<int>(plan_.programs[static_cast<size_t>(rank)].size());
   }
 
   const Plan& plan_;

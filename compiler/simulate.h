@@ -49,9 +49,9 @@ struct Simulation {
 /// not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs);
 
-/// A longest chain of instructions in a comm-level plan's predicted timeline, each waiting for the
-/// one before it, from time 0 to the makespan: compute, REDUCE and STEP instructions and, between
-/// ranks, the SEND. Empty below level comm.
+/// A longest chain of instructions in a plan's predicted timeline, each waiting for the one before
+/// it, from time 0 to the makespan: instructions of the compute and all-to-all lanes, REDUCE, STEP
+/// and, between ranks, the SEND. Empty below level comm.
 std::vector<InstructionRef> CriticalPath(const Plan& plan, const Timeline& timeline);
 
 }  // namespace contraflow

@@ -45,8 +45,8 @@ struct Simulation {
 /// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
 /// directed edge carries one message at a time, first in first out. Levels compute and comm give
 /// equal times. Where instructions have lanes, each starts when its lane and all it waits for
-/// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the costs do
-/// not fit.
+/// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the
+/// costs do not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs);
 
 /// A longest chain of instructions in a plan's predicted timeline, each waiting for the one before

@@ -109,5 +109,9 @@ struct MutantOperator {
 std::vector<MutantOperator> GeneralOperators();
 /// What breaks one certain promise: of order, groups, reductions, routes.
 std::vector<MutantOperator> AimedOperators();
+/// What can be done to plans with lanes. Events and slots follow instructions that move.
+std::vector<MutantOperator> LaneOperators();
+/// What can be done to slots.
+std::vector<MutantOperator> SlotOperators();
 
 }  // namespace contraflow

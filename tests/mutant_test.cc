@@ -89,7 +89,7 @@ TEST_SUITE("property") {
       }
     }
     std::string table;
-    for (const std::string& name : MutantOperators()) {
+    for (const std::string& name : MutantOperators(Level::kComm)) {
       const Tally& tally = tallies[name];
       CAPTURE(name);
       CHECK(tally.made > 0);

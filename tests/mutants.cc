@@ -8,17 +8,21 @@
 namespace contraflow {
 namespace {
 
-const std::vector<MutantOperator>& Operators() {
-  static const std::vector<MutantOperator> operators = [] {
-    std::vector<MutantOperator> all = GeneralOperators();
-    for (MutantOperator& aimed : AimedOperators()) all.push_back(std::move(aimed));
-    return all;
-  }();
-  return operators;
+std::vector<MutantOperator> Join(std::vector<MutantOperator> first,
+                                 std::vector<MutantOperator> second) {
+  for (MutantOperator& operation : second) first.push_back(std::move(operation));
+  return first;
+}
+
+const std::vector<MutantOperator>& Operators(Level level) {
+  static const std::vector<MutantOperator> chunks = Join(GeneralOperators(), AimedOperators());
+  static const std::vector<MutantOperator> lanes = LaneOperators();
+  static const std::vector<MutantOperator> buffers = Join(LaneOperators(), SlotOperators());
+  return level == Level::kBuffer ? buffers : level == Level::kComponent ? lanes : chunks;
 }
 
 std::optional<Mutant> Apply(const Plan& plan, size_t operation, std::mt19937_64* random) {
-  const MutantOperator& chosen = Operators()[operation % Operators().size()];
+  const MutantOperator& chosen = Operators(plan.level)[operation % Operators(plan.level).size()];
   Mutant mutant{chosen.name, "", plan, chosen.expected, chosen.may_be_sound};
   Knife knife(&mutant.plan, random);
   if (!chosen.apply(&knife) || mutant.plan == plan) return std::nullopt;
@@ -48,9 +52,9 @@ std::optional<Mutant> MakeMutant(const Plan& plan, size_t operation, uint64_t se
   return Apply(plan, operation, &random);
 }
 
-std::vector<std::string> MutantOperators() {
+std::vector<std::string> MutantOperators(Level level) {
   std::vector<std::string> names;
-  for (const MutantOperator& operation : Operators()) names.emplace_back(operation.name);
+  for (const MutantOperator& operation : Operators(level)) names.emplace_back(operation.name);
   return names;
 }
 

@@ -26,7 +26,7 @@ std::vector<Mutant> MakeMutants(const Plan& plan, int count, uint64_t seed);
 /// work on. Takes any plan, a mutant too.
 std::optional<Mutant> MakeMutant(const Plan& plan, size_t operation, uint64_t seed);
 
-/// The names of all operators.
-std::vector<std::string> MutantOperators();
+/// The names of all operators for plans of a level.
+std::vector<std::string> MutantOperators(Level level);
 
 }  // namespace contraflow

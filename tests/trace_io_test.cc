@@ -7,7 +7,11 @@
 #include <random>
 #include <set>
 
+#include "compiler/lower.h"
+#include "compiler/simulate.h"
+#include "schedules/registry.h"
 #include "tests/random_plan.h"
+#include "tests/support.h"
 
 namespace contraflow {
 namespace {
@@ -83,6 +87,44 @@ TEST_SUITE("unit") {
     }
     CHECK(arrows == std::vector<std::string>{"s0 0.039", "f0 0.04", "s1 0.01", "f1 0.012",
                                              "s2 0.02", "f2 0.022"});
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("each lane of a rank is a track of its own and no track runs two things at once") {
+    std::mt19937_64 random(74);
+    const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+    const Plan plan = Lower(GeneratePlan(MakeSpec("dualpipe", 4, 8, costs)), costs,
+                            {.target = Level::kComponent});
+    const nlohmann::json trace =
+        nlohmann::json::parse(WriteTrace(plan, Simulate(plan, costs).timeline));
+    std::map<std::pair<int, int>, std::string> names;
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["ph"] == "M" && event["name"] == "thread_name") {
+        names[{event["pid"], event["tid"]}] = event["args"]["name"];
+      }
+    }
+    std::map<std::pair<int, int>, double> until;
+    std::map<std::string, int> events;
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      const std::pair<int, int> track = {event["pid"], event["tid"]};
+      const Instruction& i =
+          plan.programs[event["pid"].get<size_t>()][event["args"]["index"].get<size_t>()];
+      const std::string& name = names.at(track);
+      CAPTURE(ToString(i));
+      CHECK((name == "compute") == (i.lane == Lane::kCompute));
+      CHECK((name == "all-to-all") == (i.lane == Lane::kAllToAll));
+      CHECK((name == "reduce") == (i.lane == Lane::kReduce));
+      CHECK(name.starts_with("send to") == (i.lane == Lane::kSend));
+      ++events[name];
+      if (i.lane != Lane::kCompute && i.lane != Lane::kAllToAll) continue;
+      CHECK(event["ts"].get<double>() >= until[track] - 1e-6);
+      until[track] = event["ts"].get<double>() + event["dur"].get<double>();
+    }
+    CHECK(events["compute"] > 100);
+    CHECK(events["all-to-all"] > 100);
+    CHECK(events["reduce"] == 8);
   }
 }
 

@@ -86,8 +86,8 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a view draws what runs in it and no more") {
     const Plan plan = Components("dualpipe", 4, 8, SmallCosts());
-    const Time makespan = Simulate(plan, *plan.costs).makespan;
-    const View view = {.rank = 2, .from = makespan / 4, .to = makespan / 2};
+    const View view = {
+        .rank = 2, .from = 20 * kUnit, .to = 40 * kUnit};  // where boxes begin and end
     const Picture part = PictureOf(plan, view), whole = PictureOf(plan);
     CHECK(part.rows.size() == 2);
     int64_t expected = 0;
@@ -129,6 +129,13 @@ TEST_SUITE("unit") {
     const Plan plan = Components("dualpipe", 4, 8, SmallCosts());
     const std::string svg = DrawSvg(PictureOf(plan));
     const std::string grid = DrawGrid(PictureOf(plan), {.width = 200, .color = true});
+    int boxes = 0;
+    for (size_t at = 0; (at = svg.find("<rect class=\"box ", at)) != std::string::npos; ++boxes) {
+      at += 17;
+      const std::string kind = svg.substr(at, svg.find('"', at) - at);
+      CHECK_MESSAGE(svg.find("." + kind + " { fill") != std::string::npos, kind);
+    }
+    CHECK(boxes > BoxCount(PictureOf(plan)));  // and the legend
     for (const char* kind : {"ATTN_F", "ATTN_B", "ATTN_W", "DISPATCH_F", "COMBINE_B"}) {
       for (const char* side : {"0", "1"}) {
         CHECK(svg.find("<rect class=\"box " + std::string(kind) + side + "\"") !=

@@ -98,6 +98,7 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
     worker.backend = &backend;
   } else {
     worker.transport = &transport;
+    run.backends[victim].transport = &transport;
   }
   std::string message;
   try {

@@ -88,7 +88,13 @@ TEST_SUITE("property") {
             CAPTURE(Name(level));
             CAPTURE(mutant.name);
             CAPTURE(mutant.what);
-            CHECK(RunStrictly(mutant.plan, model, text) == "");
+            const std::string failure = RunStrictly(mutant.plan, model, text);
+            // The values of a device are of other sizes in a group of another size.
+            if (level == Level::kBuffer && mutant.plan.expert_parallel != plan.expert_parallel) {
+              CHECK(failure.starts_with("this plan was compiled for another model: value "));
+              continue;
+            }
+            CHECK(failure == "");
             operators.insert(mutant.name);
             ++ran;
           }

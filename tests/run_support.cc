@@ -126,7 +126,7 @@ void FakeBackend::Exchange(const Instruction& i) {
     from.push_back(std::as_bytes(std::span(&send[e], 1)));
     to.push_back(std::as_writable_bytes(std::span(&receive[e], 1)));
   }
-  transport_.AllToAll(i, from, to);
+  transport->AllToAll(i, from, to);
   for (int e = 0; e < plan_.expert_parallel; ++e) {
     if (receive[static_cast<size_t>(e)] != number(e, device_.member)) {
       throw Error("a part is not the right one");
@@ -182,7 +182,7 @@ FakeRun::FakeRun(const Plan& plan, ThreadNetwork::Options options)
   for (int w = 0; w < devices; ++w) {
     const Device device = {w / plan.ranks / plan.expert_parallel,
                            w / plan.ranks % plan.expert_parallel, w % plan.ranks};
-    FakeBackend& backend = backends.emplace_back(plan, device, network.At(device));
+    FakeBackend& backend = backends.emplace_back(plan, device, &network.At(device));
     for (int s = 0; s < plan.stages; ++s) {
       backend.gradients[s] = {static_cast<float>(w)};
       if (plan.expert_parallel > 1) backend.experts[s] = {static_cast<float>(w), 1};

@@ -36,8 +36,8 @@ Text SmallText();
 /// components really exchange, and check what they get.
 class FakeBackend : public Backend {
  public:
-  FakeBackend(const Plan& plan, Device device, Transport& transport)
-      : plan_(plan), device_(device), transport_(transport) {}
+  FakeBackend(const Plan& plan, Device device, Transport* the_transport)
+      : transport(the_transport), plan_(plan), device_(device) {}
 
   void BeginStep(int step) override;
   void Compute(const Instruction& instruction) override;
@@ -49,6 +49,7 @@ class FakeBackend : public Backend {
   void OptimizerStep(int stage) override;
   void EndStep() override;
 
+  Transport* transport;  // for all-to-all components
   std::vector<std::string> log;
   std::map<int, std::vector<float>> gradients, experts;  // by stage
   size_t values() const { return values_.size() + leaving_.size(); }
@@ -61,7 +62,6 @@ class FakeBackend : public Backend {
 
   const Plan& plan_;
   const Device device_;
-  Transport& transport_;
   std::map<Tag, float> values_, leaving_;
 };
 

@@ -98,8 +98,7 @@ TEST_SUITE("unit") {
           "level: rank 1, instruction 6: MLP_F s1 l0 m1 does not belong at level comm, which has "
           "no components of a stage; drop it\n");
     CHECK(FindingsText(PlanFromText("level buffer\nrank\n F s0 m0\n BW s0 m0\n")) ==
-          "level: plans of this level cannot be verified in this version, which knows compute and "
-          "comm\n");
+          "level: there are 0 lists of slots; at level buffer each of the 1 ranks must have one\n");
   }
 
   TEST_CASE("owner") {

@@ -23,6 +23,14 @@ constexpr uint32_t kNothing = 0x7fc0dead;
 
 }  // namespace
 
+bool PoisonIsFatal() {
+#ifdef CF_ADDRESS_SANITIZER
+  return true;
+#else
+  return false;
+#endif
+}
+
 void Poison(std::byte* bytes, size_t count, bool fill) {
   if (fill) std::fill_n(reinterpret_cast<uint32_t*>(bytes), count / sizeof(uint32_t), kNothing);
 #ifdef CF_ADDRESS_SANITIZER

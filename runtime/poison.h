@@ -12,6 +12,9 @@ inline constexpr bool kFillUnused = false;
 inline constexpr bool kFillUnused = true;
 #endif
 
+/// True in builds with the address sanitizer, where to touch poisoned bytes ends the program.
+bool PoisonIsFatal();
+
 /// Forbids to touch the bytes, a multiple of 8: the address sanitizer, in builds that have it,
 /// tells who does. With `fill` they are filled with floats that are NaN first, which as integers
 /// are no index either.

@@ -101,6 +101,7 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
     run.backends[victim].transport = &transport;
   }
   std::string message;
+  const Clock::time_point start = Clock::now();
   try {
     run.Step(plan);
   } catch (const InternalError& error) {
@@ -109,6 +110,8 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
     message = error.what();
   }
   CHECK(fuse.blown() == !message.empty());
+  // The others are woken, and do not wait until they give up by themselves.
+  CHECK(Clock::now() - start < std::chrono::seconds(15));
   return message;
 }
 

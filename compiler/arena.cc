@@ -1,5 +1,6 @@
 #include "compiler/arena.h"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <tuple>
@@ -30,15 +31,26 @@ int64_t ArenaPacker::Take(int64_t bytes, const Price& price, std::vector<LastUse
     least = rank;
     best = run;
   };
-  for (const auto& [begin, gap] : gaps_) {
-    const int cost = price(gap.uses);
-    if (begin != run_end || cost < 0) {
+  auto before_at = gaps_.end();  // the gap before, where it costs nothing
+  for (auto at = gaps_.begin(); at != gaps_.end(); ++at) {
+    const int cost = price(at->second.uses);
+    // What costs nothing now will cost nothing to all that follows on this lane. Joined, such gaps
+    // need not be looked at one by one again.
+    if (cost == 0 && before_at != gaps_.end() && Join(&*before_at, *at)) {
+      gaps_.erase(at);
+      at = before_at;
+      run_end = at->second.end;
+      continue;
+    }
+    if (at->first != run_end || cost < 0) {
       close();
-      run = cost < 0 ? -1 : begin;
+      if (best >= 0 && least == std::tuple(int64_t{0}, 0)) break;
+      run = cost < 0 ? -1 : at->first;
       events = 0;
     }
     if (cost >= 0) events += cost;
-    run_end = cost < 0 ? -1 : gap.end;
+    run_end = cost < 0 ? -1 : at->second.end;
+    before_at = cost == 0 ? at : gaps_.end();
   }
   close();
   int64_t offset = best;
@@ -48,6 +60,21 @@ int64_t ArenaPacker::Take(int64_t bytes, const Price& price, std::vector<LastUse
   }
   Cut(offset, offset + size, before);
   return offset;
+}
+
+bool ArenaPacker::Join(std::pair<const int64_t, Gap>* gap,
+                       const std::pair<const int64_t, Gap>& next) {
+  constexpr size_t kMessages = 2;  // on lanes of their own, so the later one need not say all
+  Gap& first = gap->second;
+  const Gap& second = next.second;
+  const bool both = first.uses[kMessages] >= 0 && second.uses[kMessages] >= 0;
+  if (first.end != next.first) return false;
+  if (both && first.uses[kMessages] != second.uses[kMessages]) return false;
+  for (size_t kind = 0; kind < first.uses.size(); ++kind) {
+    first.uses[kind] = std::max(first.uses[kind], second.uses[kind]);
+  }
+  first.end = second.end;
+  return true;
 }
 
 void ArenaPacker::Cut(int64_t begin, int64_t end, std::vector<LastUses>* before) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace contraflow {
@@ -33,6 +34,9 @@ class ArenaPacker {
     LastUses uses;
   };
 
+  /// Makes one gap of two neighbours, which then waits for what either waited for; false if that
+  /// cannot be told.
+  static bool Join(std::pair<const int64_t, Gap>* gap, const std::pair<const int64_t, Gap>& next);
   void Cut(int64_t begin, int64_t end, std::vector<LastUses>* before);
 
   std::map<int64_t, Gap> gaps_;  // by offset; neighbours are joined if their last uses are the same

@@ -23,6 +23,12 @@ class LaneOrder {
     return clock_[static_cast<size_t>(lanes_[static_cast<size_t>(earlier)])] >= earlier;
   }
 
+  /// Whether an earlier instruction is over when one up to the one at hand begins.
+  bool Over(int32_t earlier, int32_t later) const {
+    const auto lane = static_cast<size_t>(lanes_[static_cast<size_t>(earlier)]);
+    return clocks_[static_cast<size_t>(later) * clock_.size() + lane] >= earlier;
+  }
+
   /// How many lanes there are, and which an instruction is on: 0 compute, 1 all-to-all.
   size_t lanes() const { return clock_.size(); }
   int32_t LaneAt(int32_t index) const { return lanes_[static_cast<size_t>(index)]; }

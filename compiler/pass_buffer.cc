@@ -56,7 +56,6 @@ class ValueFinder {
   Values Find(Program* program) {
     Values values;
     values.dying.resize(program->size());
-    std::fill(chunk_at_.begin(), chunk_at_.end(), -1);
     slot_at_.clear();
     for (size_t at = 0; at < program->size(); ++at) {
       Instruction& i = (*program)[at];
@@ -122,7 +121,7 @@ class ValueFinder {
   const ValueBytes bytes_;
   const Accesses accesses_;
   const size_t layers_;
-  std::vector<int> chunk_at_;  // by stage and micro-batch: its number on the rank at hand
+  std::vector<int> chunk_at_;  // by stage and micro-batch: its number on its rank
   std::vector<int> slot_at_;   // by that number, layer and value
   std::vector<Access> touched_;
 };
@@ -146,7 +145,7 @@ class Packer {
       for (const int number : values->dying[at]) {
         const auto slot = static_cast<size_t>(number);
         const Slot& s = values->slots[slot];
-        arenas_[static_cast<size_t>(s.arena)].GiveBack(s.offset, s.bytes, values->uses[slot]);
+        arenas_[static_cast<size_t>(s.arena)].GiveBack(s.offset, s.bytes, Last(values->uses[slot]));
       }
     }
   }
@@ -161,6 +160,19 @@ class Packer {
         if (use >= 0 && !order_.Over(use)) Add(use);
       }
     }
+  }
+
+  /// Of the last uses those that no other one waited for.
+  LastUses Last(const LastUses& uses) const {
+    LastUses last = uses;
+    for (size_t kind = 0; kind < uses.size(); ++kind) {
+      for (const int32_t other : uses) {
+        if (uses[kind] >= 0 && other > uses[kind] && order_.Over(uses[kind], other)) {
+          last[kind] = -1;
+        }
+      }
+    }
+    return last;
   }
 
   /// Events to add before the instruction at hand may use the bytes; -1 if that would cost time, or

@@ -6,20 +6,22 @@
 namespace contraflow {
 namespace {
 
-/// Gives one rank's program its lanes and events.
+/// Gives programs their lanes and events, one rank after the other.
 class LaneWriter {
  public:
-  LaneWriter(const Plan& plan, Program* program) : plan_(plan), program_(*program) {
+  explicit LaneWriter(const Plan& plan) : plan_(plan) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
     for (std::vector<int>* places : {&forward_, &backward_, &input_, &gradient_}) {
       places->assign(chunks, -1);
     }
-    weight_.assign(static_cast<size_t>(plan.stages), -1);
-    reduce_.assign(static_cast<size_t>(plan.stages), -1);
   }
 
-  void Write() {
-    for (at_ = 0; at_ < static_cast<int>(program_.size()); ++at_) Write(&program_[Index(at_)]);
+  void Write(Program* program) {
+    program_ = program;
+    // Chunks are on one rank each, so their places need not be forgotten.
+    weight_.assign(Index(plan_.stages), -1);
+    reduce_.assign(Index(plan_.stages), -1);
+    for (at_ = 0; at_ < static_cast<int>(program->size()); ++at_) Write(&(*program)[Index(at_)]);
   }
 
  private:
@@ -67,7 +69,7 @@ class LaneWriter {
 
   /// What stands on the instruction's own lane it waits for anyway.
   void After(int index, Instruction* i) {
-    if (index < 0 || program_[Index(index)].lane == i->lane) return;
+    if (index < 0 || (*program_)[Index(index)].lane == i->lane) return;
     size_t place = i->after_count;
     CF_ASSERT(place < Index(kMaxAfter));
     for (; place > 0 && i->after[place - 1] > index; --place) i->after[place] = i->after[place - 1];
@@ -76,7 +78,7 @@ class LaneWriter {
   }
 
   const Plan& plan_;
-  Program& program_;
+  Program* program_ = nullptr;
   int at_ = 0;
   // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
   // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
@@ -87,7 +89,8 @@ class LaneWriter {
 
 void AddLanes(Plan* plan) {
   CF_ASSERT(plan->level == Level::kComm && plan->layers == 0);
-  for (Program& program : plan->programs) LaneWriter(*plan, &program).Write();
+  LaneWriter writer(*plan);
+  for (Program& program : plan->programs) writer.Write(&program);
 }
 
 }  // namespace contraflow

@@ -215,7 +215,29 @@ TEST_SUITE("unit") {
     arena.GiveBack(128, 64, {3, -1, -1});
     before.clear();
     CHECK(arena.Take(192, all, &before) == 0);  // two gaps in a row
-    CHECK(before == std::vector<LastUses>{{1, -1, -1}, {3, -1, -1}});
+    CHECK(before == std::vector<LastUses>{{3, -1, -1}});
+  }
+
+  TEST_CASE("gaps that cost nothing become one that waits for what any of them did") {
+    ArenaPacker arena;
+    std::vector<LastUses> before;
+    const auto all = [](const LastUses&) { return 0; };
+    for (int i = 0; i < 8; ++i) arena.Take(64, all, &before);
+    for (int i = 0; i < 6; ++i) {
+      const int32_t message = i == 3 ? 40 : i == 4 ? 41 : -1;
+      arena.GiveBack(i * 64, 64, {10 + i, i == 1 ? 30 : -1, message});
+    }
+    CHECK(arena.Take(512, all, &before) == 512);
+    CHECK(before.empty());
+    int looked = 0;
+    const auto count = [&looked](const LastUses&) {
+      ++looked;
+      return 0;
+    };
+    CHECK(arena.Take(6 * 64, count, &before) == 0);
+    // The two messages may be on lanes of different peers: neither says when the other is over.
+    CHECK(before == std::vector<LastUses>{{13, 30, 40}, {15, -1, 41}});
+    CHECK(looked == 2);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <string>
 
 #include "tests/failure.h"
 
@@ -53,6 +54,13 @@ TEST_SUITE("unit") {
       CHECK(Failure([&] { CheckSpec(spec); }) == row.message);
     }
     Spec spec = Good();
+    for (const int members : {0, 1025}) {
+      spec.expert_parallel = members;
+      CHECK(Failure([&] { CheckSpec(spec); }) ==
+            "--expert-parallel: must be in 1..1024, is " + std::to_string(members));
+    }
+    spec.expert_parallel = 1024;
+    CHECK(Failure([&] { CheckSpec(spec); }) == "accepted");
     spec.memory_limit = 0;
     CHECK(Failure([&] { CheckSpec(spec); }) ==
           "--memory-limit: must be in 1..4611686018427387904, is 0");

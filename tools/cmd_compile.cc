@@ -76,8 +76,8 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   if (!costs.moe) {
     throw Error(
         "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
-        "such "
-        "as --costs moe-unit");
+        "such as "
+        "--costs moe-unit");
   }
   const Spec spec = SpecOf(options, costs);
   CheckSpec(spec);

@@ -1,0 +1,57 @@
+#include "tools/build.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "compiler/memory.h"
+#include "compiler/simulate.h"
+#include "schedules/registry.h"
+#include "tests/failure.h"
+#include "tests/support.h"
+
+namespace contraflow {
+namespace {
+
+TEST_SUITE("unit") {
+  TEST_CASE("a limit that nothing fits says what would fit and that does") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.memory =
+        MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
+    const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
+    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
+          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
+          "stashes 2,000, parameters 10,000); raise it to 5,000, or take a schedule that holds "
+          "less");
+    CHECK_FALSE(Failure([&] { BuildPlan(spec, {.memory_limit = "4999"}); }) == "accepted");
+    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "5000"}); }) == "accepted");
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("overlap keeps to the memory limit that the order itself fits") {
+    std::mt19937_64 random(63);
+    for (Spec& spec : RandomSpecs(&random, 40, 5, 10)) {
+      CAPTURE(spec.schedule);
+      spec.costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+      spec.costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 30};
+      const Plan order = GeneratePlan(spec);
+      int64_t least = 0;
+      for (const auto& figures : MemoryOf(order, spec.costs)) {
+        least = std::max(least, figures.peak);
+      }
+      const Plan plan =
+          BuildPlan(spec, {.level = Level::kComponent, .memory_limit = std::to_string(least)});
+      for (const RankFigures& figures : Simulate(plan, spec.costs).ranks) {
+        CHECK(figures.peak_bytes <= least);
+      }
+      for (const MemoryFigures& figures : MemoryOf(plan, spec.costs)) CHECK(figures.peak <= least);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -124,16 +124,13 @@ TEST_SUITE("equivalence") {
   }
 
   TEST_CASE("chunks: stages of unequally many layers on one rank hand over to each other") {
-    for (const std::string schedule : {"dualpipe-v", "zb-v"}) {
-      const Plan plan = GroupPlan(schedule, 2, 6, 2, Level::kComm, 6);
-      Model model = ModelFor(plan, 0);
-      // The first stages have one layer more, also across the turn of the V.
-      for (const int more : {1, 2, 3}) {
-        model.layers = plan.stages + more;
-        CAPTURE(schedule);
-        CAPTURE(more);
-        CHECK(Compare(plan, model, false).difference == "");
-      }
+    const Plan plan = GroupPlan("dualpipe-v", 2, 6, 2, Level::kComm, 6);
+    Model model = ModelFor(plan, 0);
+    // The first stages have one layer more, also across the turn of the V.
+    for (const int more : {1, 2, 3}) {
+      model.layers = plan.stages + more;
+      CAPTURE(more);
+      CHECK(Compare(plan, model, false).difference == "");
     }
   }
 

@@ -135,24 +135,17 @@ std::vector<int64_t> ReadValues(const JsonCursor& values) {
 /// What a stage holds from F to the end of B, and of W, by the values of its layers.
 void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost* cost) {
   int64_t activation = 0, stash = 0;
-  for (const Value value : {Value::input, Value::attention, Value::scores, Value::rows, Value::gate,
-                            Value::hidden, Value::combined}) {
-    activation += cost->values[static_cast<size_t>(value)];
-  }
-  for (size_t v = 0; v < kValueCount; ++v) {
-    // A head is one stage's, and "stash" that of a stage without layers.
-    const auto value = static_cast<Value>(v);
-    if (value == Value::head || value == Value::stash) continue;
-    if (ArenaOf(value) == Arena::kStash) stash += cost->values[v];
+  for (const Value value : kActivationOfLayer) {
+    const int64_t bytes = cost->values[static_cast<size_t>(value)];
+    activation += bytes;
+    if (ArenaOf(value) == Arena::kStash) stash += bytes;
   }
   cost->activation_bytes = activation * moe.layers_per_stage;
   if (cost->activation_bytes > kMaxBytes) {
     memory.Required("values").Fail("the activations of a stage's layers add up to more than " +
                                    std::to_string(kMaxBytes) + " bytes; are they in bytes?");
   }
-  if (!memory.Optional("w_stash_bytes")) {
-    cost->w_stash_bytes = std::min(stash * moe.layers_per_stage, cost->activation_bytes);
-  }
+  if (!memory.Optional("w_stash_bytes")) cost->w_stash_bytes = stash * moe.layers_per_stage;
 }
 
 MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {

@@ -16,14 +16,11 @@ MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_pa
 
   MemoryCost memory;
   memory.values.assign(values.begin(), values.end());
-  for (const Value value : {Value::input, Value::attention, Value::scores, Value::rows, Value::gate,
-                            Value::hidden, Value::combined}) {
-    memory.activation_bytes += held * values[static_cast<size_t>(value)];
+  for (const Value value : kActivationOfLayer) {
+    const int64_t bytes = held * values[static_cast<size_t>(value)];
+    memory.activation_bytes += bytes;
+    if (ArenaOf(value) == Arena::kStash) memory.w_stash_bytes += bytes;
   }
-  for (size_t v = 0; v < kValueCount; ++v) {
-    if (ArenaOf(static_cast<Value>(v)) == Arena::kStash) memory.w_stash_bytes += held * values[v];
-  }
-  memory.w_stash_bytes = std::min(memory.w_stash_bytes, memory.activation_bytes);
   for (int s = 0; s < stages; ++s) {
     const size_t size = LayoutOfStage(fitted, s, stages, {0, owned}).size;
     const auto bytes = static_cast<int64_t>(size * sizeof(float));

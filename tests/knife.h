@@ -94,6 +94,10 @@ inline bool IsReduce(const Instruction& i) { return i.op == Op::REDUCE; }
 inline bool IsStep(const Instruction& i) { return i.op == Op::STEP; }
 inline bool IsAny(const Instruction&) { return true; }
 
+/// Slots of a rank as a compiler would have them for the program there now: their uses, order and
+/// numbers; offsets stay.
+void RefreshSlots(Plan* plan, size_t rank);
+
 using Wanted = bool (*)(const Instruction&);
 using Operator = std::function<bool(Knife*)>;
 

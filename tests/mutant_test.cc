@@ -138,7 +138,8 @@ TEST_SUITE("property") {
           CHECK(mutant.may_be_sound);
           CHECK(RunSymbolically(mutant.plan) == "");
           // Lower throws if what it makes is unsound.
-          CHECK(RunSymbolically(Lower(mutant.plan, *lowered.costs, {.target = Level::kComm})) == "");
+          CHECK(RunSymbolically(Lower(mutant.plan, *lowered.costs, {.target = Level::kComm})) ==
+                "");
           continue;
         }
         CHECK(Expected(mutant, checks));

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
 #include "compiler/interleave.h"
 #include "compiler/lower.h"
@@ -99,6 +100,24 @@ TEST_SUITE("unit") {
     CHECK(FindingsText(plan) ==
           "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 "
           "behind 1; \"after\" must ascend\n");
+  }
+
+  TEST_CASE("an event inside a group") {
+    Plan plan = Tiny(Level::kComponent);
+    const size_t send = Find(plan, 0, Op::SEND_F);
+    Program& program = plan.programs[0];
+    REQUIRE(program[send + 1].op == Op::RECV_B);
+    program[send].group = program[send + 1].group = 0;
+    program[send + 1].after[0] = static_cast<int>(send);
+    program[send + 1].after_count = 1;
+    std::vector<Finding> findings = Verify(plan);
+    // The group is wrong for another reason too: what it receives depends on what it sends.
+    std::erase_if(findings, [](const Finding& f) { return f.check == "deadlock"; });
+    REQUIRE(findings.size() == 1);
+    CHECK(findings[0].check == "event");
+    CHECK(findings[0].message ==
+          "RECV_B s0 m0 from=1 group=0 lane=recv after=4 waits for 4 of its own group, which is "
+          "posted with it; drop it from \"after\"");
   }
 
   TEST_CASE("slot") {

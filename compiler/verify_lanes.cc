@@ -26,7 +26,7 @@ namespace {
 constexpr int32_t kFixedLanes = 3;
 // A rank of any use has a few neighbours. What a hostile one costs stays linear in its
 // instructions: so many columns at most, and where there are millions of instructions fewer.
-constexpr size_t kMaxColumns = 256;
+constexpr size_t kMaxColumns = 1024;
 constexpr size_t kMaxEntries = size_t{1} << 26;
 constexpr size_t kMinColumns = 16;
 
@@ -114,6 +114,34 @@ void Clocks::Turn(int rank) {
     }
     before = index;
   }
+  FindWaiters();
+}
+
+void Clocks::FindWaiters() {
+  waiters_.clear();
+  if (columns_ == static_cast<size_t>(lane_count_)) return;
+  waiters_.assign(program_->size(), -1);
+  std::vector<int32_t> behind(static_cast<size_t>(lane_count_), -1);
+  const auto earlier = [](int32_t a, int32_t b) { return b < 0 || (a >= 0 && a < b) ? a : b; };
+  // Backward, so that all that waits for an instruction has been seen when its turn comes.
+  for (auto index = static_cast<int32_t>(program_->size()) - 1; index >= 0; --index) {
+    const Instruction& i = (*program_)[static_cast<size_t>(index)];
+    int32_t& waiter = waiters_[static_cast<size_t>(index)];
+    int32_t& of_lane = behind[static_cast<size_t>(LaneAt(index))];
+    waiter = of_lane = earlier(waiter, of_lane);
+    for (int k = 0; k < i.after_count; ++k) {
+      const int32_t on = i.after[static_cast<size_t>(k)];
+      if (on >= 0 && on < index) waiters_[static_cast<size_t>(on)] = index;
+    }
+  }
+}
+
+bool Clocks::FollowsWaiter(int32_t first, int32_t second) const {
+  if (WaitsDirectly(first, second)) return true;
+  const int32_t waiter = waiters_[static_cast<size_t>(first)];
+  if (waiter < 0 || waiter >= second) return false;
+  const bool known = static_cast<size_t>(LaneAt(waiter)) < columns_;
+  return known ? Before(waiter, second) : WaitsDirectly(waiter, second);
 }
 
 void Clocks::Join(int32_t index, int32_t on) {

@@ -23,13 +23,14 @@ class Clocks {
 
   /// Whether, by the order of the lanes and by `after` alone, `first` has ended when `second`
   /// begins. Instructions of the rank turned to. Never true where it is not so. It may be false
-  /// where it is so on a rank that sends to and receives from more than a hundred others: there,
-  /// what stands on the lanes of the last ones is known to be over by direct waits only.
+  /// where it is so on a rank that sends to and receives from more than five hundred others: there,
+  /// what stands on the lanes of the last ones is known to be over only to what waits for it, and
+  /// to what follows the first that does.
   bool Before(int32_t first, int32_t second) const {
     const auto column = static_cast<size_t>(lanes_[static_cast<size_t>(first)]);
     if (first >= second) return false;
     if (lanes_[static_cast<size_t>(first)] == lanes_[static_cast<size_t>(second)]) return true;
-    if (column >= columns_) return WaitsDirectly(first, second);
+    if (column >= columns_) return FollowsWaiter(first, second);
     return clocks_[static_cast<size_t>(second) * columns_ + column] >= first;
   }
 
@@ -44,6 +45,8 @@ class Clocks {
 
   int32_t NumberOf(const Instruction& i, int rank);
   bool WaitsDirectly(int32_t first, int32_t second) const;
+  bool FollowsWaiter(int32_t first, int32_t second) const;
+  void FindWaiters();
   void Join(int32_t index, int32_t on);
 
   const Plan& plan_;
@@ -53,6 +56,8 @@ class Clocks {
   size_t columns_ = 0;           // lanes that have a clock
   std::vector<int32_t> lanes_;   // by instruction
   std::vector<int32_t> clocks_;  // by instruction, then lane: the last one there that is over
+  // By instruction on a lane without a clock: the first to wait for it or for one behind it there.
+  std::vector<int32_t> waiters_;
 };
 
 }  // namespace contraflow::check

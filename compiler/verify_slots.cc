@@ -147,7 +147,9 @@ class SlotCheck {
       add(": by the costs " + std::string(Name(slot.value)) + " has " + std::to_string(bytes) +
           " bytes");
     }
-    if (slot.offset < 0 || slot.offset > kMaxBytes || slot.bytes > kMaxBytes) {
+    if (slot.offset < 0) {
+      add(": begins before its arena");
+    } else if (slot.offset > kMaxBytes || slot.bytes > kMaxBytes) {
       add(": ends behind 2^50, which no memory has");
     } else if (slot.offset % kSlotAlignment != 0) {
       add(": its offset must be a multiple of " + std::to_string(kSlotAlignment));

@@ -135,6 +135,9 @@ TEST_SUITE("unit") {
     CHECK(changed([](Slot* s) { s->offset = int64_t{1} << 60; }) ==
           "slot: rank 1: slot 2 (scores s1 l0 m0 arena=activation offset=1152921504606846976 "
           "bytes=64 first=1 last=9): ends behind 2^50, which no memory has\n");
+    CHECK(changed([](Slot* s) { s->offset = -64; }) ==
+          "slot: rank 1: slot 2 (scores s1 l0 m0 arena=activation offset=-64 bytes=64 first=1 "
+          "last=9): begins before its arena\n");
     CHECK(changed([](Slot* s) { --s->last; }) ==
           "slot: rank 1: slot 2 (scores s1 l0 m0 arena=activation offset=64 bytes=64 first=1 "
           "last=8) is used from 1 (ATTN_F s1 l0 m0 lane=compute after=0) to 9 (ATTN_B s1 l0 m0 "
@@ -147,7 +150,17 @@ TEST_SUITE("unit") {
     CHECK(changed([](Slot* s) { s->arena = Arena::kGradient; }) ==
           "slot: rank 1: slot 2 (scores s1 l0 m0 arena=gradient offset=64 bytes=64 first=1 "
           "last=9): the arena of scores is activation\n");
+    // A stage that is not the last has no head.
     Plan plan = Tiny(Level::kBuffer);
+    Slot head = plan.slots[0].back();
+    head.value = Value::head;
+    head.arena = Arena::kStash;
+    head.first = head.last;
+    plan.slots[0].push_back(head);
+    CHECK(FindingsText(plan) ==
+          "slot: rank 0: slot 21 (head s0 l0 m0 arena=stash offset=0 bytes=64 first=11 last=11): "
+          "nothing on this rank touches it; drop it\n");
+    plan = Tiny(Level::kBuffer);
     plan.slots[1].erase(plan.slots[1].begin() + 2);
     CHECK(FindingsText(plan) ==
           "slot: rank 1, instruction 1: ATTN_F s1 l0 m0 lane=compute after=0 touches scores s1 "

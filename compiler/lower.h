@@ -19,7 +19,7 @@ struct LowerOptions {
   Level target = Level::kComm;
   Overlap overlap = Overlap::kAll;
   /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
-  /// chunks may overlap.
+  /// chunks may overlap. Nothing: as much as the fullest rank of the schedule itself.
   std::optional<int64_t> memory_limit = {};
 };
 

@@ -212,29 +212,68 @@ Time TypicalComponent(const CostModel& costs) {
   return sum / count;
 }
 
-/// Activations that each rank may hold: within the limit, and no fewer than the chunks one behind
-/// the other need.
-std::vector<int> MostActivations(const Plan& plan, const CostModel& costs,
-                                 std::optional<int64_t> memory_limit) {
-  std::vector<int> most(plan.programs.size(), std::numeric_limits<int>::max());
-  if (!memory_limit) return most;
-  int64_t count = *memory_limit;
-  if (costs.memory && costs.memory->activation_bytes > 0) count /= costs.memory->activation_bytes;
-  const Simulation serial = Simulate(plan, costs);
-  for (size_t r = 0; r < most.size(); ++r) {
-    most[r] =
-        static_cast<int>(std::clamp<int64_t>(count, serial.ranks[r].peak_activations, most[r]));
+/// How much a rank may hold: bytes, or activations where the costs give no bytes.
+class Memory {
+ public:
+  Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
+      : each_(costs.memory ? costs.memory->activation_bytes : 0), serial_(Simulate(plan, costs)) {
+    for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, HeldBy(rank));
+    limit_ = limit.value_or(own_);
   }
-  return most;
-}
 
-bool Fits(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
-  if (!memory_limit) return true;
-  const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
-  for (const RankFigures& rank : Simulate(plan, costs).ranks) {
-    if ((bytes ? rank.peak_bytes : rank.peak_activations) > *memory_limit) return false;
+  /// The most activations that each rank may hold, in the order to be tried: what the fullest rank
+  /// of the schedule holds, and, where that is more, what the limit allows.
+  std::vector<std::vector<int>> Caps() const {
+    std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, limit_))};
+    if (limit_ > own_) caps.push_back(CapsFor(limit_));
+    return caps;
   }
-  return true;
+
+  bool Fits(const Plan& plan, const CostModel& costs) const {
+    const Simulation simulation = Simulate(plan, costs);
+    return std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
+                       [&](const RankFigures& rank) { return HeldBy(rank) <= limit_; });
+  }
+
+ private:
+  int64_t HeldBy(const RankFigures& rank) const {
+    return each_ > 0 ? rank.peak_bytes : rank.peak_activations;
+  }
+  /// No fewer than the chunks one behind the other need.
+  std::vector<int> CapsFor(int64_t limit) const {
+    const int64_t count = each_ > 0 ? limit / each_ : limit;
+    std::vector<int> caps;
+    for (const RankFigures& rank : serial_.ranks) {
+      caps.push_back(static_cast<int>(
+          std::clamp<int64_t>(count, rank.peak_activations, std::numeric_limits<int>::max())));
+    }
+    return caps;
+  }
+
+  const int64_t each_;
+  const Simulation serial_;
+  int64_t own_ = 0, limit_ = 0;
+};
+
+/// A rule of sharing and what came of it.
+struct Try {
+  Time makespan;
+  int activations;
+  Sharing sharing;
+  const std::vector<int>* caps;
+};
+
+/// The best first: of those that are within a hundredth of the fastest the one that holds least.
+void Rank(std::vector<Try>* tries) {
+  Time best = std::numeric_limits<Time>::max();
+  for (const Try& t : *tries) best = std::min(best, t.makespan);
+  const auto key = [best](const Try& t) {
+    const bool slow = t.makespan - best > best / 100;
+    return slow ? std::tuple(true, t.makespan, Time{t.activations})
+                : std::tuple(false, Time{t.activations}, t.makespan);
+  };
+  std::stable_sort(tries->begin(), tries->end(),
+                   [&](const Try& a, const Try& b) { return key(a) < key(b); });
 }
 
 }  // namespace
@@ -242,46 +281,34 @@ bool Fits(const Plan& plan, const CostModel& costs, std::optional<int64_t> memor
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit) {
   CF_ASSERT(plan.level == Level::kComm && costs.moe);
-  const int layers = costs.moe->layers_per_stage;
-  const std::vector<int> most = MostActivations(plan, costs, memory_limit);
+  const Memory memory(plan, costs, memory_limit);
+  const std::vector<std::vector<int>> caps = memory.Caps();
   const Sharing serially = {.serial = true};
   ChunkShapes serial_shapes(costs, true);
-  const auto write = [&](const Sharing& sharing, ChunkShapes* shapes) {
-    const SharedRun run = ShareLanes(plan, costs, shapes, sharing, most, true);
-    return Writer(plan, layers, sharing.serial).Write(run.log);
+  const auto write = [&](const Sharing& sharing, ChunkShapes* shapes, const std::vector<int>& cap) {
+    const SharedRun run = ShareLanes(plan, costs, shapes, sharing, cap, true);
+    return Writer(plan, costs.moe->layers_per_stage, sharing.serial).Write(run.log);
   };
-  if (overlap == Overlap::kPublished) return write(serially, &serial_shapes);
+  if (overlap == Overlap::kPublished) return write(serially, &serial_shapes, caps.front());
 
   ChunkShapes shapes(costs, false);
-  struct Try {
-    Time makespan;
-    int activations;
-    Sharing sharing;
-  };
   std::vector<Try> tries;
-  for (const Sharing& sharing : Candidates(TypicalComponent(costs))) {
-    const SharedRun run = ShareLanes(plan, costs, &shapes, sharing, most, false);
-    const auto peak = std::max_element(run.peak_activations.begin(), run.peak_activations.end());
-    tries.push_back({run.makespan, *peak, sharing});
+  for (const std::vector<int>& cap : caps) {
+    for (const Sharing& sharing : Candidates(TypicalComponent(costs))) {
+      const SharedRun run = ShareLanes(plan, costs, &shapes, sharing, cap, false);
+      const auto peak = std::max_element(run.peak_activations.begin(), run.peak_activations.end());
+      tries.push_back({run.makespan, *peak, sharing, &cap});
+    }
   }
-  // A hundredth of the time is not worth memory: of all that are as fast the least activations.
-  Time best = std::numeric_limits<Time>::max();
-  for (const Try& t : tries) best = std::min(best, t.makespan);
-  std::stable_sort(tries.begin(), tries.end(), [&](const Try& a, const Try& b) {
-    const auto key = [&](const Try& t) {
-      const bool slow = t.makespan - best > best / 100;
-      return slow ? std::tuple(true, t.makespan, Time{t.activations})
-                  : std::tuple(false, Time{t.activations}, t.makespan);
-    };
-    return key(a) < key(b);
-  });
-  const Time serial = ShareLanes(plan, costs, &serial_shapes, serially, most, false).makespan;
+  Rank(&tries);
+  const Time serial =
+      ShareLanes(plan, costs, &serial_shapes, serially, caps.front(), false).makespan;
   for (const Try& t : tries) {
     if (t.makespan > serial) continue;
-    Plan shared = write(t.sharing, &shapes);
-    if (Fits(shared, costs, memory_limit)) return shared;
+    Plan shared = write(t.sharing, &shapes, *t.caps);
+    if (memory.Fits(shared, costs)) return shared;
   }
-  return write(serially, &serial_shapes);
+  return write(serially, &serial_shapes, caps.front());
 }
 
 }  // namespace contraflow

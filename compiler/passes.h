@@ -35,8 +35,9 @@ Plan InsertCommunication(const Plan& plan, const CostModel& costs);
 /// when their data is ready. With Overlap::kPublished chunks run one behind the other as Interleave
 /// orders each, and times are those of level comm. With kAll neighbouring chunks of a rank share
 /// its lanes: of several ways to do so the one with the least simulated makespan (within a
-/// hundredth of it, the one that holds the fewest activations) that stays within `memory_limit`
-/// (bytes, or a count where the costs give none).
+/// hundredth of it, the one that holds the fewest activations) where no rank holds more than
+/// `memory_limit` (bytes, or a count where the costs give none); without a limit, no more than the
+/// fullest rank of the schedule itself.
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit);
 

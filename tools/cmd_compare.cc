@@ -244,7 +244,8 @@ std::string Footer(const Wanted& wanted) {
          "published: the papers' overlap, of F&B pairs only, chunk by chunk (--overlap "
          "published);\n"
          "the other figures are those of components that overlap wherever it makes a step "
-         "shorter.\n";
+         "shorter\n"
+         "and no rank holds more than --memory-limit or, without one, than the schedule does.\n";
 }
 
 std::string RowsText(const std::vector<Row>& rows, const CompareOptions& options,
@@ -295,7 +296,8 @@ std::function<int()> Add(CLI::App* app) {
       ->required();
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   app->add_option("--memory-limit", options->memory_limit,
-                  "reject what holds more on a rank; see contraflow compile --help")
+                  "reject what holds more on a rank, overlap as far as that;\n"
+                  "see contraflow compile --help")
       ->type_name("BYTES|Nx");
   AddJson(app, &options->json);
   return [options] { return Compare(*options); };

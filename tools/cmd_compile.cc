@@ -133,7 +133,9 @@ std::function<int()> Add(CLI::App* app) {
             "(default: the model's capacity_factor)");
   app->add_option("--memory-limit", options->memory_limit,
                   "most bytes of activations a rank may hold (a count where the\n"
-                  "costs give no bytes), or N times what 1F1B's first rank holds")
+                  "costs give no bytes), or N times what 1F1B's first rank holds;\n"
+                  "components overlap as far as it allows (default: as far as no\n"
+                  "rank holds more than the schedule's fullest)")
       ->type_name("BYTES|Nx");
   app->add_option("--level", options->level,
                   "how far to lower: compute, comm, component or buffer\n"

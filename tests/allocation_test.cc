@@ -21,9 +21,13 @@ std::array<size_t, 4096> aligned_sizes;
 std::atomic<size_t> aligned = 0;
 thread_local bool is_main = false;
 
-void* Allocate(size_t size) {
+void* AllocateOrNull(size_t size) {
   if (counting && !is_main) ++allocations;
-  void* const memory = std::malloc(std::max<size_t>(size, 1));
+  return std::malloc(std::max<size_t>(size, 1));
+}
+
+void* Allocate(size_t size) {
+  void* const memory = AllocateOrNull(size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -41,6 +45,8 @@ void* AllocateAligned(size_t size, size_t alignment) {
 
 void* operator new(size_t size) { return Allocate(size); }
 void* operator new[](size_t size) { return Allocate(size); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
 void* operator new(size_t size, std::align_val_t alignment) {
   return AllocateAligned(size, static_cast<size_t>(alignment));
 }

@@ -185,11 +185,7 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
             "dispatch_b", "attn_b", "mlp_w", "attn_w"});
   MoeCost cost;
   const JsonCursor count = moe.Required("layers_per_stage");
-  cost.layers_per_stage = static_cast<int>(count.Integer("a number of layers", 0, kMaxLayers));
-  if (cost.layers_per_stage == 0) {
-    count.Fail("must be a number of layers in 1.." + std::to_string(kMaxLayers) +
-               ", is 0; a stage without layers has no components");
-  }
+  cost.layers_per_stage = static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers));
   const auto layers = static_cast<size_t>(cost.layers_per_stage);
   for (const ComponentCost& component : kComponentCosts) {
     const JsonCursor field = moe.Required(component.key);

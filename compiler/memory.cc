@@ -154,9 +154,16 @@ std::string Breakdown(const MemoryFigures& figures) {
     // Below level buffer the last two are not accounted.
     if (a < 2 || figures.arenas[a] > 0) add(kNames[a], figures.arenas[a]);
   }
-  if (figures.parameters) add("parameters", *figures.parameters);
-  if (figures.gradients) add("gradients", *figures.gradients);
-  if (figures.optimizer) add("optimizer state", *figures.optimizer);
+  const std::pair<const char*, std::optional<int64_t>> beside[] = {
+      {"parameters", figures.parameters},
+      {"gradients", figures.gradients},
+      {"optimizer state", figures.optimizer}};
+  const char* separator = "; beside them ";
+  for (const auto& [name, bytes] : beside) {
+    if (!bytes) continue;
+    text += separator + std::string(name) + " " + Grouped(*bytes);
+    separator = ", ";
+  }
   return text;
 }
 

@@ -26,7 +26,8 @@ struct MemoryFigures {
 /// up to the end of W (all zero where the costs have no activation_bytes). The plan must be sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// The figures that are known, for people: "activations 4,096, stashes 0, parameters 1,024".
+/// The figures that are known, for people: "activations 4,096, stashes 0; beside them
+/// parameters 1,024".
 std::string Breakdown(const MemoryFigures& figures);
 
 }  // namespace contraflow

@@ -21,11 +21,12 @@ TEST_SUITE("unit") {
     costs.memory =
         MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
     const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
-    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
-          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
-          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
-          "stashes 2,000, parameters 10,000); raise it to 5,000, or take a schedule that holds "
-          "less");
+    CHECK(
+        Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
+        "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+        "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
+        "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take a schedule that "
+        "holds less");
     CHECK_FALSE(Failure([&] { BuildPlan(spec, {.memory_limit = "4999"}); }) == "accepted");
     CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "5000"}); }) == "accepted");
   }

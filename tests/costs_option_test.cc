@@ -63,6 +63,24 @@ TEST_SUITE("unit") {
     plan.layers = 4;
     CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) == "accepted");
   }
+
+  TEST_CASE("costs of chunks are refused where a plan has components") {
+    Plan plan;
+    plan.layers = 1;
+    const auto refusal = [&](void (*give)(CostsOption*)) {
+      CostsOption option;
+      give(&option);
+      return Failure([&] { CostsForPlan(option, plan); });
+    };
+    CHECK(
+        refusal([](CostsOption* o) { o->w = 1; }) ==
+        "--w: a plan of components takes the times in \"moe\", chunks have none of their own; give "
+        "--costs with other times there");
+    CHECK(
+        refusal([](CostsOption* o) { o->overlap = "all"; }) ==
+        "--overlap: how far the components of this plan overlap was settled when it was compiled; "
+        "give it to contraflow compile");
+  }
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ TEST_SUITE("equivalence") {
     REQUIRE(Compare(sound, true) == "");
     std::mt19937_64 random(9);
     int spoiled = 0;
-    for (int round = 0; round < 1000 && spoiled < 20; ++round) {
+    for (int round = 0; round < 20000 && spoiled < 20; ++round) {
       Case c = sound;
       std::vector<Slot>& slots = c.plan.slots[static_cast<size_t>(round) % 2];
       std::uniform_int_distribution<size_t> draw(0, slots.size() - 1);
@@ -148,7 +148,7 @@ TEST_SUITE("equivalence") {
     CHECK(Failure([&] { ThreadedRun(c.plan, other, text, 7, {}); }) ==
           "this plan was compiled for another model: value gate has " + bytes(right) +
               " bytes, model \"./other.json\" needs " + bytes(wrong) +
-              "; compile it with --model ./other.json");
+              "; compile it with --model ./other.json, and with the --capacity it is to run with");
     Case less = c;
     std::erase_if(less.plan.slots[0], [](const Slot& s) { return s.value == Value::hidden; });
     CHECK(Failure([&] {

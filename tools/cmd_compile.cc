@@ -68,6 +68,7 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
 /// The costs with the memory of the model that --model names in place of their own.
 CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
+  if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
   if (options.capacity) {
     if (!options.model) throw Error("--capacity: is for the experts of a --model; give one");
     CheckCapacity(*options.capacity);

@@ -123,7 +123,30 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   return costs;
 }
 
+void RefuseChunkCosts(const CostsOption& option) {
+  const std::pair<const char*, bool> flags[] = {{"--f", option.f.has_value()},
+                                                {"--b", option.b.has_value()},
+                                                {"--w", option.w.has_value()},
+                                                {"--bw", option.bw.has_value()},
+                                                {"--fb", option.fb.has_value()}};
+  for (const auto& [name, given] : flags) {
+    if (!given) continue;
+    throw Error(std::string(name) +
+                ": a plan of components takes the times in \"moe\", chunks have none of their own; "
+                "give --costs with other times there");
+  }
+}
+
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
+  if (plan.layers > 0) {
+    RefuseChunkCosts(option);
+    if (option.overlap) {
+      throw Error(
+          "--overlap: how far the components of this plan overlap was settled when it was "
+          "compiled; "
+          "give it to contraflow compile");
+    }
+  }
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;

@@ -42,8 +42,11 @@ CostModel UnitCosts();
 /// Throws Error if --overlap is given for costs without components.
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
 
+/// Throws Error if a cost of chunks is given, which a plan of components has no use for.
+void RefuseChunkCosts(const CostsOption& option);
+
 /// The costs for a plan that is read from a file: the options over its own costs, else over unit
-/// costs.
+/// costs. Throws Error for options that cannot change a plan of components.
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
 
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.

@@ -216,10 +216,7 @@ std::string_view Name(Lane lane) {
 
 Instruction Component(Op op, int stage, int layer, int microbatch) {
   CF_ASSERT(OperandsOf(op) == Operands::kLayer);
-  return {.op = op,
-          .layer = static_cast<int16_t>(layer),
-          .stage = stage,
-          .microbatch = microbatch};
+  return {.op = op, .layer = static_cast<int16_t>(layer), .stage = stage, .microbatch = microbatch};
 }
 
 Lane LaneOf(Op op) {

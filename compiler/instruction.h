@@ -73,7 +73,7 @@ struct Instruction {
   int32_t back_stage = -1;       ///< FB only: stage of its backward
   int32_t back_microbatch = -1;  ///< FB only: micro-batch of its backward
   int32_t peer = -1;             ///< SEND: the receiving rank; RECV: the sending rank
-  int32_t slot = -1;  ///< of a message at level buffer: what it moves, an index into the slots
+  int32_t slot = -1;   ///< of a message at level buffer: what it moves, an index into the slots
   int32_t group = -1;  ///< neighbouring messages of one rank with one group are posted together
   std::array<int32_t, kMaxAfter> after{};  ///< indices into the same program, ascending
 

@@ -25,8 +25,8 @@ struct Spec {
 /// spec. Throws Error if malformed, not positive or too large.
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
 
-/// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range: what is wrong
-/// with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
+/// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range:
+/// what is wrong with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
 void CheckSpec(const Spec& spec);
 
 }  // namespace contraflow

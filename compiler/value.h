@@ -41,30 +41,30 @@ struct Plan;
 ///     attention_work  scratch of ATTN_B
 ///     dinput        [T x d]  gradient of a stage's input, where it is sent, or of the embedding
 ///     activation, stash   of an opaque stage: from F to B, and from F to W
-#define CF_VALUES(X)             \
-  X(input, kActivation)          \
-  X(output, kExchange)           \
-  X(attention, kStash)           \
-  X(scores, kActivation)         \
-  X(dispatched, kExchange)       \
-  X(rows, kStash)                \
-  X(gate, kActivation)           \
-  X(hidden, kStash)              \
-  X(expert_out, kExchange)       \
-  X(combined, kActivation)       \
-  X(head, kStash)                \
-  X(doutput, kGradient)          \
-  X(dcombined, kExchange)        \
-  X(dweight, kGradient)          \
-  X(drows, kStash)               \
-  X(dgate, kStash)               \
-  X(dsorted, kExchange)          \
-  X(ddispatched, kExchange)      \
-  X(dexpert, kStash)             \
-  X(dattention, kStash)          \
-  X(attention_work, kGradient)   \
-  X(dinput, kExchange)           \
-  X(activation, kActivation)     \
+#define CF_VALUES(X)           \
+  X(input, kActivation)        \
+  X(output, kExchange)         \
+  X(attention, kStash)         \
+  X(scores, kActivation)       \
+  X(dispatched, kExchange)     \
+  X(rows, kStash)              \
+  X(gate, kActivation)         \
+  X(hidden, kStash)            \
+  X(expert_out, kExchange)     \
+  X(combined, kActivation)     \
+  X(head, kStash)              \
+  X(doutput, kGradient)        \
+  X(dcombined, kExchange)      \
+  X(dweight, kGradient)        \
+  X(drows, kStash)             \
+  X(dgate, kStash)             \
+  X(dsorted, kExchange)        \
+  X(ddispatched, kExchange)    \
+  X(dexpert, kStash)           \
+  X(dattention, kStash)        \
+  X(attention_work, kGradient) \
+  X(dinput, kExchange)         \
+  X(activation, kActivation)   \
   X(stash, kStash)
 
 enum class Value : uint8_t {
@@ -89,9 +89,9 @@ Arena ArenaOf(Value value);
 
 /// The values of a layer that its forward makes and its backward needs: its activation. Those of
 /// the arena kStash among them are held on to its weight gradient.
-inline constexpr std::array kActivationOfLayer = {
-    Value::input, Value::attention, Value::scores,  Value::rows,
-    Value::gate,  Value::hidden,    Value::combined};
+inline constexpr std::array kActivationOfLayer = {Value::input,   Value::attention, Value::scores,
+                                                  Value::rows,    Value::gate,      Value::hidden,
+                                                  Value::combined};
 
 /// Bytes of each value, by Value.
 using ValueBytes = std::array<int64_t, kValueCount>;

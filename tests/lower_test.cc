@@ -107,10 +107,10 @@ TEST_SUITE("unit") {
     const Spec spec = MakeSpec("zb-1p", 2, 4, UniformCosts(1, 1, 1));
     const Plan order = GeneratePlan(spec);
     std::string seen;
-    const Plan plan =
-        Lower(order, spec.costs, {.target = Level::kComm}, [&](std::string_view pass, const Plan& made) {
-          seen += std::string(pass) + ":" + std::string(Name(made.level)) + " ";
-        });
+    const Plan plan = Lower(order, spec.costs, {.target = Level::kComm},
+                            [&](std::string_view pass, const Plan& made) {
+                              seen += std::string(pass) + ":" + std::string(Name(made.level)) + " ";
+                            });
     CHECK(seen == "comm:comm ");
     CHECK(PassNames().size() == 3);
     const auto failure = [&](const Plan& from, Level to) -> std::string {

@@ -72,7 +72,8 @@ TEST_SUITE("unit") {
         CHECK(JoinProgram(plan.programs[r]) == order["programs"][r].get<std::string>());
       }
       for (const Level level : {Level::kCompute, Level::kComm}) {
-        const Simulation simulation = Simulate(Lower(plan, spec.costs, {.target = level}), spec.costs);
+        const Simulation simulation =
+            Simulate(Lower(plan, spec.costs, {.target = level}), spec.costs);
         CHECK(FromTicks(simulation.makespan, Unit::kUnit) == order["makespan"].get<double>());
         for (size_t r = 0; r < plan.programs.size(); ++r) {
           CHECK(FromTicks(simulation.ranks[r].busy, Unit::kUnit) == order["busy"][r].get<double>());

@@ -214,17 +214,13 @@ class Packer {
   void Add(int32_t use) {
     Instruction& i = program_[static_cast<size_t>(at_)];
     const auto begin = i.after.begin();
-    auto end = begin + i.after_count;
-    end = std::remove_if(begin, end, [&](int32_t on) {
+    const auto end = begin + i.after_count;
+    const auto kept = std::remove_if(begin, end, [&](int32_t on) {
       return on <= use && order_.LaneAt(on) == order_.LaneAt(use);
     });
-    CF_ASSERT(end - begin < kMaxAfter);
-    const auto place = std::lower_bound(begin, end, use);
-    std::move_backward(place, end, end + 1);
-    *place = use;
-    const auto count = static_cast<uint8_t>(end + 1 - begin);
-    std::fill(begin + count, i.after.end(), 0);
-    i.after_count = count;
+    std::fill(kept, end, 0);
+    i.after_count = static_cast<uint8_t>(kept - begin);
+    AddEvent(use, &i);
     order_.Wait(use);
   }
 

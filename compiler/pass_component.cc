@@ -164,13 +164,7 @@ class Writer {
   /// Adds an event, unless it is the lane's order anyway.
   static void After(const Program& program, int index, Instruction* i) {
     if (index < 0 || program[static_cast<size_t>(index)].lane == i->lane) return;
-    const auto end = i->after.begin() + i->after_count;
-    const auto place = std::lower_bound(i->after.begin(), end, index);
-    if (place != end && *place == index) return;
-    CF_ASSERT(i->after_count < kMaxAfter);
-    std::move_backward(place, end, end + 1);
-    *place = index;
-    ++i->after_count;
+    AddEvent(index, i);
   }
 
   const Plan& plan_;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "compiler/error.h"
@@ -70,11 +71,7 @@ class LaneWriter {
   /// What stands on the instruction's own lane it waits for anyway.
   void After(int index, Instruction* i) {
     if (index < 0 || (*program_)[Index(index)].lane == i->lane) return;
-    size_t place = i->after_count;
-    CF_ASSERT(place < Index(kMaxAfter));
-    for (; place > 0 && i->after[place - 1] > index; --place) i->after[place] = i->after[place - 1];
-    i->after[place] = index;
-    ++i->after_count;
+    AddEvent(index, i);
   }
 
   const Plan& plan_;
@@ -86,6 +83,16 @@ class LaneWriter {
 };
 
 }  // namespace
+
+void AddEvent(int32_t index, Instruction* i) {
+  const auto end = i->after.begin() + i->after_count;
+  const auto place = std::lower_bound(i->after.begin(), end, index);
+  if (place != end && *place == index) return;
+  CF_ASSERT(i->after_count < kMaxAfter);
+  std::move_backward(place, end, end + 1);
+  *place = index;
+  ++i->after_count;
+}
 
 void AddLanes(Plan* plan) {
   CF_ASSERT(plan->level == Level::kComm && plan->layers == 0);

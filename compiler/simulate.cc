@@ -53,11 +53,7 @@ class Simulator {
       if (next < plan_.programs[static_cast<size_t>(r)].size()) Stuck({r, static_cast<int>(next)});
     }
     ReceiveLate();
-    for (RankFigures& figures : result_.ranks) {
-      result_.makespan = std::max(result_.makespan, figures.last_end);
-      result_.span = std::max(result_.span, figures.last_end - figures.first_start);
-    }
-    for (RankFigures& figures : result_.ranks) figures.bubble = result_.makespan - figures.busy;
+    SumUp(&result_);
     return std::move(result_);
   }
 

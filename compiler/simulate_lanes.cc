@@ -58,11 +58,7 @@ class LaneSimulator {
       }
     }
     for (size_t r = 0; r < ranks_.size(); ++r) Finish(r);
-    for (const RankFigures& figures : result_.ranks) {
-      result_.makespan = std::max(result_.makespan, figures.last_end);
-      result_.span = std::max(result_.span, figures.last_end - figures.first_start);
-    }
-    for (RankFigures& figures : result_.ranks) figures.bubble = result_.makespan - figures.busy;
+    SumUp(&result_);
     return std::move(result_);
   }
 
@@ -228,6 +224,16 @@ class LaneSimulator {
 };
 
 }  // namespace
+
+void SumUp(Simulation* simulation) {
+  for (const RankFigures& figures : simulation->ranks) {
+    simulation->makespan = std::max(simulation->makespan, figures.last_end);
+    simulation->span = std::max(simulation->span, figures.last_end - figures.first_start);
+  }
+  for (RankFigures& figures : simulation->ranks) {
+    figures.bubble = simulation->makespan - figures.busy;
+  }
+}
 
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs) {
   return LaneSimulator(plan, costs).Run();

@@ -11,6 +11,9 @@ namespace contraflow {
 /// Simulate, for plans whose instructions have lanes.
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs);
 
+/// Fills in makespan, span and bubbles, from what the ranks did.
+void SumUp(Simulation* simulation);
+
 /// Fills in what rank r holds at most (peak_activations, peak_bytes, peak_index), given when its
 /// instructions ran: an activation from the start of its forward to the end of its last weight
 /// part.

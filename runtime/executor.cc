@@ -28,12 +28,14 @@ void CheckExecutable(const Plan& plan) {
   }
 }
 
-Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& transport)
+Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& transport,
+                   Progress* progress)
     : program_(plan.programs[static_cast<size_t>(rank)]),
       rank_(rank),
       holders_(HoldersOfStage(plan)),
       backend_(backend),
       transport_(transport),
+      progress_(progress),
       transfers_(program_.size()),
       spans_(program_.size()) {
   FindNeeds(plan);
@@ -79,20 +81,27 @@ void Executor::Run(int step, Clock::time_point origin) {
   origin_ = origin;
   begun_ = false;
   next_ = at_ = 0;
+  step_ = step;
+  Enter(Progress::kStart);
   try {
     backend_.BeginStep(step);
     begun_ = true;
     while (next_ < program_.size()) {
       const size_t first = next_;
       next_ = GroupEnd(first);
+      Enter(static_cast<int64_t>(first));
+      transport_.Poll();
       for (at_ = first; at_ < next_; ++at_) AwaitNeeds(at_);
       at_ = first;
       // Before the instruction: it may reuse the memory of what has left.
       FreeSent();
       Execute(first);
     }
+    Enter(Progress::kEnd);
     Finish();
     backend_.EndStep();
+    // From here on the rank waits for the others, or does what is not in the plan.
+    Enter(Progress::kEnd);
   } catch (const Aborted&) {
     throw;
   } catch (const InternalError& error) {
@@ -111,6 +120,10 @@ std::string Executor::Place() const {
   if (!begun_) return place + "start of step: ";
   if (at_ >= program_.size()) return place + "end of step: ";
   return place + "instruction " + std::to_string(at_) + " (" + ToString(program_[at_]) + "): ";
+}
+
+void Executor::Enter(int64_t index) {
+  if (progress_ != nullptr) progress_->Enter(step_, index);
 }
 
 Time Executor::Since(Clock::time_point moment) const {

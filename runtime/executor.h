@@ -6,6 +6,7 @@
 #include "compiler/plan.h"
 #include "compiler/timeline.h"
 #include "runtime/backend.h"
+#include "runtime/progress.h"
 #include "runtime/transport.h"
 
 namespace contraflow {
@@ -22,8 +23,10 @@ void CheckExecutable(const Plan& plan);
 /// made.
 class Executor {
  public:
-  /// The plan, backend and transport must outlive it.
-  Executor(const Plan& plan, int rank, Backend& backend, Transport& transport);
+  /// The plan, backend and transport must outlive it, and so must `progress`, where it publishes
+  /// what it does; null: nowhere.
+  Executor(const Plan& plan, int rank, Backend& backend, Transport& transport,
+           Progress* progress = nullptr);
   Executor(const Executor&) = delete;
 
   /// One step; afterwards `spans` says when. An error names the instruction it happened at; Aborted
@@ -39,6 +42,7 @@ class Executor {
  private:
   void FindNeeds(const Plan& plan);
   std::string Place() const;
+  void Enter(int64_t index);
   size_t GroupEnd(size_t first) const;
   void Execute(size_t index);
   void Reduce(size_t index);
@@ -53,6 +57,7 @@ class Executor {
   const std::vector<std::vector<int>> holders_;
   Backend& backend_;
   Transport& transport_;
+  Progress* const progress_;
   // What instruction i waits for: messages needs_[needs_begin_[i] .. needs_begin_[i + 1]).
   std::vector<size_t> needs_begin_, needs_;
   std::vector<Transfer> transfers_;  // by instruction
@@ -60,6 +65,7 @@ class Executor {
   std::vector<Transfer*> group_;
   std::vector<size_t> leaving_;  // SENDs that are not done yet
   Clock::time_point origin_;
+  int step_ = 0;
   bool begun_ = false;
   size_t next_ = 0, at_ = 0;  // where the walk goes on; what it is doing, for messages
 };

@@ -60,8 +60,7 @@ class Transport {
 
   /// Starts transfers together: none of them waits for another of the group.
   virtual void Post(std::span<Transfer* const> group) = 0;
-  /// Whether a posted transfer is done; never waits. Called between instructions, so that
-  /// transports without a thread of their own make progress.
+  /// Whether a posted transfer is done; never waits.
   virtual bool Done(Transfer& transfer) = 0;
   /// Returns when a posted transfer is done.
   virtual void Wait(Transfer& transfer) = 0;
@@ -78,7 +77,11 @@ class Transport {
   virtual void AllToAll(const Instruction& instruction,
                         std::span<const std::span<const std::byte>> send,
                         std::span<const std::span<std::byte>> receive) = 0;
-  /// Wakes every rank of the run: their calls, now and from now on, throw Aborted. From any thread.
+  /// Called between instructions, so that transports without a thread of their own make progress;
+  /// never waits.
+  virtual void Poll() {}
+  /// Wakes every rank of the run that this process has: their calls, now and from now on, throw
+  /// Aborted. From any thread.
   virtual void Abort() = 0;
 };
 

@@ -3,7 +3,7 @@
 set -eu
 
 packages="g++ cmake ninja-build git
-doctest-dev nlohmann-json3-dev libcli11-dev libboost-dev libopenblas-dev"
+doctest-dev nlohmann-json3-dev libcli11-dev libboost-dev libopenblas-dev libssl-dev"
 
 missing=""
 for package in $packages; do

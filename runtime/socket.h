@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "runtime/transport.h"
+
+namespace contraflow {
+
+/// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
+/// have TCP_NODELAY set and are not inherited by child processes. No call raises SIGPIPE.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket();
+
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  /// Wakes everyone who waits for it, in this process and at the other end; keeps the descriptor.
+  void Shutdown();
+
+ private:
+  int fd_ = -1;
+};
+
+/// A host (name, IPv4 or IPv6 address) and a port. For messages `host:port`, `[v6]:port`.
+struct Address {
+  std::string host;
+  int port = 0;
+
+  std::string Text() const;
+};
+
+/// Listens at a host's address; "" is every interface, port 0 any free port. Throws Error: the port
+/// is taken (by an older job, perhaps), the host is not this machine, and so on, with the remedy.
+Socket Listen(const Address& at);
+/// The address a listener or connection has on this side; numeric.
+Address LocalAddress(const Socket& socket);
+/// That of the other side of a connection; numeric.
+Address PeerAddress(const Socket& socket);
+
+/// Connects, again and again while nobody listens there, until the deadline. Throws Error naming
+/// the address and what went wrong last.
+Socket Connect(const Address& to, Clock::time_point deadline);
+
+/// Sends or receives exactly so many bytes, at most until the deadline. Throw Error: "timed out",
+/// "the connection was closed", or what the system says.
+void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline);
+void ReceiveAll(const Socket& socket, std::span<std::byte> bytes, Clock::time_point deadline);
+
+}  // namespace contraflow

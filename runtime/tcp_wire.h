@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "runtime/socket.h"
+#include "runtime/wire.h"
+
+namespace contraflow {
+
+/// A wire over one TCP connection for each pair of processes, with a thread of its own that moves
+/// bytes while the caller computes. The label of a message goes ahead; its bytes follow once their
+/// receive has begun, straight from the sender's memory into the receiver's: nothing is buffered,
+/// and every send is a rendezvous.
+class TcpWire : public Wire {
+ public:
+  /// `connections`: by process, none to itself; to be trusted (Meet).
+  TcpWire(int self, std::vector<Socket> connections);
+  ~TcpWire() override;
+
+  int processes() const override;
+  int self() const override;
+  int Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
+           bool rendezvous) override;
+  int Receive(Channel channel, int from, std::span<std::byte> bytes) override;
+  Status Test(int ticket) override;
+  void Poll() override;
+  void Pause() override;
+  void Abort() override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace contraflow

@@ -112,22 +112,21 @@ class Comparer {
 
 }  // namespace
 
-Comparison CompareStep(const Plan& plan, int step, const StepResult& result, ThreadedRun& run,
+Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,
                        ReferenceRun& reference) {
   Comparer comparer(plan, step);
   const std::vector<float> losses = reference.Step(step);
-  if (!comparer.SameLosses(result.losses, losses)) return comparer.Take();
-  if (!comparer.SameDropped(result.dropped, reference.dropped())) return comparer.Take();
+  if (!result.losses.empty()) {
+    if (!comparer.SameLosses(result.losses, losses)) return comparer.Take();
+    if (!comparer.SameDropped(result.dropped, reference.dropped())) return comparer.Take();
+  }
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
-    for (int replica = 0; replica < plan.data_parallel; ++replica) {
-      for (int member = 0; member < plan.expert_parallel; ++member) {
-        for (const int rank : holders[static_cast<size_t>(s)]) {
-          const Device device = {replica, member, rank};
-          if (!comparer.SameStage(s, device, run.At(device).StageAt(s), reference.StageAt(s))) {
-            return comparer.Take();
-          }
-        }
+    const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
+    for (const Device& device : run.devices()) {
+      if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+      if (!comparer.SameStage(s, device, run.At(device).StageAt(s), reference.StageAt(s))) {
+        return comparer.Take();
       }
     }
   }

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "runtime/reference_run.h"
-#include "runtime/threaded_run.h"
+#include "runtime/run.h"
 
 namespace contraflow {
 
@@ -14,10 +14,10 @@ struct Comparison {
   std::string difference;  ///< the first one: where it is, and both values; "" if there is none
 };
 
-/// Does the step that `run` has just done on the reference too, and compares every loss, how many
-/// tokens were dropped, and on every device that has a copy of a stage every gradient and every
-/// updated parameter it has.
-Comparison CompareStep(const Plan& plan, int step, const StepResult& result, ThreadedRun& run,
+/// Does the step that `run` has just done on the reference too, and compares every loss and how
+/// many tokens were dropped (in the process that knows them), and on every device of this process
+/// every gradient and every updated parameter it has.
+Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,
                        ReferenceRun& reference);
 
 }  // namespace contraflow

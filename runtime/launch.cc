@@ -7,9 +7,7 @@
 #include "compiler/error.h"
 
 namespace contraflow {
-namespace {
 
-/// The same error, which begins with the replica and the member where there are several.
 std::exception_ptr OnDevice(const Plan& plan, Device device, std::exception_ptr error) {
   std::string place;
   if (plan.data_parallel > 1) place += "replica " + std::to_string(device.replica) + ", ";
@@ -23,8 +21,6 @@ std::exception_ptr OnDevice(const Plan& plan, Device device, std::exception_ptr 
     return std::make_exception_ptr(Error(place + e.what()));
   }
 }
-
-}  // namespace
 
 Launch::Launch(const Plan& plan, std::span<const Worker> workers)
     : plan_(plan), workers_(workers.begin(), workers.end()) {

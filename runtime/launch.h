@@ -23,6 +23,9 @@ struct Worker {
   Transport* transport = nullptr;
 };
 
+/// The same error, which begins with the replica and the member where the plan has several.
+std::exception_ptr OnDevice(const Plan& plan, Device device, std::exception_ptr error);
+
 /// Most threads of one run.
 inline constexpr int kMaxThreads = 1024;
 

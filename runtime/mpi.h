@@ -1,7 +1,7 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
-#include <string>
 
 #include "runtime/rendezvous.h"
 #include "runtime/wire.h"
@@ -20,16 +20,21 @@ class Mpi {
   /// gives is not the one of the environment.
   explicit Mpi(const World& world);
   Mpi(const Mpi&) = delete;
-  /// MPI_Finalize, which waits for the others; not reached where the job is stopped.
+  /// MPI_Finalize, which waits for the others; left out where an exception is on its way, or the
+  /// job is stopped and the process ended without it.
   ~Mpi();
 
-  /// Where the processes can meet: rank 0 listens at MASTER_ADDR or an address of its machine (the
-  /// loopback one if all are on one machine), with a secret made up for this job; MPI carries
-  /// address and secret to the others. `point` has rank, size, timeout and mesh.
+  /// Where the processes can meet: rank 0 listens at the loopback address if all are on one
+  /// machine, otherwise at MASTER_ADDR or an address of its machine that the others can reach, with
+  /// a secret made up for this job; MPI carries address and secret to the others. `point` has rank,
+  /// size, timeout and mesh. Throws Error as contraflow::Meet does.
   Membership Meet(const World& world, MeetingPoint point);
 
-  /// Messages of tensors. Lives no longer than this.
-  std::unique_ptr<Wire> MakeWire();
+  /// Most bytes of one MPI message, whose counts are ints.
+  static constexpr size_t kLargestPiece = size_t{1} << 30;
+  /// Messages of tensors, cut into pieces of at most so many bytes, the same for all processes.
+  /// Lives no longer than this.
+  std::unique_ptr<Wire> MakeWire(size_t largest_piece = kLargestPiece);
 
  private:
   struct State;

@@ -27,12 +27,6 @@ const Plan& CheckSize(const Plan& plan) {
 
 }  // namespace
 
-double MeanLoss(const std::vector<float>& losses) {
-  double sum = 0;
-  for (const float loss : losses) sum += static_cast<double>(loss);
-  return losses.empty() ? 0 : sum / static_cast<double>(losses.size());
-}
-
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
                          ThreadNetwork::Options options, bool fill)
     : plan_(CheckSize(plan)),
@@ -43,6 +37,7 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text,
       for (int member = 0; member < plan.expert_parallel; ++member) {
         for (int rank = 0; rank < plan.ranks; ++rank) {
           const Device device = {replica, member, rank};
+          devices_.push_back(device);
           Transport& transport = network_.At(device);
           backends_.push_back(
               std::make_unique<HostBackend>(plan, model, text, seed, device, transport, fill));
@@ -57,44 +52,17 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text,
 }
 
 StepResult ThreadedRun::Step(int step) {
-  StepResult result;
   const Clock::time_point start = Clock::now();
   launch_->Step(step);
-  result.duration =
+  const auto duration =
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  result.timeline = {true, Unit::kMicroseconds, {}};
-  for (int rank = 0; rank < plan_.ranks; ++rank) {
-    result.timeline.ranks.push_back(launch_->spans(static_cast<size_t>(rank)));
+  std::vector<DeviceStep> steps;
+  for (size_t w = 0; w < backends_.size(); ++w) {
+    steps.push_back(DeviceStepOf(*backends_[w], launch_->spans(w)));
   }
-  result.losses = CollectLosses();
-  result.loss = MeanLoss(result.losses);
-  for (const auto& backend : backends_) result.dropped += backend->dropped();
-  return result;
+  return JoinDevices(plan_, steps, duration);
 }
 
-std::vector<float> ThreadedRun::CollectLosses() {
-  std::vector<float> losses;
-  const std::vector<int> route_of = RouteOfMicrobatch(plan_);
-  for (int replica = 0; replica < plan_.data_parallel; ++replica) {
-    for (int member = 0; member < plan_.expert_parallel; ++member) {
-      for (int m = 0; m < plan_.microbatches; ++m) {
-        const Route& route = plan_.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
-        const auto& here = At({replica, member, route.ranks.back()}).losses();
-        const auto loss = here.find(m);
-        if (loss == here.end()) {
-          throw Error("micro-batch " + std::to_string(m) +
-                      " never reached the last stage; verify the plan");
-        }
-        losses.push_back(loss->second);
-      }
-    }
-  }
-  return losses;
-}
-
-HostBackend& ThreadedRun::At(Device device) {
-  return *backends_[static_cast<size_t>(
-      (device.replica * plan_.expert_parallel + device.member) * plan_.ranks + device.rank)];
-}
+HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }
 
 }  // namespace contraflow

@@ -11,7 +11,8 @@
 namespace contraflow {
 
 /// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
-/// have TCP_NODELAY set and are not inherited by child processes. No call raises SIGPIPE.
+/// have TCP_NODELAY set, do not block, and are not inherited by child processes. No call raises
+/// SIGPIPE.
 class Socket {
  public:
   Socket() = default;
@@ -37,9 +38,14 @@ struct Address {
   std::string Text() const;
 };
 
-/// Listens at a host's address; "" is every interface, port 0 any free port. Throws Error: the port
-/// is taken (by an older job, perhaps), the host is not this machine, and so on, with the remedy.
+/// Listens at a host's address; port 0 is any free port. Every interface where the host is "", or
+/// is a name (not localhost) that this machine knows only as a loopback address of its own. Throws
+/// Error: the port is taken (by an older job, perhaps), the host is not this machine, and so on,
+/// with the remedy.
 Socket Listen(const Address& at);
+/// The next connection that a listener has, or none if nobody waits for it; never waits. Throws
+/// Error where the system has no room for more.
+Socket Accept(const Socket& listener);
 /// The address a listener or connection has on this side; numeric.
 Address LocalAddress(const Socket& socket);
 /// That of the other side of a connection; numeric.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compiler/error.h"
@@ -169,30 +171,49 @@ Model ReadModel(const std::string& preset_or_path) {
                 ", or a file such as ./model.json");
   }
   const JsonDocument document = ParseJson(ReadFile(preset_or_path, kMaxFileBytes), preset_or_path);
-  const JsonCursor root = document.Root();
-  root.Keys("a model (an object)",
-            {"name", "layers", "width", "heads", "experts", "top_k", "expert_width",
-             "capacity_factor", "vocabulary", "sequence", "batch", "learning_rate", "warmup_steps",
-             "beta1", "beta2", "epsilon", "weight_decay"});
   Model model;
   model.name = preset_or_path;
-  if (const auto name = root.Optional("name")) model.name = name->String("a name", 256);
+  model = ModelFromJson(document.Root(), std::move(model));
+  CheckModel(model, preset_or_path);
+  return model;
+}
+
+Json ModelToJson(const Model& model) {
+  auto object = std::make_unique<JsonObject>();
+  object->Add("name", {model.name});
   for (const IntegerField& f : kIntegers) {
-    if (const auto field = root.Optional(f.key)) {
+    object->Add(std::string(f.key), {int64_t{model.*f.field}});
+  }
+  for (const RealField& f : kReals) {
+    object->Add(std::string(f.key), {static_cast<double>(model.*f.field)});
+  }
+  if (model.capacity_factor != 0) {
+    object->Add("capacity_factor", {static_cast<double>(model.capacity_factor)});
+  }
+  return {std::move(object)};
+}
+
+Model ModelFromJson(const JsonCursor& object, Model model) {
+  object.Keys("a model (an object)",
+              {"name", "layers", "width", "heads", "experts", "top_k", "expert_width",
+               "capacity_factor", "vocabulary", "sequence", "batch", "learning_rate",
+               "warmup_steps", "beta1", "beta2", "epsilon", "weight_decay"});
+  if (const auto name = object.Optional("name")) model.name = name->String("a name", 256);
+  for (const IntegerField& f : kIntegers) {
+    if (const auto field = object.Optional(f.key)) {
       model.*f.field = static_cast<int>(field->Integer(f.noun, f.low, f.high));
     }
   }
   for (const RealField& f : kReals) {
-    if (const auto field = root.Optional(f.key)) {
+    if (const auto field = object.Optional(f.key)) {
       const double low = static_cast<double>(f.low), high = static_cast<double>(f.high);
       model.*f.field = static_cast<float>(field->Number(f.noun, low, high));
     }
   }
-  if (const auto field = root.Optional("capacity_factor")) {
+  if (const auto field = object.Optional("capacity_factor")) {
     model.capacity_factor =
         static_cast<float>(field->Number(kCapacityNoun, kLeastCapacity, kMostCapacity));
   }
-  CheckModel(model, preset_or_path);
   return model;
 }
 

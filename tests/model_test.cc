@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "compiler/json.h"
 #include "runtime/parameters.h"
 #include "tests/failure.h"
 
@@ -86,6 +87,20 @@ TEST_CASE("model: a file sets what it names and leaves the rest") {
   Model unnamed;
   unnamed.name = "m.json";
   CHECK(Read("{}") == unnamed);
+}
+
+TEST_CASE("model: what is written reads back as the same") {
+  Model model = ReadModel("tiny");
+  model.layers = 7;
+  model.learning_rate = 1.0f / 3;
+  model.beta2 = 0.9999f;
+  for (const float capacity : {0.0f, 1.3f}) {
+    model.capacity_factor = capacity;
+    std::string text;
+    WriteJson(ModelToJson(model), &text);
+    const JsonDocument document = ParseJson(text, "written");
+    CHECK(ModelFromJson(document.Root()) == model);
+  }
 }
 
 TEST_CASE("model: malformed files are refused with path and remedy") {

@@ -1,48 +1,29 @@
-// A message is two of MPI's: its label, then its bytes, on one communicator with one tag, so they
-// match in the order in which sends and receives were begun. A receive begins both at once. Only
-// calls that return at once are used once the job is running: whether a peer is lost is not MPI's
-// to find out, and nobody may wait for it in here.
-
 #include "runtime/mpi.h"
 
-#include <mpi.h>
-#include <sched.h>
-
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "compiler/error.h"
 #include "runtime/digest.h"
+#include "runtime/local_address.h"
+#include "runtime/mpi_wire.h"
 
 namespace contraflow {
 namespace {
-
-constexpr int kTag = 0;
-
-/// Throws Error with MPI's own text unless a call succeeded.
-void Check(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  throw Error(std::string(call) + ": " + std::string(text, static_cast<size_t>(length)));
-}
 
 bool IsSet(const char* variable) {
   const char* value = std::getenv(variable);
   return value != nullptr && *value != '\0';
 }
 
-/// Started without a launcher, MPI makes a world of one process, and a daemon for it.
+/// Started without a launcher, MPI would make a world of one process, and a daemon for it.
 void RequireLauncher() {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
     if (IsSet(variable)) return;
@@ -51,287 +32,88 @@ void RequireLauncher() {
       "--transport mpi needs an MPI launcher (mpirun, or srun with PMIx); use --transport tcp");
 }
 
-/// How a label travels: numbers of fixed sizes, both sides being of one build.
-struct PackedLabel {
-  static constexpr uint32_t kMagic = 0x43664c62;
+/// Text of a fixed size, for all processes to send the same number of bytes; what is longer is cut
+/// off.
+using Block = std::array<char, 1024>;
 
-  uint32_t magic = kMagic;
-  uint32_t sequence = 0;  // of its sender, receiver and channel
-  uint64_t bytes = 0;
-  int32_t stage = -1, microbatch = -1, part = 0;
-  int16_t layer = -1;
-  uint8_t op = 0, unused = 0;
-};
-static_assert(sizeof(PackedLabel) == 32 && std::is_trivially_copyable_v<PackedLabel>);
-
-class MpiWire : public Wire {
- public:
-  MpiWire(const std::array<MPI_Comm, kChannels>& channels, int self, int processes,
-          size_t largest_piece)
-      : channels_(channels), self_(self), processes_(processes), largest_piece_(largest_piece) {
-    CF_ASSERT(largest_piece > 0 && largest_piece <= Mpi::kLargestPiece);
-    for (auto& edges : edges_) edges.resize(static_cast<size_t>(processes));
-  }
-  ~MpiWire() override;
-
-  int processes() const override { return processes_; }
-  int self() const override { return self_; }
-  int Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
-           bool rendezvous) override;
-  int Receive(Channel channel, int from, std::span<std::byte> bytes) override;
-  Status Test(int ticket) override;
-  void Poll() override;
-  void Pause() override;
-  void Abort() override { aborted_ = true; }
-
- private:
-  /// What is common to the messages of one process and channel.
-  struct Edge {
-    uint32_t sent = 0, received = 0;  // how many were begun
-    bool broken = false;              // labels and bytes no longer match
-  };
-  struct Operation {
-    bool receives = false;
-    int peer = -1;
-    Channel channel{};
-    size_t pending = 0;  // requests that are not complete
-    size_t size = 0;     // that a receive expects
-    uint32_t sequence = 0;
-    bool labelled = false;
-    PackedLabel label;  // MPI reads and writes it
-    Clock::time_point begun;
-  };
-  /// A request under way; the MPI_Request itself stands in `requests_`, at the same place.
-  struct Owner {
-    int ticket = 0;
-    bool is_label = false;
-  };
-
-  MPI_Comm Of(Channel channel) const { return channels_[static_cast<size_t>(channel)]; }
-  Edge& EdgeOf(Channel channel, int peer) {
-    return edges_[static_cast<size_t>(channel)][static_cast<size_t>(peer)];
-  }
-  int Begin(Channel channel, int peer, bool receives);
-  void Add(int ticket, bool is_label, MPI_Request request);
-  void Progress();
-  void Complete(size_t place, const MPI_Status& status, int code);
-  void TakeLabel(int ticket, const MPI_Status& status, int code);
-  void Break(int ticket);
-  void RequireAlive() const {
-    if (aborted_) throw Aborted();
-  }
-
-  const std::array<MPI_Comm, kChannels> channels_;
-  const int self_, processes_;
-  const size_t largest_piece_;
-  std::array<std::vector<Edge>, kChannels> edges_;
-  std::deque<Operation> operations_;  // by ticket; they stay where they are
-  std::vector<int> free_;             // tickets
-  std::vector<MPI_Request> requests_;
-  std::vector<Owner> owners_;
-  std::vector<int> completed_;
-  std::vector<MPI_Status> statuses_;
-  int idle_ = 0;  // calls of Pause since something happened
-  std::atomic<bool> aborted_ = false;
-};
-
-MpiWire::~MpiWire() {
-  // The caller's memory may go now. MPI gives a receive back at once; a send it may still read.
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    if (operations_[static_cast<size_t>(owners_[i].ticket)].receives) MPI_Cancel(&requests_[i]);
-    MPI_Request_free(&requests_[i]);
-  }
+Block BlockOf(std::string_view text) {
+  Block block{};
+  text.copy(block.data(), block.size() - 1);
+  return block;
 }
 
-int MpiWire::Begin(Channel channel, int peer, bool receives) {
-  RequireAlive();
-  CF_ASSERT(peer >= 0 && peer < processes_);
-  if (free_.empty()) {
-    free_.push_back(static_cast<int>(operations_.size()));
-    operations_.emplace_back();
+std::string TextOf(const Block& block) {
+  return std::string(block.data(), strnlen(block.data(), block.size()));
+}
+
+std::vector<std::string> Lines(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
-  const int ticket = free_.back();
-  free_.pop_back();
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
-  operation = Operation{};
-  operation.receives = receives;
-  operation.peer = peer;
-  operation.channel = channel;
-  idle_ = 0;
-  return ticket;
+  return lines;
 }
 
-void MpiWire::Add(int ticket, bool is_label, MPI_Request request) {
-  requests_.push_back(request);
-  owners_.push_back({ticket, is_label});
-  ++operations_[static_cast<size_t>(ticket)].pending;
-}
-
-int MpiWire::Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
-                  bool rendezvous) {
-  CF_ASSERT(label.bytes == bytes.size());
-  const int ticket = Begin(channel, to, false);
-  PackedLabel& packed = operations_[static_cast<size_t>(ticket)].label;
-  packed.sequence = EdgeOf(channel, to).sent++;
-  packed.bytes = label.bytes;
-  packed.stage = label.instruction.stage;
-  packed.microbatch = label.instruction.microbatch;
-  packed.part = label.part;
-  packed.layer = label.instruction.layer;
-  packed.op = static_cast<uint8_t>(label.instruction.op);
-  // Its label and its bytes are received together, so it is enough that the last of them waits.
-  MPI_Request request = MPI_REQUEST_NULL;
-  const auto send = rendezvous && bytes.empty() ? MPI_Issend : MPI_Isend;
-  Check(send(&packed, sizeof packed, MPI_BYTE, to, kTag, Of(channel), &request), "MPI_Isend");
-  Add(ticket, true, request);
-  while (!bytes.empty()) {
-    const size_t count = std::min(bytes.size(), largest_piece_);
-    const auto send_piece = rendezvous ? MPI_Issend : MPI_Isend;
-    Check(send_piece(bytes.data(), static_cast<int>(count), MPI_BYTE, to, kTag, Of(channel),
-                     &request),
-          "MPI_Isend");
-    Add(ticket, false, request);
-    bytes = bytes.subspan(count);
-  }
-  return ticket;
-}
-
-int MpiWire::Receive(Channel channel, int from, std::span<std::byte> bytes) {
-  const int ticket = Begin(channel, from, true);
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
-  operation.size = bytes.size();
-  operation.sequence = EdgeOf(channel, from).received++;
-  MPI_Request request = MPI_REQUEST_NULL;
-  Check(MPI_Irecv(&operation.label, sizeof operation.label, MPI_BYTE, from, kTag, Of(channel),
-                  &request),
-        "MPI_Irecv");
-  Add(ticket, true, request);
-  while (!bytes.empty()) {
-    const size_t count = std::min(bytes.size(), largest_piece_);
-    Check(MPI_Irecv(bytes.data(), static_cast<int>(count), MPI_BYTE, from, kTag, Of(channel),
-                    &request),
-          "MPI_Irecv");
-    Add(ticket, false, request);
-    bytes = bytes.subspan(count);
-  }
-  return ticket;
-}
-
-/// From now on what comes on this edge cannot be told apart. What was begun for the bytes of this
-/// receive is taken back: they may be another number, or none, and its memory belongs to its caller
-/// as soon as it is done.
-void MpiWire::Break(int ticket) {
-  const Operation& operation = operations_[static_cast<size_t>(ticket)];
-  EdgeOf(operation.channel, operation.peer).broken = true;
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    if (owners_[i].ticket != ticket || requests_[i] == MPI_REQUEST_NULL) continue;
-    Check(MPI_Cancel(&requests_[i]), "MPI_Cancel");
-  }
-}
-
-void MpiWire::TakeLabel(int ticket, const MPI_Status& status, int code) {
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
-  operation.begun = Clock::now();
-  int count = 0;
-  if (code == MPI_SUCCESS) {
-    Check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
-  }
-  operation.labelled = count == sizeof(PackedLabel) &&
-                       operation.label.magic == PackedLabel::kMagic &&
-                       operation.label.sequence == operation.sequence;
-  if (!operation.labelled || operation.label.bytes != operation.size) Break(ticket);
-}
-
-void MpiWire::Complete(size_t place, const MPI_Status& status, int code) {
-  const Owner owner = owners_[place];
-  Operation& operation = operations_[static_cast<size_t>(owner.ticket)];
-  --operation.pending;
-  if (operation.receives) {
-    if (owner.is_label) {
-      TakeLabel(owner.ticket, status, code);
-      return;
+/// Nobody watches over the job yet, so nothing may wait for ever.
+void Await(MPI_Request* request, Clock::time_point deadline) {
+  for (int done = 0;;) {
+    CheckMpi(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) return;
+    if (Clock::now() > deadline) {
+      throw Error(
+          "timed out waiting for the other processes of the job to meet over MPI; see whether all "
+          "of them are running, or raise --rendezvous-timeout");
     }
-    // Bytes that do not fit their receive belong to an edge that is broken, as its label tells.
-    if (code == MPI_ERR_TRUNCATE) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  Check(code, operation.receives ? "MPI_Irecv" : "MPI_Isend");
 }
 
-void MpiWire::Progress() {
-  if (requests_.empty()) return;
-  completed_.resize(requests_.size());
-  statuses_.resize(requests_.size());
-  int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
-                                completed_.data(), statuses_.data());
-  if (code != MPI_ERR_IN_STATUS) Check(code, "MPI_Testsome");
-  if (count == MPI_UNDEFINED || count == 0) return;
-  idle_ = 0;
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-    const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
-    Complete(static_cast<size_t>(completed_[i]), statuses_[i], error);
-  }
-  // Those that are complete are null now; the others close up.
-  size_t kept = 0;
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
-    requests_[kept] = requests_[i];
-    owners_[kept++] = owners_[i];
-  }
-  requests_.resize(kept);
-  owners_.resize(kept);
+/// Gives everyone the text of process 0.
+std::string Spread(std::string_view text, Clock::time_point deadline) {
+  Block block = BlockOf(text);
+  MPI_Request request = MPI_REQUEST_NULL;
+  CheckMpi(MPI_Ibcast(block.data(), static_cast<int>(block.size()), MPI_BYTE, 0, MPI_COMM_WORLD,
+                      &request),
+           "MPI_Ibcast");
+  Await(&request, deadline);
+  return TextOf(block);
 }
 
-Wire::Status MpiWire::Test(int ticket) {
-  RequireAlive();
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
-  if (operation.pending > 0) Progress();
-  if (operation.pending > 0) return {};
-  Status status;
-  status.done = true;
-  if (operation.receives) {
-    const PackedLabel& packed = operation.label;
-    if (!operation.labelled) {
-      throw Error("messages of process " + std::to_string(operation.peer) +
-                  " are out of step since one of another size than was expected");
-    }
-    status.label.instruction.op = static_cast<Op>(packed.op);
-    status.label.instruction.layer = packed.layer;
-    status.label.instruction.stage = packed.stage;
-    status.label.instruction.microbatch = packed.microbatch;
-    status.label.part = packed.part;
-    status.label.bytes = packed.bytes;
-    status.begun = operation.begun;
-  }
-  free_.push_back(ticket);
-  return status;
+/// Everyone's text, by rank.
+std::vector<std::string> Collect(std::string_view text, int size, Clock::time_point deadline) {
+  const Block own = BlockOf(text);
+  std::vector<Block> blocks(static_cast<size_t>(size));
+  MPI_Request request = MPI_REQUEST_NULL;
+  CheckMpi(MPI_Iallgather(own.data(), static_cast<int>(own.size()), MPI_BYTE, blocks.data(),
+                          static_cast<int>(own.size()), MPI_BYTE, MPI_COMM_WORLD, &request),
+           "MPI_Iallgather");
+  Await(&request, deadline);
+  std::vector<std::string> texts;
+  for (const Block& block : blocks) texts.push_back(TextOf(block));
+  return texts;
 }
 
-void MpiWire::Poll() {
-  RequireAlive();
-  Progress();
+bool AllOnOneMachine(int size) {
+  MPI_Comm machine = MPI_COMM_NULL;
+  CheckMpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
+           "MPI_Comm_split_type");
+  int here = 0;
+  CheckMpi(MPI_Comm_size(machine, &here), "MPI_Comm_size");
+  CheckMpi(MPI_Comm_free(&machine), "MPI_Comm_free");
+  return here == size;
 }
 
-void MpiWire::Pause() {
-  RequireAlive();
-  // Others of the job may need this core to send what is waited for here.
-  constexpr int kYields = 16;
-  if (idle_ < kYields) {
-    sched_yield();
-  } else {
-    const int doublings = std::min((idle_ - kYields) / 4, 4);
-    std::this_thread::sleep_for(
-        std::min(std::chrono::microseconds(20 << doublings), std::chrono::microseconds(200)));
-  }
-  idle_ = std::min(idle_ + 1, 1000);
-}
+constexpr std::string_view kMeet = "meet";
 
 }  // namespace
 
 struct Mpi::State {
   int exceptions = std::uncaught_exceptions();
   int rank = 0, size = 1;
-  std::array<MPI_Comm, Wire::kChannels> channels{};
+  bool one_machine = false;
+  MpiChannels channels{};
 };
 
 bool HasMpi() { return true; }
@@ -339,34 +121,79 @@ bool HasMpi() { return true; }
 Mpi::Mpi(const World& world) : state_(std::make_unique<State>()) {
   RequireLauncher();
   int initialized = 0;
-  Check(MPI_Initialized(&initialized), "MPI_Initialized");
+  CheckMpi(MPI_Initialized(&initialized), "MPI_Initialized");
   CF_ASSERT(!initialized);
   int provided = MPI_THREAD_SINGLE;
-  Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  Check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  // Communicators made from it inherit this.
+  CheckMpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   if (provided < MPI_THREAD_FUNNELED) {
     throw Error("this MPI cannot be used by a process with threads; use --transport tcp");
   }
-  Check(MPI_Comm_rank(MPI_COMM_WORLD, &state_->rank), "MPI_Comm_rank");
-  Check(MPI_Comm_size(MPI_COMM_WORLD, &state_->size), "MPI_Comm_size");
+  CheckMpi(MPI_Comm_rank(MPI_COMM_WORLD, &state_->rank), "MPI_Comm_rank");
+  CheckMpi(MPI_Comm_size(MPI_COMM_WORLD, &state_->size), "MPI_Comm_size");
   if (state_->rank != world.rank || state_->size != world.size) {
     throw Error("this is process " + std::to_string(state_->rank) + " of " +
-                std::to_string(state_->size) + " to MPI, but " + std::to_string(world.rank) +
+                std::to_string(state_->size) + " for MPI, but " + std::to_string(world.rank) +
                 " of " + std::to_string(world.size) +
-                " in the environment; start it by the mpirun of the MPI it was built with, or srun "
-                "--mpi=pmix, and without RANK and WORLD_SIZE, or use --transport tcp");
+                " by its environment; start it by the mpirun of the MPI it was built with, or by "
+                "srun --mpi=pmix, and without RANK and WORLD_SIZE; or use --transport tcp");
   }
+  state_->one_machine = AllOnOneMachine(state_->size);
   for (MPI_Comm& channel : state_->channels) {
-    Check(MPI_Comm_dup(MPI_COMM_WORLD, &channel), "MPI_Comm_dup");
+    CheckMpi(MPI_Comm_dup(MPI_COMM_WORLD, &channel), "MPI_Comm_dup");
   }
 }
 
 Mpi::~Mpi() {
+  // On the way out of an error the others may never come to their MPI_Finalize.
   if (std::uncaught_exceptions() == state_->exceptions) MPI_Finalize();
 }
 
+Membership Mpi::Meet(const World& world, MeetingPoint point) {
+  const Clock::time_point deadline = Clock::now() + point.timeout;
+  point.address = {"127.0.0.1", 0};
+  if (!state_->one_machine) {
+    const std::vector<std::string> addresses = LocalAddresses();
+    std::string own;
+    for (const std::string& address : addresses) own += address + "\n";
+    std::vector<std::vector<std::string>> machines;
+    for (const std::string& all : Collect(own, state_->size, deadline)) {
+      // Those of process 0's machine say the same as it.
+      if (all != own) machines.push_back(Lines(all));
+    }
+    point.address = {world.master_address, world.master_port};
+    if (point.address.host.empty()) {
+      point.address.host = ReachableAddress(addresses, machines);
+    }
+  }
+  if (state_->rank != 0) {
+    const std::string text = Spread("", deadline);
+    const std::vector<std::string> told = Lines(text);
+    if (told.size() != 4 || told[0] != kMeet) throw Error(text);
+    point.address = {told[1], std::stoi(told[2])};
+    point.secret = told[3];
+    return contraflow::Meet(point);
+  }
+  bool spread = false;
+  point.secret = Hex(Sha256(RandomBytes(32)));
+  point.ready = [&](const Address& address) {
+    spread = true;
+    Spread(std::string(kMeet) + "\n" + address.host + "\n" + std::to_string(address.port) + "\n" +
+               point.secret,
+           deadline);
+  };
+  try {
+    return contraflow::Meet(point);
+  } catch (const Error& error) {
+    // The others have not heard of a place to meet, and wait to be told.
+    if (!spread) Spread(error.what(), deadline);
+    throw;
+  }
+}
+
 std::unique_ptr<Wire> Mpi::MakeWire(size_t largest_piece) {
-  return std::make_unique<MpiWire>(state_->channels, state_->rank, state_->size, largest_piece);
+  return MakeMpiWire(state_->channels, state_->rank, state_->size, largest_piece);
 }
 
 }  // namespace contraflow

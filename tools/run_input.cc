@@ -1,0 +1,99 @@
+#include "tools/run_input.h"
+
+#include <utility>
+
+#include "compiler/error.h"
+#include "compiler/json.h"
+#include "compiler/plan_io.h"
+#include "compiler/verify.h"
+#include "runtime/digest.h"
+#include "runtime/executor.h"
+#include "tools/build_id.h"
+
+namespace contraflow {
+namespace {
+
+void RequireSoundPlan(const Plan& plan, const std::string& path) {
+  const std::vector<Finding> findings = Verify(plan);
+  if (findings.empty()) return;
+  std::string text = path + ": the plan is not sound and is not executed:";
+  for (const Finding& finding : findings) text += "\n  " + ToString(finding, plan);
+  throw Error(text);
+}
+
+Plan ReadSoundPlan(const std::string& path) {
+  Plan plan = ReadPlanFile(path);
+  try {
+    CheckExecutable(plan);
+  } catch (const Error& error) {
+    throw Error(path + ": " + error.what());
+  }
+  RequireSoundPlan(plan, path);
+  return plan;
+}
+
+Model ModelOf(const RunOptions& options, const Plan& plan) {
+  Model model = ReadModel(options.model);
+  if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
+  return FitModel(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
+}
+
+Fact PlanFact(const std::string& path, const Plan& plan) {
+  const std::string digest = Hex(Sha256(WritePlan(plan)));
+  std::string shown = path + " (" + plan.schedule + ", " + std::to_string(plan.ranks) + " ranks, " +
+                      std::to_string(plan.microbatches) + " micro-batches, SHA-256 " +
+                      digest.substr(0, 12) + ")";
+  return {"plan", digest, std::move(shown)};
+}
+
+/// Two models that differ in nothing but the name are the same.
+Fact ModelFact(const Model& model) {
+  Model nameless = model;
+  nameless.name = "";
+  std::string fields;
+  WriteJson(ModelToJson(nameless), &fields);
+  return {"model", fields, model.name + " " + fields};
+}
+
+Fact NumberFact(const std::string& noun, int64_t number) {
+  return {noun, std::to_string(number), std::to_string(number)};
+}
+
+Fact SwitchFact(const std::string& flag, bool on) {
+  return {flag, on ? "on" : "off", on ? "with" : "without"};
+}
+
+}  // namespace
+
+RunInput ReadInput(const RunOptions& options) {
+  RunInput input;
+  input.plan = ReadSoundPlan(options.plan);
+  input.model = ModelOf(options, input.plan);
+  input.text = ReadText(options.data, input.model);
+  input.text_digest = Hex(Sha256(input.text.bytes));
+  return input;
+}
+
+std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
+  const std::string build = "contraflow-run " CF_VERSION " (build " + BuildId() + ")";
+  return {
+      {"build", build, build},
+      PlanFact(options.plan, input.plan),
+      ModelFact(input.model),
+      {"text", input.text_digest,
+       input.text.name + " (SHA-256 " + input.text_digest.substr(0, 12) + ")"},
+      {"seed", std::to_string(options.seed), std::to_string(options.seed)},
+      NumberFact("number of steps (--steps)", options.steps),
+      {"--rank-order", options.rank_order, options.rank_order},
+      {"--transport", options.transport, options.transport},
+      SwitchFact("--strict", options.strict),
+      SwitchFact("--check", options.check),
+      {"--checkpoint", options.checkpoint,
+       options.checkpoint.empty() ? "none" : options.checkpoint},
+      NumberFact("--checkpoint-every", options.checkpoint_every),
+      SwitchFact("--resume", options.resume),
+      NumberFact("--resume-step", options.resume_step.value_or(0)),
+  };
+}
+
+}  // namespace contraflow

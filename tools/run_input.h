@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan.h"
+#include "runtime/agreement.h"
+#include "runtime/model.h"
+#include "runtime/text.h"
+#include "tools/run_options.h"
+
+namespace contraflow {
+
+/// What a training is made from.
+struct RunInput {
+  Plan plan;    ///< sound, and executable
+  Model model;  ///< settled
+  Text text;
+  std::string text_digest;  ///< SHA-256, hexadecimal
+};
+
+/// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.
+RunInput ReadInput(const RunOptions& options);
+
+/// What the processes of a job must have alike.
+std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input);
+
+}  // namespace contraflow

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <csignal>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/json.h"
+#include "runtime/reference_run.h"
+#include "runtime/run.h"
+#include "tools/run_checkpoint.h"
+#include "tools/run_input.h"
+#include "tools/run_job.h"
+#include "tools/run_memory.h"
+#include "tools/run_options.h"
+#include "tools/run_times.h"
+
+namespace contraflow {
+
+/// One training with everything that is said about it on the way and at the end, by the process of
+/// the job that leads.
+class Training {
+ public:
+  /// What is passed must outlive it. `stop` may become a signal's number, to end the training after
+  /// the step under way; null: nothing does that.
+  Training(const RunOptions& options, const RunInput& input, Run& run, Job& job,
+           const volatile std::sig_atomic_t* stop);
+
+  /// Throws Error if --check found a difference, after the report.
+  void Train();
+
+ private:
+  bool Stopped() const { return stop_ != nullptr && *stop_ != 0; }
+  void Say(const std::string& text) const;
+  void Step(int step);
+  void Check(int step);
+  void Keep(int step, double seconds, double tokens);
+  void GatherEnd();
+  int64_t ParameterCount() const;
+  int64_t TokensOfStep() const;
+  std::string Dropped(int64_t dropped) const;
+  std::string Devices() const;
+  std::string Heading() const;
+  std::string Summary();
+  std::string Document();
+
+  const RunOptions& options_;
+  const RunInput& input_;
+  const Plan& plan_;
+  const Model& model_;
+  Run& run_;
+  Job& job_;
+  const volatile std::sig_atomic_t* const stop_;
+  RunCheckpoints checkpoints_;
+  std::optional<ReferenceRun> reference_;
+  std::optional<RunTimes> predicted_;
+  RunTimes measured_;
+  StepResult last_;
+  Json::Array steps_;     // for --json
+  int first_ = 1;         // step that this training began with
+  int done_ = 0;          // the last step that is done
+  int64_t compared_ = 0;  // by this process, and at the end by all
+  int64_t dropped_ = 0;
+  std::string difference_;
+  std::string weights_;  // their digest at the end
+  std::vector<RankArenas> arenas_;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace contraflow {
+
+/// A folder for the files of one test; removed with all that is in it.
+class JobFolder {
+ public:
+  JobFolder();
+  JobFolder(const JobFolder&) = delete;
+  ~JobFolder();
+
+  std::string File(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Whole file; "" if it cannot be read.
+std::string ReadText(const std::string& path);
+void WriteText(const std::string& path, std::string_view text);
+
+/// Who starts the processes of a job. The last two are what their environments look like; the
+/// programs themselves are not needed.
+enum class JobStyle { kMpirun, kSrun, kTorchrun };
+
+using Variables = std::map<std::string, std::string>;
+using Words = std::vector<std::string>;
+
+/// Processes of contraflow-run that are to train together.
+struct JobSpec {
+  JobStyle style = JobStyle::kTorchrun;
+  int processes = 0;
+  Words words;                              ///< the command line of every process
+  std::map<int, Words> words_of;            ///< of single processes, instead
+  Variables environment;                    ///< besides what the style gives; "" removes a variable
+  std::map<int, Variables> environment_of;  ///< of single processes, besides
+  std::set<int> absent;                     ///< processes that are never started
+};
+
+/// How a process has ended.
+struct Ending {
+  bool ended = false;
+  int code = -1;   ///< exit code, or -1
+  int signal = 0;  ///< what ended it, or 0
+  std::chrono::steady_clock::time_point when;
+};
+
+/// A running job, or one that ran. Its processes have a clean environment and their outputs go to
+/// files. Under mpirun all of them are one (mpirun's), but for Signal.
+class LaunchedJob {
+ public:
+  /// Starts the processes.
+  explicit LaunchedJob(const JobSpec& spec);
+  LaunchedJob(const LaunchedJob&) = delete;
+  /// Kills what is left of it.
+  ~LaunchedJob();
+
+  /// Waits until all have ended; false if some have not after so many seconds.
+  bool Wait(double seconds);
+  /// Waits until the outputs of all together have so many lines that begin with `start`; false
+  /// if they have not after so many seconds, or when all processes have ended without it.
+  bool WaitForLines(std::string_view start, int count, double seconds);
+  /// Sends a signal to the process with this number. False if it has ended.
+  bool Signal(int process, int signal);
+  /// Processes of the job that live, whoever started them.
+  std::vector<pid_t> Living() const;
+
+  int processes() const { return static_cast<int>(members_.size()); }
+  const Ending& ending(int process) const { return At(process).ending; }
+  std::string Out(int process) const;
+  std::string Err(int process) const;
+  /// Everything that was printed, process by process, with how each ended: what a failed check
+  /// shows.
+  std::string Story() const;
+
+ private:
+  struct Member {
+    bool started = false;
+    pid_t pid = 0;
+    Ending ending;
+  };
+
+  const Member& At(int process) const { return members_[static_cast<size_t>(process)]; }
+  std::string OutputName(const char* kind, size_t process) const;
+  void Start(size_t process, const Words& words, const Variables& variables);
+  bool Reap();
+  void End();
+
+  JobFolder folder_;
+  std::string mark_;  // in the environment of all that belongs to the job
+  std::vector<Member> members_;
+};
+
+/// A TCP port that nobody listens at and that the system gives nobody of its own accord.
+int FreePort();
+
+/// Compiles a plan with the built tool: `words` without --output. Returns the file's name.
+std::string CompilePlan(const JobFolder& folder, const std::string& name, const std::string& words);
+
+/// How often `part` is in `text`.
+int CountOf(std::string_view text, std::string_view part);
+
+/// What a training came to, as --json tells it: digest of its weights and all losses, digit by
+/// digit.
+struct Trained {
+  std::string weights;
+  std::vector<std::string> losses;
+
+  bool operator==(const Trained&) const = default;
+};
+
+/// Reads it from the one JSON document that is in the output; empty if there is none.
+Trained TrainedBy(const std::string& output);
+
+/// Trains with --transport threads in one process.
+Trained TrainWithThreads(const Words& words);
+
+}  // namespace contraflow

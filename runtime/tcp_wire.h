@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/socket.h"
@@ -14,8 +16,10 @@ namespace contraflow {
 /// and every send is a rendezvous.
 class TcpWire : public Wire {
  public:
-  /// `connections`: by process, none to itself; to be trusted (Meet).
-  TcpWire(int self, std::vector<Socket> connections);
+  /// `connections`: by process, none to itself; to be trusted (Meet). `name`: what a process is
+  /// called in messages; by default by its number. Throws Error if no thread can be started.
+  TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name = {});
+  /// What was handed over has left; but no longer than some seconds.
   ~TcpWire() override;
 
   int processes() const override;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "compiler/error.h"
+#include "runtime/message_errors.h"
 #include "runtime/thread_gate.h"
 
 namespace contraflow {
@@ -46,10 +47,6 @@ Meeting MeetingOf(std::vector<int> workers) {
 }
 
 bool IsSend(const Transfer& transfer) { return WorkOf(transfer.instruction.op) == Work::kSend; }
-
-bool SameAllToAll(const Instruction& a, const Instruction& b) {
-  return a.op == b.op && a.stage == b.stage && a.layer == b.layer && a.microbatch == b.microbatch;
-}
 
 /// Adds up one worker's share of the elements, in the order of the parts, for all of them.
 void AddShare(const std::vector<std::span<float>>& parts, size_t place) {
@@ -94,8 +91,7 @@ class ThreadNetwork::Face : public Transport {
       CF_ASSERT(!transfer->done);
       const int peer = transfer->instruction.peer;
       if (peer < 0 || peer >= gate_.ranks || peer == device_.rank) {
-        throw Error("there is no other rank " + std::to_string(peer) +
-                    " to exchange messages with");
+        throw NoSuchRank(peer);
       }
       transfer->start = posted;
     }
@@ -118,7 +114,7 @@ class ThreadNetwork::Face : public Transport {
   Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
                         std::span<float> values) override {
     if (std::find(holders.begin(), holders.end(), device_.rank) == holders.end()) {
-      throw Error("this rank holds no copy of the stage");
+      throw NoHolder();
     }
     Reduction& reduction = ReductionOf(reduce.stage, over, holders);
     const std::vector<int>& workers = reduction.meeting.workers;
@@ -134,8 +130,7 @@ class ThreadNetwork::Face : public Transport {
           if (other == place) AddShare(reduction.parts, place);
         });
     if (other != place) {
-      throw Error("has " + std::to_string(values.size()) + " gradients to sum, but " +
-                  gate_.NameOf(workers[other]) + " another number");
+      throw OtherCount(values.size(), gate_.NameOf(workers[other]));
     }
     return reduction.meeting.last_arrival;
   }
@@ -144,9 +139,7 @@ class ThreadNetwork::Face : public Transport {
                 std::span<const std::span<std::byte>> receive) override {
     const auto members = static_cast<size_t>(gate_.members);
     if (send.size() != members || receive.size() != members) {
-      throw Error(ToString(instruction) + ": an expert group of " + std::to_string(members) +
-                  " cannot exchange " + std::to_string(send.size()) + " and " +
-                  std::to_string(receive.size()) + " parts");
+      throw WrongParts(instruction, members, send.size(), receive.size());
     }
     Exchange& exchange =
         state_.exchanges[static_cast<size_t>(device_.replica * gate_.ranks + device_.rank)];
@@ -174,9 +167,8 @@ class ThreadNetwork::Face : public Transport {
           }
         });
     if (wrong < members) {
-      throw Error(ToString(instruction) + " expects " + std::to_string(receive[wrong].size()) +
-                  " bytes from " + gate_.NameOf(exchange.meeting.workers[wrong]) +
-                  ", which sends " + std::to_string(wrong_size));
+      throw WrongPart(instruction, receive[wrong].size(),
+                      gate_.NameOf(exchange.meeting.workers[wrong]), wrong_size);
     }
   }
 
@@ -204,13 +196,11 @@ class ThreadNetwork::Face : public Transport {
 
   void Deliver(ThreadGate::Lock& lock, Transfer* send, Transfer* receive, int from) {
     if (TagOf(send->instruction) != TagOf(receive->instruction)) {
-      throw Error(ToString(receive->instruction) + " got the wrong message: " + gate_.NameOf(from) +
-                  " sent " + ToString(send->instruction) + " first; verify the plan");
+      throw WrongMessage(receive->instruction, gate_.NameOf(from), send->instruction);
     }
     if (send->data.size() != receive->data.size()) {
-      throw Error(ToString(receive->instruction) + " expects " +
-                  std::to_string(receive->data.size()) + " bytes, but " + gate_.NameOf(from) +
-                  " sent " + std::to_string(send->data.size()));
+      throw WrongSize(receive->instruction, receive->data.size(), gate_.NameOf(from),
+                      send->data.size());
     }
     // Out of the queue, and not done: nobody else touches the two.
     lock.unlock();
@@ -247,11 +237,9 @@ class ThreadNetwork::Face : public Transport {
     if (exchange->meeting.arrived == 0) {
       exchange->instruction = instruction;
       exchange->first_worker = worker_;
-    } else if (!SameAllToAll(exchange->instruction, instruction)) {
-      throw Error("an expert group must exchange in one order, but " + gate_.NameOf(worker_) +
-                  " is at " + ToString(instruction) + " and " +
-                  gate_.NameOf(exchange->first_worker) + " at " + ToString(exchange->instruction) +
-                  "; verify the plan");
+    } else if (!SameExchange(exchange->instruction, instruction)) {
+      throw OtherExchange(gate_.NameOf(worker_), instruction, gate_.NameOf(exchange->first_worker),
+                          exchange->instruction);
     }
   }
 

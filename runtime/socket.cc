@@ -115,6 +115,22 @@ bool Await(int fd, short events, Clock::time_point deadline) {
   }
 }
 
+/// The system's error number of a connection that was begun, 0 if it stands.
+int ConnectError(const Socket& socket) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  if (error != 0) return error;
+  // Trying a local port where nobody listens may, by chance, get that very port as its own, and is
+  // then connected to itself.
+  Endpoint here, there;
+  if (getsockname(socket.fd(), here.address(), &here.size) != 0) return errno;
+  if (getpeername(socket.fd(), there.address(), &there.size) != 0) return errno;
+  const bool self =
+      here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
+  return self ? ECONNREFUSED : 0;
+}
+
 /// One attempt; the system's error number, 0 if `socket` is connected.
 int TryConnect(const Endpoint& to, Clock::time_point deadline, Socket* socket) {
   *socket = NewSocket(to.storage.ss_family);
@@ -123,19 +139,8 @@ int TryConnect(const Endpoint& to, Clock::time_point deadline, Socket* socket) {
   if (connect(socket->fd(), to.address(), to.size) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return errno;
     if (!Await(socket->fd(), POLLOUT, deadline)) return ETIMEDOUT;
-    int error = 0;
-    socklen_t size = sizeof(error);
-    if (getsockopt(socket->fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
-    if (error != 0) return error;
   }
-  // Trying a local port where nobody listens may, by chance, get that very port as its own, and is
-  // then connected to itself.
-  Endpoint here, there;
-  if (getsockname(socket->fd(), here.address(), &here.size) != 0) return errno;
-  if (getpeername(socket->fd(), there.address(), &there.size) != 0) return errno;
-  const bool self =
-      here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
-  return self ? ECONNREFUSED : 0;
+  return ConnectError(*socket);
 }
 
 std::string PortTaken(int port) {
@@ -303,6 +308,26 @@ Socket Connect(const Address& to, Clock::time_point deadline) {
     std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPause));
   } while (Clock::now() < deadline);
   throw Error("cannot connect to " + to.Text() + ": " + reason);
+}
+
+Socket BeginConnect(const Address& to) {
+  RequirePort(to, 1);
+  const Resolved resolved = Ask(to.host, to.port, AI_NUMERICHOST);
+  if (resolved.error != 0) throw Error(resolved.Reason());
+  const Endpoint& endpoint = resolved.endpoints.front();
+  Socket socket = NewSocket(endpoint.storage.ss_family);
+  if (!socket) throw Error(std::strerror(errno));
+  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  if (connect(socket.fd(), endpoint.address(), endpoint.size) != 0 && errno != EINPROGRESS &&
+      errno != EINTR) {
+    throw Error(std::strerror(errno));
+  }
+  return socket;
+}
+
+void EndConnect(const Socket& socket) {
+  const int error = ConnectError(socket);
+  if (error != 0) throw Error(std::strerror(error));
 }
 
 void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline) {

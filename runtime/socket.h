@@ -55,6 +55,11 @@ Address PeerAddress(const Socket& socket);
 /// the address and what went wrong last.
 Socket Connect(const Address& to, Clock::time_point deadline);
 
+/// Begins to connect to a numeric address and returns at once. When the socket can be written to,
+/// EndConnect throws Error unless it is connected.
+Socket BeginConnect(const Address& to);
+void EndConnect(const Socket& socket);
+
 /// Sends or receives exactly so many bytes, at most until the deadline. Throw Error: "timed out",
 /// "the connection was closed", or what the system says.
 void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline);

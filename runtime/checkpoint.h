@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,6 +52,8 @@ std::string WriteShard(const std::string& directory, int step, int shard,
 void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
                       std::span<const std::string> shards, int keep);
 
+struct Manifest;
+
 /// A complete checkpoint whose manifest is sound.
 class Checkpoint {
  public:
@@ -59,7 +62,7 @@ class Checkpoint {
   /// and how to ask for one), or a shard is missing or has another size.
   static std::optional<Checkpoint> Open(const std::string& directory, std::optional<int> step);
 
-  const CheckpointHead& head() const { return head_; }
+  const CheckpointHead& head() const;
   const std::string& path() const { return path_; }
   /// Throws Error, naming both values, unless a training with this seed, model and text may go on
   /// from it.
@@ -69,17 +72,10 @@ class Checkpoint {
   void Load(std::span<const StateBlock> blocks) const;
 
  private:
-  struct Saved {
-    int shard = 0;
-    int64_t offset = 0;  ///< in the shard, of `parameters`; m and v follow
-    int64_t size = 0;    ///< of each, in floats
-    Digest digest{};     ///< of all three
-  };
+  Checkpoint(std::string path, std::shared_ptr<const Manifest> manifest);
 
   std::string path_;
-  CheckpointHead head_;
-  std::vector<std::string> shards_;  ///< file names
-  std::map<std::string, Saved> blocks_;
+  std::shared_ptr<const Manifest> manifest_;
 };
 
 /// SHA-256 over names and values of all parameters, in the order of the names: the same for the

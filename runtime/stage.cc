@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
 #include "kernels/rmsnorm.h"
+#include "runtime/checkpoint.h"
 
 namespace contraflow {
 namespace {
@@ -139,6 +140,18 @@ void BasicStage<T>::OptimizerStep(int step) {
                        static_cast<double>(model_.weight_decay)};
   AdamWStep(settings, step, parameters_.size(), gradients_.data(), m_.data(), v_.data(),
             parameters_.data());
+}
+
+std::vector<StateBlock> StateOf(Stage& stage) {
+  std::vector<StateBlock> blocks;
+  for (const ParameterBlock& block : stage.blocks()) {
+    const auto part = [&block](std::span<float> all) {
+      return all.subspan(block.offset, block.size);
+    };
+    blocks.push_back({block.name, part(stage.parameters()), part(stage.first_moments()),
+                      part(stage.second_moments())});
+  }
+  return blocks;
 }
 
 template class BasicStage<float>;

@@ -12,6 +12,8 @@
 
 namespace contraflow {
 
+struct StateBlock;
+
 /// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
 struct MicroBatch {
   std::vector<int32_t> tokens, targets;
@@ -71,6 +73,9 @@ class BasicStage {
   /// The gradients that all members of an expert group have, and those of the owned experts.
   std::span<T> dense_gradients() { return gradients().first(layout_.dense); }
   std::span<T> expert_gradients() { return gradients().subspan(layout_.dense); }
+  /// The optimizer's first and second moments, likewise.
+  std::span<T> first_moments() { return m_; }
+  std::span<T> second_moments() { return v_; }
   std::span<const ParameterBlock> blocks() const { return layout_.blocks; }
 
  private:
@@ -89,5 +94,9 @@ class BasicStage {
 };
 
 using Stage = BasicStage<float>;
+
+/// All that a stage must keep to go on later: its blocks, with those of the experts it owns. Valid
+/// as long as the stage.
+std::vector<StateBlock> StateOf(Stage& stage);
 
 }  // namespace contraflow

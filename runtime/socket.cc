@@ -146,7 +146,8 @@ int TryConnect(const Endpoint& to, Clock::time_point deadline, Socket* socket) {
 std::string PortTaken(int port) {
   const std::string number = std::to_string(port);
   return "port " + number +
-         " is taken: by an older job that still runs, perhaps; end it, or set another MASTER_PORT";
+         " is taken (address already in use): by an older job that still runs, perhaps; end it, or "
+         "set another MASTER_PORT";
 }
 
 bool IsLoopback(const Endpoint& endpoint) {

@@ -10,6 +10,7 @@
 
 #include "runtime/thread_transport.h"
 #include "tests/failure.h"
+#include "tests/tcp_network.h"
 
 namespace contraflow {
 namespace {
@@ -48,8 +49,9 @@ TEST_SUITE("unit") {
     CHECK(tag("SEND_F s3 m7 to=4") != tag("RECV_F s4 m6 from=3"));
   }
 
-  TEST_CASE("transport: buffered messages keep the order of their edge") {
-    ThreadNetwork network(2, 1, 1, {});
+  TEST_CASE_TEMPLATE("transport: buffered messages keep the order of their edge", Network,
+                     ThreadNetwork, TcpNetwork) {
+    Network network(2, 1, 1, {});
     std::deque<Parcel> parcels;
     for (int m = 0; m < 50; ++m) {
       const std::string text = "SEND_F s0 m" + std::to_string(m) + " to=1";
@@ -62,7 +64,8 @@ TEST_SUITE("unit") {
       const std::string text = "RECV_F s1 m" + std::to_string(m) + " from=0";
       CHECK(Receive(network.At({0, 0, 1}), text.c_str()) ==
             std::vector<float>{static_cast<float>(m)});
-      const Transfer& sent = parcels[static_cast<size_t>(m)].transfer;
+      Transfer& sent = parcels[static_cast<size_t>(m)].transfer;
+      network.At({0, 0, 0}).Wait(sent);
       CHECK(sent.done);
       CHECK(sent.start <= sent.end);
     }
@@ -80,8 +83,9 @@ TEST_SUITE("unit") {
     CHECK(receive.transfer.end == send.transfer.end);
   }
 
-  TEST_CASE("transport: receives may be waited for in any order") {
-    ThreadNetwork network(2, 1, 1, {});
+  TEST_CASE_TEMPLATE("transport: receives may be waited for in any order", Network, ThreadNetwork,
+                     TcpNetwork) {
+    Network network(2, 1, 1, {});
     Parcel first("RECV_F s1 m0 from=0", {0}), second("RECV_F s1 m1 from=0", {0});
     Post(network.At({0, 0, 1}), first);
     Post(network.At({0, 0, 1}), second);
@@ -95,8 +99,9 @@ TEST_SUITE("unit") {
     CHECK(second.numbers == std::vector<float>{11});
   }
 
-  TEST_CASE("transport: edges and replicas are apart") {
-    ThreadNetwork network(3, 2, 1, {});
+  TEST_CASE_TEMPLATE("transport: edges and replicas are apart", Network, ThreadNetwork,
+                     TcpNetwork) {
+    Network network(3, 2, 1, {});
     Parcel a("SEND_F s0 m0 to=2", {1}), b("SEND_F s0 m0 to=2", {2}), c("SEND_F s0 m0 to=2", {3});
     Post(network.At({1, 0, 0}), a);
     Post(network.At({0, 0, 1}), b);
@@ -106,8 +111,9 @@ TEST_SUITE("unit") {
     CHECK(Receive(network.At({1, 0, 2}), "RECV_F s1 m0 from=0") == std::vector<float>{1});
   }
 
-  TEST_CASE("transport: strict a send waits until its message is taken") {
-    ThreadNetwork network(2, 1, 1, {.strict = true});
+  TEST_CASE_TEMPLATE("transport: strict a send waits until its message is taken", Network,
+                     ThreadNetwork, TcpNetwork) {
+    Network network(2, 1, 1, {.strict = true});
     std::atomic<bool> sent = false;
     std::jthread sender([&] {
       Parcel parcel("SEND_F s0 m0 to=1", {5});
@@ -166,8 +172,9 @@ TEST_SUITE("unit") {
     exchange(false);
   }
 
-  TEST_CASE("transport: a wrong tag size or peer is an error") {
-    ThreadNetwork network(2, 1, 1, {});
+  TEST_CASE_TEMPLATE("transport: a wrong tag size or peer is an error", Network, ThreadNetwork,
+                     TcpNetwork) {
+    Network network(2, 1, 1, {});
     Parcel a("SEND_F s0 m1 to=1", {1}), b("SEND_F s0 m2 to=1", {1, 2});
     Post(network.At({0, 0, 0}), a);
     Post(network.At({0, 0, 0}), b);
@@ -187,8 +194,9 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("transport: abort wakes every rank and keeps them awake") {
-    ThreadNetwork network(3, 1, 1, {.strict = true, .timeout = Milliseconds(60'000)});
+  TEST_CASE_TEMPLATE("transport: abort wakes every rank and keeps them awake", Network,
+                     ThreadNetwork, TcpNetwork) {
+    Network network(3, 1, 1, {.strict = true, .timeout = Milliseconds(60'000)});
     std::atomic<int> aborted = 0;
     const auto expect_abort = [&](const std::function<void()>& call) {
       try {
@@ -252,13 +260,14 @@ TEST_SUITE("unit") {
                     "replica 2 member 0 rank 1;") != std::string::npos);
   }
 
-  TEST_CASE("transport: sums are taken in one order and alike everywhere") {
+  TEST_CASE_TEMPLATE("transport: sums are taken in one order and alike everywhere", Network,
+                     ThreadNetwork, TcpNetwork) {
     // Of these, ((a + b) + c) + d differs from the sum in most other orders.
     const float parts[] = {1e8f, 1.0f, -1e8f, 3.0f};  // replica 0: ranks 2, 0; replica 1: 2, 0
     const float expected = ((parts[0] + parts[1]) + parts[2]) + parts[3];
     REQUIRE(((parts[1] + parts[0]) + parts[3]) + parts[2] != expected);
     const std::vector<int> holders = {2, 0};
-    ThreadNetwork network(3, 2, 1, {});
+    Network network(3, 2, 1, {});
     for (int round = 0; round < 20; ++round) {
       std::vector<float> values[4];
       {
@@ -276,7 +285,7 @@ TEST_SUITE("unit") {
     }
     std::vector<float> alone = {4};
     const int nobody_else[] = {0};
-    ThreadNetwork(1, 1, 1, {})
+    Network(1, 1, 1, {})
         .At({0, 0, 0})
         .Sum(StageOp(Op::REDUCE, 0), Transport::Over::kAllMembers, nobody_else, alone);
     CHECK(alone == std::vector<float>{4});
@@ -286,10 +295,11 @@ TEST_SUITE("unit") {
           }) == "this rank holds no copy of the stage");
   }
 
-  TEST_CASE("transport: sums over members go member by member or each for itself") {
+  TEST_CASE_TEMPLATE("transport: sums over members go member by member or each for itself", Network,
+                     ThreadNetwork, TcpNetwork) {
     const auto sums = [](Transport::Over over) {
       // 2 ranks, 2 replicas, 2 members: worker w brings 2^w and, so that order shows, 1e8 or -1e8.
-      ThreadNetwork network(2, 2, 2, {});
+      Network network(2, 2, 2, {});
       const std::vector<int> holders = {1, 0};
       std::vector<std::vector<float>> values(8);
       std::vector<std::jthread> threads;
@@ -313,8 +323,9 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("transport: sums of different sizes are an error everywhere") {
-    ThreadNetwork network(1, 2, 1, {});
+  TEST_CASE_TEMPLATE("transport: sums of different sizes are an error everywhere", Network,
+                     ThreadNetwork, TcpNetwork) {
+    Network network(1, 2, 1, {});
     std::string failures[2];
     {
       std::vector<std::jthread> threads;
@@ -333,10 +344,11 @@ TEST_SUITE("unit") {
     CHECK(failures[1] == "has 4 gradients to sum, but replica 0 rank 0 another number");
   }
 
-  TEST_CASE("transport: many ranks at once on few cores") {
+  TEST_CASE_TEMPLATE("transport: many ranks at once on few cores", Network, ThreadNetwork,
+                     TcpNetwork) {
     constexpr int kRanks = 12, kRounds = 200;
     for (const bool strict : {false, true}) {
-      ThreadNetwork network(kRanks, 1, 1, {.strict = strict});
+      Network network(kRanks, 1, 1, {.strict = strict});
       std::atomic<int> right = 0;
       {
         std::vector<std::jthread> threads;

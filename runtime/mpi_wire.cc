@@ -208,7 +208,8 @@ void MpiWire::TakeLabel(int ticket, const MPI_Status& status, int code) {
   if (code == MPI_SUCCESS) {
     CheckMpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
   }
-  operation.labelled = count == sizeof(PackedLabel) &&
+  operation.labelled = !EdgeOf(operation.channel, operation.peer).broken &&
+                       count == sizeof(PackedLabel) &&
                        operation.label.magic == PackedLabel::kMagic &&
                        operation.label.sequence == operation.sequence;
   if (!operation.labelled || operation.label.bytes != operation.size) Break(ticket);

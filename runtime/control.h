@@ -7,13 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/fault_report.h"
 #include "runtime/progress.h"
 #include "runtime/rendezvous.h"
 
 namespace contraflow {
-
-/// Why a job stops.
-enum class FaultKind { kError, kBug, kLost, kTimeout, kSignal };
 
 /// Watches over the processes of a job, from a thread of its own in each: every process tells
 /// rank 0 and rank 1 twice a second what it is doing; the lower of the two that lives leads. When a
@@ -30,7 +28,8 @@ class Control {
     std::chrono::milliseconds timeout{120'000};  ///< without progress of any process
     std::chrono::milliseconds silence{30'000};   ///< of one process (a machine that is lost)
     std::chrono::milliseconds bound = kStopBound;
-    bool catch_signals = true;  ///< SIGTERM and SIGINT stop the job
+    bool catch_signals = true;  ///< SIGTERM and SIGINT stop the job; one Control of a process may
+    std::string prefix = "contraflow-run: error: ";  ///< of the report
     /// What a process is called in the report, by its number in the job.
     std::function<std::string(int process)> name;
     /// What this process is doing, without a period: "step 3, instruction 17 (RECV_F s1 m4 from=0):

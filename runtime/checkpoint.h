@@ -46,9 +46,9 @@ void BeginCheckpoint(const std::string& directory, int step);
 /// shard.
 std::string WriteShard(const std::string& directory, int step, int shard,
                        std::span<const StateBlock> blocks);
-/// Completes the checkpoint and removes all but the newest `keep`. One process, when all shards are
-/// written; `shards` by number. Throws Error if the shards are not all there (a folder that the
-/// processes do not share), or do not have every block of the model exactly once.
+/// Completes the checkpoint and removes all but the newest `keep` up to this step. One process,
+/// when all shards are written; `shards` by number. Throws Error if the shards are not all there (a
+/// folder that the processes do not share), or do not have every block of the model exactly once.
 void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
                       std::span<const std::string> shards, int keep);
 

@@ -51,25 +51,6 @@ std::string Hidden(const std::string& directory, int step, std::string_view endi
   return directory + "/." + StepName(step) + std::string(ending);
 }
 
-/// The names in a folder, but for "." and ".."; nothing if it is not there.
-std::optional<std::vector<std::string>> Names(const std::string& path) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), &closedir);
-  if (folder == nullptr) {
-    if (errno == ENOENT) return std::nullopt;
-    FailFile(path, "cannot be read", errno);
-  }
-  std::vector<std::string> names;
-  for (;;) {
-    errno = 0;
-    const dirent* entry = readdir(folder.get());
-    if (entry == nullptr) break;
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  if (errno != 0) FailFile(path, "cannot be read", errno);
-  return names;
-}
-
 bool Exists(const std::string& path) {
   struct stat status {};
   return lstat(path.c_str(), &status) == 0;
@@ -120,6 +101,8 @@ void FailFile(const std::string& path, const std::string& what, int error) {
     remedy = "; make room, or use another --checkpoint folder: the checkpoints before are whole";
   } else if (error == EACCES || error == EPERM || error == EROFS) {
     remedy = "; use a --checkpoint folder of your own";
+  } else if (error == EEXIST) {
+    remedy = "; do two jobs write to the same --checkpoint folder?";
   } else if (error == ENOTDIR) {
     remedy = "; a file stands where a folder should be";
   } else if (error == ENOENT) {
@@ -130,9 +113,27 @@ void FailFile(const std::string& path, const std::string& what, int error) {
   throw Error(path + ": " + what + ": " + std::generic_category().message(error) + remedy);
 }
 
+std::vector<std::string> NamesIn(const std::string& path) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), &closedir);
+  if (folder == nullptr) {
+    if (errno == ENOENT) return {};
+    FailFile(path, "cannot be read", errno);
+  }
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(folder.get());
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) FailFile(path, "cannot be read", errno);
+  return names;
+}
+
 std::map<int, std::string> CompleteSteps(const std::string& directory) {
   std::map<int, std::string> steps;
-  for (const std::string& name : Names(directory).value_or(std::vector<std::string>())) {
+  for (const std::string& name : NamesIn(directory)) {
     const std::string path = directory + "/" + name;
     if (const auto step = StepOf(name)) steps[*step] = path;
     // Of a step that has no other, if it was killed between two renames.
@@ -166,7 +167,7 @@ void RemoveStep(const std::string& directory, int step) {
 }
 
 void RemoveLeftovers(const std::string& directory) {
-  for (const std::string& name : Names(directory).value_or(std::vector<std::string>())) {
+  for (const std::string& name : NamesIn(directory)) {
     const std::string path = directory + "/" + name;
     if (const auto step = HiddenStepOf(name, kOld)) {
       const std::string complete = directory + "/" + StepName(*step);
@@ -214,7 +215,7 @@ void RemoveFolder(const std::string& path) {
     if (unlink(path.c_str()) != 0 && errno != ENOENT) FailFile(path, "cannot be removed", errno);
     return;
   }
-  for (const std::string& name : Names(path).value_or(std::vector<std::string>())) {
+  for (const std::string& name : NamesIn(path)) {
     RemoveFolder(path + "/" + name);
   }
   if (rmdir(path.c_str()) != 0 && errno != ENOENT) FailFile(path, "cannot be removed", errno);

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace contraflow {
 
@@ -39,6 +40,8 @@ void RemoveStep(const std::string& directory, int step);
 /// Brings back what a killed Publish has left, and removes all else that is hidden.
 void RemoveLeftovers(const std::string& directory);
 
+/// The names in a folder, hidden ones too; none if it is not there.
+std::vector<std::string> NamesIn(const std::string& path);
 /// Makes a folder that must not exist yet.
 void MakeFolder(const std::string& path);
 /// Makes it with all above it, where they are missing.

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <array>
+#include <set>
 #include <utility>
 
 #include "compiler/error.h"
@@ -29,24 +29,28 @@ std::string OlderThan(const std::string& directory, int step) {
 }
 
 void CheckShards(const std::string& path, const Manifest& manifest) {
+  std::set<std::string> shards;
   for (size_t i = 0; i < manifest.shards.size(); ++i) {
-    const std::string shard = path + "/" + ShardName(static_cast<int>(i));
+    const std::string name = ShardName(static_cast<int>(i)), shard = path + "/" + name;
+    shards.insert(name);
     const int64_t bytes = FileBytes(shard);
     if (bytes < 0) throw Error(shard + ": is missing");
     if (bytes == manifest.shards[i]) continue;
     throw Error(shard + ": has " + std::to_string(bytes) + " bytes, was written with " +
                 std::to_string(manifest.shards[i]));
   }
-  const std::string more = path + "/" + ShardName(static_cast<int>(manifest.shards.size()));
-  if (FileBytes(more) >= 0) {
-    throw Error(more +
-                ": is one shard more than the manifest has; files of two checkpoints are "
-                "mixed");
+  for (const std::string& name : NamesIn(path)) {
+    // Network file systems keep hidden files of their own.
+    if (shards.count(name) > 0 || name == kManifestName || name[0] == '.') continue;
+    throw Error(path + "/" + name +
+                ": the manifest does not know this file; files of two checkpoints are mixed");
   }
 }
 
 Manifest ReadCheckpoint(const std::string& path, int step) {
   const std::string name = path + "/" + std::string(kManifestName);
+  // Reading from a pipe of that name would wait.
+  if (FileBytes(name) < 0) throw Error(name + ": is missing");
   Manifest manifest = ReadManifest(ReadFile(name, kMaxManifestBytes), name);
   if (manifest.head.step != step) {
     throw Error(name + ": is of step " + std::to_string(manifest.head.step) +
@@ -159,7 +163,7 @@ void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::strin
   }
   if (head.text != text) {
     refuse("is of a training on another text: its SHA-256 is " + head.text + ", here it is " + text,
-           "use the same --text");
+           "use the same --data");
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "compiler/verify.h"
 #include "runtime/check.h"
+#include "runtime/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/run_support.h"
 #include "tests/support.h"

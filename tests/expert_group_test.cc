@@ -16,6 +16,7 @@
 #include "compiler/verify.h"
 #include "runtime/check.h"
 #include "runtime/footprint.h"
+#include "runtime/threaded_run.h"
 #include "runtime/views.h"
 #include "schedules/registry.h"
 #include "tests/failure.h"

@@ -9,6 +9,7 @@
 
 #include "compiler/verify.h"
 #include "runtime/check.h"
+#include "runtime/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/failure.h"
 #include "tests/mutants.h"

@@ -16,6 +16,7 @@
 #include "runtime/check.h"
 #include "runtime/footprint.h"
 #include "runtime/poison.h"
+#include "runtime/threaded_run.h"
 #include "runtime/value_store.h"
 #include "runtime/views.h"
 #include "schedules/registry.h"

@@ -154,6 +154,10 @@ std::string RunStep(const TranscriptStep& step, const std::string& folder, const
                               " </dev/null";
   // The environment of whoever runs the tests must not show in what the tools print.
   for (const char* const name : {"CONTRAFLOW_PROFILES", "NO_COLOR", "COLUMNS"}) unsetenv(name);
+  // In a container the tests are run by root, which mpirun warns of.
+  for (const char* const name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
+    setenv(name, "1", 1);
+  }
   const int status = std::system(command.c_str());
   std::string text = EndLine(ReadText(out));
   if (apart) text += MarkErrors(EndLine(ReadText(err)));

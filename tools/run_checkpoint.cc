@@ -51,6 +51,9 @@ void RunCheckpoints::Note(const CheckpointHead* head) {
     return;
   }
   note_ = "goes on behind step " + std::to_string(head->step);
+  if (head->step >= options_.steps) {
+    note_ += ": nothing is left to do, as --steps is " + std::to_string(options_.steps);
+  }
   const Plan& plan = input_.plan;
   std::string other;
   const auto compare = [&](const char* noun, int then, int now) {

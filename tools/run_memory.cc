@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "compiler/plan.h"
-#include "runtime/threaded_run.h"
+#include "runtime/run.h"
+#include "tools/run_job.h"
 #include "tools/table.h"
 
 namespace contraflow {
@@ -26,17 +28,27 @@ Json ToJson(const Bytes& bytes) {
 
 }  // namespace
 
-std::vector<RankArenas> ArenasOf(const Plan& plan, ThreadedRun& run) {
+std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job) {
+  // A record for each device: its rank, and the bytes of its arenas.
+  std::string records;
+  for (const Device& device : run.devices()) {
+    records += std::to_string(device.rank);
+    for (const int64_t bytes : run.At(device).arena_bytes()) records += " " + std::to_string(bytes);
+    records += "\n";
+  }
   std::vector<RankArenas> ranks;
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    RankArenas arenas = {ArenaBytes(plan.slots[static_cast<size_t>(rank)]), {}};
-    for (int replica = 0; replica < plan.data_parallel; ++replica) {
-      for (int member = 0; member < plan.expert_parallel; ++member) {
-        const Bytes& bytes = run.At({replica, member, rank}).arena_bytes();
-        if (Sum(bytes) > Sum(arenas.allocated)) arenas.allocated = bytes;
-      }
+    ranks.push_back({ArenaBytes(plan.slots[static_cast<size_t>(rank)]), {}});
+  }
+  for (const std::string& text : job.Gather(records)) {
+    std::istringstream lines(text);
+    int rank = 0;
+    while (lines >> rank) {
+      Bytes bytes{};
+      for (int64_t& arena : bytes) lines >> arena;
+      Bytes& most = ranks.at(static_cast<size_t>(rank)).allocated;
+      if (Sum(bytes) > Sum(most)) most = bytes;
     }
-    ranks.push_back(arenas);
   }
   return ranks;
 }

@@ -11,7 +11,8 @@
 namespace contraflow {
 
 struct Plan;
-class ThreadedRun;
+class Job;
+class Run;
 
 /// The arenas of one rank.
 struct RankArenas {
@@ -19,8 +20,9 @@ struct RankArenas {
   std::array<int64_t, kArenaCount> allocated{};  ///< by the device of it that allocated most
 };
 
-/// Of every rank of a plan of level buffer.
-std::vector<RankArenas> ArenasOf(const Plan& plan, ThreadedRun& run);
+/// Of every rank of a plan of level buffer, by what the devices of all processes say; for the one
+/// that leads.
+std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job);
 
 /// Bytes of a device of each rank, arena by arena, and of all together predicted and allocated.
 std::string FormatArenas(const std::vector<RankArenas>& ranks);

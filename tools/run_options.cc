@@ -11,6 +11,7 @@ namespace contraflow {
 namespace {
 
 constexpr double kMaxTimeout = 1e6;
+constexpr int kMaxSteps = 1'000'000'000;
 
 /// What the parser could not place, with the nearest known option.
 std::string UnknownWord(const CLI::App& app) {
@@ -26,15 +27,23 @@ std::string UnknownWord(const CLI::App& app) {
   return "";
 }
 
+/// A positive number of steps.
+int SmallNumber(const std::string& flag, int64_t value) {
+  if (value < 1 || value > kMaxSteps) {
+    throw Error(flag + ": must be in 1.." + std::to_string(kMaxSteps) + ", is " +
+                std::to_string(value));
+  }
+  return static_cast<int>(value);
+}
+
 void CheckOptions(const RunOptions& options) {
   if (options.device != "cpu") {
     throw Error("--device " + options.device +
                 ": this version executes plans on the CPU only; use --device cpu");
   }
-  if (options.transport != "threads") {
-    throw Error("--transport " + options.transport +
-                ": this version joins ranks as threads of one process only; use --transport "
-                "threads");
+  if (options.transport == "nccl") {
+    throw Error(
+        "--transport nccl: this version computes on the CPU only; use --transport mpi or tcp");
   }
   if (options.trace == "-") {
     throw Error("--trace: must be a file; standard output is for the report");
@@ -42,9 +51,20 @@ void CheckOptions(const RunOptions& options) {
   if (options.steps < 1) {
     throw Error("--steps: must be at least 1, is " + std::to_string(options.steps));
   }
+  if (options.checkpoint_keep < 1) {
+    throw Error("--checkpoint-keep: must be at least 1, is " +
+                std::to_string(options.checkpoint_keep));
+  }
+  if (options.checkpoint.empty() && (options.resume || options.checkpoint_every > 0)) {
+    throw Error(std::string(options.resume ? "--resume" : "--checkpoint-every") +
+                " needs --checkpoint DIR, the folder of the checkpoints");
+  }
   if (options.capacity) CheckCapacity(*options.capacity);
-  if (!(options.timeout > 0 && options.timeout <= kMaxTimeout)) {
-    throw Error("--timeout: must be above 0 and at most 1000000 seconds");
+  for (const auto& [flag, seconds] :
+       {std::pair("--timeout", options.timeout),
+        std::pair("--rendezvous-timeout", options.rendezvous_timeout)}) {
+    if (seconds > 0 && seconds <= kMaxTimeout) continue;
+    throw Error(std::string(flag) + ": must be above 0 and at most 1000000 seconds");
   }
 }
 
@@ -53,15 +73,18 @@ void CheckOptions(const RunOptions& options) {
 RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   RunOptions options;
   std::optional<int64_t> seed;
-  std::optional<double> timeout;
-  CLI::App app("Execute a plan: train a small MoE language model with it, ranks as threads.",
-               "contraflow-run");
+  std::optional<double> timeout, rendezvous_timeout;
+  std::optional<int64_t> every, resume_step;
+  CLI::App app(
+      "Execute a plan: train a small MoE language model with it. On its own, ranks are threads; "
+      "under mpirun, srun or torchrun each process is one rank.",
+      "contraflow-run");
   app.get_formatter()->column_width(34);
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute; default cpu");
-  AddChoice(&app, "--transport", &options.transport, "threads|mpi|nccl",
-            "how ranks exchange messages; default threads");
+  AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
+            "how ranks exchange messages; default mpi or tcp under a launcher, else threads");
   app.add_option("--model", options.model, "model file or preset: default, tiny")
       ->type_name("FILE|PRESET");
   AddNumber(&app, "--capacity", &options.capacity, "X",
@@ -81,6 +104,26 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
                "every message waits for its receiver (rendezvous), as the plan was proven for");
   AddNumber(&app, "--timeout", &timeout, "SECONDS",
             "give up when no rank has made progress for so long; default 120");
+  app.add_option("--checkpoint", options.checkpoint,
+                 "folder for checkpoints, one at the end of the training at least")
+      ->type_name("DIR");
+  AddInteger(&app, "--checkpoint-every", &every, "N", "and one after every N steps");
+  AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
+             "how many of them stay; default 2");
+  app.add_flag("--resume", options.resume,
+               "go on from the newest checkpoint, as if the training had never stopped; from the "
+               "beginning if there is none yet");
+  AddInteger(&app, "--resume-step", &resume_step, "N", "go on from the checkpoint of step N");
+  app.add_option("--rank-order", options.rank_order,
+                 "which device each process of a launcher is: ep (member of an expert group), dp "
+                 "(replica), pp (rank), the one that changes fastest first; default ep-dp-pp")
+      ->type_name("ORDER");
+  AddNumber(&app, "--rendezvous-timeout", &rendezvous_timeout, "SECONDS",
+            "how long the processes of a launcher wait for each other at the start; default 60");
+  app.add_option("--secret-file", options.secret_file,
+                 "holds what only the processes of this job know; default CONTRAFLOW_SECRET of the "
+                 "environment")
+      ->type_name("FILE");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
   app.footer("\nExample: contraflow-run plan.json --steps 20 --check");
@@ -99,6 +142,12 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   }
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   options.timeout = timeout.value_or(options.timeout);
+  options.rendezvous_timeout = rendezvous_timeout.value_or(options.rendezvous_timeout);
+  if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);
+  if (resume_step) {
+    options.resume_step = SmallNumber("--resume-step", *resume_step);
+    options.resume = true;
+  }
   CheckOptions(options);
   return options;
 }

@@ -5,13 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "runtime/world.h"
+
 namespace contraflow {
 
 /// The command line of contraflow-run.
 struct RunOptions {
   std::string plan;
   std::string device = "cpu";
-  std::string transport = "threads";
+  std::string transport;  ///< "": what suits the launcher
   std::string model = "default";
   std::optional<double> capacity;  ///< instead of the model's capacity factor
   std::string data;                ///< "": a licence text of the machine
@@ -21,7 +23,15 @@ struct RunOptions {
   uint64_t seed = 1;
   bool json = false;
   bool strict = false;
-  double timeout = 120;  ///< seconds
+  double timeout = 120;            ///< seconds
+  double rendezvous_timeout = 60;  ///< seconds
+  std::string rank_order{RankOrder::kDefault};
+  std::string secret_file;   ///< "": none
+  std::string checkpoint;    ///< folder; "": none
+  int checkpoint_every = 0;  ///< steps; 0: at the end only
+  int checkpoint_keep = 2;   ///< how many
+  bool resume = false;
+  std::optional<int> resume_step;  ///< instead of the newest
 
   std::string help;  ///< if not empty, show this and do nothing else
 };

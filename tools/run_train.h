@@ -4,8 +4,9 @@
 
 namespace contraflow {
 
-/// Reads the plan, proves it, trains with it and reports. Returns the exit code: 1 if --check found
-/// a difference. Throws Error if an input is wrong.
-int Train(const RunOptions& options);
+/// Reads the plan, proves it, trains with it and reports: every rank a thread, or this process one
+/// of those that a launcher started. Returns the exit code. Throws Error if --check found a
+/// difference, or an input is wrong.
+int Train(RunOptions options);
 
 }  // namespace contraflow

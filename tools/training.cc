@@ -196,11 +196,12 @@ std::string Training::Summary() {
                ": measured times include waiting for one.\n";
   }
   if (plan_.level == Level::kBuffer) summary += "\n" + FormatArenas(arenas_);
+  summary += "weights after step " + std::to_string(done_) + ": SHA-256 " + weights_ + "\n";
   if (reference_ && difference_.empty()) {
     summary += "check: " + FormatCount(compared_) +
                " losses, gradients and weights equal those without a pipeline, bit for bit\n";
   }
-  return summary + "weights after step " + std::to_string(done_) + ": SHA-256 " + weights_ + "\n";
+  return summary;
 }
 
 std::string Training::Document() {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause{20};
 /// How long the last bytes may take to leave.
-constexpr std::chrono::milliseconds kFlush{2'000};
+constexpr std::chrono::milliseconds kFlush{1'000};
 
 /// A thread that leaves signals to others.
 std::thread StartQuietly(const std::function<void()>& serve) {

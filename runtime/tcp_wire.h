@@ -19,7 +19,7 @@ class TcpWire : public Wire {
   /// `connections`: by process, none to itself; to be trusted (Meet). `name`: what a process is
   /// called in messages; by default by its number. Throws Error if no thread can be started.
   TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name = {});
-  /// What was handed over has left; but no longer than some seconds.
+  /// What was handed over has left; but no longer than a second.
   ~TcpWire() override;
 
   int processes() const override;

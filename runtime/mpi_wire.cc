@@ -69,8 +69,9 @@ class MpiWire : public Wire {
     size_t pending = 0;  // requests that are not complete
     size_t size = 0;     // that a receive expects
     uint32_t sequence = 0;
-    bool labelled = false;
-    PackedLabel label;  // MPI reads and writes it
+    bool labelled = false;   // its label has come, and is the one that is due
+    bool cancelled = false;  // what is pending; MPI does not bear it twice
+    PackedLabel label;       // MPI reads and writes it
     Clock::time_point begun;
   };
   /// A request under way; the MPI_Request itself stands in `requests_`, at the same place.
@@ -110,7 +111,9 @@ class MpiWire : public Wire {
 MpiWire::~MpiWire() {
   // The caller's memory may go now. MPI gives a receive back at once; a send it may still read.
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (operations_[static_cast<size_t>(owners_[i].ticket)].receives) MPI_Cancel(&requests_[i]);
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    const Operation& operation = operations_[static_cast<size_t>(owners_[i].ticket)];
+    if (operation.receives && !operation.cancelled) MPI_Cancel(&requests_[i]);
     MPI_Request_free(&requests_[i]);
   }
 }
@@ -193,7 +196,8 @@ int MpiWire::Receive(Channel channel, int from, std::span<std::byte> bytes) {
 /// receive is taken back: they may be another number, or none, and its memory belongs to its caller
 /// as soon as it is done.
 void MpiWire::Break(int ticket) {
-  const Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  operation.cancelled = true;
   EdgeOf(operation.channel, operation.peer).broken = true;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (owners_[i].ticket != ticket || requests_[i] == MPI_REQUEST_NULL) continue;

@@ -26,7 +26,7 @@
 namespace contraflow {
 
 void Fail(const std::string& what) {
-  std::cerr << "process " << process << ": expected " << what << std::endl;
+  std::cerr << "process " + std::to_string(process) + ": expected " + what + "\n";
   _exit(1);
 }
 

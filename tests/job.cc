@@ -33,14 +33,13 @@ Clock::time_point After(double seconds) {
 
 /// What every process has of its environment, whoever runs the tests.
 Variables CleanEnvironment(const std::string& mark, const std::string& folder) {
-  const char* const path = std::getenv("PATH");
-  const char* const home = std::getenv("HOME");
-  // mpirun keeps its files in TMPDIR, and does not like to be root.
-  return {{"PATH", path != nullptr ? path : "/usr/bin:/bin"},
-          {"HOME", home != nullptr ? home : "/"},
-          {"LC_ALL", "C"},
-          {"TMPDIR", folder},
-          {"CONTRAFLOW_TEST_JOB", mark}};
+  // mpirun keeps its files in TMPDIR.
+  Variables clean = {{"LC_ALL", "C"}, {"TMPDIR", folder}, {"CONTRAFLOW_TEST_JOB", mark}};
+  for (const char* const name :
+       {"PATH", "HOME", "ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+    if (const char* const value = std::getenv(name)) clean[name] = value;
+  }
+  return clean;
 }
 
 void Put(const Variables& from, Variables* to) {

@@ -54,6 +54,13 @@ std::string Everything(const LaunchedJob& job) {
   return text;
 }
 
+/// One report, of which this is the first line.
+void CheckOneReport(const LaunchedJob& job, const std::string& line) {
+  const std::string all = Everything(job);
+  CHECK(CountOf(all, "contraflow-run: error: ") == 1);
+  CHECK(CountOf(all, "contraflow-run: error: " + line) == 1);
+}
+
 /// All have ended, not well, within the bound since `since`, and one report names the lost rank.
 void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
   const bool ended = job.Wait(kPatience);
@@ -66,9 +73,7 @@ void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
     CHECK(SecondsBetween(since, job.ending(p).when) < kEndSeconds);
     if (p != victim) CHECK(job.ending(p).signal == 0);
   }
-  const std::string all = Everything(job);
-  CHECK(CountOf(all, " was lost") == 1);
-  CHECK(CountOf(all, "rank " + std::to_string(victim) + " was lost") == 1);
+  CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
   CHECK(job.Living().empty());
 }
 
@@ -168,7 +173,7 @@ TEST_SUITE("jobs") {
     for (int victim = 0; victim < 3; ++victim) {
       CAPTURE(victim);
       LaunchedJob job(
-          trial.Spec(trial.folder.File("checkpoints"), 1, {"--rendezvous-timeout", "2"}));
+          trial.Spec(trial.folder.File("checkpoints"), 1, {"--rendezvous-timeout", "1"}));
       Sleep(static_cast<double>(random() % 1000) * 3e-5);
       job.Signal(victim, SIGKILL);
       const bool ended = job.Wait(kPatience);
@@ -196,7 +201,7 @@ TEST_SUITE("jobs") {
     const std::string story = job.Story();
     CAPTURE(story);
     CHECK(ended);
-    CHECK(CountOf(Everything(job), "member 1 rank 1 was lost") == 1);
+    CheckOneReport(job, "member 1 rank 1 was lost: ");
     for (int p = 0; p < 3; ++p) {
       CHECK(job.ending(p).code > 0);
       CHECK(SecondsBetween(killed, job.ending(p).when) < kEndSeconds);
@@ -223,10 +228,8 @@ TEST_SUITE("jobs") {
         CHECK(job.ending(p).code != 0);
         CHECK(SecondsBetween(sent, job.ending(p).when) < kEndSeconds);
       }
-      const std::string all = Everything(job);
-      CHECK(CountOf(all, "SIGTERM") == 1);
-      CHECK(CountOf(all, "rank " + std::to_string(victim)) > 0);
-      CHECK(CountOf(all, " was lost") == 0);
+      CheckOneReport(job, "rank " + std::to_string(victim) + " was sent SIGTERM\n");
+      CHECK(CountOf(Everything(job), " was lost") == 0);
       CHECK(job.Living().empty());
       trial.CheckResumed(checkpoints, 1);
     }
@@ -262,7 +265,9 @@ TEST_SUITE("jobs") {
         CHECK(job.ending(p).code > 0);
         CHECK(SecondsBetween(stopped, job.ending(p).when) < 2 + kEndSeconds);
       }
-      CHECK(CountOf(Everything(job), "rank " + std::to_string(victim)) > 0);
+      CheckOneReport(job, "no rank has made progress for 2 s\n");
+      CHECK(CountOf(Everything(job), "\n  rank " + std::to_string(victim) + "  did not answer; ") ==
+            1);
       // It finds that it is alone, and ends too.
       job.Signal(victim, SIGCONT);
       const bool ended = job.Wait(kEndSeconds);
@@ -297,7 +302,7 @@ TEST_SUITE("jobs") {
       CHECK(ended);
       CHECK(job.ending(0).code > 0);
       CHECK(SecondsBetween(killed, job.ending(0).when) < kEndSeconds);
-      CHECK(CountOf(story, "rank " + std::to_string(victim) + " was lost") == 1);
+      CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
       CHECK(job.Living().empty());
       spec.words.insert(spec.words.end(), {"--resume", "--json"});
       LaunchedJob resumed(spec);

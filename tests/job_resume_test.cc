@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kPatience = 40;
+constexpr double kPatience = 60;
 
 /// Eight layers, so that 1, 2, 4 and 8 ranks can train it.
 constexpr const char* kModel =
@@ -51,8 +51,6 @@ struct Bench {
     REQUIRE(job.ending(0).code == 0);
     REQUIRE(job.ending(1).code == 0);
   }
-
-  std::string Step(int step) const { return checkpoints + "/step-" + std::to_string(step); }
 
   JobFolder folder;
   std::string checkpoints, model, plan;
@@ -195,13 +193,17 @@ TEST_SUITE("jobs") {
   TEST_CASE("refused: the checkpoint of another training") {
     const Bench bench;
     bench.Train(2);
-    CheckRefused(bench.Spec(3, {"--resume", "--seed", "2"}), {"seed 1", "2"});
+    CheckRefused(bench.Spec(3, {"--resume", "--seed", "2"}),
+                 {"is of a training with seed 1, here it is 2; "});
     JobSpec spec = bench.Spec(3, {"--resume"});
-    spec.words[2] = "tiny";
-    CheckRefused(spec, {"model"});
+    spec.words[2] = bench.folder.File("other-model.json");
+    WriteText(spec.words[2], R"({"name": "eight", "layers": 8, "width": 32, "heads": 2,
+        "experts": 4, "expert_width": 16, "sequence": 8, "batch": 2})");
+    CheckRefused(spec, {"is of another model: width 16, here 32; "});
     const std::string text = bench.folder.File("text");
     WriteText(text, std::string(3000, 'x'));
-    CheckRefused(bench.Spec(3, {"--resume", "--data", text}), {"text"});
+    CheckRefused(bench.Spec(3, {"--resume", "--data", text}),
+                 {"is of a training on another text: "});
     // Not to be mixed with those of another training either.
     CheckRefused(bench.Spec(3), {"--checkpoint " + bench.checkpoints, "--resume"});
     // Still as it was.

@@ -117,6 +117,8 @@ TEST_SUITE("jobs") {
     const Trained expected = CheckJob(spec);
     CHECK(expected.losses.size() == 2);
     spec.words.insert(spec.words.end(), {"--transport", "tcp"});
+    // Without MPI nothing else tells them where to meet.
+    spec.environment = {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(FreePort())}};
     CheckSame(CheckJob(spec), expected);
   }
 #endif
@@ -181,6 +183,12 @@ TEST_SUITE("jobs") {
     };
     const Trained expected = train(1);
     CHECK(expected.weights.size() == 64);
+    CHECK(expected.losses.size() == 2);
+    // They are not the same whatever is trained.
+    CHECK(
+        TrainWithThreads({CompilePlan(folder, "one", "--schedule 1f1b --microbatches 4 --ranks 1"),
+                          "--model", model, "--steps", "2", "--seed", "2"})
+            .weights != expected.weights);
     CheckSame(train(2), expected);
     CheckSame(train(4), expected);
   }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "compiler/error.h"
 #include "runtime/socket.h"
 
 namespace contraflow {
@@ -32,6 +33,11 @@ static_assert(sizeof(Frame) == 40);
 /// turns. Never waits. Used with the wire's mutex held.
 class TcpLink {
  public:
+  /// The connection ended, at the other side or on the way.
+  struct Closed : Error {
+    using Error::Error;
+  };
+
   /// Who is told what comes and goes. Throws Error where the other side does what no wire does.
   class User {
    public:
@@ -59,9 +65,9 @@ class TcpLink {
 
   /// Whether something is left to be written.
   bool writes() const;
-  /// Writes what the connection takes, at most one chunk. Throws Error if it is broken.
+  /// Writes what the connection takes, at most one chunk. Throws Closed.
   void Write();
-  /// Reads what is there, at most one chunk. Throws Error if it is broken or was closed.
+  /// Reads what is there, at most one chunk. Throws Closed, and what the user throws.
   void Read();
 
  private:

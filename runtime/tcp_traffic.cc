@@ -38,8 +38,8 @@ TcpTraffic::Peer::Peer(TcpTraffic& the_traffic, int the_process, Socket socket)
     : traffic(the_traffic), process(the_process), link(std::move(socket), *this) {}
 
 TcpTraffic::TcpTraffic(int self, std::vector<Socket> connections,
-                       std::function<std::string(int)> name)
-    : self_(self), name_(std::move(name)) {
+                       std::function<std::string(int)> name, std::chrono::milliseconds grace)
+    : self_(self), name_(std::move(name)), grace_(grace) {
   for (size_t p = 0; p < connections.size(); ++p) {
     const auto process = static_cast<int>(p);
     CF_ASSERT((process == self) == !connections[p]);
@@ -120,8 +120,10 @@ void TcpTraffic::Serve(int process, bool reads) {
   try {
     if (reads) peer.link.Read();
     if (peer.link.writes()) peer.link.Write();
+  } catch (const TcpLink::Closed& error) {
+    Lose(&peer, error.what(), grace_);
   } catch (const Error& error) {
-    Lose(&peer, error.what());
+    Lose(&peer, error.what(), {});
   }
 }
 
@@ -166,8 +168,9 @@ void TcpTraffic::Finish(Entry* entry) {
   ++changes_;
 }
 
-void TcpTraffic::Lose(Peer* peer, const std::string& why) {
+void TcpTraffic::Lose(Peer* peer, const std::string& why, std::chrono::milliseconds grace) {
   peer->lost = why;
+  peer->told = Clock::now() + grace;
   // The other side may not know what this one saw.
   peer->link.Shutdown();
   ++lost_;
@@ -176,7 +179,7 @@ void TcpTraffic::Lose(Peer* peer, const std::string& why) {
 
 void TcpTraffic::RequireConnected(const Entry& entry) const {
   const Peer& peer = *peers_[static_cast<size_t>(entry.process)];
-  if (!peer.lost || entry.done) return;
+  if (!peer.lost || entry.done || Clock::now() < peer.told) return;
   const std::string who = name_ ? name_(peer.process) : "process " + std::to_string(peer.process);
   throw Error("lost the connection to " + who + ": " + *peer.lost);
 }

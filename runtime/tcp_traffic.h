@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,7 +20,8 @@ namespace contraflow {
 class TcpTraffic {
  public:
   /// As TcpWire.
-  TcpTraffic(int self, std::vector<Socket> connections, std::function<std::string(int)> name);
+  TcpTraffic(int self, std::vector<Socket> connections, std::function<std::string(int)> name,
+             std::chrono::milliseconds grace);
 
   int self() const { return self_; }
   int processes() const { return static_cast<int>(peers_.size()); }
@@ -28,7 +30,8 @@ class TcpTraffic {
   int Send(Wire::Channel channel, int to, const Label& label, std::span<const std::byte> bytes);
   int Receive(Wire::Channel channel, int from, std::span<std::byte> bytes);
   Wire::Status Test(int ticket);
-  /// Throws Error if something under way can never be done: its process is lost.
+  /// Throws Error if something under way can never be done: its process is lost, and the grace is
+  /// over.
   void RequireHope() const;
 
   /// The connection to a process; -1 if there is none any more.
@@ -73,6 +76,7 @@ class TcpTraffic {
     const int process;
     TcpLink link;
     std::optional<std::string> lost;  // why
+    Clock::time_point told{};         // from when on that is an error
     Queue queues[Wire::kChannels];
     size_t arrived = 0;  // labels in them
   };
@@ -84,7 +88,7 @@ class TcpTraffic {
   void Append(Queue* queue, int ticket);
   int PopFirst(Queue* queue);
   void Finish(Entry* entry);
-  void Lose(Peer* peer, const std::string& why);
+  void Lose(Peer* peer, const std::string& why, std::chrono::milliseconds grace);
   void RequireConnected(const Entry& entry) const;
   void Match(Peer* peer, int ticket, const Label& label, int theirs, Clock::time_point begun);
   void Take(Peer* peer, const Frame& frame);
@@ -95,6 +99,7 @@ class TcpTraffic {
 
   const int self_;
   const std::function<std::string(int)> name_;
+  const std::chrono::milliseconds grace_;
   uint64_t changes_ = 0;
   std::vector<Entry> entries_;                // by ticket
   int free_ = -1;                             // the first of those that are free

@@ -58,9 +58,10 @@ Socket MakeEvent() {
 }  // namespace
 
 struct TcpWire::State {
-  State(int self, std::vector<Socket> connections, std::function<std::string(int)> name)
+  State(int self, std::vector<Socket> connections, std::function<std::string(int)> name,
+        std::chrono::milliseconds grace)
       : wake(MakeEvent()),
-        traffic(self, std::move(connections), std::move(name)),
+        traffic(self, std::move(connections), std::move(name), grace),
         thread(StartQuietly([this] { Run(); })) {}
 
   ~State() {
@@ -148,8 +149,9 @@ struct TcpWire::State {
   std::thread thread;
 };
 
-TcpWire::TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name)
-    : state_(std::make_unique<State>(self, std::move(connections), std::move(name))) {}
+TcpWire::TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name,
+                 std::chrono::milliseconds grace)
+    : state_(std::make_unique<State>(self, std::move(connections), std::move(name), grace)) {}
 
 TcpWire::~TcpWire() = default;
 

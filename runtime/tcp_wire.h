@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,9 +17,14 @@ namespace contraflow {
 /// and every send is a rendezvous.
 class TcpWire : public Wire {
  public:
+  /// How long after a connection has ended it is an error: who watches over the job sees that too,
+  /// knows what it means for all, and aborts.
+  static constexpr std::chrono::milliseconds kGrace{1'000};
+
   /// `connections`: by process, none to itself; to be trusted (Meet). `name`: what a process is
   /// called in messages; by default by its number. Throws Error if no thread can be started.
-  TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name = {});
+  TcpWire(int self, std::vector<Socket> connections, std::function<std::string(int)> name = {},
+          std::chrono::milliseconds grace = kGrace);
   /// What was handed over has left; but no longer than a second.
   ~TcpWire() override;
 

@@ -11,6 +11,8 @@
 namespace contraflow {
 namespace {
 
+constexpr std::chrono::milliseconds kNoGrace{0};
+
 Plan EmptyPlan(int ranks, int replicas, int members) {
   Plan plan;
   plan.ranks = ranks;
@@ -64,7 +66,7 @@ class TcpNetwork::Face : public Transport {
 struct TcpNetwork::Process {
   Process(TcpNetwork& network, const Plan& plan, const RankOrder& order, int self,
           std::vector<Socket> connections, bool strict)
-      : wire(std::make_unique<TcpWire>(self, std::move(connections))),
+      : wire(std::make_unique<TcpWire>(self, std::move(connections), nullptr, kNoGrace)),
         transport(std::make_unique<ProcessTransport>(plan, order, *wire, &progress,
                                                      ProcessTransport::Options{.strict = strict})),
         face(network, *transport) {}

@@ -29,6 +29,8 @@ using Channel = Wire::Channel;
 using Bytes = std::vector<std::byte>;
 using Milliseconds = std::chrono::milliseconds;
 
+constexpr Milliseconds kNoGrace{0};
+
 /// As SocketMesh, of TCP connections on this machine.
 std::vector<std::vector<Socket>> LoopbackMesh(int processes) {
   auto mesh = SocketMesh(processes);
@@ -43,11 +45,13 @@ std::vector<std::vector<Socket>> LoopbackMesh(int processes) {
   return mesh;
 }
 
-std::vector<std::unique_ptr<TcpWire>> Wires(int processes, bool loopback = false) {
+std::vector<std::unique_ptr<TcpWire>> Wires(int processes, bool loopback = false,
+                                            Milliseconds grace = kNoGrace) {
   std::vector<std::unique_ptr<TcpWire>> wires;
   auto mesh = loopback ? LoopbackMesh(processes) : SocketMesh(processes);
   for (int p = 0; p < processes; ++p) {
-    wires.push_back(std::make_unique<TcpWire>(p, std::move(mesh[static_cast<size_t>(p)])));
+    wires.push_back(
+        std::make_unique<TcpWire>(p, std::move(mesh[static_cast<size_t>(p)]), nullptr, grace));
   }
   return wires;
 }
@@ -77,7 +81,7 @@ struct Bare {
   Bare() {
     auto mesh = SocketMesh(2);
     other = std::move(mesh[1][0]);
-    wire = std::make_unique<TcpWire>(0, std::move(mesh[0]));
+    wire = std::make_unique<TcpWire>(0, std::move(mesh[0]), nullptr, kNoGrace);
   }
 
   void Write(const Frame& frame) { WriteBytes(&frame, sizeof frame); }
@@ -342,9 +346,29 @@ TEST_SUITE("unit") {
           }) == lost);
   }
 
+  TEST_CASE("tcp wire: who watches has the first word about a lost process") {
+    auto wires = Wires(2, false, Milliseconds(200));
+    Bytes in(4);
+    const int ticket = wires[0]->Receive(Channel::kMessages, 1, in);
+    const Clock::time_point start = Clock::now();
+    wires[1].reset();
+    CHECK(Failure([&] { Await(*wires[0], ticket); }).starts_with("lost the connection"));
+    CHECK(Clock::now() - start >= Milliseconds(200));
+
+    auto watched = Wires(2, false, Milliseconds(600'000));
+    const int other = watched[0]->Receive(Channel::kMessages, 1, in);
+    watched[1].reset();
+    std::jthread watch([&] {
+      std::this_thread::sleep_for(Milliseconds(10));
+      watched[0]->Abort();
+    });
+    CHECK_THROWS_AS(Await(*watched[0], other), Aborted);
+  }
+
   TEST_CASE("tcp wire: a lost process is called by its name") {
     auto mesh = SocketMesh(2);
-    TcpWire wire(0, std::move(mesh[0]), [](int p) { return "rank " + std::to_string(p + 10); });
+    TcpWire wire(
+        0, std::move(mesh[0]), [](int p) { return "rank " + std::to_string(p + 10); }, kNoGrace);
     Bytes in(1);
     const int ticket = wire.Receive(Channel::kMessages, 1, in);
     mesh[1][0] = Socket();

@@ -124,12 +124,12 @@ std::string Door::Advance(Stranger* stranger) {
   if (stranger->challenge.empty()) {
     const std::string reason = ReadHello(stranger->inbox.bytes(), &stranger->claim);
     if (!reason.empty()) {
-      // One of another version gets an answer that names this one; others get none.
-      if (stranger->inbox.full()) {
+      if (IsOtherVersion(stranger->inbox.bytes())) {
         const std::string version = WriteVersion();
         try {
           SendAll(stranger->socket, std::as_bytes(std::span(version)), Clock::now());
         } catch (const Error&) {
+          // It is sent away anyway.
         }
       }
       return reason;
@@ -140,8 +140,11 @@ std::string Door::Advance(Stranger* stranger) {
   if (!stranger->inbox.full()) {
     return open ? "" : RankText(stranger->claim) + ", but left at our proof: has another secret?";
   }
-  if (ProofHolds(secret_, stranger->hello, stranger->challenge, stranger->inbox.bytes())) return "";
-  return RankText(stranger->claim) + ", but does not know the secret";
+  if (!ProofHolds(secret_, stranger->hello, stranger->challenge, stranger->inbox.bytes())) {
+    return RankText(stranger->claim) + ", but does not know the secret";
+  }
+  if (stranger->claim.to == rank_) return "";
+  return RankText(stranger->claim) + ", but looks for rank " + std::to_string(stranger->claim.to);
 }
 
 std::string Door::Answer(Stranger* stranger) {

@@ -91,6 +91,12 @@ std::string ReadHello(std::string_view bytes, Claim* claim) {
   return "";
 }
 
+bool IsOtherVersion(std::string_view bytes) {
+  if (bytes.size() < kHelloBytes || bytes.substr(0, kMagicBytes) != kMagic) return false;
+  bytes.remove_prefix(kMagicBytes);
+  return Take(&bytes) != kVersion;
+}
+
 std::string WriteChallenge(std::string_view secret, std::string_view hello, int rank, int size) {
   std::string challenge(kMagic);
   Put(&challenge, kVersion);

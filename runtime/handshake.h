@@ -34,6 +34,8 @@ std::string WriteHello(const Claim& claim);
 /// Why the bytes (of a hello, or the first so many of one) are none, or "". `claim` is set if it is
 /// whole; nothing in it is proven yet, but its numbers are in range.
 std::string ReadHello(std::string_view bytes, Claim* claim);
+/// Whether it is a whole hello, but of another version of the protocol.
+bool IsOtherVersion(std::string_view bytes);
 
 /// The answer of the side that was connected to, rank `rank` of `size`: it proves that it knows the
 /// secret, and sends a nonce of its own.

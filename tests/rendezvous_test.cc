@@ -308,8 +308,8 @@ TEST_SUITE("unit") {
 
   TEST_CASE("rendezvous: garbage from a process of the job") {
     for (const std::string& garbage : std::vector<std::string>{
-             std::string(64, '\xff'), WriteFrame(Word::kReady), WriteFrame(Word::kGo, "x"),
-             WriteFrame(Word::kRoster, "x"), WriteFrame(Word::kFailed, "because")}) {
+             std::string(64, '\xff'), WriteFrame(Word::kReady), WriteFrame(Word::kRoster, "x"),
+             WriteFrame(Word::kFailed, "because")}) {
       const std::vector<MeetingPoint> points = Points(3, false);
       Socket rank1, rank2;
       const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {

@@ -1,8 +1,5 @@
 #include <bit>
-#include <charconv>
-#include <exception>
 #include <map>
-#include <utility>
 
 #include "compiler/error.h"
 #include "compiler/json.h"
@@ -16,24 +13,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian");
 
-/// What WriteShard returns: its bytes, then the text of each block, a line each.
-struct Receipt {
-  int64_t bytes = 0;
-  std::string_view blocks;
-};
-
-Receipt ReadReceipt(std::string_view text, int shard) {
-  Receipt receipt;
-  const size_t line = text.find('\n');
-  const char *begin = text.data(), *end = begin + (line == std::string_view::npos ? 0 : line);
-  const auto [stop, error] = std::from_chars(begin, end, receipt.bytes);
-  if (error != std::errc() || stop != end) {
-    throw Error(ShardName(shard) + ": the note of its process about it is damaged");
-  }
-  receipt.blocks = text.substr(line + 1);
-  return receipt;
-}
-
 /// The shards as their processes wrote them, if this process sees them too.
 Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
                     std::span<const std::string> shards) {
@@ -44,13 +23,13 @@ Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
   Manifest manifest{head, {}, {}};
   for (size_t i = 0; i < shards.size(); ++i) {
     const int shard = static_cast<int>(i);
-    Receipt receipt = ReadReceipt(shards[i], shard);
     ShardBlocks blocks(shard, &manifest.blocks);
-    while (!receipt.blocks.empty()) {
-      const size_t end = receipt.blocks.find('\n');
-      const std::string wrong = blocks.Add(receipt.blocks.substr(0, end));
+    for (std::string_view note = shards[i]; !note.empty();) {
+      const size_t end = note.find('\n');
+      const std::string wrong = end == std::string_view::npos ? "a note that is cut off"
+                                                              : blocks.Add(note.substr(0, end));
       if (!wrong.empty()) throw Error(ShardName(shard) + ": " + wrong);
-      receipt.blocks.remove_prefix(end == std::string_view::npos ? receipt.blocks.size() : end + 1);
+      note.remove_prefix(end + 1);
     }
     const std::string path = aside + "/" + ShardName(shard);
     const int64_t bytes = FileBytes(path);
@@ -59,9 +38,9 @@ Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
                   ": is not there, though its process has written it; give --checkpoint a "
                   "folder that all machines share");
     }
-    if (bytes != receipt.bytes || bytes != blocks.bytes()) {
+    if (bytes != blocks.bytes()) {
       throw Error(path + ": has " + std::to_string(bytes) + " bytes, its process has written " +
-                  std::to_string(receipt.bytes));
+                  std::to_string(blocks.bytes()));
     }
     manifest.shards.push_back(bytes);
   }
@@ -115,7 +94,7 @@ std::string WriteShard(const std::string& directory, int step, int shard,
                        std::span<const StateBlock> blocks) {
   NewFile file(AsideOf(directory, step) + "/" + ShardName(shard));
   file.Write(ShardHead(step, shard));
-  std::string notes;
+  std::string note;  // The text of each block, a line each.
   for (const StateBlock& block : blocks) {
     CF_ASSERT(!block.parameters.empty() && block.m.size() == block.parameters.size() &&
               block.v.size() == block.parameters.size());
@@ -126,13 +105,12 @@ std::string WriteShard(const std::string& directory, int step, int shard,
       digest.Add(bytes);
       file.Write(bytes);
     }
-    notes += BlockText(offset, static_cast<int64_t>(block.parameters.size()), digest.Finish(),
-                       block.name) +
-             "\n";
+    note += BlockText(offset, static_cast<int64_t>(block.parameters.size()), digest.Finish(),
+                      block.name) +
+            "\n";
   }
-  const int64_t bytes = file.size();
   file.Close();
-  return std::to_string(bytes) + "\n" + notes;
+  return note;
 }
 
 void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,

@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -141,10 +142,10 @@ std::string Rubbish(const std::string& directory) {
   return rubbish;
 }
 
-/// A process of its own that saves a checkpoint and stops at every call of the system.
+/// A process of its own that does something and stops at every call of the system.
 class Traced {
  public:
-  Traced(const CheckpointFolder& folder, CutModel& cut, int step) {
+  explicit Traced(const std::function<void()>& act) {
     std::fflush(nullptr);
     pid_ = fork();
     REQUIRE(pid_ >= 0);
@@ -152,8 +153,7 @@ class Traced {
       DieWithParent();
       if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kForbidden);
       raise(SIGSTOP);
-      const std::string failure = Failure([&] { cut.Save(folder.path(), step, 1); });
-      _exit(failure == "accepted" ? 0 : 3);
+      _exit(Failure(act) == "accepted" ? 0 : 3);
     }
     Wait();
     // Only then are stops at calls told from others.
@@ -216,6 +216,38 @@ void SaveTwo(const CheckpointFolder& folder) {
   }
 }
 
+/// Runs `act` on a copy of a folder with step 2 again and again, killed behind one change more each
+/// time: the newest checkpoint must be of step 2 or `step`, the last time of `step`. Returns how
+/// often; 1000 where processes cannot be traced.
+int KilledBehindEachCall(const CheckpointFolder& from, const CheckpointFolder& folder, int step,
+                         const std::function<void()>& act) {
+  int kills = 0;
+  for (bool ended = false; !ended; ++kills) {
+    CAPTURE(step);
+    CAPTURE(kills);
+    fs::remove_all(folder.path());
+    fs::copy(from.path(), folder.path(), fs::copy_options::recursive);
+    Traced traced(act);
+    if (traced.forbidden()) {
+      MESSAGE("not allowed to trace processes here");
+      act();
+      return 1000;
+    }
+    for (int changes = 0; changes < kills && !ended;) {
+      const std::optional<long> call = traced.Next();
+      ended = !call;
+      if (call && !ChangesNothing(*call)) ++changes;
+    }
+    traced.Kill();
+    CHECK(traced.status() == (ended ? 0 : -1));
+    REQUIRE(WrongWith(folder.path(), ended ? step : 2) == "");
+    PrepareCheckpoints(folder.path());
+    REQUIRE(Rubbish(folder.path()) == "");
+    REQUIRE(WrongWith(folder.path(), ended ? step : 2) == "");
+  }
+  return kills;
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("checkpoint kill: fifty times at any moment and there is one to go on from") {
     const CheckpointFolder folder;
@@ -265,45 +297,31 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("checkpoint kill: behind each call of the system there is one to go on from") {
-    const CheckpointFolder two, folder;
+    const CheckpointFolder two, aside, folder;
     SaveTwo(two);
     CutModel cut(CheckpointModel(), 2, 1);
-    // Step 2 again, which takes the place of what is there; then step 3, which removes both.
-    for (const int step : {2, 3}) {
+    const auto save = [&](int step) {
       cut.Set(step);
-      int kills = 0;
-      for (bool ended = false; !ended; ++kills) {
-        CAPTURE(step);
-        CAPTURE(kills);
-        fs::remove_all(folder.path());
-        fs::copy(two.path(), folder.path(), fs::copy_options::recursive);
-        Traced traced(folder, cut, step);
-        if (traced.forbidden()) {
-          MESSAGE("not allowed to trace processes here");
-          return;
-        }
-        for (int changes = 0; changes < kills && !ended;) {
-          const std::optional<long> call = traced.Next();
-          ended = !call;
-          if (call && !ChangesNothing(*call)) ++changes;
-        }
-        traced.Kill();
-        CHECK(traced.status() == (ended ? 0 : -1));
-        REQUIRE(WrongWith(folder.path(), ended ? step : 2) == "");
-        PrepareCheckpoints(folder.path());
-        REQUIRE(Rubbish(folder.path()) == "");
-        REQUIRE(WrongWith(folder.path(), ended ? step : 2) == "");
-      }
-      CHECK(kills > 20);
-      CHECK(CompleteSteps(folder.path()).size() == 1);
-    }
+      return [&, step] { cut.Save(folder.path(), step, 1); };
+    };
+    // Step 2 again, which takes the place of what is there; then step 3, which removes both.
+    CHECK(KilledBehindEachCall(two, folder, 2, save(2)) > 20);
+    CHECK(folder.Names() == "step-00000002");
+    CHECK(KilledBehindEachCall(two, folder, 3, save(3)) > 20);
+    CHECK(folder.Names() == "step-00000003");
+    // Where folders cannot be exchanged.
+    SaveTwo(aside);
+    fs::rename(aside.path() + "/step-00000002", AsideOf(two.path(), 2));
+    CHECK(KilledBehindEachCall(two, folder, 2, [&] { Publish(folder.path(), 2, false); }) > 6);
+    CHECK(folder.Names() == "step-00000001 step-00000002");
   }
 
   TEST_CASE("checkpoint kill: all is flushed to the disk before it gets its name") {
     const CheckpointFolder folder;
     CutModel cut(CheckpointModel(), 2, 1);
     SaveTwo(folder);
-    Traced traced(folder, cut, 2);
+    cut.Set(2);
+    Traced traced([&] { cut.Save(folder.path(), 2, 1); });
     if (traced.forbidden()) {
       MESSAGE("not allowed to trace processes here");
       return;

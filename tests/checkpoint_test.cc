@@ -309,11 +309,16 @@ TEST_SUITE("unit") {
     const std::string cut_off =
         commit([](const std::string& file, std::string&) { fs::resize_file(file, 100); });
     CHECK(cut_off.rfind(begin + shard + ": has 100 bytes, its process has written ", 0) == 0);
-    for (const char* note : {"", "x", "-", "1", "99999999999999999999\n"}) {
+    for (const char* note : {"x\n", "\n", "64 1\n", "99999999999999999999 1 a b\n"}) {
       CAPTURE(note);
-      const std::string said = commit([&](const std::string&, std::string& n) { n = note; });
-      CHECK(said == begin + "shard-0001: the note of its process about it is damaged");
+      CHECK(commit([&](const std::string&, std::string& n) { n = note; }) ==
+            begin + "shard-0001: must be `OFFSET SIZE SHA-256 NAME`");
     }
+    CHECK(commit([](const std::string&, std::string& n) { n.pop_back(); }) ==
+          begin + "shard-0001: a note that is cut off");
+    const std::string cut_note = commit(
+        [](const std::string&, std::string& n) { n.erase(n.rfind('\n', n.size() - 2) + 1); });
+    CHECK(cut_note.rfind(begin + shard + ": has ", 0) == 0);
     CHECK(commit([](const std::string&, std::string& n) { n += "x\n"; }) ==
           begin + "shard-0001: must be `OFFSET SIZE SHA-256 NAME`");
     CHECK(folder.Names() == "");

@@ -19,6 +19,7 @@ class ControlRoll {
   /// What a process says when the job is stopped.
   void Answer(int process, const Beat& beat, Clock::time_point now);
   void Lose(int process, Clock::time_point heard, Clock::time_point now);
+  bool IsLost(int process) const { return entries_[static_cast<size_t>(process)].lost; }
   void Finish(int process) { At(process).finished = true; }
 
   bool AllFinished() const;

@@ -142,11 +142,12 @@ void ControlThread::ReadLinks() {
       if (phase_ == Phase::kOver) return;
       if (phase_ != Phase::kFinishing) Take(p, message);
     }
-    if (!link->open()) Lost(p);
+    NoticeLoss(p);
   }
 }
 
-void ControlThread::Lost(int process) {
+void ControlThread::NoticeLoss(int process) {
+  if (Link(process) == nullptr || Link(process)->open() || roll_.IsLost(process)) return;
   roll_.Lose(process, Link(process)->heard(), now_);
   if (phase_ != Phase::kWatching) return;
   Fault fault{FaultKind::kLost, process, -1, true, Link(process)->reason()};
@@ -228,6 +229,7 @@ void ControlThread::Keep() {
       link->Close("it was silent for " + Whole(options_.silence) +
                   " (it is stopped, or its machine or network is gone)");
     }
+    NoticeLoss(p);
   }
   if (now_ < next_beat_) return;
   next_beat_ =

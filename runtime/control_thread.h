@@ -71,7 +71,7 @@ class ControlThread {
   void ReadSignals();
   void ReadDesk();
   void ReadLinks();
-  void Lost(int process);
+  void NoticeLoss(int process);  // if its connection has closed
   void Take(int from, ControlMessage& message);
   void TakeData(int from, ControlMessage& message);
   bool Plausible(const ControlMessage& message) const;

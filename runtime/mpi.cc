@@ -32,6 +32,15 @@ void RequireLauncher() {
       "--transport mpi needs an MPI launcher (mpirun, or srun with PMIx); use --transport tcp");
 }
 
+/// On one machine OpenMPI would read the sender's memory, which is forbidden in many containers,
+/// and complain about each message there, or where the sender was killed meanwhile. Through memory
+/// that both share it is as fast if the pieces are large. An environment or mpirun that says
+/// otherwise stands.
+void PreferSharedMemory() {
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
+  setenv("OMPI_MCA_btl_vader_max_send_size", "262144", /*overwrite=*/0);
+}
+
 /// Text of a fixed size, for all processes to send the same number of bytes; what is longer is cut
 /// off.
 using Block = std::array<char, 1024>;
@@ -123,6 +132,7 @@ Mpi::Mpi(const World& world) : state_(std::make_unique<State>()) {
   int initialized = 0;
   CheckMpi(MPI_Initialized(&initialized), "MPI_Initialized");
   CF_ASSERT(!initialized);
+  PreferSharedMemory();
   int provided = MPI_THREAD_SINGLE;
   CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
   // Communicators made from it inherit this.

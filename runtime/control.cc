@@ -148,13 +148,14 @@ int Control::size() const { return state_->size; }
 void Control::OnStop(std::function<void()> wake) {
   ControlDesk& desk = state_->desk;
   const std::lock_guard wake_lock(desk.wake_mutex);
-  desk.wake = std::move(wake);
   bool stopped = false;
   {
     const std::lock_guard lock(desk.mutex);
     stopped = desk.stopped;
   }
-  if (stopped && desk.wake) desk.wake();
+  // If it stops from now on, the control thread waits for this lock, and calls the new one.
+  desk.wake = stopped ? nullptr : std::move(wake);
+  if (stopped && wake) wake();
 }
 
 std::vector<std::string> Control::Gather(std::string_view bytes) {

@@ -59,7 +59,10 @@ void ControlThread::Enforce() {
   if (now_ < *known_ + options_.bound * 9 / 10) return;
   // Nobody has said that the report is out. Where a leader said STOP and then nothing, the other
   // hub speaks for all.
-  if (!reported_ && !end_heard_ && (rank_ < kHubs || !stop_heard_)) Report();
+  if (!reported_ && !end_heard_ && (rank_ < kHubs || !stop_heard_)) {
+    if (!answered_) SayWords();
+    Report();
+  }
   End();
 }
 
@@ -103,7 +106,7 @@ void ControlThread::Stop(const Fault& cause) {
     desk_.changed.notify_all();
   }
   const std::lock_guard lock(desk_.wake_mutex);
-  if (desk_.wake) desk_.wake();
+  if (const auto wake = std::exchange(desk_.wake, nullptr)) wake();
 }
 
 void ControlThread::SayWords() {

@@ -310,6 +310,21 @@ TEST_SUITE("unit") {
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3: it broke");
   }
 
+  TEST_CASE("control: if neither hub does anything a rank ends on its own") {
+    Control::Options options;
+    options.bound = milliseconds(1000);
+    WatchedJob job(4, options, {0, 1});
+    job.Start(3, [](int, Control&, Progress&) { throw Error("it broke"); });
+    job.Join();
+    CHECK(Codes(job) == std::vector<int>{-1, -1, -1, 13});
+    const std::string before =
+        "contraflow-run: error: rank 3: it broke\n"
+        "  rank 0  did not answer; never heard of\n"
+        "  rank 1  did not answer; never heard of\n"
+        "  rank 3  step 0, instruction -1 since ";
+    CHECK(job.Report().substr(0, before.size()) == before);
+  }
+
   TEST_CASE("control: if only one connection to a hub breaks all stop") {
     for (const int hub : {0, 1}) {
       CAPTURE(hub);

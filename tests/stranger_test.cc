@@ -92,7 +92,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("strangers: who was sent away is named") {
-    std::vector<MeetingPoint> points = Points(2, false, 300);
+    std::vector<MeetingPoint> points = Points(2, false, 1'000);
     const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
       const Claim claim{Purpose::kMeet, 1, 0, 2, 1, false};
       for (int i = 0; i < 3; ++i) {

@@ -16,7 +16,7 @@ bool Same(const Fault& a, const Fault& b) {
 void ControlRoll::Watch(int process, Clock::time_point now) {
   Entry& entry = At(process);
   entry.watched = true;
-  entry.told = entry.moved = entry.last_heard = now;
+  entry.told = entry.moved = now;
 }
 
 void ControlRoll::Hear(int process, const Beat& beat, Clock::time_point now) {
@@ -32,11 +32,10 @@ void ControlRoll::Answer(int process, const Beat& beat, Clock::time_point now) {
   At(process).answered = true;
 }
 
-void ControlRoll::Lose(int process, Clock::time_point heard, Clock::time_point now) {
+void ControlRoll::Lose(int process, Clock::time_point now) {
   Entry& entry = At(process);
   if (entry.lost) return;
   entry.lost = true;
-  entry.last_heard = heard;
   entry.gone = now;
 }
 
@@ -87,7 +86,7 @@ Findings ControlRoll::Find(const Fault& cause, Clock::time_point now) const {
       standing.waits_for = entry.beat.waits_for;
       // A position that was told in time is still held; an older one is as old as it was told.
       standing.since = entry.answered ? age + Seconds(now - entry.told) : age;
-      standing.heard = Seconds(entry.lost ? entry.gone - entry.last_heard : now - entry.told);
+      standing.heard = Seconds((entry.lost ? entry.gone : now) - entry.told);
     }
     findings.standings.push_back(standing);
   }

@@ -18,7 +18,7 @@ class ControlRoll {
   void Hear(int process, const Beat& beat, Clock::time_point now);
   /// What a process says when the job is stopped.
   void Answer(int process, const Beat& beat, Clock::time_point now);
-  void Lose(int process, Clock::time_point heard, Clock::time_point now);
+  void Lose(int process, Clock::time_point now);
   bool IsLost(int process) const { return entries_[static_cast<size_t>(process)].lost; }
   void Finish(int process) { At(process).finished = true; }
 
@@ -40,8 +40,8 @@ class ControlRoll {
   struct Entry {
     bool watched = false, heard = false, answered = false, lost = false, finished = false;
     Beat beat;
-    Clock::time_point told, moved;         // when the beat came; when it last differed in its moves
-    Clock::time_point last_heard, gone{};  // of one that is lost
+    Clock::time_point told, moved;  // when the beat came; when it last differed in its moves
+    Clock::time_point gone{};       // of one that is lost
   };
   Entry& At(int process) { return entries_[static_cast<size_t>(process)]; }
 

@@ -148,7 +148,7 @@ void ControlThread::ReadLinks() {
 
 void ControlThread::NoticeLoss(int process) {
   if (Link(process) == nullptr || Link(process)->open() || roll_.IsLost(process)) return;
-  roll_.Lose(process, Link(process)->heard(), now_);
+  roll_.Lose(process, now_);
   if (phase_ != Phase::kWatching) return;
   Fault fault{FaultKind::kLost, process, -1, true, Link(process)->reason()};
   roll_.Add(fault);

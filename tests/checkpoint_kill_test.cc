@@ -122,7 +122,8 @@ std::string WrongWith(const std::string& directory, int least) {
   if (steps.empty()) return least == 0 ? "" : "there is no checkpoint";
   if (steps.rbegin()->first < least) return "the newest is of an older step";
   CutModel cut(CheckpointModel(), 1, 1);
-  for (const auto& [step, path] : steps) {
+  for (const auto& entry : steps) {
+    const int step = entry.first;
     std::string wrong = Failure([&] {
       cut.Set(0);
       Checkpoint::Open(directory, step).value().Load(cut.All());

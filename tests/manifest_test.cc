@@ -152,10 +152,10 @@ TEST_SUITE("unit") {
         {"\n]\n]\n}", "\n]\n], \"checksum\": \"\"\n}", "m: /checksum: is given twice; keep one"},
         {"\"blocks\": [", "\"blocks\": [3, ", "m: /blocks/0: must be an array of strings"},
     };
-    for (const auto& [from, to, refusal] : cases) {
-      CAPTURE(from);
-      CAPTURE(to);
-      CHECK(Forged(from, to) == refusal);
+    for (const auto& c : cases) {
+      CAPTURE(c.from);
+      CAPTURE(c.to);
+      CHECK(Forged(c.from, c.to) == c.refusal);
     }
     CHECK(Forged("\"seed\": \"7\"", "\"seed\": \"8\"") == "accepted");
   }

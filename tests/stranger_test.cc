@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <random>
@@ -309,25 +310,39 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("strangers: when the system has no more descriptors") {
+    Door door(Listen({"127.0.0.1", 0}), kSecret, 0, 2);
+    const Address at = LocalAddress(door.listener());
+    std::vector<Socket> kept;
+    for (int i = 0; i < 20; ++i) kept.push_back(Connect(at, Soon()));
+    // The honest one comes last.
+    const Claim claim{Purpose::kMeet, 1, 0, 2, 80, false};
+    Call call(Connect(at, Soon()), claim, kSecret, "rank 0");
     rlimit before;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
-    std::vector<Socket> kept;
-    const std::vector<Attendance> all = Gather(Points(2, false), [&](const Address& at) {
-      for (int i = 0; i < 60; ++i) kept.push_back(Connect(at, Soon()));
-      // Room for what the honest process needs, at both ends, but not for all strangers.
-      rlimit less = before;
-      less.rlim_cur = static_cast<rlim_t>(kept.back().fd()) + 40;
-      REQUIRE(setrlimit(RLIMIT_NOFILE, &less) == 0);
-      for (int i = 0; i < 10; ++i) {
-        try {
-          kept.push_back(Connect(at, Clock::now() + milliseconds(1)));
-        } catch (const Error&) {
-        }
+    rlimit less = before;
+    const Socket highest(dup(kept.back().fd()));
+    less.rlim_cur = static_cast<rlim_t>(highest.fd()) + 8;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &less) == 0);
+    std::vector<Visitor> visitors;
+    std::string failure;
+    const Clock::time_point deadline = Soon();
+    try {
+      Readiness readiness;
+      while (visitors.empty() && Clock::now() < deadline) {
+        door.Ask(&readiness);
+        call.Ask(&readiness);
+        readiness.Wait(Clock::now() + milliseconds(20));
+        CHECK(call.Serve(readiness) == Call::State::kGoing);
+        visitors = door.Serve(readiness);
       }
-      kept.erase(kept.end() - 5, kept.end());
-    });
+    } catch (const Error& error) {
+      failure = error.what();
+    }
     REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
-    CheckMet(all, false);
+    CHECK(failure == "");
+    REQUIRE(visitors.size() == 1);
+    CHECK(visitors[0].claim.port == 80);
+    CHECK(door.Refused().find("127.0.0.1 (is one of too many at a time; ") == 0);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -84,7 +85,7 @@ void Run() {
     std::printf("%10s  %12s  %12s  %12s  %12s  %8s\n", "bytes", "mpi latency", "tcp latency",
                 "mpi rate", "tcp rate", "tcp/mpi");
   }
-  for (const size_t size : {0, 8, 1024, 65'536, 1 << 20, 1 << 24}) {
+  for (const size_t size : std::to_array<size_t>({0, 8, 1024, 65'536, 1 << 20, 1 << 24})) {
     const double mpi_time = Measure(over_mpi.get(), size), tcp_time = Measure(&over_tcp, size);
     if (world.rank != 0) continue;
     const auto bytes = static_cast<double>(size);

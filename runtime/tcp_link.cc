@@ -21,8 +21,11 @@ constexpr size_t kReadAhead = 50 * sizeof(Frame);
 
 bool Later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
+/// How a connection ended. Whether bytes were left that nobody read is no matter.
 TcpLink::Closed Broken(int error) {
-  return TcpLink::Closed(std::generic_category().message(error));
+  if (error == ECONNRESET || error == EPIPE) error = 0;
+  return TcpLink::Closed(error == 0 ? "it was closed at the other end"
+                                    : std::generic_category().message(error));
 }
 
 }  // namespace
@@ -93,7 +96,7 @@ void TcpLink::Read() {
   std::byte* const to = to_room ? room_.data() : read_.data() + end_;
   const size_t most = to_room ? room_.size() : read_.size() - end_;
   const ssize_t count = recv(socket_.fd(), to, most, MSG_DONTWAIT);
-  if (count == 0) throw Closed("it was closed at the other end");
+  if (count == 0) throw Broken(0);
   if (count < 0) {
     if (Later(errno)) return;
     throw Broken(errno);

@@ -12,7 +12,7 @@ namespace contraflow {
 namespace {
 
 /// Messages of one process that nobody has received yet: more than any plan has under way.
-constexpr size_t kMaxArrived = size_t{1} << 20;
+constexpr size_t kMaxArrived = size_t{1} << 18;
 
 /// The operations there are.
 constexpr int kOps = 0

@@ -28,9 +28,11 @@ constexpr std::chrono::milliseconds kFlush{1'000};
 
 /// A thread that leaves signals to others.
 std::thread StartQuietly(const std::function<void()>& serve) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t others, before;
+  sigfillset(&others);
+  // But for its own faults, which whoever wants to know about them must see.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&others, fault);
+  pthread_sigmask(SIG_BLOCK, &others, &before);
   std::thread thread;
   std::error_code failure;
   try {

@@ -97,6 +97,8 @@ TEST_SUITE("unit") {
     CHECK(network.At({0, 0, 1}).Done(first.transfer));
     CHECK(first.numbers == std::vector<float>{10});
     CHECK(second.numbers == std::vector<float>{11});
+    network.At({0, 0, 0}).Wait(a.transfer);
+    network.At({0, 0, 0}).Wait(b.transfer);
   }
 
   TEST_CASE_TEMPLATE("transport: edges and replicas are apart", Network, ThreadNetwork,
@@ -109,6 +111,9 @@ TEST_SUITE("unit") {
     CHECK(Receive(network.At({0, 0, 2}), "RECV_F s1 m0 from=0") == std::vector<float>{3});
     CHECK(Receive(network.At({0, 0, 2}), "RECV_F s1 m0 from=1") == std::vector<float>{2});
     CHECK(Receive(network.At({1, 0, 2}), "RECV_F s1 m0 from=0") == std::vector<float>{1});
+    network.At({1, 0, 0}).Wait(a.transfer);
+    network.At({0, 0, 1}).Wait(b.transfer);
+    network.At({0, 0, 0}).Wait(c.transfer);
   }
 
   TEST_CASE_TEMPLATE("transport: strict a send waits until its message is taken", Network,
@@ -174,8 +179,9 @@ TEST_SUITE("unit") {
 
   TEST_CASE_TEMPLATE("transport: a wrong tag size or peer is an error", Network, ThreadNetwork,
                      TcpNetwork) {
-    Network network(2, 1, 1, {});
+    // They outlive what may still be sending them.
     Parcel a("SEND_F s0 m1 to=1", {1}), b("SEND_F s0 m2 to=1", {1, 2});
+    Network network(2, 1, 1, {});
     Post(network.At({0, 0, 0}), a);
     Post(network.At({0, 0, 0}), b);
     CHECK(Failure([&] {

@@ -381,13 +381,13 @@ TEST_SUITE("unit") {
     auto sent = std::make_unique<Bytes>(size_t{8} << 20), got = std::make_unique<Bytes>(*sent);
     const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent->size()), *sent, false);
     const int receive = wires[1]->Receive(Channel::kMessages, 0, *got);
+    Bytes never(1);
+    const int waits = wires[0]->Receive(Channel::kSums, 1, never);
     int aborted = 0;
     std::jthread other([&] {
       std::this_thread::sleep_for(Milliseconds(2));
       for (const auto& wire : wires) wire->Abort();
     });
-    Bytes never(1);
-    const int waits = wires[0]->Receive(Channel::kSums, 1, never);
     try {
       Await(*wires[0], waits);
     } catch (const Aborted&) {

@@ -184,6 +184,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("strangers: random bytes on connections") {
     const std::vector<Attendance> all = Gather(Points(2, true), [&](const Address& at) {
+      CHECK(Try(at, {Purpose::kMesh, 0, 0, 2, 1, true}, kSame, kSameProof) == "");  // from itself
       std::mt19937_64 random(3);
       const Claim claim{Purpose::kMeet, 1, 0, 2, 1, true};
       for (int round = 0; round < 300; ++round) {

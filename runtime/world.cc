@@ -108,7 +108,8 @@ World ReadLauncher(const Environment& get, const Variables& names) {
   if (!size) Required(get, size_name, 0, names.rank);
   world.size = static_cast<int>(*size);
   world.rank = Required(get, names.rank, world.size - 1, size_name);
-  world.local_rank = Required(get, names.local_rank, world.size - 1, names.rank);
+  world.local_rank =
+      static_cast<int>(Number(get, names.local_rank, 0, world.size - 1).value_or(-1));
   world.master_address = Text(get, "MASTER_ADDR");
   world.master_port = static_cast<int>(Number(get, "MASTER_PORT", 1, 65535).value_or(0));
   world.job = Text(get, names.job);

@@ -125,7 +125,8 @@ Membership Member::Join() {
     }
   }
   Membership membership = MeetOverTcp(options_, world_);
-  wire_ = std::make_unique<TcpWire>(world_.rank, std::move(membership.mesh));
+  wire_ = std::make_unique<TcpWire>(world_.rank, std::move(membership.mesh),
+                                    [this](int process) { return NameOfProcess(process); });
   membership.mesh.clear();
   return membership;
 }

@@ -164,7 +164,7 @@ TEST_SUITE("jobs") {
     CheckRefused(bench.Spec(2, {"--resume-step", "7"}), {"has no checkpoint of step 7"});
   }
 
-  TEST_CASE("refused: a damaged checkpoint, but not the one before when asked for") {
+  TEST_CASE("refused: a damaged checkpoint but not the one before when asked for") {
     const Bench bench;
     bench.Train(4);
     const fs::path newest = FolderOf(bench.checkpoints, 4), shard = ShardIn(newest);

@@ -15,7 +15,7 @@ namespace {
 using Addresses = std::vector<std::string>;
 
 TEST_SUITE("unit") {
-  TEST_CASE("mpi: without a launcher, or without MPI, it says what to do") {
+  TEST_CASE("mpi: without a launcher or without MPI it says what to do") {
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
       unsetenv(variable);
     }

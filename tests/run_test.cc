@@ -351,8 +351,18 @@ TEST_SUITE("cli") {
     expect(plan + " --device cuda", 1,
            "--device cuda: this version executes plans on the CPU only; use --device cpu");
     expect(plan + " --transport nccl", 1,
-           "--transport nccl: this version joins ranks as threads of one process only; use "
-           "--transport threads");
+           "--transport nccl: this version computes on the CPU only; use --transport mpi or tcp");
+    expect(plan + " --resume", 1, "--resume needs --checkpoint DIR, the folder of the checkpoints");
+    expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-every 0", 1,
+           "--checkpoint-every: must be in 1..1000000000, is 0");
+    expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-keep 0", 1,
+           "--checkpoint-keep: must be at least 1, is 0");
+    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step -1", 1,
+           "--resume-step: must be in 1..1000000000, is -1");
+    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step 7", 1,
+           "--resume-step: " + folder.File("c") + " has no checkpoint of step 7");
+    expect(plan + " --rendezvous-timeout 0", 1,
+           "--rendezvous-timeout: must be above 0 and at most 1000000 seconds");
     expect(plan + " --trace " + folder.File("no/trace.json"), 1,
            folder.File("no/trace.json") +
                ": cannot be written: No such file or directory; does its folder exist?");
@@ -382,7 +392,7 @@ TEST_SUITE("cli") {
     const TestFolder folder;
     const Outcome help = RunTool(folder, "--help");
     CHECK(help.code == 0);
-    CHECK(help.out.find("--transport threads|mpi|nccl") != std::string::npos);
+    CHECK(help.out.find("--transport threads|tcp|mpi|nccl") != std::string::npos);
     CHECK(RunTool(folder, "--version").out.starts_with("contraflow-run "));
 
     // The first Ctrl-C ends the training after the step under way, with its report; the shell sees

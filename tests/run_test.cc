@@ -357,8 +357,8 @@ TEST_SUITE("cli") {
            "--checkpoint-every: must be in 1..1000000000, is 0");
     expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-keep 0", 1,
            "--checkpoint-keep: must be at least 1, is 0");
-    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step -1", 1,
-           "--resume-step: must be in 1..1000000000, is -1");
+    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step 0", 1,
+           "--resume-step: must be in 1..1000000000, is 0");
     expect(plan + " --checkpoint " + folder.File("c") + " --resume-step 7", 1,
            "--resume-step: " + folder.File("c") + " has no checkpoint of step 7");
     expect(plan + " --rendezvous-timeout 0", 1,

@@ -57,10 +57,11 @@ Variables LauncherVariables(JobStyle style, int process, int processes, int port
   const std::string number = std::to_string(process), size = std::to_string(processes);
   switch (style) {
     case JobStyle::kMpirun:
-      // Under the sanitizer: OpenMPI leaks what it allocates, and leaves no names of who did.
+      // Under sanitizers: OpenMPI leaks what it allocates, and its locks and threads are its own.
       return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-              {"ASAN_OPTIONS", "detect_leaks=0"}};
+              {"ASAN_OPTIONS", "detect_leaks=0"},
+              {"TSAN_OPTIONS", "ignore_noninstrumented_modules=1:detect_deadlocks=0"}};
     case JobStyle::kSrun:
       return {{"SLURM_PROCID", number},
               {"SLURM_NTASKS", size},

@@ -33,8 +33,11 @@ Clock::time_point After(double seconds) {
 
 /// What every process has of its environment, whoever runs the tests.
 Variables CleanEnvironment(const std::string& mark, const std::string& folder) {
-  // mpirun keeps its files in TMPDIR.
-  Variables clean = {{"LC_ALL", "C"}, {"TMPDIR", folder}, {"CONTRAFLOW_TEST_JOB", mark}};
+  // mpirun keeps its files in TMPDIR, and those of its shared memory outlive ranks that are killed.
+  Variables clean = {{"LC_ALL", "C"},
+                     {"TMPDIR", folder},
+                     {"OMPI_MCA_btl_vader_backing_directory", folder},
+                     {"CONTRAFLOW_TEST_JOB", mark}};
   for (const char* const name :
        {"PATH", "HOME", "ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
     if (const char* const value = std::getenv(name)) clean[name] = value;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,13 @@ inline constexpr int kExitBug = 70;   ///< our own bug
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+/// What a tool says of an exception that ends it, and its exit code.
+struct Complaint {
+  std::string text;
+  int code = kExitBug;
+};
+Complaint ComplaintOf(const std::exception_ptr& error);
 
 /// Runs `body` and returns its exit code. No exception leaves it: each becomes one line
 /// "PROGRAM: error: ..." on stderr and an exit code.

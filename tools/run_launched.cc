@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,10 +26,6 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kMaxSecretBytes = 4096;
-
-std::chrono::milliseconds Milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
-}
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
@@ -189,17 +182,10 @@ int Member::Train() {
     return kExitFine;
   } catch (const Aborted&) {
     control_.Fail(FaultKind::kError, "", kExitInput);
-  } catch (const Error& error) {
-    control_.Fail(FaultKind::kError, error.what(), kExitInput);
-  } catch (const std::bad_alloc&) {
-    control_.Fail(FaultKind::kError, "out of memory; use fewer ranks or micro-batches", kExitInput);
-  } catch (const InternalError& error) {
-    control_.Fail(FaultKind::kBug, error.what(), kExitBug);
-  } catch (const std::exception& error) {
-    control_.Fail(FaultKind::kBug,
-                  std::string("internal error: ") + error.what() +
-                      "; this is a bug in contraflow, please report it",
-                  kExitBug);
+  } catch (...) {
+    const Complaint complaint = ComplaintOf(std::current_exception());
+    control_.Fail(complaint.code == kExitBug ? FaultKind::kBug : FaultKind::kError, complaint.text,
+                  complaint.code);
   }
   // Not reached: Fail ends the process. A process that lives on must not end the job in order.
   std::abort();

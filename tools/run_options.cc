@@ -1,6 +1,7 @@
 #include "tools/run_options.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <optional>
 
 #include "compiler/error.h"
@@ -69,6 +70,10 @@ void CheckOptions(const RunOptions& options) {
 }
 
 }  // namespace
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+}
 
 RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   RunOptions options;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -35,6 +36,9 @@ struct RunOptions {
 
   std::string help;  ///< if not empty, show this and do nothing else
 };
+
+/// Seconds of an option, rounded up.
+std::chrono::milliseconds Milliseconds(double seconds);
 
 /// Throws UsageError if the words cannot be read, Error if a value does not fit or names a device
 /// or transport that this version does not have.

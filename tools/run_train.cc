@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -73,8 +71,7 @@ void RequireAlone(const World& world) {
 int TrainAlone(const RunOptions& options) {
   const RunInput input = ReadInput(options);
   ThreadedRun run(input.plan, input.model, input.text, options.seed,
-                  {options.strict, std::chrono::milliseconds(
-                                       static_cast<int64_t>(std::ceil(options.timeout * 1000)))});
+                  {options.strict, Milliseconds(options.timeout)});
   Job job;
   Training training(options, input, run, job, &stop_signal);
   CatchSignals();

@@ -114,7 +114,7 @@ class BodyReader {
   Fault ReadFault() {
     Fault fault;
     const uint64_t kind = Number(1);
-    if (kind > static_cast<uint64_t>(FaultKind::kSignal)) Refuse();
+    if (kind > static_cast<uint64_t>(FaultKind::kJob)) Refuse();
     fault.kind = static_cast<FaultKind>(kind);
     fault.process = Signed();
     fault.about = Signed();

@@ -81,9 +81,19 @@ Fault ControlThread::Own(FaultKind kind, std::string text) const {
 
 void ControlThread::Suspect() {
   if (known_) return;
-  known_ = now_;
+  known_ = looked_ = now_;
   last_beat_ = Look();
   if (!options_.exit) backstop_.emplace(options_.bound);
+}
+
+/// It may have gone on since it knew of the fault; unless it has given up meanwhile.
+void ControlThread::LookAgain() {
+  {
+    const std::lock_guard lock(desk_.mutex);
+    if (desk_.failing) return;
+  }
+  looked_ = now_;
+  last_beat_ = Look();
 }
 
 void ControlThread::Tell(const Fault& fault) {
@@ -99,6 +109,7 @@ void ControlThread::Stop(const Fault& cause) {
   cause_ = cause;
   stopped_at_ = now_;
   phase_ = Phase::kStopped;
+  LookAgain();
   if (Leads()) SendToAll(ControlMessage(Kind::kStop, cause));
   {
     const std::lock_guard lock(desk_.mutex);
@@ -113,7 +124,7 @@ void ControlThread::SayWords() {
   ControlMessage message(Kind::kWords);
   message.beat = last_beat_;
   message.beat.age_ms +=
-      static_cast<uint32_t>(std::chrono::duration_cast<milliseconds>(now_ - *known_).count());
+      static_cast<uint32_t>(std::chrono::duration_cast<milliseconds>(now_ - looked_).count());
   {
     const std::lock_guard lock(desk_.mutex);
     message.has_fault = desk_.failed.has_value();

@@ -84,6 +84,7 @@ class ControlThread {
   bool Leads() const;
   Fault Own(FaultKind kind, std::string text) const;
   void Suspect();
+  void LookAgain();
   void Tell(const Fault& fault);
   void Stop(const Fault& cause);
   void SayWords();
@@ -115,7 +116,8 @@ class ControlThread {
   std::optional<Clock::time_point> known_;  // since when this process knows of a fault
   Clock::time_point stopped_at_{}, end_at_{};
   std::optional<Fault> cause_;
-  Beat last_beat_;  // what it was doing when it was stopped
+  Beat last_beat_;  // what it was doing when it was stopped, or knew of a fault itself
+  Clock::time_point looked_{};
   bool took_over_ = false, answered_ = false, error_told_ = false;
   bool stop_heard_ = false, reported_ = false, end_heard_ = false;
 };

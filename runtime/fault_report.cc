@@ -40,6 +40,7 @@ std::string Sentence(const Fault& fault, const std::vector<int>& processes, size
     case FaultKind::kSignal:
       return subject + (processes.size() > 1 ? " were" : " was") + " sent " + fault.text;
     case FaultKind::kTimeout:
+    case FaultKind::kJob:
       return fault.text;
     case FaultKind::kLost:
       if (fault.seen) return subject + " was lost: " + fault.text;
@@ -159,6 +160,7 @@ bool MayFollow(const std::vector<Fault>& faults, size_t index) {
       return fault.text.find("lost") != std::string::npos;
     case FaultKind::kBug:
     case FaultKind::kTimeout:
+    case FaultKind::kJob:
       break;
   }
   return false;
@@ -186,8 +188,9 @@ std::string FaultReport(const std::string& prefix, const Name& name, const Findi
   const std::string first = Sentence(cause.fault, cause.processes, size, name);
   std::string report = prefix + Indented(first, 4) + "\n";
   // What all have alike is no matter of where each of them was.
-  const bool alike = cause.processes.size() == size && cause.fault.kind != FaultKind::kSignal &&
-                     cause.fault.kind != FaultKind::kTimeout;
+  const bool alike = cause.fault.kind == FaultKind::kJob ||
+                     (cause.processes.size() == size && cause.fault.kind != FaultKind::kSignal &&
+                      cause.fault.kind != FaultKind::kTimeout);
   if (!alike) {
     for (size_t p = 0; p < size; ++p) {
       const Standing& standing = findings.standings[p];

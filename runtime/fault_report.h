@@ -7,8 +7,9 @@
 
 namespace contraflow {
 
-/// Why a job stops.
-enum class FaultKind { kError, kBug, kLost, kTimeout, kSignal };
+/// Why a job stops. kJob is an error that all processes tell of alike, of one no more than of the
+/// others, such as two that have different plans.
+enum class FaultKind { kError, kBug, kLost, kTimeout, kSignal, kJob };
 
 /// One reason to stop.
 struct Fault {

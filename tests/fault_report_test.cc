@@ -95,6 +95,19 @@ TEST_SUITE("unit") {
           "          lines\n");
   }
 
+  TEST_CASE("fault report: what is the matter of the whole job is nobody's in particular") {
+    Findings findings;
+    findings.cause = Told(FaultKind::kJob, 1, "rank 1 has another plan than rank 0");
+    findings.standings = {At("a", 0), At("b", 1), At("c", 2)};
+    CHECK(Report(findings) == "error: rank 1 has another plan than rank 0\n");
+    findings.later = {Told(FaultKind::kJob, 0, "rank 1 has another plan than rank 0"),
+                      Told(FaultKind::kError, 2, "too late")};
+    CHECK(Report(findings) ==
+          "error: rank 1 has another plan than rank 0\n"
+          "  then    rank 2: too late\n");
+    CHECK(!MayFollow({findings.cause}, 0));
+  }
+
   TEST_CASE("fault report: what several ranks say is one line") {
     Findings findings;
     findings.cause = Told(FaultKind::kError, 2, "plan.json: no such file");

@@ -27,7 +27,7 @@ void Job::Agree(const std::vector<Fact>& facts) {
   std::vector<std::vector<Fact>> all;
   for (const std::string& bytes : Gather(WriteFacts(facts))) all.push_back(ReadFacts(bytes));
   const std::string difference = Broadcast(all.empty() ? "" : Disagreement(all, name_));
-  if (!difference.empty()) throw Error(difference);
+  if (!difference.empty()) throw JobError(difference);
 }
 
 }  // namespace contraflow

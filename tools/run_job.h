@@ -5,11 +5,17 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/error.h"
 #include "runtime/agreement.h"
 
 namespace contraflow {
 
 class Control;
+
+/// What all processes of a job throw alike.
+struct JobError : Error {
+  using Error::Error;
+};
 
 /// The processes that train together: this one on its own, or those under a Control. All of them
 /// make the same calls in the same order.
@@ -30,7 +36,7 @@ class Job {
   /// Those of the one that leads, for all.
   std::string Broadcast(std::string_view bytes);
   void Barrier();
-  /// Throws Error, on every process with the same text, unless all have the same facts.
+  /// Throws JobError, on every process with the same text, unless all have the same facts.
   void Agree(const std::vector<Fact>& facts);
 
  private:

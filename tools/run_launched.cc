@@ -151,10 +151,10 @@ void Member::CheckSize() const {
   if (plan.expert_parallel > 1) {
     devices += " x " + std::to_string(plan.expert_parallel) + " devices of an expert group";
   }
-  throw Error(options_.plan + ": needs " + std::to_string(order_->processes()) + " processes (" +
-              devices + "), launched are " + std::to_string(world_.size) + "; launch " +
-              std::to_string(order_->processes()) + ", or compile a plan for " +
-              std::to_string(world_.size));
+  throw JobError(options_.plan + ": needs " + std::to_string(order_->processes()) + " processes (" +
+                 devices + "), launched are " + std::to_string(world_.size) + "; launch " +
+                 std::to_string(order_->processes()) + ", or compile a plan for " +
+                 std::to_string(world_.size));
 }
 
 /// Reads what the options name, and makes sure that all processes read the same.
@@ -182,6 +182,8 @@ int Member::Train() {
     return kExitFine;
   } catch (const Aborted&) {
     control_.Fail(FaultKind::kError, "", kExitInput);
+  } catch (const JobError& error) {
+    control_.Fail(FaultKind::kJob, error.what(), kExitInput);
   } catch (...) {
     const Complaint complaint = ComplaintOf(std::current_exception());
     control_.Fail(complaint.code == kExitBug ? FaultKind::kBug : FaultKind::kError, complaint.text,

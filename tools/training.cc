@@ -68,7 +68,7 @@ void Training::Train() {
     WriteFile(options_.trace, WriteTrace(plan_, last_.timeline));
   }
   Say(options_.json ? Document() : Summary());
-  if (!difference_.empty()) throw Error("--check: " + difference_);
+  if (!difference_.empty()) throw JobError("--check: " + difference_);
 }
 
 void Training::Say(const std::string& text) const {

@@ -27,7 +27,7 @@ class Training {
   Training(const RunOptions& options, const RunInput& input, Run& run, Job& job,
            const volatile std::sig_atomic_t* stop);
 
-  /// Throws Error if --check found a difference, after the report.
+  /// Throws JobError if --check found a difference, after the report.
   void Train();
 
  private:

@@ -58,6 +58,7 @@ struct Control::State {
         size(membership.size),
         prefix(options.prefix),
         print(options.print),
+        waiting(options.waiting),
         exit(options.exit) {
     CF_ASSERT(size > 0 && rank >= 0 && rank < size);
     CF_ASSERT(membership.watch.size() == static_cast<size_t>(size));
@@ -89,6 +90,7 @@ struct Control::State {
   const int rank, size;
   const std::string prefix;
   const std::function<void(const std::string&)> print;
+  const std::function<void(int)> waiting;
   const std::function<void(int)> exit;
   ControlDesk desk;
   std::optional<ControlThread> work;
@@ -98,7 +100,10 @@ struct Control::State {
 std::string Control::State::Await(std::unique_lock<std::mutex>& lock, int from,
                                   Operation operation) {
   std::optional<ControlDesk::Parcel>& place = desk.incoming[static_cast<size_t>(from)];
-  desk.changed.wait(lock, [&] { return place || desk.stopped; });
+  const auto ready = [&] { return place || desk.stopped; };
+  if (!ready() && waiting) waiting(from);
+  desk.changed.wait(lock, ready);
+  if (waiting && !desk.stopped) waiting(-1);
   if (desk.stopped) throw Aborted();
   CF_ASSERT(place->operation == operation);
   std::string bytes = std::move(place->bytes);

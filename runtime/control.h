@@ -35,6 +35,9 @@ class Control {
     /// What this process is doing, without a period: "step 3, instruction 17 (RECV_F s1 m4 from=0):
     /// waits for rank 0". Called from the control thread; must not wait.
     std::function<std::string(const Progress::Snapshot&)> describe;
+    /// Called by the main thread that waits for a process in Gather, Broadcast or Barrier: with its
+    /// number before, and with -1 behind it.
+    std::function<void(int process)> waiting;
     /// Prints the report; default: stderr. Called at most once, by the leader (or, where both
     /// leaders are lost, by each of the others).
     std::function<void(const std::string& report)> print;

@@ -140,8 +140,14 @@ void ControlThread::SayWords() {
 void ControlThread::Report() {
   reported_ = true;
   if (!cause_) cause_ = roll_.faults()[CauseOf(roll_.faults())];
-  const std::string report = FaultReport(options_.prefix, options_.name, roll_.Find(*cause_, now_));
-  options_.print(report);
+  if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero()) {
+    // The others have reported this one, and gone.
+    options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
+                   SecondsText(std::chrono::duration<double>(away_).count()) +
+                   ", and the job ended without it\n");
+  } else {
+    options_.print(FaultReport(options_.prefix, options_.name, roll_.Find(*cause_, now_)));
+  }
   SendToAll(ControlMessage(Kind::kEnd));
   phase_ = Phase::kEnding;
   end_at_ = Clock::now() + options_.bound / 15;

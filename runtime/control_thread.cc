@@ -53,6 +53,7 @@ void ControlThread::Run() {
     const Clock::time_point before = std::exchange(now_, Clock::now());
     // If this process itself was stopped for a while, silence is nobody's fault.
     if (now_ - before > std::max<Clock::duration>(std::chrono::seconds(1), options_.silence / 4)) {
+      away_ = now_ - before;
       for (const auto& link : links_) {
         if (link != nullptr) link->Excuse(now_);
       }

@@ -118,6 +118,7 @@ class ControlThread {
   std::optional<Fault> cause_;
   Beat last_beat_;  // what it was doing when it was stopped, or knew of a fault itself
   Clock::time_point looked_{};
+  Clock::duration away_{};  // for how long this process was stopped, last
   bool took_over_ = false, answered_ = false, error_told_ = false;
   bool stop_heard_ = false, reported_ = false, end_heard_ = false;
 };

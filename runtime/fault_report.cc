@@ -106,7 +106,9 @@ std::string StandingText(const Standing& standing) {
 /// Each circle of processes that wait for each other, from its lowest process on.
 std::vector<std::vector<int>> Circles(const std::vector<Standing>& standings) {
   const auto next = [&](int process) {
-    const int to = standings[static_cast<size_t>(process)].waits_for;
+    // What was heard of a process before is no proof that it still waits.
+    const Standing& standing = standings[static_cast<size_t>(process)];
+    const int to = standing.kind == Standing::Kind::kAnswered ? standing.waits_for : -1;
     return to >= 0 && to < static_cast<int>(standings.size()) ? to : -1;
   };
   std::vector<std::vector<int>> circles;

@@ -92,6 +92,7 @@ void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<fl
     std::vector<float>& experts = experts_[s][static_cast<size_t>(replica) * holders + holder];
     stages_[s].BackwardWeight(dense, experts.data(), &stashes[s]);
   }
+  if (moved_) moved_();
 }
 
 /// Which of the copies of a stage works on this micro-batch.

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan.h"
@@ -21,6 +23,8 @@ class ReferenceRun {
   /// not fit the plan.
   ReferenceRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed);
 
+  /// Called whenever a micro-batch is done, for who waits; may be empty.
+  void OnMove(std::function<void()> moved) { moved_ = std::move(moved); }
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);
 
@@ -44,6 +48,7 @@ class ReferenceRun {
   // and, for the experts, [stage][replica * holders + holder].
   std::vector<std::vector<std::vector<float>>> dense_, experts_;
   int64_t dropped_ = 0;
+  std::function<void()> moved_;
 };
 
 }  // namespace contraflow

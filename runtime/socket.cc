@@ -291,22 +291,20 @@ Address PeerAddress(const Socket& socket) {
 Socket Connect(const Address& to, Clock::time_point deadline) {
   RequirePort(to, 1);
   // Long enough for a lost packet or two, short enough to try a host's other addresses.
-  constexpr milliseconds kAttempt{5'000}, kPause{50};
+  constexpr milliseconds kAttempt{5'000}, kPause{50}, kLookUpPause{500};
   std::string reason;
   do {
     const Resolved resolved = Resolve(to, deadline);
-    if (resolved.error != 0) {
-      reason = resolved.Reason();
-      if (resolved.error != EAI_AGAIN)
-        throw Error("cannot connect to " + to.Text() + ": " + reason);
-    }
+    // A cluster may come to know the name of a machine that has just started.
+    if (resolved.error != 0) reason = resolved.Reason();
     for (const Endpoint& endpoint : resolved.endpoints) {
       Socket socket;
       const int error = TryConnect(endpoint, std::min(deadline, Clock::now() + kAttempt), &socket);
       if (error == 0) return socket;
       reason = std::strerror(error);
     }
-    std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPause));
+    const milliseconds pause = resolved.error != 0 ? kLookUpPause : kPause;
+    std::this_thread::sleep_until(std::min(deadline, Clock::now() + pause));
   } while (Clock::now() < deadline);
   throw Error("cannot connect to " + to.Text() + ": " + reason);
 }

@@ -113,8 +113,27 @@ World ReadLauncher(const Environment& get, const Variables& names) {
   world.master_address = Text(get, "MASTER_ADDR");
   world.master_port = static_cast<int>(Number(get, "MASTER_PORT", 1, 65535).value_or(0));
   world.job = Text(get, names.job);
+  // torchrun's own store listens at MASTER_PORT; the next port is as good.
+  const std::string store = Text(get, "TORCHELASTIC_USE_AGENT_STORE");
+  if (names.launcher == Launcher::kTorchrun && (store == "True" || store == "1") &&
+      world.master_port > 0) {
+    world.master_port += world.master_port < 65535 ? 1 : -1;
+  }
   if (names.launcher == Launcher::kSrun) AskSlurm(get, &world);
   return world;
+}
+
+/// RANK and WORLD_SIZE may be left over from somewhere else, and mpirun have started this process.
+/// That they differ is right only where mpirun started torchrun, and that this process.
+void RequireOneLauncher(const Environment& get, const World& world) {
+  const Variables& mpirun = kLaunchers[1];
+  if (Text(get, mpirun.rank).empty() || !world.job.empty()) return;
+  const World other = ReadLauncher(get, mpirun);
+  if (other.rank == world.rank && other.size == world.size) return;
+  throw Error("RANK and WORLD_SIZE say " + std::to_string(world.rank) + " of " +
+              std::to_string(world.size) + ", but mpirun's " + mpirun.rank + " and " +
+              mpirun.size[0] + " " + std::to_string(other.rank) + " of " +
+              std::to_string(other.size) + "; unset those that are left over");
 }
 
 bool IsHostCharacter(char c) {
@@ -146,10 +165,20 @@ constexpr std::array<std::string_view, 3> kDimensions = {"ep", "dp", "pp"};
 
 World ReadWorld(const Environment& get) {
   for (const Variables& names : kLaunchers) {
-    const std::string size = Text(get, FirstSet(get, names.size));
-    // Of SLURM, a batch script has the number of tasks too; only tasks have numbers of their own.
-    const bool sized = names.launcher != Launcher::kSrun && !size.empty();
-    if (sized || !Text(get, names.rank).empty()) return ReadLauncher(get, names);
+    if (Text(get, names.rank).empty()) continue;
+    const World world = ReadLauncher(get, names);
+    if (names.launcher == Launcher::kTorchrun) RequireOneLauncher(get, world);
+    return world;
+  }
+  for (const Variables& names : kLaunchers) {
+    // Of SLURM, a shell has the number of tasks too; only tasks have numbers of their own.
+    const bool sized = !Text(get, FirstSet(get, names.size)).empty();
+    if (sized && names.launcher != Launcher::kSrun) return ReadLauncher(get, names);
+  }
+  if (Number(get, "PMI_SIZE", 0, kMaxProcesses).value_or(1) > 1) {
+    throw Error(
+        "PMI_SIZE is set, so an MPI launcher that is not Open MPI's started this process; use Open "
+        "MPI's mpirun, or set RANK and WORLD_SIZE to what PMI_RANK and PMI_SIZE say");
   }
   return {};
 }

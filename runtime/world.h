@@ -28,10 +28,11 @@ using Environment = std::function<const char*(const char* name)>;
 
 /// Reads, in this order, RANK/WORLD_SIZE/LOCAL_RANK (torchrun), OMPI_COMM_WORLD_RANK/_SIZE/
 /// _LOCAL_RANK (mpirun), SLURM_PROCID/SLURM_STEP_NUM_TASKS or SLURM_NTASKS/SLURM_LOCALID (srun);
-/// the first that is there counts, and none of them means one process on its own. MASTER_ADDR and
-/// MASTER_PORT belong to any launcher; srun without them gives the first host of its node list and
-/// a port that follows from the numbers of job and step. Throws Error, naming the variable, where
-/// one is missing, no number, or out of range.
+/// the first whose rank is there counts, and none of them means one process on its own. Where
+/// torchrun's agent holds MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE), the port is the next
+/// one. MASTER_ADDR and MASTER_PORT belong to any launcher; srun without them gives the first host
+/// of its node list and a port that follows from the numbers of job and step. Throws Error, naming
+/// the variable, where one is missing, no number, or out of range.
 World ReadWorld(const Environment& get);
 
 /// The first host of a SLURM node list such as `gpu[003-010,12],login1`: gpu003. Throws Error if it

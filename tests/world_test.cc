@@ -124,7 +124,38 @@ TEST_SUITE("unit") {
     CHECK(Read(With(kSrun, kMpirun)).launcher == Launcher::kMpirun);
     CHECK(Read(With(kSrun, kMpirun)).rank == 3);
     CHECK(Read(With(kSrun, kTorchrun)).rank == 5);
+    // mpirun may start torchrun, and torchrun this process.
     CHECK(Read(With(kMpirun, kTorchrun)).rank == 5);
+    Variables by_hand = kTorchrun;
+    by_hand.erase("TORCHELASTIC_RUN_ID");
+    by_hand["RANK"] = kMpirun.at("OMPI_COMM_WORLD_RANK");
+    by_hand["WORLD_SIZE"] = kMpirun.at("OMPI_COMM_WORLD_SIZE");
+    CHECK(Read(With(kMpirun, by_hand)).launcher == Launcher::kTorchrun);
+    // Left over from elsewhere.
+    by_hand["RANK"] = "0";
+    by_hand["WORLD_SIZE"] = "1";
+    by_hand["LOCAL_RANK"] = "0";
+    CHECK(Failure([&] {
+            Read(With(kMpirun, by_hand));
+          }).find("RANK and WORLD_SIZE say 0 of 1, but mpirun's") == 0);
+    CHECK(Read(With(kMpirun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kMpirun);
+    CHECK(Read(With(kSrun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kSrun);
+    CHECK(Failure([] {
+            Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
+          }).find("PMI_SIZE is set") == 0);
+    CHECK(Read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size == 1);
+  }
+
+  TEST_CASE("world: torchrun keeps MASTER_PORT for itself") {
+    const int port = Read(kTorchrun).master_port;
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port ==
+          port + 1);
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == port);
+    CHECK(
+        Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", "65535"}}))
+            .master_port == 65534);
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", ""}}))
+              .master_port == 0);
   }
 
   TEST_CASE("world: what is missing") {

@@ -1,5 +1,10 @@
 #include "tools/run_input.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "compiler/error.h"
@@ -72,6 +77,13 @@ RunInput ReadInput(const RunOptions& options) {
   input.text = ReadText(options.data, input.model);
   input.text_digest = Hex(Sha256(input.text.bytes));
   return input;
+}
+
+void RequireWritableFolder(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
+  throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
+              "; does its folder exist?");
 }
 
 std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {

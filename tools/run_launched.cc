@@ -1,7 +1,10 @@
 #include "tools/run_launched.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -28,7 +31,9 @@ namespace {
 constexpr int64_t kMaxSecretBytes = 4096;
 
 bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in_addr four = {};
+  const bool numeric = inet_pton(AF_INET, host.c_str(), &four) == 1;
+  return host == "localhost" || host == "::1" || (numeric && ntohl(four.s_addr) >> 24 == 127);
 }
 
 /// Without a secret only processes of this machine can join, and only where they name the same job.
@@ -129,6 +134,7 @@ Control::Options Member::ControlOptions() {
   options.timeout = Milliseconds(options_.timeout);
   options.silence = std::min(options.silence, options.timeout);
   options.name = [this](int process) { return NameOfProcess(process); };
+  options.waiting = [this](int process) { progress_.WaitFor(process); };
   options.describe = [this](const Progress::Snapshot& at) {
     return DescribeProgress(known_plan_, known_order_, world_.rank, at);
   };
@@ -171,13 +177,14 @@ void Member::Prepare(Job& job) {
 int Member::Train() {
   try {
     Job job(&control_, [this](int process) { return NameOfProcess(process); });
+    if (!options_.trace.empty() && job.leads()) RequireWritableFolder(options_.trace);
     Prepare(job);
     transport_.emplace(input_->plan, *order_, *wire_, &progress_,
                        ProcessTransport::Options{options_.strict});
     control_.OnStop([this] { transport_->Abort(); });
     ProcessRun run(input_->plan, input_->model, input_->text, options_.seed, *order_, *transport_,
                    control_, progress_);
-    Training(options_, *input_, run, job, nullptr).Train();
+    Training(options_, *input_, run, job, {nullptr, [this] { progress_.Move(); }}).Train();
     control_.Finish();
     return kExitFine;
   } catch (const Aborted&) {
@@ -196,6 +203,8 @@ int Member::Train() {
 }  // namespace
 
 int TrainLaunched(const RunOptions& options, const World& world) {
+  // A reader that closes its pipe is an error for all processes to know of, not the loss of one.
+  std::signal(SIGPIPE, SIG_IGN);
   return std::make_unique<Member>(options, world)->Train();
 }
 

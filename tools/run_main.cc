@@ -1,3 +1,6 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <string>
@@ -8,7 +11,21 @@
 #include "tools/run_options.h"
 #include "tools/run_train.h"
 
+namespace {
+
+/// The number of a standard stream that is closed would be that of the next connection, and what is
+/// printed go there. What stands in for it has nothing to read and refuses to be written to.
+void KeepStandardStreams() {
+  int fd = 0;
+  do fd = open("/dev/null", O_RDONLY);
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO) close(fd);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  KeepStandardStreams();
   // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
   std::signal(SIGPIPE, SIG_DFL);
   return contraflow::Guard("contraflow-run", [&] {

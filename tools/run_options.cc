@@ -56,10 +56,6 @@ void CheckOptions(const RunOptions& options) {
     throw Error("--checkpoint-keep: must be at least 1, is " +
                 std::to_string(options.checkpoint_keep));
   }
-  if (options.checkpoint.empty() && (options.resume || options.checkpoint_every > 0)) {
-    throw Error(std::string(options.resume ? "--resume" : "--checkpoint-every") +
-                " needs --checkpoint DIR, the folder of the checkpoints");
-  }
   if (options.capacity) CheckCapacity(*options.capacity);
   for (const auto& [flag, seconds] :
        {std::pair("--timeout", options.timeout),
@@ -148,6 +144,15 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   options.timeout = timeout.value_or(options.timeout);
   options.rendezvous_timeout = rendezvous_timeout.value_or(options.rendezvous_timeout);
+  if (options.checkpoint.empty()) {
+    // A variable of the shell that is not set must not train for nothing.
+    if (app.count("--checkpoint") > 0) throw Error("--checkpoint: must be a folder, is empty");
+    for (const char* const flag :
+         {"--resume", "--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
+      if (app.count(flag) == 0) continue;
+      throw Error(std::string(flag) + " needs --checkpoint DIR, the folder of the checkpoints");
+    }
+  }
   if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);
   if (resume_step) {
     options.resume_step = SmallNumber("--resume-step", *resume_step);

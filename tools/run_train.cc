@@ -1,13 +1,8 @@
 #include "tools/run_train.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "compiler/error.h"
 #include "runtime/mpi.h"
@@ -43,14 +38,6 @@ void EndBySignal() {
   std::raise(stop_signal);
 }
 
-/// Says before the training, not after it, that the trace cannot be written.
-void RequireWritableFolder(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
-  throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
-              "; does its folder exist?");
-}
-
 /// What suits the launcher: MPI where it started the processes, else TCP.
 std::string SuitableTransport(const World& world) {
   if (world.size == 1) return "threads";
@@ -62,18 +49,21 @@ std::string SuitableTransport(const World& world) {
 
 /// With `world`, why this process cannot be a run of its own.
 void RequireAlone(const World& world) {
-  if (world.size == 1) return;
+  // The script of a SLURM job has the variables of a task, but only srun starts steps.
+  const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
+  if (world.size == 1 || script) return;
   throw Error("--transport threads: " + std::to_string(world.size) +
               " processes were launched, and each would train on its own; use --transport tcp or "
               "mpi, or launch one");
 }
 
 int TrainAlone(const RunOptions& options) {
+  if (!options.trace.empty()) RequireWritableFolder(options.trace);
   const RunInput input = ReadInput(options);
   ThreadedRun run(input.plan, input.model, input.text, options.seed,
                   {options.strict, Milliseconds(options.timeout)});
   Job job;
-  Training training(options, input, run, job, &stop_signal);
+  Training training(options, input, run, job, {&stop_signal, {}});
   CatchSignals();
   training.Train();
   if (stop_signal != 0) EndBySignal();
@@ -85,7 +75,6 @@ int TrainAlone(const RunOptions& options) {
 int Train(RunOptions options) {
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
   if (options.transport.empty()) options.transport = SuitableTransport(world);
-  if (!options.trace.empty() && world.rank == 0) RequireWritableFolder(options.trace);
   if (options.transport != "threads") return TrainLaunched(options, world);
   RequireAlone(world);
   return TrainAlone(options);

@@ -38,16 +38,19 @@ std::string Plural(int count, const std::string& noun) {
 }  // namespace
 
 Training::Training(const RunOptions& options, const RunInput& input, Run& run, Job& job,
-                   const volatile std::sig_atomic_t* stop)
+                   Watch watch)
     : options_(options),
       input_(input),
       plan_(input.plan),
       model_(input.model),
       run_(run),
       job_(job),
-      stop_(stop),
+      watch_(std::move(watch)),
       checkpoints_(options, input, job) {
-  if (options.check) reference_.emplace(plan_, model_, input.text, options.seed);
+  if (options.check) {
+    reference_.emplace(plan_, model_, input.text, options.seed);
+    reference_->OnMove(watch_.moves);
+  }
   if (plan_.costs) {
     predicted_.emplace();
     AddTimes(plan_, Simulate(plan_, *plan_.costs).timeline, &*predicted_);

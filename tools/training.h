@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,16 +23,23 @@ namespace contraflow {
 /// the job that leads.
 class Training {
  public:
-  /// What is passed must outlive it. `stop` may become a signal's number, to end the training after
-  /// the step under way; null: nothing does that.
-  Training(const RunOptions& options, const RunInput& input, Run& run, Job& job,
-           const volatile std::sig_atomic_t* stop);
+  /// How it and who watches over it work together.
+  struct Watch {
+    /// May become a signal's number, to end the training after the step under way; null: nothing
+    /// does that.
+    const volatile std::sig_atomic_t* stop = nullptr;
+    /// Called now and then during what is not in the plan, but takes its time; may be empty.
+    std::function<void()> moves;
+  };
+
+  /// What is passed must outlive it.
+  Training(const RunOptions& options, const RunInput& input, Run& run, Job& job, Watch watch);
 
   /// Throws JobError if --check found a difference, after the report.
   void Train();
 
  private:
-  bool Stopped() const { return stop_ != nullptr && *stop_ != 0; }
+  bool Stopped() const { return watch_.stop != nullptr && *watch_.stop != 0; }
   void Say(const std::string& text) const;
   void Step(int step);
   void Check(int step);
@@ -51,7 +59,7 @@ class Training {
   const Model& model_;
   Run& run_;
   Job& job_;
-  const volatile std::sig_atomic_t* const stop_;
+  const Watch watch_;
   RunCheckpoints checkpoints_;
   std::optional<ReferenceRun> reference_;
   std::optional<RunTimes> predicted_;

@@ -35,6 +35,8 @@ class GuestVisit {
       }
     } catch (const ToldError&) {
       throw;
+    } catch (const MeetingOver&) {
+      throw;
     } catch (const Error& error) {
       Socket* const socket = &host_;
       Part(std::span(&socket, 1), WriteFrame(Word::kFailed, error.what()));
@@ -173,7 +175,7 @@ class GuestVisit {
                       " before all processes of the job had met; see its output");
     }
     const Word word = frames_.word();
-    if (word == Word::kFailed) throw ToldError(frames_.payload());
+    if (word == Word::kFailed) throw MeetingOver(frames_.payload());
     if (word == Word::kGo && said_ready_) return true;
     if (word != Word::kRoster || has_roster_) {
       throw Error(HostName() + " says what makes no sense here");

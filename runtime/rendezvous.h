@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/error.h"
 #include "runtime/socket.h"
 
 namespace contraflow {
@@ -36,6 +37,12 @@ struct Membership {
   std::vector<Socket> mesh;  ///< by rank, to everyone but itself; empty unless asked for
 };
 
+/// Thrown on a process that had come, when the meeting fails elsewhere: rank 0 throws the same
+/// text.
+struct MeetingOver : Error {
+  using Error::Error;
+};
+
 /// Meets the other processes at rank 0 over TCP (runtime/README has the protocol): proves to each
 /// that it belongs to the job, hands out who listens where, and connects them. Connections that do
 /// not prove it, or do not speak the protocol, are closed and change nothing; no connection keeps
@@ -43,7 +50,8 @@ struct Membership {
 /// the port is taken, nobody answers, what answers is no rendezvous, does not know the secret
 /// or belongs to a job of another size; on rank 0 which ranks did not come in time and whom it
 /// refused meanwhile and why; two processes that say they are the same rank (on all, where they
-/// listen). A failure that rank 0 sees is told to those who have come, which throw the same text.
+/// listen). A failure that rank 0 sees is told to those who have come, which throw the same text
+/// (MeetingOver).
 Membership Meet(const MeetingPoint& point);
 
 }  // namespace contraflow

@@ -205,7 +205,13 @@ int Member::Train() {
 int TrainLaunched(const RunOptions& options, const World& world) {
   // A reader that closes its pipe is an error for all processes to know of, not the loss of one.
   std::signal(SIGPIPE, SIG_IGN);
-  return std::make_unique<Member>(options, world)->Train();
+  std::unique_ptr<Member> member;
+  try {
+    member = std::make_unique<Member>(options, world);
+  } catch (const MeetingOver&) {
+    return kExitInput;  // Process 0 says why, for all.
+  }
+  return member->Train();
 }
 
 }  // namespace contraflow

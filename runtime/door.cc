@@ -138,7 +138,12 @@ std::string Door::Advance(Stranger* stranger) {
     return open ? "" : "left without a word";
   }
   if (!stranger->inbox.full()) {
-    return open ? "" : RankText(stranger->claim) + ", but left at our proof: has another secret?";
+    if (open) return "";
+    const int size = stranger->claim.size;
+    const std::string why = size == size_ ? "has another secret?"
+                                          : "its job has " + std::to_string(size) +
+                                                " processes, this one " + std::to_string(size_);
+    return RankText(stranger->claim) + ", but left at our proof: " + why;
   }
   if (!ProofHolds(secret_, stranger->hello, stranger->challenge, stranger->inbox.bytes())) {
     return RankText(stranger->claim) + ", but does not know the secret";

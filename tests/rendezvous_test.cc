@@ -184,7 +184,9 @@ TEST_SUITE("unit") {
               " belongs to a job of 4 processes, but this one was started as one of "
               "3; start all with the same number of processes"));
     CHECK(Has(all[0].error, "rank 2 of 4 did not come to rank 0 at "));
-    CHECK(Has(all[0].error, "127.0.0.1 (says that it is rank 2 of 3"));
+    CHECK(Has(all[0].error,
+              "127.0.0.1 (says that it is rank 2 of 3, but left at our proof: its job has 3 "
+              "processes, this one 4)"));
     CHECK(all[1].error == all[0].error);
     CHECK(all[3].error == all[0].error);
   }

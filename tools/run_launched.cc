@@ -132,7 +132,8 @@ Membership Member::Join() {
 Control::Options Member::ControlOptions() {
   Control::Options options;
   options.timeout = Milliseconds(options_.timeout);
-  options.silence = std::min(options.silence, options.timeout);
+  // Who allows for long pauses allows a single process one too, in a debugger perhaps.
+  options.silence = std::min(std::max(options.silence, options.timeout / 4), options.timeout);
   options.name = [this](int process) { return NameOfProcess(process); };
   options.waiting = [this](int process) { progress_.WaitFor(process); };
   options.describe = [this](const Progress::Snapshot& at) {

@@ -36,7 +36,8 @@ std::vector<Device> DevicesOf(const Plan& plan) {
 }
 
 bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 /// The first device and stage whose weights or gradients differ from those of a run of threads

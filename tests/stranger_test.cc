@@ -310,6 +310,9 @@ TEST_SUITE("unit") {
     }
   }
 
+// Without descriptors the check of dynamic types, which opens a pipe to look at memory, takes every
+// object for none.
+#ifndef __SANITIZE_ADDRESS__
   TEST_CASE("strangers: when the system has no more descriptors") {
     Door door(Listen({"127.0.0.1", 0}), kSecret, 0, 2);
     const Address at = LocalAddress(door.listener());
@@ -345,6 +348,7 @@ TEST_SUITE("unit") {
     CHECK(visitors[0].claim.port == 80);
     CHECK(door.Refused().find("127.0.0.1 (is one of too many at a time; ") == 0);
   }
+#endif
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "runtime/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/failure.h"
+#include "tests/parcel.h"
 #include "tests/run_support.h"
 #include "tests/support.h"
 #include "tests/tcp_network.h"
@@ -88,22 +89,6 @@ Plan SimplePlan(const std::string& schedule, int ranks, int microbatches, int da
   Spec spec = MakeSpec(schedule, ranks, microbatches, UniformCosts(3, 4, 2, 1));
   spec.data_parallel = data_parallel;
   return Compile(spec);
-}
-
-/// A transfer and the numbers it carries.
-struct Parcel {
-  Parcel(const char* instruction, std::vector<float> the_numbers)
-      : numbers(std::move(the_numbers)),
-        transfer{ParseInstruction(instruction), std::as_writable_bytes(std::span(numbers))} {}
-  Parcel(const Parcel&) = delete;
-
-  std::vector<float> numbers;
-  Transfer transfer;
-};
-
-void Post(Transport& transport, Parcel& parcel) {
-  Transfer* const group[] = {&parcel.transfer};
-  transport.Post(group);
 }
 
 TEST_SUITE("unit") {

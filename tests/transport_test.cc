@@ -10,28 +10,13 @@
 
 #include "runtime/thread_transport.h"
 #include "tests/failure.h"
+#include "tests/parcel.h"
 #include "tests/tcp_network.h"
 
 namespace contraflow {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
-
-/// A transfer and the numbers it carries.
-struct Parcel {
-  Parcel(const char* instruction, std::vector<float> the_numbers)
-      : numbers(std::move(the_numbers)),
-        transfer{ParseInstruction(instruction), std::as_writable_bytes(std::span(numbers))} {}
-  Parcel(const Parcel&) = delete;
-
-  std::vector<float> numbers;
-  Transfer transfer;
-};
-
-void Post(Transport& transport, Parcel& parcel) {
-  Transfer* const group[] = {&parcel.transfer};
-  transport.Post(group);
-}
 
 std::vector<float> Receive(Transport& transport, const char* instruction, size_t size = 1) {
   Parcel parcel(instruction, std::vector<float>(size));

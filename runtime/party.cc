@@ -69,8 +69,6 @@ void Part(std::span<Socket* const> sockets, const std::string& frame) {
   }
 }
 
-bool IsLoopback(const std::string& host) { return host.rfind("127.", 0) == 0 || host == "::1"; }
-
 std::string Seconds(std::chrono::milliseconds time) {
   return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
                                   : std::to_string(time.count()) + " ms";

@@ -42,7 +42,6 @@ constexpr std::chrono::milliseconds kGuestGrace{1'000}, kHostGrace{500};
 /// moment at most): closing first could destroy what they have not read yet.
 void Part(std::span<Socket* const> sockets, const std::string& frame);
 
-bool IsLoopback(const std::string& host);
 /// `60 s` or `250 ms`.
 std::string Seconds(std::chrono::milliseconds time);
 /// `rank 3`, `ranks 1, 4-7`; ascending.

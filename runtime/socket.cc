@@ -199,6 +199,13 @@ std::string Address::Text() const {
   return name + ":" + std::to_string(port);
 }
 
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  if (host.empty()) return false;  // Every interface.
+  const Resolved numeric = Ask(host, 0, AI_NUMERICHOST);
+  return numeric.error == 0 && IsLoopback(numeric.endpoints.front());
+}
+
 Socket Listen(const Address& at) {
   RequirePort(at, 0);
   Resolved resolved = Resolve(at, Clock::now() + milliseconds(10'000));
@@ -210,7 +217,8 @@ Socket Listen(const Address& at) {
   // Who is told to listen at a name is meant to be reached by others.
   const bool numeric = Ask(at.host, at.port, AI_NUMERICHOST).error == 0;
   if (!numeric && at.host != "localhost" &&
-      std::all_of(resolved.endpoints.begin(), resolved.endpoints.end(), IsLoopback)) {
+      std::all_of(resolved.endpoints.begin(), resolved.endpoints.end(),
+                  [](const Endpoint& endpoint) { return IsLoopback(endpoint); })) {
     every = true;
   }
   if (every) {

@@ -38,6 +38,9 @@ struct Address {
   std::string Text() const;
 };
 
+/// Whether a host is the machine itself to itself: "localhost", or a numeric loopback address.
+bool IsLoopback(const std::string& host);
+
 /// Listens at a host's address; port 0 is any free port. Every interface where the host is "", or
 /// is a name (not localhost) that this machine knows only as a loopback address of its own. Throws
 /// Error: the port is taken (by an older job, perhaps), the host is not this machine, and so on,

@@ -12,8 +12,7 @@ namespace {
 /// The plan, if this process may start a thread for each of its devices.
 const Plan& CheckSize(const Plan& plan) {
   CheckExecutable(plan);
-  const int64_t threads = int64_t{plan.ranks} * plan.data_parallel * plan.expert_parallel;
-  if (threads > kMaxThreads) {
+  if (DeviceCount(plan) > kMaxThreads) {
     std::string text = "the plan has " + std::to_string(plan.ranks) + " ranks in " +
                        std::to_string(plan.data_parallel) + " replica(s)";
     if (plan.expert_parallel > 1) {

@@ -60,6 +60,13 @@ TEST_SUITE("unit") {
     CHECK(Address{"node-3.cluster", 29500}.Text() == "node-3.cluster:29500");
   }
 
+  TEST_CASE("socket: hosts that are the machine itself") {
+    for (const char* host : {"localhost", "127.0.0.1", "127.0.1.1", "::1"}) CHECK(IsLoopback(host));
+    for (const char* host : {"", "127.nosuch.invalid", "10.0.0.127", "::2", "[::1]", "node-1"}) {
+      CHECK(!IsLoopback(host));
+    }
+  }
+
   TEST_CASE("socket: connections over IPv4 and IPv6 and names") {
     std::vector<std::pair<std::string, std::string>> hosts = {
         {"127.0.0.1", "127.0.0.1"}, {"localhost", "localhost"}, {"", "127.0.0.1"}};

@@ -1,7 +1,5 @@
 #include "tools/run_launched.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -19,6 +17,7 @@
 #include "runtime/process_run.h"
 #include "runtime/process_transport.h"
 #include "runtime/rendezvous.h"
+#include "runtime/socket.h"
 #include "runtime/tcp_wire.h"
 #include "tools/exit.h"
 #include "tools/run_input.h"
@@ -29,12 +28,6 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kMaxSecretBytes = 4096;
-
-bool IsLoopback(const std::string& host) {
-  in_addr four = {};
-  const bool numeric = inet_pton(AF_INET, host.c_str(), &four) == 1;
-  return host == "localhost" || host == "::1" || (numeric && ntohl(four.s_addr) >> 24 == 127);
-}
 
 /// Without a secret only processes of this machine can join, and only where they name the same job.
 std::string SecretOf(const RunOptions& options, const World& world) {

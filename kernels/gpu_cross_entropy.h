@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/bf16.h"
+#include "kernels/stream.h"
+
+namespace contraflow::gpu {
+
+/// One pass over logits[rows x classes], which become the gradient, with respect to them, of
+/// `scale` times the mean over the rows of -log(softmax(logits)[target]):
+/// (softmax - 1 at the target) * scale / rows. row_loss[rows] are the terms of that mean.
+void CrossEntropy(Stream stream, const int32_t* targets, float scale, int rows, int classes,
+                  Bf16* logits, float* row_loss);
+
+/// *mean = the mean of x[n], in a fixed order.
+void Mean(Stream stream, const float* x, int n, float* mean);
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/bf16.h"
+#include "kernels/stream.h"
+
+namespace contraflow::gpu {
+
+/// y[t] = table[tokens[t]], rows of `width`.
+void EmbeddingForward(Stream stream, const int32_t* tokens, const Bf16* table, int rows, int width,
+                      Bf16* y);
+
+/// Bytes of work memory that EmbeddingBackwardWeight needs.
+size_t EmbeddingWork(int rows, int vocabulary);
+/// dtable[tokens[t]] += dy[t], in ascending t: in fp32, and the same bits every time.
+void EmbeddingBackwardWeight(Stream stream, const int32_t* tokens, const Bf16* dy, int rows,
+                             int vocabulary, int width, void* work, float* dtable);
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/bf16.h"
+#include "kernels/stream.h"
+
+namespace contraflow::gpu {
+
+/// y[rows x width] = gain * x * rstd per row, rstd[row] = 1 / sqrt(mean(x^2) + kRmsNormEpsilon).
+void RmsNormForward(Stream stream, const Bf16* x, const float* gain, int rows, int width,
+                    float* rstd, Bf16* y);
+
+/// dx = residual + the gradient through the norm; residual may be null (none), dx may be residual.
+void RmsNormBackwardInput(Stream stream, const Bf16* x, const float* gain, const float* rstd,
+                          const Bf16* dy, const Bf16* residual, int rows, int width, Bf16* dx);
+
+/// Floats of work memory that RmsNormBackwardWeight needs.
+size_t RmsNormWork(int rows, int width);
+/// dgain[width] += sum over rows of dy * x * rstd, in an order that depends on rows and width
+/// alone.
+void RmsNormBackwardWeight(Stream stream, const Bf16* x, const float* rstd, const Bf16* dy,
+                           int rows, int width, float* work, float* dgain);
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "kernels/bf16.h"
+#include "kernels/stream.h"
+
+namespace contraflow::gpu {
+
+/// Rotates, in place, the pairs (2i, 2i + 1) of every head of the queries and keys in
+/// qkv[rows x 3 * heads * head_width] by the angle of the row's position, row mod sequence.
+/// cosine, sine [sequence x head_width / 2] as FillRopeTable makes them.
+void RopeForward(Stream stream, const float* cosine, const float* sine, int rows, int sequence,
+                 int heads, int head_width, Bf16* qkv);
+
+/// The inverse rotation, of gradients.
+void RopeBackwardInput(Stream stream, const float* cosine, const float* sine, int rows,
+                       int sequence, int heads, int head_width, Bf16* dqkv);
+
+}  // namespace contraflow::gpu

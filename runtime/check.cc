@@ -125,7 +125,7 @@ Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
     for (const Device& device : run.devices()) {
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      if (!comparer.SameStage(s, device, run.At(device).StageAt(s), reference.StageAt(s))) {
+      if (!comparer.SameStage(s, device, run.StageAt(device, s), reference.StageAt(s))) {
         return comparer.Take();
       }
     }

@@ -123,6 +123,14 @@ StepResult ProcessRun::Step(int step) {
   return JoinDevices(plan_, steps, duration);
 }
 
+Stage& ProcessRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
+
+void ProcessRun::Put(Device, int) {}  // StageAt is the stage itself.
+
+const std::array<int64_t, kArenaCount>& ProcessRun::ArenasAt(Device device) {
+  return At(device).arena_bytes();
+}
+
 HostBackend& ProcessRun::At(Device device) {
   CF_ASSERT(device == devices_[0]);
   return backend_;

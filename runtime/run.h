@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -53,8 +54,14 @@ class Run {
   virtual StepResult Step(int step) = 0;
   /// The devices that this process has.
   virtual const std::vector<Device>& devices() const = 0;
-  /// One of them.
-  virtual HostBackend& At(Device device) = 0;
+  /// One of their copies of a stage, as of the last step: parameters, gradients, moments. Throws
+  /// Error if the device holds none. Valid as long as the run, and what it says until the next
+  /// Step.
+  virtual Stage& StageAt(Device device, int stage) = 0;
+  /// What was changed in StageAt(device, stage) since holds from now on.
+  virtual void Put(Device device, int stage) = 0;
+  /// Bytes that one of them has allocated for each arena; 0 below level buffer.
+  virtual const std::array<int64_t, kArenaCount>& ArenasAt(Device device) = 0;
 };
 
 }  // namespace contraflow

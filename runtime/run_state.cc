@@ -9,7 +9,8 @@
 namespace contraflow {
 namespace {
 
-/// Calls take(stage, device) for every stage and device of this process that has a copy of it.
+/// Calls take(s, device, first) for every stage and device of this process that has a copy of it;
+/// `first` tells whether it is the stage's first holder.
 template <typename Take>
 void EachCopy(const Plan& plan, Run& run, const Take& take) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
@@ -17,7 +18,7 @@ void EachCopy(const Plan& plan, Run& run, const Take& take) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
     for (const Device& device : run.devices()) {
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      take(run.At(device).StageAt(s), device, device.rank == ranks.front());
+      take(s, device, device.rank == ranks.front());
     }
   }
 }
@@ -26,8 +27,9 @@ void EachCopy(const Plan& plan, Run& run, const Take& take) {
 
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
   std::vector<StateBlock> saved;
-  EachCopy(plan, run, [&](Stage& stage, Device device, bool first) {
+  EachCopy(plan, run, [&](int s, Device device, bool first) {
     if (!first || device.replica != 0) return;
+    Stage& stage = run.StageAt(device, s);
     const float* const experts = stage.parameters().data() + stage.dense_gradients().size();
     for (StateBlock& block : StateOf(stage)) {
       const bool expert = block.parameters.data() >= experts;
@@ -39,12 +41,16 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
 
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   std::vector<StateBlock> all;
-  EachCopy(plan, run, [&](Stage& stage, Device, bool) {
-    std::vector<StateBlock> blocks = StateOf(stage);
+  EachCopy(plan, run, [&](int s, Device device, bool) {
+    std::vector<StateBlock> blocks = StateOf(run.StageAt(device, s));
     all.insert(all.end(), std::make_move_iterator(blocks.begin()),
                std::make_move_iterator(blocks.end()));
   });
   return all;
+}
+
+void PutState(const Plan& plan, Run& run) {
+  EachCopy(plan, run, [&](int s, Device device, bool) { run.Put(device, s); });
 }
 
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks) {

@@ -19,6 +19,9 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
 /// Everything that this process has of a run, every copy of it.
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
 
+/// What was changed there holds from now on.
+void PutState(const Plan& plan, Run& run);
+
 /// SHA-256 of the parameters of each block, by name; as bytes for other processes, and back.
 /// Throws Error if they are no such digests.
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks);

@@ -62,6 +62,14 @@ StepResult ThreadedRun::Step(int step) {
   return JoinDevices(plan_, steps, duration);
 }
 
+Stage& ThreadedRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
+
+void ThreadedRun::Put(Device, int) {}  // StageAt is the stage itself.
+
+const std::array<int64_t, kArenaCount>& ThreadedRun::ArenasAt(Device device) {
+  return At(device).arena_bytes();
+}
+
 HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }
 
 }  // namespace contraflow

@@ -24,7 +24,10 @@ class ThreadedRun : public Run {
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
-  HostBackend& At(Device device) override;
+  Stage& StageAt(Device device, int stage) override;
+  void Put(Device device, int stage) override;
+  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  HostBackend& At(Device device);
 
  private:
   const Plan& plan_;

@@ -35,6 +35,7 @@ int RunCheckpoints::Begin(Run& run, ReferenceRun* reference) {
   if (!checkpoint) return 0;
   checkpoint->RequireSame(options_.seed, input_.model, input_.text_digest);
   checkpoint->Load(WholeState(input_.plan, run));
+  PutState(input_.plan, run);
   if (reference != nullptr) {
     std::vector<StateBlock> blocks;
     for (int s = 0; s < input_.plan.stages; ++s) {

@@ -42,14 +42,16 @@ struct ExchangePeers {
 /// DISPATCH_F and COMBINE_B of the member `self`, which owns experts [self * local_experts, ...):
 /// it pulls their rows out of every member's tokens. With `first` and `received` not null it makes
 /// those of itself too (DISPATCH_F); else it reads what its peer entry points at. Rows beyond
-/// most_rows are never written; *overflow = 1 if there would be some. A part is `rows` * width
-/// values; counts stay on the device. With a `capacity` rows are as kernels/permutation.h has
-/// them: every part has that many.
+/// most_rows are never written; *overflow = 1 if there would be some, and `first` and `received`
+/// leave them out, so that whoever goes by them stays inside. A part is `rows` * width values;
+/// counts stay on the device. With a `capacity` rows are as kernels/permutation.h has them: every
+/// part has that many.
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
                    int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas);
 
 /// COMBINE_F and DISPATCH_B of the member `self`: it pulls the rows of its tokens, sent_rows at
-/// most, out of their experts' owners, in the order in which it sent them.
+/// most, out of their experts' owners, in the order in which it sent them. Those that had found no
+/// room there become 0.
 void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width, int sent_rows,
                   int ctas);
 

@@ -9,6 +9,8 @@ namespace contraflow::gpu {
 
 /// Most choices a token can have.
 inline constexpr int kMaxTopK = 16;
+/// Most experts that tokens can choose from.
+inline constexpr int kMaxExperts = 1024;
 
 /// probabilities[rows x experts] holds the logits and becomes their softmax over all experts. The
 /// top_k most probable of a row, in descending order and ties to the lower index, go to

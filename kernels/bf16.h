@@ -25,11 +25,17 @@ CF_BOTH inline float ToFloat(Bf16 x) {
 }
 CF_BOTH inline float ToFloat(float x) { return x; }
 
-/// Rounds to nearest, ties to even; NaN stays NaN.
+/// Rounds to nearest, ties to even; NaN stays NaN, not always the same.
 CF_BOTH inline Bf16 ToBf16(float x) {
+#ifdef __CUDA_ARCH__
+  Bf16 rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+  return rounded;
+#else
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 
 /// `value` as an element of type T.

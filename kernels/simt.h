@@ -6,6 +6,8 @@
 //
 //   CF_DYNAMIC_SHARED(T, name)   the dynamic shared memory of the block, as T* name, 1024-aligned
 //   Launch(name, stream, grid, block, shared_bytes, kernel, arguments...)
+//   CF_UNROLL                    the next loop, whose length the compiler knows, is written out, so
+//                                that what it indexes can stay in registers
 //
 // and the part of CUDA that emulator.h declares: threadIdx and its like, __shared__,
 // __syncthreads, the shuffles and votes of a warp, and atomics of integers.
@@ -18,6 +20,8 @@
 #include <cuda_runtime.h>
 
 #include <string>
+
+#define CF_UNROLL _Pragma("unroll")
 
 #define CF_DYNAMIC_SHARED(type, name)                                  \
   extern __shared__ __align__(1024) unsigned char cf_dynamic_shared[]; \
@@ -53,6 +57,8 @@ void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t share
 #else
 
 #include "kernels/emulator.h"
+
+#define CF_UNROLL
 
 #define CF_DYNAMIC_SHARED(type, name) \
   type* const name = reinterpret_cast<type*>(::contraflow::emulator::DynamicShared())

@@ -9,10 +9,16 @@ namespace contraflow {
 
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel) {
   const Model fitted = FitModel(model, stages, layers, expert_parallel);
+  const LayerShape shape(fitted, expert_parallel, fitted.experts / expert_parallel);
+  return FootprintWith(fitted, stages, expert_parallel, BytesOfValues<float>(shape),
+                       {sizeof(float), sizeof(float), 2 * sizeof(float)});
+}
+
+MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
+                         const ValueBytes& values, ParameterBytes each) {
   const LayerRange largest = LayersOfStage(fitted, 0, stages);
   const int64_t held = largest.last - largest.first;
   const int owned = fitted.experts / expert_parallel;
-  const ValueBytes values = BytesOfValues<float>(LayerShape(fitted, expert_parallel, owned));
 
   MemoryCost memory;
   memory.values.assign(values.begin(), values.end());
@@ -22,11 +28,10 @@ MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_pa
     if (ArenaOf(value) == Arena::kStash) memory.w_stash_bytes += bytes;
   }
   for (int s = 0; s < stages; ++s) {
-    const size_t size = LayoutOfStage(fitted, s, stages, {0, owned}).size;
-    const auto bytes = static_cast<int64_t>(size * sizeof(float));
-    memory.parameter_bytes.push_back(bytes);
-    memory.gradient_bytes.push_back(bytes);
-    memory.optimizer_bytes.push_back(2 * bytes);
+    const auto size = static_cast<int64_t>(LayoutOfStage(fitted, s, stages, {0, owned}).size);
+    memory.parameter_bytes.push_back(size * each.weights);
+    memory.gradient_bytes.push_back(size * each.gradients);
+    memory.optimizer_bytes.push_back(size * each.optimizer);
   }
   return memory;
 }

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include "compiler/cost.h"
+#include "compiler/value.h"
 #include "runtime/model.h"
 
 namespace contraflow {
@@ -12,5 +15,13 @@ namespace contraflow {
 /// hidden). `layers` are those of each stage; 0 stands for as many as the model's largest stage
 /// has. Throws Error if the model does not fit (FitModel).
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
+
+/// Bytes that a parameter takes.
+struct ParameterBytes {
+  int64_t weights, gradients, optimizer;
+};
+/// The same for a model that is fitted already, and values and parameters of these sizes.
+MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
+                         const ValueBytes& values, ParameterBytes each);
 
 }  // namespace contraflow

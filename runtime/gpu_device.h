@@ -10,7 +10,6 @@
 
 #include "compiler/plan.h"
 #include "kernels/gpu_adamw.h"
-#include "runtime/component_walk.h"
 #include "runtime/gpu.h"
 #include "runtime/gpu_backend.h"
 #include "runtime/gpu_kit.h"
@@ -60,36 +59,38 @@ class GpuDevice : public GpuBackend {
     std::unique_ptr<Stage> mirror;  // once it was asked for
   };
 
-  void Place(const Plan& plan, Gpu& gpu);
-  void FindViews(const Program& program);
-  const GpuViews& ViewsOf(const Instruction& component) const;
+  static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
+  void PlaceValues(const Plan& plan, const std::vector<Slot>& slots, const Program& program);
   GpuStage& At(int stage);
+  const GpuViews& ViewsOf(const Instruction& component) const;
   GpuLane LaneOf(const Instruction& component, gpu::Stream stream) const;
-  const int32_t* TokensOf(int microbatch) const;
-  const int32_t* TargetsOf(int microbatch) const;
+  const int32_t* TokensOf(int microbatch) const {
+    return reinterpret_cast<const int32_t*>(input_) + ptrdiff_t{microbatch} * shape_.tokens;
+  }
+  const int32_t* TargetsOf(int microbatch) const { return TokensOf(microbatches_ + microbatch); }
+  float* losses() const { return reinterpret_cast<float*>(output_); }
+  int32_t* dropped() const { return reinterpret_cast<int32_t*>(losses() + microbatches_); }
+  int32_t* overflow() const { return dropped() + 1; }
 
   const Model model_;
   const Text& text_;
   const uint64_t seed_;
-  const Device device_;
-  const int device_number_;  // over replicas and members
+  const int member_, device_number_;  // the latter over replicas and members
   const int stages_, microbatches_;
   const LayerShape shape_;
   const float loss_scale_;
   Gpu& gpu_;
   const gpu::Stream setup_;
   const GpuKit kit_;
-  const ComponentWalk walk_;
   std::array<int64_t, kArenaCount> arena_bytes_{};
-  std::map<int, Copy> copies_;      // by stage
-  std::map<Key, GpuViews> views_;   // of every component
-  std::map<Key, std::byte*> sent_;  // of every message
-  // Micro-batches of a step that begin or end here; their numbers, and those of the losses.
-  std::vector<int> drawn_, ending_;
+  std::map<int, Copy> copies_;                    // by stage
+  std::map<Key, GpuViews> views_;                 // of the components
+  std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move
+  const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
   MicroBatch micro_;
-  // What a step is given and gives, on the host and on the device.
-  std::byte *host_input_, *input_;    // tokens, then targets, [micro-batches x T]; AdamWStepSize
-  std::byte *host_output_, *output_;  // losses [micro-batches], dropped, overflow
+  // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
+  // gives: losses [micro-batches], dropped, overflow.
+  std::byte *const host_input_, *const input_, *const host_output_, *const output_;
 };
 
 }  // namespace contraflow

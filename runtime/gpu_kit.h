@@ -7,10 +7,13 @@
 #include "kernels/gpu_matmul.h"
 #include "kernels/stream.h"
 #include "runtime/gpu.h"
-#include "runtime/model.h"
 #include "runtime/views.h"
 
 namespace contraflow {
+
+/// Fills device memory with 0xff, which as floats is NaN and as integers no index; returns once
+/// that is done.
+void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes);
 
 /// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
@@ -26,9 +29,9 @@ class GpuKit {
   /// Lanes that compute at the same time: compute, all-to-all.
   static constexpr size_t kLanes = 2;
 
-  /// For `compute_sms` SMs; the model is fitted and checked (CheckGpuModel). Returns once all is in
+  /// For `compute_sms` SMs; of a model that is checked (CheckGpuModel). Returns once all is in
   /// place.
-  GpuKit(const Model& model, const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
+  GpuKit(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
 
   const LayerShape& shape() const { return shape_; }
   const gpu::Attention& attention() const { return attention_; }

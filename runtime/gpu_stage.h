@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kernels/bf16.h"
 #include "kernels/gpu_adamw.h"
@@ -15,6 +14,9 @@
 #include "runtime/stage.h"
 
 namespace contraflow {
+
+/// What the optimizer of BasicStage takes in this step, counted from 1.
+gpu::AdamWStepSize StepSizeOf(const Model& model, int step);
 
 /// As BasicStage, on a GPU: one copy of one stage, with parameters, gradients and moments in fp32,
 /// a block each in the order of ParameterLayout, and a copy of the parameters in bf16, which matrix
@@ -77,6 +79,7 @@ class GpuStage {
 
  private:
   const LayerOffsets& At(int layer) const { return layout_.layers[static_cast<size_t>(layer)]; }
+  size_t bytes() const { return layout_.size * sizeof(float); }
   const gpu::Bf16* experts() const { return copy_ + layout_.dense; }
 
   const Model model_;

@@ -113,24 +113,30 @@ class Comparer {
 }  // namespace
 
 Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,
-                       ReferenceRun& reference) {
+                       const ExpectedStep& expected) {
   Comparer comparer(plan, step);
-  const std::vector<float> losses = reference.Step(step);
   if (!result.losses.empty()) {
-    if (!comparer.SameLosses(result.losses, losses)) return comparer.Take();
-    if (!comparer.SameDropped(result.dropped, reference.dropped())) return comparer.Take();
+    if (!comparer.SameLosses(result.losses, expected.losses)) return comparer.Take();
+    if (!comparer.SameDropped(result.dropped, expected.dropped)) return comparer.Take();
   }
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
+    Stage& whole = expected.stage_at(s);
     for (const Device& device : run.devices()) {
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      if (!comparer.SameStage(s, device, run.StageAt(device, s), reference.StageAt(s))) {
-        return comparer.Take();
-      }
+      if (!comparer.SameStage(s, device, run.StageAt(device, s), whole)) return comparer.Take();
     }
   }
   return comparer.Take();
+}
+
+Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,
+                       ReferenceRun& reference) {
+  const std::vector<float> losses = reference.Step(step);
+  return CompareStep(plan, step, result, run, {losses, reference.dropped(), [&](int s) -> Stage& {
+                                                 return reference.StageAt(s);
+                                               }});
 }
 
 }  // namespace contraflow

@@ -109,6 +109,7 @@ struct State {
   std::vector<std::unique_ptr<Stack>> stacks;
   std::vector<std::byte> shared;
   std::byte* shared_begin = nullptr;
+  uint64_t blocks = 0;
   Block* block = nullptr;
   Thread* running = nullptr;
   void* scheduler = nullptr;  // its stack pointer while a thread runs
@@ -255,6 +256,7 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
     void* begin = now.shared.data();
     size_t space = now.shared.size();
     now.shared_begin = static_cast<std::byte*>(std::align(kAlignment, shared_bytes, begin, space));
+    ++now.blocks;
     Block block;
     block.body = &body;
     block.exchanges.resize((threads + kWarpLanes - 1) / kWarpLanes);
@@ -285,6 +287,8 @@ void Enqueue(void* handle, const char* name, std::function<void()> work) {
 
 const Place& Here() { return Running().place; }
 unsigned ThreadNumber() { return Running().number; }
+
+uint64_t BlocksBegun() { return Now().blocks; }
 
 std::byte* DynamicShared() {
   Running();

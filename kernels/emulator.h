@@ -50,6 +50,9 @@ const Place& Here();
 /// Number of the running thread in its block.
 unsigned ThreadNumber();
 
+/// How many blocks have begun since the program did: tells the running block from those before.
+uint64_t BlocksBegun();
+
 /// The block's dynamic shared memory, 1024-aligned; full of NaN when the block begins.
 std::byte* DynamicShared();
 

@@ -79,11 +79,13 @@ RunInput ReadInput(const RunOptions& options) {
   return input;
 }
 
-void RequireWritableFolder(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
-  throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
-              "; does its folder exist?");
+void RequireWritable(const RunOptions& options) {
+  for (const std::string& path : {options.trace, options.calibrate}) {
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    if (path.empty() || access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) continue;
+    throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
+                "; does its folder exist?");
+  }
 }
 
 std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {

@@ -22,8 +22,8 @@ struct RunInput {
 /// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.
 RunInput ReadInput(const RunOptions& options);
 
-/// Says before the training, not after it, that a file cannot be written.
-void RequireWritableFolder(const std::string& path);
+/// Says before the training, not after it, that a file of the options cannot be written.
+void RequireWritable(const RunOptions& options);
 
 /// What the processes of a job must have alike.
 std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input);

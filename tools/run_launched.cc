@@ -171,7 +171,7 @@ void Member::Prepare(Job& job) {
 int Member::Train() {
   try {
     Job job(&control_, [this](int process) { return NameOfProcess(process); });
-    if (!options_.trace.empty() && job.leads()) RequireWritableFolder(options_.trace);
+    if (job.leads()) RequireWritable(options_);
     Prepare(job);
     transport_.emplace(input_->plan, *order_, *wire_, &progress_,
                        ProcessTransport::Options{options_.strict});

@@ -46,8 +46,10 @@ void CheckOptions(const RunOptions& options) {
     throw Error(
         "--transport nccl: this version computes on the CPU only; use --transport mpi or tcp");
   }
-  if (options.trace == "-") {
-    throw Error("--trace: must be a file; standard output is for the report");
+  for (const auto& [flag, file] :
+       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
+    if (*file != "-") continue;
+    throw Error(std::string(flag) + ": must be a file; standard output is for the report");
   }
   if (options.steps < 1) {
     throw Error("--steps: must be at least 1, is " + std::to_string(options.steps));
@@ -99,6 +101,10 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
                "and weight bit for bit");
   app.add_option("--trace", options.trace,
                  "write the measured timeline of the last step as a Chrome/Perfetto trace")
+      ->type_name("FILE");
+  app.add_option("--calibrate", options.calibrate,
+                 "write what instructions were measured to take as a cost file for contraflow "
+                 "compile")
       ->type_name("FILE");
   AddInteger(&app, "--seed", &seed, "N", "of the weights and of the choice of text; default 1");
   app.add_flag("--strict", options.strict,

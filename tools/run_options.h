@@ -20,7 +20,8 @@ struct RunOptions {
   std::string data;                ///< "": a licence text of the machine
   int steps = 10;
   bool check = false;
-  std::string trace;  ///< "": none
+  std::string trace;      ///< "": none
+  std::string calibrate;  ///< "": none
   uint64_t seed = 1;
   bool json = false;
   bool strict = false;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "compiler/bound.h"
 #include "tools/table.h"
 
 namespace contraflow {
@@ -55,8 +56,20 @@ void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times) {
   ++times->steps;
 }
 
-std::string FormatTimes(const Plan& plan, const std::optional<RunTimes>& predicted,
-                        const RunTimes& measured) {
+double RunTimes::gap(const Plan& plan) const {
+  if (bound == 0) return 0;
+  return static_cast<double>(makespan(plan)) / static_cast<double>(bound) - 1;
+}
+
+RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs) {
+  RunTimes times;
+  AddTimes(plan, Simulate(plan, costs).timeline, &times);
+  times.bound = LowerBound(plan, costs);
+  return times;
+}
+
+std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
+  const auto& [measured, simulated, predicted] = times;
   Table table;
   table.columns = {"", ">a step", ">measured us", ">share"};
   const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
@@ -75,19 +88,30 @@ std::string FormatTimes(const Plan& plan, const std::optional<RunTimes>& predict
     }
     table.rows.push_back(row);
   }
-  std::vector<std::string> bubble = {"bubble ratio", "", "",
-                                     FormatPercent(measured.bubble_ratio())};
+  Table ends;
+  ends.columns = {"", ">measured", ">simulated"};
+  std::vector<std::string> makespan = {"makespan", Microseconds(measured.makespan(plan)) + " us",
+                                       Microseconds(simulated.makespan(plan)) + " us"};
+  std::vector<std::string> bubble = {"bubble ratio", FormatPercent(measured.bubble_ratio()),
+                                     FormatPercent(simulated.bubble_ratio())};
+  std::vector<std::string> gap = {"gap to the bound", FormatPercent(measured.gap(plan)),
+                                  FormatPercent(simulated.gap(plan))};
   if (predicted) {
-    bubble.push_back("");
+    ends.columns.push_back(">predicted");
+    makespan.push_back(FormatTime(predicted->makespan(plan), unit) + " " +
+                       std::string(unit == Unit::kUnit ? "units" : Name(unit)));
     bubble.push_back(FormatPercent(predicted->bubble_ratio()));
+    gap.push_back(FormatPercent(predicted->gap(plan)));
   }
-  table.rows.push_back(bubble);
-  return FormatTable(table) +
-         "Times are means of one instruction; shares are of the time that the ranks compute.\n";
+  ends.rows = {makespan, bubble, gap};
+  return FormatTable(table) + "\n" + FormatTable(ends) +
+         "Times are means of one instruction; shares are of the time that the ranks compute. "
+         "Simulated is the plan\nwith the measured times" +
+         (predicted ? ", predicted with its own costs.\n" : ".\n");
 }
 
-void TimesToJson(const Plan& plan, const std::optional<RunTimes>& predicted,
-                 const RunTimes& measured, JsonObject* document) {
+void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document) {
+  const auto& [measured, simulated, predicted] = times;
   const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
   Json::Array rows;
   for (const auto& [op, kind] : measured.kinds) {
@@ -106,9 +130,24 @@ void TimesToJson(const Plan& plan, const std::optional<RunTimes>& predicted,
   document->Add("unit", {std::string(Name(unit))});
   document->Add("kinds", {std::move(rows)});
   auto bubble = std::make_unique<JsonObject>();
+  auto makespan = std::make_unique<JsonObject>();
+  auto gap = std::make_unique<JsonObject>();
   bubble->Add("measured", {measured.bubble_ratio()});
-  if (predicted) bubble->Add("predicted", {predicted->bubble_ratio()});
+  makespan->Add("measured_us", {FromTicks(measured.makespan(plan), Unit::kMicroseconds)});
+  gap->Add("measured", {measured.gap(plan)});
+  if (measured.steps > 0) {
+    bubble->Add("simulated", {simulated.bubble_ratio()});
+    makespan->Add("simulated_us", {FromTicks(simulated.makespan(plan), Unit::kMicroseconds)});
+    gap->Add("simulated", {simulated.gap(plan)});
+  }
+  if (predicted) {
+    bubble->Add("predicted", {predicted->bubble_ratio()});
+    makespan->Add("predicted", {FromTicks(predicted->makespan(plan), unit)});
+    gap->Add("predicted", {predicted->gap(plan)});
+  }
   document->Add("bubble_ratio", {std::move(bubble)});
+  document->Add("makespan", {std::move(makespan)});
+  document->Add("gap", {std::move(gap)});
 }
 
 }  // namespace contraflow

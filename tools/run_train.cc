@@ -58,7 +58,7 @@ void RequireAlone(const World& world) {
 }
 
 int TrainAlone(const RunOptions& options) {
-  if (!options.trace.empty()) RequireWritableFolder(options.trace);
+  RequireWritable(options);
   const RunInput input = ReadInput(options);
   ThreadedRun run(input.plan, input.model, input.text, options.seed,
                   {options.strict, Milliseconds(options.timeout)});

@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
+#include "compiler/cost_io.h"
 #include "compiler/error.h"
 #include "compiler/file.h"
-#include "compiler/simulate.h"
 #include "compiler/trace_io.h"
 #include "runtime/check.h"
 #include "runtime/parameters.h"
@@ -46,15 +46,14 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, J
       run_(run),
       job_(job),
       watch_(std::move(watch)),
-      checkpoints_(options, input, job) {
+      checkpoints_(options, input, job),
+      calibration_(input.plan) {
+  if (!options.calibrate.empty()) Calibration::CheckPlan(plan_);
   if (options.check) {
     reference_.emplace(plan_, model_, input.text, options.seed);
     reference_->OnMove(watch_.moves);
   }
-  if (plan_.costs) {
-    predicted_.emplace();
-    AddTimes(plan_, Simulate(plan_, *plan_.costs).timeline, &*predicted_);
-  }
+  if (plan_.costs) times_.predicted = SimulatedTimes(plan_, *plan_.costs);
 }
 
 void Training::Train() {
@@ -67,6 +66,7 @@ void Training::Train() {
     if (difference_.empty() && checkpoints_.Due(step, last)) checkpoints_.Save(step, run_);
   }
   GatherEnd();
+  if (job_.leads() && done_ >= first_) Calibrate();
   if (!options_.trace.empty() && job_.leads() && done_ >= first_) {
     WriteFile(options_.trace, WriteTrace(plan_, last_.timeline));
   }
@@ -84,8 +84,12 @@ void Training::Step(int step) {
   dropped_ += last_.dropped;
   if (job_.leads()) {
     // The first step also pays for first touches of memory; it counts only if it is the only one.
-    if (step == first_ + 1) measured_ = {};
-    AddTimes(plan_, last_.timeline, &measured_);
+    if (step == first_ + 1) {
+      times_.measured = {};
+      calibration_.Clear();
+    }
+    AddTimes(plan_, last_.timeline, &times_.measured);
+    calibration_.Add(last_.timeline);
   }
   if (reference_) Check(step);
   const double seconds = static_cast<double>(last_.duration) * 1e-9;
@@ -136,6 +140,17 @@ void Training::GatherEnd() {
     compared += std::stoll(count);
   }
   compared_ = compared;
+}
+
+/// What the steps say about the machine.
+void Training::Calibrate() {
+  times_.simulated = SimulatedTimes(plan_, calibration_.CostsOfPlan());
+  times_.measured.bound = times_.simulated.bound;
+  if (options_.calibrate.empty()) return;
+  const std::string source = "measured: " + plan_.schedule + ", " + Plural(plan_.ranks, "rank") +
+                             ", " + Plural(plan_.microbatches, "micro-batch") + ", model " +
+                             model_.name + ", " + options_.device + ", " + options_.transport;
+  WriteFile(options_.calibrate, WriteCosts(calibration_.CostsForCompiler(source)));
 }
 
 int64_t Training::ParameterCount() const {
@@ -191,7 +206,7 @@ std::string Training::Heading() const {
 std::string Training::Summary() {
   std::string summary;
   if (Stopped()) summary += "\nstopped after step " + std::to_string(done_) + "\n";
-  if (done_ >= first_) summary += "\n" + FormatTimes(plan_, predicted_, measured_);
+  if (done_ >= first_) summary += "\n" + FormatTimes(plan_, times_);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const auto devices = static_cast<int>(DeviceCount(plan_));
   if (job_.processes() == 1 && cores > 0 && devices > cores) {
@@ -223,7 +238,7 @@ std::string Training::Document() {
   document.Add("first_step", {int64_t{first_}});
   document.Add("steps", {std::move(steps_)});
   document.Add("dropped", {dropped_});
-  TimesToJson(plan_, predicted_, measured_, &document);
+  TimesToJson(plan_, times_, &document);
   if (plan_.level == Level::kBuffer) ArenasToJson(arenas_, &document);
   document.Add("weights_sha256", {weights_});
   if (reference_) {

@@ -10,6 +10,7 @@
 #include "compiler/json.h"
 #include "runtime/reference_run.h"
 #include "runtime/run.h"
+#include "tools/calibration.h"
 #include "tools/run_checkpoint.h"
 #include "tools/run_input.h"
 #include "tools/run_job.h"
@@ -45,6 +46,7 @@ class Training {
   void Check(int step);
   void Keep(int step, double seconds, double tokens);
   void GatherEnd();
+  void Calibrate();
   int64_t ParameterCount() const;
   int64_t TokensOfStep() const;
   std::string Dropped(int64_t dropped) const;
@@ -62,8 +64,8 @@ class Training {
   const Watch watch_;
   RunCheckpoints checkpoints_;
   std::optional<ReferenceRun> reference_;
-  std::optional<RunTimes> predicted_;
-  RunTimes measured_;
+  ComparedTimes times_;
+  Calibration calibration_;  // of the same steps as times_.measured
   StepResult last_;
   Json::Array steps_;     // for --json
   int first_ = 1;         // step that this training began with

@@ -19,8 +19,9 @@ struct Participant {
 };
 
 /// How the devices of a plan reach each other. Each call gets all participants that this process
-/// has; they leave their streams such that what follows there comes behind the transfer. Called in
-/// the plan's global order by the issuing thread; never waits for the device.
+/// has, in the order that IssueOrder gives them (runtime/global_order.h); they leave their streams
+/// such that what follows there comes behind the transfer. Called in the plan's global order by the
+/// issuing thread; never waits for the device.
 class GpuLinks {
  public:
   virtual ~GpuLinks() = default;

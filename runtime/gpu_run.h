@@ -16,9 +16,11 @@ namespace contraflow {
 
 /// How a GPU run issues its work.
 struct GpuRunOptions {
-  bool graph = true;    ///< capture the step once and replay it; else issue it anew every time
-  bool stamps = true;   ///< measure when each instruction runs; two small kernels an instruction
-  int run_ahead = 256;  ///< without a graph: launches that the host may be ahead in a stream
+  bool graph = true;   ///< capture the step once and replay it; else issue it anew every time
+  bool stamps = true;  ///< measure when each instruction runs; two small kernels an instruction
+  int run_ahead =
+      256;  ///< without a graph: instructions the host may be ahead in a lane; 2 or more
+  int partition_sms = 0;  ///< SMs of each device, a multiple of 8; 0: as many as there are for each
 };
 
 /// Trains with a plan on one GPU, which is all of the plan's devices at once: virtual ranks, each

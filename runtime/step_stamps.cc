@@ -1,0 +1,25 @@
+#include "runtime/step_stamps.h"
+
+#include "kernels/gpu_stamp.h"
+
+namespace contraflow {
+
+StepStamps::StepStamps(size_t instructions, Gpu& gpu)
+    : size_(instructions),
+      gpu_(&gpu),
+      device_(reinterpret_cast<uint64_t*>(gpu.Allocate(2 * instructions * sizeof(uint64_t)))),
+      host_(reinterpret_cast<uint64_t*>(gpu.AllocateHost(2 * instructions * sizeof(uint64_t)))) {}
+
+void StepStamps::Begin(size_t index, gpu::Stream stream) const {
+  gpu::Stamp(stream, device_ + 2 * index);
+}
+
+void StepStamps::End(size_t index, gpu::Stream stream) const {
+  gpu::Stamp(stream, device_ + 2 * index + 1);
+}
+
+void StepStamps::Download(gpu::Stream stream) const {
+  gpu_->CopyToHost(stream, host_, device_, 2 * size_ * sizeof(uint64_t));
+}
+
+}  // namespace contraflow

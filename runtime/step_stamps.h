@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/stream.h"
+#include "runtime/gpu.h"
+
+namespace contraflow {
+
+/// When the instructions of one device began and ended in a step, by the clock of the GPU.
+class StepStamps {
+ public:
+  /// For a program of so many instructions.
+  StepStamps(size_t instructions, Gpu& gpu);
+
+  /// Stamps the time when the stream gets there.
+  void Begin(size_t index, gpu::Stream stream) const;
+  void End(size_t index, gpu::Stream stream) const;
+  /// Brings the stamps to the host, behind all of them.
+  void Download(gpu::Stream stream) const;
+
+  /// Those downloaded, in nanoseconds of the GPU's clock.
+  uint64_t begin(size_t index) const { return host_[2 * index]; }
+  uint64_t end(size_t index) const { return host_[2 * index + 1]; }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_;
+  Gpu* gpu_;
+  uint64_t *device_, *host_;  // of each instruction begin, end
+};
+
+}  // namespace contraflow

@@ -23,7 +23,7 @@ struct AdamWRates {
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
                const float* gradient, float* m, float* v, float* parameter, Bf16* copy);
 
-/// copy[n] = parameter[n] in bf16.
+/// copy[n] = parameter[n] in bf16. Traffic: 6 bytes a parameter.
 void RoundToBf16(Stream stream, size_t n, const float* parameter, Bf16* copy);
 
 }  // namespace contraflow::gpu

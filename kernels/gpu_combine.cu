@@ -2,7 +2,7 @@
 
 #include "kernels/gpu_combine.h"
 #include "kernels/gpu_router.h"
-#include "kernels/gpu_warp_rows.h"
+#include "kernels/warp_rows.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -27,43 +27,30 @@ template <int N>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     ForwardKernel(const Bf16* residual, const Bf16* sorted, const int32_t* row_of,
                   const float* weight, int rows, int top_k, int width, Bf16* y) {
-  const int vectors = width / N;
   for (int t = WarpInGrid(); t < rows; t += WarpsOfGrid()) {
     const Choice mine = MyChoice(row_of, weight, t, top_k);
-    for (int begin = 0; begin < vectors; begin += kWarp) {
-      const int at = begin + Lane();
+    for (int begin = 0; begin < width; begin += kWarp * N) {
+      const int at = begin + Lane() * N;
       Floats<N> sum = {};
-      if (at < vectors) sum = ToFloats(AsVectors<N>(Row(residual, t, width))[at]);
+      if (at < width) sum = Unpack<N>(Load<N>(Row(residual, t, width) + at));
       for (int k = 0; k < top_k; k += kUnderWay) {
-        RowVector<N> held[kUnderWay] = {};
+        Bf16s<N> held[kUnderWay] = {};
         int row[kUnderWay];
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
           row[i] = __shfl_sync(~0u, mine.row, k + i);
-          if (row[i] >= 0 && at < vectors) {
-            held[i] = AsVectors<N>(Row(sorted, row[i], width))[at];
-          }
+          if (row[i] >= 0 && at < width) held[i] = Load<N>(Row(sorted, row[i], width) + at);
         }
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
           const float w = __shfl_sync(~0u, mine.weight, k + i);
           if (row[i] < 0) continue;
-          const Floats<N> from = ToFloats(held[i]);
+          const Floats<N> from = Unpack<N>(held[i]);
+          CF_UNROLL
           for (int j = 0; j < N; ++j) sum.at[j] += w * from.at[j];
         }
       }
-      if (at < vectors) AsVectors<N>(Row(y, t, width))[at] = ToVector(sum);
-    }
-  }
-}
-
-/// Rows that no pair has become 0. A warp looks at the tokens of 32 rows at a time.
-template <int N>
-__device__ void ZeroEmptyRows(const int32_t* token_of, int sorted_rows, int width, Bf16* dsorted) {
-  for (int begin = WarpInGrid() * kWarp; begin < sorted_rows; begin += WarpsOfGrid() * kWarp) {
-    const int row = begin + Lane();
-    unsigned empty = __ballot_sync(~0u, row < sorted_rows && token_of[row] < 0);
-    for (; empty != 0; empty &= empty - 1) {
-      const int next = begin + __ffs(static_cast<int>(empty)) - 1;
-      ZeroRow<N>(Row(dsorted, next, width), width);
+      if (at < width) Store<N>(Row(y, t, width) + at, Pack<N>(sum));
     }
   }
 }
@@ -73,36 +60,40 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     BackwardKernel(const Bf16* dy, const Bf16* sorted, const int32_t* row_of,
                    const int32_t* token_of, const float* weight, int rows, int sorted_rows,
                    int top_k, int width, Bf16* dsorted, float* dweight) {
-  const int vectors = width / N;
   for (int t = WarpInGrid(); t < rows; t += WarpsOfGrid()) {
     const Choice mine = MyChoice(row_of, weight, t, top_k);
-    const RowVector<N>* const dy_row = AsVectors<N>(Row(dy, t, width));
+    const Bf16* const dy_row = Row(dy, t, width);
     float my_dweight = 0;
     for (int k = 0; k < top_k; k += kUnderWay) {
       int row[kUnderWay];
       float w[kUnderWay];
       float dot[kUnderWay] = {};
+      CF_UNROLL
       for (int i = 0; i < kUnderWay; ++i) {
         row[i] = __shfl_sync(~0u, mine.row, k + i);
         w[i] = __shfl_sync(~0u, mine.weight, k + i);
       }
-      for (int at = Lane(); at < vectors; at += kWarp) {
-        RowVector<N> held[kUnderWay] = {};
+      for (int at = Lane() * N; at < width; at += kWarp * N) {
+        Bf16s<N> held[kUnderWay] = {};
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
-          if (row[i] >= 0) held[i] = AsVectors<N>(Row(sorted, row[i], width))[at];
+          if (row[i] >= 0) held[i] = Load<N>(Row(sorted, row[i], width) + at);
         }
-        const Floats<N> d = ToFloats(dy_row[at]);
+        const Floats<N> d = Unpack<N>(Load<N>(dy_row + at));
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
           if (row[i] < 0) continue;
-          const Floats<N> from = ToFloats(held[i]);
+          const Floats<N> from = Unpack<N>(held[i]);
           Floats<N> to;
+          CF_UNROLL
           for (int j = 0; j < N; ++j) {
             dot[i] += d.at[j] * from.at[j];
             to.at[j] = w[i] * d.at[j];
           }
-          AsVectors<N>(Row(dsorted, row[i], width))[at] = ToVector(to);
+          Store<N>(Row(dsorted, row[i], width) + at, Pack<N>(to));
         }
       }
+      CF_UNROLL
       for (int i = 0; i < kUnderWay; ++i) {
         const float sum = WarpSum(dot[i]);
         if (k + i == Lane()) my_dweight = sum;
@@ -125,9 +116,10 @@ void CombineForward(Stream stream, const Bf16* residual, const Bf16* sorted, con
                     const float* weight, int rows, int top_k, int width, Bf16* y) {
   CheckTopK("CombineForward", top_k);
   if (rows == 0) return;
-  Launch("CombineForward", stream, BlocksForRows(stream, rows), kRowThreads, 0,
-         width % kWide == 0 ? &ForwardKernel<kWide> : &ForwardKernel<1>, residual, sorted, row_of,
-         weight, rows, top_k, width, y);
+  const bool wide = width % kWide == 0 && Aligned(residual, sorted, y);
+  Launch("CombineForward", stream, BlocksForWarps(stream, rows), kRowThreads, 0,
+         wide ? &ForwardKernel<kWide> : &ForwardKernel<1>, residual, sorted, row_of, weight, rows,
+         top_k, width, y);
 }
 
 void CombineBackwardInput(Stream stream, const Bf16* dy, const Bf16* sorted, const int32_t* row_of,
@@ -135,9 +127,10 @@ void CombineBackwardInput(Stream stream, const Bf16* dy, const Bf16* sorted, con
                           int top_k, int width, Bf16* dsorted, float* dweight) {
   CheckTopK("CombineBackwardInput", top_k);
   if (rows == 0 && sorted_rows == 0) return;
-  Launch("CombineBackwardInput", stream, BlocksForRows(stream, std::max(rows, 1)), kRowThreads, 0,
-         width % kWide == 0 ? &BackwardKernel<kWide> : &BackwardKernel<1>, dy, sorted, row_of,
-         token_of, weight, rows, sorted_rows, top_k, width, dsorted, dweight);
+  const bool wide = width % kWide == 0 && Aligned(dy, sorted, dsorted);
+  Launch("CombineBackwardInput", stream, BlocksForWarps(stream, std::max(rows, 1)), kRowThreads, 0,
+         wide ? &BackwardKernel<kWide> : &BackwardKernel<1>, dy, sorted, row_of, token_of, weight,
+         rows, sorted_rows, top_k, width, dsorted, dweight);
 }
 
 }  // namespace contraflow::gpu

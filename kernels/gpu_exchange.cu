@@ -2,8 +2,8 @@
 
 #include "kernels/gpu_exchange.h"
 #include "kernels/gpu_router.h"
-#include "kernels/gpu_scan.h"
-#include "kernels/gpu_warp_rows.h"
+#include "kernels/scan.h"
+#include "kernels/warp_rows.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -24,16 +24,18 @@ __global__ void __launch_bounds__(kCopyThreads)
   constexpr size_t kStretch = size_t{kUnderWay} * kCopyThreads;
   for (size_t begin = blockIdx.x * kStretch; begin < vectors; begin += gridDim.x * kStretch) {
     uint4 held[kUnderWay] = {};
+    CF_UNROLL
     for (int i = 0; i < kUnderWay; ++i) {
       const size_t at = begin + static_cast<size_t>(i) * kCopyThreads + threadIdx.x;
       if (at < vectors) held[i] = from[at];
     }
+    CF_UNROLL
     for (int i = 0; i < kUnderWay; ++i) {
       const size_t at = begin + static_cast<size_t>(i) * kCopyThreads + threadIdx.x;
       if (at < vectors) to[at] = held[i];
     }
   }
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadIndex();
   if (blockIdx.x == 0 && thread < rest) rest_to[thread] = rest_from[thread];
 }
 
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kCountThreads)
     CountKernel(const __grid_constant__ ExchangePeers peers, int self, int capacity, int most_rows,
                 int32_t* first, int32_t* received, int32_t* overflow) {
   constexpr int kPerThread = kMaxExperts / kCountThreads;
-  const int thread = static_cast<int>(threadIdx.x), experts = peers.local_experts;
+  const int thread = ThreadIndex(), experts = peers.local_experts;
   const auto count = [&](int member, int local) {
     if (capacity > 0) return capacity;
     const int32_t* const sent = peers.peer[member].sent + self * experts + local;
@@ -139,6 +141,15 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
+/// Whether rows can be moved in vectors.
+bool Wide(const ExchangePeers& peers, int width) {
+  bool aligned = width % kWide == 0;
+  for (int m = 0; m < peers.members; ++m) {
+    aligned = aligned && Aligned(peers.peer[m].tokens, peers.peer[m].experts);
+  }
+  return aligned;
+}
+
 void CheckPeers(const char* name, const ExchangePeers& peers, int self) {
   if (peers.members >= 1 && peers.members <= kMaxPeers && self >= 0 && self < peers.members &&
       peers.local_experts >= 1 && peers.local_experts <= kMaxExperts / peers.members) {
@@ -175,9 +186,7 @@ void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
   }
   if (n == 0 || parts.count <= 1) return;
   bool aligned = n % 4 == 0;
-  for (int p = 0; p < parts.count; ++p) {
-    aligned = aligned && reinterpret_cast<uintptr_t>(parts.part[p]) % sizeof(float4) == 0;
-  }
+  for (int p = 0; p < parts.count; ++p) aligned = aligned && Aligned(parts.part[p]);
   const size_t elements = aligned ? n / 4 : n;
   Launch("OrderedSum", stream, BlocksForCopy(elements, ctas), kCopyThreads, 0,
          aligned ? &SumKernel<float4> : &SumKernel<float>, parts, elements);
@@ -195,7 +204,7 @@ void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int widt
   }
   if (most_rows == 0) return;
   Launch(name, stream, BlocksForCopy(size_t{kWarp} * static_cast<size_t>(most_rows), ctas),
-         kCopyThreads, 0, width % kWide == 0 ? &ToExpertsKernel<kWide> : &ToExpertsKernel<1>, peers,
+         kCopyThreads, 0, Wide(peers, width) ? &ToExpertsKernel<kWide> : &ToExpertsKernel<1>, peers,
          self, width, most_rows, first != nullptr ? first : mine.first,
          first != nullptr ? received : mine.received);
 }
@@ -207,7 +216,7 @@ void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width
   if (sent_rows == 0) return;
   Launch("PullToTokens", stream,
          BlocksForCopy(size_t{kWarp} * static_cast<size_t>(sent_rows), ctas), kCopyThreads, 0,
-         width % kWide == 0 ? &ToTokensKernel<kWide> : &ToTokensKernel<1>, peers, self, width,
+         Wide(peers, width) ? &ToTokensKernel<kWide> : &ToTokensKernel<1>, peers, self, width,
          sent_rows);
 }
 

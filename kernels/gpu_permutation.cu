@@ -3,8 +3,8 @@
 
 #include "kernels/gpu_permutation.h"
 #include "kernels/gpu_router.h"
-#include "kernels/gpu_scan.h"
-#include "kernels/gpu_warp_rows.h"
+#include "kernels/scan.h"
+#include "kernels/warp_rows.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -55,12 +55,12 @@ __device__ void CountPart(const Pairs& pairs, int begin, int32_t* count) {
 
 /// As CountPart for each of the block's warps: count[warp][expert].
 __device__ void CountParts(const Pairs& pairs, int32_t* count) {
-  const int threads = static_cast<int>(blockDim.x), warp = static_cast<int>(threadIdx.x) / kWarp;
-  for (int i = static_cast<int>(threadIdx.x); i < kSortWarps * pairs.experts; i += threads) {
+  const int threads = static_cast<int>(blockDim.x), warp = ThreadIndex() / kWarp;
+  for (int i = ThreadIndex(); i < kSortWarps * pairs.experts; i += threads) {
     count[i] = 0;
   }
   __syncthreads();
-  const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kPart;
+  const int begin = BlockIndex() * kChunk + warp * kPart;
   CountPart(pairs, begin, count + warp * pairs.experts);
   __syncthreads();
 }
@@ -68,8 +68,8 @@ __device__ void CountParts(const Pairs& pairs, int32_t* count) {
 __global__ void __launch_bounds__(kSortThreads) CountKernel(Pairs pairs, int32_t* counts) {
   CF_DYNAMIC_SHARED(int32_t, of_warp);
   CountParts(pairs, of_warp);
-  const int chunk = static_cast<int>(blockIdx.x);
-  for (int e = static_cast<int>(threadIdx.x); e < pairs.experts; e += kSortThreads) {
+  const int chunk = BlockIndex();
+  for (int e = ThreadIndex(); e < pairs.experts; e += kSortThreads) {
     int32_t count = 0;
     for (int w = 0; w < kSortWarps; ++w) count += of_warp[w * pairs.experts + e];
     counts[static_cast<ptrdiff_t>(e) * pairs.chunks + chunk] = count;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kSortThreads)
 __device__ void FindBegins(int experts, int capacity, const int32_t* totals, int32_t* begin,
                            int32_t* first) {
   constexpr int kPerThread = kMaxExperts / kSortThreads;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadIndex();
   int32_t size[kPerThread] = {};
   int sum = 0;
   for (int i = 0; i < kPerThread; ++i) {
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kSortThreads)
   CountParts(pairs, of_warp);
 
   // What each warp has counted becomes how many pairs of the expert come before its part.
-  const int chunk = static_cast<int>(blockIdx.x);
-  for (int e = static_cast<int>(threadIdx.x); e < pairs.experts; e += kSortThreads) {
+  const int chunk = BlockIndex();
+  for (int e = ThreadIndex(); e < pairs.experts; e += kSortThreads) {
     int32_t before = counts[static_cast<ptrdiff_t>(e) * pairs.chunks + chunk];
     for (int w = 0; w < kSortWarps; ++w) {
       int32_t& of_part = of_warp[w * pairs.experts + e];
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kSortThreads)
   }
   __syncthreads();
 
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = ThreadIndex() / kWarp;
   int32_t* const taken = of_warp + warp * pairs.experts;
   const int part = chunk * kChunk + warp * kPart;
   for (int i = part; i < part + kPart && i < pairs.count; i += kWarp) {
@@ -178,6 +178,37 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   }
 }
 
+/// One warp a token, which it reads once.
+template <int N>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    SpreadKernel(const Bf16* x, const int32_t* row_of, const int32_t* token_of, int rows,
+                 int sorted_rows, int top_k, int width, Bf16* sorted) {
+  constexpr int kUnderWay = 4, kStep = kWarp * N;
+  for (int t = WarpInGrid(); t < rows; t += WarpsOfGrid()) {
+    const int my_row = Lane() < top_k ? row_of[static_cast<ptrdiff_t>(t) * top_k + Lane()] : -1;
+    const Bf16* const from = Row(x, t, width);
+    for (int begin = 0; begin < width; begin += kStep * kUnderWay) {
+      const int first = begin + Lane() * N;
+      Bf16s<N> held[kUnderWay] = {};
+      CF_UNROLL
+      for (int i = 0; i < kUnderWay; ++i) {
+        if (first + i * kStep < width) held[i] = Load<N>(from + first + i * kStep);
+      }
+      for (int k = 0; k < top_k; ++k) {
+        const int row = __shfl_sync(~0u, my_row, k);
+        if (row < 0) continue;
+        Bf16* const to = Row(sorted, row, width);
+        CF_UNROLL
+        for (int i = 0; i < kUnderWay; ++i) {
+          if (first + i * kStep < width) Store<N>(to + first + i * kStep, held[i]);
+        }
+      }
+    }
+  }
+  ZeroEmptyRows<N>(token_of, sorted_rows, width, sorted);
+}
+
+/// One warp a token. Lane k knows the row of choice k; some rows are read at a time.
 template <int N>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     GatherBackwardKernel(const Bf16* dsorted, const int32_t* row_of, int rows, int top_k, int width,
@@ -185,25 +216,26 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   constexpr int kUnderWay = 4;
   for (int t = WarpInGrid(); t < rows; t += WarpsOfGrid()) {
     const int my_row = Lane() < top_k ? row_of[static_cast<ptrdiff_t>(t) * top_k + Lane()] : -1;
-    for (int begin = 0; begin < width / N; begin += kWarp) {
-      const int at = begin + Lane();
+    for (int begin = 0; begin < width; begin += kWarp * N) {
+      const int at = begin + Lane() * N;
       Floats<N> sum = {};
       for (int k = 0; k < top_k; k += kUnderWay) {
-        RowVector<N> held[kUnderWay] = {};
+        Bf16s<N> held[kUnderWay] = {};
         int row[kUnderWay];
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
           row[i] = __shfl_sync(~0u, my_row, k + i);
-          if (row[i] >= 0 && at < width / N) {
-            held[i] = AsVectors<N>(Row(dsorted, row[i], width))[at];
-          }
+          if (row[i] >= 0 && at < width) held[i] = Load<N>(Row(dsorted, row[i], width) + at);
         }
+        CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
           if (row[i] < 0) continue;
-          const Floats<N> from = ToFloats(held[i]);
+          const Floats<N> from = Unpack<N>(held[i]);
+          CF_UNROLL
           for (int j = 0; j < N; ++j) sum.at[j] += from.at[j];
         }
       }
-      if (at < width / N) AsVectors<N>(Row(dx, t, width))[at] = ToVector(sum);
+      if (at < width) Store<N>(Row(dx, t, width) + at, Pack<N>(sum));
     }
   }
 }
@@ -246,18 +278,29 @@ void SortByExpert(Stream stream, const int32_t* expert, int rows, int experts, i
 void GatherTokens(Stream stream, const Bf16* x, const int32_t* token_of, int sorted_rows, int width,
                   Bf16* sorted) {
   if (sorted_rows == 0) return;
-  Launch("GatherTokens", stream, BlocksForRows(stream, sorted_rows), kRowThreads, 0,
-         width % kWide == 0 ? &GatherKernel<kWide> : &GatherKernel<1>, x, token_of, sorted_rows,
-         width, sorted);
+  const bool wide = width % kWide == 0 && Aligned(x, sorted);
+  Launch("GatherTokens", stream, BlocksForWarps(stream, sorted_rows), kRowThreads, 0,
+         wide ? &GatherKernel<kWide> : &GatherKernel<1>, x, token_of, sorted_rows, width, sorted);
+}
+
+void SpreadTokens(Stream stream, const Bf16* x, const int32_t* row_of, const int32_t* token_of,
+                  int rows, int sorted_rows, int top_k, int width, Bf16* sorted) {
+  CheckSizes("SpreadTokens", 1, top_k);
+  if (sorted_rows == 0) return;
+  const bool wide = width % kWide == 0 && Aligned(x, sorted);
+  Launch("SpreadTokens", stream, BlocksForWarps(stream, rows), kRowThreads, 0,
+         wide ? &SpreadKernel<kWide> : &SpreadKernel<1>, x, row_of, token_of, rows, sorted_rows,
+         top_k, width, sorted);
 }
 
 void GatherTokensBackwardInput(Stream stream, const Bf16* dsorted, const int32_t* row_of, int rows,
                                int top_k, int width, Bf16* dx) {
   CheckSizes("GatherTokensBackwardInput", 1, top_k);
   if (rows == 0) return;
-  Launch("GatherTokensBackwardInput", stream, BlocksForRows(stream, rows), kRowThreads, 0,
-         width % kWide == 0 ? &GatherBackwardKernel<kWide> : &GatherBackwardKernel<1>, dsorted,
-         row_of, rows, top_k, width, dx);
+  const bool wide = width % kWide == 0 && Aligned(dsorted, dx);
+  Launch("GatherTokensBackwardInput", stream, BlocksForWarps(stream, rows), kRowThreads, 0,
+         wide ? &GatherBackwardKernel<kWide> : &GatherBackwardKernel<1>, dsorted, row_of, rows,
+         top_k, width, dx);
 }
 
 }  // namespace contraflow::gpu

@@ -25,6 +25,10 @@ void SortByExpert(Stream stream, const int32_t* expert, int rows, int experts, i
 /// sorted[i] = x[token_of[i]], rows of `width`; of token -1 zero.
 void GatherTokens(Stream stream, const Bf16* x, const int32_t* token_of, int sorted_rows, int width,
                   Bf16* sorted);
+/// The same from row_of[rows x top_k] as well: every token is read once and written top_k times,
+/// which is less to read. token_of tells the rows that no pair has.
+void SpreadTokens(Stream stream, const Bf16* x, const int32_t* row_of, const int32_t* token_of,
+                  int rows, int sorted_rows, int top_k, int width, Bf16* sorted);
 
 /// dx[t] = sum over k, ascending, of dsorted[row_of[t][k]] in fp32, of row -1 nothing.
 void GatherTokensBackwardInput(Stream stream, const Bf16* dsorted, const int32_t* row_of, int rows,

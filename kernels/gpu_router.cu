@@ -1,7 +1,7 @@
 #include <string>
 
 #include "kernels/gpu_router.h"
-#include "kernels/gpu_warp_rows.h"
+#include "kernels/warp_rows.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -31,17 +31,20 @@ template <int kPerLane>
 __device__ void Softmax(float (&x)[kPerLane], int experts) {
   float largest = x[0];
   // The first expert of a lane may be beyond the end already, and is a copy of the row's first.
+  CF_UNROLL
   for (int i = 1; i < kPerLane; ++i) {
     if (Lane() + i * kWarp < experts) largest = fmaxf(largest, x[i]);
   }
   largest = WarpMax(largest);
   float sum = 0;
+  CF_UNROLL
   for (int i = 0; i < kPerLane; ++i) {
     if (Lane() + i * kWarp >= experts) continue;
     x[i] = expf(x[i] - largest);
     sum += x[i];
   }
   const float scale = 1.0f / WarpSum(sum);
+  CF_UNROLL
   for (int i = 0; i < kPerLane; ++i) x[i] *= scale;
 }
 
@@ -52,11 +55,13 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int r = WarpInGrid(); r < rows; r += WarpsOfGrid()) {
     float* const p = Row(probabilities, r, experts);
     float x[kPerLane] = {};
+    CF_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
       const int e = Lane() + i * kWarp;
       x[i] = p[e < experts ? e : 0];
     }
     Softmax(x, experts);
+    CF_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
       if (Lane() + i * kWarp < experts) p[Lane() + i * kWarp] = x[i];
     }
@@ -64,6 +69,7 @@ __global__ void __launch_bounds__(kRowThreads)
     uint64_t mine = 0;
     for (int k = 0; k < top_k; ++k) {
       uint64_t best = 0;
+      CF_UNROLL
       for (int i = 0; i < kPerLane; ++i) {
         const int e = Lane() + i * kWarp;
         if (e < experts && (taken >> i & 1u) == 0) best = max(best, Rank(x[i], e));
@@ -117,7 +123,7 @@ void RouterForward(Stream stream, int rows, int experts, int top_k, float* proba
   CheckSizes(name, experts, top_k);
   if (rows == 0) return;
   const auto launch = [&](auto kernel) {
-    Launch(name, stream, BlocksForRows(stream, rows), kRowThreads, 0, kernel, rows, experts, top_k,
+    Launch(name, stream, BlocksForWarps(stream, rows), kRowThreads, 0, kernel, rows, experts, top_k,
            probabilities, expert, weight);
   };
   const int per_lane = CeilDiv(experts, kWarp);
@@ -133,8 +139,8 @@ void RouterBackwardInput(Stream stream, const float* probabilities, const int32_
                          const float* dweight, int rows, int experts, int top_k, Bf16* dlogits) {
   CheckSizes("RouterBackwardInput", experts, top_k);
   if (rows == 0) return;
-  Launch("RouterBackwardInput", stream, BlocksForRows(stream, rows), kRowThreads, 0, BackwardKernel,
-         probabilities, expert, dweight, rows, experts, top_k, dlogits);
+  Launch("RouterBackwardInput", stream, BlocksForWarps(stream, rows), kRowThreads, 0,
+         BackwardKernel, probabilities, expert, dweight, rows, experts, top_k, dlogits);
 }
 
 }  // namespace contraflow::gpu

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
+#include <array>
 #include <string>
 
 #include "kernels/permutation.h"
@@ -127,19 +127,24 @@ TEST_SUITE("kernel") {
 
       OnDevice<Bf16> on_x(x), on_sorted(sorted.size()), on_dsorted(dsorted), on_dx(x.size());
       OnDevice<int32_t> token_of(s.token_of), row_of(s.row_of);
+      OnDevice<Bf16> spread(sorted.size());
       const auto run = [&](int sms) {
         const gpu::Stream stream{TestStream().handle, sms};
         on_sorted.Poison();
         on_dx.Poison();
+        spread.Poison();
+        gpu::SpreadTokens(stream, on_x.data(), row_of.data(), token_of.data(), r.rows, sorted_rows,
+                          r.top_k, width, spread.data());
         gpu::GatherTokens(stream, on_x.data(), token_of.data(), sorted_rows, width,
                           on_sorted.data());
         gpu::GatherTokensBackwardInput(stream, on_dsorted.data(), row_of.data(), r.rows, r.top_k,
                                        width, on_dx.data());
-        return std::pair(on_sorted.Get(), on_dx.Get());
+        return std::array{on_sorted.Get(), spread.Get(), on_dx.Get()};
       };
       const auto got = run(132);
-      CHECK(Doubles(got.first) == sorted);
-      CHECK(RelativeError(Doubles(got.second), dx) < 4e-3);
+      CHECK(Doubles(got[0]) == sorted);
+      CHECK(got[1] == got[0]);
+      CHECK(RelativeError(Doubles(got[2]), dx) < 4e-3);
       ShuffleThreads(random());
       CHECK(run(1) == got);
     }

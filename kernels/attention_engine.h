@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/attention.h"
+#include "kernels/bf16.h"
+#include "kernels/stream.h"
+
+namespace contraflow::gpu {
+
+/// One way to compute attention of one shape; see gpu_attention.h.
+class AttentionEngine {
+ public:
+  virtual ~AttentionEngine() = default;
+  virtual size_t work_bytes() const = 0;
+  virtual void Forward(Stream stream, const Bf16* qkv, void* work, Bf16* out, float* lse) const = 0;
+  virtual void Backward(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
+                        const Bf16* dout, void* work, Bf16* dqkv) const = 0;
+};
+
+/// cuDNN's for the shape and so many SMs, or null where cuDNN is not there or will not have it.
+std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape& shape, int sms);
+
+}  // namespace contraflow::gpu

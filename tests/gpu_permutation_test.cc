@@ -2,8 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "kernels/permutation.h"
 #include "tests/routing.h"
@@ -148,6 +150,29 @@ TEST_SUITE("kernel") {
       ShuffleThreads(random());
       CHECK(run(1) == got);
     }
+  }
+
+  TEST_CASE("permutation: rows that begin anywhere") {
+    const int width = 24;
+    const std::vector<Bf16> x = RandomBf16(5 * width + 1, 1);
+    OnDevice<Bf16> from(x), to(3 * width + 1), spread(3 * width + 1), back(5 * width + 1);
+    OnDevice<int32_t> token_of(std::vector<int32_t>{4, -1, 2});
+    OnDevice<int32_t> row_of(std::vector<int32_t>{-1, -1, 2, -1, 0});
+    gpu::GatherTokens(TestStream(), from.data() + 1, token_of.data(), 3, width, to.data() + 1);
+    gpu::SpreadTokens(TestStream(), from.data() + 1, row_of.data(), token_of.data(), 5, 3, 1, width,
+                      spread.data() + 1);
+    gpu::GatherTokensBackwardInput(TestStream(), to.data() + 1, row_of.data(), 5, 1, width,
+                                   back.data() + 1);
+    std::vector<Bf16> sorted(3 * width + 1, Bf16{0xffff}), again(5 * width + 1, Bf16{0xffff});
+    std::fill(sorted.begin() + 1, sorted.end(), Bf16{0});
+    std::fill(again.begin() + 1, again.end(), Bf16{0});
+    for (const auto& [token, row] : {std::pair(4, 0), std::pair(2, 2)}) {
+      std::copy_n(x.begin() + 1 + token * width, width, sorted.begin() + 1 + row * width);
+      std::copy_n(x.begin() + 1 + token * width, width, again.begin() + 1 + token * width);
+    }
+    CHECK(to.Get() == sorted);
+    CHECK(spread.Get() == sorted);
+    CHECK(back.Get() == again);
   }
 
   TEST_CASE("permutation: sizes that are not possible") {

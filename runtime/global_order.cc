@@ -24,7 +24,7 @@ struct At {
 bool IsSend(const Instruction& i) { return WorkOf(i.op) == Work::kSend; }
 bool IsMessage(const Instruction& i) { return IsSend(i) || WorkOf(i.op) == Work::kRecv; }
 
-std::string Text(const Plan& plan, At at) {
+std::string TextOf(const Plan& plan, At at) {
   const Instruction& i = plan.programs[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
   return "rank " + std::to_string(at.rank) + ", instruction " + std::to_string(at.index) + " (" +
          ToString(i) + ")";
@@ -98,7 +98,7 @@ class RankOrder {
     each_message([&](At at) {
       const int32_t peer = Of(at).peer;
       if (peer < 0 || peer >= plan_.ranks || peer == at.rank) {
-        throw Error(Text(plan_, at) + ": there is no such peer; verify the plan");
+        throw Error(TextOf(plan_, at) + ": there is no such peer; verify the plan");
       }
       if (IsSend(Of(at))) edge(at.rank, peer).sends.push_back(at);
     });
@@ -106,11 +106,11 @@ class RankOrder {
       if (IsSend(Of(at))) return;
       Edge& from = edge(Of(at).peer, at.rank);
       if (from.met == from.sends.size()) {
-        throw Error(Text(plan_, at) + ": its peer never sends it; verify the plan");
+        throw Error(TextOf(plan_, at) + ": its peer never sends it; verify the plan");
       }
       const At send = from.sends[from.met++];
       if (TagOf(Of(send)) != TagOf(Of(at))) {
-        throw Error(Text(plan_, at) + ": what comes is of " + Text(plan_, send) +
+        throw Error(TextOf(plan_, at) + ": what comes is of " + TextOf(plan_, send) +
                     "; verify the plan");
       }
       PartnerOf(send) = at;
@@ -118,7 +118,7 @@ class RankOrder {
     });
     each_message([&](At at) {
       if (PartnerOf(at).rank < 0) {
-        throw Error(Text(plan_, at) + ": its peer never receives it; verify the plan");
+        throw Error(TextOf(plan_, at) + ": its peer never receives it; verify the plan");
       }
     });
   }
@@ -143,10 +143,10 @@ class RankOrder {
           }
         }
         if (mine == nullptr) {
-          throw Error(Text(plan_, at) + ": the rank does not hold the stage; verify the plan");
+          throw Error(TextOf(plan_, at) + ": the rank does not hold the stage; verify the plan");
         }
         if (mine->index >= 0) {
-          throw Error(Text(plan_, at) + ": a second one of the same stage; verify the plan");
+          throw Error(TextOf(plan_, at) + ": a second one of the same stage; verify the plan");
         }
         *mine = at;
         if (first[static_cast<size_t>(stage)].rank < 0) first[static_cast<size_t>(stage)] = at;
@@ -156,7 +156,7 @@ class RankOrder {
       if (first[s].rank < 0) continue;
       for (const At holder : reduces_[s]) {
         if (holder.index >= 0) continue;
-        throw Error(Text(plan_, first[s]) + ": rank " + std::to_string(holder.rank) +
+        throw Error(TextOf(plan_, first[s]) + ": rank " + std::to_string(holder.rank) +
                     " holds the stage too, and has no such instruction; verify the plan");
       }
     }
@@ -226,7 +226,7 @@ class RankOrder {
         break;
       }
       if (w > first) text += "; ";
-      text += Text(plan_, waits[w].first) + " waits for " + Text(plan_, waits[w].second);
+      text += TextOf(plan_, waits[w].first) + " waits for " + TextOf(plan_, waits[w].second);
     }
     throw Error(text + "; verify the plan");
   }

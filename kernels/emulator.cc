@@ -206,21 +206,37 @@ std::string Text(const dim3& at) {
   throw gpu::GpuError(text);
 }
 
-/// Runs all threads to their end, each as far as it comes in a turn.
+/// Each of `count` threads from `first` on goes as far as it comes; whether one could.
+bool TakeTurns(Block* block, size_t first, size_t count) {
+  bool moved = false;
+  for (const size_t turn : Turns(count)) {
+    Thread& thread = block->threads[first + turn];
+    if (thread.done || thread.waits()) continue;
+    thread.counter = nullptr;
+    Resume(&thread, *Now().stacks[first + turn]);
+    moved = true;
+    if (block->error != nullptr) std::rethrow_exception(block->error);
+  }
+  return moved;
+}
+
+/// Runs all threads to their end.
 void RunBlock(const char* name, Block* block) {
   State& now = Now();
   now.block = block;
-  size_t left = block->threads.size();
-  while (left > 0) {
+  const size_t threads = block->threads.size();
+  // Or else no warp ever is more than a turn ahead of the others.
+  const bool warps_hurry = now.order == Order::kShuffled && now.random() % 2 == 0;
+  while (!std::all_of(block->threads.begin(), block->threads.end(),
+                      [](const Thread& thread) { return thread.done; })) {
     bool moved = false;
-    for (const size_t number : Turns(block->threads.size())) {
-      Thread& thread = block->threads[number];
-      if (thread.done || thread.waits()) continue;
-      thread.counter = nullptr;
-      Resume(&thread, *now.stacks[number]);
-      moved = true;
-      if (thread.done) --left;
-      if (block->error != nullptr) std::rethrow_exception(block->error);
+    if (warps_hurry) {
+      for (const size_t warp : Turns(block->exchanges.size())) {
+        const size_t first = warp * kWarpLanes, lanes = size_t{kWarpLanes};
+        while (TakeTurns(block, first, std::min(lanes, threads - first))) moved = true;
+      }
+    } else {
+      moved = TakeTurns(block, 0, threads);
     }
     if (!moved) ReportHang(name, *block);
   }

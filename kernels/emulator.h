@@ -25,6 +25,7 @@ struct dim3 {
 namespace contraflow::emulator {
 
 /// In which order the threads of a block take their turns, and the blocks of a grid theirs.
+/// Shuffled ones of every other block, by chance, take them warp by warp, each as far as it comes.
 enum class Order : uint8_t { kForward, kReverse, kShuffled };
 void SetOrder(Order order, uint64_t seed = 1);
 

@@ -75,11 +75,18 @@ __device__ inline Bf16s<N> Pack(const Floats<N>& values) {
   return packed;
 }
 
-// One instruction each; the address is a multiple of their size.
+// One instruction each; the address must be a multiple of their size.
+#ifndef __CUDACC__
+inline void NeedAligned(const void* at, size_t size) {
+  if (reinterpret_cast<uintptr_t>(at) % size == 0) return;
+  throw GpuError("a vector of " + std::to_string(size) + " bytes is not aligned to its size");
+}
+#endif
 __device__ inline uint4 Load16(const void* from) {
 #ifdef __CUDACC__
   return *static_cast<const uint4*>(from);
 #else
+  NeedAligned(from, sizeof(uint4));
   uint4 value;
   std::memcpy(&value, from, sizeof(value));
   return value;
@@ -89,6 +96,7 @@ __device__ inline void Store16(void* to, uint4 value) {
 #ifdef __CUDACC__
   *static_cast<uint4*>(to) = value;
 #else
+  NeedAligned(to, sizeof(uint4));
   std::memcpy(to, &value, sizeof(value));
 #endif
 }
@@ -96,6 +104,7 @@ __device__ inline void Store8(void* to, uint2 value) {
 #ifdef __CUDACC__
   *static_cast<uint2*>(to) = value;
 #else
+  NeedAligned(to, sizeof(uint2));
   std::memcpy(to, &value, sizeof(value));
 #endif
 }

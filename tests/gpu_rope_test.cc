@@ -22,8 +22,9 @@ struct Shape {
 std::vector<Shape> Shapes() {
   // Heads of more places than a block has threads, and fewer heads than threads at one place.
   std::vector<Shape> shapes = {{5, 3, 2, 8},    {4, 4, 3, 16},   {7, 5, 33, 128}, {3, 2, 9, 24},
-                               {2, 2, 70, 8},   {1, 1, 2, 2064}, {3, 2, 1, 6},    {2, 3, 1, 2},
-                               {1, 1, 1, 1030}, {0, 4, 2, 8},    {3, 2, 5, 10},   {3, 3, 2, 64, 1}};
+                               {2, 2, 70, 8},   {2, 2, 2, 2064}, {2, 2, 45, 24},  {3, 2, 1, 6},
+                               {2, 3, 1, 2},    {2, 2, 1, 1030}, {0, 4, 2, 8},    {3, 2, 5, 10},
+                               {3, 3, 2, 64, 1}};
   if (!Emulated()) shapes.insert(shapes.end(), {{8192, 4096, 32, 128}, {1000, 300, 7, 66}});
   return shapes;
 }

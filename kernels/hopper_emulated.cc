@@ -1,6 +1,7 @@
 #include "kernels/hopper_emulated.h"
 
 #include <array>
+#include <deque>
 #include <limits>
 #include <map>
 #include <string>
@@ -17,9 +18,8 @@ using gpu::kBoxRowBytes;
 // Shared memory does not begin at 0 on a GPU: the first KiB is the system's.
 constexpr uint32_t kSharedBegin = 1024, kSharedEnd = kSharedBegin + (227u << 10);
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int kMaxThreads = 1024;
 
-void Require(bool holds, const std::string& what) {
+void Require(bool holds, const char* what) {
   if (!holds) throw GpuError(what);
 }
 
@@ -27,8 +27,9 @@ void Require(bool holds, const std::string& what) {
 uint32_t Swizzle(uint32_t address) { return address ^ ((address >> 7 & 7u) << 4); }
 
 std::byte* AtShared(uint32_t address, size_t bytes) {
-  Require(address >= kSharedBegin && address + bytes <= kSharedEnd,
-          "address " + std::to_string(address) + " is not in shared memory");
+  if (address < kSharedBegin || address + bytes > kSharedEnd) {
+    throw GpuError("address " + std::to_string(address) + " is not in shared memory");
+  }
   return DynamicShared() + (address - kSharedBegin);
 }
 
@@ -65,7 +66,7 @@ using ColumnsOfB =
 struct Flight {
   uint64_t block = 0;
   std::map<const Mbarrier*, std::vector<Copy>> copies;
-  std::vector<Thread> threads;
+  std::deque<Thread> threads;
   // Good until the matrix units could see anything else in shared memory.
   std::map<std::pair<uint64_t, bool>, ColumnsOfB> columns_of_b;
 };
@@ -76,11 +77,15 @@ Flight& Now() {
     flight.block = BlocksBegun();
     flight.copies.clear();
     flight.columns_of_b.clear();
-    flight.threads.assign(kMaxThreads, {});
+    flight.threads.clear();
   }
   return flight;
 }
-Thread& Self() { return Now().threads[ThreadNumber()]; }
+Thread& Self() {
+  std::deque<Thread>& threads = Now().threads;
+  while (threads.size() <= ThreadNumber()) threads.emplace_back();
+  return threads[ThreadNumber()];
+}
 
 void Perform(const Copy& copy) {
   const auto [columns, rows, matrices] = copy.map.extents;
@@ -187,8 +192,7 @@ TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t 
   constexpr uint64_t kMostExtent = uint64_t{1} << 32;
   constexpr uint32_t kMostBox = 256;
   Require(reinterpret_cast<uintptr_t>(data) % kAlignment == 0, "a tensor is not 16-aligned");
-  Require(columns * sizeof(gpu::Bf16) % kAlignment == 0,
-          "rows of " + std::to_string(columns) + " bf16 are no multiple of 16 bytes");
+  Require(columns * sizeof(gpu::Bf16) % kAlignment == 0, "rows are no multiple of 16 bytes");
   for (const uint64_t extent : {columns, rows, matrices}) {
     Require(extent > 0 && extent <= kMostExtent, "a tensor has an extent that is not possible");
   }
@@ -270,6 +274,8 @@ void WgmmaWait(int youngest) {
     EachAccumulator([&](size_t i, size_t h, size_t c) { self.accumulators[i] = self.sums[h][c]; });
     self.accumulators = nullptr;
   }
+  // The instruction is the whole warp's: no lane goes on before all are done with shared memory.
+  WarpExchange(~0u, 0, "wgmma.wait_group");
 }
 
 void StoreZero(void* shared) { Self().zeroes.push_back(shared); }

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -209,16 +211,173 @@ void CheckBackwardWeight(Layer* layer) {
       AddProduct(shape, layer->hidden.Get(), layer->dy.Get(), shape.inner, shape.width, ddown));
 }
 
-void CheckAll(Layer* layer) {
-  CheckForward(layer);
-  CheckBackwardInput(layer);
-  CheckBackwardWeight(layer);
+void CheckAll(const Case& shape, unsigned seed) {
+  Layer layer(shape, seed);
+  CheckForward(&layer);
+  CheckBackwardInput(&layer);
+  CheckBackwardWeight(&layer);
+}
+
+/// All results of a layer, on so many SMs.
+struct Results {
+  std::vector<Bf16> gate_up_out, hidden, y, dgate_up_out, dx;
+  std::vector<float> dgate_up, ddown;
+
+  Results(const Case& shape, int sms) {
+    Layer layer(shape);
+    const gpu::Stream stream = {TestStream().handle, sms};
+    layer.Forward(stream);
+    layer.BackwardInput(stream);
+    layer.BackwardWeight(stream);
+    gate_up_out = layer.gate_up_out.Get();
+    hidden = layer.hidden.Get();
+    y = layer.y.Get();
+    dgate_up_out = layer.dgate_up_out.Get();
+    dx = layer.dx.Get();
+    dgate_up = layer.dgate_up.Get();
+    ddown = layer.ddown.Get();
+  }
+};
+
+template <typename T>
+bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+/// Elements begin .. end.
+template <typename T>
+std::vector<T> Part(const std::vector<T>& values, size_t begin, size_t end) {
+  return {values.begin() + static_cast<ptrdiff_t>(begin),
+          values.begin() + static_cast<ptrdiff_t>(end)};
 }
 
 TEST_SUITE("kernel") {
   TEST_CASE("experts: rows about the height of a tile and none at all") {
-    Layer layer({72, 40, {0, 1, 127, 0, 128, 129, 0}, 5});
-    CheckAll(&layer);
+    CheckAll({72, 40, {0, 1, 127, 0, 128, 129, 0}, 5}, 1);
+  }
+
+  TEST_CASE("experts: more than one column of tiles and more slabs than stages") {
+    CheckAll({328, 136, {260, 0, 5}, 0}, 2);
+  }
+
+  TEST_CASE("experts: random shapes against naive products") {
+    std::mt19937 random(Emulated() ? 5 : 6);
+    const auto draw = [&](int from, int to) {
+      return std::uniform_int_distribution<int>(from, to)(random);
+    };
+    const int largest = Emulated() ? 24 : 80;
+    for (unsigned round = 0; round < (Emulated() ? 3u : 12u); ++round) {
+      Case shape = {8 * draw(1, largest), 8 * draw(1, largest), {}, draw(0, 200)};
+      shape.rows.resize(static_cast<size_t>(draw(1, 5)));
+      for (int& rows : shape.rows) rows = draw(0, 2) == 0 ? 0 : draw(1, Emulated() ? 90 : 700);
+      CAPTURE(shape.width);
+      CAPTURE(shape.inner);
+      CAPTURE(shape.rows.size());
+      CAPTURE(shape.used());
+      CheckAll(shape, 10 * round);
+    }
+  }
+
+  TEST_CASE("experts: the same bits on any number of SMs and in any order of threads") {
+    const Case shape = {136, 144, {70, 0, 130}, 3};
+    const Results expected(shape, 132);
+    unsigned seed = 0;
+    for (const int sms : {1, 3}) {
+      CAPTURE(sms);
+      ShuffleThreads(++seed);
+      const Results results(shape, sms);
+      CHECK(SameBits(results.gate_up_out, expected.gate_up_out));
+      CHECK(SameBits(results.hidden, expected.hidden));
+      CHECK(SameBits(results.y, expected.y));
+      CHECK(SameBits(results.dgate_up_out, expected.dgate_up_out));
+      CHECK(SameBits(results.dx, expected.dx));
+      CHECK(SameBits(results.dgate_up, expected.dgate_up));
+      CHECK(SameBits(results.ddown, expected.ddown));
+    }
+  }
+
+  TEST_CASE("experts: an expert's bits do not depend on those before and after it") {
+    // Three experts of which the middle one is the only one of the other layer; its neighbours
+    // have nothing but NaN.
+    const int rows = 77, before = 19, after = 51;
+    const Case alone = {72, 40, {rows}, 0}, among = {72, 40, {before, rows, after}, 0};
+    Layer a(alone), b(among);
+    const auto put = [&](OnDevice<Bf16>* to, const OnDevice<Bf16>& from, size_t columns) {
+      std::vector<Bf16> values(among.size(static_cast<int>(columns)), Bf16{kPoison});
+      const std::vector<Bf16> own = from.Get();
+      std::copy(own.begin(), own.end(),
+                values.begin() + static_cast<ptrdiff_t>(size_t{before} * columns));
+      to->Put(values);
+    };
+    const auto put_weights = [&](OnDevice<Bf16>* to, const OnDevice<Bf16>& from) {
+      const std::vector<Bf16> own = from.Get();
+      std::vector<Bf16> values(3 * own.size(), Bf16{kPoison});
+      std::copy(own.begin(), own.end(), values.begin() + static_cast<ptrdiff_t>(own.size()));
+      to->Put(values);
+    };
+    put(&b.x, a.x, 72);
+    put(&b.dy, a.dy, 72);
+    put_weights(&b.gate_up, a.gate_up);
+    put_weights(&b.down, a.down);
+    for (OnDevice<float>* gradient : {&a.dgate_up, &a.ddown, &b.dgate_up, &b.ddown}) {
+      gradient->Put(std::vector<float>(gradient->size(), 1.0f));
+    }
+    for (Layer* layer : {&a, &b}) {
+      layer->Forward();
+      layer->BackwardInput();
+      layer->BackwardWeight();
+    }
+    const auto middle = [&](const OnDevice<Bf16>& values, size_t columns) {
+      return Part(values.Get(), size_t{before} * columns, size_t{before + rows} * columns);
+    };
+    CHECK(SameBits(middle(b.hidden, 40), a.hidden.Get()));
+    CHECK(SameBits(middle(b.y, 72), a.y.Get()));
+    CHECK(SameBits(middle(b.dgate_up_out, 80), a.dgate_up_out.Get()));
+    CHECK(SameBits(middle(b.dx, 72), a.dx.Get()));
+    CHECK(SameBits(Part(b.dgate_up.Get(), a.dgate_up.size(), 2 * a.dgate_up.size()),
+                   a.dgate_up.Get()));
+    CHECK(SameBits(Part(b.ddown.Get(), a.ddown.size(), 2 * a.ddown.size()), a.ddown.Get()));
+  }
+
+  TEST_CASE("experts: without rows nothing is touched") {
+    for (const int spare : {0, 9}) {
+      Layer layer({16, 24, {0, 0}, spare});
+      const std::vector<float> dgate_up = layer.dgate_up.Get(), ddown = layer.ddown.Get();
+      layer.Forward();
+      layer.BackwardInput();
+      layer.BackwardWeight();
+      CheckRows("gate_up_out", layer.gate_up_out.Get(), {});
+      CheckRows("hidden", layer.hidden.Get(), {});
+      CheckRows("y", layer.y.Get(), {});
+      CheckRows("dgate_up_out", layer.dgate_up_out.Get(), {});
+      CheckRows("dx", layer.dx.Get(), {});
+      CHECK(SameBits(layer.dgate_up.Get(), dgate_up));
+      CHECK(SameBits(layer.ddown.Get(), ddown));
+    }
+  }
+
+  TEST_CASE("experts: the gradient of an expert without rows is left alone") {
+    // Not even rounded: adding nothing to a signalling NaN would change its bits.
+    const Case shape = {24, 16, {3, 0, 4}, 0};
+    Layer layer(shape);
+    layer.Forward();
+    layer.BackwardInput();
+    std::vector<float> dgate_up(shape.weights(32)), ddown(shape.weights(16));
+    const auto poison = [](std::vector<float>* gradient) {
+      const size_t third = gradient->size() / 3;
+      std::memset(gradient->data() + third, 0xff, third * sizeof(float));
+    };
+    poison(&dgate_up);
+    poison(&ddown);
+    layer.dgate_up.Put(dgate_up);
+    layer.ddown.Put(ddown);
+    layer.BackwardWeight();
+    const auto middle = [](const std::vector<float>& gradient) {
+      return Part(gradient, gradient.size() / 3, gradient.size() / 3 * 2);
+    };
+    CHECK(SameBits(middle(layer.dgate_up.Get()), middle(dgate_up)));
+    CHECK(SameBits(middle(layer.ddown.Get()), middle(ddown)));
+    CHECK(!SameBits(layer.ddown.Get(), ddown));
   }
 }
 

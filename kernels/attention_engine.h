@@ -19,7 +19,11 @@ class AttentionEngine {
                         const Bf16* dout, void* work, Bf16* dqkv) const = 0;
 };
 
-/// cuDNN's for the shape and so many SMs, or null where cuDNN is not there or will not have it.
-std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape& shape, int sms);
+/// The most work memory that is worth what cuDNN gains: it keeps a number for every score.
+inline constexpr size_t kMostAttentionWork = size_t{4} << 30;
+
+/// cuDNN's for the shape on the current device, or null where cuDNN is not there, will not have it,
+/// or wants more work memory than that.
+std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape& shape);
 
 }  // namespace contraflow::gpu

@@ -76,7 +76,7 @@ Attention::Attention(const AttentionShape& shape, int sms, Engine engine)
   if (sms < 1) throw GpuError(ToString(shape) + "it needs at least 1 SM");
   impl_->shape = shape;
   impl_->name = "cudnn";
-  if (engine == Engine::kBest) impl_->engine = CudnnAttention(shape, sms);
+  if (engine == Engine::kBest) impl_->engine = CudnnAttention(shape);
   if (impl_->engine != nullptr) return;
   impl_->name = "own";
   impl_->engine = std::make_unique<OwnAttention>(shape);

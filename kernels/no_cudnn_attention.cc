@@ -4,6 +4,6 @@
 
 namespace contraflow::gpu {
 
-std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape&, int) { return nullptr; }
+std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape&) { return nullptr; }
 
 }  // namespace contraflow::gpu

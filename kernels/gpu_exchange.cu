@@ -58,6 +58,10 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
+__host__ __device__ int OwnersOf(const ExchangePeers& peers) {
+  return peers.owners > 0 ? peers.owners : peers.members;
+}
+
 /// One block. Cuts what it has counted at most_rows, so that whoever reads the counts stays inside.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(const __grid_constant__ ExchangePeers peers, int self, int capacity, int most_rows,
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     ToTokensKernel(const __grid_constant__ ExchangePeers peers, int self, int width,
                    int sent_rows) {
   const int32_t* const sent = peers.peer[self].sent;
-  const int experts = peers.local_experts, all = experts * peers.members;
+  const int experts = peers.local_experts, all = experts * OwnersOf(peers);
   const int rows = min(sent[all], sent_rows);
   for (int row = WarpInGrid(); row < rows; row += WarpsOfGrid()) {
     const int expert = CountUpTo(sent, all, row) - 1;
@@ -152,7 +156,8 @@ bool Wide(const ExchangePeers& peers, int width) {
 
 void CheckPeers(const char* name, const ExchangePeers& peers, int self) {
   if (peers.members >= 1 && peers.members <= kMaxPeers && self >= 0 && self < peers.members &&
-      peers.local_experts >= 1 && peers.local_experts <= kMaxExperts / peers.members) {
+      peers.owners >= 0 && peers.owners <= peers.members && peers.local_experts >= 1 &&
+      peers.local_experts <= kMaxExperts / OwnersOf(peers)) {
     return;
   }
   throw GpuError(std::string(name) + ": member " + std::to_string(self) + " of " +

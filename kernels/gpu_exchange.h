@@ -36,7 +36,8 @@ struct ExchangePeer {
 struct ExchangePeers {
   ExchangePeer peer[kMaxPeers];
   int members;        ///< of the group
-  int local_experts;  ///< of each member
+  int local_experts;  ///< of each member that owns some
+  int owners = 0;     ///< only the first so many members own experts; 0: all
 };
 
 /// DISPATCH_F and COMBINE_B of the member `self`, which owns experts [self * local_experts, ...):

@@ -217,6 +217,7 @@ gpu::ExchangePeers GpuReference::Impl::PeersOf(const WholeLayer& at, gpu::Bf16* 
   gpu::ExchangePeers peers{};
   peers.members = members;
   peers.local_experts = shape.experts;
+  peers.owners = 1;
   for (size_t e = 0; e < at.members.size(); ++e) {
     peers.peer[e] = {at.members[e].sent, at.members[e].*tokens, at.experts.first,
                      at.experts.received, at.experts.*of_experts};

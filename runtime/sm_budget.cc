@@ -37,7 +37,8 @@ int SmsOfPartition(int sms, int devices, int wanted) {
   if (wanted > sms / devices) {
     const int most = sms / devices / kPartitionSms * kPartitionSms;
     throw Error(asked + " do not fit a GPU of " + Count(sms, "SM") + "; " +
-                (most == 0 ? Count(devices, "device") + " fit in no size"
+                (most == 0 ? "at most " + Count(most_devices, "device") + " do, of " +
+                                 std::to_string(kPartitionSms) + " each"
                            : Count(devices, "device") + " can have at most " +
                                  std::to_string(most) + " each"));
   }
@@ -47,8 +48,9 @@ int SmsOfPartition(int sms, int devices, int wanted) {
 }  // namespace
 
 SmBudget BudgetOf(int sms, int devices, bool expert_parallel, int wanted) {
-  if (devices < 1)
+  if (devices < 1) {
     throw Error("a GPU stands for at least 1 device, not " + std::to_string(devices));
+  }
   SmBudget budget;
   budget.partitions = devices;
   const bool whole = devices == 1 && (wanted == 0 || wanted == sms);

@@ -4,7 +4,7 @@
 namespace contraflow::gpu {
 namespace {
 
-constexpr int kBlock = 256, kBlocksAnSm = 2048 / kBlock;
+constexpr int kBlock = 256, kBlocksAnSm = 5;
 
 unsigned Blocks(Stream stream, size_t vectors) {
   const size_t most = static_cast<size_t>(stream.sms) * kBlocksAnSm;
@@ -49,7 +49,7 @@ __device__ void Update(const Factors& f, size_t i, const float* gradient, float*
 }
 
 template <int N>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kBlocksAnSm)
     AdamWKernel(const AdamWStepSize* step, AdamWRates rates, size_t n, const float* gradient,
                 float* m, float* v, float* parameter, Bf16* copy) {
   const Factors factors = FactorsOf(*step, rates);
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 template <int N>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kBlocksAnSm)
     RoundKernel(size_t n, const float* parameter, Bf16* copy) {
   const size_t whole = n / N * N;
   for (size_t i = First() * N; i < whole; i += Step() * N) {

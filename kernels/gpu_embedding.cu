@@ -7,8 +7,10 @@
 namespace contraflow::gpu {
 namespace {
 
+constexpr int kGatherBlocks = 6;  // that an SM holds at a time
+
 template <int N>
-__global__ void __launch_bounds__(kRowsBlock)
+__global__ void __launch_bounds__(kRowsBlock, kGatherBlocks)
     GatherKernel(const int32_t* tokens, const Bf16* table, int rows, int width, Bf16* y) {
   for (int row = FirstRow(); row < rows; row += RowStep()) {
     const Bf16* const from = table + static_cast<ptrdiff_t>(tokens[row]) * width;
@@ -187,8 +189,9 @@ void EmbeddingForward(Stream stream, const int32_t* tokens, const Bf16* table, i
   if (rows == 0 || width == 0) return;
   const bool vectors = width % 8 == 0 && Aligned(table, y);
   Launch("EmbeddingForward", stream,
-         vectors ? RowsGrid<8>(stream, rows, width) : RowsGrid<1>(stream, rows, width), kRowsBlock,
-         0, vectors ? GatherKernel<8> : GatherKernel<1>, tokens, table, rows, width, y);
+         vectors ? RowsGrid<8>(stream, kGatherBlocks, rows, width)
+                 : RowsGrid<1>(stream, kGatherBlocks, rows, width),
+         kRowsBlock, 0, vectors ? GatherKernel<8> : GatherKernel<1>, tokens, table, rows, width, y);
 }
 
 size_t EmbeddingWork(int rows, int) {

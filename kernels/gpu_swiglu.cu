@@ -4,12 +4,14 @@
 namespace contraflow::gpu {
 namespace {
 
+constexpr int kForwardBlocks = 4, kBackwardBlocks = 3;  // that an SM holds at a time
+
 __device__ float Sigmoid(float x) { return FastReciprocal(1.0f + FastExp(-x)); }
 
 __device__ int RowsToDo(const int32_t* rows, int most_rows) { return min(*rows, most_rows); }
 
 template <int N>
-__global__ void __launch_bounds__(kRowsBlock)
+__global__ void __launch_bounds__(kRowsBlock, kForwardBlocks)
     ForwardKernel(const Bf16* gate_up, const int32_t* rows, int most_rows, int width, Bf16* y) {
   const int end = RowsToDo(rows, most_rows);
   for (int row = FirstRow(); row < end; row += RowStep()) {
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(kRowsBlock)
 }
 
 template <int N>
-__global__ void __launch_bounds__(kRowsBlock)
+__global__ void __launch_bounds__(kRowsBlock, kBackwardBlocks)
     BackwardKernel(const Bf16* gate_up, const Bf16* dy, const int32_t* rows, int most_rows,
                    int width, Bf16* dgate_up) {
   const int end = RowsToDo(rows, most_rows);
@@ -78,11 +80,11 @@ void SwigluForward(Stream stream, const Bf16* gate_up, const int32_t* rows, int 
                    int width, Bf16* y) {
   if (most_rows == 0 || width == 0) return;
   if (width % 8 == 0 && Aligned(gate_up, y)) {
-    Launch("SwigluForward", stream, RowsGrid<8>(stream, most_rows, width), kRowsBlock, 0,
-           ForwardKernel<8>, gate_up, rows, most_rows, width, y);
+    Launch("SwigluForward", stream, RowsGrid<8>(stream, kForwardBlocks, most_rows, width),
+           kRowsBlock, 0, ForwardKernel<8>, gate_up, rows, most_rows, width, y);
   } else {
-    Launch("SwigluForward", stream, RowsGrid<1>(stream, most_rows, width), kRowsBlock, 0,
-           ForwardKernel<1>, gate_up, rows, most_rows, width, y);
+    Launch("SwigluForward", stream, RowsGrid<1>(stream, kForwardBlocks, most_rows, width),
+           kRowsBlock, 0, ForwardKernel<1>, gate_up, rows, most_rows, width, y);
   }
 }
 
@@ -90,11 +92,11 @@ void SwigluBackwardInput(Stream stream, const Bf16* gate_up, const Bf16* dy, con
                          int most_rows, int width, Bf16* dgate_up) {
   if (most_rows == 0 || width == 0) return;
   if (width % 8 == 0 && Aligned(gate_up, dy, dgate_up)) {
-    Launch("SwigluBackwardInput", stream, RowsGrid<8>(stream, most_rows, width), kRowsBlock, 0,
-           BackwardKernel<8>, gate_up, dy, rows, most_rows, width, dgate_up);
+    Launch("SwigluBackwardInput", stream, RowsGrid<8>(stream, kBackwardBlocks, most_rows, width),
+           kRowsBlock, 0, BackwardKernel<8>, gate_up, dy, rows, most_rows, width, dgate_up);
   } else {
-    Launch("SwigluBackwardInput", stream, RowsGrid<1>(stream, most_rows, width), kRowsBlock, 0,
-           BackwardKernel<1>, gate_up, dy, rows, most_rows, width, dgate_up);
+    Launch("SwigluBackwardInput", stream, RowsGrid<1>(stream, kBackwardBlocks, most_rows, width),
+           kRowsBlock, 0, BackwardKernel<1>, gate_up, dy, rows, most_rows, width, dgate_up);
   }
 }
 

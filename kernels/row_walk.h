@@ -11,13 +11,12 @@ inline constexpr int kRowsBlock = 256;
 inline constexpr int kVectorsAtOnce = 4;
 
 /// Blocks of kRowsBlock threads for `rows` rows of `width` in vectors of N: blockIdx.x takes rows,
-/// blockIdx.y columns. No more than the stream's SMs hold at a time.
+/// blockIdx.y columns. `resident` is how many of them an SM holds at a time.
 template <int N>
-dim3 RowsGrid(Stream stream, int rows, int width) {
-  constexpr int kWarps = kRowsBlock / kWarp, kThreadsAnSm = 2048;
+dim3 RowsGrid(Stream stream, int resident, int rows, int width) {
   const int columns = CeilDiv(width, N * kWarp * kVectorsAtOnce);
-  const int most = CeilDiv(stream.sms * (kThreadsAnSm / kRowsBlock), columns);
-  return dim3(Unsigned(std::min(CeilDiv(rows, kWarps), most)), Unsigned(columns));
+  const int most = CeilDiv(stream.sms * resident, columns);
+  return dim3(Unsigned(std::min(CeilDiv(rows, kRowsBlock / kWarp), most)), Unsigned(columns));
 }
 
 __device__ inline int FirstRow() {

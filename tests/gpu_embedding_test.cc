@@ -30,7 +30,7 @@ std::vector<Shape> Shapes() {
                                {40, 7, 1100, 7},     {0, 5, 8, 5},         {30, 4, 33, 3},
                                {30, 4, 32, 3, 1}};
   if (!Emulated())
-    shapes.insert(shapes.end(), {{65536, 131072, 512, 131072}, {20000, 50257, 77, 9}});
+    shapes.insert(shapes.end(), {{20000, 131072, 128, 131072}, {20000, 50257, 77, 9}});
   return shapes;
 }
 

@@ -49,6 +49,10 @@ class GpuIssuer {
   /// process began: from when its lane was free and what it waits for was done, messages and REDUCE
   /// from when the last that takes part was. Empty without stamps.
   std::vector<Span> SpansOf(size_t device) const;
+  /// The stamps themselves; null without.
+  const StepStamps* StampsOf(size_t device) const {
+    return stamps_.empty() ? nullptr : &stamps_[device];
+  }
   /// Instructions of all devices that were given to the GPU, since the beginning; in a replay all
   /// at once.
   int64_t issued() const { return issued_; }

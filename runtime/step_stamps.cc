@@ -18,8 +18,12 @@ void StepStamps::End(size_t index, gpu::Stream stream) const {
   gpu::Stamp(stream, device_ + 2 * index + 1);
 }
 
-void StepStamps::Download(gpu::Stream stream) const {
-  gpu_->CopyToHost(stream, host_, device_, 2 * size_ * sizeof(uint64_t));
+void StepStamps::Download(gpu::Stream stream) const { Peek(stream, host_); }
+
+void StepStamps::Clear(gpu::Stream stream) const { gpu_->Zero(stream, device_, bytes()); }
+
+void StepStamps::Peek(gpu::Stream side, uint64_t* host) const {
+  gpu_->CopyToHost(side, host, device_, bytes());
 }
 
 }  // namespace contraflow

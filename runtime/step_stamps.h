@@ -20,6 +20,13 @@ class StepStamps {
   /// Brings the stamps to the host, behind all of them.
   void Download(gpu::Stream stream) const;
 
+  /// All become 0, which no time is.
+  void Clear(gpu::Stream stream) const;
+  /// Copies the stamps as they are to `host`, of bytes() and begin and end by turns, in a stream
+  /// that waits for none of them.
+  void Peek(gpu::Stream side, uint64_t* host) const;
+  size_t bytes() const { return 2 * size_ * sizeof(uint64_t); }
+
   /// Those downloaded, in nanoseconds of the GPU's clock.
   uint64_t begin(size_t index) const { return host_[2 * index]; }
   uint64_t end(size_t index) const { return host_[2 * index + 1]; }

@@ -18,43 +18,42 @@ unsigned BlocksForCopy(size_t threads, int ctas) {
 
 /// A block copies one stretch after the other; of each a thread has several vectors under way.
 __global__ void __launch_bounds__(kCopyThreads)
-    CopyKernel(const uint4* from, uint4* to, size_t vectors, const unsigned char* rest_from,
-               unsigned char* rest_to, int rest) {
+    CopyKernel(const unsigned char* from, unsigned char* to, size_t bytes) {
   constexpr int kUnderWay = 8;
-  constexpr size_t kStretch = size_t{kUnderWay} * kCopyThreads;
-  for (size_t begin = blockIdx.x * kStretch; begin < vectors; begin += gridDim.x * kStretch) {
+  constexpr size_t kVector = sizeof(uint4), kStep = kVector * kCopyThreads;
+  const size_t vectors_end = bytes / kVector * kVector;
+  const size_t stretch = kStep * kUnderWay;
+  for (size_t begin = blockIdx.x * stretch; begin < vectors_end; begin += gridDim.x * stretch) {
+    const size_t first = begin + threadIdx.x * kVector;
     uint4 held[kUnderWay] = {};
     CF_UNROLL
     for (int i = 0; i < kUnderWay; ++i) {
-      const size_t at = begin + static_cast<size_t>(i) * kCopyThreads + threadIdx.x;
-      if (at < vectors) held[i] = from[at];
+      const size_t at = first + static_cast<size_t>(i) * kStep;
+      if (at < vectors_end) held[i] = Load16(from + at);
     }
     CF_UNROLL
     for (int i = 0; i < kUnderWay; ++i) {
-      const size_t at = begin + static_cast<size_t>(i) * kCopyThreads + threadIdx.x;
-      if (at < vectors) to[at] = held[i];
+      const size_t at = first + static_cast<size_t>(i) * kStep;
+      if (at < vectors_end) Store16(to + at, held[i]);
     }
   }
-  const int thread = ThreadIndex();
-  if (blockIdx.x == 0 && thread < rest) rest_to[thread] = rest_from[thread];
+  const size_t left = vectors_end + threadIdx.x;
+  if (blockIdx.x == 0 && left < bytes) to[left] = from[left];
 }
 
-__device__ float Add(float a, float b) { return a + b; }
-__device__ float4 Add(const float4& a, const float4& b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-/// T is float or float4, `n` elements of it.
-template <typename T>
+/// N values a thread at a time.
+template <int N>
 __global__ void __launch_bounds__(kCopyThreads)
     SumKernel(const __grid_constant__ SumParts parts, size_t n) {
-  const size_t threads = size_t{gridDim.x} * kCopyThreads;
-  for (size_t i = size_t{blockIdx.x} * kCopyThreads + threadIdx.x; i < n; i += threads) {
-    T sum = reinterpret_cast<const T*>(parts.part[0])[i];
+  const size_t step = size_t{gridDim.x} * kCopyThreads * N;
+  for (size_t i = (size_t{blockIdx.x} * kCopyThreads + threadIdx.x) * N; i < n; i += step) {
+    Floats<N> sum = LoadFloats<N>(parts.part[0] + i);
     for (int p = 1; p < parts.count; ++p) {
-      sum = Add(sum, reinterpret_cast<const T*>(parts.part[p])[i]);
+      const Floats<N> more = LoadFloats<N>(parts.part[p] + i);
+      CF_UNROLL
+      for (int j = 0; j < N; ++j) sum.at[j] += more.at[j];
     }
-    for (int p = 0; p < parts.count; ++p) reinterpret_cast<T*>(parts.part[p])[i] = sum;
+    for (int p = 0; p < parts.count; ++p) StoreFloats<N>(parts.part[p] + i, sum);
   }
 }
 
@@ -113,7 +112,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     const int local = CountUpTo(first, experts, row) - 1;
     const int in_expert = row - first[local];
     const MemberPart part = PartOfLane(received, peers.members, experts, local);
-    const bool here = in_expert >= part.begin && in_expert < part.begin + part.count;
+    // The first whose rows do not end before this one.
+    const bool here = in_expert < part.begin + part.count;
     const int member = __ffs(static_cast<int>(__ballot_sync(~0u, here))) - 1;
     const int in_part = in_expert - __shfl_sync(~0u, part.begin, member);
     const ExchangePeer& from = peers.peer[member];
@@ -176,11 +176,9 @@ void CheckCtas(const char* name, int ctas) {
 void LinkCopy(Stream stream, const void* from, void* to, size_t bytes, int ctas) {
   CheckCtas("LinkCopy", ctas);
   if (bytes == 0) return;
-  const size_t vectors = bytes / sizeof(uint4), whole = vectors * sizeof(uint4);
-  Launch("LinkCopy", stream, BlocksForCopy(vectors, ctas), kCopyThreads, 0, CopyKernel,
-         static_cast<const uint4*>(from), static_cast<uint4*>(to), vectors,
-         static_cast<const unsigned char*>(from) + whole, static_cast<unsigned char*>(to) + whole,
-         static_cast<int>(bytes - whole));
+  Launch("LinkCopy", stream, BlocksForCopy(bytes / sizeof(uint4), ctas), kCopyThreads, 0,
+         CopyKernel, static_cast<const unsigned char*>(from), static_cast<unsigned char*>(to),
+         bytes);
 }
 
 void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
@@ -190,11 +188,10 @@ void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
                    std::to_string(kMaxPeers) + " are possible");
   }
   if (n == 0 || parts.count <= 1) return;
-  bool aligned = n % 4 == 0;
-  for (int p = 0; p < parts.count; ++p) aligned = aligned && Aligned(parts.part[p]);
-  const size_t elements = aligned ? n / 4 : n;
-  Launch("OrderedSum", stream, BlocksForCopy(elements, ctas), kCopyThreads, 0,
-         aligned ? &SumKernel<float4> : &SumKernel<float>, parts, elements);
+  bool wide = n % 4 == 0;
+  for (int p = 0; p < parts.count; ++p) wide = wide && Aligned(parts.part[p]);
+  Launch("OrderedSum", stream, BlocksForCopy(wide ? n / 4 : n, ctas), kCopyThreads, 0,
+         wide ? &SumKernel<4> : &SumKernel<1>, parts, n);
 }
 
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
@@ -202,6 +199,9 @@ void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int widt
   const char* const name = "PullToExperts";
   CheckPeers(name, peers, self);
   CheckCtas(name, ctas);
+  if (self >= OwnersOf(peers)) {
+    throw GpuError(std::string(name) + ": member " + std::to_string(self) + " owns no experts");
+  }
   const ExchangePeer& mine = peers.peer[self];
   if (first != nullptr) {
     Launch("PullToExperts count", stream, 1, kCountThreads, 0, CountKernel, peers, self, capacity,

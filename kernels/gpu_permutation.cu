@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kSortThreads)
   if (Lane() == 0 && total > capacity && dropped != nullptr) atomicAdd(dropped, total - capacity);
 }
 
-/// begin[e] = where the rows of the expert begin, for the block; the first block tells all.
+/// begin[e] = where the rows of the expert begin, for the block once it has met; the first block
+/// tells all.
 __device__ void FindBegins(int experts, int capacity, const int32_t* totals, int32_t* begin,
                            int32_t* first) {
   constexpr int kPerThread = kMaxExperts / kSortThreads;
@@ -121,7 +122,6 @@ __device__ void FindBegins(int experts, int capacity, const int32_t* totals, int
     before += size[i];
   }
   if (blockIdx.x == 0 && thread == kSortThreads - 1) first[experts] = before;
-  __syncthreads();
 }
 
 __global__ void __launch_bounds__(kSortThreads)
@@ -221,15 +221,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
       Floats<N> sum = {};
       for (int k = 0; k < top_k; k += kUnderWay) {
         Bf16s<N> held[kUnderWay] = {};
-        int row[kUnderWay];
         CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
-          row[i] = __shfl_sync(~0u, my_row, k + i);
-          if (row[i] >= 0 && at < width) held[i] = Load<N>(Row(dsorted, row[i], width) + at);
+          const int row = __shfl_sync(~0u, my_row, k + i);
+          if (row >= 0 && at < width) held[i] = Load<N>(Row(dsorted, row, width) + at);
         }
         CF_UNROLL
         for (int i = 0; i < kUnderWay; ++i) {
-          if (row[i] < 0) continue;
           const Floats<N> from = Unpack<N>(held[i]);
           CF_UNROLL
           for (int j = 0; j < N; ++j) sum.at[j] += from.at[j];

@@ -9,10 +9,11 @@ namespace {
 // One warp a row. A lane holds the values of the experts lane, lane + 32, ... in registers.
 
 /// Orders probabilities, ties to the lower index, as integers: of values that are at least 0 the
-/// bits are in their order. What is not a number counts as 0, so that a choice is always an expert.
+/// bits are in their order. What is not a number has its place, too, so that a choice is always an
+/// expert, and one rank at least 1.
 __device__ uint64_t Rank(float probability, int expert) {
-  const uint32_t bits = probability > 0 ? std::bit_cast<uint32_t>(probability) : 0u;
-  return static_cast<uint64_t>(bits) << 32 | (~0u - static_cast<uint32_t>(expert));
+  const uint64_t bits = std::bit_cast<uint32_t>(probability);
+  return bits << 32 | (~0u - static_cast<uint32_t>(expert));
 }
 __device__ int ExpertOf(uint64_t rank) {
   return static_cast<int>(~0u - static_cast<uint32_t>(rank & ~0u));

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -15,7 +16,8 @@ namespace {
 
 using gpu::Bf16;
 
-/// Tokens with rows to combine; the rows that no pair has are full of NaN.
+/// Tokens with rows to combine; the rows that no pair has are full of NaN, and so are the weights
+/// of pairs without a row.
 struct Rows {
   Routing routing;
   int width, count;
@@ -42,6 +44,9 @@ struct Rows {
     sorted = RandomBf16(token_of.size() * w, (*random)());
     dy = RandomBf16(rows * w, (*random)());
     weight = RandomFloats(pairs, (*random)());
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      if (row_of[pair] < 0) weight[pair] = std::numeric_limits<float>::quiet_NaN();
+    }
     for (size_t row = 0; row < token_of.size(); ++row) {
       if (token_of[row] >= 0) continue;
       std::fill_n(sorted.begin() + static_cast<ptrdiff_t>(row * w), w, Bf16{0x7fc0});

@@ -41,7 +41,9 @@ Sorted SortOnHost(const Routing& r, int capacity) {
 
 Sorted SortOnDevice(const Routing& r, int capacity, bool count_dropped) {
   const Sorted sizes = SortOnHost(r, capacity);
-  OnDevice<int32_t> expert(r.expert), first(sizes.first.size()), token_of(sizes.token_of.size());
+  OnDevice<int32_t> expert(r.expert), first(sizes.first.size());
+  // Not -1, which an empty row is to become.
+  OnDevice<int32_t> token_of(std::vector<int32_t>(sizes.token_of.size(), 1 << 30));
   OnDevice<int32_t> row_of(sizes.row_of.size()), dropped(std::vector<int32_t>{100});
   OnDevice<std::byte> work(gpu::SortWork(r.rows, r.experts, r.top_k));
   gpu::SortByExpert(TestStream(), expert.data(), r.rows, r.experts, r.top_k, capacity, work.data(),

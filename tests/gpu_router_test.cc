@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -81,11 +81,13 @@ TEST_SUITE("kernel") {
     logits[40] = 300;
     CHECK(RunForward(logits, 1, 70, 4).expert == std::vector<int32_t>{40, 0, 1, 2});
     CHECK(RunForward(logits, 1, 70, 4).weight == std::vector<float>{1, 0, 0, 0});
+    CHECK(RunForward({-900, -900}, 1, 2, 2).weight == std::vector<float>{0.5f, 0.5f});
   }
 
   TEST_CASE("router: what is not a number still chooses experts that exist") {
     std::vector<float> logits(50, std::numeric_limits<float>::quiet_NaN());
     CHECK(RunForward(logits, 1, 50, 3).expert == std::vector<int32_t>{0, 1, 2});
+    for (const float weight : RunForward(logits, 1, 50, 3).weight) CHECK(std::isnan(weight));
     logits.assign(50, -std::numeric_limits<float>::infinity());
     CHECK(RunForward(logits, 1, 50, 3).expert == std::vector<int32_t>{0, 1, 2});
   }

@@ -1,6 +1,5 @@
 #include "runtime/gpu_check.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "compiler/error.h"
+#include "kernels/bf16.h"
 #include "runtime/check.h"
 
 namespace contraflow {
@@ -29,50 +29,86 @@ double RelativeError(std::span<const float> a, std::span<const float> b) {
   return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 
-/// Keeps the largest error and where it is.
-class Largest {
- public:
-  explicit Largest(GpuComparison* comparison) : comparison_(comparison) {}
-
-  void Meet(double error, const std::string& where) {
-    if (!comparison_->where.empty() && !(error > comparison_->largest)) return;
-    comparison_->largest = error;
-    comparison_->where = where;
-  }
-
- private:
-  GpuComparison* const comparison_;
-};
-
-void CompareWithHost(const Plan& plan, const std::vector<float>& losses,
-                     const std::vector<float>& host_losses, GpuReference& reference,
-                     ReferenceRun& host, GpuComparison* comparison) {
-  Largest largest(comparison);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const auto micros = static_cast<size_t>(plan.microbatches);
-    const auto device = static_cast<int>(i / micros);
-    largest.Meet(RelativeError({&losses[i], 1}, {&host_losses[i], 1}),
-                 "loss of replica " + std::to_string(device / plan.expert_parallel) + " member " +
-                     std::to_string(device % plan.expert_parallel) + ", micro-batch " +
-                     std::to_string(i % micros));
-  }
-  for (int s = 0; s < plan.stages; ++s) {
-    Stage& gpu = reference.StageAt(s);
-    Stage& wanted = host.StageAt(s);
-    for (const ParameterBlock& block : gpu.blocks()) {
-      const auto part = [&block](std::span<float> all) {
-        return all.subspan(block.offset, block.size);
-      };
-      largest.Meet(RelativeError(part(gpu.gradients()), part(wanted.gradients())),
-                   "gradient of stage " + std::to_string(s) + ", block \"" + block.name + "\"");
-    }
-  }
-}
-
 std::string Short(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.2e", value);
   return text;
+}
+
+/// Compares what the GPU computed with what the host did.
+class HostComparer {
+ public:
+  HostComparer(const Plan& plan, int step, double bound, GpuComparison* comparison)
+      : plan_(plan),
+        at_("step " + std::to_string(step) + ": "),
+        bound_(bound),
+        found_(comparison) {}
+
+  void Losses(const std::vector<float>& gpu, const std::vector<float>& host) {
+    const auto micros = static_cast<size_t>(plan_.microbatches);
+    for (size_t i = 0; i < gpu.size(); ++i) {
+      const auto device = static_cast<int>(i / micros);
+      Meet("loss of replica " + std::to_string(device / plan_.expert_parallel) + " member " +
+               std::to_string(device % plan_.expert_parallel) + ", micro-batch " +
+               std::to_string(i % micros),
+           RelativeError({&gpu[i], 1}, {&host[i], 1}), bound_);
+    }
+  }
+
+  void Gradients(int s, Stage& gpu, Stage& host) {
+    const std::string of = "gradient of stage " + std::to_string(s);
+    for (const ParameterBlock& block : gpu.blocks()) {
+      const auto part = [&block](std::span<float> all) {
+        return all.subspan(block.offset, block.size);
+      };
+      Meet(of + ", block \"" + block.name + "\"",
+           RelativeError(part(gpu.gradients()), part(host.gradients())), kBlockSlack * bound_);
+    }
+    Meet(of, RelativeError(gpu.gradients(), host.gradients()), bound_);
+  }
+
+  void Choices(double strayed) {
+    if (strayed < kMostStrayed) return;
+    Differ("the probability of a chosen expert is off that of the one the host prefers by " +
+           Short(strayed) + ", relative; less than " + Short(kMostStrayed) + " was expected");
+  }
+
+ private:
+  /// Small blocks have less to even out their rounding.
+  static constexpr double kBlockSlack = 3;
+  /// Experts that are nearly a tie: logits differ by their rounding.
+  static constexpr double kMostStrayed = 0.05;
+
+  void Meet(const std::string& where, double error, double bound) {
+    if (found_->where.empty() || error > found_->largest) {
+      found_->largest = error;
+      found_->where = where;
+    }
+    if (error < bound) return;
+    Differ(where + " is off the host's by " + Short(error) + ", relative; less than " +
+           Short(bound) + " was expected");
+  }
+  void Differ(const std::string& what) {
+    if (found_->difference.empty()) found_->difference = at_ + what;
+  }
+
+  const Plan& plan_;
+  const std::string at_;
+  const double bound_;
+  GpuComparison* const found_;
+};
+
+/// What matrix products of the GPU multiply by: its gains stay in fp32, the other weights do not.
+void CopyWeights(Stage& gpu, Stage* host) {
+  const std::span<const float> from = gpu.parameters();
+  const std::span<float> to = host->parameters();
+  CF_ASSERT(from.size() == to.size());
+  for (const ParameterBlock& block : gpu.blocks()) {
+    const bool gain = block.name.ends_with("norm");
+    for (size_t i = block.offset; i < block.offset + block.size; ++i) {
+      to[i] = gain ? from[i] : gpu::ToFloat(gpu::ToBf16(from[i]));
+    }
+  }
 }
 
 }  // namespace
@@ -81,12 +117,7 @@ GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& resul
                              GpuReference& reference, ReferenceRun* host, double bound) {
   if (host != nullptr) {
     // Weights grow apart, step by step, by their rounding: the host begins where the GPU does.
-    for (int s = 0; s < plan.stages; ++s) {
-      const std::span<float> weights = reference.StageAt(s).parameters();
-      const std::span<float> to = host->StageAt(s).parameters();
-      CF_ASSERT(weights.size() == to.size());
-      std::copy(weights.begin(), weights.end(), to.begin());
-    }
+    for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->StageAt(s));
   }
   const std::vector<float> losses = reference.Step(step);
   Comparison same = CompareStep(
@@ -94,13 +125,16 @@ GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& resul
       {losses, reference.dropped(), [&](int s) -> Stage& { return reference.StageAt(s); }});
   GpuComparison comparison{same.values, std::move(same.difference), 0, ""};
   if (host == nullptr) return comparison;
-  const std::vector<float> host_losses = host->Step(step);
-  CompareWithHost(plan, losses, host_losses, reference, *host, &comparison);
-  if (comparison.difference.empty() && !(comparison.largest < bound)) {
-    comparison.difference = "step " + std::to_string(step) + ": " + comparison.where +
-                            " is off the host's by " + Short(comparison.largest) +
-                            ", relative; less than " + Short(bound) + " was expected";
+  host->ChooseBy([&](int s, int layer, int replica, int member, int microbatch) {
+    return reference.ChoiceAt(s, layer, replica, member, microbatch);
+  });
+  HostComparer comparer(plan, step, bound, &comparison);
+  comparer.Losses(losses, host->Step(step));
+  host->ChooseBy({});
+  for (int s = 0; s < plan.stages; ++s) {
+    comparer.Gradients(s, reference.StageAt(s), host->StageAt(s));
   }
+  comparer.Choices(host->strayed());
   return comparison;
 }
 

@@ -19,9 +19,11 @@ struct GpuComparison {
 
 /// Does the step that `run` has just done on `reference`, and compares every loss, how many tokens
 /// were dropped, and on every device of this process every gradient and every updated weight, bit
-/// for bit; then on `host`, unless it is null, from the weights that the step began with, and
-/// compares losses and gradients: the relative error of each block of parameters, in the Euclidean
-/// norm, must be below `bound`.
+/// for bit. Then, unless `host` is null, it does the step on it too, from the weights that the
+/// GPU's step began with, as products see them there, and with the experts that tokens visited
+/// there, each of which must be nearly as probable as the host's choice. The relative error of each
+/// loss and, in the Euclidean norm, of the gradient of each stage must be below `bound`, that of a
+/// single block of it below three times that.
 GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
                              GpuReference& reference, ReferenceRun* host, double bound = 1e-2);
 

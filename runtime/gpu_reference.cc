@@ -11,23 +11,10 @@
 #include "runtime/gpu_kit.h"
 #include "runtime/gpu_stage.h"
 #include "runtime/gpu_views.h"
+#include "runtime/gpu_whole_layer.h"
 
 namespace contraflow {
 namespace {
-
-constexpr Value kOfMember[] = {
-    Value::input,    Value::output,     Value::attention, Value::scores,        Value::dispatched,
-    Value::combined, Value::doutput,    Value::dcombined, Value::dweight,       Value::ddispatched,
-    Value::dexpert,  Value::dattention, Value::dinput,    Value::attention_work};
-constexpr Value kOfExperts[] = {Value::rows,  Value::gate,  Value::hidden, Value::expert_out,
-                                Value::drows, Value::dgate, Value::dsorted};
-
-/// One layer of the model and its values of one micro-batch of all members.
-struct WholeLayer {
-  int stage, layer;
-  GpuViews experts;               // what the experts do for all of them
-  std::vector<GpuViews> members;  // what they do alone
-};
 
 Model Checked(const Plan& plan, const Model& model) {
   const Model fitted = FitModel(model, plan.stages, plan.layers, plan.expert_parallel);
@@ -41,7 +28,6 @@ struct GpuReference::Impl {
   Impl(const Plan& the_plan, const Model& the_model, const Text& the_text, uint64_t the_seed,
        Gpu& the_gpu, gpu::Stream the_stream, int compute_sms);
 
-  void PlaceValues();
   void PlaceSums();
   void Upload(int step);
   void TrainOn(int replica, int microbatch);
@@ -68,6 +54,13 @@ struct GpuReference::Impl {
   const int32_t* TargetsOf(size_t place) const { return TokensOf(micros + place); }
   size_t token_bytes() const {
     return 2 * micros * static_cast<size_t>(shape.tokens) * sizeof(int32_t);
+  }
+  size_t choice_size() const {
+    return static_cast<size_t>(shape.tokens) * static_cast<size_t>(shape.top_k);
+  }
+  /// Of the layer of that number in the model.
+  int32_t* ChoiceAt(size_t layer, size_t place) const {
+    return choices + (layer * micros + place) * choice_size();
   }
   float* losses() const { return reinterpret_cast<float*>(output); }
   int32_t* counts() const { return reinterpret_cast<int32_t*>(losses() + micros); }
@@ -97,6 +90,8 @@ struct GpuReference::Impl {
   size_t sums_size = 0;
   // As in GpuDevice, of all micro-batches.
   std::byte *host_input = nullptr, *input = nullptr, *host_output = nullptr, *output = nullptr;
+  // The experts of every layer and micro-batch, [T x k], on the host.
+  int32_t* choices = nullptr;
 };
 
 GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Text& the_text,
@@ -119,50 +114,17 @@ GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Tex
   for (int s = 0; s < plan.stages; ++s) {
     stages.push_back(std::make_unique<GpuStage>(model, kit, 0, s, plan.stages, seed, gpu, stream));
   }
-  PlaceValues();
+  std::vector<int> layers_of;
+  for (const auto& stage : stages) layers_of.push_back(stage->layers());
+  layers = PlaceWholeLayers(shape, layers_of, gpu, stream);
   PlaceSums();
   const size_t input_bytes = token_bytes() + sizeof(gpu::AdamWStepSize);
   host_input = gpu.AllocateHost(input_bytes);
   input = gpu.Allocate(input_bytes);
   host_output = gpu.AllocateHost(output_bytes());
   output = gpu.Allocate(output_bytes());
-}
-
-/// Every value of a micro-batch has memory of its own.
-void GpuReference::Impl::PlaceValues() {
-  const ValueBytes bytes = BytesOfGpuValues(shape);
-  size_t size = 0;
-  const auto count = [&](Value value) {
-    size += static_cast<size_t>(bytes[static_cast<size_t>(value)]);
-  };
-  size_t whole = 0;
-  for (int s = 0; s < plan.stages; ++s) whole += static_cast<size_t>(At(s).layers());
-  for (const Value value : kOfExperts) count(value);
-  for (int e = 0; e < members; ++e) {
-    for (const Value value : kOfMember) count(value);
-  }
-  size *= whole;
-  for (int e = 0; e < members; ++e) count(Value::head);
-  std::byte* at = gpu.Allocate(size);
-  PoisonOnDevice(gpu, stream, at, size);
-  for (int s = 0; s < plan.stages; ++s) {
-    for (int layer = 0; layer < At(s).layers(); ++layer) {
-      WholeLayer& values = layers.emplace_back(WholeLayer{s, layer, {}, {}});
-      for (const Value value : kOfExperts) at += PlaceGpuValue(shape, value, at, &values.experts);
-      for (int e = 0; e < members; ++e) {
-        GpuViews& v = values.members.emplace_back();
-        for (const Value value : kOfMember) at += PlaceGpuValue(shape, value, at, &v);
-        if (At(s).HasHead(layer)) at += PlaceGpuValue(shape, Value::head, at, &v);
-      }
-    }
-  }
-  // What a layer gives is what the next one gets.
-  for (size_t l = 0; l + 1 < layers.size(); ++l) {
-    for (size_t e = 0; e < layers[l].members.size(); ++e) {
-      layers[l].members[e].z = layers[l + 1].members[e].x;
-      layers[l + 1].members[e].dx = layers[l].members[e].dz;
-    }
-  }
+  choices = reinterpret_cast<int32_t*>(
+      gpu.AllocateHost(layers.size() * micros * choice_size() * sizeof(int32_t)));
 }
 
 void GpuReference::Impl::PlaceSums() {
@@ -242,8 +204,10 @@ void GpuReference::Impl::Forward(const WholeLayer& at, int replica, int microbat
   const GpuStage& stage = At(at.stage);
   for (int e = 0; e < members; ++e) {
     const size_t place = PlaceOf(replica, e, microbatch);
-    stage.AttentionForward(at.layer, TokensOf(place), counts(), at.members[static_cast<size_t>(e)],
-                           lane);
+    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    stage.AttentionForward(at.layer, TokensOf(place), counts(), v, lane);
+    gpu.CopyToHost(stream, ChoiceAt(static_cast<size_t>(&at - layers.data()), place), v.expert,
+                   choice_size() * sizeof(int32_t));
   }
   ToExperts(at, &GpuViews::dispatched, &GpuViews::rows, true);
   stage.ExpertsForward(at.layer, at.experts, stream);
@@ -347,6 +311,17 @@ Stage& GpuReference::StageAt(int stage) {
 void GpuReference::Put(int stage) {
   const std::unique_ptr<Stage>& mirror = impl_->mirrors.at(static_cast<size_t>(stage));
   if (mirror) impl_->At(stage).Put(*mirror, impl_->stream);
+}
+
+const int32_t* GpuReference::ChoiceAt(int stage, int layer, int replica, int member,
+                                      int microbatch) const {
+  const Impl& all = *impl_;
+  const auto at = std::find_if(all.layers.begin(), all.layers.end(), [&](const WholeLayer& other) {
+    return other.stage == stage && other.layer == layer;
+  });
+  CF_ASSERT(at != all.layers.end());
+  return all.ChoiceAt(static_cast<size_t>(at - all.layers.begin()),
+                      all.PlaceOf(replica, member, microbatch));
 }
 
 int64_t GpuReference::dropped() const {

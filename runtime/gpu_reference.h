@@ -28,6 +28,9 @@ class GpuReference {
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);
 
+  /// The experts that the tokens of a micro-batch visited in the last step, [T x k], on the host.
+  const int32_t* ChoiceAt(int stage, int layer, int replica, int member, int microbatch) const;
+
   /// A stage with all of its experts, with the gradients and updated parameters of the last step,
   /// on the host. The same object every time.
   Stage& StageAt(int stage);

@@ -45,6 +45,7 @@ std::vector<float> ReferenceRun::Step(int step) {
     }
   }
   dropped_ = 0;
+  strayed_ = 0;
   std::vector<float> losses(static_cast<size_t>(plan_.data_parallel) *
                             static_cast<size_t>(plan_.expert_parallel) *
                             static_cast<size_t>(plan_.microbatches));
@@ -69,8 +70,15 @@ void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<fl
   std::vector<WholeStash<float>> stashes(stages_.size());
   std::vector<float> value, loss;
   for (size_t s = 0; s < stages_.size(); ++s) {
-    value = stages_[s].Forward(micros, value, &stashes[s], &loss);
+    WholeStage<float>::Choices choices;
+    if (choices_) {
+      choices = [&](int layer, size_t member) {
+        return choices_(static_cast<int>(s), layer, replica, static_cast<int>(member), microbatch);
+      };
+    }
+    value = stages_[s].Forward(micros, value, &stashes[s], &loss, choices);
     dropped_ += WholeStage<float>::Dropped(stashes[s]);
+    strayed_ = std::max(strayed_, WholeStage<float>::Strayed(stashes[s]));
   }
   for (int e = 0; e < members; ++e) {
     (*losses)[static_cast<size_t>((replica * members + e) * plan_.microbatches + microbatch)] =

@@ -25,6 +25,14 @@ class ReferenceRun {
 
   /// Called whenever a micro-batch is done, for who waits; may be empty.
   void OnMove(std::function<void()> moved) { moved_ = std::move(moved); }
+  /// The experts that tokens of a micro-batch visit, [T x k], in place of those the router prefers:
+  /// where the run to compare with computes in less precision, it decides what is nearly a tie.
+  using Choices =
+      std::function<const int32_t*(int stage, int layer, int replica, int member, int microbatch)>;
+  /// From now on; may be empty.
+  void ChooseBy(Choices choices) { choices_ = std::move(choices); }
+  /// WholeStage::Strayed, the largest of the last step.
+  double strayed() const { return strayed_; }
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);
 
@@ -48,7 +56,9 @@ class ReferenceRun {
   // and, for the experts, [stage][replica * holders + holder].
   std::vector<std::vector<std::vector<float>>> dense_, experts_;
   int64_t dropped_ = 0;
+  double strayed_ = 0;
   std::function<void()> moved_;
+  Choices choices_;
 };
 
 }  // namespace contraflow

@@ -1,6 +1,7 @@
 #include "runtime/whole_stage.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "compiler/error.h"
 
@@ -45,6 +46,22 @@ typename WholeStash<T>::Part WholeStage<T>::Allocate(const LayerShape& shape,
   return part;
 }
 
+template <typename T>
+void WholeStage<T>::Choose(const int32_t* choice, const LayerViews<T>& v,
+                           WholeStash<T>* stash) const {
+  for (int pair = 0; pair < alone_.tokens * alone_.top_k; ++pair) {
+    const int32_t expert = choice[pair];
+    CF_ASSERT(expert >= 0 && expert < alone_.experts);
+    const int token = pair / alone_.top_k;
+    const T chosen = v.router[static_cast<ptrdiff_t>(token) * alone_.experts + expert];
+    const double preferred = static_cast<double>(v.weight[pair]);
+    const double off = std::abs(static_cast<double>(chosen) - preferred) / preferred;
+    stash->strayed_ = std::max(stash->strayed_, off);
+    v.expert[pair] = expert;
+    v.weight[pair] = chosen;
+  }
+}
+
 // By the tokens' choices alone: expert by expert, of each member by member, token by token, as many
 // as the expert takes of a member.
 template <typename T>
@@ -80,7 +97,7 @@ void WholeStage<T>::Route(int layer, WholeStash<T>* stash) const {
 template <typename T>
 std::vector<T> WholeStage<T>::Forward(std::span<const MicroBatch> micros,
                                       const std::vector<T>& input, WholeStash<T>* stash,
-                                      std::vector<T>* losses) const {
+                                      std::vector<T>* losses, const Choices& choices) const {
   const size_t members = micros.size(), size = activation_size();
   CF_ASSERT(members == static_cast<size_t>(experts_.members));
   CF_ASSERT(input.size() == (stage_->HasEmbedding(0) ? 0 : members * size));
@@ -102,6 +119,7 @@ std::vector<T> WholeStage<T>::Forward(std::span<const MicroBatch> micros,
         std::copy_n(input.data() + m * size, size, v.x);
       }
       stage_->AttentionForward(layer, micros[m], v);
+      if (choices) Choose(choices(layer, m), v, stash);
     }
     Route(layer, stash);
     const LayerViews<T>& shared = stash->experts_.back().views;

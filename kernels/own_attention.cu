@@ -138,8 +138,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       whole += __shfl_xor_sync(~0u, whole, 2);
       inverse[m][half] = 1.0f / whole;
       const int query = own + m * 16 + half * 8 + g;
-      if (t == 0 && query < end)
+      if (t == 0 && query < end) {
         lse[FirstSum(shape, batch, head) + query] = peak[m][half] * kLogOf2 + logf(whole);
+      }
     }
   }
   StoreRows<kWidth>(sums, inverse, queries + warp * kRepeats * 16 * kPitch<kWidth>,

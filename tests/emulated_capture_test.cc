@@ -87,7 +87,7 @@ class Program {
 };
 
 struct Streams {
-  Streams() : gpu({.turn = Turn::kLast}) {
+  explicit Streams(const EmulatedGpuOptions& options = {.turn = Turn::kLast}) : gpu(options) {
     gpu.Partition(1, 0);
     for (gpu::Stream* stream : {&a, &b, &c}) {
       *stream = gpu.NewStream(0, Priority::kNormal, stream == &a ? "a" : stream == &b ? "b" : "c");
@@ -163,16 +163,35 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("emulated GPU: a graph does not run twice at a time") {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      Streams s({.seed = seed});
+      s.gpu.BeginCapture(s.a);
+      s.Work(s.a, 1);
+      s.gpu.Record(s.event, s.a);
+      s.gpu.Wait(s.b, s.event);
+      s.Work(s.b, 2);
+      s.gpu.Record(s.event, s.b);
+      s.gpu.Wait(s.a, s.event);
+      GpuGraph* const graph = s.gpu.EndCapture(s.a);
+      for (const gpu::Stream stream : {s.a, s.b, s.c}) s.gpu.Launch(graph, stream);
+      s.gpu.Synchronize();
+      CHECK(s.ran == std::vector<int>{1, 2, 1, 2, 1, 2});
+    }
+  }
+
+  TEST_CASE("emulated GPU: a capture knows nothing of those before") {
     Streams s;
-    s.gpu.BeginCapture(s.a);
-    s.Work(s.a, 1);
-    s.Work(s.a, 2);
-    GpuGraph* const graph = s.gpu.EndCapture(s.a);
-    s.gpu.Launch(graph, s.a);
-    s.gpu.Launch(graph, s.b);
-    s.gpu.Launch(graph, s.c);
+    for (const int works : {5, 1}) {
+      s.gpu.BeginCapture(s.a);
+      s.gpu.Record(s.event, s.a);
+      s.gpu.Wait(s.b, s.event);
+      for (int i = 0; i < works; ++i) s.Work(s.b, i);
+      s.gpu.Record(s.other, s.b);
+      s.gpu.Wait(s.a, s.other);
+      s.gpu.Launch(s.gpu.EndCapture(s.a), s.c);
+    }
     s.gpu.Synchronize();
-    CHECK(s.ran == std::vector<int>{1, 2, 1, 2, 1, 2});
+    CHECK(s.ran == std::vector<int>{0, 1, 2, 3, 4, 0});
   }
 
   TEST_CASE("emulated GPU: a graph without work is done at once") {

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <string>
 
 #include "tests/failure.h"
@@ -23,6 +24,15 @@ TEST_SUITE("unit") {
     CHECK(BudgetOf(132, 8, true).sms == 16);
     CHECK(BudgetOf(132, 16, true).sms == 8);
     CHECK(BudgetOf(132, 1, true, 132).sms == 0);
+    const auto shares = [](int devices) {
+      const SmBudget budget = BudgetOf(132, devices, true);
+      return std::array<int, 3>{budget.compute, budget.link_ctas, budget.expert_ctas};
+    };
+    CHECK(shares(2) == std::array<int, 3>{54, 2, 8});
+    CHECK(shares(3) == std::array<int, 3>{34, 1, 5});
+    CHECK(shares(4) == std::array<int, 3>{27, 1, 4});
+    CHECK(shares(8) == std::array<int, 3>{13, 1, 2});
+    CHECK(shares(16) == std::array<int, 3>{6, 1, 1});
     // One device as one of four has it, for what is to be the same bits.
     const SmBudget fourth = BudgetOf(132, 4, true), alone = BudgetOf(132, 1, true, 32);
     CHECK(alone.partitions == 1);

@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <random>
 
 #include "kernels/embedding.h"

@@ -192,7 +192,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("CUDA: memory is aligned and its end is told") {
     Machine machine;
-    for (const size_t bytes : {0, 1, 4095, 4096, 100'000}) {
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, size_t{100'000}}) {
       CHECK(reinterpret_cast<uintptr_t>(machine.gpu->Allocate(bytes)) % 4096 == 0);
     }
     const std::string failure = Failure([&] { machine.gpu->Allocate(size_t{1} << 45); });

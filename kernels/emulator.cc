@@ -14,6 +14,7 @@
 #include "kernels/stream.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -288,6 +289,11 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
     } catch (const std::exception& error) {
       now.block = nullptr;
       now.running = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+      // Functions that never returned have left marks around what was theirs.
+      for (const auto& stack : now.stacks)
+        __asan_unpoison_memory_region(stack->base(), kStackBytes);
+#endif
       const std::string text = error.what();
       const bool named = text.rfind(name, 0) == 0;
       throw gpu::GpuError(named ? text : std::string(name) + ": " + text);

@@ -168,19 +168,18 @@ template <Form form>
 __device__ void MultiplySlab(const unsigned char* stage, int group, bool add,
                              float (&sums)[kAccumulators]) {
   constexpr bool kAMn = form == Form::kRows, kBMn = form != Form::kTransposedWeights;
-  // 16 k further: 32 bytes along the row, or two atoms of 8 k.
-  constexpr int kKStep = kWgmmaDepth * 2, kMnStep = 2 * kAtomBytes;
+  // Of an operand that is K-major, 16 k further are 32 bytes along the row, and where its next 64 k
+  // would be does not matter; else they are two atoms, and there are panels of 64 columns.
+  constexpr uint32_t kKStep = kWgmmaDepth * 2, kMnStep = 2 * kAtomBytes;
+  constexpr uint32_t kAStep = kAMn ? kMnStep : kKStep, kBStep = kBMn ? kMnStep : kKStep;
+  constexpr uint32_t kALeading = kAMn ? kPanelBytes : 16, kBLeading = kBMn ? kPanelBytes : 16;
   const uint32_t a = SharedAddress(stage) + static_cast<uint32_t>(group * kPanelBytes);
   const uint32_t b = SharedAddress(stage) + static_cast<uint32_t>(kABytes);
   WgmmaFence(sums);
   CF_UNROLL
-  for (int k = 0; k < kSlab / kWgmmaDepth; ++k) {
-    Wgmma<kAMn, kBMn>(sums,
-                      MatrixDescriptor(a + static_cast<uint32_t>(k * (kAMn ? kMnStep : kKStep)),
-                                       kPanelBytes, kAtomBytes),
-                      MatrixDescriptor(b + static_cast<uint32_t>(k * (kBMn ? kMnStep : kKStep)),
-                                       kPanelBytes, kAtomBytes),
-                      add || k > 0);
+  for (uint32_t k = 0; k < kSlab / kWgmmaDepth; ++k) {
+    Wgmma<kAMn, kBMn>(sums, MatrixDescriptor(a + k * kAStep, kALeading, kAtomBytes),
+                      MatrixDescriptor(b + k * kBStep, kBLeading, kAtomBytes), add || k > 0);
   }
   WgmmaCommit();
 }

@@ -249,7 +249,10 @@ void Wgmma(float* accumulators, bool a_mn, bool b_mn, uint64_t a, uint64_t b, bo
           "this emulation has one set of accumulators of a thread under way at a time");
   if (idle) {
     self.accumulators = accumulators;
-    EachAccumulator([&](size_t i, size_t h, size_t c) { self.sums[h][c] = accumulators[i]; });
+    // Where nothing is added they need not have been written before.
+    if (add) {
+      EachAccumulator([&](size_t i, size_t h, size_t c) { self.sums[h][c] = accumulators[i]; });
+    }
   }
   self.open.push_back({a_mn, b_mn, add, a, b});
   std::fill_n(accumulators, kAccumulators, kNan);

@@ -265,11 +265,11 @@ TEST_SUITE("kernel") {
     const auto draw = [&](int from, int to) {
       return std::uniform_int_distribution<int>(from, to)(random);
     };
-    const int largest = Emulated() ? 24 : 80;
-    for (unsigned round = 0; round < (Emulated() ? 3u : 12u); ++round) {
+    const int largest = Emulated() ? 24 : 40;
+    for (unsigned round = 0; round < (Emulated() ? 3u : 6u); ++round) {
       Case shape = {8 * draw(1, largest), 8 * draw(1, largest), {}, draw(0, 200)};
       shape.rows.resize(static_cast<size_t>(draw(1, 5)));
-      for (int& rows : shape.rows) rows = draw(0, 2) == 0 ? 0 : draw(1, Emulated() ? 90 : 700);
+      for (int& rows : shape.rows) rows = draw(0, 2) == 0 ? 0 : draw(1, Emulated() ? 90 : 400);
       CAPTURE(shape.width);
       CAPTURE(shape.inner);
       CAPTURE(shape.rows.size());

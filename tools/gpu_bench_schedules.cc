@@ -145,12 +145,12 @@ ScheduleSizes ScheduleSizes::Full() {
 ScheduleSizes ScheduleSizes::Tiny() {
   Model model;
   model.name = "tiny bench";
-  model.width = 16;
-  model.heads = 2;
-  model.experts = 4;
-  model.top_k = 2;
-  model.expert_width = 16;
-  model.sequence = 8;
+  model.width = 8;
+  model.heads = 1;
+  model.experts = 2;
+  model.top_k = 1;
+  model.expert_width = 8;
+  model.sequence = 4;
   model.batch = 1;
   return {model, {{2, 4, 1}}, {2, 4, 2}, 1};
 }

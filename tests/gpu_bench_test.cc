@@ -1,0 +1,94 @@
+#include "tools/gpu_bench.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiler/interleave.h"
+#include "compiler/simulate.h"
+#include "tests/emulated_gpu.h"
+#include "tests/support.h"
+#include "tools/build.h"
+#include "tools/gpu_bench_schedules.h"
+
+namespace contraflow {
+namespace {
+
+void CheckFigures(const std::vector<Figure>& figures, size_t least) {
+  std::set<std::string> names;
+  for (const Figure& figure : figures) {
+    CAPTURE(figure.name);
+    CHECK(names.insert(figure.name).second);
+    CHECK(std::isfinite(figure.value));
+    CHECK(figure.value >= 0);
+  }
+  CHECK(figures.size() >= least);
+}
+
+TEST_SUITE("unit") {
+  // On the emulator figures mean nothing; what is measured must run and be reported all the same,
+  // so that nothing is left to find out on a GPU that is lent for minutes.
+  TEST_CASE("gpu bench: every kernel is measured") {
+    EmulatedGpu gpu;
+    gpu.Partition(1, 0);
+    GpuBench bench(gpu, BenchSizes::Tiny());
+    for (const auto measure : {MeasureCeilings, MeasureStreams, MeasureRouting, MeasureProducts,
+                               MeasureLayers, MeasureHost}) {
+      measure(&bench);
+    }
+    CheckFigures(bench.figures(), 40);
+  }
+
+  TEST_CASE("gpu bench: every schedule is measured") {
+    std::vector<Figure> figures;
+    const std::vector<std::string> failures = MeasureSchedules(
+        [] { return std::make_unique<EmulatedGpu>(); }, ScheduleSizes::Tiny(), &figures);
+    CHECK(failures == std::vector<std::string>{});
+    CheckFigures(figures, 10);
+  }
+
+  TEST_CASE("gpu bench: a table of figures with their targets") {
+    CHECK(FormatFigures(
+              {{"norm", 3.7, "TB/s", 4.0}, {"launch", 2, "us", 3, true}, {"x", 123.4, ""}}) ==
+          "        figure  unit  target  ratio\n"
+          "norm       3.7  TB/s    >= 4   0.93\n"
+          "launch       2  us      <= 3   1.50\n"
+          "x          123\n");
+  }
+
+  TEST_CASE("gpu bench: what hides behind compute in a simulated run is what the simulator says") {
+    CostModel costs;
+    costs.moe.emplace().layers_per_stage = 2;
+    for (const ComponentCost& component : kComponentCosts) {
+      (*costs.moe).*component.times = {1'000'000};
+    }
+    for (const char* schedule : {"1f1b", "dualpipe"}) {
+      Spec spec = MakeSpec(schedule, 4, 8, costs);
+      spec.costs.derived = Overlap::kPublished;
+      const bool on = std::string(schedule) == "dualpipe";
+      const Overlap overlap = on ? Overlap::kAll : Overlap::kPublished;
+      DeriveChunkCosts(&spec.costs, overlap);
+      const Plan plan = BuildPlan(spec, {.level = Level::kComponent, .overlap = overlap});
+      const Simulation simulation = Simulate(plan, *plan.costs);
+      for (size_t r = 0; r < 4; ++r) {
+        const Hiding hiding = HidingOf(plan.programs[r], simulation.timeline.ranks[r]);
+        CAPTURE(schedule);
+        CAPTURE(r);
+        CHECK(hiding.window > 0);
+        CHECK(hiding.compute <= hiding.window);
+        CHECK(hiding.exposed <= simulation.ranks[r].exposed);
+        CHECK(hiding.all_to_all <= simulation.ranks[r].all_to_all);
+        // Nothing overlaps in 1F1B as published.
+        if (!on) CHECK(hiding.exposed == hiding.all_to_all);
+        if (on) CHECK(hiding.exposed < hiding.all_to_all / 2);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

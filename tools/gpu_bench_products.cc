@@ -1,4 +1,5 @@
-#include <memory>
+#include <cstdint>
+#include <vector>
 
 #include "kernels/gpu_attention.h"
 #include "kernels/gpu_combine.h"
@@ -7,6 +8,7 @@
 #include "kernels/gpu_matmul.h"
 #include "kernels/gpu_permutation.h"
 #include "kernels/gpu_router.h"
+#include "kernels/padded_experts.h"
 #include "tools/gpu_bench.h"
 
 namespace contraflow {
@@ -111,6 +113,23 @@ void MeasureExperts(GpuBench* bench) {
   bench->Rate("grouped experts W, K-grouped", product, 600, [&] {
     gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
                                o.dgate_up, o.ddown);
+  });
+
+  // What it has to be better than, on equally many rows for each expert.
+  std::vector<int32_t> even;
+  for (int e = 0; e <= n.experts; ++e) even.push_back(e * (o.sizes.most_rows / n.experts));
+  const int32_t* first = bench->Integers(even);
+  const gpu::PaddedExperts padded(stream.sms, o.sizes);
+  std::byte* work = bench->Take<std::byte>(static_cast<int64_t>(padded.work_bytes()));
+  bench->Rate("cublasLt batches F", product, 0, [&] {
+    padded.Forward(stream, first, o.rows, o.gate_up, o.down, work, o.gate, o.hidden, o.out);
+  });
+  bench->Rate("cublasLt batches B", product, 0, [&] {
+    padded.BackwardInput(stream, first, o.gate_up, o.down, o.gate, o.drows, work, o.dgate,
+                         o.dsorted);
+  });
+  bench->Rate("cublasLt batches W", product, 0, [&] {
+    padded.BackwardWeight(stream, o.rows, o.hidden, o.dgate, o.drows, work, o.dgate_up, o.ddown);
   });
 }
 

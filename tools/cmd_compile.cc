@@ -7,6 +7,7 @@
 #include "compiler/error.h"
 #include "compiler/plan_io.h"
 #include "runtime/footprint.h"
+#include "runtime/gpu_views.h"
 #include "tools/build.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
@@ -23,6 +24,7 @@ struct CompileOptions {
   CostsOption costs;
   std::optional<std::string> model;
   std::optional<double> capacity;
+  std::string device = "cpu";
   std::string memory_limit;
   std::string level = "comm";
   std::string dump_after;
@@ -65,6 +67,18 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .memory_limit = {}};
 }
 
+void CheckDevice(const CompileOptions& options) {
+  const std::vector<std::string> known = {"cpu", "cuda"};
+  if (std::find(known.begin(), known.end(), options.device) == known.end()) {
+    const std::string shown = options.device.substr(0, 64);
+    throw Error("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
+                "; devices are cpu, cuda");
+  }
+  if (options.device == "cuda" && !options.model) {
+    throw Error("--device: says what the values of a --model are stored in; give one");
+  }
+}
+
 /// The costs with the memory of the model that --model names in place of their own.
 CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
@@ -73,6 +87,7 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
     if (!options.model) throw Error("--capacity: is for the experts of a --model; give one");
     CheckCapacity(*options.capacity);
   }
+  CheckDevice(options);
   if (!options.model) return costs;
   if (!costs.moe) {
     throw Error(
@@ -86,8 +101,9 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   Model model = ReadModel(*options.model);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
-  costs.memory = FootprintOf(model, schedule.stages(spec), costs.moe->layers_per_stage,
-                             options.expert_parallel);
+  const auto footprint = options.device == "cuda" ? GpuFootprintOf : FootprintOf;
+  costs.memory =
+      footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, options.expert_parallel);
   return costs;
 }
 
@@ -132,6 +148,10 @@ std::function<int()> Add(CLI::App* app) {
   AddNumber(app, "--capacity", &options->capacity, "X",
             "an expert takes at most X times its even share of tokens\n"
             "(default: the model's capacity_factor)");
+  app->add_option("--device", options->device,
+                  "cpu, or cuda: what is to run the plan, as the values of a --model\n"
+                  "take other sizes there (default: cpu)")
+      ->type_name("DEVICE");
   app->add_option("--memory-limit", options->memory_limit,
                   "most bytes of activations a rank may hold (a count where the\n"
                   "costs give no bytes), or N times what 1F1B's first rank holds;\n"

@@ -48,9 +48,10 @@ class HostComparer {
     const auto micros = static_cast<size_t>(plan_.microbatches);
     for (size_t i = 0; i < gpu.size(); ++i) {
       const auto device = static_cast<int>(i / micros);
-      Meet("loss of replica " + std::to_string(device / plan_.expert_parallel) + " member " +
-               std::to_string(device % plan_.expert_parallel) + ", micro-batch " +
-               std::to_string(i % micros),
+      const int replica = device / plan_.expert_parallel, member = device % plan_.expert_parallel;
+      Meet("loss of replica " + std::to_string(replica) +
+               (plan_.expert_parallel > 1 ? " member " + std::to_string(member) : "") +
+               ", micro-batch " + std::to_string(i % micros),
            RelativeError({&gpu[i], 1}, {&host[i], 1}), bound_);
     }
   }

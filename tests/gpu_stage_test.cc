@@ -17,8 +17,13 @@ namespace contraflow {
 namespace {
 
 constexpr float kLossScale = 0.5f;
+/// Few SMs, as blocks take time in the emulator.
+gpu::Stream FewSms() { return {TestStream().handle, 2}; }
+
 /// Values are rounded to 8 bits at every turn.
 constexpr double kBound = 2e-2;
+/// In sums over few tokens terms cancel.
+constexpr double kGradientBound = 3e-2;
 
 MicroBatch RandomTokens(const Model& model, uint64_t seed) {
   MicroBatch micro;
@@ -98,10 +103,10 @@ struct OnHost {
 /// The same on the GPU.
 struct OnGpu {
   OnGpu(const Model& model, const LayerShape& shape, const MicroBatch& micro)
-      : kit(shape, TestGpu(), TestStream(), 8),
+      : kit(shape, TestGpu(), FewSms(), 2),
         stage(model, kit, 0, 0, 1, 1, TestGpu(), TestStream()),
         mirror(model, shape, 0, 0, 1, 2),
-        lane{TestStream(), kit.work(1)},
+        lane{FewSms(), kit.work(1)},
         tokens(micro.tokens),
         targets(micro.targets),
         loss(size_t{1}),
@@ -190,14 +195,14 @@ void CheckGradients(Stage& gpu, Stage& host) {
     if (std::all_of(wanted.begin(), wanted.end(), [](double x) { return x == 0; })) {
       CHECK(part(gpu.gradients()) == wanted);
     } else {
-      CHECK(RelativeError(part(gpu.gradients()), wanted) < kBound);
+      CHECK(RelativeError(part(gpu.gradients()), wanted) < kGradientBound);
     }
   }
 }
 
-void CompareWithHost(float capacity_factor) {
+void CompareWithHost(int layers, float capacity_factor) {
   Model model = SmallGpuModel(capacity_factor);
-  model.layers = 2;
+  model.layers = layers;
   const LayerShape n(model, 1, model.experts);
   const MicroBatch micro = RandomTokens(model, 5);
   OnHost host(model, n, micro);
@@ -245,9 +250,9 @@ void CompareWithHost(float capacity_factor) {
 }
 
 TEST_SUITE("kernel") {
-  TEST_CASE("GPU stage: every component gives what the host gives") { CompareWithHost(0); }
+  TEST_CASE("GPU stage: every component gives what the host gives") { CompareWithHost(2, 0); }
 
-  TEST_CASE("GPU stage: with a capacity too") { CompareWithHost(1); }
+  TEST_CASE("GPU stage: with a capacity too") { CompareWithHost(1, 1); }
 
   TEST_CASE("GPU stage: gradients are added to, and the same in every order of threads") {
     Model model = SmallGpuModel();

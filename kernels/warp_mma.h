@@ -82,16 +82,16 @@ inline void WarpMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
   const unsigned self = emulator::ThreadNumber(), lane = self % kLanes;
   Fragments& mine = kept[turn[self]++ % 2][self];
   mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  const uint64_t* all = emulator::WarpExchange(~0u, emulator::Pack(&mine), "mma");
+  const uint64_t* all = emulator::WarpExchange(~0u, reinterpret_cast<uintptr_t>(&mine), "mma");
   const unsigned g = lane / 4, t = lane % 4;
   for (unsigned k = 0; k < 16; ++k) {
     // Whose word, and which: columns of a, rows of b.
     const unsigned owner = k % 8 / 2, word = k / 8;
-    const auto* left = emulator::Unpack<Fragments*>(all[g * 4 + owner]);
+    const auto* left = reinterpret_cast<const Fragments*>(all[g * 4 + owner]);
     const float above = HalfOf(left->a[2 * word], k % 2);
     const float below = HalfOf(left->a[2 * word + 1], k % 2);
     for (unsigned j = 0; j < 2; ++j) {
-      const auto* right = emulator::Unpack<Fragments*>(all[(2 * t + j) * 4 + owner]);
+      const auto* right = reinterpret_cast<const Fragments*>(all[(2 * t + j) * 4 + owner]);
       const float factor = HalfOf(right->b[word], k % 2);
       d[j] += above * factor;
       d[j + 2] += below * factor;
@@ -102,10 +102,10 @@ inline void WarpMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 inline void LoadWords(uint32_t (&words)[4], const Bf16* row, bool transposed, const char* what) {
   const unsigned lane = emulator::ThreadNumber() % 32, g = lane / 4, t = lane % 4;
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0) throw GpuError("ldmatrix: misaligned row");
-  const uint64_t* all = emulator::WarpExchange(~0u, emulator::Pack(row), what);
+  const uint64_t* all = emulator::WarpExchange(~0u, reinterpret_cast<uintptr_t>(row), what);
   for (unsigned m = 0; m < 4; ++m) {
     const auto at = [&](unsigned i, unsigned j) -> uint32_t {
-      return emulator::Unpack<const Bf16*>(all[m * 8 + i])[j].bits;
+      return reinterpret_cast<const Bf16*>(all[m * 8 + i])[j].bits;
     };
     words[m] =
         transposed ? at(2 * t, g) | at(2 * t + 1, g) << 16 : at(g, 2 * t) | at(g, 2 * t + 1) << 16;

@@ -66,10 +66,13 @@ cudaStream_t Handle(gpu::Stream stream) { return static_cast<cudaStream_t>(strea
 
 }  // namespace
 
-NcclLibrary::NcclLibrary() {
+void NcclLibrary::SetDefaults() {
   constexpr int kKeep = 0;
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", kKeep);
   setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", kKeep);
+}
+
+NcclLibrary::NcclLibrary() {
   int version = 0;
   Begun("ncclGetVersion", ncclGetVersion(&version));
   if (version >= NCCL_VERSION_CODE) return;

@@ -12,7 +12,11 @@ class NcclLibrary : public Nccl {
  public:
   /// Tells NCCL, in the environment, what this runtime relies on, where the user has not: kernels
   /// of several communicators are launched in program order, and graphs are not mixed with other
-  /// launches. Throws Error if the library is older than its header.
+  /// launches. Before the first call of NCCL, and before there are threads that read the
+  /// environment.
+  static void SetDefaults();
+
+  /// Throws Error if the library is older than its header.
   NcclLibrary();
   ~NcclLibrary() override;
 

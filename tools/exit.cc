@@ -4,6 +4,7 @@
 #include <new>
 
 #include "compiler/error.h"
+#include "kernels/stream.h"
 
 namespace contraflow {
 Complaint ComplaintOf(const std::exception_ptr& error) {
@@ -14,6 +15,8 @@ Complaint ComplaintOf(const std::exception_ptr& error) {
   } catch (const UsageError& e) {
     return {e.what(), kExitUsage};
   } catch (const Error& e) {
+    return {e.what(), kExitInput};
+  } catch (const gpu::GpuError& e) {
     return {e.what(), kExitInput};
   } catch (const std::bad_alloc&) {
     return {"out of memory; use fewer ranks or micro-batches", kExitInput};

@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-int RunCheckpoints::Begin(Run& run, ReferenceRun* reference) {
+int RunCheckpoints::Begin(Run& run, RunCheck* check) {
   const std::string& folder = options_.checkpoint;
   if (folder.empty()) return 0;
   if (job_.leads()) PrepareCheckpoints(folder);
@@ -36,12 +36,9 @@ int RunCheckpoints::Begin(Run& run, ReferenceRun* reference) {
   checkpoint->RequireSame(options_.seed, input_.model, input_.text_digest);
   checkpoint->Load(WholeState(input_.plan, run));
   PutState(input_.plan, run);
-  if (reference != nullptr) {
-    std::vector<StateBlock> blocks;
-    for (int s = 0; s < input_.plan.stages; ++s) {
-      for (StateBlock& block : StateOf(reference->StageAt(s))) blocks.push_back(std::move(block));
-    }
-    checkpoint->Load(blocks);
+  if (check != nullptr) {
+    checkpoint->Load(check->State());
+    check->Put();
   }
   return checkpoint->head().step;
 }

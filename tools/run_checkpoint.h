@@ -3,8 +3,8 @@
 #include <string>
 
 #include "runtime/checkpoint.h"
-#include "runtime/reference_run.h"
 #include "runtime/run.h"
+#include "tools/run_check.h"
 #include "tools/run_input.h"
 #include "tools/run_job.h"
 #include "tools/run_options.h"
@@ -19,9 +19,9 @@ class RunCheckpoints {
       : options_(options), input_(input), job_(job) {}
 
   /// Prepares the folder, if there is one, and with --resume loads a checkpoint into the run and
-  /// the reference (may be null). Returns the last step that is done, 0 if none is. Throws Error if
+  /// the check (may be null). Returns the last step that is done, 0 if none is. Throws Error if
   /// the checkpoint is damaged or of another training.
-  int Begin(Run& run, ReferenceRun* reference);
+  int Begin(Run& run, RunCheck* check);
   /// What --resume found, as a line for the report; "" without it.
   const std::string& note() const { return note_; }
 

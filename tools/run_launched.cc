@@ -72,12 +72,32 @@ Membership MeetOverTcp(const RunOptions& options, const World& world) {
   return Meet(point);
 }
 
+/// A device that the host computes.
+class HostRun : public LaunchedRun {
+ public:
+  HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
+          Transport& transport, Control& control, Progress& progress)
+      : run_(input.plan, input.model, input.text, options.seed, order, transport, control,
+             progress) {
+    if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
+  }
+  Run& run() override { return run_; }
+  RunCheck* check() override { return check_ ? &*check_ : nullptr; }
+
+ private:
+  ProcessRun run_;
+  std::optional<HostCheck> check_;
+};
+
 /// Everything a process of a job has. The watch over the job is the last member: its thread asks
 /// what the process does, and wakes its transport, until the very end.
 class Member {
  public:
-  Member(const RunOptions& options, const World& world)
-      : options_(options), world_(world), control_(Join(), progress_, ControlOptions()) {}
+  Member(const RunOptions& options, const World& world, const MakeLaunchedRun& make)
+      : options_(options),
+        world_(world),
+        make_(make),
+        control_(Join(), progress_, ControlOptions()) {}
 
   int Train();
 
@@ -87,9 +107,11 @@ class Member {
   std::string NameOfProcess(int process) const;
   void CheckSize() const;
   void Prepare(Job& job);
+  std::unique_ptr<LaunchedRun> MakeHostRun();
 
   const RunOptions& options_;
   const World& world_;
+  const MakeLaunchedRun& make_;
   Progress progress_;
   std::unique_ptr<Mpi> mpi_;
   std::optional<RunInput> input_;
@@ -103,11 +125,13 @@ class Member {
 };
 
 Membership Member::Join() {
-  if (options_.transport == "mpi") {
+  // NCCL joins GPUs once processes have met, in whatever way.
+  const bool host = !make_;
+  if ((host ? options_.transport : HostTransport(world_)) == "mpi") {
     mpi_ = std::make_unique<Mpi>(world_);
     try {
       Membership membership = mpi_->Meet(world_, PointOf(options_, world_));
-      wire_ = mpi_->MakeWire();
+      if (host) wire_ = mpi_->MakeWire();
       return membership;
     } catch (...) {
       // The others may never come to the orderly end of MPI, which would wait for them.
@@ -116,6 +140,7 @@ Membership Member::Join() {
     }
   }
   Membership membership = MeetOverTcp(options_, world_);
+  if (!host) return membership;
   wire_ = std::make_unique<TcpWire>(world_.rank, std::move(membership.mesh),
                                     [this](int process) { return NameOfProcess(process); });
   membership.mesh.clear();
@@ -168,17 +193,24 @@ void Member::Prepare(Job& job) {
   known_plan_ = &input_->plan;
 }
 
+std::unique_ptr<LaunchedRun> Member::MakeHostRun() {
+  transport_.emplace(input_->plan, *order_, *wire_, &progress_,
+                     ProcessTransport::Options{options_.strict});
+  control_.OnStop([this] { transport_->Abort(); });
+  return std::make_unique<HostRun>(options_, *input_, *order_, *transport_, control_, progress_);
+}
+
 int Member::Train() {
   try {
     Job job(&control_, [this](int process) { return NameOfProcess(process); });
     if (job.leads()) RequireWritable(options_);
     Prepare(job);
-    transport_.emplace(input_->plan, *order_, *wire_, &progress_,
-                       ProcessTransport::Options{options_.strict});
-    control_.OnStop([this] { transport_->Abort(); });
-    ProcessRun run(input_->plan, input_->model, input_->text, options_.seed, *order_, *transport_,
-                   control_, progress_);
-    Training(options_, *input_, run, job, {nullptr, [this] { progress_.Move(); }}).Train();
+    const std::unique_ptr<LaunchedRun> launched =
+        make_ ? make_(*input_, *order_, control_, progress_) : MakeHostRun();
+    Training(options_, *input_, launched->run(), launched->check(), job,
+             {nullptr, [this] { progress_.Move(); }})
+        .Train();
+    launched->Close();
     control_.Finish();
     return kExitFine;
   } catch (const Aborted&) {
@@ -196,12 +228,19 @@ int Member::Train() {
 
 }  // namespace
 
-int TrainLaunched(const RunOptions& options, const World& world) {
+std::string HostTransport(const World& world) {
+  const bool started_by_mpi =
+      world.launcher == Launcher::kMpirun ||
+      (world.launcher == Launcher::kSrun && std::getenv("PMIX_RANK") != nullptr);
+  return started_by_mpi && HasMpi() ? "mpi" : "tcp";
+}
+
+int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunchedRun& make) {
   // A reader that closes its pipe is an error for all processes to know of, not the loss of one.
   std::signal(SIGPIPE, SIG_IGN);
   std::unique_ptr<Member> member;
   try {
-    member = std::make_unique<Member>(options, world);
+    member = std::make_unique<Member>(options, world, make);
   } catch (const MeetingOver&) {
     return kExitInput;  // Process 0 says why, for all.
   }

@@ -8,6 +8,7 @@
 
 #include "compiler/file.h"
 #include "tools/exit.h"
+#include "tools/run_cuda.h"
 #include "tools/run_options.h"
 #include "tools/run_train.h"
 
@@ -35,6 +36,7 @@ int main(int argc, char** argv) {
       contraflow::WriteFile("-", options.help);
       return contraflow::kExitFine;
     }
-    return contraflow::Train(options);
+    return options.device == "cuda" ? contraflow::TrainOnCuda(options, argv)
+                                    : contraflow::Train(options);
   });
 }

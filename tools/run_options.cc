@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kMaxTimeout = 1e6;
 constexpr int kMaxSteps = 1'000'000'000;
+/// Partitions of a GPU have multiples of so many SMs.
+constexpr int kSmsStep = 8;
 
 /// What the parser could not place, with the nearest known option.
 std::string UnknownWord(const CLI::App& app) {
@@ -37,15 +39,40 @@ int SmallNumber(const std::string& flag, int64_t value) {
   return static_cast<int>(value);
 }
 
+/// Devices and transports that go together, and options that are only for one of them.
+void CheckDevice(const CLI::App& app, const RunOptions& options) {
+  if (options.device == "cpu") {
+    if (options.transport == "nccl") {
+      throw UsageError(
+          "--transport nccl: links GPUs; use --transport mpi or tcp, or add --device cuda");
+    }
+    for (const char* const flag : {"--graph", "--no-graph", "--no-stamps", "--partition-sms"}) {
+      if (app.count(flag) == 0) continue;
+      throw UsageError(std::string(flag) + ": for a GPU only; leave it out, or add --device cuda");
+    }
+    return;
+  }
+  if (options.transport == "tcp" || options.transport == "mpi") {
+    throw UsageError("--transport " + options.transport +
+                     ": joins CPUs; GPUs are joined by nccl, virtual ranks on one GPU by threads; "
+                     "leave it out for what suits the launcher");
+  }
+  if (options.strict) {
+    throw UsageError("--strict: for --device cpu only; leave it out");
+  }
+  if (app.count("--partition-sms") > 0 &&
+      (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
+    throw Error("--partition-sms: must be a multiple of " + std::to_string(kSmsStep) + ", is " +
+                std::to_string(options.partition_sms));
+  }
+  if (options.stamps) return;
+  for (const char* const flag : {"--trace", "--calibrate"}) {
+    if (app.count(flag) == 0) continue;
+    throw UsageError(std::string(flag) + ": needs the times that --no-stamps leaves out");
+  }
+}
+
 void CheckOptions(const RunOptions& options) {
-  if (options.device != "cpu") {
-    throw Error("--device " + options.device +
-                ": this version executes plans on the CPU only; use --device cpu");
-  }
-  if (options.transport == "nccl") {
-    throw Error(
-        "--transport nccl: this version computes on the CPU only; use --transport mpi or tcp");
-  }
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
     if (*file != "-") continue;
@@ -78,6 +105,7 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   std::optional<int64_t> seed;
   std::optional<double> timeout, rendezvous_timeout;
   std::optional<int64_t> every, resume_step;
+  bool graph = false, no_graph = false, no_stamps = false;
   CLI::App app(
       "Execute a plan: train a small MoE language model with it. On its own, ranks are threads; "
       "under mpirun, srun or torchrun each process is one rank.",
@@ -86,8 +114,10 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute; default cpu");
-  AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
-            "how ranks exchange messages; default mpi or tcp under a launcher, else threads");
+  AddChoice(
+      &app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
+      "how ranks exchange messages; default under a launcher nccl for GPUs, mpi or tcp for CPUs, "
+      "else threads (on a GPU: virtual ranks, which share it)");
   app.add_option("--model", options.model, "model file or preset: default, tiny")
       ->type_name("FILE|PRESET");
   AddNumber(&app, "--capacity", &options.capacity, "X",
@@ -109,6 +139,14 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   AddInteger(&app, "--seed", &seed, "N", "of the weights and of the choice of text; default 1");
   app.add_flag("--strict", options.strict,
                "every message waits for its receiver (rendezvous), as the plan was proven for");
+  app.add_flag("--graph", graph,
+               "on a GPU: capture the work of a step once and replay it; the default");
+  app.add_flag("--no-graph", no_graph, "on a GPU: issue the work anew for every step");
+  app.add_flag(
+      "--no-stamps", no_stamps,
+      "on a GPU: do not measure when instructions run, which takes two small kernels each");
+  AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
+             "on a GPU: SMs of each rank, a multiple of 8; default as many as there are for each");
   AddNumber(&app, "--timeout", &timeout, "SECONDS",
             "give up when no rank has made progress for so long; default 120");
   app.add_option("--checkpoint", options.checkpoint,
@@ -164,7 +202,11 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
     options.resume_step = SmallNumber("--resume-step", *resume_step);
     options.resume = true;
   }
+  if (graph && no_graph) throw UsageError("--graph and --no-graph exclude each other");
+  options.graph = !no_graph;
+  options.stamps = !no_stamps;
   CheckOptions(options);
+  CheckDevice(app, options);
   return options;
 }
 

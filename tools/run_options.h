@@ -25,7 +25,10 @@ struct RunOptions {
   uint64_t seed = 1;
   bool json = false;
   bool strict = false;
-  double timeout = 120;            ///< seconds
+  bool graph = true;      ///< --device cuda: replay a step that was captured once
+  bool stamps = true;     ///< measure when instructions run; on the CPU always
+  int partition_sms = 0;  ///< --device cuda: of each device; 0: as many as there are for each
+  double timeout = 120;   ///< seconds
   double rendezvous_timeout = 60;  ///< seconds
   std::string rank_order{RankOrder::kDefault};
   std::string secret_file;   ///< "": none
@@ -41,8 +44,8 @@ struct RunOptions {
 /// Seconds of an option, rounded up.
 std::chrono::milliseconds Milliseconds(double seconds);
 
-/// Throws UsageError if the words cannot be read, Error if a value does not fit or names a device
-/// or transport that this version does not have.
+/// Throws UsageError if the words cannot be read or do not go together, Error if a value does not
+/// fit.
 RunOptions ParseRunOptions(const std::vector<std::string>& words);
 
 }  // namespace contraflow

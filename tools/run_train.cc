@@ -2,10 +2,11 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "compiler/error.h"
-#include "runtime/mpi.h"
 #include "runtime/threaded_run.h"
 #include "runtime/world.h"
 #include "tools/exit.h"
@@ -38,46 +39,44 @@ void EndBySignal() {
   std::raise(stop_signal);
 }
 
-/// What suits the launcher: MPI where it started the processes, else TCP.
-std::string SuitableTransport(const World& world) {
-  if (world.size == 1) return "threads";
-  const bool started_by_mpi =
-      world.launcher == Launcher::kMpirun ||
-      (world.launcher == Launcher::kSrun && std::getenv("PMIX_RANK") != nullptr);
-  return started_by_mpi && HasMpi() ? "mpi" : "tcp";
-}
-
-/// With `world`, why this process cannot be a run of its own.
-void RequireAlone(const World& world) {
-  // The script of a SLURM job has the variables of a task, but only srun starts steps.
-  const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
-  if (world.size == 1 || script) return;
-  throw Error("--transport threads: " + std::to_string(world.size) +
-              " processes were launched, and each would train on its own; use --transport tcp or "
-              "mpi, or launch one");
-}
-
-int TrainAlone(const RunOptions& options) {
+int TrainThreaded(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
   ThreadedRun run(input.plan, input.model, input.text, options.seed,
                   {options.strict, Milliseconds(options.timeout)});
+  std::optional<HostCheck> check;
+  if (options.check) check.emplace(input, options.seed, std::function<void()>());
+  return TrainAlone(options, input, run, check ? &*check : nullptr);
+}
+
+}  // namespace
+
+void RequireAlone(const RunOptions& options, const World& world) {
+  // The script of a SLURM job has the variables of a task, but only srun starts steps.
+  const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
+  if (world.size == 1 || script) return;
+  throw Error("--transport threads: " + std::to_string(world.size) +
+              " processes were launched, and each would train on its own; use --transport " +
+              (options.device == "cuda" ? "nccl" : "tcp or mpi") + ", or launch one");
+}
+
+int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check) {
   Job job;
-  Training training(options, input, run, job, {&stop_signal, {}});
+  Training training(options, input, run, check, job, {&stop_signal, {}});
   CatchSignals();
   training.Train();
   if (stop_signal != 0) EndBySignal();
   return kExitFine;
 }
 
-}  // namespace
-
 int Train(RunOptions options) {
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
-  if (options.transport.empty()) options.transport = SuitableTransport(world);
+  if (options.transport.empty()) {
+    options.transport = world.size == 1 ? "threads" : HostTransport(world);
+  }
   if (options.transport != "threads") return TrainLaunched(options, world);
-  RequireAlone(world);
-  return TrainAlone(options);
+  RequireAlone(options, world);
+  return TrainThreaded(options);
 }
 
 }  // namespace contraflow

@@ -1,5 +1,9 @@
 #pragma once
 
+#include "runtime/run.h"
+#include "runtime/world.h"
+#include "tools/run_check.h"
+#include "tools/run_input.h"
 #include "tools/run_options.h"
 
 namespace contraflow {
@@ -8,5 +12,13 @@ namespace contraflow {
 /// of those that a launcher started. Returns the exit code. Throws Error if --check found a
 /// difference, or an input is wrong.
 int Train(RunOptions options);
+
+/// Throws Error, with the remedy, if this process is one of several that were launched, and so
+/// cannot be a run of its own.
+void RequireAlone(const RunOptions& options, const World& world);
+/// Trains, in this process alone, and reports; a signal ends it after the step under way. `check`
+/// is null without --check. Returns the exit code, unless there was a signal: then the process ends
+/// by that.
+int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check);
 
 }  // namespace contraflow

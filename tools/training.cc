@@ -14,7 +14,6 @@
 #include "compiler/error.h"
 #include "compiler/file.h"
 #include "compiler/trace_io.h"
-#include "runtime/check.h"
 #include "runtime/parameters.h"
 #include "runtime/run_state.h"
 #include "tools/report.h"
@@ -37,27 +36,24 @@ std::string Plural(int count, const std::string& noun) {
 
 }  // namespace
 
-Training::Training(const RunOptions& options, const RunInput& input, Run& run, Job& job,
-                   Watch watch)
+Training::Training(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check,
+                   Job& job, Watch watch)
     : options_(options),
       input_(input),
       plan_(input.plan),
       model_(input.model),
       run_(run),
+      check_(check),
       job_(job),
       watch_(std::move(watch)),
       checkpoints_(options, input, job),
       calibration_(input.plan) {
   if (!options.calibrate.empty()) Calibration::CheckPlan(plan_);
-  if (options.check) {
-    reference_.emplace(plan_, model_, input.text, options.seed);
-    reference_->OnMove(watch_.moves);
-  }
   if (plan_.costs) times_.predicted = SimulatedTimes(plan_, *plan_.costs);
 }
 
 void Training::Train() {
-  done_ = checkpoints_.Begin(run_, reference_ ? &*reference_ : nullptr);
+  done_ = checkpoints_.Begin(run_, check_);
   first_ = done_ + 1;
   if (!options_.json) Say(Heading());
   for (int step = first_; step <= options_.steps && !Stopped() && difference_.empty(); ++step) {
@@ -66,7 +62,7 @@ void Training::Train() {
     if (difference_.empty() && checkpoints_.Due(step, last)) checkpoints_.Save(step, run_);
   }
   GatherEnd();
-  if (job_.leads() && done_ >= first_) Calibrate();
+  if (job_.leads() && done_ >= first_ && options_.stamps) Calibrate();
   if (!options_.trace.empty() && job_.leads() && done_ >= first_) {
     WriteFile(options_.trace, WriteTrace(plan_, last_.timeline));
   }
@@ -88,10 +84,12 @@ void Training::Step(int step) {
       times_.measured = {};
       calibration_.Clear();
     }
-    AddTimes(plan_, last_.timeline, &times_.measured);
-    calibration_.Add(last_.timeline);
+    if (options_.stamps) {
+      AddTimes(plan_, last_.timeline, &times_.measured);
+      calibration_.Add(last_.timeline);
+    }
   }
-  if (reference_) Check(step);
+  if (check_ != nullptr) Check(step);
   const double seconds = static_cast<double>(last_.duration) * 1e-9;
   const double tokens = static_cast<double>(TokensOfStep()) / std::max(seconds, 1e-9);
   if (options_.json) Keep(step, seconds, tokens);
@@ -107,7 +105,7 @@ void Training::Step(int step) {
 
 /// Compares this process's devices with the reference; any process's difference ends all.
 void Training::Check(int step) {
-  const Comparison comparison = CompareStep(plan_, step, last_, run_, *reference_);
+  const Comparison comparison = check_->Compare(step, last_, run_);
   compared_ += comparison.values;
   std::string first;
   for (std::string& difference : job_.Gather(comparison.difference)) {
@@ -134,7 +132,7 @@ void Training::GatherEnd() {
   for (const std::string& bytes : job_.Gather(mine)) weights.merge(ReadDigests(bytes));
   weights_ = Hex(WeightsDigest(weights));
   if (plan_.level == Level::kBuffer) arenas_ = ArenasOf(plan_, run_, job_);
-  if (!reference_) return;
+  if (check_ == nullptr) return;
   int64_t compared = 0;
   for (const std::string& count : job_.Gather(std::to_string(compared_))) {
     compared += std::stoll(count);
@@ -175,9 +173,11 @@ std::string Training::Dropped(int64_t dropped) const {
 
 std::string Training::Devices() const {
   const int devices = static_cast<int>(DeviceCount(plan_));
-  std::string text = job_.processes() == 1
-                         ? Plural(devices, "thread")
-                         : Plural(devices, "process") + " over " + options_.transport;
+  const bool gpu = options_.device == "cuda";
+  std::string text = job_.processes() > 1
+                         ? Plural(devices, "process") + " over " + options_.transport
+                     : gpu ? Plural(devices, "virtual rank") + " on a GPU"
+                           : Plural(devices, "thread");
   if (plan_.expert_parallel == 1) return text;
   text += " (" + Plural(plan_.ranks, "rank");
   if (plan_.data_parallel > 1) text += " x " + Plural(plan_.data_parallel, "replica");
@@ -206,18 +206,19 @@ std::string Training::Heading() const {
 std::string Training::Summary() {
   std::string summary;
   if (Stopped()) summary += "\nstopped after step " + std::to_string(done_) + "\n";
-  if (done_ >= first_) summary += "\n" + FormatTimes(plan_, times_);
+  if (done_ >= first_ && options_.stamps) summary += "\n" + FormatTimes(plan_, times_);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const auto devices = static_cast<int>(DeviceCount(plan_));
-  if (job_.processes() == 1 && cores > 0 && devices > cores) {
+  if (options_.device == "cpu" && job_.processes() == 1 && cores > 0 && devices > cores) {
     summary += std::to_string(devices) + " threads share " + Plural(cores, "core") +
                ": measured times include waiting for one.\n";
   }
   if (plan_.level == Level::kBuffer) summary += "\n" + FormatArenas(arenas_);
   summary += "weights after step " + std::to_string(done_) + ": SHA-256 " + weights_ + "\n";
-  if (reference_ && difference_.empty()) {
+  if (check_ != nullptr && difference_.empty()) {
     summary += "check: " + FormatCount(compared_) +
-               " losses, gradients and weights equal those without a pipeline, bit for bit\n";
+               " losses, gradients and weights equal those without a pipeline, bit for bit" +
+               check_->Note() + "\n";
   }
   return summary;
 }
@@ -230,6 +231,7 @@ std::string Training::Document() {
   document.Add("microbatches", {int64_t{plan_.microbatches}});
   document.Add("data_parallel", {int64_t{plan_.data_parallel}});
   document.Add("expert_parallel", {int64_t{plan_.expert_parallel}});
+  document.Add("device", {options_.device});
   document.Add("transport", {options_.transport});
   document.Add("processes", {int64_t{job_.processes()}});
   document.Add("model", {model_.name});
@@ -238,10 +240,10 @@ std::string Training::Document() {
   document.Add("first_step", {int64_t{first_}});
   document.Add("steps", {std::move(steps_)});
   document.Add("dropped", {dropped_});
-  TimesToJson(plan_, times_, &document);
+  if (options_.stamps) TimesToJson(plan_, times_, &document);
   if (plan_.level == Level::kBuffer) ArenasToJson(arenas_, &document);
   document.Add("weights_sha256", {weights_});
-  if (reference_) {
+  if (check_ != nullptr) {
     auto check = std::make_unique<JsonObject>();
     check->Add("ok", {difference_.empty()});
     check->Add("compared", {compared_});

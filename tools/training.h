@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "compiler/json.h"
-#include "runtime/reference_run.h"
 #include "runtime/run.h"
 #include "tools/calibration.h"
+#include "tools/run_check.h"
 #include "tools/run_checkpoint.h"
 #include "tools/run_input.h"
 #include "tools/run_job.h"
@@ -33,8 +33,9 @@ class Training {
     std::function<void()> moves;
   };
 
-  /// What is passed must outlive it.
-  Training(const RunOptions& options, const RunInput& input, Run& run, Job& job, Watch watch);
+  /// What is passed must outlive it. `check` is what --check compares with; null without.
+  Training(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check, Job& job,
+           Watch watch);
 
   /// Throws JobError if --check found a difference, after the report.
   void Train();
@@ -60,10 +61,10 @@ class Training {
   const Plan& plan_;
   const Model& model_;
   Run& run_;
+  RunCheck* const check_;
   Job& job_;
   const Watch watch_;
   RunCheckpoints checkpoints_;
-  std::optional<ReferenceRun> reference_;
   ComparedTimes times_;
   Calibration calibration_;  // of the same steps as times_.measured
   StepResult last_;

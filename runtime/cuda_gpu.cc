@@ -26,11 +26,11 @@ struct GpuEvent {
 };
 
 struct GpuGraph {
-  GpuGraph() = default;
+  explicit GpuGraph(cudaGraphExec_t its_graph) : graph(its_graph) {}
   GpuGraph(const GpuGraph&) = delete;
   ~GpuGraph() { cudaGraphExecDestroy(graph); }
 
-  cudaGraphExec_t graph = nullptr;
+  const cudaGraphExec_t graph;
 };
 
 namespace {
@@ -237,15 +237,15 @@ GpuGraph* CudaGpu::EndCapture(gpu::Stream stream) {
   capture_ = 0;  // an error ends it as well
   cudaGraph_t captured = nullptr;
   CF_CUDA(cudaStreamEndCapture(Cuda(stream), &captured));
-  GpuGraph& graph = graphs_.emplace_back();
+  cudaGraphExec_t graph = nullptr;
   // Else all nodes get the priority of the stream that the graph is launched in.
   const cudaError_t code =
-      cudaGraphInstantiate(&graph.graph, captured, cudaGraphInstantiateFlagUseNodePriority);
+      cudaGraphInstantiate(&graph, captured, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(captured);
-  if (code != cudaSuccess) graphs_.pop_back();
   CheckCuda(code, "cudaGraphInstantiate", __FILE__, __LINE__);
-  CF_CUDA(cudaGraphUpload(graph.graph, Cuda(stream)));
-  return &graph;
+  graphs_.emplace_back(graph);
+  CF_CUDA(cudaGraphUpload(graph, Cuda(stream)));
+  return &graphs_.back();
 }
 
 void CudaGpu::Launch(GpuGraph* graph, gpu::Stream stream) {

@@ -73,7 +73,7 @@ CudaPartitions::CudaPartitions(int device, int count, int sms_each)
   CUdevResource all = {};
   driver_->Check(driver_->get_resource(handle, &all, CU_DEV_RESOURCE_TYPE_SM),
                  "cuDeviceGetDevResource");
-  if (sms > all.sm.smCount || driver_->Possible(all, sms) < wanted) {
+  if (driver_->Possible(all, sms) < wanted) {
     unsigned largest = all.sm.smCount / kPartitionSms * kPartitionSms;
     while (largest > 0 && driver_->Possible(all, largest) < wanted) largest -= kPartitionSms;
     throw gpu::GpuError("GPU " + std::to_string(device) + " of " + std::to_string(all.sm.smCount) +

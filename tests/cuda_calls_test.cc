@@ -158,6 +158,7 @@ TEST_SUITE("unit") {
       CHECK(Calls("cudaMalloc") == std::vector<std::string>{"cudaMalloc 1", "cudaMalloc 4097",
                                                             "cudaMalloc 100", "cudaMalloc 4196",
                                                             "cudaMalloc 8192"});
+      CHECK(Calls("destroy") == std::vector<std::string>{"destroy memory 1", "destroy memory 3"});
       CHECK(Failure([&] { gpu.Allocate((1 << 20) + 1); }) ==
             "GPU 0 is out of memory: 1048577 bytes asked for, 1048576 free of 2097152");
       CHECK(gpu.AllocateHost(10) != nullptr);

@@ -279,7 +279,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  if (exec != nullptr) Destroy(exec);
+  Destroy(exec);
   return cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream) {

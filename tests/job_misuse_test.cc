@@ -323,8 +323,8 @@ TEST_SUITE("jobs") {
     const char* const remedy = "this build has no MPI: use --transport tcp, or install ";
 #endif
     CheckRefused(bench.Spec({"--transport", "mpi"}), remedy, Voices::kSome);
-    CheckRefused(bench.Spec({"--transport", "nccl"}), "--transport nccl: this version ",
-                 Voices::kSome);
+    CheckRefused(bench.Spec({"--transport", "nccl"}), "--transport nccl: links GPUs; ",
+                 Voices::kSome, 2);
     CheckRefused(bench.Spec({"--transport", "threads"}),
                  "--transport threads: 2 processes were launched", Voices::kSome);
     CheckRefused(bench.Spec({"--transport", "smoke"}), "--transport", Voices::kSome, 2);

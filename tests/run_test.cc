@@ -348,10 +348,31 @@ TEST_SUITE("cli") {
            "unknown option \"--stepz\" (did you mean \"--steps\"?); see contraflow-run --help");
     expect(plan + " --steps 0", 1, "--steps: must be at least 1, is 0");
     expect(plan + " --timeout nan", 1, "--timeout: must be above 0 and at most 1000000 seconds");
-    expect(plan + " --device cuda", 1,
-           "--device cuda: this version executes plans on the CPU only; use --device cpu");
-    expect(plan + " --transport nccl", 1,
-           "--transport nccl: this version computes on the CPU only; use --transport mpi or tcp");
+    expect(plan + " --transport nccl", 2,
+           "--transport nccl: links GPUs; use --transport mpi or tcp, or add --device cuda");
+    for (const std::string flag : {"--graph", "--no-graph", "--no-stamps", "--partition-sms 8"}) {
+      expect(
+          plan + " " + flag, 2,
+          flag.substr(0, flag.find(' ')) + ": for a GPU only; leave it out, or add --device cuda");
+    }
+    const std::string cuda = plan + " --device cuda ";
+    for (const std::string transport : {"tcp", "mpi"}) {
+      expect(cuda + "--transport " + transport, 2,
+             "--transport " + transport +
+                 ": joins CPUs; GPUs are joined by nccl, virtual ranks on one GPU by threads; "
+                 "leave it out for what suits the launcher");
+    }
+    expect(cuda + "--strict", 2, "--strict: for --device cpu only; leave it out");
+    expect(cuda + "--graph --no-graph", 2, "--graph and --no-graph exclude each other");
+    expect(cuda + "--no-stamps --trace " + folder.File("t"), 2,
+           "--trace: needs the times that --no-stamps leaves out");
+    expect(cuda + "--partition-sms 0", 1, "--partition-sms: must be a multiple of 8, is 0");
+    // No build or no machine trains with this plan on a GPU; nothing is written before it says so.
+    const Outcome no_gpu = RunTool(folder, cuda + "--trace " + folder.File("trace.json"));
+    CHECK(no_gpu.code == 1);
+    CHECK(no_gpu.out == "");
+    CHECK(no_gpu.err.starts_with("contraflow-run: error: "));
+    CHECK(!std::filesystem::exists(folder.File("trace.json")));
     expect(plan + " --resume", 1, "--resume needs --checkpoint DIR, the folder of the checkpoints");
     expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-every 0", 1,
            "--checkpoint-every: must be in 1..1000000000, is 0");

@@ -13,17 +13,20 @@ namespace contraflow {
 struct GpuComparison {
   int64_t values = 0;      ///< compared with those of the GPU, and found equal bit for bit
   std::string difference;  ///< the first one that is not, or is too far from the host's; "" if none
-  double largest = 0;      ///< largest relative error of a loss or gradient against the host's
-  std::string where;       ///< of what
+  /// Against the host's, in the Euclidean norm, relative: the whole gradient, and the largest of a
+  /// loss or of one block of parameters, and which that is.
+  double gradient = 0, largest = 0;
+  std::string where;
 };
 
 /// Does the step that `run` has just done on `reference`, and compares every loss, how many tokens
 /// were dropped, and on every device of this process every gradient and every updated weight, bit
 /// for bit. Then, unless `host` is null, it does the step on it too, from the weights that the
 /// GPU's step began with, as products see them there, and with the experts that tokens visited
-/// there, each of which must be nearly as probable as the host's choice. The relative error of each
-/// loss and, in the Euclidean norm, of the gradient of each stage must be below `bound`, that of a
-/// single block of it below three times that.
+/// there, each of which must be nearly as probable as the host's choice. `bound` is for the errors
+/// of a model of two layers, and grows as roundings add up, with the square root of the depth:
+/// losses and the whole gradient must be below it, single blocks of parameters below three times
+/// that.
 GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
                              GpuReference& reference, ReferenceRun* host, double bound = 1e-2);
 

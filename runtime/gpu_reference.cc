@@ -324,6 +324,10 @@ const int32_t* GpuReference::ChoiceAt(int stage, int layer, int replica, int mem
                       all.PlaceOf(replica, member, microbatch));
 }
 
+int GpuReference::LayersOf(int stage) const {
+  return impl_->stages.at(static_cast<size_t>(stage))->layers();
+}
+
 int64_t GpuReference::dropped() const {
   const auto* const losses = reinterpret_cast<const float*>(impl_->host_output);
   return *reinterpret_cast<const int32_t*>(losses + impl_->micros);

@@ -36,6 +36,7 @@ class GpuReference {
   Stage& StageAt(int stage);
   /// What was changed in StageAt(stage) since holds from now on.
   void Put(int stage);
+  int LayersOf(int stage) const;
   /// (token, expert) pairs of the last step that an expert had no capacity left for.
   int64_t dropped() const;
 

@@ -94,6 +94,8 @@ TEST_SUITE("kernel") {
                               "by ") == 0);
     CHECK(far.difference.find("e-09 was expected") != std::string::npos);
     CHECK(far.where.find("gradient of stage ") == 0);
+    CHECK(far.gradient > 0);
+    CHECK(far.gradient < far.largest);
 
     Stage& stage = trial.run.StageAt({0, 0, 0}, 0);
     for (const ParameterBlock& block : stage.blocks()) {

@@ -104,7 +104,7 @@ struct OnHost {
 struct OnGpu {
   OnGpu(const Model& model, const LayerShape& shape, const MicroBatch& micro)
       : kit(shape, TestGpu(), FewSms(), 2),
-        stage(model, kit, 0, 0, 1, 1, TestGpu(), TestStream()),
+        stage(model, kit, 0, 0, 1, 2, TestGpu(), TestStream()),
         mirror(model, shape, 0, 0, 1, 2),
         lane{FewSms(), kit.work(1)},
         tokens(micro.tokens),

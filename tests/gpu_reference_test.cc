@@ -67,12 +67,12 @@ TEST_SUITE("kernel") {
     CheckBits(Trial("1f1b", 2, 2, 1, 1), 1);
   }
 
-  TEST_CASE("GPU reference: equals pipelines that share experts, with replicas and two routes") {
+  TEST_CASE("GPU reference: equals pipelines that share experts and replicas and take two routes") {
     CheckBits(Trial("dualpipe", 2, 4, 2, 1), 1);
     CheckBits(Trial("1f1b", 1, 1, 2, 2, 1.0f), 2);
   }
 
-  TEST_CASE("GPU reference: is near the host's, step by step from the same weights") {
+  TEST_CASE("GPU reference: is near the host's in every step from the same weights") {
     Trial trial("1f1b", 1, 1, 2, 1, 0, kTwoLayers);
     REQUIRE(trial.plan.layers == 2);
     ReferenceRun host(trial.plan, trial.model, trial.text, 1);
@@ -84,7 +84,7 @@ TEST_SUITE("kernel") {
     }
   }
 
-  TEST_CASE("GPU comparison: a bit that differs is found, and whatever is too far from the host") {
+  TEST_CASE("GPU comparison: a bit that differs is found and so is what is too far from the host") {
     Trial trial("1f1b", 1, 1, 1, 1);
     ReferenceRun host(trial.plan, trial.model, trial.text, 1);
     const StepResult result = trial.run.Step(1);
@@ -153,7 +153,7 @@ TEST_SUITE("kernel") {
           "--level buffer --model small-gpu --device cuda");
   }
 
-  TEST_CASE("GPU device: arenas are those of the plan, and begin aligned") {
+  TEST_CASE("GPU device: arenas are those of the plan and begin aligned") {
     const Model model = SmallGpuModel();
     const Text text = SmallGpuText();
     const Plan plan = GpuPlanFor(model, "zb-1p", 2, 2, 1, 4);

@@ -254,7 +254,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU stage: with a capacity too") { CompareWithHost(1, 1); }
 
-  TEST_CASE("GPU stage: gradients are added to, and the same in every order of threads") {
+  TEST_CASE("GPU stage: gradients are added to and the same in every order of threads") {
     Model model = SmallGpuModel();
     model.layers = 1;
     const LayerShape n(model, 1, model.experts);
@@ -282,7 +282,7 @@ TEST_SUITE("kernel") {
     CHECK(norm(twice) == doctest::Approx(2 * norm(once)).epsilon(1e-4));
   }
 
-  TEST_CASE("GPU stage: the optimizer takes the host's steps, and products see them") {
+  TEST_CASE("GPU stage: the optimizer takes the host's steps and products see them") {
     Model model = SmallGpuModel();
     model.layers = 1;
     model.warmup_steps = 2;

@@ -121,7 +121,7 @@ std::string Refusal(const std::function<void()>& call) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("GPU values: parts lie behind each other, aligned, and fill the value") {
+  TEST_CASE("GPU values: parts lie behind each other and aligned and fill the value") {
     std::mt19937_64 random(1);
     for (int round = 0; round < 40; ++round) {
       const int members = 1 + round % 2;
@@ -154,7 +154,7 @@ TEST_SUITE("unit") {
     CHECK(views.context == nullptr);
   }
 
-  TEST_CASE("GPU footprint: values to the byte, 18 bytes a parameter") {
+  TEST_CASE("GPU footprint: values to the byte and 18 bytes a parameter") {
     const Model model = SmallGpuModel();
     const MemoryCost memory = GpuFootprintOf(model, 2, 2, 2);
     const Model fitted = FitModel(model, 2, 2, 2);

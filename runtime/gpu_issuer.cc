@@ -235,7 +235,6 @@ void GpuIssuer::EndInstruction(IssuePlace place) {
   const gpu::Stream stream = lanes.StreamAt(index);
   if (options_.stamps) stamps_[device].End(index, stream);
   if (GpuEvent* const event = lanes.EventAt(index)) gpu_.Record(event, stream);
-  ++issued_;
 }
 
 /// Halves of what the host may be ahead end with an event; the half before last must be over.

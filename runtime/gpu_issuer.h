@@ -53,9 +53,6 @@ class GpuIssuer {
   const StepStamps* StampsOf(size_t device) const {
     return stamps_.empty() ? nullptr : &stamps_[device];
   }
-  /// Instructions of all devices that were given to the GPU, since the beginning; in a replay all
-  /// at once.
-  int64_t issued() const { return issued_; }
 
  private:
   /// How far the host is ahead of one lane.
@@ -91,7 +88,6 @@ class GpuIssuer {
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand
   GpuGraph* graph_ = nullptr;
-  int64_t issued_ = 0;
   size_t at_ = 0;  // point, for messages
 };
 

@@ -253,6 +253,33 @@ TEST_SUITE("unit") {
     CHECK(order.size() == 6);
   }
 
+  TEST_CASE("issue order: what is behind a group is behind all of it") {
+    // Of the two messages of rank 1 the one to rank 2 is met long before the one from rank 0.
+    const Plan plan = PlanFromText(R"(
+rank
+ F s0 m0
+ F s0 m1
+ F s0 m2
+ SEND_F s0 m0 to=1
+rank
+ SEND_B s1 m1 to=2 group=0
+ RECV_F s1 m0 from=0 group=0
+ F s1 m0
+rank
+ RECV_B s0 m1 from=1
+ F s2 m0
+)");
+    const std::vector<Device> devices = DevicesOf(plan);
+    const IssueOrder order(plan, devices);
+    std::map<std::pair<int32_t, int32_t>, size_t> when;
+    for (size_t point = 0; point < order.size(); ++point) {
+      for (const IssuePlace place : order[point]) when[{place.device, place.index}] = point;
+    }
+    CHECK(when.size() == 9);
+    CHECK(when[{1, 0}] < when[{1, 1}]);
+    CHECK(when[{1, 1}] < when[{1, 2}]);
+  }
+
   TEST_CASE("issue order: a circle is an error that names it") {
     CHECK(ErrorOf(PlanFromText(Crossing(""))) ==
           "the plan hangs: rank 0, instruction 1 (SEND_F s0 m0 to=1) waits for rank 1, instruction "

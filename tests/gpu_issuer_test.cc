@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <memory>
-#include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,38 +17,6 @@
 
 namespace contraflow {
 namespace {
-
-/// An issuer over named backends and links, and all that it needs.
-struct Issue {
-  Issue(const Plan& plan, const std::vector<Device>& devices, const GpuRunOptions& options,
-        uint64_t seed = 1)
-      : gpu(EmulatedGpuOptions{.seed = seed, .log = &log}) {
-    gpu.Partition(static_cast<int>(devices.size()), 8);
-    std::vector<IssuedDevice> issued;
-    for (const Device& device : devices) {
-      lanes.push_back(
-          std::make_unique<GpuLanes>(plan, device, gpu, static_cast<int>(issued.size()), 8));
-      backends.push_back(std::make_unique<NamedBackend>(plan, device, &executed));
-      issued.push_back({device, backends.back().get(), lanes.back().get()});
-    }
-    issuer = std::make_unique<GpuIssuer>(plan, issued, gpu, links, options);
-  }
-
-  /// Issues one step, and forgets what was before it.
-  void Step(int step) {
-    log.clear();
-    executed.clear();
-    issuer->Step(step);
-  }
-
-  std::vector<GpuCall> log;
-  Executed executed;
-  EmulatedGpu gpu;
-  NamedLinks links;
-  std::vector<std::unique_ptr<GpuLanes>> lanes;
-  std::vector<std::unique_ptr<NamedBackend>> backends;
-  std::unique_ptr<GpuIssuer> issuer;
-};
 
 Plan PlanOf(const char* schedule, int ranks, int microbatches, int members, uint64_t seed = 1) {
   return PlanFor(GroupModel(), schedule, ranks, microbatches, members, Level::kBuffer, seed);
@@ -189,6 +157,44 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("issuer: a lane waits for nothing of its own") {
+    Plan plan = PlanFromText(kGroup);
+    plan.programs[0][3].after = {0, 2};
+    plan.programs[0][3].after_count = 2;
+    Issue issue(plan, AllDevicesOf(plan), kEager);
+    issue.Step(1);
+    CHECK(FlawOfIssue(plan, issue.log) == "");
+  }
+
+  TEST_CASE("issuer: lanes have an event for each instruction that another lane waits for") {
+    const Plan plan = PlanOf("dualpipe", 4, 8, 2);
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      std::vector<GpuCall> log;
+      EmulatedGpu gpu(EmulatedGpuOptions{.log = &log});
+      gpu.Partition(1, 0);
+      const GpuLanes lanes(plan, {0, 0, rank}, gpu, 0, 100);
+      const Program& program = plan.programs[static_cast<size_t>(rank)];
+      std::set<int32_t> awaited;
+      for (const Instruction& i : program) {
+        for (int a = 0; a < i.after_count; ++a) {
+          const int32_t on = i.after[static_cast<size_t>(a)];
+          if (!Together(i, program[static_cast<size_t>(on)])) awaited.insert(on);
+        }
+      }
+      std::set<const GpuEvent*> events;
+      for (size_t index = 0; index < program.size(); ++index) {
+        CHECK((lanes.EventAt(index) != nullptr) ==
+              (awaited.count(static_cast<int32_t>(index)) > 0));
+        if (lanes.EventAt(index) != nullptr) events.insert(lanes.EventAt(index));
+        CHECK(lanes.StreamAt(index).sms == 100);
+      }
+      CHECK(events.size() == awaited.size());
+      // Events are counted as they are made: the next one is the first that is none of them.
+      gpu.Record(gpu.NewEvent(), lanes.streams()[0]);
+      CHECK(log.back().event == static_cast<int>(awaited.size()));
+    }
+  }
+
   TEST_CASE("issuer: one device of many issues its own program") {
     const Plan plan = PlanOf("dualpipe", 4, 8, 2);
     const Device device = {0, 1, 2};
@@ -231,80 +237,6 @@ TEST_SUITE("unit") {
     CHECK(both.links.calls == std::vector<std::string>{"transfer 2", "transfer 2"});
   }
 
-  TEST_CASE("issuer: the host is no further ahead than it may be") {
-    const Plan plan = PlanOf("1f1b", 2, 16, 1);
-    size_t instructions = 0;
-    for (const Program& program : plan.programs) {
-      instructions = std::max(instructions, program.size());
-    }
-    for (const int run_ahead : {2, 3, 8}) {
-      CAPTURE(run_ahead);
-      Issue bounded(plan, AllDevicesOf(plan),
-                    {.graph = false, .stamps = true, .run_ahead = run_ahead});
-      bounded.Step(1);
-      bounded.Step(2);
-      CHECK(FlawOfExecution(plan, bounded.executed) == "");
-      // An instruction is at most three kernels, two stamps, an event, and six waits; every half
-      // of what it may be ahead ends with an event, and so do both ends of the step.
-      CHECK(bounded.gpu.most_waiting() <= static_cast<size_t>(run_ahead) * 14 + 8);
-    }
-    Issue unbounded(plan, AllDevicesOf(plan), kEager);
-    unbounded.Step(1);
-    CHECK(unbounded.gpu.most_waiting() > 8 * 14 + 8);
-    CHECK(instructions > 100);
-  }
-
-  TEST_CASE("issuer: stamps say when instructions ran") {
-    for (const bool graph : {false, true}) {
-      CAPTURE(graph);
-      const Plan plan = PlanOf("zb-1p", 3, 5, 2);
-      const std::vector<Device> devices = AllDevicesOf(plan);
-      Issue issue(plan, devices, {.graph = graph, .stamps = true});
-      issue.links.joining = &issue.gpu;
-      for (int step = 1; step <= 2; ++step) {
-        issue.Step(step);
-        CHECK(FlawOfExecution(plan, issue.executed) == "");
-        Time first = 1 << 20;
-        for (size_t d = 0; d < devices.size(); ++d) {
-          const Program& program = plan.programs[static_cast<size_t>(devices[d].rank)];
-          const std::vector<Span> spans = issue.issuer->SpansOf(d);
-          REQUIRE(spans.size() == program.size());
-          for (size_t index = 0; index < program.size(); ++index) {
-            CHECK(spans[index].end > spans[index].start);
-            first = std::min(first, spans[index].start);
-            for (int a = 0; a < program[index].after_count; ++a) {
-              const auto on = static_cast<size_t>(program[index].after[static_cast<size_t>(a)]);
-              CHECK(spans[on].end < spans[index].start);
-            }
-          }
-        }
-        // What is stamped before it can only be the beginning of a meeting, one in each lane.
-        size_t lanes = 0;
-        for (const auto& device : issue.lanes) lanes += device->streams().size();
-        CHECK(first >= 0);
-        CHECK(first < static_cast<Time>(lanes));
-      }
-    }
-  }
-
-  TEST_CASE("issuer: both ends of a message begin at the same time") {
-    const Plan plan = PlanOf("1f1b", 2, 3, 1);
-    Issue issue(plan, AllDevicesOf(plan), {.graph = false, .stamps = true});
-    issue.Step(1);
-    const auto starts = [&](int rank, Op op) {
-      std::vector<Time> times;
-      const Program& program = plan.programs[static_cast<size_t>(rank)];
-      const std::vector<Span> spans = issue.issuer->SpansOf(static_cast<size_t>(rank));
-      for (size_t index = 0; index < program.size(); ++index) {
-        if (program[index].op == op) times.push_back(spans[index].start);
-      }
-      return times;
-    };
-    CHECK(starts(0, Op::SEND_F) == starts(1, Op::RECV_F));
-    CHECK(starts(1, Op::SEND_B) == starts(0, Op::RECV_B));
-    CHECK(starts(0, Op::SEND_F).size() == 3);
-  }
-
   TEST_CASE("issuer: an error says at which instruction") {
     struct Failing : NamedBackend {
       using NamedBackend::NamedBackend;
@@ -339,30 +271,6 @@ TEST_SUITE("unit") {
       CHECK(text == "rank 1, instruction " + std::to_string(index) + " (" +
                         ToString(plan.programs[1][index]) + "): no such kernel image");
     }
-  }
-
-  TEST_CASE("issuer: who waits is asked to go on waiting") {
-    struct Impatient {
-      int asked = 0;
-    } impatient;
-    const Plan plan = PlanOf("1f1b", 2, 3, 1);
-    Executed executed;
-    EmulatedGpu gpu;
-    gpu.Partition(2, 8);
-    NamedLinks links;
-    std::vector<std::unique_ptr<GpuLanes>> lanes;
-    std::vector<std::unique_ptr<NamedBackend>> backends;
-    std::vector<IssuedDevice> issued;
-    for (const Device& device : AllDevicesOf(plan)) {
-      lanes.push_back(std::make_unique<GpuLanes>(plan, device, gpu, device.rank, 8));
-      backends.push_back(std::make_unique<NamedBackend>(plan, device, &executed));
-      issued.push_back({device, backends.back().get(), lanes.back().get()});
-    }
-    GpuIssuer issuer(plan, issued, gpu, links, kEager, [&] {
-      if (++impatient.asked == 5) throw Aborted();
-    });
-    CHECK_THROWS_AS(issuer.Step(1), Aborted);
-    CHECK(impatient.asked == 5);
   }
 
   TEST_CASE("issuer: plans that cannot be issued are errors") {

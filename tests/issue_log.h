@@ -1,13 +1,20 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan.h"
 #include "runtime/gpu_backend.h"
+#include "runtime/gpu_issuer.h"
+#include "runtime/gpu_lanes.h"
 #include "runtime/gpu_links.h"
+#include "runtime/gpu_run.h"
 #include "tests/emulated_gpu.h"
 
 namespace contraflow {
@@ -69,6 +76,38 @@ class NamedLinks : public GpuLinks {
 
  private:
   void Meet(std::string_view what, std::span<const Participant> participants);
+};
+
+/// An issuer over named backends and links, and all that it needs.
+struct Issue {
+  Issue(const Plan& plan, const std::vector<Device>& devices, const GpuRunOptions& options,
+        uint64_t seed = 1, std::function<void()> waiting = {})
+      : gpu(EmulatedGpuOptions{.seed = seed, .log = &log}) {
+    gpu.Partition(static_cast<int>(devices.size()), 8);
+    std::vector<IssuedDevice> issued;
+    for (const Device& device : devices) {
+      lanes.push_back(
+          std::make_unique<GpuLanes>(plan, device, gpu, static_cast<int>(issued.size()), 8));
+      backends.push_back(std::make_unique<NamedBackend>(plan, device, &executed));
+      issued.push_back({device, backends.back().get(), lanes.back().get()});
+    }
+    issuer = std::make_unique<GpuIssuer>(plan, issued, gpu, links, options, std::move(waiting));
+  }
+
+  /// Issues one step, and forgets what was before it.
+  void Step(int step) {
+    log.clear();
+    executed.clear();
+    issuer->Step(step);
+  }
+
+  std::vector<GpuCall> log;
+  Executed executed;
+  EmulatedGpu gpu;
+  NamedLinks links;
+  std::vector<std::unique_ptr<GpuLanes>> lanes;
+  std::vector<std::unique_ptr<NamedBackend>> backends;
+  std::unique_ptr<GpuIssuer> issuer;
 };
 
 /// Reads the log of one step that was issued for all devices of the plan over such backends and

@@ -56,7 +56,7 @@ std::set<std::vector<int>> Orders(Program program) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("emulated GPU: nothing runs before somebody waits; then streams run in their order") {
+  TEST_CASE("emulated GPU: nothing runs before somebody waits and then streams run in their order") {
     CHECK(Orders([](Machine& machine) {
             machine.Work(0, 1);
             machine.Work(0, 2);
@@ -66,7 +66,7 @@ TEST_SUITE("unit") {
           }) == std::set<std::vector<int>>{{1, 2, 3}, {1, 3, 2}, {3, 1, 2}});
   }
 
-  TEST_CASE("emulated GPU: a wait orders; a wait that is missing shows") {
+  TEST_CASE("emulated GPU: a wait orders and a wait that is missing shows") {
     const auto program = [](bool wait) {
       return [wait](Machine& machine) {
         machine.Work(0, 1);

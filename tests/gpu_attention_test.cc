@@ -192,7 +192,7 @@ TEST_SUITE("kernel") {
     }
   }
 
-  TEST_CASE("attention: tokens know nothing of later ones, nor of other sequences") {
+  TEST_CASE("attention: tokens know nothing of later ones nor of other sequences") {
     const AttentionShape longer{2, 140, 2, 32}, shorter{1, 75, 2, 32};
     const std::vector<Bf16> qkv = RandomBf16(Rows(longer) * 3 * Width(longer), 3);
     const std::vector<Bf16> dout = RandomBf16(Rows(longer) * Width(longer), 4);

@@ -101,7 +101,7 @@ TEST_SUITE("kernel") {
     }
   }
 
-  TEST_CASE("rmsnorm: a row of zeros, and one that is large") {
+  TEST_CASE("rmsnorm: a row of zeros and one that is large") {
     const Shape shape = {2, 16};
     std::vector<Bf16> x(32, gpu::ToBf16(0));
     std::fill(x.begin() + 16, x.end(), gpu::ToBf16(-1e15f));

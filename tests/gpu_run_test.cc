@@ -174,7 +174,7 @@ TEST_SUITE("kernel") {
     CheckAgainstReferences({"dualpipe", 2, 4}, SmallModel(2, 2), kEager, 7, 1);
   }
 
-  TEST_CASE("GPU run: the same bits in any order of the streams, with a graph and without") {
+  TEST_CASE("GPU run: the same bits in any order of the streams with a graph and without") {
     const Model model = SmallModel(1, 2);
     const Plan group = PlanOf({"zb-1p", 2, 2, 1, 2}, model);
     const Outcome first = Train(group, model, {.turn = Turn::kFirst}, kEager, 2);

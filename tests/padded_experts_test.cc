@@ -11,7 +11,7 @@ namespace {
 using gpu::Bf16;
 
 TEST_SUITE("kernel") {
-  TEST_CASE("padded experts: as the grouped kernel, by batched products") {
+  TEST_CASE("padded experts: as the grouped kernel by batched products") {
     const int experts = 3, each = Emulated() ? 70 : 640, width = 88, inner = 56;
     const int rows = experts * each;
     const gpu::ExpertsSizes sizes = {experts, width, inner, rows};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "runtime/fault_report.h"
 
 namespace contraflow {
 namespace {
@@ -106,7 +107,8 @@ void NcclComms::Await(const std::function<bool()>& done, const std::string& what
   while (!done()) {
     if (aborted_) throw Aborted();
     if (Clock::now() > deadline) {
-      throw Error("NCCL: waited " + std::to_string(options_.timeout.count() / 1000) + " s for " +
+      throw Error("NCCL: waited " +
+                  SecondsText(std::chrono::duration<double>(options_.timeout).count()) + " for " +
                   what +
                   "; look for a process that failed or hangs, for a firewall between the machines, "
                   "and whether NCCL_SOCKET_IFNAME names a network that they share");

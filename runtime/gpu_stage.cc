@@ -89,7 +89,8 @@ void GpuStage::AttentionForward(int layer, const int32_t* tokens, int32_t* dropp
   gpu::RouterForward(stream, n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
   gpu::SortByExpert(stream, v.expert, n.tokens, n.experts, n.top_k, n.capacity, at.work, v.sent,
                     v.token_of, v.row_of, dropped);
-  gpu::GatherTokens(stream, v.expert_xn, v.token_of, n.sent_rows, n.width, v.dispatched);
+  gpu::SpreadTokens(stream, v.expert_xn, v.row_of, v.token_of, n.tokens, n.sent_rows, n.top_k,
+                    n.width, v.dispatched);
 }
 
 void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const {

@@ -181,7 +181,8 @@ void MeasureLayers(GpuBench* bench) {
                              " d=" + std::to_string(width) + " n=" + std::to_string(layer.inner) +
                              " E=" + std::to_string(layer.experts) + " K=" + std::to_string(top_k);
     bench->Rate(name + " F", product, layer.forward_target, [&] {
-      gpu::GatherTokens(stream, o.x, o.token_of, o.sizes.most_rows, width, o.rows);
+      gpu::SpreadTokens(stream, o.x, o.row_of, o.token_of, tokens, o.sizes.most_rows, top_k, width,
+                        o.rows);
       gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
                           o.out);
       gpu::CombineForward(stream, o.x, o.out, o.row_of, o.weight, tokens, top_k, width, o.y);

@@ -46,9 +46,13 @@ void MeasureRouting(GpuBench* bench) {
   Bf16* sorted = bench->Random(int64_t{rows} * n.width);
   Bf16* other = bench->Random(int64_t{rows} * n.width);
   Bf16* y = bench->Take<Bf16>(int64_t{n.tokens} * n.width);
-  // Every row is written once, and every token read once: later readings come from the cache.
+  // Every row is written once, and every token read once: where it is read again, that comes from
+  // the cache.
   const double row_bytes = 2.0 * rows * n.width, token_bytes = 2.0 * n.tokens * n.width;
-  bench->Bandwidth("permute to experts", row_bytes + token_bytes, kPermuteShare,
+  bench->Bandwidth("permute to experts", row_bytes + token_bytes, kPermuteShare, [=] {
+    gpu::SpreadTokens(stream, x, row_of, token_of, n.tokens, rows, n.top_k, n.width, sorted);
+  });
+  bench->Bandwidth("permute to experts, row by row", row_bytes + token_bytes, 0,
                    [=] { gpu::GatherTokens(stream, x, token_of, rows, n.width, sorted); });
   bench->Bandwidth("permute B", row_bytes + token_bytes, kPermuteShare, [=] {
     gpu::GatherTokensBackwardInput(stream, sorted, row_of, n.tokens, n.top_k, n.width, y);

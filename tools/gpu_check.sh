@@ -54,7 +54,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 
 part configure 60 cmake --preset cuda || exit 1
 part build 300 cmake --build "$build" -j "$(nproc)" \
-  --target contraflow contraflow-run contraflow_gpu_test bench_gpu || exit 1
+  --target contraflow contraflow-run contraflow-run-cuda contraflow_gpu_test bench_gpu || exit 1
 tool=$build/tools
 kernel_tests=$build/tests/contraflow_gpu_test
 
@@ -92,8 +92,8 @@ part gradients 60 gradients
 if command -v compute-sanitizer >/dev/null; then
   sanitize() { # TOOL
     plan dualpipe 2 1 small || return
-    compute-sanitizer --tool "$1" --error-exitcode 9 "$tool/contraflow-run" "$logs/small.json" \
-      --device cuda --model default --steps 1 --no-graph
+    compute-sanitizer --tool "$1" --error-exitcode 9 "$tool/contraflow-run-cuda" \
+      "$logs/small.json" --device cuda --steps 1 --no-graph
   }
   export -f sanitize
   for check in memcheck racecheck synccheck; do

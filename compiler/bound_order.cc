@@ -1,0 +1,270 @@
+// Order of micro-batches. Number the forwards of one stage in the order in which its rank runs
+// them, whatever their micro-batches, and likewise its backwards and its rests. What holds between
+// one micro-batch's forwards of two stages holds between the k-th of the one and the k-th of the
+// other: of k micro-batches that have come through a stage, k have come through the one before it.
+// With the shortest f, b and rest of every stage,
+//
+//     F of s + 1, k   starts no earlier than   F of s, k   + f + hop       (likewise B upwards)
+//     B of the last, k                         F of the last, k + f
+//     W of s, k                                B of s, k   + b
+//     F of s, k + 1                            F of s, k   + f             (likewise B, W)
+//
+// A memory limit adds precedences on each rank. Let n = limit / activation and s0, s1, .. be the
+// stages of one route on the rank, in order.
+//
+//  * When the k-th forward of s_j starts, k micro-batches have had their forwards of s_0 .. s_j,
+//  and
+//    at most k - 1 their backward of any of these, for that comes after their forward of s_j. If
+//    beta_i backwards of s_i have ended, sum over i <= j of (k - beta_i) activations are held, each
+//    k - beta_i >= 1: no more than n together, so k - beta_i <= n - j, and
+//    B of s_i, k - (n - j) ends before F of s_j, k starts. The latest of these is i = 0.
+//  * Between the end of its B and of its W a chunk holds a stash. So with omega_i rests ended
+//    sum of stash (k - omega_i) + (activation - stash) (k - beta_i) <= limit, and with
+//    k - beta_i >= 1: k - omega_i <= (limit - (j + 1) (activation - stash)) / stash - j.
+//  * No deadlock. Let p micro-batches have started their forward of s_j and not that of s_(j+1).
+//    All p hold j + 1 activations until they have been to s_(j+1) and back, and the next forward of
+//    s_(j+1) takes one more: p (j + 1) + 1 <= n. So
+//    F of s_(j+1), k - (n - 1) / (j + 1) ends before F of s_j, k starts.
+//
+// The longest path to an operation is its head, the longest path from its end its tail, and for
+// every set of operations of a rank makespan >= least head + durations + least tail; the largest is
+// that of Jackson's preemptive schedule. Where micro-batches differ, what their work is more than
+// the shortest is one job more, anywhere between the rank's first head and the end. Pairs as in
+// bound_chunk.cc, and no path counts a rest that could be part of one.
+//
+// Links. With a bandwidth the messages of a directed edge go one at a time, the k-th no earlier
+// than its k-th producer ends, and its k-th consumer follows: an edge is one more lane.
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "compiler/bound_queue.h"
+#include "compiler/bound_work.h"
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+/// `from` of a stage, k - shift, ends before F of another stage, k, starts.
+struct Precedence {
+  enum class From : uint8_t { kForward, kBackward, kRest };
+  From from;
+  size_t from_stage, to_stage;
+  size_t shift;
+  Time delay;  ///< from the start of the one to the start of the other
+};
+
+/// Longest paths of one route: `head` to the start of an operation, `left` from its start to the
+/// end of the step; by stage, and within it by position.
+class Order {
+ public:
+  Order(const BoundInput& input, const RouteWork& route)
+      : input_(input), route_(route), size_(route.count), before_(route.stages()) {
+    if (input.memory) AddPrecedences();
+    const size_t all = route.stages() * size_;
+    for (auto* times : {&f_head, &b_head, &w_head, &f_left, &b_left, &w_left}) {
+      times->assign(all, 0);
+    }
+    FindHeads();
+    FindTails();
+  }
+
+  std::vector<Time> f_head, b_head, w_head, f_left, b_left, w_left;
+
+  const RouteWork& route() const { return route_; }
+  size_t size() const { return size_; }
+  size_t At(size_t s, size_t k) const { return s * size_ + k; }
+  /// The part of a rest that its way to what follows takes.
+  Time RestOf(size_t s) const { return input_.pairs ? 0 : route_.least[s].rest; }
+
+ private:
+  void AddPrecedences() {
+    std::map<int, std::vector<size_t>> stages;  // by rank
+    for (size_t s = 0; s < route_.stages(); ++s) stages[route_.ranks[s]].push_back(s);
+    for (const auto& [rank, list] : stages) {
+      for (size_t j = 0; j < list.size(); ++j) AddPrecedencesOf(list, j);
+    }
+  }
+
+  void AddPrecedencesOf(const std::vector<size_t>& stages, size_t j) {
+    using From = Precedence::From;
+    const BoundMemory& memory = *input_.memory;
+    const auto nested = static_cast<int64_t>(j);
+    const auto least = [this](size_t s) { return route_.least[s]; };
+    Add(From::kBackward, stages[0], stages[j], memory.slots() - nested, least(stages[0]).b);
+    if (memory.stash > 0) {
+      const int64_t kept = (nested + 1) * (memory.activation - memory.stash);
+      const int64_t shift = (memory.limit - kept) / memory.stash - nested;
+      Add(From::kRest, stages[0], stages[j], shift, RestOf(stages[0]));
+      if (j > 0) Add(From::kRest, stages[j], stages[j], shift, RestOf(stages[j]));
+    }
+    if (j + 1 < stages.size()) {
+      const int64_t shift = (memory.slots() - 1) / (nested + 1);
+      Add(From::kForward, stages[j + 1], stages[j], shift, least(stages[j + 1]).f);
+    }
+  }
+
+  void Add(Precedence::From from, size_t from_stage, size_t to_stage, int64_t shift, Time delay) {
+    CF_ASSERT(shift >= 1);
+    if (static_cast<size_t>(shift) >= size_) return;
+    before_[to_stage].push_back({from, from_stage, to_stage, static_cast<size_t>(shift), delay});
+    precedences_.push_back(before_[to_stage].back());
+  }
+
+  std::vector<Time>& HeadsOf(Precedence::From from) {
+    if (from == Precedence::From::kForward) return f_head;
+    return from == Precedence::From::kBackward ? b_head : w_head;
+  }
+
+  void FindHeads() {
+    const size_t stages = route_.stages();
+    for (size_t k = 0; k < size_; ++k) {
+      const auto behind = [&](const std::vector<Time>& head, size_t s, Time duration) {
+        return k == 0 ? 0 : head[At(s, k - 1)] + duration;
+      };
+      for (size_t s = 0; s < stages; ++s) {
+        Time head = behind(f_head, s, route_.least[s].f);
+        if (s > 0) {
+          head = std::max(head, f_head[At(s - 1, k)] + route_.least[s - 1].f + route_.hop[s]);
+        }
+        for (const Precedence& p : before_[s]) {
+          if (k < p.shift) continue;
+          head = std::max(head, HeadsOf(p.from)[At(p.from_stage, k - p.shift)] + p.delay);
+        }
+        f_head[At(s, k)] = head;
+      }
+      for (size_t s = stages; s-- > 0;) {
+        const ChunkWork& least = route_.least[s];
+        const Time ready = s + 1 == stages
+                               ? f_head[At(s, k)] + least.f
+                               : b_head[At(s + 1, k)] + route_.least[s + 1].b + route_.hop[s + 1];
+        b_head[At(s, k)] = std::max(ready, behind(b_head, s, least.b));
+        w_head[At(s, k)] = std::max(b_head[At(s, k)] + least.b, behind(w_head, s, RestOf(s)));
+      }
+    }
+  }
+
+  void FindTails() {
+    const size_t stages = route_.stages();
+    for (size_t k = size_; k-- > 0;) {
+      // What a later position asks of this one is final when this one is visited: shifts are >= 1.
+      const auto ahead = [&](const std::vector<Time>& left, size_t s) {
+        return k + 1 == size_ ? 0 : left[At(s, k + 1)];
+      };
+      for (const Precedence& p : precedences_) {
+        if (k + p.shift >= size_) continue;
+        const Time left = p.delay + f_left[At(p.to_stage, k + p.shift)];
+        Time& own = LeftOf(p.from)[At(p.from_stage, k)];
+        own = std::max(own, left);
+      }
+      for (size_t s = 0; s < stages; ++s) {
+        const ChunkWork& least = route_.least[s];
+        Time& w = w_left[At(s, k)];
+        w = std::max(w, RestOf(s) + ahead(w_left, s));
+        Time& b = b_left[At(s, k)];
+        Time after = std::max({input_.RestOnPath(route_, s, least), w, ahead(b_left, s)});
+        if (s > 0) after = std::max(after, route_.hop[s] + b_left[At(s - 1, k)]);
+        b = std::max(b, least.b + after);
+      }
+      for (size_t s = stages; s-- > 0;) {
+        Time& f = f_left[At(s, k)];
+        const Time next =
+            s + 1 == stages ? b_left[At(s, k)] : route_.hop[s + 1] + f_left[At(s + 1, k)];
+        f = std::max(f, route_.least[s].f + std::max(next, ahead(f_left, s)));
+      }
+    }
+  }
+
+  std::vector<Time>& LeftOf(Precedence::From from) {
+    if (from == Precedence::From::kForward) return f_left;
+    return from == Precedence::From::kBackward ? b_left : w_left;
+  }
+
+  const BoundInput& input_;
+  const RouteWork& route_;
+  const size_t size_;
+  std::vector<Precedence> precedences_;
+  std::vector<std::vector<Precedence>> before_;  // by the stage whose forward comes after
+};
+
+/// What one rank or link has to do.
+struct LaneJobs {
+  std::vector<JobQueue> queues;
+  Time head = std::numeric_limits<Time>::max();
+  Time more = 0;  ///< work beyond that of the queues
+};
+
+void AddStage(const BoundInput& input, const Order& order, size_t s, LaneJobs* lane) {
+  const RouteWork& route = order.route();
+  const ChunkWork& least = route.least[s];
+  const Time saving = route.most[s].saving;
+  const Time off_rest = std::min(least.rest, saving), off_b = std::min(least.b, saving - off_rest);
+  const size_t at = order.At(s, 0);
+  const auto add = [&](const std::vector<Time>& head, Time head_plus, const std::vector<Time>& left,
+                       Time path, Time duration) {
+    lane->queues.push_back(
+        {head.data() + at, left.data() + at, head_plus, -path, duration, order.size()});
+    lane->more -= duration * static_cast<Time>(order.size());
+  };
+  add(order.f_head, 0, order.f_left, least.f, least.f);
+  add(order.b_head, 0, order.b_left, least.b, least.b - off_b);
+  add(input.pairs ? order.b_head : order.w_head, 0, order.w_left, order.RestOf(s),
+      least.rest - off_rest);
+  lane->head = std::min(lane->head, order.f_head[at]);
+  for (size_t k = 0; k < order.size(); ++k) lane->more += route.At(s, k).work();
+}
+
+void AddMessages(const BoundInput& input, const Order& order, size_t s,
+                 std::map<std::pair<int, int>, LaneJobs>* links) {
+  const RouteWork& route = order.route();
+  const int upper = route.ranks[s - 1], lower = route.ranks[s];
+  if (upper == lower) return;
+  const size_t from = order.At(s - 1, 0), to = order.At(s, 0);
+  (*links)[{upper, lower}].queues.push_back({order.f_head.data() + from, order.f_left.data() + to,
+                                             route.least[s - 1].f, input.latency, input.occupancy,
+                                             order.size()});
+  (*links)[{lower, upper}].queues.push_back({order.b_head.data() + to, order.b_left.data() + from,
+                                             route.least[s].b, input.latency, input.occupancy,
+                                             order.size()});
+}
+
+void RaiseByLane(const LaneJobs& lane, Bound bound, Bound* best) {
+  const QueueBound proof = ScheduleQueues(lane.queues);
+  bound.value = proof.makespan;
+  if (bound.value <= best->value) return;
+  const auto [head, work, tail] = ReasonOf(lane.queues, proof);
+  bound.head = head;
+  bound.work = work;
+  bound.tail = tail;
+  Raise(best, bound);
+}
+
+}  // namespace
+
+void RaiseByOrder(const BoundInput& input, Bound* best) {
+  std::vector<Order> orders;
+  orders.reserve(input.routes.size());
+  for (const RouteWork& route : input.routes) orders.emplace_back(input, route);
+  std::vector<LaneJobs> ranks(static_cast<size_t>(input.ranks));
+  std::map<std::pair<int, int>, LaneJobs> links;
+  for (const Order& order : orders) {
+    for (size_t s = 0; s < order.route().stages(); ++s) {
+      AddStage(input, order, s, &ranks[static_cast<size_t>(order.route().ranks[s])]);
+      if (s > 0 && input.exclusive) AddMessages(input, order, s, &links);
+    }
+  }
+  for (int r = 0; r < input.ranks; ++r) {
+    LaneJobs& lane = ranks[static_cast<size_t>(r)];
+    if (lane.queues.empty()) continue;
+    const Time none = 0;
+    if (lane.more > 0) lane.queues.push_back({&lane.head, &none, 0, 0, lane.more, 1});
+    RaiseByLane(lane, {.kind = BoundKind::kOrder, .rank = r}, best);
+  }
+  for (const auto& [edge, lane] : links) {
+    RaiseByLane(lane, {.kind = BoundKind::kLink, .rank = edge.first, .peer = edge.second}, best);
+  }
+}
+
+}  // namespace contraflow

@@ -1,0 +1,134 @@
+#include "compiler/bound_work.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "compiler/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kNever = std::numeric_limits<Time>::max();
+
+ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m) {
+  const auto duration = [&](Op op) { return costs.Duration(Chunk(op, stage, m)); };
+  const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);
+  const StageCost& cost = costs.stage(stage);
+  Time saving = 0;
+  if (cost.fb < cost.f + cost.bw) {
+    // What Duration takes off, which is less where its longest chain decides. Parts and saving are
+    // rounded one by one, which is worth up to two ticks.
+    saving = f + bw - costs.Duration(Pair(stage, m, stage, m));
+    if (!costs.microbatch_scale.empty()) saving += 2;
+  }
+  const Time full = std::min(bw, b + duration(Op::W));
+  return {f, b, full - b, std::max<Time>(0, std::min(saving, full))};
+}
+
+template <typename Choose>
+ChunkWork FieldByField(const ChunkWork& x, const ChunkWork& y, Choose choose) {
+  return {choose(x.f, y.f), choose(x.b, y.b), choose(x.rest, y.rest), choose(x.saving, y.saving)};
+}
+
+RouteWork WorkOfRoute(const Route& route, const CostModel& costs) {
+  RouteWork work;
+  work.ranks = route.ranks;
+  work.count = route.microbatches.size();
+  work.alike = costs.microbatch_scale.empty();
+  const Time hop = costs.comm.latency + costs.comm.occupancy;
+  for (size_t s = 0; s < work.stages(); ++s) {
+    work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
+    for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
+      const ChunkWork chunk = WorkOfChunk(costs, static_cast<int>(s), route.microbatches[k]);
+      work.chunks.push_back(chunk);
+      if (k == 0) work.least.push_back(chunk);
+      if (k == 0) work.most.push_back(chunk);
+      const auto less = [](Time x, Time y) { return std::min(x, y); };
+      const auto more = [](Time x, Time y) { return std::max(x, y); };
+      work.least.back() = FieldByField(work.least.back(), chunk, less);
+      work.most.back() = FieldByField(work.most.back(), chunk, more);
+    }
+  }
+  return work;
+}
+
+BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
+  if (!costs.memory || costs.memory->activation_bytes == 0) return {1, 1, limit};
+  return {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
+}
+
+/// A micro-batch is on all of a rank's stages of its route when the last of them runs.
+void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan) {
+  for (const Route& route : plan.routes) {
+    if (route.microbatches.empty()) continue;
+    std::vector<int64_t> stages(static_cast<size_t>(plan.ranks), 0);
+    for (const int rank : route.ranks) {
+      if (++stages[static_cast<size_t>(rank)] <= memory.slots()) continue;
+      const int64_t held =
+          std::count(route.ranks.begin(), route.ranks.end(), rank) * memory.activation;
+      throw Error("no schedule fits a memory limit of " + std::to_string(memory.limit) + ": rank " +
+                  std::to_string(rank) + " holds at least " + std::to_string(held) +
+                  " (one micro-batch on all of its stages); raise the limit");
+    }
+  }
+}
+
+std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& route,
+                                  const auto& chunk) {
+  const size_t stages = route.stages();
+  std::vector<ChunkTimes> times(stages);
+  for (size_t s = 1; s < stages; ++s) {
+    times[s].head = times[s - 1].head + chunk(s - 1).f + route.hop[s];
+    const Time rest = input.RestOnPath(route, s - 1, chunk(s - 1));
+    times[s].tail = route.hop[s] + chunk(s - 1).b + std::max(rest, times[s - 1].tail);
+  }
+  for (size_t s = stages; s-- > 1;) {
+    times[s - 1].lag = times[s].lag + chunk(s).f + chunk(s).b + 2 * route.hop[s];
+  }
+  return times;
+}
+
+}  // namespace
+
+Time BoundInput::RestOnPath(const RouteWork& route, size_t s, const ChunkWork& chunk) const {
+  if (!pairs) return chunk.rest;
+  return std::min(chunk.rest, least_backward[static_cast<size_t>(route.ranks[s])]);
+}
+
+std::vector<ChunkTimes> TimesOf(const BoundInput& input, const RouteWork& route, size_t k) {
+  return TimesWith(input, route, [&](size_t s) { return route.At(s, k); });
+}
+
+std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& route) {
+  return TimesWith(input, route, [&](size_t s) { return route.least[s]; });
+}
+
+BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
+                          std::optional<int64_t> memory_limit) {
+  BoundInput input;
+  input.ranks = plan.ranks;
+  input.latency = costs.comm.latency;
+  input.occupancy = costs.comm.occupancy;
+  input.exclusive = costs.comm.exclusive();
+  if (memory_limit) {
+    input.memory = MemoryOfCosts(costs, *memory_limit);
+    CheckMemoryLimit(*input.memory, plan);
+  }
+  input.least_backward.assign(static_cast<size_t>(plan.ranks), kNever);
+  for (const Route& route : plan.routes) {
+    if (route.microbatches.empty()) continue;
+    input.routes.push_back(WorkOfRoute(route, costs));
+    const RouteWork& work = input.routes.back();
+    for (size_t s = 0; s < work.stages(); ++s) {
+      Time& least = input.least_backward[static_cast<size_t>(work.ranks[s])];
+      for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
+        least = std::min(least, work.At(s, k).b + work.At(s, k).rest);
+      }
+      input.pairs = input.pairs || work.most[s].saving > 0;
+    }
+  }
+  return input;
+}
+
+}  // namespace contraflow

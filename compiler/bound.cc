@@ -21,6 +21,8 @@ std::string_view Name(BoundKind kind) {
       return "order of micro-batches";
     case BoundKind::kTwoWindows:
       return "two windows";
+    case BoundKind::kPairs:
+      return "pairs";
     case BoundKind::kMemoryArea:
       return "memory x time";
     case BoundKind::kLink:
@@ -47,6 +49,7 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   const BoundInput input = MakeBoundInput(plan, costs, memory_limit);
   RaiseByChunks(input, &best);
   RaiseByWindows(input, &best);
+  RaiseByRankWindows(input, &best);
   RaiseByArea(input, &best);
   RaiseByOrder(input, &best);
   return best;

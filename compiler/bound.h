@@ -14,7 +14,9 @@ enum class BoundKind : uint8_t {
   kCriticalPath,  ///< one micro-batch through all stages and back (bound_chunk.cc)
   kBusyRank,      ///< the work of a rank, what precedes it and what follows it (bound_chunk.cc)
   kOrder,         ///< the same, for micro-batches one behind the other (bound_order.cc)
-  kTwoWindows,    ///< a rank's waits for its first and its last backward (bound_window.cc)
+  kTwoWindows,    ///< a rank's waits for its first and its last backward (bound_window.cc,
+                  ///< bound_rank_window.cc)
+  kPairs,         ///< the windows of a rank in which no pair can run (bound_rank_window.cc)
   kMemoryArea,    ///< memory x time (bound_area.cc)
   kLink,          ///< messages of one directed edge, one at a time (bound_order.cc)
   kLane,          ///< the components of one lane of a rank (bound_component.cc)

@@ -21,6 +21,11 @@
 //  * Between the end of its B and of its W a chunk holds a stash. So with omega_i rests ended
 //    sum of stash (k - omega_i) + (activation - stash) (k - beta_i) <= limit, and with
 //    k - beta_i >= 1: k - omega_i <= (limit - (j + 1) (activation - stash)) / stash - j.
+//  * Together. The first of these, read as a sum: over i <= j at least (j + 1) k - n backwards have
+//    ended, and at most k - 1 of each s_i. Of these (j + 1) (k - 1) all but n - j - 1 come before
+//    F of s_j, k: it starts no earlier than the (n - j)-th latest of them ends. Likewise rests. And
+//    read from the end of B of s_j: the (n - j)-th earliest of the forwards of s_0 .. s_j with
+//    numbers above k starts after it.
 //  * No deadlock. Let p micro-batches have started their forward of s_j and not that of s_(j+1).
 //    All p hold j + 1 activations until they have been to s_(j+1) and back, and the next forward of
 //    s_(j+1) takes one more: p (j + 1) + 1 <= n. So
@@ -36,6 +41,7 @@
 // than its k-th producer ends, and its k-th consumer follows: an edge is one more lane.
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <utility>
@@ -56,12 +62,28 @@ struct Precedence {
   Time delay;  ///< from the start of the one to the start of the other
 };
 
+/// Before F of stages[j] of one rank, and after its B, come all but so many of what the first j + 1
+/// stages have done before, or have to do after.
+struct Together {
+  std::vector<size_t> stages;  ///< the first j + 1
+  size_t backwards = 0;        ///< that need not have ended, and forwards that need not come after
+  size_t rests = 0;            ///< that need not have ended; without a stash none need
+};
+
+/// Looking at more of the latest than this would no longer be linear in chunks; the bound is none
+/// the less valid without.
+constexpr size_t kMostTogether = 64;
+
 /// Longest paths of one route: `head` to the start of an operation, `left` from its start to the
 /// end of the step; by stage, and within it by position.
 class Order {
  public:
   Order(const BoundInput& input, const RouteWork& route)
-      : input_(input), route_(route), size_(route.count), before_(route.stages()) {
+      : input_(input),
+        route_(route),
+        size_(route.count),
+        before_(route.stages()),
+        together_(route.stages()) {
     if (input.memory) AddPrecedences();
     const size_t all = route.stages() * size_;
     for (auto* times : {&f_head, &b_head, &w_head, &f_left, &b_left, &w_left}) {
@@ -100,6 +122,7 @@ class Order {
       Add(From::kRest, stages[0], stages[j], shift, RestOf(stages[0]));
       if (j > 0) Add(From::kRest, stages[j], stages[j], shift, RestOf(stages[j]));
     }
+    if (j > 0) AddTogether({stages.begin(), stages.begin() + static_cast<ptrdiff_t>(j) + 1});
     if (j + 1 < stages.size()) {
       const int64_t shift = (memory.slots() - 1) / (nested + 1);
       Add(From::kForward, stages[j + 1], stages[j], shift, least(stages[j + 1]).f);
@@ -111,6 +134,72 @@ class Order {
     if (static_cast<size_t>(shift) >= size_) return;
     before_[to_stage].push_back({from, from_stage, to_stage, static_cast<size_t>(shift), delay});
     precedences_.push_back(before_[to_stage].back());
+  }
+
+  void AddTogether(const std::vector<size_t>& stages) {
+    const BoundMemory& memory = *input_.memory;
+    const auto all = static_cast<int64_t>(stages.size());
+    Together together = {stages, static_cast<size_t>(memory.slots() - all), SIZE_MAX};
+    if (memory.stash > 0) {
+      const int64_t kept = all * (memory.activation - memory.stash);
+      together.rests = static_cast<size_t>((memory.limit - kept) / memory.stash - all);
+    }
+    together_[stages.back()] = together;
+  }
+
+  /// The largest of `times` (each with its stage's `plus`) at numbers below k, but for the `spared`
+  /// largest: of a few ascending lists, from their ends. 0 where there are none.
+  template <typename Plus>
+  Time Latest(const std::vector<size_t>& stages, const std::vector<Time>& times, Plus plus,
+              size_t k, size_t spared) const {
+    if (spared > kMostTogether || spared >= k * stages.size()) return 0;
+    std::vector<size_t>& next = latest_;  // how many of each list are left
+    next.assign(stages.size(), k);
+    for (;; --spared) {
+      size_t best = stages.size();
+      Time largest = -1;
+      for (size_t i = 0; i < stages.size(); ++i) {
+        if (next[i] == 0) continue;
+        const Time time = times[At(stages[i], next[i] - 1)] + plus(stages[i]);
+        if (time <= largest) continue;
+        largest = time;
+        best = i;
+      }
+      if (spared == 0) return largest;
+      --next[best];
+    }
+  }
+
+  /// When enough of what precedes F of s, k together has ended.
+  Time HeadTogether(size_t s, size_t k) const {
+    const Together& together = together_[s];
+    if (together.stages.empty()) return 0;
+    const auto b = [this](size_t stage) { return route_.least[stage].b; };
+    const auto rest = [this](size_t stage) { return RestOf(stage); };
+    return std::max(Latest(together.stages, b_head, b, k, together.backwards),
+                    Latest(together.stages, w_head, rest, k, together.rests));
+  }
+
+  /// What follows the end of B of s, k by the forwards that come after it together.
+  Time LeftTogether(size_t s, size_t k) const {
+    const Together& together = together_[s];
+    const size_t spared = together.backwards, stages = together.stages.size();
+    if (stages == 0 || spared > kMostTogether || spared >= (size_ - k - 1) * stages) return 0;
+    std::vector<size_t>& next = latest_;  // of each list, whose latest are the last
+    next.assign(stages, k + 1);
+    for (size_t left = spared;; --left) {
+      size_t best = stages;
+      Time largest = -1;
+      for (size_t i = 0; i < stages; ++i) {
+        if (next[i] == size_) continue;
+        const Time time = f_left[At(together.stages[i], next[i])];
+        if (time <= largest) continue;
+        largest = time;
+        best = i;
+      }
+      if (left == 0) return largest;
+      ++next[best];
+    }
   }
 
   std::vector<Time>& HeadsOf(Precedence::From from) {
@@ -133,7 +222,7 @@ class Order {
           if (k < p.shift) continue;
           head = std::max(head, HeadsOf(p.from)[At(p.from_stage, k - p.shift)] + p.delay);
         }
-        f_head[At(s, k)] = head;
+        f_head[At(s, k)] = std::max(head, HeadTogether(s, k));
       }
       for (size_t s = stages; s-- > 0;) {
         const ChunkWork& least = route_.least[s];
@@ -166,6 +255,7 @@ class Order {
         Time& b = b_left[At(s, k)];
         Time after = std::max({input_.RestOnPath(route_, s, least), w, ahead(b_left, s)});
         if (s > 0) after = std::max(after, route_.hop[s] + b_left[At(s - 1, k)]);
+        after = std::max(after, LeftTogether(s, k));
         b = std::max(b, least.b + after);
       }
       for (size_t s = stages; s-- > 0;) {
@@ -187,6 +277,8 @@ class Order {
   const size_t size_;
   std::vector<Precedence> precedences_;
   std::vector<std::vector<Precedence>> before_;  // by the stage whose forward comes after
+  std::vector<Together> together_;               // by the stage whose forward comes after
+  mutable std::vector<size_t> latest_;           // of Latest and LeftTogether, to allocate once
 };
 
 /// What one rank or link has to do.

@@ -85,6 +85,7 @@ void Raise(Bound* best, const Bound& bound);
 void RaiseByChunks(const BoundInput& input, Bound* best);
 void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);
+void RaiseByRankWindows(const BoundInput& input, Bound* best);
 void RaiseByArea(const BoundInput& input, Bound* best);
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
 

@@ -9,7 +9,9 @@
 namespace contraflow {
 namespace {
 
-constexpr const Schedule* kSchedules[] = {&kGpipe, &kOneFOneB, &kZb1p, &kDualPipe, &kDualPipeV};
+constexpr const Schedule* kSchedules[] = {&kGpipe,   &kOneFOneB, &kInterleaved, &kZb1p,
+                                          &kZb2p,    &kZbV,      &kVHalf,       &kVMin,
+                                          &kChimera, &kDualPipe, &kDualPipeV};
 
 }  // namespace
 

@@ -78,7 +78,8 @@ TEST_SUITE("property") {
                    .empty()) {
             continue;
           }
-          const Model model = GroupModel(seed % 3 == 0 ? 1.0f : 0);
+          const float capacity = seed % 3 == 0 ? 1.0f : 0;
+          const Model model = GroupModel(capacity);
           const Plan plan =
               PlanFor(model, schedule->name, ranks, microbatches, ranks == 2 ? 2 : 1, level, seed);
           for (const Mutant& mutant : MakeMutants(plan, 250, seed++)) {
@@ -90,8 +91,10 @@ TEST_SUITE("property") {
             CAPTURE(mutant.name);
             CAPTURE(mutant.what);
             const std::string failure = RunStrictly(mutant.plan, model, text);
-            // The values of a device are of other sizes in a group of another size.
-            if (level == Level::kBuffer && mutant.plan.expert_parallel != plan.expert_parallel) {
+            // The values of a device are of other sizes in a group of another size, unless every
+            // expert has a fixed capacity: twice the devices, half as many experts on each.
+            if (level == Level::kBuffer && mutant.plan.expert_parallel != plan.expert_parallel &&
+                (capacity == 0 || failure != "")) {
               CHECK(failure.starts_with("this plan was compiled for another model: value "));
               continue;
             }

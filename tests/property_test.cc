@@ -119,6 +119,46 @@ TEST_SUITE("property") {
     }
   }
 
+  TEST_CASE("zb-2p keeps any limit that has room for one activation and shortens with memory") {
+    std::mt19937_64 random(11);
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const Schedule& schedule = FindSchedule("zb-2p");
+    for (int round = 0; round < 300; ++round) {
+      const int ranks = static_cast<int>(draw(1, 8)), m = static_cast<int>(draw(1, 30));
+      Spec spec = MakeSpec("zb-2p", ranks, m, RandomCosts(&random, ranks, m));
+      const int64_t each = draw(1, 50);
+      spec.costs.memory = {.activation_bytes = each, .w_stash_bytes = draw(0, each)};
+      spec.memory_limit = draw(1, 3 * each * ranks);
+      CAPTURE(ranks);
+      CAPTURE(m);
+      CAPTURE(each);
+      CAPTURE(*spec.memory_limit);
+      if (*spec.memory_limit < each) {
+        CHECK(schedule.reject(spec) == "needs room for one activation of " + std::to_string(each) +
+                                           " on a rank, --memory-limit is " +
+                                           std::to_string(*spec.memory_limit));
+        continue;
+      }
+      const Plan plan = GeneratePlan(spec);
+      CHECK(Verify(plan).empty());
+      for (const RankFigures& rank : Simulate(plan, spec.costs).ranks) {
+        CHECK(rank.peak_bytes <= std::min(*spec.memory_limit, 2 * ranks * each));
+        CHECK(rank.peak_activations <= schedule.peak_activations(spec, 0));
+      }
+    }
+    Spec spec = MakeSpec("zb-2p", 8, 32, UniformCosts(kOne, kOne, kOne));
+    Time longer = Simulate(GeneratePlan(spec), spec.costs).span;
+    for (const int64_t limit : {12, 8, 4, 2, 1}) {
+      spec.memory_limit = limit;
+      const Time span = Simulate(GeneratePlan(spec), spec.costs).span;
+      CAPTURE(limit);
+      CHECK(span > longer);
+      longer = span;
+    }
+  }
+
   TEST_CASE("costs times k give times times k and a higher cost never gives a shorter makespan") {
     std::mt19937_64 random(3);
     for (const Spec& spec : RandomSpecs(&random, 200, 6, 16)) {

@@ -9,27 +9,7 @@
 //     W of s, k                                B of s, k   + b
 //     F of s, k + 1                            F of s, k   + f             (likewise B, W)
 //
-// A memory limit adds precedences on each rank. Let n = limit / activation and s0, s1, .. be the
-// stages of one route on the rank, in order.
-//
-//  * When the k-th forward of s_j starts, k micro-batches have had their forwards of s_0 .. s_j,
-//  and
-//    at most k - 1 their backward of any of these, for that comes after their forward of s_j. If
-//    beta_i backwards of s_i have ended, sum over i <= j of (k - beta_i) activations are held, each
-//    k - beta_i >= 1: no more than n together, so k - beta_i <= n - j, and
-//    B of s_i, k - (n - j) ends before F of s_j, k starts. The latest of these is i = 0.
-//  * Between the end of its B and of its W a chunk holds a stash. So with omega_i rests ended
-//    sum of stash (k - omega_i) + (activation - stash) (k - beta_i) <= limit, and with
-//    k - beta_i >= 1: k - omega_i <= (limit - (j + 1) (activation - stash)) / stash - j.
-//  * Together. The first of these, read as a sum: over i <= j at least (j + 1) k - n backwards have
-//    ended, and at most k - 1 of each s_i. Of these (j + 1) (k - 1) all but n - j - 1 come before
-//    F of s_j, k: it starts no earlier than the (n - j)-th latest of them ends. Likewise rests. And
-//    read from the end of B of s_j: the (n - j)-th earliest of the forwards of s_0 .. s_j with
-//    numbers above k starts after it.
-//  * No deadlock. Let p micro-batches have started their forward of s_j and not that of s_(j+1).
-//    All p hold j + 1 activations until they have been to s_(j+1) and back, and the next forward of
-//    s_(j+1) takes one more: p (j + 1) + 1 <= n. So
-//    F of s_(j+1), k - (n - 1) / (j + 1) ends before F of s_j, k starts.
+// A memory limit adds more (bound_rules.cc).
 //
 // The longest path to an operation is its head, the longest path from its end its tail, and for
 // every set of operations of a rank makespan >= least head + durations + least tail; the largest is
@@ -41,34 +21,16 @@
 // than its k-th producer ends, and its k-th consumer follows: an edge is one more lane.
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <map>
 #include <utility>
 
 #include "compiler/bound_queue.h"
+#include "compiler/bound_rules.h"
 #include "compiler/bound_work.h"
-#include "compiler/error.h"
 
 namespace contraflow {
 namespace {
-
-/// `from` of a stage, k - shift, ends before F of another stage, k, starts.
-struct Precedence {
-  enum class From : uint8_t { kForward, kBackward, kRest };
-  From from;
-  size_t from_stage, to_stage;
-  size_t shift;
-  Time delay;  ///< from the start of the one to the start of the other
-};
-
-/// Before F of stages[j] of one rank, and after its B, come all but so many of what the first j + 1
-/// stages have done before, or have to do after.
-struct Together {
-  std::vector<size_t> stages;  ///< the first j + 1
-  size_t backwards = 0;        ///< that need not have ended, and forwards that need not come after
-  size_t rests = 0;            ///< that need not have ended; without a stash none need
-};
 
 /// Looking at more of the latest than this would no longer be linear in chunks; the bound is none
 /// the less valid without.
@@ -79,12 +41,7 @@ constexpr size_t kMostTogether = 64;
 class Order {
  public:
   Order(const BoundInput& input, const RouteWork& route)
-      : input_(input),
-        route_(route),
-        size_(route.count),
-        before_(route.stages()),
-        together_(route.stages()) {
-    if (input.memory) AddPrecedences();
+      : input_(input), route_(route), size_(route.count), rules_(RulesOf(input, route)) {
     const size_t all = route.stages() * size_;
     for (auto* times : {&f_head, &b_head, &w_head, &f_left, &b_left, &w_left}) {
       times->assign(all, 0);
@@ -98,55 +55,9 @@ class Order {
   const RouteWork& route() const { return route_; }
   size_t size() const { return size_; }
   size_t At(size_t s, size_t k) const { return s * size_ + k; }
-  /// The part of a rest that its way to what follows takes.
-  Time RestOf(size_t s) const { return input_.pairs ? 0 : route_.least[s].rest; }
+  Time RestOf(size_t s) const { return input_.RestOfPosition(route_, s); }
 
  private:
-  void AddPrecedences() {
-    std::map<int, std::vector<size_t>> stages;  // by rank
-    for (size_t s = 0; s < route_.stages(); ++s) stages[route_.ranks[s]].push_back(s);
-    for (const auto& [rank, list] : stages) {
-      for (size_t j = 0; j < list.size(); ++j) AddPrecedencesOf(list, j);
-    }
-  }
-
-  void AddPrecedencesOf(const std::vector<size_t>& stages, size_t j) {
-    using From = Precedence::From;
-    const BoundMemory& memory = *input_.memory;
-    const auto nested = static_cast<int64_t>(j);
-    const auto least = [this](size_t s) { return route_.least[s]; };
-    Add(From::kBackward, stages[0], stages[j], memory.slots() - nested, least(stages[0]).b);
-    if (memory.stash > 0) {
-      const int64_t kept = (nested + 1) * (memory.activation - memory.stash);
-      const int64_t shift = (memory.limit - kept) / memory.stash - nested;
-      Add(From::kRest, stages[0], stages[j], shift, RestOf(stages[0]));
-      if (j > 0) Add(From::kRest, stages[j], stages[j], shift, RestOf(stages[j]));
-    }
-    if (j > 0) AddTogether({stages.begin(), stages.begin() + static_cast<ptrdiff_t>(j) + 1});
-    if (j + 1 < stages.size()) {
-      const int64_t shift = (memory.slots() - 1) / (nested + 1);
-      Add(From::kForward, stages[j + 1], stages[j], shift, least(stages[j + 1]).f);
-    }
-  }
-
-  void Add(Precedence::From from, size_t from_stage, size_t to_stage, int64_t shift, Time delay) {
-    CF_ASSERT(shift >= 1);
-    if (static_cast<size_t>(shift) >= size_) return;
-    before_[to_stage].push_back({from, from_stage, to_stage, static_cast<size_t>(shift), delay});
-    precedences_.push_back(before_[to_stage].back());
-  }
-
-  void AddTogether(const std::vector<size_t>& stages) {
-    const BoundMemory& memory = *input_.memory;
-    const auto all = static_cast<int64_t>(stages.size());
-    Together together = {stages, static_cast<size_t>(memory.slots() - all), SIZE_MAX};
-    if (memory.stash > 0) {
-      const int64_t kept = all * (memory.activation - memory.stash);
-      together.rests = static_cast<size_t>((memory.limit - kept) / memory.stash - all);
-    }
-    together_[stages.back()] = together;
-  }
-
   /// The largest of `times` (each with its stage's `plus`) at numbers below k, but for the `spared`
   /// largest: of a few ascending lists, from their ends. 0 where there are none.
   template <typename Plus>
@@ -172,7 +83,7 @@ class Order {
 
   /// When enough of what precedes F of s, k together has ended.
   Time HeadTogether(size_t s, size_t k) const {
-    const Together& together = together_[s];
+    const Together& together = rules_.together[s];
     if (together.stages.empty()) return 0;
     const auto b = [this](size_t stage) { return route_.least[stage].b; };
     const auto rest = [this](size_t stage) { return RestOf(stage); };
@@ -182,7 +93,7 @@ class Order {
 
   /// What follows the end of B of s, k by the forwards that come after it together.
   Time LeftTogether(size_t s, size_t k) const {
-    const Together& together = together_[s];
+    const Together& together = rules_.together[s];
     const size_t spared = together.backwards, stages = together.stages.size();
     if (stages == 0 || spared > kMostTogether || spared >= (size_ - k - 1) * stages) return 0;
     std::vector<size_t>& next = latest_;  // of each list, whose latest are the last
@@ -218,7 +129,7 @@ class Order {
         if (s > 0) {
           head = std::max(head, f_head[At(s - 1, k)] + route_.least[s - 1].f + route_.hop[s]);
         }
-        for (const Precedence& p : before_[s]) {
+        for (const Precedence& p : rules_.before[s]) {
           if (k < p.shift) continue;
           head = std::max(head, HeadsOf(p.from)[At(p.from_stage, k - p.shift)] + p.delay);
         }
@@ -242,7 +153,7 @@ class Order {
       const auto ahead = [&](const std::vector<Time>& left, size_t s) {
         return k + 1 == size_ ? 0 : left[At(s, k + 1)];
       };
-      for (const Precedence& p : precedences_) {
+      for (const Precedence& p : rules_.precedences) {
         if (k + p.shift >= size_) continue;
         const Time left = p.delay + f_left[At(p.to_stage, k + p.shift)];
         Time& own = LeftOf(p.from)[At(p.from_stage, k)];
@@ -275,10 +186,8 @@ class Order {
   const BoundInput& input_;
   const RouteWork& route_;
   const size_t size_;
-  std::vector<Precedence> precedences_;
-  std::vector<std::vector<Precedence>> before_;  // by the stage whose forward comes after
-  std::vector<Together> together_;               // by the stage whose forward comes after
-  mutable std::vector<size_t> latest_;           // of Latest and LeftTogether, to allocate once
+  const MemoryRules rules_;
+  mutable std::vector<size_t> latest_;  // of Latest and LeftTogether, to allocate once
 };
 
 /// What one rank or link has to do.

@@ -59,6 +59,10 @@ struct BoundInput {
   /// What of a stage's backward follows its input gradient on the way to the end of the step, at
   /// least: the rest of its own or, had that been in a pair, a later backward.
   Time RestOnPath(const RouteWork& route, size_t s, const ChunkWork& chunk) const;
+  /// The time from the end of the k-th B of a stage to the end of the k-th rest, at least.
+  Time RestOfPosition(const RouteWork& route, size_t s) const {
+    return pairs ? 0 : route.least[s].rest;
+  }
 };
 
 /// Times of one stage and micro-batch that hold whatever the other micro-batches do.

@@ -44,7 +44,7 @@ void ValueStore::Place(const std::vector<Slot>& slots, const std::string& model)
     throw Error("this plan was compiled for another model: value " + std::string(Name(key.value)) +
                 " has " + std::to_string(bytes) + " bytes, model \"" + model + "\" needs " +
                 std::to_string(needed) + "; compile it with --model " + model +
-                ", and with the --capacity it is to run with");
+                " --device cpu, and with the --capacity it is to run with");
   };
   placed_ = true;
   arena_bytes_ = ArenaBytes(slots);

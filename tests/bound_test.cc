@@ -81,6 +81,30 @@ TEST_SUITE("property") {
     CHECK(reached > 2);
     CHECK(gap / cases < 0.3);
   }
+
+  TEST_CASE("no schedule is shorter than the bound for the memory that it holds") {
+    std::mt19937_64 random(43);
+    int cases = 0, reached = 0;
+    for (const Spec& spec : RandomSpecs(&random, 500, 9, 40)) {
+      const Plan plan = GeneratePlan(spec);
+      const Simulation simulation = Simulate(plan, spec.costs);
+      const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
+      int64_t limit = 0;
+      for (const RankFigures& rank : simulation.ranks) {
+        limit = std::max(limit, bytes ? rank.peak_bytes : rank.peak_activations);
+      }
+      CAPTURE(spec.schedule);
+      CAPTURE(spec.ranks);
+      CAPTURE(spec.microbatches);
+      const Bound bound = ProveBound(plan, spec.costs, limit);
+      CAPTURE(Name(bound.kind));
+      CHECK(bound.value <= simulation.makespan);
+      ++cases;
+      reached += bound.value == simulation.makespan;
+    }
+    MESSAGE(reached << " of " << cases << " schedules are proven optimal");
+    CHECK(reached > 0);
+  }
 }
 
 TEST_SUITE("unit") {
@@ -107,6 +131,128 @@ TEST_SUITE("unit") {
     costs = TwoCosts(2, 5, 1);
     plan = Components(MakeSpec("1f1b", 2, 100, costs));
     CHECK(LowerBound(plan, costs) == 24 + 100 * 12 * 5);
+  }
+
+  TEST_CASE("the bound at the memory of 1F1B is what ZB-1P reaches") {
+    // Zero Bubble (arXiv 2401.10241), Table 6 (milliseconds; activation and stash of a layer are
+    // 34 h + 5 a s and 32 h) and the bubble rates of ZB-1p in Table 5.
+    struct Row {
+      int ranks, microbatches;
+      double f, b, w, comm;
+      int64_t activation, stash;
+      double bubble;
+    };
+    constexpr Row kRows[] = {
+        {8, 24, 18.522, 18.086, 9.337, 0.601, 2729, 1000, .1585},
+        {8, 32, 18.513, 18.086, 9.331, 0.626, 2729, 1000, .1242},
+        {8, 64, 18.546, 18.097, 9.321, 0.762, 2729, 1000, .0674},
+        {8, 24, 29.718, 29.444, 19.927, 0.527, 2312, 1000, .1323},
+        {8, 32, 29.802, 29.428, 19.530, 0.577, 2312, 1000, .1045},
+        {8, 64, 29.935, 29.621, 19.388, 0.535, 2312, 1000, .0554},
+        {16, 48, 11.347, 11.248, 8.132, 0.377, 2312, 1000, .1397},
+        {16, 64, 11.307, 11.254, 8.101, 0.379, 2312, 1000, .1088},
+        {16, 128, 11.325, 11.308, 8.109, 0.378, 2312, 1000, .0576},
+        {32, 96, 10.419, 10.207, 7.715, 0.408, 2312, 1000, .1421},
+        {32, 128, 10.408, 10.204, 7.703, 0.408, 2312, 1000, .1106},
+        {32, 256, 10.402, 10.248, 7.698, 0.460, 2312, 1000, .0594},
+    };
+    for (const Row& row : kRows) {
+      const auto ticks = [](double time) { return ToTicks(time, Unit::kMilliseconds, "row"); };
+      CostModel costs = UniformCosts(ticks(row.f), ticks(row.b), ticks(row.w), ticks(row.comm));
+      costs.memory = MemoryCost{.activation_bytes = row.activation, .w_stash_bytes = row.stash};
+      const Plan plan = GeneratePlan(MakeSpec("1f1b", row.ranks, row.microbatches, costs));
+      const Bound bound = ProveBound(plan, costs, row.ranks * row.activation);
+      const double work = row.microbatches * (row.f + row.b + row.w);
+      const double makespan = FromTicks(bound.value, Unit::kMilliseconds);
+      CAPTURE(row.microbatches);
+      CHECK((makespan - work) / makespan == doctest::Approx(row.bubble).epsilon(0.001));
+      // More memory, more room.
+      CHECK(ProveBound(plan, costs, 2 * row.ranks * row.activation).value < bound.value);
+    }
+  }
+
+  TEST_CASE("what a bound rests on, by hand") {
+    const auto prove = [](const char* schedule, int ranks, int microbatches, const CostModel& costs,
+                          std::optional<int64_t> limit) {
+      return ProveBound(GeneratePlan(MakeSpec(schedule, ranks, microbatches, costs)), costs, limit);
+    };
+    // The last of four ranks waits for three forwards and then always has work.
+    Bound bound = prove("1f1b", 4, 8, UniformCosts(1, 1, 1), std::nullopt);
+    CHECK(Name(bound.kind) == "busy rank");
+    CHECK(bound.rank == 3);
+    CHECK(bound.head == 3);
+    CHECK(bound.work == 24);
+    CHECK(bound.value == 27);
+    // One micro-batch has nothing to overlap with.
+    bound = prove("1f1b", 4, 1, UniformCosts(1, 2, 3, 10), std::nullopt);
+    CHECK(Name(bound.kind) == "critical path");
+    CHECK(bound.value == 4 * 3 + 6 * 10 + 3);
+    // With one activation the first rank does one micro-batch after the other: forward, there and
+    // back, backward and weight gradient.
+    bound = prove("1f1b", 4, 8, UniformCosts(1, 1, 1), 1);
+    CHECK(bound.value == 8 * 9);
+    // Messages of ten fill the way down, sixteen times; then one way up to go, before and after
+    // which are a forward, and two backwards and a weight gradient.
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.comm.bandwidth = 1;
+    costs.comm.occupancy = 10;
+    bound = prove("1f1b", 2, 16, costs, std::nullopt);
+    CHECK(Name(bound.kind) == "link");
+    CHECK(bound.head == 1);
+    CHECK(bound.work == 160);
+    CHECK(bound.tail == 1 + 1 + 10 + 1 + 1);
+    CHECK((bound.rank == 0 && bound.peer == 1));
+    // Pairs save 30 each. The first backward of rank 3 cannot start before 4 more forwards have
+    // come up to it, 660, and 700 pass after its last forward: 8 forwards of 60 and 8 backwards of
+    // 100 in no pair fill both windows, and 8 savings are not made.
+    costs = UniformCosts(60, 60, 40);
+    costs.stages[0].fb = 130;
+    bound = prove("dualpipe", 8, 32, costs, std::nullopt);
+    CHECK(Name(bound.kind) == "pairs");
+    CHECK(bound.rank == 3);
+    CHECK(bound.head == 3 * 60);
+    CHECK(bound.work == 32 * 130 + 8 * 30);
+    CHECK(bound.idle == 0);
+    CHECK(bound.value == 4580);
+  }
+
+  TEST_CASE("a memory limit that nothing fits is refused") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    const Plan plan = GeneratePlan(MakeSpec("dualpipe-v", 2, 4, costs));
+    CHECK(Failure([&] { ProveBound(plan, costs, 1); }) ==
+          "no schedule fits a memory limit of 1: rank 1 holds at least 2 (one micro-batch on all "
+          "of its stages); raise the limit");
+    costs.memory = MemoryCost{.activation_bytes = 10, .w_stash_bytes = 4};
+    CHECK(Failure([&] { ProveBound(plan, costs, 19); }) ==
+          "no schedule fits a memory limit of 19: rank 1 holds at least 20 (one micro-batch on all "
+          "of its stages); raise the limit");
+    CHECK(ProveBound(plan, costs, 20).value > LowerBound(plan, costs));
+  }
+
+  TEST_CASE("less memory never lowers a bound and twice the costs double it") {
+    std::mt19937_64 random(17);
+    for (const Spec& spec : RandomSpecs(&random, 60, 6, 12)) {
+      const Plan plan = GeneratePlan(spec);
+      const int visits = plan.stages / plan.ranks;
+      Time last = LowerBound(plan, spec.costs);
+      CAPTURE(spec.schedule);
+      const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
+      const int64_t unit = bytes ? spec.costs.memory->activation_bytes : 1;
+      for (int slots = 3 * plan.stages; slots >= std::max(visits, 1); --slots) {
+        const Bound bound = ProveBound(plan, spec.costs, slots * unit);
+        CHECK(bound.value >= last);
+        last = bound.value;
+      }
+    }
+    for (const char* schedule : {"1f1b", "dualpipe", "dualpipe-v"}) {
+      CostModel costs = UniformCosts(11, 13, 7, 3);
+      costs.stages[0].fb = 25;
+      const Plan plan = GeneratePlan(MakeSpec(schedule, 4, 12, costs));
+      const Time once = ProveBound(plan, costs, 6).value;
+      costs.comm.latency *= 2;
+      costs.stages[0] = {.f = 22, .b = 26, .w = 14, .bw = 40, .fb = 50};
+      CHECK(ProveBound(plan, costs, 6).value == 2 * once);
+    }
   }
 
   TEST_CASE("a bound of other layers than the plan's is refused") {

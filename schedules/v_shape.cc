@@ -6,6 +6,7 @@
 #include "schedules/v_shape.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "compiler/error.h"
@@ -139,21 +140,20 @@ class Line {
   std::vector<Held> held_;            // after each slot
 };
 
-/// Everything in the order of slots, then ranks.
-std::vector<Event> EventsOf(const std::vector<Line>& lines) {
-  std::vector<Event> events;
-  for (size_t rank = 0; rank < lines.size(); ++rank) {
-    for (int kind = 0; kind < lines[rank].kinds(); ++kind) {
-      const std::vector<int>& slots = lines[rank].at(kind);
-      for (size_t m = 0; m < slots.size(); ++m) {
-        events.push_back({slots[m], static_cast<int>(rank), kind, static_cast<int>(m)});
-      }
+/// Visits everything in the order of slots, then ranks; meanwhile things may move to slots before.
+template <typename Visit>
+void InOrder(const std::vector<Line>& lines, const Visit& visit) {
+  int length = 0;
+  for (const Line& line : lines) length = std::max(length, line.length());
+  std::vector<std::array<int, kLastWeight + 1>> next(lines.size());
+  for (int slot = 0; slot < length; ++slot) {
+    for (size_t rank = 0; rank < lines.size(); ++rank) {
+      const int kind = slot < lines[rank].length() ? lines[rank].kind(slot) : kFree;
+      if (kind == kFree) continue;
+      const int microbatch = next[rank][static_cast<size_t>(kind)]++;
+      visit(Event{slot, static_cast<int>(rank), kind, microbatch});
     }
   }
-  std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
-    return a.slot != b.slot ? a.slot < b.slot : a.rank < b.rank;
-  });
-  return events;
 }
 
 /// The first slot that what an event waits for allows, for F and B.
@@ -171,12 +171,12 @@ int EarliestPass(const std::vector<Line>& lines, const Event& event) {
 /// Every instruction as early as its order allows, in slots again.
 std::vector<Line> Squeezed(const std::vector<Line>& lines, int count) {
   std::vector<Line> squeezed(lines.size(), Line(lines[0].kinds(), count));
-  for (const Event& event : EventsOf(lines)) {
+  InOrder(lines, [&](const Event& event) {
     Line& line = squeezed[static_cast<size_t>(event.rank)];
     int slot = line.length();
     if (event.kind < kPasses) slot = std::max(slot, EarliestPass(squeezed, event));
     line.Append(event.kind, slot);
-  }
+  });
   return squeezed;
 }
 
@@ -198,16 +198,15 @@ void Fill(std::vector<Line>* lines) {
   const bool weights_placed = lines->front().kinds() > kPasses;
   int limit = 0;
   for (Line& line : *lines) limit = std::max(limit, line.CountHeld());
-  const std::vector<Event> events = EventsOf(*lines);
   const int last = static_cast<int>(lines->front().at(0).size()) - 1;
   enum { kBefore, kSteady, kAfter } phase = kBefore;
-  for (const Event& event : events) {
+  InOrder(*lines, [&](const Event& event) {
     if (phase == kBefore && event.rank == 0 && event.kind == 3) phase = kSteady;
     if (phase == kSteady) {
       if (event.kind == 0 && event.microbatch == last) phase = kAfter;
-      continue;
+      return;
     }
-    if (phase == kBefore && !weights_placed) continue;
+    if (phase == kBefore && !weights_placed) return;
     Line& line = (*lines)[static_cast<size_t>(event.rank)];
     int low =
         event.kind == kWeight ? line.backward(event.microbatch) + 1 : EarliestPass(*lines, event);
@@ -216,7 +215,7 @@ void Fill(std::vector<Line>* lines) {
     }
     CF_ASSERT(low <= event.slot);
     line.MoveForward(low, event.slot, event.microbatch, limit);
-  }
+  });
 }
 
 }  // namespace

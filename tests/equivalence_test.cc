@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <vector>
 
 #include "compiler/verify.h"
 #include "runtime/check.h"
@@ -73,6 +75,21 @@ TEST_SUITE("equivalence") {
     CHECK(CompareSchedules(4, 10, 2) >= 5);
   }
   TEST_CASE("equivalence: eight ranks") { CHECK(CompareSchedules(8, 16, 1) >= 5); }
+
+  TEST_CASE("equivalence: interleaved with other numbers of chunks and rounds longer than P") {
+    for (const auto& [ranks, microbatches, chunks] :
+         std::vector<std::array<int, 3>>{{2, 4, 1}, {2, 4, 3}, {3, 5, 3}, {4, 6, 2}, {4, 2, 2}}) {
+      Spec spec = SpecOf("interleaved-1f1b", ranks, microbatches, 1);
+      spec.chunks = chunks;
+      CAPTURE(ranks);
+      CAPTURE(microbatches);
+      CAPTURE(chunks);
+      const Plan plan = Compile(spec);
+      CHECK(plan.stages == ranks * chunks);
+      CHECK(Compare(plan, 2, false) == "");
+      CHECK(Compare(plan, 2, true) == "");
+    }
+  }
 
   TEST_CASE("equivalence: weight gradients may wait to the very end") {
     // ZB-1P's ranks by hand, with every W behind the last B.

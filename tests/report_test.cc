@@ -98,7 +98,7 @@ TEST_SUITE("unit") {
           largest = std::max(largest, rank.exposed);
         }
         CHECK(report.largest_exposed() == largest);
-        CHECK(report.lower_bound <= report.simulation.makespan);
+        CHECK(report.bound.value <= report.simulation.makespan);
         CHECK_FALSE(report.formula);
       }
     }

@@ -73,7 +73,10 @@ Report ReportOf(Spec spec, const CostModel& costs, const std::string& memory_lim
   const BuildOptions options = {.level = level,
                                 .overlap = costs.derived.value_or(Overlap::kAll),
                                 .memory_limit = memory_limit};
-  return MakeReport(BuildPlan(spec, options), costs);
+  const Plan plan = BuildPlan(spec, options);
+  std::optional<int64_t> limit;
+  if (!memory_limit.empty()) limit = ParseMemoryLimit(memory_limit, spec, plan.stages);
+  return MakeReport(plan, costs, limit);
 }
 
 /// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
@@ -235,7 +238,8 @@ std::string Shortest(const std::vector<Row>& rows) {
 
 std::string Footer(const Wanted& wanted) {
   std::string text =
-      "bubble: of a rank, makespan minus busy time. gap: from a proven lower bound.\n"
+      "bubble: of a rank, makespan minus busy time.\n"
+      "gap: from a proven lower bound for the row's placement and --memory-limit, if given.\n"
       "activations: the most a rank holds at once, from F to the end of W.\n";
   if (!wanted.components) return text + std::string(kFormulaLegend);
   text += "exposed: the most a rank spends in all-to-all while its compute lane is idle.\n";

@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "compiler/bound.h"
 #include "compiler/error.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
@@ -81,8 +80,8 @@ const std::string_view kFormulaLegend =
     "is the backward for the input gradient only.\n";
 
 double Report::gap() const {
-  if (lower_bound == 0) return 0;
-  return static_cast<double>(simulation.makespan - lower_bound) / static_cast<double>(lower_bound);
+  if (bound.value == 0) return 0;
+  return static_cast<double>(simulation.makespan - bound.value) / static_cast<double>(bound.value);
 }
 
 int Report::peak_activations() const {
@@ -123,7 +122,7 @@ void RequireSound(const Plan& plan, const std::string& path) {
   throw Error(message + "\n  (contraflow verify shows all, and where)");
 }
 
-Report MakeReport(const Plan& plan, const CostModel& costs) {
+Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
   Report report;
   report.schedule = plan.schedule;
   report.unit = costs.unit;
@@ -131,7 +130,7 @@ Report MakeReport(const Plan& plan, const CostModel& costs) {
   report.components = plan.layers > 0;
   report.simulation = Simulate(plan, costs);
   if (costs.memory) report.memory = MemoryOf(plan, costs);
-  report.lower_bound = LowerBound(plan, costs);
+  report.bound = ProveBound(plan, costs, memory_limit);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
 }
@@ -198,7 +197,16 @@ std::unique_ptr<JsonObject> ReportToJson(const Report& report) {
     formula->Add("holds", {report.formula->holds});
     object->Add("formula", {std::move(formula)});
   }
-  object->Add("lower_bound", time(report.lower_bound));
+  object->Add("lower_bound", time(report.bound.value));
+  auto bound = std::make_unique<JsonObject>();
+  bound->Add("kind", {std::string(Name(report.bound.kind))});
+  if (report.bound.rank >= 0) bound->Add("rank", {int64_t{report.bound.rank}});
+  if (report.bound.peer >= 0) bound->Add("peer", {int64_t{report.bound.peer}});
+  bound->Add("head", time(report.bound.head));
+  bound->Add("work", time(report.bound.work));
+  bound->Add("idle", time(report.bound.idle));
+  bound->Add("tail", time(report.bound.tail));
+  object->Add("bound", {std::move(bound)});
   object->Add("gap", {report.gap()});
   return object;
 }

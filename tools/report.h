@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/bound.h"
 #include "compiler/json.h"
 #include "compiler/memory.h"
 #include "compiler/plan.h"
@@ -29,13 +30,13 @@ struct Report {
   bool components = false;  ///< the all-to-all lanes are busy, too
   Simulation simulation;
   std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
-  Time lower_bound = 0;
+  Bound bound;                        ///< on the makespan
   /// Absent where none is published, or the plan or its costs are not what it is published for
   /// (another shape than the schedule makes, stages or micro-batches that differ, chunks that are
   /// taken apart into components).
   std::optional<FormulaFigures> formula;
 
-  /// (makespan - lower_bound) / lower_bound; 0 where both are 0.
+  /// (makespan - bound) / bound; 0 where both are 0.
   double gap() const;
   int peak_activations() const;  ///< of the rank that has most
   int64_t peak_bytes() const;
@@ -46,8 +47,10 @@ struct Report {
 /// Throws Error with the first findings if the plan is not sound.
 void RequireSound(const Plan& plan, const std::string& path);
 
-/// Simulates a sound plan.
-Report MakeReport(const Plan& plan, const CostModel& costs);
+/// Simulates a sound plan. The bound is that of every schedule with this placement which holds at
+/// most `memory_limit` on a rank (ProveBound).
+Report MakeReport(const Plan& plan, const CostModel& costs,
+                  std::optional<int64_t> memory_limit = std::nullopt);
 
 /// One kind of memory of a rank.
 struct MemoryKind {

@@ -142,6 +142,24 @@ std::string CompareWithFormula(const Report& report) {
   return text;
 }
 
+std::string DescribeBound(const Bound& bound, Unit unit) {
+  std::string text(Name(bound.kind));
+  if (bound.peer >= 0) {
+    text += " from rank " + std::to_string(bound.rank) + " to " + std::to_string(bound.peer);
+  } else if (bound.rank >= 0) {
+    text += ", rank " + std::to_string(bound.rank);
+  }
+  const std::pair<const char*, Time> parts[] = {
+      {"head", bound.head}, {"work", bound.work}, {"idle", bound.idle}, {"tail", bound.tail}};
+  const char* separator = ": ";
+  for (const auto& [name, time] : parts) {
+    if (time == 0) continue;
+    text += separator + std::string(name) + " " + FormatTime(time, unit);
+    separator = " + ";
+  }
+  return text;
+}
+
 std::string SummaryTable(const Plan& plan, const Report& report) {
   const Simulation& simulation = report.simulation;
   const auto time = [&](Time ticks) { return FormatWithUnit(ticks, report.unit); };
@@ -157,8 +175,9 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
     table.rows.push_back({"exposed", "all-to-all while the compute lane is idle, of a rank " +
                                          RangeOf(exposed, report.unit)});
   }
-  table.rows.push_back({"lower bound", time(report.lower_bound) + " on the makespan, gap " +
+  table.rows.push_back({"lower bound", time(report.bound.value) + " on the makespan, gap " +
                                            FormatPercent(report.gap())});
+  table.rows.push_back({"bound by", DescribeBound(report.bound, report.unit)});
   if (report.formula) {
     const FormulaFigures& formula = *report.formula;
     table.rows.push_back({"formula", std::string(formula.text) + " = " + time(formula.published) +

@@ -18,7 +18,11 @@ std::string RankTable(const Report& report, bool bytes);
 /// Bytes of each rank by kind, or "" where no more is known than RankTable says.
 std::string MemoryTable(const Report& report);
 
-/// Makespan, span, bubble ratio, lower bound, formula and critical path, one line each.
+/// What a lower bound rests on: "busy rank, rank 3: head 3 + work 24".
+std::string DescribeBound(const Bound& bound, Unit unit);
+
+/// Makespan, span, bubble ratio, lower bound and what it rests on, formula and critical path, one
+/// line each.
 std::string SummaryTable(const Plan& plan, const Report& report);
 
 /// How the simulated bubbles compare with the formula: "holds on every rank" or by how much not.

@@ -171,7 +171,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("what a bound rests on, by hand") {
+  TEST_CASE("what a bound rests on by hand") {
     const auto prove = [](const char* schedule, int ranks, int microbatches, const CostModel& costs,
                           std::optional<int64_t> limit) {
       return ProveBound(GeneratePlan(MakeSpec(schedule, ranks, microbatches, costs)), costs, limit);

@@ -45,8 +45,9 @@ TEST_SUITE("unit") {
 
   TEST_CASE("gpu bench: every schedule is measured") {
     std::vector<Figure> figures;
-    const std::vector<std::string> failures = MeasureSchedules(
-        [] { return std::make_unique<EmulatedGpu>(); }, ScheduleSizes::Tiny(), &figures);
+    const std::vector<std::string> failures =
+        MeasureSchedules([] { return std::make_unique<EmulatedGpu>(); }, ScheduleSizes::Tiny(),
+                         [&](Figure figure) { figures.push_back(std::move(figure)); });
     CHECK(failures == std::vector<std::string>{});
     CheckFigures(figures, 10);
   }

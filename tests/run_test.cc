@@ -387,6 +387,15 @@ TEST_SUITE("cli") {
     expect(plan + " --trace " + folder.File("no/trace.json"), 1,
            folder.File("no/trace.json") +
                ": cannot be written: No such file or directory; does its folder exist?");
+    expect(
+        plan + " --calibrate " + plan, 1,
+        "--calibrate " + plan + ": is also the plan, which it would overwrite; name another file");
+    expect(plan + " --calibrate " + folder.File("both") + " --trace " + folder.File("./both"), 1,
+           "--trace " + folder.File("./both") +
+               ": is also --calibrate, which it would overwrite; name another file");
+    expect(plan + " --calibrate " + folder.File(""), 1,
+           folder.File("") + ": cannot be written: is a folder; name a file");
+    expect(plan + " --calibrate ''", 1, "--calibrate: must be a file, is empty");
 
     Plan compute = ReadPlanFile(plan);
     const Plan sound = compute;

@@ -36,11 +36,17 @@ int Run(std::set<std::string> wanted) {
   }
   std::vector<Figure> figures;
   std::vector<std::string> failures;
+  // At once, for whoever stops it before the end; the table comes at the end.
+  const auto show = [](const Figure& figure) {
+    std::printf("%s", FormatFigure(figure).c_str());
+    std::fflush(stdout);
+  };
   {
     const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
     gpu->Partition(1, 0);
     std::printf("%s, %d SMs\n\n", gpu->name().c_str(), gpu->sms());
     GpuBench bench(*gpu, BenchSizes::Full());
+    bench.OnFigure(show);
     for (const Part& part : {Part{"kernels", MeasureCeilings}, Part{"kernels", MeasureStreams},
                              Part{"kernels", MeasureRouting}, Part{"kernels", MeasureProducts},
                              Part{"kernels", MeasureLayers}, Part{"host", MeasureHost}}) {
@@ -54,12 +60,16 @@ int Run(std::set<std::string> wanted) {
     figures = bench.figures();
   }
   if (wanted.count("schedules") > 0) {
+    const auto add = [&](Figure figure) {
+      show(figure);
+      figures.push_back(std::move(figure));
+    };
     for (std::string& failure :
-         MeasureSchedules([] { return NewCudaGpu(0); }, ScheduleSizes::Full(), &figures)) {
+         MeasureSchedules([] { return NewCudaGpu(0); }, ScheduleSizes::Full(), add)) {
       failures.push_back(std::move(failure));
     }
   }
-  std::printf("%s", FormatFigures(figures).c_str());
+  std::printf("\n%s", FormatFigures(figures).c_str());
   for (const std::string& failure : failures) std::printf("FAILED %s\n", failure.c_str());
   return failures.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -21,6 +21,24 @@ constexpr int kRounds = 5;
 // Of the event clock; what is shorter is repeated until it is longer.
 constexpr double kClockSeconds = 2e-6;
 
+std::string Short(double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, value >= 100 ? "%.0f" : "%.3g", value);
+  return buffer;
+}
+
+std::vector<std::string> CellsOf(const Figure& figure) {
+  std::vector<std::string> cells = {figure.name, Short(figure.value), figure.unit};
+  if (figure.target > 0) {
+    char ratio[64];
+    std::snprintf(ratio, sizeof ratio, "%.2f",
+                  figure.at_most ? figure.target / figure.value : figure.value / figure.target);
+    cells.push_back((figure.at_most ? "<= " : ">= ") + Short(figure.target));
+    cells.push_back(ratio);
+  }
+  return cells;
+}
+
 }  // namespace
 
 BenchSizes BenchSizes::Full() {
@@ -153,26 +171,22 @@ void GpuBench::Rate(const std::string& name, double operations, double target,
   Add({name, operations / Seconds(work) * 1e-12, "TFLOP/s", target});
 }
 
+void GpuBench::Add(Figure figure) {
+  figures_.push_back(std::move(figure));
+  if (seen_) seen_(figures_.back());
+}
+
 std::string FormatFigures(const std::vector<Figure>& figures) {
   Table table;
   table.columns = {"", ">figure", "unit", ">target", ">ratio"};
-  const auto text = [](double value) {
-    char buffer[64];
-    std::snprintf(buffer, sizeof buffer, value >= 100 ? "%.0f" : "%.3g", value);
-    return std::string(buffer);
-  };
-  for (const Figure& figure : figures) {
-    std::vector<std::string> row = {figure.name, text(figure.value), figure.unit};
-    if (figure.target > 0) {
-      char ratio[64];
-      std::snprintf(ratio, sizeof ratio, "%.2f",
-                    figure.at_most ? figure.target / figure.value : figure.value / figure.target);
-      row.push_back((figure.at_most ? "<= " : ">= ") + text(figure.target));
-      row.push_back(ratio);
-    }
-    table.rows.push_back(row);
-  }
+  for (const Figure& figure : figures) table.rows.push_back(CellsOf(figure));
   return FormatTable(table);
+}
+
+std::string FormatFigure(const Figure& figure) {
+  std::string line;
+  for (const std::string& cell : CellsOf(figure)) line += (line.empty() ? "" : "  ") + cell;
+  return line + "\n";
 }
 
 }  // namespace contraflow

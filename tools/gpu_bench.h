@@ -73,7 +73,9 @@ class GpuBench {
                  const std::function<void()>& work);
   void Rate(const std::string& name, double operations, double target,
             const std::function<void()>& work);
-  void Add(Figure figure) { figures_.push_back(std::move(figure)); }
+  void Add(Figure figure);
+  /// Called with every figure once it is there, so that what follows cannot lose it.
+  void OnFigure(std::function<void(const Figure&)> seen) { seen_ = std::move(seen); }
   const std::vector<Figure>& figures() const { return figures_; }
   /// TB/s, read and written, of a large copy; measured by MeasureCeilings.
   double copy_rate() const { return copy_rate_; }
@@ -91,6 +93,7 @@ class GpuBench {
   std::byte *pool_ = nullptr, *float_pool_ = nullptr;
   uint64_t* stamps_;
   std::vector<Figure> figures_;
+  std::function<void(const Figure&)> seen_;
   double copy_rate_ = 0;
 };
 
@@ -103,7 +106,10 @@ void MeasureProducts(GpuBench* bench);
 void MeasureLayers(GpuBench* bench);
 void MeasureHost(GpuBench* bench);
 
-/// name, figure, target, and figure / target (or target / figure where less is better).
+/// name, figure, target, and figure / target (or target / figure where less is better); with
+/// headings.
 std::string FormatFigures(const std::vector<Figure>& figures);
+/// The same of one figure, on a line of its own.
+std::string FormatFigure(const Figure& figure);
 
 }  // namespace contraflow

@@ -180,14 +180,14 @@ void MeasureLayers(GpuBench* bench) {
     const std::string name = "MoE layer T=" + std::to_string(tokens) +
                              " d=" + std::to_string(width) + " n=" + std::to_string(layer.inner) +
                              " E=" + std::to_string(layer.experts) + " K=" + std::to_string(top_k);
-    bench->Rate(name + " F", product, layer.forward_target, [&] {
+    bench->Rate(name + " F: permute, experts, combine", product, layer.forward_target, [&] {
       gpu::SpreadTokens(stream, o.x, o.row_of, o.token_of, tokens, o.sizes.most_rows, top_k, width,
                         o.rows);
       gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
                           o.out);
       gpu::CombineForward(stream, o.x, o.out, o.row_of, o.weight, tokens, top_k, width, o.y);
     });
-    bench->Rate(name + " B and W", 2 * product, layer.backward_target, [&] {
+    bench->Rate(name + " B and W of these", 2 * product, layer.backward_target, [&] {
       gpu::CombineBackwardInput(stream, o.dy, o.out, o.row_of, o.token_of, o.weight, tokens,
                                 o.sizes.most_rows, top_k, width, o.drows, o.dweight);
       gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows,

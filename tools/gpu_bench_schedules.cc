@@ -80,24 +80,24 @@ std::string NameOf(const std::string& schedule, const ScheduleSizes::Shape& shap
 
 void AddSchedule(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const std::string& schedule,
                  const ScheduleSizes::Shape& shape, const ScheduleSizes& sizes,
-                 std::vector<Figure>* figures) {
+                 const std::function<void(Figure)>& add) {
   const auto plan = [&](const CostModel& costs) {
     return PlanOf(schedule, shape, sizes.model, costs, Overlap::kAll);
   };
   const CostModel costs = Run(new_gpu, plan(AlikeCosts()), sizes).costs;
   const Measured run = Run(new_gpu, plan(costs), sizes);
   const std::string name = NameOf(schedule, shape);
-  figures->push_back({name + ": efficiency", 100 * (1 - run.times.bubble_ratio()), "%",
-                      100 * (1 - run.simulated.bubble_ratio()) - 2});
+  add({name + ": efficiency", 100 * (1 - run.times.bubble_ratio()), "%",
+       100 * (1 - run.simulated.bubble_ratio()) - 2});
   const auto makespan = [&](const RunTimes& times) {
     return static_cast<double>(times.makespan(run.plan));
   };
-  figures->push_back({name + ": makespan, measured / simulated",
-                      makespan(run.times) / makespan(run.simulated), "", 1.03, true});
+  add({name + ": makespan, measured / simulated", makespan(run.times) / makespan(run.simulated), "",
+       1.03, true});
 }
 
 void AddOverlap(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const ScheduleSizes& sizes,
-                std::vector<Figure>* figures) {
+                const std::function<void(Figure)>& add) {
   const auto plan = [&](const std::string& schedule, const CostModel& costs, Overlap overlap) {
     return PlanOf(schedule, sizes.overlap, sizes.model, costs, overlap);
   };
@@ -120,10 +120,9 @@ void AddOverlap(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const Sche
     };
     const std::string name =
         NameOf(schedule, sizes.overlap) + (on ? ", overlapped: " : ", not overlapped: ");
-    figures->push_back({name + "all-to-all hidden",
-                        part(sum.all_to_all - sum.exposed, sum.all_to_all), "%", on ? 90.0 : 0.0});
-    figures->push_back(
-        {name + "compute lane busy", part(sum.compute, sum.window), "%", on ? 95.0 : 0.0});
+    add({name + "all-to-all hidden", part(sum.all_to_all - sum.exposed, sum.all_to_all), "%",
+         on ? 90.0 : 0.0});
+    add({name + "compute lane busy", part(sum.compute, sum.window), "%", on ? 95.0 : 0.0});
   }
 }
 
@@ -193,7 +192,7 @@ Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {
 
 std::vector<std::string> MeasureSchedules(const std::function<std::unique_ptr<Gpu>()>& new_gpu,
                                           const ScheduleSizes& sizes,
-                                          std::vector<Figure>* figures) {
+                                          const std::function<void(Figure)>& add) {
   std::vector<std::string> failures;
   const auto attempt = [&](const std::string& what, const auto& measure) {
     try {
@@ -204,11 +203,10 @@ std::vector<std::string> MeasureSchedules(const std::function<std::unique_ptr<Gp
   };
   for (const ScheduleSizes::Shape& shape : sizes.shapes) {
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
-      attempt(NameOf(schedule, shape),
-              [&] { AddSchedule(new_gpu, schedule, shape, sizes, figures); });
+      attempt(NameOf(schedule, shape), [&] { AddSchedule(new_gpu, schedule, shape, sizes, add); });
     }
   }
-  attempt("F&B overlap", [&] { AddOverlap(new_gpu, sizes, figures); });
+  attempt("F&B overlap", [&] { AddOverlap(new_gpu, sizes, add); });
   return failures;
 }
 

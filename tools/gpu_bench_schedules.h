@@ -39,6 +39,7 @@ Hiding HidingOf(const Program& program, const std::vector<Span>& spans);
 /// simulated, and the same of the makespan. A new GPU for each run. Returns what went wrong, one
 /// line each: a run that failed must not take the others' figures with it.
 std::vector<std::string> MeasureSchedules(const std::function<std::unique_ptr<Gpu>()>& new_gpu,
-                                          const ScheduleSizes& sizes, std::vector<Figure>* figures);
+                                          const ScheduleSizes& sizes,
+                                          const std::function<void(Figure)>& add);
 
 }  // namespace contraflow

@@ -7,8 +7,8 @@
 #
 #   tools/gpu_check.sh [folder for the logs]
 #
-# Libraries in unusual places: set CMAKE_PREFIX_PATH. Exit code 0: nothing failed; 1: something did;
-# 77: there is no GPU.
+# Libraries in unusual places: set CMAKE_PREFIX_PATH. Exit code 0: nothing failed; 1: something
+# did, or there was no time for it; 77: there is no GPU.
 set -u
 cd "$(dirname "$0")/.."
 logs=${1:-build/gpu_check}
@@ -29,14 +29,15 @@ part() {
   [ "$(left)" -lt "$most" ] && most=$(left)
   if [ "$most" -lt 10 ]; then
     note "$name" "SKIP: no time left of $limit s"
+    failed=1
     return 1
   fi
-  timeout "$most" bash -c '"$@"' part "$@" >"$logs/$name.log" 2>&1
+  timeout -k 5 "$most" bash -c '"$@"' part "$@" >"$logs/$name.log" 2>&1
   code=$?
   case $code in
     0) note "$name" "ok, $((SECONDS - began)) s" ;;
     77) note "$name" "$(grep -m 1 SKIP "$logs/$name.log" | cut -c 1-100)" ;;
-    124) note "$name" "FAILED: took more than $most s, see $logs/$name.log" ;;
+    124 | 137) note "$name" "FAILED: took more than $most s, see $logs/$name.log" ;;
     *) note "$name" "FAILED with $code, see $logs/$name.log" ;;
   esac
   if [ $code -ne 0 ] && [ $code -ne 77 ]; then
@@ -58,9 +59,7 @@ part build 300 cmake --build "$build" -j "$(nproc)" \
 tool=$build/tools
 kernel_tests=$build/tests/contraflow_gpu_test
 
-# Figures first: what follows can be said again elsewhere.
-part kernels 90 "$tool/bench_gpu" kernels host
-part schedules 90 "$tool/bench_gpu" schedules
+# A figure of a kernel that is wrong means nothing.
 part kernel-tests 60 "$kernel_tests"
 
 # Gradients of whole steps: virtual ranks against the one-rank run on the GPU, bit for bit, and
@@ -89,6 +88,10 @@ export tool logs
 export -f plan gradients
 part gradients 60 gradients
 
+part kernels 90 "$tool/bench_gpu" kernels host
+part schedules 120 "$tool/bench_gpu" schedules
+part nccl-one-gpu 60 tests/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
+
 if command -v compute-sanitizer >/dev/null; then
   sanitize() { # TOOL
     plan dualpipe 2 1 small || return
@@ -102,8 +105,6 @@ if command -v compute-sanitizer >/dev/null; then
 else
   note sanitizer "SKIP: no compute-sanitizer on the PATH"
 fi
-
-part nccl-one-gpu 60 tests/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
 
 printf '\n'
 cat "$results"

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -80,11 +81,35 @@ RunInput ReadInput(const RunOptions& options) {
 }
 
 void RequireWritable(const RunOptions& options) {
-  for (const std::string& path : {options.trace, options.calibrate}) {
-    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-    if (path.empty() || access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) continue;
-    throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
-                "; does its folder exist?");
+  namespace fs = std::filesystem;
+  struct File {
+    const char* what;
+    const std::string& path;
+  };
+  // What is written first, then what is read.
+  const File files[] = {{"--trace", options.trace}, {"--calibrate", options.calibrate},
+                        {"the plan", options.plan}, {"--data", options.data},
+                        {"--model", options.model}, {"--secret-file", options.secret_file}};
+  constexpr size_t kWritten = 2;
+  for (size_t i = 0; i < kWritten; ++i) {
+    const std::string& path = files[i].path;
+    if (path.empty()) continue;
+    std::error_code error;
+    if (fs::is_directory(path, error)) {
+      throw Error(path + ": cannot be written: is a folder; name a file");
+    }
+    const fs::path folder = fs::path(path).parent_path();
+    if (access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
+      throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
+                  "; does its folder exist?");
+    }
+    const fs::path target = fs::weakly_canonical(path, error);
+    for (size_t other = i + 1; other < std::size(files); ++other) {
+      if (files[other].path.empty()) continue;
+      if (error || target != fs::weakly_canonical(files[other].path, error)) continue;
+      throw Error(std::string(files[i].what) + " " + path + ": is also " + files[other].what +
+                  ", which it would overwrite; name another file");
+    }
   }
 }
 

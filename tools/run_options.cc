@@ -188,6 +188,11 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   options.timeout = timeout.value_or(options.timeout);
   options.rendezvous_timeout = rendezvous_timeout.value_or(options.rendezvous_timeout);
+  for (const auto& [flag, file] :
+       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
+    if (app.count(flag) == 0 || !file->empty()) continue;
+    throw Error(std::string(flag) + ": must be a file, is empty");
+  }
   if (options.checkpoint.empty()) {
     // A variable of the shell that is not set must not train for nothing.
     if (app.count("--checkpoint") > 0) throw Error("--checkpoint: must be a folder, is empty");

@@ -15,7 +15,8 @@ void EmbeddingForward(Stream stream, const int32_t* tokens, const Bf16* table, i
 /// Bytes of work memory that EmbeddingBackwardWeight needs.
 size_t EmbeddingWork(int rows, int vocabulary);
 /// dtable[tokens[t]] += dy[t], in ascending t: in fp32, and the same bits every time. Tokens are in
-/// [0, vocabulary). Traffic: 2 bytes a value of dy, and 8 a value of each row of dtable that occurs.
+/// [0, vocabulary). Traffic: 2 bytes a value of dy, and 8 a value of each row of dtable that
+/// occurs.
 void EmbeddingBackwardWeight(Stream stream, const int32_t* tokens, const Bf16* dy, int rows,
                              int vocabulary, int width, void* work, float* dtable);
 

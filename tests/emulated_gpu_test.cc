@@ -56,7 +56,8 @@ std::set<std::vector<int>> Orders(Program program) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("emulated GPU: nothing runs before somebody waits and then streams run in their order") {
+  TEST_CASE(
+      "emulated GPU: nothing runs before somebody waits and then streams run in their order") {
     CHECK(Orders([](Machine& machine) {
             machine.Work(0, 1);
             machine.Work(0, 2);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -75,6 +76,7 @@ class CudaGpu : public Gpu {
   void BeginCapture(gpu::Stream stream) override;
   GpuGraph* EndCapture(gpu::Stream stream) override;
   void Launch(GpuGraph* graph, gpu::Stream stream) override;
+  void Drop(GpuGraph* graph) noexcept override;
   bool Done(GpuEvent* event) override;
   void Synchronize(GpuEvent* event) override;
   void Synchronize() override { CF_CUDA(cudaDeviceSynchronize()); }
@@ -94,7 +96,7 @@ class CudaGpu : public Gpu {
   Owned<std::byte, FreeHost> host_memory_;
   Owned<CUstream_st, DestroyStream> streams_;
   std::deque<GpuEvent> events_;
-  std::deque<GpuGraph> graphs_;
+  std::vector<std::unique_ptr<GpuGraph>> graphs_;
 };
 
 CudaGpu::CudaGpu(int device) : device_(device) {
@@ -243,13 +245,17 @@ GpuGraph* CudaGpu::EndCapture(gpu::Stream stream) {
       cudaGraphInstantiate(&graph, captured, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(captured);
   CheckCuda(code, "cudaGraphInstantiate", __FILE__, __LINE__);
-  graphs_.emplace_back(graph);
+  graphs_.push_back(std::make_unique<GpuGraph>(graph));
   CF_CUDA(cudaGraphUpload(graph, Cuda(stream)));
-  return &graphs_.back();
+  return graphs_.back().get();
 }
 
 void CudaGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
   CF_CUDA(cudaGraphLaunch(graph->graph, Cuda(stream)));
+}
+
+void CudaGpu::Drop(GpuGraph* graph) noexcept {
+  std::erase_if(graphs_, [&](const auto& one) { return one.get() == graph; });
 }
 
 bool CudaGpu::Done(GpuEvent* event) {

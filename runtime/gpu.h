@@ -59,6 +59,9 @@ class Gpu {
   /// Every stream of the capture must have been joined to this one by events.
   virtual GpuGraph* EndCapture(gpu::Stream stream) = 0;
   virtual void Launch(GpuGraph* graph, gpu::Stream stream) = 0;
+  /// Gives a graph back, and with it what holds on to libraries whose work it captured. Never
+  /// waits: one that is under way is given back when it is done.
+  virtual void Drop(GpuGraph* graph) noexcept = 0;
 
   /// Whether the event's work is done; never waits.
   virtual bool Done(GpuEvent* event) = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "runtime/hang_watch.h"
 
 namespace contraflow {
 namespace {
@@ -74,6 +75,8 @@ void GpuIssuer::Step(int step) {
     Await(end_);
   } catch (const Aborted&) {
     throw;
+  } catch (const GpuHang&) {
+    throw;
   } catch (const InternalError& error) {
     throw InternalError(Place() + error.what());
   } catch (const Error& error) {
@@ -81,6 +84,11 @@ void GpuIssuer::Step(int step) {
   } catch (const gpu::GpuError& error) {
     throw Error(Place() + error.what());
   }
+}
+
+void GpuIssuer::DropGraph() noexcept {
+  if (graph_ != nullptr) gpu_.Drop(graph_);
+  graph_ = nullptr;
 }
 
 std::vector<Span> GpuIssuer::SpansOf(size_t device) const {

@@ -39,11 +39,16 @@ class GpuIssuer {
   GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& gpu, GpuLinks& links,
             const GpuRunOptions& options, std::function<void()> waiting = {});
   GpuIssuer(const GpuIssuer&) = delete;
+  ~GpuIssuer() { DropGraph(); }
 
   /// One step, from Upload to Download, done when it returns; steps count from 1. The first with a
   /// graph captures it. An error names the instruction that was issued when it came; after one the
   /// issuer is good for nothing but its destruction.
   void Step(int step);
+
+  /// Gives the captured step back; the next one captures it anew. NCCL does not end a communicator
+  /// that a graph still has messages of.
+  void DropGraph() noexcept;
 
   /// When each instruction of a device ran in the last step, in nanoseconds since the first of this
   /// process began: from when its lane was free and what it waits for was done, messages and REDUCE

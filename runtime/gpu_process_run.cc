@@ -74,8 +74,12 @@ struct GpuProcessRun::Impl {
     watch = std::make_unique<StepWatch>(gpu, issuer->StampsOf(0), progress);
   }
 
+  /// The issuer goes before the links, and its graph with it: each abort waits until no graph holds
+  /// the communicator. A graph that hangs in the messages of another process is given back only
+  /// when the aborts have ended those, so that they begin first, on a thread of their own.
   ~Impl() {
     control.OnStop([] {});
+    if (!closed) links->Abort();
   }
 
   GpuDevice& At(Device device) {
@@ -100,6 +104,7 @@ struct GpuProcessRun::Impl {
   std::unique_ptr<AbortOnStop> stop;
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<StepWatch> watch;
+  bool closed = false;
 };
 
 GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
@@ -154,7 +159,11 @@ std::unique_ptr<GpuReference> GpuProcessRun::NewReference() {
                                         impl_->gpu, impl_->setup, impl_->budget.compute);
 }
 
-void GpuProcessRun::Close() { impl_->links->Close(); }
+void GpuProcessRun::Close() {
+  impl_->issuer->DropGraph();
+  impl_->links->Close();
+  impl_->closed = true;
+}
 
 void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps) {
   // The clocks of GPUs know nothing of each other. Processes begin a step together, and every

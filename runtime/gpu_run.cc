@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "runtime/gpu_device.h"
 #include "runtime/gpu_issuer.h"
 #include "runtime/gpu_lanes.h"
+#include "runtime/hang_watch.h"
 #include "runtime/sm_budget.h"
 #include "runtime/virtual_links.h"
 
@@ -68,7 +70,16 @@ struct GpuRun::Impl {
       issued.push_back({devices[d], backends[d].get(), lanes[d].get()});
     }
     links = std::make_unique<VirtualLinks>(plan, budget, gpu, streams);
-    issuer = std::make_unique<GpuIssuer>(plan, std::move(issued), gpu, *links, options);
+    std::function<void()> waiting;
+    if (options.timeout.count() > 0) waiting = [this] { watch->Look(); };
+    issuer = std::make_unique<GpuIssuer>(plan, std::move(issued), gpu, *links, options,
+                                         std::move(waiting));
+    if (options.timeout.count() == 0) return;
+    std::vector<HangWatch::Watched> watched;
+    for (size_t d = 0; d < devices.size(); ++d) {
+      watched.push_back({devices[d], issuer->StampsOf(d)});
+    }
+    watch = std::make_unique<HangWatch>(plan, std::move(watched), gpu, options.timeout);
   }
 
   GpuDevice& At(Device device) { return *backends[DeviceNumber(plan, device)]; }
@@ -81,6 +92,7 @@ struct GpuRun::Impl {
   std::vector<std::unique_ptr<GpuDevice>> backends;  // by device
   std::unique_ptr<VirtualLinks> links;
   std::unique_ptr<GpuIssuer> issuer;
+  std::unique_ptr<HangWatch> watch;  // none without a timeout
 };
 
 GpuRun::GpuRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Gpu& gpu,
@@ -91,6 +103,7 @@ GpuRun::~GpuRun() = default;
 
 StepResult GpuRun::Step(int step) {
   const Clock::time_point start = Clock::now();
+  if (impl_->watch != nullptr) impl_->watch->Begin(step);
   impl_->issuer->Step(step);
   const auto duration =
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();

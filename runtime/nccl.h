@@ -51,12 +51,13 @@ class Nccl {
   /// Throws if something has failed meanwhile, as Ready; costs more, and finds more.
   virtual void Check(NcclComm* comm) = 0;
 
-  /// Begins the orderly end, once the device has done all work; when Ready, Destroy it. Called by
-  /// all members.
+  /// Begins the orderly end, once the device has done all work and no graph with its messages is
+  /// left, which NCCL would wait for; when Ready, Destroy it. Called by all members.
   virtual void Finalize(NcclComm* comm) = 0;
   virtual void Destroy(NcclComm* comm) noexcept = 0;
-  /// Ends its work on the device, wherever that waits, and destroys it. By any one thread, while no
-  /// other is in a call; may take a while.
+  /// Ends its work on the device, wherever that waits, and destroys it; waits until no graph with
+  /// its messages is left. By any thread, while no other is in a call but that of another
+  /// communicator's Abort; may take a while.
   virtual void Abort(NcclComm* comm) noexcept = 0;
 };
 

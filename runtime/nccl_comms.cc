@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "compiler/error.h"
 #include "runtime/fault_report.h"
@@ -14,6 +15,8 @@ using std::chrono::milliseconds;
 
 /// Between two looks at what goes on behind a call.
 constexpr std::chrono::microseconds kPause{50};
+/// Between two looks at whether what is waited for has been given up.
+constexpr milliseconds kTurn{1};
 /// How long an abort waits for a call of NCCL to come back. Where one does not, the device's queue
 /// is full and stays so: the process cannot be saved, and its end frees the device.
 constexpr milliseconds kPatience{2'000};
@@ -72,7 +75,9 @@ int NcclComms::CtasOf(Use use) const {
 /// What Abort would pull away from under a call is not aborted before the call is back.
 template <typename Call>
 auto NcclComms::Locked(const Call& call) {
-  const std::lock_guard lock(calls_);
+  // An abort has the lock until the caller, on its way out, has dropped its graph.
+  std::unique_lock lock(calls_, std::defer_lock);
+  while (!aborted_ && !lock.try_lock_for(kTurn)) continue;
   if (aborted_) throw Aborted();
   return call();
 }
@@ -124,6 +129,18 @@ void NcclComms::Group(const std::function<void()>& issue) {
   EndGroup();
 }
 
+void NcclComms::ExchangeInGroups(size_t count, size_t place, size_t each,
+                                 const std::function<void(size_t to, size_t from)>& issue) {
+  const size_t step = std::max<size_t>(1, kMostMessages / (2 * std::max<size_t>(each, 1)));
+  for (size_t begin = 1; begin < count; begin += step) {
+    Group([&] {
+      for (size_t distance = begin; distance < std::min(begin + step, count); ++distance) {
+        issue((place + distance) % count, (place + count - distance) % count);
+      }
+    });
+  }
+}
+
 void NcclComms::BeginGroup() {
   Locked([&] { nccl_.GroupStart(); });
   ++depth_;
@@ -156,11 +173,14 @@ void NcclComms::Abort() {
   });
 }
 
-/// The latest first: they were split off the others.
+/// Side by side, as each waits until no graph holds its communicator any more, and a graph with
+/// messages of several is done only when all of these have ended. Then what they were split off.
 void NcclComms::End() {
-  for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) {
-    if (*comm != nullptr) nccl_.Abort(*comm);
+  std::vector<std::thread> aborts;
+  for (NcclComm* comm : comms_) {
+    if (comm != nullptr) aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
   }
+  for (std::thread& abort : aborts) abort.join();
   if (world_ != nullptr) nccl_.Abort(world_);
 }
 

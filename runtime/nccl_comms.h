@@ -26,6 +26,8 @@ class NcclComms {
     kSums,     ///< all processes, by their number in the job
   };
   static constexpr int kUses = 4;
+  /// NCCL cuts groups of more messages into several kernels, not at the same place everywhere.
+  static constexpr size_t kMostMessages = 256;
 
   struct Options {
     std::chrono::milliseconds timeout{120'000};  ///< of whatever waits for the other processes
@@ -49,6 +51,11 @@ class NcclComms {
   void Group(const std::function<void()>& issue);
   void BeginGroup();
   void EndGroup();
+  /// Everybody of `count` to everybody else, this one being at `place`: `issue` sends at most
+  /// `each` messages, and receives as many. In groups that are not too large, by how far it is from
+  /// one to the other, so that both ends of a message are in the same group of all that they call.
+  void ExchangeInGroups(size_t count, size_t place, size_t each,
+                        const std::function<void(size_t to, size_t from)>& issue);
   Nccl& nccl() { return nccl_; }
   NcclComm* operator[](Use use) const { return comms_[static_cast<size_t>(use)]; }
   /// Most CTAs that a communicator of this use takes.

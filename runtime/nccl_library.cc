@@ -52,13 +52,14 @@ bool Begun(const std::string& what, ncclResult_t result) {
   return result == ncclInProgress;
 }
 
-ncclConfig_t ConfigOf(const NcclCommOptions& options) {
+/// The name must live as long as the communicator, which is made while other things go on.
+ncclConfig_t ConfigOf(const std::string& name, int max_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.minCTAs = 1;
-  config.maxCTAs = options.max_ctas;
+  config.maxCTAs = max_ctas;
   config.splitShare = 0;
-  config.commName = options.name.c_str();
+  config.commName = name.c_str();
   return config;
 }
 
@@ -97,8 +98,8 @@ NcclComm* NcclLibrary::Join(const std::string& id, int rank, int size,
                 "; let all processes run the same version");
   }
   std::memcpy(unique.internal, id.data(), id.size());
-  ncclConfig_t config = ConfigOf(options);
   Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, nullptr)).get();
+  ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
   comm->pending = Begun("the processes of the job do not join",
                         ncclCommInitRankConfig(&comm->handle, size, unique, rank, &config));
   return comm;
@@ -107,8 +108,8 @@ NcclComm* NcclLibrary::Join(const std::string& id, int rank, int size,
 NcclComm* NcclLibrary::Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) {
   auto* const whole = static_cast<Comm*>(parent);
   CF_ASSERT(!whole->pending);
-  ncclConfig_t config = ConfigOf(options);
   Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, whole)).get();
+  ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
   comm->pending = whole->pending =
       Begun("communicator \"" + comm->name + "\" cannot be split off",
             ncclCommSplit(whole->handle, color, key, &comm->handle, &config));

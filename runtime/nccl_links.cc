@@ -15,9 +15,6 @@ using Over = Transport::Over;
 /// What one message of the connecting carries, and how far apart two are.
 constexpr size_t kProbe = 16;
 
-/// NCCL cuts groups of more messages into several kernels, not at the same place everywhere.
-constexpr int kMostMessages = 256;
-
 /// Messages to higher ranks have one communicator, those to lower ranks the other.
 Use UseOf(int from, int to) { return from < to ? Use::kDown : Use::kUp; }
 
@@ -109,14 +106,12 @@ void NcclLinks::ConnectEdges(std::byte* memory, gpu::Stream stream) {
 void NcclLinks::ConnectExperts(std::byte* memory, gpu::Stream stream) {
   if (plan_.expert_parallel == 1) return;
   NcclComm* const comm = comms_[Use::kExperts];
-  comms_.Group([&] {
-    std::byte* at = memory + kProbe;
-    for (int member = 0; member < plan_.expert_parallel; ++member, at += kProbe) {
-      if (member == device_.member) continue;
-      nccl_.Send(comm, memory, kProbe, member, stream);
-      nccl_.Recv(comm, at, kProbe, member, stream);
-    }
-  });
+  comms_.ExchangeInGroups(static_cast<size_t>(plan_.expert_parallel),
+                          static_cast<size_t>(device_.member), 1, [&](size_t to, size_t from) {
+                            nccl_.Send(comm, memory, kProbe, static_cast<int>(to), stream);
+                            nccl_.Recv(comm, memory + kProbe * (1 + from), kProbe,
+                                       static_cast<int>(from), stream);
+                          });
 }
 
 void NcclLinks::Transfer(std::span<const Participant> ends) {
@@ -176,20 +171,26 @@ void NcclLinks::Exchange(std::span<const Participant> group) {
                   : gpu::CopyParts(self.stream, of_experts(me, 0), stride, of_tokens(me, 0), bytes,
                                    bytes, local, ctas);
   NcclComm* const comm = comms_[Use::kExperts];
-  const int step = std::max(1, kMostMessages / (2 * (members - 1)));
+  // A member sends its tokens' rows to each of my experts, and I mine to each of its.
+  const auto mine = [&](int member, int expert) {
+    return part.to_experts ? of_tokens(member, expert) : of_experts(member, expert);
+  };
+  const auto theirs = [&](int member, int expert) {
+    return part.to_experts ? of_experts(member, expert) : of_tokens(member, expert);
+  };
+  // As many experts at a time as there is room for with all members.
+  const int step = std::max(1, static_cast<int>(NcclComms::kMostMessages) / (2 * (members - 1)));
   for (int begin = 0; begin < local; begin += step) {
-    comms_.Group([&] {
-      for (int expert = begin; expert < std::min(begin + step, local); ++expert) {
-        for (int member = 0; member < members; ++member) {
-          if (member == me) continue;
-          // A member sends its tokens' rows to each of my experts, and I mine to each of its.
-          std::byte *mine = of_tokens(member, expert), *theirs = of_experts(member, expert);
-          if (!part.to_experts) std::swap(mine, theirs);
-          nccl_.Send(comm, mine, bytes, member, self.stream);
-          nccl_.Recv(comm, theirs, bytes, member, self.stream);
-        }
-      }
-    });
+    const int end = std::min(begin + step, local);
+    comms_.ExchangeInGroups(static_cast<size_t>(members), static_cast<size_t>(me),
+                            static_cast<size_t>(end - begin), [&](size_t there, size_t here) {
+                              const auto to = static_cast<int>(there),
+                                         from = static_cast<int>(here);
+                              for (int expert = begin; expert < end; ++expert) {
+                                nccl_.Send(comm, mine(to, expert), bytes, to, self.stream);
+                                nccl_.Recv(comm, theirs(from, expert), bytes, from, self.stream);
+                              }
+                            });
   }
 }
 

@@ -62,13 +62,10 @@ void NcclSum::Connect(int stage, Transport::Over over, gpu::Stream stream) {
   const Parts& parts = PartsOf(stage, over);
   CF_ASSERT(round_ >= 1);
   NcclComm* const comm = comms_[NcclComms::Use::kSums];
-  comms_.Group([&] {
-    for (const int process : parts.processes) {
-      if (process == process_) continue;
-      comms_.nccl().Send(comm, work_, sizeof(float), process, stream);
-      // What comes is for nobody: all may write it to the same place.
-      comms_.nccl().Recv(comm, work_ + kWidth, sizeof(float), process, stream);
-    }
+  comms_.ExchangeInGroups(parts.processes.size(), parts.place, 1, [&](size_t to, size_t from) {
+    comms_.nccl().Send(comm, work_, sizeof(float), parts.processes[to], stream);
+    // What comes is for nobody: all may write it to the same place.
+    comms_.nccl().Recv(comm, work_ + kWidth, sizeof(float), parts.processes[from], stream);
   });
 }
 
@@ -90,33 +87,26 @@ void NcclSum::Round(const Parts& parts, std::span<float> values, gpu::Stream str
   Nccl& nccl = comms_.nccl();
   NcclComm* const comm = comms_[NcclComms::Use::kSums];
   // Nothing is sent where slices are empty: both ends know.
-  comms_.Group([&] {
-    size_t other = 0;
-    for (size_t p = 0; p < count; ++p) {
-      if (p == parts.place) continue;
-      const std::span<float> theirs = Slice(values, count, p);
-      if (!theirs.empty()) {
-        nccl.Send(comm, theirs.data(), theirs.size_bytes(), parts.processes[p], stream);
-      }
-      if (!own.empty()) {
-        nccl.Recv(comm, work_ + other * stride, own.size_bytes(), parts.processes[p], stream);
-      }
-      ++other;
+  comms_.ExchangeInGroups(count, parts.place, 1, [&](size_t to, size_t from) {
+    const std::span<float> theirs = Slice(values, count, to);
+    if (!theirs.empty()) {
+      nccl.Send(comm, theirs.data(), theirs.size_bytes(), parts.processes[to], stream);
+    }
+    if (!own.empty()) {
+      const size_t other = from < parts.place ? from : from - 1;
+      nccl.Recv(comm, work_ + other * stride, own.size_bytes(), parts.processes[from], stream);
     }
   });
   gpu::AddSlices(
       stream, {own.data(), work_, stride, static_cast<int>(count), static_cast<int>(parts.place)},
       own.size(), comms_.CtasOf(NcclComms::Use::kSums));
-  comms_.Group([&] {
-    for (size_t p = 0; p < count; ++p) {
-      if (p == parts.place) continue;
-      const std::span<float> theirs = Slice(values, count, p);
-      if (!own.empty()) {
-        nccl.Send(comm, own.data(), own.size_bytes(), parts.processes[p], stream);
-      }
-      if (!theirs.empty()) {
-        nccl.Recv(comm, theirs.data(), theirs.size_bytes(), parts.processes[p], stream);
-      }
+  comms_.ExchangeInGroups(count, parts.place, 1, [&](size_t to, size_t from) {
+    const std::span<float> theirs = Slice(values, count, from);
+    if (!own.empty()) {
+      nccl.Send(comm, own.data(), own.size_bytes(), parts.processes[to], stream);
+    }
+    if (!theirs.empty()) {
+      nccl.Recv(comm, theirs.data(), theirs.size_bytes(), parts.processes[from], stream);
     }
   });
 }

@@ -282,6 +282,10 @@ GpuGraph* EmulatedGpu::EndCapture(gpu::Stream stream) {
 void EmulatedGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
   Log(GpuCall::Kind::kGraph, stream);
   if (capture_) throw gpu::GpuError("Launch: a graph in a capture");
+  if (std::none_of(graphs_.begin(), graphs_.end(),
+                   [&](const auto& one) { return one.get() == graph; })) {
+    throw gpu::GpuError("Launch: there is no such graph");
+  }
   Queue* const queue = QueueOf(stream);
   if (queue == nullptr) throw gpu::GpuError("Launch: the stream runs no graphs");
   const auto mark = std::make_shared<Mark>();
@@ -289,6 +293,15 @@ void EmulatedGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
   streams_.Give(
       queue->number,
       {.waits_for = std::exchange(graph->last_launch, mark), .marks = mark, .graph = graph});
+}
+
+void EmulatedGpu::Drop(GpuGraph* graph) noexcept {
+  const auto at = std::find_if(graphs_.begin(), graphs_.end(),
+                               [&](const auto& one) { return one.get() == graph; });
+  if (at == graphs_.end()) return;
+  if (graph->last_launch != nullptr && !graph->last_launch->done)
+    dropped_.push_back(std::move(*at));
+  graphs_.erase(at);
 }
 
 bool EmulatedGpu::Done(GpuEvent* event) {

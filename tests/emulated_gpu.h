@@ -76,6 +76,7 @@ class EmulatedGpu : public Gpu {
   void BeginCapture(gpu::Stream stream) override;
   GpuGraph* EndCapture(gpu::Stream stream) override;
   void Launch(GpuGraph* graph, gpu::Stream stream) override;
+  void Drop(GpuGraph* graph) noexcept override;
   bool Done(GpuEvent* event) override;
   void Synchronize(GpuEvent* event) override;
   void Synchronize() override;
@@ -120,7 +121,7 @@ class EmulatedGpu : public Gpu {
   EmulatedStreams streams_;
   std::vector<std::unique_ptr<Queue>> queues_;
   std::deque<GpuEvent> events_;
-  std::vector<std::unique_ptr<GpuGraph>> graphs_;
+  std::vector<std::unique_ptr<GpuGraph>> graphs_, dropped_;  // there: while they were under way
   std::optional<Capture> capture_;
   uint64_t captures_ = 0;
   Memory memory_, host_memory_;

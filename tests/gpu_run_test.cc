@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -17,6 +18,7 @@
 #include "runtime/footprint.h"
 #include "runtime/gpu_check.h"
 #include "runtime/gpu_views.h"
+#include "runtime/hang_watch.h"
 #include "runtime/sm_budget.h"
 #include "schedules/registry.h"
 #include "tests/emulated_gpu.h"
@@ -55,6 +57,30 @@ Model SmallModel(int top_k, int experts, float capacity_factor = 0) {
   model.batch = 2;
   return model;
 }
+
+/// Stands still after so many looks at whether it is done, but for the stream that watches it,
+/// which has its work done at once.
+class StillGpu : public EmulatedGpu {
+ public:
+  explicit StillGpu(int looks) : looks_(looks) {}
+
+  gpu::Stream NewStream(int partition, Priority priority, const std::string& name) override {
+    if (name == "hang watch") return {};
+    return EmulatedGpu::NewStream(partition, priority, name);
+  }
+  void Record(GpuEvent* event, gpu::Stream stream) override {
+    if (stream.handle == nullptr) watching_ = event;
+    EmulatedGpu::Record(event, stream);
+  }
+  bool Done(GpuEvent* event) override {
+    if (event == watching_) return true;
+    return looks_-- > 0 && EmulatedGpu::Done(event);
+  }
+
+ private:
+  int looks_;
+  GpuEvent* watching_ = nullptr;
+};
 
 struct Shape {
   const char* schedule;
@@ -220,6 +246,39 @@ TEST_SUITE("kernel") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("GPU run: a GPU that stands still is given up with what it is at") {
+    const Model model = SmallModel(1, 2);
+    const Text text = SmallText();
+    const Plan plan = PlanOf({"1f1b", 2, 2}, model);
+    // The first instruction that has begun and not ended, or the whole error.
+    const auto hang = [&](int looks, GpuRunOptions options, int steps) -> std::string {
+      StillGpu gpu(looks);
+      GpuRun run(plan, model, text, kSeed, gpu, options);
+      try {
+        for (int step = 1; step <= steps; ++step) run.Step(step);
+      } catch (const GpuHang& error) {
+        return error.what();
+      }
+      return "";
+    };
+    GpuRunOptions options = kGraph;
+    options.timeout = std::chrono::milliseconds(300);
+    const std::string head = "the GPU has made no progress for 0.3 s in step 1; ";
+    CHECK(hang(0, options, 1) == head + "no instruction has begun that has not ended");
+    for (const bool graph : {false, true}) {
+      options.graph = graph;
+      const std::string error = hang(graph ? 60 : 40, options, 1);
+      CAPTURE(error);
+      CHECK(error.find(head + "begun and not ended: rank ") == 0);
+    }
+    options.stamps = false;
+    CHECK(hang(50, options, 1) == head + "what it is at is not known without stamps");
+    options.timeout = std::chrono::minutes(1);
+    CHECK(hang(1 << 30, options, 1) == "");
+    options.stamps = true;
+    CHECK(hang(1 << 30, options, 2) == "");
+  }
+
   TEST_CASE("GPU run: plans that do not suit are refused with the remedy") {
     const Model model = SmallModel(1, 2);
     const Text text = SmallText();

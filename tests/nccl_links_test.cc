@@ -226,6 +226,36 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("nccl links: sums over many have groups of few messages with both ends in the same") {
+    constexpr int kMany = 135;  // 268 messages at a time
+    LinkedJob job(PlanOf("1f1b", 1, 1, kMany, 13));
+    REQUIRE_NOTHROW(job.network.Check());
+    REQUIRE_NOTHROW(job.network.Run());
+    // By communicator, sender and receiver: which groups of the connecting its messages are in.
+    std::map<std::tuple<int, int, int>, std::pair<std::vector<int>, std::vector<int>>> pairs;
+    size_t most = 0;
+    for (int p = 0; p < kMany; ++p) {
+      int group = 0;
+      const std::vector<NcclNetwork::Step>& steps = job.network.steps[static_cast<size_t>(p)];
+      for (size_t at = 0; at < steps.size(); ++at) {
+        const NcclNetwork::Step& step = steps[at];
+        if (step.messages.empty()) continue;
+        most = std::max(most, step.messages.size());
+        // Later there are groups of nothing, where slices are empty.
+        if (at >= job.connected[static_cast<size_t>(p)]) continue;
+        for (const NcclNetwork::Message& m : step.messages) {
+          auto& [sent, received] =
+              pairs[m.sends ? std::tuple(m.comm, p, m.peer) : std::tuple(m.comm, m.peer, p)];
+          (m.sends ? sent : received).push_back(group);
+        }
+        ++group;
+      }
+    }
+    CHECK(most == 256);
+    CHECK(pairs.size() == static_cast<size_t>(kMany) * (kMany - 1));
+    for (const auto& [pair, groups] : pairs) CHECK(groups.first == groups.second);
+  }
+
   TEST_CASE("nccl links: experts' exchanges of unknown size are refused with the remedy") {
     const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
     CHECK(Failure([&] { LinkedJob(plan, 0); }) ==

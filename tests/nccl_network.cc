@@ -17,6 +17,9 @@ namespace {
 /// How often a communicator has to be asked until it is ready.
 constexpr int kTurns = 2;
 
+/// How long an abort waits for a graph with messages of the communicator; NCCL would for ever.
+constexpr std::chrono::seconds kPatience{10};
+
 struct Handle : NcclComm {
   explicit Handle(int the_comm, Handle* the_parent) : comm(the_comm), parent(the_parent) {}
   const int comm;
@@ -88,6 +91,10 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     const std::lock_guard lock(network_.mutex_);
     Steps().insert(Steps().end(), graph_.begin(), graph_.end());
   }
+  void Drop(GpuGraph*) noexcept override {
+    const std::lock_guard lock(network_.mutex_);
+    graph_.clear();
+  }
 
   // Of NCCL.
   std::string NewId() override { return "the one"; }
@@ -136,6 +143,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   void Finalize(NcclComm* comm) override {
     auto* const handle = static_cast<Handle*>(comm);
     RequireReady(*handle);
+    if (InGraph(*handle)) throw Error("a communicator ends that a graph has messages of");
     handle->turns = kTurns;
     handle->finalized = true;
   }
@@ -143,9 +151,23 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     auto* const handle = static_cast<Handle*>(comm);
     handle->closed = handle->finalized && handle->turns == 0;
   }
-  void Abort(NcclComm* comm) noexcept override { static_cast<Handle*>(comm)->closed = true; }
+  void Abort(NcclComm* comm) noexcept override {
+    auto* const handle = static_cast<Handle*>(comm);
+    const auto give_up = std::chrono::steady_clock::now() + kPatience;
+    while (InGraph(*handle) && std::chrono::steady_clock::now() < give_up) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    handle->closed = !InGraph(*handle);
+  }
 
  private:
+  bool InGraph(const Handle& handle) {
+    const std::lock_guard lock(network_.mutex_);
+    return std::any_of(graph_.begin(), graph_.end(), [&](const Step& step) {
+      return std::any_of(step.messages.begin(), step.messages.end(),
+                         [&](const Message& m) { return m.comm == handle.comm; });
+    });
+  }
   static void Copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }

@@ -20,7 +20,7 @@ namespace contraflow {
 /// whatever it serialises. It happens while somebody waits for an event, or in Run.
 ///
 /// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
-/// of one that is not, or outside a group.
+/// of one that is not, or outside a group, or to end one while a graph has messages of it.
 class NcclNetwork {
  public:
   struct Message {

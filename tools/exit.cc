@@ -1,6 +1,7 @@
 #include "tools/exit.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
 #include "compiler/error.h"
@@ -29,15 +30,31 @@ Complaint ComplaintOf(const std::exception_ptr& error) {
   }
 }
 
+namespace {
+
+void Complain(std::string_view program, const Complaint& complaint) {
+  const std::string line = std::string(program) + ": error: " + complaint.text + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
 int Guard(std::string_view program, const std::function<int()>& body) {
   try {
     return body();
   } catch (...) {
     const Complaint complaint = ComplaintOf(std::current_exception());
-    const std::string line = std::string(program) + ": error: " + complaint.text + "\n";
-    std::fwrite(line.data(), 1, line.size(), stderr);
+    Complain(program, complaint);
     return complaint.code;
   }
+}
+
+void EndAtOnce(std::string_view program, const std::exception_ptr& error) {
+  const Complaint complaint = ComplaintOf(error);
+  std::fflush(stdout);
+  Complain(program, complaint);
+  std::fflush(stderr);
+  std::_Exit(complaint.code);
 }
 
 }  // namespace contraflow

@@ -31,4 +31,8 @@ Complaint ComplaintOf(const std::exception_ptr& error);
 /// "PROGRAM: error: ..." on stderr and an exit code.
 int Guard(std::string_view program, const std::function<int()>& body);
 
+/// Says what Guard would of an error that nothing can be cleaned up after, and ends the process
+/// with the same exit code, without a destructor.
+[[noreturn]] void EndAtOnce(std::string_view program, const std::exception_ptr& error);
+
 }  // namespace contraflow

@@ -11,8 +11,10 @@
 #include "runtime/cuda_gpu.h"
 #include "runtime/gpu_check.h"
 #include "runtime/gpu_process_run.h"
+#include "runtime/hang_watch.h"
 #include "runtime/nccl_library.h"
 #include "runtime/sm_budget.h"
+#include "tools/exit.h"
 #include "tools/run_launched.h"
 #include "tools/run_train.h"
 
@@ -83,7 +85,9 @@ int TrainVirtually(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
   const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
-  GpuRun run(input.plan, input.model, input.text, options.seed, *gpu, GpuOptionsOf(options));
+  GpuRunOptions gpu_options = GpuOptionsOf(options);
+  gpu_options.timeout = Milliseconds(options.timeout);
+  GpuRun run(input.plan, input.model, input.text, options.seed, *gpu, gpu_options);
   std::optional<GpuCheck> check;
   if (options.check) {
     const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
@@ -94,7 +98,13 @@ int TrainVirtually(const RunOptions& options) {
                       gpu->NewStream(0, Priority::kNormal, "reference"), budget.compute),
                   true, std::function<void()>());
   }
-  return TrainAlone(options, input, run, check ? &*check : nullptr);
+  try {
+    return TrainAlone(options, input, run, check ? &*check : nullptr);
+  } catch (const GpuHang&) {
+    // Destructors would wait for the GPU for ever: memory, streams and contexts are given back when
+    // it is done. The end of the process takes all of them.
+    EndAtOnce("contraflow-run", std::current_exception());
+  }
 }
 
 /// One device of a job, on one of the GPUs of its machine.

@@ -19,7 +19,8 @@ Model Checked(const Plan& plan, const Model& model) {
                 std::string(Name(plan.level)) + "; compile it with --level buffer --model " +
                 model.name + " --device cuda");
   }
-  const Model fitted = FitModel(model, plan.stages, plan.layers, plan.expert_parallel);
+  const Model fitted =
+      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
   CheckGpuModel(fitted);
   if (plan.expert_parallel > gpu::kMaxPeers) {
     throw Error("on GPUs an expert group has at most " + std::to_string(gpu::kMaxPeers) +

@@ -57,10 +57,9 @@ std::vector<MatmulShape> ShapesOf(const LayerShape& n) {
   return shapes;
 }
 
-/// What any of the kernels on a lane needs; they run one after the other.
-size_t WorkBytes(const LayerShape& n, const gpu::Attention& attention) {
-  return std::max({gpu::Matmuls::kWorkBytes, attention.work_bytes(),
-                   gpu::SortWork(n.tokens, n.experts, n.top_k),
+/// What any of the kernels but the attention needs; those of a lane run one after the other.
+size_t WorkBytes(const LayerShape& n) {
+  return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
                    gpu::EmbeddingWork(n.tokens, n.vocabulary),
                    gpu::RmsNormWork(n.tokens, n.width) * sizeof(float)});
 }
@@ -95,8 +94,8 @@ GpuKit::GpuKit(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute
   };
   cosine_ = on_device(cosine);
   sine_ = on_device(sine);
-  const size_t work = WorkBytes(shape_, attention_);
-  for (std::byte*& lane : work_) lane = gpu.Allocate(work);
+  const size_t work = WorkBytes(shape_);
+  work_ = {gpu.Allocate(std::max(work, attention_.work_bytes())), gpu.Allocate(work)};
   gpu.Synchronize();
 }
 

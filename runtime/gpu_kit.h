@@ -26,7 +26,7 @@ struct GpuLane {
 /// first step.
 class GpuKit {
  public:
-  /// Lanes that compute at the same time: compute, all-to-all.
+  /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
   /// For `compute_sms` SMs; of a model that is checked (CheckGpuModel). Returns once all is in

@@ -17,7 +17,8 @@ namespace contraflow {
 namespace {
 
 Model Checked(const Plan& plan, const Model& model) {
-  const Model fitted = FitModel(model, plan.stages, plan.layers, plan.expert_parallel);
+  const Model fitted =
+      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
   CheckGpuModel(fitted);
   return fitted;
 }

@@ -123,7 +123,7 @@ ValueBytes BytesOfGpuValues(const LayerShape& shape) {
 }
 
 MemoryCost GpuFootprintOf(const Model& model, int stages, int layers, int expert_parallel) {
-  const Model fitted = FitModel(model, stages, layers, expert_parallel);
+  const Model fitted = FitModel(model, stages, layers, expert_parallel, Hardware::kGpus);
   CheckGpuModel(fitted);
   const LayerShape shape(fitted, expert_parallel, fitted.experts / expert_parallel);
   // Parameters and their copy, gradients, two moments.

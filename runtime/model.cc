@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,13 @@ constexpr int kDefaultLayers = 8;
 // many GiB.
 constexpr double kMaxParameters = 1 << 28;
 constexpr double kMaxActivations = 1 << 28;
+// Of one value, or the weights of one product: GPU kernels count them with 32 bits.
+constexpr double kMaxNumbers = std::numeric_limits<int32_t>::max();
+// Of the largest GPU (H200).
+constexpr double kGpuGigabytes = 141;
+// A parameter, its bf16 copy, gradient and two moments.
+constexpr double kGpuBytesOfParameter = 18;
+constexpr double kGpuBytesOfNumber = 2;
 
 struct IntegerField {
   std::string_view key, noun;
@@ -89,12 +97,16 @@ std::string Millions(double count) {
   return std::to_string(static_cast<int64_t>(count / 1e6)) + " million";
 }
 
-void CheckSize(const Model& model, const std::string& place, int members) {
+double ParametersOfLayer(const Model& model, double experts) {
+  const double d = model.width, f = model.expert_width;
+  return 4 * d * d + 2 * d + d * model.experts + 3 * experts * d * f;
+}
+
+void CheckHostSize(const Model& model, const std::string& place, int members) {
   const double d = model.width, f = model.expert_width, experts = model.experts;
   const double layers = model.layers == 0 ? kDefaultLayers : model.layers;
   const double vocabulary = model.vocabulary;
-  const double layer = 4 * d * d + 2 * d + d * experts + 3 * experts * d * f;
-  const double parameters = layers * layer + 2 * vocabulary * d + d;
+  const double parameters = layers * ParametersOfLayer(model, experts) + 2 * vocabulary * d + d;
   if (parameters > kMaxParameters) {
     Fail(place, "width",
          "with these layers, experts and widths the model has " + Millions(parameters) +
@@ -115,9 +127,45 @@ void CheckSize(const Model& model, const std::string& place, int members) {
   }
 }
 
-}  // namespace
+void CheckGpuSize(const Model& model, const std::string& place, int members, int stages) {
+  const double d = model.width, f = model.expert_width, experts = model.experts;
+  const int owned = std::max(1, model.experts / members);
+  const int all_layers = model.layers == 0 ? kDefaultLayers : model.layers;
+  const double layers = std::max(1, all_layers / stages);
+  const auto check_numbers = [&](std::string_view key, double numbers, const std::string& remedy) {
+    if (numbers <= kMaxNumbers) return;
+    Fail(place, key,
+         "one of the values has " + Millions(numbers) +
+             " numbers on each GPU, kernels take at most " + Millions(kMaxNumbers) + "; " + remedy);
+  };
+  const auto check_memory = [&](std::string_view key, const std::string& what, double bytes,
+                                const std::string& remedy) {
+    if (bytes <= kGpuGigabytes * 1e9) return;
+    Fail(place, key,
+         what + std::to_string(static_cast<int64_t>(bytes / 1e9)) +
+             " GB on each GPU, the largest have " +
+             std::to_string(static_cast<int64_t>(kGpuGigabytes)) + " GB; " + remedy);
+  };
+  const std::string smaller = "make widths or experts smaller, or --expert-parallel larger";
+  check_numbers("width", owned * d * 2 * f, smaller);
+  check_memory("width", "the parameters of a stage take ",
+               layers * ParametersOfLayer(model, owned) * kGpuBytesOfParameter,
+               smaller + ", or take more stages with fewer layers each");
 
-void CheckModel(const Model& model, const std::string& place, int members) {
+  const double rows = static_cast<double>(model.batch) * model.sequence;
+  const std::string shorter = "make sequence, batch or widths smaller";
+  check_numbers("sequence", rows * std::max({3 * d, experts, double{1} * model.vocabulary}),
+                shorter);
+  check_numbers("sequence", rows * model.top_k * d, shorter);
+  const auto expert_rows = static_cast<double>(MostExpertRows(model, members, owned));
+  const std::string shorter_or_capped = shorter + ", or give a capacity_factor";
+  check_numbers("sequence", expert_rows * std::max(d, 2 * f), shorter_or_capped);
+  check_memory("sequence", "one micro-batch keeps ",
+               layers * (rows * 8 * d + expert_rows * (d + 3 * f)) * kGpuBytesOfNumber,
+               shorter_or_capped + ", or take more stages with fewer layers each");
+}
+
+void CheckFields(const Model& model, const std::string& place) {
   for (const IntegerField& f : kIntegers) {
     const int value = model.*f.field;
     if (value >= f.low && value <= f.high) continue;
@@ -153,10 +201,21 @@ void CheckModel(const Model& model, const std::string& place, int members) {
          "must be " + std::string(kCapacityNoun) + " in " + FormatReal(kLeastCapacity) + ".." +
              FormatReal(kMostCapacity));
   }
-  CheckSize(model, place, members);
 }
 
-Model ReadModel(const std::string& preset_or_path) {
+}  // namespace
+
+void CheckModel(const Model& model, const std::string& place, int members, int stages,
+                Hardware on) {
+  CheckFields(model, place);
+  if (on == Hardware::kGpus) {
+    CheckGpuSize(model, place, members, stages);
+  } else {
+    CheckHostSize(model, place, members);
+  }
+}
+
+Model ReadModel(const std::string& preset_or_path, Hardware on) {
   for (const Model& preset : Presets()) {
     if (preset.name == preset_or_path) return preset;
   }
@@ -174,7 +233,11 @@ Model ReadModel(const std::string& preset_or_path) {
   Model model;
   model.name = preset_or_path;
   model = ModelFromJson(document.Root(), std::move(model));
-  CheckModel(model, preset_or_path);
+  if (on == Hardware::kGpus) {
+    CheckFields(model, preset_or_path);
+  } else {
+    CheckModel(model, preset_or_path);
+  }
   return model;
 }
 
@@ -217,7 +280,7 @@ Model ModelFromJson(const JsonCursor& object, Model model) {
   return model;
 }
 
-Model FitModel(Model model, int stages, int layers, int members) {
+Model FitModel(Model model, int stages, int layers, int members, Hardware on) {
   CF_ASSERT(stages >= 1 && layers >= 0 && members >= 1);
   const std::string place = "model \"" + model.name + "\"";
   if (model.layers == 0) {
@@ -243,16 +306,18 @@ Model FitModel(Model model, int stages, int layers, int members) {
              " devices of an expert group, is " + std::to_string(model.experts) +
              "; use --model with such a number, or a plan with another --expert-parallel");
   }
-  CheckModel(model, place, members);
+  CheckModel(model, place, members, stages, on);
   return model;
 }
 
 int64_t Capacity(const Model& model) {
   if (model.capacity_factor == 0) return 0;
-  const double share = static_cast<double>(model.tokens()) * model.top_k / model.experts;
+  // As a model that is not checked yet may have more tokens than an int holds.
+  const double tokens = static_cast<double>(model.sequence) * model.batch;
+  const double share = tokens * model.top_k / model.experts;
   const double most = std::ceil(static_cast<double>(model.capacity_factor) * share);
   // A token visits an expert once.
-  return static_cast<int64_t>(std::min(most, static_cast<double>(model.tokens())));
+  return static_cast<int64_t>(std::min(most, tokens));
 }
 
 int64_t MostExpertRows(const Model& model, int members, int local_experts) {

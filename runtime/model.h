@@ -34,9 +34,16 @@ struct Model {
   int tokens() const { return sequence * batch; }
 };
 
+/// What is to compute a model: how large it may be there.
+enum class Hardware {
+  kHost,  ///< all of the model in one memory
+  kGpus,  ///< a stage, or a member's part of it, on each
+};
+
 /// A preset's name ("default", "tiny"), or a JSON file with the fields above (all optional, unknown
-/// ones refused). Throws Error with the JSON path and the remedy.
-Model ReadModel(const std::string& preset_or_path);
+/// ones refused). Throws Error with the JSON path and the remedy. Whether GPUs can hold it depends
+/// on the plan, so that is left to FitModel.
+Model ReadModel(const std::string& preset_or_path, Hardware on = Hardware::kHost);
 
 /// The same fields as an object of a document, and the model that ModelToJson wrote there. Reading
 /// throws Error like ReadModel; fields that are left out are those of `model`.
@@ -45,13 +52,15 @@ Model ModelFromJson(const JsonCursor& object, Model model = {});
 
 /// Throws Error, beginning with `place` and the JSON path of the field, if a size is out of range,
 /// the sizes do not fit each other, or the model would need absurd amounts of memory on a device of
-/// an expert group of so many members.
-void CheckModel(const Model& model, const std::string& place, int members = 1);
+/// an expert group of so many members. GPUs hold one of so many stages each.
+void CheckModel(const Model& model, const std::string& place, int members = 1, int stages = 1,
+                Hardware on = Hardware::kHost);
 
 /// The model with `layers` settled for this many stages, of `layers` layers each unless that is 0,
 /// and expert groups of so many members. Throws Error if they do not fit the model: a stage would
 /// have no layer, or not as many as it must have, or the members not as many experts each.
-Model FitModel(Model model, int stages, int layers = 0, int members = 1);
+Model FitModel(Model model, int stages, int layers = 0, int members = 1,
+               Hardware on = Hardware::kHost);
 
 /// Most rows that one device sends to one expert for a micro-batch; 0: no limit.
 int64_t Capacity(const Model& model);

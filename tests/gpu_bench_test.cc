@@ -52,6 +52,38 @@ TEST_SUITE("unit") {
     CheckFigures(figures, 10);
   }
 
+  TEST_CASE("gpu bench: every schedule of the sizes for a GPU can be built, and fits it") {
+    const ScheduleSizes sizes = ScheduleSizes::Full();
+    std::vector<ScheduleSizes::Shape> shapes = sizes.shapes;
+    shapes.push_back(sizes.overlap);
+    for (const ScheduleSizes::Shape& shape : shapes) {
+      for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
+        CAPTURE(schedule);
+        CAPTURE(shape.ranks);
+        CAPTURE(shape.microbatches);
+        const Plan plan = BenchPlan(schedule, shape, sizes.model, AlikeCosts(), Overlap::kAll);
+        REQUIRE(plan.costs);
+        REQUIRE(plan.costs->memory);
+        const MemoryCost& memory = *plan.costs->memory;
+        const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+        int64_t bytes = 0;
+        for (size_t r = 0; r < plan.slots.size(); ++r) {
+          for (const int64_t arena : ArenaBytes(plan.slots[r])) bytes += arena;
+        }
+        for (size_t s = 0; s < holders.size(); ++s) {
+          bytes +=
+              static_cast<int64_t>(holders[s].size()) *
+              (memory.parameter_bytes[s] + memory.gradient_bytes[s] + memory.optimizer_bytes[s]);
+        }
+        // All devices share one GPU of 141 GB, with work memory beside this.
+        CHECK(bytes * shape.expert_parallel < 120'000'000'000);
+      }
+    }
+    const Plan published =
+        BenchPlan("1f1b", sizes.overlap, sizes.model, AlikeCosts(), Overlap::kPublished);
+    CHECK(published.expert_parallel == 2);
+  }
+
   TEST_CASE("gpu bench: a table of figures with their targets") {
     CHECK(FormatFigures(
               {{"norm", 3.7, "TB/s", 4.0}, {"launch", 2, "us", 3, true}, {"x", 123.4, ""}}) ==

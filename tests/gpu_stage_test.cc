@@ -106,7 +106,7 @@ struct OnGpu {
       : kit(shape, TestGpu(), FewSms(), 2),
         stage(model, kit, 0, 0, 1, 2, TestGpu(), TestStream()),
         mirror(model, shape, 0, 0, 1, 2),
-        lane{FewSms(), kit.work(1)},
+        lane{FewSms(), kit.work(0)},
         tokens(micro.tokens),
         targets(micro.targets),
         loss(size_t{1}),

@@ -186,6 +186,56 @@ TEST_CASE("model: layers are settled for the stages") {
   CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
 }
 
+TEST_CASE("model: GPUs have limits of their own, for what each of them holds") {
+  Model model;
+  model.name = "big";
+  model.width = 4096;
+  model.heads = 32;
+  model.experts = 64;
+  model.expert_width = 1024;
+  CHECK(Failure([&] { FitModel(model, 8); }) ==
+        "model \"big\": /width: with these layers, experts and widths the model has 6983 million "
+        "parameters, the host backend takes at most 268 million; make one of them smaller");
+  const auto fit = [&](int stages, int members) {
+    return Failure([&] { FitModel(model, stages, 0, members, Hardware::kGpus); });
+  };
+  const auto is = [](const std::string& text, const std::string& part) {
+    CAPTURE(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 8);
+  model.layers = 64;
+  is(fit(1, 1),
+     "model \"big\": /width: the parameters of a stage take 1005 GB on each GPU, the largest have "
+     "141 GB; make widths or experts smaller, or --expert-parallel larger, or take more stages");
+  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 64);
+  CHECK(FitModel(model, 4, 0, 4, Hardware::kGpus).layers == 64);
+  model.layers = 8;
+  model.sequence = 65536;
+  model.batch = 4;
+  is(fit(8, 1), "/sequence: one of the values has 3221 million numbers on each GPU, kernels take");
+  model.batch = 2;
+  model.top_k = 8;
+  is(fit(8, 1), "/sequence: one of the values has 4294 million numbers");
+  model.batch = 1;
+  model.top_k = 1;
+  is(fit(8, 16), "or give a capacity_factor");
+  model.capacity_factor = 1;
+  CHECK(FitModel(model, 8, 0, 16, Hardware::kGpus).layers == 8);
+  model.layers = 512;
+  model.experts = 1;
+  is(fit(8, 1), "/sequence: one micro-batch keeps ");
+  model.expert_width = 65536;
+  model.width = 1 << 14;
+  model.heads = 128;
+  is(fit(512, 1), "/width: one of the values has 2147 million numbers");
+  model.batch = 65536;
+  model.expert_width = 8;
+  is(fit(512, 1), "/sequence: one of the values has ");
+  model.top_k = 2;
+  is(fit(512, 1), "/top_k: must be at most experts 1");
+}
+
 TEST_CASE("model: an expert takes its share of the tokens times the capacity factor") {
   Model model;  // 256 tokens, 2 of 8 experts each
   CHECK(Capacity(model) == 0);

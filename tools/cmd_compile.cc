@@ -6,6 +6,7 @@
 
 #include "compiler/error.h"
 #include "compiler/plan_io.h"
+#include "kernels/gpu_exchange.h"
 #include "runtime/footprint.h"
 #include "runtime/gpu_views.h"
 #include "tools/build.h"
@@ -77,6 +78,15 @@ void CheckDevice(const CompileOptions& options) {
   if (options.device == "cuda" && !options.model) {
     throw Error("--device: says what the values of a --model are stored in; give one");
   }
+  if (options.device == "cuda" && ParseLevel(options.level) != Level::kBuffer) {
+    throw Error("--device cuda: runs plans of level buffer only, this would be one of level " +
+                options.level + "; give --level buffer");
+  }
+  if (options.device == "cuda" && options.expert_parallel > gpu::kMaxPeers) {
+    throw Error("--device cuda: an expert group has at most " + std::to_string(gpu::kMaxPeers) +
+                " members there, is to have " + std::to_string(options.expert_parallel) +
+                "; give a smaller --expert-parallel");
+  }
 }
 
 /// The costs with the memory of the model that --model names in place of their own.
@@ -99,9 +109,10 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   CheckSpec(spec);
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
-  Model model = ReadModel(*options.model);
+  const bool on_gpus = options.device == "cuda";
+  Model model = ReadModel(*options.model, on_gpus ? Hardware::kGpus : Hardware::kHost);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
-  const auto footprint = options.device == "cuda" ? GpuFootprintOf : FootprintOf;
+  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
   costs.memory =
       footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, options.expert_parallel);
   return costs;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 
-#include "compiler/interleave.h"
 #include "compiler/simulate.h"
 #include "runtime/gpu_run.h"
 #include "runtime/gpu_views.h"
@@ -25,36 +24,12 @@ struct Measured {
   Timeline last;
 };
 
-CostModel AlikeCosts() {
-  CostModel costs;
-  costs.unit = Unit::kMicroseconds;
-  costs.moe.emplace().layers_per_stage = kLayersOfStage;
-  for (const ComponentCost& component : kComponentCosts) {
-    (*costs.moe).*component.times = {TicksPerUnit(Unit::kMicroseconds)};
-  }
-  return costs;
-}
-
-Plan PlanOf(const std::string& schedule, const ScheduleSizes::Shape& shape, const Model& model,
-            CostModel costs, Overlap overlap) {
-  Spec spec;
-  spec.schedule = schedule;
-  spec.ranks = shape.ranks;
-  spec.microbatches = shape.microbatches;
-  spec.expert_parallel = shape.expert_parallel;
-  costs.stages.clear();
-  DeriveChunkCosts(&costs, overlap);
-  costs.memory = GpuFootprintOf(model, shape.ranks, kLayersOfStage, shape.expert_parallel);
-  spec.costs = std::move(costs);
-  return BuildPlan(spec, {.level = Level::kBuffer, .overlap = overlap});
-}
-
 Measured Run(const std::function<std::unique_ptr<Gpu>()>& new_gpu, Plan plan,
              const ScheduleSizes& sizes) {
   Measured measured;
   measured.plan = std::move(plan);
-  const Model model =
-      FitModel(sizes.model, measured.plan.stages, kLayersOfStage, measured.plan.expert_parallel);
+  const Model model = FitModel(sizes.model, measured.plan.stages, kLayersOfStage,
+                               measured.plan.expert_parallel, Hardware::kGpus);
   const Text text = ReadText("", model);
   const std::unique_ptr<Gpu> gpu = new_gpu();
   GpuRun run(measured.plan, model, text, 1, *gpu);
@@ -82,7 +57,7 @@ void AddSchedule(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const std
                  const ScheduleSizes::Shape& shape, const ScheduleSizes& sizes,
                  const std::function<void(Figure)>& add) {
   const auto plan = [&](const CostModel& costs) {
-    return PlanOf(schedule, shape, sizes.model, costs, Overlap::kAll);
+    return BenchPlan(schedule, shape, sizes.model, costs, Overlap::kAll);
   };
   const CostModel costs = Run(new_gpu, plan(AlikeCosts()), sizes).costs;
   const Measured run = Run(new_gpu, plan(costs), sizes);
@@ -99,7 +74,7 @@ void AddSchedule(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const std
 void AddOverlap(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const ScheduleSizes& sizes,
                 const std::function<void(Figure)>& add) {
   const auto plan = [&](const std::string& schedule, const CostModel& costs, Overlap overlap) {
-    return PlanOf(schedule, sizes.overlap, sizes.model, costs, overlap);
+    return BenchPlan(schedule, sizes.overlap, sizes.model, costs, overlap);
   };
   const CostModel costs = Run(new_gpu, plan("dualpipe", AlikeCosts(), Overlap::kAll), sizes).costs;
   // 1F1B as published overlaps nothing.
@@ -152,6 +127,30 @@ ScheduleSizes ScheduleSizes::Tiny() {
   model.sequence = 4;
   model.batch = 1;
   return {model, {{2, 4, 1}}, {2, 4, 2}, 1};
+}
+
+CostModel AlikeCosts() {
+  CostModel costs;
+  costs.unit = Unit::kMicroseconds;
+  costs.moe.emplace().layers_per_stage = kLayersOfStage;
+  for (const ComponentCost& component : kComponentCosts) {
+    (*costs.moe).*component.times = {TicksPerUnit(Unit::kMicroseconds)};
+  }
+  return costs;
+}
+
+Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, const Model& model,
+               CostModel costs, Overlap overlap) {
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = shape.ranks;
+  spec.microbatches = shape.microbatches;
+  spec.expert_parallel = shape.expert_parallel;
+  costs.stages.clear();
+  DeriveChunkCosts(&costs, overlap);
+  costs.memory = GpuFootprintOf(model, shape.ranks, kLayersOfStage, shape.expert_parallel);
+  spec.costs = std::move(costs);
+  return BuildPlan(spec, {.level = Level::kBuffer, .overlap = overlap});
 }
 
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {

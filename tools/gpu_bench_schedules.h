@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/interleave.h"
 #include "compiler/plan.h"
 #include "compiler/timeline.h"
 #include "runtime/gpu.h"
@@ -33,6 +34,12 @@ struct Hiding {
   Time window = 0, compute = 0, all_to_all = 0, exposed = 0;
 };
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans);
+
+/// The plan of a schedule on virtual ranks, with a layer of the model in each stage.
+Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, const Model& model,
+               CostModel costs, Overlap overlap);
+/// Costs of its components before any was measured: all take the same time.
+CostModel AlikeCosts();
 
 /// Runs every schedule twice, first to measure what its instructions cost, then as compiled with
 /// those costs; adds efficiency (the share of the ranks' time that they compute) measured against

@@ -39,9 +39,21 @@ Plan ReadSoundPlan(const std::string& path) {
 }
 
 Model ModelOf(const RunOptions& options, const Plan& plan) {
-  Model model = ReadModel(options.model);
+  const Hardware on = options.device == "cuda" ? Hardware::kGpus : Hardware::kHost;
+  Model model = ReadModel(options.model, on);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
-  return FitModel(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
+  const auto fit = [&](Hardware hardware) {
+    return FitModel(model, plan.stages, plan.layers, plan.expert_parallel, hardware);
+  };
+  if (on == Hardware::kGpus && options.check) {
+    try {
+      fit(Hardware::kHost);
+    } catch (const Error& error) {
+      throw Error(std::string("--check: computes on the host as well; leave it out, as ") +
+                  error.what());
+    }
+  }
+  return fit(on);
 }
 
 Fact PlanFact(const std::string& path, const Plan& plan) {

@@ -52,7 +52,7 @@ TEST_SUITE("unit") {
     CheckFigures(figures, 10);
   }
 
-  TEST_CASE("gpu bench: every schedule of the sizes for a GPU can be built, and fits it") {
+  TEST_CASE("gpu bench: every schedule of the sizes for a GPU can be built and fits it") {
     const ScheduleSizes sizes = ScheduleSizes::Full();
     std::vector<ScheduleSizes::Shape> shapes = sizes.shapes;
     shapes.push_back(sizes.overlap);

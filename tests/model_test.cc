@@ -186,7 +186,7 @@ TEST_CASE("model: layers are settled for the stages") {
   CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
 }
 
-TEST_CASE("model: GPUs have limits of their own, for what each of them holds") {
+TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
   Model model;
   model.name = "big";
   model.width = 4096;

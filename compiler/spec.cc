@@ -1,6 +1,7 @@
 #include "compiler/spec.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -9,6 +10,9 @@
 
 namespace contraflow {
 namespace {
+
+constexpr std::array<std::string_view, 5> kPlacementNames = {"any", "linear", "v", "interleaved",
+                                                             "bidirectional"};
 
 /// Bytes or activations; leaves room for sums.
 constexpr int64_t kMaxMemory = int64_t{1} << 62;
@@ -24,6 +28,21 @@ void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
 }
 
 }  // namespace
+
+std::string_view Name(Placement placement) {
+  return kPlacementNames[static_cast<size_t>(placement)];
+}
+
+Placement ParsePlacement(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kPlacementNames.size(); ++i) {
+    if (kPlacementNames[i] == name) return static_cast<Placement>(i);
+    known += (i > 0 ? ", " : "") + std::string(kPlacementNames[i]);
+  }
+  const std::string shown(name.substr(0, 64));
+  throw Error("unknown placement \"" + shown + "\"" + DidYouMean(shown, kPlacementNames) +
+              "; placements are " + known);
+}
 
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
   constexpr const char* kForm =

@@ -1,12 +1,49 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "compiler/cost.h"
 
 namespace contraflow {
+
+/// Where a searched schedule puts the stages.
+enum class Placement : uint8_t {
+  kAny,            ///< the one with the shortest step
+  kLinear,         ///< one stage a rank
+  kV,              ///< two stages a rank, 0..P-1 and back
+  kInterleaved,    ///< `chunks` stages a rank, 0..P-1 again and again
+  kBidirectional,  ///< two routes, 0..P-1 and P-1..0, as in Chimera and DualPipe
+};
+
+std::string_view Name(Placement placement);  ///< "any" "linear" "v" "interleaved" "bidirectional"
+/// Throws Error with the known names.
+Placement ParsePlacement(std::string_view name);
+
+/// How far a search has come.
+struct SearchState {
+  std::string_view phase;  ///< "schedules" "policies" "local search" ...
+  Time makespan = 0;       ///< of the best so far
+  Time bound = 0;          ///< proven for its placement
+  double spent = 0;        ///< of the budget, 0..1
+};
+
+/// How `auto` searches. Its result depends on these and the rest of the spec alone, never on the
+/// clock: the budget is counted in evaluated instructions, so many to a second.
+struct SearchOptions {
+  Placement placement = Placement::kAny;
+  int64_t budget = 1'000'000'000;  ///< nanoseconds on a machine of 2024, about
+  uint64_t seed = 0;
+  double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
+  /// Ends the search early with the best so far, if set.
+  const std::atomic<bool>* stop = nullptr;
+  std::function<void(const SearchState&)> report = {};  ///< called now and then
+};
 
 /// What a schedule is generated for.
 struct Spec {
@@ -19,6 +56,7 @@ struct Spec {
   CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
+  SearchOptions search = {};  ///< of `auto` only
 };
 
 /// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this

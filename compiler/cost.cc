@@ -6,6 +6,7 @@
 
 #include "compiler/error.h"
 #include "compiler/plan.h"
+#include "compiler/value.h"
 
 namespace contraflow {
 namespace {
@@ -160,6 +161,8 @@ Time CostModel::Duration(const Instruction& i) const {
       return Scaled(cost.b, scale);
     case Op::W:
       return Scaled(cost.w, scale);
+    case Op::R:
+      return Scaled(cost.recompute(), scale);
     case Op::BW:
       return Scaled(cost.bw, scale);
     case Op::FB: {
@@ -186,8 +189,12 @@ Time CostModel::Duration(const Instruction& i) const {
     case Op::COMBINE_F:
     case Op::DISPATCH_B:
     case Op::COMBINE_B:
+    case Op::ATTN_R:
+    case Op::MLP_R:
+    case Op::DISPATCH_R:
+    case Op::COMBINE_R:
       CF_ASSERT(moe);
-      return Scaled(moe->Of(i.op, i.layer), scale);
+      return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
     case Op::SEND_F:
     case Op::RECV_F:
     case Op::SEND_B:
@@ -203,6 +210,15 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
   costs.stages = {{.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w}};
   costs.comm.latency = comm;
   return costs;
+}
+
+std::optional<int64_t> InputBytes(const CostModel& costs) {
+  if (costs.memory && costs.memory->input_bytes >= 0) return costs.memory->input_bytes;
+  if (costs.memory && !costs.memory->values.empty()) {
+    return costs.memory->values[static_cast<size_t>(Value::input)];
+  }
+  if (costs.comm.bytes > 0) return costs.comm.bytes;
+  return std::nullopt;
 }
 
 std::string FlawOf(const StageCost& cost, Unit unit) {
@@ -291,13 +307,14 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
   if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
   // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
   // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
-  double per_microbatch = costs.moe ? stages * SumOf(*costs.moe) : 0;
+  // Twice the components: their forward may be run again.
+  double per_microbatch = costs.moe ? 2 * stages * SumOf(*costs.moe) : 0;
   for (int s = 0; s < stages; ++s) {
     const StageCost& cost = costs.stage(s);
     per_microbatch += static_cast<double>(cost.f) + static_cast<double>(cost.b) +
                       static_cast<double>(cost.w) + static_cast<double>(cost.bw) +
                       static_cast<double>(cost.fb) + static_cast<double>(cost.reduce) +
-                      static_cast<double>(cost.step) +
+                      static_cast<double>(cost.step) + static_cast<double>(cost.recompute()) +
                       2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy);
   }
   double scale = 0;

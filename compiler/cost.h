@@ -40,7 +40,9 @@ inline constexpr Time kMaxCost = Time{1} << 50;
 struct StageCost {
   Time f = 0, b = 0, w = 0, bw = 0, fb = 0;
   Time reduce = 0, step = 0;  ///< summing the gradients over the copies; the optimizer step
+  Time r = -1;                ///< the forward run again from the stage input; -1: as long as f
 
+  Time recompute() const { return r < 0 ? f : r; }
   bool operator==(const StageCost&) const = default;
 };
 
@@ -65,6 +67,9 @@ struct MemoryCost {
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
   /// Of the values of one layer, by Value (compiler/value.h); empty: not known.
   std::vector<int64_t> values = {};
+  /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
+  /// -1: not given (InputBytes).
+  int64_t input_bytes = -1;
 
   bool operator==(const MemoryCost&) const = default;
 };
@@ -135,7 +140,7 @@ struct CostModel {
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
 
-  /// How long its lane is busy with F, B, W, BW, FB, REDUCE, STEP or, with `moe`, a component.
+  /// How long its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a component.
   /// FB of two different stages: f of the one + bw of the other, less the smaller of the two
   /// savings f + bw - fb, so that equal stages give fb.
   Time Duration(const Instruction& instruction) const;
@@ -143,6 +148,11 @@ struct CostModel {
 
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
+
+/// What a chunk that is recomputed holds between F and R: "input_bytes" where the costs give it,
+/// else the value `input` of a layer, else the bytes of a message between stages, which is a stage
+/// input. Nothing where the costs say none of these.
+std::optional<int64_t> InputBytes(const CostModel& costs);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".

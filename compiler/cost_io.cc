@@ -30,7 +30,8 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
 }
 
 StageCost ReadStage(const JsonCursor& stage, Unit unit) {
-  stage.Keys("an object with the costs of a stage", {"f", "b", "w", "bw", "fb", "reduce", "step"});
+  stage.Keys("an object with the costs of a stage",
+             {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
   StageCost cost;
   cost.f = ReadTime(stage.Required("f"), unit);
   cost.b = ReadTime(stage.Required("b"), unit);
@@ -39,6 +40,7 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit) {
   cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
   cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
   cost.step = ReadTime(stage.Optional("step"), unit, 0);
+  cost.r = ReadTime(stage.Optional("r"), unit, -1);
   const std::string flaw = FlawOf(cost, unit);
   if (!flaw.empty()) stage.Fail(flaw);
   return cost;
@@ -151,7 +153,7 @@ void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost*
 MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
   memory.Keys("an object with numbers of bytes",
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
-               "optimizer_bytes", "values"});
+               "optimizer_bytes", "values", "input_bytes"});
   const auto read = [](const std::optional<JsonCursor>& field) -> int64_t {
     return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
   };
@@ -170,6 +172,7 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
   cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
   cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
   if (values) cost.values = ReadValues(*values);
+  if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = read(input);
   if (!activation) DeriveActivations(memory, *moe, &cost);
   if (cost.w_stash_bytes > cost.activation_bytes) {
     memory.Required("w_stash_bytes")

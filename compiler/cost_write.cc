@@ -24,6 +24,7 @@ Json StageToJson(const StageCost& cost, Unit unit) {
   object->Add("fb", TimeToJson(cost.fb, unit));
   if (cost.reduce != 0) object->Add("reduce", TimeToJson(cost.reduce, unit));
   if (cost.step != 0) object->Add("step", TimeToJson(cost.step, unit));
+  if (cost.r >= 0) object->Add("r", TimeToJson(cost.r, unit));
   return {std::move(object)};
 }
 
@@ -62,6 +63,7 @@ Json MemoryToJson(const MemoryCost& memory) {
     }
     object->Add("values", {std::move(values)});
   }
+  if (memory.input_bytes >= 0) object->Add("input_bytes", {memory.input_bytes});
   return {std::move(object)};
 }
 

@@ -237,6 +237,14 @@ Lane LaneOf(Op op) {
   return Lane::kNone;
 }
 
+Op Repeated(Op op) {
+  if (op == Op::R) return Op::F;
+  if (op == Op::ATTN_R) return Op::ATTN_F;
+  if (op == Op::MLP_R) return Op::MLP_F;
+  if (op == Op::DISPATCH_R) return Op::DISPATCH_F;
+  return op == Op::COMBINE_R ? Op::COMBINE_F : op;
+}
+
 std::string ToString(const Instruction& i) {
   std::string out(Name(i.op));
   Append(&out, " s", i.stage);

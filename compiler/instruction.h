@@ -11,7 +11,8 @@ namespace contraflow {
 /// dumps, traces, errors and tests (DESIGN section 2). Papers write B for the full backward in
 /// bubble formulas; here B is the backward for the input gradient only, W the one for the weight
 /// gradient, BW both in one go, FB a forward overlapped with a full backward of another micro-batch
-/// ("F&B").
+/// ("F&B"). R runs the forward of a chunk again from its stage input, so that what F made need not
+/// be held up to the backward; ATTN_R MLP_R DISPATCH_R COMBINE_R are its components.
 #define CF_OPS(X)                  \
   X(F, kChunk, kCompute)           \
   X(B, kChunk, kCompute)           \
@@ -33,7 +34,12 @@ namespace contraflow {
   X(DISPATCH_B, kLayer, kAllToAll) \
   X(COMBINE_B, kLayer, kAllToAll)  \
   X(REDUCE, kStage, kReduce)       \
-  X(STEP, kStage, kStep)
+  X(STEP, kStage, kStep)           \
+  X(R, kChunk, kCompute)           \
+  X(ATTN_R, kLayer, kComponent)    \
+  X(MLP_R, kLayer, kComponent)     \
+  X(DISPATCH_R, kLayer, kAllToAll) \
+  X(COMBINE_R, kLayer, kAllToAll)
 
 enum class Op : uint8_t {
 #define CF_OP(name, operands, work) name,
@@ -95,6 +101,11 @@ Lane LaneOf(Op op);
 
 /// A component of layer `layer` of a stage.
 Instruction Component(Op op, int stage, int layer, int microbatch);
+
+/// True for R and its components: it makes again what a forward made.
+inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }
+/// The operation whose work it does again, of R and its components; of any other the same.
+Op Repeated(Op op);
 
 /// True for F and FB: the instruction runs a forward of (stage, microbatch).
 inline bool HasForward(Op op) { return op == Op::F || op == Op::FB; }

@@ -44,6 +44,38 @@ Placement ParsePlacement(std::string_view name) {
               "; placements are " + known);
 }
 
+Recompute ParseRecompute(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "full") return {.choice = Recompute::Choice::kFull};
+  if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+  const auto fail = [&](const std::string& what) {
+    throw Error("--recompute: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
+  };
+  const auto number = [&](std::string_view digits) {
+    int stage = -1;
+    const char* const end = digits.data() + digits.size();
+    const auto [at, error] = std::from_chars(digits.data(), end, stage);
+    if (error != std::errc() || at != end || stage < 0) {
+      fail("must be none, full, auto or stages as in \"0,3,5-7\"");
+    }
+    if (stage >= kMaxStages) fail("a stage must be below " + std::to_string(kMaxStages));
+    return stage;
+  };
+  Recompute recompute = {.choice = Recompute::Choice::kStages};
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const size_t dash = part.find('-');
+    const int first = number(part.substr(0, dash));
+    const int last = dash == std::string_view::npos ? first : number(part.substr(dash + 1));
+    const int before = recompute.stages.empty() ? -1 : recompute.stages.back();
+    if (first <= before || last < first) fail("stages must ascend, each named once");
+    for (int stage = first; stage <= last; ++stage) recompute.stages.push_back(stage);
+    begin = end + 1;
+  }
+  return recompute;
+}
+
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
   constexpr const char* kForm =
       "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";

@@ -45,6 +45,25 @@ struct SearchOptions {
   std::function<void(const SearchState&)> report = {};  ///< called now and then
 };
 
+/// Which stages run their forward again (R) before their backward, and so hold no activations from
+/// the end of F to R.
+struct Recompute {
+  enum class Choice : uint8_t {
+    kNone,
+    kFull,    ///< every stage
+    kStages,  ///< `stages`
+    kAuto,    ///< those that cost the least time and make the schedule fit the memory limit
+  };
+  Choice choice = Choice::kNone;
+  std::vector<int> stages = {};  ///< ascending, without repeats
+
+  bool operator==(const Recompute&) const = default;
+};
+
+/// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7". Throws Error that says what is
+/// wrong. That the stages exist is for the schedule to check.
+Recompute ParseRecompute(std::string_view text);
+
 /// What a schedule is generated for.
 struct Spec {
   std::string schedule;
@@ -57,6 +76,7 @@ struct Spec {
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
   SearchOptions search = {};  ///< of `auto` only
+  Recompute recompute = {};   ///< put in behind the generator (schedules/recompute.h)
 };
 
 /// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this

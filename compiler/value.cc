@@ -168,6 +168,11 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
       return Chunk(i, accesses);
     case Op::REDUCE:
     case Op::STEP:
+    case Op::R:
+    case Op::ATTN_R:
+    case Op::MLP_R:
+    case Op::DISPATCH_R:
+    case Op::COMBINE_R:
       return;  // parameters and gradients are not values of a step
   }
 }

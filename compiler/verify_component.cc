@@ -172,6 +172,11 @@ class ChainInputs {
       case Op::RECV_B:
       case Op::REDUCE:
       case Op::STEP:
+      case Op::R:
+      case Op::ATTN_R:
+      case Op::MLP_R:
+      case Op::DISPATCH_R:
+      case Op::COMBINE_R:
         CF_ASSERT(false && "not a component");
     }
     return inputs_;

@@ -164,6 +164,7 @@ class InstructionShape {
 bool HasComponents(const Plan& plan) { return plan.level > Level::kComm && plan.layers > 0; }
 
 bool BelongsIn(const Plan& plan, Op op) {
+  if (IsRecompute(op)) return false;
   switch (kWork[static_cast<size_t>(op)]) {
     case Work::kCompute:
       return !HasComponents(plan);

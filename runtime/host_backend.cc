@@ -155,6 +155,11 @@ void HostBackend::Run(const Instruction& i) {
     case Op::RECV_B:
     case Op::REDUCE:
     case Op::STEP:
+    case Op::R:
+    case Op::ATTN_R:
+    case Op::MLP_R:
+    case Op::DISPATCH_R:
+    case Op::COMBINE_R:
       CF_ASSERT(false && "not a component");
   }
   Leave();

@@ -86,7 +86,7 @@ TEST_SUITE("unit") {
     const auto draw = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const int ops = static_cast<int>(Op::STEP) + 1;
+    const int ops = static_cast<int>(Op::COMBINE_R) + 1;
     for (int round = 0; round < 20'000; ++round) {
       Instruction i;
       i.op = static_cast<Op>(round % ops);

@@ -310,6 +310,12 @@ class LaneRun {
       case Op::BW:
       case Op::FB:
         return CheckChunk(r, i);
+      case Op::R:
+      case Op::ATTN_R:
+      case Op::MLP_R:
+      case Op::DISPATCH_R:
+      case Op::COMBINE_R:
+        return Fail(ToString(i) + " is not expected");
     }
   }
 

@@ -63,7 +63,13 @@ class Stack {
     if (base_ == MAP_FAILED) throw gpu::GpuError("the emulator has no memory for stacks");
   }
   Stack(const Stack&) = delete;
-  ~Stack() { munmap(base_, kStackBytes); }
+  ~Stack() {
+#if defined(__SANITIZE_ADDRESS__)
+    // Marks of functions that never returned would stay behind for whoever gets these pages next.
+    __asan_unpoison_memory_region(base_, kStackBytes);
+#endif
+    munmap(base_, kStackBytes);
+  }
   std::byte* base() const { return base_; }
   std::byte* top() const { return base_ + kStackBytes; }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "schedules/noise.h"
 
 namespace contraflow {
 namespace {
@@ -99,7 +100,8 @@ Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
   result_.rank_ends.resize(ranks);
 }
 
-const Evaluation& Evaluator::Run(const Order& order) {
+const Evaluation& Evaluator::Run(const Order& order, const NoiseDraw* draw) {
+  draw_ = draw;
   CF_ASSERT(order.size() == problem_.lines_of.size());
   Reset();
   while (!ready_.empty()) {
@@ -230,6 +232,13 @@ Evaluator::Step Evaluator::Ready(int rank, const Token& token, Time* ready) {
 Time Evaluator::Duration(const Token& token) const {
   const auto line = static_cast<size_t>(token.line);
   const Track& own = tracks_[line];
+  if (draw_ != nullptr) {
+    if (token.op == Op::FB) {
+      return draw_->Duration(token, own.f, tracks_[static_cast<size_t>(token.back)].b);
+    }
+    const int k = HasForward(token.op) ? own.f : HasBackward(token.op) ? own.b : own.w;
+    return draw_->Duration(token, k);
+  }
   if (token.op == Op::FB) {
     const auto back = static_cast<size_t>(token.back);
     if (!pair_.empty()) return pair_[line * places_ + static_cast<size_t>(place_[back])];

@@ -8,6 +8,8 @@
 
 namespace contraflow {
 
+class NoiseDraw;
+
 /// Evaluate for many orders of one problem: keeps its arrays, so that a run allocates nothing.
 /// Times are computed, not waited for: each rank runs until a message is missing and is taken up
 /// again when that message leaves, so every token is looked at once, plus once for each wait.
@@ -16,8 +18,9 @@ class Evaluator {
   /// The problem must outlive it.
   explicit Evaluator(const SearchProblem& problem);
 
-  /// Valid until the next run. Where `runs` is false, no other figure means anything.
-  const Evaluation& Run(const Order& order);
+  /// Valid until the next run. Where `runs` is false, no other figure means anything. With a draw
+  /// (noise.h) everything takes as long as that says.
+  const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
 
  private:
   /// What a line costs and where its messages go, in one piece of memory.
@@ -42,6 +45,7 @@ class Evaluator {
               int64_t wait);
 
   const SearchProblem& problem_;
+  const NoiseDraw* draw_ = nullptr;
   std::vector<Track> tracks_;
   std::vector<Time> scaled_[4];  // F, B, W, BW of each chunk; empty where no scale is given
   std::vector<Time> pair_;       // FB by line and place of the other among its rank's lines

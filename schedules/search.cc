@@ -1,0 +1,80 @@
+#include "schedules/search.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "compiler/bound.h"
+#include "schedules/evaluator.h"
+#include "schedules/local_search.h"
+#include "schedules/noise.h"
+
+namespace contraflow {
+namespace {
+
+/// The shortest of the seeds that run and fit; the first of equals.
+std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
+                              SearchWork* work) {
+  std::optional<Found> best;
+  Evaluator evaluator(problem);
+  for (const Plan& seed : seeds) {
+    std::optional<Order> order = ToOrder(problem, seed);
+    if (!order) continue;
+    const Evaluation& evaluation = evaluator.Run(*order);
+    work->Spend(InstructionCount(seed));
+    if (!evaluation.runs || !evaluation.fits) continue;
+    if (best && best->makespan <= evaluation.makespan) continue;
+    best = Found{std::move(*order), evaluation.makespan, seed.schedule};
+  }
+  return best;
+}
+
+/// Orders that policies make for slower messages: what is made early there leaves room for delays.
+/// Their figures are those of the problem itself.
+std::vector<Found> OrdersForLateMessages(const SearchProblem& problem, double noise,
+                                         SearchWork* work) {
+  Time longest = 0;
+  for (const Line& line : problem.lines) {
+    longest = std::max({longest, line.cost.f, line.cost.b, line.cost.w});
+  }
+  std::vector<Found> orders;
+  Evaluator evaluator(problem);
+  for (const int times : {1, 2, 4}) {
+    if (work->spent()) break;
+    CostModel costs = problem.costs;
+    costs.comm.latency += static_cast<Time>(noise * static_cast<double>(longest)) * times;
+    const SearchProblem late = MakeProblem(problem.frame, costs, problem.limit);
+    const Time bound = ProveBound(late.frame, costs, late.limit).value;
+    std::optional<Found> found = SearchPolicies(late, bound, work);
+    if (!found) continue;
+    found->makespan = evaluator.Run(found->order).makespan;
+    orders.push_back(std::move(*found));
+  }
+  return orders;
+}
+
+}  // namespace
+
+std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
+                            const SearchOptions& options, SearchWork* work) {
+  work->Enter("schedules");
+  std::optional<Found> best = BestSeed(problem, seeds, work);
+  if (best) work->Found(best->makespan, bound);
+  if (!best || best->makespan > bound) {
+    work->Enter("policies");
+    std::optional<Found> policies = SearchPolicies(problem, bound, work);
+    if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
+  }
+  if (!best) return best;
+  const bool noisy = options.noise > 0;
+  // What is left of the budget serves the expected makespan, if that is asked for.
+  ImproveWithin(problem, bound, options.seed, noisy ? work->left() / 2 : work->left(), work,
+                &*best);
+  if (noisy && !work->spent()) {
+    LowerExpected(problem, OrdersForLateMessages(problem, options.noise, work), options, work,
+                  &*best);
+  }
+  return best;
+}
+
+}  // namespace contraflow

@@ -8,6 +8,7 @@
 #include "schedules/evaluator.h"
 #include "schedules/local_search.h"
 #include "schedules/noise.h"
+#include "schedules/pair_search.h"
 
 namespace contraflow {
 namespace {
@@ -67,6 +68,10 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
   }
   if (!best) return best;
   const bool noisy = options.noise > 0;
+  if (problem.pairs) {
+    const int64_t budget = work->left() / (noisy ? 2 : 1) / 4 * 3;
+    ImprovePairs(problem, bound, options.seed, budget, work, &*best);
+  }
   // What is left of the budget serves the expected makespan, if that is asked for.
   ImproveWithin(problem, bound, options.seed, noisy ? work->left() / 2 : work->left(), work,
                 &*best);

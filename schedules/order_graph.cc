@@ -42,6 +42,7 @@ void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
       Role role;
       Node node;
       node.rank = static_cast<int32_t>(r);
+      node.place = static_cast<int32_t>(word.size());
       if (HasForward(token.op)) {
         role.f_line = token.line;
         role.f = counts[static_cast<size_t>(token.line)].f++;
@@ -153,6 +154,22 @@ Order OrderGraph::ToOrder() const {
 Time OrderGraph::Through(int rank, int place) const {
   const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
   return node.head + node.duration + node.tail;
+}
+
+int OrderGraph::BlockStart(int rank, int place) const {
+  const std::vector<int32_t>& word = words_[static_cast<size_t>(rank)];
+  auto at = static_cast<size_t>(place);
+  while (at > 0 && At(word[at - 1]).head + At(word[at - 1]).duration == At(word[at]).head) --at;
+  return static_cast<int>(at);
+}
+
+std::pair<int, int> OrderGraph::Sender(int rank, int place) const {
+  const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  for (const int32_t in : node.in) {
+    if (in == kNone || At(in).head + At(in).duration + hop_ != node.head) continue;
+    return {At(in).rank, At(in).place};
+  }
+  return {-1, -1};
 }
 
 Time OrderGraph::Arrival(const Node& node) const {

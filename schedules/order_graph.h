@@ -42,6 +42,10 @@ class OrderGraph {
   int length(int rank) const { return static_cast<int>(words_[static_cast<size_t>(rank)].size()); }
   /// How long the longest path through a token is.
   Time Through(int rank, int place) const;
+  /// The first of the tokens up to this one that run without a gap between them.
+  int BlockStart(int rank, int place) const;
+  /// Rank and place of the token whose message the one at `place` starts with; rank -1: none.
+  std::pair<int, int> Sender(int rank, int place) const;
 
   /// The move as far as the order of its lines lets it go (from == to: not at all), and memory.
   Move Shorten(Move move) const;
@@ -69,7 +73,7 @@ class OrderGraph {
     int32_t previous = kNone, next = kNone;                   // on its rank
     int32_t in[2] = {kNone, kNone}, out[2] = {kNone, kNone};  // on other ranks, a hop away
     int32_t position = 0;                                     // in topological order
-    int32_t rank = 0;
+    int32_t rank = 0, place = 0;
   };
   /// Which chunk's parts a token runs.
   struct Role {

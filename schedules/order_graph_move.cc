@@ -57,6 +57,7 @@ void OrderGraph::Relocate(const Move& move) {
     const int32_t node = word[i];
     levels[i] = level;
     level += roles_[static_cast<size_t>(node)].taken - roles_[static_cast<size_t>(node)].given;
+    At(node).place = static_cast<int32_t>(i);
     At(node).previous = i > 0 ? word[i - 1] : kNone;
     At(node).next = i + 1 < word.size() ? word[i + 1] : kNone;
   }

@@ -130,8 +130,9 @@ TEST_SUITE("property") {
   }
 
   TEST_CASE("search is never worse than a seed and its plans are sound") {
-    int better = 0, optimal = 0;
-    for (const Spec& spec : FreeLinks(7, 40, 5, 8)) {
+    int better = 0, optimal = 0, queues = 0;
+    std::mt19937_64 random(7);
+    for (const Spec& spec : RandomSpecs(&random, 40, 5, 8)) {
       const Plan plan = GeneratePlan(spec);
       const SearchProblem any = ProblemOf(plan, spec.costs, std::nullopt);
       const Evaluation first = Evaluate(any, *ToOrder(any, plan));
@@ -154,9 +155,11 @@ TEST_SUITE("property") {
       CHECK(FindingsText(ToPlan(problem, found->order)) == "");
       better += found->makespan < first.makespan;
       optimal += found->makespan == bound;
+      queues += spec.costs.comm.exclusive() && found->makespan < first.makespan;
     }
     CHECK(better >= 20);
     CHECK(optimal >= 1);
+    CHECK(queues >= 5);
   }
 }
 

@@ -1,0 +1,242 @@
+// How good searched schedules are and what they take: for each class of instances how many were
+// proven optimal, how far the others are from their bound, the gain over the best published
+// schedule with the same placement and memory, and user CPU time. Figures, no thresholds.
+//
+//   bench_search linear|v|bidirectional [--budget S] [--ranks MOST] [--each]
+//   bench_search real [--budget S] [--each] COSTS...
+//   bench_search noise [--budget S] [--ranks MOST] [--each]
+//
+// --budget: seconds of search for each instance (default 5). --ranks: leaves out larger ones.
+// --each: a line for each instance.
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/bound.h"
+#include "compiler/error.h"
+#include "schedules/evaluator.h"
+#include "schedules/noise.h"
+#include "schedules/search.h"
+#include "tools/bench_instances.h"
+
+namespace contraflow {
+namespace {
+
+struct Options {
+  std::string suite;
+  double budget = 5;
+  int ranks = 16;
+  bool each = false;
+  std::vector<std::string> files;
+};
+
+/// User time of this process in milliseconds.
+double CpuMilliseconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_utime.tv_sec) * 1e3 +
+         static_cast<double>(usage.ru_utime.tv_usec) / 1e3;
+}
+
+double Percent(Time value, Time of) {
+  return 100 * static_cast<double>(value - of) / static_cast<double>(of);
+}
+
+struct Row {
+  int instances = 0, optimal = 0, published = 0, unsolved = 0;
+  double gap = 0, worst_gap = 0, cpu = 0, worst_cpu = 0, gain = 0;
+
+  void Add(const Row& other) {
+    instances += other.instances;
+    optimal += other.optimal;
+    published += other.published;
+    unsolved += other.unsolved;
+    gap += other.gap;
+    worst_gap = std::max(worst_gap, other.worst_gap);
+    cpu += other.cpu;
+    worst_cpu = std::max(worst_cpu, other.worst_cpu);
+    gain += other.gain;
+  }
+};
+
+/// The shortest published one that fits.
+std::optional<Time> BestSeed(const SearchProblem& problem, const std::vector<Plan>& seeds) {
+  std::optional<Time> best;
+  Evaluator evaluator(problem);
+  for (const Plan& seed : seeds) {
+    const std::optional<Order> order = ToOrder(problem, seed);
+    if (!order) continue;
+    const Evaluation& evaluation = evaluator.Run(*order);
+    if (!evaluation.runs || !evaluation.fits) continue;
+    if (!best || evaluation.makespan < *best) best = evaluation.makespan;
+  }
+  return best;
+}
+
+Row Measure(const BenchInstance& instance, const Options& options) {
+  Row row;
+  const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
+  SearchOptions search;
+  search.budget = static_cast<int64_t>(options.budget * 1e9);
+  const double start = CpuMilliseconds();
+  const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
+  SearchWork work(search);
+  const std::optional<Found> found = Search(problem, instance.seeds, bound, search, &work);
+  const double cpu = CpuMilliseconds() - start;
+  const std::optional<Time> published = BestSeed(problem, instance.seeds);
+  ++row.instances;
+  row.cpu += cpu;
+  row.worst_cpu = cpu;
+  if (!found) {
+    ++row.unsolved;
+    if (options.each)
+      std::printf("%-18s %-20s nothing fits\n", instance.group.c_str(), instance.name.c_str());
+    return row;
+  }
+  const double gap = Percent(found->makespan, bound);
+  row.optimal += found->makespan == bound;
+  row.gap += gap;
+  row.worst_gap = gap;
+  double gain = 0;
+  if (published) {
+    gain = -Percent(found->makespan, *published);
+    ++row.published;
+    row.gain += gain;
+  }
+  if (options.each) {
+    std::printf("%-18s %-20s gap %8.4f %%  gain %7.3f %%  %7.0f ms  %s\n", instance.group.c_str(),
+                instance.name.c_str(), gap, gain, cpu, found->from.c_str());
+    std::fflush(stdout);
+  }
+  return row;
+}
+
+void Print(const std::string& group, const Row& row) {
+  const double solved = std::max(row.instances - row.unsolved, 1);
+  std::printf("%-18s %9d %9d (%5.1f %%) %8.4f %% %8.4f %% %7.2f %% %8.0f %8.0f %9d\n",
+              group.c_str(), row.instances, row.optimal, 100 * row.optimal / solved,
+              row.gap / solved, row.worst_gap, row.gain / std::max(row.published, 1),
+              row.cpu / row.instances, row.worst_cpu, row.unsolved);
+}
+
+void Run(const Options& options, const std::vector<BenchInstance>& instances) {
+  std::map<std::string, Row> rows;
+  Row all;
+  for (const BenchInstance& instance : instances) {
+    const Row row = Measure(instance, options);
+    rows[instance.group].Add(row);
+    all.Add(row);
+  }
+  std::printf("%-18s %9s %19s %10s %10s %9s %8s %8s %9s\n", "class", "instances", "proven optimal",
+              "mean gap", "worst", "gain", "mean ms", "worst ms", "unsolved");
+  for (const auto& [group, row] : rows) Print(group, row);
+  Print("all", all);
+}
+
+/// What noise adds to the first order found and to the one chosen against noise, where both are
+/// equally long, on draws that neither was chosen by.
+void RunNoise(const Options& options, const std::vector<BenchInstance>& instances) {
+  constexpr double kSigma = 0.1;
+  constexpr uint64_t kSeed = 9'000'000;
+  constexpr int kDraws = 40;
+  int equal = 0, longer = 0;
+  double first_sum = 0, chosen_sum = 0, ratio_sum = 0, cpu = 0;
+  for (const BenchInstance& instance : instances) {
+    const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
+    const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
+    SearchOptions search;
+    search.budget = static_cast<int64_t>(options.budget * 1e9);
+    SearchWork work(search);
+    const std::optional<Found> first = Search(problem, instance.seeds, bound, search, &work);
+    search.noise = kSigma;
+    SearchWork noisy(search);
+    const double start = CpuMilliseconds();
+    const std::optional<Found> chosen = Search(problem, instance.seeds, bound, search, &noisy);
+    cpu += CpuMilliseconds() - start;
+    if (!first || !chosen) continue;
+    if (first->makespan != chosen->makespan) {
+      longer += chosen->makespan > first->makespan;
+      continue;
+    }
+    const Time of_first = ExpectedMakespan(problem, first->order, kSigma, kSeed, kDraws);
+    const Time of_chosen = ExpectedMakespan(problem, chosen->order, kSigma, kSeed, kDraws);
+    const double gain = -Percent(of_chosen, of_first);
+    ++equal;
+    first_sum += Percent(of_first, first->makespan);
+    chosen_sum += Percent(of_chosen, chosen->makespan);
+    ratio_sum += gain;
+    if (options.each) {
+      std::printf("%-14s %-20s noise adds %6.3f %% to the first, %6.3f %% to the chosen, %s\n",
+                  instance.group.c_str(), instance.name.c_str(), Percent(of_first, first->makespan),
+                  Percent(of_chosen, chosen->makespan), chosen->from.c_str());
+      std::fflush(stdout);
+    }
+  }
+  std::printf(
+      "%d of %d equally long (%d longer): noise of %.0f %% adds %.3f %% to the first order, "
+      "%.3f %% to the chosen one; expected makespan %.3f %% lower; %.0f ms each\n",
+      equal, static_cast<int>(instances.size()), longer, 100 * kSigma,
+      first_sum / std::max(equal, 1), chosen_sum / std::max(equal, 1),
+      ratio_sum / std::max(equal, 1), cpu / static_cast<double>(instances.size()));
+}
+
+[[noreturn]] void Usage(const std::string& problem) {
+  throw Error(problem +
+              "; usage: bench_search linear|v|bidirectional|real|noise [--budget S] [--ranks MOST] "
+              "[--each] [COSTS...]");
+}
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  if (argc < 2) Usage("no suite is given");
+  options.suite = argv[1];
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--each") {
+      options.each = true;
+    } else if (word == "--budget" && i + 1 < argc) {
+      options.budget = std::atof(argv[++i]);
+    } else if (word == "--ranks" && i + 1 < argc) {
+      options.ranks = std::atoi(argv[++i]);
+    } else if (!word.empty() && word[0] == '-') {
+      Usage("unknown option " + std::string(word));
+    } else {
+      options.files.emplace_back(word);
+    }
+  }
+  return options;
+}
+
+void Main(int argc, char** argv) {
+  const Options options = Parse(argc, argv);
+  if (options.suite == "linear") return Run(options, LinearInstances(options.ranks));
+  if (options.suite == "v") return Run(options, VInstances(options.ranks));
+  if (options.suite == "bidirectional") {
+    return Run(options, BidirectionalInstances(options.ranks));
+  }
+  if (options.suite == "real") return Run(options, RealInstances(options.files));
+  if (options.suite == "noise") return RunNoise(options, LinearInstances(options.ranks));
+  Usage("unknown suite " + options.suite);
+}
+
+}  // namespace
+}  // namespace contraflow
+
+int main(int argc, char** argv) {
+  try {
+    contraflow::Main(argc, argv);
+    return 0;
+  } catch (const contraflow::Error& error) {
+    std::fprintf(stderr, "bench_search: %s\n", error.what());
+    return 1;
+  }
+}

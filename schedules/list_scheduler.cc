@@ -48,7 +48,6 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
       track.rank = line.rank;
       track.route = line.route;
       track.stage = line.stage;
-      track.stages_after = problem.frame.stages - 1 - line.stage;
       track.count = line.count;
       track.first = first[static_cast<size_t>(index)];
       track.held = line.held;
@@ -69,6 +68,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
         track.f = problem.Duration({Op::F, index}, 0);
         track.b = problem.Duration({Op::B, index}, 0);
         track.w = problem.Duration({Op::W, index}, 0);
+        track.bw = problem.Duration({Op::BW, index}, 0);
       }
       code += 3 * static_cast<size_t>(line.count);
       tracks_.push_back(track);
@@ -92,27 +92,15 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
   edge_free_.resize(edges.size());
   claims_.resize(ranks_.size());
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    Time one = 0;
     std::map<int32_t, Claim> claims;
     for (int32_t t = ranks_[r].begin; t < ranks_[r].end; ++t) {
       const Track& track = tracks_[static_cast<size_t>(t)];
       if (track.count == 0) continue;
-      one += track.f + track.b + track.w;
       Claim& claim = claims.try_emplace(track.route, Claim{t, 0}).first->second;
       claim.held += track.held;
       if (tracks_[static_cast<size_t>(claim.track)].stage < track.stage) claim.track = t;
     }
-    busiest_ = std::max(busiest_, one);
     for (const auto& [route, claim] : claims) claims_[r].push_back(claim);
-  }
-  // Lines are numbered by stage, so what is after a line has been visited before it.
-  lag_.resize(tracks_.size());
-  for (size_t line = problem.lines.size(); line-- > 0;) {
-    const Track& track = tracks_[static_cast<size_t>(track_of[line])];
-    if (track.after < 0) continue;
-    const Track& after = tracks_[static_cast<size_t>(track.after)];
-    lag_[static_cast<size_t>(track_of[line])] =
-        lag_[static_cast<size_t>(track.after)] + after.f + after.b + 2 * track.hop_after;
   }
 }
 
@@ -122,11 +110,11 @@ Time ListScheduler::Duration(Op op, const Track& track) const {
     const int32_t k = op == Op::F ? track.nf : op == Op::W ? track.nw : track.nb;
     return scaled_[index][track.first + static_cast<size_t>(k)];
   }
-  return op == Op::F ? track.f : op == Op::B ? track.b : op == Op::W ? track.w : track.b + track.w;
+  return op == Op::F ? track.f : op == Op::B ? track.b : op == Op::W ? track.w : track.bw;
 }
 
-void ListScheduler::Reset(const Policy& policy) {
-  policy_ = policy;
+void ListScheduler::Reset(const Rules& rules) {
+  fused_ = rules.fused;
   end_ = 0;
   started_ = 0;
   total_ = 0;
@@ -135,46 +123,69 @@ void ListScheduler::Reset(const Policy& policy) {
   for (size_t t = 0; t < tracks_.size(); ++t) {
     Track& track = tracks_[t];
     track.nf = track.nb = track.nw = track.kf = track.kb = 0;
-    track.cap = track.count;
-    if (policy.ahead > 0) {
-      const Time depth = policy.depth == Depth::kLag ? lag_[t] : track.stages_after;
-      const Rank& rank = ranks_[static_cast<size_t>(track.rank)];
-      const Time whole =
-          policy.depth == Depth::kLag ? std::max<Time>(1, busiest_) : rank.end - rank.begin;
-      const Time cap = 1 + (depth * policy.ahead + 100 * whole - 1) / (100 * whole);
-      track.cap = static_cast<int32_t>(std::min<Time>(cap, track.count));
-    }
+    track.cap_first = rules.ahead_first[static_cast<size_t>(track.line)];
+    track.cap = rules.ahead[static_cast<size_t>(track.line)];
     if (track.before < 0) {
       track.kf = track.count;
       std::fill_n(f_in_.begin() + static_cast<ptrdiff_t>(track.first), track.count, 0);
     }
-    total_ += (policy.fused ? 2 : 3) * int64_t{track.count};
+    total_ += (fused_ ? 2 : 3) * int64_t{track.count};
   }
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
     rank.size = 0;
     rank.held = 0;
+    rank.due = 0;
+    rank.last = 0;
+    rank.rule = rules.ranks[r];
     rank.idle = true;
     rank.was_forward = false;
     rank.left = 0;
     for (int32_t t = rank.begin; t < rank.end; ++t) {
       const Track& track = tracks_[static_cast<size_t>(t)];
       if (scaled_[0].empty()) {
-        rank.left += track.count * (track.f + track.b + track.w);
+        rank.left += track.count * (track.f + (fused_ ? track.bw : track.b + track.w));
         continue;
       }
       for (size_t k = track.first; k < track.first + static_cast<size_t>(track.count); ++k) {
-        rank.left += scaled_[0][k] + scaled_[1][k] + scaled_[2][k];
+        rank.left += scaled_[0][k] + (fused_ ? scaled_[3][k] : scaled_[1][k] + scaled_[2][k]);
       }
     }
   }
   queue_.Reset(ranks_.size());
 }
 
-std::optional<Time> ListScheduler::Run(const Policy& policy, Time below) {
-  Reset(policy);
+std::optional<Time> ListScheduler::Run(const Rules& rules, Time below) {
+  Reset(rules);
   below_ = below;
   while (queue_.first_time() != kNever && !given_up_) Decide(queue_.first(), queue_.first_time());
+  return Finish();
+}
+
+std::optional<Time> ListScheduler::RunInOrder(const Order& guide, const Rules& rules, Time below) {
+  Reset(rules);
+  below_ = below;
+  guide_.clear();
+  std::vector<int32_t> place(tracks_.size());
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    for (int32_t t = rank.begin; t < rank.end; ++t) {
+      place[static_cast<size_t>(tracks_[static_cast<size_t>(t)].line)] = t - rank.begin;
+    }
+    rank.guide = guide_.size();
+    for (const Token& token : guide[r]) {
+      guide_.push_back(static_cast<uint16_t>(place[static_cast<size_t>(token.line)] * 4 +
+                                             static_cast<int32_t>(CostIndex(token.op))));
+    }
+    rank.guide_end = guide_.size();
+  }
+  while (queue_.first_time() != kNever && !given_up_) {
+    DecideInOrder(queue_.first(), queue_.first_time());
+  }
+  return Finish();
+}
+
+std::optional<Time> ListScheduler::Finish() {
   if (given_up_) return std::nullopt;
   CF_ASSERT(started_ == total_);
   return end_;
@@ -224,76 +235,154 @@ bool ListScheduler::Before(Pick pick, const Track& a, Time arrival_a, int32_t ne
   return false;
 }
 
-/// Starts something on the rank, or lets it wait; false if it waits.
-bool ListScheduler::Decide(int r, Time now) {
+/// When a forward or backward arrives that goes before the one that is ready and for which the rule
+/// lets that wait, or kNever.
+Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const {
+  const Track& first = tracks_[static_cast<size_t>(ready)];
+  const std::vector<Time>& arrivals = forward ? f_in_ : b_in_;
+  const auto next = [forward](const Track& track) { return forward ? track.nf : track.nb; };
+  const auto arrival = [&](const Track& track) {
+    return arrivals[track.first + static_cast<size_t>(next(track))];
+  };
+  const Time most = forward ? rank.rule.wait_forward * first.f : rank.rule.wait_backward * first.b;
+  const Pick pick = forward ? rank.rule.forward : rank.rule.backward;
+  Time until = kNever;
+  for (int32_t t = rank.begin; t < rank.end; ++t) {
+    const Track& track = tracks_[static_cast<size_t>(t)];
+    if (t == ready || next(track) >= (forward ? track.kf : track.kb)) continue;
+    const Time when = arrival(track);
+    if (when <= now || when >= until || (when - now) * 100 > most) continue;
+    if (!Before(pick, track, when, next(track), first, arrival(first), next(first))) continue;
+    if (!forward || (Below(track) && Admits(rank, t))) until = when;
+  }
+  return until;
+}
+
+/// The track whose weight gradients are due and hold most, or -1.
+int32_t ListScheduler::WeightOf(const Rank& rank) const {
+  int64_t most = -1;
+  int32_t which = -1;
+  for (int32_t t = rank.begin; t < rank.end; ++t) {
+    const Track& track = tracks_[static_cast<size_t>(t)];
+    if (track.nw == track.nb) continue;
+    const int64_t stashed = (track.nb - track.nw) * track.stash;
+    if (stashed <= most) continue;
+    most = stashed;
+    which = t;
+  }
+  return which;
+}
+
+/// Starts a weight gradient if the rank's rule finds the gap up to `next` long enough, or waits.
+void ListScheduler::FillOrWait(int r, Time now, int32_t w, Time next) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
-  Time next = kNever, next_b = kNever, f_arrival = 0, b_arrival = 0;
-  int32_t f = -1, b = -1, w = -1;
-  int64_t waiting = -1;
+  if (w >= 0) {
+    const Time length = Duration(Op::W, tracks_[static_cast<size_t>(w)]);
+    if (next == kNever || (next - now) * 100 >= rank.rule.fill * length) {
+      Start(r, now, Op::W, w);
+      return;
+    }
+  }
+  rank.idle = true;
+  queue_.Set(r, next);
+}
+
+void ListScheduler::Decide(int r, Time now) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  Time next_f = kNever, next_b = kNever, f_arrival = 0, b_arrival = 0;
+  int32_t f = -1, b = -1;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
     const Track& track = tracks_[static_cast<size_t>(t)];
     if (track.nb < track.kb) {
       const Time arrival = b_in_[track.first + static_cast<size_t>(track.nb)];
       if (arrival > now) {
         next_b = std::min(next_b, arrival);
-      } else if (b < 0 ||
-                 Before(policy_.backward, track, arrival, track.nb, tracks_[static_cast<size_t>(b)],
-                        b_arrival, tracks_[static_cast<size_t>(b)].nb)) {
+      } else if (b < 0 || Before(rank.rule.backward, track, arrival, track.nb,
+                                 tracks_[static_cast<size_t>(b)], b_arrival,
+                                 tracks_[static_cast<size_t>(b)].nb)) {
         b = t;
         b_arrival = arrival;
       }
     }
-    if (track.nw < track.nb) {
-      const int64_t stashed = (track.nb - track.nw) * track.stash;
-      if (stashed > waiting) {
-        waiting = stashed;
-        w = t;
-      }
-    }
-    if (track.nf < track.kf && track.nf - track.nb < track.cap && Admits(rank, t)) {
+    if (track.nf < track.kf && Below(track) && Admits(rank, t)) {
       const Time arrival = f_in_[track.first + static_cast<size_t>(track.nf)];
       if (arrival > now) {
-        next = std::min(next, arrival);
-      } else if (f < 0 ||
-                 Before(policy_.forward, track, arrival, track.nf, tracks_[static_cast<size_t>(f)],
-                        f_arrival, tracks_[static_cast<size_t>(f)].nf)) {
+        next_f = std::min(next_f, arrival);
+      } else if (f < 0 || Before(rank.rule.forward, track, arrival, track.nf,
+                                 tracks_[static_cast<size_t>(f)], f_arrival,
+                                 tracks_[static_cast<size_t>(f)].nf)) {
         f = t;
         f_arrival = arrival;
       }
     }
   }
-  next = std::min(next, next_b);
-  bool make_room = false;
-  if (f >= 0 && rank.held + tracks_[static_cast<size_t>(f)].held > limit_) {
-    make_room = w >= 0;
-    if (!make_room) f = -1;
+  if (b < 0 && f >= 0 && rank.rule.wait_forward > 0 && next_f != kNever) {
+    const Time until = WorthWaiting(rank, f, now, true);
+    if (until != kNever) {
+      FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_b));
+      return;
+    }
   }
-  const bool forward = f >= 0 && (b < 0 || policy_.turn == Turn::kForward ||
-                                  (policy_.turn == Turn::kAlternate && !rank.was_forward));
+  if (b >= 0 && rank.rule.wait_backward > 0 && next_b != kNever) {
+    const Time until = WorthWaiting(rank, b, now, false);
+    if (until != kNever) {
+      FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_f));
+      return;
+    }
+  }
+  const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
+  if (rank.due >= rank.rule.most_due) {
+    Start(r, now, Op::W, w);
+    return;
+  }
+  const bool full = f >= 0 && rank.held + tracks_[static_cast<size_t>(f)].held > limit_;
+  if (full && w < 0) f = -1;
+  const bool forward = f >= 0 && (b < 0 || rank.rule.turn == Turn::kForward ||
+                                  (rank.rule.turn == Turn::kAlternate && !rank.was_forward));
   if (forward) {
     const Time length = tracks_[static_cast<size_t>(f)].f;
-    if (b >= 0 || next_b == kNever || (next_b - now) * 100 > policy_.wait * length) {
-      if (make_room) {
-        Start(r, now, Op::W, w);
-      } else {
-        Start(r, now, Op::F, f);
-      }
-      return true;
+    if (b < 0 && next_b != kNever && (next_b - now) * 100 <= rank.rule.wait * length) {
+      FillOrWait(r, now, w, next_b);
+    } else if (full) {
+      Start(r, now, Op::W, w);
+    } else {
+      Start(r, now, Op::F, f);
     }
-    next = next_b;
   } else if (b >= 0) {
-    Start(r, now, policy_.fused ? Op::BW : Op::B, b);
-    return true;
+    Start(r, now, fused_ ? Op::BW : Op::B, b);
+  } else {
+    FillOrWait(r, now, w, std::min(next_f, next_b));
   }
-  if (w >= 0 &&
-      (next == kNever ||
-       (next - now) * 100 >= policy_.fill * Duration(Op::W, tracks_[static_cast<size_t>(w)]))) {
-    Start(r, now, Op::W, w);
-    return true;
+}
+
+void ListScheduler::DecideInOrder(int r, Time now) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
+  Time next = kNever;
+  if (rank.guide < rank.guide_end) {
+    const uint16_t code = guide_[rank.guide];
+    const int32_t which = rank.begin + code / 4;
+    const Track& track = tracks_[static_cast<size_t>(which)];
+    const bool forward = code % 4 == 0;
+    const int32_t k = forward ? track.nf : track.nb;
+    const bool known = k < (forward ? track.kf : track.kb);
+    if (known) next = (forward ? f_in_ : b_in_)[track.first + static_cast<size_t>(k)];
+    if (next <= now) {
+      const bool full = forward && rank.held + track.held > limit_;
+      if (full) {
+        if (w < 0) {
+          given_up_ = true;
+        } else {
+          Start(r, now, Op::W, w);
+        }
+        return;
+      }
+      ++rank.guide;
+      Start(r, now, forward ? Op::F : fused_ ? Op::BW : Op::B, which);
+      return;
+    }
   }
-  rank.idle = true;
-  queue_.Set(r, next);
-  return false;
+  FillOrWait(r, now, w, next);
 }
 
 void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
@@ -305,6 +394,7 @@ void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
       static_cast<uint16_t>((which - rank.begin) * 4 + static_cast<int32_t>(CostIndex(op)));
   ++started_;
   rank.left -= duration;
+  rank.last = end;
   end_ = std::max(end_, end);
   if (end + rank.left >= below_) given_up_ = true;
   rank.idle = false;
@@ -325,10 +415,12 @@ void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
     rank.held -= track.held - track.stash;
     if (track.before >= 0) Depart(track.before, track.edge_before, track.hop_before, end, false);
     ++track.nb;
+    ++rank.due;
   }
   if (op != Op::B) {
     rank.held -= track.stash;
     ++track.nw;
+    --rank.due;
   }
 }
 
@@ -348,6 +440,12 @@ void ListScheduler::Depart(int32_t to, int32_t edge, Time hop, Time made, bool f
   if (ranks_[static_cast<size_t>(track.rank)].idle && arrival < queue_.time(track.rank)) {
     queue_.Set(track.rank, arrival);
   }
+}
+
+Time ListScheduler::ends() const {
+  Time sum = 0;
+  for (const Rank& rank : ranks_) sum += rank.last;
+  return sum;
 }
 
 Order ListScheduler::TakeOrder() const {

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// Event-driven list scheduling: whenever a rank is free it starts what the policy prefers among
+/// Event-driven list scheduling: whenever a rank is free it starts what its rule prefers among
 /// what has arrived, or waits for the next arrival it knows of. Linear in instructions but for the
 /// queue of ranks, log P each. Plain F, B and W (or BW); keeps its arrays between runs.
 ///
@@ -23,9 +23,14 @@ class ListScheduler {
   explicit ListScheduler(const SearchProblem& problem);
 
   /// The makespan if it is below `below`; gives up as soon as it cannot be.
-  std::optional<Time> Run(const Policy& policy, Time below);
+  std::optional<Time> Run(const Rules& rules, Time below);
+  /// Forwards and backwards in the order of `guide` (which has nothing else) on every rank; only
+  /// weight gradients where the rules want them. Nothing also where memory forbids that order.
+  std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
   /// Of the last run, which has returned something.
   Order TakeOrder() const;
+  /// Sum of the last ends of all ranks, of the last run.
+  Time ends() const;
   /// Instructions started by the last run.
   int64_t started() const { return started_; }
 
@@ -36,11 +41,11 @@ class ListScheduler {
     int32_t before = -1, after = -1;            // tracks
     int32_t edge_before = -1, edge_after = -1;  // directed edges to them; -1: links are free
     Time hop_before = 0, hop_after = 0;
-    Time f = 0, b = 0, w = 0;
+    Time f = 0, b = 0, w = 0, bw = 0;
     int64_t held = 0, stash = 0;
     size_t first = 0;  // of its chunks in the tables by chunk
-    int32_t stage = 0, stages_after = 0;
-    int32_t cap = 0;                 // most micro-batches between F and B
+    int32_t stage = 0;
+    int32_t cap_first = 0, cap = 0;  // most micro-batches between F and B
     int32_t nf = 0, nb = 0, nw = 0;  // started
     int32_t kf = 0, kb = 0;          // arrivals that are known
   };
@@ -48,8 +53,12 @@ class ListScheduler {
     int32_t begin = 0, end = 0;  // its tracks
     size_t first = 0;            // of its codes
     size_t size = 0;             // of its codes so far
+    size_t guide = 0, guide_end = 0;
+    RankRule rule;
+    int32_t due = 0;  // weight gradients
     int64_t held = 0;
     Time left = 0;  // durations of all it has not started
+    Time last = 0;  // end of what it started last
     bool idle = false, was_forward = false;
   };
   /// The last line of each route on a rank, and what a micro-batch of it takes there in all.
@@ -58,29 +67,35 @@ class ListScheduler {
     int64_t held = 0;
   };
 
-  void Reset(const Policy& policy);
-  bool Decide(int r, Time now);
+  void Reset(const Rules& rules);
+  std::optional<Time> Finish();
+  void Decide(int r, Time now);
+  void DecideInOrder(int r, Time now);
+  Time WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const;
+  int32_t WeightOf(const Rank& rank) const;
+  void FillOrWait(int r, Time now, int32_t w, Time next);
   void Start(int r, Time now, Op op, int32_t track);
   void Depart(int32_t to, int32_t edge, Time hop, Time made, bool forward);
+  static bool Below(const Track& track) {
+    return track.nf - track.nb < (track.nb == 0 ? track.cap_first : track.cap);
+  }
   bool Admits(const Rank& rank, int32_t track) const;
   bool Before(Pick pick, const Track& a, Time arrival_a, int32_t next_a, const Track& b,
               Time arrival_b, int32_t next_b) const;
   Time Duration(Op op, const Track& track) const;
 
-  Policy policy_;
   int64_t limit_ = 0;
   Time below_ = 0, end_ = 0, occupancy_ = 0, latency_ = 0;
-  Time busiest_ = 0;  // work of a rank for one micro-batch of each of its routes, at most
   int64_t started_ = 0, total_ = 0;
-  bool given_up_ = false;
+  bool given_up_ = false, fused_ = false;
   std::vector<Track> tracks_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<Claim>> claims_;  // of ranks with several lines
-  std::vector<Time> lag_;                   // of each track
   std::vector<Time> scaled_[4];             // F, B, W, BW of each chunk; empty where all are alike
   std::vector<Time> f_in_, b_in_;           // arrivals by chunk
   std::vector<Time> edge_free_;
   std::vector<uint16_t> codes_;  // place of the line on its rank * 4 + F, B, W, BW
+  std::vector<uint16_t> guide_;  // as codes_
   RankQueue queue_;
 };
 

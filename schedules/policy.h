@@ -41,12 +41,36 @@ struct Policy {
   int fill = 0;
   /// It lets a forward wait for a backward that arrives within this percentage of the forward.
   int wait = 0;
+  /// The same for a forward of a line that goes first (`forward`), on ranks with several lines.
+  int wait_forward = 0;
+  int wait_backward = 0;  ///< and for a backward, in place of another backward
   Turn turn = Turn::kBackward;
   Pick forward = Pick::kDeep, backward = Pick::kShallow;
   bool fused = false;  ///< full backwards instead of B and W
 
   bool operator==(const Policy&) const = default;
 };
+
+/// How one rank decides.
+struct RankRule {
+  int fill = 0, wait = 0, wait_forward = 0, wait_backward = 0;  ///< as in Policy
+  Turn turn = Turn::kBackward;
+  Pick forward = Pick::kDeep, backward = Pick::kShallow;
+  /// With so many weight gradients due one of them goes before anything else.
+  int32_t most_due = kMany;
+
+  static constexpr int32_t kMany = 1 << 30;
+};
+
+/// A policy worked out for every rank and line of a problem; a rule may differ from its neighbours.
+struct Rules {
+  std::vector<RankRule> ranks;
+  /// Most micro-batches between F and B, at least 1, by line: up to its first B, and then.
+  std::vector<int32_t> ahead_first, ahead;
+  bool fused = false;
+};
+
+Rules RulesOf(const SearchProblem& problem, const Policy& policy);
 
 /// "policy ahead 125 fill 50 wait 0 backward deep shallow"
 std::string ToString(const Policy& policy);

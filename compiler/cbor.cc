@@ -1,5 +1,7 @@
 #include "compiler/cbor.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -12,6 +14,12 @@ namespace {
 enum Major : uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kTag, kOther };
 constexpr uint8_t kIndefinite = 31;
 constexpr uint8_t kBreak = 0xFF;
+/// Longest string: far more than any text of ours has.
+constexpr uint64_t kMaxText = uint64_t{1} << 20;
+/// Bytes asked for at a time.
+constexpr size_t kPiece = size_t{1} << 18;
+/// Longest integer: its head and eight bytes.
+constexpr size_t kMaxInteger = 9;
 
 /// The first byte of an item, and the number behind it.
 struct Head {
@@ -28,25 +36,51 @@ struct Open {
 
 class Reader {
  public:
-  Reader(std::string_view document, const std::string& place, JsonBuilder* builder)
-      : rest_(document), document_(document), place_(place), builder_(*builder) {}
+  Reader(std::string_view beginning, const MoreBytes& more, const std::string& place,
+         JsonBuilder* builder)
+      : rest_(beginning),
+        got_(beginning.size()),
+        more_(more),
+        ended_(!more),
+        place_(place),
+        builder_(*builder) {}
 
   void Read() {
     do {
       if (!open_.empty() && CloseIfDone()) continue;
       Item();
     } while (!open_.empty());
-    if (!rest_.empty()) Fail("the document goes on behind its end");
+    if (Ready(1)) Fail("the document goes on behind its end");
   }
 
  private:
   [[noreturn]] void Fail(const std::string& what) const {
-    throw Error(place_ + ": byte " + std::to_string(document_.size() - rest_.size()) +
+    throw Error(place_ + ": byte " + std::to_string(got_ - rest_.size()) +
                 ": not valid CBOR: " + what);
   }
 
+  /// Fetches pieces until as many bytes are at hand; false if the document has no more.
+  bool Ready(uint64_t size) {
+    while (rest_.size() < size && !ended_) Fetch();
+    return rest_.size() >= size;
+  }
+
+  void Fetch() {
+    const size_t kept = rest_.size();
+    if (piece_.empty()) {
+      piece_.assign(rest_.begin(), rest_.end());
+    } else {
+      std::copy(rest_.begin(), rest_.end(), piece_.begin());
+    }
+    piece_.resize(std::max(kPiece, 2 * kept));
+    const size_t added = more_(piece_.data() + kept, piece_.size() - kept);
+    ended_ = added == 0;
+    got_ += added;
+    rest_ = std::string_view(piece_.data(), kept + added);
+  }
+
   std::string_view Take(uint64_t size) {
-    if (size > rest_.size()) Fail("the document ends early");
+    if (!Ready(size)) Fail("the document ends early");
     const std::string_view taken = rest_.substr(0, static_cast<size_t>(size));
     rest_.remove_prefix(static_cast<size_t>(size));
     return taken;
@@ -77,7 +111,7 @@ class Reader {
   bool CloseIfDone() {
     Open& top = open_.back();
     if (top.indefinite) {
-      if (rest_.empty() || static_cast<unsigned char>(rest_[0]) != kBreak) return false;
+      if (!Ready(1) || static_cast<unsigned char>(rest_[0]) != kBreak) return false;
       if (top.map && !top.key_next) Fail("a key without a value");
       Take(1);
     } else if (top.left > 0 || (top.map && !top.key_next)) {
@@ -118,6 +152,9 @@ class Reader {
         builder_.String(Text(head));
         return;
       case kArray:
+        if (builder_.TakesIntegers() && head.info != kIndefinite && TakeIntegers(head.argument)) {
+          return;
+        }
         builder_.BeginArray();
         open_.push_back({false, head.info == kIndefinite, false, head.argument});
         return;
@@ -135,8 +172,42 @@ class Reader {
     }
   }
 
+  /// The short way for the lists that large plans are made of: passes on `count` integers if that
+  /// is what comes next, and takes nothing if not.
+  bool TakeIntegers(uint64_t count) {
+    if (count > kMaxRowIntegers) return false;
+    Ready(count * kMaxInteger);
+    std::array<int64_t, kMaxRowIntegers> integers;
+    size_t at = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (at == rest_.size()) return false;
+      const auto first = static_cast<unsigned char>(rest_[at++]);
+      const unsigned info = first & 31U;
+      if (first >> 5 > kNegative || info >= 28) return false;
+      uint64_t number = info;
+      if (info >= 24) {
+        const size_t bytes = size_t{1} << (info - 24);
+        if (rest_.size() - at < bytes) return false;
+        number = 0;
+        for (size_t k = 0; k < bytes; ++k) {
+          number = number << 8 | static_cast<unsigned char>(rest_[at++]);
+        }
+      }
+      if (number > uint64_t{INT64_MAX}) return false;
+      integers[i] = first >> 5 == kUnsigned ? static_cast<int64_t>(number)
+                                            : -1 - static_cast<int64_t>(number);
+    }
+    rest_.remove_prefix(at);
+    builder_.Integers(std::span(integers.data(), static_cast<size_t>(count)));
+    return true;
+  }
+
   std::string Text(const Head& head) {
     if (head.info == kIndefinite) Fail("a string in pieces; write it in one");
+    if (head.argument > kMaxText && Ready(kMaxText)) {
+      Fail("a string of " + std::to_string(head.argument) + " bytes, no text has more than " +
+           std::to_string(kMaxText));
+    }
     const std::string_view text = Take(head.argument);
     if (!ValidUtf8(text)) Fail("a string that is not UTF-8");
     return std::string(text);
@@ -180,8 +251,11 @@ class Reader {
     return (bits & 0x8000) != 0 ? -magnitude : magnitude;
   }
 
-  std::string_view rest_;
-  const std::string_view document_;
+  std::string_view rest_;    // what is at hand and not taken yet
+  uint64_t got_;             // bytes of the document so far, with the rest
+  std::vector<char> piece_;  // holds the rest, but for the beginning
+  const MoreBytes& more_;
+  bool ended_;
   const std::string& place_;
   JsonBuilder& builder_;
   std::vector<Open> open_;
@@ -207,11 +281,21 @@ bool LooksLikeCbor(std::string_view document) {
 }
 
 void ReadCbor(std::string_view document, const std::string& place, JsonBuilder* builder) {
-  Reader(document, place, builder).Read();
+  Reader(document, {}, place, builder).Read();
+}
+
+void ReadCbor(std::string_view beginning, const MoreBytes& more, const std::string& place,
+              JsonBuilder* builder) {
+  Reader(beginning, more, place, builder).Read();
 }
 
 void BeginCborArray(uint64_t size, std::string* out) { WriteHead(kArray, size, out); }
 void BeginCborMap(uint64_t size, std::string* out) { WriteHead(kMap, size, out); }
+
+void WriteCborInteger(int64_t integer, std::string* out) {
+  integer >= 0 ? WriteHead(kUnsigned, static_cast<uint64_t>(integer), out)
+               : WriteHead(kNegative, static_cast<uint64_t>(-1 - integer), out);
+}
 
 void WriteCborString(std::string_view text, std::string* out) {
   WriteHead(kText, text.size(), out);
@@ -223,10 +307,7 @@ void WriteCbor(const Json& value, std::string* out) {
     std::string* out;
     void operator()(std::nullptr_t) const { out->push_back('\xF6'); }
     void operator()(bool boolean) const { out->push_back(boolean ? '\xF5' : '\xF4'); }
-    void operator()(int64_t integer) const {
-      integer >= 0 ? WriteHead(kUnsigned, static_cast<uint64_t>(integer), out)
-                   : WriteHead(kNegative, static_cast<uint64_t>(-1 - integer), out);
-    }
+    void operator()(int64_t integer) const { WriteCborInteger(integer, out); }
     void operator()(double real) const {
       uint64_t bits;
       std::memcpy(&bits, &real, sizeof bits);

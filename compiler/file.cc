@@ -65,52 +65,33 @@ int WriteAll(int fd, std::string_view content) {
   return 0;
 }
 
-std::string ReadAll(int fd, const std::string& name, int64_t limit) {
-  struct stat status {};
-  if (fstat(fd, &status) != 0) FailRead(name, errno);
-  if (S_ISDIR(status.st_mode)) FailRead(name, EISDIR);
-  const auto too_large = [&] {
-    throw Error(name + ": is larger than " + std::to_string(limit) +
-                " bytes, the limit for its kind");
+using Content = std::function<void(const PutBytes& put)>;
+
+/// What hands pieces to an open file, and fails in the name of `path`.
+PutBytes PutTo(int fd, const std::string& path) {
+  return [fd, &path](std::string_view piece) {
+    if (const int error = WriteAll(fd, piece); error != 0) FailWrite(path, error);
   };
-  if (S_ISREG(status.st_mode) && status.st_size > limit) too_large();
-  std::string content;
-  // One byte more than the file has, so that its end is seen without growing; pipes grow.
-  constexpr size_t kStep = size_t{1} << 16;
-  size_t room = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) + 1 : kStep;
-  size_t size = 0;
-  for (;;) {
-    if (size == content.size()) {
-      content.resize(size + std::max(room, size));
-      room = kStep;
-    }
-    const ssize_t got = read(fd, content.data() + size, content.size() - size);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      FailRead(name, errno);
-    }
-    if (got == 0) break;
-    size += static_cast<size_t>(got);
-    if (size > static_cast<size_t>(limit)) too_large();
-  }
-  content.resize(size);
-  return content;
 }
 
-void WriteStandardOutput(std::string_view content) {
+void WriteStandardOutput(const Content& write) {
   // Through stdio, so that it stays in order with what the program prints.
+  write([](std::string_view piece) {
+    errno = 0;
+    if (std::fwrite(piece.data(), 1, piece.size(), stdout) != piece.size()) {
+      FailWrite("standard output", errno);
+    }
+  });
   errno = 0;
-  const bool written = std::fwrite(content.data(), 1, content.size(), stdout) == content.size();
-  if (!written || std::fflush(stdout) != 0) FailWrite("standard output", errno);
+  if (std::fflush(stdout) != 0) FailWrite("standard output", errno);
 }
 
 /// Straight into what is there: a device, a pipe.
-void WriteThrough(const std::string& path, std::string_view content) {
+void WriteThrough(const std::string& path, const Content& write) {
   Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
   if (file.get() < 0) FailWrite(path, errno);
-  int error = WriteAll(file.get(), content);
-  if (error == 0) error = file.Close();
-  if (error != 0) FailWrite(path, error);
+  write(PutTo(file.get(), path));
+  if (const int error = file.Close(); error != 0) FailWrite(path, error);
 }
 
 /// A new file beside `target` which disappears unless it is renamed.
@@ -154,7 +135,7 @@ class Temporary {
   bool renamed_ = false;
 };
 
-void Replace(const std::string& path, std::string_view content, const struct stat* existing) {
+void Replace(const std::string& path, const Content& write, const struct stat* existing) {
   std::string target = path;
   if (existing != nullptr) {
     if (access(path.c_str(), W_OK) != 0) FailWrite(path, errno);
@@ -169,38 +150,93 @@ void Replace(const std::string& path, std::string_view content, const struct sta
   if (error == 0 && existing != nullptr && fchmod(temporary.fd(), existing->st_mode & 07777) != 0) {
     error = errno;
   }
-  if (error == 0) error = WriteAll(temporary.fd(), content);
+  if (error != 0) FailWrite(path, error);
+  write(PutTo(temporary.fd(), path));
   // Without the flush a full disk or a crash could leave an empty file under the final name.
-  if (error == 0 && fsync(temporary.fd()) != 0 && errno != EINVAL) error = errno;
+  if (fsync(temporary.fd()) != 0 && errno != EINVAL) error = errno;
   if (error == 0) error = temporary.CloseAndRename(target);
   if (error != 0) FailWrite(path, error);
 }
 
 }  // namespace
 
-std::string ReadFile(const std::string& path, int64_t limit) {
+InputFile::InputFile(const std::string& path, int64_t limit)
+    : name_(path == "-" ? "standard input" : path), limit_(limit) {
   if (path.empty()) throw Error("the file name is empty");
-  if (path == "-") return ReadAll(STDIN_FILENO, "standard input", limit);
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-  if (file.get() < 0) FailRead(path, errno);
-  return ReadAll(file.get(), path, limit);
+  fd_ = path == "-" ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  if (fd_ < 0) FailRead(name_, errno);
+  struct stat status {};
+  int error = fstat(fd_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (error == 0 && S_ISREG(status.st_mode)) size_ = status.st_size;
+  if (error == 0 && size_ <= limit_) return;
+  // There is no destructor for what was not constructed.
+  close(fd_);
+  if (error != 0) FailRead(name_, error);
+  FailTooLarge();
+}
+
+InputFile::~InputFile() { close(fd_); }
+
+void InputFile::FailTooLarge() const {
+  throw Error(name_ + ": is larger than " + std::to_string(limit_) +
+              " bytes, the limit for its kind");
+}
+
+size_t InputFile::Read(char* to, size_t most) {
+  for (;;) {
+    const ssize_t got = read(fd_, to, most);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      FailRead(name_, errno);
+    }
+    read_ += got;
+    if (read_ > limit_) FailTooLarge();
+    return static_cast<size_t>(got);
+  }
+}
+
+void InputFile::ReadRest(std::string* content) {
+  // One byte more than the file has, so that its end is seen without growing; pipes grow.
+  constexpr size_t kStep = size_t{1} << 16;
+  size_t room = size_ > read_ ? static_cast<size_t>(size_ - read_) + 1 : kStep;
+  size_t size = content->size();
+  for (;;) {
+    if (size == content->size()) {
+      content->resize(size + std::max(room, size));
+      room = kStep;
+    }
+    const size_t got = Read(content->data() + size, content->size() - size);
+    if (got == 0) break;
+    size += got;
+  }
+  content->resize(size);
+}
+
+std::string ReadFile(const std::string& path, int64_t limit) {
+  std::string content;
+  InputFile(path, limit).ReadRest(&content);
+  return content;
 }
 
 void WriteFile(const std::string& path, std::string_view content) {
+  WriteFile(path, [content](const PutBytes& put) { put(content); });
+}
+
+void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write) {
   if (path.empty()) throw Error("the file name is empty");
-  if (path == "-") return WriteStandardOutput(content);
+  if (path == "-") return WriteStandardOutput(write);
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) {
     if (S_ISDIR(status.st_mode)) FailWrite(path, EISDIR);
-    if (!S_ISREG(status.st_mode)) return WriteThrough(path, content);
-    return Replace(path, content, &status);
+    if (!S_ISREG(status.st_mode)) return WriteThrough(path, write);
+    return Replace(path, write, &status);
   }
   if (errno != ENOENT) FailWrite(path, errno);
   if (lstat(path.c_str(), &status) == 0) {
     throw Error(path + ": cannot be written: it is a symbolic link to a file that does not exist");
   }
   if (path.back() == '/') FailWrite(path, EISDIR);
-  Replace(path, content, nullptr);
+  Replace(path, write, nullptr);
 }
 
 }  // namespace contraflow

@@ -48,14 +48,19 @@ struct JsonLimits {
 inline constexpr size_t kMaxJsonDepth = 16;
 inline constexpr size_t kMaxJsonMembers = 64;
 
-/// A top-level member too large to keep: an array of arrays of strings (a plan's programs or
-/// slots). It is handed over while the document is read; the tree has an empty array in its place.
+/// A top-level member too large to keep: an array of arrays of strings or of short lists of whole
+/// numbers (a plan's programs or slots). It is handed over while the document is read; the tree has
+/// an empty array in its place.
 struct JsonRows {
   std::string key;
   std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
   /// String `index` of the row. The view ends with the call. What it throws is passed on.
   std::function<void(size_t row, size_t index, std::string_view text)> take;
+  /// The same of an entry that is a list of at most kMaxRowIntegers whole numbers; where it is
+  /// empty, such an entry is refused.
+  std::function<void(size_t row, size_t index, std::span<const int64_t> integers)> integers = {};
 };
+inline constexpr size_t kMaxRowIntegers = 32;
 
 /// A value of a document and the path to it: reads fields, and throws Error
 /// "PLACE: PATH: must be NOUN in LOW..HIGH, is ..." for what does not fit. Valid as long as its

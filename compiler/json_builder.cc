@@ -22,7 +22,8 @@ std::string JsonBuilder::Path() const {
     }
   }
   if (row_depth_ >= 2) path += "/" + std::to_string(row_);
-  if (row_depth_ == 3) path += "/" + std::to_string(index_);
+  if (row_depth_ >= 3) path += "/" + std::to_string(index_);
+  if (row_depth_ == 4) path += "/" + std::to_string(integers_.size());
   return path;
 }
 
@@ -34,10 +35,20 @@ void JsonBuilder::Fail(const std::string& what) const {
 void JsonBuilder::FailRows() const {
   Fail(row_depth_ == 1   ? "must be an array of arrays of strings"
        : row_depth_ == 2 ? "must be an array of strings"
-                         : "must be a string");
+       : row_depth_ == 3 ? "must be a string"
+                         : "must be a whole number");
 }
 
 void JsonBuilder::Value(Json value) {
+  if (row_depth_ == 4) {
+    const auto* const integer = std::get_if<int64_t>(&value.value);
+    if (integer == nullptr) FailRows();
+    if (integers_.size() == kMaxRowIntegers) {
+      Fail("more than " + std::to_string(kMaxRowIntegers) + " numbers");
+    }
+    integers_.push_back(*integer);
+    return;
+  }
   if (InRows()) FailRows();
   if (++values_ > limits_.values) {
     Fail("the document holds more than " + std::to_string(limits_.values) +
@@ -102,8 +113,10 @@ void JsonBuilder::Pop() {
 
 void JsonBuilder::BeginArray() {
   if (!InRows()) return Push({Json::Array()});
-  if (row_depth_ == 3) FailRows();
-  if (++row_depth_ == 3) {
+  if (row_depth_ == 4 || (row_depth_ == 3 && !in_->integers)) FailRows();
+  if (++row_depth_ == 4) {
+    integers_.clear();
+  } else if (row_depth_ == 3) {
     index_ = 0;
     in_->begin(row_);
   }
@@ -111,7 +124,8 @@ void JsonBuilder::BeginArray() {
 
 void JsonBuilder::EndArray() {
   if (!InRows()) return Pop();
-  if (--row_depth_ == 2) {
+  if (--row_depth_ == 3) return Integers(integers_);
+  if (row_depth_ == 2) {
     ++row_;
     return;
   }

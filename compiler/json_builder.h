@@ -24,6 +24,11 @@ class JsonBuilder {
   void BeginObject();
   void EndObject();
 
+  /// True if the next value may be a list of whole numbers in a row; then Integers takes it in one
+  /// go, in place of BeginArray, its values and EndArray. At most kMaxRowIntegers.
+  bool TakesIntegers() const { return row_depth_ == 3 && in_->integers; }
+  void Integers(std::span<const int64_t> integers) { in_->integers(row_, index_++, integers); }
+
   /// Throws Error "PLACE: PATH: what" for the value that comes next.
   [[noreturn]] void Fail(const std::string& what) const;
   Json Take() { return std::move(root_); }
@@ -49,8 +54,10 @@ class JsonBuilder {
   Json root_;
   size_t values_ = 0;
   const JsonRows* in_ = nullptr;  ///< the rows that the next value belongs to
-  int row_depth_ = 0;             ///< in rows 1: before their array; 2: in it; 3: in a row
+  /// In rows 1: before their array; 2: in it; 3: in a row; 4: in a list of whole numbers.
+  int row_depth_ = 0;
   size_t row_ = 0, index_ = 0;
+  std::vector<int64_t> integers_;  ///< of the list so far
 };
 
 /// Key or text from a document for use in a message: quoted, and cut short where it is long.

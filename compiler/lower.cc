@@ -47,7 +47,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     if (observer) observer(name, plan);
   };
   if (target >= Level::kComm) {
-    pass("comm", InsertCommunication(plan, costs));
+    pass("comm", InsertCommunication(std::move(plan), costs));
   }
   if (target >= Level::kComponent && costs.moe) {
     pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));

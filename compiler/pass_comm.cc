@@ -14,40 +14,38 @@
 namespace contraflow {
 namespace {
 
-/// An instruction that a pass puts in, and the moment it belongs to.
+/// An instruction that the pass puts in, and the moment it belongs to. Large plans have millions of
+/// them at a time, so no field is kept that none of them has.
 struct Insertion {
   Moment moment;
-  Instruction instruction;
+  Op op;
+  int32_t stage, microbatch, peer;
 
   bool operator<(const Insertion& other) const { return moment < other.moment; }
+  Instruction instruction() const {
+    return {.op = op, .stage = stage, .microbatch = microbatch, .peer = peer};
+  }
 };
 
 class Inserter {
  public:
-  Inserter(const Plan& plan, const CostModel& costs)
-      : plan_(plan),
+  Inserter(Plan plan, const CostModel& costs)
+      : plan_(std::move(plan)),
         costs_(costs),
-        timeline_(Simulate(plan, costs).timeline),
-        moments_(GlobalOrder(plan, timeline_)),
-        route_of_(RouteOfMicrobatch(plan)),
-        inbox_(plan.programs.size()) {}
+        timeline_(Simulate(plan_, costs).timeline),
+        moments_(GlobalOrder(plan_, timeline_)),
+        route_of_(RouteOfMicrobatch(plan_)),
+        inbox_(plan_.programs.size()) {}
 
   Plan Run() {
-    Plan result;
-    result.schedule = plan_.schedule;
-    result.level = Level::kComm;
-    result.ranks = plan_.ranks;
-    result.stages = plan_.stages;
-    result.microbatches = plan_.microbatches;
-    result.data_parallel = plan_.data_parallel;
-    result.expert_parallel = plan_.expert_parallel;
-    result.routes = plan_.routes;
-    result.costs = plan_.costs;
-    result.programs.resize(plan_.programs.size());
+    Reserve();
     for (int r = 0; r < plan_.ranks; ++r) Deliver(r);
     InsertSteps();
-    for (int r = 0; r < plan_.ranks; ++r) Merge(r, &result.programs[static_cast<size_t>(r)]);
-    return result;
+    // Each program takes the place of the one it is made of, so that a plan of many millions of
+    // instructions is never there twice.
+    for (int r = 0; r < plan_.ranks; ++r) Merge(r);
+    plan_.level = Level::kComm;
+    return std::move(plan_);
   }
 
  private:
@@ -75,6 +73,22 @@ class Inserter {
     }
   }
 
+  /// Makes the inboxes as large as they will be.
+  void Reserve() {
+    std::vector<size_t> sizes(inbox_.size(), 0);
+    for (const std::vector<int>& copies : HoldersOfStage(plan_)) {
+      for (const int holder : copies) sizes[static_cast<size_t>(holder)] += 2;  // REDUCE, STEP
+    }
+    for (int r = 0; r < plan_.ranks; ++r) {
+      for (const Instruction& i : plan_.programs[static_cast<size_t>(r)]) {
+        ForEachMessage(r, i, [&](const Instruction&, const Instruction& recv) {
+          ++sizes[static_cast<size_t>(Owner(recv.stage, recv.microbatch))];
+        });
+      }
+    }
+    for (size_t r = 0; r < sizes.size(); ++r) inbox_[r].reserve(sizes[r]);
+  }
+
   /// Puts the RECV of everything rank r sends into the inboxes of its peers.
   void Deliver(int r) {
     const auto rank = static_cast<size_t>(r);
@@ -82,7 +96,8 @@ class Inserter {
     for (size_t i = 0; i < program.size(); ++i) {
       const Moment behind = {timeline_.ranks[rank][i].end, moments_[rank][i].number + 1};
       ForEachMessage(r, program[i], [&](const Instruction&, const Instruction& recv) {
-        inbox_[static_cast<size_t>(Owner(recv.stage, recv.microbatch))].push_back({behind, recv});
+        inbox_[static_cast<size_t>(Owner(recv.stage, recv.microbatch))].push_back(
+            {behind, recv.op, recv.stage, recv.microbatch, recv.peer});
       });
     }
   }
@@ -110,59 +125,65 @@ class Inserter {
       const bool reduce = NeedsReduce(plan_, copies.size());
       for (const int holder : copies) {
         std::vector<Insertion>& inbox = inbox_[static_cast<size_t>(holder)];
-        if (reduce) inbox.push_back({reduced, StageOp(Op::REDUCE, s)});
+        if (reduce) inbox.push_back({reduced, Op::REDUCE, s, -1, -1});
         Moment step = {reduced.time + (reduce ? cost.reduce : 0), reduced.number};
         // A step that takes time must not keep other ranks waiting for this one's gradients.
         if (cost.step > 0) {
           step.time = std::max(step.time, backward_end[static_cast<size_t>(holder)]);
         }
-        inbox.push_back({step, StageOp(Op::STEP, s)});
+        inbox.push_back({step, Op::STEP, s, -1, -1});
       }
     }
   }
 
-  void Merge(int r, Program* merged) {
+  void Merge(int r) {
     const auto rank = static_cast<size_t>(r);
-    const Program& program = plan_.programs[rank];
-    std::vector<Insertion>& inbox = inbox_[rank];
+    const Program program = std::move(plan_.programs[rank]);
+    const std::vector<Moment> moments = std::move(moments_[rank]);
+    const std::vector<Span> spans = std::move(timeline_.ranks[rank]);
+    std::vector<Insertion> inbox = std::move(inbox_[rank]);
     // Stable: messages of one moment (both halves of an FB) keep their order, REDUCE stays before
     // STEP.
     std::stable_sort(inbox.begin(), inbox.end());
-    merged->reserve(program.size() + 2 * inbox.size());
+    size_t sends = 0;
+    for (const Instruction& i : program) {
+      ForEachMessage(r, i, [&](const Instruction&, const Instruction&) { ++sends; });
+    }
+    Program& merged = plan_.programs[rank] = {};
+    merged.reserve(program.size() + sends + inbox.size());
     auto next = inbox.begin();
     for (size_t i = 0; i < program.size(); ++i) {
-      for (; next != inbox.end() && next->moment < moments_[rank][i]; ++next) {
-        merged->push_back(next->instruction);
+      for (; next != inbox.end() && next->moment < moments[i]; ++next) {
+        merged.push_back(next->instruction());
       }
-      merged->push_back(program[i]);
-      const Moment behind = {timeline_.ranks[rank][i].end, moments_[rank][i].number + 1};
+      merged.push_back(program[i]);
+      const Moment behind = {spans[i].end, moments[i].number + 1};
       // Whatever else arrives while the instruction runs comes before its own messages.
       bool arrived = false;
       ForEachMessage(r, program[i], [&](const Instruction& send, const Instruction&) {
         for (; !arrived && next != inbox.end() && next->moment < behind; ++next) {
-          merged->push_back(next->instruction);
+          merged.push_back(next->instruction());
         }
         arrived = true;
-        merged->push_back(send);
+        merged.push_back(send);
       });
     }
-    for (; next != inbox.end(); ++next) merged->push_back(next->instruction);
-    std::vector<Insertion>().swap(inbox);
+    for (; next != inbox.end(); ++next) merged.push_back(next->instruction());
   }
 
-  const Plan& plan_;
+  Plan plan_;
   const CostModel& costs_;
-  const Timeline timeline_;
-  const std::vector<std::vector<Moment>> moments_;
+  Timeline timeline_;
+  std::vector<std::vector<Moment>> moments_;
   const std::vector<int> route_of_;
   std::vector<std::vector<Insertion>> inbox_;
 };
 
 }  // namespace
 
-Plan InsertCommunication(const Plan& plan, const CostModel& costs) {
+Plan InsertCommunication(Plan plan, const CostModel& costs) {
   CF_ASSERT(plan.level == Level::kCompute);
-  return Inserter(plan, costs).Run();
+  return Inserter(std::move(plan), costs).Run();
 }
 
 }  // namespace contraflow

@@ -28,7 +28,7 @@ std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& t
 /// REDUCE at the last weight gradient of the stage on any of its copies, where it has more than
 /// one; STEP behind it. Because every rendezvous is one point of one global order, no rank can wait
 /// for another in a circle, whatever the buffering, and groups are not needed.
-Plan InsertCommunication(const Plan& plan, const CostModel& costs);
+Plan InsertCommunication(Plan plan, const CostModel& costs);
 
 /// Comm to component, for MoE stages (costs.moe): every chunk becomes its components on the compute
 /// and all-to-all lanes, with an `after` event for every dependency across lanes; messages leave

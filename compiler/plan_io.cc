@@ -3,68 +3,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "compiler/cbor.h"
 #include "compiler/cost_io.h"
 #include "compiler/error.h"
 #include "compiler/file.h"
+#include "compiler/folder.h"
 #include "compiler/json.h"
 #include "compiler/json_builder.h"
+#include "compiler/plan_document.h"
 #include "compiler/plan_limits.h"
+#include "compiler/plan_rows.h"
+#include "compiler/rank_files.h"
 
 namespace contraflow {
 namespace {
 
-/// Bytes: room for a hundred million instructions. Values: for the head, not the rows.
-constexpr JsonLimits kLimits = {.bytes = size_t{4} << 30, .values = size_t{1} << 22};
 constexpr size_t kMaxName = 64;
-
-/// "/programs" or "/slots" as it streams in, a row for each rank. Only the form of its entries is
-/// checked here: the head may follow later.
-template <typename Entry>
-struct Rows {
-  std::string place;  ///< file and path
-  std::string noun;   ///< of an entry
-  Entry (*parse)(std::string_view text);
-  std::vector<std::vector<Entry>> done = {};
-  std::vector<Entry> open = {};
-  /// The first entry that does not parse. It is reported after the head was found good, because a
-  /// document of another format or version has other entries.
-  std::string error = {};
-
-  JsonRows Named(const char* key) {
-    return {key, [this](size_t row) { Begin(row); },
-            [this](size_t row, size_t index, std::string_view text) { Take(row, index, text); }};
-  }
-
-  void Begin(size_t row) {
-    Finish();
-    if (row >= size_t{kMaxRanks}) {
-      throw Error(place + ": more than " + std::to_string(kMaxRanks) +
-                  (noun == "slot" ? " lists" : " programs"));
-    }
-    done.emplace_back();
-  }
-
-  void Take(size_t row, size_t index, std::string_view text) {
-    if (!error.empty()) return;
-    try {
-      open.push_back(parse(text));
-    } catch (const Error& wrong) {
-      std::string what = wrong.what();
-      // A terminal gets no control characters and no broken UTF-8 from a file.
-      const auto plain = [](char c) { return c >= ' ' && c <= '~'; };
-      if (!std::all_of(what.begin(), what.end(), plain)) {
-        what = noun + " " + Excerpt(text) + ": has characters other than plain ASCII";
-      }
-      error = place + "/" + std::to_string(row) + "/" + std::to_string(index) + ": " + what;
-    }
-  }
-
-  /// Moves the open row to its place, without the slack of a vector that grew.
-  void Finish() {
-    if (!done.empty()) done.back().assign(open.begin(), open.end());
-    open.clear();
-  }
-};
 
 int ReadSize(const JsonCursor& root, const char* key, const char* noun, int most) {
   return static_cast<int>(root.Required(key).Integer(noun, 1, most));
@@ -122,29 +76,6 @@ CostModel ReadPlanCosts(const JsonCursor& field, const Plan& plan) {
   return costs;
 }
 
-/// "format" and "version": what decides whether any other key means anything.
-void CheckPlanFormat(const JsonCursor& root) {
-  const std::string remedy = "a plan file begins with \"format\": " + QuoteJson(kPlanFormat) +
-                             ", \"version\": " + std::to_string(kPlanVersion);
-  if (!root.IsObject()) root.Fail("is not a plan: must be an object; " + remedy);
-  const std::optional<JsonCursor> format = root.Optional("format");
-  if (!format) {
-    const bool costs = root.Optional("stage") || root.Optional("stages") || root.Optional("unit");
-    root.Fail("is not a plan: the key \"format\" is missing; " + remedy +
-              (costs ? " (this looks like a cost file)" : ""));
-  }
-  const std::string& name = format->String("the name " + QuoteJson(kPlanFormat));
-  if (name != kPlanFormat)
-    format->Fail("must be " + QuoteJson(kPlanFormat) + ", is " + Excerpt(name));
-  const JsonCursor field = root.Required("version");
-  const int64_t version = field.Integer("a version", 1, INT32_MAX);
-  if (version != kPlanVersion) {
-    field.Fail("is " + std::to_string(version) +
-               ", from a later contraflow; this one reads version " + std::to_string(kPlanVersion) +
-               ": use a newer contraflow, or compile the plan again");
-  }
-}
-
 std::string ReadName(const JsonCursor& field) {
   const std::string& name = field.String("the name of a schedule", kMaxName);
   const auto fits = [](char c) {
@@ -197,6 +128,11 @@ Plan ReadHead(const JsonCursor& root) {
   return plan;
 }
 
+constexpr std::string_view kMembers[] = {
+    "format", "version",      "schedule",      "level",           "ranks",  "rank",
+    "stages", "microbatches", "data_parallel", "expert_parallel", "layers", "routes",
+    "costs",  "files",        "names",         "programs",        "slots"};
+
 struct Document {
   Plan plan;  ///< programs and slots as they stand in the document
   std::optional<int> rank;
@@ -212,41 +148,53 @@ void CheckRows(const JsonCursor& field, size_t rows, const Document& document,
              std::to_string(rows));
 }
 
-Document ReadDocument(std::string_view text, const std::string& place) {
-  Rows<Instruction> programs{place + ": /programs", "instruction", ParseInstruction};
-  Rows<Slot> slots{place + ": /slots", "slot", ParseSlot};
-  const JsonRows rows[] = {programs.Named("programs"), slots.Named("slots")};
-  const JsonDocument json = ParseJson(text, place, kLimits, rows);
-  programs.Finish();
-  slots.Finish();
+/// What `parse` reads of a document, whose rows it hands over.
+Document ReadDocument(const std::string& place,
+                      const std::function<JsonDocument(std::span<const JsonRows>)>& parse) {
+  PlanRows rows(place);
+  const JsonDocument json = parse(rows.members());
+  rows.Finish();
   const JsonCursor root = json.Root();
-  CheckPlanFormat(root);
-  root.Keys("an object, the plan",
-            {"format", "version", "schedule", "level", "ranks", "rank", "stages", "microbatches",
-             "data_parallel", "expert_parallel", "layers", "routes", "costs", "programs", "slots"});
+  CheckFormat(root, kPlanFormat);
+  root.Keys("an object, the plan", kMembers);
   Document document{ReadHead(root), {}};
   Plan& plan = document.plan;
+  if (const auto files = root.Optional("files")) {
+    files->Fail("this file is the head of a folder with a file for each rank; give the folder");
+  }
   if (const auto rank = root.Optional("rank")) {
     document.rank = static_cast<int>(rank->Integer("a rank", 0, plan.ranks - 1));
   }
-  CheckRows(root.Required("programs"), programs.done.size(), document, "programs");
+  CheckRows(root.Required("programs"), rows.programs.done.size(), document, "programs");
   if (plan.level == Level::kBuffer) {
-    CheckRows(root.Required("slots"), slots.done.size(), document, "lists of slots");
+    CheckRows(root.Required("slots"), rows.slots.done.size(), document, "lists of slots");
   } else if (const auto field = root.Optional("slots")) {
     field->Fail("only a plan of level buffer has slots, this one is of level " +
                 std::string(Name(plan.level)));
   }
-  if (!programs.error.empty()) throw Error(programs.error);
-  if (!slots.error.empty()) throw Error(slots.error);
+  rows.RequireParsed();
+  plan.programs = std::move(rows.programs.done);
+  plan.slots = std::move(rows.slots.done);
   PlanLimits limits(plan, place);
-  for (size_t r = 0; r < programs.done.size(); ++r) {
-    const bool placed = r < slots.done.size();
-    limits.Check(programs.done[r], r, placed ? slots.done[r].size() : 0);
-    if (placed) limits.Check(slots.done[r], r, programs.done[r]);
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    const bool placed = r < plan.slots.size();
+    limits.Check(plan.programs[r], r, placed ? plan.slots[r].size() : 0);
+    if (placed) limits.Check(plan.slots[r], r, plan.programs[r]);
   }
-  plan.programs = std::move(programs.done);
-  plan.slots = std::move(slots.done);
   return document;
+}
+
+/// A document that is to be a whole plan.
+Plan WholePlan(Document read, const std::string& place) {
+  if (!read.rank) return std::move(read.plan);
+  throw Error(place + ": /rank: this file holds the program of rank " + std::to_string(*read.rank) +
+              " only; give the file with the whole plan");
+}
+
+Document ReadText(std::string_view text, const std::string& place) {
+  return ReadDocument(place, [&](std::span<const JsonRows> rows) {
+    return ParseJson(text, place, kPlanLimits, rows);
+  });
 }
 
 /// The only row of a rank's document in its place, the other ranks' empty.
@@ -259,17 +207,39 @@ void Spread(int rank, int ranks, std::vector<Row>* rows) {
 
 }  // namespace
 
-Plan ReadPlan(std::string_view document, const std::string& place) {
-  Document read = ReadDocument(document, place);
-  if (read.rank) {
-    throw Error(place + ": /rank: this file holds the program of rank " +
-                std::to_string(*read.rank) + " only; give the file with the whole plan");
+std::string Checksum::Text() const {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[sum_ >> shift & 15];
+  return text;
+}
+
+void CheckFormat(const JsonCursor& root, std::string_view wanted) {
+  const std::string remedy = "a plan file begins with \"format\": " + QuoteJson(wanted) +
+                             ", \"version\": " + std::to_string(kPlanVersion);
+  if (!root.IsObject()) root.Fail("is not a plan: must be an object; " + remedy);
+  const std::optional<JsonCursor> format = root.Optional("format");
+  if (!format) {
+    const bool costs = root.Optional("stage") || root.Optional("stages") || root.Optional("unit");
+    root.Fail("is not a plan: the key \"format\" is missing; " + remedy +
+              (costs ? " (this looks like a cost file)" : ""));
   }
-  return std::move(read.plan);
+  const std::string& name = format->String("the name " + QuoteJson(wanted));
+  if (name != wanted) format->Fail("must be " + QuoteJson(wanted) + ", is " + Excerpt(name));
+  const JsonCursor field = root.Required("version");
+  const int64_t version = field.Integer("a version", 1, INT32_MAX);
+  if (version != kPlanVersion) {
+    field.Fail("is " + std::to_string(version) +
+               ", from a later contraflow; this one reads version " + std::to_string(kPlanVersion) +
+               ": use a newer contraflow, or compile the plan again");
+  }
+}
+
+Plan ReadPlan(std::string_view document, const std::string& place) {
+  return WholePlan(ReadText(document, place), place);
 }
 
 RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
-  Document read = ReadDocument(document, place);
+  Document read = ReadText(document, place);
   if (!read.rank) {
     throw Error(place +
                 ": this file holds a whole plan; give the file of one rank, which has the "
@@ -281,8 +251,56 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
   return result;
 }
 
+JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Checksum* checksum) {
+  const MoreBytes more = [&](char* to, size_t most) {
+    const size_t got = file->Read(to, most);
+    if (checksum != nullptr) checksum->Add({to, got});
+    return got;
+  };
+  constexpr size_t kBeginning = size_t{1} << 16;
+  std::string beginning(kBeginning, '\0');
+  beginning.resize(more(beginning.data(), beginning.size()));
+  if (!LooksLikeCbor(beginning)) {
+    const size_t size = beginning.size();
+    file->ReadRest(&beginning);
+    if (checksum != nullptr) checksum->Add(std::string_view(beginning).substr(size));
+    return ParseJson(beginning, file->name(), kPlanLimits, rows);
+  }
+  JsonBuilder builder(file->name(), kPlanLimits, rows);
+  ReadCbor(beginning, more, file->name(), &builder);
+  return {file->name(), builder.Take()};
+}
+
+FolderHead ReadFolderHead(const JsonDocument& json) {
+  const JsonCursor root = json.Root();
+  CheckFormat(root, kPlanFormat);
+  root.Keys("an object, the plan", kMembers);
+  FolderHead head{ReadHead(root), {}};
+  const JsonCursor files = root.Required("files");
+  for (const char* key : {"rank", "names", "programs", "slots"}) {
+    if (const auto field = root.Optional(key)) {
+      field->Fail("does not belong into the head of a folder, where each rank has its file");
+    }
+  }
+  const auto ranks = static_cast<size_t>(head.plan.ranks);
+  if (files.Size("an array with the checksum of every rank's file") != ranks) {
+    files.Fail("must have " + std::to_string(ranks) + " entries, one for each rank, has " +
+               std::to_string(files.Size("")));
+  }
+  for (size_t r = 0; r < ranks; ++r) {
+    head.checksums.push_back(files.Item(r).String("a checksum", Checksum().Text().size()));
+  }
+  return head;
+}
+
 Plan ReadPlanFile(const std::string& path) {
-  return ReadPlan(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
+  if (IsFolder(path)) return ReadRankFiles(path);
+  InputFile file(path, int64_t{kPlanLimits.bytes});
+  return WholePlan(ReadDocument(file.name(),
+                                [&](std::span<const JsonRows> rows) {
+                                  return ParsePlanFile(&file, rows, nullptr);
+                                }),
+                   file.name());
 }
 
 }  // namespace contraflow

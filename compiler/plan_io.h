@@ -18,17 +18,21 @@ inline constexpr int kPlanVersion = 1;
 /// the form of the document only; whether the plan is sound is Verify's to say.
 Plan ReadPlan(std::string_view document, const std::string& place);
 
-/// Reads a plan file. Throws Error if it cannot be read.
+/// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
+/// (rank_files.h). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
 
 /// JSON text: fixed key order, one instruction a line, same plan same bytes.
 /// ReadPlan(WritePlan(p)) == p.
 std::string WritePlan(const Plan& plan);
 
-/// The same document in CBOR, for large plans.
+/// The same document in CBOR, for large plans: an instruction is a list of numbers
+/// (PackedInstruction), which "names" in front of the programs explains. Instructions as text are
+/// read as well.
 std::string WritePlanBinary(const Plan& plan);
 
-/// Writes a plan file atomically; binary if the path ends in ".cbor".
+/// Writes a plan file atomically and piece by piece; binary if the path ends in ".cbor", a folder
+/// with a file for each rank if it ends in "/".
 void WritePlanFile(const std::string& path, const Plan& plan);
 
 /// What one rank needs of a plan: its program, and the head; the other programs are empty.

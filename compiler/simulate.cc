@@ -19,7 +19,7 @@ constexpr Time kUnset = -1;
 
 class Simulator {
  public:
-  Simulator(const Plan& plan, const CostModel& costs)
+  Simulator(const Plan& plan, const CostModel& costs, Keep keep)
       : plan_(plan),
         costs_(costs),
         micro_(static_cast<size_t>(plan.microbatches)),
@@ -35,6 +35,7 @@ class Simulator {
     rank_.resize(static_cast<size_t>(plan.ranks));
     result_.ranks.resize(rank_.size());
     result_.timeline.unit = costs.unit;
+    if (keep == Keep::kFigures) return;
     result_.timeline.ranks.resize(rank_.size());
     for (size_t r = 0; r < rank_.size(); ++r) {
       result_.timeline.ranks[r].resize(plan.programs[r].size());
@@ -85,10 +86,12 @@ class Simulator {
   void Walk(int r) {
     RankState& state = rank_[static_cast<size_t>(r)];
     const Program& program = plan_.programs[static_cast<size_t>(r)];
+    auto& timeline = result_.timeline.ranks;
+    Span* const spans = timeline.empty() ? nullptr : timeline[static_cast<size_t>(r)].data();
+    Span passing;
     state.blocked = false;
     while (state.next < program.size()) {
-      Span* const span = &result_.timeline.ranks[static_cast<size_t>(r)][state.next];
-      if (!Execute(r, program[state.next], span)) {
+      if (!Execute(r, program[state.next], spans == nullptr ? &passing : spans + state.next)) {
         state.blocked = true;
         return;
       }
@@ -264,7 +267,7 @@ class Simulator {
       const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
       const Span message = Incoming(plan_.programs[r][index]);
       if (message.end == kUnset) Stuck(ref);
-      result_.timeline.ranks[r][index] = message;
+      if (!result_.timeline.ranks.empty()) result_.timeline.ranks[r][index] = message;
     }
   }
 
@@ -326,7 +329,7 @@ double Simulation::bubble_ratio() const {
          (static_cast<double>(ranks.size()) * static_cast<double>(makespan));
 }
 
-Simulation Simulate(const Plan& plan, const CostModel& costs) {
+Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep) {
   CheckCosts(costs, plan.stages, plan.microbatches);
   if (plan.level >= Level::kComponent) {
     if (plan.layers > 0 && (!costs.moe || costs.moe->layers_per_stage != plan.layers)) {
@@ -334,9 +337,11 @@ Simulation Simulate(const Plan& plan, const CostModel& costs) {
                   " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
                   std::to_string(plan.layers));
     }
-    return SimulateLanes(plan, costs);
+    Simulation simulation = SimulateLanes(plan, costs);
+    if (keep == Keep::kFigures) simulation.timeline.ranks = {};
+    return simulation;
   }
-  return Simulator(plan, costs).Run();
+  return Simulator(plan, costs, keep).Run();
 }
 
 }  // namespace contraflow

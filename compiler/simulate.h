@@ -32,7 +32,7 @@ struct InstructionRef {
 
 /// A plan's predicted run.
 struct Simulation {
-  Timeline timeline;
+  Timeline timeline;  ///< without ranks where only the figures are kept
   Time makespan = 0;  ///< with a barrier at the end
   Time span = 0;      ///< largest (last end - first start) of a rank
   std::vector<RankFigures> ranks;
@@ -41,13 +41,16 @@ struct Simulation {
   double bubble_ratio() const;
 };
 
+/// What of a simulation is kept: a timeline takes 16 bytes an instruction.
+enum class Keep : uint8_t { kTimeline, kFigures };
+
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
 /// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
 /// directed edge carries one message at a time, first in first out. Levels compute and comm give
 /// equal times. Where instructions have lanes, each starts when its lane and all it waits for
 /// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the
 /// costs do not fit.
-Simulation Simulate(const Plan& plan, const CostModel& costs);
+Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);
 
 /// A longest chain of instructions in a plan's predicted timeline, each waiting for the one before
 /// it, from time 0 to the makespan: instructions of the compute and all-to-all lanes, REDUCE, STEP

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <random>
 #include <string>
 #include <vector>
 
@@ -165,6 +166,28 @@ TEST_SUITE("unit") {
     CHECK(simulation.timeline.ranks[0][2] == Span{10, 13});
     CHECK(simulation.makespan == 76);
     CHECK(CriticalPath(plan, simulation.timeline).size() == 6);
+  }
+
+  TEST_CASE("figures are the same without a timeline") {
+    std::mt19937_64 random(29);
+    for (const Spec& spec : RandomSpecs(&random, 40, 6, 12)) {
+      for (const Plan& plan : {GeneratePlan(spec), Compile(spec)}) {
+        const Simulation whole = Simulate(plan, spec.costs);
+        const Simulation bare = Simulate(plan, spec.costs, Keep::kFigures);
+        CHECK(bare.timeline.ranks.empty());
+        CHECK(bare.makespan == whole.makespan);
+        CHECK(bare.span == whole.span);
+        REQUIRE(bare.ranks.size() == whole.ranks.size());
+        for (size_t r = 0; r < bare.ranks.size(); ++r) {
+          const auto figures = [](const RankFigures& f) {
+            return std::vector<int64_t>{f.busy,       f.bubble,     f.first_start,
+                                        f.last_end,   f.exposed,    f.peak_activations,
+                                        f.peak_bytes, f.peak_index, f.all_to_all};
+          };
+          CHECK(figures(bare.ranks[r]) == figures(whole.ranks[r]));
+        }
+      }
+    }
   }
 
   TEST_CASE("an unsound plan does not hang the simulator") {

@@ -175,7 +175,9 @@ std::function<int()> Add(CLI::App* app) {
       ->type_name("LEVEL");
   app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")
       ->type_name("PASS|all");
-  app->add_option("-o,--output", options->output, "plan file; - is stdout, .cbor is binary")
+  app->add_option(
+         "-o,--output", options->output,
+         "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
       ->type_name("FILE")
       ->required();
   return [options] { return Compile(*options); };

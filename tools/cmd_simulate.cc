@@ -30,7 +30,8 @@ int RunSimulate(const SimulateOptions& options) {
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   const CostModel costs = CostsForPlan(options.costs, plan);
-  const Report report = MakeReport(plan, costs);
+  const Keep keep = options.json && options.trace.empty() ? Keep::kFigures : Keep::kTimeline;
+  const Report report = MakeReport(plan, costs, std::nullopt, keep);
   if (!options.trace.empty()) {
     WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
   }

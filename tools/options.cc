@@ -92,7 +92,7 @@ CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* fiel
 }
 
 CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name) {
-  return app->add_option(name, *field, "plan file; - is standard input")
+  return app->add_option(name, *field, "plan file or folder; - is standard input")
       ->type_name("FILE")
       ->required();
 }

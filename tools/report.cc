@@ -122,13 +122,14 @@ void RequireSound(const Plan& plan, const std::string& path) {
   throw Error(message + "\n  (contraflow verify shows all, and where)");
 }
 
-Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
+Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
+                  Keep keep) {
   Report report;
   report.schedule = plan.schedule;
   report.unit = costs.unit;
   report.level = plan.level;
   report.components = plan.layers > 0;
-  report.simulation = Simulate(plan, costs);
+  report.simulation = Simulate(plan, costs, keep);
   if (costs.memory) report.memory = MemoryOf(plan, costs);
   report.bound = ProveBound(plan, costs, memory_limit);
   report.formula = MakeFormula(plan, costs, report.simulation);

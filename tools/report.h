@@ -50,7 +50,7 @@ void RequireSound(const Plan& plan, const std::string& path);
 /// Simulates a sound plan. The bound is that of every schedule with this placement which holds at
 /// most `memory_limit` on a rank (ProveBound).
 Report MakeReport(const Plan& plan, const CostModel& costs,
-                  std::optional<int64_t> memory_limit = std::nullopt);
+                  std::optional<int64_t> memory_limit = std::nullopt, Keep keep = Keep::kTimeline);
 
 /// One kind of memory of a rank.
 struct MemoryKind {

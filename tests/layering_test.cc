@@ -49,9 +49,11 @@ std::vector<Source> Sources() {
 /// The part of compiler/ that runtime and tools share with it: target contraflow_plan.
 bool IsPlanHeader(const std::string& name) {
   static const std::set<std::string> headers = {
-      "error.h",        "instruction.h", "plan.h",        "cost.h",    "timeline.h",
-      "file.h",         "json.h",        "plan_io.h",     "cost_io.h", "trace_io.h",
-      "json_builder.h", "cbor.h",        "plan_limits.h", "value.h"};
+      "error.h",         "instruction.h", "plan.h",         "cost.h",
+      "timeline.h",      "file.h",        "json.h",         "plan_io.h",
+      "cost_io.h",       "trace_io.h",    "json_builder.h", "cbor.h",
+      "plan_limits.h",   "value.h",       "folder.h",       "packed_instruction.h",
+      "plan_document.h", "plan_rows.h",   "rank_files.h"};
   return headers.count(name) > 0;
 }
 

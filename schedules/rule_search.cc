@@ -84,8 +84,9 @@ class Mutation {
 
 }  // namespace
 
-void SearchRules(const SearchProblem& problem, Time bound, int rounds, SearchWork* work,
-                 ListScheduler* scheduler, Rules rules, std::optional<Found>* best) {
+void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t leave,
+                 SearchWork* work, ListScheduler* scheduler, Rules rules,
+                 std::optional<Found>* best) {
   std::mt19937_64 random(2);
   Mutation mutation(problem, &random);
   Time makespan = RankQueue::kNever - 1, ends = RankQueue::kNever;
@@ -93,7 +94,8 @@ void SearchRules(const SearchProblem& problem, Time bound, int rounds, SearchWor
     Rules next = rules;
     if (round > 0) mutation.Change(&next);
     const std::optional<Time> found = scheduler->Run(next, makespan + 1);
-    if (!work->Spend(scheduler->started())) return;
+    work->Spend(scheduler->started());
+    if (work->left() <= leave) return;
     if (!found) continue;
     if (std::pair(*found, scheduler->ends()) > std::pair(makespan, ends)) continue;
     makespan = *found;

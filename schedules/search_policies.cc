@@ -4,6 +4,7 @@
 
 #include "schedules/evaluator.h"
 #include "schedules/list_scheduler.h"
+#include "schedules/pilot.h"
 #include "schedules/policy.h"
 #include "schedules/repeating_block.h"
 #include "schedules/rule_search.h"
@@ -30,8 +31,9 @@ class PolicySearch {
   }
 
   std::optional<Found> Run() {
-    const std::vector<Policy> grid = PolicyGrid(problem_);
+    std::vector<Policy> grid = PolicyGrid(problem_);
     if (3 * problem_.chunks() > kLarge) {
+      SortByPilot(PilotOf(problem_, several_ ? 8 : 16), &work_, &grid);
       const int64_t least = (work_.left() + left_for_others_) / 2;
       for (const Policy& policy : grid) {
         if (Done() || work_.left() < least) break;
@@ -44,7 +46,8 @@ class PolicySearch {
     }
     if (several_ && problem_.limit && !Done()) TryBlocks();
     if (!Done()) {
-      SearchRules(problem_, bound_, kRuleRounds, &work_, &scheduler_, rules_, &best_);
+      SearchRules(problem_, bound_, kRuleRounds, left_for_others_, &work_, &scheduler_, rules_,
+                  &best_);
     }
     // Where a rank has waited on purpose, the order alone may be shorter.
     if (best_) best_->makespan = Evaluate(problem_, best_->order).makespan;

@@ -3,10 +3,56 @@
 #include "compiler/jackson.h"
 
 #include <algorithm>
-#include <queue>
+#include <optional>
 #include <utility>
 
 namespace contraflow {
+namespace {
+
+/// A lane that takes jobs in the order of their heads.
+struct OneLane {
+  struct Open {
+    Time tail, left;
+    bool operator<(const Open& other) const { return tail < other.tail; }
+  };
+
+  /// The one that runs is not in the heap of those that wait: few that come interrupt it.
+  std::vector<Open> waiting = {};
+  std::optional<Open> running = {};
+  Time now = 0;
+  std::pair<Time, Time> last = {0, 0};  // as Run returns it
+
+  void End() {
+    now += running->left;
+    if (now + running->tail > last.first) last = {now + running->tail, running->tail};
+    running.reset();
+    if (waiting.empty()) return;
+    running = waiting.front();
+    std::pop_heap(waiting.begin(), waiting.end());
+    waiting.pop_back();
+  }
+
+  void Take(Time head, Time duration, Time tail) {
+    while (running && now + running->left <= head) End();
+    Open come = {tail, duration};
+    if (!running) {
+      now = std::max(now, head);
+      running = come;
+      return;
+    }
+    running->left -= head - now;
+    now = head;
+    if (running->tail < tail) std::swap(*running, come);
+    waiting.push_back(come);
+    std::push_heap(waiting.begin(), waiting.end());
+  }
+
+  void Finish() {
+    while (running) End();
+  }
+};
+
+}  // namespace
 
 void Jackson::Add(Time head, Time duration, Time tail) { jobs_.push_back({head, duration, tail}); }
 
@@ -30,25 +76,15 @@ Jackson::Reason Jackson::Binding() {
 
 std::pair<Time, Time> Jackson::Run() {
   std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.head < b.head; });
-  std::priority_queue<std::pair<Time, Time>> ready;  // tail, and how much of the job is left
-  Time now = 0;
-  std::pair<Time, Time> last = {0, 0};
-  for (size_t next = 0; next < jobs_.size() || !ready.empty();) {
-    if (ready.empty()) now = std::max(now, jobs_[next].head);
-    for (; next < jobs_.size() && jobs_[next].head <= now; ++next) {
-      ready.push({jobs_[next].tail, jobs_[next].duration});
-    }
-    const auto [tail, left] = ready.top();
-    ready.pop();
-    const Time run = next < jobs_.size() ? std::min(left, jobs_[next].head - now) : left;
-    now += run;
-    if (run < left) {
-      ready.push({tail, left - run});
-    } else if (now + tail > last.first) {
-      last = {now + tail, tail};
-    }
+  OneLane lane;
+  // Jobs without a tail delay no other; the last of them ends when the lane is done with all.
+  Time end = 0;
+  for (const Job& job : jobs_) {
+    end = std::max(end, job.head) + job.duration;
+    if (job.tail > 0) lane.Take(job.head, job.duration, job.tail);
   }
-  return last;
+  lane.Finish();
+  return end > lane.last.first ? std::pair<Time, Time>(end, 0) : lane.last;
 }
 
 }  // namespace contraflow

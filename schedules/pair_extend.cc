@@ -25,13 +25,14 @@ void Insert(const std::vector<int>& lines, int further, size_t at, Word* word) {
 }  // namespace
 
 SearchProblem WithCount(const SearchProblem& problem, int count) {
-  CF_ASSERT(problem.frame.routes.size() == 1 && count > 0);
+  CF_ASSERT(count > 0 && problem.scale.empty());
   SearchProblem other = problem;
   for (Line& line : other.lines) line.count = count;
-  other.frame.microbatches = count;
-  auto& microbatches = other.frame.routes[0].microbatches;
-  microbatches.resize(static_cast<size_t>(count));
-  for (int m = 0; m < count; ++m) microbatches[static_cast<size_t>(m)] = m;
+  other.frame.microbatches = 0;
+  for (Route& route : other.frame.routes) {
+    route.microbatches.clear();
+    for (int k = 0; k < count; ++k) route.microbatches.push_back(other.frame.microbatches++);
+  }
   return other;
 }
 

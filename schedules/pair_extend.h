@@ -6,7 +6,7 @@
 
 namespace contraflow {
 
-/// The same problem with `count` micro-batches on its one route.
+/// The same problem with `count` micro-batches on each of its routes.
 SearchProblem WithCount(const SearchProblem& problem, int count);
 
 /// How an order of a problem with two lines a rank goes on for more micro-batches: in its middle

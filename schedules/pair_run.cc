@@ -22,20 +22,23 @@ PairRun::PairRun(const SearchProblem& problem, const Order& order) : problem_(pr
   CF_ASSERT(Takes(problem) && order.size() == problem.lines_of.size());
   size_t chunks = 0;
   const auto lines = static_cast<int32_t>(problem.lines.size());
-  pair_.resize(problem.lines.size(), std::vector<Time>(problem.lines.size(), 0));
+  place_.resize(problem.lines.size());
+  for (const std::vector<int>& here : problem.lines_of) {
+    for (size_t i = 0; i < here.size(); ++i) place_[static_cast<size_t>(here[i])] = i;
+  }
   for (int32_t line = 0; line < lines; ++line) {
     const Line& own = problem.lines[static_cast<size_t>(line)];
     first_.push_back(chunks);
     chunks += static_cast<size_t>(own.count);
     cost_of_.push_back({});
+    pair_.emplace_back();
     if (own.count == 0) continue;
     for (const Op op : {Op::F, Op::B, Op::W, Op::BW}) {
       cost_of_.back()[CostIndex(op)] = problem.Duration({op, line}, 0);
     }
     for (const int back : problem.lines_of[static_cast<size_t>(own.rank)]) {
-      if (problem.lines[static_cast<size_t>(back)].count == 0) continue;
-      pair_[static_cast<size_t>(line)][static_cast<size_t>(back)] =
-          problem.Duration({Op::FB, line, back}, 0, 0);
+      const bool some = problem.lines[static_cast<size_t>(back)].count > 0;
+      pair_.back().push_back(some ? problem.Duration({Op::FB, line, back}, 0, 0) : 0);
     }
   }
   counts_.resize(problem.lines.size());
@@ -84,7 +87,7 @@ Order PairRun::TakeOrder() const {
 
 Time PairRun::DurationOf(const Token& token) const {
   const auto line = static_cast<size_t>(token.line);
-  if (token.op == Op::FB) return pair_[line][static_cast<size_t>(token.back)];
+  if (token.op == Op::FB) return pair_[line][place_[static_cast<size_t>(token.back)]];
   return cost_of_[line][CostIndex(token.op)];
 }
 

@@ -88,7 +88,8 @@ class PairRun {
   const SearchProblem& problem_;
   std::vector<size_t> first_;                 // chunk of each line
   std::vector<std::array<Time, 4>> cost_of_;  // F, B, W, BW by line
-  std::vector<std::vector<Time>> pair_;       // FB by line and line
+  std::vector<std::vector<Time>> pair_;       // FB by line and place of the other on its rank
+  std::vector<size_t> place_;                 // of each line among those of its rank
   std::vector<Rank> ranks_;
   std::vector<Time> f_start_, f_end_, b_start_, b_end_;  // by chunk
   Time makespan_ = 0, cost_ = 0;

@@ -59,7 +59,7 @@ class PairAnnealing {
     if (run_.makespan() < best_->makespan) {
       best_->makespan = run_.makespan();
       best_->order = run_.TakeOrder();
-      work_->Found(best_->makespan, bound_);
+      if (bound_ > 0) work_->Found(best_->makespan, bound_);  // else of another problem
     }
   }
 
@@ -76,7 +76,7 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
             SearchWork* work, Found* best) {
   Time hottest = 0;
   for (const Line& line : problem.lines) {
-    hottest = std::max(hottest, (line.cost.f + line.cost.b) / 8);
+    hottest = std::max(hottest, (line.cost.f + line.cost.b) / 32);
   }
   const Found start = *best;
   for (int round = 0; round < rounds && best->makespan > bound && !work->spent(); ++round) {
@@ -92,24 +92,40 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
   }
 }
 
+/// Takes an order that runs, fits and is shorter.
+void Offer(const SearchProblem& problem, Order order, Found* best) {
+  const std::optional<PairRun> run = PairRun::Of(problem, order);
+  if (!run || run->makespan() >= best->makespan) return;
+  best->order = std::move(order);
+  best->makespan = run->makespan();
+}
+
+/// An order to begin with, from the schedule that the budget allows.
+std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
+  const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.lines_of.size());
+  if (effort > budget / 4) return PhaseOrder(problem);
+  work->Spend(effort);
+  return ScheduleInPhases(problem);
+}
+
 /// With few micro-batches first, then with the rest of them in the middle.
 void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                  SearchWork* work, Found* best) {
   const int count = problem.frame.microbatches;
   const int enough = 2 * static_cast<int>(problem.lines_of.size()) + 2;
-  if (count <= enough) return Anneal(problem, bound, seed, budget, 4, work, best);
+  if (count <= enough) {
+    if (std::optional<Order> order = Begin(problem, budget, work)) {
+      Offer(problem, std::move(*order), best);
+    }
+    return Anneal(problem, bound, seed, budget, 4, work, best);
+  }
   const SearchProblem few = WithCount(problem, enough);
-  if (std::optional<Order> order = PhaseOrder(few)) {
+  if (std::optional<Order> order = Begin(few, budget, work)) {
     Found found = {std::move(*order), 0, best->from};
     found.makespan = PairRun::Of(few, found.order)->makespan();
     Anneal(few, 0, seed, budget * 3 / 4, 4, work, &found);
     if (std::optional<Order> longer = Extend(problem, found.order, count - enough)) {
-      const std::optional<PairRun> all = PairRun::Of(problem, *longer);
-      CF_ASSERT(all);
-      if (all->makespan() < best->makespan) {
-        best->order = std::move(*longer);
-        best->makespan = all->makespan();
-      }
+      Offer(problem, std::move(*longer), best);
     }
   }
   Anneal(problem, bound, seed, budget / 4, 1, work, best);
@@ -119,7 +135,7 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
 
 void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                   SearchWork* work, Found* best) {
-  if (!PairRun::Takes(problem)) return;
+  if (!PairRun::Takes(problem) || best->makespan <= bound) return;
   work->Enter("pairs");
   const std::optional<SearchProblem> folded = Fold(problem);
   if (folded) {

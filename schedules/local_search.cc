@@ -21,12 +21,20 @@ namespace {
 
 /// Proposals between two looks at the clock, and what one of them counts in instructions.
 constexpr int64_t kBatch = 64, kPerProposal = 2;
+/// What a token counts that is laid out in a graph.
+constexpr int64_t kLayout = 10;
 /// Farthest that a token goes in one move.
 constexpr int kFar = 20, kNear = 3;
 /// Tries to find a token on a longest path.
 constexpr int kTries = 8;
 /// Of ten proposals, those at the start of a block of a longest path.
 constexpr int kAtBlocks = 3;
+
+int64_t TokensOf(const Order& order) {
+  int64_t tokens = 0;
+  for (const Word& word : order) tokens += static_cast<int64_t>(word.size());
+  return tokens;
+}
 
 /// The order with full backwards and pairs taken apart wherever that takes no longer: what comes
 /// after them can then only come earlier, and more can be moved.
@@ -206,9 +214,12 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
   // Room for sums over all ranks; no real costs come near.
   const auto ranks = static_cast<Time>(best->order.size());
   if (best->makespan > std::numeric_limits<Time>::max() / (64 * ranks)) return;
+  // What is left must let the search look at a good part of the tokens once it has laid them out.
+  const int64_t layout = kLayout * TokensOf(best->order);
+  if (layout > budget / 2 || !work->Spend(layout)) return;
   work->Enter("local search");
   const Time before = best->makespan;
-  Annealing(problem, bound, seed, work, best).Run(budget);
+  Annealing(problem, bound, seed, work, best).Run(budget - layout);
   if (best->makespan < before) best->from = "local search from " + best->from;
 }
 

@@ -2,12 +2,15 @@
 // proven optimal, how far the others are from their bound, the gain over the best published
 // schedule with the same placement and memory, and user CPU time. Figures, no thresholds.
 //
-//   bench_search linear|v|bidirectional [--budget S] [--ranks MOST] [--each]
-//   bench_search real [--budget S] [--each] COSTS...
-//   bench_search noise [--budget S] [--ranks MOST] [--each]
+//   bench_search linear|v|bidirectional|noise [OPTIONS]
+//   bench_search real [OPTIONS] COSTS...
+//   bench_search speed
 //
-// --budget: seconds of search for each instance (default 5). --ranks: leaves out larger ones.
-// --each: a line for each instance.
+//   --budget S      seconds of search for each instance (default 5)
+//   --seed N        of the search (default 0)
+//   --ranks MOST    leaves out larger instances
+//   --only TEXT     leaves out those that have the text neither in their class nor in their name
+//   --each          a line for each instance
 
 #include <sys/resource.h>
 
@@ -17,6 +20,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +29,8 @@
 #include "compiler/error.h"
 #include "schedules/evaluator.h"
 #include "schedules/noise.h"
+#include "schedules/order_graph.h"
+#include "schedules/registry.h"
 #include "schedules/search.h"
 #include "tools/bench_instances.h"
 
@@ -34,7 +40,9 @@ namespace {
 struct Options {
   std::string suite;
   double budget = 5;
+  uint64_t seed = 0;
   int ranks = 16;
+  std::string only;
   bool each = false;
   std::vector<std::string> files;
 };
@@ -87,6 +95,7 @@ Row Measure(const BenchInstance& instance, const Options& options) {
   const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
   SearchOptions search;
   search.budget = static_cast<int64_t>(options.budget * 1e9);
+  search.seed = options.seed;
   const double start = CpuMilliseconds();
   const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
   SearchWork work(search);
@@ -155,6 +164,7 @@ void RunNoise(const Options& options, const std::vector<BenchInstance>& instance
     const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
     SearchOptions search;
     search.budget = static_cast<int64_t>(options.budget * 1e9);
+    search.seed = options.seed;
     SearchWork work(search);
     const std::optional<Found> first = Search(problem, instance.seeds, bound, search, &work);
     search.noise = kSigma;
@@ -190,9 +200,10 @@ void RunNoise(const Options& options, const std::vector<BenchInstance>& instance
 }
 
 [[noreturn]] void Usage(const std::string& problem) {
-  throw Error(problem +
-              "; usage: bench_search linear|v|bidirectional|real|noise [--budget S] [--ranks MOST] "
-              "[--each] [COSTS...]");
+  throw Error(
+      problem +
+      "; usage: bench_search linear|v|bidirectional|real|noise|speed [--budget S] [--seed N] "
+      "[--ranks MOST] [--only TEXT] [--each] [COSTS...]");
 }
 
 Options Parse(int argc, char** argv) {
@@ -205,6 +216,10 @@ Options Parse(int argc, char** argv) {
       options.each = true;
     } else if (word == "--budget" && i + 1 < argc) {
       options.budget = std::atof(argv[++i]);
+    } else if (word == "--seed" && i + 1 < argc) {
+      options.seed = std::strtoull(argv[++i], nullptr, 10);
+    } else if (word == "--only" && i + 1 < argc) {
+      options.only = argv[++i];
     } else if (word == "--ranks" && i + 1 < argc) {
       options.ranks = std::atoi(argv[++i]);
     } else if (!word.empty() && word[0] == '-') {
@@ -216,16 +231,65 @@ Options Parse(int argc, char** argv) {
   return options;
 }
 
+/// How many orders a second are evaluated from nothing, and how many by moving one token.
+void RunSpeed() {
+  constexpr int kRuns = 2000, kMoves = 2'000'000;
+  std::printf("%8s %14s %14s %14s %8s\n", "tokens", "evaluated/s", "Mtokens/s", "moved/s", "ratio");
+  for (const int microbatches : {13, 26, 52, 104}) {
+    const CostModel costs = UniformCosts(1000, 1400, 600, 50);
+    Spec spec;
+    spec.schedule = "zb-v";
+    spec.ranks = 16;
+    spec.microbatches = microbatches;
+    spec.costs = costs;
+    const Plan plan = GeneratePlan(spec);
+    const SearchProblem problem = MakeProblem(plan, costs, std::nullopt);
+    const Order order = *ToOrder(problem, plan);
+    Evaluator evaluator(problem);
+    double start = CpuMilliseconds();
+    for (int i = 0; i < kRuns; ++i) evaluator.Run(order);
+    const double whole = (CpuMilliseconds() - start) / kRuns;
+    OrderGraph graph(problem, order);
+    std::mt19937_64 random(1);
+    int moves = 0;
+    start = CpuMilliseconds();
+    for (int i = 0; i < kMoves; ++i) {
+      OrderGraph::Move move;
+      move.rank = static_cast<int>(random() % 16);
+      move.from = static_cast<int>(random() % static_cast<uint64_t>(graph.length(move.rank)));
+      move.to = std::clamp(move.from - 10 + static_cast<int>(random() % 21), 0,
+                           graph.length(move.rank) - 1);
+      move = graph.Shorten(move);
+      if (move.from == move.to || !graph.Fits(move)) continue;
+      ++moves;
+      if (graph.Estimate(move) > graph.makespan() || !graph.Apply(move)) continue;
+      graph.Keep();
+    }
+    const double each = (CpuMilliseconds() - start) / moves;
+    const auto tokens = static_cast<double>(graph.tokens());
+    std::printf("%8.0f %14.0f %14.1f %14.0f %8.1f\n", tokens, 1e3 / whole, tokens / whole / 1e3,
+                1e3 / each, whole / each);
+  }
+}
+
+std::vector<BenchInstance> InstancesOf(const Options& options) {
+  if (options.suite == "linear" || options.suite == "noise") return LinearInstances(options.ranks);
+  if (options.suite == "v") return VInstances(options.ranks);
+  if (options.suite == "bidirectional") return BidirectionalInstances(options.ranks);
+  if (options.suite == "real") return RealInstances(options.files);
+  Usage("unknown suite " + options.suite);
+}
+
 void Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
-  if (options.suite == "linear") return Run(options, LinearInstances(options.ranks));
-  if (options.suite == "v") return Run(options, VInstances(options.ranks));
-  if (options.suite == "bidirectional") {
-    return Run(options, BidirectionalInstances(options.ranks));
-  }
-  if (options.suite == "real") return Run(options, RealInstances(options.files));
-  if (options.suite == "noise") return RunNoise(options, LinearInstances(options.ranks));
-  Usage("unknown suite " + options.suite);
+  if (options.suite == "speed") return RunSpeed();
+  std::vector<BenchInstance> instances = InstancesOf(options);
+  std::erase_if(instances, [&](const BenchInstance& instance) {
+    return (instance.group + " " + instance.name).find(options.only) == std::string::npos;
+  });
+  if (instances.empty()) throw Error("no instance has \"" + options.only + "\" in its name");
+  if (options.suite == "noise") return RunNoise(options, instances);
+  Run(options, instances);
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
       least_ = std::max(least_, static_cast<Time>(area[r] / static_cast<double>(*problem.limit)));
   }
   least_ = std::max<Time>(least_, 1);
+  delays_.assign(routes_.size() + 2 * lines, 0);
 }
 
 /// The first start from `ready` on at which the rank is free for so long in every period.
@@ -82,67 +83,70 @@ bool BlockSearch::Put(size_t rank, Time ready, Time length, Time* start) {
   return true;
 }
 
-int64_t BlockSearch::Try(Time period, int spread, std::mt19937_64* random) {
+BlockSearch::Fit BlockSearch::Search(Time period, int rounds, std::mt19937_64* random) {
+  Fit best = Place(period);
+  for (int round = 0; round < rounds && best.excess > 0; ++round) {
+    const std::vector<Time> before = delays_;
+    Mutate(random);
+    const Fit fit = Place(period);
+    if (best < fit) {
+      delays_ = before;
+    } else {
+      best = fit;
+    }
+  }
+  return Place(period);
+}
+
+/// A new delay for one instruction, for a stretch of them, or none.
+void BlockSearch::Mutate(std::mt19937_64* random) {
+  const auto draw = [random](size_t below) { return static_cast<size_t>((*random)() % below); };
+  const size_t first = draw(delays_.size());
+  const Line& line = problem_.lines[draw(problem_.lines.size())];
+  const Time most = std::max({line.cost.f, line.cost.b, line.cost.w, Time{1}});
+  const Time delay = draw(3) == 0 ? 0 : static_cast<Time>(draw(static_cast<size_t>(most))) + 1;
+  const size_t length = draw(3) > 0 ? 1 : 1 + draw(std::min(delays_.size() - first, size_t{64}));
+  const Time share = length > 1 && draw(2) == 0 ? 4 : 1;
+  for (size_t i = first; i < first + length; ++i) delays_[i] = delay / share;
+}
+
+BlockSearch::Fit BlockSearch::Place(Time period) {
   block_.period = period;
   for (std::vector<Busy>& busy : busy_) busy.clear();
-  // One delay for each pass over the ranks, and one in a few instructions has its own.
-  const auto draw = [&](Time length) {
-    if (spread == 0) return Time{0};
-    const auto most = static_cast<uint64_t>(length * spread / 100 + 1);
-    return static_cast<Time>((*random)() % most);
-  };
-  Time entry = 0;
+  size_t next = 0;
   for (const std::vector<int>& route : routes_) {
-    Time now = entry;
-    Time pass = 0;
-    const auto step = [&](size_t s, bool forward) {
-      const Line& line = problem_.lines[static_cast<size_t>(route[s])];
-      const Time length = forward ? line.cost.f : line.cost.b;
-      if (spread > 0 && (*random)() % 8 == 0) now += draw(length);
-      Time& start = (forward ? block_.f : block_.b)[static_cast<size_t>(route[s])];
-      if (!Put(static_cast<size_t>(line.rank), now + pass, length, &start)) return false;
-      now = start + length;
-      return true;
-    };
-    // A new pass wherever the way turns on a rank.
-    const auto turn = [&](int hop_rank, int rank, Time length) {
-      if (hop_rank != rank) return;
-      pass = spread > 0 && (*random)() % 2 == 0 ? draw(length) / 2 : 0;
-      if (spread > 0 && (*random)() % 2 == 0) now += draw(2 * length);
-    };
-    for (size_t s = 0; s < route.size(); ++s) {
-      const Line& line = problem_.lines[static_cast<size_t>(route[s])];
-      now += line.hop;
-      turn(s == 0 ? line.rank : problem_.lines[static_cast<size_t>(route[s - 1])].rank, line.rank,
-           line.cost.f);
-      if (!step(s, true)) return kNoRoom;
+    Time now = delays_[next++];
+    for (const int index : route) {
+      const auto i = static_cast<size_t>(index);
+      const Line& line = problem_.lines[i];
+      now += line.hop + delays_[next++];
+      if (!Put(static_cast<size_t>(line.rank), now, line.cost.f, &block_.f[i])) return {kNoRoom};
+      now = block_.f[i] + line.cost.f;
     }
     for (size_t s = route.size(); s-- > 0;) {
-      const Line& line = problem_.lines[static_cast<size_t>(route[s])];
-      int from = line.rank;
-      if (s + 1 < route.size()) {
-        const Line& after = problem_.lines[static_cast<size_t>(route[s + 1])];
-        now += after.hop;
-        from = after.rank;
-      }
-      turn(from, line.rank, line.cost.b);
-      if (!step(s, false)) return kNoRoom;
+      const auto i = static_cast<size_t>(route[s]);
+      const Line& line = problem_.lines[i];
+      if (s + 1 < route.size()) now += problem_.lines[static_cast<size_t>(route[s + 1])].hop;
+      now += delays_[next++];
+      if (!Put(static_cast<size_t>(line.rank), now, line.cost.b, &block_.b[i])) return {kNoRoom};
+      now = block_.b[i] + line.cost.b;
     }
-    entry = spread == 0 ? 0 : static_cast<Time>((*random)() % static_cast<uint64_t>(period));
   }
-  int64_t excess = INT64_MIN;
+  Fit fit;
   for (size_t r = 0; r < busy_.size(); ++r) {
     for (const int index : problem_.lines_of[r]) {
-      const auto line = static_cast<size_t>(index);
-      const StageCost& cost = problem_.lines[line].cost;
-      if (!Put(r, block_.b[line] + cost.b, cost.w, &block_.w[line])) {
-        // No gap is long enough, but the gaps together are: the list scheduler finds a place.
-        block_.w[line] = block_.b[line] + cost.b;
-      }
+      const auto i = static_cast<size_t>(index);
+      const Line& line = problem_.lines[i];
+      const Time end = block_.b[i] + line.cost.b;
+      // Where no gap is long enough the list scheduler finds a place.
+      if (!Put(r, end, line.cost.w, &block_.w[i])) block_.w[i] = end;
+      fit.area +=
+          static_cast<double>(line.held) * static_cast<double>(end - block_.f[i]) +
+          static_cast<double>(line.stash) * static_cast<double>(block_.w[i] + line.cost.w - end);
     }
-    if (problem_.limit) excess = std::max(excess, PeakOf(r) - *problem_.limit);
+    if (problem_.limit) fit.excess += std::max<int64_t>(0, PeakOf(r) - *problem_.limit);
   }
-  return problem_.limit ? excess : 0;
+  return fit;
 }
 
 int64_t BlockSearch::PeakOf(size_t rank) const {

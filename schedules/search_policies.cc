@@ -56,7 +56,8 @@ class PolicySearch {
 
  private:
   static constexpr int kRuleRounds = 600;
-  static constexpr int kBlockRounds = 100;
+  static constexpr int kBlockRounds = 300;
+  static constexpr int kBlockRestarts = 5;
   static constexpr int kFittingPeriods = 8;
 
   bool Done() const { return best_ && (below_ <= bound_ || work_.left() <= left_for_others_); }
@@ -85,11 +86,10 @@ class PolicySearch {
     for (int percent = 100; percent < 400 && fitting < kFittingPeriods; percent += 2) {
       const Time period = search.least_period() * percent / 100;
       bool fits = false;
-      for (int round = 0; round < kBlockRounds; ++round) {
+      for (int restart = 0; restart < kBlockRestarts; ++restart) {
         if (Done()) return;
-        const int spread = round == 0 ? 0 : round % 3 == 0 ? 20 : round % 3 == 1 ? 60 : 150;
-        work_.Spend(search.size());
-        if (search.Try(period, spread, &random) > 0) continue;
+        work_.Spend(search.size() * kBlockRounds);
+        if (search.Search(period, kBlockRounds, &random).excess > 0) break;
         fits = true;
         const Order order = OrderOf(problem_, search.block());
         for (const int fill : {0, 50, 100}) {
@@ -102,6 +102,7 @@ class PolicySearch {
           Keep(*makespan, "block of " + std::to_string(percent) + " % of the least period, fill " +
                               std::to_string(fill));
         }
+        search.Shake(&random);
       }
       fitting += fits;
     }

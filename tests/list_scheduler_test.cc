@@ -137,7 +137,7 @@ TEST_SUITE("unit") {
         BlockSearch search(problem);
         for (int percent = 100; percent <= 300; percent += 20) {
           const Time period = search.least_period() * percent / 100;
-          const int64_t excess = search.Try(period, 50, &random);
+          const int64_t excess = search.Search(period, 20, &random).excess;
           if (excess == BlockSearch::kNoRoom) continue;
           const RepeatingBlock& block = search.block();
           for (const std::vector<int>& here : problem.lines_of) {

@@ -39,6 +39,18 @@ void Raise(Bound* best, const Bound& bound) {
   if (best->kind == BoundKind::kNothing || bound.value > best->value) *best = bound;
 }
 
+namespace {
+
+void RaiseByAll(const BoundInput& input, Bound* best) {
+  RaiseByChunks(input, best);
+  RaiseByWindows(input, best);
+  RaiseByRankWindows(input, best);
+  RaiseByArea(input, best);
+  RaiseByOrder(input, best);
+}
+
+}  // namespace
+
 Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   Bound best;
@@ -47,11 +59,17 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
     return best;
   }
   const BoundInput input = MakeBoundInput(plan, costs, memory_limit);
-  RaiseByChunks(input, &best);
-  RaiseByWindows(input, &best);
-  RaiseByRankWindows(input, &best);
-  RaiseByArea(input, &best);
-  RaiseByOrder(input, &best);
+  RaiseByAll(input, &best);
+  if (std::find(input.recomputes.begin(), input.recomputes.end(), true) != input.recomputes.end()) {
+    // A schedule is no longer without its R, though it may hold more. That lets the windows of
+    // ranks that recompute speak.
+    Plan without;
+    without.ranks = plan.ranks;
+    without.stages = plan.stages;
+    without.microbatches = plan.microbatches;
+    without.routes = plan.routes;
+    RaiseByAll(MakeBoundInput(without, costs, std::nullopt), &best);
+  }
   return best;
 }
 

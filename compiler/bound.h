@@ -37,12 +37,13 @@ struct Bound {
   Time tail = 0;  ///< what has to follow the last of it
 };
 
-/// The best of all bounds on the makespan of every schedule with this placement (routes; the
-/// programs do not matter), these costs and at most `memory_limit` on each rank, as Spec has it:
-/// built from F, B, W, BW and FB or, where the plan has layers, from components that may overlap in
-/// any way (their bound takes no notice of memory). Time and memory linear in chunks. Throws Error
-/// if the costs do not fit the plan, or if no schedule at all fits the memory limit because a rank
-/// must hold one micro-batch on all of its stages at once.
+/// The best of all bounds on the makespan of every schedule with this placement (routes), these
+/// costs and at most `memory_limit` on each rank, as Spec has it, that recomputes those chunks that
+/// the plan's programs recompute (nothing else of the programs matters, and there may be none):
+/// built from F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap
+/// in any way (their bound takes no notice of memory). Time and memory linear in chunks. Throws
+/// Error if the costs do not fit the plan, or if no schedule at all fits the memory limit because a
+/// rank must hold one micro-batch on all of its stages at once.
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
 

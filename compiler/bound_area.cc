@@ -16,7 +16,8 @@
 //
 // Bytes: the same with the limit for n, which counts the stashes too. There the ramp at the end is
 // known only if the stash is the whole activation: chunks are released a rest apart. In a pair
-// shorter than its parts the rest may be done beside something else: it counts as 0.
+// shorter than its parts the rest may be done beside something else: it counts as 0. Ranks that
+// recompute are left out: between F and R they hold less.
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +97,7 @@ void RaiseByArea(const BoundInput& input, Bound* best) {
   }
   for (int r = 0; r < input.ranks; ++r) {
     const Rank& rank = ranks[static_cast<size_t>(r)];
-    if (rank.count == 0) continue;
+    if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
     for (Bound bound :
          {BoundOfSlots(rank, input.memory->slots()), BoundOfBytes(rank, *input.memory)}) {
       bound.kind = BoundKind::kMemoryArea;

@@ -12,6 +12,8 @@
 // and the largest of these is the makespan of Jackson's preemptive schedule. With all jobs in the
 // set this is head + busy. Micro-batches that cost the same are one job.
 //
+// Recompute. R is one more job between F and B of its chunk, and a lag is never shorter than it.
+//
 // Pairs. One of x's forward and y's backward lasts at least f of x and what is left of y's backward
 // when y's saving is taken off its rest, and then off b. In the interval of the pair there is room
 // for that, then, in any order; so the rest has no head of its own behind B. The last backward of a
@@ -52,6 +54,9 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
     Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     const Time off_rest = std::min(chunk.rest, chunk.saving), off_b = chunk.saving - off_rest;
     rank.jobs.Add(head, all * chunk.f, lag + chunk.b + after);
+    if (chunk.again > 0) {
+      rank.jobs.Add(head + chunk.f, all * chunk.again, chunk.b + after);
+    }
     // Of merged jobs the tail is that of the last one, whose rest is a job as well.
     rank.jobs.Add(back, all * (chunk.b - off_b), tail);
     rank.jobs.Add(input.pairs ? back : back + chunk.b, all * (chunk.rest - off_rest), 0);

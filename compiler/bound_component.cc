@@ -2,13 +2,16 @@
 // its head is the time before its micro-batch can have come to it and its tail what must follow it
 // on the micro-batch's way; the largest of (least head + durations + least tail) over all sets of
 // jobs is the makespan of Jackson's preemptive schedule. Components may overlap in any other way.
+// A recomputed forward chain is run a second time, between the first and the backward chain.
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <vector>
 
 #include "compiler/bound_work.h"
 #include "compiler/jackson.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 namespace {
@@ -48,6 +51,7 @@ Components ComponentsOf(const CostModel& costs, int layers, int m) {
 
 /// Adds a micro-batch's jobs to the ranks of its route and returns its critical path.
 Time AddComponents(const Route& route, const Components& c, Time hop,
+                   const std::function<bool(size_t)>& recomputed,
                    std::vector<std::array<Jackson, 2>>* ranks) {
   std::vector<Time> down(route.ranks.size());  // when the micro-batch comes to each stage
   for (size_t s = 1; s < down.size(); ++s) {
@@ -58,7 +62,8 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
     return down[s] + static_cast<Time>(s) * (c.backward_chain() - c.forward_chain());
   };
   const size_t last = down.size() - 1;
-  const Time turn = down[last] + c.forward_chain() + way_back(last);
+  const Time again = recomputed(last) ? c.forward_chain() : 0;
+  const Time turn = down[last] + c.forward_chain() + again + way_back(last);
   const Time all = turn + c.backward_chain() + c.last_weight;
   for (size_t s = 0; s < down.size(); ++s) {
     const Time forward_end = down[s] + c.forward_chain();
@@ -67,6 +72,11 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
     auto& [compute, all_to_all] = (*ranks)[static_cast<size_t>(route.ranks[s])];
     compute.Add(down[s], c.forward[kCompute], c.combine_f + all - forward_end);
     all_to_all.Add(down[s] + c.attn_f, c.forward[kAllToAll], all - forward_end);
+    if (recomputed(s)) {
+      const Time back = c.backward_chain() + after;
+      compute.Add(forward_end, c.forward[kCompute], c.combine_f + back);
+      all_to_all.Add(forward_end + c.attn_f, c.forward[kAllToAll], back);
+    }
     compute.Add(up + c.combine_b, c.backward[kCompute], after);
     all_to_all.Add(up, c.backward[kAllToAll], c.attn_b + after);
     compute.Add(up + c.combine_b + c.mlp_b, c.weights, 0);
@@ -78,11 +88,13 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
 
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
   const Time hop = costs.comm.latency + costs.comm.occupancy;
+  const RecomputedChunks chunks(plan);
   std::vector<std::array<Jackson, 2>> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
       const Components c = ComponentsOf(costs, plan.layers, m);
-      const Time path = AddComponents(route, c, hop, &ranks);
+      const auto recomputed = [&](size_t s) { return chunks.Has(static_cast<int>(s), m); };
+      const Time path = AddComponents(route, c, hop, recomputed, &ranks);
       Raise(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
     }
   }

@@ -8,6 +8,7 @@
 //     B of the last, k                         F of the last, k + f
 //     W of s, k                                B of s, k   + b
 //     F of s, k + 1                            F of s, k   + f             (likewise B, W)
+//     B of s, k                                F of s, k   + f + R         where recomputed
 //
 // A memory limit adds more (bound_rules.cc).
 //
@@ -140,7 +141,8 @@ class Order {
         const Time ready = s + 1 == stages
                                ? f_head[At(s, k)] + least.f
                                : b_head[At(s + 1, k)] + route_.least[s + 1].b + route_.hop[s + 1];
-        b_head[At(s, k)] = std::max(ready, behind(b_head, s, least.b));
+        b_head[At(s, k)] =
+            std::max({ready, behind(b_head, s, least.b), f_head[At(s, k)] + least.f + least.again});
         w_head[At(s, k)] = std::max(b_head[At(s, k)] + least.b, behind(w_head, s, RestOf(s)));
       }
     }
@@ -173,7 +175,8 @@ class Order {
         Time& f = f_left[At(s, k)];
         const Time next =
             s + 1 == stages ? b_left[At(s, k)] : route_.hop[s + 1] + f_left[At(s + 1, k)];
-        f = std::max(f, route_.least[s].f + std::max(next, ahead(f_left, s)));
+        const Time own = route_.least[s].again + b_left[At(s, k)];
+        f = std::max(f, route_.least[s].f + std::max({next, own, ahead(f_left, s)}));
       }
     }
   }

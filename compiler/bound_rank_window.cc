@@ -14,7 +14,7 @@
 //
 // with no more forwards and backwards than the rank can hold. The bound is the least of this for
 // any u >= 1: with few the windows are idle, with many the savings are not made. Without savings
-// it is that for all chunks.
+// it is that for all chunks. Ranks that recompute are left out: R fills windows as well.
 
 #include <algorithm>
 #include <limits>
@@ -102,7 +102,7 @@ void RaiseByRankWindows(const BoundInput& input, Bound* best) {
   }
   for (int r = 0; r < input.ranks; ++r) {
     const Rank& rank = ranks[static_cast<size_t>(r)];
-    if (rank.count == 0) continue;
+    if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
     Bound bound = BoundOfRank(rank, input);
     bound.rank = r;
     Raise(best, bound);

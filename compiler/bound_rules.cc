@@ -19,6 +19,9 @@
 //    All p hold j + 1 activations until they have been to s_(j+1) and back, and the next forward of
 //    s_(j+1) takes one more: p (j + 1) + 1 <= n. So
 //    F of s_(j+1), k - (n - 1) / (j + 1) ends before F of s_j, k starts.
+//
+// All of this holds for any part of the rank's stages, so those that are recomputed, and hold less,
+// are left out.
 
 #include "compiler/bound_rules.h"
 
@@ -39,7 +42,9 @@ class Maker {
     rules_.together.resize(route_.stages());
     if (!input_.memory) return rules_;
     std::map<int, std::vector<size_t>> stages;  // by rank
-    for (size_t s = 0; s < route_.stages(); ++s) stages[route_.ranks[s]].push_back(s);
+    for (size_t s = 0; s < route_.stages(); ++s) {
+      if (!route_.recomputed[s]) stages[route_.ranks[s]].push_back(s);
+    }
     for (const auto& [rank, list] : stages) {
       for (size_t j = 0; j < list.size(); ++j) AddPrecedencesOf(list, j);
     }

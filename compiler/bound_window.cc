@@ -27,7 +27,8 @@
 //                 + max(x rests, tail).
 //
 // The bound is the smaller of the two for the best x. A backward in one go is B and its rest. With
-// pairs shorter than their parts none of this holds.
+// pairs shorter than their parts none of this holds, nor where chunks are recomputed: R fills
+// windows, and such chunks take less memory.
 
 #include <algorithm>
 #include <functional>
@@ -123,7 +124,7 @@ void RaiseByWindows(const BoundInput& input, Bound* best) {
         input.memory.value_or(BoundMemory{1, 1, static_cast<int64_t>(route.count)});
     const std::vector<ChunkTimes> times = LeastTimesOf(input, route);
     for (size_t s = 0; s < route.stages(); ++s) {
-      if (stages[static_cast<size_t>(route.ranks[s])] > 1) continue;
+      if (stages[static_cast<size_t>(route.ranks[s])] > 1 || route.recomputed[s]) continue;
       Raise(best, BoundOfRank(memory, route, s, times[s]));
     }
   }

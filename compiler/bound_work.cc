@@ -5,13 +5,14 @@
 #include <string>
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 namespace {
 
 constexpr Time kNever = std::numeric_limits<Time>::max();
 
-ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m) {
+ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m, bool recomputed) {
   const auto duration = [&](Op op) { return costs.Duration(Chunk(op, stage, m)); };
   const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);
   const StageCost& cost = costs.stage(stage);
@@ -23,24 +24,39 @@ ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m) {
     if (!costs.microbatch_scale.empty()) saving += 2;
   }
   const Time full = std::min(bw, b + duration(Op::W));
-  return {f, b, full - b, std::max<Time>(0, std::min(saving, full))};
+  return {f, b, full - b, std::max<Time>(0, std::min(saving, full)),
+          recomputed ? duration(Op::R) : 0};
 }
 
 template <typename Choose>
 ChunkWork FieldByField(const ChunkWork& x, const ChunkWork& y, Choose choose) {
-  return {choose(x.f, y.f), choose(x.b, y.b), choose(x.rest, y.rest), choose(x.saving, y.saving)};
+  return {choose(x.f, y.f), choose(x.b, y.b), choose(x.rest, y.rest), choose(x.saving, y.saving),
+          choose(x.again, y.again)};
 }
 
-RouteWork WorkOfRoute(const Route& route, const CostModel& costs) {
+RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
+                      const RecomputedChunks& recomputed) {
   RouteWork work;
   work.ranks = route.ranks;
   work.count = route.microbatches.size();
+  const auto is_recomputed = [&](size_t s, size_t k) {
+    return recomputed.Has(static_cast<int>(s), route.microbatches[k]);
+  };
   work.alike = costs.microbatch_scale.empty();
+  for (size_t s = 0; s < work.stages(); ++s) {
+    bool some = false;
+    for (size_t k = 0; k < work.count && recomputed.any(); ++k) {
+      some = some || is_recomputed(s, k);
+      work.alike = work.alike && is_recomputed(s, k) == is_recomputed(s, 0);
+    }
+    work.recomputed.push_back(some);
+  }
   const Time hop = costs.comm.latency + costs.comm.occupancy;
   for (size_t s = 0; s < work.stages(); ++s) {
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
-      const ChunkWork chunk = WorkOfChunk(costs, static_cast<int>(s), route.microbatches[k]);
+      const ChunkWork chunk =
+          WorkOfChunk(costs, static_cast<int>(s), route.microbatches[k], is_recomputed(s, k));
       work.chunks.push_back(chunk);
       if (k == 0) work.least.push_back(chunk);
       if (k == 0) work.most.push_back(chunk);
@@ -58,19 +74,27 @@ BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
   return {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
 }
 
-/// A micro-batch is on all of a rank's stages of its route when the last of them runs.
-void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan) {
+/// A micro-batch is on all of a rank's stages of its route when the last of them runs: of those
+/// that are recomputed with its input, or less.
+void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan, const CostModel& costs,
+                      const RecomputedChunks& recomputed) {
+  const int64_t input = BytesOfChunk(costs, recomputed.any()).input;
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
-    std::vector<int64_t> stages(static_cast<size_t>(plan.ranks), 0);
-    for (const int rank : route.ranks) {
-      if (++stages[static_cast<size_t>(rank)] <= memory.slots()) continue;
-      const int64_t held =
-          std::count(route.ranks.begin(), route.ranks.end(), rank) * memory.activation;
-      throw Error("no schedule fits a memory limit of " + std::to_string(memory.limit) + ": rank " +
-                  std::to_string(rank) + " holds at least " + std::to_string(held) +
-                  " (one micro-batch on all of its stages); raise the limit");
+    // Of each rank: what its stages so far hold, and the most that one of them needs.
+    std::vector<int64_t> held(static_cast<size_t>(plan.ranks), 0), most = held;
+    int over = -1;  // the first rank beyond the limit
+    for (size_t s = 0; s < route.ranks.size(); ++s) {
+      const auto rank = static_cast<size_t>(route.ranks[s]);
+      most[rank] = std::max(most[rank], held[rank] + memory.activation);
+      held[rank] += recomputed.HasStage(static_cast<int>(s)) ? input : memory.activation;
+      if (over < 0 && most[rank] > memory.limit) over = route.ranks[s];
     }
+    if (over < 0) continue;
+    throw Error("no schedule fits a memory limit of " + std::to_string(memory.limit) + ": rank " +
+                std::to_string(over) + " holds at least " +
+                std::to_string(most[static_cast<size_t>(over)]) +
+                " (one micro-batch on all of its stages); raise the limit");
   }
 }
 
@@ -83,8 +107,11 @@ std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& rout
     const Time rest = input.RestOnPath(route, s - 1, chunk(s - 1));
     times[s].tail = route.hop[s] + chunk(s - 1).b + std::max(rest, times[s - 1].tail);
   }
+  // Whatever else happens between F and B, R does.
+  if (stages > 0) times[stages - 1].lag = chunk(stages - 1).again;
   for (size_t s = stages; s-- > 1;) {
-    times[s - 1].lag = times[s].lag + chunk(s).f + chunk(s).b + 2 * route.hop[s];
+    const Time way = times[s].lag + chunk(s).f + chunk(s).b + 2 * route.hop[s];
+    times[s - 1].lag = std::max(way, chunk(s - 1).again);
   }
   return times;
 }
@@ -106,6 +133,7 @@ std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& r
 
 BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit) {
+  const RecomputedChunks recomputed(plan);
   BoundInput input;
   input.ranks = plan.ranks;
   input.latency = costs.comm.latency;
@@ -113,12 +141,13 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
   input.exclusive = costs.comm.exclusive();
   if (memory_limit) {
     input.memory = MemoryOfCosts(costs, *memory_limit);
-    CheckMemoryLimit(*input.memory, plan);
+    CheckMemoryLimit(*input.memory, plan, costs, recomputed);
   }
+  input.recomputes.assign(static_cast<size_t>(plan.ranks), false);
   input.least_backward.assign(static_cast<size_t>(plan.ranks), kNever);
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
-    input.routes.push_back(WorkOfRoute(route, costs));
+    input.routes.push_back(WorkOfRoute(route, costs, recomputed));
     const RouteWork& work = input.routes.back();
     for (size_t s = 0; s < work.stages(); ++s) {
       Time& least = input.least_backward[static_cast<size_t>(work.ranks[s])];
@@ -126,6 +155,7 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
         least = std::min(least, work.At(s, k).b + work.At(s, k).rest);
       }
       input.pairs = input.pairs || work.most[s].saving > 0;
+      if (work.recomputed[s]) input.recomputes[static_cast<size_t>(work.ranks[s])] = true;
     }
   }
   return input;

@@ -17,8 +17,9 @@ namespace contraflow {
 struct ChunkWork {
   Time f = 0, b = 0, rest = 0;
   Time saving = 0;  ///< 0 where a pair is no shorter than its parts
+  Time again = 0;   ///< R between F and B; 0 where the chunk is not recomputed
 
-  Time work() const { return f + b + rest - saving; }
+  Time work() const { return f + again + b + rest - saving; }
 };
 
 /// One micro-batch after the other through the stages of a route.
@@ -30,6 +31,10 @@ struct RouteWork {
   std::vector<ChunkWork> chunks;  ///< by stage, and within it by micro-batch
   std::vector<ChunkWork> least;   ///< of each stage over the micro-batches, field by field
   std::vector<ChunkWork> most;
+  /// Stages of which some chunk is recomputed, and so holds less than an activation between F and
+  /// B, and whose ranks have more to do than F before their first B: what a memory limit says, and
+  /// what windows say, is not about these.
+  std::vector<bool> recomputed;
 
   size_t stages() const { return ranks.size(); }
   const ChunkWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
@@ -54,6 +59,7 @@ struct BoundInput {
   /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
   /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
   std::vector<Time> least_backward;
+  std::vector<bool> recomputes;  ///< ranks with a stage of which some chunk is recomputed
 
   Time hop() const { return latency + occupancy; }
   /// What of a stage's backward follows its input gradient on the way to the end of the step, at
@@ -92,5 +98,6 @@ void RaiseByWindows(const BoundInput& input, Bound* best);
 void RaiseByRankWindows(const BoundInput& input, Bound* best);
 void RaiseByArea(const BoundInput& input, Bound* best);
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
+/// For plans that recompute nothing.
 
 }  // namespace contraflow

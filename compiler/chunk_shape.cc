@@ -15,6 +15,15 @@ int ChainOf(Op op) {
   return forward ? 0 : 1;
 }
 
+/// The component of R that runs this one of a forward again.
+Op Again(Op op) {
+  for (const Op again : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+    if (Repeated(again) == op) return again;
+  }
+  CF_ASSERT(false && "not a component of a forward");
+  return op;
+}
+
 /// Puts an interleaving's components behind what the shape has.
 void Append(const Interleaving& part, ChunkShape* shape) {
   for (size_t i = 0; i < part.order.size(); ++i) {
@@ -61,7 +70,8 @@ MoeCost ChunkShapes::ScaledFor(int microbatch) const {
 }
 
 const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
-  const Chains chains = {.forward = HasForward(chunk.op),
+  const bool again = chunk.op == Op::R;
+  const Chains chains = {.forward = HasForward(chunk.op) || again,
                          .backward = HasBackward(chunk.op),
                          .weights = HasWeight(chunk.op)};
   const int back = chains.backward || chains.weights ? BackMicrobatch(chunk) : -1;
@@ -71,7 +81,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
                : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
   };
   const int front = chains.forward ? chunk.microbatch : -1;
-  const auto [at, added] = shapes_.try_emplace({chains, factor(front), factor(back)});
+  const auto [at, added] = shapes_.try_emplace({chains, again, factor(front), factor(back)});
   ChunkShape& shape = at->second;
   if (!added) return shape;
   const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);
@@ -81,6 +91,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(Interleave(forward, backward, chains), &shape);
   }
+  for (ChunkPart& part : shape.chains[0]) part.op = again ? Again(part.op) : part.op;
   return shape;
 }
 

@@ -213,11 +213,14 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
 }
 
 std::optional<int64_t> InputBytes(const CostModel& costs) {
-  if (costs.memory && costs.memory->input_bytes >= 0) return costs.memory->input_bytes;
+  const auto part = [&](int64_t bytes) {
+    return costs.memory ? std::min(bytes, costs.memory->activation_bytes) : bytes;
+  };
+  if (costs.memory && costs.memory->input_bytes >= 0) return part(costs.memory->input_bytes);
   if (costs.memory && !costs.memory->values.empty()) {
-    return costs.memory->values[static_cast<size_t>(Value::input)];
+    return part(costs.memory->values[static_cast<size_t>(Value::input)]);
   }
-  if (costs.comm.bytes > 0) return costs.comm.bytes;
+  if (costs.comm.bytes > 0) return part(costs.comm.bytes);
   return std::nullopt;
 }
 

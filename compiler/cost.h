@@ -151,7 +151,8 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 
 /// What a chunk that is recomputed holds between F and R: "input_bytes" where the costs give it,
 /// else the value `input` of a layer, else the bytes of a message between stages, which is a stage
-/// input. Nothing where the costs say none of these.
+/// input; no more than the activation that it is part of. Nothing where the costs say none of
+/// these.
 std::optional<int64_t> InputBytes(const CostModel& costs);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a

@@ -174,6 +174,11 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
   if (values) cost.values = ReadValues(*values);
   if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = read(input);
   if (!activation) DeriveActivations(memory, *moe, &cost);
+  if (cost.input_bytes > cost.activation_bytes) {
+    memory.Required("input_bytes")
+        .Fail("is part of \"activation_bytes\" and must be at most " +
+              std::to_string(cost.activation_bytes) + ", is " + std::to_string(cost.input_bytes));
+  }
   if (cost.w_stash_bytes > cost.activation_bytes) {
     memory.Required("w_stash_bytes")
         .Fail("is part of \"activation_bytes\" and must be at most " +

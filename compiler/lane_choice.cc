@@ -17,7 +17,8 @@ class Chooser {
     for (size_t at = rank_.first; at < rank_.blocks.size() && seen_ < sharing_.window; ++at) {
       const LaneBlock& b = rank_.blocks[at];
       if (b.left == 0) continue;
-      if (!b.begun && HasForward(b.chunk->op) && ++activations > most_activations) break;
+      const bool holds = HasForward(b.chunk->op) || b.chunk->op == Op::R;
+      if (!b.begun && holds && ++activations > most_activations) break;
       if (sharing_.serial && !b.begun && !MayBeginSerially(b)) break;
       at_ = at;
       if (sharing_.free_order) {
@@ -34,7 +35,8 @@ class Chooser {
   /// When the next part of chain 0 or 1 may begin, if that is known.
   Time ReadyAt(const LaneBlock& b, int chain) const {
     if (b.done[chain] > 0) return b.ready[chain];
-    return chain == 0 ? state_.forward[b.at[0]] : state_.backward[b.at[1]];
+    if (chain == 1) return std::max(state_.backward[b.at[1]], state_.again_end[b.at[1]]);
+    return b.chunk->op == Op::R ? state_.forward_end[b.at[0]] : state_.forward[b.at[0]];
   }
 
   /// The first weight part that may run now: behind its backward part, and in the order of
@@ -109,7 +111,7 @@ class Chooser {
   bool MayBeginSerially(const LaneBlock& b) const {
     if (std::max(rank_.free[0], rank_.free[1]) > state_.now) return false;
     const Instruction& i = *b.chunk;
-    if (HasForward(i.op) && ReadyAt(b, 0) > state_.now) return false;
+    if ((HasForward(i.op) || i.op == Op::R) && ReadyAt(b, 0) > state_.now) return false;
     if (HasBackward(i.op)) return ReadyAt(b, 1) <= state_.now;
     if (!HasWeight(i.op)) return true;
     return state_.backward_end[b.at[1]] <= state_.now;

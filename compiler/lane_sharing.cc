@@ -11,6 +11,7 @@
 
 #include "compiler/error.h"
 #include "compiler/lane_state.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 namespace {
@@ -25,13 +26,16 @@ class Engine {
         most_activations_(most_activations),
         log_(log),
         route_of_(RouteOfMicrobatch(plan)),
-        holders_(HoldersOfStage(plan)) {
+        holders_(HoldersOfStage(plan)),
+        recomputed_(plan) {
     state_.microbatches = plan.microbatches;
     state_.ranks.resize(plan.programs.size());
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
     state_.forward.assign(chunks, kNever);
     state_.backward.assign(chunks, kNever);
+    state_.forward_end.assign(chunks, kNever);
     state_.backward_end.assign(chunks, kNever);
+    state_.again_end.assign(chunks, 0);
     weights_left_.assign(static_cast<size_t>(plan.stages), 0);
     for (int m = 0; m < plan.microbatches; ++m) state_.forward[At(0, m)] = 0;
     for (int r = 0; r < plan.ranks; ++r) MakeBlocks(r, shapes);
@@ -49,6 +53,10 @@ class Engine {
           break;
         case Event::kForwardDone:
           ForwardDone(event.rank, event.stage, event.microbatch);
+          break;
+        case Event::kAgainDone:
+          state_.again_end[At(event.stage, event.microbatch)] = state_.now;
+          Dispatch(event.rank);
           break;
         case Event::kBackwardDone:
           BackwardDone(event.rank, event.stage, event.microbatch);
@@ -75,7 +83,14 @@ class Engine {
   struct Event {
     Time time;
     int64_t number;  // of its coming up
-    enum Kind : uint8_t { kWake, kForwardDone, kBackwardDone, kWeightDone, kReduced } kind;
+    enum Kind : uint8_t {
+      kWake,
+      kForwardDone,
+      kAgainDone,
+      kBackwardDone,
+      kWeightDone,
+      kReduced
+    } kind;
     int rank, stage, microbatch;  // of kWeightDone `stage` is the copy
 
     /// At one time all that ends comes before anything begins.
@@ -115,7 +130,8 @@ class Engine {
       block.shape = &shapes->Of(i);
       for (const auto& chain : block.shape->chains) block.left += chain.size();
       block.weighed.assign(block.shape->chains[2].size(), false);
-      if (HasForward(i.op)) block.at[0] = At(i.stage, i.microbatch);
+      if (HasForward(i.op) || i.op == Op::R) block.at[0] = At(i.stage, i.microbatch);
+      if (i.op == Op::R) state_.again_end[block.at[0]] = kNever;
       if (HasBackward(i.op) || HasWeight(i.op)) {
         block.at[1] = At(BackStage(i), BackMicrobatch(i));
       }
@@ -161,7 +177,8 @@ class Engine {
     const int stage = choice.chain == 0 ? i.stage : BackStage(i);
     const int m = choice.chain == 0 ? i.microbatch : BackMicrobatch(i);
     Log(r, Component(part.op, stage, part.layer, m), static_cast<int>(choice.block));
-    if (!b.begun && HasForward(i.op)) rank.peak = std::max(rank.peak, ++rank.activations);
+    const bool holds = HasForward(i.op) || i.op == Op::R;
+    if (!b.begun && holds) rank.peak = std::max(rank.peak, ++rank.activations);
     b.begun = true;
     const Time end = state_.now + part.duration;
     rank.free[lane] = end;
@@ -176,14 +193,21 @@ class Engine {
       Push({end, 0, Event::kWeightDone, r, static_cast<int>(b.copy), 0});
     } else {
       b.ready[choice.chain] = end;
-      if (!b.Has(choice.chain) && !sharing_.serial) {
-        Push({end, 0, choice.chain == 0 ? Event::kForwardDone : Event::kBackwardDone, r, stage, m});
+      const bool ends = !b.Has(choice.chain);
+      if (ends && HasForward(i.op) && choice.chain == 0 && recomputed_.Has(stage, m)) {
+        --rank.activations;
       }
+      if (ends && !sharing_.serial) Push({end, 0, EndOf(i, choice.chain), r, stage, m});
     }
     Push({end, 0, Event::kWake, r, 0, 0});
     if (b.left == 0) EndOfBlock(r, b);
     while (rank.first < rank.blocks.size() && rank.blocks[rank.first].left == 0) ++rank.first;
     return b.left == 0 || end == state_.now;
+  }
+
+  static Event::Kind EndOf(const Instruction& chunk, int chain) {
+    if (chain == 1) return Event::kBackwardDone;
+    return chunk.op == Op::R ? Event::kAgainDone : Event::kForwardDone;
   }
 
   /// Serially, what a chunk made leaves when all of it has ended.
@@ -192,7 +216,7 @@ class Engine {
     const LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
     const Time end = std::max(rank.free[0], rank.free[1]);
     const Instruction& i = *b.chunk;
-    if (HasForward(i.op)) Push({end, 0, Event::kForwardDone, r, i.stage, i.microbatch});
+    if (HasForward(i.op) || i.op == Op::R) Push({end, 0, EndOf(i, 0), r, i.stage, i.microbatch});
     if (HasBackward(i.op)) {
       Push({end, 0, Event::kBackwardDone, r, BackStage(i), BackMicrobatch(i)});
     }
@@ -200,6 +224,7 @@ class Engine {
   }
 
   void ForwardDone(int r, int stage, int m) {
+    state_.forward_end[At(stage, m)] = state_.now;
     if (stage + 1 < plan_.stages) return Deliver(r, Op::SEND_F, stage, m, &state_.forward);
     state_.backward[At(stage, m)] = state_.now;
     Dispatch(r);
@@ -282,6 +307,7 @@ class Engine {
   const bool log_;
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;
+  const RecomputedChunks recomputed_;
   LaneState state_;
   std::vector<size_t> weights_left_;  // of each stage, over all copies
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;

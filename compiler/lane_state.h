@@ -55,9 +55,11 @@ struct LaneState {
   Time now = 0;
   std::vector<LaneRank> ranks;
   std::vector<LaneCopy> copies;
-  /// When what a forward or backward chain begins with is there, and when a backward chain has
-  /// ended, by At(stage, micro-batch); kNever while nobody knows.
-  std::vector<Time> forward, backward, backward_end;
+  /// When what a forward or backward chain begins with is there, and when either has ended, by
+  /// At(stage, micro-batch); kNever while nobody knows. A recomputed forward has a chain of its
+  /// own, which begins behind the first and which the backward chain waits for; `again_end` is 0
+  /// where there is none.
+  std::vector<Time> forward, backward, forward_end, backward_end, again_end;
 
   size_t At(int stage, int m) const {
     return static_cast<size_t>(stage) * static_cast<size_t>(microbatches) + static_cast<size_t>(m);

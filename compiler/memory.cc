@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 namespace {
@@ -43,10 +44,12 @@ std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vecto
 }
 
 /// What the activations of one rank come to, instruction by instruction. Whatever begins or ends
-/// the life of one runs on the compute lane, so program order is the order in time.
+/// the life of one runs on the compute lane, so program order is the order in time; all but the end
+/// of a forward that is recomputed.
 class Walk {
  public:
-  Walk(const Plan& plan, const MemoryCost& memory) : plan_(plan), memory_(memory) {
+  Walk(const Plan& plan, const CostModel& costs)
+      : plan_(plan), recomputed_(plan), bytes_(BytesOfChunk(costs, recomputed_.any())) {
     if (plan.layers == 0) return;
     weights_left_.assign(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches),
                          0);
@@ -54,19 +57,27 @@ class Walk {
 
   void Run(const Program& program, MemoryFigures* figures) {
     held_ = {};
+    ending_.clear();
     for (size_t index = 0; index < program.size(); ++index) {
       const Instruction& i = program[index];
       const bool whole = OperandsOf(i.op) != Operands::kLayer;
+      if (!ending_.empty()) EndForwards(program, index);
       if (whole ? HasForward(i.op) : i.op == Op::ATTN_F && i.layer == 0) Begin(i);
+      if (whole ? i.op == Op::R : i.op == Op::ATTN_R && i.layer == 0) Hold(1);
       if (Sum(held_) > figures->peak) {
         figures->arenas = held_;
         figures->peak = Sum(held_);
         figures->peak_index = static_cast<int>(index);
       }
-      if (whole ? HasBackward(i.op) : i.op == Op::ATTN_B && i.layer == 0) {
-        At(Arena::kActivation) -= memory_.activation_bytes - memory_.w_stash_bytes;
+      if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) Hold(-1);
+      if (i.op == Op::COMBINE_F && i.layer + 1 == plan_.layers &&
+          recomputed_.Has(i.stage, i.microbatch)) {
+        ending_.push_back(index);
       }
-      if (whole ? HasWeight(i.op) : EndsWeights(i)) At(Arena::kStash) -= memory_.w_stash_bytes;
+      if (whole ? HasBackward(i.op) : i.op == Op::ATTN_B && i.layer == 0) {
+        At(Arena::kActivation) -= bytes_.activation - bytes_.stash;
+      }
+      if (whole ? HasWeight(i.op) : EndsWeights(i)) At(Arena::kStash) -= bytes_.stash;
     }
   }
 
@@ -79,9 +90,31 @@ class Walk {
   }
 
   void Begin(const Instruction& i) {
-    At(Arena::kActivation) += memory_.activation_bytes - memory_.w_stash_bytes;
-    At(Arena::kStash) += memory_.w_stash_bytes;
+    At(Arena::kActivation) += bytes_.activation - bytes_.stash;
+    At(Arena::kStash) += bytes_.stash;
     if (plan_.layers > 0) WeightsLeft(i) = 2 * plan_.layers;
+  }
+
+  /// Drops what forwards that are recomputed leave, once they are known to have ended: they do on
+  /// the all-to-all lane, beside which the compute lane goes on until it waits for it.
+  void EndForwards(const Program& program, size_t index) {
+    const Instruction& i = program[index];
+    size_t known = LaneOf(i.op) == Lane::kAllToAll ? index : 0;  // of that lane all before it
+    for (int k = 0; k < i.after_count; ++k) {
+      const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
+      if (LaneOf(program[on].op) == Lane::kAllToAll) known = std::max(known, on + 1);
+    }
+    const auto ended = std::lower_bound(ending_.begin(), ending_.end(), known);
+    for (auto end = ending_.begin(); end != ended; ++end) Hold(-1);
+    ending_.erase(ending_.begin(), ended);
+  }
+
+  /// What a recomputed chunk makes again (1) or drops after its first forward (-1): all but its
+  /// input, which is no part of the stash unless there is nothing else.
+  void Hold(int sign) {
+    const int64_t kept = std::min(bytes_.input, bytes_.activation - bytes_.stash);
+    At(Arena::kActivation) += sign * (bytes_.activation - bytes_.stash - kept);
+    At(Arena::kStash) += sign * (bytes_.stash - (bytes_.input - kept));
   }
 
   /// True for the last weight part of a chunk.
@@ -90,8 +123,10 @@ class Walk {
   }
 
   const Plan& plan_;
-  const MemoryCost& memory_;
+  const RecomputedChunks recomputed_;
+  const ChunkBytes bytes_;
   Arenas held_{};
+  std::vector<size_t> ending_;     // COMBINE_F of forwards that are recomputed
   std::vector<int> weights_left_;  // by stage and micro-batch
 };
 
@@ -128,7 +163,7 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
   CheckStages("optimizer_bytes", memory.optimizer_bytes, plan.stages);
   const std::vector<std::vector<int>> stages = StagesOfRank(plan);
   std::vector<MemoryFigures> ranks(plan.programs.size());
-  Walk walk(plan, memory);
+  Walk walk(plan, costs);
   for (size_t r = 0; r < ranks.size(); ++r) {
     ranks[r].parameters = SumOf(memory.parameter_bytes, stages[r]);
     ranks[r].gradients = SumOf(memory.gradient_bytes, stages[r]);

@@ -27,7 +27,7 @@ class Writer {
         route_of_(RouteOfMicrobatch(plan)),
         ranks_(plan.programs.size()) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    for (std::vector<int>* places : {&forward_, &backward_, &input_, &gradient_}) {
+    for (std::vector<int>* places : {&forward_, &again_, &backward_, &input_, &gradient_}) {
       places->assign(chunks, -1);
     }
     result_ = plan;
@@ -120,8 +120,10 @@ class Writer {
     }
     const bool forward = i->op == Op::ATTN_F || i->op == Op::DISPATCH_F || i->op == Op::MLP_F ||
                          i->op == Op::COMBINE_F;
-    int& chain = (forward ? forward_ : backward_)[at];
+    int& chain = (forward ? forward_ : IsRecompute(i->op) ? again_ : backward_)[at];
     int follows = chain;
+    // Behind the forward that it runs again; the backward behind it is on COMBINE_R's lane.
+    if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_[at];
     if (i->op == Op::ATTN_F && i->layer == 0 && i->stage > 0) {
       follows = SameRank(i->stage, i->stage - 1, i->microbatch)
                     ? forward_[At(i->stage - 1, i->microbatch)]
@@ -173,8 +175,8 @@ class Writer {
   const std::vector<int> route_of_;
   std::vector<RankState> ranks_;
   // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
-  // component so far of either chain, RECV_F and RECV_B.
-  std::vector<int> forward_, backward_, input_, gradient_;
+  // component so far of each chain, RECV_F and RECV_B.
+  std::vector<int> forward_, again_, backward_, input_, gradient_;
   Plan result_;
 };
 

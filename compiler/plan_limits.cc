@@ -9,10 +9,10 @@ namespace contraflow {
 PlanLimits::PlanLimits(const Plan& plan, const std::string& place) : place_(place), plan_(plan) {
   const bool costs = plan.costs && plan.costs->moe;
   layers_ = plan.layers > 0 ? plan.layers : costs ? plan.costs->moe->layers_per_stage : kMaxLayers;
-  // Of each chunk: F, B, W and four messages, or at the levels below ten components a layer
+  // Of each chunk: F, R, B, W and four messages, or at the levels below fourteen components a layer
   // instead; of each stage: REDUCE and STEP.
   const bool coarse = plan.level == Level::kCompute || plan.level == Level::kComm;
-  const int64_t per_chunk = 7 + (coarse ? 0 : int64_t{10} * layers_);
+  const int64_t per_chunk = 8 + (coarse ? 0 : int64_t{14} * layers_);
   longest_ = int64_t{plan.stages} * (plan.microbatches * per_chunk + 2);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 #include "compiler/simulate_lanes.h"
 
 namespace contraflow {
@@ -25,7 +26,9 @@ class Simulator {
         micro_(static_cast<size_t>(plan.microbatches)),
         route_of_(RouteOfMicrobatch(plan)),
         holders_(HoldersOfStage(plan)),
-        explicit_messages_(plan.level != Level::kCompute) {
+        explicit_messages_(plan.level != Level::kCompute),
+        recomputed_(plan),
+        bytes_(BytesOfChunk(costs, recomputed_.any())) {
     const size_t chunks = static_cast<size_t>(plan.stages) * micro_;
     f_end_.assign(chunks, kUnset);
     b_end_.assign(chunks, kUnset);
@@ -191,21 +194,24 @@ class Simulator {
   void Remember(int r, const Instruction& i) {
     RankState& state = rank_[static_cast<size_t>(r)];
     RankFigures& figures = result_.ranks[static_cast<size_t>(r)];
-    const MemoryCost memory = costs_.memory.value_or(MemoryCost{});
-    if (HasForward(i.op)) {
+    if (HasForward(i.op) || i.op == Op::R) {
       ++state.activations;
-      state.bytes += memory.activation_bytes;
+      state.bytes += bytes_.activation - (i.op == Op::R ? bytes_.input : 0);
       const bool more_bytes = state.bytes > figures.peak_bytes;
       const bool more = state.activations > figures.peak_activations;
-      if (more_bytes || (more && memory.activation_bytes == 0)) {
+      if (more_bytes || (more && bytes_.activation == 0)) {
         figures.peak_index = static_cast<int>(state.next);
       }
       figures.peak_bytes = std::max(figures.peak_bytes, state.bytes);
       figures.peak_activations = std::max(figures.peak_activations, state.activations);
     }
-    if (HasBackward(i.op)) state.bytes -= memory.activation_bytes - memory.w_stash_bytes;
+    if (HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
+      --state.activations;
+      state.bytes -= bytes_.activation - bytes_.input;
+    }
+    if (HasBackward(i.op)) state.bytes -= bytes_.activation - bytes_.stash;
     if (HasWeight(i.op)) {
-      state.bytes -= memory.w_stash_bytes;
+      state.bytes -= bytes_.stash;
       --state.activations;
     }
   }
@@ -310,6 +316,8 @@ class Simulator {
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;
   const bool explicit_messages_;
+  const RecomputedChunks recomputed_;
+  const ChunkBytes bytes_;
   std::vector<Time> f_end_, b_end_;          // by stage and micro-batch
   std::vector<Span> f_message_, b_message_;  // leaving that stage
   std::vector<StageState> stage_;

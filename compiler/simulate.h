@@ -10,14 +10,16 @@ namespace contraflow {
 
 /// What one rank does with its time and memory.
 struct RankFigures {
-  Time busy = 0;             ///< of the compute lane
-  Time all_to_all = 0;       ///< busy time of the all-to-all lane; 0 where there are no components
-  Time exposed = 0;          ///< of those, while the compute lane is idle
-  Time bubble = 0;           ///< makespan - busy
-  Time first_start = 0;      ///< of its first compute instruction
-  Time last_end = 0;         ///< of its last instruction
-  int peak_activations = 0;  ///< stage inputs held from the start of F to the end of W
-  int64_t peak_bytes = 0;    ///< by the memory costs; 0 where there are none
+  Time busy = 0;         ///< of the compute lane
+  Time all_to_all = 0;   ///< busy time of the all-to-all lane; 0 where there are no components
+  Time exposed = 0;      ///< of those, while the compute lane is idle
+  Time bubble = 0;       ///< makespan - busy
+  Time first_start = 0;  ///< of its first compute instruction
+  Time last_end = 0;     ///< of its last instruction
+  /// Chunks held from the start of F to the end of W; one that is recomputed counts during F, and
+  /// from R on.
+  int peak_activations = 0;
+  int64_t peak_bytes = 0;  ///< by the memory costs; 0 where there are none
   int peak_index =
       -1;  ///< the instruction during which the peak (bytes, else activations) is reached
 };

@@ -27,6 +27,7 @@ class LaneSimulator {
       : plan_(plan),
         costs_(costs),
         holders_(HoldersOfStage(plan)),
+        recomputed_(plan),
         ranks_(plan.programs.size()),
         reductions_(static_cast<size_t>(plan.stages)) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
@@ -196,7 +197,7 @@ class LaneSimulator {
       lanes[all_to_all ? 1 : 0].push_back(spans[i]);
     }
     figures.exposed = figures.all_to_all - Common(lanes[0], lanes[1]);
-    FollowActivations(plan_, costs_, r, spans, &figures);
+    FollowActivations(plan_, costs_, recomputed_, r, spans, &figures);
   }
 
   /// Time in which both lanes are busy.
@@ -216,6 +217,7 @@ class LaneSimulator {
   const Plan& plan_;
   const CostModel& costs_;
   const std::vector<std::vector<int>> holders_;
+  const RecomputedChunks recomputed_;
   std::vector<RankState> ranks_;
   std::vector<Reduction> reductions_;
   std::vector<Flight> flights_[2];  // forward and backward, by the stage that made it

@@ -23,9 +23,9 @@ struct Change {
 
 }  // namespace
 
-void FollowActivations(const Plan& plan, const CostModel& costs, size_t r,
-                       const std::vector<Span>& spans, RankFigures* figures) {
-  const MemoryCost memory = costs.memory.value_or(MemoryCost{});
+void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedChunks& recomputed,
+                       size_t r, const std::vector<Span>& spans, RankFigures* figures) {
+  const ChunkBytes memory = BytesOfChunk(costs, recomputed.any());
   const Program& program = plan.programs[r];
   std::vector<Change> changes;
   // Weight parts seen of a chunk, and the end of the latest.
@@ -33,19 +33,26 @@ void FollowActivations(const Plan& plan, const CostModel& costs, size_t r,
   for (size_t at = 0; at < program.size(); ++at) {
     const Instruction& i = program[at];
     const int index = static_cast<int>(at);
-    if (HasForward(i.op) || (i.op == Op::ATTN_F && i.layer == 0)) {
-      changes.push_back({spans[at].start, index, false, 1, memory.activation_bytes});
+    const bool first = i.layer <= 0, last = i.layer < 0 || i.layer + 1 == plan.layers;
+    if (HasForward(i.op) || (i.op == Op::ATTN_F && first)) {
+      changes.push_back({spans[at].start, index, false, 1, memory.activation});
     }
-    if (HasBackward(i.op) || (i.op == Op::ATTN_B && i.layer == 0)) {
-      changes.push_back(
-          {spans[at].end, index, true, 0, memory.w_stash_bytes - memory.activation_bytes});
+    if ((HasForward(i.op) || (i.op == Op::COMBINE_F && last)) &&
+        recomputed.Has(i.stage, i.microbatch)) {
+      changes.push_back({spans[at].end, index, true, -1, memory.input - memory.activation});
+    }
+    if (i.op == Op::R || (i.op == Op::ATTN_R && first)) {
+      changes.push_back({spans[at].start, index, false, 1, memory.activation - memory.input});
+    }
+    if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {
+      changes.push_back({spans[at].end, index, true, 0, memory.stash - memory.activation});
     }
     const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
     if (!part && !HasWeight(i.op)) continue;
     auto& [seen, end] = weights[{BackStage(i), BackMicrobatch(i)}];
     end = std::max(end, spans[at].end);
     if (!part || ++seen == 2 * plan.layers) {
-      changes.push_back({end, index, true, -1, -memory.w_stash_bytes});
+      changes.push_back({end, index, true, -1, -memory.stash});
       weights.erase({BackStage(i), BackMicrobatch(i)});
     }
   }
@@ -57,7 +64,7 @@ void FollowActivations(const Plan& plan, const CostModel& costs, size_t r,
     bytes += change.bytes;
     const bool more_bytes = bytes > figures->peak_bytes;
     const bool more = activations > figures->peak_activations;
-    if (more_bytes || (more && memory.activation_bytes == 0)) figures->peak_index = change.index;
+    if (more_bytes || (more && memory.activation == 0)) figures->peak_index = change.index;
     figures->peak_bytes = std::max(figures->peak_bytes, bytes);
     figures->peak_activations = std::max(figures->peak_activations, activations);
   }

@@ -152,6 +152,10 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
     case Op::DISPATCH_F:
     case Op::MLP_F:
     case Op::COMBINE_F:
+    case Op::ATTN_R:
+    case Op::DISPATCH_R:
+    case Op::MLP_R:
+    case Op::COMBINE_R:
       return Forward(i, accesses);
     case Op::COMBINE_B:
     case Op::MLP_B:
@@ -165,33 +169,33 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
     case Op::W:
     case Op::BW:
     case Op::FB:
+    case Op::R:
       return Chunk(i, accesses);
     case Op::REDUCE:
     case Op::STEP:
-    case Op::R:
-    case Op::ATTN_R:
-    case Op::MLP_R:
-    case Op::DISPATCH_R:
-    case Op::COMBINE_R:
       return;  // parameters and gradients are not values of a step
   }
 }
 
-// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F.
+// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
+// again but for the input of the stage, which was kept, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
   const auto touch = [&](Value value, bool makes) {
     accesses->push_back({value, i.layer, i.stage, i.microbatch, makes});
   };
-  if (i.op == Op::ATTN_F) {
-    touch(Value::input, i.stage == 0 && i.layer == 0);  // of the first layer made by the embedding
+  const bool again = IsRecompute(i.op);
+  const Op op = Repeated(i.op);
+  if (op == Op::ATTN_F) {
+    const bool embedding = i.stage == 0 && i.layer == 0;  // makes the input of the first layer
+    touch(Value::input, embedding && !again);
     touch(Value::attention, true);
     touch(Value::scores, true);
     touch(Value::dispatched, true);
-  } else if (i.op == Op::DISPATCH_F) {
+  } else if (op == Op::DISPATCH_F) {
     touch(Value::dispatched, false);
     touch(Value::scores, false);
     touch(Value::rows, true);
-  } else if (i.op == Op::MLP_F) {
+  } else if (op == Op::MLP_F) {
     touch(Value::rows, false);
     touch(Value::gate, true);
     touch(Value::hidden, true);
@@ -208,6 +212,8 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
     } else if (i.stage + 1 == plan_.stages) {
       touch(Value::output, true);
       touch(Value::head, true);
+    } else if (again) {
+      return;
     } else if (SameRank(i.stage, i.stage + 1, i.microbatch)) {
       accesses->push_back({Value::input, 0, i.stage + 1, i.microbatch, true});
     } else {
@@ -299,6 +305,11 @@ void Accesses::Chunk(const Instruction& i, std::vector<Access>* accesses) const 
         touch(Value::output, s, m, true);
       }
     }
+  }
+  if (i.op == Op::R) {
+    if (i.stage > 0) touch(Value::input, i.stage, i.microbatch, false);
+    touch(Value::activation, i.stage, i.microbatch, true);
+    touch(Value::stash, i.stage, i.microbatch, true);
   }
   if (!HasBackward(i.op) && !HasWeight(i.op)) return;
   const int s = BackStage(i), m = BackMicrobatch(i);

@@ -120,7 +120,7 @@ struct Access {
   Value value;
   int16_t layer;
   int32_t stage, microbatch;
-  bool makes;  ///< the first to touch it
+  bool makes;  ///< the first to touch it; again where a chunk is recomputed: of a new value
 };
 
 /// Which values instructions touch: what the buffer pass places, Verify checks and the runtime
@@ -131,7 +131,9 @@ class Accesses {
   explicit Accesses(const Plan& plan);
 
   /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
-  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included.
+  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
+  /// recomputed chunk makes is made twice: the first is over when its forward is, and what comes
+  /// behind the second making touches the second.
   void Of(const Instruction& instruction, std::vector<Access>* accesses) const;
 
  private:

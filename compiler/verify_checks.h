@@ -67,6 +67,10 @@ struct ChunkWork {
 inline constexpr int kPartCount =
     static_cast<int>(Op::COMBINE_B) - static_cast<int>(Op::ATTN_F) + 1;
 
+/// Components of R: ATTN_R to COMBINE_R.
+inline constexpr int kAgainCount =
+    static_cast<int>(Op::COMBINE_R) - static_cast<int>(Op::ATTN_R) + 1;
+
 /// Where its messages stand, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
 using ChunkMessages = std::array<int32_t, 4>;
 
@@ -84,11 +88,13 @@ struct Tables {
   explicit Tables(const Plan& the_plan);
 
   const Plan& plan;
-  std::vector<int> route_of;            ///< by micro-batch
-  std::vector<Copy> copies;             ///< by stage, then rank
-  std::vector<int32_t> first_copy;      ///< of each stage; one more at the end
-  std::vector<int32_t> copy_of;         ///< by route, then stage
-  std::vector<ChunkWork> work;          ///< by stage, then micro-batch; empty with components
+  std::vector<int> route_of;        ///< by micro-batch
+  std::vector<Copy> copies;         ///< by stage, then rank
+  std::vector<int32_t> first_copy;  ///< of each stage; one more at the end
+  std::vector<int32_t> copy_of;     ///< by route, then stage
+  std::vector<ChunkWork> work;      ///< by stage, then micro-batch; empty with components
+  /// R of each chunk, or by layer its components; likewise, but empty where nothing is recomputed.
+  std::vector<int32_t> again;
   std::vector<int32_t> parts;           ///< components, likewise, then by layer and operation
   std::vector<ChunkMessages> messages;  ///< by stage, then micro-batch; empty at level compute
 
@@ -102,6 +108,17 @@ struct Tables {
   }
   int32_t Part(Op op, int stage, int layer, int microbatch) const {
     return parts[PartIndex(op, stage, layer, microbatch)];
+  }
+  /// Where a component of R stands, if anything is recomputed.
+  int32_t& Again(Op op, int stage, int layer, int microbatch) {
+    return again[AgainIndex(op, stage, layer, microbatch)];
+  }
+  int32_t Again(Op op, int stage, int layer, int microbatch) const {
+    return again.empty() ? kMissing : again[AgainIndex(op, stage, layer, microbatch)];
+  }
+  bool Recomputed(int stage, int microbatch) const {
+    if (plan.layers > 0) return Again(Op::ATTN_R, stage, 0, microbatch) != kMissing;
+    return !again.empty() && again[At(stage, microbatch)] != kMissing;
   }
   /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
   int32_t Side(const Instruction& message) const;
@@ -129,6 +146,11 @@ struct Tables {
   std::string Place(int rank, int index) const;
 
  private:
+  size_t AgainIndex(Op op, int stage, int layer, int microbatch) const {
+    return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
+               kAgainCount +
+           static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_R);
+  }
   size_t PartIndex(Op op, int stage, int layer, int microbatch) const {
     return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
                kPartCount +
@@ -162,7 +184,9 @@ inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
 inline int OtherStage(const Instruction& message) {
   return message.stage + (message.op == Op::SEND_F || message.op == Op::RECV_B ? 1 : -1);
 }
-inline bool IsComponent(Op op) { return op >= Op::ATTN_F && op <= Op::COMBINE_B; }
+inline bool IsComponent(Op op) {
+  return (op >= Op::ATTN_F && op <= Op::COMBINE_B) || (IsRecompute(op) && op != Op::R);
+}
 /// Where the other end of this message stands in the peer's program; negative if it has none.
 int32_t Partner(const Tables& tables, int rank, int32_t index);
 

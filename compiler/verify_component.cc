@@ -4,6 +4,9 @@
 //     COMBINE_B -> MLP_B -> DISPATCH_B -> ATTN_B            -> COMBINE_B of the layer before
 //                    \-> MLP_W              \-> ATTN_W
 //
+// A chunk that is recomputed has, behind its forward chain and before its backward chain, the
+// forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R.
+//
 // The forward chain begins with what RECV_F received, or with the end of the stage before on the
 // same rank; the backward chain likewise, and behind the end of its own forward chain.
 
@@ -37,7 +40,11 @@ class PartPlacer {
 
  private:
   void Place(const Instruction& i) {
-    int32_t& place = tables_.Part(i.op, i.stage, i.layer, i.microbatch);
+    if (IsRecompute(i.op) && tables_.again.empty()) {
+      tables_.again.assign(tables_.parts.size() / kPartCount * kAgainCount, kMissing);
+    }
+    int32_t& place = IsRecompute(i.op) ? tables_.Again(i.op, i.stage, i.layer, i.microbatch)
+                                       : tables_.Part(i.op, i.stage, i.layer, i.microbatch);
     const int owner = tables_.Owner(i.stage, i.microbatch);
     if (owner != rank_) {
       if (place == kMissing) place = kMisplaced;
@@ -97,6 +104,29 @@ void CheckMissing(const Tables& tables, Findings* findings) {
   }
 }
 
+/// Of a chunk that is recomputed all of it is.
+void CheckAgain(const Tables& tables, Findings* findings) {
+  const auto layers = static_cast<size_t>(tables.plan.layers);
+  const size_t parts = layers * kAgainCount;
+  for (size_t chunk = 0; chunk * parts < tables.again.size(); ++chunk) {
+    const auto begin = tables.again.begin() + static_cast<std::ptrdiff_t>(chunk * parts);
+    const auto missing = std::count(begin, begin + static_cast<std::ptrdiff_t>(parts), kMissing);
+    if (missing == 0 || missing == static_cast<std::ptrdiff_t>(parts)) continue;
+    const auto microbatches = static_cast<size_t>(tables.plan.microbatches);
+    const int stage = static_cast<int>(chunk / microbatches);
+    const int m = static_cast<int>(chunk % microbatches);
+    const int rank = tables.Owner(stage, m);
+    for (size_t at = 0; at < parts; ++at) {
+      if (tables.again[chunk * parts + at] != kMissing) continue;
+      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at % kAgainCount);
+      findings->Add(Check::kComplete, rank, -1,
+                    "no " + ToString(Component(op, stage, static_cast<int>(at / kAgainCount), m)) +
+                        "; rank " + std::to_string(rank) +
+                        " recomputes parts of this chunk and must recompute all of it");
+    }
+  }
+}
+
 void CheckOrder(const Tables& tables, Findings* findings) {
   for (int r = 0; r < tables.plan.ranks; ++r) {
     const Program& program = tables.plan.programs[static_cast<size_t>(r)];
@@ -129,6 +159,22 @@ class ChainInputs {
           FromNeighbour(Op::RECV_F, Op::COMBINE_F, i_.stage - 1, tables_.plan.layers - 1);
         }
         break;
+      case Op::ATTN_R:
+        if (i_.layer > 0) {
+          inputs_.Add(AgainAt(Op::COMBINE_R, i_.layer - 1));
+        } else {
+          Need(Op::COMBINE_F, i_.stage, tables_.plan.layers - 1);
+        }
+        break;
+      case Op::DISPATCH_R:
+        inputs_.Add(AgainAt(Op::ATTN_R, i_.layer));
+        break;
+      case Op::MLP_R:
+        inputs_.Add(AgainAt(Op::DISPATCH_R, i_.layer));
+        break;
+      case Op::COMBINE_R:
+        inputs_.Add(AgainAt(Op::MLP_R, i_.layer));
+        break;
       case Op::DISPATCH_F:
         Need(Op::ATTN_F);
         break;
@@ -144,6 +190,9 @@ class ChainInputs {
           break;
         }
         Need(Op::COMBINE_F);
+        if (const int32_t again = AgainAt(Op::COMBINE_R, i_.layer); again != kMissing) {
+          inputs_.Add(again);
+        }
         if (i_.stage + 1 < tables_.plan.stages) {
           FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
         }
@@ -173,10 +222,6 @@ class ChainInputs {
       case Op::REDUCE:
       case Op::STEP:
       case Op::R:
-      case Op::ATTN_R:
-      case Op::MLP_R:
-      case Op::DISPATCH_R:
-      case Op::COMBINE_R:
         CF_ASSERT(false && "not a component");
     }
     return inputs_;
@@ -186,6 +231,10 @@ class ChainInputs {
   void Need(Op op) { Need(op, i_.stage, i_.layer); }
   void Need(Op op, int stage, int layer) {
     inputs_.Add(tables_.Part(op, stage, layer, i_.microbatch));
+  }
+
+  int32_t AgainAt(Op op, int layer) const {
+    return tables_.Again(op, i_.stage, layer, i_.microbatch);
   }
 
   void FromNeighbour(Op message, Op op, int stage, int layer) {
@@ -234,6 +283,7 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
 void CheckComponents(Tables* tables, Findings* findings) {
   PartPlacer(tables, findings).Run();
   CheckMissing(*tables, findings);
+  CheckAgain(*tables, findings);
   CheckOrder(*tables, findings);
 }
 

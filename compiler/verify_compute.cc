@@ -30,6 +30,7 @@ class Placer {
         const Instruction& i = program[at];
         if (HasForward(i.op)) Forward(i);
         if (i.op == Op::B || HasWeight(i.op)) Backward(i);
+        if (i.op == Op::R) Again(i);
       }
     }
   }
@@ -63,6 +64,14 @@ class Placer {
     }
     if (back && work.b < 0) work.b = index_;
     if (weight) Weight(i, stage, m, &work.w);
+  }
+
+  void Again(const Instruction& i) {
+    if (!Owned(i, i.stage, i.microbatch, "forward")) return;
+    tables_.again.resize(tables_.work.size(), kMissing);
+    int32_t& again = tables_.again[tables_.At(i.stage, i.microbatch)];
+    if (again >= 0) return Repeats(i, "recomputation", i.stage, i.microbatch, again);
+    again = index_;
   }
 
   void Weight(const Instruction& i, int stage, int m, int32_t* w) {
@@ -141,6 +150,25 @@ void CheckChunkOrder(const Tables& tables, int stage, int m, Findings* findings)
     findings->Add(Check::kOrder, rank, work.w,
                   text(work.w) + " stands before " + tables.Place(rank, work.b) +
                       ", whose gradients it needs; move it behind");
+  }
+}
+
+/// F before R before B.
+void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) {
+  const int32_t again = tables.again[tables.At(stage, m)];
+  if (again < 0) return;
+  const ChunkWork& work = tables.work[tables.At(stage, m)];
+  const int rank = tables.Owner(stage, m);
+  const std::string text = ToString(tables.InstructionAt(rank, again));
+  if (work.f >= 0 && again < work.f) {
+    findings->Add(Check::kOrder, rank, again,
+                  text + " stands before " + tables.Place(rank, work.f) +
+                      ", the forward that it runs again; move it behind");
+  }
+  if (work.b >= 0 && work.b < again) {
+    findings->Add(Check::kOrder, rank, again,
+                  text + " stands behind " + tables.Place(rank, work.b) +
+                      ", which needs the activations that it makes; move it before, or drop it");
   }
 }
 
@@ -230,6 +258,7 @@ void CheckCompute(Tables* tables, Findings* findings) {
       }
       // F, then B, then W or both in one.
       if (work.b <= work.f || work.w < work.b) CheckChunkOrder(*tables, s, m, findings);
+      if (!tables->again.empty()) CheckRecompute(*tables, s, m, findings);
       if (s + 1 < stages && tables->Owner(s, m) == tables->Owner(s + 1, m)) {
         CheckLocalOrder(*tables, s, m, findings);
       }

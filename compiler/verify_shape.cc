@@ -164,7 +164,6 @@ class InstructionShape {
 bool HasComponents(const Plan& plan) { return plan.level > Level::kComm && plan.layers > 0; }
 
 bool BelongsIn(const Plan& plan, Op op) {
-  if (IsRecompute(op)) return false;
   switch (kWork[static_cast<size_t>(op)]) {
     case Work::kCompute:
       return !HasComponents(plan);
@@ -181,8 +180,8 @@ bool BelongsIn(const Plan& plan, Op op) {
 }
 
 std::string WhyNot(const Plan& plan) {
-  if (HasComponents(plan)) return ", where F B W BW FB are components of layers; drop it";
-  if (plan.level == Level::kCompute) return ", which has F B W BW FB only; drop it";
+  if (HasComponents(plan)) return ", where F B W BW FB R are components of layers; drop it";
+  if (plan.level == Level::kCompute) return ", which has F B W BW FB R only; drop it";
   if (plan.level == Level::kComm) return ", which has no components of a stage; drop it";
   return " without layers, which has no components of a stage; drop it";
 }

@@ -56,6 +56,7 @@ class SlotCheck {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
       found_ = false;
       uses_.assign(Slots().size(), {});
+      second_.clear();
       CheckSlots();
       CheckUses();
       CheckLifetimes();
@@ -113,13 +114,13 @@ class SlotCheck {
         continue;
       }
       int32_t& place = SlotAt(slot.value, slot.stage, slot.layer, slot.microbatch);
-      if (place >= 0) {
+      if (place >= 0 && !AddSecond(static_cast<size_t>(place), number)) {
         Add(Check::kSlot, -1,
             Text(number) + " repeats " + Text(static_cast<size_t>(place)) + "; drop one");
         uses_[number].first = kReported;
         continue;
       }
-      place = static_cast<int32_t>(number);
+      if (place < 0) place = static_cast<int32_t>(number);
       CheckPlace(number);
       if (before != nullptr && order(slot) < order(*before)) {
         Add(Check::kSlot, -1,
@@ -128,6 +129,15 @@ class SlotCheck {
       }
       before = &slot;
     }
+  }
+
+  /// Notes the slot of what is made again, behind the one of what was made first; false if it is
+  /// not that.
+  bool AddSecond(size_t first, size_t number) {
+    const Slot& slot = Slots()[number];
+    const bool kept = slot.value == Value::input && slot.layer <= 0;
+    return !kept && tables_.Recomputed(slot.stage, slot.microbatch) &&
+           second_.try_emplace(first, static_cast<int32_t>(number)).second;
   }
 
   void AddUntouched(size_t number) {
@@ -167,6 +177,10 @@ class SlotCheck {
       for (const Access& access : accesses) {
         if (bytes_[static_cast<size_t>(access.value)] <= 0) continue;
         int32_t& number = SlotAt(access.value, access.stage, access.layer, access.microbatch);
+        if (number >= 0 && access.makes && uses_[static_cast<size_t>(number)].first >= 0) {
+          const auto second = second_.find(static_cast<size_t>(number));
+          number = second == second_.end() ? kNoSlot : second->second;
+        }
         if (number == kNoSlot) {
           AddMissing(access, index);
           number = kReported;
@@ -275,6 +289,8 @@ class SlotCheck {
   const Accesses accesses_;
   Clocks clocks_;
   std::vector<Use> uses_;  // by slot
+  std::map<size_t, int32_t>
+      second_;  // of what is made twice: the slots of the first and the second
   int rank_ = 0;
   bool found_ = false;
 };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compiler/error.h"
+#include "schedules/recompute.h"
 #include "schedules/rows.h"
 
 namespace contraflow {
@@ -31,6 +32,7 @@ const Schedule& FindSchedule(const std::string& name) {
 }
 
 Plan GeneratePlan(const Spec& spec) {
+  if (spec.recompute.choice != Recompute::Choice::kNone) return GenerateRecomputed(spec);
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
   const std::string why_not = schedule.reject(spec);

@@ -19,13 +19,17 @@
 namespace contraflow {
 namespace {
 
-constexpr char kNothing = 0, kForward = 1, kBackward = 2, kAll = 3;  // done of a chunk
+/// Done of a chunk. One that is not recomputed is ready for its backward as soon as its forward is
+/// done.
+constexpr char kNothing = 0, kForward = 1, kReady = 2, kBackward = 3, kAll = 4;
 
 struct Chunk {
   int route, stage, microbatch, rank;
   int before = -1, after = -1;  // the chunk upstream, the chunk downstream
   Time hop_before = 0, hop_after = 0;
   Time f, b, w, bw, least_backward, least_rest;
+  bool recomputed = false;
+  Time again = 0;                            // R
   Time forward_tail = 0, backward_tail = 0;  // least time from its start to the end of the step
   bool like_previous = false;  // exchangeable with the micro-batch before it on its route
 };
@@ -48,6 +52,7 @@ class Search {
     const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
     activation_ = bytes ? costs.memory->activation_bytes : 1;
     stash_ = bytes ? costs.memory->w_stash_bytes : 1;
+    input_ = bytes ? costs.memory->input_bytes : 0;
     AddChunks(plan);
     FindTails();
     done_.assign(chunks_.size(), kNothing);
@@ -73,6 +78,17 @@ class Search {
         for (int s = 0; s < plan.stages; ++s) AddChunk(static_cast<int>(route), ranks, s, m, k);
       }
     }
+    for (const Program& program : plan.programs) {
+      for (const Instruction& i : program) {
+        if (i.op != Op::R) continue;
+        for (Chunk& chunk : chunks_) {
+          if (chunk.stage != i.stage || chunk.microbatch != i.microbatch) continue;
+          chunk.recomputed = true;
+          chunk.again = costs_.Duration(i);
+        }
+      }
+    }
+    KeepAlike();
     for (int s = 0; s < plan.stages; ++s) {
       pairs_ = pairs_ || costs_.stage(s).fb < costs_.stage(s).f + costs_.stage(s).bw;
     }
@@ -106,6 +122,17 @@ class Search {
     chunk.like_previous = k > 0 && scale.empty();  // with factors of their own micro-batches differ
     stride_ = ranks.size();
     chunks_.push_back(chunk);
+  }
+
+  /// Micro-batches are exchangeable only if the same stages of them are recomputed.
+  void KeepAlike() {
+    for (size_t first = stride_; first < chunks_.size(); first += stride_) {
+      bool alike = true;
+      for (size_t c = first; c < first + stride_; ++c) {
+        alike = alike && chunks_[c].recomputed == chunks_[c - stride_].recomputed;
+      }
+      for (size_t c = first; c < first + stride_ && !alike; ++c) chunks_[c].like_previous = false;
+    }
   }
 
   Time Hop() const { return costs_.comm.latency + costs_.comm.occupancy; }
@@ -150,8 +177,10 @@ class Search {
         const Time ready = chunk.before < 0 ? 0 : Arrival(c, forward_end);
         forward_end[c] = std::max({ready, free_[static_cast<size_t>(chunk.rank)], now_}) + chunk.f;
         add(chunk, ready, chunk.f, chunk.forward_tail);
-        work[static_cast<size_t>(chunk.rank)] += backward;
+        work[static_cast<size_t>(chunk.rank)] += chunk.again + backward;
       } else if (done_[c] == kForward) {
+        add(chunk, 0, chunk.again + backward, chunk.again + chunk.backward_tail);
+      } else if (done_[c] == kReady) {
         const bool known = chunk.after < 0 || done_[static_cast<size_t>(chunk.after)] >= kBackward;
         add(chunk, known ? backward_at_[c] : 0, backward, chunk.backward_tail);
       } else if (done_[c] == kBackward) {
@@ -184,9 +213,18 @@ class Search {
     return !chunk.like_previous || done_[c - stride_] != kNothing;
   }
 
+  bool AgainReady(size_t c) const {
+    const Chunk& chunk = chunks_[c];
+    const int64_t more = activation_ - input_;
+    if (done_[c] != kForward || held_[static_cast<size_t>(chunk.rank)] + more > limit_) {
+      return false;
+    }
+    return !chunk.like_previous || done_[c - stride_] >= kReady;
+  }
+
   bool BackwardReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
-    if (done_[c] != kForward) return false;
+    if (done_[c] != kReady) return false;
     if (chunk.after >= 0 && done_[static_cast<size_t>(chunk.after)] < kBackward) return false;
     return !chunk.like_previous || done_[c - stride_] >= kBackward;
   }
@@ -216,6 +254,7 @@ class Search {
         if (chunk.bw < chunk.b + chunk.w) add(Op::BW, c, 0, backward_at_[c], chunk.bw);
       }
       if (WeightReady(c)) add(Op::W, c, 0, backward_at_[c], chunk.w);
+      if (AgainReady(c)) add(Op::R, c, 0, 0, chunk.again);
       if (!ForwardReady(c)) continue;
       add(Op::F, c, 0, forward_at_[c], chunk.f);
       for (size_t back = 0; pairs_ && back < chunks_.size(); ++back) {
@@ -224,7 +263,7 @@ class Search {
       }
     }
     std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-      const auto eager = [](Op op) { return op == Op::W ? 2 : op == Op::F ? 1 : 0; };
+      const auto eager = [](Op op) { return op == Op::W ? 2 : op == Op::F || op == Op::R ? 1 : 0; };
       return std::pair(a.start, eager(a.op)) < std::pair(b.start, eager(b.op));
     });
     return choices;
@@ -245,6 +284,7 @@ class Search {
     for (size_t c = 0; c < chunks_.size(); ++c) {
       if (done_[c] == kNothing) times.push_back(std::max(forward_at_[c], now_));
       if (done_[c] == kForward) times.push_back(std::max(backward_at_[c], now_));
+      if (done_[c] == kReady) times.push_back(std::max(backward_at_[c], now_));
       if (done_[c] == kBackward) times.push_back(std::max(backward_at_[c], now_));
     }
     if (costs_.comm.exclusive()) {
@@ -276,8 +316,8 @@ class Search {
 
   void FinishForward(size_t c, Time end) {
     const Chunk& chunk = chunks_[c];
-    done_[c] = kForward;
-    held_[static_cast<size_t>(chunk.rank)] += activation_;
+    done_[c] = chunk.recomputed ? kForward : kReady;
+    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : activation_;
     if (chunk.after < 0) {
       backward_at_[c] = end;
       return;
@@ -309,6 +349,10 @@ class Search {
     const bool forward = HasForward(choice.op);
     const size_t back = choice.op == Op::FB ? choice.back : choice.chunk;
     if (forward) FinishForward(choice.chunk, end);
+    if (choice.op == Op::R) {
+      done_[choice.chunk] = kReady;
+      held_[static_cast<size_t>(choice.rank)] += activation_ - input_;
+    }
     if (HasBackward(choice.op)) FinishBackward(back, end);
     if (HasWeight(choice.op)) FinishWeights(back);
   }
@@ -338,7 +382,7 @@ class Search {
   const size_t ranks_;
   const int64_t most_;
   const int64_t limit_;
-  int64_t activation_ = 1, stash_ = 1;
+  int64_t activation_ = 1, stash_ = 1, input_ = 0;
   size_t stride_ = 1;  // stages: from a chunk to the one of the next micro-batch
   bool pairs_ = false;
   std::vector<Chunk> chunks_;

@@ -16,10 +16,11 @@ struct ExactResult {
   int64_t states = 0;            ///< visited
 };
 
-/// The least makespan of every schedule with this plan's routes (its programs do not matter),
-/// these costs and at most `memory_limit` on each rank, counted as --memory-limit does: built from
-/// F, B, W, BW and FB in the timing model of Simulate, messages of an edge in the order in which
-/// they are made. Exponential: for some ten chunks. Shares no code with the bounds.
+/// The least makespan of every schedule with this plan's routes, these costs and at most
+/// `memory_limit` on each rank, counted as --memory-limit does, that runs those R that its programs
+/// have (nothing else of them matters): built from F, R, B, W, BW and FB in the timing model of
+/// Simulate, messages of an edge in the order in which they are made. Exponential: for some ten
+/// chunks. Shares no code with the bounds.
 ExactResult ExactMakespan(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit, int64_t most_states);
 

@@ -35,7 +35,8 @@ struct RankRun {
   std::map<std::pair<int, Op>, std::map<int, std::vector<int>>> weights;  // by stage, op; layer
   std::vector<bool> made, spoilt;                                         // slots
   std::vector<std::vector<size_t>> on_same_bytes;                         // of each slot
-  std::map<std::tuple<Value, int, int, int>, size_t> slot_of;
+  /// The slots of a value, one for each time that it is made, and how often it was.
+  std::map<std::tuple<Value, int, int, int>, std::pair<std::vector<size_t>, size_t>> slot_of;
 };
 
 class LaneRun {
@@ -82,7 +83,7 @@ class LaneRun {
     rank.on_same_bytes.resize(slots.size());
     for (size_t a = 0; a < slots.size(); ++a) {
       const Slot& s = slots[a];
-      rank.slot_of[{s.value, s.stage, s.layer, s.microbatch}] = a;
+      rank.slot_of[{s.value, s.stage, s.layer, s.microbatch}].first.push_back(a);
       for (size_t b = 0; b < slots.size(); ++b) {
         const Slot& o = slots[b];
         if (a != b && s.arena == o.arena && s.offset < o.offset + o.bytes &&
@@ -220,6 +221,7 @@ class LaneRun {
     if (WorkOf(i.op) != Work::kCompute) return {{i.op, i.stage, i.layer, i.microbatch}};
     std::vector<Fact> facts;
     if (HasForward(i.op)) facts.push_back({Op::F, i.stage, 0, i.microbatch});
+    if (i.op == Op::R) facts.push_back({Op::R, i.stage, 0, i.microbatch});
     if (HasBackward(i.op)) facts.push_back({Op::B, BackStage(i), 0, BackMicrobatch(i)});
     if (HasWeight(i.op)) facts.push_back({Op::W, BackStage(i), 0, BackMicrobatch(i)});
     return facts;
@@ -256,6 +258,11 @@ class LaneRun {
   }
   void NeedGradient(size_t r, const Instruction& i, int s, int m) const {
     Need(r, i, ForwardEnd(s, m));
+    const Fact again = Opaque() ? Fact{Op::R, s, 0, m} : Fact{Op::COMBINE_R, s, LastLayer(), m};
+    for (const Instruction& other : ProgramOf(r)) {
+      if (other.op == std::get<0>(again) && other.stage == s && other.microbatch == m)
+        Need(r, i, again);
+    }
     if (s + 1 == plan_.stages) return;
     const bool here = OwnerOf(s + 1, m) == static_cast<int>(r);
     Need(r, i, here ? BackwardEnd(s + 1, m) : Fact{Op::RECV_B, s, -1, m});
@@ -311,11 +318,15 @@ class LaneRun {
       case Op::FB:
         return CheckChunk(r, i);
       case Op::R:
+        return Need(r, i, ForwardEnd(s, m));
       case Op::ATTN_R:
-      case Op::MLP_R:
+        return l > 0 ? need(Op::COMBINE_R, l - 1) : Need(r, i, ForwardEnd(s, m));
       case Op::DISPATCH_R:
+        return need(Op::ATTN_R, l);
+      case Op::MLP_R:
+        return need(Op::DISPATCH_R, l);
       case Op::COMBINE_R:
-        return Fail(ToString(i) + " is not expected");
+        return need(Op::MLP_R, l);
     }
   }
 
@@ -363,7 +374,9 @@ class LaneRun {
       const auto found =
           rank.slot_of.find({access.value, access.stage, access.layer, access.microbatch});
       if (found == rank.slot_of.end()) continue;  // of no bytes
-      const size_t slot = found->second;
+      auto& [slots, made] = found->second;
+      if (begin && access.makes && ++made > slots.size()) Fail(ToString(i) + " makes too much");
+      const size_t slot = slots[std::max<size_t>(made, 1) - 1];
       if (begin && access.makes) {
         rank.made[slot] = true;
         for (const size_t other : rank.on_same_bytes[slot]) rank.spoilt[other] = true;

@@ -13,7 +13,7 @@ namespace contraflow {
 namespace {
 
 /// What a rank holds: 'y' the output of a stage, 'g' the gradient of a stage's input, 'f' what its
-/// forward and 'b' what its backward left behind.
+/// forward and 'b' what its backward left behind; 'a' that its forward was run again.
 using Value = std::tuple<char, int, int>;
 
 struct Wrong : std::runtime_error {
@@ -55,7 +55,8 @@ class SymbolicRun {
   bool ComputeOnly() const { return plan_.level == Level::kCompute; }
   /// At level compute outputs are wherever they are needed as soon as they are made.
   std::set<Value>& Holds(int rank, const Value& value) {
-    const bool stays = std::get<0>(value) == 'f' || std::get<0>(value) == 'b';
+    const char kind = std::get<0>(value);
+    const bool stays = kind == 'f' || kind == 'b' || kind == 'a';
     return ComputeOnly() && !stays ? everywhere_ : ranks_[static_cast<size_t>(rank)].holds;
   }
   Value Take(int rank, Value value, const std::string& who) {
@@ -103,9 +104,14 @@ class SymbolicRun {
     const std::string text = ToString(i);
     Rank& rank = ranks_[static_cast<size_t>(r)];
     const int s = BackStage(i), m = BackMicrobatch(i);
+    if (i.op == Op::R) {
+      Put(r, Take(r, {'f', s, m}, text), text);
+      Put(r, {'a', s, m}, text);
+    }
     // Of an FB the backward first: it must not need what its forward makes.
     if (HasBackward(i.op)) {
       Take(r, {'f', s, m}, text);
+      Holds(r, {'a', s, m}).erase({'a', s, m});
       if (s + 1 < plan_.stages) Take(r, {'g', s + 1, m}, text);
       if (s > 0) Put(r, {'g', s, m}, text);
       Put(r, {'b', s, m}, text);

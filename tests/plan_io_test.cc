@@ -322,12 +322,12 @@ TEST_SUITE("unit") {
         {With("to=1", "to=2"),
          "p.json: /programs/0/1: instruction \"SEND_F s0 m0 to=2\": the peer must be in 0..1, is "
          "2"},
-        {With("slot=3", "slot=32"),
-         "p.json: /programs/1/2: instruction \"W s1 m1 slot=32 after=0,1\": the slot must be in "
-         "0..31, is 32"},
-        {With("slot=3", "group=64"),
-         "p.json: /programs/1/2: instruction \"W s1 m1 group=64 after=0,1\": the group must be in "
-         "0..63, is 64"},
+        {With("slot=3", "slot=36"),
+         "p.json: /programs/1/2: instruction \"W s1 m1 slot=36 after=0,1\": the slot must be in "
+         "0..35, is 36"},
+        {With("slot=3", "group=72"),
+         "p.json: /programs/1/2: instruction \"W s1 m1 group=72 after=0,1\": the group must be in "
+         "0..71, is 72"},
         {With("after=0,1", "after=0,2"),
          "p.json: /programs/1/2: instruction \"W s1 m1 slot=3 after=0,2\": \"after\" must name "
          "earlier instructions of the same program, 2 is not before 2"},
@@ -350,10 +350,10 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a program longer than its plan can be is refused") {
     std::string program;
-    for (int i = 0; i < 33; ++i) program += "\"F s0 m0\", ";
+    for (int i = 0; i < 37; ++i) program += "\"F s0 m0\", ";
     CHECK(
         Read(With("\"F s0 m0\",", program)) ==
-        "p.json: /programs/0: has 35 instructions, more than 32, all there can be for 2 stages and "
+        "p.json: /programs/0: has 39 instructions, more than 36, all there can be for 2 stages and "
         "2 micro-batches");
   }
 

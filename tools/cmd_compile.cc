@@ -27,6 +27,7 @@ struct CompileOptions {
   std::optional<double> capacity;
   std::string device = "cpu";
   std::string memory_limit;
+  std::string recompute = "none";
   std::string level = "comm";
   std::string dump_after;
   std::string output;
@@ -65,7 +66,8 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .data_parallel = options.data_parallel,
           .expert_parallel = options.expert_parallel,
           .costs = costs,
-          .memory_limit = {}};
+          .memory_limit = {},
+          .recompute = ParseRecompute(options.recompute)};
 }
 
 void CheckDevice(const CompileOptions& options) {
@@ -169,6 +171,12 @@ std::function<int()> Add(CLI::App* app) {
                   "components overlap as far as it allows (default: as far as no\n"
                   "rank holds more than the schedule's fullest)")
       ->type_name("BYTES|Nx");
+  app->add_option("--recompute", options->recompute,
+                  "stages that run their forward again before their backward, so\n"
+                  "that they hold their input only meanwhile: none, full, as in\n"
+                  "0,3,5-7, or auto: those that cost the least time and make the\n"
+                  "schedule fit --memory-limit (default: none)")
+      ->type_name("STAGES");
   app->add_option("--level", options->level,
                   "how far to lower: compute, comm, component or buffer\n"
                   "(default: comm)")

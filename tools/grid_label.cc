@@ -18,6 +18,7 @@ Ink InkOf(Op op) {
   if (kind == Op::W || kind == Op::ATTN_W) return {{146, 103}};  // greys towards violet
   if (kind == Op::DISPATCH_F) return {{180, 173}};               // browns
   if (kind == Op::COMBINE_B) return {{116, 73}};                 // blue greens
+  if (IsRecompute(kind)) return {{218, 172}};                    // ochres
   return {{250, 250}};
 }
 
@@ -29,6 +30,7 @@ std::string Lower(std::string text) {
 std::string_view Letters(Op op) {
   if (op == Op::REDUCE) return "R";
   if (op == Op::STEP) return "S";
+  if (op == Op::R) return "RF";  // a forward; R alone is REDUCE
   const std::string_view component = ShortName(op);
   return component.empty() ? Name(op) : component;
 }
@@ -73,6 +75,7 @@ char SymbolOf(const Box& box) {
   if (box.parts.size() > 1) return '&';
   const Op op = box.parts[0].op;
   if (op == Op::BW) return 'X';
+  if (op == Op::R) return box.parts[0].side % 2 == 0 ? 'A' : 'a';  // again
   const char letter = ShortName(op).empty() ? Letters(op)[0] : ShortName(op)[1];
   return box.parts[0].side % 2 == 0
              ? letter

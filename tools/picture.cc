@@ -159,14 +159,16 @@ Op KindOf(Op op) {
   if (op == Op::MLP_B) return Op::ATTN_B;
   if (op == Op::MLP_W) return Op::ATTN_W;
   if (op == Op::COMBINE_F) return Op::DISPATCH_F;
+  if (op == Op::MLP_R) return Op::ATTN_R;
+  if (op == Op::COMBINE_R) return Op::DISPATCH_R;
   if (op == Op::DISPATCH_B) return Op::COMBINE_B;
   return op;
 }
 
 std::vector<Op> KindsIn(const Picture& picture) {
-  constexpr Op kOrder[] = {Op::F,          Op::B,         Op::W,      Op::BW,
-                           Op::FB,         Op::ATTN_F,    Op::ATTN_B, Op::ATTN_W,
-                           Op::DISPATCH_F, Op::COMBINE_B, Op::REDUCE, Op::STEP};
+  constexpr Op kOrder[] = {Op::F,          Op::B,          Op::W,         Op::BW,     Op::FB,
+                           Op::R,          Op::ATTN_F,     Op::ATTN_B,    Op::ATTN_W, Op::ATTN_R,
+                           Op::DISPATCH_F, Op::DISPATCH_R, Op::COMBINE_B, Op::REDUCE, Op::STEP};
   uint64_t seen = 0;
   for (const Picture::Row& row : picture.rows) {
     for (const Box& box : row.boxes) {
@@ -188,6 +190,9 @@ std::string_view Explain(Op kind) {
   if (kind == Op::W) return "backward for the weight gradient only";
   if (kind == Op::BW) return "full backward, both gradients";
   if (kind == Op::FB) return "a forward overlapped with a full backward";
+  if (kind == Op::R) return "recompute: the forward once more, from its stage input";
+  if (kind == Op::ATTN_R) return "attention and experts, forward once more (recompute)";
+  if (kind == Op::DISPATCH_R) return "all-to-all of the forward, once more (recompute)";
   if (kind == Op::ATTN_F) return "attention and experts (ATTN, MLP), forward";
   if (kind == Op::ATTN_B) return "their backward for the input gradient";
   if (kind == Op::ATTN_W) return "their backward for the weight gradient";
@@ -209,6 +214,10 @@ std::string_view ShortName(Op op) {
   if (op == Op::ATTN_B) return "AB";
   if (op == Op::MLP_W) return "MW";
   if (op == Op::ATTN_W) return "AW";
+  if (op == Op::ATTN_R) return "AR";
+  if (op == Op::DISPATCH_R) return "DR";
+  if (op == Op::MLP_R) return "MR";
+  if (op == Op::COMBINE_R) return "CR";
   return "";
 }
 
@@ -218,6 +227,8 @@ std::string_view ShortNames(Op kind) {
   if (kind == Op::ATTN_W) return "AW MW";
   if (kind == Op::DISPATCH_F) return "DF CF";
   if (kind == Op::COMBINE_B) return "CB DB";
+  if (kind == Op::ATTN_R) return "AR MR";
+  if (kind == Op::DISPATCH_R) return "DR CR";
   return Name(kind);
 }
 

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
 
@@ -27,7 +28,8 @@ bool HasEpilogue(const CostModel& costs) {
 std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,
                                           const Simulation& simulation) {
   const Schedule* const schedule = ScheduleOf(plan);
-  if (plan.layers > 0) return {};
+  // No formula knows recompute.
+  if (plan.layers > 0 || RecomputedChunks(plan).any()) return {};
   if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
   const Spec spec = {.schedule = plan.schedule,
                      .ranks = plan.ranks,

@@ -39,6 +39,8 @@ constexpr std::string_view kStyle =
     "  .BW0 { fill: #8fd694; } .BW1 { fill: #57b371; }\n"
     "  .B0, .ATTN_B0 { fill: #9ad1f5; } .B1, .ATTN_B1 { fill: #62a8dc; }\n"
     "  .W0, .ATTN_W0 { fill: #b9b4e0; } .W1, .ATTN_W1 { fill: #918ac9; }\n"
+    "  .R0, .ATTN_R0 { fill: #e6c34a; } .R1, .ATTN_R1 { fill: #cc9a2e; }\n"
+    "  .DISPATCH_R0 { fill: #d4bb7e; } .DISPATCH_R1 { fill: #bd9f57; }\n"
     "  .DISPATCH_F0 { fill: #e3c9a8; } .DISPATCH_F1 { fill: #cfa877; }\n"
     "  .COMBINE_B0 { fill: #a8dcd9; } .COMBINE_B1 { fill: #6fbcb8; }\n"
     "  .REDUCE0, .REDUCE1, .STEP0, .STEP1 { fill: #c9ccd3; }\n";

@@ -1,6 +1,7 @@
 #include "tools/torch_csv.h"
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 namespace {
@@ -29,6 +30,11 @@ std::string WriteTorchCsv(const Plan& plan) {
     throw Error(
         "the plan's chunks are taken apart into components, for which PyTorch's CSV has no names; "
         "compile it with --level comm or compute");
+  }
+  if (RecomputedChunks(plan).any()) {
+    throw Error(
+        "the plan recomputes (R), for which PyTorch's CSV has no name; compile it with --recompute "
+        "none");
   }
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (size_t stage = 0; stage < holders.size(); ++stage) {

@@ -15,7 +15,7 @@ namespace {
 
 /// Above so many instructions a policy is first asked whether it reaches the bound, which most
 /// answer early.
-constexpr int64_t kLarge = 300'000;
+constexpr int64_t kLarge = 40'000;
 
 class PolicySearch {
  public:

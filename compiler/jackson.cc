@@ -3,7 +3,6 @@
 #include "compiler/jackson.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace contraflow {
@@ -18,37 +17,39 @@ struct OneLane {
 
   /// The one that runs is not in the heap of those that wait: few that come interrupt it.
   std::vector<Open> waiting = {};
-  std::optional<Open> running = {};
+  bool busy = false;
+  Open running = {0, 0};
   Time now = 0;
   std::pair<Time, Time> last = {0, 0};  // as Run returns it
 
   void End() {
-    now += running->left;
-    if (now + running->tail > last.first) last = {now + running->tail, running->tail};
-    running.reset();
-    if (waiting.empty()) return;
+    now += running.left;
+    if (now + running.tail > last.first) last = {now + running.tail, running.tail};
+    busy = !waiting.empty();
+    if (!busy) return;
     running = waiting.front();
     std::pop_heap(waiting.begin(), waiting.end());
     waiting.pop_back();
   }
 
   void Take(Time head, Time duration, Time tail) {
-    while (running && now + running->left <= head) End();
+    while (busy && now + running.left <= head) End();
     Open come = {tail, duration};
-    if (!running) {
+    if (!busy) {
+      busy = true;
       now = std::max(now, head);
       running = come;
       return;
     }
-    running->left -= head - now;
+    running.left -= head - now;
     now = head;
-    if (running->tail < tail) std::swap(*running, come);
+    if (running.tail < tail) std::swap(running, come);
     waiting.push_back(come);
     std::push_heap(waiting.begin(), waiting.end());
   }
 
   void Finish() {
-    while (running) End();
+    while (busy) End();
   }
 };
 

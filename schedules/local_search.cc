@@ -9,11 +9,10 @@
 #include <bit>
 #include <cstddef>
 #include <limits>
-#include <random>
-#include <utility>
 #include <vector>
 
 #include "schedules/evaluator.h"
+#include "schedules/move_proposal.h"
 #include "schedules/order_graph.h"
 
 namespace contraflow {
@@ -23,12 +22,6 @@ namespace {
 constexpr int64_t kBatch = 64, kPerProposal = 2;
 /// What a token counts that is laid out in a graph.
 constexpr int64_t kLayout = 10;
-/// Farthest that a token goes in one move.
-constexpr int kFar = 20, kNear = 3;
-/// Tries to find a token on a longest path.
-constexpr int kTries = 8;
-/// Of ten proposals, those at the start of a block of a longest path.
-constexpr int kAtBlocks = 3;
 
 int64_t TokensOf(const Order& order) {
   int64_t tokens = 0;
@@ -70,12 +63,9 @@ class Annealing {
         exact_(OrderGraph::Exact(problem)),
         evaluator_(problem),
         bound_(bound),
-        random_(seed),
+        proposals_(graph_, seed),
         work_(work),
         best_(best) {
-    for (int r = 0; r < graph_.ranks(); ++r) {
-      for (int place = 0; place < graph_.length(r); ++place) places_.emplace_back(r, place);
-    }
     Time sum = 0;
     for (const Line& line : problem.lines) {
       sum += line.cost.f / 3 + line.cost.b / 3 + line.cost.w / 3;
@@ -101,8 +91,6 @@ class Annealing {
   }
 
  private:
-  int Below(size_t count) { return static_cast<int>(random_() % count); }
-
   /// The makespan of the order as it is. Where messages queue the graph's is a lower bound of it.
   void Measure() {
     makespan_ = graph_.makespan();
@@ -116,60 +104,14 @@ class Annealing {
 
   /// How much worse a move may make it: about exponentially distributed, in integers only.
   Time Threshold() {
-    const uint64_t bits = random_();
+    const uint64_t bits = proposals_.Bits();
     const int halvings = std::countr_zero(bits | uint64_t{1} << 32);
     const auto fraction = static_cast<Time>(bits >> 48);
     return (heat_ * halvings) + (heat_ / 65536 * fraction + heat_ % 65536 * fraction / 65536);
   }
 
-  int Distance() { return 1 + Below(Below(3) == 0 ? kFar : kNear); }
-
-  /// Any token; `critical`: one on a longest path, if a few tries find one.
-  std::pair<int, int> Pick(bool critical) {
-    auto place = places_[static_cast<size_t>(Below(places_.size()))];
-    if (!critical) return place;
-    for (int i = 0; i < kTries; ++i) {
-      if (graph_.Through(place.first, place.second) >= graph_.makespan()) return place;
-      place = places_[static_cast<size_t>(Below(places_.size()))];
-    }
-    return place;
-  }
-
-  /// From one place towards another. With `all_the_way`: all of it or nothing.
-  OrderGraph::Move From(int rank, int from, int to, bool all_the_way) const {
-    const int last = graph_.length(rank) - 1;
-    const OrderGraph::Move move =
-        graph_.Shorten({rank, std::clamp(from, 0, last), std::clamp(to, 0, last)});
-    if (all_the_way && move.to != to) return {rank, to, to};
-    return move;
-  }
-
-  OrderGraph::Move Propose() {
-    if (Below(10) < kAtBlocks) return ProposeAtBlock();
-    const auto [rank, from] = Pick(random_() % 2 == 0);
-    const int distance = Distance();
-    return From(rank, from, Below(2) == 0 ? from + distance : from - distance, false);
-  }
-
-  /// A longest path runs through blocks of tokens without gaps, from each to the next by a message.
-  /// What stays inside its block changes nothing. So: what follows fills the gap before a block, or
-  /// the block's message is sent earlier.
-  OrderGraph::Move ProposeAtBlock() {
-    const auto [rank, place] = Pick(true);
-    const int start = graph_.BlockStart(rank, place);
-    const int distance = Distance();
-    const auto kind = random_() % 4;
-    if (kind < 2) {
-      const auto [sender, sent] = graph_.Sender(rank, start);
-      if (sender >= 0 && kind == 0) return From(sender, sent, sent - distance, false);
-      if (sender >= 0) return From(sender, sent - distance, sent, true);
-    }
-    if (kind == 2) return From(rank, start, start + distance, false);
-    return From(rank, start + distance, start, true);
-  }
-
   void Try() {
-    const OrderGraph::Move move = Propose();
+    const OrderGraph::Move move = proposals_.Next(graph_);
     if (move.to == move.from || !graph_.Fits(move)) return;
     const Time threshold = Threshold();
     if (graph_.Estimate(move) > makespan_ + threshold) return;
@@ -199,10 +141,9 @@ class Annealing {
   const bool exact_;
   Evaluator evaluator_;
   const Time bound_;
-  std::mt19937_64 random_;
+  MoveProposals proposals_;
   SearchWork* const work_;
   Found* const best_;
-  std::vector<std::pair<int, int>> places_;
   Time hottest_ = 0, heat_ = 0, cost_ = 0, makespan_ = 0;
 };
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "schedules/move_proposal.h"
 #include "schedules/noise.h"
 #include "schedules/order_graph.h"
 
@@ -22,19 +22,15 @@ constexpr int kTrained = 12, kChosen = 30;
 constexpr uint64_t kTrainSeed = 1'000'000, kPoolSeed = 2'000'000, kChoiceSeed = 3'000'000;
 /// Above this the graphs of all draws together take too much memory.
 constexpr int64_t kMostTokens = 200'000;
-constexpr int kNear = 3, kFar = 20;
 
 class SampledSearch {
  public:
   SampledSearch(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
                 SearchWork* work)
-      : graph_(problem, order), random_(seed), work_(work), most_(graph_.makespan()) {
+      : graph_(problem, order), proposals_(graph_, seed), work_(work), most_(graph_.makespan()) {
     for (int i = 0; i < kTrained; ++i) {
       const NoiseDraw draw(problem, sigma, kTrainSeed + static_cast<uint64_t>(i));
       draws_.emplace_back(problem, order, &draw);
-    }
-    for (int r = 0; r < graph_.ranks(); ++r) {
-      for (int place = 0; place < graph_.length(r); ++place) places_.emplace_back(r, place);
     }
     sum_ = Sum();
     least_ = sum_;
@@ -55,8 +51,6 @@ class SampledSearch {
   }
 
  private:
-  int Below(size_t count) { return static_cast<int>(random_() % count); }
-
   Time Sum() const {
     Time sum = 0;
     for (const OrderGraph& draw : draws_) sum += draw.makespan();
@@ -64,23 +58,15 @@ class SampledSearch {
   }
 
   void Try() {
-    auto place = places_[static_cast<size_t>(Below(places_.size()))];
-    // One that the longest path of some draw runs through.
-    const OrderGraph& draw = draws_[static_cast<size_t>(Below(draws_.size()))];
-    for (int i = 0; i < 16 && draw.Through(place.first, place.second) < draw.makespan(); ++i) {
-      place = places_[static_cast<size_t>(Below(places_.size()))];
-    }
-    const auto [rank, from] = place;
-    const int distance = 1 + Below(Below(3) == 0 ? kFar : kNear);
-    const int to = Below(2) == 0 ? from + distance : from - distance;
-    const OrderGraph::Move move =
-        graph_.Shorten({rank, from, std::clamp(to, 0, graph_.length(rank) - 1)});
+    // Along a longest path of some draw.
+    const auto drawn = static_cast<size_t>(proposals_.Below(draws_.size()));
+    const OrderGraph::Move move = proposals_.Next(draws_[drawn]);
     if (move.to == move.from || !graph_.Fits(move)) return;
     if (graph_.Estimate(move) > most_) return;
     const auto worse = [&](const OrderGraph& of) {
       return std::max<Time>(of.Estimate(move) - of.makespan(), 0);
     };
-    const Time threshold = heat_ * std::countr_zero(random_() | uint64_t{1} << 32);
+    const Time threshold = heat_ * std::countr_zero(proposals_.Bits() | uint64_t{1} << 32);
     Time estimate = 0;
     for (const OrderGraph& of : draws_) estimate += worse(of);
     if (estimate > threshold + sum_ / kTrained / 500) return;
@@ -104,10 +90,9 @@ class SampledSearch {
 
   OrderGraph graph_;
   std::vector<OrderGraph> draws_;
-  std::mt19937_64 random_;
+  MoveProposals proposals_;
   SearchWork* const work_;
   const Time most_;
-  std::vector<std::pair<int, int>> places_;
   Time sum_ = 0, least_ = 0, heat_ = 0;
   Order order_;
 };

@@ -10,28 +10,15 @@
 
 #include <algorithm>
 
+#include "compiler/error.h"
 #include "schedules/placement.h"
 #include "schedules/rows.h"
+#include "schedules/zb_hand_made.h"
 
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
-  for (int rank = 0; rank < spec.ranks; ++rank) {
-    Program& program = plan.programs[static_cast<size_t>(rank)];
-    const int warmup = std::min(spec.ranks - 1 - rank, spec.microbatches);
-    int forward = 0, weight = 0;
-    for (; forward < warmup; ++forward) program.push_back(Chunk(Op::F, rank, forward));
-    for (int backward = 0; backward < spec.microbatches; ++backward) {
-      if (forward < spec.microbatches) program.push_back(Chunk(Op::F, rank, forward++));
-      program.push_back(Chunk(Op::B, rank, backward));
-      if (backward >= rank) program.push_back(Chunk(Op::W, rank, weight++));
-    }
-    while (weight < spec.microbatches) program.push_back(Chunk(Op::W, rank, weight++));
-  }
-  return plan;
-}
+Plan Generate(const Spec& spec) { return HandMadeZeroBubble(spec, 1); }
 
 Time Published(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
@@ -49,6 +36,24 @@ std::vector<Time> Exact(const Spec& spec) {
 constexpr Formula kFormula = {"(PP-1)(F+B-2W)", Published, Exact};
 
 }  // namespace
+
+Plan HandMadeZeroBubble(const Spec& spec, int ahead) {
+  CF_ASSERT(ahead == 1 || ahead == 2);
+  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+  for (int rank = 0; rank < spec.ranks; ++rank) {
+    Program& program = plan.programs[static_cast<size_t>(rank)];
+    const int warmup = std::min(ahead * (spec.ranks - 1 - rank), spec.microbatches);
+    int forward = 0, weight = 0;
+    for (; forward < warmup; ++forward) program.push_back(Chunk(Op::F, rank, forward));
+    for (int backward = 0; backward < spec.microbatches; ++backward) {
+      if (forward < spec.microbatches) program.push_back(Chunk(Op::F, rank, forward++));
+      program.push_back(Chunk(Op::B, rank, backward));
+      if (backward >= ahead * rank) program.push_back(Chunk(Op::W, rank, weight++));
+    }
+    while (weight < spec.microbatches) program.push_back(Chunk(Op::W, rank, weight++));
+  }
+  return plan;
+}
 
 const Schedule kZb1p = {
     .name = "zb-1p",

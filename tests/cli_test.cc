@@ -67,13 +67,14 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     const std::string run =
         "$ contraflow compile --schedule 1f1b --ranks 2 --microbatches 4 -o plan.json\n"
         "$ cp plan.json other.json\n"
+        "$ contraflow export plan.json --to torch-csv -o schedule.csv\n"
         "$ " +
         command + " >/dev/null\n";
     CHECK(Run(run, TranscriptStyle::kGolden) == "");
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 10);
+  CHECK(commands == 11);
 }
 
 TEST_CASE("the driver sees a wrong line or stream or exit code") {

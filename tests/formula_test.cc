@@ -6,8 +6,11 @@
 #include <string>
 
 #include "compiler/bound.h"
+#include "compiler/lower.h"
 #include "compiler/simulate.h"
+#include "schedules/interleaved.h"
 #include "schedules/registry.h"
+#include "schedules/zb_hand_made.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -133,6 +136,75 @@ TEST_SUITE("unit") {
     }
     CHECK(uneven_rounds > 20);
     CHECK(longer > 20);
+  }
+
+  TEST_CASE("latency: what a message costs each schedule as long as it is short") {
+    std::mt19937_64 random(9);
+    const auto draw = [&](int low, int high) {
+      return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
+    };
+    for (int round = 0; round < 150; ++round) {
+      const int p = draw(2, 8), m = p * draw(2, 6), v = draw(2, 4);
+      const Time f = draw(400, 1000), b = draw(400, 1000),
+                 w = draw(100, static_cast<int>(std::min(f, b)));
+      const Time c = draw(0, static_cast<int>(w / 10));
+      const CostModel costs = UniformCosts(f, b, w, c);
+      CAPTURE(p);
+      CAPTURE(m);
+      CAPTURE(v);
+      CAPTURE(f);
+      CAPTURE(b);
+      CAPTURE(w);
+      CAPTURE(c);
+      const auto bubble = [&](const Plan& order) {
+        const Simulation simulation = Simulate(order, costs);
+        return simulation.makespan - simulation.ranks[0].busy;
+      };
+      // Every round of P micro-batches there and back is exposed.
+      CHECK(bubble(GeneratePlan(MakeSpec("1f1b", p, m, costs))) ==
+            (p - 1) * (f + b + w) + c * (2 * (p - 1) * (m / p) + 2 * p - 4));
+      CHECK(bubble(GeneratePlan(MakeSpec("zb-1p", p, m, costs))) == (p - 1) * (f + b - w + 4 * c));
+      // Rounds of P: one micro-batch through all stages and back. Longer rounds: to the last rank
+      // and back.
+      Spec interleaved = MakeSpec("interleaved-1f1b", p, m, costs);
+      interleaved.chunks = v;
+      CHECK(bubble(GeneratePlan(interleaved)) == (p - 1) * (f + b + w) + 2 * (v * p - 1) * c);
+      interleaved.microbatches = (p + draw(1, 3)) * (m / p) + draw(0, m / p - 1);
+      CHECK(bubble(InterleavedInRounds(interleaved, m / p)) == (p - 1) * (f + b + w + 2 * c));
+      // ZB-H2, by span.
+      const Plan h2 = HandMadeZeroBubble(MakeSpec("zb-2p", p, m, costs), 2);
+      const Simulation simulation = Simulate(h2, costs);
+      CHECK(simulation.span - simulation.ranks[0].busy == (p - 1) * (f + b + 2 * c - 2 * w));
+      for (const RankFigures& rank : simulation.ranks) CHECK(rank.peak_activations == 2 * p - 1);
+    }
+  }
+
+  TEST_CASE("interleaved: rounds of any length are sound and hold what they say") {
+    int longer = 0;
+    for (int p = 1; p <= 4; ++p) {
+      for (int m = 1; m <= 14; ++m) {
+        for (int v = 1; v <= 4; ++v) {
+          Spec spec = MakeSpec("interleaved-1f1b", p, m, UniformCosts(2, 1, 1, 1));
+          spec.chunks = v;
+          for (int rounds = 1; rounds <= std::max(1, m / p); ++rounds) {
+            CAPTURE(p);
+            CAPTURE(m);
+            CAPTURE(v);
+            CAPTURE(rounds);
+            const Plan plan =
+                Lower(InterleavedInRounds(spec, rounds), spec.costs, {.target = Level::kComm});
+            const int length = (m + rounds - 1) / rounds;
+            const Simulation simulation = Simulate(plan, spec.costs);
+            for (int r = 0; r < p; ++r) {
+              CHECK(simulation.ranks[static_cast<size_t>(r)].peak_activations ==
+                    std::min(m * v, (v - 1) * length + 2 * (p - 1 - r) + 1));
+            }
+            longer += length > p;
+          }
+        }
+      }
+    }
+    CHECK(longer > 100);
   }
 
   TEST_CASE("unit costs: what rows without a formula leave empty") {

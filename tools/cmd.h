@@ -25,6 +25,7 @@ extern const Command kCompileCommand;
 extern const Command kCostsCommand;
 extern const Command kDiffCommand;
 extern const Command kExportCommand;
+extern const Command kImportCommand;
 extern const Command kListCommand;
 extern const Command kShowCommand;
 extern const Command kSimulateCommand;

@@ -1,13 +1,17 @@
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
+#include "compiler/error.h"
 #include "compiler/file.h"
 #include "compiler/plan_io.h"
 #include "compiler/simulate.h"
 #include "compiler/trace_io.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
+#include "tools/dot.h"
 #include "tools/exit.h"
+#include "tools/megatron_layout.h"
 #include "tools/options.h"
 #include "tools/report.h"
 #include "tools/torch_csv.h"
@@ -17,26 +21,38 @@ namespace {
 
 struct ExportOptions {
   std::string plan, to, output;
+  std::optional<int64_t> layers;
 };
 
+std::string Exported(const Plan& plan, const ExportOptions& options) {
+  if (options.to == "torch-csv") return WriteTorchCsv(plan);
+  if (options.to == "dot") return WriteDot(plan);
+  if (options.to == "megatron-layout") {
+    return WriteMegatronLayout(plan, options.layers);
+  }
+  return WriteTrace(plan, Simulate(plan, CostsForPlan({}, plan)).timeline);
+}
+
 int Export(const ExportOptions& options) {
+  if (options.layers && options.to != "megatron-layout") {
+    throw Error("--layers: is for --to megatron-layout only");
+  }
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
-  if (options.to == "torch-csv") {
-    WriteFile(options.output, WriteTorchCsv(plan));
-  } else {
-    const Simulation simulation = Simulate(plan, CostsForPlan({}, plan));
-    WriteFile(options.output, WriteTrace(plan, simulation.timeline));
-  }
+  WriteFile(options.output, Exported(plan, options));
   return kExitFine;
 }
 
 std::function<int()> Add(CLI::App* app) {
   const auto options = std::make_shared<ExportOptions>();
   AddPlan(app, &options->plan);
-  AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace",
-            "PyTorch's compute order, or the predicted timeline")
+  AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace|dot|megatron-layout",
+            "PyTorch's compute order; the predicted timeline; a graph for\n"
+            "Graphviz; the arguments with which Megatron-LM runs the plan")
       ->required();
+  AddInteger(app, "--layers", &options->layers, "N",
+             "transformer layers of the model, for megatron-layout\n"
+             "(default: those of the costs, else one a stage)");
   app->add_option("-o,--output", options->output, "- is stdout")->type_name("FILE")->required();
   return [options] { return Export(*options); };
 }
@@ -45,7 +61,8 @@ std::function<int()> Add(CLI::App* app) {
 
 const Command kExportCommand = {
     .name = "export",
-    .summary = "write a plan for PyTorch's pipelining or for Chrome's trace viewer",
+    .summary =
+        "write a plan for PyTorch's pipelining, Megatron-LM, Chrome's trace viewer or Graphviz",
     .example = "contraflow export plan.json --to chrome-trace -o trace.json",
     .add = Add,
 };

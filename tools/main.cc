@@ -13,8 +13,9 @@ namespace contraflow {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kListCommand,    &kCompileCommand, &kShowCommand, &kVerifyCommand, &kSimulateCommand,
-    &kCompareCommand, &kCheckCommand,   &kDiffCommand, &kCostsCommand,  &kExportCommand,
+    &kListCommand,     &kCompileCommand, &kShowCommand,   &kVerifyCommand,
+    &kSimulateCommand, &kCompareCommand, &kCheckCommand,  &kDiffCommand,
+    &kCostsCommand,    &kExportCommand,  &kImportCommand,
 };
 
 std::string TopHelp() {

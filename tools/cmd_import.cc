@@ -1,0 +1,67 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "compiler/file.h"
+#include "compiler/lower.h"
+#include "compiler/plan_io.h"
+#include "tools/cmd.h"
+#include "tools/costs_option.h"
+#include "tools/exit.h"
+#include "tools/options.h"
+#include "tools/report.h"
+#include "tools/torch_csv.h"
+
+namespace contraflow {
+namespace {
+
+/// Room for a hundred million cells.
+constexpr int64_t kMaxBytes = int64_t{4} << 30;
+
+struct ImportOptions {
+  std::string file, from, output;
+  std::string level = "comm";
+  CostsOption costs;
+};
+
+int Import(const ImportOptions& options) {
+  const Level level = ParseLevel(options.level);
+  const CostModel costs = ResolveCosts(options.costs, UnitCosts());
+  if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
+  const std::string place = options.file == "-" ? "standard input" : options.file;
+  Plan order = ReadTorchCsv(ReadFile(options.file, kMaxBytes), place);
+  RequireSound(order, place);
+  const LowerOptions lower = {
+      .target = level, .overlap = OverlapOf(options.costs, costs), .memory_limit = {}};
+  WritePlanFile(options.output, Lower(std::move(order), costs, lower));
+  return kExitFine;
+}
+
+std::function<int()> Add(CLI::App* app) {
+  const auto options = std::make_shared<ImportOptions>();
+  app->add_option("FILE", options->file, "one row a rank; - is standard input")
+      ->type_name("FILE")
+      ->required();
+  AddChoice(app, "--from", &options->from, "torch-csv",
+            "PyTorch's CSV, of compute only or with communication, which is made anew")
+      ->required();
+  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  app->add_option("--level", options->level,
+                  "how far to lower: compute, comm, component or buffer\n"
+                  "(default: comm)")
+      ->type_name("LEVEL");
+  app->add_option("-o,--output", options->output, "plan file; - is stdout, .cbor is binary")
+      ->type_name("FILE")
+      ->required();
+  return [options] { return Import(*options); };
+}
+
+}  // namespace
+
+const Command kImportCommand = {
+    .name = "import",
+    .summary = "make a plan of a schedule written for PyTorch's pipelining, and prove it",
+    .example = "contraflow import schedule.csv --from torch-csv -o imported.json",
+    .add = Add,
+};
+
+}  // namespace contraflow

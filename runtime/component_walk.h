@@ -26,6 +26,14 @@ class ComponentWalk {
   template <typename Visit>
   void Each(const Instruction& i, Visit visit) const {
     if (OperandsOf(i.op) == Operands::kLayer) return visit(i);
+    if (i.op == Op::R) {
+      for (int layer = 0; layer < LayersOf(i.stage); ++layer) {
+        for (const Op op : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+          visit(Component(op, i.stage, layer, i.microbatch));
+        }
+      }
+      return;
+    }
     if (HasForward(i.op)) {
       for (int layer = 0; layer < LayersOf(i.stage); ++layer) {
         for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F}) {

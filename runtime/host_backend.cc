@@ -107,11 +107,21 @@ void HostBackend::Run(const Instruction& i) {
     case Op::ATTN_F:
       dropped_ += stage.AttentionForward(layer, Draw(i), v);
       break;
+    case Op::ATTN_R:
+      stage.AttentionForward(layer, Draw(i), v);
+      break;
     case Op::DISPATCH_F:
+    case Op::DISPATCH_R:
       exchange_.Dispatch(i, v);
       break;
     case Op::MLP_F:
+    case Op::MLP_R:
       stage.ExpertsForward(layer, v);
+      break;
+    case Op::COMBINE_R:
+      exchange_.Combine(i, v);
+      // What the next stage was sent is not made again.
+      if (v.z != nullptr) stage.CombineForward(layer, Draw(i), v);
       break;
     case Op::COMBINE_F: {
       exchange_.Combine(i, v);
@@ -156,10 +166,6 @@ void HostBackend::Run(const Instruction& i) {
     case Op::REDUCE:
     case Op::STEP:
     case Op::R:
-    case Op::ATTN_R:
-    case Op::MLP_R:
-    case Op::DISPATCH_R:
-    case Op::COMBINE_R:
       CF_ASSERT(false && "not a component");
   }
   Leave();

@@ -34,7 +34,10 @@ std::string ValueStore::Describe(const Key& key) {
 }
 
 void ValueStore::Expect(const Access& access) {
-  ++entries_[{access.stage, access.microbatch, access.layer, access.value}].uses;
+  Entry& entry = entries_[{access.stage, access.microbatch, access.layer, access.value}];
+  // What is touched before it is made is told when that happens.
+  if (access.makes || entry.lives.empty()) entry.lives.emplace_back();
+  ++entry.lives.back().uses;
 }
 
 void ValueStore::Place(const std::vector<Slot>& slots, const std::string& model) {
@@ -57,43 +60,51 @@ void ValueStore::Place(const std::vector<Slot>& slots, const std::string& model)
     const Key key = {slot.stage, slot.microbatch, slot.layer, slot.value};
     require(key, slot.bytes);
     const auto entry = entries_.find(key);
-    if (entry == entries_.end()) {
+    // Slots are in the order of first use: those of one value in the order of its lives.
+    if (entry == entries_.end() || !Awaits(entry->second)) {
       throw Error("the plan has a slot for the " + Describe(key) +
                   ", which no instruction of the rank touches; verify the plan");
     }
-    entry->second.bytes = arenas_[static_cast<size_t>(slot.arena)].get() + slot.offset;
+    entry->second.lives[entry->second.life++].bytes =
+        arenas_[static_cast<size_t>(slot.arena)].get() + slot.offset;
   }
   for (const auto& [key, entry] : entries_) {
-    if (entry.bytes == nullptr) require(key, 0);
+    if (Awaits(entry)) require(key, 0);
   }
 }
 
 void ValueStore::Begin(const Key& key, Entry* entry) {
+  std::byte*& bytes = entry->now().bytes;
   entry->alive = true;
-  if (placed_) return Unpoison(entry->bytes, BytesOf(key));
-  entry->bytes = Allocate(BytesOf(key));
+  entry->left = entry->now().uses;
+  if (placed_) return Unpoison(bytes, BytesOf(key));
+  bytes = Allocate(BytesOf(key));
   if (!fill_) return;
-  Poison(entry->bytes, BytesOf(key), true);
-  Unpoison(entry->bytes, BytesOf(key));
+  Poison(bytes, BytesOf(key), true);
+  Unpoison(bytes, BytesOf(key));
 }
 
 void ValueStore::End(const Key& key, Entry* entry) {
+  std::byte*& bytes = entry->now().bytes;
   entry->alive = false;
-  if (placed_) return Poison(entry->bytes, BytesOf(key), fill_);
-  Free()(entry->bytes);
-  entry->bytes = nullptr;
+  ++entry->life;
+  if (placed_) return Poison(bytes, BytesOf(key), fill_);
+  Free()(bytes);
+  bytes = nullptr;
 }
 
 void ValueStore::BeginStep() {
   for (auto& [key, entry] : entries_) {
     if (entry.alive) End(key, &entry);
-    entry.left = entry.uses;
+    entry.life = 0;
   }
 }
 
 ValueStore::Entry& ValueStore::At(const Access& access) {
   const auto entry = entries_.find({access.stage, access.microbatch, access.layer, access.value});
-  if (entry != entries_.end() && (entry->second.alive || access.makes)) return entry->second;
+  if (entry != entries_.end() && (entry->second.alive || (access.makes && Awaits(entry->second)))) {
+    return entry->second;
+  }
   throw Error("the " + Describe({access.stage, access.microbatch, access.layer, access.value}) +
               " is not on this rank; verify the plan");
 }
@@ -105,14 +116,15 @@ std::byte* ValueStore::Touch(const Access& access) {
     if (entry.alive) throw Error("the " + Describe(key) + " is here already; verify the plan");
     Begin(key, &entry);
   }
-  return entry.bytes;
+  return entry.now().bytes;
 }
 
 void ValueStore::Leave(const Access& access) {
   Entry& entry = At(access);
   if (--entry.left > 0) return;
-  // Of what was made for others and no other touches EndStep tells.
-  if (access.makes && !IsScratch(access.value)) return;
+  // Of what was made for others and no other touches EndStep tells, but it may be made again.
+  const bool last = entry.life + 1 == entry.lives.size();
+  if (access.makes && last && !IsScratch(access.value)) return;
   End({access.stage, access.microbatch, access.layer, access.value}, &entry);
 }
 

@@ -16,7 +16,8 @@
 namespace contraflow {
 
 /// The memory of the values of one device. A value lives from the instruction that makes it to the
-/// last of those that were expected to touch it, once a step. Its bytes come from the heap, or lie
+/// last of those that were expected to touch it before it is made again, once a step or, where its
+/// chunk is recomputed, twice. Its bytes come from the heap, or lie
 /// where the slots of a plan say; the rest of the arenas is poisoned. A value that is asked for and
 /// not there, or made twice, is an Error. Used by one thread at a time.
 class ValueStore {
@@ -26,7 +27,7 @@ class ValueStore {
   ValueStore(const ValueStore&) = delete;
   ~ValueStore();
 
-  /// Announces that an instruction of the program touches a value.
+  /// Announces that an instruction of the program touches a value; in the order of the program.
   void Expect(const Access& access);
   /// From now on the values lie where the slots say, in one allocation for each arena; nothing else
   /// is allocated any more. Called behind the last Expect. Throws Error unless every value has a
@@ -53,10 +54,17 @@ class ValueStore {
 
     auto operator<=>(const Key&) const = default;
   };
-  struct Entry {
-    int uses = 0, left = 0;  // instructions that touch it, and that have not ended yet
-    bool alive = false;
+  /// From one making of a value to its last use.
+  struct Life {
+    int uses = 0;  // instructions that touch it
     std::byte* bytes = nullptr;
+  };
+  struct Entry {
+    std::vector<Life> lives;
+    size_t life = 0;  // the present one, or, while it is not alive, the next one
+    int left = 0;     // of its uses those that have not ended yet
+    bool alive = false;
+    Life& now() { return lives[life]; }
   };
   struct Free {
     void operator()(std::byte* bytes) const {
@@ -69,6 +77,7 @@ class ValueStore {
     return static_cast<size_t>(bytes_[static_cast<size_t>(key.value)]);
   }
   Entry& At(const Access& access);
+  static bool Awaits(const Entry& entry) { return entry.life < entry.lives.size(); }
   void Begin(const Key& key, Entry* entry);
   void End(const Key& key, Entry* entry);
 

@@ -161,7 +161,7 @@ TEST_SUITE("unit") {
           "write the folder again");
     }
     SUBCASE("cut off anywhere") {
-      for (size_t size = 0; size < kept.size(); ++size) {
+      for (size_t size = 0; size < kept.size(); size += 1 + size / 16) {
         WriteFile(own, std::string_view(kept).substr(0, size));
         CAPTURE(size);
         CHECK(Read(place).find("plan/rank-0001.cbor: ") == 0);
@@ -169,7 +169,7 @@ TEST_SUITE("unit") {
     }
     SUBCASE("a bit of it changed") {
       std::mt19937_64 random(5);
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < 50; ++i) {
         std::string changed = kept;
         changed[random() % changed.size()] ^= static_cast<char>(1U << random() % 8);
         WriteFile(own, changed);
@@ -223,7 +223,7 @@ TEST_SUITE("property") {
   TEST_CASE("random plans survive a folder") {
     const Place place;
     std::mt19937_64 random(7);
-    for (int i = 0; i < 40; ++i) {
+    for (int i = 0; i < 15; ++i) {
       CAPTURE(i);
       const Plan plan = RandomPlan(&random);
       WriteRankFiles(place / "plan", plan);
@@ -240,7 +240,7 @@ TEST_SUITE("property") {
     const std::string whole = ReadFile(place / "plan/rank-0001.cbor", kLimit);
     std::mt19937_64 random(13);
     int accepted = 0, refused = 0;
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < 120; ++i) {
       std::string damaged = whole;
       const size_t at = random() % damaged.size();
       if (random() % 2 == 0) {
@@ -260,8 +260,8 @@ TEST_SUITE("property") {
         CHECK(text.find("plan/rank-0001.cbor:") == 0);
       }
     }
-    CHECK(accepted > 5);
-    CHECK(refused > 100);
+    CHECK(accepted > 1);
+    CHECK(refused > 40);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "compiler/bound_work.h"
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 
 namespace contraflow {
 
@@ -56,6 +57,9 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   Bound best;
   if (plan.layers > 0) {
     RaiseByComponents(plan, costs, &best);
+    if (memory_limit && !RecomputedChunks(plan).any()) {
+      RaiseByComponentWindows(plan, costs, *memory_limit, &best);
+    }
     return best;
   }
   const BoundInput input = MakeBoundInput(plan, costs, memory_limit);

@@ -15,7 +15,7 @@ enum class BoundKind : uint8_t {
   kBusyRank,      ///< the work of a rank, what precedes it and what follows it (bound_chunk.cc)
   kOrder,         ///< the same, for micro-batches one behind the other (bound_order.cc)
   kTwoWindows,    ///< a rank's waits for its first and its last backward (bound_window.cc,
-                  ///< bound_rank_window.cc)
+                  ///< bound_rank_window.cc, bound_component_window.cc)
   kPairs,         ///< the windows of a rank in which no pair can run (bound_rank_window.cc)
   kMemoryArea,    ///< memory x time (bound_area.cc)
   kLink,          ///< messages of one directed edge, one at a time (bound_order.cc)
@@ -41,9 +41,9 @@ struct Bound {
 /// costs and at most `memory_limit` on each rank, as Spec has it, that recomputes those chunks that
 /// the plan's programs recompute (nothing else of the programs matters, and there may be none):
 /// built from F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap
-/// in any way (their bound takes no notice of memory). Time and memory linear in chunks. Throws
-/// Error if the costs do not fit the plan, or if no schedule at all fits the memory limit because a
-/// rank must hold one micro-batch on all of its stages at once.
+/// in any way (where some are recomputed, without notice of memory). Time and memory linear in
+/// chunks. Throws Error if the costs do not fit the plan, or if no schedule at all fits the memory
+/// limit because a rank must hold one micro-batch on all of its stages at once.
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
 

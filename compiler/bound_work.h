@@ -99,5 +99,6 @@ void RaiseByRankWindows(const BoundInput& input, Bound* best);
 void RaiseByArea(const BoundInput& input, Bound* best);
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
 /// For plans that recompute nothing.
+void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best);
 
 }  // namespace contraflow

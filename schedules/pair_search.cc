@@ -92,12 +92,19 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
   }
 }
 
+/// Nothing where the order does not run or fit.
+std::optional<Time> MakespanOf(const SearchProblem& problem, const Order& order) {
+  const std::optional<PairRun> run = PairRun::Of(problem, order);
+  if (!run) return std::nullopt;
+  return run->makespan();
+}
+
 /// Takes an order that runs, fits and is shorter.
 void Offer(const SearchProblem& problem, Order order, Found* best) {
-  const std::optional<PairRun> run = PairRun::Of(problem, order);
-  if (!run || run->makespan() >= best->makespan) return;
+  const std::optional<Time> makespan = MakespanOf(problem, order);
+  if (!makespan || *makespan >= best->makespan) return;
   best->order = std::move(order);
-  best->makespan = run->makespan();
+  best->makespan = *makespan;
 }
 
 /// An order to begin with, from the schedule that the budget allows.
@@ -119,16 +126,18 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
     }
     return Anneal(problem, bound, seed, budget, 4, work, best);
   }
+  int64_t rest = budget;
   const SearchProblem few = WithCount(problem, enough);
   if (std::optional<Order> order = Begin(few, budget, work)) {
     Found found = {std::move(*order), 0, best->from};
-    found.makespan = PairRun::Of(few, found.order)->makespan();
+    found.makespan = *MakespanOf(few, found.order);
     Anneal(few, 0, seed, budget * 3 / 4, 4, work, &found);
     if (std::optional<Order> longer = Extend(problem, found.order, count - enough)) {
       Offer(problem, std::move(*longer), best);
     }
+    rest = budget / 4;
   }
-  Anneal(problem, bound, seed, budget / 4, 1, work, best);
+  Anneal(problem, bound, seed, rest, 1, work, best);
 }
 
 }  // namespace
@@ -137,12 +146,21 @@ void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64
                   SearchWork* work, Found* best) {
   if (!PairRun::Takes(problem) || best->makespan <= bound) return;
   work->Enter("pairs");
+  const Time before = best->makespan;
   const std::optional<SearchProblem> folded = Fold(problem);
   if (folded) {
     Found half = *best;
     half.order = FoldOrder(problem, best->order);
-    if (const std::optional<PairRun> run = PairRun::Of(*folded, half.order)) {
-      half.makespan = run->makespan();
+    std::optional<Time> makespan = MakespanOf(*folded, half.order);
+    if (!makespan) {
+      // The order has no such symmetry; others may have.
+      if (std::optional<Order> order = Begin(*folded, budget, work)) {
+        half.order = std::move(*order);
+        makespan = MakespanOf(*folded, half.order);
+      }
+    }
+    if (makespan) {
+      half.makespan = *makespan;
       AnnealShort(*folded, bound, seed, budget * 9 / 10, work, &half);
       Order order = UnfoldOrder(problem, half.order);
       const Evaluation evaluation = Evaluate(problem, order);
@@ -155,6 +173,7 @@ void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64
     AnnealShort(problem, bound, seed, budget * 9 / 10, work, best);
   }
   Anneal(problem, bound, seed, budget / 10, 1, work, best);
+  if (best->makespan < before) best->from = "pairs from " + best->from;
 }
 
 }  // namespace contraflow

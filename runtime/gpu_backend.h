@@ -35,7 +35,7 @@ class GpuBackend {
   virtual void Upload(int step, gpu::Stream stream) = 0;
   /// Forgets the gradients, losses and counts of the last step.
   virtual void BeginStep(gpu::Stream stream) = 0;
-  /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W.
+  /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W; ATTN_R, MLP_R.
   virtual void Compute(const Instruction& component, gpu::Stream stream) = 0;
   /// What an all-to-all component does on this device before its exchange (COMBINE_B: the gradient
   /// of combine, and of the head), and behind it (COMBINE_F: combine, head and loss; DISPATCH_B:

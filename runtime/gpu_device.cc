@@ -109,24 +109,27 @@ void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
     arenas[a] = gpu_.Allocate(size);
     PoisonOnDevice(gpu_, setup_, arenas[a], size);
   }
+  /// Where a value lies: every time that it is made, in that order.
   struct Found {
-    std::byte* bytes;
-    bool touched;
+    std::vector<std::byte*> places;
+    size_t made = 0;
   };
   std::map<ValueKey, Found> values;
   for (const Slot& slot : slots) {
     require(slot.value, slot.bytes);
-    values[{slot.stage, slot.layer, slot.microbatch, slot.value}] = {
-        arenas[static_cast<size_t>(slot.arena)] + slot.offset, false};
+    values[{slot.stage, slot.layer, slot.microbatch, slot.value}].places.push_back(
+        arenas[static_cast<size_t>(slot.arena)] + slot.offset);
   }
   const auto find = [&](const Access& access) {
     const auto found = values.find({access.stage, access.layer, access.microbatch, access.value});
-    if (found != values.end()) {
-      found->second.touched = true;
-      return found->second.bytes;
+    if (found == values.end()) {
+      require(access.value, 0);
+      return static_cast<std::byte*>(nullptr);
     }
-    require(access.value, 0);
-    return static_cast<std::byte*>(nullptr);
+    auto& [places, made] = found->second;
+    if (access.makes || made == 0) ++made;
+    CF_ASSERT(made <= places.size());
+    return places[made - 1];
   };
   const ComponentWalk walk(plan, model_);
   std::vector<Access> accesses;
@@ -151,7 +154,8 @@ void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
     }
   }
   for (const Slot& slot : slots) {
-    if (values[{slot.stage, slot.layer, slot.microbatch, slot.value}].touched) continue;
+    const Found& found = values[{slot.stage, slot.layer, slot.microbatch, slot.value}];
+    if (found.made == found.places.size()) continue;
     throw Error("the plan has a slot, \"" + ToString(slot) +
                 "\", which no instruction of the rank touches; verify the plan");
   }
@@ -190,7 +194,10 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
   switch (i.op) {
     case Op::ATTN_F:
       return stage.AttentionForward(i.layer, TokensOf(i.microbatch), dropped(), v, at);
+    case Op::ATTN_R:  // what is dropped has been counted
+      return stage.AttentionForward(i.layer, TokensOf(i.microbatch), nullptr, v, at);
     case Op::MLP_F:
+    case Op::MLP_R:
       return stage.ExpertsForward(i.layer, v, stream);
     case Op::MLP_B:
       return stage.ExpertsBackward(i.layer, v, stream);
@@ -219,8 +226,6 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
     case Op::REDUCE:
     case Op::STEP:
     case Op::R:
-    case Op::ATTN_R:
-    case Op::MLP_R:
     case Op::DISPATCH_R:
     case Op::COMBINE_R:
       CF_ASSERT(false && "not a component that computes");
@@ -233,7 +238,8 @@ void GpuDevice::BeforeExchange(const Instruction& i, gpu::Stream stream) {
 }
 
 void GpuDevice::AfterExchange(const Instruction& i, gpu::Stream stream) {
-  if (i.op == Op::COMBINE_F) {
+  // What the next stage was sent is not made again.
+  if (i.op == Op::COMBINE_F || (i.op == Op::COMBINE_R && ViewsOf(i).z != nullptr)) {
     At(i.stage).CombineForward(i.layer, TargetsOf(i.microbatch), loss_scale_,
                                losses() + i.microbatch, ViewsOf(i), LaneOf(i, stream));
   } else if (i.op == Op::DISPATCH_B) {
@@ -243,27 +249,28 @@ void GpuDevice::AfterExchange(const Instruction& i, gpu::Stream stream) {
 
 ExchangePart GpuDevice::Exchange(const Instruction& i) {
   const GpuViews& v = ViewsOf(i);
+  const Op op = Repeated(i.op);
   ExchangePart part{.peer = {v.sent, nullptr, v.first, v.received, nullptr},
-                    .to_experts = i.op == Op::DISPATCH_F || i.op == Op::COMBINE_B,
+                    .to_experts = op == Op::DISPATCH_F || op == Op::COMBINE_B,
                     .overflow = overflow(),
                     .local_experts = shape_.local_experts,
                     .width = shape_.width,
                     .capacity = shape_.capacity,
                     .most_rows = shape_.expert_rows,
                     .sent_rows = shape_.sent_rows};
-  if (i.op == Op::DISPATCH_F) {
+  if (op == Op::DISPATCH_F) {
     part.peer.tokens = v.dispatched;
     part.peer.experts = v.rows;
     part.first = v.first;
     part.received = v.received;
-  } else if (i.op == Op::COMBINE_F) {
+  } else if (op == Op::COMBINE_F) {
     part.peer.tokens = v.combined;
     part.peer.experts = v.expert_out;
-  } else if (i.op == Op::COMBINE_B) {
+  } else if (op == Op::COMBINE_B) {
     part.peer.tokens = v.dcombined;
     part.peer.experts = v.drows;
   } else {
-    CF_ASSERT(i.op == Op::DISPATCH_B);
+    CF_ASSERT(op == Op::DISPATCH_B);
     part.peer.tokens = v.ddispatched;
     part.peer.experts = v.dsorted;
   }

@@ -32,8 +32,11 @@ std::string Read(const std::string& entry) {
   return Failure([&] { ReadPlan(Document(kNames + "\"programs\": [[" + entry + "], []]"), "p"); });
 }
 
+const std::string kPlace = "p";  // a builder keeps neither of the two
+constexpr JsonLimits kLimits;
+
 Json Parsed(std::string_view document, size_t piece) {
-  JsonBuilder builder("p", {}, {});
+  JsonBuilder builder(kPlace, kLimits, {});
   if (piece == 0) {
     ReadCbor(document, "p", &builder);
     return builder.Take();
@@ -186,7 +189,7 @@ TEST_SUITE("property") {
       seen.clear();
       for (const std::string& list : {short_way, long_way}) {
         const std::string document = "\xA1\x61r\x81\x81" + list;
-        JsonBuilder builder("p", {}, rows);
+        JsonBuilder builder(kPlace, kLimits, rows);
         ReadCbor(document, "p", &builder);
       }
       CHECK(seen == std::vector<std::vector<int64_t>>{wanted, wanted});

@@ -44,7 +44,10 @@ std::string Sentence(const Fault& fault, const std::vector<int>& processes, size
       return fault.text;
     case FaultKind::kLost:
       if (fault.seen) return subject + " was lost: " + fault.text;
-      if (fault.about >= 0) return tells + name(fault.about) + " was lost: " + fault.text;
+      // Whoever saw it first, the line opens with who is gone.
+      if (fault.about >= 0) {
+        return name(fault.about) + " was lost: " + fault.text + ", as " + subject + " saw it";
+      }
       break;
     case FaultKind::kError:
     case FaultKind::kBug:

@@ -88,7 +88,7 @@ TEST_SUITE("unit") {
     findings.cause = ToldOf(0, 1);
     findings.later = {Told(FaultKind::kError, 1, "two\nlines")};
     CHECK(Report(findings) ==
-          "error: rank 0: rank 1 was lost: its connection closed\n"
+          "error: rank 1 was lost: its connection closed, as rank 0 saw it\n"
           "  rank 0  a since 0.0 s\n"
           "  rank 1  b since 1.0 s\n"
           "  then    rank 1: two\n"

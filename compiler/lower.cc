@@ -41,8 +41,10 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   const std::vector<Finding> findings = Verify(plan);
   if (!findings.empty()) throw Error("cannot lower: " + ToString(findings.front(), plan));
   plan.costs = costs;
+  const std::optional<Provenance> provenance = plan.provenance;
   const auto pass = [&](std::string_view name, Plan next) {
     Demand(name, next);
+    next.provenance = provenance;
     plan = std::move(next);
     if (observer) observer(name, plan);
   };

@@ -85,13 +85,17 @@ class Writer {
         if (serial_) Bar(h, program, &i);
         Follow(program, &i, index, h.rank);
         break;
-      case Work::kSend:
-        After(program, (i.op == Op::SEND_F ? forward_ : backward_)[at], &i);
-        // Serially, what a chunk made leaves when all of the chunk has ended.
-        for (const int last : rank.last) {
+      case Work::kSend: {
+        const int made_by = (i.op == Op::SEND_F ? forward_ : backward_)[at];
+        After(program, made_by, &i);
+        // Serially, what a chunk made leaves when all of the chunk has ended; the chunk behind it
+        // may have begun in that moment.
+        const bool begun = made_by <= std::max(rank.before[0], rank.before[1]);
+        for (const int last : begun ? rank.before : rank.last) {
           if (serial_) After(program, last, &i);
         }
         break;
+      }
       case Work::kRecv:
         (i.op == Op::RECV_F ? input_ : gradient_)[at] = index;
         break;

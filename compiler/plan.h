@@ -8,6 +8,7 @@
 
 #include "compiler/cost.h"
 #include "compiler/instruction.h"
+#include "compiler/provenance.h"
 #include "compiler/value.h"
 
 namespace contraflow {
@@ -45,6 +46,7 @@ struct Plan {
   int layers = 0;  ///< of each stage, where the program has components; else 0
   std::vector<Route> routes;
   std::optional<CostModel> costs;        ///< the costs it was compiled with
+  std::optional<Provenance> provenance;  ///< of a searched plan; only where there are costs
   std::vector<Program> programs;         ///< size = ranks
   std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
 

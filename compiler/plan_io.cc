@@ -119,6 +119,10 @@ Plan ReadHead(const JsonCursor& root) {
   }
   plan.routes = ReadRoutes(root.Required("routes"), plan);
   if (const auto costs = root.Optional("costs")) plan.costs = ReadPlanCosts(*costs, plan);
+  if (const auto provenance = root.Optional("provenance")) {
+    if (!plan.costs) provenance->Fail("says what came of the costs, and the plan has no \"costs\"");
+    plan.provenance = ReadProvenance(*provenance, plan.costs->unit);
+  }
   if (plan.layers > 0 && plan.costs && plan.costs->moe &&
       plan.costs->moe->layers_per_stage != plan.layers) {
     root.Required("layers").Fail("is " + std::to_string(plan.layers) + ", but the costs are for " +
@@ -129,9 +133,9 @@ Plan ReadHead(const JsonCursor& root) {
 }
 
 constexpr std::string_view kMembers[] = {
-    "format", "version",      "schedule",      "level",           "ranks",  "rank",
-    "stages", "microbatches", "data_parallel", "expert_parallel", "layers", "routes",
-    "costs",  "files",        "names",         "programs",        "slots"};
+    "format", "version",      "schedule",      "level",           "ranks",    "rank",
+    "stages", "microbatches", "data_parallel", "expert_parallel", "layers",   "routes",
+    "costs",  "provenance",   "files",         "names",           "programs", "slots"};
 
 struct Document {
   Plan plan;  ///< programs and slots as they stand in the document

@@ -108,7 +108,8 @@ void WriteText(const Plan& plan, std::optional<int> rank, const PutBytes& put) {
   out = "{\n";
   for (size_t i = 0; i < head.keys.size(); ++i) {
     const std::string& key = head.keys[i];
-    const bool new_line = key == "ranks" || key == "routes" || key == "costs";
+    const bool new_line =
+        key == "ranks" || key == "routes" || key == "costs" || key == "provenance";
     if (i > 0) out += new_line ? ",\n" : ", ";
     out += QuoteJson(key) + ": ";
     if (key == "costs") {
@@ -164,6 +165,10 @@ JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
   }
   head.Add("routes", {std::move(routes)});
   if (plan.costs) head.Add("costs", CostsToJson(*plan.costs));
+  if (plan.provenance) {
+    CF_ASSERT(plan.costs);
+    head.Add("provenance", ProvenanceToJson(*plan.provenance, plan.costs->unit));
+  }
   return head;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const Schedule* kSchedules[] = {&kGpipe,   &kOneFOneB, &kInterleaved, &kZb1p,
                                           &kZb2p,    &kZbV,      &kVHalf,       &kVMin,
-                                          &kChimera, &kDualPipe, &kDualPipeV};
+                                          &kChimera, &kDualPipe, &kDualPipeV,   &kAuto};
 
 }  // namespace
 

@@ -16,5 +16,6 @@ extern const Schedule kVMin;
 extern const Schedule kChimera;
 extern const Schedule kDualPipe;
 extern const Schedule kDualPipeV;
+extern const Schedule kAuto;
 
 }  // namespace contraflow

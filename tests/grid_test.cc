@@ -30,7 +30,11 @@ Plan Make(const std::string& schedule, int ranks, int microbatches, const CostMo
   spec.ranks = ranks;
   spec.microbatches = microbatches;
   spec.costs = costs;
-  return Lower(GeneratePlan(spec), costs, {.target = Level::kComm});
+  spec.search.placement = Placement::kV;  // of auto: ZB-V reaches the bound
+  spec.search.budget = 0;
+  Plan order = GeneratePlan(spec);
+  const CostModel used = order.costs ? *order.costs : costs;
+  return Lower(std::move(order), used, {.target = Level::kComm});
 }
 
 Picture PictureOf(const Plan& plan, int rank = -1) {

@@ -53,7 +53,7 @@ bool IsPlanHeader(const std::string& name) {
       "timeline.h",      "file.h",        "json.h",         "plan_io.h",
       "cost_io.h",       "trace_io.h",    "json_builder.h", "cbor.h",
       "plan_limits.h",   "value.h",       "folder.h",       "packed_instruction.h",
-      "plan_document.h", "plan_rows.h",   "rank_files.h"};
+      "plan_document.h", "plan_rows.h",   "rank_files.h",   "provenance.h"};
   return headers.count(name) > 0;
 }
 

@@ -81,13 +81,15 @@ TEST_SUITE("property") {
             ++accepted;
             const Plan order = GeneratePlan(spec);
             CHECK(order.level == Level::kCompute);
-            CHECK(order.stages == schedule->stages(spec));
+            // Those of auto are cut or merged to the stages of its placement.
+            const CostModel costs = order.costs ? *order.costs : spec.costs;
+            if (!order.costs) CHECK(order.stages == schedule->stages(spec));
             CHECK(Verify(order).empty());
-            const Plan plan = Lower(order, spec.costs, {.target = Level::kComm});
+            const Plan plan = Lower(order, costs, {.target = Level::kComm});
             CHECK(Verify(plan).empty());
             CHECK(RunSymbolically(plan) == "");
             CHECK(CountRoundTripFailures(plan) == 0);
-            const Simulation simulation = Simulate(plan, spec.costs);
+            const Simulation simulation = Simulate(plan, costs);
             for (int r = 0; r < ranks; ++r) {
               CHECK(simulation.ranks[static_cast<size_t>(r)].peak_activations <=
                     schedule->peak_activations(spec, r));
@@ -107,6 +109,8 @@ TEST_SUITE("property") {
         const Spec spec =
             MakeSpec(schedule->name, ranks, 6 * ranks, UniformCosts(kOne, kOne, kOne));
         if (!schedule->reject(spec).empty()) continue;
+        // A searched order has no certain peak, only one it cannot exceed.
+        if (spec.schedule == "auto") continue;
         const Simulation simulation = Simulate(Compile(spec), spec.costs);
         for (int r = 0; r < ranks; ++r) {
           CAPTURE(spec.schedule);

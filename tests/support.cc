@@ -104,6 +104,9 @@ Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel 
   spec.ranks = ranks;
   spec.microbatches = microbatches;
   spec.costs = std::move(costs);
+  // Of `auto`: many plans in little time, and of the stages that the costs have.
+  spec.search.placement = Placement::kLinear;
+  spec.search.budget = 1'000'000;
   return spec;
 }
 
@@ -196,7 +199,9 @@ std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
 }
 
 Plan Compile(const Spec& spec) {
-  return Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
+  Plan order = GeneratePlan(spec);
+  const CostModel costs = order.costs ? *order.costs : spec.costs;
+  return Lower(std::move(order), costs, {.target = Level::kComm});
 }
 
 }  // namespace contraflow

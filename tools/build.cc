@@ -27,19 +27,19 @@ struct Peaks {
   }
 };
 
-void CheckMemory(const Plan& plan, const Spec& spec) {
-  const Simulation simulation = Simulate(plan, spec.costs);
-  const Peaks peaks(spec.costs, simulation);
+void CheckMemory(const Plan& plan, const CostModel& costs, int64_t limit) {
+  const Simulation simulation = Simulate(plan, costs);
+  const Peaks peaks(costs, simulation);
   const size_t worst = peaks.Worst();
-  if (peaks.of[worst] <= *spec.memory_limit) return;
+  if (peaks.of[worst] <= limit) return;
   const int index = simulation.ranks[worst].peak_index;
   const std::string unit = peaks.bytes ? " bytes" : " activations";
   std::string text = plan.schedule + " does not fit --memory-limit: rank " + std::to_string(worst) +
                      " holds " + FormatCount(peaks.of[worst]) + unit + " during instruction " +
                      std::to_string(index) + " of its compute order (" +
                      ToString(plan.programs[worst][static_cast<size_t>(index)]) +
-                     "), the limit is " + FormatCount(*spec.memory_limit) + unit;
-  if (peaks.bytes) text += " (" + Breakdown(MemoryOf(plan, spec.costs)[worst]) + ")";
+                     "), the limit is " + FormatCount(limit) + unit;
+  if (peaks.bytes) text += " (" + Breakdown(MemoryOf(plan, costs)[worst]) + ")";
   throw Error(text + "; raise it to " + FormatCount(peaks.of[worst]) +
               ", or take a schedule that holds less");
 }
@@ -53,10 +53,14 @@ Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& obser
     spec.memory_limit = ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
   }
   Plan plan = GeneratePlan(spec);
-  if (spec.memory_limit) CheckMemory(plan, spec);
+  // A searched plan may have other stages than the costs: then it brings its own, and its limit.
+  const CostModel costs = plan.costs ? *plan.costs : spec.costs;
+  const bool searched = plan.provenance && plan.provenance->memory_limit;
+  const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
+  if (limit) CheckMemory(plan, costs, *limit);
   const LowerOptions lower = {
-      .target = options.level, .overlap = options.overlap, .memory_limit = spec.memory_limit};
-  return Lower(std::move(plan), spec.costs, lower, observer);
+      .target = options.level, .overlap = options.overlap, .memory_limit = limit};
+  return Lower(std::move(plan), costs, lower, observer);
 }
 
 }  // namespace contraflow

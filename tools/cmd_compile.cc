@@ -9,12 +9,15 @@
 #include "kernels/gpu_exchange.h"
 #include "runtime/footprint.h"
 #include "runtime/gpu_views.h"
+#include "schedules/rows.h"
 #include "tools/build.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
 #include "tools/exit.h"
+#include "tools/interrupt.h"
 #include "tools/options.h"
 #include "tools/progress.h"
+#include "tools/search_option.h"
 
 namespace contraflow {
 namespace {
@@ -27,6 +30,7 @@ struct CompileOptions {
   std::optional<double> capacity;
   std::string device = "cpu";
   std::string memory_limit;
+  SearchOption search;
   std::string recompute = "none";
   std::string level = "comm";
   std::string dump_after;
@@ -67,6 +71,7 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .expert_parallel = options.expert_parallel,
           .costs = costs,
           .memory_limit = {},
+          .search = ResolveSearch(options.search),
           .recompute = ParseRecompute(options.recompute)};
 }
 
@@ -125,17 +130,29 @@ int Compile(const CompileOptions& options) {
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   // The name first: nothing else matters if it is misspelt.
   const Schedule& schedule = FindSchedule(options.schedule);
+  const bool searched = options.schedule == kAuto.name;
+  if (!searched) RefuseSearchOptions(options.search, options.schedule);
   const CostModel costs = CostsOf(options, schedule);
-  const Spec spec = SpecOf(options, costs);
+  Spec spec = SpecOf(options, costs);
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
     progress.emplace("compiling " + spec.schedule);
+  }
+  std::optional<Interrupt> interrupt;
+  if (searched) {
+    spec.search.components = level >= Level::kComponent;
+    interrupt.emplace();
+    WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit, &spec.search);
   }
   const BuildOptions build = {.level = level,
                               .overlap = OverlapOf(options.costs, costs),
                               .memory_limit = options.memory_limit};
   const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
   WritePlanFile(options.output, plan);
+  progress.reset();
+  if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
+    std::fprintf(stderr, "contraflow: %s\n", text.c_str());
+  }
   return kExitFine;
 }
 
@@ -171,6 +188,7 @@ std::function<int()> Add(CLI::App* app) {
                   "components overlap as far as it allows (default: as far as no\n"
                   "rank holds more than the schedule's fullest)")
       ->type_name("BYTES|Nx");
+  AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again before their backward, so\n"
                   "that they hold their input only meanwhile: none, full, as in\n"

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "compiler/file.h"
+#include "compiler/json.h"
 #include "compiler/plan_io.h"
 #include "tools/cmd.h"
 #include "tools/costs_option.h"
@@ -32,6 +33,11 @@ std::vector<std::string> Head(const Plan& plan) {
     lines.push_back("expert_parallel " + std::to_string(plan.expert_parallel));
   }
   if (plan.layers > 0) lines.push_back("layers " + std::to_string(plan.layers));
+  if (plan.provenance && plan.costs) {
+    std::string line = "provenance ";
+    WriteJson(ProvenanceToJson(*plan.provenance, plan.costs->unit), &line);
+    lines.push_back(std::move(line));
+  }
   for (size_t r = 0; r < plan.routes.size(); ++r) {
     std::string line = "route " + std::to_string(r) + ": ranks";
     for (const int rank : plan.routes[r].ranks) line += " " + std::to_string(rank);

@@ -40,9 +40,10 @@ int RunSimulate(const SimulateOptions& options) {
     WriteFile("-", FormatJson({ReportToJson(report)}));
     return kExitFine;
   }
-  std::string text =
-      DescribePlan(plan) + "\n" + DescribeCostsUsed(costs, options.costs.given() || plan.costs) +
-      "\n\n" + RankTable(report, costs.memory.has_value()) + "\n" + SummaryTable(plan, report);
+  std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +
+                     DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n\n" +
+                     RankTable(report, costs.memory.has_value()) + "\n" +
+                     SummaryTable(plan, report);
   if (const std::string memory = MemoryTable(report); !memory.empty()) text += "\n" + memory;
   if (report.formula) text += "\n" + std::string(kFormulaLegend);
   WriteFile("-", text);

@@ -22,12 +22,17 @@ Progress::~Progress() {
   thread_.join();
 }
 
+void Progress::Say(std::string what) {
+  const std::lock_guard lock(mutex_);
+  what_ = std::move(what);
+}
+
 void Progress::Show() {
   std::unique_lock lock(mutex_);
   bool shown = false;
   for (int seconds = 1; !ended_.wait_for(lock, std::chrono::seconds(1), [this] { return end_; });
        ++seconds) {
-    std::fprintf(stderr, "\r%s: %d s", what_.c_str(), seconds);
+    std::fprintf(stderr, "\r\033[K%s: %d s", what_.c_str(), seconds);
     shown = true;
   }
   if (shown) std::fputs("\r\033[K", stderr);

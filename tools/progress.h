@@ -14,11 +14,14 @@ class Progress {
   explicit Progress(std::string what);
   ~Progress();
 
+  /// Says something else from now on.
+  void Say(std::string what);
+
  private:
   void Show();
 
-  const std::string what_;
   std::mutex mutex_;
+  std::string what_;
   std::condition_variable ended_;
   bool end_ = false;
   std::thread thread_;

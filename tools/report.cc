@@ -31,13 +31,14 @@ std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& cos
   // No formula knows recompute.
   if (plan.layers > 0 || RecomputedChunks(plan).any()) return {};
   if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
-  const Spec spec = {.schedule = plan.schedule,
-                     .ranks = plan.ranks,
-                     .microbatches = plan.microbatches,
-                     .chunks = 0,
-                     .data_parallel = plan.data_parallel,
-                     .costs = costs,
-                     .memory_limit = {}};
+  const Spec spec = {
+      .schedule = plan.schedule,
+      .ranks = plan.ranks,
+      .microbatches = plan.microbatches,
+      .chunks = plan.ranks > 0 && plan.stages % plan.ranks == 0 ? plan.stages / plan.ranks : 0,
+      .data_parallel = plan.data_parallel,
+      .costs = costs,
+      .memory_limit = {}};
   if (!schedule->reject(spec).empty() || schedule->stages(spec) != plan.stages) return {};
   FormulaFigures figures;
   figures.text = schedule->formula->text;
@@ -133,6 +134,10 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   report.components = plan.layers > 0;
   report.simulation = Simulate(plan, costs, keep);
   if (costs.memory) report.memory = MemoryOf(plan, costs);
+  // The limit that a searched plan was made for holds for its own costs.
+  if (!memory_limit && plan.provenance && costs == plan.costs) {
+    memory_limit = plan.provenance->memory_limit;
+  }
   report.bound = ProveBound(plan, costs, memory_limit);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;

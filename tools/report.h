@@ -48,7 +48,7 @@ struct Report {
 void RequireSound(const Plan& plan, const std::string& path);
 
 /// Simulates a sound plan. The bound is that of every schedule with this placement which holds at
-/// most `memory_limit` on a rank (ProveBound).
+/// most `memory_limit` on a rank (ProveBound); by default what a searched plan was made for.
 Report MakeReport(const Plan& plan, const CostModel& costs,
                   std::optional<int64_t> memory_limit = std::nullopt, Keep keep = Keep::kTimeline);
 

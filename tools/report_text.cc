@@ -67,6 +67,20 @@ std::string DescribePlan(const Plan& plan) {
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
 
+std::string DescribeSearch(const Plan& plan) {
+  if (!plan.provenance || !plan.costs) return "";
+  const Provenance& p = *plan.provenance;
+  const Unit unit = plan.costs->unit;
+  std::string text = "searched: " + p.placement + " placement, from " + p.from + ", " +
+                     FormatWithUnit(p.makespan, unit) + " in its compute order, bound " +
+                     FormatWithUnit(p.bound, unit) + "; seed " + std::to_string(p.seed);
+  if (p.cost_stages) {
+    text += "; the costs given were of " + Count(*p.cost_stages, "stage") + ", these are of " +
+            std::to_string(plan.stages);
+  }
+  return text + (p.interrupted ? "; interrupted" : "") + "\n";
+}
+
 std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
   return "costs: " + DescribeCosts(costs) +
          (chosen ? "" : ", unit costs because none are given (--costs)");

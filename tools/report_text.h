@@ -9,6 +9,10 @@ namespace contraflow {
 /// "dualpipe: 8 ranks, 8 stages, 20 micro-batches (level comm)"
 std::string DescribePlan(const Plan& plan);
 
+/// "searched: v placement, from zb-v, 66 units in its compute order, bound 66 units; seed 0" and a
+/// line break, for a plan that was; else "".
+std::string DescribeSearch(const Plan& plan);
+
 /// The line about the costs; says so where they are the unit costs nobody asked for.
 std::string DescribeCostsUsed(const CostModel& costs, bool chosen);
 

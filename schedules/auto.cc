@@ -1,0 +1,238 @@
+// The searched schedule: the shortest step that is found for given costs and memory, over one
+// placement or all of them.
+//
+//   costs, limit -> candidates -> published orders that fit -> policies -> local search -> plan
+//                   (routes)      (all of the table)           (schedules/search.h)
+//
+// The costs describe a model; every placement gets the same one, its stages cut in parts or merged
+// (schedules/restage.h), so that their steps compare. A placement whose proven bound is no shorter
+// than what is found already is not searched. The rest share the budget, which counts evaluated
+// instructions: the result depends on the spec alone and not on the machine.
+//
+// Published orders come first and the search only ever replaces an order by a better one, so the
+// plan is never longer than any schedule of the table that fits the same placement and memory.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "compiler/bound.h"
+#include "compiler/error.h"
+#include "compiler/lower.h"
+#include "compiler/simulate.h"
+#include "schedules/candidates.h"
+#include "schedules/lowered_search.h"
+#include "schedules/placement.h"
+#include "schedules/portfolio.h"
+#include "schedules/renumber.h"
+#include "schedules/rows.h"
+#include "schedules/search.h"
+
+namespace contraflow {
+namespace {
+
+/// Of an evaluated instruction.
+constexpr int64_t kNanosecondsEach = 1'000'000'000 / SearchWork::kPerSecond;
+/// Longest text about where an order comes from.
+constexpr size_t kMaxFrom = 160;
+
+/// What was found for one candidate.
+struct Choice {
+  Plan plan;
+  Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
+};
+
+/// Reductions and optimizer steps belong to the step, but to no compute order.
+bool HasEpilogue(const CostModel& costs) {
+  return std::any_of(costs.stages.begin(), costs.stages.end(),
+                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
+}
+
+/// True where a step is not as long as the makespan of its compute order.
+bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
+  return HasEpilogue(costs) || (options.components && costs.moe);
+}
+
+Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
+              const SearchOptions& options) {
+  if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
+  const bool components = options.components && costs.moe;
+  const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
+                              .overlap = costs.derived.value_or(Overlap::kAll),
+                              .memory_limit = limit};
+  return Simulate(Lower(plan, costs, lower), costs).makespan;
+}
+
+/// The budget of a search over several candidates, in nanoseconds.
+class Budget {
+ public:
+  explicit Budget(const SearchOptions& options)
+      : options_(options), left_(std::max<int64_t>(options.budget, 0)) {}
+
+  /// Options for one of `candidates` that are left: its share, and reports that count the whole.
+  SearchOptions Share(const Candidate& candidate, size_t candidates) const {
+    SearchOptions share = options_;
+    share.placement = candidate.placement;
+    share.budget = left_ / static_cast<int64_t>(candidates);
+    if (!options_.report) return share;
+    const double whole = std::max(1.0, static_cast<double>(options_.budget));
+    const double before = static_cast<double>(options_.budget - left_) / whole;
+    const double part = static_cast<double>(share.budget) / whole;
+    const auto report = options_.report;
+    const std::string placement(Name(candidate.placement));
+    share.report = [=](const SearchState& state) {
+      SearchState total = state;
+      const std::string phase = placement + ", " + std::string(state.phase);
+      total.phase = phase;
+      total.spent = before + part * state.spent;
+      report(total);
+    };
+    return share;
+  }
+
+  /// Takes what a candidate used of its share.
+  void Take(const SearchOptions& share, const SearchWork& work) {
+    left_ -= std::max<int64_t>(0, share.budget - work.left() * kNanosecondsEach);
+  }
+
+  bool interrupted() const { return options_.stop != nullptr && options_.stop->load(); }
+
+ private:
+  const SearchOptions& options_;
+  int64_t left_;
+};
+
+/// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
+/// apart into components; no published one that fits may.
+void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
+                        const SearchOptions& options, Choice* choice) {
+  if (!LongerThanOrder(problem.costs, options)) return;
+  for (const Plan& plan : published) {
+    const std::optional<Order> order = ToOrder(problem, plan);
+    if (!order || !Evaluate(problem, *order).fits) continue;
+    const Time step = StepTime(plan, problem.costs, problem.limit, options);
+    if (step >= choice->step) continue;
+    choice->step = step;
+    choice->plan.programs = plan.programs;
+    choice->plan.provenance->from = plan.schedule;
+    choice->plan.provenance->makespan = Simulate(plan, problem.costs).makespan;
+  }
+}
+
+/// True where the components of neighbouring chunks share lanes, so that an order takes another
+/// time than its chunks one behind the other.
+bool SharesLanes(const Spec& spec) {
+  return spec.search.components && spec.costs.moe &&
+         spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
+}
+
+/// A second search, of the order as it runs on its lanes.
+void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
+  work->Enter("lanes");
+  Plan better = ImproveLowered(choice->plan, spec.costs, spec.memory_limit, spec.search.seed, work);
+  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search);
+  if (step >= choice->step) return;
+  choice->step = step;
+  choice->plan.programs = std::move(better.programs);
+  choice->plan.provenance->makespan = Simulate(choice->plan, spec.costs).makespan;
+  choice->plan.provenance->from =
+      ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
+}
+
+std::optional<Choice> SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
+                                      const SearchOptions& options, SearchWork* work) {
+  const Spec& spec = candidate.spec;
+  const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
+  const std::vector<Plan> published = PublishedOrders(candidate);
+  // Where lanes are shared, half of the work is left for the search on them.
+  std::optional<Found> found;
+  const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
+  if (lanes) {
+    SearchOptions half = options;
+    half.budget /= 2;
+    SearchWork chunks(half);
+    found = Search(problem, published, bound, half, &chunks);
+    work->Spend(half.budget / kNanosecondsEach - chunks.left());
+  } else {
+    found = Search(problem, published, bound, options, work);
+  }
+  if (!found) return std::nullopt;
+  Choice choice{ToPlan(problem, found->order), 0};
+  if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
+  choice.plan.costs = spec.costs;
+  choice.plan.provenance = {.placement = std::string(Name(candidate.placement)),
+                            .from = found->from.substr(0, kMaxFrom),
+                            .cost_stages = {},
+                            .memory_limit = spec.memory_limit,
+                            .makespan = found->makespan,
+                            .bound = bound,
+                            .budget = spec.search.budget,
+                            .seed = spec.search.seed,
+                            .noise = spec.search.noise};
+  if (cost_stages != candidate.frame.stages) choice.plan.provenance->cost_stages = cost_stages;
+  choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
+  PreferShorterSteps(problem, published, spec.search, &choice);
+  if (lanes) ImproveOnLanes(spec, work, &choice);
+  return choice;
+}
+
+[[noreturn]] void FailToFit(const Spec& spec) {
+  throw Error(spec.schedule + " found no order that holds at most " +
+              std::to_string(spec.memory_limit.value_or(0)) +
+              " on each rank; raise --memory-limit, or give more --budget");
+}
+
+Plan Generate(const Spec& spec) {
+  const std::vector<Candidate> candidates = CandidatesOf(spec);
+  std::optional<Choice> best;
+  std::optional<Error> misfit;
+  Budget budget(spec.search);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& candidate = candidates[i];
+    if (best && budget.interrupted()) break;
+    try {
+      const Bound bound =
+          ProveBound(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+      // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
+      const bool components = spec.search.components && spec.costs.moe;
+      if (best && !components && bound.value >= best->step) continue;
+      const SearchOptions share = budget.Share(candidate, candidates.size() - i);
+      SearchWork work(share);
+      std::optional<Choice> choice =
+          SearchCandidate(candidate, bound.value, CostStages(spec), share, &work);
+      budget.Take(share, work);
+      if (choice && (!best || choice->step < best->step)) best = std::move(choice);
+    } catch (const Error& error) {
+      // Costs or a limit that this placement cannot have; another one may.
+      if (!misfit) misfit = error;
+    }
+  }
+  if (!best && misfit) throw *misfit;
+  if (!best) FailToFit(spec);
+  best->plan.provenance->interrupted = budget.interrupted();
+  return std::move(best->plan);
+}
+
+/// Of its costs: where the placement has another number of stages, they are cut or merged.
+int Stages(const Spec& spec) { return CostStages(spec); }
+
+/// Any order of all micro-batches may come of a search, and a limit is not known here to be in
+/// activations.
+int PeakActivations(const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; }
+
+}  // namespace
+
+const Schedule kAuto = {
+    .name = "auto",
+    .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
+    .limits = "any P and M, --placement, costs of P stages or a multiple of it",
+    .memory = "as --memory-limit says",
+    .stages = Stages,
+    .reject = RejectPlacement,
+    .generate = Generate,
+    .peak_activations = PeakActivations,
+    .formula = nullptr,
+};
+
+}  // namespace contraflow

@@ -334,8 +334,8 @@ TEST_SUITE("unit") {
       last.watch[static_cast<size_t>(hub)] = Socket(::dup(kept.fd()));
       last.watch[static_cast<size_t>(hub)].Shutdown();
       job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
-      const std::string teller = hub == 1 ? "rank 1: " : "";
-      CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + teller + "rank 3" + kClosed);
+      const std::string seen = hub == 1 ? ", as rank 1 saw it" : "";
+      CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + (kClosed + seen));
       CHECK(Codes(job) == std::vector<int>{1, 1, 1, -1});
     }
   }

@@ -31,10 +31,10 @@ class NoiseDraw {
 Time ExpectedMakespan(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
                       int draws);
 
-/// Among orders that are equally long: replaces `best` by one of `pool` (of the same makespan), or
-/// by one that local search on sampled draws makes of them, if its expected makespan is lower on
-/// draws that it was not chosen by. The makespan never gets longer.
-void LowerExpected(const SearchProblem& problem, std::span<const Found> pool,
+/// Among orders that are equally long: replaces `best` by a seed or by another that policies or
+/// local search on sampled draws make, if its expected makespan is lower on draws that it was not
+/// chosen by. The makespan never gets longer. Spends what is left of the work.
+void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
                    const SearchOptions& options, SearchWork* work, Found* best);
 
 }  // namespace contraflow

@@ -9,17 +9,24 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/move_proposal.h"
 #include "schedules/noise.h"
+#include "schedules/noise_moves.h"
+#include "schedules/noise_pool.h"
+#include "schedules/noise_times.h"
 #include "schedules/order_graph.h"
 
 namespace contraflow {
 namespace {
 
-/// Draws that local search improves on, those that choose its start and those that choose between
-/// its start and its end. No draw serves two purposes.
-constexpr int kTrained = 12, kChosen = 30;
-constexpr uint64_t kTrainSeed = 1'000'000, kPoolSeed = 2'000'000, kChoiceSeed = 3'000'000;
+/// Draws that local search improves on, half as many where an order has more than so many tokens;
+/// and those that choose between its end, its start and the order that there was. No draw serves
+/// two purposes, nor do those that chose the start (noise_pool.cc).
+constexpr size_t kTrained = 64;
+constexpr int64_t kSmall = 1'000;
+constexpr int kChosen = 40;
+constexpr uint64_t kTrainSeed = 1'000'000, kChoiceSeed = 3'000'000;
+/// Of what is left of the work, what goes into the pool.
+constexpr int64_t kPoolShare = 5;
 /// Above this the graphs of all draws together take too much memory.
 constexpr int64_t kMostTokens = 200'000;
 
@@ -27,103 +34,103 @@ class SampledSearch {
  public:
   SampledSearch(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
                 SearchWork* work)
-      : graph_(problem, order), proposals_(graph_, seed), work_(work), most_(graph_.makespan()) {
-    for (int i = 0; i < kTrained; ++i) {
-      const NoiseDraw draw(problem, sigma, kTrainSeed + static_cast<uint64_t>(i));
-      draws_.emplace_back(problem, order, &draw);
-    }
-    sum_ = Sum();
-    least_ = sum_;
-    order_ = order;
-  }
+      : graph_(problem, order),
+        times_(problem, graph_, sigma, kTrainSeed,
+               graph_.tokens() > kSmall ? kTrained / 2 : kTrained),
+        moves_(graph_, seed),
+        work_(work),
+        most_(graph_.makespan()),
+        sum_(times_.sum()),
+        least_(sum_),
+        order_(order) {}
 
   /// The best order found on the draws it was trained on.
-  Order Run() {
-    const Time hottest = sum_ / kTrained / 2000;
-    const int64_t budget = work_->left();
-    for (;;) {
-      int64_t spent = graph_.TakeWork() + 64;
-      for (OrderGraph& draw : draws_) spent += draw.TakeWork();
-      if (!work_->Spend(spent)) return order_;
-      heat_ = hottest * (work_->left() / (budget / 1024 + 1)) / 1024;
-      for (int i = 0; i < 32; ++i) Try();
+  Order Run(int64_t budget) {
+    const int64_t hottest = sum_ / kHottest;
+    slack_ = sum_ / kSlack;
+    for (int64_t left = budget; left > 0;) {
+      const int64_t spent = graph_.TakeWork() / 4 + times_.TakeWork() + kBatch * kPerTry;
+      left -= spent;
+      if (!work_->Spend(spent)) break;
+      heat_ = hottest * (std::max<int64_t>(left, 0) / (budget / 1024 + 1)) / 1024;
+      for (int64_t i = 0; i < kBatch; ++i) Try();
     }
+    return order_;
   }
 
  private:
-  Time Sum() const {
-    Time sum = 0;
-    for (const OrderGraph& draw : draws_) sum += draw.makespan();
-    return sum;
-  }
+  static constexpr int64_t kBatch = 32, kPerTry = 3;
+  /// Shares of the sum of all makespans: by how much one step may lengthen it at first, and by how
+  /// much an estimate may say so of a move that is tried all the same.
+  static constexpr int64_t kHottest = 24'000, kSlack = 10'000;
 
   void Try() {
-    // Along a longest path of some draw.
-    const auto drawn = static_cast<size_t>(proposals_.Below(draws_.size()));
-    const OrderGraph::Move move = proposals_.Next(draws_[drawn]);
+    const OrderGraph::Move move = moves_.Next(graph_, times_);
     if (move.to == move.from || !graph_.Fits(move)) return;
     if (graph_.Estimate(move) > most_) return;
-    const auto worse = [&](const OrderGraph& of) {
-      return std::max<Time>(of.Estimate(move) - of.makespan(), 0);
-    };
-    const Time threshold = heat_ * std::countr_zero(proposals_.Bits() | uint64_t{1} << 32);
-    Time estimate = 0;
-    for (const OrderGraph& of : draws_) estimate += worse(of);
-    if (estimate > threshold + sum_ / kTrained / 500) return;
+    const int64_t threshold = heat_ * std::countr_zero(moves_.Bits() | uint64_t{1} << 32);
+    if (times_.Worse(move) > threshold + slack_) return;
     if (!graph_.Apply(move)) return;
     if (graph_.makespan() > most_) {
       graph_.TakeBack();
       return;
     }
-    // What runs without noise runs with it: the same waits for the same.
-    for (OrderGraph& each : draws_) each.Apply(move);
-    const Time sum = Sum();
-    const bool kept = sum <= sum_ + threshold;
-    for (OrderGraph& each : draws_) kept ? each.Keep() : each.TakeBack();
-    kept ? graph_.Keep() : graph_.TakeBack();
-    if (!kept) return;
-    sum_ = sum;
-    if (sum >= least_) return;
-    least_ = sum;
+    times_.Apply(move);
+    if (times_.sum() > sum_ + threshold) {
+      graph_.TakeBack();
+      times_.TakeBack();
+      return;
+    }
+    graph_.Keep();
+    times_.Keep();
+    sum_ = times_.sum();
+    if (sum_ >= least_) return;
+    least_ = sum_;
     order_ = graph_.ToOrder();
   }
 
   OrderGraph graph_;
-  std::vector<OrderGraph> draws_;
-  MoveProposals proposals_;
+  NoiseTimes times_;
+  NoiseMoves moves_;
   SearchWork* const work_;
   const Time most_;
-  Time sum_ = 0, least_ = 0, heat_ = 0;
+  int64_t sum_ = 0, least_ = 0, heat_ = 0, slack_ = 0;
   Order order_;
 };
 
 }  // namespace
 
-void LowerExpected(const SearchProblem& problem, std::span<const Found> pool,
+void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
                    const SearchOptions& options, SearchWork* work, Found* best) {
   if (!(options.noise > 0)) return;
   work->Enter("noise");
   int64_t tokens = 0;
   for (const Word& word : best->order) tokens += static_cast<int64_t>(word.size());
-  const auto expected = [&](const Found& found, uint64_t seed) {
+  // Too little to tell three orders apart with, let alone to find another.
+  if (work->left() < 4 * kChosen * tokens) return;
+  const auto expected = [&](const Found& found) {
     work->Spend(tokens * kChosen);
-    return ExpectedMakespan(problem, found.order, options.noise, options.seed + seed, kChosen);
+    return ExpectedMakespan(problem, found.order, options.noise, options.seed + kChoiceSeed,
+                            kChosen);
   };
-  Found chosen = *best;
-  Time least = expected(chosen, kPoolSeed);
-  for (const Found& found : pool) {
-    if (found.makespan > best->makespan) continue;
-    const Time mean = expected(found, kPoolSeed);
-    if (mean >= least) continue;
+  Time least = expected(*best);
+  const auto offer = [&](Found found) {
+    const Time mean = expected(found);
+    if (mean >= least) return;
     least = mean;
-    chosen = found;
-  }
+    *best = std::move(found);
+  };
+  std::vector<Found> pool =
+      SteadyOrders(problem, seeds, *best, options, work->left() / kPoolShare, work);
+  if (pool.empty()) return;
   if (tokens <= kMostTokens && OrderGraph::Exact(problem) && work->left() > 0) {
-    chosen.order = SampledSearch(problem, chosen.order, options.noise, options.seed, work).Run();
-    chosen.from += ", steadied";
+    Found steadied = pool.front();
+    steadied.order =
+        SampledSearch(problem, steadied.order, options.noise, options.seed, work).Run(work->left());
+    steadied.from += ", steadied";
+    offer(std::move(steadied));
   }
-  const Time now = expected(chosen, kChoiceSeed);
-  if (now < expected(*best, kChoiceSeed)) *best = std::move(chosen);
+  offer(std::move(pool.front()));
 }
 
 }  // namespace contraflow

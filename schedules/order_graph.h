@@ -11,6 +11,7 @@
 namespace contraflow {
 
 class NoiseDraw;
+class NoiseTimes;
 
 /// An order under change: the graph of what waits for what, with the longest path to and from every
 /// token. One token is moved at a time; only what that touches is computed again (heads in a
@@ -64,6 +65,8 @@ class OrderGraph {
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
+  friend class NoiseTimes;  // lays its own times beside the nodes
+
   static constexpr int32_t kNone = -1;
 
   /// One token. Of an FB `in` and `out` are those of the forward, then those of the backward.

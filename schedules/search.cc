@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/bound.h"
 #include "schedules/evaluator.h"
 #include "schedules/local_search.h"
 #include "schedules/noise.h"
@@ -30,30 +29,6 @@ std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan
   return best;
 }
 
-/// Orders that policies make for slower messages: what is made early there leaves room for delays.
-/// Their figures are those of the problem itself.
-std::vector<Found> OrdersForLateMessages(const SearchProblem& problem, double noise,
-                                         SearchWork* work) {
-  Time longest = 0;
-  for (const Line& line : problem.lines) {
-    longest = std::max({longest, line.cost.f, line.cost.b, line.cost.w});
-  }
-  std::vector<Found> orders;
-  Evaluator evaluator(problem);
-  for (const int times : {1, 2, 4}) {
-    if (work->spent()) break;
-    CostModel costs = problem.costs;
-    costs.comm.latency += static_cast<Time>(noise * static_cast<double>(longest)) * times;
-    const SearchProblem late = MakeProblem(problem.frame, costs, problem.limit);
-    const Time bound = ProveBound(late.frame, costs, late.limit).value;
-    std::optional<Found> found = SearchPolicies(late, bound, work);
-    if (!found) continue;
-    found->makespan = evaluator.Run(found->order).makespan;
-    orders.push_back(std::move(*found));
-  }
-  return orders;
-}
-
 }  // namespace
 
 std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
@@ -76,8 +51,7 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
   ImproveWithin(problem, bound, options.seed, noisy ? work->left() / 2 : work->left(), work,
                 &*best);
   if (noisy && !work->spent()) {
-    LowerExpected(problem, OrdersForLateMessages(problem, options.noise, work), options, work,
-                  &*best);
+    LowerExpected(problem, seeds, options, work, &*best);
   }
   return best;
 }

@@ -7,9 +7,13 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "compiler/bound.h"
+#include "schedules/noise_pool.h"
+#include "schedules/noise_times.h"
 #include "schedules/placement.h"
 #include "schedules/registry.h"
 #include "tests/support.h"
@@ -66,6 +70,78 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("times in many draws after moves are those of the order made anew") {
+    const CostModel costs = UniformCosts(1'000'003, 1'400'000, 600'000, 50'000);
+    const SearchProblem problem = Roomy(costs, 4, 8);
+    OrderGraph graph(problem, *ToOrder(problem, GeneratePlan(MakeSpec("zb-2p", 4, 8, costs))));
+    NoiseTimes times(problem, graph, 0.1, 5, 20);
+    REQUIRE(times.draws() == 32);
+    std::mt19937_64 random(3);
+    int kept = 0, refused = 0;
+    for (int i = 0; i < 2000; ++i) {
+      const int rank = static_cast<int>(random() % 4);
+      const auto place = [&] {
+        return static_cast<int>(random() % static_cast<uint64_t>(graph.length(rank)));
+      };
+      const OrderGraph::Move move = graph.Shorten({rank, place(), place()});
+      if (move.from == move.to || !graph.Fits(move)) continue;
+      const int64_t before = times.sum(), worse = times.Worse(move);
+      CHECK(worse >= 0);
+      if (!graph.Apply(move)) continue;
+      times.Apply(move);
+      if (random() % 3 == 0) {
+        graph.Keep();
+        times.Keep();
+        ++kept;
+      } else {
+        graph.TakeBack();
+        times.TakeBack();
+        CHECK(times.sum() == before);
+        ++refused;
+      }
+      if (i % 20 != 0) continue;
+      const OrderGraph anew(problem, graph.ToOrder());
+      CHECK(times.sum() == NoiseTimes(problem, anew, 0.1, 5, 20).sum());
+      // What ends last in a draw has waited for nothing but what is on its path.
+      std::vector<std::pair<int, int>> path;
+      times.Path(static_cast<size_t>(i) % times.draws(), &path);
+      REQUIRE(!path.empty());
+      CHECK(path.front().second == graph.length(path.front().first) - 1);
+      CHECK(path.back() == std::pair(0, 0));
+    }
+    CHECK(kept > 100);
+    CHECK(refused > 200);
+  }
+
+  TEST_CASE("steady orders are as short as the one there was and the best come first") {
+    const CostModel costs = UniformCosts(1'000'000, 1'000'000, 1'000'000, 100'000);
+    const SearchProblem problem = Roomy(costs, 4, 12);
+    const std::vector<Plan> seeds = {GeneratePlan(MakeSpec("zb-1p", 4, 12, costs)),
+                                     GeneratePlan(MakeSpec("zb-2p", 4, 12, costs))};
+    SearchOptions options;
+    options.noise = 0.1;
+    SearchWork work(options);
+    const std::optional<Order> order = ToOrder(problem, seeds[1]);
+    REQUIRE(order);
+    const Found best{*order, Evaluate(problem, *order).makespan, "zb-2p"};
+    const std::vector<Found> pool = SteadyOrders(problem, seeds, best, options, 500'000, &work);
+    REQUIRE(pool.size() >= 2);
+    Time last = 0;
+    for (const Found& found : pool) {
+      const Evaluation evaluation = Evaluate(problem, found.order);
+      CHECK(evaluation.runs);
+      CHECK(evaluation.fits);
+      CHECK(evaluation.makespan == found.makespan);
+      CHECK(found.makespan <= best.makespan);
+      const Time mean = ExpectedMakespan(problem, found.order, 0.1, 4'000'000, 10);
+      CHECK(mean >= last);
+      last = mean;
+    }
+    // Not by chance: on other draws too.
+    CHECK(ExpectedMakespan(problem, pool.front().order, 0.1, 77, 60) <
+          ExpectedMakespan(problem, best.order, 0.1, 77, 60));
+  }
+
   TEST_CASE("a search that expects noise is as short without and shorter with it") {
     double before = 0, after = 0;
     for (const auto& [f, b, w, hop] :

@@ -8,8 +8,6 @@
 // so many times the P+1 activations of DualPipe (default 1). "floor" is what no order can undercut
 // (compiler/bound.h).
 
-#include <sys/resource.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -24,6 +22,8 @@
 #include "schedules/lowered_search.h"
 #include "schedules/registry.h"
 #include "schedules/search.h"
+#include "tools/cpu_time.h"
+#include "tools/exit.h"
 
 namespace contraflow {
 namespace {
@@ -34,14 +34,6 @@ struct Options {
   int ranks = 16;
   uint64_t seed = 0;
 };
-
-/// User time of this process in seconds.
-double CpuSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec) +
-         static_cast<double>(usage.ru_utime.tv_usec) / 1e6;
-}
 
 void Print(const Spec& spec, std::string_view level, Time published, Time found, Time floor,
            double cpu) {
@@ -65,7 +57,7 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
   SearchOptions search;
   search.budget = static_cast<int64_t>(options.budget * 1e9);
   search.seed = options.seed;
-  const double start = CpuSeconds();
+  const double start = CpuMilliseconds();
   const Time floor = ProveBound(published, spec.costs, limit).value;
   const SearchProblem problem = MakeProblem(published, spec.costs, limit);
   const std::vector<Plan> seeds = {published};
@@ -74,12 +66,12 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
   CF_ASSERT(found);
   if (overlap == Overlap::kPublished) {
     return Print(spec, "compute", Simulate(published, spec.costs).makespan, found->makespan, floor,
-                 CpuSeconds() - start);
+                 (CpuMilliseconds() - start) / 1e3);
   }
   const LowerOptions lower = {
       .target = Level::kComponent, .overlap = overlap, .memory_limit = limit};
   const Plan plan = LowerShortest(ToPlan(problem, found->order), seeds, spec.costs, lower, search);
-  const double cpu = CpuSeconds() - start;
+  const double cpu = (CpuMilliseconds() - start) / 1e3;
   const Plan lowered = Lower(published, spec.costs, lower);
   Print(spec, "component", Simulate(lowered, spec.costs).makespan,
         Simulate(plan, spec.costs).makespan, ProveBound(plan, spec.costs, limit).value, cpu);
@@ -104,11 +96,11 @@ Options Parse(int argc, char** argv) {
       throw Error("unexpected " + std::string(word));
     }
   }
-  if (options.costs.empty()) throw Error("usage: bench_pairs COSTS.json [--budget S] ...");
+  if (options.costs.empty()) throw UsageError("usage: bench_pairs COSTS.json [--budget S] ...");
   return options;
 }
 
-void Main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   Spec spec;
   spec.costs = ReadCostFile(options.costs);
@@ -130,17 +122,12 @@ void Main(int argc, char** argv) {
       }
     }
   }
+  return kExitFine;
 }
 
 }  // namespace
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  try {
-    contraflow::Main(argc, argv);
-    return 0;
-  } catch (const contraflow::Error& error) {
-    std::fprintf(stderr, "bench_pairs: %s\n", error.what());
-    return 1;
-  }
+  return contraflow::Guard("bench_pairs", [&] { return contraflow::Main(argc, argv); });
 }

@@ -7,8 +7,6 @@
 // of "Zero Bubble Pipeline Parallelism" (ICLR 2024), table 6. MEMORY: times that of 1F1B (default
 // 1).
 
-#include <sys/resource.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -21,16 +19,11 @@
 #include "compiler/error.h"
 #include "schedules/placement.h"
 #include "schedules/search.h"
+#include "tools/cpu_time.h"
+#include "tools/exit.h"
 
 namespace contraflow {
 namespace {
-
-double CpuMilliseconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec) * 1e3 +
-         static_cast<double>(usage.ru_utime.tv_usec) / 1e3;
-}
 
 /// Instructions and milliseconds of one size.
 struct Point {
@@ -88,10 +81,10 @@ double Exponent(const std::vector<Point>& points) {
   return (n * xy - x * y) / (n * xx - x * x);
 }
 
-void Main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   const std::string placement = argc > 1 ? argv[1] : "linear";
   if (placement != "linear" && placement != "v" && placement != "bidirectional") {
-    throw Error("usage: bench_policies [linear|v|bidirectional [MEMORY]]");
+    throw UsageError("usage: bench_policies [linear|v|bidirectional [MEMORY]]");
   }
   const double memory = argc > 2 ? std::atof(argv[2]) : 1;
   if (!(memory > 0)) throw Error("MEMORY must be above 0");
@@ -102,17 +95,12 @@ void Main(int argc, char** argv) {
     points.push_back(Measure(placement, ranks, memory));
   }
   std::printf("time grows with instructions to the power of %.3f\n", Exponent(points));
+  return kExitFine;
 }
 
 }  // namespace
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  try {
-    contraflow::Main(argc, argv);
-    return 0;
-  } catch (const contraflow::Error& error) {
-    std::fprintf(stderr, "bench_policies: %s\n", error.what());
-    return 1;
-  }
+  return contraflow::Guard("bench_policies", [&] { return contraflow::Main(argc, argv); });
 }

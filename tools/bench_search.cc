@@ -2,7 +2,7 @@
 // proven optimal, how far the others are from their bound, the gain over the best published
 // schedule with the same placement and memory, and user CPU time. Figures, no thresholds.
 //
-//   bench_search linear|v|bidirectional|noise [OPTIONS]
+//   bench_search linear|v|bidirectional [OPTIONS]
 //   bench_search real [OPTIONS] COSTS...
 //   bench_search speed
 //
@@ -11,8 +11,6 @@
 //   --ranks MOST    leaves out larger instances
 //   --only TEXT     leaves out those that have the text neither in their class nor in their name
 //   --each          a line for each instance
-
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -28,11 +26,12 @@
 #include "compiler/bound.h"
 #include "compiler/error.h"
 #include "schedules/evaluator.h"
-#include "schedules/noise.h"
 #include "schedules/order_graph.h"
 #include "schedules/registry.h"
 #include "schedules/search.h"
 #include "tools/bench_instances.h"
+#include "tools/cpu_time.h"
+#include "tools/exit.h"
 
 namespace contraflow {
 namespace {
@@ -46,14 +45,6 @@ struct Options {
   bool each = false;
   std::vector<std::string> files;
 };
-
-/// User time of this process in milliseconds.
-double CpuMilliseconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec) * 1e3 +
-         static_cast<double>(usage.ru_utime.tv_usec) / 1e3;
-}
 
 double Percent(Time value, Time of) {
   return 100 * static_cast<double>(value - of) / static_cast<double>(of);
@@ -151,58 +142,10 @@ void Run(const Options& options, const std::vector<BenchInstance>& instances) {
   Print("all", all);
 }
 
-/// What noise adds to the first order found and to the one chosen against noise, where both are
-/// equally long, on draws that neither was chosen by.
-void RunNoise(const Options& options, const std::vector<BenchInstance>& instances) {
-  constexpr double kSigma = 0.1;
-  constexpr uint64_t kSeed = 9'000'000;
-  constexpr int kDraws = 40;
-  int equal = 0, longer = 0;
-  double first_sum = 0, chosen_sum = 0, ratio_sum = 0, cpu = 0;
-  for (const BenchInstance& instance : instances) {
-    const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
-    const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
-    SearchOptions search;
-    search.budget = static_cast<int64_t>(options.budget * 1e9);
-    search.seed = options.seed;
-    SearchWork work(search);
-    const std::optional<Found> first = Search(problem, instance.seeds, bound, search, &work);
-    search.noise = kSigma;
-    SearchWork noisy(search);
-    const double start = CpuMilliseconds();
-    const std::optional<Found> chosen = Search(problem, instance.seeds, bound, search, &noisy);
-    cpu += CpuMilliseconds() - start;
-    if (!first || !chosen) continue;
-    if (first->makespan != chosen->makespan) {
-      longer += chosen->makespan > first->makespan;
-      continue;
-    }
-    const Time of_first = ExpectedMakespan(problem, first->order, kSigma, kSeed, kDraws);
-    const Time of_chosen = ExpectedMakespan(problem, chosen->order, kSigma, kSeed, kDraws);
-    const double gain = -Percent(of_chosen, of_first);
-    ++equal;
-    first_sum += Percent(of_first, first->makespan);
-    chosen_sum += Percent(of_chosen, chosen->makespan);
-    ratio_sum += gain;
-    if (options.each) {
-      std::printf("%-14s %-20s noise adds %6.3f %% to the first, %6.3f %% to the chosen, %s\n",
-                  instance.group.c_str(), instance.name.c_str(), Percent(of_first, first->makespan),
-                  Percent(of_chosen, chosen->makespan), chosen->from.c_str());
-      std::fflush(stdout);
-    }
-  }
-  std::printf(
-      "%d of %d equally long (%d longer): noise of %.0f %% adds %.3f %% to the first order, "
-      "%.3f %% to the chosen one; expected makespan %.3f %% lower; %.0f ms each\n",
-      equal, static_cast<int>(instances.size()), longer, 100 * kSigma,
-      first_sum / std::max(equal, 1), chosen_sum / std::max(equal, 1),
-      ratio_sum / std::max(equal, 1), cpu / static_cast<double>(instances.size()));
-}
-
 [[noreturn]] void Usage(const std::string& problem) {
-  throw Error(
+  throw UsageError(
       problem +
-      "; usage: bench_search linear|v|bidirectional|real|noise|speed [--budget S] [--seed N] "
+      "; usage: bench_search linear|v|bidirectional|real|speed [--budget S] [--seed N] "
       "[--ranks MOST] [--only TEXT] [--each] [COSTS...]");
 }
 
@@ -273,34 +216,31 @@ void RunSpeed() {
 }
 
 std::vector<BenchInstance> InstancesOf(const Options& options) {
-  if (options.suite == "linear" || options.suite == "noise") return LinearInstances(options.ranks);
+  if (options.suite == "linear") return LinearInstances(options.ranks);
   if (options.suite == "v") return VInstances(options.ranks);
   if (options.suite == "bidirectional") return BidirectionalInstances(options.ranks);
   if (options.suite == "real") return RealInstances(options.files);
   Usage("unknown suite " + options.suite);
 }
 
-void Main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
-  if (options.suite == "speed") return RunSpeed();
+  if (options.suite == "speed") {
+    RunSpeed();
+    return kExitFine;
+  }
   std::vector<BenchInstance> instances = InstancesOf(options);
   std::erase_if(instances, [&](const BenchInstance& instance) {
     return (instance.group + " " + instance.name).find(options.only) == std::string::npos;
   });
   if (instances.empty()) throw Error("no instance has \"" + options.only + "\" in its name");
-  if (options.suite == "noise") return RunNoise(options, instances);
   Run(options, instances);
+  return kExitFine;
 }
 
 }  // namespace
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  try {
-    contraflow::Main(argc, argv);
-    return 0;
-  } catch (const contraflow::Error& error) {
-    std::fprintf(stderr, "bench_search: %s\n", error.what());
-    return 1;
-  }
+  return contraflow::Guard("bench_search", [&] { return contraflow::Main(argc, argv); });
 }

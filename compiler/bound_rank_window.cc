@@ -20,6 +20,7 @@
 #include <limits>
 #include <optional>
 
+#include "compiler/bound_opening.h"
 #include "compiler/bound_work.h"
 
 namespace contraflow {
@@ -32,6 +33,7 @@ struct Rank {
   Time longest_f = 0, longest_b = 0, longest_rest = 0;
   Time work = 0;
   int64_t count = 0;
+  std::vector<Opening> openings;  ///< of its stages
 };
 
 /// `count` micro-batches that are like the k-th of the route.
@@ -78,7 +80,8 @@ Bound BoundOfRank(const Rank& rank, const BoundInput& input) {
   for (int64_t u = rank.least_saving > 0 ? 1 : rank.count; u <= rank.count; ++u) {
     const Time forwards = std::min(u, slots) * rank.longest_f;
     const Time backwards = std::min(u * (rank.longest_b + rank.longest_rest), held);
-    const Time first = std::max<Time>(0, rank.first - rank.head - forwards);
+    const Time first = std::max(rank.first - rank.head - forwards,
+                                IdleOfOpening(rank.openings, std::min(u, slots), rank.longest_f));
     const Time last = std::max<Time>(0, rank.last - backwards);
     const bool may_meet = u == rank.count && slots == rank.count;
     const Time idle = may_meet ? std::max(first, last) : first + last;
@@ -99,6 +102,13 @@ void RaiseByRankWindows(const BoundInput& input, Bound* best) {
   for (const RouteWork& route : input.routes) {
     const size_t kinds = route.alike ? 1 : route.count;
     for (size_t k = 0; k < kinds; ++k) Add(input, route, k, route.count / kinds, &ranks);
+  }
+  for (const RouteWork& route : input.routes) {
+    const std::vector<ChunkTimes> times = LeastTimesOf(input, route);
+    for (size_t s = 0; s < route.stages(); ++s) {
+      Rank& rank = ranks[static_cast<size_t>(route.ranks[s])];
+      rank.openings.push_back({times[s].head - rank.head, times[s].lag});
+    }
   }
   for (int r = 0; r < input.ranks; ++r) {
     const Rank& rank = ranks[static_cast<size_t>(r)];

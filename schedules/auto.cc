@@ -19,15 +19,16 @@
 
 #include "compiler/bound.h"
 #include "compiler/error.h"
-#include "compiler/lower.h"
 #include "compiler/simulate.h"
 #include "schedules/candidates.h"
 #include "schedules/lowered_search.h"
-#include "schedules/placement.h"
+#include "schedules/misfit.h"
 #include "schedules/portfolio.h"
 #include "schedules/renumber.h"
 #include "schedules/rows.h"
 #include "schedules/search.h"
+#include "schedules/serial.h"
+#include "schedules/step_time.h"
 
 namespace contraflow {
 namespace {
@@ -42,27 +43,6 @@ struct Choice {
   Plan plan;
   Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
 };
-
-/// Reductions and optimizer steps belong to the step, but to no compute order.
-bool HasEpilogue(const CostModel& costs) {
-  return std::any_of(costs.stages.begin(), costs.stages.end(),
-                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
-}
-
-/// True where a step is not as long as the makespan of its compute order.
-bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
-  return HasEpilogue(costs) || (options.components && costs.moe);
-}
-
-Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-              const SearchOptions& options) {
-  if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
-  const bool components = options.components && costs.moe;
-  const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
-                              .overlap = costs.derived.value_or(Overlap::kAll),
-                              .memory_limit = limit};
-  return Simulate(Lower(plan, costs, lower), costs).makespan;
-}
 
 /// The budget of a search over several candidates, in nanoseconds.
 class Budget {
@@ -140,8 +120,8 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
       ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
 }
 
-std::optional<Choice> SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
-                                      const SearchOptions& options, SearchWork* work) {
+Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
+                       const SearchOptions& options, SearchWork* work) {
   const Spec& spec = candidate.spec;
   const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
   const std::vector<Plan> published = PublishedOrders(candidate);
@@ -157,7 +137,12 @@ std::optional<Choice> SearchCandidate(const Candidate& candidate, Time bound, in
   } else {
     found = Search(problem, published, bound, options, work);
   }
-  if (!found) return std::nullopt;
+  if (!found) {
+    // Policies may miss what is tight; this one holds least of all.
+    const std::vector<Plan> serial = {SerialOrder(candidate.frame)};
+    found = Search(problem, serial, bound, options, work);
+  }
+  CF_ASSERT(found);
   Choice choice{ToPlan(problem, found->order), 0};
   if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
   choice.plan.costs = spec.costs;
@@ -177,12 +162,6 @@ std::optional<Choice> SearchCandidate(const Candidate& candidate, Time bound, in
   return choice;
 }
 
-[[noreturn]] void FailToFit(const Spec& spec) {
-  throw Error(spec.schedule + " found no order that holds at most " +
-              std::to_string(spec.memory_limit.value_or(0)) +
-              " on each rank; raise --memory-limit, or give more --budget");
-}
-
 Plan Generate(const Spec& spec) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
   std::optional<Choice> best;
@@ -191,25 +170,25 @@ Plan Generate(const Spec& spec) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
     if (best && budget.interrupted()) break;
+    const std::optional<int64_t> limit = candidate.spec.memory_limit;
+    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
     try {
-      const Bound bound =
-          ProveBound(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+      const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
       const bool components = spec.search.components && spec.costs.moe;
       if (best && !components && bound.value >= best->step) continue;
       const SearchOptions share = budget.Share(candidate, candidates.size() - i);
       SearchWork work(share);
-      std::optional<Choice> choice =
-          SearchCandidate(candidate, bound.value, CostStages(spec), share, &work);
+      Choice choice = SearchCandidate(candidate, bound.value, CostStages(spec), share, &work);
       budget.Take(share, work);
-      if (choice && (!best || choice->step < best->step)) best = std::move(choice);
+      if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
       if (!misfit) misfit = error;
     }
   }
   if (!best && misfit) throw *misfit;
-  if (!best) FailToFit(spec);
+  if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
   best->plan.provenance->interrupted = budget.interrupted();
   return std::move(best->plan);
 }

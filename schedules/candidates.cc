@@ -54,7 +54,9 @@ std::string Reject(const Spec& spec, Placement placement) {
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {
-    return "would merge stages, and --memory-limit has no room for one activation of them all";
+    return "would merge stages, and --memory-limit has no room for one activation of them all; "
+           "raise it to " +
+           std::to_string(given / stages);
   }
   return "";
 }
@@ -140,6 +142,13 @@ std::vector<Candidate> CandidatesOf(const Spec& spec) {
   std::vector<Candidate> candidates;
   for (const Placement placement : PlacementsOf(spec)) candidates.push_back(Make(spec, placement));
   return candidates;
+}
+
+int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held) {
+  const int given = CostStages(spec), stages = frame.stages;
+  if (stages < given) return held * (given / stages);
+  const int64_t parts = stages / given;
+  return (held + parts - 1) / parts;
 }
 
 int MostChunks(const Spec& spec) {

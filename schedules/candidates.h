@@ -29,6 +29,10 @@ std::string RejectPlacement(const Spec& spec);
 /// "".
 std::vector<Candidate> CandidatesOf(const Spec& spec);
 
+/// The least limit in activations of the stages that the costs of a spec describe with which the
+/// candidate of these routes may hold `held` of its own on a rank.
+int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held);
+
 /// Stages a rank holds in the candidate that has most of them.
 int MostChunks(const Spec& spec);
 

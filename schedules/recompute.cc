@@ -12,6 +12,7 @@
 #include "compiler/recomputed.h"
 #include "compiler/simulate.h"
 #include "schedules/registry.h"
+#include "schedules/step_time.h"
 
 namespace contraflow {
 namespace {
@@ -33,7 +34,7 @@ void CheckBytes(const CostModel& costs) {
 }
 
 bool Fits(const Plan& plan, const CostModel& costs, int64_t limit) {
-  return LargestPeak(Simulate(plan, plan.costs.value_or(costs))) <= limit;
+  return LargestPeak(Simulate(plan, costs)) <= limit;
 }
 
 /// Different compute orders of one spec.
@@ -60,6 +61,8 @@ struct Orders {
 Spec Fused(const Spec& spec) {
   Spec fused = spec;
   fused.recompute = {};
+  // Components have no R in their backward.
+  fused.search.components = false;
   const std::vector<int>& stages = spec.recompute.stages;
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;
@@ -122,6 +125,11 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
   return plan;
 }
 
+Plan RecomputeOrder(const Plan& order, const Spec& spec) {
+  const std::vector<int> stages = StagesOf(spec.recompute, order, spec.costs, spec);
+  return HoistRecompute(InsertRecompute(order, stages), spec.costs, spec.memory_limit);
+}
+
 Plan GenerateRecomputed(const Spec& spec) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
@@ -143,17 +151,19 @@ Plan GenerateRecomputed(const Spec& spec) {
   std::optional<Plan> best;
   bool best_fits = false;
   Time least = 0;
+  const CostModel& costs = spec.costs;
   for (const Plan& order : orders.plans) {
-    const CostModel costs = order.costs.value_or(spec.costs);
-    const std::vector<int> stages = StagesOf(recompute, order, costs, spec);
-    Plan plan = HoistRecompute(InsertRecompute(order, stages), costs, spec.memory_limit);
+    Plan plan = RecomputeOrder(order, spec);
     const bool fits = !spec.memory_limit || Fits(plan, costs, *spec.memory_limit);
-    const Time makespan = Simulate(plan, costs).makespan;
-    if (best && std::pair(!best_fits, least) <= std::pair(!fits, makespan)) continue;
+    const Time step = fits ? StepTime(plan, costs, spec.memory_limit, spec.search)
+                           : Simulate(plan, costs).makespan;
+    if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) continue;
     best = std::move(plan);
     best_fits = fits;
-    least = makespan;
+    least = step;
   }
+  // An order that was searched for other costs is one for these.
+  if (best->costs) best->costs = costs;
   return std::move(*best);
 }
 

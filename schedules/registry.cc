@@ -32,7 +32,10 @@ const Schedule& FindSchedule(const std::string& name) {
 }
 
 Plan GeneratePlan(const Spec& spec) {
-  if (spec.recompute.choice != Recompute::Choice::kNone) return GenerateRecomputed(spec);
+  if (spec.recompute.choice != Recompute::Choice::kNone) {
+    const bool searched = spec.schedule == kAuto.name;
+    return searched ? GenerateSearchedRecomputed(spec) : GenerateRecomputed(spec);
+  }
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
   const std::string why_not = schedule.reject(spec);

@@ -38,7 +38,7 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
   if (best) work->Found(best->makespan, bound);
   if (!best || best->makespan > bound) {
     work->Enter("policies");
-    std::optional<Found> policies = SearchPolicies(problem, bound, work);
+    std::optional<Found> policies = SearchPolicies(problem, bound, work, !best);
     if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
   }
   if (!best) return best;

@@ -18,8 +18,11 @@ struct Found {
 
 /// Event-driven list scheduling with one policy after the other (schedules/policy.h), until `bound`
 /// is reached or all are tried or the work is spent. Nothing where no policy ends within the
-/// limit. For any placement and any limit that one micro-batch at a time fits in, it finds some.
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work);
+/// limit. For any placement and any limit that one micro-batch at a time fits in, it finds some,
+/// however much work that takes; with `needed` false, where there is an order already, only within
+/// the work.
+std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
+                                    bool needed = true);
 
 /// Local search on the orders of the ranks: replaces `best` by shorter ones until `bound` is
 /// reached or the work is spent. Deterministic for a seed.

@@ -19,10 +19,11 @@ constexpr int64_t kLarge = 40'000;
 
 class PolicySearch {
  public:
-  PolicySearch(const SearchProblem& problem, Time bound, SearchWork* work)
+  PolicySearch(const SearchProblem& problem, Time bound, SearchWork* work, bool needed)
       : problem_(problem),
         bound_(bound),
         work_(*work),
+        needed_(needed),
         left_for_others_(work->left() / 2),
         scheduler_(problem) {
     for (const std::vector<int>& lines : problem.lines_of) {
@@ -45,7 +46,7 @@ class PolicySearch {
       Try(policy, below_);
     }
     if (several_ && problem_.limit && !Done()) TryBlocks();
-    if (!Done()) {
+    if (!rules_.ahead.empty() && !Done()) {
       SearchRules(problem_, bound_, kRuleRounds, left_for_others_, &work_, &scheduler_, rules_,
                   &best_);
     }
@@ -60,7 +61,10 @@ class PolicySearch {
   static constexpr int kBlockRestarts = 5;
   static constexpr int kFittingPeriods = 8;
 
-  bool Done() const { return best_ && (below_ <= bound_ || work_.left() <= left_for_others_); }
+  bool Done() const {
+    if (!best_ && needed_) return false;
+    return below_ <= bound_ || work_.left() <= left_for_others_;
+  }
 
   void Try(const Policy& policy, Time below) {
     Rules rules = RulesOf(problem_, policy);
@@ -111,6 +115,7 @@ class PolicySearch {
   const SearchProblem& problem_;
   const Time bound_;
   SearchWork& work_;
+  const bool needed_;
   const int64_t left_for_others_;  // of the work
   ListScheduler scheduler_;
   bool several_ = false;
@@ -121,9 +126,10 @@ class PolicySearch {
 
 }  // namespace
 
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work) {
+std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
+                                    bool needed) {
   work->Enter("policies");
-  return PolicySearch(problem, bound, work).Run();
+  return PolicySearch(problem, bound, work, needed).Run();
 }
 
 }  // namespace contraflow

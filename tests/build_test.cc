@@ -21,12 +21,27 @@ TEST_SUITE("unit") {
     costs.memory =
         MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
     const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
-    CHECK(
-        Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
-        "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
-        "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
-        "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take a schedule that "
-        "holds less");
+    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
+          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
+          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take auto, which "
+          "fits");
+    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "900"}); }) ==
+          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations 3,000, "
+          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to 1,000 and take "
+          "auto, which then fits");
+    Spec forgetful = spec;
+    forgetful.schedule = "gpipe";
+    forgetful.costs.memory->input_bytes = 10;
+    forgetful.costs.memory->parameter_bytes.clear();
+    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "2x"}); }) == "accepted");
+    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "1x"}); }) ==
+          "gpipe does not fit --memory-limit: rank 0 holds 8,000 bytes during instruction 7 of its "
+          "compute order (F s0 m7), the limit is 4,000 bytes (activations 4,800, stashes 3,200); "
+          "raise it to 8,000, give --recompute auto, or take auto, which fits");
+    forgetful.recompute = {.choice = Recompute::Choice::kAuto};
+    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "1x"}); }) == "accepted");
     CHECK_FALSE(Failure([&] { BuildPlan(spec, {.memory_limit = "4999"}); }) == "accepted");
     CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "5000"}); }) == "accepted");
   }

@@ -6,10 +6,15 @@
 #include "compiler/error.h"
 #include "compiler/memory.h"
 #include "compiler/simulate.h"
+#include "schedules/misfit.h"
+#include "schedules/rows.h"
 #include "tools/table.h"
 
 namespace contraflow {
 namespace {
+
+/// Chunks of a plan up to which an error is worth another one.
+constexpr int64_t kMostTried = 100'000;
 
 /// How many bytes a rank holds at its peak, or activations where the costs give no bytes.
 struct Peaks {
@@ -27,7 +32,24 @@ struct Peaks {
   }
 };
 
-void CheckMemory(const Plan& plan, const CostModel& costs, int64_t limit) {
+/// What makes the spec fit its limit, beside a higher one.
+std::string WaysToFit(const Spec& spec) {
+  std::string text;
+  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
+  const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
+  if (plain && chunks <= kMostTried && FitsRecomputed(spec)) {
+    text += ", give --recompute auto";
+  }
+  Spec searched = spec;
+  searched.chunks = 0;
+  searched.search.placement = Placement::kAny;
+  const std::optional<int64_t> least = LeastLimit(searched, !plain);
+  if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
+  if (*least <= *spec.memory_limit) return text + ", or take auto, which fits";
+  return text + ", or to " + FormatCount(*least) + " and take auto, which then fits";
+}
+
+void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec, int64_t limit) {
   const Simulation simulation = Simulate(plan, costs);
   const Peaks peaks(costs, simulation);
   const size_t worst = peaks.Worst();
@@ -40,8 +62,7 @@ void CheckMemory(const Plan& plan, const CostModel& costs, int64_t limit) {
                      ToString(plan.programs[worst][static_cast<size_t>(index)]) +
                      "), the limit is " + FormatCount(limit) + unit;
   if (peaks.bytes) text += " (" + Breakdown(MemoryOf(plan, costs)[worst]) + ")";
-  throw Error(text + "; raise it to " + FormatCount(peaks.of[worst]) +
-              ", or take a schedule that holds less");
+  throw Error(text + "; raise it to " + FormatCount(peaks.of[worst]) + WaysToFit(spec));
 }
 
 }  // namespace
@@ -57,7 +78,7 @@ Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& obser
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
   const bool searched = plan.provenance && plan.provenance->memory_limit;
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
-  if (limit) CheckMemory(plan, costs, *limit);
+  if (limit) CheckMemory(plan, costs, spec, *limit);
   const LowerOptions lower = {
       .target = options.level, .overlap = options.overlap, .memory_limit = limit};
   return Lower(std::move(plan), costs, lower, observer);

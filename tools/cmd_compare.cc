@@ -24,6 +24,7 @@ struct CompareOptions {
   CostsOption costs;
   std::string memory_limit;
   SearchOption search;
+  std::string recompute = "none";
   bool no_auto = false, json = false, csv = false;
 };
 
@@ -35,7 +36,8 @@ Question MakeQuestion(const CompareOptions& options) {
                                 .data_parallel = options.data_parallel,
                                 .costs = ResolveCosts(options.costs, UnitCosts()),
                                 .memory_limit = {},
-                                .search = ResolveSearch(options.search)},
+                                .search = ResolveSearch(options.search),
+                                .recompute = ParseRecompute(options.recompute)},
                        .memory_limit = "",
                        .searched = !options.no_auto};
   const CostsOption& costs = options.costs;
@@ -118,6 +120,10 @@ std::function<int()> Add(CLI::App* app) {
                   "several as 1x,1.5x for a sweep; see contraflow compile --help")
       ->type_name("BYTES|Nx,...");
   AddSearchOptions(app, &options->search);
+  app->add_option("--recompute", options->recompute,
+                  "stages that run their forward again, in every schedule; see\n"
+                  "contraflow compile --help")
+      ->type_name("STAGES");
   app->add_flag("--no-auto", options->no_auto, "published schedules only, without a search");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "one line for each schedule and nothing else");

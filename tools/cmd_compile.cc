@@ -139,8 +139,8 @@ int Compile(const CompileOptions& options) {
     progress.emplace("compiling " + spec.schedule);
   }
   std::optional<Interrupt> interrupt;
+  spec.search.components = level >= Level::kComponent;
   if (searched) {
-    spec.search.components = level >= Level::kComponent;
     interrupt.emplace();
     WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit, &spec.search);
   }

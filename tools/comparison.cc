@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compiler/error.h"
+#include "compiler/recomputed.h"
 #include "schedules/rows.h"
 #include "tools/build.h"
 #include "tools/progress.h"
@@ -60,6 +61,10 @@ void Fill(const Built& built, Row* row) {
   row->provenance = plan.provenance;
   row->stages = plan.stages;
   row->twice = plan.routes.size() > 1;
+  const RecomputedChunks recomputed(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    if (recomputed.HasStage(s)) row->recomputed.push_back(s);
+  }
   for (const Program& program : plan.programs) {
     row->messages += std::count_if(program.begin(), program.end(), [](const Instruction& i) {
       return WorkOf(i.op) == Work::kSend;

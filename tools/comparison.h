@@ -24,6 +24,7 @@ struct Row {
   int64_t messages = 0;                  ///< between ranks, in one step
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
   std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
+  std::vector<int> recomputed;           ///< stages, ascending
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
   /// papers.
   std::optional<Report> published;
@@ -41,6 +42,7 @@ struct Question {
   bool components = false;
   CostModel published = {};  ///< with components: the costs of chunks that overlap as in the papers
 
+  bool recomputes() const { return spec.recompute.choice != Recompute::Choice::kNone; }
   Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
 };
 

@@ -38,6 +38,11 @@ std::unique_ptr<JsonObject> RowToJson(const Row& row, const Question& question) 
     object->Add("placement", {row.provenance->placement});
     object->Add("from", {row.provenance->from});
   }
+  if (question.recomputes()) {
+    Json::Array stages;
+    for (const int stage : row.recomputed) stages.push_back({int64_t{stage}});
+    object->Add("recomputed_stages", {std::move(stages)});
+  }
   if (!question.components) return object;
   object->Add("overlap", {std::string(Name(question.overlap()))});
   object->Add("exposed", TimeToJson(row.report->largest_exposed(), row.report->unit));
@@ -66,7 +71,7 @@ std::unique_ptr<JsonObject> ComparisonToJson(const Question& question, std::span
 std::string ComparisonCsvHeader() {
   return "microbatches,memory_limit,schedule,placement,stages,same_model,advised,unit,makespan,"
          "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,messages,"
-         "message_bytes,rejected\n";
+         "message_bytes,stages_recomputed,rejected\n";
 }
 
 std::string ComparisonCsv(const Question& question, std::span<const Row> rows) {
@@ -78,7 +83,7 @@ std::string ComparisonCsv(const Question& question, std::span<const Row> rows) {
             std::to_string(row.stages) + "," + (row.same_model ? "1" : "0") + "," +
             (row.schedule == advice.schedule ? "1" : "0") + ",";
     if (!row.report) {
-      text += ",,,,,,,,,,," + Field(row.rejected) + "\n";
+      text += ",,,,,,,,,,,," + Field(row.rejected) + "\n";
       continue;
     }
     const Report& report = *row.report;
@@ -88,7 +93,7 @@ std::string ComparisonCsv(const Question& question, std::span<const Row> rows) {
             time(report.bound.value) + FormatReal(report.gap()) + "," +
             std::to_string(report.peak_activations()) + "," + std::to_string(report.peak_bytes()) +
             "," + Optional(row.parameters) + "," + std::to_string(row.messages) + "," +
-            Optional(row.message_bytes) + ",\n";
+            Optional(row.message_bytes) + "," + std::to_string(row.recomputed.size()) + ",\n";
   }
   return text;
 }

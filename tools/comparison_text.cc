@@ -43,6 +43,19 @@ std::string FormulaOf(const Row& row, Unit unit) {
          (formula.holds ? "" : ", does not hold");
 }
 
+/// "0, 2-5", or "none".
+std::string Ranges(const std::vector<int>& stages) {
+  std::string text;
+  for (size_t i = 0; i < stages.size();) {
+    size_t end = i + 1;
+    while (end < stages.size() && stages[end] == stages[end - 1] + 1) ++end;
+    text += (text.empty() ? "" : ", ") + std::to_string(stages[i]);
+    if (end - i > 1) text += "-" + std::to_string(stages[end - 1]);
+    i = end;
+  }
+  return text.empty() ? "none" : text;
+}
+
 /// What a rank holds and what ranks send.
 void AddHoldings(const Question& question, std::span<const Row> rows, bool both,
                  std::vector<Column>* columns) {
@@ -103,6 +116,9 @@ std::vector<Column> Columns(const Question& question, std::span<const Row> rows)
                        }});
   }
   AddHoldings(question, rows, both, &columns);
+  if (question.recomputes()) {
+    columns.push_back({"recomputed", [](const Row& row) { return Ranges(row.recomputed); }});
+  }
   if (both) return columns;
   columns.push_back({"formula", [=](const Row& row) { return FormulaOf(row, unit); }});
   return columns;
@@ -128,6 +144,7 @@ std::string Footer(const Question& question, std::span<const Row> rows) {
   if (knows(&Row::parameters)) text += "parameters: bytes of the rank that holds most.\n";
   text += knows(&Row::message_bytes) ? "sent: bytes between ranks in one step.\n"
                                      : "messages: between ranks in one step.\n";
+  if (question.recomputes()) text += "recomputed: the stages that run their forward again.\n";
   if (!question.components) return text + std::string(kFormulaLegend);
   text += "exposed: the most a rank spends in all-to-all while its compute lane is idle.\n";
   if (question.overlap() == Overlap::kPublished) return text + std::string(kFormulaLegend);

@@ -15,6 +15,10 @@ class JsonBuilder {
  public:
   JsonBuilder(const std::string& place, const JsonLimits& limits, std::span<const JsonRows> rows)
       : place_(place), limits_(limits), rows_(rows) {}
+  // Both must outlive it.
+  JsonBuilder(const std::string&&, const JsonLimits&, std::span<const JsonRows>) = delete;
+  JsonBuilder(const std::string&, const JsonLimits&&, std::span<const JsonRows>) = delete;
+  JsonBuilder(const std::string&&, const JsonLimits&&, std::span<const JsonRows>) = delete;
 
   void Value(Json value);
   void String(std::string text);

@@ -6,8 +6,12 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
+#include <string>
+#include <type_traits>
 
 #include "compiler/cbor.h"
+#include "compiler/json_builder.h"
 #include "tests/failure.h"
 
 namespace contraflow {
@@ -31,6 +35,16 @@ std::string Repeat(const std::string& text, int times) {
   for (int i = 0; i < times; ++i) out += text;
   return out;
 }
+
+// A builder keeps references to its place and its limits, so it takes no temporaries.
+template <typename Place, typename Limits>
+constexpr bool kBuilds =
+    std::is_constructible_v<JsonBuilder, Place, Limits, std::span<const JsonRows>>;
+static_assert(kBuilds<const std::string&, const JsonLimits&>);
+static_assert(!kBuilds<std::string, const JsonLimits&>);
+static_assert(!kBuilds<const char*, const JsonLimits&>);
+static_assert(!kBuilds<const std::string&, JsonLimits>);
+static_assert(!kBuilds<std::string, JsonLimits>);
 
 TEST_SUITE("unit") {
   TEST_CASE("what is not JSON is refused with line and column") {

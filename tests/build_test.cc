@@ -48,6 +48,42 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("what is searched is never longer than dualpipe and dualpipe-v in their memory") {
+    std::mt19937_64 random(67);
+    int compared = 0, shorter = 0;
+    for (int round = 0; round < 24; ++round) {
+      const bool v = round % 2 == 1;
+      const Overlap overlap = round / 2 % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
+      const int ranks = v ? 2 + static_cast<int>(random() % 3) : 4;
+      const int microbatches = 2 * ranks + 2 * static_cast<int>(random() % 4);
+      Spec spec = MakeSpec(v ? "dualpipe-v" : "dualpipe", ranks, microbatches,
+                           RandomMoeCosts(&random, 2, overlap));
+      const int most = FindSchedule(spec.schedule).peak_activations(spec, 0);
+      Spec searched = spec;
+      searched.schedule = "auto";
+      searched.chunks = v ? 2 : 0;
+      searched.search.placement = v ? Placement::kV : Placement::kBidirectional;
+      searched.search.budget = 20'000'000;
+      for (const Level level : {Level::kComm, Level::kComponent}) {
+        const BuildOptions options = {
+            .level = level, .overlap = overlap, .memory_limit = std::to_string(most)};
+        searched.search.components = level == Level::kComponent;
+        const Plan published = BuildPlan(spec, options), found = BuildPlan(searched, options);
+        CAPTURE(round);
+        CAPTURE(Name(level));
+        CHECK(found.stages == published.stages);
+        const Simulation theirs = Simulate(published, spec.costs);
+        const Simulation ours = Simulate(found, *found.costs);
+        CHECK(ours.makespan <= theirs.makespan);
+        for (const RankFigures& rank : ours.ranks) CHECK(rank.peak_activations <= most);
+        shorter += ours.makespan < theirs.makespan;
+        ++compared;
+      }
+    }
+    MESSAGE(shorter << " of " << compared << " shorter");
+    CHECK(shorter > compared / 2);
+  }
+
   TEST_CASE("overlap keeps to the memory limit that the order itself fits") {
     std::mt19937_64 random(63);
     for (Spec& spec : RandomSpecs(&random, 40, 5, 10)) {

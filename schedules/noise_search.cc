@@ -46,7 +46,7 @@ class SampledSearch {
 
   /// The best order found on the draws it was trained on.
   Order Run(int64_t budget) {
-    const int64_t hottest = sum_ / kHottest;
+    const int64_t hottest = sum_ / std::max(kLeastHottest, kHottest * graph_.tokens());
     slack_ = sum_ / kSlack;
     for (int64_t left = budget; left > 0;) {
       const int64_t spent = graph_.TakeWork() / 4 + times_.TakeWork() + kBatch * kPerTry;
@@ -60,9 +60,10 @@ class SampledSearch {
 
  private:
   static constexpr int64_t kBatch = 32, kPerTry = 3;
-  /// Shares of the sum of all makespans: by how much one step may lengthen it at first, and by how
-  /// much an estimate may say so of a move that is tried all the same.
-  static constexpr int64_t kHottest = 24'000, kSlack = 10'000;
+  /// Shares of the sum of all makespans. By how much one step may lengthen it at first: as much in
+  /// instructions, however many there are, since a long order has no time to recover from more. And
+  /// by how much an estimate may say so of a move that is tried all the same.
+  static constexpr int64_t kHottest = 10, kLeastHottest = 1'000, kSlack = 10'000;
 
   void Try() {
     const OrderGraph::Move move = moves_.Next(graph_, times_);

@@ -19,6 +19,7 @@
 #include "runtime/threaded_run.h"
 #include "runtime/views.h"
 #include "schedules/registry.h"
+#include "tests/beside_reference.h"
 #include "tests/failure.h"
 #include "tests/run_support.h"
 #include "tests/support.h"
@@ -45,27 +46,6 @@ Model ModelFor(const Plan& plan, float capacity) {
   return model;
 }
 
-struct Outcome {
-  std::string difference;
-  int64_t dropped = 0;
-};
-
-/// Two steps beside the reference.
-Outcome Compare(const Plan& plan, const Model& model, bool strict) {
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 7, {.strict = strict, .timeout = std::chrono::seconds(20)});
-  ReferenceRun reference(plan, model, text, 7);
-  Outcome outcome;
-  for (int step = 1; step <= 2 && outcome.difference.empty(); ++step) {
-    const StepResult result = run.Step(step);
-    const Comparison comparison = CompareStep(plan, step, result, run, reference);
-    outcome.difference = comparison.difference;
-    outcome.dropped += result.dropped;
-    if (outcome.difference.empty()) CHECK(comparison.values > 1000);
-  }
-  return outcome;
-}
-
 void CompareAll(Level level, int members) {
   for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
     for (const float capacity : {0.0f, 0.6f}) {
@@ -73,7 +53,8 @@ void CompareAll(Level level, int members) {
       CAPTURE(schedule);
       CAPTURE(members);
       CAPTURE(capacity);
-      const Outcome outcome = Compare(plan, ModelFor(plan, capacity), capacity > 0);
+      const TrainingOutcome outcome =
+          TrainBesideReference(plan, ModelFor(plan, capacity), capacity > 0);
       CHECK(outcome.difference == "");
       CHECK((outcome.dropped > 0) == (capacity > 0));
     }
@@ -114,14 +95,14 @@ TEST_SUITE("equivalence") {
     CompareAll(Level::kComm, 1);
     CompareAll(Level::kComm, 2);
     const Plan replicas = GroupPlan("dualpipe", 2, 4, 4, Level::kComm, 3, 2);
-    CHECK(Compare(replicas, ModelFor(replicas, 0), false).difference == "");
+    CHECK(TrainBesideReference(replicas, ModelFor(replicas, 0), false).difference == "");
   }
 
   TEST_CASE("expert groups: components on their lanes") {
     CompareAll(Level::kComponent, 1);
     CompareAll(Level::kComponent, 2);
     const Plan replicas = GroupPlan("dualpipe-v", 2, 6, 2, Level::kComponent, 3, 2);
-    CHECK(Compare(replicas, ModelFor(replicas, 1), true).difference == "");
+    CHECK(TrainBesideReference(replicas, ModelFor(replicas, 1), true).difference == "");
   }
 
   TEST_CASE("chunks: stages of unequally many layers on one rank hand over to each other") {
@@ -131,7 +112,7 @@ TEST_SUITE("equivalence") {
     for (const int more : {1, 2, 3}) {
       model.layers = plan.stages + more;
       CAPTURE(more);
-      CHECK(Compare(plan, model, false).difference == "");
+      CHECK(TrainBesideReference(plan, model, false).difference == "");
     }
   }
 
@@ -143,7 +124,7 @@ TEST_SUITE("equivalence") {
       const uint64_t seed = 20 + static_cast<uint64_t>(++count);
       const Plan plan = GroupPlan(schedule->name, 2, 4, 1, Level::kComponent, seed);
       CAPTURE(plan.schedule);
-      CHECK(Compare(plan, ModelFor(plan, 0), count % 2 == 0).difference == "");
+      CHECK(TrainBesideReference(plan, ModelFor(plan, 0), count % 2 == 0).difference == "");
     }
     CHECK(count >= 5);
   }
@@ -163,7 +144,7 @@ TEST_SUITE("equivalence") {
         if (shuffled == plan || !Verify(shuffled).empty()) continue;
         ++moved;
         CAPTURE(schedule);
-        CHECK(Compare(shuffled, ModelFor(plan, 0), false).difference == "");
+        CHECK(TrainBesideReference(shuffled, ModelFor(plan, 0), false).difference == "");
       }
     }
     MESSAGE(moved << " of 90 plans in another order are sound");

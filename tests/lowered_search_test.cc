@@ -17,6 +17,7 @@
 #include "compiler/simulate.h"
 #include "compiler/verify.h"
 #include "schedules/registry.h"
+#include "tests/deepseek_costs.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -25,17 +26,7 @@ namespace {
 /// A layer of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json).
 CostModel LayerCosts() {
   CostModel costs;
-  costs.moe = MoeCost{.layers_per_stage = 1,
-                      .attn_f = {4599},
-                      .dispatch_f = {6738},
-                      .mlp_f = {4641},
-                      .combine_f = {8696},
-                      .combine_b = {5784},
-                      .mlp_b = {5363},
-                      .dispatch_b = {7558},
-                      .attn_b = {9540},
-                      .mlp_w = {5073},
-                      .attn_w = {2396}};
+  costs.moe = DeepSeek(1);
   DeriveChunkCosts(&costs, Overlap::kAll);
   return costs;
 }

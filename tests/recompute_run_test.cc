@@ -16,32 +16,12 @@
 #include "runtime/threaded_run.h"
 #include "schedules/recompute.h"
 #include "schedules/registry.h"
+#include "tests/beside_reference.h"
 #include "tests/run_support.h"
 #include "tests/support.h"
 
 namespace contraflow {
 namespace {
-
-struct Outcome {
-  std::string difference;
-  int64_t dropped = 0;
-};
-
-/// Two steps beside the reference.
-Outcome Train(const Plan& plan, const Model& model) {
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 7, {.strict = true, .timeout = std::chrono::seconds(20)});
-  ReferenceRun reference(plan, model, text, 7);
-  Outcome outcome;
-  for (int step = 1; step <= 2 && outcome.difference.empty(); ++step) {
-    const StepResult result = run.Step(step);
-    const Comparison comparison = CompareStep(plan, step, result, run, reference);
-    outcome.difference = comparison.difference;
-    outcome.dropped += result.dropped;
-    if (outcome.difference.empty()) CHECK(comparison.values > 1000);
-  }
-  return outcome;
-}
 
 /// Of components, for expert groups of so many members, with the memory of the model.
 Plan LoweredPlan(std::string_view schedule, const Model& model, int members, Level level,
@@ -69,9 +49,9 @@ TEST_SUITE("equivalence") {
       }
       CAPTURE(spec.schedule);
       const Plan with = HoistRecompute(InsertRecompute(plan, stages), costs, std::nullopt);
-      CHECK(
-          Train(Lower(with, costs, {.target = Level::kComm}), SmallModel(plan.stages)).difference ==
-          "");
+      CHECK(TrainBesideReference(Lower(with, costs, {.target = Level::kComm}),
+                                 SmallModel(plan.stages))
+                .difference == "");
       ++count;
     }
     CHECK(count >= 5);
@@ -83,14 +63,16 @@ TEST_SUITE("equivalence") {
       const std::vector<int> all = schedule == "zb-v" ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
       CAPTURE(schedule);
       const int64_t dropped =
-          Train(LoweredPlan(schedule, model, 2, Level::kBuffer, {}), model).dropped;
+          TrainBesideReference(LoweredPlan(schedule, model, 2, Level::kBuffer, {}), model).dropped;
       CHECK(dropped > 0);
       for (const Level level : {Level::kComponent, Level::kBuffer}) {
-        const Outcome outcome = Train(LoweredPlan(schedule, model, 2, level, all), model);
+        const TrainingOutcome outcome =
+            TrainBesideReference(LoweredPlan(schedule, model, 2, level, all), model);
         CHECK(outcome.difference == "");
         CHECK(outcome.dropped == dropped);
       }
-      CHECK(Train(LoweredPlan(schedule, model, 1, Level::kBuffer, {1}), model).difference == "");
+      CHECK(TrainBesideReference(LoweredPlan(schedule, model, 1, Level::kBuffer, {1}), model)
+                .difference == "");
     }
   }
 

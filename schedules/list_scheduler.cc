@@ -10,6 +10,9 @@
 namespace contraflow {
 namespace {
 
+/// So many lines of a rank are looked at in the time that the rest of a decision takes.
+constexpr int kLinesAtOnce = 4;
+
 constexpr Time kNever = RankQueue::kNever;
 constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
@@ -75,6 +78,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
     }
     rank.end = static_cast<int32_t>(tracks_.size());
     ranks_.push_back(rank);
+    looks_ = std::max(looks_, int64_t{rank.end - rank.begin} / kLinesAtOnce);
   }
   if (!problem.scale.empty()) {
     for (size_t i = 0; i < 4; ++i) {

@@ -31,8 +31,9 @@ class ListScheduler {
   Order TakeOrder() const;
   /// Sum of the last ends of all ranks, of the last run.
   Time ends() const;
-  /// Instructions started by the last run.
-  int64_t started() const { return started_; }
+  /// What the last run cost, in instructions as SearchWork counts them: those that it started, more
+  /// than once each where ranks have many lines, at all of which every decision looks.
+  int64_t cost() const { return started_ * looks_; }
 
  private:
   /// A line, as it is scheduled.
@@ -86,7 +87,7 @@ class ListScheduler {
 
   int64_t limit_ = 0;
   Time below_ = 0, end_ = 0, occupancy_ = 0, latency_ = 0;
-  int64_t started_ = 0, total_ = 0;
+  int64_t started_ = 0, total_ = 0, looks_ = 1;
   bool given_up_ = false, fused_ = false;
   std::vector<Track> tracks_;
   std::vector<Rank> ranks_;

@@ -103,7 +103,7 @@ std::vector<Found> SteadyOrders(const SearchProblem& problem, std::span<const Pl
     for (const Policy& policy : PolicyGrid(late)) {
       if (pool.spent() >= share || work->spent()) break;
       const bool ends = scheduler.Run(RulesOf(late, policy), RankQueue::kNever).has_value();
-      pool.Count(scheduler.started());
+      pool.Count(scheduler.cost());
       if (ends) pool.Offer(scheduler.TakeOrder(), ToString(policy));
     }
   }

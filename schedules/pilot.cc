@@ -61,12 +61,14 @@ SearchProblem PilotOf(const SearchProblem& problem, int ranks) {
 void SortByPilot(const SearchProblem& pilot, SearchWork* work, std::vector<Policy>* policies) {
   ListScheduler scheduler(pilot);
   std::vector<std::pair<Time, size_t>> order;
-  for (size_t i = 0; i < policies->size(); ++i) {
+  // Those that the budget leaves untried come last, as they were.
+  for (size_t i = 0; i < policies->size() && !work->spent(); ++i) {
     const Rules rules = RulesOf(pilot, (*policies)[i]);
     order.emplace_back(scheduler.Run(rules, RankQueue::kNever).value_or(RankQueue::kNever), i);
-    work->Spend(scheduler.started());
+    work->Spend(scheduler.cost());
   }
   std::sort(order.begin(), order.end());
+  for (size_t i = order.size(); i < policies->size(); ++i) order.emplace_back(RankQueue::kNever, i);
   std::vector<Policy> sorted;
   for (const auto& [makespan, i] : order) sorted.push_back((*policies)[i]);
   *policies = std::move(sorted);

@@ -94,7 +94,7 @@ void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t l
     Rules next = rules;
     if (round > 0) mutation.Change(&next);
     const std::optional<Time> found = scheduler->Run(next, makespan + 1);
-    work->Spend(scheduler->started());
+    work->Spend(scheduler->cost());
     if (work->left() <= leave) return;
     if (!found) continue;
     if (std::pair(*found, scheduler->ends()) > std::pair(makespan, ends)) continue;

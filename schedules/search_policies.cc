@@ -69,7 +69,7 @@ class PolicySearch {
   void Try(const Policy& policy, Time below) {
     Rules rules = RulesOf(problem_, policy);
     const std::optional<Time> makespan = scheduler_.Run(rules, below);
-    work_.Spend(scheduler_.started());
+    work_.Spend(scheduler_.cost());
     if (!makespan) return;
     rules_ = std::move(rules);
     Keep(*makespan, ToString(policy));
@@ -101,7 +101,7 @@ class PolicySearch {
           policy.fill = fill;
           const std::optional<Time> makespan =
               scheduler_.RunInOrder(order, RulesOf(problem_, policy), below_);
-          work_.Spend(scheduler_.started());
+          work_.Spend(scheduler_.cost());
           if (!makespan) continue;
           Keep(*makespan, "block of " + std::to_string(percent) + " % of the least period, fill " +
                               std::to_string(fill));

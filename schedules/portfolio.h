@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "schedules/candidates.h"
@@ -7,7 +8,9 @@
 namespace contraflow {
 
 /// The compute orders of all published schedules that make the candidate's routes of its spec,
-/// those that hold least first. What they hold is the caller's to look at.
-std::vector<Plan> PublishedOrders(const Candidate& candidate);
+/// those that hold least first. What they hold is the caller's to look at. With `enough`, none
+/// after the first one whose makespan is no longer than that and that fits the limit.
+std::vector<Plan> PublishedOrders(const Candidate& candidate,
+                                  std::optional<Time> enough = std::nullopt);
 
 }  // namespace contraflow

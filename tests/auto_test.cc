@@ -127,6 +127,35 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("the portfolio of a placement is every published order with its routes") {
+    for (const int ranks : {1, 2, 3, 4, 6}) {
+      for (const int microbatches : {2, 5, 8, 12}) {
+        Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(4, 6, 2));
+        spec.search.placement = Placement::kAny;
+        for (const Candidate& candidate : CandidatesOf(spec)) {
+          CAPTURE(ranks);
+          CAPTURE(microbatches);
+          CAPTURE(Name(candidate.placement));
+          std::vector<std::string> expected, names;
+          for (const Schedule* schedule : Schedules()) {
+            Spec other = candidate.spec;
+            other.schedule = schedule->name;
+            if (other.schedule == "auto" || !schedule->reject(other).empty()) continue;
+            if (schedule->stages(other) != candidate.frame.stages) continue;
+            const Plan plan = GeneratePlan(other);
+            if (plan.routes == candidate.frame.routes) expected.push_back(plan.schedule);
+          }
+          for (const Plan& plan : PublishedOrders(candidate)) names.push_back(plan.schedule);
+          std::sort(expected.begin(), expected.end());
+          std::sort(names.begin(), names.end());
+          CHECK(names == expected);
+          CHECK(PublishedOrders(candidate, 0).size() == names.size());
+          if (!names.empty()) CHECK(PublishedOrders(candidate, kMaxCost).size() == 1);
+        }
+      }
+    }
+  }
+
   TEST_CASE("auto takes any number of ranks and micro-batches in any placement") {
     for (const Placement placement : kPlacements) {
       for (int ranks = 1; ranks <= 5; ++ranks) {

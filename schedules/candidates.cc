@@ -40,8 +40,12 @@ std::string Reject(const Spec& spec, Placement placement) {
   }
   if (placement == Placement::kBidirectional && spec.ranks % 2 != 0 &&
       !spec.costs.microbatch_scale.empty()) {
-    return "needs an even number of ranks for micro-batches that differ, has " +
-           std::to_string(spec.ranks) + ": on the middle one both directions share a stage";
+    return "needs an even number of ranks for micro-batches that differ (\"microbatch_scale\"), "
+           "has " +
+           std::to_string(spec.ranks) +
+           ": on the middle one both directions add to the gradient of one stage, in ascending "
+           "order of micro-batch, so which is whose is free only where all cost the same; take "
+           "another --placement";
   }
   const int stages = StagesOf(spec, placement);
   if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxChunks) {

@@ -200,6 +200,14 @@ TEST_SUITE("unit") {
     spec.search.placement = Placement::kV;
     CHECK(FindSchedule("auto").reject(spec) ==
           "would cut each stage in 2, and its 1 layer does not divide");
+    spec = MakeSpec("auto", 3, 2, UniformCosts(3, 3, 3));
+    spec.costs.microbatch_scale = {1, 2};
+    spec.search.placement = Placement::kBidirectional;
+    CHECK(FindSchedule("auto").reject(spec) ==
+          "needs an even number of ranks for micro-batches that differ (\"microbatch_scale\"), has "
+          "3: on the middle one both directions add to the gradient of one stage, in ascending "
+          "order of micro-batch, so which is whose is free only where all cost the same; take "
+          "another --placement");
   }
 
   TEST_CASE("an interrupted search gives the best so far and says so") {

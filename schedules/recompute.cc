@@ -152,15 +152,22 @@ Plan GenerateRecomputed(const Spec& spec) {
   bool best_fits = false;
   Time least = 0;
   const CostModel& costs = spec.costs;
-  for (const Plan& order : orders.plans) {
-    Plan plan = RecomputeOrder(order, spec);
+  const auto offer = [&](const Plan& order, const Spec& as) {
+    Plan plan = RecomputeOrder(order, as);
     const bool fits = !spec.memory_limit || Fits(plan, costs, *spec.memory_limit);
     const Time step = fits ? StepTime(plan, costs, spec.memory_limit, spec.search)
                            : Simulate(plan, costs).makespan;
-    if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) continue;
+    if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) return;
     best = std::move(plan);
     best_fits = fits;
     least = step;
+  };
+  Spec full = spec;
+  full.recompute = {.choice = Choice::kFull};
+  for (const Plan& order : orders.plans) {
+    offer(order, spec);
+    // An order for backwards with R may be better off with all of them.
+    if (recompute.choice == Choice::kAuto && spec.memory_limit) offer(order, full);
   }
   // An order that was searched for other costs is one for these.
   if (best->costs) best->costs = costs;

@@ -135,6 +135,12 @@ TEST_SUITE("property") {
         return std::any_of(p.begin(), p.end(), [](const auto& i) { return i.op == Op::R; });
       });
       const Time step = StepOf(plan, *plan.costs);
+      if (spec.recompute.choice == Choice::kAuto && spec.memory_limit) {
+        Spec full = spec;
+        full.recompute.choice = Choice::kFull;
+        const Plan all = GeneratePlan(full);
+        CHECK(step <= StepOf(all, *all.costs));
+      }
       for (const Plan& published : PublishedOf(spec)) {
         if (spec.memory_limit && PeakOf(published, spec.costs) > *spec.memory_limit) continue;
         CAPTURE(published.schedule);

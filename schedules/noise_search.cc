@@ -26,17 +26,18 @@ constexpr int64_t kSmall = 1'000;
 constexpr int kChosen = 40;
 constexpr uint64_t kTrainSeed = 1'000'000, kChoiceSeed = 3'000'000;
 /// Of what is left of the work, what goes into the pool.
-constexpr int64_t kPoolShare = 5;
+constexpr int64_t kPoolShare = 4;
+/// Rounds of local search.
+constexpr int kRounds = 4;
 /// Above this the graphs of all draws together take too much memory.
 constexpr int64_t kMostTokens = 200'000;
 
 class SampledSearch {
  public:
   SampledSearch(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
-                SearchWork* work)
+                uint64_t draws, SearchWork* work)
       : graph_(problem, order),
-        times_(problem, graph_, sigma, kTrainSeed,
-               graph_.tokens() > kSmall ? kTrained / 2 : kTrained),
+        times_(problem, graph_, sigma, draws, graph_.tokens() > kSmall ? kTrained / 2 : kTrained),
         moves_(graph_, seed),
         work_(work),
         most_(graph_.makespan()),
@@ -44,15 +45,17 @@ class SampledSearch {
         least_(sum_),
         order_(order) {}
 
-  /// The best order found on the draws it was trained on.
-  Order Run(int64_t budget) {
+  /// The best order found on the draws it was trained on. `warm` and `cool`: shares of the heat
+  /// that it begins and ends with, in 1024ths.
+  Order Run(int64_t budget, int64_t warm, int64_t cool) {
     const int64_t hottest = sum_ / std::max(kLeastHottest, kHottest * graph_.tokens());
     slack_ = sum_ / kSlack;
     for (int64_t left = budget; left > 0;) {
       const int64_t spent = graph_.TakeWork() / 4 + times_.TakeWork() + kBatch * kPerTry;
       left -= spent;
       if (!work_->Spend(spent)) break;
-      heat_ = hottest * (std::max<int64_t>(left, 0) / (budget / 1024 + 1)) / 1024;
+      const int64_t share = std::max<int64_t>(left, 0) / (budget / 1024 + 1);
+      heat_ = hottest * (cool + (warm - cool) * share / 1024) / 1024;
       for (int64_t i = 0; i < kBatch; ++i) Try();
     }
     return order_;
@@ -125,11 +128,20 @@ void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
       SteadyOrders(problem, seeds, *best, options, work->left() / kPoolShare, work);
   if (pool.empty()) return;
   if (tokens <= kMostTokens && OrderGraph::Exact(problem) && work->left() > 0) {
+    // Draws are new in each round, so that no round fits the order to its own for good; which round
+    // was the last that helped is told by draws that none of them sees.
     Found steadied = pool.front();
-    steadied.order =
-        SampledSearch(problem, steadied.order, options.noise, options.seed, work).Run(work->left());
-    steadied.from += ", steadied";
-    offer(std::move(steadied));
+    const std::string from = steadied.from;
+    const int64_t share = work->left() / kRounds;
+    for (int round = 0; round < kRounds && !work->spent(); ++round) {
+      const auto draws = static_cast<uint64_t>(round) * 1'000;
+      const int64_t left = kRounds - round;
+      SampledSearch search(problem, steadied.order, options.noise,
+                           options.seed + static_cast<uint64_t>(round), kTrainSeed + draws, work);
+      steadied.order = search.Run(share, 1024 * left / kRounds, 1024 * (left - 1) / kRounds);
+      steadied.from = from + ", steadied";
+      offer(steadied);
+    }
   }
   offer(std::move(pool.front()));
 }

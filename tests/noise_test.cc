@@ -101,7 +101,12 @@ TEST_SUITE("property") {
       }
       if (i % 20 != 0) continue;
       const OrderGraph anew(problem, graph.ToOrder());
-      CHECK(times.sum() == NoiseTimes(problem, anew, 0.1, 5, 20).sum());
+      const NoiseTimes fresh(problem, anew, 0.1, 5, 20);
+      CHECK(times.sum() == fresh.sum());
+      for (int from = 0; from + 1 < graph.length(rank); ++from) {
+        const OrderGraph::Move other = graph.Shorten({rank, from, from + 1});
+        if (other.from != other.to) CHECK(times.Worse(other) == fresh.Worse(other));
+      }
       // What ends last in a draw has waited for nothing but what is on its path.
       std::vector<std::pair<int, int>> path;
       times.Path(static_cast<size_t>(i) % times.draws(), &path);

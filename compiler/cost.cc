@@ -102,7 +102,12 @@ Time ToTicks(double value, Unit unit, const std::string& place) {
     throw Error(place + ": is larger than " + FormatTime(kMaxCost, unit) + " " +
                 std::string(Name(unit)) + ", the largest cost there is");
   }
-  return static_cast<Time>(std::llround(ticks));
+  const auto whole = static_cast<Time>(std::llround(ticks));
+  if (value > 0 && whole == 0) {
+    throw Error(place + ": is less than " + FormatTime(1, unit) + " " + std::string(Name(unit)) +
+                ", the least time that counts: give that or more, or 0");
+  }
+  return whole;
 }
 
 double FromTicks(Time ticks, Unit unit) {

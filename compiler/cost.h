@@ -23,8 +23,8 @@ std::string_view Name(Unit unit);  ///< "ns" "us" "ms" "s" "unit"
 Unit ParseUnit(std::string_view name);
 /// Ticks in one unit: 1, 1'000, 1'000'000, 1'000'000'000, 1'000'000.
 Time TicksPerUnit(Unit unit);
-/// Nearest tick. Throws Error if not finite, negative or above kMaxCost; `place` begins the
-/// message.
+/// Nearest tick. Throws Error if not finite, negative, above kMaxCost, or above 0 and nearest to 0
+/// ticks; `place` begins the message.
 Time ToTicks(double value, Unit unit, const std::string& place);
 /// In the unit, exact for every value ToTicks gives.
 double FromTicks(Time ticks, Unit unit);

@@ -99,8 +99,11 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
     if (!(cost.bandwidth > 0) || cost.bandwidth > kMaxBandwidth) {
       bandwidth->Fail(std::string("must be ") + kNoun + ", is " + FormatReal(cost.bandwidth));
     }
-    cost.occupancy = ToTicks(static_cast<double>(cost.bytes) / cost.bandwidth, unit,
-                             comm.where() + ": \"bytes\" / \"bandwidth\"");
+    const double occupied = static_cast<double>(cost.bytes) / cost.bandwidth;
+    // Messages that take less than a tick do not wait for each other.
+    if (occupied * static_cast<double>(TicksPerUnit(unit)) >= 0.5) {
+      cost.occupancy = ToTicks(occupied, unit, comm.where() + ": \"bytes\" / \"bandwidth\"");
+    }
   }
   return cost;
 }

@@ -333,8 +333,10 @@ TEST_SUITE("property") {
       if (random() % 2 == 0) costs.comm.bytes = static_cast<int64_t>(random() % (1 << 30));
       if (random() % 2 == 0) {
         costs.comm.bandwidth = std::ldexp(1.0 + static_cast<double>(random() >> 12), -20);
-        costs.comm.occupancy = ToTicks(static_cast<double>(costs.comm.bytes) / costs.comm.bandwidth,
-                                       costs.unit, "bandwidth");
+        const double occupancy = static_cast<double>(costs.comm.bytes) / costs.comm.bandwidth;
+        if (occupancy * static_cast<double>(TicksPerUnit(costs.unit)) >= 0.5) {
+          costs.comm.occupancy = ToTicks(occupancy, costs.unit, "bandwidth");
+        }
       }
       if (random() % 2 == 0) {
         costs.memory = MemoryCost{.activation_bytes = 1000,

@@ -25,6 +25,10 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a cost that is no cost is refused") {
     CHECK(Failure([] { ToTicks(-1, Unit::kUnit, "/stage/f"); }) == "/stage/f: must be >= 0");
+    CHECK(ToTicks(0, Unit::kMicroseconds, "") == 0);
+    CHECK(ToTicks(0.0005, Unit::kMicroseconds, "") == 1);
+    CHECK(Failure([] { ToTicks(0.0004, Unit::kMicroseconds, "--f"); }) ==
+          "--f: is less than 0.001 us, the least time that counts: give that or more, or 0");
     CHECK(Failure([] { ToTicks(std::numeric_limits<double>::quiet_NaN(), Unit::kUnit, "--f"); }) ==
           "--f: must be a finite number");
     CHECK(Failure([] { ToTicks(1e300, Unit::kMilliseconds, "--f"); }) ==

@@ -99,6 +99,18 @@ std::vector<Plan> SeedsOf(const Plan& frame, const CostModel& costs, int64_t lim
   return seeds;
 }
 
+/// The order that a schedule has where every instruction takes the same time and messages none.
+Plan AtUnitCost(const std::string& schedule, const Plan& frame, const CostModel& costs) {
+  CostModel unit = UniformCosts(1, 1, 1, 0);
+  unit.memory = costs.memory;
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = frame.ranks;
+  spec.microbatches = frame.microbatches;
+  spec.costs = unit;
+  return GeneratePlan(spec);
+}
+
 std::string Label(std::string_view set, int ranks, int microbatches) {
   return std::string(set) + " P=" + std::to_string(ranks) + " M=" + std::to_string(microbatches);
 }
@@ -185,13 +197,18 @@ std::vector<BenchInstance> VInstances(int max_ranks) {
         const int m = times * ranks;
         const Plan frame = SingleRoutePlan(SpecOf(ranks, m), VPlacement(ranks));
         const std::string name = Label(set.name, ranks, m);
-        const std::pair<const char*, double> memory[] = {
-            {"v 1.5x", 1.5 * 2 * ranks * each},
-            {"v 1x", 1.0 * 2 * ranks * each},
-            {"v V-Half", PeakOf("v-half", ranks, m, costs)},
-            {"v V-Min", PeakOf("v-min", ranks, m, costs)}};
-        for (const auto& [group, limit] : memory) {
+        struct Memory {
+          const char* group;
+          double limit;
+          const char* published;
+        };
+        const Memory memory[] = {{"v 1.5x", 1.5 * 2 * ranks * each, "zb-v"},
+                                 {"v 1x", 1.0 * 2 * ranks * each, "zb-v"},
+                                 {"v V-Half", PeakOf("v-half", ranks, m, costs), "v-half"},
+                                 {"v V-Min", PeakOf("v-min", ranks, m, costs), "v-min"}};
+        for (const auto& [group, limit, published] : memory) {
           instances.push_back(Make(group, name, frame, costs, limit));
+          instances.back().published = {AtUnitCost(published, frame, costs)};
         }
       }
     }

@@ -16,6 +16,9 @@ struct BenchInstance {
   CostModel costs;
   int64_t limit = 0;
   std::vector<Plan> seeds;  ///< every schedule of the table with these routes
+  /// Of the schedule that the group's memory comes from, in the order it has at unit cost, if the
+  /// group has one.
+  std::vector<Plan> published;
 };
 
 /// One stage a rank: 11 sets of costs, P 4 8 16, M P 2P 4P 8P, 1, 1.5 and 2 times 1F1B's memory.

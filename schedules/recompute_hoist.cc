@@ -15,10 +15,10 @@ namespace {
 /// so nothing is ever later for it.
 class Hoister {
  public:
-  Hoister(const Plan& plan, size_t rank, const std::vector<Span>& spans, const CostModel& costs,
-          const ChunkBytes& bytes, int64_t most)
+  Hoister(const Plan& plan, const RecomputedChunks& recomputed, size_t rank,
+          const std::vector<Span>& spans, const CostModel& costs, const ChunkBytes& bytes,
+          int64_t most)
       : program_(plan.programs[rank]), spans_(spans), costs_(costs), bytes_(bytes), most_(most) {
-    const RecomputedChunks recomputed(plan);
     int64_t held = 0;
     for (size_t at = 0; at < program_.size(); ++at) {
       const Instruction& i = program_[at];
@@ -96,12 +96,15 @@ int64_t LargestPeak(const Simulation& simulation) {
 Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit) {
   constexpr int kRounds = 4;
   Simulation now = Simulate(plan, costs);
-  const ChunkBytes bytes = BytesOfChunk(costs, RecomputedChunks(plan).any());
+  // Which chunks are recomputed does not change by moving R.
+  const RecomputedChunks recomputed(plan);
+  const ChunkBytes bytes = BytesOfChunk(costs, recomputed.any());
   const int64_t most = limit.value_or(LargestPeak(now));
   for (int round = 0; round < kRounds; ++round) {
     Plan next = plan;
     for (size_t r = 0; r < next.programs.size(); ++r) {
-      next.programs[r] = Hoister(plan, r, now.timeline.ranks[r], costs, bytes, most).Run();
+      next.programs[r] =
+          Hoister(plan, recomputed, r, now.timeline.ranks[r], costs, bytes, most).Run();
     }
     Simulation then = Simulate(next, costs);
     if (then.makespan >= now.makespan) break;

@@ -142,9 +142,12 @@ Row Measure(const BenchInstance& instance, const Options& options) {
   row.over_table = Gain(found->makespan, bound, BestOf(problem, instance.seeds));
   row.over_published = Gain(found->makespan, bound, BestOf(problem, instance.published));
   if (options.each) {
-    std::printf("%-18s %-20s gap %8.4f %%  gain %7.3f %% %7.3f %%  %7.0f ms  %s\n",
-                instance.group.c_str(), instance.name.c_str(), gap, row.over_table.gain,
-                row.over_published.gain, cpu, found->from.c_str());
+    std::printf("%-18s %-20s gap %8.4f %%  gain", instance.group.c_str(), instance.name.c_str(),
+                gap);
+    for (const Gain& over : {row.over_table, row.over_published}) {
+      if (over.instances > 0) std::printf(" %7.3f %%", over.gain);
+    }
+    std::printf("  %7.0f ms  %s\n", cpu, found->from.c_str());
     std::fflush(stdout);
   }
   return row;

@@ -47,6 +47,13 @@ enum class Op : uint8_t {
 #undef CF_OP
 };
 
+/// How many operations there are.
+inline constexpr int kOpCount = 0
+#define CF_OP(name, operands, work) +1
+    CF_OPS(CF_OP)
+#undef CF_OP
+    ;
+
 /// What stands behind the operation's name.
 enum class Operands : uint8_t {
   kChunk,    ///< s3 m7

@@ -14,13 +14,6 @@ namespace {
 /// Messages of one process that nobody has received yet: more than any plan has under way.
 constexpr size_t kMaxArrived = size_t{1} << 18;
 
-/// The operations there are.
-constexpr int kOps = 0
-#define CF_OP(name, operands, work) +1
-    CF_OPS(CF_OP)
-#undef CF_OP
-    ;
-
 Label LabelOf(const Frame& frame) {
   Label label;
   label.instruction.op = static_cast<Op>(frame.op);
@@ -214,7 +207,7 @@ void TcpTraffic::Take(Peer* peer, const Frame& frame) {
 }
 
 void TcpTraffic::TakeLabel(Peer* peer, const Frame& frame) {
-  if (frame.channel >= Wire::kChannels || frame.op >= kOps || frame.layer < INT16_MIN ||
+  if (frame.channel >= Wire::kChannels || frame.op >= kOpCount || frame.layer < INT16_MIN ||
       frame.layer > INT16_MAX) {
     throw Error("it sent a message with an unknown label");
   }

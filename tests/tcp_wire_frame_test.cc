@@ -20,12 +20,6 @@
 namespace contraflow {
 namespace {
 
-/// The operations there are; a frame with this one or a later one has none of them.
-constexpr uint8_t kOps = 0
-#define CF_OP(name, operands, work) +1
-    CF_OPS(CF_OP)
-#undef CF_OP
-    ;
 /// A wire and the bare other end of its only connection.
 struct Bare {
   Bare() {
@@ -86,7 +80,7 @@ TEST_SUITE("unit") {
     channel.channel = 3;
     CHECK(Says({channel}) == lost + "it sent a message with an unknown label");
     Frame op = FrameOf(kLabel, 0, 0, 8);
-    op.op = kOps;
+    op.op = kOpCount;
     CHECK(Says({op}) == lost + "it sent a message with an unknown label");
     Frame layer = FrameOf(kLabel, 0, 0, 8);
     layer.layer = 1 << 15;
@@ -149,7 +143,7 @@ TEST_SUITE("unit") {
             FrameOf(static_cast<Frame::Kind>(random() % 5), static_cast<int>(random() % 4),
                     static_cast<int>(random() % 4), random() % 20);
         frame.channel = static_cast<uint8_t>(random() % 4);
-        frame.op = static_cast<uint8_t>(random() % (kOps + 3));
+        frame.op = static_cast<uint8_t>(random() % (kOpCount + 3));
         bare.Write(frame);
         if (frame.kind == Frame::kBytes) {
           const Bytes bytes = Pattern(static_cast<size_t>(frame.bytes), random());

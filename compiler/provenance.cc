@@ -57,6 +57,9 @@ Provenance ReadProvenance(const JsonCursor& field, Unit unit) {
   }
   provenance.makespan = ReadTime(field.Required("makespan"), "a makespan", unit);
   provenance.bound = ReadTime(field.Required("bound"), "a bound", unit);
+  if (provenance.makespan < provenance.bound) {
+    field.Required("makespan").Fail("must be no shorter than \"bound\", which is proven");
+  }
   provenance.budget = field.Required("budget_ns").Integer("nanoseconds", 0, INT64_MAX);
   provenance.seed = static_cast<uint64_t>(field.Required("seed").Integer("a seed", 0, INT64_MAX));
   if (const auto noise = field.Optional("noise")) {

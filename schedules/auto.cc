@@ -6,8 +6,9 @@
 //
 // The costs describe a model; every placement gets the same one, its stages cut in parts or merged
 // (schedules/restage.h), so that their steps compare. A placement whose proven bound is no shorter
-// than what is found already is not searched. The rest share the budget, which counts evaluated
-// instructions: the result depends on the spec alone and not on the machine.
+// than what is found already is not searched. Each of the others has the whole budget, so that all
+// of them give nothing longer than one alone. It counts evaluated instructions: the result depends
+// on the spec and not on the machine.
 //
 // Published orders come first and the search only ever replaces an order by a better one, so the
 // plan is never longer than any schedule of the table that fits the same placement and memory.
@@ -44,44 +45,27 @@ struct Choice {
   Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
 };
 
-/// The budget of a search over several candidates, in nanoseconds.
-class Budget {
- public:
-  explicit Budget(const SearchOptions& options)
-      : options_(options), left_(std::max<int64_t>(options.budget, 0)) {}
+/// Options of the i-th candidate's search: reports say which of all it is and count the whole.
+SearchOptions OptionsFor(const Spec& spec, const std::vector<Candidate>& candidates, size_t i) {
+  SearchOptions options = spec.search;
+  options.placement = candidates[i].placement;
+  if (!options.report) return options;
+  const std::string placement(Name(options.placement));
+  const auto count = static_cast<double>(candidates.size());
+  const double before = static_cast<double>(i) / count;
+  options.report = [=, report = spec.search.report](const SearchState& state) {
+    SearchState total = state;
+    const std::string phase = placement + ", " + std::string(state.phase);
+    total.phase = phase;
+    total.spent = before + state.spent / count;
+    report(total);
+  };
+  return options;
+}
 
-  /// Options for one of `candidates` that are left: its share, and reports that count the whole.
-  SearchOptions Share(const Candidate& candidate, size_t candidates) const {
-    SearchOptions share = options_;
-    share.placement = candidate.placement;
-    share.budget = left_ / static_cast<int64_t>(candidates);
-    if (!options_.report) return share;
-    const double whole = std::max(1.0, static_cast<double>(options_.budget));
-    const double before = static_cast<double>(options_.budget - left_) / whole;
-    const double part = static_cast<double>(share.budget) / whole;
-    const auto report = options_.report;
-    const std::string placement(Name(candidate.placement));
-    share.report = [=](const SearchState& state) {
-      SearchState total = state;
-      const std::string phase = placement + ", " + std::string(state.phase);
-      total.phase = phase;
-      total.spent = before + part * state.spent;
-      report(total);
-    };
-    return share;
-  }
-
-  /// Takes what a candidate used of its share.
-  void Take(const SearchOptions& share, const SearchWork& work) {
-    left_ -= std::max<int64_t>(0, share.budget - work.left() * kNanosecondsEach);
-  }
-
-  bool interrupted() const { return options_.stop != nullptr && options_.stop->load(); }
-
- private:
-  const SearchOptions& options_;
-  int64_t left_;
-};
+bool Interrupted(const Spec& spec) {
+  return spec.search.stop != nullptr && spec.search.stop->load();
+}
 
 /// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
 /// apart into components; no published one that fits may.
@@ -120,12 +104,13 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
       ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
 }
 
-Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
-                       const SearchOptions& options, SearchWork* work) {
+Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
+                  const SearchOptions& options) {
   const Spec& spec = candidate.spec;
+  SearchWork work(options);
   const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
   // What reaches the bound is enough, unless other figures than its makespan count as well.
-  const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && spec.search.noise == 0;
+  const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
   const std::vector<Plan> published =
       PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt);
   // Where lanes are shared, half of the work is left for the search on them.
@@ -136,14 +121,14 @@ Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
     half.budget /= 2;
     SearchWork chunks(half);
     found = Search(problem, published, bound, half, &chunks);
-    work->Spend(half.budget / kNanosecondsEach - chunks.left());
+    work.Spend(half.budget / kNanosecondsEach - chunks.left());
   } else {
-    found = Search(problem, published, bound, options, work);
+    found = Search(problem, published, bound, options, &work);
   }
   if (!found) {
     // Policies may miss what is tight; this one holds least of all.
     const std::vector<Plan> serial = {SerialOrder(candidate.frame)};
-    found = Search(problem, serial, bound, options, work);
+    found = Search(problem, serial, bound, options, &work);
   }
   CF_ASSERT(found);
   Choice choice{ToPlan(problem, found->order), 0};
@@ -161,18 +146,31 @@ Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
   if (cost_stages != candidate.frame.stages) choice.plan.provenance->cost_stages = cost_stages;
   choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
   PreferShorterSteps(problem, published, spec.search, &choice);
-  if (lanes) ImproveOnLanes(spec, work, &choice);
+  if (lanes) ImproveOnLanes(spec, &work, &choice);
   return choice;
+}
+
+Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
+                       const SearchOptions& options) {
+  Choice choice = SearchOnce(candidate, bound, cost_stages, options);
+  const Spec& spec = candidate.spec;
+  if (options.noise == 0 || (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search))) {
+    return choice;
+  }
+  // An order that stands noise is no longer than another, but its step may be.
+  SearchOptions exact = options;
+  exact.noise = 0;
+  Choice plain = SearchOnce(candidate, bound, cost_stages, exact);
+  return plain.step < choice.step ? plain : choice;
 }
 
 Plan Generate(const Spec& spec) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
   std::optional<Choice> best;
   std::optional<Error> misfit;
-  Budget budget(spec.search);
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
-    if (best && budget.interrupted()) break;
+    if (best && Interrupted(spec)) break;
     const std::optional<int64_t> limit = candidate.spec.memory_limit;
     if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
     try {
@@ -180,10 +178,8 @@ Plan Generate(const Spec& spec) {
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
       const bool components = spec.search.components && spec.costs.moe;
       if (best && !components && bound.value >= best->step) continue;
-      const SearchOptions share = budget.Share(candidate, candidates.size() - i);
-      SearchWork work(share);
-      Choice choice = SearchCandidate(candidate, bound.value, CostStages(spec), share, &work);
-      budget.Take(share, work);
+      const SearchOptions options = OptionsFor(spec, candidates, i);
+      Choice choice = SearchCandidate(candidate, bound.value, CostStages(spec), options);
       if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
@@ -192,7 +188,7 @@ Plan Generate(const Spec& spec) {
   }
   if (!best && misfit) throw *misfit;
   if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
-  best->plan.provenance->interrupted = budget.interrupted();
+  best->plan.provenance->interrupted = Interrupted(spec);
   return std::move(best->plan);
 }
 

@@ -150,7 +150,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RestageRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
-    candidate.spec.search.budget /= kSearches * static_cast<int64_t>(candidates.size());
+    candidate.spec.search.budget /= kSearches;
     if (freely && !spec.memory_limit) continue;
     if (!shortest.MayImprove(candidate)) continue;
     OfferAll(candidate, &shortest, &misfit);

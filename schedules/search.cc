@@ -42,16 +42,14 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
     if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
   }
   if (!best) return best;
-  const bool noisy = options.noise > 0;
   if (problem.pairs) {
-    const int64_t budget = work->left() / (noisy ? 2 : 1) / 4 * 3;
-    ImprovePairs(problem, bound, options.seed, budget, work, &*best);
+    ImprovePairs(problem, bound, options.seed, work->left() / 4 * 3, work, &*best);
   }
-  // What is left of the budget serves the expected makespan, if that is asked for.
-  ImproveWithin(problem, bound, options.seed, noisy ? work->left() / 2 : work->left(), work,
-                &*best);
-  if (noisy && !work->spent()) {
-    LowerExpected(problem, seeds, options, work, &*best);
+  ImproveWithin(problem, bound, options.seed, work->left(), work, &*best);
+  if (options.noise > 0) {
+    // A second budget, so that the order is as short as without noise.
+    SearchWork more(options);
+    LowerExpected(problem, seeds, options, &more, &*best);
   }
   return best;
 }

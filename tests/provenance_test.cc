@@ -72,6 +72,8 @@ TEST_SUITE("unit") {
     CHECK(With("66.5", "-1").find("p.json: /provenance/makespan: ") == 0);
     CHECK(With("66.5", "1e300").find("p.json: /provenance/makespan: ") == 0);
     CHECK(With("\"bound\": 64", "\"bound\": \"64\"").find("p.json: /provenance/bound: ") == 0);
+    CHECK(With("\"bound\": 64", "\"bound\": 66.6") ==
+          "p.json: /provenance/makespan: must be no shorter than \"bound\", which is proven");
     CHECK(With("\"seed\": 7", "\"seed\": -7").find("p.json: /provenance/seed: ") == 0);
     CHECK(With("\"seed\": 7", "\"seed\": 1, \"seed\": 7") ==
           "p.json: /provenance/seed: is given twice; keep one");

@@ -1,4 +1,6 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -9,7 +11,6 @@
 #include "tools/comparison_text.h"
 #include "tools/costs_option.h"
 #include "tools/exit.h"
-#include "tools/interrupt.h"
 #include "tools/options.h"
 #include "tools/progress.h"
 #include "tools/search_option.h"
@@ -70,10 +71,10 @@ std::vector<Point> MakePoints(const CompareOptions& options) {
   return points;
 }
 
-std::string Text(const CompareOptions& options, const std::vector<Point>& points) {
+std::string Text(const CompareOptions& options, const std::vector<Point>& points, bool sweep) {
   const Point& first = points.front();
   if (options.csv) return SweepCsv(points);
-  if (points.size() > 1) {
+  if (sweep) {
     return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
   }
   if (options.json) return FormatJson({ComparisonToJson(first.question, first.rows)});
@@ -86,21 +87,25 @@ int Run(const CompareOptions& options) {
     throw UsageError("compare: --csv: is another form than --json; give one of them");
   }
   std::vector<Point> points = MakePoints(options);
+  const bool sweep = points.size() > 1;
+  size_t compared = 0;
   bool interrupted = false;
   {
-    std::optional<Progress> progress;
-    progress.emplace("comparing");
-    const Interrupt interrupt;
-    for (Point& point : points) {
-      Question& question = point.question;
-      WatchSearch(interrupt, &*progress, question.spec.costs.unit, &question.spec.search);
-      point.rows = Compare(question, &*progress);
+    Progress progress("comparing");
+    for (; compared < points.size() && !interrupted; ++compared) {
+      Point& point = points[compared];
+      point.rows = Compare(point.question, &progress);
+      interrupted = std::any_of(point.rows.begin(), point.rows.end(),
+                                [](const Row& row) { return row.interrupted(); });
     }
-    interrupted = interrupt.happened();
   }
-  WriteFile("-", Text(options, points));
+  const size_t missing = points.size() - compared;
+  points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
+  WriteFile("-", Text(options, points, sweep));
   if (interrupted) {
-    std::fputs("contraflow: interrupted: auto is the best that was found so far\n", stderr);
+    std::string text = "contraflow: interrupted: auto is the best that was found so far";
+    if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
+    std::fputs((text + "\n").c_str(), stderr);
   }
   return kExitFine;
 }
@@ -115,10 +120,9 @@ std::function<int()> Add(CLI::App* app) {
   AddInteger(app, "--chunks", &options->chunks, "V",
              "stages a rank holds where they are interleaved (default: 2)");
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
-  app->add_option("--memory-limit", options->memory_limit,
-                  "reject what holds more on a rank, overlap as far as that;\n"
-                  "several as 1x,1.5x for a sweep; see contraflow compile --help")
-      ->type_name("BYTES|Nx,...");
+  AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
+          "reject what holds more on a rank, overlap as far as that;\n"
+          "several as 1x,1.5x for a sweep; see contraflow compile --help");
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again, in every schedule; see\n"

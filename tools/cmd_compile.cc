@@ -182,12 +182,11 @@ std::function<int()> Add(CLI::App* app) {
                   "cpu, or cuda: what is to run the plan, as the values of a --model\n"
                   "take other sizes there (default: cpu)")
       ->type_name("DEVICE");
-  app->add_option("--memory-limit", options->memory_limit,
-                  "most bytes of activations a rank may hold (a count where the\n"
-                  "costs give no bytes), or N times what 1F1B's first rank holds;\n"
-                  "components overlap as far as it allows (default: as far as no\n"
-                  "rank holds more than the schedule's fullest)")
-      ->type_name("BYTES|Nx");
+  AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx",
+          "most bytes of activations a rank may hold (a count where the\n"
+          "costs give no bytes), or N times what 1F1B's first rank holds;\n"
+          "components overlap as far as it allows (default: as far as no\n"
+          "rank holds more than the schedule's fullest)");
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again before their backward, so\n"

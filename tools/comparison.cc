@@ -7,7 +7,9 @@
 #include "compiler/recomputed.h"
 #include "schedules/rows.h"
 #include "tools/build.h"
+#include "tools/interrupt.h"
 #include "tools/progress.h"
+#include "tools/search_option.h"
 
 namespace contraflow {
 namespace {
@@ -91,8 +93,14 @@ Built PublishedOnly(const Spec& spec, const Question& question) {
   return chunks;
 }
 
-Row MakeRow(const Schedule& schedule, const Question& question) {
-  const Spec spec = SpecFor(schedule, question);
+Row MakeRow(const Schedule& schedule, const Question& question, Progress* progress) {
+  Spec spec = SpecFor(schedule, question);
+  // What is searched has a best so far; the others end with the process.
+  std::optional<Interrupt> interrupt;
+  if (&schedule == &kAuto) {
+    interrupt.emplace();
+    WatchSearch(*interrupt, progress, spec.costs.unit, &spec.search);
+  }
   Row row;
   row.schedule = spec.schedule;
   row.stages = schedule.stages(spec);
@@ -124,7 +132,7 @@ std::vector<Row> Compare(const Question& question, Progress* progress) {
   for (const Schedule* schedule : Schedules()) {
     if (schedule == &kAuto && !question.searched) continue;
     if (progress != nullptr) progress->Say("compiling " + std::string(schedule->name));
-    rows.push_back(MakeRow(*schedule, question));
+    rows.push_back(MakeRow(*schedule, question, progress));
   }
   return rows;
 }

@@ -31,6 +31,7 @@ struct Row {
   std::string rejected;
 
   Time makespan() const { return report->simulation.makespan; }
+  bool interrupted() const { return provenance && provenance->interrupted; }
 };
 
 /// What schedules are compared for: a shape, costs, a limit, a search.
@@ -47,6 +48,7 @@ struct Question {
 };
 
 /// A row for every schedule, `auto` last. Says on `progress`, if there is one, which is compiled.
+/// Ctrl-C while it searches gives the best so far.
 std::vector<Row> Compare(const Question& question, Progress* progress);
 
 }  // namespace contraflow

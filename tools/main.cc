@@ -72,7 +72,7 @@ std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
   if (!left_over.empty()) return left_over;
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    return text.substr(0, text.find(':')) + " needs one value, and is given once";
+    return text.substr(0, text.find(':')) + " must be given once, with one value";
   }
   return text;
 }

@@ -28,8 +28,9 @@ int64_t ReadInteger(const std::string& name, const std::string& text, int64_t lo
   return value;
 }
 
-CLI::Option* AddText(CLI::App* app, const std::string& name, const std::string& noun,
-                     const std::string& help, const std::function<void(const std::string&)>& set) {
+CLI::Option* AddReader(CLI::App* app, const std::string& name, const std::string& noun,
+                       const std::string& help,
+                       const std::function<void(const std::string&)>& set) {
   return app->add_option_function<std::string>(name, set, help)->type_name(noun);
 }
 
@@ -48,21 +49,21 @@ std::vector<std::string> Split(const std::string& list) {
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
                         const std::string& help) {
   using Limits = std::numeric_limits<int>;
-  return AddText(app, name, noun, help, [=](const std::string& text) {
+  return AddReader(app, name, noun, help, [=](const std::string& text) {
     *field = static_cast<int>(ReadInteger(name, text, Limits::min(), Limits::max()));
   });
 }
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
                         const std::string& noun, const std::string& help) {
-  return AddText(app, name, noun, help, [=](const std::string& text) {
+  return AddReader(app, name, noun, help, [=](const std::string& text) {
     *field = ReadInteger(name, text, 0, std::numeric_limits<int64_t>::max());
   });
 }
 
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help) {
-  return AddText(app, name, noun, help, [=](const std::string& text) {
+  return AddReader(app, name, noun, help, [=](const std::string& text) {
     const char* const end = text.data() + text.size();
     double value = 0;
     const auto [at, error] = std::from_chars(text.data(), end, value);
@@ -76,9 +77,17 @@ CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<dou
   });
 }
 
+CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
+                     const std::string& noun, const std::string& help) {
+  return AddReader(app, name, noun, help, [=](const std::string& text) {
+    if (text.empty()) throw CLI::ValidationError(name, "needs a value, is \"\"");
+    *field = text;
+  });
+}
+
 CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* field,
                        const std::string& known, const std::string& help) {
-  return AddText(app, name, known, help, [=](const std::string& text) {
+  return AddReader(app, name, known, help, [=](const std::string& text) {
     const std::vector<std::string> names = Split(known);
     for (const std::string& candidate : names) {
       if (candidate == text) {

@@ -23,6 +23,10 @@ CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<in
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help);
 
+/// An option that takes any text but none at all, as an unset variable of a shell is.
+CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
+                     const std::string& noun, const std::string& help);
+
 /// An option that takes one of `known`, a list such as "text|grid"; anything else is a usage error.
 CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* field,
                        const std::string& known, const std::string& help);

@@ -42,8 +42,9 @@ void AddSearchOptions(CLI::App* app, SearchOption* option) {
                   "(default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
-                  "of auto: how long to search, about; what counts is evaluated\n"
-                  "instructions, so the result is the same everywhere (default: 1s)")
+                  "of auto: how long to search each placement, about, and as long\n"
+                  "again for --noise; what counts is evaluated instructions, so the\n"
+                  "result is the same everywhere (default: 1s)")
       ->type_name("500ms|1s|2m");
   AddInteger(app, "--seed", &option->seed, "N", "of auto: another search (default: 0)");
   AddNumber(app, "--noise", &option->noise, "X",

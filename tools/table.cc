@@ -38,6 +38,8 @@ int TextWidth(const std::string& text) {
 }
 
 std::string FormatPercent(double ratio) {
+  // What is not nothing does not read so: a gap of nothing is a proof.
+  if (ratio > 0 && ratio < 0.00005) return "<0.01 %";
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, "%.2f %%", 100 * ratio);
   return buffer;

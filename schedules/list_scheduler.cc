@@ -186,6 +186,8 @@ std::optional<Time> ListScheduler::RunInOrder(const Order& guide, const Rules& r
   while (queue_.first_time() != kNever && !given_up_) {
     DecideInOrder(queue_.first(), queue_.first_time());
   }
+  // Words of ranks that do not go together wait for each other for ever.
+  if (started_ < total_) return std::nullopt;
   return Finish();
 }
 

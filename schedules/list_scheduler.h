@@ -25,7 +25,8 @@ class ListScheduler {
   /// The makespan if it is below `below`; gives up as soon as it cannot be.
   std::optional<Time> Run(const Rules& rules, Time below);
   /// Forwards and backwards in the order of `guide` (which has nothing else) on every rank; only
-  /// weight gradients where the rules want them. Nothing also where memory forbids that order.
+  /// weight gradients where the rules want them. Nothing also where memory forbids that order, or
+  /// its ranks would wait for each other for ever.
   std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
   /// Of the last run, which has returned something.
   Order TakeOrder() const;

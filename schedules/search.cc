@@ -8,6 +8,7 @@
 #include "schedules/local_search.h"
 #include "schedules/noise.h"
 #include "schedules/pair_search.h"
+#include "schedules/small_start.h"
 
 namespace contraflow {
 namespace {
@@ -44,6 +45,11 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
   if (!best) return best;
   if (problem.pairs) {
     ImprovePairs(problem, bound, options.seed, work->left() / 4 * 3, work, &*best);
+  }
+  if (problem.frame.routes.size() > 1) {
+    const int64_t budget = work->left();
+    ImproveWithin(problem, bound, options.seed, budget / 4, work, &*best);
+    StartSmall(problem, bound, options, budget / 2, work, &*best);
   }
   ImproveWithin(problem, bound, options.seed, work->left(), work, &*best);
   if (options.noise > 0) {

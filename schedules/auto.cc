@@ -63,10 +63,6 @@ SearchOptions OptionsFor(const Spec& spec, const std::vector<Candidate>& candida
   return options;
 }
 
-bool Interrupted(const Spec& spec) {
-  return spec.search.stop != nullptr && spec.search.stop->load();
-}
-
 /// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
 /// apart into components; no published one that fits may.
 void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
@@ -170,7 +166,7 @@ Plan Generate(const Spec& spec) {
   std::optional<Error> misfit;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
-    if (best && Interrupted(spec)) break;
+    if (best && Stopped(spec.search)) break;
     const std::optional<int64_t> limit = candidate.spec.memory_limit;
     if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
     try {
@@ -188,7 +184,7 @@ Plan Generate(const Spec& spec) {
   }
   if (!best && misfit) throw *misfit;
   if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
-  best->plan.provenance->interrupted = Interrupted(spec);
+  best->plan.provenance->interrupted = Stopped(spec.search);
   return std::move(best->plan);
 }
 

@@ -16,6 +16,7 @@
 #include "schedules/recompute.h"
 #include "schedules/registry.h"
 #include "schedules/rows.h"
+#include "schedules/search_work.h"
 #include "schedules/serial.h"
 #include "schedules/step_time.h"
 
@@ -24,10 +25,6 @@ namespace {
 
 /// Searches that GenerateRecomputed makes of one spec at most; they share the budget evenly.
 constexpr int kSearches = 3;
-
-bool Interrupted(const Spec& spec) {
-  return spec.search.stop != nullptr && spec.search.stop->load();
-}
 
 bool FitsLimit(const Plan& plan, const Spec& spec) {
   if (!spec.memory_limit) return true;
@@ -81,7 +78,7 @@ class Shortest {
                        .budget = spec_.search.budget,
                        .seed = spec_.search.seed,
                        .noise = spec_.search.noise,
-                       .interrupted = Interrupted(spec_)};
+                       .interrupted = Stopped(spec_.search)};
     if (CostStages(spec_) != plan.stages) plan.provenance->cost_stages = CostStages(spec_);
     best_ = std::move(plan);
   }
@@ -104,7 +101,7 @@ class Shortest {
 /// Its own orders and the published ones, those that are searched last.
 void OfferAll(const Candidate& candidate, Shortest* shortest, std::optional<Error>* misfit) {
   for (const Schedule* schedule : Schedules()) {
-    if (shortest->best() && Interrupted(candidate.spec)) return;
+    if (shortest->best() && Stopped(candidate.spec.search)) return;
     Spec spec = candidate.spec;
     spec.schedule = schedule->name;
     if (!schedule->reject(spec).empty()) continue;
@@ -154,7 +151,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
     if (freely && !spec.memory_limit) continue;
     if (!shortest.MayImprove(candidate)) continue;
     OfferAll(candidate, &shortest, &misfit);
-    if (Interrupted(spec) && shortest.best()) break;
+    if (Stopped(spec.search) && shortest.best()) break;
   }
   if (!shortest.best() && misfit && !(spec.memory_limit && LeastLimit(spec, true))) throw *misfit;
   if (!shortest.best()) throw Error(spec.schedule + " " + DescribeMisfit(spec));

@@ -11,6 +11,10 @@ constexpr int64_t kReports = 100;
 
 }  // namespace
 
+bool Stopped(const SearchOptions& options) {
+  return options.stop != nullptr && options.stop->load(std::memory_order_relaxed);
+}
+
 SearchWork::SearchWork(const SearchOptions& options) : options_(options) {
   const int64_t budget = std::max<int64_t>(options.budget, 0);
   // In two parts, since the product of both factors need not fit. A week is more than anyone waits.
@@ -23,7 +27,7 @@ SearchWork::SearchWork(const SearchOptions& options) : options_(options) {
 bool SearchWork::Spend(int64_t instructions) {
   done_ += instructions;
   if (done_ >= total_) over_ = true;
-  if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) over_ = true;
+  if (Stopped(options_)) over_ = true;
   if (options_.report && done_ >= next_report_) {
     next_report_ = done_ + std::max<int64_t>(total_ / kReports, 1);
     state_.spent = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));

@@ -7,6 +7,9 @@
 
 namespace contraflow {
 
+/// Whether the search is to end with what it has.
+bool Stopped(const SearchOptions& options);
+
 /// The clock of a search: counts evaluated instructions, so that a search ends at the same place on
 /// every machine. Asked often, reports now and then.
 class SearchWork {

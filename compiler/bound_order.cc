@@ -28,6 +28,7 @@
 
 #include "compiler/bound_queue.h"
 #include "compiler/bound_rules.h"
+#include "compiler/bound_stretch.h"
 #include "compiler/bound_work.h"
 
 namespace contraflow {
@@ -42,7 +43,17 @@ constexpr size_t kMostTogether = 64;
 class Order {
  public:
   Order(const BoundInput& input, const RouteWork& route)
-      : input_(input), route_(route), size_(route.count), rules_(RulesOf(input, route)) {
+      : input_(input),
+        route_(route),
+        size_(route.count),
+        rules_(RulesOf(input, route)),
+        remainder_(RemainderOf(input, route)),
+        to_(3 * route.stages()),
+        from_(to_) {
+    for (const Stretch& stretch : StretchesOf(input, route)) {
+      to_[Of(stretch.to, stretch.to_stage)].push_back({stretch, -stretch.each});
+      from_[Of(stretch.from, stretch.from_stage)].push_back({stretch, -stretch.each});
+    }
     const size_t all = route.stages() * size_;
     for (auto* times : {&f_head, &b_head, &w_head, &f_left, &b_left, &w_left}) {
       times->assign(all, 0);
@@ -114,9 +125,34 @@ class Order {
     }
   }
 
-  std::vector<Time>& HeadsOf(Precedence::From from) {
-    if (from == Precedence::From::kForward) return f_head;
-    return from == Precedence::From::kBackward ? b_head : w_head;
+  std::vector<Time>& HeadsOf(Pass from) {
+    if (from == Pass::kForward) return f_head;
+    return from == Pass::kBackward ? b_head : w_head;
+  }
+
+  /// By operation, `stages` apart.
+  size_t Of(Pass pass, size_t s) const { return static_cast<size_t>(pass) * route_.stages() + s; }
+
+  /// The head of an operation by what its rank has to do before it; for k = 0, 1, ..
+  Time Pull(Pass pass, size_t s, size_t k) {
+    Time head = 0;
+    for (auto& [stretch, longest] : to_[Of(pass, s)]) {
+      const Time start = HeadsOf(stretch.from)[At(stretch.from_stage, k)];
+      longest = std::max(start + stretch.once, longest + stretch.each);
+      head = std::max(head, longest);
+    }
+    return head;
+  }
+
+  /// What is left from its start on, likewise; for k = .., 1, 0.
+  Time Push(Pass pass, size_t s, size_t k) {
+    Time left = 0;
+    for (auto& [stretch, longest] : from_[Of(pass, s)]) {
+      const Time start = LeftOf(stretch.to)[At(stretch.to_stage, k)];
+      longest = std::max(start + stretch.once, longest + stretch.each);
+      left = std::max(left, longest);
+    }
+    return left;
   }
 
   void FindHeads() {
@@ -134,7 +170,8 @@ class Order {
           if (k < p.shift) continue;
           head = std::max(head, HeadsOf(p.from)[At(p.from_stage, k - p.shift)] + p.delay);
         }
-        f_head[At(s, k)] = std::max(head, HeadTogether(s, k));
+        const Time work = Pull(Pass::kForward, s, k);
+        f_head[At(s, k)] = std::max({head, HeadTogether(s, k), work});
       }
       for (size_t s = stages; s-- > 0;) {
         const ChunkWork& least = route_.least[s];
@@ -142,8 +179,10 @@ class Order {
                                ? f_head[At(s, k)] + least.f
                                : b_head[At(s + 1, k)] + route_.least[s + 1].b + route_.hop[s + 1];
         b_head[At(s, k)] =
-            std::max({ready, behind(b_head, s, least.b), f_head[At(s, k)] + least.f + least.again});
-        w_head[At(s, k)] = std::max(b_head[At(s, k)] + least.b, behind(w_head, s, RestOf(s)));
+            std::max({ready, behind(b_head, s, least.b), f_head[At(s, k)] + least.f + least.again,
+                      Pull(Pass::kBackward, s, k)});
+        w_head[At(s, k)] = std::max(
+            {b_head[At(s, k)] + least.b, behind(w_head, s, RestOf(s)), Pull(Pass::kRest, s, k)});
       }
     }
   }
@@ -169,28 +208,37 @@ class Order {
         Time after = std::max({input_.RestOnPath(route_, s, least), w, ahead(b_left, s)});
         if (s > 0) after = std::max(after, route_.hop[s] + b_left[At(s - 1, k)]);
         after = std::max(after, LeftTogether(s, k));
-        b = std::max(b, least.b + after);
+        const Time all = remainder_.backward[s] * static_cast<Time>(size_ - k);
+        b = std::max({b, least.b + after, all, Push(Pass::kBackward, s, k)});
       }
       for (size_t s = stages; s-- > 0;) {
         Time& f = f_left[At(s, k)];
         const Time next =
             s + 1 == stages ? b_left[At(s, k)] : route_.hop[s + 1] + f_left[At(s + 1, k)];
         const Time own = route_.least[s].again + b_left[At(s, k)];
-        f = std::max(f, route_.least[s].f + std::max({next, own, ahead(f_left, s)}));
+        const Time all = remainder_.forward[s] * static_cast<Time>(size_ - k);
+        f = std::max({f, route_.least[s].f + std::max({next, own, ahead(f_left, s)}), all,
+                      Push(Pass::kForward, s, k)});
       }
     }
   }
 
-  std::vector<Time>& LeftOf(Precedence::From from) {
-    if (from == Precedence::From::kForward) return f_left;
-    return from == Precedence::From::kBackward ? b_left : w_left;
+  std::vector<Time>& LeftOf(Pass from) {
+    if (from == Pass::kForward) return f_left;
+    return from == Pass::kBackward ? b_left : w_left;
   }
 
   const BoundInput& input_;
   const RouteWork& route_;
   const size_t size_;
   const MemoryRules rules_;
-  mutable std::vector<size_t> latest_;  // of Latest and LeftTogether, to allocate once
+  const Remainder remainder_;
+  struct Reach {
+    Stretch stretch;
+    Time longest;  ///< with the positions so far
+  };
+  std::vector<std::vector<Reach>> to_, from_;  // stretches by their ends
+  mutable std::vector<size_t> latest_;         // of Latest and LeftTogether, to allocate once
 };
 
 /// What one rank or link has to do.

@@ -53,26 +53,25 @@ class Maker {
 
  private:
   void AddPrecedencesOf(const std::vector<size_t>& stages, size_t j) {
-    using From = Precedence::From;
     const BoundMemory& memory = *input_.memory;
     const auto nested = static_cast<int64_t>(j);
     const auto least = [this](size_t s) { return route_.least[s]; };
-    Add(From::kBackward, stages[0], stages[j], memory.slots() - nested, least(stages[0]).b);
+    Add(Pass::kBackward, stages[0], stages[j], memory.slots() - nested, least(stages[0]).b);
     if (memory.stash > 0) {
       const int64_t kept = (nested + 1) * (memory.activation - memory.stash);
       const int64_t shift = (memory.limit - kept) / memory.stash - nested;
-      Add(From::kRest, stages[0], stages[j], shift, input_.RestOfPosition(route_, stages[0]));
+      Add(Pass::kRest, stages[0], stages[j], shift, input_.RestOfPosition(route_, stages[0]));
       if (j > 0)
-        Add(From::kRest, stages[j], stages[j], shift, input_.RestOfPosition(route_, stages[j]));
+        Add(Pass::kRest, stages[j], stages[j], shift, input_.RestOfPosition(route_, stages[j]));
     }
     if (j > 0) AddTogether({stages.begin(), stages.begin() + static_cast<ptrdiff_t>(j) + 1});
     if (j + 1 < stages.size()) {
       const int64_t shift = (memory.slots() - 1) / (nested + 1);
-      Add(From::kForward, stages[j + 1], stages[j], shift, least(stages[j + 1]).f);
+      Add(Pass::kForward, stages[j + 1], stages[j], shift, least(stages[j + 1]).f);
     }
   }
 
-  void Add(Precedence::From from, size_t from_stage, size_t to_stage, int64_t shift, Time delay) {
+  void Add(Pass from, size_t from_stage, size_t to_stage, int64_t shift, Time delay) {
     CF_ASSERT(shift >= 1);
     if (static_cast<size_t>(shift) >= route_.count) return;
     rules_.before[to_stage].push_back(

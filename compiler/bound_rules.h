@@ -9,8 +9,7 @@ namespace contraflow {
 
 /// `from` of a stage, k - shift, ends before F of another stage, k, starts.
 struct Precedence {
-  enum class From : uint8_t { kForward, kBackward, kRest };
-  From from;
+  Pass from;
   size_t from_stage, to_stage;
   size_t shift;
   Time delay;  ///< from the start of the one to the start of the other

@@ -10,6 +10,9 @@
 
 namespace contraflow {
 
+/// What a rank does with a chunk; `rest` is what of a full backward follows B.
+enum class Pass : uint8_t { kForward, kBackward, kRest };
+
 /// What the chunk of one stage and micro-batch costs its rank, at least. A full backward is B and
 /// then the rest: B gives its gradient after no less than b, and b + rest is the cheaper of bw and
 /// b + w. The pair of a forward of chunk x and a full backward of chunk y takes, by

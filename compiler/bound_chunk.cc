@@ -10,7 +10,9 @@
 //     makespan >= least head + sum of durations + least tail,
 //
 // and the largest of these is the makespan of Jackson's preemptive schedule. With all jobs in the
-// set this is head + busy. Micro-batches that cost the same are one job.
+// set this is head + busy. Micro-batches that cost the same are one job, and so are neighbours by
+// work where there are many: a set of jobs is no less than it was with the least of their heads and
+// of their tails.
 //
 // Recompute. R is one more job between F and B of its chunk, and a lag is never shorter than it.
 //
@@ -22,6 +24,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
 
 #include "compiler/bound_work.h"
 #include "compiler/jackson.h"
@@ -31,6 +36,9 @@ namespace {
 
 constexpr Time kNever = std::numeric_limits<Time>::max();
 
+/// Of one kind and stage: sorting more costs time and proves next to nothing.
+constexpr size_t kMostJobs = 32;
+
 struct Rank {
   Jackson jobs;
   Time head = kNever;
@@ -38,32 +46,71 @@ struct Rank {
   Time least_saving = kNever;
 };
 
-/// `count` micro-batches that are like the k-th of the route.
-void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count,
+/// The jobs of some micro-batches on one stage: merged, they start no earlier than the first of
+/// them could, and no less follows than the least of what follows each.
+struct Jobs {
+  Time f_head = kNever, again_head = kNever, b_head = kNever, rest_head = kNever;
+  Time f = 0, again = 0, b = 0, rest = 0;
+  Time f_tail = kNever, again_tail = kNever, b_tail = kNever;
+};
+
+void AddJob(Time head, Time duration, Time tail, Rank* rank) {
+  if (duration > 0) rank->jobs.Add(head, duration, tail);
+}
+
+/// The micro-batches [first, last) of `ks`, each `count` times.
+void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t> ks, size_t count,
          std::vector<Rank>* ranks, Bound* best) {
-  const std::vector<ChunkTimes> times = TimesOf(input, route, k);
+  std::vector<Jobs> merged(route.stages());
   const auto all = static_cast<Time>(count);
-  for (size_t s = 0; s < route.stages(); ++s) {
-    const ChunkWork& chunk = route.At(s, k);
-    const auto& [head, lag, tail] = times[s];
-    const Time rest = input.RestOnPath(route, s, chunk);
-    const Time back = head + chunk.f + lag;  // when its backward can start
-    const Time after = std::max(rest, tail);
-    const Time path = back + chunk.b + after;
-    Raise(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
-    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
-    const Time off_rest = std::min(chunk.rest, chunk.saving), off_b = chunk.saving - off_rest;
-    rank.jobs.Add(head, all * chunk.f, lag + chunk.b + after);
-    if (chunk.again > 0) {
-      rank.jobs.Add(head + chunk.f, all * chunk.again, chunk.b + after);
+  for (const size_t k : ks) {
+    const std::vector<ChunkTimes> times = TimesOf(input, route, k);
+    for (size_t s = 0; s < route.stages(); ++s) {
+      const ChunkWork& chunk = route.At(s, k);
+      const auto& [head, lag, tail] = times[s];
+      const Time rest = input.RestOnPath(route, s, chunk);
+      const Time back = head + chunk.f + lag;  // when its backward can start
+      const Time after = std::max(rest, tail);
+      const Time path = back + chunk.b + after;
+      Raise(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
+      const Time off_rest = std::min(chunk.rest, chunk.saving), off_b = chunk.saving - off_rest;
+      Jobs& jobs = merged[s];
+      jobs.f_head = std::min(jobs.f_head, head);
+      jobs.f += all * chunk.f;
+      jobs.f_tail = std::min(jobs.f_tail, lag + chunk.b + after);
+      jobs.again_head = std::min(jobs.again_head, head + chunk.f);
+      jobs.again += all * chunk.again;
+      jobs.again_tail = std::min(jobs.again_tail, chunk.b + after);
+      // Of merged jobs the tail is that of the last one, whose rest is a job as well.
+      jobs.b_head = std::min(jobs.b_head, back);
+      jobs.b += all * (chunk.b - off_b);
+      jobs.b_tail = std::min(jobs.b_tail, tail);
+      jobs.rest_head = std::min(jobs.rest_head, input.pairs ? back : back + chunk.b);
+      jobs.rest += all * (chunk.rest - off_rest);
+      Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+      rank.head = std::min(rank.head, head);
+      rank.work += all * chunk.work();
+      rank.least_saving = std::min(rank.least_saving, chunk.saving);
     }
-    // Of merged jobs the tail is that of the last one, whose rest is a job as well.
-    rank.jobs.Add(back, all * (chunk.b - off_b), tail);
-    rank.jobs.Add(input.pairs ? back : back + chunk.b, all * (chunk.rest - off_rest), 0);
-    rank.head = std::min(rank.head, head);
-    rank.work += all * chunk.work();
-    rank.least_saving = std::min(rank.least_saving, chunk.saving);
   }
+  for (size_t s = 0; s < route.stages(); ++s) {
+    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    const Jobs& jobs = merged[s];
+    AddJob(jobs.f_head, jobs.f, jobs.f_tail, &rank);
+    AddJob(jobs.again_head, jobs.again, jobs.again_tail, &rank);
+    AddJob(jobs.b_head, jobs.b, jobs.b_tail, &rank);
+    AddJob(jobs.rest_head, jobs.rest, 0, &rank);
+  }
+}
+
+/// The micro-batches of a route, those with the least work first, so that neighbours are alike.
+std::vector<size_t> ByWork(const RouteWork& route) {
+  std::vector<size_t> ks(route.alike ? 1 : route.count);
+  std::iota(ks.begin(), ks.end(), size_t{0});
+  std::stable_sort(ks.begin(), ks.end(), [&](size_t x, size_t y) {
+    return route.At(0, x).work() < route.At(0, y).work();
+  });
+  return ks;
 }
 
 }  // namespace
@@ -71,8 +118,12 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
 void RaiseByChunks(const BoundInput& input, Bound* best) {
   std::vector<Rank> ranks(static_cast<size_t>(input.ranks));
   for (const RouteWork& route : input.routes) {
-    const size_t kinds = route.alike ? 1 : route.count;
-    for (size_t k = 0; k < kinds; ++k) Add(input, route, k, route.count / kinds, &ranks, best);
+    const std::vector<size_t> ks = ByWork(route);
+    const size_t together = (ks.size() + kMostJobs - 1) / kMostJobs;
+    for (size_t k = 0; k < ks.size(); k += together) {
+      Add(input, route, std::span(ks).subspan(k, std::min(together, ks.size() - k)),
+          route.count / ks.size(), &ranks, best);
+    }
   }
   for (int r = 0; r < input.ranks; ++r) {
     Rank& rank = ranks[static_cast<size_t>(r)];

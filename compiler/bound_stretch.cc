@@ -60,7 +60,8 @@ void AddFrom(const BoundInput& input, const RouteWork& route, const std::vector<
       stretches->push_back({pass, to.pass, stage, to.stage, once, once + to.duration});
     }
     once += to.duration;
-    if (backward && (all || b == a || own == a)) {
+    // To a rest only from its own stage.
+    if (backward && (b == a || own == a)) {
       stretches->push_back(
           {pass, Pass::kRest, stage, to.stage, once, once + input.RestOfPosition(route, to.stage)});
     }

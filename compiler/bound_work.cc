@@ -52,6 +52,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
     work.recomputed.push_back(some);
   }
   const Time hop = costs.comm.latency + costs.comm.occupancy;
+  work.chunks.reserve(work.stages() * (work.alike ? 1 : work.count));
   for (size_t s = 0; s < work.stages(); ++s) {
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {

@@ -10,9 +10,9 @@
 //     makespan >= least head + sum of durations + least tail,
 //
 // and the largest of these is the makespan of Jackson's preemptive schedule. With all jobs in the
-// set this is head + busy. Micro-batches that cost the same are one job, and so are neighbours by
-// work where there are many: a set of jobs is no less than it was with the least of their heads and
-// of their tails.
+// set this is head + busy. Micro-batches that cost the same are one job. Where many differ, those
+// with about the same work are one as well, with the least of their heads and tails: that proves a
+// little less, and sorting all would take most of the time.
 //
 // Recompute. R is one more job between F and B of its chunk, and a lag is never shorter than it.
 //
@@ -36,9 +36,6 @@ namespace {
 
 constexpr Time kNever = std::numeric_limits<Time>::max();
 
-/// Of one kind and stage: sorting more costs time and proves next to nothing.
-constexpr size_t kMostJobs = 32;
-
 struct Rank {
   Jackson jobs;
   Time head = kNever;
@@ -58,7 +55,7 @@ void AddJob(Time head, Time duration, Time tail, Rank* rank) {
   if (duration > 0) rank->jobs.Add(head, duration, tail);
 }
 
-/// The micro-batches [first, last) of `ks`, each `count` times.
+/// The micro-batches `ks` as one, each `count` times.
 void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t> ks, size_t count,
          std::vector<Rank>* ranks, Bound* best) {
   std::vector<Jobs> merged(route.stages());
@@ -115,11 +112,11 @@ std::vector<size_t> ByWork(const RouteWork& route) {
 
 }  // namespace
 
-void RaiseByChunks(const BoundInput& input, Bound* best) {
+void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs) {
   std::vector<Rank> ranks(static_cast<size_t>(input.ranks));
   for (const RouteWork& route : input.routes) {
     const std::vector<size_t> ks = ByWork(route);
-    const size_t together = (ks.size() + kMostJobs - 1) / kMostJobs;
+    const size_t together = (ks.size() + most_jobs - 1) / most_jobs;
     for (size_t k = 0; k < ks.size(); k += together) {
       Add(input, route, std::span(ks).subspan(k, std::min(together, ks.size() - k)),
           route.count / ks.size(), &ranks, best);

@@ -95,7 +95,8 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 void Raise(Bound* best, const Bound& bound);
 
 /// Each raises `best` if it proves more.
-void RaiseByChunks(const BoundInput& input, Bound* best);
+/// `most_jobs`: of a kind and stage, beyond which micro-batches with about the same work are one.
+void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs = 32);
 void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);
 void RaiseByRankWindows(const BoundInput& input, Bound* best);

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "compiler/bound_work.h"
 #include "compiler/interleave.h"
 #include "compiler/passes.h"
 #include "compiler/simulate.h"
@@ -253,6 +254,25 @@ TEST_SUITE("unit") {
       costs.stages[0] = {.f = 22, .b = 26, .w = 14, .bw = 40, .fb = 50};
       CHECK(ProveBound(plan, costs, 6).value == 2 * once);
     }
+  }
+
+  TEST_CASE("micro-batches taken together never prove more") {
+    std::mt19937_64 random(23);
+    int less = 0;
+    for (const Spec& spec : RandomSpecs(&random, 200, 5, 12)) {
+      const BoundInput input = MakeBoundInput(GeneratePlan(spec), spec.costs, std::nullopt);
+      Bound each;
+      RaiseByChunks(input, &each, 12);
+      CAPTURE(spec.schedule);
+      for (const size_t most : {1, 2, 5}) {
+        Bound together;
+        RaiseByChunks(input, &together, most);
+        CHECK(together.value <= each.value);
+        CHECK(together.value >= each.value / 2);
+        less += together.value < each.value;
+      }
+    }
+    CHECK(less > 0);
   }
 
   TEST_CASE("a bound of other layers than the plan's is refused") {

@@ -40,16 +40,6 @@ const Row& Find(const std::vector<Row>& rows, const std::string& schedule) {
   return *row;
 }
 
-template <typename Call>
-std::string Usage(Call call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
 TEST_SUITE("unit") {
   TEST_CASE("advice says 1F1B where nothing gains a hundredth and names what does otherwise") {
     // On one rank nothing waits.
@@ -166,10 +156,11 @@ TEST_SUITE("unit") {
     CHECK(Failure([] { ResolveSearch({.noise = 0.6}); }) ==
           "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     CHECK(Failure([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
-    CHECK(Usage([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
           "--seed: is for the search of auto, and 1f1b is not searched; drop one of them");
-    CHECK(Usage([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
-    CHECK(Usage([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") != std::string::npos);
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") !=
+          std::string::npos);
     CHECK(Failure([] { ParseMicrobatches("4,99999999999"); }) ==
           "--microbatches: 99999999999 is too large, the limit is 2147483647");
   }

@@ -137,6 +137,18 @@ TEST_SUITE("unit") {
     CHECK(text.find("advice for 6 micro-batches, 2x: take ") != std::string::npos);
   }
 
+  TEST_CASE("a sweep compares each value once and in the order in which they are first given") {
+    CHECK(ParseMicrobatches("16,16,32,8,32,016") == std::vector<int>{16, 32, 8});
+    CHECK(ParseMemoryLimits("1x,1x") == std::vector<std::string>{"1x"});
+    CHECK(ParseMemoryLimits("2x,1x,2x,") == std::vector<std::string>{"2x", "1x", ""});
+    // The most that are compared count once each, too.
+    std::string list = "1";
+    for (int i = 1; i <= 64; ++i) list += "," + std::to_string(i);
+    CHECK(ParseMicrobatches(list).size() == 64);
+    CHECK(Failure([&] { ParseMicrobatches(list + ",65"); }) ==
+          "--microbatches: at most 64 are compared at once, has 65");
+  }
+
   TEST_CASE("what the options of the search take") {
     CHECK(ParseBudget("1s") == 1'000'000'000);
     CHECK(ParseBudget("500ms") == 500'000'000);

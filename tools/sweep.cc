@@ -30,8 +30,8 @@ std::vector<std::string> Split(const std::string& flag, const std::string& list)
     begin = end + 1;
   }
   if (words.size() > kMostEntries) {
-    throw Error(flag + ": at most " + std::to_string(kMostEntries) + " are compared at once, has " +
-                std::to_string(words.size()));
+    throw UsageError(flag + ": at most " + std::to_string(kMostEntries) +
+                     " are compared at once, has " + std::to_string(words.size()));
   }
   return words;
 }
@@ -69,9 +69,9 @@ std::vector<int> ParseMicrobatches(const std::string& text) {
                        text.substr(0, 64) + "\"; see contraflow compare --help");
     }
     if (error != std::errc()) {
-      throw Error("--microbatches: " + word.substr(0, 64) + " is too " +
-                  (word[0] == '-' ? "small" : "large") + ", the limit is " +
-                  std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
+      throw UsageError("--microbatches: " + word.substr(0, 64) + " is too " +
+                       (word[0] == '-' ? "small" : "large") + ", the limit is " +
+                       std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
     }
     AddOnce(number, &numbers);
   }

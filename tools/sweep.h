@@ -15,7 +15,7 @@ struct Point {
 };
 
 /// The numbers of "16,32,64", or one; each once, where it is first. Throws UsageError if they are
-/// none, Error if too large.
+/// none or too large.
 std::vector<int> ParseMicrobatches(const std::string& text);
 
 /// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.

@@ -17,7 +17,7 @@ namespace contraflow {
 ///
 /// Memory is never exceeded: a forward that would runs only after weight gradients have made room.
 /// Nor does it come to a standstill, for any limit that one micro-batch at a time fits in: see
-/// Admits in list_scheduler.cc.
+/// Admits in list_scheduler_decide.cc.
 class ListScheduler {
  public:
   explicit ListScheduler(const SearchProblem& problem);

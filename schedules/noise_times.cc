@@ -1,7 +1,6 @@
 #include "schedules/noise_times.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "schedules/noise.h"
@@ -38,7 +37,7 @@ NoiseTimes::NoiseTimes(const SearchProblem& problem, const OrderGraph& graph, do
   for (size_t i = nodes; i-- > 0;) TailOf(graph.sorted_[i], Row(&tails_, graph.sorted_[i]));
   makespans_.assign(lanes_, 0);
   SumUp();
-  dirty_.assign(nodes / 64 + 1, 0);
+  marked_.Reset(nodes);
   scratch_.resize(64 * lanes_);
 }
 
@@ -166,12 +165,7 @@ int64_t NoiseTimes::Worse(const OrderGraph::Move& move) const {
 }
 
 void NoiseTimes::Mark(int32_t node) {
-  if (node == kNone) return;
-  const auto position = static_cast<size_t>(graph_.At(node).position);
-  const uint64_t bit = uint64_t{1} << (position % 64);
-  if ((dirty_[position / 64] & bit) != 0) return;
-  dirty_[position / 64] |= bit;
-  ++marked_;
+  if (node != kNone) marked_.Mark(graph_.At(node).position);
 }
 
 void NoiseTimes::Apply(const OrderGraph::Move& move) {
@@ -183,17 +177,13 @@ void NoiseTimes::Apply(const OrderGraph::Move& move) {
   const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(move.rank)];
   const auto low = static_cast<size_t>(std::min(move.from, move.to));
   const auto high = static_cast<size_t>(std::max(move.from, move.to));
-  size_t block = static_cast<size_t>(graph_.At(word[low]).position) / 64;
+  marked_.StartAt(graph_.At(word[low]).position);
   for (size_t i = low; i <= high + 1 && i < word.size(); ++i) Mark(word[i]);
   int32_t* const time = scratch_.data();
   bool ends_changed = false;
-  while (marked_ > 0) {
-    while (dirty_[block] == 0) ++block;
-    const auto bit = static_cast<size_t>(std::countr_zero(dirty_[block]));
-    dirty_[block] &= dirty_[block] - 1;
-    --marked_;
+  while (!marked_.empty()) {
     ++work_;
-    const int32_t n = graph_.sorted_[block * 64 + bit];
+    const int32_t n = graph_.sorted_[marked_.TakeFirst()];
     const OrderGraph::Node& node = graph_.At(n);
     // The end of a word may be a token whose own times are as before.
     ends_changed = ends_changed || node.next == kNone;
@@ -214,16 +204,12 @@ void NoiseTimes::Keep() {
   const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(move_.rank)];
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
-  size_t block = static_cast<size_t>(graph_.At(word[high]).position) / 64;
+  marked_.StartAt(graph_.At(word[high]).position);
   for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(word[i]);
   int32_t* const time = scratch_.data();
-  while (marked_ > 0) {
-    while (dirty_[block] == 0) --block;
-    const int bit = 63 - std::countl_zero(dirty_[block]);
-    dirty_[block] &= ~(uint64_t{1} << bit);
-    --marked_;
+  while (!marked_.empty()) {
     ++work_;
-    const int32_t n = graph_.sorted_[block * 64 + static_cast<size_t>(bit)];
+    const int32_t n = graph_.sorted_[marked_.TakeLast()];
     const OrderGraph::Node& node = graph_.At(n);
     TailOf(n, time);
     int32_t* const tail = Row(&tails_, n);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedules/marked_positions.h"
 #include "schedules/order_graph.h"
 
 namespace contraflow {
@@ -67,8 +68,7 @@ class NoiseTimes {
   std::vector<int32_t> durations_, heads_, tails_;  // a row of lanes for each node
   std::vector<int32_t> makespans_;                  // of each lane
   int64_t sum_ = 0;
-  std::vector<uint64_t> dirty_;  // by position in the graph's order
-  int64_t marked_ = 0;
+  MarkedPositions marked_;  // in the graph's order: what is to be computed again
   mutable std::vector<int32_t> scratch_;
   mutable int64_t work_ = 0;
 

@@ -138,7 +138,7 @@ void OrderGraph::Sort() {
     return std::pair(At(a).head, At(a).position) < std::pair(At(b).head, At(b).position);
   });
   for (size_t i = 0; i < sorted_.size(); ++i) At(sorted_[i]).position = static_cast<int32_t>(i);
-  dirty_.assign(sorted_.size() / 64 + 1, 0);
+  marked_.Reset(sorted_.size());
   seen_.assign(nodes_.size(), 0);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedules/marked_positions.h"
 #include "schedules/search_problem.h"
 
 namespace contraflow {
@@ -110,8 +111,7 @@ class OrderGraph {
   std::vector<std::vector<int32_t>> words_;
   std::vector<std::vector<int64_t>> levels_;  // memory held before each place of a word
   std::vector<int32_t> sorted_;               // nodes in topological order
-  std::vector<uint64_t> dirty_;               // by position
-  int64_t marked_ = 0;
+  MarkedPositions marked_;                    // what is to be computed again
   Time makespan_ = 0, rank_ends_ = 0;
   std::vector<Time> ends_;
 

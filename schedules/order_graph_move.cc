@@ -1,7 +1,6 @@
 // Moves of tokens and what follows from them.
 
 #include <algorithm>
-#include <bit>
 
 #include "compiler/error.h"
 #include "schedules/order_graph.h"
@@ -115,12 +114,7 @@ void OrderGraph::SetPosition(int32_t node, int32_t position) {
 }
 
 void OrderGraph::Mark(int32_t node) {
-  if (node == kNone) return;
-  const auto position = static_cast<size_t>(At(node).position);
-  const uint64_t bit = uint64_t{1} << (position % 64);
-  if ((dirty_[position / 64] & bit) != 0) return;
-  dirty_[position / 64] |= bit;
-  ++marked_;
+  if (node != kNone) marked_.Mark(At(node).position);
 }
 
 void OrderGraph::PropagateHeads() {
@@ -129,16 +123,12 @@ void OrderGraph::PropagateHeads() {
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
   // What is moved must come before all else that it changes: the first place has the least
   // position.
-  size_t block = static_cast<size_t>(At(word[low]).position) / 64;
+  marked_.StartAt(At(word[low]).position);
   for (size_t i = low; i <= high + 1 && i < word.size(); ++i) Mark(word[i]);
   bool ends_changed = false;
-  while (marked_ > 0) {
-    while (dirty_[block] == 0) ++block;
-    const auto bit = static_cast<size_t>(std::countr_zero(dirty_[block]));
-    dirty_[block] &= dirty_[block] - 1;
-    --marked_;
+  while (!marked_.empty()) {
     ++work_;
-    const int32_t n = sorted_[block * 64 + bit];
+    const int32_t n = sorted_[marked_.TakeFirst()];
     Node& node = At(n);
     const Time head = HeadOf(node);
     const bool last = node.next == kNone;
@@ -163,15 +153,11 @@ void OrderGraph::PropagateTails() {
   const std::vector<int32_t>& word = words_[static_cast<size_t>(move_.rank)];
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
-  size_t block = static_cast<size_t>(At(word[high]).position) / 64;
+  marked_.StartAt(At(word[high]).position);
   for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(word[i]);
-  while (marked_ > 0) {
-    while (dirty_[block] == 0) --block;
-    const int bit = 63 - std::countl_zero(dirty_[block]);
-    dirty_[block] &= ~(uint64_t{1} << bit);
-    --marked_;
+  while (!marked_.empty()) {
     ++work_;
-    Node& node = At(sorted_[block * 64 + static_cast<size_t>(bit)]);
+    Node& node = At(sorted_[marked_.TakeLast()]);
     const Time tail = TailOf(node);
     if (tail == node.tail) continue;
     node.tail = tail;

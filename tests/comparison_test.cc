@@ -40,16 +40,6 @@ const Row& Find(const std::vector<Row>& rows, const std::string& schedule) {
   return *row;
 }
 
-template <typename Call>
-std::string Usage(Call call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
 TEST_SUITE("unit") {
   TEST_CASE("advice says 1F1B where nothing gains a hundredth and names what does otherwise") {
     // On one rank nothing waits.
@@ -147,6 +137,18 @@ TEST_SUITE("unit") {
     CHECK(text.find("advice for 6 micro-batches, 2x: take ") != std::string::npos);
   }
 
+  TEST_CASE("a sweep compares each value once and in the order in which they are first given") {
+    CHECK(ParseMicrobatches("16,16,32,8,32,016") == std::vector<int>{16, 32, 8});
+    CHECK(ParseMemoryLimits("1x,1x") == std::vector<std::string>{"1x"});
+    CHECK(ParseMemoryLimits("2x,1x,2x,") == std::vector<std::string>{"2x", "1x", ""});
+    // The most that are compared count once each, too.
+    std::string list = "1";
+    for (int i = 1; i <= 64; ++i) list += "," + std::to_string(i);
+    CHECK(ParseMicrobatches(list).size() == 64);
+    CHECK(Failure<UsageError>([&] { ParseMicrobatches(list + ",65"); }) ==
+          "--microbatches: at most 64 are compared at once, has 65");
+  }
+
   TEST_CASE("what the options of the search take") {
     CHECK(ParseBudget("1s") == 1'000'000'000);
     CHECK(ParseBudget("500ms") == 500'000'000);
@@ -155,22 +157,23 @@ TEST_SUITE("unit") {
     CHECK(ParseBudget("0s") == 0);
     for (const char* const wrong : {"", "1", "s", "-1s", "1h", "1 s", "nans", "8000000s", "1e3s"}) {
       CAPTURE(wrong);
-      CHECK(Failure([&] { ParseBudget(wrong); }) ==
+      CHECK(Failure<UsageError>([&] { ParseBudget(wrong); }) ==
             "--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" + std::string(wrong) +
                 "\"");
     }
     CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);
-    CHECK(Failure([] { ResolveSearch({.placement = "vee"}); }) ==
+    CHECK(Failure<UsageError>([] { ResolveSearch({.placement = "vee"}); }) ==
           "--placement: unknown placement \"vee\"; placements are any, linear, v, interleaved, "
           "bidirectional");
-    CHECK(Failure([] { ResolveSearch({.noise = 0.6}); }) ==
+    CHECK(Failure<UsageError>([] { ResolveSearch({.noise = 0.6}); }) ==
           "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
-    CHECK(Failure([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
-    CHECK(Usage([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
+    CHECK(Failure<UsageError>([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
           "--seed: is for the search of auto, and 1f1b is not searched; drop one of them");
-    CHECK(Usage([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
-    CHECK(Usage([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") != std::string::npos);
-    CHECK(Failure([] { ParseMicrobatches("4,99999999999"); }) ==
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") !=
+          std::string::npos);
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,99999999999"); }) ==
           "--microbatches: 99999999999 is too large, the limit is 2147483647");
   }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/failure.h"
+#include "tools/exit.h"
 
 namespace contraflow {
 namespace {
@@ -50,8 +51,15 @@ TEST_SUITE("unit") {
           "costs with \"moe\", such as --costs deepseek-v3-h800");
     CostsOption option = DeepSeek();
     option.overlap = "some";
-    CHECK(Failure([&] { ResolveCosts(option, UnitCosts()); }) ==
+    CHECK(Failure<UsageError>([&] { ResolveCosts(option, UnitCosts()); }) ==
           "--overlap: unknown overlap \"some\"; it is published (F&B pairs only) or all");
+  }
+
+  TEST_CASE("a time that there is not") {
+    CHECK(Failure<UsageError>([] { ResolveCosts({.f = -1}, UnitCosts()); }) == "--f: must be >= 0");
+    CHECK(Failure<UsageError>([] {
+            ResolveCosts({.comm = 1e300}, UnitCosts());
+          }).starts_with("--comm: is larger than "));
   }
 
   TEST_CASE("costs of other layers than the plan's are refused") {

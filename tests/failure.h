@@ -20,4 +20,15 @@ std::string Failure(Call call) {
   return "accepted";
 }
 
+/// The same of another type, as Failure<UsageError>(call); what else is thrown passes through.
+template <typename Thrown, typename Call>
+std::string Failure(Call call) {
+  try {
+    call();
+  } catch (const Thrown& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
 }  // namespace contraflow

@@ -77,6 +77,12 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
         Simulate(plan, spec.costs).makespan, ProveBound(plan, spec.costs, limit).value, cpu);
 }
 
+[[noreturn]] void Usage(const std::string& problem) {
+  throw UsageError(problem +
+                   "; usage: bench_pairs COSTS.json [--budget S] [--ranks MOST] [--memory FACTOR] "
+                   "[--seed N]");
+}
+
 Options Parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
@@ -90,13 +96,15 @@ Options Parse(int argc, char** argv) {
       options.ranks = std::atoi(argv[++i]);
     } else if (word == "--seed" && more) {
       options.seed = static_cast<uint64_t>(std::atoll(argv[++i]));
+    } else if (word.starts_with('-')) {
+      Usage("unknown option " + std::string(word));
     } else if (options.costs.empty()) {
       options.costs = word;
     } else {
-      throw Error("unexpected " + std::string(word));
+      Usage("unexpected " + std::string(word));
     }
   }
-  if (options.costs.empty()) throw UsageError("usage: bench_pairs COSTS.json [--budget S] ...");
+  if (options.costs.empty()) Usage("no costs are given");
   return options;
 }
 

@@ -20,6 +20,17 @@ struct Count {
   int equal = 0, less = 0, more = 0;
 };
 
+[[noreturn]] void Usage(const std::string& problem) {
+  throw UsageError(problem + "; usage: bench_papers [FILE.json]");
+}
+
+std::string Parse(int argc, char** argv) {
+  if (argc > 2) Usage("unexpected " + std::string(argv[2]));
+  const std::string path = argc > 1 ? argv[1] : "tests/reference/zero-bubble.json";
+  if (path.starts_with('-')) Usage("unknown option " + path);
+  return path;
+}
+
 int Print(const std::string& path) {
   const std::vector<PaperCell> cells = MeasurePaper(ReadFile(path, kMaxBytes), path);
   std::map<std::string, Count> counts;
@@ -55,7 +66,6 @@ int Print(const std::string& path) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_papers", [&] {
-    return contraflow::Print(argc > 1 ? argv[1] : "tests/reference/zero-bubble.json");
-  });
+  return contraflow::Guard("bench_papers",
+                           [&] { return contraflow::Print(contraflow::Parse(argc, argv)); });
 }

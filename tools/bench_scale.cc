@@ -222,7 +222,7 @@ bool Bench(const std::string& schedule, double millions) {
 int main(int argc, char** argv) {
   const std::string schedule = argc > 1 ? argv[1] : "1f1b";
   const double millions = argc > 2 ? std::strtod(argv[2], nullptr) : 100;
-  if (argc > 3 || !(millions >= 0.1 && millions <= 500)) {
+  if (argc > 3 || schedule.starts_with('-') || !(millions >= 0.1 && millions <= 500)) {
     std::fprintf(stderr, "usage: bench_scale [SCHEDULE] [MILLIONS, 0.1 to 500]\n");
     return 2;
   }

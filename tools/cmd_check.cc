@@ -58,7 +58,7 @@ std::vector<int64_t> BytesOf(const Plan& plan, const Report& report) {
 std::string Broken(const CheckOptions& options, const Plan& plan, const Report& report) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   const auto ticks = [&](double value, const char* flag) {
-    return ToTicks(value, report.unit, flag);
+    return ReadOption([&] { return ToTicks(value, report.unit, flag); });
   };
   std::string lines;
   if (options.max_bubble) {
@@ -72,7 +72,7 @@ std::string Broken(const CheckOptions& options, const Plan& plan, const Report& 
   if (options.max_bubble_ratio) {
     const double bound = *options.max_bubble_ratio, ratio = report.simulation.bubble_ratio();
     if (!(bound >= 0 && bound <= 1)) {
-      throw Error("--max-bubble-ratio: must be in 0..1, is " + FormatReal(bound));
+      throw UsageError("--max-bubble-ratio: must be in 0..1, is " + FormatReal(bound));
     }
     if (ratio > bound) {
       lines += "bubble ratio " + FormatReal(ratio) + " is over --max-bubble-ratio " +

@@ -30,17 +30,18 @@ struct CompareOptions {
 };
 
 Question MakeQuestion(const CompareOptions& options) {
-  Question question = {.spec = {.schedule = "",
-                                .ranks = options.ranks,
-                                .microbatches = 0,
-                                .chunks = options.chunks,
-                                .data_parallel = options.data_parallel,
-                                .costs = ResolveCosts(options.costs, UnitCosts()),
-                                .memory_limit = {},
-                                .search = ResolveSearch(options.search),
-                                .recompute = ParseRecompute(options.recompute)},
-                       .memory_limit = "",
-                       .searched = !options.no_auto};
+  Question question = {
+      .spec = {.schedule = "",
+               .ranks = options.ranks,
+               .microbatches = 0,
+               .chunks = options.chunks,
+               .data_parallel = options.data_parallel,
+               .costs = ResolveCosts(options.costs, UnitCosts()),
+               .memory_limit = {},
+               .search = ResolveSearch(options.search),
+               .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })},
+      .memory_limit = "",
+      .searched = !options.no_auto};
   const CostsOption& costs = options.costs;
   const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
   question.components = question.spec.costs.moe && question.spec.costs.derived && !chunks_given;
@@ -62,10 +63,11 @@ std::vector<Point> MakePoints(const CompareOptions& options) {
       point.question.spec.microbatches = microbatches;
       point.question.memory_limit = limit;
       // What no schedule can be blamed for is an error and not a reason to reject it.
-      CheckSpec(point.question.spec);
-      if (!options.memory_limit.empty()) {
+      ReadOption([&] {
+        CheckSpec(point.question.spec);
+        if (options.memory_limit.empty()) return;
         ParseMemoryLimit(limit, point.question.spec, point.question.spec.ranks);
-      }
+      });
     }
   }
   return points;

@@ -44,8 +44,8 @@ void CheckPassName(const std::string& name) {
   std::string list;
   for (const std::string& pass : known) list += (list.empty() ? "" : ", ") + pass;
   const std::string shown = name.substr(0, 64);
-  throw Error("--dump-after: unknown pass \"" + shown + "\"" + DidYouMean(shown, known) +
-              "; passes are " + list);
+  throw UsageError("--dump-after: unknown pass \"" + shown + "\"" + DidYouMean(shown, known) +
+                   "; passes are " + list);
 }
 
 /// Prints the plan after each pass that is asked for and changed it.
@@ -72,27 +72,28 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .costs = costs,
           .memory_limit = {},
           .search = ResolveSearch(options.search),
-          .recompute = ParseRecompute(options.recompute)};
+          .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })};
 }
 
 void CheckDevice(const CompileOptions& options) {
   const std::vector<std::string> known = {"cpu", "cuda"};
   if (std::find(known.begin(), known.end(), options.device) == known.end()) {
     const std::string shown = options.device.substr(0, 64);
-    throw Error("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
-                "; devices are cpu, cuda");
+    throw UsageError("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
+                     "; devices are cpu, cuda");
   }
   if (options.device == "cuda" && !options.model) {
-    throw Error("--device: says what the values of a --model are stored in; give one");
+    throw UsageError("--device: says what the values of a --model are stored in; give one");
   }
   if (options.device == "cuda" && ParseLevel(options.level) != Level::kBuffer) {
-    throw Error("--device cuda: runs plans of level buffer only, this would be one of level " +
-                options.level + "; give --level buffer");
+    throw UsageError("--device cuda: runs plans of level buffer only, this would be one of level " +
+                     options.level + "; give --level buffer");
   }
   if (options.device == "cuda" && options.expert_parallel > gpu::kMaxPeers) {
-    throw Error("--device cuda: an expert group has at most " + std::to_string(gpu::kMaxPeers) +
-                " members there, is to have " + std::to_string(options.expert_parallel) +
-                "; give a smaller --expert-parallel");
+    throw UsageError("--device cuda: an expert group has at most " +
+                     std::to_string(gpu::kMaxPeers) + " members there, is to have " +
+                     std::to_string(options.expert_parallel) +
+                     "; give a smaller --expert-parallel");
   }
 }
 
@@ -101,7 +102,7 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
   if (options.capacity) {
-    if (!options.model) throw Error("--capacity: is for the experts of a --model; give one");
+    if (!options.model) throw UsageError("--capacity: is for the experts of a --model; give one");
     CheckCapacity(*options.capacity);
   }
   CheckDevice(options);
@@ -113,7 +114,7 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
         "--costs moe-unit");
   }
   const Spec spec = SpecOf(options, costs);
-  CheckSpec(spec);
+  ReadOption([&] { CheckSpec(spec); });
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   const bool on_gpus = options.device == "cuda";
@@ -126,14 +127,15 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
 }
 
 int Compile(const CompileOptions& options) {
-  const Level level = ParseLevel(options.level);
+  const Level level = ReadOption([&] { return ParseLevel(options.level); });
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   // The name first: nothing else matters if it is misspelt.
-  const Schedule& schedule = FindSchedule(options.schedule);
+  const Schedule& schedule = *ReadOption([&] { return &FindSchedule(options.schedule); });
   const bool searched = options.schedule == kAuto.name;
   if (!searched) RefuseSearchOptions(options.search, options.schedule);
   const CostModel costs = CostsOf(options, schedule);
   Spec spec = SpecOf(options, costs);
+  ReadOption([&] { CheckSpec(spec); });
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
     progress.emplace("compiling " + spec.schedule);
@@ -200,10 +202,8 @@ std::function<int()> Add(CLI::App* app) {
       ->type_name("LEVEL");
   app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")
       ->type_name("PASS|all");
-  app->add_option(
-         "-o,--output", options->output,
-         "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
-      ->type_name("FILE")
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
       ->required();
   return [options] { return Compile(*options); };
 }

@@ -35,7 +35,7 @@ std::string Exported(const Plan& plan, const ExportOptions& options) {
 
 int Export(const ExportOptions& options) {
   if (options.layers && options.to != "megatron-layout") {
-    throw Error("--layers: is for --to megatron-layout only");
+    throw UsageError("--layers: is for --to megatron-layout only");
   }
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
@@ -53,7 +53,7 @@ std::function<int()> Add(CLI::App* app) {
   AddInteger(app, "--layers", &options->layers, "N",
              "transformer layers of the model, for megatron-layout\n"
              "(default: those of the costs, else one a stage)");
-  app->add_option("-o,--output", options->output, "- is stdout")->type_name("FILE")->required();
+  AddText(app, "-o,--output", &options->output, "FILE", "- is stdout")->required();
   return [options] { return Export(*options); };
 }
 

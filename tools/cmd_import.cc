@@ -24,7 +24,7 @@ struct ImportOptions {
 };
 
 int Import(const ImportOptions& options) {
-  const Level level = ParseLevel(options.level);
+  const Level level = ReadOption([&] { return ParseLevel(options.level); });
   const CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
   const std::string place = options.file == "-" ? "standard input" : options.file;
@@ -49,8 +49,7 @@ std::function<int()> Add(CLI::App* app) {
                   "how far to lower: compute, comm, component or buffer\n"
                   "(default: comm)")
       ->type_name("LEVEL");
-  app->add_option("-o,--output", options->output, "plan file; - is stdout, .cbor is binary")
-      ->type_name("FILE")
+  AddText(app, "-o,--output", &options->output, "FILE", "plan file; - is stdout, .cbor is binary")
       ->required();
   return [options] { return Import(*options); };
 }

@@ -52,8 +52,8 @@ bool UseColor(const ShowOptions& options) {
 int Width(const ShowOptions& options) {
   if (options.width != 0) {
     if (options.width < kMinGridWidth || options.width > kMaxGridWidth) {
-      throw Error("--width: must be in " + std::to_string(kMinGridWidth) + ".." +
-                  std::to_string(kMaxGridWidth) + ", is " + std::to_string(options.width));
+      throw UsageError("--width: must be in " + std::to_string(kMinGridWidth) + ".." +
+                       std::to_string(kMaxGridWidth) + ", is " + std::to_string(options.width));
     }
     return options.width;
   }
@@ -70,8 +70,10 @@ View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
                 std::to_string(options.rank));
   }
   View view = {.rank = options.rank};
-  if (options.from) view.from = ToTicks(*options.from, unit, "--from");
-  if (options.to) view.to = ToTicks(*options.to, unit, "--to");
+  ReadOption([&] {
+    if (options.from) view.from = ToTicks(*options.from, unit, "--from");
+    if (options.to) view.to = ToTicks(*options.to, unit, "--to");
+  });
   return view;
 }
 
@@ -132,7 +134,7 @@ std::function<int()> Add(CLI::App* app) {
             "of the grid; auto: on a terminal, unless NO_COLOR is set");
   AddInteger(app, "--width", &options->width, "N",
              "columns of the grid (default: the terminal's, else 100)");
-  app->add_option("-o,--output", options->output, "default: stdout")->type_name("FILE");
+  AddText(app, "-o,--output", &options->output, "FILE", "default: stdout");
   return [options] { return Show(*options); };
 }
 

@@ -54,9 +54,8 @@ std::function<int()> Add(CLI::App* app) {
   const auto options = std::make_shared<SimulateOptions>();
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
-  app->add_option("--trace", options->trace,
-                  "write the predicted timeline as a Chrome/Perfetto trace")
-      ->type_name("FILE");
+  AddText(app, "--trace", &options->trace, "FILE",
+          "write the predicted timeline as a Chrome/Perfetto trace");
   AddJson(app, &options->json);
   return [options] { return RunSimulate(*options); };
 }

@@ -10,6 +10,7 @@
 #include "compiler/cost_io.h"
 #include "compiler/error.h"
 #include "compiler/interleave.h"
+#include "tools/exit.h"
 #include "tools/options.h"
 
 namespace contraflow {
@@ -39,7 +40,9 @@ std::vector<std::string> ProfileNames() {
   return names;
 }
 
-Time Ticks(double value, Unit unit, const char* flag) { return ToTicks(value, unit, flag); }
+Time Ticks(double value, Unit unit, const char* flag) {
+  return ReadOption([&] { return ToTicks(value, unit, flag); });
+}
 
 /// Puts the figures that are given over one stage.
 void Override(const CostsOption& option, Unit unit, StageCost* cost) {
@@ -157,7 +160,7 @@ Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
   try {
     return ParseOverlap(*option.overlap);
   } catch (const Error& error) {
-    throw Error("--overlap: " + std::string(error.what()));
+    throw UsageError("--overlap: " + std::string(error.what()));
   }
 }
 

@@ -39,7 +39,8 @@ CostModel UnitCosts();
 /// every stage, in the unit of what they override. A new f, b or w resets bw to b + w and fb to
 /// f + bw, and a new bw resets fb, unless these are given as well. Chunk costs that follow from
 /// components are derived first: where there are none yet, and again where --overlap asks for it.
-/// Throws Error if --overlap is given for costs without components.
+/// Throws UsageError for a time or an overlap that is none, Error if --overlap is given for costs
+/// without components.
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
 
 /// Throws Error if a cost of chunks is given, which a plan of components has no use for.

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "compiler/error.h"
 #include "kernels/stream.h"
 
 namespace contraflow {

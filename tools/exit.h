@@ -6,19 +6,32 @@
 #include <string>
 #include <string_view>
 
+#include "compiler/error.h"
+
 namespace contraflow {
 
 /// Exit codes of every tool (the public contract).
 inline constexpr int kExitFine = 0;
 inline constexpr int kExitInput = 1;  ///< the input is wrong, or a check did not hold
-inline constexpr int kExitUsage = 2;  ///< the command line cannot be read
+inline constexpr int kExitUsage = 2;  ///< the command line is wrong
 inline constexpr int kExitBug = 70;   ///< our own bug
 
-/// The command line cannot be read: an unknown option, a missing one, text where a number belongs.
-/// A number that can be read but does not fit is an Error.
+/// The command line is wrong: an option is unknown or missing, has a value that it does not take,
+/// or does not go with another. A value that it takes but that the plan, the costs, the schedule or
+/// the machine do not go with is an Error.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+/// What `read` makes of the value of an option. An Error of it is a UsageError.
+template <typename Read>
+auto ReadOption(Read read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
 
 /// What a tool says of an exception that ends it, and its exit code.
 struct Complaint {

@@ -35,7 +35,7 @@ std::string TopHelp() {
   help +=
       "\n"
       "Exit codes: 0 fine; 1 the input is wrong, or a check did not hold (or, for diff, the plans\n"
-      "differ); 2 the command line cannot be read; 70 a bug in contraflow.\n";
+      "differ); 2 the command line is wrong; 70 a bug in contraflow.\n";
   return help;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/error.h"
+#include "tools/exit.h"
 
 namespace contraflow {
 namespace {
@@ -22,8 +23,9 @@ int64_t ReadInteger(const std::string& name, const std::string& text, int64_t lo
   }
   if (error != std::errc() || value < low || value > high) {
     const bool negative = text[0] == '-';
-    throw Error(name + ": " + text.substr(0, 64) + " is too " + (negative ? "small" : "large") +
-                ", the limit is " + std::to_string(negative ? low : high));
+    throw UsageError(name + ": " + text.substr(0, 64) + " is too " +
+                     (negative ? "small" : "large") + ", the limit is " +
+                     std::to_string(negative ? low : high));
   }
   return value;
 }
@@ -71,7 +73,7 @@ CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<dou
       throw CLI::ValidationError(name, "must be a number, is " + Quoted(text));
     }
     if (error != std::errc()) {
-      throw Error(name + ": " + text.substr(0, 64) + " is out of range");
+      throw UsageError(name + ": " + text.substr(0, 64) + " is out of range");
     }
     *field = value;
   });
@@ -109,7 +111,7 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name)
 void CheckCapacity(double capacity) {
   constexpr double kMost = 1e6;
   if (capacity > 0 && capacity <= kMost) return;
-  throw Error(
+  throw UsageError(
       "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
       "own, which by default serves every token");
 }

@@ -11,8 +11,8 @@ class Option;
 
 namespace contraflow {
 
-/// An option that takes a whole number. Text that is none is a usage error; a number that does not
-/// fit an int is an Error.
+/// An option that takes a whole number. Text that is none, or does not fit the field, is a usage
+/// error.
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
                         const std::string& help);
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
@@ -34,7 +34,7 @@ CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* fiel
 /// The positional argument PLAN, `field` gets the path.
 CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name = "PLAN");
 
-/// Throws Error unless --capacity is a share that experts can take.
+/// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
 
 /// --json

@@ -33,8 +33,8 @@ std::string UnknownWord(const CLI::App& app) {
 /// A positive number of steps.
 int SmallNumber(const std::string& flag, int64_t value) {
   if (value < 1 || value > kMaxSteps) {
-    throw Error(flag + ": must be in 1.." + std::to_string(kMaxSteps) + ", is " +
-                std::to_string(value));
+    throw UsageError(flag + ": must be in 1.." + std::to_string(kMaxSteps) + ", is " +
+                     std::to_string(value));
   }
   return static_cast<int>(value);
 }
@@ -62,8 +62,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
   }
   if (app.count("--partition-sms") > 0 &&
       (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
-    throw Error("--partition-sms: must be a multiple of " + std::to_string(kSmsStep) + ", is " +
-                std::to_string(options.partition_sms));
+    throw UsageError("--partition-sms: must be a multiple of " + std::to_string(kSmsStep) +
+                     ", is " + std::to_string(options.partition_sms));
   }
   if (options.stamps) return;
   for (const char* const flag : {"--trace", "--calibrate"}) {
@@ -76,21 +76,21 @@ void CheckOptions(const RunOptions& options) {
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
     if (*file != "-") continue;
-    throw Error(std::string(flag) + ": must be a file; standard output is for the report");
+    throw UsageError(std::string(flag) + ": must be a file; standard output is for the report");
   }
   if (options.steps < 1) {
-    throw Error("--steps: must be at least 1, is " + std::to_string(options.steps));
+    throw UsageError("--steps: must be at least 1, is " + std::to_string(options.steps));
   }
   if (options.checkpoint_keep < 1) {
-    throw Error("--checkpoint-keep: must be at least 1, is " +
-                std::to_string(options.checkpoint_keep));
+    throw UsageError("--checkpoint-keep: must be at least 1, is " +
+                     std::to_string(options.checkpoint_keep));
   }
   if (options.capacity) CheckCapacity(*options.capacity);
   for (const auto& [flag, seconds] :
        {std::pair("--timeout", options.timeout),
         std::pair("--rendezvous-timeout", options.rendezvous_timeout)}) {
     if (seconds > 0 && seconds <= kMaxTimeout) continue;
-    throw Error(std::string(flag) + ": must be above 0 and at most 1000000 seconds");
+    throw UsageError(std::string(flag) + ": must be above 0 and at most 1000000 seconds");
   }
 }
 
@@ -191,15 +191,16 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
     if (app.count(flag) == 0 || !file->empty()) continue;
-    throw Error(std::string(flag) + ": must be a file, is empty");
+    throw UsageError(std::string(flag) + ": must be a file, is empty");
   }
   if (options.checkpoint.empty()) {
     // A variable of the shell that is not set must not train for nothing.
-    if (app.count("--checkpoint") > 0) throw Error("--checkpoint: must be a folder, is empty");
+    if (app.count("--checkpoint") > 0) throw UsageError("--checkpoint: must be a folder, is empty");
     for (const char* const flag :
          {"--resume", "--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
       if (app.count(flag) == 0) continue;
-      throw Error(std::string(flag) + " needs --checkpoint DIR, the folder of the checkpoints");
+      throw UsageError(std::string(flag) +
+                       " needs --checkpoint DIR, the folder of the checkpoints");
     }
   }
   if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);

@@ -44,8 +44,8 @@ struct RunOptions {
 /// Seconds of an option, rounded up.
 std::chrono::milliseconds Milliseconds(double seconds);
 
-/// Throws UsageError if the words cannot be read or do not go together, Error if a value does not
-/// fit.
+/// Throws UsageError if the words cannot be read, have a value that an option does not take, or do
+/// not go together.
 RunOptions ParseRunOptions(const std::vector<std::string>& words);
 
 }  // namespace contraflow

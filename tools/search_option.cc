@@ -28,8 +28,8 @@ std::string AboveBound(Time makespan, Time bound) {
 }
 
 [[noreturn]] void FailBudget(const std::string& text) {
-  throw Error("--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" +
-              text.substr(0, 40) + "\"");
+  throw UsageError("--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" +
+                   text.substr(0, 40) + "\"");
 }
 
 }  // namespace
@@ -59,14 +59,14 @@ SearchOptions ResolveSearch(const SearchOption& option) {
     try {
       search.placement = ParsePlacement(*option.placement);
     } catch (const Error& error) {
-      throw Error("--placement: " + std::string(error.what()));
+      throw UsageError("--placement: " + std::string(error.what()));
     }
   }
   if (option.budget) search.budget = ParseBudget(*option.budget);
   if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
   if (option.noise) {
     if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
-      throw Error("--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+      throw UsageError("--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     }
     search.noise = *option.noise;
   }

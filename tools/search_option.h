@@ -26,8 +26,8 @@ struct SearchOption {
 /// Adds those options to a command.
 void AddSearchOptions(CLI::App* app, SearchOption* option);
 
-/// The search they ask for. Throws Error for a placement that there is none of, a budget that is
-/// no time or too long, and a noise out of range.
+/// The search they ask for. Throws UsageError for a placement that there is none of, a budget that
+/// is no time or too long, and a noise out of range.
 SearchOptions ResolveSearch(const SearchOption& option);
 
 /// Has a search end at an interrupt and report to `progress`, if there is one; both must outlive
@@ -41,7 +41,7 @@ std::string DescribeInterrupt(const Plan& plan);
 /// Throws UsageError that names the first option given, since `schedule` is not searched.
 void RefuseSearchOptions(const SearchOption& option, const std::string& schedule);
 
-/// "500ms", "1s" or "2m" in nanoseconds. Throws Error.
+/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError.
 int64_t ParseBudget(const std::string& text);
 
 }  // namespace contraflow

@@ -17,16 +17,21 @@ namespace {
 
 constexpr size_t kMostEntries = 64;
 
+template <typename Value>
+void AddOnce(const Value& value, std::vector<Value>* list) {
+  if (std::find(list->begin(), list->end(), value) == list->end()) list->push_back(value);
+}
+
 std::vector<std::string> Split(const std::string& flag, const std::string& list) {
   std::vector<std::string> words;
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
-    words.push_back(list.substr(begin, end - begin));
+    AddOnce(list.substr(begin, end - begin), &words);
     begin = end + 1;
   }
   if (words.size() > kMostEntries) {
-    throw Error(flag + ": at most " + std::to_string(kMostEntries) + " are compared at once, has " +
-                std::to_string(words.size()));
+    throw UsageError(flag + ": at most " + std::to_string(kMostEntries) +
+                     " are compared at once, has " + std::to_string(words.size()));
   }
   return words;
 }
@@ -64,11 +69,11 @@ std::vector<int> ParseMicrobatches(const std::string& text) {
                        text.substr(0, 64) + "\"; see contraflow compare --help");
     }
     if (error != std::errc()) {
-      throw Error("--microbatches: " + word.substr(0, 64) + " is too " +
-                  (word[0] == '-' ? "small" : "large") + ", the limit is " +
-                  std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
+      throw UsageError("--microbatches: " + word.substr(0, 64) + " is too " +
+                       (word[0] == '-' ? "small" : "large") + ", the limit is " +
+                       std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
     }
-    numbers.push_back(number);
+    AddOnce(number, &numbers);
   }
   return numbers;
 }

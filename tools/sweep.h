@@ -14,10 +14,11 @@ struct Point {
   std::vector<Row> rows;
 };
 
-/// The numbers of "16,32,64", or one. Throws UsageError if they are none, Error if too large.
+/// The numbers of "16,32,64", or one; each once, where it is first. Throws UsageError if they are
+/// none or too large.
 std::vector<int> ParseMicrobatches(const std::string& text);
 
-/// The limits of "1x,1.25x", or one; { "" } for none. Each is checked later.
+/// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.
 std::vector<std::string> ParseMemoryLimits(const std::string& text);
 
 /// A line for each point with the makespan of each schedule of the same model and the one to take,

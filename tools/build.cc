@@ -8,7 +8,6 @@
 #include "compiler/simulate.h"
 #include "schedules/misfit.h"
 #include "schedules/rows.h"
-#include "tools/exit.h"
 #include "tools/table.h"
 
 namespace contraflow {
@@ -72,8 +71,7 @@ Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& obser
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
   if (!options.memory_limit.empty()) {
-    spec.memory_limit = ReadOption(
-        [&] { return ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec)); });
+    spec.memory_limit = ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
   }
   Plan plan = GeneratePlan(spec);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.

@@ -14,10 +14,9 @@ struct BuildOptions {
   std::string memory_limit = {};  ///< the text of --memory-limit, or ""
 };
 
-/// The plan a user asked for: generated, held against the memory limit, lowered. Throws
-/// UsageError if the limit is none, Error if the spec does not fit, or if a rank would hold more
-/// than the limit: which rank, during which instruction, how much of what, and the least limit that
-/// would do.
+/// The plan a user asked for: generated, held against the memory limit, lowered. Throws Error if
+/// the spec does not fit, or if a rank would hold more than the limit: which rank, during which
+/// instruction, how much of what, and the least limit that would do.
 Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& observer = {});
 
 }  // namespace contraflow

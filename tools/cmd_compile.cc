@@ -135,7 +135,11 @@ int Compile(const CompileOptions& options) {
   if (!searched) RefuseSearchOptions(options.search, options.schedule);
   const CostModel costs = CostsOf(options, schedule);
   Spec spec = SpecOf(options, costs);
-  ReadOption([&] { CheckSpec(spec); });
+  ReadOption([&] {
+    CheckSpec(spec);
+    if (options.memory_limit.empty()) return;
+    ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
+  });
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
     progress.emplace("compiling " + spec.schedule);

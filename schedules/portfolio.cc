@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "compiler/bound.h"
 #include "compiler/error.h"
 #include "compiler/simulate.h"
 #include "schedules/registry.h"
@@ -42,10 +43,26 @@ bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
   return schedule.generate(small.spec).routes == small.frame.routes;
 }
 
+/// --memory-limit counts bytes where the costs give some, else activations.
+bool CountsBytes(const CostModel& costs) {
+  return costs.memory && costs.memory->activation_bytes > 0;
+}
+
+/// True where no order that holds at most so many activations has a makespan of `enough`: what a
+/// schedule holds is known before it is made, and to make it may take long.
+bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
+  const Spec& spec = candidate.spec;
+  const int64_t each = CountsBytes(spec.costs) ? spec.costs.memory->activation_bytes : 1;
+  const int64_t held = most * each;
+  // Within the limit itself `enough` is no longer than the bound.
+  if (spec.memory_limit && held >= *spec.memory_limit) return false;
+  return ProveBound(candidate.frame, spec.costs, held).value > enough;
+}
+
 bool Suffices(const Plan& plan, const Candidate& candidate, Time enough) {
   const CostModel& costs = candidate.spec.costs;
   const Simulation simulation = Simulate(plan, costs);
-  const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
+  const bool bytes = CountsBytes(costs);
   const std::optional<int64_t> limit = candidate.spec.memory_limit;
   const auto fits = [&](const RankFigures& rank) {
     return !limit || (bytes ? rank.peak_bytes : int64_t{rank.peak_activations}) <= *limit;
@@ -66,14 +83,28 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
   }
   std::stable_sort(schedules.begin(), schedules.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<Plan> plans;
-  for (const auto& [most, schedule] : schedules) {
+  std::vector<std::optional<Plan>> made(schedules.size());
+  const auto make = [&](size_t i) {
     Spec spec = candidate.spec;
-    spec.schedule = schedule->name;
-    Plan plan = schedule->generate(spec);
-    if (plan.routes != candidate.frame.routes) continue;
-    plans.push_back(std::move(plan));
-    if (enough && Suffices(plans.back(), candidate, *enough)) break;
+    spec.schedule = schedules[i].second->name;
+    Plan plan = schedules[i].second->generate(spec);
+    if (plan.routes == candidate.frame.routes) made[i] = std::move(plan);
+  };
+  // Those that cannot suffice come into it only where none of the others does.
+  std::vector<size_t> longer;
+  bool sufficient = false;
+  for (size_t i = 0; i < schedules.size() && !sufficient; ++i) {
+    if (enough && ProvenLonger(schedules[i].first, candidate, *enough)) {
+      longer.push_back(i);
+      continue;
+    }
+    make(i);
+    sufficient = enough && made[i] && Suffices(*made[i], candidate, *enough);
+  }
+  if (!sufficient) std::for_each(longer.begin(), longer.end(), make);
+  std::vector<Plan> plans;
+  for (std::optional<Plan>& plan : made) {
+    if (plan) plans.push_back(std::move(*plan));
   }
   return plans;
 }

@@ -154,9 +154,11 @@ Plan GenerateRecomputed(const Spec& spec) {
   const CostModel& costs = spec.costs;
   const auto offer = [&](const Plan& order, const Spec& as) {
     Plan plan = RecomputeOrder(order, as);
-    const bool fits = !spec.memory_limit || Fits(plan, costs, *spec.memory_limit);
-    const Time step = fits ? StepTime(plan, costs, spec.memory_limit, spec.search)
-                           : Simulate(plan, costs).makespan;
+    const Simulation simulation = Simulate(plan, costs);
+    const bool fits = !spec.memory_limit || LargestPeak(simulation) <= *spec.memory_limit;
+    const Time step = fits && LongerThanOrder(costs, spec.search)
+                          ? StepTime(plan, costs, spec.memory_limit, spec.search)
+                          : simulation.makespan;
     if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) return;
     best = std::move(plan);
     best_fits = fits;

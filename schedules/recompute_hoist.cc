@@ -106,6 +106,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
       next.programs[r] =
           Hoister(plan, recomputed, r, now.timeline.ranks[r], costs, bytes, most).Run();
     }
+    if (next.programs == plan.programs) break;
     Simulation then = Simulate(next, costs);
     if (then.makespan >= now.makespan) break;
     plan = std::move(next);

@@ -4,9 +4,11 @@
 // of a published schedule with the same --recompute in the same placement and memory.
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "compiler/bound.h"
 #include "compiler/error.h"
@@ -26,9 +28,8 @@ namespace {
 /// Searches that GenerateRecomputed makes of one spec at most; they share the budget evenly.
 constexpr int kSearches = 3;
 
-bool FitsLimit(const Plan& plan, const Spec& spec) {
+bool FitsLimit(const Simulation& simulation, const Spec& spec) {
   if (!spec.memory_limit) return true;
-  const Simulation simulation = Simulate(plan, spec.costs);
   return std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
                      [&](const RankFigures& r) { return r.peak_bytes <= *spec.memory_limit; });
 }
@@ -62,8 +63,11 @@ class Shortest {
     const Spec& spec = candidate.spec;
     // What was searched may number its micro-batches in another way.
     if (!plan.provenance && plan.routes != candidate.frame.routes) return;
-    if (!FitsLimit(plan, spec)) return;
-    const Time step = StepTime(plan, spec.costs, spec.memory_limit, spec.search);
+    const Simulation simulation = Simulate(plan, spec.costs);
+    if (!FitsLimit(simulation, spec)) return;
+    const Time step = LongerThanOrder(spec.costs, spec.search)
+                          ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
+                          : simulation.makespan;
     if (best_ && step >= step_) return;
     step_ = step;
     const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
@@ -73,7 +77,7 @@ class Shortest {
                        .from = from,
                        .cost_stages = {},
                        .memory_limit = spec.memory_limit,
-                       .makespan = Simulate(plan, spec.costs).makespan,
+                       .makespan = simulation.makespan,
                        .bound = ProveBound(plan, spec.costs, spec.memory_limit).value,
                        .budget = spec_.search.budget,
                        .seed = spec_.search.seed,
@@ -83,11 +87,10 @@ class Shortest {
     best_ = std::move(plan);
   }
 
-  /// False where no order of the candidate's routes, whatever it recomputes, takes a shorter step.
-  bool MayImprove(const Candidate& candidate) const {
+  /// False where no order takes a shorter step, if `bound` is one on its makespan.
+  bool MayImprove(Time bound) const {
     const bool components = spec_.search.components && spec_.costs.moe;
-    return !best_ || components ||
-           ProveBound(candidate.frame, candidate.spec.costs, std::nullopt).value < step_;
+    return !best_ || components || bound < step_;
   }
 
   std::optional<Plan>& best() { return best_; }
@@ -98,10 +101,34 @@ class Shortest {
   Time step_ = 0;
 };
 
-/// Its own orders and the published ones, those that are searched last.
-void OfferAll(const Candidate& candidate, Shortest* shortest, std::optional<Error>* misfit) {
+/// On the makespan of every order of the candidate's routes with the recompute of its spec: where
+/// that is free to choose, whatever it recomputes and in any memory.
+Time BoundOf(const Candidate& candidate) {
+  const Spec& spec = candidate.spec;
+  const Recompute& recompute = spec.recompute;
+  if (recompute.choice == Recompute::Choice::kAuto) {
+    return LowerBound(candidate.frame, spec.costs);
+  }
+  std::vector<int> stages = recompute.stages;
+  if (recompute.choice == Recompute::Choice::kFull) {
+    stages.resize(static_cast<size_t>(candidate.frame.stages));
+    std::iota(stages.begin(), stages.end(), 0);
+  }
+  const Plan recomputed = InsertRecompute(SerialOrder(candidate.frame), stages);
+  try {
+    return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
+  } catch (const Error&) {
+    // Nothing fits; what is offered says so, with its reason.
+    return 0;
+  }
+}
+
+/// Its own orders and the published ones, those that are searched last, until one reaches `bound`.
+void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
+              std::optional<Error>* misfit) {
   for (const Schedule* schedule : Schedules()) {
     if (shortest->best() && Stopped(candidate.spec.search)) return;
+    if (!shortest->MayImprove(bound)) return;
     Spec spec = candidate.spec;
     spec.schedule = schedule->name;
     if (!schedule->reject(spec).empty()) continue;
@@ -149,8 +176,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
         RestageRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
     candidate.spec.search.budget /= kSearches;
     if (freely && !spec.memory_limit) continue;
-    if (!shortest.MayImprove(candidate)) continue;
-    OfferAll(candidate, &shortest, &misfit);
+    OfferAll(candidate, BoundOf(candidate), &shortest, &misfit);
     if (Stopped(spec.search) && shortest.best()) break;
   }
   if (!shortest.best() && misfit && !(spec.memory_limit && LeastLimit(spec, true))) throw *misfit;

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound.h"
 #include "compiler/error.h"
 #include "compiler/simulate.h"
 #include "schedules/placement.h"
@@ -286,6 +287,18 @@ Time Length(const Plan& plan, const CostModel& costs) {
   return simulation.makespan + simulation.span;
 }
 
+/// No order of these routes has a shorter Length: no step is below its bound, and no rank's span is
+/// below its work.
+Time LeastLength(const Plan& plan, const CostModel& costs) {
+  Time busiest = 0;
+  for (const Program& program : plan.programs) {
+    Time work = 0;
+    for (const Instruction& i : program) work += costs.Duration(i);
+    busiest = std::max(busiest, work);
+  }
+  return LowerBound(plan, costs) + busiest;
+}
+
 Plan Generate(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
   Plan best = plan;
@@ -293,6 +306,8 @@ Plan Generate(const Spec& spec) {
     best.programs[static_cast<size_t>(rank)] = HandMade(spec, rank);
   }
   Time least = Length(best, spec.costs);
+  // The heuristic takes far longer than the order by hand, which is often the best there is.
+  if (least <= LeastLength(best, spec.costs)) return best;
   for (int i = 0; i < 4; ++i) {
     plan.programs = Best(spec, {.fill_b = i < 2, .fill_f = i % 2 == 0}).programs;
     if (plan.programs.empty()) continue;

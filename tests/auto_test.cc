@@ -156,6 +156,22 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("the portfolio makes what its memory proves too long only where nothing suffices") {
+    Spec spec = MakeSpec("auto", 8, 32, UniformCosts(4, 4, 4));
+    spec.search.placement = Placement::kV;
+    const Candidate candidate = CandidatesOf(spec).front();
+    const auto names = [&](std::optional<Time> enough) {
+      std::vector<std::string> made;
+      for (const Plan& plan : PublishedOrders(candidate, enough)) made.push_back(plan.schedule);
+      return made;
+    };
+    const Time bound = LowerBound(candidate.frame, candidate.spec.costs);
+    CHECK(names(std::nullopt).front() == "v-min");
+    CHECK(names(bound) == std::vector<std::string>{"zb-v"});
+    CHECK(names(bound - 1) == names(std::nullopt));
+    CHECK(names(kMaxCost) == std::vector<std::string>{"v-min"});
+  }
+
   TEST_CASE("auto takes any number of ranks and micro-batches in any placement") {
     for (const Placement placement : kPlacements) {
       for (int ranks = 1; ranks <= 5; ++ranks) {

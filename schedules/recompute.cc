@@ -5,6 +5,7 @@
 #include "schedules/recompute.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -21,16 +22,6 @@ int64_t LargestPeak(const Simulation& simulation) {
   int64_t peak = 0;
   for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
   return peak;
-}
-
-/// --memory-limit counts activations where the costs give no bytes; an input is none.
-void CheckBytes(const CostModel& costs) {
-  if (!costs.memory || costs.memory->activation_bytes == 0) {
-    throw Error(
-        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
-        "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
-  }
-  BytesOfChunk(costs, true);
 }
 
 bool Fits(const Plan& plan, const CostModel& costs, int64_t limit) {
@@ -125,16 +116,29 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
   return plan;
 }
 
-Plan RecomputeOrder(const Plan& order, const Spec& spec) {
-  const std::vector<int> stages = StagesOf(spec.recompute, order, spec.costs, spec);
-  return HoistRecompute(InsertRecompute(order, stages), spec.costs, spec.memory_limit);
+void CheckRecomputeLimit(const Spec& spec) {
+  if (!spec.memory_limit) return;
+  const CostModel& costs = spec.costs;
+  if (!costs.memory || costs.memory->activation_bytes == 0) {
+    throw Error(
+        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
+  }
+  BytesOfChunk(costs, true);
 }
 
-Plan GenerateRecomputed(const Spec& spec) {
+Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {
+  const std::vector<int> stages = StagesOf(spec.recompute, order, spec.costs, spec);
+  std::optional<int64_t> most = spec.memory_limit;
+  if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
+  return HoistRecompute(InsertRecompute(order, stages), spec.costs, most);
+}
+
+Plan GenerateRecomputed(const Spec& spec, Room room) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
-  if (spec.memory_limit) CheckBytes(spec.costs);
+  CheckRecomputeLimit(spec);
   Spec plain = spec;
   plain.recompute = {};
   Orders orders;
@@ -153,7 +157,7 @@ Plan GenerateRecomputed(const Spec& spec) {
   Time least = 0;
   const CostModel& costs = spec.costs;
   const auto offer = [&](const Plan& order, const Spec& as) {
-    Plan plan = RecomputeOrder(order, as);
+    Plan plan = RecomputeOrder(order, as, room);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = !spec.memory_limit || LargestPeak(simulation) <= *spec.memory_limit;
     const Time step = fits && LongerThanOrder(costs, spec.search)

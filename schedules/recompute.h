@@ -24,21 +24,29 @@ std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t l
 /// more than `limit` by it, or, without one, more than the fullest rank does as it is.
 Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit);
 
+/// What R may make a rank hold where the spec has no memory limit: no more than the fullest rank of
+/// the order, or anything.
+enum class Room : uint8_t { kOfOrder, kAny };
+
 /// This compute order with the recompute of the spec, which may be one of no stages: R put in and
 /// hoisted. Throws as GenerateRecomputed.
-Plan RecomputeOrder(const Plan& order, const Spec& spec);
+Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room);
 
 /// GeneratePlan for a spec with `recompute`: of the orders that the schedule makes within the
 /// limit, without one and for costs that have R in the backward, the one with the shortest step
 /// that fits, or, where none does, the shortest. Throws Error if the stages do not exist, or if
 /// there is a memory limit and the costs give no bytes.
-Plan GenerateRecomputed(const Spec& spec);
+Plan GenerateRecomputed(const Spec& spec, Room room = Room::kOfOrder);
+
+/// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
+/// counts activations, and an input is none.
+void CheckRecomputeLimit(const Spec& spec);
 
 /// The same for `auto` over its placements (schedules/candidates.h): the shortest step that fits of
 /// what GenerateRecomputed makes of its own orders and of every published schedule with the same
 /// routes, with the costs and the provenance of the plan as it is. The stages of the spec are those
-/// of its costs: parts of one are recomputed alike, and merged ones if one of them is named. Throws
-/// Error if nothing fits the limit.
+/// of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
+/// Without a limit there is room for anything. Throws Error if nothing fits the limit.
 Plan GenerateSearchedRecomputed(const Spec& spec);
 
 }  // namespace contraflow

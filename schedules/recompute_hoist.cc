@@ -70,7 +70,7 @@ class Hoister {
       const Instruction& before = program_[to];
       const bool own = HasForward(before.op) && before.stage == again.stage &&
                        before.microbatch == again.microbatch;
-      if (own || held_[to] + Dropped() > most_) break;
+      if (own || held_[to] > most_ - Dropped()) break;
       if (idle_[to] >= duration && duration > 0) return to;
     }
     return at;

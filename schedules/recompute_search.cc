@@ -134,14 +134,15 @@ void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
     if (!schedule->reject(spec).empty()) continue;
     if (schedule->stages(spec) != candidate.frame.stages) continue;
     try {
-      shortest->Offer(GenerateRecomputed(spec), candidate);
+      shortest->Offer(GenerateRecomputed(spec, Room::kAny), candidate);
     } catch (const Error& error) {
       if (!*misfit) *misfit = error;
     }
   }
   if (shortest->best()) return;
   // What holds least of all, for a limit that is too tight for the others.
-  shortest->Offer(RecomputeOrder(SerialOrder(candidate.frame), candidate.spec), candidate);
+  shortest->Offer(RecomputeOrder(SerialOrder(candidate.frame), candidate.spec, Room::kAny),
+                  candidate);
 }
 
 /// Without any recompute, for which it is asked only where it shortens the step.
@@ -163,6 +164,7 @@ void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, Shortest* s
 
 Plan GenerateSearchedRecomputed(const Spec& spec) {
   CheckSpec(spec);
+  CheckRecomputeLimit(spec);
   const std::string why_not = RejectPlacement(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   CheckCosts(spec.costs, CostStages(spec), spec.microbatches);

@@ -240,6 +240,40 @@ TEST_SUITE("unit") {
     CHECK(stages_with_r(GeneratePlan(spec)) == std::vector<int>{0});
   }
 
+  TEST_CASE("without a limit auto recomputes as early as any limit lets a published schedule") {
+    for (const int ranks : {2, 4, 6}) {
+      for (const int microbatches : {2, 5, 8}) {
+        Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(12, 11, 9, 1));
+        spec.costs.memory = {.activation_bytes = 100, .w_stash_bytes = 40, .input_bytes = 10};
+        spec.recompute = {.choice = Choice::kFull};
+        spec.search.placement = Placement::kV;
+        spec.search.budget = 2'000'000;
+        const Plan plan = GeneratePlan(spec);
+        CAPTURE(ranks);
+        CAPTURE(microbatches);
+        for (const char* published : {"zb-v", "v-half", "v-min"}) {
+          Spec limited = spec;
+          limited.schedule = published;
+          limited.costs = *plan.costs;
+          limited.memory_limit = 100 * 2 * ranks;
+          CHECK(StepOf(plan, *plan.costs) <= StepOf(GeneratePlan(limited), *plan.costs));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a limit of activations is refused with recompute") {
+    Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
+    spec.recompute = {.choice = Choice::kFull};
+    spec.memory_limit = 400;
+    const std::string refused =
+        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}";
+    CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
+    spec.schedule = "1f1b";
+    CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
+  }
+
   TEST_CASE("auto recomputes nothing where that makes no step shorter") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(6, 8, 4));
     spec.costs.memory = {.activation_bytes = 100, .w_stash_bytes = 40, .input_bytes = 10};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "schedules/evaluator.h"
+#include "schedules/join_backwards.h"
 #include "schedules/local_search.h"
 #include "schedules/noise.h"
 #include "schedules/pair_search.h"
@@ -50,6 +51,11 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
     const int64_t budget = work->left();
     ImproveWithin(problem, bound, options.seed, budget / 4, work, &*best);
     StartSmall(problem, bound, options, budget / 2, work, &*best);
+  }
+  if (JoiningPays(problem)) {
+    JoinBackwards(problem, bound, work->left() / 8, work, &*best);
+    ImproveWithin(problem, bound, options.seed, work->left() / 8 * 7, work, &*best);
+    JoinBackwards(problem, bound, work->left(), work, &*best);
   }
   ImproveWithin(problem, bound, options.seed, work->left(), work, &*best);
   if (options.noise > 0) {

@@ -15,7 +15,7 @@ bool Stopped(const SearchOptions& options);
 class SearchWork {
  public:
   /// Instructions that count as a second of budget.
-  static constexpr int64_t kPerSecond = 16'000'000;
+  static constexpr int64_t kPerSecond = 20'000'000;
 
   explicit SearchWork(const SearchOptions& options);
 

@@ -7,7 +7,7 @@
 
 namespace contraflow {
 
-/// The input is wrong: a spec, cost file, plan, flag or environment. Tools print what() and exit 1.
+/// The input is wrong: a spec, cost file, plan or environment. Tools print what() and exit 1.
 /// The message names the place (file, JSON path or line), what is wrong there and what would be
 /// right.
 struct Error : std::runtime_error {

@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 
 tools/install_packages.sh
-cmake --workflow --preset release
+cmake --preset release
+cmake --build --preset release --target contraflow contraflow-run
 PATH="$PWD/build/release/tools:$PATH"
 plan=build/dualpipe.json
 

@@ -80,11 +80,13 @@ Spec Fused(const Spec& spec) {
   return fused;
 }
 
-/// The stages to recompute of an order. Throws Error if some do not exist.
-std::vector<int> StagesOf(const Recompute& recompute, const Plan& order, const CostModel& costs,
-                          const Spec& spec) {
+}  // namespace
+
+std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
+  const Recompute& recompute = spec.recompute;
   if (recompute.choice == Recompute::Choice::kAuto) {
-    return spec.memory_limit ? StagesToFit(order, costs, *spec.memory_limit) : std::vector<int>();
+    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit)
+                             : std::vector<int>();
   }
   std::vector<int> stages = recompute.stages;
   if (recompute.choice == Recompute::Choice::kFull) {
@@ -98,8 +100,6 @@ std::vector<int> StagesOf(const Recompute& recompute, const Plan& order, const C
   }
   return stages;
 }
-
-}  // namespace
 
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
   for (Program& program : plan.programs) {
@@ -128,7 +128,7 @@ void CheckRecomputeLimit(const Spec& spec) {
 }
 
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {
-  const std::vector<int> stages = StagesOf(spec.recompute, order, spec.costs, spec);
+  const std::vector<int> stages = StagesToRecompute(order, spec);
   std::optional<int64_t> most = spec.memory_limit;
   if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
   return HoistRecompute(InsertRecompute(order, stages), spec.costs, most);

@@ -19,6 +19,9 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages);
 /// too few.
 std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit);
 
+/// The stages that the spec recomputes of an order, ascending. Throws Error if some do not exist.
+std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec);
+
 /// The compute order with every R that holds up its backward in idle time before that, where there
 /// is some that is long enough, and as long as that makes the step shorter. No rank comes to hold
 /// more than `limit` by it, or, without one, more than the fullest rank does as it is.

@@ -4,7 +4,6 @@
 // of a published schedule with the same --recompute in the same placement and memory.
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -105,16 +104,11 @@ class Shortest {
 /// that is free to choose, whatever it recomputes and in any memory.
 Time BoundOf(const Candidate& candidate) {
   const Spec& spec = candidate.spec;
-  const Recompute& recompute = spec.recompute;
-  if (recompute.choice == Recompute::Choice::kAuto) {
+  if (spec.recompute.choice == Recompute::Choice::kAuto) {
     return LowerBound(candidate.frame, spec.costs);
   }
-  std::vector<int> stages = recompute.stages;
-  if (recompute.choice == Recompute::Choice::kFull) {
-    stages.resize(static_cast<size_t>(candidate.frame.stages));
-    std::iota(stages.begin(), stages.end(), 0);
-  }
-  const Plan recomputed = InsertRecompute(SerialOrder(candidate.frame), stages);
+  const Plan recomputed =
+      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {

@@ -64,6 +64,14 @@ void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, i
 
 }  // namespace
 
+CostModel::CostModel() = default;
+CostModel::CostModel(const CostModel&) = default;
+CostModel::CostModel(CostModel&&) noexcept = default;
+CostModel& CostModel::operator=(const CostModel&) = default;
+CostModel& CostModel::operator=(CostModel&&) noexcept = default;
+CostModel::~CostModel() = default;
+bool CostModel::operator==(const CostModel&) const = default;
+
 std::string_view Name(Overlap overlap) {
   return overlap == Overlap::kPublished ? "published" : "all";
 }

@@ -132,7 +132,14 @@ struct CostModel {
   std::optional<Overlap> derived;
   std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
 
-  bool operator==(const CostModel&) const = default;
+  // Compiled once, in cost.cc: inline they were a twentieth of everything that is compiled.
+  CostModel();
+  CostModel(const CostModel&);
+  CostModel(CostModel&&) noexcept;
+  CostModel& operator=(const CostModel&);
+  CostModel& operator=(CostModel&&) noexcept;
+  ~CostModel();
+  bool operator==(const CostModel&) const;
 
   const StageCost& stage(int s) const {
     return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(s)];

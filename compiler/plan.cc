@@ -11,6 +11,14 @@ constexpr std::string_view kLevels[] = {"compute", "comm", "component", "buffer"
 
 }  // namespace
 
+Plan::Plan() = default;
+Plan::Plan(const Plan&) = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(const Plan&) = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+Plan::~Plan() = default;
+bool Plan::operator==(const Plan&) const = default;
+
 std::string_view Name(Level level) {
   CF_ASSERT(static_cast<size_t>(level) < std::size(kLevels));
   return kLevels[static_cast<size_t>(level)];

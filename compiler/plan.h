@@ -50,7 +50,14 @@ struct Plan {
   std::vector<Program> programs;         ///< size = ranks
   std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
 
-  bool operator==(const Plan&) const = default;
+  // Compiled once, in plan.cc, as those of CostModel are.
+  Plan();
+  Plan(const Plan&);
+  Plan(Plan&&) noexcept;
+  Plan& operator=(const Plan&);
+  Plan& operator=(Plan&&) noexcept;
+  ~Plan();
+  bool operator==(const Plan&) const;
 };
 
 /// Sizes above these are refused wherever a plan or spec comes in, before anything is allocated for

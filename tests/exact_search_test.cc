@@ -10,6 +10,7 @@
 #include "schedules/placement.h"
 #include "schedules/registry.h"
 #include "tests/exact_instance.h"
+#include "tests/sanitized.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -139,7 +140,7 @@ TEST_SUITE("unit") {
   TEST_CASE("no published schedule is shorter than the optimum for its memory") {
     std::mt19937_64 random(4);
     int compared = 0;
-    for (const Spec& spec : RandomSpecs(&random, 200, 3, 4)) {
+    for (const Spec& spec : RandomSpecs(&random, Draws(200), 3, 4)) {
       const Plan plan = GeneratePlan(spec);
       if (plan.stages * plan.microbatches > 9) continue;
       const Simulation simulation = Simulate(plan, spec.costs);
@@ -157,7 +158,7 @@ TEST_SUITE("unit") {
         ++compared;
       }
     }
-    CHECK(compared > 30);
+    CHECK(compared > Draws(30));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "schedules/interleaved.h"
 #include "schedules/registry.h"
 #include "schedules/zb_hand_made.h"
+#include "tests/sanitized.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -55,7 +56,8 @@ TEST_SUITE("unit") {
     };
     int compared = 0, differs_from_published = 0;
     std::map<std::string, int> known;
-    for (int round = 0; round < 1000; ++round) {
+    constexpr int kRounds = Draws(1000);
+    for (int round = 0; round < kRounds; ++round) {
       CostModel costs = UniformCosts(draw(1, 100'000), draw(1, 100'000), draw(1, 100'000));
       StageCost& stage = costs.stages[0];
       stage.fb = draw(std::max(stage.f, stage.bw), stage.f + stage.bw);
@@ -89,20 +91,20 @@ TEST_SUITE("unit") {
     }
     MESSAGE(compared << " bubbles compared, of which " << differs_from_published
                      << " differ from the published formula");
-    CHECK(compared > 25'000);
+    CHECK(compared > Draws(25'000));
     // Where a form is known it is known for every spec that fits, but for whole units of Chimera
     // only.
-    CHECK(known["interleaved-1f1b"] > 300);
-    CHECK(known["chimera"] > 250);
+    CHECK(known["interleaved-1f1b"] > Draws(300));
+    CHECK(known["chimera"] > Draws(250));
     known.erase("interleaved-1f1b");
     known.erase("chimera");
-    CHECK(known == std::map<std::string, int>{{"1f1b", 1000},
-                                              {"dualpipe", 1000},
-                                              {"dualpipe-v", 1000},
-                                              {"gpipe", 1000},
-                                              {"zb-1p", 1000}});
+    CHECK(known == std::map<std::string, int>{{"1f1b", kRounds},
+                                              {"dualpipe", kRounds},
+                                              {"dualpipe-v", kRounds},
+                                              {"gpipe", kRounds},
+                                              {"zb-1p", kRounds}});
     // The closed forms are needed: without them most of these figures would be called wrong.
-    CHECK(differs_from_published > 5'000);
+    CHECK(differs_from_published > Draws(5'000));
   }
 
   TEST_CASE("interleaved: the bubble of 1F1B over P stages for any number of chunks") {

@@ -16,6 +16,7 @@
 #include "tests/emulated_gpu.h"
 #include "tests/gpu_plan.h"
 #include "tests/run_support.h"
+#include "tests/sanitized.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -62,6 +63,7 @@ TEST_SUITE("kernel") {
     CHECK(plain.first.size() > 10'000);
     CHECK(plain.second > 0);
     CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}), model, {.graph = true}) == plain);
+    if (kSanitized) return;
     CHECK(Train(PlanOf("1f1b", model, 2, 1, {1}), model, {.graph = false, .run_ahead = 4}) ==
           plain);
     const auto group = Train(PlanOf("zb-1p", model, 1, 2, {}), model, {.graph = false});

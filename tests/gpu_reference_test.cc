@@ -10,6 +10,7 @@
 #include "compiler/error.h"
 #include "runtime/gpu_check.h"
 #include "tests/gpu_plan.h"
+#include "tests/sanitized.h"
 #include "tests/test_gpu.h"
 
 namespace contraflow {
@@ -72,7 +73,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU reference: equals pipelines that share experts and replicas and take two routes") {
     CheckBits(Trial("dualpipe", 2, 4, 2, 1), 1);
-    CheckBits(Trial("1f1b", 1, 1, 2, 2, 1.0f), 2);
+    if (!kSanitized) CheckBits(Trial("1f1b", 1, 1, 2, 2, 1.0f), 2);
   }
 
   TEST_CASE("GPU reference: is near the host's in every step from the same weights") {

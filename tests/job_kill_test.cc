@@ -11,14 +11,7 @@
 #include <thread>
 
 #include "tests/job.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CF_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CF_SANITIZED
-#endif
-#endif
+#include "tests/sanitized.h"
 
 namespace contraflow {
 namespace {
@@ -35,11 +28,7 @@ constexpr int kSteps = 14;
 /// number.
 int Kills() {
   if (const char* const kills = std::getenv("CONTRAFLOW_KILLS")) return std::atoi(kills);
-#ifdef CF_SANITIZED
-  return 2;
-#else
-  return 10;
-#endif
+  return Draws(10);
 }
 
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {

@@ -14,6 +14,7 @@
 #include "tests/failure.h"
 #include "tests/mutants.h"
 #include "tests/run_support.h"
+#include "tests/sanitized.h"
 #include "tests/support.h"
 
 namespace contraflow {
@@ -44,7 +45,7 @@ TEST_SUITE("property") {
         if (!schedule->reject(spec).empty()) continue;
         spec.data_parallel = 1 + ranks % 3 % 2;
         const Plan plan = Compile(spec);
-        for (const Mutant& mutant : MakeMutants(plan, 200, seed++)) {
+        for (const Mutant& mutant : MakeMutants(plan, Draws(200), seed++)) {
           ++made;
           if (!Verify(mutant.plan).empty()) continue;
           CAPTURE(plan.schedule);
@@ -60,8 +61,8 @@ TEST_SUITE("property") {
     }
     MESSAGE(made << " mutants, " << ran << " pass Verify and run right, of " << operators.size()
                  << " operators");
-    CHECK(made >= 2000);
-    CHECK(ran >= 100);
+    CHECK(made >= Draws(2000));
+    CHECK(ran >= Draws(100));
     CHECK(operators.size() >= 3);
   }
 
@@ -82,7 +83,7 @@ TEST_SUITE("property") {
           const Model model = GroupModel(capacity);
           const Plan plan =
               PlanFor(model, schedule->name, ranks, microbatches, ranks == 2 ? 2 : 1, level, seed);
-          for (const Mutant& mutant : MakeMutants(plan, 250, seed++)) {
+          for (const Mutant& mutant : MakeMutants(plan, Draws(250), seed++)) {
             ++made;
             if (!Verify(mutant.plan).empty()) continue;
             CAPTURE(plan.schedule);
@@ -106,8 +107,8 @@ TEST_SUITE("property") {
       }
       MESSAGE(Name(level) << ": " << made << " mutants, " << ran
                           << " pass Verify and run right, of " << operators.size() << " operators");
-      CHECK(made >= 1000);
-      CHECK(ran >= 20);
+      CHECK(made >= Draws(1000));
+      CHECK(ran >= Draws(20));
     }
   }
 }

@@ -149,7 +149,7 @@ int Check(const CheckOptions& options) {
   return broken.empty() ? kExitFine : kExitInput;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddCheck(CLI::App* app) {
   const auto options = std::make_shared<CheckOptions>();
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
@@ -172,7 +172,7 @@ const Command kCheckCommand = {
     .name = "check",
     .summary = "for CI: exit 1 and one line for each bound that a plan breaks",
     .example = "contraflow check plan.json --max-bubble-ratio 0.2",
-    .add = Add,
+    .add = AddCheck,
 };
 
 }  // namespace contraflow

@@ -112,7 +112,7 @@ int Run(const CompareOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareOptions>();
   AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
   app->add_option("--microbatches", options->microbatches,
@@ -144,7 +144,7 @@ const Command kCompareCommand = {
     .example =
         "contraflow compare --ranks 16 --microbatches 32 --costs llama-3-405b-pp16 "
         "--memory-limit 1x",
-    .add = Add,
+    .add = AddCompare,
 };
 
 }  // namespace contraflow

@@ -162,7 +162,7 @@ int Compile(const CompileOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddCompile(CLI::App* app) {
   const auto options = std::make_shared<CompileOptions>();
   app->add_option("--schedule", options->schedule, "see contraflow list")
       ->type_name("NAME")
@@ -220,7 +220,7 @@ const Command kCompileCommand = {
     .example =
         "contraflow compile --schedule dualpipe --ranks 8 --microbatches 20 "
         "--costs deepseek-v3-h800 -o plan.json",
-    .add = Add,
+    .add = AddCompile,
 };
 
 }  // namespace contraflow

@@ -123,7 +123,7 @@ std::string CostsText(const CostModel& costs) {
          "both in one go, fb a forward overlapped with a full backward of another micro-batch.\n";
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddCosts(CLI::App* app) {
   const auto options = std::make_shared<CostsOptions>();
   app->add_option("FILE|PROFILE", options->file, "cost file, or a profile such as deepseek-v3-h800")
       ->type_name("")
@@ -144,7 +144,7 @@ const Command kCostsCommand = {
     .name = "costs",
     .summary = "stage costs as used or derived, and the component order of F&B",
     .example = "contraflow costs deepseek-v3-h800",
-    .add = Add,
+    .add = AddCosts,
 };
 
 }  // namespace contraflow

@@ -80,7 +80,7 @@ int Diff(const DiffOptions& options) {
   return kExitInput;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddDiff(CLI::App* app) {
   const auto options = std::make_shared<DiffOptions>();
   AddPlan(app, &options->left, "PLAN");
   AddPlan(app, &options->right, "OTHER");
@@ -93,7 +93,7 @@ const Command kDiffCommand = {
     .name = "diff",
     .summary = "what differs between two plans; exit 1 if anything does",
     .example = "contraflow diff plan.json other.json",
-    .add = Add,
+    .add = AddDiff,
 };
 
 }  // namespace contraflow

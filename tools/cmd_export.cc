@@ -43,7 +43,7 @@ int Export(const ExportOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddExport(CLI::App* app) {
   const auto options = std::make_shared<ExportOptions>();
   AddPlan(app, &options->plan);
   AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace|dot|megatron-layout",
@@ -64,7 +64,7 @@ const Command kExportCommand = {
     .summary =
         "write a plan for PyTorch's pipelining, Megatron-LM, Chrome's trace viewer or Graphviz",
     .example = "contraflow export plan.json --to chrome-trace -o trace.json",
-    .add = Add,
+    .add = AddExport,
 };
 
 }  // namespace contraflow

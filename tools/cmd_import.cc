@@ -36,7 +36,7 @@ int Import(const ImportOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddImport(CLI::App* app) {
   const auto options = std::make_shared<ImportOptions>();
   app->add_option("FILE", options->file, "one row a rank; - is standard input")
       ->type_name("FILE")
@@ -60,7 +60,7 @@ const Command kImportCommand = {
     .name = "import",
     .summary = "make a plan of a schedule written for PyTorch's pipelining, and prove it",
     .example = "contraflow import schedule.csv --from torch-csv -o imported.json",
-    .add = Add,
+    .add = AddImport,
 };
 
 }  // namespace contraflow

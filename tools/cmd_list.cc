@@ -47,7 +47,7 @@ std::string ListText() {
   return text + "P ranks, M micro-batches, r a rank.\n" + std::string(kFormulaLegend);
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddList(CLI::App* app) {
   const auto json = std::make_shared<bool>(false);
   AddJson(app, json.get());
   return [json] {
@@ -62,7 +62,7 @@ const Command kListCommand = {
     .name = "list",
     .summary = "the schedules: what they are, what they fit, what they hold",
     .example = "contraflow list",
-    .add = Add,
+    .add = AddList,
 };
 
 }  // namespace contraflow

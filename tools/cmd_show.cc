@@ -122,7 +122,7 @@ int Show(const ShowOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
   AddPlan(app, &options->plan);
   AddInteger(app, "--rank", &options->rank, "R", "this rank only");
@@ -144,7 +144,7 @@ const Command kShowCommand = {
     .name = "show",
     .summary = "a plan as text, as the grid known from the papers, as SVG or HTML",
     .example = "contraflow show plan.json --format grid",
-    .add = Add,
+    .add = AddShow,
 };
 
 }  // namespace contraflow

@@ -50,7 +50,7 @@ int RunSimulate(const SimulateOptions& options) {
   return kExitFine;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddSimulate(CLI::App* app) {
   const auto options = std::make_shared<SimulateOptions>();
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
@@ -66,7 +66,7 @@ const Command kSimulateCommand = {
     .name = "simulate",
     .summary = "makespan, bubbles, memory and critical path of a plan",
     .example = "contraflow simulate plan.json --comm 0.1",
-    .add = Add,
+    .add = AddSimulate,
 };
 
 }  // namespace contraflow

@@ -96,7 +96,7 @@ int RunVerify(const VerifyOptions& options) {
   return findings.empty() ? kExitFine : kExitInput;
 }
 
-std::function<int()> Add(CLI::App* app) {
+std::function<int()> AddVerify(CLI::App* app) {
   const auto options = std::make_shared<VerifyOptions>();
   AddPlan(app, &options->plan);
   AddJson(app, &options->json);
@@ -109,7 +109,7 @@ const Command kVerifyCommand = {
     .name = "verify",
     .summary = "prove a plan complete, in order and free of deadlock, or say every flaw",
     .example = "contraflow verify plan.json",
-    .add = Add,
+    .add = AddVerify,
 };
 
 }  // namespace contraflow

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <string>
 #include <string_view>
@@ -191,10 +190,14 @@ int main(int argc, char** argv) {
   std::string schedule = "dualpipe";
   bool large = false;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--large") == 0) {
+    const std::string_view argument = argv[i];
+    if (argument == "--large") {
       large = true;
+    } else if (argument.starts_with('-')) {
+      std::fprintf(stderr, "usage: bench_compile [SCHEDULE] [--large]\n");
+      return contraflow::kExitUsage;
     } else {
-      schedule = argv[i];
+      schedule = argument;
     }
   }
   return contraflow::Guard("bench_compile", [&] {

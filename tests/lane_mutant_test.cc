@@ -82,6 +82,7 @@ std::set<std::string> Mutate(Level level, int each, int least) {
   std::set<std::string> needed;
   int total = 0, sound = 0, racy = 0, shown = 0;
   uint64_t seed = 1;
+  each = std::max(each, static_cast<int>(MutantOperators(level).size()));  // one of every kind
   for (const Plan& plan : SoundPlans(level)) {
     CAPTURE(plan.schedule);
     CAPTURE(plan.ranks);

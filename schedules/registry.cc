@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "compiler/error.h"
-#include "schedules/recompute.h"
-#include "schedules/rows.h"
+#include "compiler/plan/error.h"
+#include "schedules/published/rows.h"
+#include "schedules/recompute/recompute.h"
 
 namespace contraflow {
 namespace {

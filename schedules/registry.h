@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "compiler/schedule.h"
+#include "compiler/plan/schedule.h"
 
 namespace contraflow {
 

@@ -90,7 +90,7 @@ part gradients 60 gradients
 
 part kernels 90 "$tool/bench_gpu" kernels host
 part schedules 120 "$tool/bench_gpu" schedules
-part nccl-one-gpu 60 tests/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
+part nccl-one-gpu 60 tests/runtime/gpu/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
 
 if command -v compute-sanitizer >/dev/null; then
   sanitize() { # TOOL

@@ -2,11 +2,11 @@
 
 #include <cstdio>
 
-#include "compiler/lower.h"
-#include "compiler/plan_io.h"
-#include "compiler/simulate.h"
-#include "compiler/verify.h"
-#include "runtime/model.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/lower/lower.h"
+#include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
+#include "runtime/model/model.h"
 #include "schedules/registry.h"
 
 int main() {

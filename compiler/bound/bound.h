@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// What a lower bound rests on; each is derived where it is computed.
+enum class BoundKind : uint8_t {
+  kNothing,       ///< a plan without micro-batches
+  kCriticalPath,  ///< one micro-batch through all stages and back (bound_chunk.cc)
+  kBusyRank,      ///< the work of a rank, what precedes it and what follows it (bound_chunk.cc)
+  kOrder,         ///< the same, for micro-batches one behind the other (bound_order.cc)
+  kTwoWindows,    ///< a rank's waits for its first and its last backward (bound_window.cc,
+                  ///< bound_rank_window.cc, bound_component_window.cc)
+  kPairs,         ///< the windows of a rank in which no pair can run (bound_rank_window.cc)
+  kMemoryArea,    ///< memory x time (bound_area.cc)
+  kLink,          ///< messages of one directed edge, one at a time (bound_order.cc)
+  kLane,          ///< the components of one lane of a rank (bound_component.cc)
+};
+
+/// "critical path", "busy rank", "order of micro-batches", ...
+std::string_view Name(BoundKind kind);
+
+/// A proven lower bound and what it rests on: value = head + work + idle + tail.
+struct Bound {
+  Time value = 0;
+  BoundKind kind = BoundKind::kNothing;
+  int rank = -1;  ///< that the figures are of; of a link the sender; -1: no certain one
+  int peer = -1;  ///< of a link the receiver
+  Time head = 0;  ///< before the first of the work can begin
+  Time work = 0;  ///< one after the other; of kMemoryArea the area divided by the limit
+  Time idle = 0;  ///< while it cannot all be done, no less than this
+  Time tail = 0;  ///< what has to follow the last of it
+};
+
+/// The best of all bounds on the makespan of every schedule with this placement (routes), these
+/// costs and at most `memory_limit` on each rank, as Spec has it, that recomputes those chunks that
+/// the plan's programs recompute (nothing else of the programs matters, and there may be none):
+/// built from F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap
+/// in any way (where some are recomputed, without notice of memory). Time and memory linear in
+/// chunks. Throws Error if the costs do not fit the plan, or if no schedule at all fits the memory
+/// limit because a rank must hold one micro-batch on all of its stages at once.
+Bound ProveBound(const Plan& plan, const CostModel& costs,
+                 std::optional<int64_t> memory_limit = std::nullopt);
+
+/// The value of ProveBound for any memory.
+Time LowerBound(const Plan& plan, const CostModel& costs);
+
+}  // namespace contraflow

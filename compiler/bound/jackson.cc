@@ -1,0 +1,91 @@
+// At every moment the job with the longest tail runs, of those that can.
+
+#include "compiler/bound/jackson.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace contraflow {
+namespace {
+
+/// A lane that takes jobs in the order of their heads.
+struct OneLane {
+  struct Open {
+    Time tail, left;
+    bool operator<(const Open& other) const { return tail < other.tail; }
+  };
+
+  /// The one that runs is not in the heap of those that wait: few that come interrupt it.
+  std::vector<Open> waiting = {};
+  bool busy = false;
+  Open running = {0, 0};
+  Time now = 0;
+  std::pair<Time, Time> last = {0, 0};  // as Run returns it
+
+  void End() {
+    now += running.left;
+    if (now + running.tail > last.first) last = {now + running.tail, running.tail};
+    busy = !waiting.empty();
+    if (!busy) return;
+    running = waiting.front();
+    std::pop_heap(waiting.begin(), waiting.end());
+    waiting.pop_back();
+  }
+
+  void Take(Time head, Time duration, Time tail) {
+    while (busy && now + running.left <= head) End();
+    Open come = {tail, duration};
+    if (!busy) {
+      busy = true;
+      now = std::max(now, head);
+      running = come;
+      return;
+    }
+    running.left -= head - now;
+    now = head;
+    if (running.tail < tail) std::swap(running, come);
+    waiting.push_back(come);
+    std::push_heap(waiting.begin(), waiting.end());
+  }
+
+  void Finish() {
+    while (busy) End();
+  }
+};
+
+}  // namespace
+
+void Jackson::Add(Time head, Time duration, Time tail) { jobs_.push_back({head, duration, tail}); }
+
+Time Jackson::Makespan() { return Run().first; }
+
+Jackson::Reason Jackson::Binding() {
+  // The job that ends it, and all that ran before it without a gap and have tails no shorter: those
+  // from some head on. Which head it is, the largest sum tells.
+  const Time tail = Run().second;
+  Reason best = {0, 0, 0};
+  Time work = 0;
+  for (size_t i = jobs_.size(); i-- > 0;) {
+    if (jobs_[i].tail < tail) continue;
+    work += jobs_[i].duration;
+    if (jobs_[i].head + work + tail >= best.head + best.work + best.tail) {
+      best = {jobs_[i].head, work, tail};
+    }
+  }
+  return best;
+}
+
+std::pair<Time, Time> Jackson::Run() {
+  std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.head < b.head; });
+  OneLane lane;
+  // Jobs without a tail delay no other; the last of them ends when the lane is done with all.
+  Time end = 0;
+  for (const Job& job : jobs_) {
+    end = std::max(end, job.head) + job.duration;
+    if (job.tail > 0) lane.Take(job.head, job.duration, job.tail);
+  }
+  lane.Finish();
+  return end > lane.last.first ? std::pair<Time, Time>(end, 0) : lane.last;
+}
+
+}  // namespace contraflow

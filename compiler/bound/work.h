@@ -1,0 +1,108 @@
+#pragma once
+
+// What the files of the bound share, and nobody else includes.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+
+namespace contraflow {
+
+/// What a rank does with a chunk; `rest` is what of a full backward follows B.
+enum class Pass : uint8_t { kForward, kBackward, kRest };
+
+/// What the chunk of one stage and micro-batch costs its rank, at least. A full backward is B and
+/// then the rest: B gives its gradient after no less than b, and b + rest is the cheaper of bw and
+/// b + w. The pair of a forward of chunk x and a full backward of chunk y takes, by
+/// CostModel::Duration, no less than max(f of x, b of y, f of x + b + rest of y - saving of y).
+struct ChunkWork {
+  Time f = 0, b = 0, rest = 0;
+  Time saving = 0;  ///< 0 where a pair is no shorter than its parts
+  Time again = 0;   ///< R between F and B; 0 where the chunk is not recomputed
+
+  Time work() const { return f + again + b + rest - saving; }
+};
+
+/// One micro-batch after the other through the stages of a route.
+struct RouteWork {
+  std::vector<int> ranks;         ///< by stage
+  std::vector<Time> hop;          ///< into each stage from the one before it; 0 on the same rank
+  size_t count = 0;               ///< micro-batches
+  bool alike = true;              ///< they cost the same: `chunks` has one entry a stage
+  std::vector<ChunkWork> chunks;  ///< by stage, and within it by micro-batch
+  std::vector<ChunkWork> least;   ///< of each stage over the micro-batches, field by field
+  std::vector<ChunkWork> most;
+  /// Stages of which some chunk is recomputed, and so holds less than an activation between F and
+  /// B, and whose ranks have more to do than F before their first B: what a memory limit says, and
+  /// what windows say, is not about these.
+  std::vector<bool> recomputed;
+
+  size_t stages() const { return ranks.size(); }
+  const ChunkWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
+};
+
+/// --memory-limit: `activation` from the start of F to the end of W, less what is beyond `stash` at
+/// the end of B.
+struct BoundMemory {
+  int64_t activation = 1, stash = 1, limit = 0;
+
+  int64_t slots() const { return limit / activation; }  ///< chunks between F and B, at most
+};
+
+/// An instance as the bounds see it.
+struct BoundInput {
+  int ranks = 0;
+  Time latency = 0, occupancy = 0;
+  bool exclusive = false;  ///< one message at a time on each directed edge
+  bool pairs = false;      ///< some pair is shorter than its parts
+  std::vector<RouteWork> routes;
+  std::optional<BoundMemory> memory;
+  /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
+  /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
+  std::vector<Time> least_backward;
+  std::vector<bool> recomputes;  ///< ranks with a stage of which some chunk is recomputed
+
+  Time hop() const { return latency + occupancy; }
+  /// What of a stage's backward follows its input gradient on the way to the end of the step, at
+  /// least: the rest of its own or, had that been in a pair, a later backward.
+  Time RestOnPath(const RouteWork& route, size_t s, const ChunkWork& chunk) const;
+  /// The time from the end of the k-th B of a stage to the end of the k-th rest, at least.
+  Time RestOfPosition(const RouteWork& route, size_t s) const {
+    return pairs ? 0 : route.least[s].rest;
+  }
+};
+
+/// Times of one stage and micro-batch that hold whatever the other micro-batches do.
+struct ChunkTimes {
+  Time head = 0;  ///< before its forward can start
+  Time lag = 0;   ///< from the end of its forward to the start of its backward
+  Time tail = 0;  ///< from the end of its input gradient to the end of the step
+};
+
+/// Of every stage of micro-batch k.
+std::vector<ChunkTimes> TimesOf(const BoundInput& input, const RouteWork& route, size_t k);
+
+/// Of every stage, no longer than those of any micro-batch.
+std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& route);
+
+/// Throws Error if no schedule fits the memory limit.
+BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
+                          std::optional<int64_t> memory_limit);
+
+/// Keeps the larger; of equal ones the first.
+void Raise(Bound* best, const Bound& bound);
+
+/// Each raises `best` if it proves more.
+/// `most_jobs`: of a kind and stage, beyond which micro-batches with about the same work are one.
+void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs = 32);
+void RaiseByOrder(const BoundInput& input, Bound* best);
+void RaiseByWindows(const BoundInput& input, Bound* best);
+void RaiseByRankWindows(const BoundInput& input, Bound* best);
+void RaiseByArea(const BoundInput& input, Bound* best);
+void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
+/// For plans that recompute nothing.
+void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best);
+
+}  // namespace contraflow

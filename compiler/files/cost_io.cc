@@ -1,0 +1,280 @@
+#include "compiler/files/cost_io.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compiler/files/file.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+namespace {
+
+/// Room for kMaxStages stages and kMaxMicrobatches factors.
+constexpr JsonLimits kLimits = {.bytes = size_t{64} << 20, .values = size_t{1} << 22};
+
+/// Bytes of one activation, message or copy of a stage: a terabyte.
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
+constexpr double kMaxBandwidth = 1e18;
+/// Factors beyond a million either way are a mistake of units.
+constexpr double kMaxScale = 1e6;
+
+Time ReadTime(const JsonCursor& field, Unit unit) {
+  const double value = field.Number("a cost (a number >= 0)");
+  if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
+  return ToTicks(value, unit, field.where());
+}
+
+Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
+  return field ? ReadTime(*field, unit) : absent;
+}
+
+StageCost ReadStage(const JsonCursor& stage, Unit unit) {
+  stage.Keys("an object with the costs of a stage",
+             {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
+  StageCost cost;
+  cost.f = ReadTime(stage.Required("f"), unit);
+  cost.b = ReadTime(stage.Required("b"), unit);
+  cost.w = ReadTime(stage.Required("w"), unit);
+  cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
+  cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
+  cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
+  cost.step = ReadTime(stage.Optional("step"), unit, 0);
+  cost.r = ReadTime(stage.Optional("r"), unit, -1);
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) stage.Fail(flaw);
+  return cost;
+}
+
+/// Without stage costs: empty where they may be derived from components.
+std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive) {
+  const std::optional<JsonCursor> alike = root.Optional("stage");
+  const std::optional<JsonCursor> list = root.Optional("stages");
+  if (alike && list) {
+    root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
+  }
+  if (alike) return {ReadStage(*alike, unit)};
+  if (!list) {
+    if (root.Optional("moe") && may_derive) return {};
+    root.Fail(
+        root.Optional("moe")
+            ? "has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
+            : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
+              "stage alike), \"stages\" with one such entry for each stage, or \"moe\"");
+  }
+  const size_t size = list->Size("an array with one entry for each stage");
+  if (size < 1 || size > size_t{kMaxStages}) {
+    list->Fail("must have 1.." + std::to_string(kMaxStages) + " entries, has " +
+               std::to_string(size));
+  }
+  std::vector<StageCost> stages;
+  for (size_t i = 0; i < size; ++i) stages.push_back(ReadStage(list->Item(i), unit));
+  return stages;
+}
+
+CommCost ReadComm(const JsonCursor& comm, Unit unit) {
+  comm.Keys("an object with the costs of a message", {"time", "latency", "bytes", "bandwidth"});
+  const std::optional<JsonCursor> time = comm.Optional("time");
+  const std::optional<JsonCursor> latency = comm.Optional("latency");
+  const std::optional<JsonCursor> bytes = comm.Optional("bytes");
+  const std::optional<JsonCursor> bandwidth = comm.Optional("bandwidth");
+  if (time && (latency || bytes || bandwidth)) {
+    comm.Fail(
+        "\"time\" is the whole cost of a message; give either it or \"latency\", \"bytes\" and "
+        "\"bandwidth\"");
+  }
+  if (bandwidth && !bytes) {
+    comm.Fail("\"bandwidth\" needs \"bytes\", the size of one message");
+  }
+  if (!time && !latency && !bandwidth) {
+    comm.Fail("give \"time\", or \"latency\", or \"bytes\" and \"bandwidth\"");
+  }
+  CommCost cost;
+  cost.latency = ReadTime(time ? time : latency, unit, 0);
+  if (bytes) cost.bytes = bytes->Integer("a number of bytes", 0, kMaxBytes);
+  if (bandwidth) {
+    constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
+    cost.bandwidth = bandwidth->Number(kNoun);
+    if (!(cost.bandwidth > 0) || cost.bandwidth > kMaxBandwidth) {
+      bandwidth->Fail(std::string("must be ") + kNoun + ", is " + FormatReal(cost.bandwidth));
+    }
+    const double occupied = static_cast<double>(cost.bytes) / cost.bandwidth;
+    // Messages that take less than a tick do not wait for each other.
+    if (occupied * static_cast<double>(TicksPerUnit(unit)) >= 0.5) {
+      cost.occupancy = ToTicks(occupied, unit, comm.where() + ": \"bytes\" / \"bandwidth\"");
+    }
+  }
+  return cost;
+}
+
+/// A number of bytes for every stage alike, or a list with one for each.
+std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
+  if (!field) return {};
+  if (!field->IsArray()) return {field->Integer("a number of bytes", 0, kMaxBytes)};
+  const size_t size = field->Size("");
+  if (size < 1 || size > size_t{kMaxStages}) {
+    field->Fail("must be one number or a list with one for each stage, has " +
+                std::to_string(size) + " entries");
+  }
+  std::vector<int64_t> bytes;
+  for (size_t i = 0; i < size; ++i) {
+    bytes.push_back(field->Item(i).Integer("a number of bytes", 0, kMaxBytes));
+  }
+  return bytes;
+}
+
+/// Bytes of the values of one layer; those that are not given have none.
+std::vector<int64_t> ReadValues(const JsonCursor& values) {
+  std::vector<std::string_view> known;
+  for (size_t v = 0; v < kValueCount; ++v) known.push_back(Name(static_cast<Value>(v)));
+  values.Keys("an object with the bytes of a layer's values", known);
+  std::vector<int64_t> bytes(kValueCount, 0);
+  for (size_t v = 0; v < kValueCount; ++v) {
+    const std::optional<JsonCursor> field = values.Optional(known[v]);
+    if (field) bytes[v] = field->Integer("a number of bytes", 0, kMaxBytes);
+  }
+  return bytes;
+}
+
+/// What a stage holds from F to the end of B, and of W, by the values of its layers.
+void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost* cost) {
+  int64_t activation = 0, stash = 0;
+  for (const Value value : kActivationOfLayer) {
+    const int64_t bytes = cost->values[static_cast<size_t>(value)];
+    activation += bytes;
+    if (ArenaOf(value) == Arena::kStash) stash += bytes;
+  }
+  cost->activation_bytes = activation * moe.layers_per_stage;
+  if (cost->activation_bytes > kMaxBytes) {
+    memory.Required("values").Fail("the activations of a stage's layers add up to more than " +
+                                   std::to_string(kMaxBytes) + " bytes; are they in bytes?");
+  }
+  if (!memory.Optional("w_stash_bytes")) cost->w_stash_bytes = stash * moe.layers_per_stage;
+}
+
+MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
+  memory.Keys("an object with numbers of bytes",
+              {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
+               "optimizer_bytes", "values", "input_bytes"});
+  const auto read = [](const std::optional<JsonCursor>& field) -> int64_t {
+    return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
+  };
+  MemoryCost cost;
+  const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
+  const std::optional<JsonCursor> values = memory.Optional("values");
+  if (!activation && !values) memory.Required("activation_bytes");
+  if (!activation && !moe) {
+    memory.Fail(
+        "has \"values\" and no \"activation_bytes\", which follows from them only beside \"moe\"; "
+        "give one of the two");
+  }
+  cost.activation_bytes = read(activation);
+  cost.w_stash_bytes = read(memory.Optional("w_stash_bytes"));
+  cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
+  cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
+  cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
+  if (values) cost.values = ReadValues(*values);
+  if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = read(input);
+  if (!activation) DeriveActivations(memory, *moe, &cost);
+  if (cost.input_bytes > cost.activation_bytes) {
+    memory.Required("input_bytes")
+        .Fail("is part of \"activation_bytes\" and must be at most " +
+              std::to_string(cost.activation_bytes) + ", is " + std::to_string(cost.input_bytes));
+  }
+  if (cost.w_stash_bytes > cost.activation_bytes) {
+    memory.Required("w_stash_bytes")
+        .Fail("is part of \"activation_bytes\" and must be at most " +
+              std::to_string(cost.activation_bytes) + ", is " + std::to_string(cost.w_stash_bytes));
+  }
+  return cost;
+}
+
+MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
+  moe.Keys("an object with the costs of a layer's components",
+           {"layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
+            "dispatch_b", "attn_b", "mlp_w", "attn_w"});
+  MoeCost cost;
+  const JsonCursor count = moe.Required("layers_per_stage");
+  cost.layers_per_stage = static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers));
+  const auto layers = static_cast<size_t>(cost.layers_per_stage);
+  for (const ComponentCost& component : kComponentCosts) {
+    const JsonCursor field = moe.Required(component.key);
+    std::vector<Time>& times = cost.*component.times;
+    if (!field.IsArray()) {
+      times.push_back(ReadTime(field, unit));
+      continue;
+    }
+    if (field.Size("") != layers) {
+      field.Fail("must be one number or a list with one for each of the " + std::to_string(layers) +
+                 " layers, has " + std::to_string(field.Size("")) + " entries");
+    }
+    for (size_t i = 0; i < layers; ++i) times.push_back(ReadTime(field.Item(i), unit));
+  }
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) moe.Fail(flaw);
+  return cost;
+}
+
+std::vector<double> ReadScale(const JsonCursor& list) {
+  const size_t size = list.Size("an array with one factor for each micro-batch");
+  if (size < 1 || size > size_t{kMaxMicrobatches}) {
+    list.Fail("must have 1.." + std::to_string(kMaxMicrobatches) + " entries, has " +
+              std::to_string(size));
+  }
+  std::vector<double> scale;
+  for (size_t i = 0; i < size; ++i) {
+    scale.push_back(list.Item(i).Number("a factor", 1 / kMaxScale, kMaxScale));
+  }
+  return scale;
+}
+
+CostModel Read(const JsonCursor& root, bool may_derive) {
+  root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "comm", "moe", "overlap",
+                                     "memory", "microbatch_scale"});
+  CostModel costs;
+  const JsonCursor unit = root.Required("unit");
+  const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
+  try {
+    costs.unit = ParseUnit(name);
+  } catch (const Error& error) {
+    unit.Fail(error.what());
+  }
+  if (const auto source = root.Optional("source")) {
+    costs.source = source->String("where the figures are from");
+  }
+  costs.stages = ReadStages(root, costs.unit, may_derive);
+  if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
+  if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
+  if (const auto overlap = root.Optional("overlap")) {
+    const std::string& mode = overlap->String("an overlap (published or all)");
+    try {
+      costs.derived = ParseOverlap(mode);
+    } catch (const Error& error) {
+      overlap->Fail(error.what());
+    }
+    if (!costs.moe) {
+      overlap->Fail(
+          "says how chunk costs follow from \"moe\", which is missing; add it, or drop this");
+    }
+  }
+  if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory, costs.moe);
+  if (const auto scale = root.Optional("microbatch_scale")) {
+    costs.microbatch_scale = ReadScale(*scale);
+  }
+  return costs;
+}
+
+}  // namespace
+
+CostModel ReadCosts(const JsonCursor& document) { return Read(document, false); }
+
+CostModel ReadCosts(std::string_view text, const std::string& place) {
+  return Read(ParseJson(text, place, kLimits).Root(), true);
+}
+
+CostModel ReadCostFile(const std::string& path) {
+  return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
+}
+
+}  // namespace contraflow

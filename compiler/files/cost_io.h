@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/cost.h"
+
+namespace contraflow {
+
+/// Reads a cost document (CONTRACT, cost file). `place` (a file name) begins every error message.
+/// Strict: refuses unknown and duplicate keys, wrong types, negative, non-finite and missing costs.
+/// Costs with "moe" and no "stage" have empty `stages`, for DeriveChunkCosts to fill in as
+/// "overlap" (`derived`) says.
+CostModel ReadCosts(std::string_view text, const std::string& place);
+
+/// Reads a cost file. Throws Error if it cannot be read or is over its size limit.
+CostModel ReadCostFile(const std::string& path);
+
+/// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c.
+std::string WriteCosts(const CostModel& costs);
+
+/// The same as part of another document (a plan's "costs"), where the stage costs must be given.
+CostModel ReadCosts(const JsonCursor& document);
+Json CostsToJson(const CostModel& costs);
+/// Appends CostsToJson(costs) with one line for each member of the document.
+void WriteCosts(const CostModel& costs, std::string* out);
+
+}  // namespace contraflow

@@ -1,0 +1,192 @@
+#include "compiler/files/json_builder.h"
+
+#include <algorithm>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+/// Longest key: keeps messages and the search for a similar key short.
+constexpr size_t kMaxKey = 128;
+
+}  // namespace
+
+std::string JsonBuilder::Path() const {
+  std::string path;
+  for (const Open& open : open_) {
+    if (const auto* items = std::get_if<Json::Array>(&open.json.value)) {
+      path += "/" + std::to_string(items->size());
+    } else {
+      path += PathStep(open.key);
+    }
+  }
+  if (row_depth_ >= 2) path += "/" + std::to_string(row_);
+  if (row_depth_ >= 3) path += "/" + std::to_string(index_);
+  if (row_depth_ == 4) path += "/" + std::to_string(integers_.size());
+  return path;
+}
+
+void JsonBuilder::Fail(const std::string& what) const {
+  const std::string path = Path();
+  throw Error(place_ + (path.empty() ? "" : ": " + path) + ": " + what);
+}
+
+void JsonBuilder::FailRows() const {
+  Fail(row_depth_ == 1   ? "must be an array of arrays of strings"
+       : row_depth_ == 2 ? "must be an array of strings"
+       : row_depth_ == 3 ? "must be a string"
+                         : "must be a whole number");
+}
+
+void JsonBuilder::Value(Json value) {
+  if (row_depth_ == 4) {
+    const auto* const integer = std::get_if<int64_t>(&value.value);
+    if (integer == nullptr) FailRows();
+    if (integers_.size() == kMaxRowIntegers) {
+      Fail("more than " + std::to_string(kMaxRowIntegers) + " numbers");
+    }
+    integers_.push_back(*integer);
+    return;
+  }
+  if (InRows()) FailRows();
+  if (++values_ > limits_.values) {
+    Fail("the document holds more than " + std::to_string(limits_.values) +
+         " values, the limit for its kind");
+  }
+  if (open_.empty()) {
+    root_ = std::move(value);
+    return;
+  }
+  Open& top = open_.back();
+  if (auto* items = std::get_if<Json::Array>(&top.json.value)) {
+    items->push_back(std::move(value));
+  } else {
+    std::get<std::unique_ptr<JsonObject>>(top.json.value)
+        ->Add(std::move(top.key), std::move(value));
+    top.key.clear();
+  }
+}
+
+void JsonBuilder::String(std::string text) {
+  if (row_depth_ == 3) {
+    in_->take(row_, index_++, text);
+    return;
+  }
+  Value({std::move(text)});
+}
+
+void JsonBuilder::Key(std::string key) {
+  if (key.size() > kMaxKey) {
+    Fail("a key of " + std::to_string(key.size()) + " bytes; no key has more than " +
+         std::to_string(kMaxKey));
+  }
+  Open& top = open_.back();
+  const auto& keys = std::get<std::unique_ptr<JsonObject>>(top.json.value)->keys;
+  const auto rows =
+      std::find_if(rows_.begin(), rows_.end(), [&key](const JsonRows& r) { return r.key == key; });
+  const bool again = std::find(keys.begin(), keys.end(), key) != keys.end();
+  top.key = std::move(key);
+  if (again) Fail("is given twice; keep one");
+  if (keys.size() >= kMaxJsonMembers) {
+    Fail("an object with more than " + std::to_string(kMaxJsonMembers) + " keys");
+  }
+  if (open_.size() == 1 && rows != rows_.end()) {
+    in_ = &*rows;
+    row_depth_ = 1;
+    row_ = 0;
+  }
+}
+
+void JsonBuilder::Push(Json container) {
+  if (open_.size() >= kMaxJsonDepth) {
+    Fail("nested more than " + std::to_string(kMaxJsonDepth) + " levels deep");
+  }
+  open_.push_back({std::move(container), {}});
+}
+
+void JsonBuilder::Pop() {
+  Json done = std::move(open_.back().json);
+  open_.pop_back();
+  Value(std::move(done));
+}
+
+void JsonBuilder::BeginArray() {
+  if (!InRows()) return Push({Json::Array()});
+  if (row_depth_ == 4 || (row_depth_ == 3 && !in_->integers)) FailRows();
+  if (++row_depth_ == 4) {
+    integers_.clear();
+  } else if (row_depth_ == 3) {
+    index_ = 0;
+    in_->begin(row_);
+  }
+}
+
+void JsonBuilder::EndArray() {
+  if (!InRows()) return Pop();
+  if (--row_depth_ == 3) return Integers(integers_);
+  if (row_depth_ == 2) {
+    ++row_;
+    return;
+  }
+  in_ = nullptr;
+  row_depth_ = 0;
+  Value({Json::Array()});
+}
+
+void JsonBuilder::BeginObject() {
+  if (InRows()) FailRows();
+  Push({std::make_unique<JsonObject>()});
+}
+
+void JsonBuilder::EndObject() { Pop(); }
+
+std::string Excerpt(std::string_view text) {
+  constexpr size_t kMost = 60;
+  if (text.size() <= kMost) return QuoteJson(text);
+  size_t cut = kMost;
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return QuoteJson(text.substr(0, cut)) + "...";
+}
+
+std::string PathStep(std::string_view key) {
+  std::string step = "/";
+  const std::string quoted = Excerpt(key);
+  const size_t end = quoted.rfind('"');
+  for (size_t i = 1; i < end; ++i) {
+    const char c = quoted[i];
+    if (c == '~') {
+      step += "~0";
+    } else if (c == '/') {
+      step += "~1";
+    } else {
+      step += c;
+    }
+  }
+  return step + quoted.substr(end + 1);
+}
+
+bool ValidUtf8(std::string_view text) {
+  size_t i = 0;
+  while (i < text.size()) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    if (lead < 0x80) {
+      ++i;
+      continue;
+    }
+    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    if (lead < 0xC2 || lead > 0xF4 || text.size() - i < length) return false;
+    const auto second = static_cast<unsigned char>(text[i + 1]);
+    // The second byte alone decides overlong forms, surrogates and what lies above U+10FFFF.
+    const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (second < low || second > high) return false;
+    for (size_t k = 2; k < length; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return false;
+    }
+    i += length;
+  }
+  return true;
+}
+
+}  // namespace contraflow

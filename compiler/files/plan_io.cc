@@ -1,0 +1,310 @@
+#include "compiler/files/plan_io.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compiler/files/cbor.h"
+#include "compiler/files/cost_io.h"
+#include "compiler/files/file.h"
+#include "compiler/files/folder.h"
+#include "compiler/files/json.h"
+#include "compiler/files/json_builder.h"
+#include "compiler/files/plan_document.h"
+#include "compiler/files/plan_limits.h"
+#include "compiler/files/plan_rows.h"
+#include "compiler/files/rank_files.h"
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr size_t kMaxName = 64;
+
+int ReadSize(const JsonCursor& root, const char* key, const char* noun, int most) {
+  return static_cast<int>(root.Required(key).Integer(noun, 1, most));
+}
+
+std::vector<Route> ReadRoutes(const JsonCursor& list, const Plan& plan) {
+  const size_t size = list.Size("an array of routes");
+  if (size < 1 || size > static_cast<size_t>(plan.microbatches)) {
+    list.Fail("must have 1.." + std::to_string(plan.microbatches) +
+              " routes (at most one for each micro-batch), has " + std::to_string(size));
+  }
+  std::vector<Route> routes;
+  // The route that has a micro-batch.
+  std::vector<int> taken(static_cast<size_t>(plan.microbatches), -1);
+  for (size_t r = 0; r < size; ++r) {
+    const JsonCursor route = list.Item(r);
+    route.Keys("an object with \"ranks\" and \"microbatches\"", {"ranks", "microbatches"});
+    const JsonCursor ranks = route.Required("ranks");
+    const JsonCursor microbatches = route.Required("microbatches");
+    const auto stages = static_cast<size_t>(plan.stages);
+    if (ranks.Size("an array with the rank of every stage") != stages) {
+      ranks.Fail("must have " + std::to_string(stages) + " entries, one for each stage, has " +
+                 std::to_string(ranks.Size("")));
+    }
+    routes.push_back({ranks.Integers("a rank", 0, plan.ranks - 1, stages),
+                      microbatches.Integers("a micro-batch", 0, plan.microbatches - 1,
+                                            static_cast<size_t>(plan.microbatches))});
+    int last = -1;
+    for (size_t i = 0; i < routes.back().microbatches.size(); ++i) {
+      const int m = routes.back().microbatches[i];
+      if (m <= last) {
+        microbatches.Item(i).Fail("must be ascending, " + std::to_string(m) + " stands behind " +
+                                  std::to_string(last));
+      }
+      last = m;
+      int& other = taken[static_cast<size_t>(m)];
+      if (other >= 0) {
+        microbatches.Item(i).Fail("micro-batch " + std::to_string(m) + " is in route " +
+                                  std::to_string(other) +
+                                  " already; a micro-batch takes one route");
+      }
+      other = static_cast<int>(r);
+    }
+  }
+  return routes;
+}
+
+CostModel ReadPlanCosts(const JsonCursor& field, const Plan& plan) {
+  CostModel costs = ReadCosts(field);
+  try {
+    CheckCosts(costs, plan.stages, plan.microbatches);
+  } catch (const Error& error) {
+    field.Fail(error.what());
+  }
+  return costs;
+}
+
+std::string ReadName(const JsonCursor& field) {
+  const std::string& name = field.String("the name of a schedule", kMaxName);
+  const auto fits = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  if (name.empty() || !std::all_of(name.begin(), name.end(), fits)) {
+    field.Fail("must be a name of letters, digits, '-', '_' and '.', is " + Excerpt(name));
+  }
+  return name;
+}
+
+/// Everything but "rank", "programs" and "slots".
+Plan ReadHead(const JsonCursor& root) {
+  Plan plan;
+  plan.schedule = ReadName(root.Required("schedule"));
+  const JsonCursor level = root.Required("level");
+  const std::string& level_name = level.String("a level");
+  try {
+    plan.level = ParseLevel(level_name);
+  } catch (const Error& error) {
+    level.Fail(error.what());
+  }
+  plan.ranks = ReadSize(root, "ranks", "a number of ranks", kMaxRanks);
+  plan.stages = ReadSize(root, "stages", "a number of stages", kMaxStages);
+  plan.microbatches = ReadSize(root, "microbatches", "a number of micro-batches", kMaxMicrobatches);
+  if (int64_t{plan.stages} * plan.microbatches > kMaxChunks) {
+    root.Fail("\"stages\" * \"microbatches\" is " +
+              std::to_string(int64_t{plan.stages} * plan.microbatches) + ", must be at most " +
+              std::to_string(kMaxChunks));
+  }
+  if (root.Optional("data_parallel")) {
+    plan.data_parallel = ReadSize(root, "data_parallel", "a number of replicas", kMaxDataParallel);
+  }
+  if (root.Optional("expert_parallel")) {
+    plan.expert_parallel =
+        ReadSize(root, "expert_parallel", "a number of devices", kMaxExpertParallel);
+  }
+  if (root.Optional("layers")) {
+    plan.layers = ReadSize(root, "layers", "a number of layers of a stage", kMaxLayers);
+  }
+  plan.routes = ReadRoutes(root.Required("routes"), plan);
+  if (const auto costs = root.Optional("costs")) plan.costs = ReadPlanCosts(*costs, plan);
+  if (const auto provenance = root.Optional("provenance")) {
+    if (!plan.costs) provenance->Fail("says what came of the costs, and the plan has no \"costs\"");
+    plan.provenance = ReadProvenance(*provenance, plan.costs->unit);
+  }
+  if (plan.layers > 0 && plan.costs && plan.costs->moe &&
+      plan.costs->moe->layers_per_stage != plan.layers) {
+    root.Required("layers").Fail("is " + std::to_string(plan.layers) + ", but the costs are for " +
+                                 std::to_string(plan.costs->moe->layers_per_stage) +
+                                 " layers of a stage");
+  }
+  return plan;
+}
+
+constexpr std::string_view kMembers[] = {
+    "format", "version",      "schedule",      "level",           "ranks",    "rank",
+    "stages", "microbatches", "data_parallel", "expert_parallel", "layers",   "routes",
+    "costs",  "provenance",   "files",         "names",           "programs", "slots"};
+
+struct Document {
+  Plan plan;  ///< programs and slots as they stand in the document
+  std::optional<int> rank;
+};
+
+/// Refuses a member with another number of rows than the document has ranks.
+void CheckRows(const JsonCursor& field, size_t rows, const Document& document,
+               const std::string& noun) {
+  const size_t wanted = document.rank ? 1 : static_cast<size_t>(document.plan.ranks);
+  if (rows == wanted) return;
+  field.Fail("must have " + std::to_string(wanted) + " " + noun + ", " +
+             (document.rank ? "that of the rank" : "one for each rank") + ", has " +
+             std::to_string(rows));
+}
+
+/// What `parse` reads of a document, whose rows it hands over.
+Document ReadDocument(const std::string& place,
+                      const std::function<JsonDocument(std::span<const JsonRows>)>& parse) {
+  PlanRows rows(place);
+  const JsonDocument json = parse(rows.members());
+  rows.Finish();
+  const JsonCursor root = json.Root();
+  CheckFormat(root, kPlanFormat);
+  root.Keys("an object, the plan", kMembers);
+  Document document{ReadHead(root), {}};
+  Plan& plan = document.plan;
+  if (const auto files = root.Optional("files")) {
+    files->Fail("this file is the head of a folder with a file for each rank; give the folder");
+  }
+  if (const auto rank = root.Optional("rank")) {
+    document.rank = static_cast<int>(rank->Integer("a rank", 0, plan.ranks - 1));
+  }
+  CheckRows(root.Required("programs"), rows.programs.done.size(), document, "programs");
+  if (plan.level == Level::kBuffer) {
+    CheckRows(root.Required("slots"), rows.slots.done.size(), document, "lists of slots");
+  } else if (const auto field = root.Optional("slots")) {
+    field->Fail("only a plan of level buffer has slots, this one is of level " +
+                std::string(Name(plan.level)));
+  }
+  rows.RequireParsed();
+  plan.programs = std::move(rows.programs.done);
+  plan.slots = std::move(rows.slots.done);
+  PlanLimits limits(plan, place);
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    const bool placed = r < plan.slots.size();
+    limits.Check(plan.programs[r], r, placed ? plan.slots[r].size() : 0);
+    if (placed) limits.Check(plan.slots[r], r, plan.programs[r]);
+  }
+  return document;
+}
+
+/// A document that is to be a whole plan.
+Plan WholePlan(Document read, const std::string& place) {
+  if (!read.rank) return std::move(read.plan);
+  throw Error(place + ": /rank: this file holds the program of rank " + std::to_string(*read.rank) +
+              " only; give the file with the whole plan");
+}
+
+Document ReadText(std::string_view text, const std::string& place) {
+  return ReadDocument(place, [&](std::span<const JsonRows> rows) {
+    return ParseJson(text, place, kPlanLimits, rows);
+  });
+}
+
+/// The only row of a rank's document in its place, the other ranks' empty.
+template <typename Row>
+void Spread(int rank, int ranks, std::vector<Row>* rows) {
+  Row own = std::move(rows->front());
+  rows->assign(static_cast<size_t>(ranks), {});
+  (*rows)[static_cast<size_t>(rank)] = std::move(own);
+}
+
+}  // namespace
+
+std::string Checksum::Text() const {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[sum_ >> shift & 15];
+  return text;
+}
+
+void CheckFormat(const JsonCursor& root, std::string_view wanted) {
+  const std::string remedy = "a plan file begins with \"format\": " + QuoteJson(wanted) +
+                             ", \"version\": " + std::to_string(kPlanVersion);
+  if (!root.IsObject()) root.Fail("is not a plan: must be an object; " + remedy);
+  const std::optional<JsonCursor> format = root.Optional("format");
+  if (!format) {
+    const bool costs = root.Optional("stage") || root.Optional("stages") || root.Optional("unit");
+    root.Fail("is not a plan: the key \"format\" is missing; " + remedy +
+              (costs ? " (this looks like a cost file)" : ""));
+  }
+  const std::string& name = format->String("the name " + QuoteJson(wanted));
+  if (name != wanted) format->Fail("must be " + QuoteJson(wanted) + ", is " + Excerpt(name));
+  const JsonCursor field = root.Required("version");
+  const int64_t version = field.Integer("a version", 1, INT32_MAX);
+  if (version != kPlanVersion) {
+    field.Fail("is " + std::to_string(version) +
+               ", from a later contraflow; this one reads version " + std::to_string(kPlanVersion) +
+               ": use a newer contraflow, or compile the plan again");
+  }
+}
+
+Plan ReadPlan(std::string_view document, const std::string& place) {
+  return WholePlan(ReadText(document, place), place);
+}
+
+RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
+  Document read = ReadText(document, place);
+  if (!read.rank) {
+    throw Error(place +
+                ": this file holds a whole plan; give the file of one rank, which has the "
+                "key \"rank\"");
+  }
+  RankPlan result{*read.rank, std::move(read.plan)};
+  Spread(result.rank, result.plan.ranks, &result.plan.programs);
+  if (!result.plan.slots.empty()) Spread(result.rank, result.plan.ranks, &result.plan.slots);
+  return result;
+}
+
+JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Checksum* checksum) {
+  const MoreBytes more = [&](char* to, size_t most) {
+    const size_t got = file->Read(to, most);
+    if (checksum != nullptr) checksum->Add({to, got});
+    return got;
+  };
+  constexpr size_t kBeginning = size_t{1} << 16;
+  std::string beginning(kBeginning, '\0');
+  beginning.resize(more(beginning.data(), beginning.size()));
+  if (!LooksLikeCbor(beginning)) {
+    const size_t size = beginning.size();
+    file->ReadRest(&beginning);
+    if (checksum != nullptr) checksum->Add(std::string_view(beginning).substr(size));
+    return ParseJson(beginning, file->name(), kPlanLimits, rows);
+  }
+  JsonBuilder builder(file->name(), kPlanLimits, rows);
+  ReadCbor(beginning, more, file->name(), &builder);
+  return {file->name(), builder.Take()};
+}
+
+FolderHead ReadFolderHead(const JsonDocument& json) {
+  const JsonCursor root = json.Root();
+  CheckFormat(root, kPlanFormat);
+  root.Keys("an object, the plan", kMembers);
+  FolderHead head{ReadHead(root), {}};
+  const JsonCursor files = root.Required("files");
+  for (const char* key : {"rank", "names", "programs", "slots"}) {
+    if (const auto field = root.Optional(key)) {
+      field->Fail("does not belong into the head of a folder, where each rank has its file");
+    }
+  }
+  const auto ranks = static_cast<size_t>(head.plan.ranks);
+  if (files.Size("an array with the checksum of every rank's file") != ranks) {
+    files.Fail("must have " + std::to_string(ranks) + " entries, one for each rank, has " +
+               std::to_string(files.Size("")));
+  }
+  for (size_t r = 0; r < ranks; ++r) {
+    head.checksums.push_back(files.Item(r).String("a checksum", Checksum().Text().size()));
+  }
+  return head;
+}
+
+Plan ReadPlanFile(const std::string& path) {
+  if (IsFolder(path)) return ReadRankFiles(path);
+  InputFile file(path, int64_t{kPlanLimits.bytes});
+  return WholePlan(ReadDocument(file.name(),
+                                [&](std::span<const JsonRows> rows) {
+                                  return ParsePlanFile(&file, rows, nullptr);
+                                }),
+                   file.name());
+}
+
+}  // namespace contraflow

@@ -1,0 +1,214 @@
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "compiler/files/cbor.h"
+#include "compiler/files/cost_io.h"
+#include "compiler/files/file.h"
+#include "compiler/files/json.h"
+#include "compiler/files/plan_document.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/files/rank_files.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/packed_instruction.h"
+
+namespace contraflow {
+namespace {
+
+Json IntegersToJson(const std::vector<int>& integers) {
+  Json::Array list;
+  list.reserve(integers.size());
+  for (const int integer : integers) list.push_back({int64_t{integer}});
+  return {std::move(list)};
+}
+
+/// Collects what is written and hands it on in pieces.
+class Pieces {
+ public:
+  explicit Pieces(const PutBytes& put) : put_(put) {}
+
+  std::string& text() { return text_; }
+  /// Hands on what there is, if it is enough for a piece.
+  void Spill() {
+    constexpr size_t kPiece = size_t{1} << 17;
+    if (text_.size() >= kPiece) Finish();
+  }
+  void Finish() {
+    put_(text_);
+    text_.clear();
+  }
+
+ private:
+  const PutBytes& put_;
+  std::string text_;
+};
+
+/// Appends a member with a list for each rank, or that of one rank: an entry a line.
+template <typename Entry>
+void WriteRows(const char* key, const std::vector<std::vector<Entry>>& rows,
+               std::optional<int> rank, Pieces* pieces) {
+  std::string* const out = &pieces->text();
+  const size_t first = rank ? static_cast<size_t>(*rank) : 0;
+  const size_t end = rank ? first + 1 : rows.size();
+  *out += ",\n" + QuoteJson(key) + ": [\n";
+  for (size_t r = first; r < end; ++r) {
+    *out += r == first ? "[" : ",\n[";
+    const char* separator = "\n\"";
+    for (const Entry& entry : rows.at(r)) {
+      *out += separator;
+      // The text of an instruction or slot has nothing to escape.
+      *out += ToString(entry);
+      *out += '"';
+      separator = ",\n\"";
+      pieces->Spill();
+    }
+    *out += "\n]";
+  }
+  *out += "\n]";
+}
+
+void WriteEntry(const Instruction& instruction, std::string* out) {
+  const PackedInstruction packed(instruction);
+  BeginCborArray(packed.size, out);
+  for (const int64_t number : packed.list()) WriteCborInteger(number, out);
+}
+
+void WriteEntry(const Slot& slot, std::string* out) { WriteCborString(ToString(slot), out); }
+
+template <typename Entry>
+void WriteBinaryRows(const char* key, std::span<const std::vector<Entry>> rows, Pieces* pieces) {
+  std::string* const out = &pieces->text();
+  WriteCborString(key, out);
+  BeginCborArray(rows.size(), out);
+  for (const std::vector<Entry>& row : rows) {
+    BeginCborArray(row.size(), out);
+    for (const Entry& entry : row) {
+      WriteEntry(entry, out);
+      pieces->Spill();
+    }
+  }
+}
+
+void WriteNames(std::string* out) {
+  const std::vector<std::vector<std::string_view>> lists = PackedNames();
+  WriteCborString("names", out);
+  BeginCborArray(lists.size(), out);
+  for (const auto& names : lists) {
+    BeginCborArray(names.size(), out);
+    for (const std::string_view name : names) WriteCborString(name, out);
+  }
+}
+
+void WriteText(const Plan& plan, std::optional<int> rank, const PutBytes& put) {
+  const JsonObject head = HeadToJson(plan, rank);
+  Pieces pieces(put);
+  std::string& out = pieces.text();
+  out = "{\n";
+  for (size_t i = 0; i < head.keys.size(); ++i) {
+    const std::string& key = head.keys[i];
+    const bool new_line =
+        key == "ranks" || key == "routes" || key == "costs" || key == "provenance";
+    if (i > 0) out += new_line ? ",\n" : ", ";
+    out += QuoteJson(key) + ": ";
+    if (key == "costs") {
+      WriteCosts(*plan.costs, &out);
+    } else {
+      WriteJson(head.values[i], &out);
+    }
+  }
+  WriteRows("programs", plan.programs, rank, &pieces);
+  if (!plan.slots.empty()) WriteRows("slots", plan.slots, rank, &pieces);
+  out += "\n}\n";
+  pieces.Finish();
+}
+
+void WriteBinary(const Plan& plan, const PutBytes& put) {
+  WriteBinaryRanks(HeadToJson(plan, std::nullopt), plan, 0, static_cast<int>(plan.programs.size()),
+                   put);
+}
+
+/// All that `write` puts.
+std::string Collect(const std::function<void(const PutBytes& put)>& write) {
+  std::string all;
+  write([&all](std::string_view piece) { all += piece; });
+  return all;
+}
+
+bool EndsWith(const std::string& path, std::string_view end) {
+  return path.size() >= end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+/// Everything but programs and slots, in the order of the file.
+JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
+  JsonObject head;
+  head.Add("format", {std::string(kPlanFormat)});
+  head.Add("version", {int64_t{kPlanVersion}});
+  head.Add("schedule", {plan.schedule});
+  head.Add("level", {std::string(Name(plan.level))});
+  head.Add("ranks", {int64_t{plan.ranks}});
+  if (rank) head.Add("rank", {int64_t{*rank}});
+  head.Add("stages", {int64_t{plan.stages}});
+  head.Add("microbatches", {int64_t{plan.microbatches}});
+  if (plan.data_parallel != 1) head.Add("data_parallel", {int64_t{plan.data_parallel}});
+  if (plan.expert_parallel != 1) head.Add("expert_parallel", {int64_t{plan.expert_parallel}});
+  if (plan.layers != 0) head.Add("layers", {int64_t{plan.layers}});
+  Json::Array routes;
+  for (const Route& route : plan.routes) {
+    auto object = std::make_unique<JsonObject>();
+    object->Add("ranks", IntegersToJson(route.ranks));
+    object->Add("microbatches", IntegersToJson(route.microbatches));
+    routes.push_back({std::move(object)});
+  }
+  head.Add("routes", {std::move(routes)});
+  if (plan.costs) head.Add("costs", CostsToJson(*plan.costs));
+  if (plan.provenance) {
+    CF_ASSERT(plan.costs);
+    head.Add("provenance", ProvenanceToJson(*plan.provenance, plan.costs->unit));
+  }
+  return head;
+}
+
+void WriteBinaryRanks(const JsonObject& head, const Plan& plan, int first, int last,
+                      const PutBytes& put) {
+  Pieces pieces(put);
+  std::string* const out = &pieces.text();
+  BeginCborMap(head.keys.size() + (plan.slots.empty() ? 2 : 3), out);
+  for (size_t i = 0; i < head.keys.size(); ++i) {
+    WriteCborString(head.keys[i], out);
+    WriteCbor(head.values[i], out);
+  }
+  WriteNames(out);
+  const auto from = static_cast<size_t>(first), count = static_cast<size_t>(last - first);
+  WriteBinaryRows<Instruction>("programs", std::span(plan.programs).subspan(from, count), &pieces);
+  if (!plan.slots.empty()) {
+    WriteBinaryRows<Slot>("slots", std::span(plan.slots).subspan(from, count), &pieces);
+  }
+  pieces.Finish();
+}
+
+std::string WritePlan(const Plan& plan) {
+  return Collect([&](const PutBytes& put) { WriteText(plan, std::nullopt, put); });
+}
+
+std::string WriteRankPlan(const Plan& plan, int rank) {
+  CF_ASSERT(rank >= 0 && rank < plan.ranks);
+  return Collect([&](const PutBytes& put) { WriteText(plan, rank, put); });
+}
+
+std::string WritePlanBinary(const Plan& plan) {
+  return Collect([&](const PutBytes& put) { WriteBinary(plan, put); });
+}
+
+void WritePlanFile(const std::string& path, const Plan& plan) {
+  if (EndsWith(path, "/")) return WriteRankFiles(path, plan);
+  const bool binary = EndsWith(path, ".cbor");
+  WriteFile(path, [&](const PutBytes& put) {
+    binary ? WriteBinary(plan, put) : WriteText(plan, std::nullopt, put);
+  });
+}
+
+}  // namespace contraflow

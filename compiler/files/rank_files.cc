@@ -1,0 +1,179 @@
+#include "compiler/files/rank_files.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "compiler/files/cbor.h"
+#include "compiler/files/folder.h"
+#include "compiler/files/json_builder.h"
+#include "compiler/files/plan_document.h"
+#include "compiler/files/plan_limits.h"
+#include "compiler/files/plan_rows.h"
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::string_view kHeadName = "plan.cbor";
+constexpr std::string_view kPrefix = "rank-", kSuffix = ".cbor";
+
+bool IsRankFileName(std::string_view name) {
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix);
+}
+
+/// Refuses to replace a folder that holds anything but a plan.
+void CheckReplaceable(const std::string& folder) {
+  if (!IsFolder(folder)) return;
+  for (const std::string& name : NamesInFolder(folder)) {
+    if (name == kHeadName || IsRankFileName(name)) continue;
+    throw Error(folder +
+                ": cannot be written: it is a folder that holds other files than a plan's; name a "
+                "new folder");
+  }
+}
+
+Json Checksums(const std::vector<std::string>& checksums) {
+  Json::Array list;
+  for (const std::string& checksum : checksums) list.push_back({checksum});
+  return {std::move(list)};
+}
+
+JsonObject RankHead(int rank) {
+  JsonObject head;
+  head.Add("format", {std::string(kRankFormat)});
+  head.Add("version", {int64_t{kPlanVersion}});
+  head.Add("rank", {int64_t{rank}});
+  return head;
+}
+
+FolderHead ReadHeadFile(const std::string& folder) {
+  const std::string path = PathIn(folder, kHeadName);
+  if (IsFolder(folder)) {
+    const std::vector<std::string> names = NamesInFolder(folder);
+    if (!std::binary_search(names.begin(), names.end(), kHeadName)) {
+      throw Error(folder + ": is a folder without a plan: there is no " + std::string(kHeadName) +
+                  " in it");
+    }
+  }
+  InputFile file(path, int64_t{kPlanLimits.bytes});
+  return ReadFolderHead(ParsePlanFile(&file, {}, nullptr));
+}
+
+/// Puts the program and the slots of a rank into its place.
+void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
+  const auto r = static_cast<size_t>(rank);
+  InputFile file(PathIn(folder, RankFileName(rank)), int64_t{kPlanLimits.bytes});
+  PlanRows rows(file.name());
+  Checksum sum;
+  const JsonDocument json = ParsePlanFile(&file, rows.members(), &sum);
+  rows.Finish();
+  const JsonCursor root = json.Root();
+  CheckFormat(root, kRankFormat);
+  root.Keys("an object, a rank's part of a plan",
+            {"format", "version", "rank", "names", "programs", "slots"});
+  const JsonCursor field = root.Required("rank");
+  if (const int64_t is = field.Integer("a rank", 0, plan->ranks - 1); is != rank) {
+    field.Fail("is " + std::to_string(is) + ", but by its name this is the file of rank " +
+               std::to_string(rank));
+  }
+  if (sum.Text() != checksum) {
+    throw Error(file.name() + ": has the checksum " + sum.Text() + ", but " +
+                PathIn(folder, kHeadName) + " was written with one of " + checksum +
+                ": it is damaged, or of another plan; write the folder again");
+  }
+  const auto one = [&](const char* key, size_t size, const char* noun) {
+    if (size == 1) return;
+    root.Required(key).Fail("must have 1 " + std::string(noun) + ", that of the rank, has " +
+                            std::to_string(size));
+  };
+  const bool placed = plan->level == Level::kBuffer;
+  root.Required("programs");
+  one("programs", rows.programs.done.size(), "program");
+  if (placed) {
+    root.Required("slots");
+    one("slots", rows.slots.done.size(), "list of slots");
+  } else if (const auto slots = root.Optional("slots")) {
+    slots->Fail("only a plan of level buffer has slots, this one is of level " +
+                std::string(Name(plan->level)));
+  }
+  rows.RequireParsed();
+  Program& program = rows.programs.done.front();
+  PlanLimits limits(*plan, file.name());
+  limits.Check(program, 0, placed ? rows.slots.done.front().size() : 0);
+  if (placed) {
+    limits.Check(rows.slots.done.front(), 0, program);
+    plan->slots[r] = std::move(rows.slots.done.front());
+  }
+  plan->programs[r] = std::move(program);
+}
+
+/// The plan of a head, with room for each rank.
+Plan WithRoom(Plan plan) {
+  const auto ranks = static_cast<size_t>(plan.ranks);
+  plan.programs.resize(ranks);
+  if (plan.level == Level::kBuffer) plan.slots.resize(ranks);
+  return plan;
+}
+
+}  // namespace
+
+std::string RankFileName(int rank) {
+  constexpr size_t kDigits = 4;
+  const std::string digits = std::to_string(rank);
+  return std::string(kPrefix) + std::string(kDigits - std::min(kDigits, digits.size()), '0') +
+         digits + std::string(kSuffix);
+}
+
+void WriteRankFiles(const std::string& folder, const Plan& plan) {
+  CF_ASSERT(plan.programs.size() == static_cast<size_t>(plan.ranks));
+  CheckReplaceable(folder);
+  NewFolder made(folder);
+  std::vector<std::string> checksums;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    Checksum sum;
+    WriteFile(PathIn(made.path(), RankFileName(rank)), [&](const PutBytes& put) {
+      WriteBinaryRanks(RankHead(rank), plan, rank, rank + 1, [&](std::string_view piece) {
+        sum.Add(piece);
+        put(piece);
+      });
+    });
+    checksums.push_back(sum.Text());
+  }
+  JsonObject head = HeadToJson(plan, std::nullopt);
+  head.Add("files", Checksums(checksums));
+  std::string document;
+  WriteCbor({std::make_unique<JsonObject>(std::move(head))}, &document);
+  WriteFile(PathIn(made.path(), kHeadName), document);
+  made.Keep();
+}
+
+Plan ReadRankFiles(const std::string& folder) {
+  FolderHead head = ReadHeadFile(folder);
+  Plan plan = WithRoom(std::move(head.plan));
+  std::vector<std::string> wanted;
+  for (int rank = 0; rank < plan.ranks; ++rank) wanted.push_back(RankFileName(rank));
+  std::sort(wanted.begin(), wanted.end());
+  for (const std::string& name : NamesInFolder(folder)) {
+    if (!IsRankFileName(name) || std::binary_search(wanted.begin(), wanted.end(), name)) continue;
+    throw Error(folder + ": " + Excerpt(name) + " does not belong to the plan, which has " +
+                std::to_string(plan.ranks) + " ranks; remove it, or write the folder again");
+  }
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    ReadRank(folder, rank, head.checksums[static_cast<size_t>(rank)], &plan);
+  }
+  return plan;
+}
+
+RankPlan ReadRankFile(const std::string& folder, int rank) {
+  FolderHead head = ReadHeadFile(folder);
+  RankPlan result{rank, WithRoom(std::move(head.plan))};
+  if (rank < 0 || rank >= result.plan.ranks) {
+    throw Error(folder + ": has no rank " + std::to_string(rank) + ", ranks are 0.." +
+                std::to_string(result.plan.ranks - 1));
+  }
+  ReadRank(folder, rank, head.checksums[static_cast<size_t>(rank)], &result.plan);
+  return result;
+}
+
+}  // namespace contraflow

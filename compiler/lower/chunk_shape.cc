@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/simulate/sharing.h"
+
+namespace contraflow {
+namespace {
+
+int ChainOf(Op op) {
+  if (op == Op::MLP_W || op == Op::ATTN_W) return 2;
+  const bool forward =
+      op == Op::ATTN_F || op == Op::DISPATCH_F || op == Op::MLP_F || op == Op::COMBINE_F;
+  return forward ? 0 : 1;
+}
+
+/// The component of R that runs this one of a forward again.
+Op Again(Op op) {
+  for (const Op again : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+    if (Repeated(again) == op) return again;
+  }
+  CF_ASSERT(false && "not a component of a forward");
+  return op;
+}
+
+/// Puts an interleaving's components behind what the shape has.
+void Append(const Interleaving& part, ChunkShape* shape) {
+  for (size_t i = 0; i < part.order.size(); ++i) {
+    const Instruction& component = part.order[i];
+    const int chain = ChainOf(component.op);
+    const int lane = WorkOf(component.op) == Work::kAllToAll ? 1 : 0;
+    shape->order[lane].push_back({chain, shape->chains[chain].size()});
+    shape->chains[chain].push_back(
+        {component.op, component.layer, lane, part.spans[i].end - part.spans[i].start});
+    if (chain != 2) continue;
+    // Behind its own backward component, wherever that is; none in a chunk of weights alone.
+    const Op own = component.op == Op::MLP_W ? Op::MLP_B : Op::ATTN_B;
+    const std::vector<ChunkPart>& backward = shape->chains[1];
+    const auto at = std::find_if(backward.begin(), backward.end(), [&](const ChunkPart& b) {
+      return b.op == own && b.layer == component.layer;
+    });
+    shape->release.push_back(at == backward.end() ? 0
+                                                  : static_cast<size_t>(at - backward.begin()) + 1);
+  }
+}
+
+}  // namespace
+
+MoeCost ChunkShapes::ScaledFor(int microbatch) const {
+  MoeCost scaled = *costs_.moe;
+  if (microbatch < 0 || costs_.microbatch_scale.empty()) return scaled;
+  const auto scale = [&](std::vector<Time>* times, Op op) {
+    times->resize(static_cast<size_t>(scaled.layers_per_stage));
+    for (size_t layer = 0; layer < times->size(); ++layer) {
+      (*times)[layer] = costs_.Duration(Component(op, 0, static_cast<int>(layer), microbatch));
+    }
+  };
+  scale(&scaled.attn_f, Op::ATTN_F);
+  scale(&scaled.dispatch_f, Op::DISPATCH_F);
+  scale(&scaled.mlp_f, Op::MLP_F);
+  scale(&scaled.combine_f, Op::COMBINE_F);
+  scale(&scaled.combine_b, Op::COMBINE_B);
+  scale(&scaled.mlp_b, Op::MLP_B);
+  scale(&scaled.dispatch_b, Op::DISPATCH_B);
+  scale(&scaled.attn_b, Op::ATTN_B);
+  scale(&scaled.mlp_w, Op::MLP_W);
+  scale(&scaled.attn_w, Op::ATTN_W);
+  return scaled;
+}
+
+const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
+  const bool again = chunk.op == Op::R;
+  const Chains chains = {.forward = HasForward(chunk.op) || again,
+                         .backward = HasBackward(chunk.op),
+                         .weights = HasWeight(chunk.op)};
+  const int back = chains.backward || chains.weights ? BackMicrobatch(chunk) : -1;
+  const auto factor = [&](int microbatch) {
+    return microbatch < 0 || costs_.microbatch_scale.empty()
+               ? 1.0
+               : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
+  };
+  const int front = chains.forward ? chunk.microbatch : -1;
+  const auto [at, added] = shapes_.try_emplace({chains, again, factor(front), factor(back)});
+  ChunkShape& shape = at->second;
+  if (!added) return shape;
+  const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);
+  if (serial_ && !chains.forward && chains.backward && chains.weights) {
+    Append(Interleave(forward, backward, {.backward = true}), &shape);
+    Append(Interleave(forward, backward, {.weights = true}), &shape);
+  } else {
+    Append(Interleave(forward, backward, chains), &shape);
+  }
+  for (ChunkPart& part : shape.chains[0]) part.op = again ? Again(part.op) : part.op;
+  return shape;
+}
+
+}  // namespace contraflow

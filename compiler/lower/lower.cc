@@ -1,0 +1,63 @@
+#include "compiler/lower/lower.h"
+
+#include <utility>
+#include <vector>
+
+#include "compiler/lower/passes.h"
+#include "compiler/plan/error.h"
+#include "compiler/verify/verify.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::string_view kPasses[] = {"comm", "component", "buffer"};
+
+/// What a pass made must hold; if it does not, the pass is wrong and not the user.
+void Demand(std::string_view pass, const Plan& plan) {
+  const std::vector<Finding> findings = Verify(plan);
+  if (findings.empty()) return;
+  throw InternalError("internal error: pass " + std::string(pass) + " made an unsound plan of " +
+                      plan.schedule + ": " + ToString(findings.front(), plan) +
+                      "; this is a bug in contraflow, please report it");
+}
+
+}  // namespace
+
+std::span<const std::string_view> PassNames() { return kPasses; }
+
+Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
+           const PassObserver& observer) {
+  const Level target = options.target;
+  if (plan.level != Level::kCompute) {
+    throw Error("only a plan of level compute can be lowered, this one is of level " +
+                std::string(Name(plan.level)));
+  }
+  if (target == Level::kComponent && !costs.moe) {
+    throw Error(
+        "level component needs the costs of the components of a layer; give costs with \"moe\", "
+        "such as --costs deepseek-v3-h800");
+  }
+  CheckCosts(costs, plan.stages, plan.microbatches);
+  const std::vector<Finding> findings = Verify(plan);
+  if (!findings.empty()) throw Error("cannot lower: " + ToString(findings.front(), plan));
+  plan.costs = costs;
+  const std::optional<Provenance> provenance = plan.provenance;
+  const auto pass = [&](std::string_view name, Plan next) {
+    Demand(name, next);
+    next.provenance = provenance;
+    plan = std::move(next);
+    if (observer) observer(name, plan);
+  };
+  if (target >= Level::kComm) {
+    pass("comm", InsertCommunication(std::move(plan), costs));
+  }
+  if (target >= Level::kComponent && costs.moe) {
+    pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));
+  }
+  if (target >= Level::kBuffer) {
+    pass("buffer", AssignBuffers(plan, costs));
+  }
+  return plan;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// Called after every pass with its name and the plan it made.
+using PassObserver = std::function<void(std::string_view pass, const Plan& plan)>;
+
+/// Names of the passes, in order; for --dump-after.
+std::span<const std::string_view> PassNames();
+
+/// What a plan is lowered to, and within what.
+struct LowerOptions {
+  Level target = Level::kComm;
+  Overlap overlap = Overlap::kAll;
+  /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
+  /// chunks may overlap. Nothing: as much as the fullest rank of the schedule itself.
+  std::optional<int64_t> memory_limit = {};
+};
+
+/// Lowers a compute order, verifying after every pass. Throws Error if `plan` is unsound or the
+/// target is not reachable; InternalError if a pass broke it. The costs are kept in the plan.
+Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
+           const PassObserver& observer = {});
+
+}  // namespace contraflow

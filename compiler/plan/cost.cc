@@ -1,0 +1,345 @@
+#include "compiler/plan/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/value.h"
+
+namespace contraflow {
+namespace {
+
+struct UnitRow {
+  std::string_view name;
+  Time ticks;
+};
+
+constexpr UnitRow kUnits[] = {
+    {"ns", 1}, {"us", 1'000}, {"ms", 1'000'000}, {"s", 1'000'000'000}, {"unit", 1'000'000}};
+
+double Scale(const CostModel& costs, int microbatch) {
+  return costs.microbatch_scale.empty() ? 1.0
+                                        : costs.microbatch_scale[static_cast<size_t>(microbatch)];
+}
+
+Time Scaled(Time cost, double scale) {
+  return scale == 1.0 ? cost : static_cast<Time>(std::llround(static_cast<double>(cost) * scale));
+}
+
+/// SerialSum of any costs; exact enough for a limit.
+double SumOf(const MoeCost& cost) {
+  double sum = 0;
+  for (const ComponentCost& component : kComponentCosts) {
+    const std::vector<Time>& times = cost.*component.times;
+    const double repeats = times.size() == 1 ? cost.layers_per_stage : 1;
+    for (const Time time : times) sum += static_cast<double>(time) * repeats;
+  }
+  return sum;
+}
+
+/// Throws Error if a list of bytes is not for a plan with so many stages.
+void CheckStageBytes(const char* key, const std::vector<int64_t>& bytes, int stages) {
+  if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
+  throw Error("\"" + std::string(key) + "\" has " + std::to_string(bytes.size()) +
+              " entries, this plan has " + std::to_string(stages) +
+              " stages; give one number (every stage alike) or one for each stage");
+}
+
+void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, int microbatches) {
+  CheckStageBytes("parameter_bytes", memory.parameter_bytes, stages);
+  CheckStageBytes("gradient_bytes", memory.gradient_bytes, stages);
+  CheckStageBytes("optimizer_bytes", memory.optimizer_bytes, stages);
+  const double chunks = static_cast<double>(stages) * microbatches;
+  if (static_cast<double>(memory.activation_bytes) * chunks > 0x1p62) {
+    throw Error(
+        "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
+  }
+  const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
+  if (layer * chunks * (costs.moe ? costs.moe->layers_per_stage : 1) > 0x1p62) {
+    throw Error("\"values\" of all chunks add up to more than 2^62 bytes; are they in bytes?");
+  }
+}
+
+}  // namespace
+
+CostModel::CostModel() = default;
+CostModel::CostModel(const CostModel&) = default;
+CostModel::CostModel(CostModel&&) noexcept = default;
+CostModel& CostModel::operator=(const CostModel&) = default;
+CostModel& CostModel::operator=(CostModel&&) noexcept = default;
+CostModel::~CostModel() = default;
+bool CostModel::operator==(const CostModel&) const = default;
+
+std::string_view Name(Overlap overlap) {
+  return overlap == Overlap::kPublished ? "published" : "all";
+}
+
+Overlap ParseOverlap(std::string_view name) {
+  for (const Overlap overlap : {Overlap::kPublished, Overlap::kAll}) {
+    if (name == Name(overlap)) return overlap;
+  }
+  throw Error("unknown overlap \"" + std::string(name.substr(0, 32)) +
+              "\"; it is published (F&B pairs only) or all");
+}
+
+std::string_view Name(Unit unit) {
+  CF_ASSERT(static_cast<size_t>(unit) < std::size(kUnits));
+  return kUnits[static_cast<size_t>(unit)].name;
+}
+
+Unit ParseUnit(std::string_view name) {
+  for (size_t i = 0; i < std::size(kUnits); ++i) {
+    if (kUnits[i].name == name) return static_cast<Unit>(i);
+  }
+  throw Error("unknown unit \"" + std::string(name.substr(0, 32)) +
+              "\"; units are ns, us, ms, s, unit");
+}
+
+Time TicksPerUnit(Unit unit) {
+  CF_ASSERT(static_cast<size_t>(unit) < std::size(kUnits));
+  return kUnits[static_cast<size_t>(unit)].ticks;
+}
+
+Time ToTicks(double value, Unit unit, const std::string& place) {
+  if (!std::isfinite(value)) throw Error(place + ": must be a finite number");
+  const double ticks = value * static_cast<double>(TicksPerUnit(unit));
+  if (value < 0) throw Error(place + ": must be >= 0");
+  if (ticks > static_cast<double>(kMaxCost)) {
+    throw Error(place + ": is larger than " + FormatTime(kMaxCost, unit) + " " +
+                std::string(Name(unit)) + ", the largest cost there is");
+  }
+  const auto whole = static_cast<Time>(std::llround(ticks));
+  if (value > 0 && whole == 0) {
+    throw Error(place + ": is less than " + FormatTime(1, unit) + " " + std::string(Name(unit)) +
+                ", the least time that counts: give that or more, or 0");
+  }
+  return whole;
+}
+
+double FromTicks(Time ticks, Unit unit) {
+  return static_cast<double>(ticks) / static_cast<double>(TicksPerUnit(unit));
+}
+
+std::string FormatTime(Time ticks, Unit unit) {
+  const Time per_unit = TicksPerUnit(unit);
+  const bool negative = ticks < 0;
+  const Time whole = ticks / per_unit;
+  Time fraction = ticks % per_unit;
+  if (negative) fraction = -fraction;
+  // -0.5 has the whole part 0, which carries no sign.
+  std::string text = (negative && whole == 0 ? "-" : "") + std::to_string(whole);
+  if (fraction > 0) {
+    std::string digits = std::to_string(per_unit + fraction).substr(1);
+    digits.erase(digits.find_last_not_of('0') + 1);
+    text += "." + digits;
+  }
+  return text;
+}
+
+Time MoeCost::Of(Op op, int layer) const {
+  for (const ComponentCost& component : kComponentCosts) {
+    if (component.op != op) continue;
+    const std::vector<Time>& times = this->*component.times;
+    CF_ASSERT(times.size() == 1 || static_cast<size_t>(layer) < times.size());
+    return times.size() == 1 ? times.front() : times[static_cast<size_t>(layer)];
+  }
+  CF_ASSERT(false && "not a component");
+  return 0;
+}
+
+Time SerialSum(const MoeCost& cost) {
+  Time sum = 0;
+  for (int layer = 0; layer < cost.layers_per_stage; ++layer) {
+    for (const ComponentCost& component : kComponentCosts) sum += cost.Of(component.op, layer);
+  }
+  return sum;
+}
+
+bool CostModel::uniform() const {
+  const auto same = [](const auto& list) {
+    return std::all_of(list.begin(), list.end(), [&](const auto& x) { return x == list.front(); });
+  };
+  return same(stages) && same(microbatch_scale);
+}
+
+Time CostModel::Duration(const Instruction& i) const {
+  const double scale = i.microbatch >= 0 ? Scale(*this, i.microbatch) : 1.0;
+  const StageCost& cost = stage(i.stage);
+  switch (i.op) {
+    case Op::F:
+      return Scaled(cost.f, scale);
+    case Op::B:
+      return Scaled(cost.b, scale);
+    case Op::W:
+      return Scaled(cost.w, scale);
+    case Op::R:
+      return Scaled(cost.recompute(), scale);
+    case Op::BW:
+      return Scaled(cost.bw, scale);
+    case Op::FB: {
+      const StageCost& back = stage(i.back_stage);
+      const double back_scale = Scale(*this, i.back_microbatch);
+      const Time f = Scaled(cost.f, scale);
+      const Time bw = Scaled(back.bw, back_scale);
+      const Time saving = std::min(Scaled(cost.f + cost.bw - cost.fb, scale),
+                                   Scaled(back.f + back.bw - back.fb, back_scale));
+      // An overlapped pair cannot end before the longer of its two chains.
+      return std::max({f, Scaled(back.b, back_scale), f + bw - saving});
+    }
+    case Op::REDUCE:
+      return cost.reduce;
+    case Op::STEP:
+      return cost.step;
+    case Op::ATTN_F:
+    case Op::MLP_F:
+    case Op::ATTN_B:
+    case Op::MLP_B:
+    case Op::ATTN_W:
+    case Op::MLP_W:
+    case Op::DISPATCH_F:
+    case Op::COMBINE_F:
+    case Op::DISPATCH_B:
+    case Op::COMBINE_B:
+    case Op::ATTN_R:
+    case Op::MLP_R:
+    case Op::DISPATCH_R:
+    case Op::COMBINE_R:
+      CF_ASSERT(moe);
+      return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
+    case Op::SEND_F:
+    case Op::RECV_F:
+    case Op::SEND_B:
+    case Op::RECV_B:
+      break;
+  }
+  CF_ASSERT(false && "an operation without a stage cost");
+  return 0;
+}
+
+CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
+  CostModel costs;
+  costs.stages = {{.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w}};
+  costs.comm.latency = comm;
+  return costs;
+}
+
+std::optional<int64_t> InputBytes(const CostModel& costs) {
+  const auto part = [&](int64_t bytes) {
+    return costs.memory ? std::min(bytes, costs.memory->activation_bytes) : bytes;
+  };
+  if (costs.memory && costs.memory->input_bytes >= 0) return part(costs.memory->input_bytes);
+  if (costs.memory && !costs.memory->values.empty()) {
+    return part(costs.memory->values[static_cast<size_t>(Value::input)]);
+  }
+  if (costs.comm.bytes > 0) return part(costs.comm.bytes);
+  return std::nullopt;
+}
+
+std::string FlawOf(const StageCost& cost, Unit unit) {
+  const auto format = [unit](Time time) { return FormatTime(time, unit); };
+  const Time part = std::max(cost.b, cost.w);
+  if (cost.bw < part) {
+    return "\"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": must be >= " +
+           format(part) + ", is " + format(cost.bw);
+  }
+  // Against b and not bw: in a pair W may fill gaps that it does not fill in a lone backward.
+  const Time longest = std::max({cost.f, cost.b, cost.w});
+  if (cost.fb < longest) {
+    return "\"fb\" is a forward and a full backward overlapped and cannot be shorter than \"f\", "
+           "\"b\" or \"w\": must be >= " +
+           format(longest) + ", is " + format(cost.fb);
+  }
+  // Derived defaults add up to three costs; the sum has the limit of a single one.
+  if (cost.bw > kMaxCost || cost.fb > kMaxCost) {
+    return "the costs of one stage add up to more than " + format(kMaxCost) + " " +
+           std::string(Name(unit)) + ", the largest cost there is";
+  }
+  return "";
+}
+
+std::string FlawOf(const MoeCost& cost, Unit unit) {
+  if (cost.layers_per_stage < 1 || cost.layers_per_stage > kMaxLayers) {
+    return "\"layers_per_stage\" must be in 1.." + std::to_string(kMaxLayers) + ", is " +
+           std::to_string(cost.layers_per_stage) +
+           (cost.layers_per_stage < 1 ? "; a stage without layers has no components" : "");
+  }
+  for (const ComponentCost& component : kComponentCosts) {
+    const std::vector<Time>& times = cost.*component.times;
+    if (times.size() != 1 && times.size() != static_cast<size_t>(cost.layers_per_stage)) {
+      return "\"" + std::string(component.key) +
+             "\" must be one number or a list with one for each of the " +
+             std::to_string(cost.layers_per_stage) + " layers, has " +
+             std::to_string(times.size()) + " entries";
+    }
+    if (*std::min_element(times.begin(), times.end()) < 0) {
+      return "\"" + std::string(component.key) + "\" must be >= 0";
+    }
+  }
+  // What is derived from components has the limit of a single cost.
+  if (SumOf(cost) > static_cast<double>(kMaxCost)) {
+    return "the components of one stage add up to more than " + FormatTime(kMaxCost, unit) + " " +
+           std::string(Name(unit)) + ", the largest cost there is";
+  }
+  return "";
+}
+
+void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers) {
+  if (costs.moe) {
+    const std::string flaw = FlawOf(*costs.moe, costs.unit);
+    if (!flaw.empty()) throw Error("component costs (\"moe\"): " + flaw);
+  }
+  if (layers > 0 && !costs.moe) {
+    throw Error("this plan has " + std::to_string(layers) +
+                " layers a stage, and the costs have no components; give costs with \"moe\"");
+  }
+  if (layers > 0 && costs.moe->layers_per_stage != layers) {
+    throw Error("the costs have " + std::to_string(costs.moe->layers_per_stage) +
+                " layers a stage (\"layers_per_stage\"), this plan has " + std::to_string(layers));
+  }
+  if (costs.stages.empty()) {
+    throw Error(costs.moe ? "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)"
+                          : "the costs have no stages; give \"stage\" (every stage alike)");
+  }
+  if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
+    throw Error("the costs have " + std::to_string(costs.stages.size()) +
+                " stages, this schedule makes " + std::to_string(stages) +
+                "; give \"stage\" (every stage alike) or \"stages\" with " +
+                std::to_string(stages) + " entries");
+  }
+  for (size_t s = 0; s < costs.stages.size(); ++s) {
+    const std::string flaw = FlawOf(costs.stages[s], costs.unit);
+    if (flaw.empty()) continue;
+    throw Error("costs of " +
+                (costs.stages.size() == 1 ? "every stage" : "stage " + std::to_string(s)) + ": " +
+                flaw);
+  }
+  if (!costs.microbatch_scale.empty() &&
+      costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
+    throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
+                " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
+  }
+  if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
+  // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
+  // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
+  // Twice the components: their forward may be run again.
+  double per_microbatch = costs.moe ? 2 * stages * SumOf(*costs.moe) : 0;
+  for (int s = 0; s < stages; ++s) {
+    const StageCost& cost = costs.stage(s);
+    per_microbatch += static_cast<double>(cost.f) + static_cast<double>(cost.b) +
+                      static_cast<double>(cost.w) + static_cast<double>(cost.bw) +
+                      static_cast<double>(cost.fb) + static_cast<double>(cost.reduce) +
+                      static_cast<double>(cost.step) + static_cast<double>(cost.recompute()) +
+                      2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy);
+  }
+  double scale = 0;
+  for (int m = 0; m < microbatches; ++m) scale += std::max(1.0, Scale(costs, m));
+  if (per_microbatch * scale > 0x1p62) {
+    throw Error("the costs of all " + std::to_string(microbatches) +
+                " micro-batches add up to more than fits a 64-bit count of ticks; use a coarser "
+                "\"unit\" or smaller costs");
+  }
+}
+
+}  // namespace contraflow

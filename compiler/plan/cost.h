@@ -1,0 +1,177 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/instruction.h"
+
+namespace contraflow {
+
+/// Time inside is an integer count of ticks, so simulated figures are equal on every machine. A
+/// tick is a nanosecond; for the abstract unit "unit" it is a millionth of it.
+using Time = int64_t;
+
+/// Unit of a cost file and of every figure printed for it.
+enum class Unit : uint8_t { kNanoseconds, kMicroseconds, kMilliseconds, kSeconds, kUnit };
+
+std::string_view Name(Unit unit);  ///< "ns" "us" "ms" "s" "unit"
+/// Throws Error with the known names.
+Unit ParseUnit(std::string_view name);
+/// Ticks in one unit: 1, 1'000, 1'000'000, 1'000'000'000, 1'000'000.
+Time TicksPerUnit(Unit unit);
+/// Nearest tick. Throws Error if not finite, negative, above kMaxCost, or above 0 and nearest to 0
+/// ticks; `place` begins the message.
+Time ToTicks(double value, Unit unit, const std::string& place);
+/// In the unit, exact for every value ToTicks gives.
+double FromTicks(Time ticks, Unit unit);
+/// The shortest decimal text of the value in its unit, exact: "18.522", "4169000".
+std::string FormatTime(Time ticks, Unit unit);
+
+/// Largest single cost in ticks (13 days in nanoseconds). CheckCosts refuses a plan whose costs
+/// could sum to more than 2^62.
+inline constexpr Time kMaxCost = Time{1} << 50;
+
+/// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient
+/// only, bw the full backward, fb one forward and one full backward overlapped.
+struct StageCost {
+  Time f = 0, b = 0, w = 0, bw = 0, fb = 0;
+  Time reduce = 0, step = 0;  ///< summing the gradients over the copies; the optimizer step
+  Time r = -1;                ///< the forward run again from the stage input; -1: as long as f
+
+  Time recompute() const { return r < 0 ? f : r; }
+  bool operator==(const StageCost&) const = default;
+};
+
+/// One hop between neighbouring stages on different ranks.
+struct CommCost {
+  Time latency = 0;      ///< "time", or "latency" beside a bandwidth
+  int64_t bytes = 0;     ///< of one message; used with a bandwidth only
+  double bandwidth = 0;  ///< bytes per unit; 0: transfers never wait for each other
+  Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
+
+  /// With a bandwidth each directed edge is a unary resource, first in first out (DESIGN section
+  /// 5).
+  bool exclusive() const { return bandwidth > 0; }
+  bool operator==(const CommCost&) const = default;
+};
+
+/// Bytes of one stage and micro-batch.
+struct MemoryCost {
+  int64_t activation_bytes = 0;  ///< held from the start of F to the end of B (less the stash)
+  int64_t w_stash_bytes = 0;     ///< of those, held on to the end of W; at most activation_bytes
+  /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
+  std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
+  /// Of the values of one layer, by Value (compiler/value.h); empty: not known.
+  std::vector<int64_t> values = {};
+  /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
+  /// -1: not given (InputBytes).
+  int64_t input_bytes = -1;
+
+  bool operator==(const MemoryCost&) const = default;
+};
+
+/// Component costs of an MoE stage, one entry a layer in data-flow order, or one for all layers.
+struct MoeCost {
+  int layers_per_stage = 0;
+  std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
+  std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
+
+  /// Of a component of a layer.
+  Time Of(Op op, int layer) const;
+
+  bool operator==(const MoeCost&) const = default;
+};
+
+/// The one list of component costs, in the order of one layer forward and backward.
+struct ComponentCost {
+  const char* key;  ///< in a cost file
+  Op op;
+  std::vector<Time> MoeCost::*times;
+};
+inline constexpr std::array<ComponentCost, 10> kComponentCosts = {
+    {{"attn_f", Op::ATTN_F, &MoeCost::attn_f},
+     {"dispatch_f", Op::DISPATCH_F, &MoeCost::dispatch_f},
+     {"mlp_f", Op::MLP_F, &MoeCost::mlp_f},
+     {"combine_f", Op::COMBINE_F, &MoeCost::combine_f},
+     {"combine_b", Op::COMBINE_B, &MoeCost::combine_b},
+     {"mlp_b", Op::MLP_B, &MoeCost::mlp_b},
+     {"dispatch_b", Op::DISPATCH_B, &MoeCost::dispatch_b},
+     {"attn_b", Op::ATTN_B, &MoeCost::attn_b},
+     {"mlp_w", Op::MLP_W, &MoeCost::mlp_w},
+     {"attn_w", Op::ATTN_W, &MoeCost::attn_w}}};
+
+/// All components of a stage one after the other.
+Time SerialSum(const MoeCost& cost);
+
+/// How far chunks of MoE stages overlap. kPublished: the two halves of an F&B pair only, as in the
+/// papers; bw = b + w, and a chunk's results leave at its end. kAll: weight gradients run in the
+/// all-to-all gaps of their backward, neighbouring chunks share the lanes, and results leave when
+/// they are ready.
+enum class Overlap : uint8_t { kPublished, kAll };
+
+std::string_view Name(Overlap overlap);  ///< "published" "all"
+/// Throws Error with the known names.
+Overlap ParseOverlap(std::string_view name);
+
+/// What each instruction costs: per stage, per micro-batch, per message.
+struct CostModel {
+  Unit unit = Unit::kUnit;
+  std::string source;  ///< where the figures are from
+  /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
+  /// file with `moe` alone, until DeriveChunkCosts (compiler/interleave.h) fills it in.
+  std::vector<StageCost> stages;
+  CommCost comm;
+  std::optional<MemoryCost> memory;
+  std::optional<MoeCost> moe;
+  /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
+  /// were given as such.
+  std::optional<Overlap> derived;
+  std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
+
+  // Compiled once, in cost.cc: inline they were a twentieth of everything that is compiled.
+  CostModel();
+  CostModel(const CostModel&);
+  CostModel(CostModel&&) noexcept;
+  CostModel& operator=(const CostModel&);
+  CostModel& operator=(CostModel&&) noexcept;
+  ~CostModel();
+  bool operator==(const CostModel&) const;
+
+  const StageCost& stage(int s) const {
+    return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(s)];
+  }
+  /// True if every stage and every micro-batch costs the same.
+  bool uniform() const;
+
+  /// How long its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a component.
+  /// FB of two different stages: f of the one + bw of the other, less the smaller of the two
+  /// savings f + bw - fb, so that equal stages give fb.
+  Time Duration(const Instruction& instruction) const;
+};
+
+/// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
+CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
+
+/// What a chunk that is recomputed holds between F and R: "input_bytes" where the costs give it,
+/// else the value `input` of a layer, else the bytes of a message between stages, which is a stage
+/// input; no more than the activation that it is part of. Nothing where the costs say none of
+/// these.
+std::optional<int64_t> InputBytes(const CostModel& costs);
+
+/// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
+/// pair shorter than its longer chain, a sum over kMaxCost), or "".
+std::string FlawOf(const StageCost& cost, Unit unit);
+
+/// Why component costs are none (no layers, a list of the wrong length, a negative cost, a sum over
+/// kMaxCost), or "".
+std::string FlawOf(const MoeCost& cost, Unit unit);
+
+/// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
+/// number of stages, micro-batch factors and, where it has components (layers > 0), layers.
+void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers = 0);
+
+}  // namespace contraflow

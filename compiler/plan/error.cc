@@ -1,0 +1,33 @@
+#include "compiler/plan/error.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace contraflow {
+
+void AssertFailed(const char* condition, const char* file, int line) {
+  // The build folder is nobody's business: only the last component of the path is shown.
+  std::string name(file);
+  name = name.substr(name.find_last_of('/') + 1);
+  throw InternalError("internal error: " + name + ":" + std::to_string(line) +
+                      ": assertion failed: " + condition +
+                      "; this is a bug in contraflow, please report it");
+}
+
+int EditDistance(const std::string& a, const std::string& b) {
+  std::vector<int> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace contraflow

@@ -1,0 +1,272 @@
+#include "compiler/plan/instruction.h"
+
+#include <charconv>
+#include <vector>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+struct OpRow {
+  std::string_view name;
+  Operands operands;
+  Work work;
+};
+
+constexpr OpRow kOps[] = {
+#define CF_OP(name, operands, work) {#name, Operands::operands, Work::work},
+    CF_OPS(CF_OP)
+#undef CF_OP
+};
+
+constexpr std::string_view kLanes[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
+
+const OpRow& Row(Op op) {
+  const auto index = static_cast<size_t>(op);
+  CF_ASSERT(index < std::size(kOps));
+  return kOps[index];
+}
+
+void Append(std::string* out, std::string_view prefix, int value) {
+  char digits[16];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+  out->append(prefix);
+  out->append(digits, end);
+}
+
+/// Cuts an instruction's text into words and reads them; every error quotes the whole text.
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text), rest_(text) {}
+
+  Instruction Parse() {
+    Instruction result;
+    result.op = ParseOp(Word("an operation"));
+    switch (OperandsOf(result.op)) {
+      case Operands::kChunk:
+      case Operands::kMessage:
+        result.stage = Letter('s');
+        result.microbatch = Letter('m');
+        break;
+      case Operands::kPair:
+        result.stage = Letter('s');
+        result.microbatch = Letter('m');
+        if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
+        result.back_stage = Letter('s');
+        result.back_microbatch = Letter('m');
+        break;
+      case Operands::kLayer: {
+        result.stage = Letter('s');
+        const int layer = Letter('l');
+        if (layer > INT16_MAX) Fail("layer " + std::to_string(layer) + " is over 32767");
+        result.layer = static_cast<int16_t>(layer);
+        result.microbatch = Letter('m');
+        break;
+      }
+      case Operands::kStage:
+        result.stage = Letter('s');
+        break;
+    }
+    while (!rest_.empty()) Key(&result);
+    if (OperandsOf(result.op) == Operands::kMessage && result.peer < 0) {
+      Fail("missing the peer (" + std::string(PeerKey(result.op)) + "=RANK)");
+    }
+    return result;
+  }
+
+  static std::string_view PeerKey(Op op) { return WorkOf(op) == Work::kSend ? "to" : "from"; }
+
+ private:
+  [[noreturn]] void Fail(const std::string& what) const {
+    // Hostile text may be long; its beginning is enough to find it.
+    std::string quoted(text_.substr(0, 80));
+    if (text_.size() > 80) quoted += "...";
+    throw Error("instruction \"" + quoted + "\": " + what);
+  }
+
+  std::string_view Word(const char* wanted) {
+    if (rest_.empty()) Fail(std::string("ends where ") + wanted + " should follow");
+    const size_t end = rest_.find(' ');
+    const std::string_view word = rest_.substr(0, end);
+    if (word.empty()) Fail("words are separated by exactly one space");
+    rest_ = end == std::string_view::npos ? std::string_view() : rest_.substr(end + 1);
+    if (end != std::string_view::npos && rest_.empty()) Fail("ends with a space");
+    return word;
+  }
+
+  Op ParseOp(std::string_view word) const {
+    for (size_t i = 0; i < std::size(kOps); ++i) {
+      if (kOps[i].name == word) return static_cast<Op>(i);
+    }
+    std::vector<std::string_view> names;
+    for (const OpRow& row : kOps) names.push_back(row.name);
+    const std::string name(word.substr(0, 32));
+    Fail("unknown operation \"" + name + "\"" + DidYouMean(name, names));
+  }
+
+  int Number(std::string_view digits, std::string_view word) const {
+    int value = -1;
+    const char* const end = digits.data() + digits.size();
+    const auto [at, error] = std::from_chars(digits.data(), end, value);
+    // Numbers have one spelling, so that text and instruction correspond one to one.
+    const bool canonical =
+        !digits.empty() && digits[0] != '-' && (digits.size() == 1 || digits[0] != '0');
+    if (error != std::errc() || at != end || value < 0 || !canonical) {
+      Fail("\"" + std::string(word.substr(0, 32)) + "\" needs a whole number from 0 to 2147483647");
+    }
+    return value;
+  }
+
+  int Letter(char letter) {
+    const char wanted[] = {'"', letter, 'N', '"', '\0'};
+    const std::string_view word = Word(wanted);
+    if (word[0] != letter) {
+      Fail("expected " + std::string(wanted) + ", found \"" + std::string(word.substr(0, 32)) +
+           "\"");
+    }
+    return Number(word.substr(1), word);
+  }
+
+  void Set(int* field, std::string_view value, std::string_view word) const {
+    if (*field >= 0) Fail("\"" + std::string(word.substr(0, 32)) + "\" repeats a key");
+    *field = Number(value, word);
+  }
+
+  void Key(Instruction* result) {
+    const std::string_view word = Word("a key");
+    const size_t equals = word.find('=');
+    const std::string_view key = word.substr(0, equals);
+    const std::string_view value =
+        equals == std::string_view::npos ? std::string_view() : word.substr(equals + 1);
+    if (OperandsOf(result->op) == Operands::kMessage && key == PeerKey(result->op)) {
+      Set(&result->peer, value, word);
+    } else if (key == "group") {
+      Set(&result->group, value, word);
+    } else if (key == "slot") {
+      Set(&result->slot, value, word);
+    } else if (key == "lane") {
+      if (result->lane != Lane::kNone) Fail("\"lane\" repeats a key");
+      for (size_t i = 1; i < std::size(kLanes); ++i) {
+        if (kLanes[i] == value) result->lane = static_cast<Lane>(i);
+      }
+      if (result->lane == Lane::kNone) {
+        Fail("unknown lane \"" + std::string(value.substr(0, 32)) +
+             "\"; lanes are compute, alltoall, send, recv, reduce");
+      }
+    } else if (key == "after") {
+      ParseAfter(result, value, word);
+    } else {
+      const std::string name(key.substr(0, 32));
+      std::vector<std::string_view> known = {"group", "slot", "lane", "after"};
+      if (OperandsOf(result->op) == Operands::kMessage) known.push_back(PeerKey(result->op));
+      Fail("unknown or misplaced key \"" + name + "\"" + DidYouMean(name, known));
+    }
+  }
+
+  void ParseAfter(Instruction* result, std::string_view list, std::string_view word) const {
+    if (result->after_count > 0) Fail("\"after\" repeats a key");
+    int last = -1;
+    for (;;) {
+      const size_t comma = list.find(',');
+      const int index = Number(list.substr(0, comma), word);
+      if (index <= last) Fail("\"after\" must be ascending");
+      if (result->after_count == kMaxAfter) {
+        Fail("\"after\" has more than " + std::to_string(kMaxAfter) +
+             " entries; one for each other lane is enough");
+      }
+      result->after[result->after_count++] = last = index;
+      if (comma == std::string_view::npos) return;
+      list = list.substr(comma + 1);
+    }
+  }
+
+  std::string_view text_;
+  std::string_view rest_;
+};
+
+}  // namespace
+
+Instruction Chunk(Op op, int stage, int microbatch) {
+  return {.op = op, .stage = stage, .microbatch = microbatch};
+}
+
+Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch) {
+  return {.op = Op::FB,
+          .stage = stage,
+          .microbatch = microbatch,
+          .back_stage = back_stage,
+          .back_microbatch = back_microbatch};
+}
+
+Instruction Message(Op op, int stage, int microbatch, int peer) {
+  return {.op = op, .stage = stage, .microbatch = microbatch, .peer = peer};
+}
+
+Instruction StageOp(Op op, int stage) { return {.op = op, .stage = stage}; }
+
+std::string_view Name(Op op) { return Row(op).name; }
+Operands OperandsOf(Op op) { return Row(op).operands; }
+Work WorkOf(Op op) { return Row(op).work; }
+
+std::string_view Name(Lane lane) {
+  CF_ASSERT(static_cast<size_t>(lane) < std::size(kLanes));
+  return kLanes[static_cast<size_t>(lane)];
+}
+
+Instruction Component(Op op, int stage, int layer, int microbatch) {
+  CF_ASSERT(OperandsOf(op) == Operands::kLayer);
+  return {.op = op, .layer = static_cast<int16_t>(layer), .stage = stage, .microbatch = microbatch};
+}
+
+Lane LaneOf(Op op) {
+  switch (WorkOf(op)) {
+    case Work::kCompute:
+    case Work::kComponent:
+    case Work::kStep:
+      return Lane::kCompute;
+    case Work::kAllToAll:
+      return Lane::kAllToAll;
+    case Work::kSend:
+      return Lane::kSend;
+    case Work::kRecv:
+      return Lane::kRecv;
+    case Work::kReduce:
+      return Lane::kReduce;
+  }
+  return Lane::kNone;
+}
+
+Op Repeated(Op op) {
+  if (op == Op::R) return Op::F;
+  if (op == Op::ATTN_R) return Op::ATTN_F;
+  if (op == Op::MLP_R) return Op::MLP_F;
+  if (op == Op::DISPATCH_R) return Op::DISPATCH_F;
+  return op == Op::COMBINE_R ? Op::COMBINE_F : op;
+}
+
+std::string ToString(const Instruction& i) {
+  std::string out(Name(i.op));
+  Append(&out, " s", i.stage);
+  const Operands operands = OperandsOf(i.op);
+  if (operands == Operands::kLayer) Append(&out, " l", i.layer);
+  if (operands != Operands::kStage) Append(&out, " m", i.microbatch);
+  if (operands == Operands::kPair) {
+    Append(&out, " + s", i.back_stage);
+    Append(&out, " m", i.back_microbatch);
+  }
+  if (operands == Operands::kMessage) {
+    Append(&out, WorkOf(i.op) == Work::kSend ? " to=" : " from=", i.peer);
+  }
+  if (i.group >= 0) Append(&out, " group=", i.group);
+  if (i.slot >= 0) Append(&out, " slot=", i.slot);
+  if (i.lane != Lane::kNone) out.append(" lane=").append(Name(i.lane));
+  for (int k = 0; k < i.after_count; ++k) {
+    Append(&out, k == 0 ? " after=" : ",", i.after[static_cast<size_t>(k)]);
+  }
+  return out;
+}
+
+Instruction ParseInstruction(std::string_view text) { return Parser(text).Parse(); }
+
+}  // namespace contraflow

@@ -1,0 +1,135 @@
+#include "compiler/plan/spec.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::array<std::string_view, 5> kPlacementNames = {"any", "linear", "v", "interleaved",
+                                                             "bidirectional"};
+
+/// Bytes or activations; leaves room for sums.
+constexpr int64_t kMaxMemory = int64_t{1} << 62;
+
+void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  throw Error(std::string(flag) + ": must be in " + std::to_string(low) + ".." +
+              std::to_string(high) + ", is " + std::to_string(value));
+}
+
+[[noreturn]] void FailLimit(const std::string& text, const std::string& what) {
+  throw Error("--memory-limit: " + what + ", is \"" + text.substr(0, 40) + "\"");
+}
+
+}  // namespace
+
+std::string_view Name(Placement placement) {
+  return kPlacementNames[static_cast<size_t>(placement)];
+}
+
+Placement ParsePlacement(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kPlacementNames.size(); ++i) {
+    if (kPlacementNames[i] == name) return static_cast<Placement>(i);
+    known += (i > 0 ? ", " : "") + std::string(kPlacementNames[i]);
+  }
+  const std::string shown(name.substr(0, 64));
+  throw Error("unknown placement \"" + shown + "\"" + DidYouMean(shown, kPlacementNames) +
+              "; placements are " + known);
+}
+
+Recompute ParseRecompute(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "full") return {.choice = Recompute::Choice::kFull};
+  if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+  const auto fail = [&](const std::string& what) {
+    throw Error("--recompute: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
+  };
+  const auto number = [&](std::string_view digits) {
+    int stage = -1;
+    const char* const end = digits.data() + digits.size();
+    const auto [at, error] = std::from_chars(digits.data(), end, stage);
+    if (error != std::errc() || at != end || stage < 0) {
+      fail("must be none, full, auto or stages as in \"0,3,5-7\"");
+    }
+    if (stage >= kMaxStages) fail("a stage must be below " + std::to_string(kMaxStages));
+    return stage;
+  };
+  Recompute recompute = {.choice = Recompute::Choice::kStages};
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const size_t dash = part.find('-');
+    const int first = number(part.substr(0, dash));
+    const int last = dash == std::string_view::npos ? first : number(part.substr(dash + 1));
+    const int before = recompute.stages.empty() ? -1 : recompute.stages.back();
+    if (first <= before || last < first) fail("stages must ascend, each named once");
+    for (int stage = first; stage <= last; ++stage) recompute.stages.push_back(stage);
+    begin = end + 1;
+  }
+  return recompute;
+}
+
+int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
+  constexpr const char* kForm =
+      "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  if (text.empty() || text.back() != 'x') {
+    int64_t limit = 0;
+    const auto [at, error] = std::from_chars(begin, end, limit);
+    if (error == std::errc::result_out_of_range) {
+      FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
+    }
+    if (error != std::errc() || at != end) FailLimit(text, kForm);
+    if (limit <= 0) FailLimit(text, "must be positive");
+    if (limit > kMaxMemory) FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
+    return limit;
+  }
+  double factor = 0;
+  const auto [at, error] = std::from_chars(begin, end - 1, factor, std::chars_format::fixed);
+  if (error != std::errc() || at != end - 1 || !std::isfinite(factor)) FailLimit(text, kForm);
+  if (!(factor > 0)) FailLimit(text, "must be positive");
+  // P activations of a whole rank: that is one of every stage.
+  const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
+  const double each = bytes ? static_cast<double>(spec.costs.memory->activation_bytes) : 1;
+  const double limit = std::floor(factor * stages * each);
+  if (limit < 1)
+    FailLimit(text,
+              "must leave room for at least one " + std::string(bytes ? "byte" : "activation"));
+  if (limit > static_cast<double>(kMaxMemory)) {
+    FailLimit(text, "must come to at most " + std::to_string(kMaxMemory) + " bytes");
+  }
+  return static_cast<int64_t>(limit);
+}
+
+void CheckSpec(const Spec& spec) {
+  CheckRange("--ranks", spec.ranks, 1, kMaxRanks);
+  CheckRange("--microbatches", spec.microbatches, 1, kMaxMicrobatches);
+  CheckRange("--chunks", spec.chunks, 0, kMaxStages);
+  CheckRange("--data-parallel", spec.data_parallel, 1, kMaxDataParallel);
+  CheckRange("--expert-parallel", spec.expert_parallel, 1, kMaxExpertParallel);
+  if (spec.memory_limit) CheckRange("--memory-limit", *spec.memory_limit, 1, kMaxMemory);
+  const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
+  if (stages > kMaxStages) {
+    throw Error("--ranks " + std::to_string(spec.ranks) + " with --chunks " +
+                std::to_string(spec.chunks) + ": makes " + std::to_string(stages) +
+                " stages, at most " + std::to_string(kMaxStages) + " are supported");
+  }
+  if (stages * spec.microbatches > kMaxChunks) {
+    throw Error("--ranks " + std::to_string(spec.ranks) +
+                (spec.chunks > 0 ? " with --chunks " + std::to_string(spec.chunks) : "") +
+                " and --microbatches " + std::to_string(spec.microbatches) + ": makes " +
+                std::to_string(stages * spec.microbatches) +
+                " chunks (stages * micro-batches), at most " + std::to_string(kMaxChunks) +
+                " are supported");
+  }
+}
+
+}  // namespace contraflow

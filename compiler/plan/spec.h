@@ -1,0 +1,93 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/cost.h"
+
+namespace contraflow {
+
+/// Where a searched schedule puts the stages.
+enum class Placement : uint8_t {
+  kAny,            ///< the one with the shortest step
+  kLinear,         ///< one stage a rank
+  kV,              ///< two stages a rank, 0..P-1 and back
+  kInterleaved,    ///< `chunks` stages a rank, 0..P-1 again and again
+  kBidirectional,  ///< two routes, 0..P-1 and P-1..0, as in Chimera and DualPipe
+};
+
+std::string_view Name(Placement placement);  ///< "any" "linear" "v" "interleaved" "bidirectional"
+/// Throws Error with the known names.
+Placement ParsePlacement(std::string_view name);
+
+/// How far a search has come.
+struct SearchState {
+  std::string_view phase;  ///< "schedules" "policies" "local search" ...
+  Time makespan = 0;       ///< of the best so far
+  Time bound = 0;          ///< proven for its placement
+  double spent = 0;        ///< of the budget, 0..1
+};
+
+/// How `auto` searches. Its result depends on these and the rest of the spec alone, never on the
+/// clock: the budget is counted in evaluated instructions, so many to a second.
+struct SearchOptions {
+  Placement placement = Placement::kAny;
+  int64_t budget = 1'000'000'000;  ///< nanoseconds on a machine of 2024, about
+  uint64_t seed = 0;
+  /// A step takes as long as its components do, lowered that far; else as its chunks. Published
+  /// orders are held against what is found in that, too.
+  bool components = false;
+  double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
+  /// Ends the search early with the best so far, if set.
+  const std::atomic<bool>* stop = nullptr;
+  std::function<void(const SearchState&)> report = {};  ///< called now and then
+};
+
+/// Which stages run their forward again (R) before their backward, and so hold no activations from
+/// the end of F to R.
+struct Recompute {
+  enum class Choice : uint8_t {
+    kNone,
+    kFull,    ///< every stage
+    kStages,  ///< `stages`
+    kAuto,    ///< those that cost the least time and make the schedule fit the memory limit
+  };
+  Choice choice = Choice::kNone;
+  std::vector<int> stages = {};  ///< ascending, without repeats
+
+  bool operator==(const Recompute&) const = default;
+};
+
+/// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7". Throws Error that says what is
+/// wrong. That the stages exist is for the schedule to check.
+Recompute ParseRecompute(std::string_view text);
+
+/// What a schedule is generated for.
+struct Spec {
+  std::string schedule;
+  int ranks = 0;
+  int microbatches = 0;
+  int chunks = 0;  ///< stages a rank holds; 0: the schedule's own default
+  int data_parallel = 1;
+  int expert_parallel = 1;
+  CostModel costs;
+  /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
+  std::optional<int64_t> memory_limit;
+  SearchOptions search = {};  ///< of `auto` only
+  Recompute recompute = {};   ///< put in behind the generator (schedules/recompute.h)
+};
+
+/// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this
+/// spec. Throws Error if malformed, not positive or too large.
+int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
+
+/// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range:
+/// what is wrong with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
+void CheckSpec(const Spec& spec);
+
+}  // namespace contraflow

@@ -1,0 +1,205 @@
+#include "compiler/simulate/memory.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/recomputed.h"
+
+namespace contraflow {
+namespace {
+
+using Arenas = std::array<int64_t, kArenaCount>;
+
+int64_t Sum(const Arenas& arenas) {
+  return std::accumulate(arenas.begin(), arenas.end(), int64_t{0});
+}
+
+/// The stages that each rank holds a copy of.
+std::vector<std::vector<int>> StagesOfRank(const Plan& plan) {
+  std::vector<std::vector<int>> stages(plan.programs.size());
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    for (const int rank : holders[static_cast<size_t>(s)]) {
+      stages[static_cast<size_t>(rank)].push_back(s);
+    }
+  }
+  return stages;
+}
+
+/// Throws Error if a list of bytes is not for a plan with so many stages.
+void CheckStages(const char* key, const std::vector<int64_t>& bytes, int stages) {
+  if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
+  throw Error("the costs give \"" + std::string(key) + "\" for " + std::to_string(bytes.size()) +
+              " stages, this plan has " + std::to_string(stages) +
+              "; give one number (every stage alike) or one for each stage");
+}
+
+std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vector<int>& stages) {
+  if (bytes.empty()) return std::nullopt;
+  int64_t sum = 0;
+  for (const int s : stages) sum += bytes.size() == 1 ? bytes[0] : bytes[static_cast<size_t>(s)];
+  return sum;
+}
+
+/// What the activations of one rank come to, instruction by instruction. Whatever begins or ends
+/// the life of one runs on the compute lane, so program order is the order in time; all but the end
+/// of a forward that is recomputed.
+class Walk {
+ public:
+  Walk(const Plan& plan, const CostModel& costs)
+      : plan_(plan), recomputed_(plan), bytes_(BytesOfChunk(costs, recomputed_.any())) {
+    if (plan.layers == 0) return;
+    weights_left_.assign(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches),
+                         0);
+  }
+
+  void Run(const Program& program, MemoryFigures* figures) {
+    held_ = {};
+    ending_.clear();
+    for (size_t index = 0; index < program.size(); ++index) {
+      const Instruction& i = program[index];
+      const bool whole = OperandsOf(i.op) != Operands::kLayer;
+      if (!ending_.empty()) EndForwards(program, index);
+      if (whole ? HasForward(i.op) : i.op == Op::ATTN_F && i.layer == 0) Begin(i);
+      if (whole ? i.op == Op::R : i.op == Op::ATTN_R && i.layer == 0) Hold(1);
+      if (Sum(held_) > figures->peak) {
+        figures->arenas = held_;
+        figures->peak = Sum(held_);
+        figures->peak_index = static_cast<int>(index);
+      }
+      if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) Hold(-1);
+      if (i.op == Op::COMBINE_F && i.layer + 1 == plan_.layers &&
+          recomputed_.Has(i.stage, i.microbatch)) {
+        ending_.push_back(index);
+      }
+      if (whole ? HasBackward(i.op) : i.op == Op::ATTN_B && i.layer == 0) {
+        At(Arena::kActivation) -= bytes_.activation - bytes_.stash;
+      }
+      if (whole ? HasWeight(i.op) : EndsWeights(i)) At(Arena::kStash) -= bytes_.stash;
+    }
+  }
+
+ private:
+  int64_t& At(Arena arena) { return held_[static_cast<size_t>(arena)]; }
+
+  int& WeightsLeft(const Instruction& i) {
+    return weights_left_[static_cast<size_t>(i.stage) * static_cast<size_t>(plan_.microbatches) +
+                         static_cast<size_t>(i.microbatch)];
+  }
+
+  void Begin(const Instruction& i) {
+    At(Arena::kActivation) += bytes_.activation - bytes_.stash;
+    At(Arena::kStash) += bytes_.stash;
+    if (plan_.layers > 0) WeightsLeft(i) = 2 * plan_.layers;
+  }
+
+  /// Drops what forwards that are recomputed leave, once they are known to have ended: they do on
+  /// the all-to-all lane, beside which the compute lane goes on until it waits for it.
+  void EndForwards(const Program& program, size_t index) {
+    const Instruction& i = program[index];
+    size_t known = LaneOf(i.op) == Lane::kAllToAll ? index : 0;  // of that lane all before it
+    for (int k = 0; k < i.after_count; ++k) {
+      const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
+      if (LaneOf(program[on].op) == Lane::kAllToAll) known = std::max(known, on + 1);
+    }
+    const auto ended = std::lower_bound(ending_.begin(), ending_.end(), known);
+    for (auto end = ending_.begin(); end != ended; ++end) Hold(-1);
+    ending_.erase(ending_.begin(), ended);
+  }
+
+  /// What a recomputed chunk makes again (1) or drops after its first forward (-1): all but its
+  /// input, which is no part of the stash unless there is nothing else.
+  void Hold(int sign) {
+    const int64_t kept = std::min(bytes_.input, bytes_.activation - bytes_.stash);
+    At(Arena::kActivation) += sign * (bytes_.activation - bytes_.stash - kept);
+    At(Arena::kStash) += sign * (bytes_.stash - (bytes_.input - kept));
+  }
+
+  /// True for the last weight part of a chunk.
+  bool EndsWeights(const Instruction& i) {
+    return (i.op == Op::MLP_W || i.op == Op::ATTN_W) && --WeightsLeft(i) == 0;
+  }
+
+  const Plan& plan_;
+  const RecomputedChunks recomputed_;
+  const ChunkBytes bytes_;
+  Arenas held_{};
+  std::vector<size_t> ending_;     // COMBINE_F of forwards that are recomputed
+  std::vector<int> weights_left_;  // by stage and micro-batch
+};
+
+/// The arenas, and the instruction at which most bytes of them are in use.
+void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* figures) {
+  figures->arenas = ArenaBytes(slots);
+  figures->peak = Sum(figures->arenas);
+  std::vector<int64_t> change(instructions + 1, 0);
+  for (const Slot& slot : slots) {
+    change[static_cast<size_t>(slot.first)] += slot.bytes;
+    change[static_cast<size_t>(slot.last) + 1] -= slot.bytes;
+  }
+  int64_t live = 0, most = 0;
+  for (size_t i = 0; i < instructions; ++i) {
+    live += change[i];
+    if (live <= most) continue;
+    most = live;
+    figures->peak_index = static_cast<int>(i);
+  }
+}
+
+std::string Grouped(int64_t count) {
+  std::string text = std::to_string(count);
+  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+}  // namespace
+
+std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
+  const MemoryCost memory = costs.memory.value_or(MemoryCost{});
+  CheckStages("parameter_bytes", memory.parameter_bytes, plan.stages);
+  CheckStages("gradient_bytes", memory.gradient_bytes, plan.stages);
+  CheckStages("optimizer_bytes", memory.optimizer_bytes, plan.stages);
+  const std::vector<std::vector<int>> stages = StagesOfRank(plan);
+  std::vector<MemoryFigures> ranks(plan.programs.size());
+  Walk walk(plan, costs);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    ranks[r].parameters = SumOf(memory.parameter_bytes, stages[r]);
+    ranks[r].gradients = SumOf(memory.gradient_bytes, stages[r]);
+    ranks[r].optimizer = SumOf(memory.optimizer_bytes, stages[r]);
+    if (plan.slots.empty()) {
+      walk.Run(plan.programs[r], &ranks[r]);
+    } else {
+      Place(plan.slots[r], plan.programs[r].size(), &ranks[r]);
+    }
+  }
+  return ranks;
+}
+
+std::string Breakdown(const MemoryFigures& figures) {
+  constexpr const char* kNames[] = {"activations", "stashes", "gradients in flight",
+                                    "exchange buffers"};
+  static_assert(std::size(kNames) == kArenaCount);
+  std::string text;
+  const auto add = [&text](const char* name, int64_t bytes) {
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + Grouped(bytes);
+  };
+  for (size_t a = 0; a < kArenaCount; ++a) {
+    // Below level buffer the last two are not accounted.
+    if (a < 2 || figures.arenas[a] > 0) add(kNames[a], figures.arenas[a]);
+  }
+  const std::pair<const char*, std::optional<int64_t>> beside[] = {
+      {"parameters", figures.parameters},
+      {"gradients", figures.gradients},
+      {"optimizer state", figures.optimizer}};
+  const char* separator = "; beside them ";
+  for (const auto& [name, bytes] : beside) {
+    if (!bytes) continue;
+    text += separator + std::string(name) + " " + Grouped(*bytes);
+    separator = ", ";
+  }
+  return text;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,215 @@
+#pragma once
+
+// What the files of the verifier share, and nobody else includes: the findings, and flat tables
+// that say where in the programs everything stands.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/verify/verify.h"
+
+namespace contraflow::check {
+
+/// The checks, in the order in which their findings are reported.
+enum class Check : uint8_t {
+  kShape,
+  kLevel,
+  kOwner,
+  kComplete,
+  kOrder,
+  kWeightOrder,
+  kMessage,
+  kProducer,
+  kConsumer,
+  kGroup,
+  kReduce,
+  kStep,
+  kDeadlock,
+  kLane,
+  kEvent,
+  kSlot,
+  kSharing,
+};
+inline constexpr size_t kCheckCount = 17;
+
+/// Findings of one check beyond this many are counted, not listed.
+inline constexpr size_t kMaxListed = 1000;
+
+/// Collects violations in any order, hands them out in the fixed one.
+class Findings {
+ public:
+  void Add(Check check, int rank, int index, std::string message);
+  bool empty() const { return total_ == 0; }
+  /// By check, rank and index; a check with too many ends with one that counts the rest.
+  std::vector<Finding> Take();
+
+ private:
+  std::array<std::vector<Finding>, kCheckCount> listed_;
+  std::array<size_t, kCheckCount> count_{};
+  size_t total_ = 0;
+};
+
+/// Instead of an index into the owner's program.
+inline constexpr int32_t kMissing = -1;
+inline constexpr int32_t kMisplaced =
+    -2;  ///< it is there, but on the wrong rank or with a wrong peer
+
+/// Where the work of one (stage, micro-batch) stands in its owner's program. BW and FB stand for
+/// both b and w.
+struct ChunkWork {
+  int32_t f = kMissing, b = kMissing, w = kMissing;
+};
+
+/// Components of a layer: ATTN_F to COMBINE_B.
+inline constexpr int kPartCount =
+    static_cast<int>(Op::COMBINE_B) - static_cast<int>(Op::ATTN_F) + 1;
+
+/// Components of R: ATTN_R to COMBINE_R.
+inline constexpr int kAgainCount =
+    static_cast<int>(Op::COMBINE_R) - static_cast<int>(Op::ATTN_R) + 1;
+
+/// Where its messages stand, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
+using ChunkMessages = std::array<int32_t, 4>;
+
+/// A rank that holds a stage.
+struct Copy {
+  int32_t stage = 0;
+  int32_t rank = 0;
+  int32_t last_weight = kMissing;   ///< its last weight gradient
+  int32_t highest_microbatch = -1;  ///< of the weight gradients of chunks so far
+  int32_t reduce = kMissing, step = kMissing;
+};
+
+/// The plan, indexed. Only for plans whose shape is right.
+struct Tables {
+  explicit Tables(const Plan& the_plan);
+
+  const Plan& plan;
+  std::vector<int> route_of;        ///< by micro-batch
+  std::vector<Copy> copies;         ///< by stage, then rank
+  std::vector<int32_t> first_copy;  ///< of each stage; one more at the end
+  std::vector<int32_t> copy_of;     ///< by route, then stage
+  std::vector<ChunkWork> work;      ///< by stage, then micro-batch; empty with components
+  /// R of each chunk, or by layer its components; likewise, but empty where nothing is recomputed.
+  std::vector<int32_t> again;
+  std::vector<int32_t> parts;           ///< components, likewise, then by layer and operation
+  std::vector<ChunkMessages> messages;  ///< by stage, then micro-batch; empty at level compute
+
+  size_t At(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(plan.microbatches) +
+           static_cast<size_t>(microbatch);
+  }
+  /// Where a component stands in its owner's program.
+  int32_t& Part(Op op, int stage, int layer, int microbatch) {
+    return parts[PartIndex(op, stage, layer, microbatch)];
+  }
+  int32_t Part(Op op, int stage, int layer, int microbatch) const {
+    return parts[PartIndex(op, stage, layer, microbatch)];
+  }
+  /// Where a component of R stands, if anything is recomputed.
+  int32_t& Again(Op op, int stage, int layer, int microbatch) {
+    return again[AgainIndex(op, stage, layer, microbatch)];
+  }
+  int32_t Again(Op op, int stage, int layer, int microbatch) const {
+    return again.empty() ? kMissing : again[AgainIndex(op, stage, layer, microbatch)];
+  }
+  bool Recomputed(int stage, int microbatch) const {
+    if (plan.layers > 0) return Again(Op::ATTN_R, stage, 0, microbatch) != kMissing;
+    return !again.empty() && again[At(stage, microbatch)] != kMissing;
+  }
+  /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
+  int32_t Side(const Instruction& message) const;
+  Copy& CopyFor(int stage, int microbatch) {
+    return copies[static_cast<size_t>(CopyIndex(stage, microbatch))];
+  }
+  /// The rank that runs a stage for a micro-batch.
+  int Owner(int stage, int microbatch) const {
+    return copies[static_cast<size_t>(CopyIndex(stage, microbatch))].rank;
+  }
+  /// Number of the copy of a stage that a micro-batch uses.
+  int32_t CopyIndex(int stage, int microbatch) const {
+    const auto route = static_cast<size_t>(route_of[static_cast<size_t>(microbatch)]);
+    return copy_of[route * static_cast<size_t>(plan.stages) + static_cast<size_t>(stage)];
+  }
+  /// Index of the copy of a stage on a rank; -1 if there is none.
+  int32_t FindCopy(int stage, int rank) const;
+  int Holders(int stage) const {
+    return first_copy[static_cast<size_t>(stage) + 1] - first_copy[static_cast<size_t>(stage)];
+  }
+  const Instruction& InstructionAt(int rank, int index) const {
+    return plan.programs[static_cast<size_t>(rank)][static_cast<size_t>(index)];
+  }
+  /// `12 (F s0 m3)`
+  std::string Place(int rank, int index) const;
+
+ private:
+  size_t AgainIndex(Op op, int stage, int layer, int microbatch) const {
+    return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
+               kAgainCount +
+           static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_R);
+  }
+  size_t PartIndex(Op op, int stage, int layer, int microbatch) const {
+    return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
+               kPartCount +
+           static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_F);
+  }
+};
+
+/// What an instruction needs of its own rank, by index: negative where it is missing.
+struct Inputs {
+  std::array<int32_t, 3> at{};
+  int count = 0;
+
+  void Add(int32_t index) { at[static_cast<size_t>(count++)] = index; }
+};
+/// Nothing for instructions on the wrong rank.
+Inputs InputsOf(const Tables& tables, int rank, const Instruction& i);
+
+/// An instruction that cannot go on before another rank does.
+struct Wait {
+  int rank;
+  int index;
+  int on_rank;
+};
+
+inline size_t MessageKind(Op message) {
+  return static_cast<size_t>(message) - static_cast<size_t>(Op::SEND_F);
+}
+inline bool IsMessage(Op op) { return op >= Op::SEND_F && op <= Op::RECV_B; }
+inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
+/// The stage at the other end of a message; may be -1 or the number of stages.
+inline int OtherStage(const Instruction& message) {
+  return message.stage + (message.op == Op::SEND_F || message.op == Op::RECV_B ? 1 : -1);
+}
+inline bool IsComponent(Op op) {
+  return (op >= Op::ATTN_F && op <= Op::COMBINE_B) || (IsRecompute(op) && op != Op::R);
+}
+/// Where the other end of this message stands in the peer's program; negative if it has none.
+int32_t Partner(const Tables& tables, int rank, int32_t index);
+
+// The checks. Those of one level run in this order; each needs the tables that the ones before
+// fill.
+
+/// "shape"
+void CheckShape(const Plan& plan, Findings* findings);
+/// "level"; false if the plan as a whole contradicts it and nothing more can be said.
+bool CheckLevel(const Plan& plan, Findings* findings);
+/// "owner" "complete" "order" "weight-order"; fills work and copies.
+void CheckCompute(Tables* tables, Findings* findings);
+/// The same of a plan with components; fills parts and copies.
+void CheckComponents(Tables* tables, Findings* findings);
+/// "message" "producer" "consumer" "group" "reduce" "step"; fills messages and copies.
+void CheckComm(Tables* tables, Findings* findings);
+/// "deadlock" by pure data flow: a rank waits for what another rank has not computed.
+void CheckDataFlow(const Tables& tables, Findings* findings);
+/// "deadlock" by rendezvous: a rank waits at each message and reduction for the other side.
+void CheckRendezvous(const Tables& tables, Findings* findings);
+/// "lane" "event"
+void CheckLanes(const Tables& tables, Findings* findings);
+/// "slot" "sharing"; of programs without findings.
+void CheckSlots(const Tables& tables, Findings* findings);
+
+}  // namespace contraflow::check

@@ -1,0 +1,292 @@
+// Does the plan run to its end? Both checks execute it: each rank goes on until it must wait for
+// another, and is taken up again when that one has come as far. What a rank waits for never depends
+// on who is faster, so one execution stands for all.
+//
+// The rendezvous execution has one list a rank, compute and messages in program order, while
+// DESIGN section 3 has an in-order communication queue beside the compute lane. The two get stuck
+// alike. Compute never waits in the list, so a cycle of waits there is made of messages and
+// reductions only, each behind another one of its rank: the queue has the same cycle. The other way
+// round, the completion order of a list that ends respects the queue, the lane, every producer
+// before its SEND and every RECV before its consumer (checks "producer" and "consumer"): it is an
+// execution of queue and lane too.
+//
+// Data-parallel replicas add nothing: messages stay within a replica, and a cycle of waits through
+// REDUCEs of several replicas, with the replica left out, is a cycle of waits of one.
+
+#include <algorithm>
+#include <tuple>
+
+#include "compiler/plan/error.h"
+#include "compiler/verify/checks.h"
+#include "compiler/verify/graph.h"
+
+namespace contraflow::check {
+namespace {
+
+/// Names a shortest cycle of waits.
+void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findings) {
+  if (waits.empty()) return;
+  const auto ranks = static_cast<size_t>(tables.plan.ranks);
+  const auto key = [](const Wait& wait) { return std::tie(wait.rank, wait.on_rank, wait.index); };
+  std::sort(waits.begin(), waits.end(),
+            [&](const Wait& a, const Wait& b) { return key(a) < key(b); });
+  const auto keep_first = [&](const auto& same) {
+    waits.erase(std::unique(waits.begin(), waits.end(), same), waits.end());
+  };
+  keep_first(
+      [](const Wait& a, const Wait& b) { return a.rank == b.rank && a.on_rank == b.on_rank; });
+  // The search takes ranks x waits. A plan so wrong that this is much keeps one wait a rank: every
+  // waiting rank waits for a waiting one, so there still is a cycle.
+  if (ranks * waits.size() > size_t{1} << 28) {
+    keep_first([](const Wait& a, const Wait& b) { return a.rank == b.rank; });
+  }
+  Digraph graph{.size = tables.plan.ranks, .edges = {}};
+  for (const Wait& wait : waits) graph.edges.push_back({wait.rank, wait.on_rank});
+  const std::vector<int> cycle = ShortestCycle(graph);
+  CF_ASSERT(!cycle.empty());
+  std::string message;
+  int first_index = -1;
+  bool messages_only = true;
+  for (size_t k = 0; k < cycle.size(); ++k) {
+    const int rank = cycle[k], on = cycle[(k + 1) % cycle.size()];
+    const auto wait = std::find_if(waits.begin(), waits.end(), [&](const Wait& w) {
+      return w.rank == rank && w.on_rank == on;
+    });
+    if (k == 0) {
+      first_index = wait->index;
+      message = "rank " + std::to_string(rank) + " waits";
+    } else {
+      message += ", which waits";
+    }
+    message += " at " + tables.Place(rank, wait->index) + " for rank " + std::to_string(on);
+    messages_only &= IsMessage(tables.InstructionAt(rank, wait->index).op);
+  }
+  message += "; change the order on one of them";
+  if (messages_only) message += ", or make the exchange one group on both sides";
+  findings->Add(Check::kDeadlock, cycle[0], first_index, message);
+}
+
+/// Ranks that can go on.
+class ReadyRanks {
+ public:
+  explicit ReadyRanks(int ranks) {
+    for (int r = ranks - 1; r >= 0; --r) ranks_.push_back(r);
+  }
+  bool empty() const { return ranks_.empty(); }
+  void Push(int rank) { ranks_.push_back(rank); }
+  int Pop() {
+    const int rank = ranks_.back();
+    ranks_.pop_back();
+    return rank;
+  }
+
+ private:
+  std::vector<int> ranks_;
+};
+
+class DataFlow {
+ public:
+  DataFlow(const Tables& tables, Findings* findings)
+      : tables_(tables),
+        plan_(tables.plan),
+        findings_(findings),
+        next_(static_cast<size_t>(plan_.ranks), 0),
+        ready_(plan_.ranks) {}
+
+  void Run() {
+    while (!ready_.empty()) Walk(ready_.Pop());
+    std::vector<Wait> waits;
+    for (int r = 0; r < plan_.ranks; ++r) {
+      const auto at = static_cast<size_t>(next_[static_cast<size_t>(r)]);
+      const Program& program = plan_.programs[static_cast<size_t>(r)];
+      if (at < program.size()) CanRun(r, program[at], &waits);
+    }
+    ReportCycle(tables_, std::move(waits), findings_);
+  }
+
+ private:
+  void Walk(int rank) {
+    const Program& program = plan_.programs[static_cast<size_t>(rank)];
+    int32_t& next = next_[static_cast<size_t>(rank)];
+    for (; static_cast<size_t>(next) < program.size(); ++next) {
+      if (!CanRun(rank, program[static_cast<size_t>(next)], nullptr)) return;
+      WakeConsumers(rank, program[static_cast<size_t>(next)]);
+    }
+  }
+
+  /// False if an input comes from another rank that has not made it; notes for which one.
+  bool CanRun(int rank, const Instruction& i, std::vector<Wait>* waits) const {
+    bool can = true;
+    const auto need = [&](int stage, int m, int32_t ChunkWork::*part) {
+      const int producer = tables_.Owner(stage, m);
+      const int32_t at = tables_.work[tables_.At(stage, m)].*part;
+      // What is missing or stands too late on this rank is the business of other checks.
+      if (producer == rank || at < next_[static_cast<size_t>(producer)]) return;
+      can = false;
+      if (waits != nullptr) waits->push_back({rank, next_[static_cast<size_t>(rank)], producer});
+    };
+    // Work on the wrong rank, or done again, is the business of other checks too: nobody would wake
+    // it, so it waits for nothing.
+    const auto placed = [&](int stage, int m, int32_t ChunkWork::*part) {
+      return tables_.Owner(stage, m) == rank &&
+             tables_.work[tables_.At(stage, m)].*part == next_[static_cast<size_t>(rank)];
+    };
+    if (HasForward(i.op) && i.stage > 0 && placed(i.stage, i.microbatch, &ChunkWork::f)) {
+      need(i.stage - 1, i.microbatch, &ChunkWork::f);
+    }
+    const int back = BackStage(i), back_m = BackMicrobatch(i);
+    if (HasBackward(i.op) && back + 1 < plan_.stages && placed(back, back_m, &ChunkWork::b)) {
+      need(back + 1, back_m, &ChunkWork::b);
+    }
+    return can;
+  }
+
+  void WakeConsumers(int rank, const Instruction& i) {
+    const auto wake = [&](int stage, int m, int32_t ChunkWork::*part) {
+      const int consumer = tables_.Owner(stage, m);
+      const int32_t at = tables_.work[tables_.At(stage, m)].*part;
+      if (consumer != rank && at == next_[static_cast<size_t>(consumer)]) ready_.Push(consumer);
+    };
+    if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
+      wake(i.stage + 1, i.microbatch, &ChunkWork::f);
+    }
+    if (HasBackward(i.op) && BackStage(i) > 0) {
+      wake(BackStage(i) - 1, BackMicrobatch(i), &ChunkWork::b);
+    }
+  }
+
+  const Tables& tables_;
+  const Plan& plan_;
+  Findings* findings_;
+  std::vector<int32_t> next_;  // the instruction each rank is at
+  ReadyRanks ready_;
+};
+
+class Rendezvous {
+ public:
+  Rendezvous(const Tables& tables, Findings* findings)
+      : tables_(tables),
+        plan_(tables.plan),
+        findings_(findings),
+        ranks_(static_cast<size_t>(plan_.ranks)),
+        arrived_(static_cast<size_t>(plan_.stages), 0),
+        awaited_(static_cast<size_t>(plan_.stages), 0),
+        ready_(plan_.ranks) {
+    // A holder without its REDUCE is the business of another check; nobody waits for it here.
+    for (const Copy& copy : tables.copies) {
+      if (copy.reduce >= 0) ++awaited_[static_cast<size_t>(copy.stage)];
+    }
+  }
+
+  void Run() {
+    while (!ready_.empty()) Walk(ready_.Pop());
+    std::vector<Wait> waits;
+    for (int r = 0; r < plan_.ranks; ++r) AddWaits(r, &waits);
+    ReportCycle(tables_, std::move(waits), findings_);
+  }
+
+ private:
+  /// A rank stands at [begin, end): a message, a group or a REDUCE that it has posted.
+  struct State {
+    int32_t begin = 0, end = 0;
+    int32_t open = 0;  // how much of it the other side has not posted yet
+  };
+
+  void Walk(int rank) {
+    const Program& program = plan_.programs[static_cast<size_t>(rank)];
+    State& state = ranks_[static_cast<size_t>(rank)];
+    while (state.open == 0) {
+      state.begin = state.end;
+      if (static_cast<size_t>(state.begin) == program.size()) return;
+      const Instruction& i = program[static_cast<size_t>(state.begin)];
+      ++state.end;
+      if (IsMessage(i.op)) {
+        while (i.group >= 0 && static_cast<size_t>(state.end) < program.size() &&
+               program[static_cast<size_t>(state.end)].group == i.group &&
+               IsMessage(program[static_cast<size_t>(state.end)].op)) {
+          ++state.end;
+        }
+        for (int32_t at = state.begin; at < state.end; ++at) Post(rank, at);
+      } else if (i.op == Op::REDUCE) {
+        Arrive(rank, i.stage);
+      }
+    }
+  }
+
+  /// A message meets its other side if that is posted; else the other side will find this one.
+  void Post(int rank, int32_t at) {
+    // Messages without another side are the business of other checks and pass.
+    const int32_t partner = Partner(tables_, rank, at);
+    if (partner < 0) return;
+    const int peer = tables_.InstructionAt(rank, at).peer;
+    State& other = ranks_[static_cast<size_t>(peer)];
+    if (partner < other.begin || partner >= other.end) {
+      ++ranks_[static_cast<size_t>(rank)].open;
+    } else if (--other.open == 0) {
+      ready_.Push(peer);
+    }
+  }
+
+  void Arrive(int rank, int stage) {
+    const auto s = static_cast<size_t>(stage);
+    State& state = ranks_[static_cast<size_t>(rank)];
+    if (!IsReduceOf(rank, stage, state.begin)) return;
+    ++state.open;
+    if (++arrived_[s] < awaited_[s]) return;
+    for (int32_t c = tables_.first_copy[s]; c < tables_.first_copy[s + 1]; ++c) {
+      const Copy& copy = tables_.copies[static_cast<size_t>(c)];
+      if (copy.reduce < 0) continue;
+      ranks_[static_cast<size_t>(copy.rank)].open = 0;
+      if (copy.rank != rank) ready_.Push(copy.rank);
+    }
+  }
+
+  bool IsReduceOf(int rank, int stage, int32_t at) const {
+    const int32_t copy = tables_.FindCopy(stage, rank);
+    return copy >= 0 && tables_.copies[static_cast<size_t>(copy)].reduce == at;
+  }
+
+  void AddWaits(int rank, std::vector<Wait>* waits) const {
+    const State& state = ranks_[static_cast<size_t>(rank)];
+    if (state.open == 0) return;
+    const Instruction& i = tables_.InstructionAt(rank, state.begin);
+    if (i.op == Op::REDUCE) return AddReduceWaits(rank, i.stage, waits);
+    for (int32_t at = state.begin; at < state.end; ++at) {
+      const int32_t partner = Partner(tables_, rank, at);
+      const int peer = tables_.InstructionAt(rank, at).peer;
+      if (partner >= ranks_[static_cast<size_t>(peer)].end) waits->push_back({rank, at, peer});
+    }
+  }
+
+  void AddReduceWaits(int rank, int stage, std::vector<Wait>* waits) const {
+    const auto s = static_cast<size_t>(stage);
+    for (int32_t c = tables_.first_copy[s]; c < tables_.first_copy[s + 1]; ++c) {
+      const Copy& copy = tables_.copies[static_cast<size_t>(c)];
+      const State& other = ranks_[static_cast<size_t>(copy.rank)];
+      if (copy.reduce >= other.end) {
+        waits->push_back({rank, ranks_[static_cast<size_t>(rank)].begin, copy.rank});
+        if (waits->size() > kEnoughWaits) return;
+      }
+    }
+  }
+
+  // Thousands of ranks at reductions of thousands of holders: the first few million waits do.
+  static constexpr size_t kEnoughWaits = size_t{1} << 22;
+
+  const Tables& tables_;
+  const Plan& plan_;
+  Findings* findings_;
+  std::vector<State> ranks_;
+  std::vector<int32_t> arrived_, awaited_;  // holders of each stage at their REDUCE
+  ReadyRanks ready_;
+};
+
+}  // namespace
+
+void CheckDataFlow(const Tables& tables, Findings* findings) { DataFlow(tables, findings).Run(); }
+
+void CheckRendezvous(const Tables& tables, Findings* findings) {
+  Rendezvous(tables, findings).Run();
+}
+
+}  // namespace contraflow::check

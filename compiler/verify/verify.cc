@@ -1,0 +1,102 @@
+#include "compiler/verify/verify.h"
+
+#include <algorithm>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/verify/checks.h"
+
+namespace contraflow {
+namespace check {
+namespace {
+
+constexpr std::string_view kNames[] = {"shape",        "level",   "owner",    "complete", "order",
+                                       "weight-order", "message", "producer", "consumer", "group",
+                                       "reduce",       "step",    "deadlock", "lane",     "event",
+                                       "slot",         "sharing"};
+static_assert(std::size(kNames) == kCheckCount);
+
+}  // namespace
+
+void Findings::Add(Check check, int rank, int index, std::string message) {
+  const auto at = static_cast<size_t>(check);
+  ++total_;
+  if (++count_[at] > kMaxListed) return;
+  listed_[at].push_back({std::string(kNames[at]), rank, index, std::move(message)});
+}
+
+std::vector<Finding> Findings::Take() {
+  std::vector<Finding> result;
+  for (size_t at = 0; at < kCheckCount; ++at) {
+    std::stable_sort(listed_[at].begin(), listed_[at].end(), [](const auto& a, const auto& b) {
+      return std::tie(a.rank, a.index) < std::tie(b.rank, b.index);
+    });
+    std::move(listed_[at].begin(), listed_[at].end(), std::back_inserter(result));
+    if (count_[at] > kMaxListed) {
+      result.push_back({std::string(kNames[at]), -1, -1,
+                        "and " + std::to_string(count_[at] - kMaxListed) +
+                            " more of this check; mend these first"});
+    }
+  }
+  return result;
+}
+
+}  // namespace check
+
+std::vector<Finding> Verify(const Plan& plan) {
+  using check::Check;
+  check::Findings findings;
+  check::CheckShape(plan, &findings);
+  if (!findings.empty()) return findings.Take();
+  if (!check::CheckLevel(plan, &findings)) return findings.Take();
+  // A few bytes of JSON can claim 2^27 chunks. What has far fewer instructions than that takes is
+  // incomplete; no table is made to say which are missing.
+  const int64_t chunks = int64_t{plan.stages} * plan.microbatches;
+  const int64_t needed = chunks * (plan.layers > 0 ? plan.layers * check::kPartCount : 1);
+  const int64_t instructions = InstructionCount(plan);
+  if (needed > instructions + (int64_t{1} << 20)) {
+    findings.Add(Check::kComplete, -1, -1,
+                 "the programs have " + std::to_string(instructions) + " instructions, but " +
+                     std::to_string(plan.stages) + " stages x " +
+                     std::to_string(plan.microbatches) + " micro-batches" +
+                     (plan.layers > 0 ? " x " + std::to_string(plan.layers) + " layers" : "") +
+                     " need at least " + std::to_string(needed));
+    return findings.Take();
+  }
+  check::Tables tables(plan);
+  if (plan.layers > 0) {
+    check::CheckComponents(&tables, &findings);
+  } else {
+    check::CheckCompute(&tables, &findings);
+  }
+  if (plan.level == Level::kCompute) {
+    check::CheckDataFlow(tables, &findings);
+    return findings.Take();
+  }
+  check::CheckComm(&tables, &findings);
+  check::CheckRendezvous(tables, &findings);
+  if (plan.level > Level::kComm) check::CheckLanes(tables, &findings);
+  // Which values there are, and how long each lives, follows from the programs.
+  if (plan.level == Level::kBuffer && findings.empty()) check::CheckSlots(tables, &findings);
+  return findings.Take();
+}
+
+std::string ToString(const Finding& finding, const Plan& plan) {
+  if (finding.rank < 0) return finding.message;
+  std::string place = "rank " + std::to_string(finding.rank);
+  if (finding.index >= 0) {
+    place += ", instruction " + std::to_string(finding.index);
+    // Most messages begin with the instruction; the others get it from here, unless it is so wrong
+    // that it has no text.
+    const Instruction& i =
+        plan.programs[static_cast<size_t>(finding.rank)][static_cast<size_t>(finding.index)];
+    if (finding.check != "shape" && finding.message.rfind(ToString(i), 0) != 0) {
+      place += " (" + ToString(i) + ")";
+    }
+  }
+  return place + ": " + finding.message;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// One violation. Checks: "shape" "level" "owner" "complete" "order" "weight-order" "message"
+/// "producer" "consumer" "group" "reduce" "step" "deadlock"; where instructions have lanes "lane"
+/// "event"; of buffers "slot" "sharing".
+struct Finding {
+  std::string check;
+  int rank = -1;   ///< -1: the plan as a whole
+  int index = -1;  ///< instruction of that rank, -1: the program as a whole
+  std::string message;
+
+  bool operator==(const Finding&) const = default;
+};
+
+/// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order: by
+/// check, rank and index. Empty means proven: complete, in order, messages matched, and free of
+/// deadlock under the strictest semantics (one in-order communication queue a rank, every operation
+/// a rendezvous without buffering, groups atomic), hence under any NCCL or MPI buffering. A
+/// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
+/// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
+/// however wrong. A group is posted as a whole, and its queue goes on when all of it has been met.
+/// Linear in the instructions. Shares no code with the passes: includes plan and
+/// graph only.
+std::vector<Finding> Verify(const Plan& plan);
+
+/// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the
+/// message does not begin with it.
+std::string ToString(const Finding& finding, const Plan& plan);
+
+}  // namespace contraflow

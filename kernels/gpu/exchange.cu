@@ -1,0 +1,228 @@
+#include <string>
+
+#include "kernels/gpu/exchange.h"
+#include "kernels/gpu/router.h"
+#include "kernels/gpu/scan.h"
+#include "kernels/gpu/warp_rows.h"
+
+namespace contraflow::gpu {
+namespace {
+
+constexpr int kCopyThreads = 512;
+constexpr int kCountThreads = 256;
+
+unsigned BlocksForCopy(size_t threads, int ctas) {
+  const size_t blocks = (threads + kCopyThreads - 1) / kCopyThreads;
+  return static_cast<unsigned>(std::clamp<size_t>(blocks, 1, static_cast<size_t>(ctas)));
+}
+
+/// A block copies one stretch after the other; of each a thread has several vectors under way.
+__global__ void __launch_bounds__(kCopyThreads)
+    CopyKernel(const unsigned char* from, unsigned char* to, size_t bytes) {
+  constexpr int kUnderWay = 8;
+  constexpr size_t kVector = sizeof(uint4), kStep = kVector * kCopyThreads;
+  const size_t vectors_end = bytes / kVector * kVector;
+  const size_t stretch = kStep * kUnderWay;
+  for (size_t begin = blockIdx.x * stretch; begin < vectors_end; begin += gridDim.x * stretch) {
+    const size_t first = begin + threadIdx.x * kVector;
+    uint4 held[kUnderWay] = {};
+    CF_UNROLL
+    for (int i = 0; i < kUnderWay; ++i) {
+      const size_t at = first + static_cast<size_t>(i) * kStep;
+      if (at < vectors_end) held[i] = Load16(from + at);
+    }
+    CF_UNROLL
+    for (int i = 0; i < kUnderWay; ++i) {
+      const size_t at = first + static_cast<size_t>(i) * kStep;
+      if (at < vectors_end) Store16(to + at, held[i]);
+    }
+  }
+  const size_t left = vectors_end + threadIdx.x;
+  if (blockIdx.x == 0 && left < bytes) to[left] = from[left];
+}
+
+/// N values a thread at a time.
+template <int N>
+__global__ void __launch_bounds__(kCopyThreads)
+    SumKernel(const __grid_constant__ SumParts parts, size_t n) {
+  const size_t step = size_t{gridDim.x} * kCopyThreads * N;
+  for (size_t i = (size_t{blockIdx.x} * kCopyThreads + threadIdx.x) * N; i < n; i += step) {
+    Floats<N> sum = LoadFloats<N>(parts.part[0] + i);
+    for (int p = 1; p < parts.count; ++p) {
+      const Floats<N> more = LoadFloats<N>(parts.part[p] + i);
+      CF_UNROLL
+      for (int j = 0; j < N; ++j) sum.at[j] += more.at[j];
+    }
+    for (int p = 0; p < parts.count; ++p) StoreFloats<N>(parts.part[p] + i, sum);
+  }
+}
+
+__host__ __device__ int OwnersOf(const ExchangePeers& peers) {
+  return peers.owners > 0 ? peers.owners : peers.members;
+}
+
+/// One block. Cuts what it has counted at most_rows, so that whoever reads the counts stays inside.
+__global__ void __launch_bounds__(kCountThreads)
+    CountKernel(const __grid_constant__ ExchangePeers peers, int self, int capacity, int most_rows,
+                int32_t* first, int32_t* received, int32_t* overflow) {
+  constexpr int kPerThread = kMaxExperts / kCountThreads;
+  const int thread = ThreadIndex(), experts = peers.local_experts;
+  const auto count = [&](int member, int local) {
+    if (capacity > 0) return capacity;
+    const int32_t* const sent = peers.peer[member].sent + self * experts + local;
+    return sent[1] - sent[0];
+  };
+  int rows = 0;
+  for (int i = 0; i < kPerThread; ++i) {
+    const int local = thread * kPerThread + i;
+    for (int m = 0; m < peers.members && local < experts; ++m) rows += count(m, local);
+  }
+  int begin = ScanBlock(rows);
+  for (int i = 0; i < kPerThread; ++i) {
+    const int local = thread * kPerThread + i;
+    if (local < experts) first[local] = min(begin, most_rows);
+    for (int m = 0; m < peers.members && local < experts; ++m) {
+      const int end = begin + count(m, local);
+      received[m * experts + local] = min(end, most_rows) - min(begin, most_rows);
+      begin = end;
+    }
+  }
+  if (thread != kCountThreads - 1) return;
+  first[experts] = min(begin, most_rows);
+  if (begin > most_rows && overflow != nullptr) *overflow = 1;
+}
+
+/// What the lane `member` of a warp knows of the rows of one expert.
+struct MemberPart {
+  int begin;  ///< those of members before
+  int count;
+};
+__device__ MemberPart PartOfLane(const int32_t* received, int members, int experts, int local) {
+  const int count = Lane() < members ? received[Lane() * experts + local] : 0;
+  return {ScanWarp(count) - count, count};
+}
+
+template <int N>
+__global__ void __launch_bounds__(kCopyThreads)
+    ToExpertsKernel(const __grid_constant__ ExchangePeers peers, int self, int width, int most_rows,
+                    const int32_t* first, const int32_t* received) {
+  const int experts = peers.local_experts;
+  const int rows = min(first[experts], most_rows);
+  for (int row = WarpInGrid(); row < rows; row += WarpsOfGrid()) {
+    const int local = CountUpTo(first, experts, row) - 1;
+    const int in_expert = row - first[local];
+    const MemberPart part = PartOfLane(received, peers.members, experts, local);
+    // The first whose rows do not end before this one.
+    const bool here = in_expert < part.begin + part.count;
+    const int member = __ffs(static_cast<int>(__ballot_sync(~0u, here))) - 1;
+    const int in_part = in_expert - __shfl_sync(~0u, part.begin, member);
+    const ExchangePeer& from = peers.peer[member];
+    const int source = from.sent[self * experts + local] + in_part;
+    CopyRow<N>(Row(from.tokens, source, width), Row(peers.peer[self].experts, row, width), width);
+  }
+}
+
+template <int N>
+__global__ void __launch_bounds__(kCopyThreads)
+    ToTokensKernel(const __grid_constant__ ExchangePeers peers, int self, int width,
+                   int sent_rows) {
+  const int32_t* const sent = peers.peer[self].sent;
+  const int experts = peers.local_experts, all = experts * OwnersOf(peers);
+  const int rows = min(sent[all], sent_rows);
+  for (int row = WarpInGrid(); row < rows; row += WarpsOfGrid()) {
+    const int expert = CountUpTo(sent, all, row) - 1;
+    const ExchangePeer& from = peers.peer[expert / experts];
+    const int local = expert % experts;
+    const MemberPart part = PartOfLane(from.received, peers.members, experts, local);
+    const int in_part = row - sent[expert];
+    const int begin = from.first[local] + __shfl_sync(~0u, part.begin, self);
+    Bf16* const to = Row(peers.peer[self].tokens, row, width);
+    if (in_part < __shfl_sync(~0u, part.count, self)) {
+      CopyRow<N>(Row(from.experts, begin + in_part, width), to, width);
+    } else {
+      ZeroRow<N>(to, width);
+    }
+  }
+}
+
+/// Whether rows can be moved in vectors.
+bool Wide(const ExchangePeers& peers, int width) {
+  bool aligned = width % kWide == 0;
+  for (int m = 0; m < peers.members; ++m) {
+    aligned = aligned && Aligned(peers.peer[m].tokens, peers.peer[m].experts);
+  }
+  return aligned;
+}
+
+void CheckPeers(const char* name, const ExchangePeers& peers, int self) {
+  if (peers.members >= 1 && peers.members <= kMaxPeers && self >= 0 && self < peers.members &&
+      peers.owners >= 0 && peers.owners <= peers.members && peers.local_experts >= 1 &&
+      peers.local_experts <= kMaxExperts / OwnersOf(peers)) {
+    return;
+  }
+  throw GpuError(std::string(name) + ": member " + std::to_string(self) + " of " +
+                 std::to_string(peers.members) + ", " + std::to_string(peers.local_experts) +
+                 " experts each; at most " + std::to_string(kMaxPeers) + " members and " +
+                 std::to_string(kMaxExperts) + " experts in all are possible");
+}
+
+void CheckCtas(const char* name, int ctas) {
+  if (ctas < 1)
+    throw GpuError(std::string(name) + ": " + std::to_string(ctas) + " CTAs; at least 1");
+}
+
+}  // namespace
+
+void LinkCopy(Stream stream, const void* from, void* to, size_t bytes, int ctas) {
+  CheckCtas("LinkCopy", ctas);
+  if (bytes == 0) return;
+  Launch("LinkCopy", stream, BlocksForCopy(bytes / sizeof(uint4), ctas), kCopyThreads, 0,
+         CopyKernel, static_cast<const unsigned char*>(from), static_cast<unsigned char*>(to),
+         bytes);
+}
+
+void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
+  CheckCtas("OrderedSum", ctas);
+  if (parts.count < 0 || parts.count > kMaxPeers) {
+    throw GpuError("OrderedSum: " + std::to_string(parts.count) + " parts; at most " +
+                   std::to_string(kMaxPeers) + " are possible");
+  }
+  if (n == 0 || parts.count <= 1) return;
+  bool wide = n % 4 == 0;
+  for (int p = 0; p < parts.count; ++p) wide = wide && Aligned(parts.part[p]);
+  Launch("OrderedSum", stream, BlocksForCopy(wide ? n / 4 : n, ctas), kCopyThreads, 0,
+         wide ? &SumKernel<4> : &SumKernel<1>, parts, n);
+}
+
+void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
+                   int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas) {
+  const char* const name = "PullToExperts";
+  CheckPeers(name, peers, self);
+  CheckCtas(name, ctas);
+  if (self >= OwnersOf(peers)) {
+    throw GpuError(std::string(name) + ": member " + std::to_string(self) + " owns no experts");
+  }
+  const ExchangePeer& mine = peers.peer[self];
+  if (first != nullptr) {
+    Launch("PullToExperts count", stream, 1, kCountThreads, 0, CountKernel, peers, self, capacity,
+           most_rows, first, received, overflow);
+  }
+  if (most_rows == 0) return;
+  Launch(name, stream, BlocksForCopy(size_t{kWarp} * static_cast<size_t>(most_rows), ctas),
+         kCopyThreads, 0, Wide(peers, width) ? &ToExpertsKernel<kWide> : &ToExpertsKernel<1>, peers,
+         self, width, most_rows, first != nullptr ? first : mine.first,
+         first != nullptr ? received : mine.received);
+}
+
+void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width, int sent_rows,
+                  int ctas) {
+  CheckPeers("PullToTokens", peers, self);
+  CheckCtas("PullToTokens", ctas);
+  if (sent_rows == 0) return;
+  Launch("PullToTokens", stream,
+         BlocksForCopy(size_t{kWarp} * static_cast<size_t>(sent_rows), ctas), kCopyThreads, 0,
+         Wide(peers, width) ? &ToTokensKernel<kWide> : &ToTokensKernel<1>, peers, self, width,
+         sent_rows);
+}
+
+}  // namespace contraflow::gpu

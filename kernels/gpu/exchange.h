@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gpu/stream.h"
+#include "kernels/host/bf16.h"
+
+namespace contraflow::gpu {
+
+/// Most devices whose memory one kernel reads.
+inline constexpr int kMaxPeers = 16;
+
+/// A link between neighbours that share an address space: to[bytes] = from[bytes] by at most `ctas`
+/// blocks, which is what bounds its bandwidth and the SMs it takes. Both are 16-aligned.
+void LinkCopy(Stream stream, const void* from, void* to, size_t bytes, int ctas);
+
+/// Buffers of several devices.
+struct SumParts {
+  float* part[kMaxPeers];
+  int count;
+};
+/// Every part becomes their sum, added element by element in the order of the parts: all get the
+/// same bits.
+void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas);
+
+/// What one member of an expert group shows to the others. Counts as in runtime/views.h: sent is
+/// [experts + 1], first [local_experts + 1], received [members x local_experts].
+struct ExchangePeer {
+  const int32_t* sent;      ///< where the rows it sends to each expert begin, in `tokens`
+  Bf16* tokens;             ///< its rows, by expert then token
+  const int32_t* first;     ///< where the rows of each of its experts begin, in `experts`
+  const int32_t* received;  ///< how many of them are each member's
+  Bf16* experts;            ///< its experts' rows, by expert, then member, then token
+};
+struct ExchangePeers {
+  ExchangePeer peer[kMaxPeers];
+  int members;        ///< of the group
+  int local_experts;  ///< of each member that owns some
+  int owners = 0;     ///< only the first so many members own experts; 0: all
+};
+
+/// DISPATCH_F and COMBINE_B of the member `self`, which owns experts [self * local_experts, ...):
+/// it pulls their rows out of every member's tokens. With `first` and `received` not null it makes
+/// those of itself too (DISPATCH_F); else it reads what its peer entry points at. Rows beyond
+/// most_rows are never written; *overflow = 1 if there would be some, and `first` and `received`
+/// leave them out, so that whoever goes by them stays inside. A part is `rows` * width values;
+/// counts stay on the device. With a `capacity` rows are as kernels/permutation.h has them: every
+/// part has that many.
+void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
+                   int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas);
+
+/// COMBINE_F and DISPATCH_B of the member `self`: it pulls the rows of its tokens, sent_rows at
+/// most, out of their experts' owners, in the order in which it sent them. Those that had found no
+/// room there become 0.
+void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width, int sent_rows,
+                  int ctas);
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,250 @@
+#pragma once
+
+// What becomes of the accumulators of a tile of a grouped product; part of grouped_gemm.h. Each
+// kind is called by the consumers with a thread's accumulators, and its Prefetch before by one warp
+// with the first row of the tile, so that what it reads is in L2 when the sums are done.
+
+#include "kernels/gpu/hopper.h"
+
+namespace contraflow::gpu {
+
+/// Where a warp's part of a tile lies in the result, and where the result of its expert ends.
+struct TilePlace {
+  int expert;
+  int row;       ///< of the accumulators 0 and 1 of this thread
+  int rows_end;  ///< rows at and beyond are not to be touched
+  int column;    ///< of the tile
+};
+
+inline constexpr int kTileRows = 128, kTileColumns = 256;
+
+/// Prefetches what lies in the tile of a matrix of rows of `width`, of which `columns` count.
+template <typename T>
+__device__ void PrefetchTile(const T* matrix, int width, int columns, const TilePlace& at) {
+  constexpr int kLine = 128 / sizeof(T), kLines = kTileColumns / kLine;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int i = lane; i < kTileRows * kLines; i += kWarp) {
+    const int row = at.row + i / kLines, column = at.column + i % kLines * kLine;
+    if (row < at.rows_end && column < columns) {
+      PrefetchLine(matrix + static_cast<int64_t>(row) * width + column);
+    }
+  }
+}
+
+/// Lane `lane % 4` of each four gets the values that all four have in its place: v[i] becomes lane
+/// i's v[lane % 4]. What lies in columns 2 (lane % 4) of four blocks of 8 columns so becomes 8
+/// columns of the block lane % 4: 16 bytes of bf16 at once.
+__device__ inline void TransposeQuad(uint32_t (&v)[4]) {
+  const unsigned lane = threadIdx.x % kWarp;
+  CF_UNROLL
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (lane & static_cast<unsigned>(step)) != 0;
+    CF_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? v[i] : v[i + step], step);
+      (upper ? v[i] : v[i + step]) = got;
+    }
+  }
+}
+
+__device__ inline void StoreEight(Bf16* to, const uint32_t (&v)[4]) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+__device__ inline float LowFloat(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
+__device__ inline float HighFloat(uint32_t pair) {
+  return std::bit_cast<float>(pair & 0xffff0000u);
+}
+
+/// out[rows x columns] in bf16.
+struct StoreRows {
+  Bf16* out;
+  int columns;
+
+  __device__ void Prefetch(const TilePlace&) const {}
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    CF_UNROLL
+    for (int i = 0; i < kAccumulators / 16; ++i) {
+      CF_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        uint32_t v[4];
+        CF_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const int from = 16 * i + 4 * j + 2 * h;
+          v[j] = PackBf16(sums[from], sums[from + 1]);
+        }
+        TransposeQuad(v);
+        const int row = at.row + 8 * h, column = at.column + 32 * i + 8 * quad;
+        if (row < at.rows_end && column < columns) {
+          StoreEight(out + static_cast<int64_t>(row) * columns + column, v);
+        }
+      }
+    }
+  }
+};
+
+/// The left half of a tile are columns of gate, the right half the same columns of up:
+/// gate_up[rows x 2 * inner], and hidden[rows x inner] = silu(gate) * up of what is stored.
+struct StoreSwiglu {
+  Bf16* gate_up;
+  Bf16* hidden;
+  int inner;
+
+  __device__ void Prefetch(const TilePlace&) const {}
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+    constexpr int kHalf = kAccumulators / 2;
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    CF_UNROLL
+    for (int i = 0; i < kHalf / 16; ++i) {
+      CF_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        uint32_t gate[4], up[4], product[4];
+        CF_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const int from = 16 * i + 4 * j + 2 * h;
+          gate[j] = PackBf16(sums[from], sums[from + 1]);
+          up[j] = PackBf16(sums[kHalf + from], sums[kHalf + from + 1]);
+          const float g0 = LowFloat(gate[j]), g1 = HighFloat(gate[j]);
+          product[j] =
+              PackBf16(g0 * Sigmoid(g0) * LowFloat(up[j]), g1 * Sigmoid(g1) * HighFloat(up[j]));
+        }
+        TransposeQuad(gate);
+        TransposeQuad(up);
+        TransposeQuad(product);
+        const int row = at.row + 8 * h, column = at.column + 32 * i + 8 * quad;
+        if (row < at.rows_end && column < inner) {
+          Bf16* const to = gate_up + static_cast<int64_t>(row) * 2 * inner + column;
+          StoreEight(to, gate);
+          StoreEight(to + inner, up);
+          StoreEight(hidden + static_cast<int64_t>(row) * inner + column, product);
+        }
+      }
+    }
+  }
+};
+
+/// The sums are the gradient of hidden; dgate_up[rows x 2 * inner] becomes that of
+/// gate_up[rows x 2 * inner].
+struct StoreSwigluGradient {
+  const Bf16* gate_up;
+  Bf16* dgate_up;
+  int inner;
+
+  /// 8 columns of gate and of up, of two rows.
+  struct Inputs {
+    uint4 gate[2], up[2];
+  };
+
+  __device__ void Prefetch(const TilePlace& at) const {
+    PrefetchTile(gate_up, 2 * inner, inner, at);
+    PrefetchTile(gate_up + inner, 2 * inner, inner, at);
+  }
+  __device__ bool Inside(const TilePlace& at, int row, int column) const {
+    return row < at.rows_end && column < inner;
+  }
+  __device__ void Load(const TilePlace& at, int column, Inputs* inputs) const {
+    CF_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      inputs->gate[h] = inputs->up[h] = make_uint4(0, 0, 0, 0);
+      const int row = at.row + 8 * h;
+      if (!Inside(at, row, column)) continue;
+      const Bf16* from = gate_up + static_cast<int64_t>(row) * 2 * inner + column;
+      inputs->gate[h] = __ldg(reinterpret_cast<const uint4*>(from));
+      inputs->up[h] = __ldg(reinterpret_cast<const uint4*>(from + inner));
+    }
+  }
+  __device__ static void Differentiate(float d, float gate, float up, float* dgate, float* dup) {
+    const float s = Sigmoid(gate);
+    *dup = d * gate * s;
+    *dgate = d * up * s * (1.0f + gate * (1.0f - s));
+  }
+
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+    const int first = at.column + 8 * static_cast<int>(threadIdx.x % 4);
+    Inputs inputs[2];  // Those of the next step are on their way meanwhile.
+    Load(at, first, &inputs[0]);
+    CF_UNROLL
+    for (int i = 0; i < kAccumulators / 16; ++i) {
+      if (i + 1 < kAccumulators / 16) Load(at, first + 32 * (i + 1), &inputs[(i + 1) % 2]);
+      CF_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        uint32_t even[4], odd[4];
+        CF_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          even[j] = std::bit_cast<uint32_t>(sums[16 * i + 4 * j + 2 * h]);
+          odd[j] = std::bit_cast<uint32_t>(sums[16 * i + 4 * j + 2 * h + 1]);
+        }
+        TransposeQuad(even);
+        TransposeQuad(odd);
+        const uint4 g = inputs[i % 2].gate[h], u = inputs[i % 2].up[h];
+        const uint32_t gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
+        uint32_t dgate[4], dup[4];
+        CF_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          float low_gate, low_up, high_gate, high_up;
+          Differentiate(std::bit_cast<float>(even[j]), LowFloat(gate[j]), LowFloat(up[j]),
+                        &low_gate, &low_up);
+          Differentiate(std::bit_cast<float>(odd[j]), HighFloat(gate[j]), HighFloat(up[j]),
+                        &high_gate, &high_up);
+          dgate[j] = PackBf16(low_gate, high_gate);
+          dup[j] = PackBf16(low_up, high_up);
+        }
+        const int row = at.row + 8 * h, column = first + 32 * i;
+        if (!Inside(at, row, column)) continue;
+        Bf16* const to = dgate_up + static_cast<int64_t>(row) * 2 * inner + column;
+        StoreEight(to, dgate);
+        StoreEight(to + inner, dup);
+      }
+    }
+  }
+};
+
+/// out[experts x rows x columns] += the sums.
+struct AddInPlace {
+  float* out;
+  int rows, columns;
+
+  __device__ float* Matrix(const TilePlace& at) const {
+    return out + static_cast<int64_t>(at.expert) * rows * columns;
+  }
+  __device__ void Prefetch(const TilePlace& at) const {
+    PrefetchTile(Matrix(at), columns, columns, at);
+  }
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+    constexpr int kAtOnce = 8;  // blocks of 8 columns on their way
+    const int first = at.column + 2 * static_cast<int>(threadIdx.x % 4);
+    float* const matrix = Matrix(at);
+    CF_UNROLL
+    for (int i = 0; i < kAccumulators / 4; i += kAtOnce) {
+      float2 old[kAtOnce][2];
+      CF_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CF_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int row = at.row + 8 * h, column = first + 8 * (i + j);
+          old[j][h] = make_float2(0, 0);
+          if (row < at.rows_end && column < columns) {
+            old[j][h] = *reinterpret_cast<const float2*>(
+                matrix + static_cast<int64_t>(row) * columns + column);
+          }
+        }
+      }
+      CF_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CF_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int row = at.row + 8 * h, column = first + 8 * (i + j);
+          const int from = 4 * (i + j) + 2 * h;
+          if (row < at.rows_end && column < columns) {
+            *reinterpret_cast<float2*>(matrix + static_cast<int64_t>(row) * columns + column) =
+                make_float2(old[j][h].x + sums[from], old[j][h].y + sums[from + 1]);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/gpu/stream.h"
+#include "kernels/host/bf16.h"
+#include "kernels/host/gemm.h"
+
+namespace contraflow::gpu {
+
+/// d[m x n] = op(a)[m x k] op(b)[k x n] + beta c, row-major, a and b bf16, sums in fp32.
+struct MatmulShape {
+  Transpose transpose_a = Transpose::kNo, transpose_b = Transpose::kNo;
+  int m = 0, n = 0, k = 0;
+  bool float_out = false;  ///< c and d are float, else bf16
+  bool add = false;        ///< beta is 1, else 0 and c is not read
+  int batch = 1;           ///< so many products, each operand dense behind the one before
+
+  auto operator<=>(const MatmulShape&) const = default;
+};
+
+/// Matrix products by cublasLt. Algorithms are chosen once for a shape, never by trying, with no
+/// split of k that is summed in no fixed order: the same shape on as many SMs gives the same bits.
+class Matmuls {
+ public:
+  /// For `sms` SMs.
+  explicit Matmuls(int sms);
+  ~Matmuls();
+
+  /// Bytes of work memory that Run needs, one for each stream it is called on.
+  static constexpr size_t kWorkBytes = size_t{32} << 20;
+
+  /// Chooses how to compute a shape. Throws GpuError, naming the shape, if it cannot be.
+  void Prepare(const MatmulShape& shape);
+  /// A shape that was prepared. c may be d; it is ignored unless `add`.
+  void Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
+           void* d, void* work) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,195 @@
+#pragma once
+
+// What streaming kernels are made of: values moved 16 bytes at a time, and the fast exponential.
+// Included by .cu files only.
+
+#include <algorithm>
+
+#include "kernels/gpu/simt.h"
+
+namespace contraflow::gpu {
+
+__device__ inline int ThreadIndex() { return static_cast<int>(threadIdx.x); }
+__device__ inline int BlockIndex() { return static_cast<int>(blockIdx.x); }
+__device__ inline int BlockCount() { return static_cast<int>(gridDim.x); }
+
+inline unsigned Unsigned(int x) { return static_cast<unsigned>(x); }
+
+/// Whether all of these can be moved 16 bytes at a time; null can.
+template <typename... T>
+bool Aligned(const T*... at) {
+  return ((reinterpret_cast<uintptr_t>(at) % 16 == 0) && ...);
+}
+
+template <int N>
+struct Floats {
+  float at[N];
+};
+
+/// N values as they are in memory. Element 2i is the lower half of word i.
+template <int N>
+struct Bf16s {
+  uint32_t words[N / 2];
+};
+template <>
+struct Bf16s<1> {
+  Bf16 value;
+};
+
+__device__ inline uint32_t PackPair(float low, float high) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint32_t>(ToBf16(high).bits) << 16 | ToBf16(low).bits;
+#endif
+}
+
+template <int N>
+__device__ inline Floats<N> Unpack(const Bf16s<N>& packed) {
+  Floats<N> values;
+  if constexpr (N == 1) {
+    values.at[0] = ToFloat(packed.value);
+  } else {
+    CF_UNROLL
+    for (int i = 0; i < N / 2; ++i) {
+      values.at[2 * i] = std::bit_cast<float>(packed.words[i] << 16);
+      values.at[2 * i + 1] = std::bit_cast<float>(packed.words[i] & 0xffff0000u);
+    }
+  }
+  return values;
+}
+
+template <int N>
+__device__ inline Bf16s<N> Pack(const Floats<N>& values) {
+  Bf16s<N> packed;
+  if constexpr (N == 1) {
+    packed.value = ToBf16(values.at[0]);
+  } else {
+    CF_UNROLL
+    for (int i = 0; i < N / 2; ++i) {
+      packed.words[i] = PackPair(values.at[2 * i], values.at[2 * i + 1]);
+    }
+  }
+  return packed;
+}
+
+// One instruction each; the address must be a multiple of their size.
+#ifndef __CUDACC__
+inline void NeedAligned(const void* at, size_t size) {
+  if (reinterpret_cast<uintptr_t>(at) % size == 0) return;
+  throw GpuError("a vector of " + std::to_string(size) + " bytes is not aligned to its size");
+}
+#endif
+__device__ inline uint4 Load16(const void* from) {
+#ifdef __CUDACC__
+  return *static_cast<const uint4*>(from);
+#else
+  NeedAligned(from, sizeof(uint4));
+  uint4 value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+#endif
+}
+__device__ inline void Store16(void* to, uint4 value) {
+#ifdef __CUDACC__
+  *static_cast<uint4*>(to) = value;
+#else
+  NeedAligned(to, sizeof(uint4));
+  std::memcpy(to, &value, sizeof(value));
+#endif
+}
+__device__ inline void Store8(void* to, uint2 value) {
+#ifdef __CUDACC__
+  *static_cast<uint2*>(to) = value;
+#else
+  NeedAligned(to, sizeof(uint2));
+  std::memcpy(to, &value, sizeof(value));
+#endif
+}
+
+/// 8 values as one vector of 16 bytes, which must be aligned to that; 1 or 2 one by one.
+template <int N>
+__device__ inline Bf16s<N> Load(const Bf16* from) {
+  static_assert(N == 1 || N == 2 || N == 8);
+  if constexpr (N == 1) {
+    return {*from};
+  } else if constexpr (N == 2) {
+    return {{static_cast<uint32_t>(from[1].bits) << 16 | from[0].bits}};
+  } else {
+    const uint4 v = Load16(from);
+    return {{v.x, v.y, v.z, v.w}};
+  }
+}
+template <int N>
+__device__ inline void Store(Bf16* to, const Bf16s<N>& v) {
+  static_assert(N == 1 || N == 2 || N == 4 || N == 8);
+  if constexpr (N == 1) {
+    *to = v.value;
+  } else if constexpr (N == 2) {
+    to[0].bits = static_cast<uint16_t>(v.words[0]);
+    to[1].bits = static_cast<uint16_t>(v.words[0] >> 16);
+  } else if constexpr (N == 4) {
+    Store8(to, make_uint2(v.words[0], v.words[1]));
+  } else {
+    Store16(to, make_uint4(v.words[0], v.words[1], v.words[2], v.words[3]));
+  }
+}
+
+/// Multiples of 4 as vectors of 16 bytes, fewer one by one.
+template <int N>
+__device__ inline Floats<N> LoadFloats(const float* from) {
+  Floats<N> values;
+  if constexpr (N % 4 == 0) {
+    CF_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      const uint4 v = Load16(from + i);
+      values.at[i] = std::bit_cast<float>(v.x);
+      values.at[i + 1] = std::bit_cast<float>(v.y);
+      values.at[i + 2] = std::bit_cast<float>(v.z);
+      values.at[i + 3] = std::bit_cast<float>(v.w);
+    }
+  } else {
+    CF_UNROLL
+    for (int i = 0; i < N; ++i) values.at[i] = from[i];
+  }
+  return values;
+}
+template <int N>
+__device__ inline void StoreFloats(float* to, const Floats<N>& values) {
+  if constexpr (N % 4 == 0) {
+    CF_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      Store16(to + i, make_uint4(std::bit_cast<uint32_t>(values.at[i]),
+                                 std::bit_cast<uint32_t>(values.at[i + 1]),
+                                 std::bit_cast<uint32_t>(values.at[i + 2]),
+                                 std::bit_cast<uint32_t>(values.at[i + 3])));
+    }
+  } else {
+    CF_UNROLL
+    for (int i = 0; i < N; ++i) to[i] = values.at[i];
+  }
+}
+
+// The fast instructions are off by at most 2 + 1.2 |x| units in the last place (exponential; CUDA
+// Programming Guide, "Intrinsic Functions") and by one (reciprocal). The emulation cuts the last 7
+// bits, so that a test which passes there has room for them.
+__device__ inline float FastExp(float x) {
+#ifdef __CUDA_ARCH__
+  return __expf(x);
+#else
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(std::exp(x)) & 0xffffff80u);
+#endif
+}
+__device__ inline float FastReciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(1.0f / x) & 0xffffff80u);
+#endif
+}
+
+}  // namespace contraflow::gpu

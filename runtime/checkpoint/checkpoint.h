@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/digest.h"
+#include "runtime/model/model.h"
+
+namespace contraflow {
+
+/// What a checkpoint was made of. The first four must be those of a training that goes on from it;
+/// the others say which run made it.
+struct CheckpointHead {
+  int step = 0;       ///< the last that was done
+  uint64_t seed = 0;  ///< of weights and data
+  Model model;        ///< settled: with its number of layers
+  std::string text;   ///< SHA-256 of the training text, hexadecimal
+  std::string schedule;
+  int ranks = 0, stages = 0, microbatches = 0, data_parallel = 0, expert_parallel = 0;
+};
+
+/// One block of parameters with its optimizer state: three arrays of one size. Its name is unique
+/// in the model and does not depend on any partition ("layer 3 expert 5 gate_up").
+struct StateBlock {
+  std::string name;
+  std::span<float> parameters, m, v;
+};
+
+// Writing. A checkpoint is DIR/step-NUMBER, with one shard for each process and manifest.json. All
+// of it is written into a folder aside, every file is flushed to the disk, the manifest last; then
+// the folder is renamed. So whatever is called step-NUMBER is complete, at any moment.
+
+/// Makes the folder where it is missing and removes what killed runs have left half done. One
+/// process calls it, before the training. Throws Error if it cannot be written.
+void PrepareCheckpoints(const std::string& directory);
+/// Begins a checkpoint: makes the folder aside. One process; the others may write shards after it.
+void BeginCheckpoint(const std::string& directory, int step);
+/// Writes the blocks of one process; no block is written by two. Returns what CommitCheckpoint
+/// needs to know about it, as bytes that can be sent. An error leaves the checkpoint without this
+/// shard.
+std::string WriteShard(const std::string& directory, int step, int shard,
+                       std::span<const StateBlock> blocks);
+/// Completes the checkpoint and removes all but the newest `keep` up to this step. One process,
+/// when all shards are written; `shards` by number. Throws Error if the shards are not all there (a
+/// folder that the processes do not share), or do not have every block of the model exactly once.
+void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
+                      std::span<const std::string> shards, int keep);
+
+struct Manifest;
+
+/// A complete checkpoint whose manifest is sound.
+class Checkpoint {
+ public:
+  /// The newest in the folder, or that of a step. Nothing if the folder has none (or not that one).
+  /// Throws Error, naming file and reason, if it is damaged (with the older ones that are there,
+  /// and how to ask for one), or a shard is missing or has another size.
+  static std::optional<Checkpoint> Open(const std::string& directory, std::optional<int> step);
+
+  const CheckpointHead& head() const;
+  const std::string& path() const { return path_; }
+  /// Throws Error, naming both values, unless a training with this seed, model and text may go on
+  /// from it.
+  void RequireSame(uint64_t seed, const Model& model, const std::string& text) const;
+  /// Fills the blocks with what was saved under their names. Checks every checksum before it
+  /// changes anything; throws Error if one does not hold, or a block is missing or of another size.
+  void Load(std::span<const StateBlock> blocks) const;
+
+ private:
+  Checkpoint(std::string path, std::shared_ptr<const Manifest> manifest);
+
+  std::string path_;
+  std::shared_ptr<const Manifest> manifest_;
+};
+
+/// SHA-256 over names and values of all parameters, in the order of the names: the same for the
+/// same weights, however they are spread over processes. `blocks` maps names to digests of their
+/// values.
+Digest WeightsDigest(const std::map<std::string, Digest>& blocks);
+
+}  // namespace contraflow

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/value.h"
+#include "runtime/model/model.h"
+
+namespace contraflow {
+
+/// The share of one micro-batch of one device in the loss of a step.
+float LossScale(const Plan& plan);
+
+/// What the instructions of a plan come down to: the components of its chunks, where it has chunks,
+/// and the values that components and messages touch, layer by layer.
+class ComponentWalk {
+ public:
+  /// The model is fitted to the plan. Neither is needed any more behind this.
+  ComponentWalk(const Plan& plan, const Model& model);
+
+  /// Calls visit(component) for all that a compute instruction of the plan does, in the order in
+  /// which it is done: the forward, the backward, the weight gradients, or the component that it
+  /// is.
+  template <typename Visit>
+  void Each(const Instruction& i, Visit visit) const {
+    if (OperandsOf(i.op) == Operands::kLayer) return visit(i);
+    if (i.op == Op::R) {
+      for (int layer = 0; layer < LayersOf(i.stage); ++layer) {
+        for (const Op op : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+          visit(Component(op, i.stage, layer, i.microbatch));
+        }
+      }
+      return;
+    }
+    if (HasForward(i.op)) {
+      for (int layer = 0; layer < LayersOf(i.stage); ++layer) {
+        for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F}) {
+          visit(Component(op, i.stage, layer, i.microbatch));
+        }
+      }
+    }
+    const int stage = BackStage(i), microbatch = BackMicrobatch(i);
+    if (HasBackward(i.op)) {
+      for (int layer = LayersOf(stage); layer-- > 0;) {
+        for (const Op op : {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B}) {
+          visit(Component(op, stage, layer, microbatch));
+        }
+      }
+    }
+    if (HasWeight(i.op)) {
+      for (int layer = LayersOf(stage); layer-- > 0;) {
+        for (const Op op : {Op::MLP_W, Op::ATTN_W}) visit(Component(op, stage, layer, microbatch));
+      }
+    }
+  }
+
+  /// The values that a component or message touches (Accesses::Of).
+  void AccessesOf(const Instruction& i, std::vector<Access>* accesses) const;
+
+  int LayersOf(int stage) const { return layers_[static_cast<size_t>(stage)]; }
+
+ private:
+  /// A plan whose stages all have so many layers.
+  struct Even {
+    Even(const Plan& like, int layers);
+    Plan plan;
+    Accesses accesses;
+  };
+
+  std::vector<int> layers_;  // by stage
+  // By number of layers: stages of a plan of chunks need not have equally many.
+  std::map<int, std::unique_ptr<const Even>> even_;
+};
+
+}  // namespace contraflow

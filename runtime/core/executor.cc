@@ -1,0 +1,205 @@
+#include "runtime/core/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <new>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+bool IsSend(const Instruction& i) { return WorkOf(i.op) == Work::kSend; }
+bool IsMessage(const Instruction& i) { return IsSend(i) || WorkOf(i.op) == Work::kRecv; }
+
+}  // namespace
+
+void CheckExecutable(const Plan& plan) {
+  if (plan.level == Level::kCompute) {
+    throw Error(
+        "a plan of level compute has no messages and cannot be executed; compile it with "
+        "--level comm");
+  }
+  if (plan.level == Level::kBuffer && plan.layers == 0) {
+    throw Error(
+        "this plan places the buffers of stages without components, which cannot be executed; "
+        "compile it with \"moe\" costs, or with --level comm");
+  }
+}
+
+Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& transport,
+                   Progress* progress)
+    : program_(plan.programs[static_cast<size_t>(rank)]),
+      rank_(rank),
+      holders_(HoldersOfStage(plan)),
+      backend_(backend),
+      transport_(transport),
+      progress_(progress),
+      transfers_(program_.size()),
+      spans_(program_.size()) {
+  FindNeeds(plan);
+  size_t longest = 0;
+  for (size_t first = 0; first < program_.size(); first = GroupEnd(first)) {
+    longest = std::max(longest, GroupEnd(first) - first);
+  }
+  group_.reserve(longest);
+  leaving_.reserve(static_cast<size_t>(std::count_if(program_.begin(), program_.end(), IsSend)));
+}
+
+void Executor::FindNeeds(const Plan& plan) {
+  std::map<Tag, size_t> arriving;  // RECVs that nothing has consumed yet
+  const auto consume = [&](const Tag& tag) {
+    const auto receive = arriving.find(tag);
+    if (receive == arriving.end()) return;  // made on this rank
+    needs_.push_back(receive->second);
+    arriving.erase(receive);
+  };
+  for (size_t index = 0; index < program_.size(); ++index) {
+    const Instruction& i = program_[index];
+    needs_begin_.push_back(needs_.size());
+    if (plan.level != Level::kComm) {
+      for (int a = 0; a < i.after_count; ++a) {
+        const auto other = static_cast<size_t>(i.after[static_cast<size_t>(a)]);
+        CF_ASSERT(other < index);
+        if (IsMessage(program_[other])) needs_.push_back(other);
+      }
+      continue;
+    }
+    if (HasForward(i.op)) consume({true, i.stage - 1, i.microbatch});
+    if (HasBackward(i.op)) consume({false, BackStage(i) + 1, BackMicrobatch(i)});
+    if (WorkOf(i.op) == Work::kRecv && !arriving.emplace(TagOf(i), index).second) {
+      at_ = index;
+      begun_ = true;
+      throw Error(Place() + "receives what is already on its way to this rank");
+    }
+  }
+  needs_begin_.push_back(needs_.size());
+}
+
+void Executor::Run(int step, Clock::time_point origin) {
+  origin_ = origin;
+  begun_ = false;
+  next_ = at_ = 0;
+  step_ = step;
+  Enter(Progress::kStart);
+  try {
+    backend_.BeginStep(step);
+    begun_ = true;
+    while (next_ < program_.size()) {
+      const size_t first = next_;
+      next_ = GroupEnd(first);
+      Enter(static_cast<int64_t>(first));
+      transport_.Poll();
+      for (at_ = first; at_ < next_; ++at_) AwaitNeeds(at_);
+      at_ = first;
+      // Before the instruction: it may reuse the memory of what has left.
+      FreeSent();
+      Execute(first);
+    }
+    Enter(Progress::kEnd);
+    Finish();
+    backend_.EndStep();
+    // From here on the rank waits for the others, or does what is not in the plan.
+    Enter(Progress::kEnd);
+  } catch (const Aborted&) {
+    throw;
+  } catch (const InternalError& error) {
+    throw InternalError(Place() + error.what());
+  } catch (const Error& error) {
+    throw Error(Place() + error.what());
+  } catch (const std::bad_alloc&) {
+    throw Error(Place() + "out of memory; use a smaller model, or fewer ranks or micro-batches");
+  } catch (const std::exception& error) {
+    throw InternalError(Place() + "internal error: " + error.what());
+  }
+}
+
+std::string Executor::Place() const {
+  const std::string place = "rank " + std::to_string(rank_) + ", ";
+  if (!begun_) return place + "start of step: ";
+  if (at_ >= program_.size()) return place + "end of step: ";
+  return place + "instruction " + std::to_string(at_) + " (" + ToString(program_[at_]) + "): ";
+}
+
+void Executor::Enter(int64_t index) {
+  if (progress_ != nullptr) progress_->Enter(step_, index);
+}
+
+Time Executor::Since(Clock::time_point moment) const {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(moment - origin_).count();
+}
+
+/// One behind the messages that are posted together with the instruction `first`.
+size_t Executor::GroupEnd(size_t first) const {
+  size_t end = first + 1;
+  if (program_[first].group < 0 || !IsMessage(program_[first])) return end;
+  while (end < program_.size() && program_[end].group == program_[first].group) ++end;
+  return end;
+}
+
+void Executor::Execute(size_t index) {
+  const Instruction& i = program_[index];
+  const Work work = WorkOf(i.op);
+  if (work == Work::kSend || work == Work::kRecv) return PostGroup(index);
+  if (work == Work::kReduce) return Reduce(index);
+  const Clock::time_point start = Clock::now();
+  if (work == Work::kStep) {
+    backend_.OptimizerStep(i.stage);
+  } else {
+    backend_.Compute(i);
+  }
+  spans_[index] = {Since(start), Since(Clock::now())};
+}
+
+void Executor::Reduce(size_t index) {
+  const Instruction& i = program_[index];
+  const std::vector<int>& holders = holders_[static_cast<size_t>(i.stage)];
+  const Clock::time_point start =
+      transport_.Sum(i, Transport::Over::kAllMembers, holders, backend_.Gradients(i.stage));
+  const std::span<float> experts = backend_.ExpertGradients(i.stage);
+  if (!experts.empty()) transport_.Sum(i, Transport::Over::kSameMember, holders, experts);
+  spans_[index] = {Since(start), Since(Clock::now())};
+}
+
+void Executor::PostGroup(size_t first) {
+  group_.clear();
+  for (size_t index = first; index < next_; ++index) {
+    at_ = index;
+    const Instruction& i = program_[index];
+    if (!IsMessage(i)) throw Error("only SEND and RECV can be posted together as a group");
+    transfers_[index] = {i, IsSend(i) ? backend_.Outgoing(i) : backend_.Incoming(i)};
+    if (IsSend(i)) leaving_.push_back(index);
+    group_.push_back(&transfers_[index]);
+  }
+  at_ = first;
+  transport_.Post(group_);
+}
+
+void Executor::AwaitNeeds(size_t index) {
+  for (size_t n = needs_begin_[index]; n < needs_begin_[index + 1]; ++n) {
+    transport_.Wait(transfers_[needs_[n]]);
+  }
+}
+
+/// Gives back the bytes of messages that have left.
+void Executor::FreeSent() {
+  std::erase_if(leaving_, [&](size_t index) {
+    if (!transport_.Done(transfers_[index])) return false;
+    backend_.Sent(program_[index]);
+    return true;
+  });
+}
+
+void Executor::Finish() {
+  for (size_t index = 0; index < program_.size(); ++index) {
+    if (!IsMessage(program_[index])) continue;
+    at_ = index;
+    transport_.Wait(transfers_[index]);
+    spans_[index] = {Since(transfers_[index].start), Since(transfers_[index].end)};
+  }
+  FreeSent();
+  at_ = program_.size();
+}
+
+}  // namespace contraflow

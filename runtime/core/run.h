@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+#include "runtime/core/transport.h"
+#include "runtime/host/backend.h"
+
+namespace contraflow {
+
+/// What a step of training gave.
+struct StepResult {
+  double loss = 0;            ///< mean over all micro-batches, members and replicas
+  std::vector<float> losses;  ///< [replica][member][micro-batch]
+  int64_t dropped = 0;        ///< (token, expert) pairs that an expert had no capacity for
+  Time duration = 0;          ///< of the whole step, in nanoseconds
+  Timeline timeline;          ///< measured, of replica 0
+};
+
+/// What one device did in a step.
+struct DeviceStep {
+  std::vector<std::pair<int, float>> losses;  ///< of the micro-batches that end here: number, loss
+  int64_t dropped = 0;
+  std::vector<Span> spans;  ///< by instruction of its program
+};
+
+/// Of a backend that has just ended a step.
+DeviceStep DeviceStepOf(const HostBackend& backend, const std::vector<Span>& spans);
+
+/// Mean of the losses, summed in their order.
+double MeanLoss(const std::vector<float>& losses);
+
+/// The device's place among all devices of a plan: replica by replica, member by member, rank by
+/// rank.
+size_t DeviceNumber(const Plan& plan, Device device);
+/// Replicas x members x ranks.
+size_t DeviceCount(const Plan& plan);
+
+/// Joins what the devices did, in the order of their numbers. Throws Error if a loss is missing.
+StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Time duration);
+
+/// A training with a plan, as one process sees it.
+class Run {
+ public:
+  virtual ~Run() = default;
+
+  /// One step; steps count from 1. All processes of the run call it. The result is complete in
+  /// process 0, elsewhere it has no losses and no timeline. After an error the run cannot go on.
+  virtual StepResult Step(int step) = 0;
+  /// The devices that this process has.
+  virtual const std::vector<Device>& devices() const = 0;
+  /// One of their copies of a stage, as of the last step: parameters, gradients, moments. Throws
+  /// Error if the device holds none. Valid as long as the run, and what it says until the next
+  /// Step.
+  virtual Stage& StageAt(Device device, int stage) = 0;
+  /// What was changed in StageAt(device, stage) since holds from now on.
+  virtual void Put(Device device, int stage) = 0;
+  /// Bytes that one of them has allocated for each arena; 0 below level buffer.
+  virtual const std::array<int64_t, kArenaCount>& ArenasAt(Device device) = 0;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,167 @@
+#include "runtime/gpu/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "kernels/host/bf16.h"
+#include "runtime/core/check.h"
+
+namespace contraflow {
+namespace {
+
+/// |a - b| / |b| in the Euclidean norm, of all that was added.
+class RelativeError {
+ public:
+  void Add(std::span<const float> a, std::span<const float> b) {
+    CF_ASSERT(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      const auto x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+      difference_ += (x - y) * (x - y);
+      norm_ += y * y;
+    }
+  }
+  /// Infinite if something is not finite, or b is zero and a is not.
+  double value() const {
+    if (difference_ == 0 && norm_ == 0) return 0;
+    const double error = std::sqrt(difference_ / norm_);
+    return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+  }
+
+ private:
+  double difference_ = 0, norm_ = 0;
+};
+
+double ErrorOf(std::span<const float> a, std::span<const float> b) {
+  RelativeError error;
+  error.Add(a, b);
+  return error.value();
+}
+
+std::string Short(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2e", value);
+  return text;
+}
+
+/// Compares what the GPU computed with what the host did.
+class HostComparer {
+ public:
+  HostComparer(const Plan& plan, int step, double bound, GpuComparison* comparison)
+      : plan_(plan),
+        at_("step " + std::to_string(step) + ": "),
+        bound_(bound),
+        found_(comparison) {}
+
+  void Losses(const std::vector<float>& gpu, const std::vector<float>& host) {
+    const auto micros = static_cast<size_t>(plan_.microbatches);
+    for (size_t i = 0; i < gpu.size(); ++i) {
+      const auto device = static_cast<int>(i / micros);
+      const int replica = device / plan_.expert_parallel, member = device % plan_.expert_parallel;
+      Meet("loss of replica " + std::to_string(replica) +
+               (plan_.expert_parallel > 1 ? " member " + std::to_string(member) : "") +
+               ", micro-batch " + std::to_string(i % micros),
+           ErrorOf({&gpu[i], 1}, {&host[i], 1}), bound_);
+    }
+  }
+
+  void Gradients(int s, Stage& gpu, Stage& host) {
+    for (const ParameterBlock& block : gpu.blocks()) {
+      const auto part = [&block](std::span<float> all) {
+        return all.subspan(block.offset, block.size);
+      };
+      Meet("gradient of stage " + std::to_string(s) + ", block \"" + block.name + "\"",
+           ErrorOf(part(gpu.gradients()), part(host.gradients())), kBlockSlack * bound_);
+    }
+    whole_.Add(gpu.gradients(), host.gradients());
+  }
+
+  /// Of all stages that were compared.
+  void WholeGradient() {
+    found_->gradient = whole_.value();
+    Demand("the whole gradient", found_->gradient, bound_);
+  }
+
+  void Choices(double strayed) {
+    Demand("the probability of a chosen expert", strayed, kChoiceSlack * bound_);
+  }
+
+ private:
+  /// Small blocks have less to even out their rounding.
+  static constexpr double kBlockSlack = 3;
+  /// One logit, not the norm of many, decides what is nearly a tie.
+  static constexpr double kChoiceSlack = 5;
+
+  void Meet(const std::string& where, double error, double bound) {
+    if (found_->where.empty() || error > found_->largest) {
+      found_->largest = error;
+      found_->where = where;
+    }
+    Demand(where, error, bound);
+  }
+  void Demand(const std::string& where, double error, double bound) {
+    if (error < bound) return;
+    Differ(where + " is off the host's by " + Short(error) + ", relative; less than " +
+           Short(bound) + " was expected");
+  }
+  void Differ(const std::string& what) {
+    if (found_->difference.empty()) found_->difference = at_ + what;
+  }
+
+  const Plan& plan_;
+  const std::string at_;
+  const double bound_;
+  GpuComparison* const found_;
+  RelativeError whole_;
+};
+
+/// What matrix products of the GPU multiply by: its gains stay in fp32, the other weights do not.
+void CopyWeights(Stage& gpu, Stage* host) {
+  const std::span<const float> from = gpu.parameters();
+  const std::span<float> to = host->parameters();
+  CF_ASSERT(from.size() == to.size());
+  for (const ParameterBlock& block : gpu.blocks()) {
+    const bool gain = block.name.ends_with("norm");
+    for (size_t i = block.offset; i < block.offset + block.size; ++i) {
+      to[i] = gain ? from[i] : gpu::ToFloat(gpu::ToBf16(from[i]));
+    }
+  }
+}
+
+}  // namespace
+
+GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
+                             GpuReference& reference, ReferenceRun* host, double bound) {
+  if (host != nullptr) {
+    // Weights grow apart, step by step, by their rounding: the host begins where the GPU does.
+    for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->StageAt(s));
+  }
+  const std::vector<float> losses = reference.Step(step);
+  Comparison same = CompareStep(
+      plan, step, result, run,
+      {losses, reference.dropped(), [&](int s) -> Stage& { return reference.StageAt(s); }});
+  GpuComparison comparison{same.values, std::move(same.difference), 0, 0, ""};
+  if (host == nullptr) return comparison;
+  host->ChooseBy([&](int s, int layer, int replica, int member, int microbatch) {
+    return reference.ChoiceAt(s, layer, replica, member, microbatch);
+  });
+  int layers = 0;
+  for (int s = 0; s < plan.stages; ++s) layers += reference.LayersOf(s);
+  const double depth = std::sqrt(std::max(1.0, layers / 2.0));
+  HostComparer comparer(plan, step, bound * depth, &comparison);
+  comparer.Losses(losses, host->Step(step));
+  host->ChooseBy({});
+  for (int s = 0; s < plan.stages; ++s) {
+    comparer.Gradients(s, reference.StageAt(s), host->StageAt(s));
+  }
+  comparer.WholeGradient();
+  comparer.Choices(host->strayed());
+  return comparison;
+}
+
+}  // namespace contraflow

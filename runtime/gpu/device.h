@@ -1,0 +1,96 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "kernels/gpu/adamw.h"
+#include "runtime/core/transport.h"
+#include "runtime/gpu/backend.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/products.h"
+#include "runtime/gpu/stage.h"
+#include "runtime/model/dataset.h"
+#include "runtime/model/gpu_views.h"
+
+namespace contraflow {
+
+/// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
+/// arenas, and where each value lies.
+class GpuDevice : public GpuBackend {
+ public:
+  /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
+  /// streams; matrix products are chosen for `compute_sms` SMs. Returns once all is in place;
+  /// memory without a value is full of NaN. Throws Error, with the remedy, if the plan is of
+  /// another level, model or kind of device, or the model none for a GPU.
+  GpuDevice(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Device device,
+            Gpu& gpu, gpu::Stream setup, int compute_sms);
+
+  void Upload(int step, gpu::Stream stream) override;
+  void BeginStep(gpu::Stream stream) override;
+  void Compute(const Instruction& component, gpu::Stream stream) override;
+  void BeforeExchange(const Instruction& component, gpu::Stream stream) override;
+  void AfterExchange(const Instruction& component, gpu::Stream stream) override;
+  ExchangePart Exchange(const Instruction& component) override;
+  std::span<std::byte> Message(const Instruction& message) override;
+  std::span<float> Gradients(int stage) override;
+  std::span<float> ExpertGradients(int stage) override;
+  void OptimizerStep(int stage, gpu::Stream stream) override;
+  void Download(gpu::Stream stream) override;
+  DeviceStep Results() override;
+
+  /// This device's copy of a stage as it is now, on the host; waits for the GPU. The same object
+  /// every time. Throws Error if the device holds none.
+  Stage& StageAt(int stage);
+  /// What was changed in StageAt(stage) since holds from now on; waits for the GPU.
+  void Put(int stage);
+  /// Bytes allocated for each arena.
+  const std::array<int64_t, kArenaCount>& arena_bytes() const { return arena_bytes_; }
+
+ private:
+  using Key = std::tuple<Op, int, int, int>;  // of an instruction: stage, layer, micro-batch
+  struct Copy {
+    std::unique_ptr<GpuStage> stage;
+    std::unique_ptr<Stage> mirror;  // once it was asked for
+  };
+
+  static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
+  void PlaceValues(const Plan& plan, const std::vector<Slot>& slots, const Program& program);
+  GpuStage& At(int stage);
+  const GpuViews& ViewsOf(const Instruction& component) const;
+  GpuLane LaneOf(const Instruction& component, gpu::Stream stream) const;
+  const int32_t* TokensOf(int microbatch) const {
+    return reinterpret_cast<const int32_t*>(input_) + ptrdiff_t{microbatch} * shape_.tokens;
+  }
+  const int32_t* TargetsOf(int microbatch) const { return TokensOf(microbatches_ + microbatch); }
+  float* losses() const { return reinterpret_cast<float*>(output_); }
+  int32_t* dropped() const { return reinterpret_cast<int32_t*>(losses() + microbatches_); }
+  int32_t* overflow() const { return dropped() + 1; }
+
+  const Model model_;
+  const Text& text_;
+  const uint64_t seed_;
+  const int member_, device_number_;  // the latter over replicas and members
+  const int stages_, microbatches_;
+  const LayerShape shape_;
+  const float loss_scale_;
+  Gpu& gpu_;
+  const gpu::Stream setup_;
+  const GpuKit kit_;
+  std::array<int64_t, kArenaCount> arena_bytes_{};
+  std::map<int, Copy> copies_;                    // by stage
+  std::map<Key, GpuViews> views_;                 // of the components
+  std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move
+  const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
+  MicroBatch micro_;
+  // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
+  // gives: losses [micro-batches], dropped, overflow.
+  std::byte *const host_input_, *const input_, *const host_output_, *const output_;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/gpu/stream.h"
+
+namespace contraflow {
+
+/// What can be recorded in one stream and waited for in another. Owned by the Gpu that made it.
+struct GpuEvent;
+/// The work of many streams, captured once and replayed as a whole. Owned by the Gpu.
+struct GpuGraph;
+
+/// How streams stand to each other where SMs are free for both.
+enum class Priority : uint8_t { kNormal, kHigh };
+
+/// One GPU, or what stands for one. Calls are made by one thread, the issuing thread of the
+/// process; all but Synchronize, Done and the copies to and from pageable memory return before the
+/// work is done. Whatever fails is a gpu::GpuError that says what. Everything it made is given back
+/// with it.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+
+  virtual std::string name() const = 0;
+  /// Streaming multiprocessors of the whole GPU.
+  virtual int sms() const = 0;
+
+  /// Divides the GPU into `count` disjoint partitions of `sms_each` SMs (a green context each); 0
+  /// SMs: one partition, the whole GPU. Called once, before any stream is made. Throws with what
+  /// is possible if the GPU cannot be divided so.
+  virtual void Partition(int count, int sms_each) = 0;
+  /// A stream of a partition, counted from 0; `name` is for reports and profiles.
+  virtual gpu::Stream NewStream(int partition, Priority priority, const std::string& name) = 0;
+  virtual GpuEvent* NewEvent() = 0;
+
+  /// 4096-aligned device memory that lives as long as the Gpu; its bytes are undefined. Throws
+  /// with how much was asked for and how much is free.
+  virtual std::byte* Allocate(size_t bytes) = 0;
+  /// Memory of the host that the device can copy from and to, likewise.
+  virtual std::byte* AllocateHost(size_t bytes) = 0;
+
+  /// The event now stands for all that was given to the stream so far. Waiting for an event that
+  /// has not been recorded since the program began, or since the capture began, is an error.
+  virtual void Record(GpuEvent* event, gpu::Stream stream) = 0;
+  /// What is given to the stream from now on begins once the event's work is done.
+  virtual void Wait(gpu::Stream stream, GpuEvent* event) = 0;
+
+  /// Copies in stream order.
+  virtual void CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) = 0;
+  virtual void CopyToHost(gpu::Stream stream, void* to, const void* from, size_t bytes) = 0;
+  virtual void Zero(gpu::Stream stream, void* at, size_t bytes) = 0;
+
+  /// From now on what is given to this stream, and to those that wait for its events, is captured
+  /// instead of run.
+  virtual void BeginCapture(gpu::Stream stream) = 0;
+  /// Every stream of the capture must have been joined to this one by events.
+  virtual GpuGraph* EndCapture(gpu::Stream stream) = 0;
+  virtual void Launch(GpuGraph* graph, gpu::Stream stream) = 0;
+  /// Gives a graph back, and with it what holds on to libraries whose work it captured. Never
+  /// waits: one that is under way is given back when it is done.
+  virtual void Drop(GpuGraph* graph) noexcept = 0;
+
+  /// Whether the event's work is done; never waits.
+  virtual bool Done(GpuEvent* event) = 0;
+  virtual void Synchronize(GpuEvent* event) = 0;
+  /// Waits for everything.
+  virtual void Synchronize() = 0;
+};
+
+}  // namespace contraflow

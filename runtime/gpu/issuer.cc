@@ -1,0 +1,288 @@
+#include "runtime/gpu/issuer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "runtime/gpu/hang_watch.h"
+
+namespace contraflow {
+namespace {
+
+bool IsMessage(const Instruction& i) {
+  return WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv;
+}
+
+std::vector<Device> DevicesOf(const std::vector<IssuedDevice>& devices) {
+  std::vector<Device> of;
+  for (const IssuedDevice& device : devices) of.push_back(device.device);
+  return of;
+}
+
+}  // namespace
+
+GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& gpu, GpuLinks& links,
+                     const GpuRunOptions& options, std::function<void()> waiting)
+    : plan_(plan),
+      devices_(std::move(devices)),
+      gpu_(gpu),
+      links_(links),
+      options_(options),
+      waiting_(std::move(waiting)),
+      order_(plan, DevicesOf(devices_)),
+      origin_(gpu.NewStream(0, Priority::kNormal, "step")),
+      start_(gpu.NewEvent()),
+      end_(gpu.NewEvent()) {
+  if (options_.run_ahead < 2) {
+    throw Error("a host that is at most " + std::to_string(options_.run_ahead) +
+                " instructions ahead of the GPU stands still; let it be 2 or more");
+  }
+  for (const IssuedDevice& device : devices_) {
+    if (options_.stamps) {
+      stamps_.emplace_back(plan.programs[static_cast<size_t>(device.device.rank)].size(), gpu);
+    }
+    std::vector<GpuEvent*>& ends = ends_.emplace_back();
+    std::vector<Pace>& paces = paces_.emplace_back();
+    for (size_t lane = 0; lane < device.lanes->streams().size(); ++lane) {
+      ends.push_back(gpu.NewEvent());
+      paces.push_back({0, {gpu.NewEvent(), gpu.NewEvent()}});
+    }
+  }
+  size_t most = 0;
+  for (size_t point = 0; point < order_.size(); ++point) {
+    most = std::max(most, order_[point].size());
+  }
+  participants_.reserve(most);
+}
+
+void GpuIssuer::Step(int step) {
+  at_ = order_.size();
+  try {
+    for (const IssuedDevice& device : devices_) device.backend->Upload(step, origin_);
+    if (!options_.graph) {
+      Issue();
+    } else {
+      if (graph_ == nullptr) {
+        gpu_.BeginCapture(origin_);
+        Issue();
+        graph_ = gpu_.EndCapture(origin_);
+      }
+      gpu_.Launch(graph_, origin_);
+    }
+    gpu_.Record(end_, origin_);
+    Await(end_);
+  } catch (const Aborted&) {
+    throw;
+  } catch (const GpuHang&) {
+    throw;
+  } catch (const InternalError& error) {
+    throw InternalError(Place() + error.what());
+  } catch (const Error& error) {
+    throw Error(Place() + error.what());
+  } catch (const gpu::GpuError& error) {
+    throw Error(Place() + error.what());
+  }
+}
+
+void GpuIssuer::DropGraph() noexcept {
+  if (graph_ != nullptr) gpu_.Drop(graph_);
+  graph_ = nullptr;
+}
+
+std::vector<Span> GpuIssuer::SpansOf(size_t device) const {
+  if (stamps_.empty()) return {};
+  uint64_t first = ~uint64_t{0};
+  for (const StepStamps& stamps : stamps_) {
+    for (size_t index = 0; index < stamps.size(); ++index) {
+      first = std::min(first, stamps.begin(index));
+    }
+  }
+  std::vector<uint64_t> begins(stamps_[device].size());
+  for (size_t point = 0; point < order_.size(); ++point) {
+    const std::span<const IssuePlace> places = order_[point];
+    const Instruction& i = InstructionAt(places[0]);
+    const bool together = IsMessage(i) || WorkOf(i.op) == Work::kReduce;
+    uint64_t last = 0;
+    for (const IssuePlace place : places) {
+      last = std::max(
+          last, stamps_[static_cast<size_t>(place.device)].begin(static_cast<size_t>(place.index)));
+    }
+    for (const IssuePlace place : places) {
+      const auto index = static_cast<size_t>(place.index);
+      if (static_cast<size_t>(place.device) != device) continue;
+      begins[index] = together ? last : stamps_[device].begin(index);
+    }
+  }
+  std::vector<Span> spans;
+  for (size_t index = 0; index < begins.size(); ++index) {
+    spans.push_back({static_cast<Time>(begins[index] - first),
+                     static_cast<Time>(stamps_[device].end(index) - first)});
+  }
+  return spans;
+}
+
+void GpuIssuer::Issue() {
+  Fork();
+  for (size_t point = 0; point < order_.size();) {
+    const size_t end = UnitEnd(point);
+    IssueUnit(point, end);
+    point = end;
+  }
+  at_ = order_.size();
+  Join();
+}
+
+/// Every device begins on its compute lane, and its other lanes behind that.
+void GpuIssuer::Fork() {
+  gpu_.Record(start_, origin_);
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    const std::vector<gpu::Stream>& streams = devices_[d].lanes->streams();
+    GpuEvent* const begun = ends_[d][GpuLanes::kCompute];
+    gpu_.Wait(streams[GpuLanes::kCompute], start_);
+    devices_[d].backend->BeginStep(streams[GpuLanes::kCompute]);
+    gpu_.Record(begun, streams[GpuLanes::kCompute]);
+    for (size_t lane = 1; lane < streams.size(); ++lane) gpu_.Wait(streams[lane], begun);
+  }
+}
+
+void GpuIssuer::Join() {
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    const std::vector<gpu::Stream>& streams = devices_[d].lanes->streams();
+    const gpu::Stream compute = streams[GpuLanes::kCompute];
+    for (size_t lane = 1; lane < streams.size(); ++lane) {
+      gpu_.Record(ends_[d][lane], streams[lane]);
+      gpu_.Wait(compute, ends_[d][lane]);
+    }
+    devices_[d].backend->Download(compute);
+    if (options_.stamps) stamps_[d].Download(compute);
+    gpu_.Record(ends_[d][GpuLanes::kCompute], compute);
+    gpu_.Wait(origin_, ends_[d][GpuLanes::kCompute]);
+  }
+}
+
+/// One behind the points that are issued together with `first`: messages of one group whose other
+/// ends are in other processes. Where both ends are here none of them can wait for another.
+size_t GpuIssuer::UnitEnd(size_t first) const {
+  const IssuePlace begin = order_[first][0];
+  const int32_t group = InstructionAt(begin).group;
+  size_t end = first + 1;
+  if (group < 0 || !IsMessage(InstructionAt(begin)) || order_[first].size() > 1) return end;
+  while (end < order_.size() && order_[end].size() == 1) {
+    const IssuePlace place = order_[end][0];
+    const Instruction& i = InstructionAt(place);
+    if (place.device != begin.device || i.group != group || !IsMessage(i)) break;
+    ++end;
+  }
+  return end;
+}
+
+void GpuIssuer::IssueUnit(size_t first, size_t end) {
+  for (at_ = first; at_ < end; ++at_) {
+    for (const IssuePlace place : order_[at_]) BeginInstruction(place);
+  }
+  // A group begins when it is complete: nothing of it is behind another of it.
+  if (end - first > 1) links_.BeginGroup();
+  for (at_ = first; at_ < end; ++at_) Meet(at_);
+  at_ = end - 1;
+  if (end - first > 1) links_.EndGroup();
+  for (at_ = first; at_ < end; ++at_) {
+    for (const IssuePlace place : order_[at_]) EndInstruction(place);
+  }
+}
+
+void GpuIssuer::Meet(size_t point) {
+  participants_.clear();
+  for (const IssuePlace place : order_[point]) {
+    const IssuedDevice& device = devices_[static_cast<size_t>(place.device)];
+    participants_.push_back({device.device, &InstructionAt(place),
+                             device.lanes->StreamAt(static_cast<size_t>(place.index)),
+                             device.backend});
+  }
+  const Participant& first = participants_[0];
+  switch (WorkOf(first.instruction->op)) {
+    case Work::kComponent:
+      return first.backend->Compute(*first.instruction, first.stream);
+    case Work::kStep:
+      return first.backend->OptimizerStep(first.instruction->stage, first.stream);
+    case Work::kSend:
+    case Work::kRecv:
+      return links_.Transfer(participants_);
+    case Work::kReduce:
+      return links_.Sum(participants_);
+    case Work::kAllToAll:
+      for (const Participant& p : participants_) {
+        p.backend->BeforeExchange(*p.instruction, p.stream);
+      }
+      links_.Exchange(participants_);
+      for (const Participant& p : participants_) {
+        p.backend->AfterExchange(*p.instruction, p.stream);
+      }
+      return;
+    case Work::kCompute:
+      break;
+  }
+  throw Error("chunks that have no components cannot run on a GPU; compile the plan with --model");
+}
+
+void GpuIssuer::BeginInstruction(IssuePlace place) {
+  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const GpuLanes& lanes = *devices_[device].lanes;
+  if (!options_.graph) KeepPace(place);
+  const gpu::Stream stream = lanes.StreamAt(index);
+  for (const int32_t on : lanes.WaitsAt(index)) {
+    gpu_.Wait(stream, lanes.EventAt(static_cast<size_t>(on)));
+  }
+  if (options_.stamps) stamps_[device].Begin(index, stream);
+}
+
+void GpuIssuer::EndInstruction(IssuePlace place) {
+  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const GpuLanes& lanes = *devices_[device].lanes;
+  const gpu::Stream stream = lanes.StreamAt(index);
+  if (options_.stamps) stamps_[device].End(index, stream);
+  if (GpuEvent* const event = lanes.EventAt(index)) gpu_.Record(event, stream);
+}
+
+/// Halves of what the host may be ahead end with an event; the half before last must be over.
+void GpuIssuer::KeepPace(IssuePlace place) {
+  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const GpuLanes& lanes = *devices_[device].lanes;
+  Pace& pace = paces_[device][lanes.LaneAt(index)];
+  const int64_t half = options_.run_ahead / 2;
+  if (pace.issued > 0 && pace.issued % half == 0) {
+    const auto turn = static_cast<size_t>(pace.issued / half % 2);
+    gpu_.Record(pace.events[turn], lanes.StreamAt(index));
+    if (pace.issued > half) Await(pace.events[1 - turn]);
+  }
+  ++pace.issued;
+}
+
+void GpuIssuer::Await(GpuEvent* event) {
+  using std::chrono::steady_clock;
+  // A step of a GPU is over in milliseconds; what takes longer need not keep a processor busy.
+  constexpr std::chrono::milliseconds kBusy{5};
+  constexpr std::chrono::microseconds kRest{50};
+  const steady_clock::time_point begin = steady_clock::now();
+  while (!gpu_.Done(event)) {
+    links_.Poll();
+    if (waiting_) waiting_();
+    if (steady_clock::now() - begin > kBusy) std::this_thread::sleep_for(kRest);
+  }
+}
+
+const Instruction& GpuIssuer::InstructionAt(IssuePlace place) const {
+  const int rank = devices_[static_cast<size_t>(place.device)].device.rank;
+  return plan_.programs[static_cast<size_t>(rank)][static_cast<size_t>(place.index)];
+}
+
+std::string GpuIssuer::Place() const {
+  if (at_ >= order_.size()) return "";
+  const IssuePlace place = order_[at_][0];
+  return "rank " + std::to_string(devices_[static_cast<size_t>(place.device)].device.rank) +
+         ", instruction " + std::to_string(place.index) + " (" + ToString(InstructionAt(place)) +
+         "): ";
+}
+
+}  // namespace contraflow

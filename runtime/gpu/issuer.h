@@ -1,0 +1,99 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+#include "runtime/core/transport.h"
+#include "runtime/gpu/backend.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/issue_order.h"
+#include "runtime/gpu/lanes.h"
+#include "runtime/gpu/links.h"
+#include "runtime/gpu/run.h"
+#include "runtime/gpu/step_stamps.h"
+
+namespace contraflow {
+
+/// One device that a process issues for.
+struct IssuedDevice {
+  Device device;
+  GpuBackend* backend;
+  const GpuLanes* lanes;
+};
+
+/// Gives the steps of a plan to a GPU, as the one thread of a process that does: every instruction
+/// of its devices, in the order of IssueOrder, on the stream of its lane, behind what its `after`
+/// names on other lanes. All lanes are forked off one stream and joined to it again, so that a step
+/// can be captured as one graph. Allocates nothing once the first step was issued.
+class GpuIssuer {
+ public:
+  /// What is passed must outlive it; the devices are distinct. `waiting` is called again and again
+  /// while the host waits for the GPU, and may throw to give up; empty: nothing is. Throws Error if
+  /// the plan is unsound (IssueOrder).
+  GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& gpu, GpuLinks& links,
+            const GpuRunOptions& options, std::function<void()> waiting = {});
+  GpuIssuer(const GpuIssuer&) = delete;
+  ~GpuIssuer() { DropGraph(); }
+
+  /// One step, from Upload to Download, done when it returns; steps count from 1. The first with a
+  /// graph captures it. An error names the instruction that was issued when it came; after one the
+  /// issuer is good for nothing but its destruction.
+  void Step(int step);
+
+  /// Gives the captured step back; the next one captures it anew. NCCL does not end a communicator
+  /// that a graph still has messages of.
+  void DropGraph() noexcept;
+
+  /// When each instruction of a device ran in the last step, in nanoseconds since the first of this
+  /// process began: from when its lane was free and what it waits for was done, messages and REDUCE
+  /// from when the last that takes part was. Empty without stamps.
+  std::vector<Span> SpansOf(size_t device) const;
+  /// The stamps themselves; null without.
+  const StepStamps* StampsOf(size_t device) const {
+    return stamps_.empty() ? nullptr : &stamps_[device];
+  }
+
+ private:
+  /// How far the host is ahead of one lane.
+  struct Pace {
+    int64_t issued = 0;
+    std::array<GpuEvent*, 2> events{};
+  };
+
+  void Issue();
+  void Fork();
+  void Join();
+  size_t UnitEnd(size_t first) const;
+  void IssueUnit(size_t first, size_t end);
+  void Meet(size_t point);
+  void BeginInstruction(IssuePlace place);
+  void EndInstruction(IssuePlace place);
+  void KeepPace(IssuePlace place);
+  void Await(GpuEvent* event);
+  const Instruction& InstructionAt(IssuePlace place) const;
+  std::string Place() const;
+
+  const Plan& plan_;
+  const std::vector<IssuedDevice> devices_;
+  Gpu& gpu_;
+  GpuLinks& links_;
+  const GpuRunOptions options_;
+  const std::function<void()> waiting_;
+  const IssueOrder order_;
+  std::vector<StepStamps> stamps_;  // by device; empty without
+  gpu::Stream origin_;
+  GpuEvent *start_, *end_;
+  std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
+  std::vector<std::vector<Pace>> paces_;      // by device and lane
+  std::vector<Participant> participants_;     // of the point at hand
+  GpuGraph* graph_ = nullptr;
+  size_t at_ = 0;  // point, for messages
+};
+
+}  // namespace contraflow

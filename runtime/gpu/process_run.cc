@@ -1,0 +1,196 @@
+#include "runtime/gpu/process_run.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "runtime/gpu/device.h"
+#include "runtime/gpu/issuer.h"
+#include "runtime/gpu/lanes.h"
+#include "runtime/gpu/sm_budget.h"
+#include "runtime/gpu/step_watch.h"
+#include "runtime/launch/process_run.h"
+#include "runtime/nccl/nccl_links.h"
+
+namespace contraflow {
+namespace {
+
+/// Rows that a member sends to each expert; 0: as many as there are.
+int CapacityOf(const Plan& plan, const Model& model) {
+  const LayerShape shape(model, plan.expert_parallel, model.experts / plan.expert_parallel);
+  return shape.capacity;
+}
+
+/// As long as it lives, links are aborted when the job stops.
+class AbortOnStop {
+ public:
+  AbortOnStop(Control& control, NcclLinks& links) : control_(control) {
+    control.OnStop([&links] { links.Abort(); });
+  }
+  AbortOnStop(const AbortOnStop&) = delete;
+  ~AbortOnStop() {
+    control_.OnStop([] {});
+  }
+
+ private:
+  Control& control_;
+};
+
+}  // namespace
+
+struct GpuProcessRun::Impl {
+  Impl(const Plan& the_plan, const Model& the_model, const Text& the_text, uint64_t the_seed,
+       const RankOrder& the_order, Gpu& the_gpu, Nccl& the_nccl, Control& the_control,
+       Progress& the_progress, std::chrono::milliseconds timeout, const GpuRunOptions& options)
+      : plan(the_plan),
+        model(the_model),
+        text(the_text),
+        seed(the_seed),
+        order(the_order),
+        gpu(the_gpu),
+        control(the_control),
+        progress(the_progress),
+        budget(BudgetOf(gpu.sms(), 1, plan.expert_parallel > 1, options.partition_sms)),
+        devices{order.DeviceOf(control.rank())} {
+    CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
+    gpu.Partition(budget.partitions, budget.sms);
+    setup = gpu.NewStream(0, Priority::kNormal, "setup");
+    backend = std::make_unique<GpuDevice>(plan, model, text, seed, devices[0], gpu, setup,
+                                          budget.compute);
+    lanes = std::make_unique<GpuLanes>(plan, devices[0], gpu, 0, budget.compute);
+    progress.Move();
+    links = std::make_unique<NcclLinks>(plan, CapacityOf(plan, model), order, control.rank(),
+                                        budget, the_nccl, gpu,
+                                        NcclComms::Options{timeout, [this] { progress.Move(); }});
+    stop = std::make_unique<AbortOnStop>(control, *links);
+    const bool leads = control.rank() == 0;
+    links->Connect(control.Broadcast(leads ? the_nccl.NewId() : ""), *backend);
+    issuer = std::make_unique<GpuIssuer>(
+        plan, std::vector<IssuedDevice>{{devices[0], backend.get(), lanes.get()}}, gpu, *links,
+        options, [this] { watch->Look(); });
+    watch = std::make_unique<StepWatch>(gpu, issuer->StampsOf(0), progress);
+  }
+
+  /// The issuer goes before the links, and its graph with it: each abort waits until no graph holds
+  /// the communicator. A graph that hangs in the messages of another process is given back only
+  /// when the aborts have ended those, so that they begin first, on a thread of their own.
+  ~Impl() {
+    control.OnStop([] {});
+    if (!closed) links->Abort();
+  }
+
+  GpuDevice& At(Device device) {
+    CF_ASSERT(device == devices[0]);
+    return *backend;
+  }
+
+  const Plan& plan;
+  const Model& model;
+  const Text& text;
+  const uint64_t seed;
+  const RankOrder& order;
+  Gpu& gpu;
+  Control& control;
+  Progress& progress;
+  const SmBudget budget;
+  const std::vector<Device> devices;
+  gpu::Stream setup{};
+  std::unique_ptr<GpuLanes> lanes;
+  std::unique_ptr<GpuDevice> backend;
+  std::unique_ptr<NcclLinks> links;
+  std::unique_ptr<AbortOnStop> stop;
+  std::unique_ptr<GpuIssuer> issuer;
+  std::unique_ptr<StepWatch> watch;
+  bool closed = false;
+};
+
+GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+                             const RankOrder& order, Gpu& gpu, Nccl& nccl, Control& control,
+                             Progress& progress, std::chrono::milliseconds timeout,
+                             GpuRunOptions options)
+    : impl_(std::make_unique<Impl>(plan, model, text, seed, order, gpu, nccl, control, progress,
+                                   timeout, options)) {}
+
+GpuProcessRun::~GpuProcessRun() = default;
+
+StepResult GpuProcessRun::Step(int step) {
+  const Plan& plan = impl_->plan;
+  Control& control = impl_->control;
+  control.Barrier();
+  impl_->progress.Enter(step, Progress::kStart);
+  impl_->watch->Begin(step);
+  const Clock::time_point start = Clock::now();
+  impl_->issuer->Step(step);
+  impl_->progress.Enter(step, Progress::kEnd);
+  DeviceStep here = impl_->backend->Results();
+  here.spans = impl_->issuer->SpansOf(0);
+  const std::vector<std::string> all = control.Gather(WriteDeviceStep(here));
+  const Time duration =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  if (all.empty()) {
+    StepResult result;
+    result.duration = duration;
+    return result;
+  }
+  std::vector<DeviceStep> steps(all.size());
+  for (size_t process = 0; process < all.size(); ++process) {
+    const Device device = impl_->order.DeviceOf(static_cast<int>(process));
+    steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
+  }
+  JoinSpans(plan, &steps);
+  return JoinDevices(plan, steps, duration);
+}
+
+const std::vector<Device>& GpuProcessRun::devices() const { return impl_->devices; }
+
+Stage& GpuProcessRun::StageAt(Device device, int stage) { return impl_->At(device).StageAt(stage); }
+
+void GpuProcessRun::Put(Device device, int stage) { impl_->At(device).Put(stage); }
+
+const std::array<int64_t, kArenaCount>& GpuProcessRun::ArenasAt(Device device) {
+  return impl_->At(device).arena_bytes();
+}
+
+std::unique_ptr<GpuReference> GpuProcessRun::NewReference() {
+  return std::make_unique<GpuReference>(impl_->plan, impl_->model, impl_->text, impl_->seed,
+                                        impl_->gpu, impl_->setup, impl_->budget.compute);
+}
+
+void GpuProcessRun::Close() {
+  impl_->issuer->DropGraph();
+  impl_->links->Close();
+  impl_->closed = true;
+}
+
+void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps) {
+  // The clocks of GPUs know nothing of each other. Processes begin a step together, and every
+  // device has lanes that begin with it, so that its first instruction marks the beginning.
+  using Edge = std::tuple<Tag, int, int>;
+  const auto ranks = static_cast<size_t>(plan.ranks);
+  for (size_t first = 0; first < steps->size(); first += ranks) {
+    std::map<Edge, Time> ready;
+    const auto each_message = [&](const auto& visit) {
+      for (size_t r = 0; r < ranks; ++r) {
+        const Program& program = plan.programs[r];
+        std::vector<Span>& spans = (*steps)[first + r].spans;
+        for (size_t i = 0; i < spans.size(); ++i) {
+          const Work work = WorkOf(program[i].op);
+          const auto self = static_cast<int>(r);
+          if (work == Work::kSend) visit(Edge(TagOf(program[i]), self, program[i].peer), &spans[i]);
+          if (work == Work::kRecv) visit(Edge(TagOf(program[i]), program[i].peer, self), &spans[i]);
+        }
+      }
+    };
+    each_message([&](const Edge& edge, const Span* span) {
+      const auto [at, is_new] = ready.try_emplace(edge, span->start);
+      if (!is_new) at->second = std::max(at->second, span->start);
+    });
+    each_message(
+        [&](const Edge& edge, Span* span) { span->start = std::min(ready.at(edge), span->end); });
+  }
+}
+
+}  // namespace contraflow

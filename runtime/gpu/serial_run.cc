@@ -1,0 +1,337 @@
+#include "runtime/gpu/serial_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "compiler/plan/error.h"
+#include "kernels/gpu/exchange.h"
+#include "runtime/core/component_walk.h"
+#include "runtime/gpu/products.h"
+#include "runtime/gpu/stage.h"
+#include "runtime/gpu/whole_layer.h"
+#include "runtime/model/gpu_views.h"
+
+namespace contraflow {
+namespace {
+
+Model Checked(const Plan& plan, const Model& model) {
+  const Model fitted =
+      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
+  CheckGpuModel(fitted);
+  return fitted;
+}
+
+}  // namespace
+
+struct GpuReference::Impl {
+  Impl(const Plan& the_plan, const Model& the_model, const Text& the_text, uint64_t the_seed,
+       Gpu& the_gpu, gpu::Stream the_stream, int compute_sms);
+
+  void PlaceSums();
+  void Upload(int step);
+  void TrainOn(int replica, int microbatch);
+  void Forward(const WholeLayer& at, int replica, int microbatch);
+  void BackwardInput(const WholeLayer& at);
+  void BackwardWeight(const WholeLayer& at, int replica, int microbatch);
+  void ToExperts(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens, gpu::Bf16* GpuViews::*experts,
+                 bool count);
+  void ToTokens(const WholeLayer& at, int member, gpu::Bf16* GpuViews::*tokens,
+                gpu::Bf16* GpuViews::*experts);
+  gpu::ExchangePeers PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
+                             gpu::Bf16* GpuViews::*experts) const;
+  void AddUp(const std::vector<std::span<float>>& copies);
+
+  size_t HolderOf(int stage, int microbatch) const;
+  GpuStage& At(int stage) { return *stages[static_cast<size_t>(stage)]; }
+  /// Of a micro-batch of a member.
+  size_t PlaceOf(int replica, int member, int microbatch) const {
+    return static_cast<size_t>((replica * members + member) * plan.microbatches + microbatch);
+  }
+  const int32_t* TokensOf(size_t place) const {
+    return reinterpret_cast<const int32_t*>(input) + place * static_cast<size_t>(shape.tokens);
+  }
+  const int32_t* TargetsOf(size_t place) const { return TokensOf(micros + place); }
+  size_t token_bytes() const {
+    return 2 * micros * static_cast<size_t>(shape.tokens) * sizeof(int32_t);
+  }
+  size_t choice_size() const {
+    return static_cast<size_t>(shape.tokens) * static_cast<size_t>(shape.top_k);
+  }
+  /// Of the layer of that number in the model.
+  int32_t* ChoiceAt(size_t layer, size_t place) const {
+    return choices + (layer * micros + place) * choice_size();
+  }
+  float* losses() const { return reinterpret_cast<float*>(output); }
+  int32_t* counts() const { return reinterpret_cast<int32_t*>(losses() + micros); }
+  size_t output_bytes() const { return micros * sizeof(float) + 2 * sizeof(int32_t); }
+
+  const Plan& plan;
+  const Model model;
+  const Text& text;
+  const uint64_t seed;
+  const int members;
+  const size_t micros;  // over replicas and members
+  const LayerShape shape;
+  Gpu& gpu;
+  const gpu::Stream stream;
+  const GpuKit kit;
+  const GpuLane lane;
+  const std::vector<int> route_of;
+  const std::vector<std::vector<int>> holders;
+  std::vector<std::unique_ptr<GpuStage>> stages;
+  std::vector<std::unique_ptr<Stage>> mirrors;  // once they were asked for
+  std::vector<WholeLayer> layers;               // of all stages
+  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * holders + holder]
+  // and, for the experts, [stage][replica * holders + holder]. The first of each is the gradient of
+  // the stage, the others lie behind each other in `sums`.
+  std::vector<std::vector<std::span<float>>> dense, experts;
+  float* sums = nullptr;
+  size_t sums_size = 0;
+  // As in GpuDevice, of all micro-batches.
+  std::byte *host_input = nullptr, *input = nullptr, *host_output = nullptr, *output = nullptr;
+  // The experts of every layer and micro-batch, [T x k], on the host.
+  int32_t* choices = nullptr;
+};
+
+GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Text& the_text,
+                         uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms)
+    : plan(the_plan),
+      model(Checked(the_plan, the_model)),
+      text(the_text),
+      seed(the_seed),
+      members(plan.expert_parallel),
+      micros(static_cast<size_t>(plan.data_parallel) * static_cast<size_t>(members) *
+             static_cast<size_t>(plan.microbatches)),
+      shape(model, members, model.experts),
+      gpu(the_gpu),
+      stream(the_stream),
+      kit(shape, gpu, stream, compute_sms),
+      lane{stream, kit.work(0)},
+      route_of(RouteOfMicrobatch(plan)),
+      holders(HoldersOfStage(plan)),
+      mirrors(static_cast<size_t>(plan.stages)) {
+  for (int s = 0; s < plan.stages; ++s) {
+    stages.push_back(std::make_unique<GpuStage>(model, kit, 0, s, plan.stages, seed, gpu, stream));
+  }
+  std::vector<int> layers_of;
+  for (const auto& stage : stages) layers_of.push_back(stage->layers());
+  layers = PlaceWholeLayers(shape, layers_of, gpu, stream);
+  PlaceSums();
+  const size_t input_bytes = token_bytes() + sizeof(gpu::AdamWStepSize);
+  host_input = gpu.AllocateHost(input_bytes);
+  input = gpu.Allocate(input_bytes);
+  host_output = gpu.AllocateHost(output_bytes());
+  output = gpu.Allocate(output_bytes());
+  choices = reinterpret_cast<int32_t*>(
+      gpu.AllocateHost(layers.size() * micros * choice_size() * sizeof(int32_t)));
+}
+
+void GpuReference::Impl::PlaceSums() {
+  const auto replicas = static_cast<size_t>(plan.data_parallel);
+  const auto copies_of = [&](int s) { return replicas * holders[static_cast<size_t>(s)].size(); };
+  for (int s = 0; s < plan.stages; ++s) {
+    const size_t copies = copies_of(s), dense_copies = copies * static_cast<size_t>(members);
+    if (dense_copies > static_cast<size_t>(gpu::kMaxPeers)) {
+      throw Error("on GPUs a stage has at most " + std::to_string(gpu::kMaxPeers) +
+                  " copies, this plan has " + std::to_string(dense_copies) + " of stage " +
+                  std::to_string(s) + "; compile it with fewer replicas or expert members");
+    }
+    sums_size += (dense_copies - 1) * At(s).dense_gradients().size() +
+                 (copies - 1) * At(s).expert_gradients().size();
+  }
+  if (sums_size > 0) sums = reinterpret_cast<float*>(gpu.Allocate(sums_size * sizeof(float)));
+  float* at = sums;
+  const auto add = [&](std::span<float> first, size_t copies) {
+    std::vector<std::span<float>> parts = {first};
+    for (; parts.size() < copies; at += first.size()) parts.emplace_back(at, first.size());
+    return parts;
+  };
+  for (int s = 0; s < plan.stages; ++s) {
+    dense.push_back(add(At(s).dense_gradients(), copies_of(s) * static_cast<size_t>(members)));
+    experts.push_back(add(At(s).expert_gradients(), copies_of(s)));
+  }
+}
+
+void GpuReference::Impl::Upload(int step) {
+  auto* const all = reinterpret_cast<int32_t*>(host_input);
+  const auto tokens = static_cast<size_t>(shape.tokens);
+  MicroBatch micro;
+  for (int d = 0; d < plan.data_parallel; ++d) {
+    for (int e = 0; e < members; ++e) {
+      for (int m = 0; m < plan.microbatches; ++m) {
+        DrawMicroBatch(text, model, seed, step, d * members + e, m, &micro);
+        CF_ASSERT(micro.tokens.size() == tokens && micro.targets.size() == tokens);
+        const size_t place = PlaceOf(d, e, m);
+        std::copy(micro.tokens.begin(), micro.tokens.end(), all + place * tokens);
+        std::copy(micro.targets.begin(), micro.targets.end(), all + (micros + place) * tokens);
+      }
+    }
+  }
+  const gpu::AdamWStepSize size = StepSizeOf(model, step);
+  std::memcpy(host_input + token_bytes(), &size, sizeof(size));
+  gpu.CopyToDevice(stream, input, host_input, token_bytes() + sizeof(size));
+}
+
+gpu::ExchangePeers GpuReference::Impl::PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
+                                               gpu::Bf16* GpuViews::*of_experts) const {
+  // The first member has all experts, the others have tokens only.
+  gpu::ExchangePeers peers{};
+  peers.members = members;
+  peers.local_experts = shape.experts;
+  peers.owners = 1;
+  for (size_t e = 0; e < at.members.size(); ++e) {
+    peers.peer[e] = {at.members[e].sent, at.members[e].*tokens, at.experts.first,
+                     at.experts.received, at.experts.*of_experts};
+  }
+  return peers;
+}
+
+void GpuReference::Impl::ToExperts(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
+                                   gpu::Bf16* GpuViews::*of_experts, bool count) {
+  gpu::PullToExperts(stream, PeersOf(at, tokens, of_experts), 0, shape.width, shape.capacity,
+                     shape.expert_rows, count ? at.experts.first : nullptr,
+                     count ? at.experts.received : nullptr, counts() + 1, stream.sms);
+}
+
+void GpuReference::Impl::ToTokens(const WholeLayer& at, int member, gpu::Bf16* GpuViews::*tokens,
+                                  gpu::Bf16* GpuViews::*of_experts) {
+  gpu::PullToTokens(stream, PeersOf(at, tokens, of_experts), member, shape.width, shape.sent_rows,
+                    stream.sms);
+}
+
+void GpuReference::Impl::Forward(const WholeLayer& at, int replica, int microbatch) {
+  const GpuStage& stage = At(at.stage);
+  for (int e = 0; e < members; ++e) {
+    const size_t place = PlaceOf(replica, e, microbatch);
+    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    stage.AttentionForward(at.layer, TokensOf(place), counts(), v, lane);
+    gpu.CopyToHost(stream, ChoiceAt(static_cast<size_t>(&at - layers.data()), place), v.expert,
+                   choice_size() * sizeof(int32_t));
+  }
+  ToExperts(at, &GpuViews::dispatched, &GpuViews::rows, true);
+  stage.ExpertsForward(at.layer, at.experts, stream);
+  for (int e = 0; e < members; ++e) {
+    const size_t place = PlaceOf(replica, e, microbatch);
+    ToTokens(at, e, &GpuViews::combined, &GpuViews::expert_out);
+    stage.CombineForward(at.layer, TargetsOf(place), LossScale(plan), losses() + place,
+                         at.members[static_cast<size_t>(e)], lane);
+  }
+}
+
+void GpuReference::Impl::BackwardInput(const WholeLayer& at) {
+  const GpuStage& stage = At(at.stage);
+  for (const GpuViews& v : at.members) stage.CombineBackward(at.layer, v, lane);
+  ToExperts(at, &GpuViews::dcombined, &GpuViews::drows, false);
+  stage.ExpertsBackward(at.layer, at.experts, stream);
+  for (int e = 0; e < members; ++e) {
+    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    ToTokens(at, e, &GpuViews::ddispatched, &GpuViews::dsorted);
+    stage.DispatchBackward(v, stream);
+    stage.AttentionBackward(at.layer, v, lane);
+  }
+}
+
+// Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
+void GpuReference::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
+  const GpuStage& stage = At(at.stage);
+  const auto s = static_cast<size_t>(at.stage), copies = holders[s].size();
+  const size_t holder = HolderOf(at.stage, microbatch);
+  const size_t copy = static_cast<size_t>(replica) * copies + holder;
+  stage.ExpertsWeight(at.layer, at.experts, experts[s][copy].data(), stream);
+  for (int e = 0; e < members; ++e) {
+    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    const auto device = static_cast<size_t>(replica * members + e);
+    float* const sum = dense[s][device * copies + holder].data();
+    if (stage.HasHead(at.layer)) stage.HeadWeight(v, sum, lane);
+    stage.AttentionWeight(at.layer, TokensOf(PlaceOf(replica, e, microbatch)), v, sum, lane);
+  }
+}
+
+void GpuReference::Impl::TrainOn(int replica, int microbatch) {
+  for (const WholeLayer& at : layers) Forward(at, replica, microbatch);
+  for (size_t l = layers.size(); l-- > 0;) BackwardInput(layers[l]);
+  for (const WholeLayer& at : layers) BackwardWeight(at, replica, microbatch);
+}
+
+void GpuReference::Impl::AddUp(const std::vector<std::span<float>>& copies) {
+  if (copies.size() < 2 || copies[0].empty()) return;
+  gpu::SumParts parts{};
+  for (const std::span<float> copy : copies) parts.part[parts.count++] = copy.data();
+  gpu::OrderedSum(stream, parts, copies[0].size(), stream.sms);
+}
+
+/// Which of the copies of a stage works on this micro-batch.
+size_t GpuReference::Impl::HolderOf(int stage, int microbatch) const {
+  const auto s = static_cast<size_t>(stage);
+  const auto route = static_cast<size_t>(route_of[static_cast<size_t>(microbatch)]);
+  const auto holder = std::find(holders[s].begin(), holders[s].end(), plan.routes[route].ranks[s]);
+  CF_ASSERT(holder != holders[s].end());
+  return static_cast<size_t>(holder - holders[s].begin());
+}
+
+GpuReference::GpuReference(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+                           Gpu& gpu, gpu::Stream stream, int compute_sms)
+    : impl_(std::make_unique<Impl>(plan, model, text, seed, gpu, stream, compute_sms)) {}
+GpuReference::~GpuReference() = default;
+
+std::vector<float> GpuReference::Step(int step) {
+  Impl& all = *impl_;
+  all.gpu.Synchronize();
+  all.Upload(step);
+  for (const auto& stage : all.stages) stage->ZeroGradients(all.stream);
+  if (all.sums_size > 0) all.gpu.Zero(all.stream, all.sums, all.sums_size * sizeof(float));
+  all.gpu.Zero(all.stream, all.output, all.output_bytes());
+  for (int d = 0; d < all.plan.data_parallel; ++d) {
+    for (int m = 0; m < all.plan.microbatches; ++m) all.TrainOn(d, m);
+  }
+  const auto* const size =
+      reinterpret_cast<const gpu::AdamWStepSize*>(all.input + all.token_bytes());
+  for (int s = 0; s < all.plan.stages; ++s) {
+    all.AddUp(all.dense[static_cast<size_t>(s)]);
+    all.AddUp(all.experts[static_cast<size_t>(s)]);
+    all.At(s).OptimizerStep(size, all.stream);
+  }
+  all.gpu.CopyToHost(all.stream, all.host_output, all.output, all.output_bytes());
+  all.gpu.Synchronize();
+  const auto* const losses = reinterpret_cast<const float*>(all.host_output);
+  return {losses, losses + all.micros};
+}
+
+Stage& GpuReference::StageAt(int stage) {
+  Impl& all = *impl_;
+  std::unique_ptr<Stage>& mirror = all.mirrors.at(static_cast<size_t>(stage));
+  if (!mirror) {
+    mirror = std::make_unique<Stage>(all.model, all.shape, 0, stage, all.plan.stages, all.seed);
+  }
+  all.At(stage).Get(mirror.get(), all.stream);
+  return *mirror;
+}
+
+void GpuReference::Put(int stage) {
+  const std::unique_ptr<Stage>& mirror = impl_->mirrors.at(static_cast<size_t>(stage));
+  if (mirror) impl_->At(stage).Put(*mirror, impl_->stream);
+}
+
+const int32_t* GpuReference::ChoiceAt(int stage, int layer, int replica, int member,
+                                      int microbatch) const {
+  const Impl& all = *impl_;
+  const auto at = std::find_if(all.layers.begin(), all.layers.end(), [&](const WholeLayer& other) {
+    return other.stage == stage && other.layer == layer;
+  });
+  CF_ASSERT(at != all.layers.end());
+  return all.ChoiceAt(static_cast<size_t>(at - all.layers.begin()),
+                      all.PlaceOf(replica, member, microbatch));
+}
+
+int GpuReference::LayersOf(int stage) const {
+  return impl_->stages.at(static_cast<size_t>(stage))->layers();
+}
+
+int64_t GpuReference::dropped() const {
+  const auto* const losses = reinterpret_cast<const float*>(impl_->host_output);
+  return *reinterpret_cast<const int32_t*>(losses + impl_->micros);
+}
+
+}  // namespace contraflow

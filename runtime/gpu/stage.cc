@@ -1,0 +1,221 @@
+#include "runtime/gpu/stage.h"
+
+#include <cmath>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "kernels/gpu/combine.h"
+#include "kernels/gpu/cross_entropy.h"
+#include "kernels/gpu/embedding.h"
+#include "kernels/gpu/experts.h"
+#include "kernels/gpu/permutation.h"
+#include "kernels/gpu/rmsnorm.h"
+#include "kernels/gpu/rope.h"
+#include "kernels/gpu/router.h"
+
+namespace contraflow {
+namespace {
+
+ExpertRange ExpertsOf(const LayerShape& shape, int member) {
+  CF_ASSERT(member >= 0 && (member + 1) * shape.local_experts <= shape.experts);
+  return {member * shape.local_experts, (member + 1) * shape.local_experts};
+}
+
+gpu::ExpertsSizes SizesOf(const LayerShape& n) {
+  return {n.local_experts, n.width, n.expert_width, n.expert_rows};
+}
+
+float* Floats(Gpu& gpu, size_t count) {
+  return reinterpret_cast<float*>(gpu.Allocate(count * sizeof(float)));
+}
+
+float* FloatWork(GpuLane at) { return reinterpret_cast<float*>(at.work); }
+
+}  // namespace
+
+gpu::AdamWStepSize StepSizeOf(const Model& model, int step) {
+  CF_ASSERT(step >= 1);
+  double rate = static_cast<double>(model.learning_rate);
+  if (step < model.warmup_steps) rate *= static_cast<double>(step) / model.warmup_steps;
+  const auto correction = [step](float beta) {
+    return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), step)));
+  };
+  return {static_cast<float>(rate), correction(model.beta1), correction(model.beta2)};
+}
+
+GpuStage::GpuStage(const Model& model, const GpuKit& kit, int member, int stage, int stages,
+                   uint64_t seed, Gpu& gpu, gpu::Stream setup)
+    : model_(model),
+      kit_(kit),
+      shape_(kit.shape()),
+      stage_(stage),
+      stages_(stages),
+      gpu_(gpu),
+      layout_(LayoutOfStage(model, stage, stages, ExpertsOf(shape_, member))),
+      parameters_(Floats(gpu, layout_.size)),
+      gradients_(Floats(gpu, layout_.size)),
+      m_(Floats(gpu, layout_.size)),
+      v_(Floats(gpu, layout_.size)),
+      copy_(reinterpret_cast<gpu::Bf16*>(gpu.Allocate(layout_.size * sizeof(gpu::Bf16)))) {
+  std::vector<float> drawn(layout_.size);
+  DrawParameters(model_, stage_, stages_, ExpertsOf(shape_, member), seed, drawn.data());
+  gpu_.CopyToDevice(setup, parameters_, drawn.data(), bytes());
+  gpu::RoundToBf16(setup, layout_.size, parameters_, copy_);
+  for (float* block : {gradients_, m_, v_}) gpu_.Zero(setup, block, bytes());
+  gpu_.Synchronize();
+}
+
+// x -> norm -> qkv -> rope -> attention -> output projection -> + x = y
+// y -> norm -> router, sort by expert
+void GpuStage::AttentionForward(int layer, const int32_t* tokens, int32_t* dropped,
+                                const GpuViews& v, GpuLane at) const {
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
+  const gpu::Stream stream = at.stream;
+  if (HasEmbedding(layer)) {
+    gpu::EmbeddingForward(stream, tokens, copy_ + layout_.embedding, n.tokens, n.width, v.x);
+  }
+  gpu::RmsNormForward(stream, v.x, parameters_ + o.attention_norm, n.tokens, n.width,
+                      v.attention_rstd, v.attention_xn);
+  kit_.Linear(at, v.attention_xn, copy_ + o.qkv, n.width, 3 * n.width, v.qkv);
+  gpu::RopeForward(stream, kit_.cosine(), kit_.sine(), n.tokens, n.sequence, n.heads, n.head_width,
+                   v.qkv);
+  kit_.attention().Forward(stream, v.qkv, at.work, v.context, v.lse);
+  kit_.LinearAdd(at, v.context, copy_ + o.output, v.x, v.y);
+
+  gpu::RmsNormForward(stream, v.y, parameters_ + o.expert_norm, n.tokens, n.width, v.expert_rstd,
+                      v.expert_xn);
+  kit_.Linear(at, v.expert_xn, copy_ + o.router, n.width, n.experts, v.router);
+  gpu::RouterForward(stream, n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
+  gpu::SortByExpert(stream, v.expert, n.tokens, n.experts, n.top_k, n.capacity, at.work, v.sent,
+                    v.token_of, v.row_of, dropped);
+  gpu::SpreadTokens(stream, v.expert_xn, v.row_of, v.token_of, n.tokens, n.sent_rows, n.top_k,
+                    n.width, v.dispatched);
+}
+
+void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const {
+  gpu::ExpertsForward(stream, SizesOf(shape_), v.first, v.rows, experts() + At(layer).gate_up,
+                      experts() + At(layer).down, v.gate, v.hidden, v.expert_out);
+}
+
+void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
+                              const GpuViews& v, GpuLane at) const {
+  const LayerShape& n = shape_;
+  gpu::CombineForward(at.stream, v.y, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width,
+                      v.z);
+  if (!HasHead(layer)) return;
+  gpu::RmsNormForward(at.stream, v.z, parameters_ + layout_.final_norm, n.tokens, n.width,
+                      v.final_rstd, v.final_xn);
+  kit_.Linear(at, v.final_xn, copy_ + layout_.head, n.width, n.vocabulary, v.logits);
+  gpu::CrossEntropy(at.stream, targets, loss_scale, n.tokens, n.vocabulary, v.logits, v.row_loss);
+  gpu::Mean(at.stream, v.row_loss, n.tokens, loss);
+}
+
+void GpuStage::CombineBackward(int layer, const GpuViews& v, GpuLane at) const {
+  const LayerShape& n = shape_;
+  if (HasHead(layer)) {
+    kit_.LinearBackwardInput(at, v.logits, copy_ + layout_.head, n.width, n.vocabulary,
+                             v.dfinal_xn);
+    // Nothing runs past the final norm, so there is no residual gradient to join.
+    gpu::RmsNormBackwardInput(at.stream, v.z, parameters_ + layout_.final_norm, v.final_rstd,
+                              v.dfinal_xn, nullptr, n.tokens, n.width, v.dz);
+  }
+  gpu::CombineBackwardInput(at.stream, v.dz, v.combined, v.row_of, v.token_of, v.weight, n.tokens,
+                            n.sent_rows, n.top_k, n.width, v.dcombined, v.dweight);
+}
+
+void GpuStage::ExpertsBackward(int layer, const GpuViews& v, gpu::Stream stream) const {
+  gpu::ExpertsBackwardInput(stream, SizesOf(shape_), v.first, experts() + At(layer).gate_up,
+                            experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted);
+}
+
+void GpuStage::DispatchBackward(const GpuViews& v, gpu::Stream stream) const {
+  gpu::GatherTokensBackwardInput(stream, v.ddispatched, v.row_of, shape_.tokens, shape_.top_k,
+                                 shape_.width, v.dexpert);
+}
+
+// ATTN_F in reverse, the residual gradients joining at the norms.
+void GpuStage::AttentionBackward(int layer, const GpuViews& v, GpuLane at) const {
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
+  const gpu::Stream stream = at.stream;
+  gpu::RouterBackwardInput(stream, v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k,
+                           v.dlogits);
+  kit_.LinearBackwardInputAdd(at, v.dlogits, copy_ + o.router, n.width, n.experts, v.dexpert);
+  gpu::RmsNormBackwardInput(stream, v.y, parameters_ + o.expert_norm, v.expert_rstd, v.dexpert,
+                            v.dz, n.tokens, n.width, v.dy);
+
+  kit_.LinearBackwardInput(at, v.dy, copy_ + o.output, n.width, n.width, v.dcontext);
+  kit_.attention().BackwardInput(stream, v.qkv, v.context, v.lse, v.dcontext, at.work, v.dqkv);
+  gpu::RopeBackwardInput(stream, kit_.cosine(), kit_.sine(), n.tokens, n.sequence, n.heads,
+                         n.head_width, v.dqkv);
+  kit_.LinearBackwardInput(at, v.dqkv, copy_ + o.qkv, n.width, 3 * n.width, v.dattention_xn);
+  gpu::RmsNormBackwardInput(stream, v.x, parameters_ + o.attention_norm, v.attention_rstd,
+                            v.dattention_xn, v.dy, n.tokens, n.width, v.dx);
+}
+
+void GpuStage::ExpertsWeight(int layer, const GpuViews& v, float* experts,
+                             gpu::Stream stream) const {
+  gpu::ExpertsBackwardWeight(stream, SizesOf(shape_), v.first, v.rows, v.hidden, v.dgate, v.drows,
+                             experts + At(layer).gate_up, experts + At(layer).down);
+}
+
+void GpuStage::HeadWeight(const GpuViews& v, float* dense, GpuLane at) const {
+  const LayerShape& n = shape_;
+  kit_.LinearBackwardWeight(at, v.final_xn, v.logits, n.width, n.vocabulary, dense + layout_.head);
+  gpu::RmsNormBackwardWeight(at.stream, v.z, v.final_rstd, v.dfinal_xn, n.tokens, n.width,
+                             FloatWork(at), dense + layout_.final_norm);
+}
+
+void GpuStage::AttentionWeight(int layer, const int32_t* tokens, const GpuViews& v, float* dense,
+                               GpuLane at) const {
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
+  kit_.LinearBackwardWeight(at, v.expert_xn, v.dlogits, n.width, n.experts, dense + o.router);
+  gpu::RmsNormBackwardWeight(at.stream, v.y, v.expert_rstd, v.dexpert, n.tokens, n.width,
+                             FloatWork(at), dense + o.expert_norm);
+  kit_.LinearBackwardWeight(at, v.context, v.dy, n.width, n.width, dense + o.output);
+  kit_.LinearBackwardWeight(at, v.attention_xn, v.dqkv, n.width, 3 * n.width, dense + o.qkv);
+  gpu::RmsNormBackwardWeight(at.stream, v.x, v.attention_rstd, v.dattention_xn, n.tokens, n.width,
+                             FloatWork(at), dense + o.attention_norm);
+  if (!HasEmbedding(layer)) return;
+  gpu::EmbeddingBackwardWeight(at.stream, tokens, v.dx, n.tokens, n.vocabulary, n.width, at.work,
+                               dense + layout_.embedding);
+}
+
+void GpuStage::ZeroGradients(gpu::Stream stream) { gpu_.Zero(stream, gradients_, bytes()); }
+
+void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, gpu::Stream stream) {
+  const gpu::AdamWRates rates = {model_.beta1, model_.beta2, model_.epsilon, model_.weight_decay};
+  gpu::AdamWStep(stream, step, rates, layout_.size, gradients_, m_, v_, parameters_, copy_);
+}
+
+void GpuStage::Get(Stage* mirror, gpu::Stream stream) const {
+  const auto get = [&](std::span<float> to, const float* from) {
+    CF_ASSERT(to.size() == layout_.size);
+    gpu_.CopyToHost(stream, to.data(), from, bytes());
+  };
+  // Other streams may still be at it.
+  gpu_.Synchronize();
+  get(mirror->parameters(), parameters_);
+  get(mirror->gradients(), gradients_);
+  get(mirror->first_moments(), m_);
+  get(mirror->second_moments(), v_);
+  gpu_.Synchronize();
+}
+
+void GpuStage::Put(Stage& mirror, gpu::Stream stream) {
+  const auto put = [&](float* to, std::span<const float> from) {
+    CF_ASSERT(from.size() == layout_.size);
+    gpu_.CopyToDevice(stream, to, from.data(), bytes());
+  };
+  gpu_.Synchronize();
+  put(parameters_, mirror.parameters());
+  put(gradients_, mirror.gradients());
+  put(m_, mirror.first_moments());
+  put(v_, mirror.second_moments());
+  gpu::RoundToBf16(stream, layout_.size, parameters_, copy_);
+  gpu_.Synchronize();
+}
+
+}  // namespace contraflow

@@ -1,0 +1,213 @@
+#include "runtime/host/backend.h"
+
+#include <algorithm>
+#include <string>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+bool IsMessage(const Instruction& i) { return OperandsOf(i.op) == Operands::kMessage; }
+
+}  // namespace
+
+HostBackend::HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+                         Device device, Transport& transport, bool fill)
+    : model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
+      text_(text),
+      seed_(seed),
+      device_number_(device.replica * plan.expert_parallel + device.member),
+      stages_(plan.stages),
+      shape_(model_, plan.expert_parallel, model_.experts / plan.expert_parallel),
+      loss_scale_(LossScale(plan)),
+      walk_(plan, model_),
+      values_(BytesOfValues<float>(shape_), fill),
+      exchange_(shape_, transport) {
+  const auto rank = static_cast<size_t>(device.rank);
+  CountUses(plan.programs[rank]);
+  if (plan.level == Level::kBuffer) values_.Place(plan.slots[rank], model_.name);
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
+    if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+    copies_[s] = std::make_unique<Stage>(model_, shape_, device.member, s, plan.stages, seed);
+  }
+}
+
+void HostBackend::CountUses(const Program& program) {
+  const auto count = [&](const Instruction& i) {
+    walk_.AccessesOf(i, &accesses_);
+    for (const Access& access : accesses_) values_.Expect(access);
+  };
+  for (const Instruction& i : program) {
+    if (IsMessage(i)) {
+      count(i);
+    } else if (OperandsOf(i.op) != Operands::kStage) {
+      walk_.Each(i, count);
+      if (i.stage + 1 == stages_ && (HasForward(i.op) || i.op == Op::COMBINE_F)) {
+        no_losses_.emplace(i.microbatch, 0.0f);
+      }
+    }
+  }
+}
+
+void HostBackend::BeginStep(int step) {
+  step_ = step;
+  dropped_ = 0;
+  no_losses_.merge(losses_);
+  values_.BeginStep();
+  for (auto& [s, stage] : copies_) stage->ZeroGradients();
+}
+
+void HostBackend::Compute(const Instruction& instruction) {
+  walk_.Each(instruction, [&](const Instruction& component) { Run(component); });
+}
+
+LayerViews<float> HostBackend::Touch(const Instruction& i) {
+  LayerViews<float> views;
+  walk_.AccessesOf(i, &accesses_);
+  for (const Access& access : accesses_) {
+    std::byte* const bytes = values_.Touch(access);
+    if (access.stage == i.stage && access.layer == i.layer) {
+      PlaceValue<float>(shape_, access.value, bytes, &views);
+    } else {
+      // Handed to a neighbouring layer: its input is this one's output, and so with the gradients.
+      CF_ASSERT(access.value == Value::input || access.value == Value::doutput);
+      const Value here = access.value == Value::input ? Value::output : Value::dinput;
+      PlaceValue<float>(shape_, here, bytes, &views);
+    }
+  }
+  return views;
+}
+
+void HostBackend::Leave() {
+  for (const Access& access : accesses_) values_.Leave(access);
+}
+
+const MicroBatch& HostBackend::Draw(const Instruction& i) {
+  const bool reads = i.stage == 0 || i.stage + 1 == stages_;
+  if (reads && (drawn_step_ != step_ || drawn_microbatch_ != i.microbatch)) {
+    DrawMicroBatch(text_, model_, seed_, step_, device_number_, i.microbatch, &micro_);
+    drawn_step_ = step_;
+    drawn_microbatch_ = i.microbatch;
+  }
+  return micro_;
+}
+
+void HostBackend::Run(const Instruction& i) {
+  Stage& stage = StageAt(i.stage);
+  const int layer = i.layer;
+  if (layer >= stage.layers()) {
+    throw Error("stage " + std::to_string(i.stage) + " has only " + std::to_string(stage.layers()) +
+                " layers; verify the plan");
+  }
+  const LayerViews<float> v = Touch(i);
+  switch (i.op) {
+    case Op::ATTN_F:
+      dropped_ += stage.AttentionForward(layer, Draw(i), v);
+      break;
+    case Op::ATTN_R:
+      stage.AttentionForward(layer, Draw(i), v);
+      break;
+    case Op::DISPATCH_F:
+    case Op::DISPATCH_R:
+      exchange_.Dispatch(i, v);
+      break;
+    case Op::MLP_F:
+    case Op::MLP_R:
+      stage.ExpertsForward(layer, v);
+      break;
+    case Op::COMBINE_R:
+      exchange_.Combine(i, v);
+      // What the next stage was sent is not made again.
+      if (v.z != nullptr) stage.CombineForward(layer, Draw(i), v);
+      break;
+    case Op::COMBINE_F: {
+      exchange_.Combine(i, v);
+      const float loss = stage.CombineForward(layer, Draw(i), v);
+      if (!stage.HasHead(layer)) break;
+      auto node = no_losses_.extract(i.microbatch);
+      CF_ASSERT(!node.empty());
+      node.mapped() = loss;
+      losses_.insert(std::move(node));
+      break;
+    }
+    case Op::COMBINE_B:
+      stage.CombineBackward(layer, Draw(i), loss_scale_, v);
+      exchange_.CombineBackward(i, v);
+      break;
+    case Op::MLP_B:
+      stage.ExpertsBackward(layer, v);
+      break;
+    case Op::MLP_W:
+      stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
+      if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
+      break;
+    case Op::DISPATCH_B:
+      exchange_.DispatchBackward(i, v);
+      stage.DispatchBackward(layer, v);
+      break;
+    case Op::ATTN_B:
+      stage.AttentionBackward(layer, v);
+      break;
+    case Op::ATTN_W:
+      stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
+      break;
+    case Op::F:
+    case Op::B:
+    case Op::W:
+    case Op::BW:
+    case Op::FB:
+    case Op::SEND_F:
+    case Op::RECV_F:
+    case Op::SEND_B:
+    case Op::RECV_B:
+    case Op::REDUCE:
+    case Op::STEP:
+    case Op::R:
+      CF_ASSERT(false && "not a component");
+  }
+  Leave();
+}
+
+std::span<std::byte> HostBackend::Message(const Instruction& message) {
+  StageAt(message.stage);
+  walk_.AccessesOf(message, &accesses_);
+  CF_ASSERT(accesses_.size() == 1);
+  const size_t count = static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.width);
+  return {values_.Touch(accesses_[0]), count * sizeof(float)};
+}
+
+std::span<std::byte> HostBackend::Outgoing(const Instruction& send) { return Message(send); }
+
+void HostBackend::Sent(const Instruction& send) {
+  walk_.AccessesOf(send, &accesses_);
+  Leave();
+}
+
+std::span<std::byte> HostBackend::Incoming(const Instruction& receive) {
+  const std::span<std::byte> bytes = Message(receive);
+  Leave();
+  return bytes;
+}
+
+std::span<float> HostBackend::Gradients(int stage) { return StageAt(stage).dense_gradients(); }
+
+std::span<float> HostBackend::ExpertGradients(int stage) {
+  return StageAt(stage).expert_gradients();
+}
+
+void HostBackend::OptimizerStep(int stage) { StageAt(stage).OptimizerStep(step_); }
+
+void HostBackend::EndStep() { values_.EndStep(); }
+
+Stage& HostBackend::StageAt(int stage) {
+  const auto copy = copies_.find(stage);
+  if (copy == copies_.end()) {
+    throw Error("this rank holds no copy of stage " + std::to_string(stage) + "; verify the plan");
+  }
+  return *copy->second;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/progress.h"
+#include "runtime/launch/fault_report.h"
+#include "runtime/launch/rendezvous.h"
+
+namespace contraflow {
+
+/// Watches over the processes of a job, from a thread of its own in each: every process tells
+/// rank 0 and rank 1 twice a second what it is doing; the lower of the two that lives leads. When a
+/// process fails, is lost (its connection closes, or it is silent for `silence`), is sent SIGTERM
+/// or SIGINT, or when none of them has made progress for `timeout`, the leader stops all: their
+/// transports are aborted, each says what it was doing, the leader prints one report, and all exit
+/// with a code that is not 0. From the moment a process or the leader knows, this takes at most
+/// kStopBound, whatever the main threads do: then the process is ended under them.
+class Control {
+ public:
+  static constexpr std::chrono::milliseconds kStopBound{3'000};
+
+  struct Options {
+    std::chrono::milliseconds timeout{120'000};  ///< without progress of any process
+    std::chrono::milliseconds silence{30'000};   ///< of one process (a machine that is lost)
+    std::chrono::milliseconds bound = kStopBound;
+    bool catch_signals = true;  ///< SIGTERM and SIGINT stop the job; one Control of a process may
+    std::string prefix = "contraflow-run: error: ";  ///< of the report
+    /// What a process is called in the report, by its number in the job.
+    std::function<std::string(int process)> name;
+    /// What this process is doing, without a period: "step 3, instruction 17 (RECV_F s1 m4 from=0):
+    /// waits for rank 0". Called from the control thread; must not wait.
+    std::function<std::string(const Progress::Snapshot&)> describe;
+    /// Called by the main thread that waits for a process in Gather, Broadcast or Barrier: with its
+    /// number before, and with -1 behind it.
+    std::function<void(int process)> waiting;
+    /// Prints the report; default: stderr. Called at most once, by the leader (or, where both
+    /// leaders are lost, by each of the others).
+    std::function<void(const std::string& report)> print;
+    /// Ends the process; default: flush and _exit. By a signal where it was sent one.
+    std::function<void(int code)> exit;
+  };
+
+  /// Starts watching. `progress` is this process's own and must outlive it.
+  Control(Membership membership, const Progress& progress, Options options);
+  Control(const Control&) = delete;
+  /// Stops watching; where Finish was not called the others take this process for lost.
+  ~Control();
+
+  int rank() const;
+  int size() const;
+
+  /// Called, from the control thread, when the job must stop: has to wake the main thread wherever
+  /// it waits. At most once; at once if that is so already. Replaces the one before.
+  void OnStop(std::function<void()> wake);
+
+  /// All processes call these in the same order, from their main threads; they wait for each other.
+  /// Throw Aborted once the job must stop. Gather: rank 0 gets everybody's bytes, by rank; the
+  /// others nothing. Broadcast: all get rank 0's.
+  std::vector<std::string> Gather(std::string_view bytes);
+  std::string Broadcast(std::string_view bytes);
+  /// Returns when all have come.
+  void Barrier();
+
+  /// This process cannot go on: stops the job and, once the report is out, ends the process. Call
+  /// it from the main thread with what stopped it, or with what() "" for Aborted. Returns only if
+  /// options.exit does.
+  void Fail(FaultKind kind, const std::string& what, int code);
+  /// The job is done: all processes call it, and from then on may end in any order.
+  void Finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace contraflow

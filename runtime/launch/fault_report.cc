@@ -1,0 +1,223 @@
+#include "runtime/launch/fault_report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+using Name = std::function<std::string(int)>;
+
+/// Whether the text opens with the name: `rank 1` does not open `rank 12, start of step`.
+bool OpensWith(const std::string& text, const std::string& name) {
+  if (name.empty() || text.compare(0, name.size(), name) != 0) return false;
+  return text.size() == name.size() || text[name.size()] < '0' || text[name.size()] > '9';
+}
+
+/// `rank 0`, `rank 0 and rank 2`, `all 4 ranks`; of many the first ones.
+std::string Subject(const std::vector<int>& processes, size_t size, const Name& name) {
+  constexpr size_t kNamed = 6;
+  if (size > 1 && processes.size() == size) return "all " + std::to_string(size) + " ranks";
+  const bool all = processes.size() <= kNamed;
+  std::string text;
+  for (size_t i = 0; i < (all ? processes.size() : kNamed - 1); ++i) {
+    if (i > 0) text += all && i + 1 == processes.size() ? " and " : ", ";
+    text += name(processes[i]);
+  }
+  if (!all) text += " and " + std::to_string(processes.size() - kNamed + 1) + " more";
+  return text;
+}
+
+/// What one line says about a fault that these processes have alike.
+std::string Sentence(const Fault& fault, const std::vector<int>& processes, size_t size,
+                     const Name& name) {
+  const std::string subject = Subject(processes, size, name);
+  const std::string tells = size > 1 ? subject + ": " : "";
+  switch (fault.kind) {
+    case FaultKind::kSignal:
+      return subject + (processes.size() > 1 ? " were" : " was") + " sent " + fault.text;
+    case FaultKind::kTimeout:
+    case FaultKind::kJob:
+      return fault.text;
+    case FaultKind::kLost:
+      if (fault.seen) return subject + " was lost: " + fault.text;
+      // Whoever saw it first, the line opens with who is gone.
+      if (fault.about >= 0) {
+        return name(fault.about) + " was lost: " + fault.text + ", as " + subject + " saw it";
+      }
+      break;
+    case FaultKind::kError:
+    case FaultKind::kBug:
+      break;
+  }
+  return processes.size() == 1 && OpensWith(fault.text, subject) ? fault.text : tells + fault.text;
+}
+
+/// A fault, and all processes that have it.
+struct Shared {
+  Fault fault;
+  std::vector<int> processes;
+};
+
+/// The faults with those that are alike in one, the cause first.
+std::vector<Shared> Merge(const Findings& findings) {
+  std::vector<Shared> merged = {{findings.cause, {findings.cause.process}}};
+  for (const Fault& fault : findings.later) {
+    // Who was lost is said where the others stand.
+    if (fault.seen) continue;
+    const Fault& cause = findings.cause;
+    if (fault.about >= 0 && cause.seen && fault.about == cause.process) continue;
+    const auto alike = std::find_if(merged.begin(), merged.end(), [&](const Shared& shared) {
+      return shared.fault.kind == fault.kind && shared.fault.text == fault.text &&
+             shared.fault.about == fault.about && !shared.fault.seen;
+    });
+    if (alike == merged.end()) {
+      merged.push_back({fault, {fault.process}});
+      continue;
+    }
+    std::vector<int>& processes = alike->processes;
+    const auto place = std::lower_bound(processes.begin(), processes.end(), fault.process);
+    if (place == processes.end() || *place != fault.process) {
+      processes.insert(place, fault.process);
+    }
+  }
+  return merged;
+}
+
+std::string StandingText(const Standing& standing) {
+  const std::string position =
+      standing.position.empty() ? "" : standing.position + " since " + SecondsText(standing.since);
+  const std::string heard =
+      position.empty() ? "never heard of"
+                       : "last heard of " + SecondsText(standing.heard) + " before, " + position;
+  switch (standing.kind) {
+    case Standing::Kind::kAnswered:
+      return position;
+    case Standing::Kind::kUnheard:
+      return "did not answer; " + heard;
+    case Standing::Kind::kLost:
+      return "lost; " + heard;
+    case Standing::Kind::kUnwatched:
+      break;
+  }
+  return "";
+}
+
+/// Each circle of processes that wait for each other, from its lowest process on.
+std::vector<std::vector<int>> Circles(const std::vector<Standing>& standings) {
+  const auto next = [&](int process) {
+    // What was heard of a process before is no proof that it still waits.
+    const Standing& standing = standings[static_cast<size_t>(process)];
+    const int to = standing.kind == Standing::Kind::kAnswered ? standing.waits_for : -1;
+    return to >= 0 && to < static_cast<int>(standings.size()) ? to : -1;
+  };
+  std::vector<std::vector<int>> circles;
+  std::vector<int> reached_from(standings.size(), -1);
+  for (int start = 0; start < static_cast<int>(standings.size()); ++start) {
+    int at = start;
+    while (at >= 0 && reached_from[static_cast<size_t>(at)] < 0) {
+      reached_from[static_cast<size_t>(at)] = start;
+      at = next(at);
+    }
+    if (at < 0 || reached_from[static_cast<size_t>(at)] != start) continue;
+    std::vector<int> circle = {at};
+    for (int i = next(at); i != at; i = next(i)) circle.push_back(i);
+    std::rotate(circle.begin(), std::min_element(circle.begin(), circle.end()), circle.end());
+    circles.push_back(circle);
+  }
+  return circles;
+}
+
+std::string CircleText(const std::vector<int>& circle, const Name& name) {
+  std::string text = "they wait in a circle: ";
+  for (size_t i = 0; i < circle.size(); ++i) {
+    text += (i > 0 ? ", " : "") + name(circle[i]) + " for " + name(circle[(i + 1) % circle.size()]);
+  }
+  return text;
+}
+
+/// Lines after the first of a text stand under its beginning.
+std::string Indented(const std::string& text, size_t columns) {
+  std::string result;
+  for (const char c : text) {
+    result += c;
+    if (c == '\n') result.append(columns, ' ');
+  }
+  return result;
+}
+
+}  // namespace
+
+bool MayFollow(const std::vector<Fault>& faults, size_t index) {
+  const Fault& fault = faults[index];
+  switch (fault.kind) {
+    case FaultKind::kSignal:
+      return true;
+    case FaultKind::kLost:
+      // Who had told of a fault before it was lost may have been ended because of that.
+      return !fault.seen ||
+             std::any_of(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(index),
+                         [&](const Fault& other) { return other.process == fault.process; });
+    case FaultKind::kError:
+      return fault.text.find("lost") != std::string::npos;
+    case FaultKind::kBug:
+    case FaultKind::kTimeout:
+    case FaultKind::kJob:
+      break;
+  }
+  return false;
+}
+
+size_t CauseOf(const std::vector<Fault>& faults) {
+  CF_ASSERT(!faults.empty());
+  for (size_t i = 0; i < faults.size(); ++i) {
+    if (!MayFollow(faults, i)) return i;
+  }
+  return 0;
+}
+
+std::string FaultReport(const std::string& prefix, const Name& name, const Findings& findings) {
+  const size_t size = findings.standings.size();
+  std::vector<Shared> merged = Merge(findings);
+  size_t width = 4;  // "then"
+  for (size_t p = 0; p < size; ++p) width = std::max(width, name(static_cast<int>(p)).size());
+  const auto line = [&](std::string head, const std::string& text) {
+    head.resize(width, ' ');
+    return "  " + head + "  " + Indented(text, width + 4) + "\n";
+  };
+
+  const Shared& cause = merged.front();
+  const std::string first = Sentence(cause.fault, cause.processes, size, name);
+  std::string report = prefix + Indented(first, 4) + "\n";
+  // What all have alike is no matter of where each of them was.
+  const bool alike = cause.fault.kind == FaultKind::kJob ||
+                     (cause.processes.size() == size && cause.fault.kind != FaultKind::kSignal &&
+                      cause.fault.kind != FaultKind::kTimeout);
+  if (!alike) {
+    for (size_t p = 0; p < size; ++p) {
+      const Standing& standing = findings.standings[p];
+      if (standing.kind == Standing::Kind::kUnwatched) continue;
+      report += line(name(static_cast<int>(p)), StandingText(standing));
+    }
+  }
+  if (cause.fault.kind == FaultKind::kTimeout) {
+    for (const std::vector<int>& circle : Circles(findings.standings)) {
+      report += "  " + CircleText(circle, name) + "\n";
+    }
+  }
+  for (size_t i = 1; i < merged.size(); ++i) {
+    report += line("then", Sentence(merged[i].fault, merged[i].processes, size, name));
+  }
+  return report;
+}
+
+std::string SecondsText(double seconds) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.1f s", std::max(0.0, seconds));
+  return text;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,161 @@
+#include "runtime/launch/process_run.h"
+
+#include <chrono>
+#include <cstring>
+#include <new>
+
+#include "compiler/plan/error.h"
+#include "runtime/launch/launch.h"
+
+namespace contraflow {
+namespace {
+
+/// The plan, if the processes of the job are its devices.
+const Plan& CheckProcesses(const Plan& plan, const Control& control) {
+  CheckExecutable(plan);
+  CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
+  return plan;
+}
+
+template <typename T>
+void Put(const T& value, std::string* bytes) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <typename T>
+T Take(std::string_view* bytes) {
+  T value;
+  if (bytes->size() < sizeof value) throw Error("the record of a step is cut off");
+  std::memcpy(&value, bytes->data(), sizeof value);
+  bytes->remove_prefix(sizeof value);
+  return value;
+}
+
+/// A count of records of `size` bytes, which must all be there.
+size_t TakeCount(std::string_view* bytes, size_t size) {
+  const auto count = Take<uint64_t>(bytes);
+  if (count > bytes->size() / size) throw Error("the record of a step is cut off");
+  return static_cast<size_t>(count);
+}
+
+constexpr size_t kLossBytes = sizeof(int32_t) + sizeof(float);
+constexpr size_t kSpanBytes = 2 * sizeof(int64_t);
+
+}  // namespace
+
+std::string WriteDeviceStep(const DeviceStep& step) {
+  std::string bytes;
+  bytes.reserve(3 * sizeof(uint64_t) + step.losses.size() * kLossBytes +
+                step.spans.size() * kSpanBytes);
+  Put(int64_t{step.dropped}, &bytes);
+  Put(uint64_t{step.losses.size()}, &bytes);
+  for (const auto& [microbatch, loss] : step.losses) {
+    Put(int32_t{microbatch}, &bytes);
+    Put(loss, &bytes);
+  }
+  Put(uint64_t{step.spans.size()}, &bytes);
+  for (const Span& span : step.spans) {
+    Put(int64_t{span.start}, &bytes);
+    Put(int64_t{span.end}, &bytes);
+  }
+  return bytes;
+}
+
+DeviceStep ReadDeviceStep(std::string_view bytes) {
+  DeviceStep step;
+  step.dropped = Take<int64_t>(&bytes);
+  step.losses.resize(TakeCount(&bytes, kLossBytes));
+  for (auto& [microbatch, loss] : step.losses) {
+    microbatch = Take<int32_t>(&bytes);
+    loss = Take<float>(&bytes);
+  }
+  step.spans.resize(TakeCount(&bytes, kSpanBytes));
+  for (Span& span : step.spans) {
+    span.start = Take<int64_t>(&bytes);
+    span.end = Take<int64_t>(&bytes);
+  }
+  if (!bytes.empty()) throw Error("the record of a step has bytes behind its end");
+  return step;
+}
+
+ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+                       const RankOrder& order, Transport& transport, Control& control,
+                       Progress& progress, bool fill)
+    : plan_(CheckProcesses(plan, control)),
+      order_(order),
+      control_(control),
+      devices_{order.DeviceOf(control.rank())},
+      backend_(plan, model, text, seed, devices_[0], transport, fill),
+      executor_(plan, devices_[0].rank, backend_, transport, &progress) {}
+
+StepResult ProcessRun::Step(int step) {
+  control_.Barrier();
+  const Clock::time_point start = Clock::now();
+  try {
+    executor_.Run(step, start);
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    std::rethrow_exception(OnDevice(plan_, devices_[0], std::current_exception()));
+  }
+  const std::vector<std::string> all =
+      control_.Gather(WriteDeviceStep(DeviceStepOf(backend_, executor_.spans())));
+  const Time duration =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  if (all.empty()) {
+    StepResult result;
+    result.duration = duration;
+    return result;
+  }
+  std::vector<DeviceStep> steps(all.size());
+  for (size_t process = 0; process < all.size(); ++process) {
+    const Device device = order_.DeviceOf(static_cast<int>(process));
+    steps[DeviceNumber(plan_, device)] = ReadDeviceStep(all[process]);
+  }
+  for (size_t d = 0; d < steps.size(); ++d) {
+    const size_t rank = d % static_cast<size_t>(plan_.ranks);
+    if (steps[d].spans.size() != plan_.programs[rank].size()) {
+      throw Error("the record of a step is of another program than rank " + std::to_string(rank) +
+                  "'s");
+    }
+  }
+  return JoinDevices(plan_, steps, duration);
+}
+
+Stage& ProcessRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
+
+void ProcessRun::Put(Device, int) {}  // StageAt is the stage itself.
+
+const std::array<int64_t, kArenaCount>& ProcessRun::ArenasAt(Device device) {
+  return At(device).arena_bytes();
+}
+
+HostBackend& ProcessRun::At(Device device) {
+  CF_ASSERT(device == devices_[0]);
+  return backend_;
+}
+
+std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
+                             const Progress::Snapshot& at) {
+  if (at.step == 0 || plan == nullptr || order == nullptr) return "before the first step";
+  std::string text = "step " + std::to_string(at.step);
+  const Device device = order->DeviceOf(process);
+  const Program& program = plan->programs[static_cast<size_t>(device.rank)];
+  // Fields are read one by one while they change, so none is trusted.
+  const auto known = [&](int64_t i) { return i >= 0 && i < static_cast<int64_t>(program.size()); };
+  const auto named = [&](int64_t i) {
+    return "instruction " + std::to_string(i) + " (" + ToString(program[static_cast<size_t>(i)]) +
+           ")";
+  };
+  if (known(at.index)) text += ", " + named(at.index);
+  if (at.index == Progress::kStart) text += ", at its start";
+  if (at.index == Progress::kEnd) text += ", at its end";
+  if (at.process >= 0 && at.process < order->processes()) {
+    text += ", waits for " + NameOf(*plan, order->DeviceOf(at.process));
+    if (known(at.waited) && at.waited != at.index) text += " at " + named(at.waited);
+  }
+  return text;
+}
+
+}  // namespace contraflow

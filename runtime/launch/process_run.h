@@ -1,0 +1,54 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "runtime/core/executor.h"
+#include "runtime/core/progress.h"
+#include "runtime/core/run.h"
+#include "runtime/host/backend.h"
+#include "runtime/launch/control.h"
+#include "runtime/launch/world.h"
+
+namespace contraflow {
+
+/// Trains with a plan on the host: this process is one of its devices, the others of the job are
+/// the others. Process 0 gets what all of them did.
+class ProcessRun : public Run {
+ public:
+  /// The plan is sound (Verify), the model fitted to its stages, and the order has as many
+  /// processes as the job. What is passed must outlive the run. With `fill` memory without a value
+  /// is full of NaN. Throws Error if the plan cannot be executed or memory does not suffice.
+  ProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+             const RankOrder& order, Transport& transport, Control& control, Progress& progress,
+             bool fill = kFillUnused);
+
+  /// All processes begin together, as their measured times count from there.
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_; }
+  Stage& StageAt(Device device, int stage) override;
+  void Put(Device device, int stage) override;
+  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  HostBackend& At(Device device);
+
+ private:
+  const Plan& plan_;
+  const RankOrder& order_;
+  Control& control_;
+  const std::vector<Device> devices_;
+  HostBackend backend_;
+  Executor executor_;
+};
+
+/// What a process does, for a report: "step 3, instruction 17 (RECV_F s1 m4 from=0), waits for
+/// rank 0". `plan` may be null: not known yet.
+std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
+                             const Progress::Snapshot& at);
+
+/// A step of a device as bytes, for other processes, and back. Throws Error if they are no such
+/// step.
+std::string WriteDeviceStep(const DeviceStep& step);
+DeviceStep ReadDeviceStep(std::string_view bytes);
+
+}  // namespace contraflow

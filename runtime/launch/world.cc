@@ -1,0 +1,267 @@
+#include "runtime/launch/world.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int64_t kMaxProcesses = int64_t{1} << 20;
+
+/// Names of one launcher's variables.
+struct Variables {
+  Launcher launcher;
+  const char* rank;
+  std::array<const char*, 2> size;  // the first that is set counts
+  const char* local_rank;
+  const char* job;
+};
+
+constexpr std::array<Variables, 3> kLaunchers = {{
+    {Launcher::kTorchrun,
+     "RANK",
+     {"WORLD_SIZE", "WORLD_SIZE"},
+     "LOCAL_RANK",
+     "TORCHELASTIC_RUN_ID"},
+    {Launcher::kMpirun,
+     "OMPI_COMM_WORLD_RANK",
+     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
+     "OMPI_COMM_WORLD_LOCAL_RANK",
+     "PMIX_NAMESPACE"},
+    {Launcher::kSrun,
+     "SLURM_PROCID",
+     {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+     "SLURM_LOCALID",
+     "SLURM_JOB_ID"},
+}};
+
+/// "" where it is not set; a variable that is empty counts as not set.
+std::string Text(const Environment& get, const char* name) {
+  const char* value = get(name);
+  return value == nullptr ? "" : value;
+}
+
+/// The number a variable holds, nothing where it is not set.
+std::optional<int64_t> Number(const Environment& get, const char* name, int64_t least,
+                              int64_t most) {
+  const std::string text = Text(get, name);
+  if (text.empty()) return std::nullopt;
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, number);
+  if (result.ec != std::errc() || result.ptr != end || number < least || number > most) {
+    throw Error(std::string(name) + ": must be a number from " + std::to_string(least) + " to " +
+                std::to_string(most) + ", is \"" + text + "\"");
+  }
+  return number;
+}
+
+int Required(const Environment& get, const char* name, int64_t most, const char* because) {
+  if (const std::optional<int64_t> number = Number(get, name, 0, most)) {
+    return static_cast<int>(*number);
+  }
+  throw Error(std::string(name) + " is not set, but " + because +
+              " is; a launcher sets both: set what is missing, or unset the other");
+}
+
+/// Where the processes of a job step can meet if nobody says: all of them find the same, and the
+/// next step of the job another port. Below the ports that the system gives to connections.
+int PortOfStep(const Environment& get) {
+  const int64_t job = Number(get, "SLURM_JOB_ID", 0, INT32_MAX).value_or(0);
+  // Steps that are no numbered ones have numbers from the top of 32 bits.
+  const int64_t step = Number(get, "SLURM_STEP_ID", 0, UINT32_MAX).value_or(0);
+  return static_cast<int>(15'000 + (job * 101 + step) % 15'000);
+}
+
+void AskSlurm(const Environment& get, World* world) {
+  if (world->master_address.empty()) {
+    for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+      const std::string list = Text(get, name);
+      if (list.empty()) continue;
+      try {
+        world->master_address = FirstHost(list);
+      } catch (const Error& error) {
+        throw Error(std::string(name) + ": " + error.what());
+      }
+      break;
+    }
+  }
+  if (world->master_port == 0) world->master_port = PortOfStep(get);
+  const std::string step = Text(get, "SLURM_STEP_ID");
+  if (!world->job.empty() && !step.empty()) world->job += "." + step;
+}
+
+const char* FirstSet(const Environment& get, std::array<const char*, 2> names) {
+  return Text(get, names[0]).empty() ? names[1] : names[0];
+}
+
+World ReadLauncher(const Environment& get, const Variables& names) {
+  World world;
+  world.launcher = names.launcher;
+  const char* const size_name = FirstSet(get, names.size);
+  const std::optional<int64_t> size = Number(get, size_name, 1, kMaxProcesses);
+  if (!size) Required(get, size_name, 0, names.rank);
+  world.size = static_cast<int>(*size);
+  world.rank = Required(get, names.rank, world.size - 1, size_name);
+  world.local_rank =
+      static_cast<int>(Number(get, names.local_rank, 0, world.size - 1).value_or(-1));
+  world.master_address = Text(get, "MASTER_ADDR");
+  world.master_port = static_cast<int>(Number(get, "MASTER_PORT", 1, 65535).value_or(0));
+  world.job = Text(get, names.job);
+  // torchrun's own store listens at MASTER_PORT; the next port is as good.
+  const std::string store = Text(get, "TORCHELASTIC_USE_AGENT_STORE");
+  if (names.launcher == Launcher::kTorchrun && (store == "True" || store == "1") &&
+      world.master_port > 0) {
+    world.master_port += world.master_port < 65535 ? 1 : -1;
+  }
+  if (names.launcher == Launcher::kSrun) AskSlurm(get, &world);
+  return world;
+}
+
+/// RANK and WORLD_SIZE may be left over from somewhere else, and mpirun have started this process.
+/// That they differ is right only where mpirun started torchrun, and that this process.
+void RequireOneLauncher(const Environment& get, const World& world) {
+  const Variables& mpirun = kLaunchers[1];
+  if (Text(get, mpirun.rank).empty() || !world.job.empty()) return;
+  const World other = ReadLauncher(get, mpirun);
+  if (other.rank == world.rank && other.size == world.size) return;
+  throw Error("RANK and WORLD_SIZE say " + std::to_string(world.rank) + " of " +
+              std::to_string(world.size) + ", but mpirun's " + mpirun.rank + " and " +
+              mpirun.size[0] + " " + std::to_string(other.rank) + " of " +
+              std::to_string(other.size) + "; unset those that are left over");
+}
+
+bool IsHostCharacter(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+         c == '.' || c == '_';
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+/// The first number of `[003-010,12]`, whose "[" is gone already; takes all of it from the list.
+std::string FirstNumber(std::string_view* list, const Error& broken) {
+  const size_t end = list->find(']');
+  if (end == std::string_view::npos) throw Error(broken);
+  const std::string_view inside = list->substr(0, end);
+  list->remove_prefix(end + 1);
+  for (size_t i = 0; i < inside.size(); ++i) {
+    // Digits, and between them single commas and hyphens.
+    const bool separator = inside[i] == ',' || inside[i] == '-';
+    const bool between = i > 0 && IsDigit(inside[i - 1]) && i + 1 < inside.size();
+    if (!IsDigit(inside[i]) && !(separator && between)) throw Error(broken);
+  }
+  if (inside.empty()) throw Error(broken);
+  return std::string(inside.substr(0, inside.find_first_of(",-")));
+}
+
+constexpr std::array<std::string_view, 3> kDimensions = {"ep", "dp", "pp"};
+
+}  // namespace
+
+World ReadWorld(const Environment& get) {
+  for (const Variables& names : kLaunchers) {
+    if (Text(get, names.rank).empty()) continue;
+    const World world = ReadLauncher(get, names);
+    if (names.launcher == Launcher::kTorchrun) RequireOneLauncher(get, world);
+    return world;
+  }
+  for (const Variables& names : kLaunchers) {
+    // Of SLURM, a shell has the number of tasks too; only tasks have numbers of their own.
+    const bool sized = !Text(get, FirstSet(get, names.size)).empty();
+    if (sized && names.launcher != Launcher::kSrun) return ReadLauncher(get, names);
+  }
+  if (Number(get, "PMI_SIZE", 0, kMaxProcesses).value_or(1) > 1) {
+    throw Error(
+        "PMI_SIZE is set, so an MPI launcher that is not Open MPI's started this process; use Open "
+        "MPI's mpirun, or set RANK and WORLD_SIZE to what PMI_RANK and PMI_SIZE say");
+  }
+  return {};
+}
+
+std::string FirstHost(std::string_view node_list) {
+  const Error broken("\"" + std::string(node_list) +
+                     "\" is no list of hosts such as gpu[003-010,12],login1");
+  std::string host;
+  for (std::string_view rest = node_list; !rest.empty() && rest.front() != ',';) {
+    const char c = rest.front();
+    rest.remove_prefix(1);
+    if (c == '[') {
+      host += FirstNumber(&rest, broken);
+    } else if (IsHostCharacter(c)) {
+      host += c;
+    } else {
+      throw Error(broken);
+    }
+  }
+  if (host.empty() || host.front() == '-' || node_list.back() == ',') throw Error(broken);
+  return host;
+}
+
+RankOrder::RankOrder(std::string_view order, const Plan& plan) {
+  std::array<int, 3> dimensions = {0, 1, 2};
+  std::vector<std::string> orders;
+  bool found = false;
+  do {
+    std::string name;
+    for (const int d : dimensions) {
+      name += (name.empty() ? "" : "-") + std::string(kDimensions[static_cast<size_t>(d)]);
+    }
+    if (name == order) {
+      std::copy(dimensions.begin(), dimensions.end(), dimension_);
+      found = true;
+    }
+    orders.push_back(std::move(name));
+  } while (std::next_permutation(dimensions.begin(), dimensions.end()));
+  if (!found) {
+    std::string known;
+    for (const std::string& name : orders) known += (known.empty() ? "" : ", ") + name;
+    throw Error("unknown rank order \"" + std::string(order) + "\"" +
+                DidYouMean(std::string(order), orders) + "; known are: " + known);
+  }
+  const int counts[3] = {plan.expert_parallel, plan.data_parallel, plan.ranks};
+  int64_t processes = 1;
+  for (size_t place = 0; place < 3; ++place) {
+    size_[place] = counts[dimension_[place]];
+    processes *= size_[place];
+    if (processes > kMaxProcesses) {
+      throw Error("a plan of " + std::to_string(plan.ranks) + " ranks, " +
+                  std::to_string(plan.data_parallel) + " replicas and " +
+                  std::to_string(plan.expert_parallel) + " members needs more than " +
+                  std::to_string(kMaxProcesses) + " processes, the most that one job can have");
+    }
+  }
+}
+
+Device RankOrder::DeviceOf(int process) const {
+  CF_ASSERT(process >= 0 && process < processes());
+  int at[3] = {};
+  for (size_t place = 0; place < 3; ++place) {
+    at[dimension_[place]] = process % size_[place];
+    process /= size_[place];
+  }
+  return {.replica = at[1], .member = at[0], .rank = at[2]};
+}
+
+int RankOrder::ProcessOf(Device device) const {
+  const int at[3] = {device.member, device.replica, device.rank};
+  int process = 0;
+  for (size_t place = 3; place-- > 0;) {
+    CF_ASSERT(at[dimension_[place]] >= 0 && at[dimension_[place]] < size_[place]);
+    process = process * size_[place] + at[dimension_[place]];
+  }
+  return process;
+}
+
+std::string NameOf(const Plan& plan, Device device) {
+  std::string name;
+  if (plan.data_parallel > 1) name += "replica " + std::to_string(device.replica) + " ";
+  if (plan.expert_parallel > 1) name += "member " + std::to_string(device.member) + " ";
+  return name + "rank " + std::to_string(device.rank);
+}
+
+}  // namespace contraflow

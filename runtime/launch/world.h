@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "runtime/core/transport.h"
+
+namespace contraflow {
+
+/// Who started the processes of a job.
+enum class Launcher { kNone, kMpirun, kSrun, kTorchrun };
+
+/// This process among those of its job, as its launcher says in the environment.
+struct World {
+  Launcher launcher = Launcher::kNone;
+  int rank = 0, size = 1;
+  int local_rank = 0;          ///< among those of this machine; -1 if the launcher does not say
+  std::string master_address;  ///< where rank 0 can be reached; "" if the launcher does not say
+  int master_port = 0;         ///< 0 likewise
+  std::string job;             ///< the launcher's name of the job; "" if it has none
+};
+
+/// The value of a variable, null if it is not set; std::getenv is one.
+using Environment = std::function<const char*(const char* name)>;
+
+/// Reads, in this order, RANK/WORLD_SIZE/LOCAL_RANK (torchrun), OMPI_COMM_WORLD_RANK/_SIZE/
+/// _LOCAL_RANK (mpirun), SLURM_PROCID/SLURM_STEP_NUM_TASKS or SLURM_NTASKS/SLURM_LOCALID (srun);
+/// the first whose rank is there counts, and none of them means one process on its own. Where
+/// torchrun's agent holds MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE), the port is the next
+/// one. MASTER_ADDR and MASTER_PORT belong to any launcher; srun without them gives the first host
+/// of its node list and a port that follows from the numbers of job and step. Throws Error, naming
+/// the variable, where one is missing, no number, or out of range.
+World ReadWorld(const Environment& get);
+
+/// The first host of a SLURM node list such as `gpu[003-010,12],login1`: gpu003. Throws Error if it
+/// is none.
+std::string FirstHost(std::string_view node_list);
+
+/// Which device of a plan each process of a job is. Written as the three dimensions from the one
+/// that changes fastest to the slowest: `ep` the member of the expert group, `dp` the replica, `pp`
+/// the rank.
+class RankOrder {
+ public:
+  /// Neighbours in the job share experts, whose all-to-alls are the heaviest traffic.
+  static constexpr std::string_view kDefault = "ep-dp-pp";
+
+  /// `order` is a permutation of ep, dp and pp, joined by "-". Throws Error if it is not.
+  RankOrder(std::string_view order, const Plan& plan);
+
+  int processes() const { return size_[0] * size_[1] * size_[2]; }
+  Device DeviceOf(int process) const;
+  int ProcessOf(Device device) const;
+
+ private:
+  // By place in the order: which dimension (0 ep, 1 dp, 2 pp), and how many it has.
+  int dimension_[3], size_[3];
+};
+
+/// `replica 0 member 1 rank 2`, without what there is only one of.
+std::string NameOf(const Plan& plan, Device device);
+
+}  // namespace contraflow

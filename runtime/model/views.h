@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compiler/plan/value.h"
+#include "runtime/model/model.h"
+
+namespace contraflow {
+
+/// Sizes that the values of a layer have on one device of an expert group.
+struct LayerShape {
+  int batch, sequence, heads, head_width;
+  int tokens;  ///< T
+  int width;   ///< d
+  int experts, top_k, expert_width, vocabulary;
+  int members;        ///< devices of the expert group
+  int local_experts;  ///< experts that this device owns
+  int capacity;       ///< rows that a member sends to each expert; 0: as many as there are
+  int sent_rows;      ///< rows of `dispatched`
+  int expert_rows;    ///< most rows of `rows`
+
+  /// The model is checked (FitModel); `local_experts` divides its experts.
+  LayerShape(const Model& model, int group_members, int owned_experts);
+};
+
+/// Where the values of one layer and micro-batch lie, part by part. Of a part that the instruction
+/// at hand does not touch the pointer is stale or null. Counts are in elements; T is float on a
+/// device.
+template <typename T>
+struct LayerViews {
+  T* x = nullptr;   ///< input
+  T* z = nullptr;   ///< output, or input of the layer behind
+  T* dz = nullptr;  ///< doutput
+  T* dx = nullptr;  ///< dinput, or doutput of the layer before
+
+  // attention
+  T *attention_rstd = nullptr, *attention_xn = nullptr;  ///< [T], [T x d]
+  T* context = nullptr;                                  ///< [T x d] values by their probabilities
+  T* y = nullptr;                                        ///< [T x d] residual behind the attention
+  T *expert_rstd = nullptr, *expert_xn = nullptr;        ///< [T], [T x d]
+  // scores
+  T *qkv = nullptr, *probabilities = nullptr;  ///< [T x 3 d], [T x heads x sequence]
+  T *router = nullptr, *weight = nullptr;      ///< [T x experts], [T x k]
+  int32_t* expert = nullptr;                   ///< [T x k] the experts a token visits
+  int32_t* row_of = nullptr;                   ///< [T x k] their rows of dispatched; -1: dropped
+  int32_t* token_of = nullptr;                 ///< [sent_rows] -1: an empty row
+  int32_t* sent = nullptr;  ///< [experts + 1]: rows sent[e] .. sent[e + 1] go to expert e
+  T* dispatched = nullptr;  ///< [sent_rows x d]
+  // rows
+  T* rows = nullptr;                     ///< [expert_rows x d] by expert, then member, then token
+  int32_t* first = nullptr;              ///< [local_experts + 1] rows of each expert, as `sent`
+  int32_t* received = nullptr;           ///< [members x local_experts] of them from each member
+  T *gate = nullptr, *hidden = nullptr;  ///< [expert_rows x 2 i], [expert_rows x i]
+  T *expert_out = nullptr, *combined = nullptr;  ///< [expert_rows x d], [sent_rows x d]
+  // head
+  T *final_rstd = nullptr, *final_xn = nullptr;  ///< [T], [T x d]
+  T* logits = nullptr;     ///< [T x vocabulary]; probabilities; from the backward on gradients
+  T* dfinal_xn = nullptr;  ///< [T x d]
+
+  T *dcombined = nullptr, *dweight = nullptr;      ///< [sent_rows x d], [T x k]
+  T *drows = nullptr, *dgate = nullptr;            ///< [expert_rows x d], [expert_rows x 2 i]
+  T *dsorted = nullptr, *ddispatched = nullptr;    ///< [expert_rows x d], [sent_rows x d]
+  T* dexpert = nullptr;                            ///< [T x d]
+  T *dqkv = nullptr, *dy = nullptr;                ///< dattention: [T x 3 d], [T x d]
+  T *dattention_xn = nullptr, *dlogits = nullptr;  ///< dattention: [T x d], [T x experts]
+  T *dcontext = nullptr, *dscores = nullptr;  ///< attention_work: [T x d], [sequence x sequence]
+};
+
+/// Points the parts of a value at `base`, one behind the other, each at a multiple of 64 bytes
+/// (kSlotAlignment). `input` is x, `output` z, `doutput` dz, `dinput` dx. Returns the bytes of the
+/// value, a multiple of 64; with a null base that is all it does.
+template <typename T>
+int64_t PlaceValue(const LayerShape& shape, Value value, std::byte* base, LayerViews<T>* views);
+
+/// Bytes of every value of one layer; 0 for those of opaque stages.
+template <typename T>
+ValueBytes BytesOfValues(const LayerShape& shape);
+
+}  // namespace contraflow

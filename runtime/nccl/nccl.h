@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "kernels/gpu/stream.h"
+
+namespace contraflow {
+
+/// One communicator of NCCL, as one of its processes holds it. Owned by the Nccl that made it.
+class NcclComm {
+ public:
+  virtual ~NcclComm() = default;
+};
+
+struct NcclCommOptions {
+  std::string name;  ///< for errors and NCCL's own log
+  int max_ctas = 1;  ///< most CTAs of its kernels, one a SM; a power of two
+};
+
+/// What is used of NCCL, for one process and its GPU. Communicators are non-blocking: what is asked
+/// of one goes on behind the call until Ready says so, and nothing else may be asked of it, nor an
+/// event recorded behind it, before. All calls but Abort are made by the issuing thread. Whatever
+/// fails throws Error with what NCCL says and, where it is known, the remedy.
+class Nccl {
+ public:
+  virtual ~Nccl() = default;
+
+  /// Made by one process, for all that are to Join.
+  virtual std::string NewId() = 0;
+  /// The communicator of all `size` processes that have the id; this is number `rank`.
+  virtual NcclComm* Join(const std::string& id, int rank, int size,
+                         const NcclCommOptions& options) = 0;
+  /// A communicator of those members of `parent` that give the same color, in the order of their
+  /// keys. Called by all of them, in one order. Until the new one is Ready nothing may be asked of
+  /// the parent.
+  virtual NcclComm* Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) = 0;
+
+  /// Send and Recv are called between these, which may be nested. What is in a group makes progress
+  /// together: none waits for another.
+  virtual void GroupStart() = 0;
+  virtual void GroupEnd() = 0;
+  /// In the stream, `bytes` of device memory to or from a member of the communicator. Those of a
+  /// pair meet in the order in which they were issued, and must have the same size.
+  virtual void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) = 0;
+  virtual void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream stream) = 0;
+
+  /// Whether all that was asked of it so far has been taken over; never waits. Throws if that, or
+  /// work on the device, has failed meanwhile.
+  virtual bool Ready(NcclComm* comm) = 0;
+  /// Throws if something has failed meanwhile, as Ready; costs more, and finds more.
+  virtual void Check(NcclComm* comm) = 0;
+
+  /// Begins the orderly end, once the device has done all work and no graph with its messages is
+  /// left, which NCCL would wait for; when Ready, Destroy it. Called by all members.
+  virtual void Finalize(NcclComm* comm) = 0;
+  virtual void Destroy(NcclComm* comm) noexcept = 0;
+  /// Ends its work on the device, wherever that waits, and destroys it; waits until no graph with
+  /// its messages is left. By any thread, while no other is in a call but that of another
+  /// communicator's Abort; may take a while.
+  virtual void Abort(NcclComm* comm) noexcept = 0;
+};
+
+}  // namespace contraflow

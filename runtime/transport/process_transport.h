@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+
+#include "compiler/plan/plan.h"
+#include "runtime/core/progress.h"
+#include "runtime/core/transport.h"
+#include "runtime/launch/world.h"
+#include "runtime/transport/wire.h"
+
+namespace contraflow {
+
+/// Joins devices that are processes of their own, over any Wire. The same semantics and bits as the
+/// threads' transport. REDUCE: each holder adds up one share of the elements, of all parts in their
+/// order, and sends it back to all. All memory it needs beyond the caller's is allocated the first
+/// time a reduction or exchange of that size comes.
+class ProcessTransport : public Transport {
+ public:
+  struct Options {
+    bool strict = false;  ///< rendezvous: Post returns only when every message was taken
+  };
+
+  /// The device of process wire.self(). Wire, and `progress` (may be null), which is told whom this
+  /// process waits for, must outlive it; the plan and the order need not.
+  ProcessTransport(const Plan& plan, const RankOrder& order, Wire& wire, Progress* progress,
+                   Options options);
+  ~ProcessTransport() override;
+
+  void Post(std::span<Transfer* const> group) override;
+  bool Done(Transfer& transfer) override;
+  void Wait(Transfer& transfer) override;
+  void Poll() override;
+  Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
+                        std::span<float> values) override;
+  void AllToAll(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive) override;
+  void Abort() override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace contraflow

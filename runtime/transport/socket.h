@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "runtime/core/transport.h"
+
+namespace contraflow {
+
+/// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
+/// have TCP_NODELAY set, do not block, and are not inherited by child processes. No call raises
+/// SIGPIPE.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket();
+
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  /// Wakes everyone who waits for it, in this process and at the other end; keeps the descriptor.
+  void Shutdown();
+
+ private:
+  int fd_ = -1;
+};
+
+/// A host (name, IPv4 or IPv6 address) and a port. For messages `host:port`, `[v6]:port`.
+struct Address {
+  std::string host;
+  int port = 0;
+
+  std::string Text() const;
+};
+
+/// Whether a host is the machine itself to itself: "localhost", or a numeric loopback address.
+bool IsLoopback(const std::string& host);
+
+/// Listens at a host's address; port 0 is any free port. Every interface where the host is "", or
+/// is a name (not localhost) that this machine knows only as a loopback address of its own. Throws
+/// Error: the port is taken (by an older job, perhaps), the host is not this machine, and so on,
+/// with the remedy.
+Socket Listen(const Address& at);
+/// The next connection that a listener has, or none if nobody waits for it; never waits. Throws
+/// Error where the system has no room for more.
+Socket Accept(const Socket& listener);
+/// The address a listener or connection has on this side; numeric.
+Address LocalAddress(const Socket& socket);
+/// That of the other side of a connection; numeric.
+Address PeerAddress(const Socket& socket);
+
+/// Connects, again and again while nobody listens there, until the deadline. Throws Error naming
+/// the address and what went wrong last.
+Socket Connect(const Address& to, Clock::time_point deadline);
+
+/// Begins to connect to a numeric address and returns at once. When the socket can be written to,
+/// EndConnect throws Error unless it is connected.
+Socket BeginConnect(const Address& to);
+void EndConnect(const Socket& socket);
+
+/// Sends or receives exactly so many bytes, at most until the deadline. Throw Error: "timed out",
+/// "the connection was closed", or what the system says.
+void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline);
+void ReceiveAll(const Socket& socket, std::span<std::byte> bytes, Clock::time_point deadline);
+
+}  // namespace contraflow

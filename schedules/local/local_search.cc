@@ -1,0 +1,172 @@
+// Simulated annealing on the orders of the ranks. A move takes one token to another place of its
+// rank's word. What makes it fast: most moves are refused by an estimate of the longest path
+// through what they touch, and of those that are tried only what changes is computed again
+// (schedules/order_graph.h).
+
+#include "schedules/local/local_search.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "schedules/local/move_proposal.h"
+#include "schedules/local/order_graph.h"
+#include "schedules/search/evaluator.h"
+
+namespace contraflow {
+namespace {
+
+/// Proposals between two looks at the clock, and what one of them counts in instructions.
+constexpr int64_t kBatch = 64, kPerProposal = 2;
+/// What a token counts that is laid out in a graph.
+constexpr int64_t kLayout = 10;
+
+int64_t TokensOf(const Order& order) {
+  int64_t tokens = 0;
+  for (const Word& word : order) tokens += static_cast<int64_t>(word.size());
+  return tokens;
+}
+
+/// The order with full backwards and pairs taken apart wherever that takes no longer: what comes
+/// after them can then only come earlier, and more can be moved.
+Order TakenApart(const SearchProblem& problem, const Order& order) {
+  std::vector<int> f(problem.lines.size(), 0), b(problem.lines.size(), 0);
+  Order apart(order.size());
+  for (size_t r = 0; r < order.size(); ++r) {
+    for (const Token& token : order[r]) {
+      const int32_t back = token.op == Op::FB ? token.back : token.line;
+      const int k = HasForward(token.op) ? f[static_cast<size_t>(token.line)]++ : 0;
+      const int j = HasBackward(token.op) ? b[static_cast<size_t>(back)]++ : 0;
+      std::vector<Token> parts;
+      if (token.op == Op::FB) parts.push_back({Op::F, token.line});
+      if (token.op == Op::FB || token.op == Op::BW) {
+        parts.push_back({Op::B, back});
+        parts.push_back({Op::W, back});
+      }
+      Time sum = 0;
+      for (const Token& part : parts) sum += problem.Duration(part, part.op == Op::F ? k : j);
+      if (parts.empty() || sum > problem.Duration(token, token.op == Op::FB ? k : j, j)) {
+        parts.assign(1, token);
+      }
+      apart[r].insert(apart[r].end(), parts.begin(), parts.end());
+    }
+  }
+  return apart;
+}
+
+class Annealing {
+ public:
+  Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work, Found* best)
+      : graph_(problem, TakenApart(problem, best->order)),
+        exact_(OrderGraph::Exact(problem)),
+        evaluator_(problem),
+        bound_(bound),
+        proposals_(graph_, seed),
+        work_(work),
+        best_(best) {
+    Time sum = 0;
+    for (const Line& line : problem.lines) {
+      sum += line.cost.f / 3 + line.cost.b / 3 + line.cost.w / 3;
+    }
+    // At first a step may become longer by a fiftieth of an instruction or so, in the end not.
+    hottest_ = sum / static_cast<Time>(problem.lines.size()) / 50;
+  }
+
+  void Run(int64_t budget) {
+    Measure();
+    cost_ = Cost();
+    Record();
+    int64_t left = budget;
+    while (best_->makespan > bound_ && left > 0) {
+      const int64_t spent = graph_.TakeWork() + kBatch * kPerProposal;
+      left -= spent;
+      if (!work_->Spend(spent)) return;
+      // In 1024ths, so that no product overflows.
+      const int64_t share = std::max<int64_t>(left, 0) / (budget / 1024 + 1);
+      heat_ = hottest_ * share / 1024 * share / 1024;
+      for (int64_t i = 0; i < kBatch && best_->makespan > bound_; ++i) Try();
+    }
+  }
+
+ private:
+  /// The makespan of the order as it is. Where messages queue the graph's is a lower bound of it.
+  void Measure() {
+    makespan_ = graph_.makespan();
+    if (exact_) return;
+    makespan_ = evaluator_.Run(graph_.ToOrder()).makespan;
+    work_->Spend(graph_.tokens());
+  }
+
+  /// The mean end of the ranks decides between steps of the same length.
+  Time Cost() const { return makespan_ + graph_.rank_ends() / (10 * graph_.ranks()); }
+
+  /// How much worse a move may make it: about exponentially distributed, in integers only.
+  Time Threshold() {
+    const uint64_t bits = proposals_.Bits();
+    const int halvings = std::countr_zero(bits | uint64_t{1} << 32);
+    const auto fraction = static_cast<Time>(bits >> 48);
+    return (heat_ * halvings) + (heat_ / 65536 * fraction + heat_ % 65536 * fraction / 65536);
+  }
+
+  void Try() {
+    const OrderGraph::Move move = proposals_.Next(graph_);
+    if (move.to == move.from || !graph_.Fits(move)) return;
+    const Time threshold = Threshold();
+    if (graph_.Estimate(move) > makespan_ + threshold) return;
+    if (!graph_.Apply(move)) return;
+    const Time before = makespan_;
+    makespan_ = graph_.makespan();
+    if (!exact_ && Cost() <= cost_ + threshold) Measure();
+    const Time cost = Cost();
+    if (cost > cost_ + threshold) {
+      graph_.TakeBack();
+      makespan_ = before;
+      return;
+    }
+    graph_.Keep();
+    cost_ = cost;
+    Record();
+  }
+
+  void Record() {
+    if (makespan_ >= best_->makespan) return;
+    best_->makespan = makespan_;
+    best_->order = graph_.ToOrder();
+    work_->Found(best_->makespan, bound_);
+  }
+
+  OrderGraph graph_;
+  const bool exact_;
+  Evaluator evaluator_;
+  const Time bound_;
+  MoveProposals proposals_;
+  SearchWork* const work_;
+  Found* const best_;
+  Time hottest_ = 0, heat_ = 0, cost_ = 0, makespan_ = 0;
+};
+
+}  // namespace
+
+void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                   SearchWork* work, Found* best) {
+  if (best->makespan <= bound || work->spent()) return;
+  // Room for sums over all ranks; no real costs come near.
+  const auto ranks = static_cast<Time>(best->order.size());
+  if (best->makespan > std::numeric_limits<Time>::max() / (64 * ranks)) return;
+  // What is left must let the search look at a good part of the tokens once it has laid them out.
+  const int64_t layout = kLayout * TokensOf(best->order);
+  if (layout > budget / 2 || !work->Spend(layout)) return;
+  work->Enter("local search");
+  const Time before = best->makespan;
+  Annealing(problem, bound, seed, work, best).Run(budget - layout);
+  if (best->makespan < before) best->from = "local search from " + best->from;
+}
+
+void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
+                    Found* best) {
+  ImproveWithin(problem, bound, seed, work->left(), work, best);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "schedules/local/order_graph.h"
+
+namespace contraflow {
+
+/// What all that propose moves draw them from, the same for a seed everywhere.
+class MoveDraw {
+ public:
+  /// For orders with words as long as the graph's.
+  MoveDraw(const OrderGraph& graph, uint64_t seed);
+
+  /// An even number below `count`.
+  int Below(size_t count) { return static_cast<int>(random_() % count); }
+  uint64_t Bits() { return random_(); }
+
+ protected:
+  /// How far a token goes: mostly not far.
+  int Distance();
+  /// Rank and place of any token.
+  std::pair<int, int> Any() { return places_[static_cast<size_t>(Below(places_.size()))]; }
+
+  /// From one place towards another. With `all_the_way`: all of it or nothing.
+  static OrderGraph::Move From(const OrderGraph& graph, int rank, int from, int to,
+                               bool all_the_way);
+
+  /// A longest path runs through blocks of tokens without gaps, from each to the next by a message.
+  /// What stays inside its block changes nothing. So, for a block that begins at `start`: its
+  /// message, from the rank and place that `sender` gives (a rank below 0: none), is sent earlier,
+  /// or what follows fills the gap before it.
+  template <typename Sender>
+  OrderGraph::Move AtBlock(const OrderGraph& graph, int rank, int start, int distance,
+                           const Sender& sender) {
+    const int kind = Below(4);
+    if (kind < 2) {
+      const auto [from, sent] = sender();
+      if (from >= 0 && kind == 0) return From(graph, from, sent, sent - distance, false);
+      if (from >= 0) return From(graph, from, sent - distance, sent, true);
+    }
+    if (kind == 2) return From(graph, rank, start, start + distance, false);
+    return From(graph, rank, start + distance, start, true);
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::vector<std::pair<int, int>> places_;  // rank and place of all tokens
+};
+
+}  // namespace contraflow

@@ -1,0 +1,149 @@
+// Orders of the same makespan differ in how they take noise: one whose messages arrive just in time
+// hands on every delay. Which is best is seen on sampled draws. Local search moves tokens in
+// several draws at once (the sample average of stochastic programming), and only as long as the
+// order's makespan without noise does not grow.
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "schedules/local/noise.h"
+#include "schedules/local/noise_moves.h"
+#include "schedules/local/noise_pool.h"
+#include "schedules/local/noise_times.h"
+#include "schedules/local/order_graph.h"
+
+namespace contraflow {
+namespace {
+
+/// Draws that local search improves on, half as many where an order has more than so many tokens;
+/// and those that choose between its end, its start and the order that there was. No draw serves
+/// two purposes, nor do those that chose the start (noise_pool.cc).
+constexpr size_t kTrained = 64;
+constexpr int64_t kSmall = 1'000;
+constexpr int kChosen = 40;
+constexpr uint64_t kTrainSeed = 1'000'000, kChoiceSeed = 3'000'000;
+/// Of what is left of the work, what goes into the pool.
+constexpr int64_t kPoolShare = 4;
+/// Rounds of local search.
+constexpr int kRounds = 4;
+/// Above this the graphs of all draws together take too much memory.
+constexpr int64_t kMostTokens = 200'000;
+
+class SampledSearch {
+ public:
+  SampledSearch(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
+                uint64_t draws, SearchWork* work)
+      : graph_(problem, order),
+        times_(problem, graph_, sigma, draws, graph_.tokens() > kSmall ? kTrained / 2 : kTrained),
+        moves_(graph_, seed),
+        work_(work),
+        most_(graph_.makespan()),
+        sum_(times_.sum()),
+        least_(sum_),
+        order_(order) {}
+
+  /// The best order found on the draws it was trained on. `warm` and `cool`: shares of the heat
+  /// that it begins and ends with, in 1024ths.
+  Order Run(int64_t budget, int64_t warm, int64_t cool) {
+    const int64_t hottest = sum_ / std::max(kLeastHottest, kHottest * graph_.tokens());
+    slack_ = sum_ / kSlack;
+    for (int64_t left = budget; left > 0;) {
+      const int64_t spent = graph_.TakeWork() / 4 + times_.TakeWork() + kBatch * kPerTry;
+      left -= spent;
+      if (!work_->Spend(spent)) break;
+      const int64_t share = std::max<int64_t>(left, 0) / (budget / 1024 + 1);
+      heat_ = hottest * (cool + (warm - cool) * share / 1024) / 1024;
+      for (int64_t i = 0; i < kBatch; ++i) Try();
+    }
+    return order_;
+  }
+
+ private:
+  static constexpr int64_t kBatch = 32, kPerTry = 3;
+  /// Shares of the sum of all makespans. By how much one step may lengthen it at first: as much in
+  /// instructions, however many there are, since a long order has no time to recover from more. And
+  /// by how much an estimate may say so of a move that is tried all the same.
+  static constexpr int64_t kHottest = 10, kLeastHottest = 1'000, kSlack = 10'000;
+
+  void Try() {
+    const OrderGraph::Move move = moves_.Next(graph_, times_);
+    if (move.to == move.from || !graph_.Fits(move)) return;
+    if (graph_.Estimate(move) > most_) return;
+    const int64_t threshold = heat_ * std::countr_zero(moves_.Bits() | uint64_t{1} << 32);
+    if (times_.Worse(move) > threshold + slack_) return;
+    if (!graph_.Apply(move)) return;
+    if (graph_.makespan() > most_) {
+      graph_.TakeBack();
+      return;
+    }
+    times_.Apply(move);
+    if (times_.sum() > sum_ + threshold) {
+      graph_.TakeBack();
+      times_.TakeBack();
+      return;
+    }
+    graph_.Keep();
+    times_.Keep();
+    sum_ = times_.sum();
+    if (sum_ >= least_) return;
+    least_ = sum_;
+    order_ = graph_.ToOrder();
+  }
+
+  OrderGraph graph_;
+  NoiseTimes times_;
+  NoiseMoves moves_;
+  SearchWork* const work_;
+  const Time most_;
+  int64_t sum_ = 0, least_ = 0, heat_ = 0, slack_ = 0;
+  Order order_;
+};
+
+}  // namespace
+
+void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
+                   const SearchOptions& options, SearchWork* work, Found* best) {
+  if (!(options.noise > 0)) return;
+  work->Enter("noise");
+  int64_t tokens = 0;
+  for (const Word& word : best->order) tokens += static_cast<int64_t>(word.size());
+  // Too little to tell three orders apart with, let alone to find another.
+  if (work->left() < 4 * kChosen * tokens) return;
+  const auto expected = [&](const Found& found) {
+    work->Spend(tokens * kChosen);
+    return ExpectedMakespan(problem, found.order, options.noise, options.seed + kChoiceSeed,
+                            kChosen);
+  };
+  Time least = expected(*best);
+  const auto offer = [&](Found found) {
+    const Time mean = expected(found);
+    if (mean >= least) return;
+    least = mean;
+    *best = std::move(found);
+  };
+  std::vector<Found> pool =
+      SteadyOrders(problem, seeds, *best, options, work->left() / kPoolShare, work);
+  if (pool.empty()) return;
+  if (tokens <= kMostTokens && OrderGraph::Exact(problem) && work->left() > 0) {
+    // Draws are new in each round, so that no round fits the order to its own for good; which round
+    // was the last that helped is told by draws that none of them sees.
+    Found steadied = pool.front();
+    const std::string from = steadied.from;
+    const int64_t share = work->left() / kRounds;
+    for (int round = 0; round < kRounds && !work->spent(); ++round) {
+      const auto draws = static_cast<uint64_t>(round) * 1'000;
+      const int64_t left = kRounds - round;
+      SampledSearch search(problem, steadied.order, options.noise,
+                           options.seed + static_cast<uint64_t>(round), kTrainSeed + draws, work);
+      steadied.order = search.Run(share, 1024 * left / kRounds, 1024 * (left - 1) / kRounds);
+      steadied.from = from + ", steadied";
+      offer(steadied);
+    }
+  }
+  offer(std::move(pool.front()));
+}
+
+}  // namespace contraflow

@@ -1,0 +1,302 @@
+#include "schedules/local/order_graph.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "compiler/plan/error.h"
+#include "schedules/local/noise.h"
+
+namespace contraflow {
+
+OrderGraph::OrderGraph(const SearchProblem& problem, const Order& order, const NoiseDraw* draw)
+    : problem_(problem) {
+  hop_ = problem.costs.comm.latency + problem.costs.comm.occupancy;
+  if (problem.limit) limit_ = *problem.limit;
+  Build(order, draw);
+  Link();
+  Sort();
+  for (const std::vector<int32_t>& word : words_) {
+    const Time end = word.empty() ? 0 : At(word.back()).head + At(word.back()).duration;
+    ends_.push_back(end);
+    rank_ends_ += end;
+    makespan_ = std::max(makespan_, end);
+  }
+  for (size_t position = sorted_.size(); position-- > 0;) {
+    Node& node = At(sorted_[position]);
+    node.tail = TailOf(node);
+  }
+}
+
+/// Names the chunks of each token.
+void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
+  struct Counts {
+    int32_t f = 0, b = 0, w = 0;
+  };
+  std::vector<Counts> counts(problem_.lines.size());
+  for (size_t r = 0; r < order.size(); ++r) {
+    std::vector<int32_t>& word = words_.emplace_back();
+    std::vector<int64_t>& levels = levels_.emplace_back();
+    int64_t level = 0;
+    for (const Token& token : order[r]) {
+      const int32_t back = token.op == Op::FB ? token.back : token.line;
+      Role role;
+      Node node;
+      node.rank = static_cast<int32_t>(r);
+      node.place = static_cast<int32_t>(word.size());
+      if (HasForward(token.op)) {
+        role.f_line = token.line;
+        role.f = counts[static_cast<size_t>(token.line)].f++;
+        role.taken = problem_.lines[static_cast<size_t>(token.line)].held;
+      }
+      const Line& line = problem_.lines[static_cast<size_t>(back)];
+      if (HasBackward(token.op)) {
+        role.b_line = back;
+        role.b = counts[static_cast<size_t>(back)].b++;
+        role.given += line.held - line.stash;
+      }
+      if (HasWeight(token.op)) {
+        role.w_line = back;
+        role.w = counts[static_cast<size_t>(back)].w++;
+        role.given += line.stash;
+      }
+      const int k = HasForward(token.op) ? role.f : HasBackward(token.op) ? role.b : role.w;
+      node.duration =
+          draw != nullptr ? draw->Duration(token, k, role.b) : problem_.Duration(token, k, role.b);
+      levels.push_back(level);
+      level += role.taken - role.given;
+      word.push_back(static_cast<int32_t>(nodes_.size()));
+      nodes_.push_back(node);
+      roles_.push_back(role);
+      tokens_.push_back(token);
+    }
+  }
+}
+
+/// Finds what each token waits for.
+void OrderGraph::Link() {
+  std::vector<size_t> first;  // chunk of each line's first micro-batch
+  size_t chunks = 0;
+  for (const Line& line : problem_.lines) {
+    first.push_back(chunks);
+    chunks += static_cast<size_t>(line.count);
+  }
+  std::vector<int32_t> forward(chunks, kNone), backward(chunks, kNone);
+  const auto chunk = [&](int32_t line, int32_t k) {
+    return first[static_cast<size_t>(line)] + static_cast<size_t>(k);
+  };
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Role& role = roles_[n];
+    if (role.f_line >= 0) forward[chunk(role.f_line, role.f)] = static_cast<int32_t>(n);
+    if (role.b_line >= 0) backward[chunk(role.b_line, role.b)] = static_cast<int32_t>(n);
+  }
+  for (const std::vector<int32_t>& word : words_) {
+    for (size_t i = 1; i < word.size(); ++i) {
+      At(word[i - 1]).next = word[i];
+      At(word[i]).previous = word[i - 1];
+    }
+  }
+  const auto connect = [&](int32_t from, size_t out, int32_t to, size_t in) {
+    CF_ASSERT(from != kNone);
+    if (At(from).rank == At(to).rank) return;  // their word says who is first
+    At(from).out[out] = to;
+    At(to).in[in] = from;
+  };
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Role& role = roles_[n];
+    const auto node = static_cast<int32_t>(n);
+    if (role.f_line >= 0) {
+      const int before = problem_.lines[static_cast<size_t>(role.f_line)].before;
+      if (before >= 0) connect(forward[chunk(before, role.f)], 0, node, 0);
+    }
+    if (role.b_line >= 0) {
+      const int after = problem_.lines[static_cast<size_t>(role.b_line)].after;
+      if (after >= 0) connect(backward[chunk(after, role.b)], 1, node, 1);
+    }
+  }
+}
+
+/// Computes all heads and sorts by them: what runs at the same time is then close together, so that
+/// a move reorders little.
+void OrderGraph::Sort() {
+  std::vector<int32_t> missing(nodes_.size(), 0), ready;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Node& node = nodes_[n];
+    missing[n] = (node.previous != kNone) + (node.in[0] != kNone) + (node.in[1] != kNone);
+    if (missing[n] == 0) ready.push_back(static_cast<int32_t>(n));
+  }
+  for (size_t i = 0; i < ready.size(); ++i) {
+    Node& node = At(ready[i]);
+    node.position = static_cast<int32_t>(i);
+    node.head = HeadOf(node);
+    for (const int32_t after : {node.next, node.out[0], node.out[1]}) {
+      if (after != kNone && --missing[static_cast<size_t>(after)] == 0) ready.push_back(after);
+    }
+  }
+  CF_ASSERT(ready.size() == nodes_.size());
+  sorted_ = std::move(ready);
+  std::sort(sorted_.begin(), sorted_.end(), [this](int32_t a, int32_t b) {
+    return std::pair(At(a).head, At(a).position) < std::pair(At(b).head, At(b).position);
+  });
+  for (size_t i = 0; i < sorted_.size(); ++i) At(sorted_[i]).position = static_cast<int32_t>(i);
+  marked_.Reset(sorted_.size());
+  seen_.assign(nodes_.size(), 0);
+}
+
+Order OrderGraph::ToOrder() const {
+  Order order(words_.size());
+  for (size_t r = 0; r < words_.size(); ++r) {
+    order[r].reserve(words_[r].size());
+    for (const int32_t node : words_[r]) order[r].push_back(tokens_[static_cast<size_t>(node)]);
+  }
+  return order;
+}
+
+Time OrderGraph::Through(int rank, int place) const {
+  const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  return node.head + node.duration + node.tail;
+}
+
+int OrderGraph::BlockStart(int rank, int place) const {
+  const std::vector<int32_t>& word = words_[static_cast<size_t>(rank)];
+  auto at = static_cast<size_t>(place);
+  while (at > 0 && At(word[at - 1]).head + At(word[at - 1]).duration == At(word[at]).head) --at;
+  return static_cast<int>(at);
+}
+
+std::pair<int, int> OrderGraph::Sender(int rank, int place) const {
+  const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  for (const int32_t in : node.in) {
+    if (in == kNone || At(in).head + At(in).duration + hop_ != node.head) continue;
+    return {At(in).rank, At(in).place};
+  }
+  return {-1, -1};
+}
+
+Time OrderGraph::Arrival(const Node& node) const {
+  Time time = 0;
+  for (const int32_t in : node.in) {
+    if (in != kNone) time = std::max(time, At(in).head + At(in).duration + hop_);
+  }
+  return time;
+}
+
+Time OrderGraph::Demand(const Node& node) const {
+  Time time = 0;
+  for (const int32_t out : node.out) {
+    if (out != kNone) time = std::max(time, hop_ + At(out).duration + At(out).tail);
+  }
+  return time;
+}
+
+Time OrderGraph::HeadOf(const Node& node) const {
+  const Time time = Arrival(node);
+  if (node.previous == kNone) return time;
+  return std::max(time, At(node.previous).head + At(node.previous).duration);
+}
+
+Time OrderGraph::TailOf(const Node& node) const {
+  const Time time = Demand(node);
+  if (node.next == kNone) return time;
+  return std::max(time, At(node.next).duration + At(node.next).tail);
+}
+
+/// Chunks of a line run in order, and what a rank hands to itself it makes first.
+bool OrderGraph::MustPrecede(int32_t first, int32_t second) const {
+  const Role& a = roles_[static_cast<size_t>(first)];
+  const Role& b = roles_[static_cast<size_t>(second)];
+  if (a.f_line >= 0) {
+    if (b.f_line == a.f_line) return true;
+    if (b.b_line == a.f_line && b.b == a.f) return true;
+    if (b.f_line == problem_.lines[static_cast<size_t>(a.f_line)].after && b.f_line >= 0 &&
+        b.f == a.f) {
+      return true;
+    }
+  }
+  if (a.b_line >= 0) {
+    if (b.b_line == a.b_line) return true;
+    if (b.w_line == a.b_line && b.w == a.b) return true;
+    if (b.b_line == problem_.lines[static_cast<size_t>(a.b_line)].before && b.b_line >= 0 &&
+        b.b == a.b) {
+      return true;
+    }
+  }
+  return a.w_line >= 0 && b.w_line == a.w_line;
+}
+
+OrderGraph::Move OrderGraph::Shorten(Move move) const {
+  const std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
+  const int32_t moved = word[static_cast<size_t>(move.from)];
+  int to = move.from;
+  if (move.to > move.from) {
+    while (to < move.to && !MustPrecede(moved, word[static_cast<size_t>(to) + 1])) ++to;
+  } else {
+    while (to > move.to && !MustPrecede(word[static_cast<size_t>(to) - 1], moved)) --to;
+  }
+  return {move.rank, move.from, to};
+}
+
+bool OrderGraph::Fits(const Move& move) const {
+  const auto r = static_cast<size_t>(move.rank);
+  const std::vector<int32_t>& word = words_[r];
+  const Role& moved = roles_[static_cast<size_t>(word[static_cast<size_t>(move.from)])];
+  const int64_t gain = moved.taken - moved.given;
+  const auto at = [&](int place) -> const Role& {
+    return roles_[static_cast<size_t>(word[static_cast<size_t>(place)])];
+  };
+  if (move.to > move.from) {
+    // What is passed runs without what the moved token takes or gives.
+    if (gain < 0) {
+      for (int i = move.from + 1; i <= move.to; ++i) {
+        if (levels_[r][static_cast<size_t>(i)] - gain + at(i).taken > limit_) return false;
+      }
+    }
+    const Role& last = at(move.to);
+    const int64_t level = levels_[r][static_cast<size_t>(move.to)] + last.taken - last.given - gain;
+    return level + moved.taken <= limit_;
+  }
+  if (levels_[r][static_cast<size_t>(move.to)] + moved.taken > limit_) return false;
+  if (gain <= 0) return true;
+  for (int i = move.to; i < move.from; ++i) {
+    if (levels_[r][static_cast<size_t>(i)] + gain + at(i).taken > limit_) return false;
+  }
+  return true;
+}
+
+Time OrderGraph::Estimate(const Move& move) const {
+  const std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
+  const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
+  const bool forward = move.to > move.from;
+  // Place in the word before the move of what comes to stand at a place.
+  const auto node = [&](int place) -> const Node& {
+    if (place == move.to) return At(word[static_cast<size_t>(move.from)]);
+    return At(word[static_cast<size_t>(forward ? place + 1 : place - 1)]);
+  };
+  constexpr int kMost = 64;
+  CF_ASSERT(high - low < kMost);
+  Time heads[kMost];
+  Time time = 0;
+  if (low > 0) {
+    const Node& previous = At(word[static_cast<size_t>(low) - 1]);
+    time = previous.head + previous.duration;
+  }
+  for (int place = low; place <= high; ++place) {
+    const Node& moved = node(place);
+    time = std::max(time, Arrival(moved));
+    heads[place - low] = time;
+    time += moved.duration;
+  }
+  Time through = 0;
+  time = 0;
+  if (static_cast<size_t>(high) + 1 < word.size()) {
+    const Node& next = At(word[static_cast<size_t>(high) + 1]);
+    time = next.duration + next.tail;
+  }
+  for (int place = high; place >= low; --place) {
+    const Node& moved = node(place);
+    time = std::max(time, Demand(moved)) + moved.duration;
+    through = std::max(through, heads[place - low] + time);
+  }
+  return through;
+}
+
+}  // namespace contraflow

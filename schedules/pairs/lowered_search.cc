@@ -1,0 +1,219 @@
+#include "schedules/pairs/lowered_search.h"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "compiler/simulate/sharing.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/pairs/pair_extend.h"
+#include "schedules/pairs/pair_fold.h"
+#include "schedules/pairs/pair_move.h"
+#include "schedules/pairs/pair_run.h"
+#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/pair_search.h"
+#include "schedules/search/evaluator.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int64_t kSteps = 1024;
+/// What a component of a shared run counts, in instructions of a chunk-level run.
+constexpr int64_t kPerComponent = 4;
+
+Time ComponentsOf(const CostModel& costs) { return SerialSum(*costs.moe); }
+
+class LoweredSearch {
+ public:
+  LoweredSearch(const SearchProblem& problem, uint64_t seed, SearchWork* work)
+      : problem_(problem),
+        evaluator_(problem),
+        shapes_(problem.costs, false),
+        mirrored_(Fold(problem).has_value()),
+        random_(seed),
+        work_(work) {
+    const Time typical = ComponentsOf(problem.costs) / (10 * problem.costs.moe->layers_per_stage);
+    sharing_ = {.window = 6, .free_order = true, .patience = typical / 4};
+    caps_.resize(problem.lines_of.size());
+    instructions_ = problem.chunks() * 10 * problem.costs.moe->layers_per_stage * kPerComponent;
+  }
+
+  /// The makespan of the shared run; nothing where an order does not run or fit, or takes so long
+  /// with one chunk behind the other that sharing will hardly make up for it.
+  std::optional<Time> RunOf(const Order& order, Time most) {
+    const Evaluation& evaluation = evaluator_.Run(order);
+    work_->Spend(problem_.chunks() * 2);
+    if (!evaluation.runs || !evaluation.fits || evaluation.makespan > most) return std::nullopt;
+    serial_ = evaluation.makespan;
+    for (size_t r = 0; r < order.size(); ++r) caps_[r] = CapOf(order[r], evaluation.peak);
+    Plan plan = ToPlan(problem_, order);
+    plan.level = Level::kComm;  // the run sends its messages itself
+    work_->Spend(instructions_);
+    return ShareLanes(plan, problem_.costs, &shapes_, sharing_, caps_, false).makespan;
+  }
+  std::optional<Time> RunOf(const Order& order) {
+    return RunOf(order, std::numeric_limits<Time>::max());
+  }
+
+  Order Run(const Order& order, int64_t budget) {
+    const std::optional<Time> start = RunOf(order);
+    if (!start) return order;
+    order_ = best_ = order;
+    makespan_ = least_ = *start;
+    most_ = serial_ + serial_ / 8;
+    const int64_t end = work_->left() - budget;
+    const Time hottest = ComponentsOf(problem_.costs) / 40;
+    while (!work_->spent() && work_->left() > end) {
+      const int64_t part = (work_->left() - end) / (budget / kSteps + 1);
+      Step(hottest * part / kSteps * part / kSteps);
+    }
+    return best_;
+  }
+
+ private:
+  /// The most activations that a rank may hold, no fewer than its own order needs: by the limit or,
+  /// without one, what the fullest rank of the order holds.
+  int CapOf(const Word& word, const std::vector<int64_t>& peak) const {
+    const int64_t limit = problem_.limit.value_or(*std::max_element(peak.begin(), peak.end()));
+    int64_t held = 0, most = limit / std::max<int64_t>(problem_.lines[0].held, 1);
+    for (const Token& token : word) {
+      held += HasForward(token.op);
+      most = std::max(most, held);
+      held -= HasWeight(token.op);
+    }
+    return static_cast<int>(std::min<int64_t>(most, std::numeric_limits<int>::max()));
+  }
+
+  void Step(Time heat) {
+    const size_t r = Draw(&random_, order_.size());
+    const std::optional<PairMove> move = DrawMove(order_[r], &random_);
+    work_->Spend(8);
+    if (!move) return;
+    Order order = order_;
+    Word& word = order[r];
+    const auto at = [&](size_t i) { return word.begin() + static_cast<std::ptrdiff_t>(i); };
+    word.erase(at(move->from), at(move->to));
+    word.insert(at(move->from), move->piece.begin(), move->piece.end());
+    if (mirrored_) {
+      if (r >= order.size() / 2) return;
+      order = UnfoldOrder(problem_, FoldOrder(problem_, order));
+    }
+    const std::optional<Time> makespan = RunOf(order, most_);
+    const auto draw = [&] { return static_cast<Time>(Draw(&random_, 1 << 20)); };
+    const Time threshold = heat * draw() / (1 << 20) * draw() / (1 << 20);
+    if (!makespan || *makespan > makespan_ + threshold) return;
+    makespan_ = *makespan;
+    order_ = std::move(order);
+    if (makespan_ >= least_) return;
+    least_ = makespan_;
+    best_ = order_;
+  }
+
+  const SearchProblem& problem_;
+  Evaluator evaluator_;
+  ChunkShapes shapes_;
+  const bool mirrored_;
+  std::mt19937_64 random_;
+  SearchWork* work_;
+  Order order_, best_;
+  Time makespan_ = 0, least_ = 0;
+  Sharing sharing_;
+  Time serial_ = 0, most_ = 0;
+  std::vector<int> caps_;
+  int64_t instructions_ = 0;
+};
+
+/// The order whose plan is shortest of those that were offered.
+class Shortest {
+ public:
+  Shortest(const CostModel& costs, const LowerOptions& options)
+      : costs_(costs), options_(options) {}
+
+  void Offer(const Plan& order) {
+    if (lowered_ && order == order_) return;
+    Plan plan = Lower(order, costs_, options_);
+    const Time makespan = Simulate(plan, costs_).makespan;
+    if (lowered_ && makespan >= least_) return;
+    order_ = order;
+    lowered_ = std::move(plan);
+    least_ = makespan;
+  }
+  const Plan& order() const { return order_; }
+  Plan TakeLowered() { return std::move(*lowered_); }
+
+ private:
+  const CostModel& costs_;
+  const LowerOptions& options_;
+  Plan order_;
+  std::optional<Plan> lowered_;
+  Time least_ = 0;
+};
+
+/// An order for many micro-batches from what a search finds for a few, in the steady phase of
+/// DualPipe; nothing for placements without one.
+std::optional<Order> FromFew(const SearchProblem& problem, uint64_t seed, int64_t budget,
+                             SearchWork* work) {
+  if (!PairRun::Takes(problem)) return std::nullopt;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  const SearchProblem& half = folded ? *folded : problem;
+  const int enough = 2 * half.frame.ranks + 2, further = half.frame.microbatches - enough;
+  if (half.frame.routes.size() != 1 || further <= 0) return std::nullopt;
+  const SearchProblem few = WithCount(problem, enough);
+  std::optional<Order> order = ScheduleInPhases(WithCount(half, enough));
+  if (!order) return std::nullopt;
+  if (folded) order = UnfoldOrder(few, *order);
+  Found found = {*order, Evaluate(few, *order).makespan, ""};
+  ImprovePairs(few, 0, seed, budget / 8, work, &found);
+  const Order shared = LoweredSearch(few, seed, work).Run(found.order, budget * 7 / 8);
+  order = Extend(half, folded ? FoldOrder(few, shared) : shared, further);
+  if (order && folded) order = UnfoldOrder(problem, *order);
+  return order;
+}
+
+}  // namespace
+
+Plan ImproveLowered(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
+                    uint64_t seed, SearchWork* work) {
+  CF_ASSERT(plan.level == Level::kCompute && costs.moe);
+  const SearchProblem problem = MakeProblem(plan, costs, limit);
+  std::optional<Order> order = ToOrder(problem, plan);
+  if (!order) return plan;
+  work->Enter("shared lanes");
+  LoweredSearch search(problem, seed, work);
+  const std::optional<Time> given = search.RunOf(*order);
+  if (!given) return plan;
+  if (std::optional<Order> longer = FromFew(problem, seed, work->left() * 3 / 4, work)) {
+    const std::optional<Time> makespan = search.RunOf(*longer);
+    if (makespan && *makespan < *given) order = std::move(longer);
+  }
+  return ToPlan(problem, search.Run(*order, work->left()));
+}
+
+Plan LowerShortest(const Plan& found, std::span<const Plan> published, const CostModel& costs,
+                   const LowerOptions& options, const SearchOptions& search) {
+  Shortest shortest(costs, options);
+  shortest.Offer(found);
+  const SearchProblem problem = MakeProblem(found, costs, options.memory_limit);
+  for (const Plan& plan : published) {
+    if (plan.routes != found.routes) continue;
+    const std::optional<Order> order = ToOrder(problem, plan);
+    if (!order || !Evaluate(problem, *order).fits) continue;
+    // The head is that of what was found.
+    Plan same = found;
+    same.programs = plan.programs;
+    shortest.Offer(same);
+  }
+  const bool shared = costs.moe && options.overlap == Overlap::kAll &&
+                      (options.target == Level::kComponent || options.target == Level::kBuffer);
+  SearchWork work(search);
+  if (shared && !work.spent()) {
+    const Plan start = shortest.order();
+    shortest.Offer(ImproveLowered(start, costs, options.memory_limit, search.seed, &work));
+  }
+  return shortest.TakeLowered();
+}
+
+}  // namespace contraflow

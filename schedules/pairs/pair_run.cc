@@ -1,0 +1,336 @@
+#include "schedules/pairs/pair_run.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int64_t kNobody = -1;
+
+size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op == Op::W ? 2 : 3; }
+
+}  // namespace
+
+bool PairRun::Takes(const SearchProblem& problem) {
+  return problem.scale.empty() && !problem.costs.comm.exclusive();
+}
+
+PairRun::PairRun(const SearchProblem& problem, const Order& order) : problem_(problem) {
+  CF_ASSERT(Takes(problem) && order.size() == problem.lines_of.size());
+  size_t chunks = 0;
+  const auto lines = static_cast<int32_t>(problem.lines.size());
+  place_.resize(problem.lines.size());
+  for (const std::vector<int>& here : problem.lines_of) {
+    for (size_t i = 0; i < here.size(); ++i) place_[static_cast<size_t>(here[i])] = i;
+  }
+  for (int32_t line = 0; line < lines; ++line) {
+    const Line& own = problem.lines[static_cast<size_t>(line)];
+    first_.push_back(chunks);
+    chunks += static_cast<size_t>(own.count);
+    cost_of_.push_back({});
+    pair_.emplace_back();
+    if (own.count == 0) continue;
+    for (const Op op : {Op::F, Op::B, Op::W, Op::BW}) {
+      cost_of_.back()[CostIndex(op)] = problem.Duration({op, line}, 0);
+    }
+    for (const int back : problem.lines_of[static_cast<size_t>(own.rank)]) {
+      const bool some = problem.lines[static_cast<size_t>(back)].count > 0;
+      pair_.back().push_back(some ? problem.Duration({Op::FB, line, back}, 0, 0) : 0);
+    }
+  }
+  counts_.resize(problem.lines.size());
+  for (std::vector<Time>* times : {&f_start_, &f_end_, &b_start_, &b_end_, &f_new_, &b_new_}) {
+    times->assign(chunks, 0);
+  }
+  f_mark_.assign(chunks, 0);
+  b_mark_.assign(chunks, 0);
+  ranks_.resize(order.size());
+  trials_.resize(order.size());
+  ends_.resize(order.size());
+  for (size_t r = 0; r < order.size(); ++r) {
+    Rank& rank = ranks_[r];
+    rank.word = order[r];
+    CountBefore(rank.word, 0);
+    StepsOf(rank.word, &rank.steps);
+    rank.start.assign(rank.word.size(), 0);
+  }
+}
+
+std::optional<PairRun> PairRun::Of(const SearchProblem& problem, const Order& order) {
+  PairRun run(problem, order);
+  if (!run.Begin()) return std::nullopt;
+  return run;
+}
+
+bool PairRun::Begin() {
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (!Fits(r, 0, 0, ranks_[r].word)) return false;
+  }
+  rank_ = from_ = 0;
+  to_ = ranks_[0].word.size();
+  piece_ = ranks_[0].word;
+  steps_ = ranks_[0].steps;
+  Start(0);
+  if (!Run(std::numeric_limits<Time>::max())) return false;
+  Keep();
+  return true;
+}
+
+Order PairRun::TakeOrder() const {
+  Order order;
+  for (const Rank& rank : ranks_) order.push_back(rank.word);
+  return order;
+}
+
+Time PairRun::DurationOf(const Token& token) const {
+  const auto line = static_cast<size_t>(token.line);
+  if (token.op == Op::FB) return pair_[line][place_[static_cast<size_t>(token.back)]];
+  return cost_of_[line][CostIndex(token.op)];
+}
+
+void PairRun::SetForward(int line, int k, Step* step) const {
+  const Line& own = problem_.lines[static_cast<size_t>(line)];
+  step->forward = static_cast<int32_t>(At(line, k));
+  if (own.before >= 0) {
+    step->needs_f = static_cast<int32_t>(At(own.before, k));
+    step->hop_f = own.hop;
+  }
+  if (own.after >= 0) step->wakes_f = problem_.lines[static_cast<size_t>(own.after)].rank;
+}
+
+void PairRun::SetBackward(int line, int k, Step* step) const {
+  const Line& own = problem_.lines[static_cast<size_t>(line)];
+  step->backward = static_cast<int32_t>(At(line, k));
+  if (own.after >= 0) {
+    step->needs_b = static_cast<int32_t>(At(own.after, k));
+    step->hop_b = problem_.lines[static_cast<size_t>(own.after)].hop;
+  }
+  if (own.before >= 0) step->wakes_b = problem_.lines[static_cast<size_t>(own.before)].rank;
+}
+
+/// Sets counts_ to what runs before a place of a word.
+void PairRun::CountBefore(const Word& word, size_t at) const {
+  std::fill(counts_.begin(), counts_.end(), Counts{});
+  for (size_t i = 0; i < at; ++i) {
+    const Token& token = word[i];
+    Counts& back = counts_[static_cast<size_t>(token.op == Op::FB ? token.back : token.line)];
+    counts_[static_cast<size_t>(token.line)].f += HasForward(token.op);
+    back.b += HasBackward(token.op);
+    back.w += HasWeight(token.op);
+  }
+}
+
+/// Appends the steps of tokens that run behind what counts_ says.
+void PairRun::StepsOf(const Word& piece, std::vector<Step>* steps) const {
+  for (const Token& token : piece) {
+    Step step;
+    step.duration = DurationOf(token);
+    const int back = token.op == Op::FB ? token.back : token.line;
+    if (HasForward(token.op)) {
+      SetForward(token.line, counts_[static_cast<size_t>(token.line)].f++, &step);
+    }
+    if (HasBackward(token.op)) {
+      SetBackward(back, counts_[static_cast<size_t>(back)].b++, &step);
+    }
+    if (HasWeight(token.op)) ++counts_[static_cast<size_t>(back)].w;
+    steps->push_back(step);
+  }
+}
+
+bool PairRun::Fits(size_t r, size_t from, size_t to, const Word& piece) const {
+  const Rank& rank = ranks_[r];
+  CountBefore(rank.word, from);
+  int64_t held = from < rank.held.size() ? rank.held[from] : 0;
+  CF_ASSERT(to <= rank.word.size());
+  for (const Token& token : piece) {
+    Counts& own = counts_[static_cast<size_t>(token.line)];
+    const int back = token.op == Op::FB ? token.back : token.line;
+    Counts& other = counts_[static_cast<size_t>(back)];
+    const Line& back_line = problem_.lines[static_cast<size_t>(back)];
+    if (token.op == Op::R) return false;
+    if (HasBackward(token.op)) {
+      if (other.b == other.f || (HasWeight(token.op) && other.w != other.b)) return false;
+    } else if (HasWeight(token.op) && other.w == other.b) {
+      return false;
+    }
+    if (HasForward(token.op)) {
+      held += problem_.lines[static_cast<size_t>(token.line)].held;
+      if (problem_.limit && held > *problem_.limit) return false;
+    }
+    own.f += HasForward(token.op);
+    other.b += HasBackward(token.op);
+    other.w += HasWeight(token.op);
+    if (HasBackward(token.op)) held -= back_line.held - back_line.stash;
+    if (HasWeight(token.op)) held -= back_line.stash;
+  }
+  return true;
+}
+
+std::optional<Time> PairRun::Try(size_t r, size_t from, size_t to, const Word& piece, Time most) {
+  const Rank& rank = ranks_[r];
+  rank_ = r;
+  from_ = from;
+  to_ = to;
+  piece_ = piece;
+  const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
+  CountBefore(rank.word, from);
+  steps_.assign(rank.steps.begin(), rank.steps.begin() + at(from));
+  StepsOf(piece, &steps_);
+  steps_.insert(steps_.end(), rank.steps.begin() + at(to), rank.steps.end());
+  Start(from == 0 ? 0 : rank.start[from - 1]);
+  if (!Run(most)) return std::nullopt;
+  return tried_cost_;
+}
+
+void PairRun::Start(Time since) {
+  since_ = since;
+  ++mark_;
+  rest_.resize(steps_.size());
+  Time rest = 0;
+  for (size_t i = steps_.size(); i-- > 0;) rest_[i] = rest += steps_[i].duration;
+  ready_.clear();
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    Trial& trial = trials_[r];
+    const Rank& rank = ranks_[r];
+    const auto limit =
+        r == rank_ ? rank.start.begin() + static_cast<std::ptrdiff_t>(from_) : rank.start.end();
+    trial.first = static_cast<size_t>(std::lower_bound(rank.start.begin(), limit, since) -
+                                      rank.start.begin());
+    trial.next = trial.first;
+    trial.lane =
+        trial.first == 0 ? 0 : rank.start[trial.first - 1] + rank.steps[trial.first - 1].duration;
+    trial.waits = kNobody;
+    trial.starts.clear();
+    ready_.push_back(r);
+  }
+}
+
+bool PairRun::Run(Time most) {
+  while (!ready_.empty()) {
+    const size_t r = ready_.back();
+    ready_.pop_back();
+    if (!Walk(r, most)) return false;
+  }
+  Time sum = 0;
+  tried_makespan_ = 0;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const size_t length = r == rank_ ? steps_.size() : ranks_[r].steps.size();
+    if (trials_[r].next < length) return false;
+    tried_makespan_ = std::max(tried_makespan_, trials_[r].lane);
+    sum += trials_[r].lane;
+  }
+  tried_cost_ = 2 * static_cast<Time>(ranks_.size()) * tried_makespan_ + sum;
+  return true;
+}
+
+bool PairRun::Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const {
+  const auto at = static_cast<size_t>(chunk);
+  Time end;
+  if ((backward ? b_mark_ : f_mark_)[at] == mark_) {
+    end = (backward ? b_new_ : f_new_)[at];
+  } else if ((backward ? b_start_ : f_start_)[at] < since_) {
+    end = (backward ? b_end_ : f_end_)[at];
+  } else {
+    return false;
+  }
+  *ready = std::max(*ready, end + hop);
+  return true;
+}
+
+/// Runs a rank until it waits or ends; false if the makespan would be above `most`.
+bool PairRun::Walk(size_t r, Time most) {
+  Trial& trial = trials_[r];
+  const std::vector<Step>& steps = r == rank_ ? steps_ : ranks_[r].steps;
+  const std::vector<Time>& rest = r == rank_ ? rest_ : ranks_[r].rest;
+  Time lane = trial.lane;
+  size_t at = trial.next;
+  const auto wake = [&](int32_t other, int64_t key) {
+    Trial& waiting = trials_[static_cast<size_t>(other)];
+    if (waiting.waits != key) return;
+    waiting.waits = kNobody;
+    ready_.push_back(static_cast<size_t>(other));
+  };
+  for (; at < steps.size(); ++at) {
+    const Step& step = steps[at];
+    Time start = lane;
+    if (step.needs_f >= 0 && !Arrived(step.needs_f, false, step.hop_f, &start)) {
+      trial.waits = int64_t{2} * step.needs_f;
+      break;
+    }
+    if (step.needs_b >= 0 && !Arrived(step.needs_b, true, step.hop_b, &start)) {
+      trial.waits = int64_t{2} * step.needs_b + 1;
+      break;
+    }
+    if (!rest.empty() && start + rest[at] > most) return false;
+    trial.starts.push_back(start);
+    lane = start + step.duration;
+    if (step.forward >= 0) {
+      const auto chunk = static_cast<size_t>(step.forward);
+      f_new_[chunk] = lane;
+      f_mark_[chunk] = mark_;
+      if (step.wakes_f >= 0) wake(step.wakes_f, int64_t{2} * step.forward);
+    }
+    if (step.backward >= 0) {
+      const auto chunk = static_cast<size_t>(step.backward);
+      b_new_[chunk] = lane;
+      b_mark_[chunk] = mark_;
+      if (step.wakes_b >= 0) wake(step.wakes_b, int64_t{2} * step.backward + 1);
+    }
+  }
+  work_ += static_cast<int64_t>(at - trial.next) + 1;
+  trial.next = at;
+  trial.lane = lane;
+  return true;
+}
+
+void PairRun::Keep() {
+  Rank& changed = ranks_[rank_];
+  const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
+  changed.word.erase(changed.word.begin() + at(from_), changed.word.begin() + at(to_));
+  changed.word.insert(changed.word.begin() + at(from_), piece_.begin(), piece_.end());
+  changed.steps = steps_;
+  changed.start.resize(steps_.size());
+  changed.rest = rest_;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    const Trial& trial = trials_[r];
+    for (size_t i = 0; i < trial.starts.size(); ++i) {
+      const Time start = trial.starts[i];
+      const Step& step = rank.steps[trial.first + i];
+      rank.start[trial.first + i] = start;
+      if (step.forward >= 0) {
+        f_start_[static_cast<size_t>(step.forward)] = start;
+        f_end_[static_cast<size_t>(step.forward)] = start + step.duration;
+      }
+      if (step.backward >= 0) {
+        b_start_[static_cast<size_t>(step.backward)] = start;
+        b_end_[static_cast<size_t>(step.backward)] = start + step.duration;
+      }
+    }
+    rank.end = trial.lane;
+    if (rank.rest.empty()) {
+      rank.rest.resize(rank.steps.size());
+      Time rest = 0;
+      for (size_t i = rank.steps.size(); i-- > 0;) rank.rest[i] = rest += rank.steps[i].duration;
+    }
+    if (r != rank_ && !rank.held.empty()) continue;
+    rank.held.clear();
+    int64_t held = 0;
+    for (const Token& token : rank.word) {
+      rank.held.push_back(held);
+      const Line& own = problem_.lines[static_cast<size_t>(token.line)];
+      const Line& back =
+          problem_.lines[static_cast<size_t>(token.op == Op::FB ? token.back : token.line)];
+      if (HasForward(token.op)) held += own.held;
+      if (HasBackward(token.op)) held -= back.held - back.stash;
+      if (HasWeight(token.op)) held -= back.stash;
+    }
+  }
+  makespan_ = tried_makespan_;
+  cost_ = tried_cost_;
+}
+
+}  // namespace contraflow

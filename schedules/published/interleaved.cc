@@ -1,0 +1,139 @@
+// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): every rank holds V stages,
+// P apart, and micro-batches go round the ranks V times. A rank takes them in rounds of P: one
+// round through its first stage, the same round through its second, and so on.
+//
+//   rank 0   F s0 m0, s0 m1, s2 m0, s2 m1, s0 m2 ...       P = 2, V = 2: stages 0 and 2
+//   rank 1   F s1 m0, s1 m1, s3 m0, BW s3 m0 ...           stages 1 and 3
+//
+// The fill is that of 1F1B over P of the V*P stages, with V times the messages and more
+// activations. Where M is no multiple of P the rounds are those of PyTorch's
+// ScheduleInterleaved1F1B: M/P of them, rounded down, of equal length.
+//
+// In rounds of P the first rank has done a lap just when its first micro-batch is back from the
+// last rank, so it waits for that message, lap after lap; fewer and longer rounds have work for
+// that time.
+
+#include "schedules/published/interleaved.h"
+
+#include <algorithm>
+
+#include "compiler/plan/error.h"
+#include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+
+namespace contraflow {
+namespace {
+
+int ChunksOf(const Spec& spec) { return spec.chunks == 0 ? 2 : spec.chunks; }
+
+int Rounds(const Spec& spec) { return std::max(1, spec.microbatches / spec.ranks); }
+
+int RoundLength(const Spec& spec) { return spec.microbatches / Rounds(spec); }
+
+/// Forwards of a rank before its first backward: a round through all stages but the last, and two
+/// for each rank behind, one on the way there and one on the way back.
+int64_t Warmup(const Spec& spec, int rank, int round) {
+  const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
+  const int64_t ahead = int64_t{ChunksOf(spec) - 1} * round + 2 * (spec.ranks - 1 - rank);
+  return std::min(all, ahead);
+}
+
+/// The micro-batches of a rank in rounds: of q + 1 the first M mod N of N rounds, of q the others.
+struct Laps {
+  int chunks, rounds, microbatches;
+
+  int Length(int round) const {
+    return microbatches / rounds + (round < microbatches % rounds ? 1 : 0);
+  }
+};
+
+/// A forward (or backward) of a rank: which of its stages, counted along the way, and for whom.
+struct Visit {
+  int chunk, microbatch;
+};
+
+std::vector<Visit> VisitsOf(const Laps& laps) {
+  std::vector<Visit> visits;
+  visits.reserve(static_cast<size_t>(laps.microbatches) * static_cast<size_t>(laps.chunks));
+  int first = 0;
+  for (int round = 0; round < laps.rounds; ++round) {
+    const int length = laps.Length(round);
+    for (int chunk = 0; chunk < laps.chunks; ++chunk) {
+      for (int i = 0; i < length; ++i) visits.push_back({chunk, first + i});
+    }
+    first += length;
+  }
+  return visits;
+}
+
+std::string Reject(const Spec& spec) {
+  const int rounds = Rounds(spec);
+  if (spec.microbatches % rounds == 0) return "";
+  const int length = RoundLength(spec);
+  return "takes M / P = " + std::to_string(rounds) + " rounds of equally many micro-batches, " +
+         std::to_string(spec.microbatches) + " do not divide; use " +
+         std::to_string(rounds * length) + " or " + std::to_string((rounds + 1) * spec.ranks);
+}
+
+Plan Generate(const Spec& spec) { return InterleavedInRounds(spec, Rounds(spec)); }
+
+Time Published(const Spec& spec) {
+  const FormulaCosts c = LettersOf(spec);
+  return (spec.ranks - 1) * (c.f + c.full_b);
+}
+
+// With fewer micro-batches than ranks a round is too short to keep them busy until it is back.
+std::vector<Time> Exact(const Spec& spec) {
+  if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
+  return std::vector<Time>(static_cast<size_t>(spec.ranks), Published(spec));
+}
+
+int PeakActivations(const Spec& spec, int rank) {
+  const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
+  return static_cast<int>(std::min(all, Warmup(spec, rank, RoundLength(spec)) + 1));
+}
+
+// The paper's (PP-1)(F+B)/V counts F and B of all V stages of a rank; costs here are of one stage.
+constexpr Formula kFormula = {"(PP-1)(F+B)", Published, Exact};
+
+}  // namespace
+
+Plan InterleavedInRounds(const Spec& spec, int rounds) {
+  CF_ASSERT(rounds >= 1 && rounds <= Rounds(spec));
+  const int chunks = ChunksOf(spec);
+  std::vector<int> owners;
+  for (int s = 0; s < spec.ranks * chunks; ++s) owners.push_back(s % spec.ranks);
+  Plan plan = SingleRoutePlan(spec, std::move(owners));
+  const Laps laps = {chunks, rounds, spec.microbatches};
+  const std::vector<Visit> visits = VisitsOf(laps);
+  for (int rank = 0; rank < spec.ranks; ++rank) {
+    Program& program = plan.programs[static_cast<size_t>(rank)];
+    // Backwards visit the stages from the last to the first.
+    const auto add = [&](Op op, const Visit& visit) {
+      const int chunk = op == Op::F ? visit.chunk : chunks - 1 - visit.chunk;
+      program.push_back(Chunk(op, chunk * spec.ranks + rank, visit.microbatch));
+    };
+    size_t forward = 0;
+    const auto warmup = static_cast<size_t>(Warmup(spec, rank, laps.Length(0)));
+    for (; forward < warmup; ++forward) add(Op::F, visits[forward]);
+    for (const Visit& backward : visits) {
+      if (forward < visits.size()) add(Op::F, visits[forward++]);
+      add(Op::BW, backward);
+    }
+  }
+  return plan;
+}
+
+const Schedule kInterleaved = {
+    .name = "interleaved-1f1b",
+    .summary = "1F1B with several stages a rank: a shorter fill for more messages",
+    .limits = "any P, M a multiple of P or of M/P rounded down, any --chunks (default 2)",
+    .memory = "R(V-1)+2(P-1-r)+1 activations of 1/V of a rank on rank r, V chunks, rounds of R",
+    .stages = [](const Spec& spec) { return spec.ranks * ChunksOf(spec); },
+    .reject = Reject,
+    .generate = Generate,
+    .peak_activations = PeakActivations,
+    .formula = &kFormula,
+};
+
+}  // namespace contraflow

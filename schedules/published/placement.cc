@@ -1,0 +1,71 @@
+#include "schedules/published/placement.h"
+
+#include <numeric>
+#include <utility>
+
+namespace contraflow {
+namespace {
+
+Plan EmptyPlan(const Spec& spec, int stages) {
+  Plan plan;
+  plan.schedule = spec.schedule;
+  plan.level = Level::kCompute;
+  plan.ranks = spec.ranks;
+  plan.stages = stages;
+  plan.microbatches = spec.microbatches;
+  plan.data_parallel = spec.data_parallel;
+  plan.expert_parallel = spec.expert_parallel;
+  plan.programs.resize(static_cast<size_t>(spec.ranks));
+  return plan;
+}
+
+std::vector<int> Range(int first, int count) {
+  std::vector<int> range(static_cast<size_t>(count));
+  std::iota(range.begin(), range.end(), first);
+  return range;
+}
+
+}  // namespace
+
+Plan SingleRoutePlan(const Spec& spec, std::vector<int> ranks) {
+  Plan plan = EmptyPlan(spec, static_cast<int>(ranks.size()));
+  plan.routes.push_back({std::move(ranks), Range(0, spec.microbatches)});
+  return plan;
+}
+
+Plan BidirectionalPlan(const Spec& spec) {
+  Plan plan = EmptyPlan(spec, spec.ranks);
+  const int half = spec.microbatches / 2;
+  std::vector<int> down = LinearPlacement(spec.ranks);
+  std::vector<int> up(down.rbegin(), down.rend());
+  plan.routes.push_back({std::move(down), Range(0, half)});
+  plan.routes.push_back({std::move(up), Range(half, spec.microbatches - half)});
+  return plan;
+}
+
+std::vector<int> LinearPlacement(int ranks) { return Range(0, ranks); }
+
+std::vector<int> VPlacement(int ranks) {
+  std::vector<int> placement = Range(0, ranks);
+  for (int rank = ranks - 1; rank >= 0; --rank) placement.push_back(rank);
+  return placement;
+}
+
+std::string RejectChunks(const Spec& spec, int chunks) {
+  if (spec.chunks == 0 || spec.chunks == chunks) return "";
+  return "has " + std::to_string(chunks) + (chunks == 1 ? " stage" : " stages") +
+         " a rank, --chunks is " + std::to_string(spec.chunks) + "; leave --chunks out";
+}
+
+FormulaCosts LettersOf(const Spec& spec) {
+  const StageCost& cost = spec.costs.stage(0);
+  return {cost.f, cost.bw, cost.b, cost.w, cost.fb};
+}
+
+bool HasClosedForm(const Spec& spec) {
+  const CommCost& comm = spec.costs.comm;
+  return spec.costs.uniform() && spec.costs.microbatch_scale.empty() && comm.latency == 0 &&
+         comm.occupancy == 0;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// A compute-level plan without instructions: one route for all micro-batches over `ranks`
+/// (ranks[s] owns stage s).
+Plan SingleRoutePlan(const Spec& spec, std::vector<int> ranks);
+
+/// Two routes, 0..P-1 with the first half of the micro-batches and P-1..0 with the second.
+Plan BidirectionalPlan(const Spec& spec);
+
+/// 0..P-1: one stage a rank.
+std::vector<int> LinearPlacement(int ranks);
+
+/// 0..P-1, P-1..0: two stages a rank, the last rank holds both middle stages.
+std::vector<int> VPlacement(int ranks);
+
+/// "" or why `spec.chunks` does not fit a schedule that has exactly `chunks` stages a rank.
+std::string RejectChunks(const Spec& spec, int chunks);
+
+/// The letters of the published formulas for equal stages, in ticks; B is the full backward (bw).
+struct FormulaCosts {
+  Time f, full_b, b, w, fb;
+};
+FormulaCosts LettersOf(const Spec& spec);
+
+/// True if the closed forms apply: equal stages and micro-batches and no communication.
+bool HasClosedForm(const Spec& spec);
+
+}  // namespace contraflow

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
+/// stages (ascending). None of them may have one yet.
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages);
+
+/// The stages whose recompute makes every rank of a compute order hold at most `limit` bytes, as
+/// --memory-limit counts them, for the least time of R that some choice on one rank after the other
+/// takes (of stages that a rank holds many of, nearly the least). Those that do most where all are
+/// too few.
+std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit);
+
+/// The stages that the spec recomputes of an order, ascending. Throws Error if some do not exist.
+std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec);
+
+/// The compute order with every R that holds up its backward in idle time before that, where there
+/// is some that is long enough, and as long as that makes the step shorter. No rank comes to hold
+/// more than `limit` by it, or, without one, more than the fullest rank does as it is.
+Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit);
+
+/// What R may make a rank hold where the spec has no memory limit: no more than the fullest rank of
+/// the order, or anything.
+enum class Room : uint8_t { kOfOrder, kAny };
+
+/// This compute order with the recompute of the spec, which may be one of no stages: R put in and
+/// hoisted. Throws as GenerateRecomputed.
+Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room);
+
+/// GeneratePlan for a spec with `recompute`: of the orders that the schedule makes within the
+/// limit, without one and for costs that have R in the backward, the one with the shortest step
+/// that fits, or, where none does, the shortest. Throws Error if the stages do not exist, or if
+/// there is a memory limit and the costs give no bytes.
+Plan GenerateRecomputed(const Spec& spec, Room room = Room::kOfOrder);
+
+/// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
+/// counts activations, and an input is none.
+void CheckRecomputeLimit(const Spec& spec);
+
+/// The same for `auto` over its placements (schedules/candidates.h): the shortest step that fits of
+/// what GenerateRecomputed makes of its own orders and of every published schedule with the same
+/// routes, with the costs and the provenance of the plan as it is. The stages of the spec are those
+/// of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
+/// Without a limit there is room for anything. Throws Error if nothing fits the limit.
+Plan GenerateSearchedRecomputed(const Spec& spec);
+
+}  // namespace contraflow

@@ -1,0 +1,212 @@
+// The searched schedule: the shortest step that is found for given costs and memory, over one
+// placement or all of them.
+//
+//   costs, limit -> candidates -> published orders that fit -> policies -> local search -> plan
+//                   (routes)      (all of the table)           (schedules/search.h)
+//
+// The costs describe a model; every placement gets the same one, its stages cut in parts or merged
+// (schedules/restage.h), so that their steps compare. A placement whose proven bound is no shorter
+// than what is found already is not searched. Each of the others has the whole budget, so that all
+// of them give nothing longer than one alone. It counts evaluated instructions: the result depends
+// on the spec and not on the machine.
+//
+// Published orders come first and the search only ever replaces an order by a better one, so the
+// plan is never longer than any schedule of the table that fits the same placement and memory.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/pairs/lowered_search.h"
+#include "schedules/published/rows.h"
+#include "schedules/published/serial.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/memory_advice.h"
+#include "schedules/search/portfolio.h"
+#include "schedules/search/renumber.h"
+#include "schedules/search/search.h"
+#include "schedules/search/step_time.h"
+
+namespace contraflow {
+namespace {
+
+/// Of an evaluated instruction.
+constexpr int64_t kNanosecondsEach = 1'000'000'000 / SearchWork::kPerSecond;
+/// Longest text about where an order comes from.
+constexpr size_t kMaxFrom = 160;
+
+/// What was found for one candidate.
+struct Choice {
+  Plan plan;
+  Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
+};
+
+/// Options of the i-th candidate's search: reports say which of all it is and count the whole.
+SearchOptions OptionsFor(const Spec& spec, const std::vector<Candidate>& candidates, size_t i) {
+  SearchOptions options = spec.search;
+  options.placement = candidates[i].placement;
+  if (!options.report) return options;
+  const std::string placement(Name(options.placement));
+  const auto count = static_cast<double>(candidates.size());
+  const double before = static_cast<double>(i) / count;
+  options.report = [=, report = spec.search.report](const SearchState& state) {
+    SearchState total = state;
+    const std::string phase = placement + ", " + std::string(state.phase);
+    total.phase = phase;
+    total.spent = before + state.spent / count;
+    report(total);
+  };
+  return options;
+}
+
+/// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
+/// apart into components; no published one that fits may.
+void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
+                        const SearchOptions& options, Choice* choice) {
+  if (!LongerThanOrder(problem.costs, options)) return;
+  for (const Plan& plan : published) {
+    const std::optional<Order> order = ToOrder(problem, plan);
+    if (!order || !Evaluate(problem, *order).fits) continue;
+    const Time step = StepTime(plan, problem.costs, problem.limit, options);
+    if (step >= choice->step) continue;
+    choice->step = step;
+    choice->plan.programs = plan.programs;
+    choice->plan.provenance->from = plan.schedule;
+    choice->plan.provenance->makespan = Simulate(plan, problem.costs).makespan;
+  }
+}
+
+/// True where the components of neighbouring chunks share lanes, so that an order takes another
+/// time than its chunks one behind the other.
+bool SharesLanes(const Spec& spec) {
+  return spec.search.components && spec.costs.moe &&
+         spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
+}
+
+/// A second search, of the order as it runs on its lanes.
+void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
+  work->Enter("lanes");
+  Plan better = ImproveLowered(choice->plan, spec.costs, spec.memory_limit, spec.search.seed, work);
+  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search);
+  if (step >= choice->step) return;
+  choice->step = step;
+  choice->plan.programs = std::move(better.programs);
+  choice->plan.provenance->makespan = Simulate(choice->plan, spec.costs).makespan;
+  choice->plan.provenance->from =
+      ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
+}
+
+Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
+                  const SearchOptions& options) {
+  const Spec& spec = candidate.spec;
+  SearchWork work(options);
+  const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
+  // What reaches the bound is enough, unless other figures than its makespan count as well.
+  const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
+  const std::vector<Plan> published =
+      PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt);
+  // Where lanes are shared, half of the work is left for the search on them.
+  std::optional<Found> found;
+  const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
+  if (lanes) {
+    SearchOptions half = options;
+    half.budget /= 2;
+    SearchWork chunks(half);
+    found = Search(problem, published, bound, half, &chunks);
+    work.Spend(half.budget / kNanosecondsEach - chunks.left());
+  } else {
+    found = Search(problem, published, bound, options, &work);
+  }
+  if (!found) {
+    // Policies may miss what is tight; this one holds least of all.
+    const std::vector<Plan> serial = {SerialOrder(candidate.frame)};
+    found = Search(problem, serial, bound, options, &work);
+  }
+  CF_ASSERT(found);
+  Choice choice{ToPlan(problem, found->order), 0};
+  if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
+  choice.plan.costs = spec.costs;
+  choice.plan.provenance = {.placement = std::string(Name(candidate.placement)),
+                            .from = found->from.substr(0, kMaxFrom),
+                            .cost_stages = {},
+                            .memory_limit = spec.memory_limit,
+                            .makespan = found->makespan,
+                            .bound = bound,
+                            .budget = spec.search.budget,
+                            .seed = spec.search.seed,
+                            .noise = spec.search.noise};
+  if (cost_stages != candidate.frame.stages) choice.plan.provenance->cost_stages = cost_stages;
+  choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
+  PreferShorterSteps(problem, published, spec.search, &choice);
+  if (lanes) ImproveOnLanes(spec, &work, &choice);
+  return choice;
+}
+
+Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
+                       const SearchOptions& options) {
+  Choice choice = SearchOnce(candidate, bound, cost_stages, options);
+  const Spec& spec = candidate.spec;
+  if (options.noise == 0 || (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search))) {
+    return choice;
+  }
+  // An order that stands noise is no longer than another, but its step may be.
+  SearchOptions exact = options;
+  exact.noise = 0;
+  Choice plain = SearchOnce(candidate, bound, cost_stages, exact);
+  return plain.step < choice.step ? plain : choice;
+}
+
+Plan Generate(const Spec& spec) {
+  const std::vector<Candidate> candidates = CandidatesOf(spec);
+  std::optional<Choice> best;
+  std::optional<Error> misfit;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& candidate = candidates[i];
+    if (best && Stopped(spec.search)) break;
+    const std::optional<int64_t> limit = candidate.spec.memory_limit;
+    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
+    try {
+      const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
+      // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
+      const bool components = spec.search.components && spec.costs.moe;
+      if (best && !components && bound.value >= best->step) continue;
+      const SearchOptions options = OptionsFor(spec, candidates, i);
+      Choice choice = SearchCandidate(candidate, bound.value, CostStages(spec), options);
+      if (!best || choice.step < best->step) best = std::move(choice);
+    } catch (const Error& error) {
+      // Costs or a limit that this placement cannot have; another one may.
+      if (!misfit) misfit = error;
+    }
+  }
+  if (!best && misfit) throw *misfit;
+  if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
+  best->plan.provenance->interrupted = Stopped(spec.search);
+  return std::move(best->plan);
+}
+
+/// Of its costs: where the placement has another number of stages, they are cut or merged.
+int Stages(const Spec& spec) { return CostStages(spec); }
+
+/// Any order of all micro-batches may come of a search, and a limit is not known here to be in
+/// activations.
+int PeakActivations(const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; }
+
+}  // namespace
+
+const Schedule kAuto = {
+    .name = "auto",
+    .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
+    .limits = "any P and M, --placement, costs of P stages or a multiple of it",
+    .memory = "as --memory-limit says",
+    .stages = Stages,
+    .reject = RejectPlacement,
+    .generate = Generate,
+    .peak_activations = PeakActivations,
+    .formula = nullptr,
+};
+
+}  // namespace contraflow

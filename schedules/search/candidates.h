@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// Stages that the costs of a spec describe: as many as they list or, where one entry is for all,
+/// P, and `chunks` * P with --chunks.
+int CostStages(const Spec& spec);
+
+/// One placement to search: the model of the spec in as many stages as the placement has.
+struct Candidate {
+  Placement placement = Placement::kLinear;
+  Spec spec;   ///< chunks, costs and memory limit are those of the placement's stages
+  Plan frame;  ///< routes and no programs
+};
+
+/// Stages of a candidate for the placement, which is not kAny.
+int StagesOf(const Spec& spec, Placement placement);
+
+/// Why there is no candidate for this spec and its placement, or "".
+std::string RejectPlacement(const Spec& spec);
+
+/// The candidates for the spec's placement, simplest first; at least one where RejectPlacement is
+/// "".
+std::vector<Candidate> CandidatesOf(const Spec& spec);
+
+/// The least limit in activations of the stages that the costs of a spec describe with which the
+/// candidate of these routes may hold `held` of its own on a rank.
+int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held);
+
+/// Stages a rank holds in the candidate that has most of them.
+int MostChunks(const Spec& spec);
+
+}  // namespace contraflow

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "schedules/search/search_problem.h"
+
+namespace contraflow {
+
+class NoiseDraw;
+
+/// Evaluate for many orders of one problem: keeps its arrays, so that a run allocates nothing.
+/// Times are computed, not waited for: each rank runs until a message is missing and is taken up
+/// again when that message leaves, so every token is looked at once, plus once for each wait.
+class Evaluator {
+ public:
+  /// The problem must outlive it.
+  explicit Evaluator(const SearchProblem& problem);
+
+  /// Valid until the next run. Where `runs` is false, no other figure means anything. With a draw
+  /// (noise.h) everything takes as long as that says.
+  const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
+
+ private:
+  /// What a line costs and where its messages go, in one piece of memory.
+  struct Track {
+    size_t first = 0;  // of its chunks in the tables by chunk
+    int32_t count = 0;
+    int32_t before = -1, after = -1;
+    bool before_here = false, after_here = false;  // on the same rank
+    int32_t rank_before = -1, rank_after = -1;
+    int32_t edge_before = -1, edge_after = -1;  // directed edges to them; -1 where links are free
+    int64_t held = 0, stash = 0;
+    int32_t f = 0, b = 0, w = 0;  // how many have run
+    Time cost[4] = {};            // F, B, W, BW where all micro-batches cost the same
+  };
+  enum class Step : uint8_t { kDone, kWaits, kNever };
+
+  void Reset();
+  bool Walk(int r, const Word& word);
+  Step Ready(int r, const Token& token, Time* ready);
+  Time Duration(const Token& token) const;
+  void Depart(int32_t to, int32_t edge, Time made, std::vector<Time>* arrivals, size_t at,
+              int64_t wait);
+
+  const SearchProblem& problem_;
+  const NoiseDraw* draw_ = nullptr;
+  std::vector<Track> tracks_;
+  std::vector<Time> scaled_[4];  // F, B, W, BW of each chunk; empty where no scale is given
+  std::vector<Time> pair_;       // FB by line and place of the other among its rank's lines
+  std::vector<int32_t> place_;   // of a line among its rank's lines
+  size_t places_ = 0;
+  Time occupancy_ = 0, latency_ = 0;
+  std::vector<Time> f_in_, b_in_;  // when what F and B of a chunk need from another rank is there
+  std::vector<Time> edge_free_, lane_free_, first_start_;
+  std::vector<int64_t> waits_, held_;
+  std::vector<size_t> next_;
+  std::vector<int> ready_;
+  Evaluation result_;
+};
+
+}  // namespace contraflow

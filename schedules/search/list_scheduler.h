@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "schedules/search/policy.h"
+#include "schedules/search/rank_queue.h"
+#include "schedules/search/search_problem.h"
+
+namespace contraflow {
+
+/// Event-driven list scheduling: whenever a rank is free it starts what its rule prefers among
+/// what has arrived, or waits for the next arrival it knows of. Linear in instructions but for the
+/// queue of ranks, log P each. Plain F, B and W (or BW); keeps its arrays between runs.
+///
+/// Memory is never exceeded: a forward that would runs only after weight gradients have made room.
+/// Nor does it come to a standstill, for any limit that one micro-batch at a time fits in: see
+/// Admits in list_scheduler_decide.cc.
+class ListScheduler {
+ public:
+  explicit ListScheduler(const SearchProblem& problem);
+
+  /// The makespan if it is below `below`; gives up as soon as it cannot be.
+  std::optional<Time> Run(const Rules& rules, Time below);
+  /// Forwards and backwards in the order of `guide` (which has nothing else) on every rank; only
+  /// weight gradients where the rules want them. Nothing also where memory forbids that order, or
+  /// its ranks would wait for each other for ever.
+  std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
+  /// Of the last run, which has returned something.
+  Order TakeOrder() const;
+  /// Sum of the last ends of all ranks, of the last run.
+  Time ends() const;
+  /// What the last run cost, in instructions as SearchWork counts them: those that it started, more
+  /// than once each where ranks have many lines, at all of which every decision looks.
+  int64_t cost() const { return started_ * looks_; }
+
+ private:
+  /// A line, as it is scheduled.
+  struct Track {
+    int32_t line = 0, rank = 0, route = 0, count = 0;
+    int32_t before = -1, after = -1;            // tracks
+    int32_t edge_before = -1, edge_after = -1;  // directed edges to them; -1: links are free
+    Time hop_before = 0, hop_after = 0;
+    Time f = 0, b = 0, w = 0, bw = 0;
+    int64_t held = 0, stash = 0;
+    size_t first = 0;  // of its chunks in the tables by chunk
+    int32_t stage = 0;
+    int32_t cap_first = 0, cap = 0;  // most micro-batches between F and B
+    int32_t nf = 0, nb = 0, nw = 0;  // started
+    int32_t kf = 0, kb = 0;          // arrivals that are known
+  };
+  struct Rank {
+    int32_t begin = 0, end = 0;  // its tracks
+    size_t first = 0;            // of its codes
+    size_t size = 0;             // of its codes so far
+    size_t guide = 0, guide_end = 0;
+    RankRule rule;
+    int32_t due = 0;  // weight gradients
+    int64_t held = 0;
+    Time left = 0;  // durations of all it has not started
+    Time last = 0;  // end of what it started last
+    bool idle = false, was_forward = false;
+  };
+  /// The last line of each route on a rank, and what a micro-batch of it takes there in all.
+  struct Claim {
+    int32_t track = 0;
+    int64_t held = 0;
+  };
+
+  void Reset(const Rules& rules);
+  std::optional<Time> Finish();
+  void Decide(int r, Time now);
+  void DecideInOrder(int r, Time now);
+  Time WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const;
+  int32_t WeightOf(const Rank& rank) const;
+  void FillOrWait(int r, Time now, int32_t w, Time next);
+  void Start(int r, Time now, Op op, int32_t track);
+  void Depart(int32_t to, int32_t edge, Time hop, Time made, bool forward);
+  static bool Below(const Track& track) {
+    return track.nf - track.nb < (track.nb == 0 ? track.cap_first : track.cap);
+  }
+  bool Admits(const Rank& rank, int32_t track) const;
+  bool Before(Pick pick, const Track& a, Time arrival_a, int32_t next_a, const Track& b,
+              Time arrival_b, int32_t next_b) const;
+  Time Duration(Op op, const Track& track) const;
+
+  int64_t limit_ = 0;
+  Time below_ = 0, end_ = 0, occupancy_ = 0, latency_ = 0;
+  int64_t started_ = 0, total_ = 0, looks_ = 1;
+  bool given_up_ = false, fused_ = false;
+  std::vector<Track> tracks_;
+  std::vector<Rank> ranks_;
+  std::vector<std::vector<Claim>> claims_;  // of ranks with several lines
+  std::vector<Time> scaled_[4];             // F, B, W, BW of each chunk; empty where all are alike
+  std::vector<Time> f_in_, b_in_;           // arrivals by chunk
+  std::vector<Time> edge_free_;
+  std::vector<uint16_t> codes_;  // place of the line on its rank * 4 + F, B, W, BW
+  std::vector<uint16_t> guide_;  // as codes_
+  RankQueue queue_;
+};
+
+}  // namespace contraflow

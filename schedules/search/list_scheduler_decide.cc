@@ -1,0 +1,209 @@
+// What a rank does next: which of what has arrived it starts, what memory admits, and what it is
+// worth waiting for.
+
+#include <algorithm>
+
+#include "schedules/search/list_scheduler.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kNever = RankQueue::kNever;
+
+}  // namespace
+
+// A forward takes memory that only the backward of the same micro-batch gives back, so a rank may
+// fill up with forwards none of which can ever come back. That cannot happen while all
+// micro-batches of all routes have a common order (by number, then by route) in which they could be
+// finished one after the other: while on every rank, for the first micro-batch in this order of
+// each route that has not run all its forwards there,
+//
+//     all it takes on the rank + what later ones hold there <= limit.
+//
+// What earlier ones hold comes back before; weight gradients that are due count as run. A forward
+// is started only if this stays true, which needs no look at other ranks.
+bool ListScheduler::Admits(const Rank& rank, int32_t which) const {
+  if (rank.end - rank.begin == 1) return true;
+  const Track& added = tracks_[static_cast<size_t>(which)];
+  for (const Claim& claim : claims_[static_cast<size_t>(added.rank)]) {
+    const Track& last = tracks_[static_cast<size_t>(claim.track)];
+    const int32_t first = last.nf + (claim.track == which);
+    if (first == last.count) continue;
+    int64_t sum = claim.held;
+    for (int32_t t = rank.begin; t < rank.end; ++t) {
+      const Track& track = tracks_[static_cast<size_t>(t)];
+      const int32_t later = std::max(track.nb, first + (track.route <= last.route));
+      const int32_t holding = track.nf + (t == which) - later;
+      if (holding > 0) sum += holding * track.held;
+    }
+    if (sum > limit_) return false;
+  }
+  return true;
+}
+
+bool ListScheduler::Before(Pick pick, const Track& a, Time arrival_a, int32_t next_a,
+                           const Track& b, Time arrival_b, int32_t next_b) const {
+  switch (pick) {
+    case Pick::kDeep:
+      return a.stage > b.stage;
+    case Pick::kShallow:
+      return a.stage < b.stage;
+    case Pick::kEarly:
+      return arrival_a < arrival_b;
+    case Pick::kOld:
+      return next_a < next_b;
+  }
+  return false;
+}
+
+/// When a forward or backward arrives that goes before the one that is ready and for which the rule
+/// lets that wait, or kNever.
+Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const {
+  const Track& first = tracks_[static_cast<size_t>(ready)];
+  const std::vector<Time>& arrivals = forward ? f_in_ : b_in_;
+  const auto next = [forward](const Track& track) { return forward ? track.nf : track.nb; };
+  const auto arrival = [&](const Track& track) {
+    return arrivals[track.first + static_cast<size_t>(next(track))];
+  };
+  const Time most = forward ? rank.rule.wait_forward * first.f : rank.rule.wait_backward * first.b;
+  const Pick pick = forward ? rank.rule.forward : rank.rule.backward;
+  Time until = kNever;
+  for (int32_t t = rank.begin; t < rank.end; ++t) {
+    const Track& track = tracks_[static_cast<size_t>(t)];
+    if (t == ready || next(track) >= (forward ? track.kf : track.kb)) continue;
+    const Time when = arrival(track);
+    if (when <= now || when >= until || (when - now) * 100 > most) continue;
+    if (!Before(pick, track, when, next(track), first, arrival(first), next(first))) continue;
+    if (!forward || (Below(track) && Admits(rank, t))) until = when;
+  }
+  return until;
+}
+
+/// The track whose weight gradients are due and hold most, or -1.
+int32_t ListScheduler::WeightOf(const Rank& rank) const {
+  int64_t most = -1;
+  int32_t which = -1;
+  for (int32_t t = rank.begin; t < rank.end; ++t) {
+    const Track& track = tracks_[static_cast<size_t>(t)];
+    if (track.nw == track.nb) continue;
+    const int64_t stashed = (track.nb - track.nw) * track.stash;
+    if (stashed <= most) continue;
+    most = stashed;
+    which = t;
+  }
+  return which;
+}
+
+/// Starts a weight gradient if the rank's rule finds the gap up to `next` long enough, or waits.
+void ListScheduler::FillOrWait(int r, Time now, int32_t w, Time next) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  if (w >= 0) {
+    const Time length = Duration(Op::W, tracks_[static_cast<size_t>(w)]);
+    if (next == kNever || (next - now) * 100 >= rank.rule.fill * length) {
+      Start(r, now, Op::W, w);
+      return;
+    }
+  }
+  rank.idle = true;
+  queue_.Set(r, next);
+}
+
+void ListScheduler::Decide(int r, Time now) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  Time next_f = kNever, next_b = kNever, f_arrival = 0, b_arrival = 0;
+  int32_t f = -1, b = -1;
+  for (int32_t t = rank.begin; t < rank.end; ++t) {
+    const Track& track = tracks_[static_cast<size_t>(t)];
+    if (track.nb < track.kb) {
+      const Time arrival = b_in_[track.first + static_cast<size_t>(track.nb)];
+      if (arrival > now) {
+        next_b = std::min(next_b, arrival);
+      } else if (b < 0 || Before(rank.rule.backward, track, arrival, track.nb,
+                                 tracks_[static_cast<size_t>(b)], b_arrival,
+                                 tracks_[static_cast<size_t>(b)].nb)) {
+        b = t;
+        b_arrival = arrival;
+      }
+    }
+    if (track.nf < track.kf && Below(track) && Admits(rank, t)) {
+      const Time arrival = f_in_[track.first + static_cast<size_t>(track.nf)];
+      if (arrival > now) {
+        next_f = std::min(next_f, arrival);
+      } else if (f < 0 || Before(rank.rule.forward, track, arrival, track.nf,
+                                 tracks_[static_cast<size_t>(f)], f_arrival,
+                                 tracks_[static_cast<size_t>(f)].nf)) {
+        f = t;
+        f_arrival = arrival;
+      }
+    }
+  }
+  if (b < 0 && f >= 0 && rank.rule.wait_forward > 0 && next_f != kNever) {
+    const Time until = WorthWaiting(rank, f, now, true);
+    if (until != kNever) {
+      FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_b));
+      return;
+    }
+  }
+  if (b >= 0 && rank.rule.wait_backward > 0 && next_b != kNever) {
+    const Time until = WorthWaiting(rank, b, now, false);
+    if (until != kNever) {
+      FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_f));
+      return;
+    }
+  }
+  const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
+  if (rank.due >= rank.rule.most_due) {
+    Start(r, now, Op::W, w);
+    return;
+  }
+  const bool full = f >= 0 && rank.held + tracks_[static_cast<size_t>(f)].held > limit_;
+  if (full && w < 0) f = -1;
+  const bool forward = f >= 0 && (b < 0 || rank.rule.turn == Turn::kForward ||
+                                  (rank.rule.turn == Turn::kAlternate && !rank.was_forward));
+  if (forward) {
+    const Time length = tracks_[static_cast<size_t>(f)].f;
+    if (b < 0 && next_b != kNever && (next_b - now) * 100 <= rank.rule.wait * length) {
+      FillOrWait(r, now, w, next_b);
+    } else if (full) {
+      Start(r, now, Op::W, w);
+    } else {
+      Start(r, now, Op::F, f);
+    }
+  } else if (b >= 0) {
+    Start(r, now, fused_ ? Op::BW : Op::B, b);
+  } else {
+    FillOrWait(r, now, w, std::min(next_f, next_b));
+  }
+}
+
+void ListScheduler::DecideInOrder(int r, Time now) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
+  Time next = kNever;
+  if (rank.guide < rank.guide_end) {
+    const uint16_t code = guide_[rank.guide];
+    const int32_t which = rank.begin + code / 4;
+    const Track& track = tracks_[static_cast<size_t>(which)];
+    const bool forward = code % 4 == 0;
+    const int32_t k = forward ? track.nf : track.nb;
+    const bool known = k < (forward ? track.kf : track.kb);
+    if (known) next = (forward ? f_in_ : b_in_)[track.first + static_cast<size_t>(k)];
+    if (next <= now) {
+      const bool full = forward && rank.held + track.held > limit_;
+      if (full) {
+        if (w < 0) {
+          given_up_ = true;
+        } else {
+          Start(r, now, Op::W, w);
+        }
+        return;
+      }
+      ++rank.guide;
+      Start(r, now, forward ? Op::F : fused_ ? Op::BW : Op::B, which);
+      return;
+    }
+  }
+  FillOrWait(r, now, w, next);
+}
+
+}  // namespace contraflow

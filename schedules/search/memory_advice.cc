@@ -1,0 +1,71 @@
+#include "schedules/search/memory_advice.h"
+
+#include <algorithm>
+
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/serial.h"
+#include "schedules/registry.h"
+#include "schedules/search/candidates.h"
+
+namespace contraflow {
+namespace {
+
+bool CountsBytes(const Spec& spec) {
+  return spec.costs.memory && spec.costs.memory->activation_bytes > 0;
+}
+
+}  // namespace
+
+std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
+  if (recomputed && (!CountsBytes(spec) || !InputBytes(spec.costs))) return std::nullopt;
+  Spec roomy = spec;
+  roomy.memory_limit.reset();
+  std::optional<int64_t> least;
+  for (const Candidate& candidate : CandidatesOf(roomy)) {
+    const int64_t held = SerialPeak(candidate.frame, candidate.spec.costs, recomputed);
+    const int64_t limit = CountsBytes(spec) ? held : LimitNeeded(spec, candidate.frame, held);
+    least = std::min(least.value_or(limit), limit);
+  }
+  return least;
+}
+
+std::string DescribeMisfit(const Spec& spec) {
+  CF_ASSERT(spec.memory_limit);
+  using Choice = Recompute::Choice;
+  const Choice choice = spec.recompute.choice;
+  const std::string unit = CountsBytes(spec) ? " bytes" : " activations";
+  const std::string limit = std::to_string(*spec.memory_limit) + unit;
+  const std::optional<int64_t> plain = LeastLimit(spec, false), recomputed = LeastLimit(spec, true);
+  CF_ASSERT(plain);
+  const bool everything = recomputed && (choice == Choice::kFull || choice == Choice::kAuto);
+  const std::string least = std::to_string(everything ? *recomputed : *plain);
+  std::string text = "does not fit --memory-limit: one micro-batch alone holds ";
+  if (choice == Choice::kStages) {
+    text += "more than " + limit + " on a rank with these stages recomputed";
+  } else {
+    text += least + unit + " on a rank" + (everything ? " with all stages recomputed" : "") +
+            ", the limit is " + limit;
+  }
+  text += "; raise it to " + least;
+  if (everything || !recomputed || *recomputed >= *plain) return text;
+  if (*recomputed <= *spec.memory_limit) return text + ", or give --recompute auto, which fits";
+  return text + ", or to " + std::to_string(*recomputed) + " with --recompute auto";
+}
+
+bool FitsRecomputed(const Spec& spec) {
+  if (!spec.memory_limit || !CountsBytes(spec) || !InputBytes(spec.costs)) return false;
+  Spec recomputed = spec;
+  recomputed.recompute = {.choice = Recompute::Choice::kAuto};
+  try {
+    const Plan plan = GeneratePlan(recomputed);
+    const Simulation simulation = Simulate(plan, plan.costs.value_or(spec.costs));
+    return std::all_of(
+        simulation.ranks.begin(), simulation.ranks.end(),
+        [&](const RankFigures& rank) { return rank.peak_bytes <= *spec.memory_limit; });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace contraflow

@@ -1,0 +1,143 @@
+#include "schedules/search/policy.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace contraflow {
+namespace {
+
+std::string_view Name(Turn turn) {
+  switch (turn) {
+    case Turn::kBackward:
+      return "backward";
+    case Turn::kAlternate:
+      return "alternate";
+    case Turn::kForward:
+      return "forward";
+  }
+  return "";
+}
+
+std::string_view Name(Pick pick) {
+  switch (pick) {
+    case Pick::kDeep:
+      return "deep";
+    case Pick::kShallow:
+      return "shallow";
+    case Pick::kEarly:
+      return "early";
+    case Pick::kOld:
+      return "old";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string ToString(const Policy& policy) {
+  std::string text = "policy ahead " + std::to_string(policy.ahead) +
+                     (policy.depth == Depth::kLag ? " of lag" : "") + " fill " +
+                     std::to_string(policy.fill) + " wait " + std::to_string(policy.wait) + " " +
+                     std::to_string(policy.wait_forward) + " " +
+                     std::to_string(policy.wait_backward);
+  for (const std::string_view name :
+       {Name(policy.turn), Name(policy.forward), Name(policy.backward)}) {
+    text += ' ';
+    text += name;
+  }
+  if (policy.fused) text += " fused";
+  return text;
+}
+
+Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
+  Rules rules;
+  rules.fused = policy.fused;
+  rules.ranks.assign(problem.lines_of.size(), {.fill = policy.fill,
+                                               .wait = policy.wait,
+                                               .wait_forward = policy.wait_forward,
+                                               .wait_backward = policy.wait_backward,
+                                               .turn = policy.turn,
+                                               .forward = policy.forward,
+                                               .backward = policy.backward});
+  Time busiest = 1;
+  for (const std::vector<int>& here : problem.lines_of) {
+    Time one = 0;
+    for (const int index : here) {
+      const Line& line = problem.lines[static_cast<size_t>(index)];
+      if (line.count > 0) one += line.cost.f + line.cost.b + line.cost.w;
+    }
+    busiest = std::max(busiest, one);
+  }
+  rules.ahead.resize(problem.lines.size());
+  // Lines of a route are in the order of stages.
+  Time lag = 0;
+  for (size_t i = problem.lines.size(); i-- > 0;) {
+    const Line& line = problem.lines[i];
+    if (line.after < 0) lag = 0;
+    const auto here = static_cast<Time>(problem.lines_of[static_cast<size_t>(line.rank)].size());
+    const bool by_lag = policy.depth == Depth::kLag;
+    const Time depth = by_lag ? lag : problem.frame.stages - 1 - line.stage;
+    const Time whole = 100 * (by_lag ? busiest : here);
+    Time ahead = line.count;
+    if (policy.ahead > 0) {
+      ahead = std::min(ahead, 1 + (depth * policy.ahead + whole - 1) / whole);
+    }
+    rules.ahead[i] = static_cast<int32_t>(std::max<Time>(ahead, 1));
+    lag += line.cost.f + line.cost.b + 2 * line.hop;
+  }
+  rules.ahead_first = rules.ahead;
+  return rules;
+}
+
+// What turned out to matter, most of all: how many micro-batches a line may be ahead, from 1F1B to
+// as many as memory holds; whether weight gradients run in gaps that are too short for them; and on
+// ranks with several lines that a forward waits for one that is further on its way. The first of
+// each list is the most successful.
+std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
+  struct Ahead {
+    int percent;
+    Depth depth;
+  };
+  constexpr Ahead kAhead[] = {{0, Depth::kStages},   {100, Depth::kStages}, {125, Depth::kStages},
+                              {150, Depth::kStages}, {200, Depth::kStages}, {100, Depth::kLag},
+                              {125, Depth::kLag},    {150, Depth::kLag},    {175, Depth::kLag},
+                              {200, Depth::kLag},    {250, Depth::kLag},    {300, Depth::kLag}};
+  bool several = false, faster = false;
+  for (const std::vector<int>& lines : problem.lines_of) several = several || lines.size() > 1;
+  for (const Line& line : problem.lines) {
+    faster = faster || line.cost.bw < line.cost.b + line.cost.w;
+  }
+  std::vector<Policy> grid;
+  const auto add = [&](Policy policy) {
+    for (const int fill : {100, 50, 0, 25, 75}) {
+      policy.fill = fill;
+      for (const Turn turn : {Turn::kBackward, Turn::kAlternate, Turn::kForward}) {
+        policy.turn = turn;
+        for (const Ahead& ahead : kAhead) {
+          policy.ahead = ahead.percent;
+          policy.depth = ahead.depth;
+          grid.push_back(policy);
+        }
+      }
+    }
+  };
+  for (const bool fused : {false, true}) {
+    if (fused && !faster) continue;
+    for (const int wait : {0, 50, 100}) {
+      for (const int wait_forward : {0, 50, 100}) {
+        for (const Pick backward : {Pick::kShallow, Pick::kDeep, Pick::kEarly}) {
+          if (!several && (wait_forward > 0 || backward != Pick::kShallow)) continue;
+          Policy policy;
+          policy.wait = wait;
+          policy.wait_forward = wait_forward;
+          policy.backward = backward;
+          policy.fused = fused;
+          add(policy);
+        }
+      }
+    }
+  }
+  return grid;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,112 @@
+#include "schedules/search/portfolio.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+
+namespace {
+
+/// What a schedule is stated to hold on its fullest rank.
+int MostActivations(const Schedule& schedule, const Spec& spec) {
+  int most = 0;
+  for (int rank = 0; rank < spec.ranks; ++rank) {
+    most = std::max(most, schedule.peak_activations(spec, rank));
+  }
+  return most;
+}
+
+/// The same placement on few ranks, where it is soon seen which schedules have it.
+Candidate SmallOne(const Candidate& candidate) {
+  Spec spec = candidate.spec;
+  spec.ranks = 4;
+  spec.microbatches = 8;
+  spec.costs = UniformCosts(1, 1, 1);
+  spec.memory_limit.reset();
+  const std::vector<Candidate> small = CandidatesOf(spec);
+  CF_ASSERT(small.size() == 1);
+  return small.front();
+}
+
+/// False where the schedule certainly makes other routes than the candidate's.
+bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
+  if (candidate.spec.ranks == 1) return true;
+  const Candidate small = SmallOne(candidate);
+  if (!schedule.reject(small.spec).empty()) return true;
+  return schedule.generate(small.spec).routes == small.frame.routes;
+}
+
+/// --memory-limit counts bytes where the costs give some, else activations.
+bool CountsBytes(const CostModel& costs) {
+  return costs.memory && costs.memory->activation_bytes > 0;
+}
+
+/// True where no order that holds at most so many activations has a makespan of `enough`: what a
+/// schedule holds is known before it is made, and to make it may take long.
+bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
+  const Spec& spec = candidate.spec;
+  const int64_t each = CountsBytes(spec.costs) ? spec.costs.memory->activation_bytes : 1;
+  const int64_t held = most * each;
+  // Within the limit itself `enough` is no longer than the bound.
+  if (spec.memory_limit && held >= *spec.memory_limit) return false;
+  return ProveBound(candidate.frame, spec.costs, held).value > enough;
+}
+
+bool Suffices(const Plan& plan, const Candidate& candidate, Time enough) {
+  const CostModel& costs = candidate.spec.costs;
+  const Simulation simulation = Simulate(plan, costs);
+  const bool bytes = CountsBytes(costs);
+  const std::optional<int64_t> limit = candidate.spec.memory_limit;
+  const auto fits = [&](const RankFigures& rank) {
+    return !limit || (bytes ? rank.peak_bytes : int64_t{rank.peak_activations}) <= *limit;
+  };
+  return simulation.makespan <= enough &&
+         std::all_of(simulation.ranks.begin(), simulation.ranks.end(), fits);
+}
+
+}  // namespace
+
+std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time> enough) {
+  std::vector<std::pair<int, const Schedule*>> schedules;
+  for (const Schedule* schedule : Schedules()) {
+    if (schedule == &kAuto || !schedule->reject(candidate.spec).empty()) continue;
+    if (schedule->stages(candidate.spec) != candidate.frame.stages) continue;
+    if (!MayMakeRoutes(*schedule, candidate)) continue;
+    schedules.emplace_back(MostActivations(*schedule, candidate.spec), schedule);
+  }
+  std::stable_sort(schedules.begin(), schedules.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::optional<Plan>> made(schedules.size());
+  const auto make = [&](size_t i) {
+    Spec spec = candidate.spec;
+    spec.schedule = schedules[i].second->name;
+    Plan plan = schedules[i].second->generate(spec);
+    if (plan.routes == candidate.frame.routes) made[i] = std::move(plan);
+  };
+  // Those that cannot suffice come into it only where none of the others does.
+  std::vector<size_t> longer;
+  bool sufficient = false;
+  for (size_t i = 0; i < schedules.size() && !sufficient; ++i) {
+    if (enough && ProvenLonger(schedules[i].first, candidate, *enough)) {
+      longer.push_back(i);
+      continue;
+    }
+    make(i);
+    sufficient = enough && made[i] && Suffices(*made[i], candidate, *enough);
+  }
+  if (!sufficient) std::for_each(longer.begin(), longer.end(), make);
+  std::vector<Plan> plans;
+  for (std::optional<Plan>& plan : made) {
+    if (plan) plans.push_back(std::move(*plan));
+  }
+  return plans;
+}
+
+}  // namespace contraflow

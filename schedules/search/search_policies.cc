@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "schedules/search/coarse_problem.h"
+#include "schedules/search/evaluator.h"
+#include "schedules/search/list_scheduler.h"
+#include "schedules/search/policy.h"
+#include "schedules/search/repeating_block.h"
+#include "schedules/search/rule_search.h"
+#include "schedules/search/search.h"
+
+namespace contraflow {
+namespace {
+
+/// Above so many instructions a policy is first asked whether it reaches the bound, which most
+/// answer early.
+constexpr int64_t kLarge = 40'000;
+
+class PolicySearch {
+ public:
+  PolicySearch(const SearchProblem& problem, Time bound, SearchWork* work, bool needed)
+      : problem_(problem),
+        bound_(bound),
+        work_(*work),
+        needed_(needed),
+        left_for_others_(work->left() / 2),
+        scheduler_(problem) {
+    for (const std::vector<int>& lines : problem.lines_of) {
+      several_ = several_ || lines.size() > 1;
+    }
+  }
+
+  std::optional<Found> Run() {
+    std::vector<Policy> grid = PolicyGrid(problem_);
+    if (3 * problem_.chunks() > kLarge) {
+      SortByPilot(PilotOf(problem_, several_ ? 8 : 16), &work_, &grid);
+      const int64_t least = (work_.left() + left_for_others_) / 2;
+      for (const Policy& policy : grid) {
+        if (Done() || work_.left() < least) break;
+        Try(policy, bound_ + 1);
+      }
+    }
+    for (const Policy& policy : grid) {
+      if (Done()) break;
+      Try(policy, below_);
+    }
+    if (several_ && problem_.limit && !Done()) TryBlocks();
+    if (!rules_.ahead.empty() && !Done()) {
+      SearchRules(problem_, bound_, kRuleRounds, left_for_others_, &work_, &scheduler_, rules_,
+                  &best_);
+    }
+    // Where a rank has waited on purpose, the order alone may be shorter.
+    if (best_) best_->makespan = Evaluate(problem_, best_->order).makespan;
+    return std::move(best_);
+  }
+
+ private:
+  static constexpr int kRuleRounds = 600;
+  static constexpr int kBlockRounds = 300;
+  static constexpr int kBlockRestarts = 5;
+  static constexpr int kFittingPeriods = 8;
+
+  bool Done() const {
+    if (!best_ && needed_) return false;
+    return below_ <= bound_ || work_.left() <= left_for_others_;
+  }
+
+  void Try(const Policy& policy, Time below) {
+    Rules rules = RulesOf(problem_, policy);
+    const std::optional<Time> makespan = scheduler_.Run(rules, below);
+    work_.Spend(scheduler_.cost());
+    if (!makespan) return;
+    rules_ = std::move(rules);
+    Keep(*makespan, ToString(policy));
+  }
+
+  void Keep(Time makespan, std::string from) {
+    if (makespan >= below_) return;
+    below_ = makespan;
+    best_ = Found{scheduler_.TakeOrder(), makespan, std::move(from)};
+    work_.Found(makespan, bound_);
+  }
+
+  /// Blocks of ever longer periods until enough of them fit; each is a guide of list schedules.
+  void TryBlocks() {
+    BlockSearch search(problem_);
+    std::mt19937_64 random(1);
+    int fitting = 0;
+    for (int percent = 100; percent < 400 && fitting < kFittingPeriods; percent += 2) {
+      const Time period = search.least_period() * percent / 100;
+      bool fits = false;
+      for (int restart = 0; restart < kBlockRestarts; ++restart) {
+        if (Done()) return;
+        work_.Spend(search.size() * kBlockRounds);
+        if (search.Search(period, kBlockRounds, &random).excess > 0) break;
+        fits = true;
+        const Order order = OrderOf(problem_, search.block());
+        for (const int fill : {0, 50, 100}) {
+          Policy policy;
+          policy.fill = fill;
+          const std::optional<Time> makespan =
+              scheduler_.RunInOrder(order, RulesOf(problem_, policy), below_);
+          work_.Spend(scheduler_.cost());
+          if (!makespan) continue;
+          Keep(*makespan, "block of " + std::to_string(percent) + " % of the least period, fill " +
+                              std::to_string(fill));
+        }
+        search.Shake(&random);
+      }
+      fitting += fits;
+    }
+  }
+
+  const SearchProblem& problem_;
+  const Time bound_;
+  SearchWork& work_;
+  const bool needed_;
+  const int64_t left_for_others_;  // of the work
+  ListScheduler scheduler_;
+  bool several_ = false;
+  Time below_ = RankQueue::kNever;
+  Rules rules_;
+  std::optional<Found> best_;
+};
+
+}  // namespace
+
+std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
+                                    bool needed) {
+  work->Enter("policies");
+  return PolicySearch(problem, bound, work, needed).Run();
+}
+
+}  // namespace contraflow

@@ -1,0 +1,374 @@
+#include "compiler/files/cost_io.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <random>
+#include <set>
+
+#include "compiler/files/file.h"
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/value.h"
+#include "tests/support/failure.h"
+
+namespace contraflow {
+namespace {
+
+std::string Read(const std::string& text) {
+  return Failure([&] { ReadCosts(text, "c.json"); });
+}
+
+/// A cost document with `member` beside valid stage costs.
+std::string With(const std::string& member) {
+  return R"({"unit": "us", "stage": {"f": 1, "b": 1, "w": 1}, )" + member + "}";
+}
+
+/// A cost document with these stage costs.
+std::string Stage(const std::string& stage) { return R"({"unit": "us", "stage": )" + stage + "}"; }
+
+std::string Moe(const std::string& attn_f) {
+  return With(R"("moe": {"layers_per_stage": 2, "attn_f": )" + attn_f +
+              R"(, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1, "mlp_b": 1,
+                 "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1})");
+}
+
+/// A cost document of components alone, two layers, and `member`.
+std::string ComponentsWith(const std::string& member) {
+  return R"({"unit": "us", "moe": {"layers_per_stage": 2, "attn_f": 1, "dispatch_f": 1, "mlp_f": 1,
+             "combine_f": 1, "combine_b": 1, "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1,
+             "attn_w": 1}, )" +
+         member + "}";
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("defaults: bw = b + w fb = f + bw no communication") {
+    const CostModel costs = ReadCosts(Stage(R"({"f": 1.5, "b": 2, "w": 0.25})"), "c.json");
+    REQUIRE(costs.stages.size() == 1);
+    CHECK(costs.stages[0] == StageCost{.f = 1500, .b = 2000, .w = 250, .bw = 2250, .fb = 3750});
+    CHECK(costs.comm == CommCost{});
+    CHECK(costs.unit == Unit::kMicroseconds);
+  }
+
+  TEST_CASE("a message takes its latency and fills its edge for bytes / bandwidth") {
+    const CostModel costs =
+        ReadCosts(With(R"("comm": {"latency": 2, "bytes": 1000, "bandwidth": 300})"), "c.json");
+    CHECK(costs.comm.latency == 2000);
+    CHECK(costs.comm.occupancy == 3333);
+    CHECK(costs.comm.exclusive());
+    CHECK_FALSE(ReadCosts(With(R"("comm": {"time": 2})"), "c.json").comm.exclusive());
+    CHECK_FALSE(
+        ReadCosts(With(R"("comm": {"latency": 2, "bytes": 9})"), "c.json").comm.exclusive());
+  }
+
+  TEST_CASE("every wrong cost document has one clear message") {
+    const struct {
+      std::string text, message;
+    } rows[] = {
+        {"[]", "c.json: must be an object, the costs, is an array"},
+        {"{}", "c.json: the key \"unit\" is missing; add it"},
+        {R"({"unit": "min"})",
+         "c.json: /unit: unknown unit \"min\"; units are ns, us, ms, s, unit"},
+        {R"({"unit": 3})", "c.json: /unit: must be a unit (ns, us, ms, s or unit) in quotes, is 3"},
+        {R"({"unit": "us"})",
+         "c.json: has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
+         "stage alike), \"stages\" with one such entry for each stage, or \"moe\""},
+        {R"({"unit": "us", "moe": {}})",
+         "c.json: /moe: the key \"layers_per_stage\" is missing; add it"},
+        {With("\"stages\": []"),
+         "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
+        {With("\"memmory\": {}"),
+         "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
+         "stage, stages, comm, moe, overlap, memory, microbatch_scale"},
+        {With("\"source\": \"a\\u0007\""),
+         "c.json: /source: must have no control characters, is \"a\\u0007\""},
+        {R"({"unit": "us", "stages": []})", "c.json: /stages: must have 1..32768 entries, has 0"},
+        {R"({"unit": "us", "stages": {}})",
+         "c.json: /stages: must be an array with one entry for each stage, is an object"},
+        {R"({"unit": "us", "stages": [{"f": 1, "b": 1, "w": 1}, {"f": 1, "b": 1}]})",
+         "c.json: /stages/1: the key \"w\" is missing; add it"},
+        {Stage("3"), "c.json: /stage: must be an object with the costs of a stage, is 3"},
+        {Stage(R"({"f": 1, "b": 1, "w": 1, "wb": 2})"),
+         "c.json: /stage: unknown key \"wb\" (did you mean \"fb\"?); known are: f, b, w, bw, fb, "
+         "reduce, step, r"},
+        {Stage(R"({"f": -3, "b": 1, "w": 1})"),
+         "c.json: /stage/f: must be a cost (a number >= 0), is -3"},
+        {Stage(R"({"f": -0.5, "b": 1, "w": 1})"),
+         "c.json: /stage/f: must be a cost (a number >= 0), is -0.5"},
+        {Stage(R"({"f": "1", "b": 1, "w": 1})"),
+         "c.json: /stage/f: must be a cost (a number >= 0), is \"1\""},
+        {Stage(R"({"f": null, "b": 1, "w": 1})"),
+         "c.json: /stage/f: must be a cost (a number >= 0), is null"},
+        {Stage(R"({"f": NaN, "b": 1, "w": 1})"), "c.json:1:31: not valid JSON: invalid literal"},
+        {Stage(R"({"f": 1e308, "b": 1, "w": 1})"),
+         "c.json: /stage/f: is larger than 1125899906842.624 us, the largest cost there is"},
+        {Stage(R"({"f": 1e999999999, "b": 1, "w": 1})"),
+         "c.json:1:41: not valid JSON: number overflow parsing '1e999999999'"},
+        {Stage(R"({"f": 1000000000000000000, "b": 1, "w": 1})"),
+         "c.json: /stage/f: is larger than 1125899906842.624 us, the largest cost there is"},
+        {Stage(R"({"f": 1000000000000000000000, "b": 1, "w": 1})"),
+         "c.json: /stage/f: an integer out of 64 bits"},
+        {Stage(R"({"f": 1, "b": 2, "w": 3, "bw": 2.5})"),
+         "c.json: /stage: \"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": "
+         "must "
+         "be >= 3, is 2.5"},
+        {Stage(R"({"f": 1, "b": 2, "w": 3, "fb": 2})"),
+         "c.json: /stage: \"fb\" is a forward and a full backward overlapped and cannot be shorter "
+         "than \"f\", \"b\" or \"w\": must be >= 3, is 2"},
+        {Stage(R"({"f": 1, "b": 1125899906842, "w": 1125899906842})"),
+         "c.json: /stage: the costs of one stage add up to more than 1125899906842.624 us, the "
+         "largest cost there is"},
+        {With(R"("comm": {"time": 1, "latency": 1})"),
+         "c.json: /comm: \"time\" is the whole cost of a message; give either it or \"latency\", "
+         "\"bytes\" and \"bandwidth\""},
+        {With(R"("comm": {})"),
+         "c.json: /comm: give \"time\", or \"latency\", or \"bytes\" and \"bandwidth\""},
+        {With(R"("comm": {"bytes": 1})"),
+         "c.json: /comm: give \"time\", or \"latency\", or \"bytes\" and \"bandwidth\""},
+        {With(R"("comm": {"bandwidth": 1})"),
+         "c.json: /comm: \"bandwidth\" needs \"bytes\", the size of one message"},
+        {With(R"("comm": {"bytes": 1, "bandwidth": 0})"),
+         "c.json: /comm/bandwidth: must be a bandwidth (bytes per unit) above 0 and up to 1e18, is "
+         "0"},
+        {With(R"("comm": {"bytes": 1, "bandwidth": -1.5})"),
+         "c.json: /comm/bandwidth: must be a bandwidth (bytes per unit) above 0 and up to 1e18, is "
+         "-1.5"},
+        {With(R"("comm": {"bytes": 1000000, "bandwidth": 1e-300})"),
+         "c.json: /comm: \"bytes\" / \"bandwidth\": is larger than 1125899906842.624 us, the "
+         "largest "
+         "cost there is"},
+        {With(R"("comm": {"bytes": 1.5, "bandwidth": 1})"),
+         "c.json: /comm/bytes: must be a number of bytes in 0..1099511627776, is 1.5"},
+        {With(R"("comm": 0)"),
+         "c.json: /comm: must be an object with the costs of a message, is 0"},
+        {With(R"("memory": {})"),
+         "c.json: /memory: the key \"activation_bytes\" is missing; add it"},
+        {With(R"("memory": {"activation_bytes": 10, "w_stash_bytes": 11})"),
+         "c.json: /memory/w_stash_bytes: is part of \"activation_bytes\" and must be at most 10, "
+         "is "
+         "11"},
+        {With(R"("memory": {"activation_bytes": 1e9})"),
+         "c.json: /memory/activation_bytes: must be a number of bytes in 0..1099511627776, is "
+         "1e+09"},
+        {With(R"("microbatch_scale": [])"),
+         "c.json: /microbatch_scale: must have 1..1048576 entries, has 0"},
+        {With(R"("microbatch_scale": [1, 0])"),
+         "c.json: /microbatch_scale/1: must be a factor in 1e-06..1e+06, is 0"},
+        {With(R"("microbatch_scale": [1, -1.5])"),
+         "c.json: /microbatch_scale/1: must be a factor in 1e-06..1e+06, is -1.5"},
+        {Moe("[1, 2, 3]"),
+         "c.json: /moe/attn_f: must be one number or a list with one for each of the 2 layers, has "
+         "3 "
+         "entries"},
+        {Moe("[1]"),
+         "c.json: /moe/attn_f: must be one number or a list with one for each of the 2 layers, has "
+         "1 "
+         "entries"},
+        {Moe("[1, -1]"), "c.json: /moe/attn_f/1: must be a cost (a number >= 0), is -1"},
+        {Moe("true"), "c.json: /moe/attn_f: must be a cost (a number >= 0), is true"},
+        {With(R"("moe": {"layers_per_stage": 0})"),
+         "c.json: /moe/layers_per_stage: must be a number of layers in 1..64, is 0"},
+        {With(R"("moe": {"layers_per_stage": 65})"),
+         "c.json: /moe/layers_per_stage: must be a number of layers in 1..64, is 65"},
+        {With(R"("moe": {"layers_per_stage": 1000000000000000000})"),
+         "c.json: /moe/layers_per_stage: must be a number of layers in 1..64, is "
+         "1000000000000000000"},
+        {With(R"("moe": {"layers_per_stage": 4})"),
+         "c.json: /moe: the key \"attn_f\" is missing; add it"},
+        {Moe("[1, 1125899906842]"),
+         "c.json: /moe: the components of one stage add up to more than 1125899906842.624 us, the "
+         "largest cost there is"},
+        {With(R"("overlap": "all")"),
+         "c.json: /overlap: says how chunk costs follow from \"moe\", which is missing; add it, or "
+         "drop this"},
+        {With(R"("overlap": "most")"),
+         "c.json: /overlap: unknown overlap \"most\"; it is published (F&B pairs only) or all"},
+        {With(R"("overlap": 1)"),
+         "c.json: /overlap: must be an overlap (published or all) in quotes, is 1"},
+        {With(R"("memory": {"activation_bytes": 1, "parameter_bytes": []})"),
+         "c.json: /memory/parameter_bytes: must be one number or a list with one for each stage, "
+         "has 0 entries"},
+        {With(R"("memory": {"activation_bytes": 1, "optimizer_bytes": [1, -1]})"),
+         "c.json: /memory/optimizer_bytes/1: must be a number of bytes in 0..1099511627776, is -1"},
+        {With(R"("memory": {"activation_bytes": 1, "gradient_bytes": "1"})"),
+         "c.json: /memory/gradient_bytes: must be a number of bytes in 0..1099511627776, is \"1\""},
+        {With(R"("memory": {"values": {"input": 1}})"),
+         "c.json: /memory: has \"values\" and no \"activation_bytes\", which follows from them "
+         "only "
+         "beside \"moe\"; give one of the two"},
+        {With(R"("memory": {"activation_bytes": 1, "values": {"dhidden": 1}})"),
+         "c.json: /memory/values: unknown key \"dhidden\" (did you mean \"hidden\"?); known are: "
+         "input, output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, "
+         "head, doutput, dcombined, dweight, drows, dgate, dsorted, ddispatched, dexpert, "
+         "dattention, attention_work, dinput, activation, stash"},
+        {With(R"("memory": {"activation_bytes": 1, "values": {"gate": 0.5}})"),
+         "c.json: /memory/values/gate: must be a number of bytes in 0..1099511627776, is 0.5"},
+        {ComponentsWith(R"("memory": {"values": {"rows": 1099511627776}})"),
+         "c.json: /memory/values: the activations of a stage's layers add up to more than "
+         "1099511627776 bytes; are they in bytes?"},
+        {ComponentsWith(R"("memory": {"values": {"rows": 1}, "w_stash_bytes": 3})"),
+         "c.json: /memory/w_stash_bytes: is part of \"activation_bytes\" and must be at most 2, is "
+         "3"},
+    };
+    for (const auto& row : rows) {
+      CAPTURE(row.text);
+      CHECK(Read(row.text) == row.message);
+    }
+    CHECK(Read(Moe("[1, 2]")) == "accepted");
+    CHECK(Read(Stage(R"({"f": 3, "b": 2, "w": 2, "fb": 3})")) == "accepted");
+  }
+
+  TEST_CASE("components alone: chunk costs are left to be derived") {
+    CostModel costs = ReadCosts(ComponentsWith(R"("comm": {"time": 0})"), "c.json");
+    CHECK(costs.stages.empty());
+    CHECK_FALSE(costs.derived);
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
+          "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)");
+    costs = ReadCosts(ComponentsWith(R"("overlap": "published")"), "c.json");
+    CHECK(costs.derived == Overlap::kPublished);
+    DeriveChunkCosts(&costs, *costs.derived);
+    const std::string text = WriteCosts(costs);
+    CHECK(text.find("\"stage\": {\"f\": 8, \"b\": 8, \"w\": 4, \"bw\": 12, \"fb\": 12}") !=
+          std::string::npos);
+    CHECK(text.find("\"overlap\": \"published\"") != std::string::npos);
+    CHECK(ReadCosts(text, "again") == costs);
+    // A plan keeps the chunk costs it was made with.
+    const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
+    CHECK(Failure([&] { ReadCosts(document.Root()); }) ==
+          "p.json: has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it");
+  }
+
+  TEST_CASE("memory of a stage follows from the values of its layers") {
+    const auto read = [](const std::string& memory) {
+      return *ReadCosts(ComponentsWith("\"memory\": " + memory), "c.json").memory;
+    };
+    // Two layers. The forward makes and keeps all but expert_out; what of it W needs is the stash.
+    MemoryCost memory = read(
+        R"({"values": {"input": 1, "attention": 2, "scores": 4, "rows": 8, "gate": 16, "hidden": 32,
+                       "combined": 64, "expert_out": 128, "head": 256, "dgate": 1, "dinput": 512}})");
+    CHECK(memory.activation_bytes == 2 * 127);
+    CHECK(memory.w_stash_bytes == 2 * (2 + 8 + 32));
+    CHECK(memory.values[static_cast<size_t>(Value::head)] == 256);
+    CHECK(memory.values[static_cast<size_t>(Value::drows)] == 0);
+    // Gradients that W needs are no part of what the forward keeps.
+    memory = read(R"({"values": {"input": 5, "drows": 100}})");
+    CHECK(memory.activation_bytes == 10);
+    CHECK(memory.w_stash_bytes == 0);
+    // Figures that are given stay.
+    memory = read(R"({"activation_bytes": 9, "values": {"input": 5, "rows": 3},
+                      "parameter_bytes": 7, "gradient_bytes": [1, 2]})");
+    CHECK(memory.activation_bytes == 9);
+    CHECK(memory.w_stash_bytes == 0);
+    CHECK(memory.parameter_bytes == std::vector<int64_t>{7});
+    CHECK(memory.gradient_bytes == std::vector<int64_t>{1, 2});
+    CHECK(memory.optimizer_bytes.empty());
+    CHECK(read(R"({"values": {"rows": 3}, "w_stash_bytes": 1})").w_stash_bytes == 1);
+  }
+
+  TEST_CASE("the written document is the one of the contract") {
+    CHECK(WriteCosts(ReadCosts(With(R"("source": "me", "comm": {"time": 0.1})"), "c")) ==
+          "{\n"
+          "\"unit\": \"us\",\n"
+          "\"source\": \"me\",\n"
+          "\"stage\": {\"f\": 1, \"b\": 1, \"w\": 1, \"bw\": 2, \"fb\": 3},\n"
+          "\"comm\": {\"time\": 0.1}\n"
+          "}\n");
+  }
+
+  TEST_CASE("every profile reads and survives writing") {
+    const std::filesystem::path folder =
+        std::filesystem::path(CF_TEST_DIR).parent_path() / "tools" / "profiles";
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string path = entry.path().string();
+      CAPTURE(path);
+      const CostModel costs = ReadCostFile(path);
+      CHECK_FALSE(costs.source.empty());
+      CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+      names.insert(entry.path().filename().string());
+    }
+    CHECK(names == std::set<std::string>{
+                       "deepseek-v3-h800.json", "deepseek-v3-pp16.json", "gemma-2-9b-pp8.json",
+                       "gpt3-175b-pp16.json", "kimi-k2-pp16.json", "llama-3-405b-pp16.json",
+                       "mixtral-8x22b-pp8.json", "mixtral-8x7b-pp8.json", "moe-unit.json"});
+    CostModel deepseek = ReadCostFile((folder / "deepseek-v3-h800.json").string());
+    CHECK(deepseek.stages.empty());
+    DeriveChunkCosts(&deepseek, Overlap::kAll);
+    CHECK(deepseek.stages[0] == StageCost{.f = 98'696'000,
+                                          .b = 112'980'000,
+                                          .w = 29'876'000,
+                                          .bw = 115'376'000,
+                                          .fb = 127'633'000});
+    // 4096 tokens of 7168 in bf16; 4 layers of 187.1 M attention, 1.8 M router, 5 experts of 44.0
+    // M.
+    const MemoryCost& memory = *deepseek.memory;
+    CHECK(memory.values[static_cast<size_t>(Value::input)] == 4096 * 7168 * 2);
+    CHECK(memory.values[static_cast<size_t>(Value::dispatched)] == 8 * 4096 * 7168 * 2);
+    CHECK(memory.parameter_bytes ==
+          std::vector<int64_t>{int64_t{2} * 4 *
+                               (187'121'664 + 7168 * 256 + int64_t{5} * 3 * 7168 * 2048)});
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("random costs survive writing digit for digit") {
+    std::mt19937_64 random(5);
+    const auto time = [&random] { return static_cast<Time>(random() >> (14 + random() % 50)) / 4; };
+    for (int i = 0; i < 2000; ++i) {
+      CAPTURE(i);
+      CostModel costs;
+      costs.unit = static_cast<Unit>(random() % 5);
+      if (random() % 2 == 0) costs.source = "figures \"of\" a\\b \xC3\xA9";
+      const auto stages = 1 + random() % 4;
+      for (size_t s = 0; s < stages; ++s) {
+        StageCost cost{.f = time(), .b = time(), .w = time()};
+        cost.bw = std::max(cost.b, cost.w) + time() / 8;
+        cost.fb = std::max({cost.f, cost.b, cost.w}) + time() / 8;
+        if (random() % 2 == 0) cost.reduce = time();
+        if (random() % 2 == 0) cost.step = time();
+        costs.stages.push_back(cost);
+      }
+      costs.comm.latency = time();
+      if (random() % 2 == 0) costs.comm.bytes = static_cast<int64_t>(random() % (1 << 30));
+      if (random() % 2 == 0) {
+        costs.comm.bandwidth = std::ldexp(1.0 + static_cast<double>(random() >> 12), -20);
+        const double occupancy = static_cast<double>(costs.comm.bytes) / costs.comm.bandwidth;
+        if (occupancy * static_cast<double>(TicksPerUnit(costs.unit)) >= 0.5) {
+          costs.comm.occupancy = ToTicks(occupancy, costs.unit, "bandwidth");
+        }
+      }
+      if (random() % 2 == 0) {
+        costs.memory = MemoryCost{.activation_bytes = 1000,
+                                  .w_stash_bytes = static_cast<int64_t>(random() % 1001),
+                                  .parameter_bytes = {static_cast<int64_t>(random() % 3)},
+                                  .optimizer_bytes = {7, 0, 9}};
+        if (random() % 2 == 0) costs.memory->values.assign(kValueCount, 64);
+      }
+      if (random() % 2 == 0) {
+        MoeCost moe;
+        moe.layers_per_stage = 1 + static_cast<int>(random() % 3);
+        for (auto list :
+             {&MoeCost::attn_f, &MoeCost::dispatch_f, &MoeCost::mlp_f, &MoeCost::combine_f,
+              &MoeCost::combine_b, &MoeCost::mlp_b, &MoeCost::dispatch_b, &MoeCost::attn_b,
+              &MoeCost::mlp_w, &MoeCost::attn_w}) {
+          const int entries = random() % 2 == 0 ? 1 : moe.layers_per_stage;
+          for (int l = 0; l < entries; ++l) (moe.*list).push_back(time());
+        }
+        costs.moe = moe;
+        if (random() % 2 == 0) costs.derived = static_cast<Overlap>(random() % 2);
+        if (random() % 4 == 0) costs.stages.clear();
+      }
+      for (auto m = random() % 4; m > 0; --m) {
+        costs.microbatch_scale.push_back(0.5 + static_cast<double>(random() >> 11) * 0x1p-53);
+      }
+      const std::string text = WriteCosts(costs);
+      const CostModel again = ReadCosts(text, "c.json");
+      CHECK(again == costs);
+      CHECK(WriteCosts(again) == text);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

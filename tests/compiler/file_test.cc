@@ -1,0 +1,217 @@
+#include "compiler/files/file.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "tests/support/failure.h"
+
+namespace contraflow {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kLimit = 1 << 20;
+
+/// A fresh folder, gone with all its content at the end.
+struct Folder {
+  fs::path path;
+
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "file_test-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~Folder() { fs::remove_all(path); }
+
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+  /// Entries, hidden ones too.
+  int Count() const {
+    return static_cast<int>(std::distance(fs::directory_iterator(path), fs::directory_iterator()));
+  }
+};
+
+std::string Write(const std::string& path, const std::string& content = "content") {
+  return Failure([&] { WriteFile(path, content); });
+}
+
+/// Exit status of `call` in a process of its own.
+template <typename Call>
+int InChild(Call call) {
+  std::fflush(nullptr);  // Else the child would print what is buffered again.
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) _exit(call());
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("what is written is what is read and nothing else is left") {
+    const Folder folder;
+    const std::string path = folder / "a";
+    std::string content("\0 binary \xFF", 10);
+    WriteFile(path, content);
+    CHECK(ReadFile(path, kLimit) == content);
+    WriteFile(path, "");
+    CHECK(ReadFile(path, kLimit).empty());
+    content.assign(300000, 'x');
+    WriteFile(path, content);
+    CHECK(ReadFile(path, 300000) == content);
+    CHECK(folder.Count() == 1);
+  }
+
+  TEST_CASE("what cannot be read names the path and the reason") {
+    const Folder folder;
+    const std::string path = folder / "a";
+    WriteFile(path, "12345");
+    const auto read = [](const std::string& name, int64_t limit) {
+      return Failure([&] { ReadFile(name, limit); });
+    };
+    CHECK(read(path, 4) == path + ": is larger than 4 bytes, the limit for its kind");
+    CHECK(read(path, 5) == "accepted");
+    CHECK(read("/dev/zero", 100000) ==
+          "/dev/zero: is larger than 100000 bytes, the limit for its kind");
+    CHECK(read(path + "x", 5) == path + "x: cannot be read: No such file or directory");
+    CHECK(read(path + "/x", 5) == path + "/x: cannot be read: Not a directory");
+    CHECK(read(folder.path.string(), 5) ==
+          folder.path.string() + ": cannot be read: Is a directory");
+    CHECK(read("", 5) == "the file name is empty");
+  }
+
+  TEST_CASE("what cannot be written names the path and the reason and leaves nothing") {
+    const Folder folder;
+    const std::string base = folder.path.string();
+    CHECK(Write(base) == base + ": cannot be written: Is a directory");
+    CHECK(Write(base + "/") == base + "/: cannot be written: Is a directory");
+    CHECK(Write(base + "/new/") == base + "/new/: cannot be written: Is a directory");
+    CHECK(Write(base + "/no/file") ==
+          base + "/no/file: cannot be written: No such file or directory; does its folder exist?");
+    CHECK(Write("") == "the file name is empty");
+    const std::string long_name = base + "/" + std::string(300, 'x');
+    CHECK(Write(long_name) == long_name + ": cannot be written: File name too long");
+    CHECK(folder.Count() == 0);
+    WriteFile(folder / "file", "x");
+    CHECK(Write(folder / "file/x") == (folder / "file/x") + ": cannot be written: Not a directory");
+    CHECK(folder.Count() == 1);
+    // As long as a name can be: the temporary name must not be longer.
+    CHECK(Write(folder / std::string(255, 'y')) == "accepted");
+  }
+
+  TEST_CASE("an unwritable folder or file is refused") {
+    const Folder folder;
+    WriteFile(folder / "file", "kept");
+    fs::permissions(folder / "file", fs::perms(0444));
+    fs::permissions(folder.path, fs::perms(0777));
+    fs::create_directory(folder / "closed");
+    fs::permissions(folder / "closed", fs::perms(0555));
+    // The superuser may write everywhere, so the test acts as nobody there.
+    const int status = InChild([&] {
+      if (geteuid() == 0 && setuid(65534) != 0) return 1;
+      const std::string closed = folder / "closed/new", file = folder / "file";
+      if (Write(closed) != closed + ": cannot be written: Permission denied") return 2;
+      if (Write(file) != file + ": cannot be written: Permission denied") return 3;
+      return 0;
+    });
+    CHECK(status == 0);
+    CHECK(ReadFile(folder / "file", kLimit) == "kept");
+    CHECK(fs::is_empty(folder / "closed"));
+  }
+
+  TEST_CASE("a full disk keeps the old file and leaves no other") {
+    const Folder folder;
+    const std::string path = folder / "a", fresh = folder / "b";
+    WriteFile(path, "old");
+    const int status = InChild([&] {
+      std::signal(SIGXFSZ, SIG_IGN);
+      const rlimit limit = {4096, 4096};
+      if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+      const std::string content(10000, 'x');
+      const std::string reason = ": cannot be written: File too large; nothing was kept of it";
+      if (Write(path, content) != path + reason) return 2;
+      if (Write(fresh, content) != fresh + reason) return 3;
+      return 0;
+    });
+    CHECK(status == 0);
+    CHECK(ReadFile(path, kLimit) == "old");
+    CHECK(folder.Count() == 1);
+  }
+
+  TEST_CASE("devices and pipes are written straight") {
+    CHECK(Write("/dev/null") == "accepted");
+    CHECK(Write("/dev/full") ==
+          "/dev/full: cannot be written: No space left on device; nothing was kept of it");
+    CHECK(fs::is_character_file("/dev/full"));
+    const Folder folder;
+    const std::string pipe = folder / "pipe";
+    REQUIRE(mkfifo(pipe.c_str(), 0666) == 0);
+    // Opened both ways, so that neither side waits for the other.
+    const int both = open(pipe.c_str(), O_RDWR);
+    REQUIRE(both >= 0);
+    CHECK(Write(pipe, "through") == "accepted");
+    char got[16];
+    CHECK(std::string(got, static_cast<size_t>(read(both, got, sizeof got))) == "through");
+    close(both);
+    CHECK(fs::is_fifo(pipe));
+    CHECK(folder.Count() == 1);
+  }
+
+  TEST_CASE("a link stays a link its target is replaced and keeps its mode") {
+    const Folder folder;
+    fs::create_directory(folder / "sub");
+    WriteFile(folder / "sub/file", "old");
+    fs::permissions(folder / "sub/file", fs::perms(0640));
+    fs::create_symlink("sub/file", folder / "link");
+    fs::create_symlink("sub", folder / "folder");
+    fs::create_symlink("nowhere", folder / "dangling");
+    CHECK(Write(folder / "link", "new") == "accepted");
+    CHECK(fs::is_symlink(folder / "link"));
+    CHECK(ReadFile(folder / "sub/file", kLimit) == "new");
+    CHECK(fs::status(folder / "sub/file").permissions() == fs::perms(0640));
+    CHECK(Write(folder / "folder") == (folder / "folder") + ": cannot be written: Is a directory");
+    CHECK(Write(folder / "dangling") ==
+          (folder / "dangling") +
+              ": cannot be written: it is a symbolic link to a file that does not exist");
+    CHECK(folder.Count() == 4);
+  }
+
+  TEST_CASE("- is standard input and output") {
+    const Folder folder;
+    const std::string path = folder / "a", copy = folder / "b";
+    WriteFile(path, "piped");
+    CHECK(InChild([&] {
+            const int in = open(path.c_str(), O_RDONLY);
+            const int out = open(copy.c_str(), O_WRONLY | O_CREAT, 0666);
+            if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0) return 1;
+            return Write("-", ReadFile("-", kLimit)) == "accepted" ? 0 : 2;
+          }) == 0);
+    CHECK(ReadFile(copy, kLimit) == "piped");
+    CHECK(InChild([] {
+            if (dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO) < 0) return 1;
+            return Write("-") ==
+                           "standard output: cannot be written: No space left on device; "
+                           "nothing was kept of it"
+                       ? 0
+                       : 2;
+          }) == 0);
+    CHECK(InChild([] {
+            close(STDIN_FILENO);
+            return Failure([] { ReadFile("-", kLimit); }) ==
+                           "standard input: cannot be read: Bad file descriptor"
+                       ? 0
+                       : 1;
+          }) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

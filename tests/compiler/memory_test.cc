@@ -1,0 +1,156 @@
+#include "compiler/simulate/memory.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "compiler/lower/lower.h"
+#include "compiler/plan/value.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+constexpr auto kActivations = static_cast<size_t>(Arena::kActivation);
+constexpr auto kStashes = static_cast<size_t>(Arena::kStash);
+
+Plan PlanOf(const Spec& spec, Level level) {
+  return Lower(GeneratePlan(spec), spec.costs, {.target = level});
+}
+
+int64_t MostOf(const std::vector<MemoryFigures>& ranks) {
+  int64_t most = 0;
+  for (const MemoryFigures& figures : ranks) most = std::max(most, figures.peak);
+  return most;
+}
+
+CostModel Bytes(int64_t activation, int64_t stash) {
+  CostModel costs = UniformCosts(1, 1, 1);
+  costs.memory = MemoryCost{.activation_bytes = activation, .w_stash_bytes = stash};
+  return costs;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("stages count once for every copy that a rank holds") {
+    CostModel costs = Bytes(10, 4);
+    costs.memory->parameter_bytes = {1, 20, 300, 4000};
+    costs.memory->gradient_bytes = {7};
+    const auto line = MemoryOf(PlanOf(MakeSpec("1f1b", 4, 8, costs), Level::kComm), costs);
+    CHECK(line[2].parameters == 300);
+    CHECK(line[2].gradients == 7);
+    CHECK(!line[2].optimizer);
+    // DualPipe has every stage on two ranks: r and P - 1 - r.
+    const auto both = MemoryOf(PlanOf(MakeSpec("dualpipe", 4, 8, costs), Level::kComm), costs);
+    CHECK(both[0].parameters == 4001);
+    CHECK(both[1].parameters == 320);
+    CHECK(both[3].parameters == 4001);
+    CHECK(both[1].gradients == 14);
+    costs.memory->optimizer_bytes = {1, 2};
+    CHECK(
+        Failure(
+            [&] { MemoryOf(PlanOf(MakeSpec("1f1b", 4, 8, Bytes(10, 4)), Level::kComm), costs); }) ==
+        "the costs give \"optimizer_bytes\" for 2 stages, this plan has 4; give one number (every "
+        "stage alike) or one for each stage");
+  }
+
+  TEST_CASE("a peak is split where it is reached") {
+    const CostModel costs = Bytes(10, 4);
+    const Plan plan = PlanOf(MakeSpec("1f1b", 2, 3, costs), Level::kCompute);
+    const auto ranks = MemoryOf(plan, costs);
+    // F0 F1 BW0 F2 BW1 BW2: two activations at once, first during F1.
+    CHECK(ranks[0].peak == 20);
+    CHECK(ranks[0].arenas[kActivations] == 12);
+    CHECK(ranks[0].arenas[kStashes] == 8);
+    CHECK(ranks[0].peak_index == 1);
+    CHECK(ranks[1].peak == 10);
+    CHECK(ranks[1].peak_index == 0);
+    CHECK(MemoryOf(plan, UniformCosts(1, 1, 1))[0].peak_index == -1);
+  }
+
+  TEST_CASE("a breakdown names what is known") {
+    MemoryFigures figures;
+    CHECK(Breakdown(figures) == "activations 0, stashes 0");
+    figures.arenas = {1234567, 999, 0, 1000};
+    figures.parameters = 5;
+    figures.optimizer = 0;
+    CHECK(Breakdown(figures) ==
+          "activations 1,234,567, stashes 999, exchange buffers 1,000; beside them "
+          "parameters 5, optimizer state 0");
+    figures.arenas[2] = 1;
+    figures.gradients = 12;
+    CHECK(
+        Breakdown(figures) ==
+        "activations 1,234,567, stashes 999, gradients in flight 1, exchange buffers 1,000; beside "
+        "them parameters 5, gradients 12, optimizer state 0");
+  }
+
+  TEST_CASE("DualPipe holds one activation more than 1F1B") {
+    for (const int ranks : {2, 4, 8, 16}) {
+      CAPTURE(ranks);
+      const CostModel costs = Bytes(1000, 0);
+      const auto most = [&](const char* schedule) {
+        return MostOf(
+            MemoryOf(PlanOf(MakeSpec(schedule, ranks, 4 * ranks, costs), Level::kComm), costs));
+      };
+      CHECK(most("1f1b") == 1000 * ranks);
+      CHECK(most("dualpipe") == 1000 * (ranks + 1));
+    }
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("the peak is the simulated one and reached where it says") {
+    std::mt19937_64 random(61);
+    for (Spec& spec : RandomSpecs(&random, 60, 6, 10)) {
+      CAPTURE(spec.schedule);
+      const auto stash = static_cast<int64_t>(random() % 50);
+      spec.costs.memory = MemoryCost{
+          .activation_bytes = stash + static_cast<int64_t>(random() % 90), .w_stash_bytes = stash};
+      for (const Level level : {Level::kCompute, Level::kComm}) {
+        const Plan plan = PlanOf(spec, level);
+        const auto figures = MemoryOf(plan, spec.costs);
+        const Simulation simulation = Simulate(plan, spec.costs);
+        for (size_t r = 0; r < figures.size(); ++r) {
+          CHECK(figures[r].peak == simulation.ranks[r].peak_bytes);
+          CHECK(figures[r].peak ==
+                std::accumulate(figures[r].arenas.begin(), figures[r].arenas.end(), int64_t{0}));
+          CHECK(figures[r].peak_index ==
+                (figures[r].peak > 0 ? simulation.ranks[r].peak_index : -1));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("of buffers the peak is what the arenas take") {
+    std::mt19937_64 random(62);
+    for (Spec& spec : RandomSpecs(&random, 30, 5, 8)) {
+      CAPTURE(spec.schedule);
+      spec.costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+      MemoryCost memory;
+      for (size_t v = 0; v < kValueCount; ++v) {
+        memory.values.push_back(static_cast<int64_t>(random() % 500));
+      }
+      spec.costs.memory = memory;
+      const Plan plan = PlanOf(spec, Level::kBuffer);
+      const auto figures = MemoryOf(plan, spec.costs);
+      for (size_t r = 0; r < figures.size(); ++r) {
+        CHECK(figures[r].arenas == ArenaBytes(plan.slots[r]));
+        std::vector<int64_t> held(plan.programs[r].size(), 0);
+        for (const Slot& slot : plan.slots[r]) {
+          for (int i = slot.first; i <= slot.last; ++i) held[static_cast<size_t>(i)] += slot.bytes;
+        }
+        REQUIRE(!held.empty());
+        CHECK(figures[r].peak_index == std::max_element(held.begin(), held.end()) - held.begin());
+        CHECK(figures[r].peak >= *std::max_element(held.begin(), held.end()));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

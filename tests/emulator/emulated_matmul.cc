@@ -1,0 +1,92 @@
+// What stands for cublasLt where the emulator stands for a GPU: the same class, as loops.
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "kernels/gpu/matmul_shape.h"
+#include "tests/emulator/emulator.h"
+
+namespace contraflow::gpu {
+namespace {
+
+/// x[rows x columns], stored transposed or not, as dense floats.
+std::vector<float> Floats(const Bf16* x, bool transposed, size_t rows, size_t columns) {
+  std::vector<float> floats(rows * columns);
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t j = 0; j < columns; ++j) {
+      floats[i * columns + j] = ToFloat(transposed ? x[j * rows + i] : x[i * columns + j]);
+    }
+  }
+  return floats;
+}
+
+template <typename T>
+void Multiply(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c, T* d) {
+  const auto m = static_cast<size_t>(shape.m), n = static_cast<size_t>(shape.n);
+  const auto k = static_cast<size_t>(shape.k);
+  const std::vector<float> left = Floats(a, shape.transpose_a == Transpose::kYes, m, k);
+  const std::vector<float> right = Floats(b, shape.transpose_b == Transpose::kYes, k, n);
+  std::vector<float> sums(n);
+  for (size_t i = 0; i < m; ++i) {
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (size_t p = 0; p < k; ++p) {
+      const float factor = left[i * k + p];
+      for (size_t j = 0; j < n; ++j) sums[j] += factor * right[p * n + j];
+    }
+    for (size_t j = 0; j < n; ++j) {
+      const float before = shape.add ? ToFloat(c[i * n + j]) : 0.0f;
+      d[i * n + j] = FromFloat<T>(sums[j] + before);
+    }
+  }
+}
+
+template <typename T>
+void MultiplyAll(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c, T* d) {
+  const auto m = static_cast<size_t>(shape.m), n = static_cast<size_t>(shape.n);
+  const auto k = static_cast<size_t>(shape.k);
+  for (int i = 0; i < shape.batch; ++i) {
+    Multiply(shape, a, b, c, d);
+    a += m * k;
+    b += k * n;
+    if (shape.add) c += m * n;
+    d += m * n;
+  }
+}
+
+}  // namespace
+
+struct Matmuls::Impl {
+  std::set<MatmulShape> prepared;
+};
+
+Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
+  if (sms < 1) throw GpuError("matmuls need at least 1 SM");
+}
+Matmuls::~Matmuls() = default;
+
+void Matmuls::Prepare(const MatmulShape& shape) {
+  CheckShape(shape);
+  impl_->prepared.insert(shape);
+}
+
+void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b,
+                  const void* c, void* d, void* work) const {
+  if (impl_->prepared.count(shape) == 0) {
+    throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
+  }
+  CheckOperands(shape, a, b, c, d, work);
+  emulator::Enqueue(stream.handle, "Matmul", [=] {
+    // cublasLt may write all of its work memory.
+    std::memset(work, 0xff, sizeof(float));
+    std::memset(static_cast<std::byte*>(work) + kWorkBytes - sizeof(float), 0xff, sizeof(float));
+    if (shape.float_out) {
+      MultiplyAll(shape, a, b, static_cast<const float*>(c), static_cast<float*>(d));
+    } else {
+      MultiplyAll(shape, a, b, static_cast<const Bf16*>(c), static_cast<Bf16*>(d));
+    }
+  });
+}
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,294 @@
+#include "tests/emulator/hopper_emulated.h"
+
+#include <array>
+#include <deque>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace contraflow::emulator {
+namespace {
+
+using gpu::GpuError;
+using gpu::kAccumulators;
+using gpu::kBoxColumns;
+using gpu::kBoxRowBytes;
+
+// Shared memory does not begin at 0 on a GPU: the first KiB is the system's.
+constexpr uint32_t kSharedBegin = 1024, kSharedEnd = kSharedBegin + (227u << 10);
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void Require(bool holds, const char* what) {
+  if (!holds) throw GpuError(what);
+}
+
+/// The 128-byte swizzle of an address in shared memory: bits 4 to 6 are changed by bits 7 to 9.
+uint32_t Swizzle(uint32_t address) { return address ^ ((address >> 7 & 7u) << 4); }
+
+std::byte* AtShared(uint32_t address, size_t bytes) {
+  if (address < kSharedBegin || address + bytes > kSharedEnd) {
+    throw GpuError("address " + std::to_string(address) + " is not in shared memory");
+  }
+  return DynamicShared() + (address - kSharedBegin);
+}
+
+struct Copy {
+  void* shared;
+  TensorMap map;
+  int column, row, matrix;
+
+  size_t bytes() const { return size_t{map.box_rows} * kBoxRowBytes; }
+};
+
+/// A product that a thread has issued.
+struct Product {
+  bool a_mn, b_mn, add;
+  uint64_t a, b;
+};
+/// A thread's accumulators: of both its rows, the 64 columns that it has.
+constexpr size_t kThreadRows = 2, kThreadColumns = kAccumulators / kThreadRows, kQuad = 4;
+using Sums = std::array<std::array<float, kThreadColumns>, kThreadRows>;
+struct Thread {
+  bool fenced = false;
+  std::vector<std::vector<Product>> groups;  // oldest first
+  std::vector<Product> open;
+  float* accumulators = nullptr;
+  Sums sums;  // their values while products are under way
+  std::vector<void*> zeroes;
+};
+
+/// B as read from shared memory, for each lane of four the columns that it has.
+using ColumnsOfB =
+    std::array<std::array<std::array<float, kThreadColumns>, gpu::kWgmmaDepth>, kQuad>;
+
+/// What is under way in the running block.
+struct Flight {
+  uint64_t block = 0;
+  std::map<const Mbarrier*, std::vector<Copy>> copies;
+  std::deque<Thread> threads;
+  // Good until the matrix units could see anything else in shared memory.
+  std::map<std::pair<uint64_t, bool>, ColumnsOfB> columns_of_b;
+};
+
+Flight& Now() {
+  static Flight flight;
+  if (flight.block != BlocksBegun()) {
+    flight.block = BlocksBegun();
+    flight.copies.clear();
+    flight.columns_of_b.clear();
+    flight.threads.clear();
+  }
+  return flight;
+}
+Thread& Self() {
+  std::deque<Thread>& threads = Now().threads;
+  while (threads.size() <= ThreadNumber()) threads.emplace_back();
+  return threads[ThreadNumber()];
+}
+
+void Perform(const Copy& copy) {
+  const auto [columns, rows, matrices] = copy.map.extents;
+  const uint32_t to = SharedAddress(copy.shared);
+  for (uint32_t r = 0; r < copy.map.box_rows; ++r) {
+    for (int c = 0; c < kBoxColumns; ++c) {
+      const int64_t column = copy.column + c, row = copy.row + int64_t{r};
+      gpu::Bf16 value = {0};
+      if (column >= 0 && row >= 0 && copy.matrix >= 0 && static_cast<uint64_t>(column) < columns &&
+          static_cast<uint64_t>(row) < rows && static_cast<uint64_t>(copy.matrix) < matrices) {
+        const uint64_t element =
+            (static_cast<uint64_t>(copy.matrix) * rows + static_cast<uint64_t>(row)) * columns +
+            static_cast<uint64_t>(column);
+        std::memcpy(&value, copy.map.data + element * sizeof(value), sizeof(value));
+      }
+      const uint32_t offset = r * kBoxRowBytes + static_cast<uint32_t>(c) * 2;
+      std::memcpy(AtShared(Swizzle(to + offset), sizeof(value)), &value, sizeof(value));
+    }
+  }
+}
+
+void EndPhaseIfComplete(Mbarrier* mbarrier) {
+  if (mbarrier->pending > 0 || mbarrier->bytes != 0) return;
+  mbarrier->pending = mbarrier->arrivals;
+  ++mbarrier->phases_over;
+}
+
+void PerformCopies(Mbarrier* mbarrier) {
+  const std::vector<Copy> copies = std::move(Now().copies[mbarrier]);
+  Now().copies[mbarrier].clear();
+  Now().columns_of_b.clear();
+  for (const Copy& copy : copies) {
+    Perform(copy);
+    mbarrier->bytes -= static_cast<int64_t>(copy.bytes());
+  }
+  EndPhaseIfComplete(mbarrier);
+}
+
+/// An operand as a descriptor describes it.
+struct Operand {
+  uint32_t address, leading, stride;
+  bool mn_major;
+
+  Operand(uint64_t descriptor, bool mn)
+      : address(static_cast<uint32_t>(descriptor & 0x3fffu) << 4),
+        leading(static_cast<uint32_t>(descriptor >> 16 & 0x3fffu) << 4),
+        stride(static_cast<uint32_t>(descriptor >> 32 & 0x3fffu) << 4),
+        mn_major(mn) {
+    Require(descriptor >> 62 == 1, "the swizzle of a matrix descriptor is not that of 128 bytes");
+    Require((descriptor >> 49 & 7u) == 0, "the base offset of a matrix descriptor is not 0");
+  }
+  /// `mn` counts rows of A or columns of B.
+  float At(size_t mn, size_t k) const {
+    const auto m = static_cast<uint32_t>(mn), d = static_cast<uint32_t>(k);
+    const uint32_t offset = mn_major ? m / 64 * leading + m % 64 * 2 + d / 8 * stride + d % 8 * 128
+                                     : m / 8 * stride + m % 8 * 128 + d * 2;
+    gpu::Bf16 value;
+    std::memcpy(&value, AtShared(Swizzle(address + offset), sizeof(value)), sizeof(value));
+    return gpu::ToFloat(value);
+  }
+};
+
+const ColumnsOfB& ReadB(const Product& product) {
+  auto [at, missing] = Now().columns_of_b.try_emplace({product.b, product.b_mn});
+  if (missing) {
+    const Operand b(product.b, product.b_mn);
+    for (size_t quad = 0; quad < kQuad; ++quad) {
+      for (size_t k = 0; k < gpu::kWgmmaDepth; ++k) {
+        for (size_t c = 0; c < kThreadColumns; ++c) {
+          at->second[quad][k][c] = b.At(c / 2 * 2 * kQuad + 2 * quad + c % 2, k);
+        }
+      }
+    }
+  }
+  return at->second;
+}
+
+/// The running thread's part of a product of [64 x 16] by [16 x 256].
+void Multiply(const Product& product, unsigned thread, Sums* sums) {
+  const Operand a(product.a, product.a_mn);
+  const auto& right = ReadB(product)[thread % kQuad];
+  const size_t row = thread / 32 % 4 * 16 + thread % 32 / kQuad;
+  for (size_t h = 0; h < kThreadRows; ++h) {
+    auto& sum = (*sums)[h];
+    if (!product.add) sum.fill(0);
+    for (size_t k = 0; k < gpu::kWgmmaDepth; ++k) {
+      const float left = a.At(row + 8 * h, k);
+      for (size_t c = 0; c < kThreadColumns; ++c) sum[c] += left * right[k][c];
+    }
+  }
+}
+
+/// Calls with the number of each accumulator, its row and its column among the thread's.
+template <typename Visit>
+void EachAccumulator(const Visit& visit) {
+  for (size_t i = 0; i < kAccumulators; ++i) visit(i, i / 2 % 2, i / 4 * 2 + i % 2);
+}
+
+}  // namespace
+
+TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                    uint32_t box_rows) {
+  constexpr uintptr_t kAlignment = 16;
+  constexpr uint64_t kMostExtent = uint64_t{1} << 32;
+  constexpr uint32_t kMostBox = 256;
+  Require(reinterpret_cast<uintptr_t>(data) % kAlignment == 0, "a tensor is not 16-aligned");
+  Require(columns * sizeof(gpu::Bf16) % kAlignment == 0, "rows are no multiple of 16 bytes");
+  for (const uint64_t extent : {columns, rows, matrices}) {
+    Require(extent > 0 && extent <= kMostExtent, "a tensor has an extent that is not possible");
+  }
+  Require(box_rows > 0 && box_rows <= kMostBox, "a box has an extent that is not possible");
+  return {static_cast<const std::byte*>(data), {columns, rows, matrices}, box_rows};
+}
+
+uint32_t SharedAddress(const void* pointer) {
+  return kSharedBegin +
+         static_cast<uint32_t>(static_cast<const std::byte*>(pointer) - DynamicShared());
+}
+
+void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
+             Mbarrier* mbarrier) {
+  Require(SharedAddress(shared) % gpu::kAtomBytes == 0,
+          "a box does not go to a multiple of 1024 in shared memory");
+  const Copy copy = {shared, map, column, row, matrix};
+  std::memset(AtShared(SharedAddress(shared), copy.bytes()), 0xff, copy.bytes());
+  Now().columns_of_b.clear();
+  Now().copies[mbarrier].push_back(copy);
+  if (mbarrier->waiting > 0) PerformCopies(mbarrier);
+}
+
+void MbarrierInit(Mbarrier* mbarrier, int arrivals) { *mbarrier = {0, arrivals, arrivals, 0, 0}; }
+
+void MbarrierArrive(Mbarrier* mbarrier, int bytes) {
+  Require(mbarrier->pending > 0, "more threads arrive at an mbarrier than it counts");
+  mbarrier->bytes += bytes;
+  --mbarrier->pending;
+  EndPhaseIfComplete(mbarrier);
+}
+
+void MbarrierWait(Mbarrier* mbarrier, int parity) {
+  if (!Now().copies[mbarrier].empty()) PerformCopies(mbarrier);
+  ++mbarrier->waiting;
+  while (mbarrier->phases_over % 2 == static_cast<uint64_t>(parity)) {
+    Await(&mbarrier->phases_over, mbarrier->phases_over, "an mbarrier");
+  }
+  --mbarrier->waiting;
+}
+
+void WgmmaFence() { Self().fenced = true; }
+
+void Wgmma(float* accumulators, bool a_mn, bool b_mn, uint64_t a, uint64_t b, bool add) {
+  // All lanes take part, with the same operands.
+  const uint64_t* all = WarpExchange(~0u, a * 3 + b * 5 + (add ? 1 : 0), "wgmma");
+  for (int lane = 1; lane < gpu::kWarp; ++lane) {
+    Require(all[lane] == all[0], "the lanes of a warp give different operands to wgmma");
+  }
+  Thread& self = Self();
+  Require(self.fenced, "wgmma without a fence after its accumulators were read or written");
+  const bool idle = self.groups.empty() && self.open.empty();
+  Require(idle || self.accumulators == accumulators,
+          "this emulation has one set of accumulators of a thread under way at a time");
+  if (idle) {
+    self.accumulators = accumulators;
+    // Where nothing is added they need not have been written before.
+    if (add) {
+      EachAccumulator([&](size_t i, size_t h, size_t c) { self.sums[h][c] = accumulators[i]; });
+    }
+  }
+  self.open.push_back({a_mn, b_mn, add, a, b});
+  std::fill_n(accumulators, kAccumulators, kNan);
+}
+
+void WgmmaCommit() {
+  Thread& self = Self();
+  self.groups.push_back(std::move(self.open));
+  self.open.clear();
+}
+
+void WgmmaWait(int youngest) {
+  Thread& self = Self();
+  self.fenced = false;
+  while (self.groups.size() > static_cast<size_t>(youngest)) {
+    for (const Product& product : self.groups.front()) {
+      Multiply(product, ThreadNumber(), &self.sums);
+    }
+    self.groups.erase(self.groups.begin());
+  }
+  if (self.groups.empty() && self.open.empty() && self.accumulators != nullptr) {
+    EachAccumulator([&](size_t i, size_t h, size_t c) { self.accumulators[i] = self.sums[h][c]; });
+    self.accumulators = nullptr;
+  }
+  // The instruction is the whole warp's: no lane goes on before all are done with shared memory.
+  WarpExchange(~0u, 0, "wgmma.wait_group");
+}
+
+void StoreZero(void* shared) { Self().zeroes.push_back(shared); }
+
+void AsyncFence() {
+  constexpr size_t kBytes = 16;
+  Thread& self = Self();
+  for (void* shared : self.zeroes) std::memset(shared, 0, kBytes);
+  self.zeroes.clear();
+  Now().columns_of_b.clear();
+}
+
+}  // namespace contraflow::emulator

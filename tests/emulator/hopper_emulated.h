@@ -1,0 +1,101 @@
+#pragma once
+
+// Hopper's instructions on the host; see hopper.h, which includes this, for what they mean. Misuse
+// that a GPU would answer with a fault or a wrong result is a GpuError where it can be seen.
+
+#include <cstdint>
+
+#include "kernels/gpu/hopper.h"
+
+namespace contraflow::emulator {
+
+/// What cuTensorMapEncodeTiled would be told: columns contiguous, boxes of 64 columns.
+struct TensorMap {
+  const std::byte* data;
+  uint64_t extents[3];  ///< columns, rows, matrices
+  uint32_t box_rows;
+};
+
+/// Lives in shared memory; copies that are on their way are kept beside.
+struct Mbarrier {
+  uint64_t phases_over;
+  int arrivals, pending;
+  int64_t bytes;  ///< that are still to come in this phase
+  int waiting;    ///< threads
+};
+
+TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                    uint32_t box_rows);
+/// The copy is done at the latest moment: once somebody waits for it. The box is NaN until then.
+void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
+             Mbarrier* mbarrier);
+void MbarrierInit(Mbarrier* mbarrier, int arrivals);
+void MbarrierArrive(Mbarrier* mbarrier, int bytes);
+void MbarrierWait(Mbarrier* mbarrier, int parity);
+
+uint32_t SharedAddress(const void* pointer);
+
+/// Shared memory is read at the latest moment, in WgmmaWait, and the accumulators are NaN until
+/// then.
+void WgmmaFence();
+void Wgmma(float* accumulators, bool a_mn, bool b_mn, uint64_t a, uint64_t b, bool add);
+void WgmmaCommit();
+void WgmmaWait(int youngest);
+
+/// Done at the thread's next AsyncFence.
+void StoreZero(void* shared);
+void AsyncFence();
+
+}  // namespace contraflow::emulator
+
+namespace contraflow::gpu {
+
+using TensorMap = emulator::TensorMap;
+using Mbarrier = emulator::Mbarrier;
+using emulator::AsyncFence;
+using emulator::LoadBox;
+using emulator::MapTensor;
+using emulator::MbarrierInit;
+using emulator::MbarrierWait;
+using emulator::SharedAddress;
+using emulator::StoreZero;
+using emulator::WgmmaCommit;
+
+inline void MbarrierInitFence() {}
+inline void MbarrierExpect(Mbarrier* mbarrier, int bytes) {
+  emulator::MbarrierArrive(mbarrier, bytes);
+}
+inline void MbarrierArrive(Mbarrier* mbarrier) { emulator::MbarrierArrive(mbarrier, 0); }
+
+inline void WgmmaFence(float (&)[kAccumulators]) { emulator::WgmmaFence(); }
+template <bool kAMn, bool kBMn>
+void Wgmma(float (&accumulators)[kAccumulators], uint64_t a, uint64_t b, bool add) {
+  emulator::Wgmma(accumulators, kAMn, kBMn, a, b, add);
+}
+template <int kYoungest>
+void WgmmaWait(float (&)[kAccumulators]) {
+  emulator::WgmmaWait(kYoungest);
+}
+
+inline void WarpgroupBarrier(int id, int threads) {
+  emulator::NamedBarrier(id, static_cast<unsigned>(threads));
+}
+template <int kCount>
+void TakeRegisters() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
+}
+template <int kCount>
+void GiveRegisters() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
+}
+inline void PrefetchLine(const void* global) {
+  // Reads it, so that a sanitizer sees where it lies.
+  [[maybe_unused]] const char first = *static_cast<const volatile char*>(global);
+}
+
+inline uint32_t PackBf16(float low, float high) {
+  return ToBf16(low).bits | static_cast<uint32_t>(ToBf16(high).bits) << 16;
+}
+inline float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+}  // namespace contraflow::gpu

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/gpu/gpu.h"
+#include "runtime/nccl/nccl.h"
+
+namespace contraflow {
+
+/// The NCCL and the GPUs of all processes of a job, which are parts of this one. What each of them
+/// issues, messages and work of the device alike, is done in the strictest way that NCCL may: each
+/// process does one thing after the other in the order of issue, and a group of messages ends only
+/// when all of them have met their counterparts. What ends so ends however NCCL buffers, and
+/// whatever it serialises. It happens while somebody waits for an event, or in Run.
+///
+/// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
+/// of one that is not, or outside a group, or to end one while a graph has messages of it.
+class NcclNetwork {
+ public:
+  struct Message {
+    bool sends;
+    int comm;  ///< number among all communicators of the job
+    int peer;  ///< in the communicator
+    std::byte* data;
+    size_t bytes;
+  };
+  /// A group of messages, or something that the device does.
+  struct Step {
+    std::vector<Message> messages;
+    std::function<void()> work;
+  };
+  /// One communicator, the same for all of its processes.
+  struct Comm {
+    std::string name;
+    int max_ctas = 0;
+    std::vector<std::pair<int, int>> members;  ///< key and process
+  };
+
+  /// How the processes of the job run: as threads, or one behind the other in one thread, where
+  /// nothing is done before Run and every event counts as done.
+  enum class Processes : bool { kThreads, kInTurn };
+
+  NcclNetwork(int processes, Processes how);
+  ~NcclNetwork();
+
+  Nccl& NcclOf(int p);
+  Gpu& GpuOf(int p);
+  /// Every stream of a process is this one, but for that named "watch", which is done at once.
+  gpu::Stream StreamOf(int p);
+  /// Communicators that it has neither ended in order nor aborted.
+  int OpenOf(int p) const;
+  /// From now on a check of its communicators fails with this.
+  void Fail(int p, const std::string& error);
+
+  std::vector<std::vector<Step>> steps;  ///< by process, in order of issue
+  std::vector<Comm> comms;
+
+  /// Whatever NCCL demands of what was issued, but its order: every split by all, and with the same
+  /// options; for every message a counterpart of the same size, in the same order for each pair.
+  /// Throws Error with the first thing that is wrong.
+  void Check() const;
+  /// Does all steps, from the first one on. Throws Error if it can never end: who waits for what.
+  void Run();
+
+ private:
+  class Process;
+
+  bool Complete(int comm) const;
+  int ProcessOf(int comm, int rank) const;
+  int CommOf(int parent, int number, int color, const NcclCommOptions& options);
+  void Advance();
+  void Begin(size_t p);
+  bool Meet(size_t p, const Message& message);
+  std::string Stuck() const;
+
+  struct Split {
+    int parent, number, color;  // which split of the parent
+    int comm;
+  };
+  const Processes how_;
+  std::mutex mutex_;           // guards everything, where processes are threads
+  std::vector<Split> splits_;  // by communicator
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<size_t> done_;  // steps of each process
+  // Messages of the step at hand that have not met theirs, in order of issue.
+  std::vector<std::vector<Message>> waiting_;
+  std::vector<bool> begun_;  // whether it has been looked at
+};
+
+}  // namespace contraflow

@@ -1,0 +1,143 @@
+#include "kernels/gpu/combine.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "kernels/host/combine.h"
+#include "kernels/host/permutation.h"
+#include "tests/emulator/test_gpu.h"
+#include "tests/kernels/routing.h"
+
+namespace contraflow {
+namespace {
+
+using gpu::Bf16;
+
+/// Tokens with rows to combine; the rows that no pair has are full of NaN, and so are the weights
+/// of pairs without a row.
+struct Rows {
+  Routing routing;
+  int width, count;
+  std::vector<int32_t> token_of, row_of;
+  std::vector<Bf16> residual, sorted, dy;
+  std::vector<float> weight;
+
+  Rows(const Routing& r, int capacity, int row_width, Draws* random)
+      : routing(r), width(row_width) {
+    const size_t pairs = r.expert.size(), experts = static_cast<size_t>(r.experts);
+    const auto w = static_cast<size_t>(width), rows = static_cast<size_t>(r.rows);
+    std::vector<int32_t> first(experts + 1);
+    token_of.resize(capacity > 0 ? experts * static_cast<size_t>(capacity) : pairs);
+    row_of.resize(pairs);
+    if (capacity > 0) {
+      SortIntoCapacity(r.expert.data(), r.rows, r.experts, r.top_k, capacity, first.data(),
+                       token_of.data(), row_of.data());
+    } else {
+      SortByExpert(r.expert.data(), r.rows, r.experts, r.top_k, first.data(), token_of.data(),
+                   row_of.data());
+    }
+    count = static_cast<int>(token_of.size());
+    residual = RandomBf16(rows * w, (*random)());
+    sorted = RandomBf16(token_of.size() * w, (*random)());
+    dy = RandomBf16(rows * w, (*random)());
+    weight = RandomFloats(pairs, (*random)());
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      if (row_of[pair] < 0) weight[pair] = std::numeric_limits<float>::quiet_NaN();
+    }
+    for (size_t row = 0; row < token_of.size(); ++row) {
+      if (token_of[row] >= 0) continue;
+      std::fill_n(sorted.begin() + static_cast<ptrdiff_t>(row * w), w, Bf16{0x7fc0});
+    }
+  }
+};
+
+Rows RandomRows(Draws* random) {
+  const unsigned round = (*random)();
+  const Routing r = RandomRouting(Emulated() ? 30 : 500, 20, random);
+  const int capacity = round % 2 == 0 ? 0 : 1 + random->Below(12);
+  const int vectors = 1 + random->Below(Emulated() ? 40 : 600);
+  return Rows(r, capacity, round % 3 == 0 ? vectors : 8 * vectors, random);
+}
+
+std::string ToString(const Rows& rows) {
+  return ToString(rows.routing) + ", " + std::to_string(rows.count) + " rows of " +
+         std::to_string(rows.width);
+}
+
+TEST_SUITE("kernel") {
+  TEST_CASE("combine: residual and weighted rows") {
+    Draws random(1);
+    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
+      const Rows x = RandomRows(&random);
+      CAPTURE(ToString(x));
+      std::vector<double> y(x.residual.size());
+      CombineForward(Doubles(x.residual).data(), Doubles(x.sorted).data(), x.row_of.data(),
+                     Doubles(x.weight).data(), x.routing.rows, x.routing.top_k, x.width, y.data());
+      OnDevice<Bf16> residual(x.residual), sorted(x.sorted), on_y(y.size());
+      OnDevice<int32_t> row_of(x.row_of);
+      OnDevice<float> weight(x.weight);
+      const auto run = [&](int sms) {
+        on_y.Poison();
+        gpu::CombineForward({TestStream().handle, sms}, residual.data(), sorted.data(),
+                            row_of.data(), weight.data(), x.routing.rows, x.routing.top_k, x.width,
+                            on_y.data());
+        return on_y.Get();
+      };
+      const std::vector<Bf16> got = run(132);
+      CHECK(RelativeError(Doubles(got), y) < 4e-3);
+      ShuffleThreads(random());
+      CHECK(run(1) == got);
+    }
+  }
+
+  TEST_CASE("combine: gradient of rows and weights") {
+    Draws random(2);
+    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
+      const Rows x = RandomRows(&random);
+      CAPTURE(ToString(x));
+      // Rows that no pair has keep these zeros.
+      std::vector<double> dsorted(x.sorted.size()), dweight(x.weight.size());
+      CombineBackwardInput(Doubles(x.dy).data(), Doubles(x.sorted).data(), x.row_of.data(),
+                           Doubles(x.weight).data(), x.routing.rows, x.routing.top_k, x.width,
+                           dsorted.data(), dweight.data());
+      OnDevice<Bf16> dy(x.dy), sorted(x.sorted), on_dsorted(dsorted.size());
+      OnDevice<int32_t> row_of(x.row_of), token_of(x.token_of);
+      OnDevice<float> weight(x.weight), on_dweight(dweight.size());
+      const auto run = [&](int sms) {
+        on_dsorted.Poison();
+        on_dweight.Poison();
+        gpu::CombineBackwardInput({TestStream().handle, sms}, dy.data(), sorted.data(),
+                                  row_of.data(), token_of.data(), weight.data(), x.routing.rows,
+                                  x.count, x.routing.top_k, x.width, on_dsorted.data(),
+                                  on_dweight.data());
+        return std::pair(on_dsorted.Get(), on_dweight.Get());
+      };
+      const auto got = run(132);
+      CHECK(RelativeError(Doubles(got.first), dsorted) < 4e-3);
+      CHECK(RelativeError(Doubles(got.second), dweight) < 1e-5);
+      for (size_t i = 0; i < dsorted.size(); ++i) {
+        if (dsorted[i] == 0) REQUIRE(gpu::ToFloat(got.first[i]) == 0);
+      }
+      ShuffleThreads(random());
+      CHECK(run(1) == got);
+    }
+  }
+
+  TEST_CASE("combine: no tokens leave empty rows") {
+    OnDevice<int32_t> token_of(std::vector<int32_t>(5, -1));
+    OnDevice<Bf16> dsorted(5 * 8);
+    gpu::CombineBackwardInput(TestStream(), nullptr, nullptr, nullptr, token_of.data(), nullptr, 0,
+                              5, 2, 8, dsorted.data(), nullptr);
+    CHECK(dsorted.Get() == std::vector<Bf16>(5 * 8, Bf16{0}));
+    gpu::CombineForward(TestStream(), nullptr, nullptr, nullptr, nullptr, 0, 2, 8, nullptr);
+    CHECK_THROWS_WITH_AS(
+        gpu::CombineForward(TestStream(), nullptr, nullptr, nullptr, nullptr, 1, 17, 8, nullptr),
+        "CombineForward: 17 choices of a token; at most 16 are possible", gpu::GpuError);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,76 @@
+// Whether cuDNN has plans for our graphs of attention is asked without a GPU: of cuDNN itself, for
+// an H200 that is described to it. What the plans compute is gpu_attention_test's to say, on a GPU.
+
+#include "kernels/attention/cudnn_attention.h"
+
+#include <dlfcn.h>
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "kernels/attention/attention.h"
+
+namespace contraflow {
+namespace {
+
+constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "deviceVer": 900,
+  "driverVer": 13000, "cudaDeviceId": 0, "pciDeviceId": 0, "isTccDriver": 0,
+  "multiProcessorCount": 132, "warpSize": 32, "maxGridSize": [2147483647, 65535, 65535],
+  "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536, "maxRegistersPerSM": 65536,
+  "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048,
+  "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448,
+  "reservedSharedMemoryPerBlock": 1024, "supportCoopLaunch": 1, "l2CacheSize": 52428800,
+  "totalGlobalMem": 150000000000, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000})";
+
+/// Loads what stands for the CUDA driver, unless there is one.
+void NeedDriver() {
+  if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+  REQUIRE(dlopen(CF_DRIVER_STAND_IN, RTLD_NOW | RTLD_GLOBAL) != nullptr);
+}
+
+bool HaveDevice() {
+  cudnnHandle_t handle = nullptr;
+  if (cudnnCreate(&handle) != CUDNN_STATUS_SUCCESS) return false;
+  cudnnDestroy(handle);
+  return true;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("cudnn: it has deterministic plans for both directions on an H200") {
+    NeedDriver();
+    const gpu::CudnnDescriptor h200 = gpu::CudnnDevice(kH200);
+    for (const AttentionShape& n :
+         {AttentionShape{2, 1024, 4, 128}, AttentionShape{1, 70, 3, 24}}) {
+      CAPTURE(n.sequence);
+      const gpu::CudnnAttentionPlans plans(n, h200);
+      // A number for every score, in whole tiles, and one for every query: what the sums in a fixed
+      // order cost. The engine without has a float for every element of dq instead.
+      const size_t heads = static_cast<size_t>(n.batch * n.heads);
+      const size_t queries = (static_cast<size_t>(n.sequence) + 63) / 64 * 64;
+      const size_t keys = (static_cast<size_t>(n.sequence) + 127) / 128 * 128;
+      CHECK(plans.work_bytes() >=
+            heads * (queries * keys * 2 + static_cast<size_t>(n.sequence) * 4));
+      CHECK(plans.work_bytes() <= heads * (queries * keys * 2 + queries * 8) + 2048);
+    }
+  }
+
+  TEST_CASE("cudnn: what it will not have is an error that says so") {
+    NeedDriver();
+    const gpu::CudnnDescriptor h200 = gpu::CudnnDevice(kH200);
+    // Rows of keys that are not 16-aligned.
+    CHECK_THROWS_WITH_AS(gpu::CudnnAttentionPlans({1, 64, 1, 12}, h200),
+                         doctest::Contains("cuDNN has no plan: "), gpu::GpuError);
+    CHECK_THROWS_WITH_AS(gpu::CudnnDevice("{}"), doctest::Contains("cudnnBackendFinalize: CUDNN_"),
+                         gpu::GpuError);
+  }
+
+  TEST_CASE("cudnn: without a device our own kernels are taken") {
+    NeedDriver();
+    const AttentionShape n{1, 64, 2, 64};
+    CHECK(gpu::Attention(n, 132).engine() == (HaveDevice() ? "cudnn" : "own"));
+    CHECK(gpu::Attention(n, 132, gpu::Attention::Engine::kOwn).engine() == "own");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

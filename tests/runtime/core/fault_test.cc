@@ -1,0 +1,206 @@
+// Fails the n-th call of a backend or transport, for every n, on every rank of a small plan: the
+// run always ends, and the error is the one that was injected, at its instruction.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "compiler/plan/error.h"
+#include "tests/support/failure.h"
+#include "tests/support/run_support.h"
+
+namespace contraflow {
+namespace {
+
+enum class Kind { kError, kInternal, kMemory, kForeign };
+
+/// Throws at its n-th call, counting from 0.
+struct Fuse {
+  int n = 0;
+  Kind kind = Kind::kError;
+  int calls = 0;
+
+  bool blown() const { return calls > n; }
+  void Call() {
+    if (calls++ != n) return;
+    switch (kind) {
+      case Kind::kError:
+        throw Error("injected");
+      case Kind::kInternal:
+        throw InternalError("injected bug");
+      case Kind::kMemory:
+        throw std::bad_alloc();
+      case Kind::kForeign:
+        throw std::runtime_error("injected by a library");
+    }
+  }
+};
+
+class FaultyBackend : public Backend {
+ public:
+  FaultyBackend(Backend* inner, Fuse* fuse) : inner_(*inner), fuse_(*fuse) {}
+
+  void BeginStep(int step) override { fuse_.Call(), inner_.BeginStep(step); }
+  void Compute(const Instruction& i) override { fuse_.Call(), inner_.Compute(i); }
+  std::span<std::byte> Outgoing(const Instruction& i) override {
+    return fuse_.Call(), inner_.Outgoing(i);
+  }
+  void Sent(const Instruction& i) override { fuse_.Call(), inner_.Sent(i); }
+  std::span<std::byte> Incoming(const Instruction& i) override {
+    return fuse_.Call(), inner_.Incoming(i);
+  }
+  std::span<float> Gradients(int stage) override { return fuse_.Call(), inner_.Gradients(stage); }
+  std::span<float> ExpertGradients(int stage) override {
+    return fuse_.Call(), inner_.ExpertGradients(stage);
+  }
+  void OptimizerStep(int stage) override { fuse_.Call(), inner_.OptimizerStep(stage); }
+  void EndStep() override { fuse_.Call(), inner_.EndStep(); }
+
+ private:
+  Backend& inner_;
+  Fuse& fuse_;
+};
+
+class FaultyTransport : public Transport {
+ public:
+  FaultyTransport(Transport* inner, Fuse* fuse) : inner_(*inner), fuse_(*fuse) {}
+
+  void Post(std::span<Transfer* const> group) override { fuse_.Call(), inner_.Post(group); }
+  bool Done(Transfer& transfer) override { return fuse_.Call(), inner_.Done(transfer); }
+  void Wait(Transfer& transfer) override { fuse_.Call(), inner_.Wait(transfer); }
+  Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
+                        std::span<float> values) override {
+    return fuse_.Call(), inner_.Sum(reduce, over, holders, values);
+  }
+  void AllToAll(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive) override {
+    fuse_.Call(), inner_.AllToAll(instruction, send, receive);
+  }
+  void Abort() override { inner_.Abort(); }
+
+ private:
+  Transport& inner_;
+  Fuse& fuse_;
+};
+
+/// What the run says with the n-th call of one rank's backend or transport failing; "" once there
+/// are fewer calls than that.
+std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool strict, Fuse fuse) {
+  // A rank that hangs would end with a message about progress instead of the injected one.
+  FakeRun run(plan, {.strict = strict, .timeout = std::chrono::milliseconds(20'000)});
+  Worker& worker = run.workers[victim];
+  FaultyBackend backend(worker.backend, &fuse);
+  FaultyTransport transport(worker.transport, &fuse);
+  if (in_backend) {
+    worker.backend = &backend;
+  } else {
+    worker.transport = &transport;
+    run.backends[victim].transport = &transport;
+  }
+  std::string message;
+  const Clock::time_point start = Clock::now();
+  try {
+    run.Step(plan);
+  } catch (const InternalError& error) {
+    message = std::string("bug: ") + error.what();
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  CHECK(fuse.blown() == !message.empty());
+  // The others are woken, and do not wait until they give up by themselves.
+  CHECK(Clock::now() - start < std::chrono::seconds(15));
+  return message;
+}
+
+/// Every call of every device of a plan with two ranks in two replicas or of two members.
+void FailEveryCall(const Plan& plan, const std::string& group, int least_calls) {
+  for (size_t victim = 0; victim < 4; ++victim) {
+    const std::string place =
+        group + " " + std::to_string(victim / 2) + ", rank " + std::to_string(victim % 2) + ", ";
+    for (const bool in_backend : {true, false}) {
+      for (const bool strict : {true, false}) {
+        int n = 0;
+        for (;; ++n) {
+          CAPTURE(victim);
+          CAPTURE(in_backend);
+          CAPTURE(strict);
+          CAPTURE(n);
+          const std::string message = RunWithFault(plan, victim, in_backend, strict, {.n = n});
+          if (message.empty()) break;
+          CHECK(message.starts_with(place));
+          CHECK(message.ends_with(": injected"));
+          const bool named = message.find("instruction ") != std::string::npos;
+          const bool edge = message.find("start of step") != std::string::npos ||
+                            message.find("end of step") != std::string::npos;
+          CHECK(named != edge);
+          if (!in_backend) CHECK(named);
+        }
+        CHECK(n > least_calls);
+      }
+    }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("fault: every call of every rank strict or not") {
+    FailEveryCall(TwoRankPlan(2), "replica", 8);
+  }
+
+  TEST_CASE("fault: every call of every member of expert groups") {
+    const Model model = GroupModel();
+    FailEveryCall(PlanFor(model, "1f1b", 2, 2, 2, Level::kComponent, 1), "member", 12);
+    FailEveryCall(PlanFor(model, "zb-1p", 2, 2, 2, Level::kBuffer, 2), "member", 12);
+  }
+
+  TEST_CASE("fault: an exchange that fails names the member and the instruction") {
+    const Plan plan = PlanFor(GroupModel(), "1f1b", 2, 2, 2, Level::kComponent, 1);
+    const Program& program = plan.programs[0];
+    const auto exchange = static_cast<size_t>(
+        std::find_if(program.begin(), program.end(),
+                     [](const Instruction& i) { return i.op == Op::DISPATCH_F; }) -
+        program.begin());
+    // Nothing calls the transport before.
+    for (size_t i = 0; i < exchange; ++i) REQUIRE(program[i].op == Op::ATTN_F);
+    CHECK(RunWithFault(plan, 2, false, true, {}) ==
+          "member 1, rank 0, instruction " + std::to_string(exchange) + " (" +
+              ToString(program[exchange]) + "): injected");
+  }
+
+  TEST_CASE("fault: the first instruction and the edges of a step are named") {
+    const Plan plan = TwoRankPlan();
+    const auto message = [&](int n) { return RunWithFault(plan, 0, true, false, {.n = n}); };
+    CHECK(message(0) == "rank 0, start of step: injected");
+    CHECK(message(1) == "rank 0, instruction 0 (F s0 m0): injected");
+    CHECK(message(2) == "rank 0, instruction 1 (SEND_F s0 m0 to=1): injected");
+    int n = 3;
+    while (!message(n + 1).empty()) ++n;
+    CHECK(message(n) == "rank 0, end of step: injected");
+  }
+
+  TEST_CASE("fault: whatever is thrown keeps its audience") {
+    const Plan plan = TwoRankPlan();
+    const auto message = [&](Kind kind) {
+      return RunWithFault(plan, 1, true, false, {.n = 2, .kind = kind});
+    };
+    const std::string place = "rank 1, instruction 1 (F s1 m0): ";
+    CHECK(message(Kind::kError) == place + "injected");
+    CHECK(message(Kind::kInternal) == "bug: " + place + "injected bug");
+    CHECK(message(Kind::kMemory) ==
+          place + "out of memory; use a smaller model, or fewer ranks or micro-batches");
+    CHECK(message(Kind::kForeign) == "bug: " + place + "internal error: injected by a library");
+  }
+
+  TEST_CASE("fault: a plan for too many threads is refused") {
+    const Plan plan = TwoRankPlan();
+    const std::vector<Worker> workers(kMaxThreads + 1);
+    CHECK(Failure([&] { Launch(plan, workers); }) ==
+          "the plan needs 1025 threads (ranks times replicas times members of an expert group), at "
+          "most 1024 are possible in one process");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,93 @@
+// Training with recompute equals training without a pipeline, bit for bit: what R makes is what F
+// made, router choices included, at every level of a plan; and nothing is counted twice.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/lower/lower.h"
+#include "runtime/core/check.h"
+#include "runtime/host/threaded_run.h"
+#include "runtime/model/footprint.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/registry.h"
+#include "tests/runtime/host/beside_reference.h"
+#include "tests/support/run_support.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+/// Of components, for expert groups of so many members, with the memory of the model.
+Plan LoweredPlan(std::string_view schedule, const Model& model, int members, Level level,
+                 const std::vector<int>& stages) {
+  std::mt19937_64 random(3);
+  CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+  Plan plan = GeneratePlan(MakeSpec(schedule, 2, 4, costs));
+  plan.expert_parallel = members;
+  costs.memory = FootprintOf(model, plan.stages, costs.moe->layers_per_stage, members);
+  return Lower(InsertRecompute(std::move(plan), stages), costs, {.target = level});
+}
+
+TEST_SUITE("equivalence") {
+  TEST_CASE("equivalence: every schedule with any stages recomputed") {
+    std::mt19937_64 random(1);
+    int count = 0;
+    for (const Schedule* schedule : Schedules()) {
+      const CostModel costs = UniformCosts(3, 4, 2, 1);
+      const Spec spec = MakeSpec(schedule->name, 4, 8, costs);
+      if (!schedule->reject(spec).empty()) continue;
+      const Plan plan = GeneratePlan(spec);
+      std::vector<int> stages = {plan.stages - 1};
+      for (int s = plan.stages - 1; s-- > 0;) {
+        if (random() % 2 == 0) stages.insert(stages.begin(), s);
+      }
+      CAPTURE(spec.schedule);
+      const Plan with = HoistRecompute(InsertRecompute(plan, stages), costs, std::nullopt);
+      CHECK(TrainBesideReference(Lower(with, costs, {.target = Level::kComm}),
+                                 SmallModel(plan.stages))
+                .difference == "");
+      ++count;
+    }
+    CHECK(count >= 5);
+  }
+
+  TEST_CASE("equivalence: recomputed components and buffers of expert groups that drop tokens") {
+    for (const std::string schedule : {"dualpipe", "zb-v", "1f1b"}) {
+      const Model model = GroupModel(0.6f);
+      const std::vector<int> all = schedule == "zb-v" ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
+      CAPTURE(schedule);
+      const int64_t dropped =
+          TrainBesideReference(LoweredPlan(schedule, model, 2, Level::kBuffer, {}), model).dropped;
+      CHECK(dropped > 0);
+      for (const Level level : {Level::kComponent, Level::kBuffer}) {
+        const TrainingOutcome outcome =
+            TrainBesideReference(LoweredPlan(schedule, model, 2, level, all), model);
+        CHECK(outcome.difference == "");
+        CHECK(outcome.dropped == dropped);
+      }
+      CHECK(TrainBesideReference(LoweredPlan(schedule, model, 1, Level::kBuffer, {1}), model)
+                .difference == "");
+    }
+  }
+
+  TEST_CASE("equivalence: recompute takes less memory") {
+    const Model model = GroupModel();
+    const auto activations = [&](const std::vector<int>& stages) {
+      const Plan plan = LoweredPlan("gpipe", model, 1, Level::kBuffer, stages);
+      const auto arenas = ArenaBytes(plan.slots[0]);
+      return arenas[static_cast<size_t>(Arena::kActivation)] +
+             arenas[static_cast<size_t>(Arena::kStash)];
+    };
+    // Four micro-batches are under way, and one of them at a time has more than its input.
+    CHECK(3 * activations({0}) < 2 * activations({}));
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,446 @@
+// Training itself, and contraflow-run as its users see it.
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "compiler/files/file.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/timeline.h"
+#include "compiler/simulate/memory.h"
+#include "runtime/host/threaded_run.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/run_support.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder for the files of one test.
+struct TestFolder {
+  TestFolder() {
+    std::string name = (fs::temp_directory_path() / "contraflow-run-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  TestFolder(const TestFolder&) = delete;
+  ~TestFolder() { fs::remove_all(path); }
+
+  std::string File(const std::string& name) const { return path / name; }
+  /// Writes a small plan with the costs it was compiled with.
+  std::string PlanFile(const std::string& schedule, int ranks, int microbatches) const {
+    const std::string file = File(schedule + ".json");
+    WritePlanFile(file, Compile(MakeSpec(schedule, ranks, microbatches, UniformCosts(3, 4, 2, 1))));
+    return file;
+  }
+
+  /// Writes a plan for expert groups of a model, four ranks and eight micro-batches.
+  std::string GroupFile(const Model& model, const std::string& schedule, int members,
+                        Level level) const {
+    const std::string file = File(schedule + "-" + std::string(Name(level)) + ".json");
+    WritePlanFile(file, PlanFor(model, schedule, 4, 8, members, level, 6));
+    return file;
+  }
+
+  fs::path path;
+};
+
+struct Outcome {
+  int code = 0;
+  std::string out, err;
+};
+
+Outcome RunTool(const TestFolder& folder, const std::string& arguments) {
+  const std::string command = std::string(CF_RUN_TOOL) + " " + arguments + " >" +
+                              folder.File("out") + " 2>" + folder.File("err");
+  const int status = std::system(command.c_str());
+  REQUIRE(WIFEXITED(status));
+  return {WEXITSTATUS(status), ReadFile(folder.File("out"), 1 << 20),
+          ReadFile(folder.File("err"), 1 << 20)};
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("text: micro-batches are drawn by seed step replica and number alone") {
+    const Model model = SmallModel(1);
+    const Text text = SmallText();
+    const MicroBatch micro = DrawMicroBatch(text, model, 1, 2, 3, 4);
+    CHECK(micro.tokens.size() == static_cast<size_t>(model.tokens()));
+    CHECK(micro.tokens == DrawMicroBatch(text, model, 1, 2, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(text, model, 2, 2, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 3, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 2, 4, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 2, 3, 5).tokens);
+    // Sequences stand in the text, and targets are one byte further on.
+    for (int b = 0; b < model.batch; ++b) {
+      std::string sequence, target;
+      for (int i = 0; i < model.sequence; ++i) {
+        const auto at = static_cast<size_t>(b * model.sequence + i);
+        sequence += static_cast<char>(micro.tokens[at]);
+        target += static_cast<char>(micro.targets[at]);
+      }
+      CHECK(text.bytes.find(sequence + target.back()) != std::string::npos);
+      CHECK(sequence.substr(1) + target.back() == target);
+    }
+  }
+
+  TEST_CASE("text: the shortest that will do and what will not") {
+    const TestFolder folder;
+    const std::string file = folder.File("text");
+    Model model = SmallModel(1);
+    WriteFile(file, "sevenby");
+    const Text text = ReadText(file, model);
+    CHECK(DrawMicroBatch(text, model, 1, 1, 0, 0).tokens[5] == 'b');
+    WriteFile(file, "sixbyt");
+    CHECK(
+        Failure([&] { ReadText(file, model); }) ==
+        file +
+            ": has 6 bytes, but one sequence of 6 and the byte after it need 7; use a longer text "
+            "or a model with a shorter sequence");
+    WriteFile(file, "plain\xe2text");
+    model.vocabulary = 128;
+    CHECK(Failure([&] { ReadText(file, model); }) ==
+          file +
+              ": byte 226 at offset 5 is beyond the model's vocabulary of 128; use a vocabulary of "
+              "256");
+    CHECK(Failure([&] { ReadText(folder.File("missing"), model); }).find("missing: ") !=
+          std::string::npos);
+    model.vocabulary = 256;
+    CHECK(ReadText("", model).bytes.size() > 1000);  // What every Debian machine has.
+  }
+
+  TEST_CASE("run: the loss falls and follows from the seed") {
+    const Plan plan = Compile(MakeSpec("dualpipe", 2, 4, UniformCosts(1, 1, 1)));
+    Model model = SmallModel(plan.stages);
+    model.warmup_steps = 1;
+    const Text text = SmallText();
+    const auto losses = [&](uint64_t seed, bool strict) {
+      ThreadedRun run(plan, model, text, seed, {.strict = strict});
+      std::vector<double> all;
+      for (int step = 1; step <= 30; ++step) all.push_back(run.Step(step).loss);
+      return all;
+    };
+    const std::vector<double> first = losses(1, false);
+    CHECK(std::abs(first.front() - std::log(256.0)) < 0.3);
+    CHECK(first.back() < first.front() - 0.5);
+    CHECK(first == losses(1, true));
+    CHECK(first != losses(2, false));
+  }
+
+  TEST_CASE("run: a step's timeline is measured and complete") {
+    const Plan plan = Compile(MakeSpec("zb-1p", 2, 4, UniformCosts(1, 1, 1)));
+    const Model model = SmallModel(plan.stages);
+    const Text text = SmallText();
+    ThreadedRun run(plan, model, text, 1, {});
+    const StepResult result = run.Step(1);
+    CHECK(result.losses.size() == 4);
+    CHECK(result.timeline.measured);
+    REQUIRE(result.timeline.ranks.size() == 2);
+    for (size_t r = 0; r < 2; ++r) {
+      REQUIRE(result.timeline.ranks[r].size() == plan.programs[r].size());
+      for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+        const Span span = result.timeline.ranks[r][i];
+        CHECK(span.start >= 0);
+        CHECK(span.end > 0);
+        CHECK(span.start <= span.end);
+        if (WorkOf(plan.programs[r][i].op) == Work::kCompute) CHECK(span.start < span.end);
+      }
+    }
+    CHECK(Makespan(result.timeline) <= result.duration);
+  }
+
+  TEST_CASE("run: a micro-batch that gets no loss is an error") {
+    const Plan plan =
+        PlanFromText("level comm\nroute 0 : 0 1\nrank\n F s0 m0\n BW s0 m0\n STEP s0");
+    const Model model = SmallModel(plan.stages);
+    const Text text = SmallText();
+    ThreadedRun run(plan, model, text, 1, {});
+    CHECK(Failure([&] { run.Step(1); }) ==
+          "micro-batch 1 never reached the last stage; verify the plan");
+  }
+
+  TEST_CASE("run: plans that one process cannot hold are refused") {
+    Plan plan = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
+    const Model model = SmallModel(plan.stages);
+    const Text text = SmallText();
+    plan.data_parallel = 1000;
+    CHECK(
+        Failure([&] { ThreadedRun(plan, model, text, 1, {}); }) ==
+        "the plan has 2 ranks in 1000 replica(s), which is more than 1024 threads in one process; "
+        "compile it for fewer");
+  }
+}
+
+TEST_SUITE("cli") {
+  TEST_CASE("contraflow-run: trains checks and reports") {
+    const TestFolder folder;
+    const std::string plan = folder.PlanFile("dualpipe", 2, 4);
+    const Outcome run = RunTool(folder, plan + " --model tiny --steps 3 --check --strict --trace " +
+                                            folder.File("trace.json"));
+    CHECK(run.code == 0);
+    CHECK(run.err == "");
+    CHECK(run.out.starts_with("dualpipe: 2 ranks, 2 stages, 4 micro-batches; 2 threads, strict\n"));
+    for (const char* text :
+         {"\nstep 1  loss 5.", "\nstep 3  loss 5.", " tokens/s\n", "\nREDUCE ", "\nbubble ratio ",
+          "gradients and weights equal those without a pipeline, bit for bit\n"}) {
+      CAPTURE(text);
+      CHECK(run.out.find(text) != std::string::npos);
+    }
+    const auto trace = nlohmann::json::parse(ReadFile(folder.File("trace.json"), 1 << 20));
+    CHECK(trace["traceEvents"].size() > 40);
+  }
+
+  TEST_CASE("contraflow-run: --json is one document") {
+    const TestFolder folder;
+    const std::string plan = folder.PlanFile("zb-1p", 2, 4);
+    const Outcome run = RunTool(folder, plan + " --model tiny --steps 2 --check --json");
+    CHECK(run.code == 0);
+    CHECK(run.err == "");
+    const auto document = nlohmann::json::parse(run.out);
+    CHECK(document["schedule"] == "zb-1p");
+    REQUIRE(document["steps"].size() == 2);
+    CHECK(document["steps"][1]["loss"].get<double>() < 6);
+    CHECK(document["check"]["ok"] == true);
+    CHECK(document["check"]["compared"].get<int64_t>() > 10'000);
+    double shares[2] = {};
+    for (const auto& kind : document["kinds"]) {
+      if (kind["kind"] == "F") CHECK(kind["count"] == 8);
+      shares[0] += kind.value("measured_share", 0.0);
+      shares[1] += kind.value("predicted_share", 0.0);
+    }
+    CHECK(shares[0] == doctest::Approx(1));
+    CHECK(shares[1] == doctest::Approx(1));
+    CHECK(document["bubble_ratio"]["predicted"].get<double>() > 0);
+    CHECK(document["bubble_ratio"]["predicted"].get<double>() < 1);
+  }
+
+  TEST_CASE("contraflow-run: expert groups equal the run without a pipeline") {
+    const TestFolder folder;
+    const Model tiny = ReadModel("tiny");
+    for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
+      const std::string plan = folder.GroupFile(tiny, schedule, 2, Level::kComponent);
+      for (const std::string capacity : {"", " --capacity 0.75"}) {
+        for (const std::string strict : {"", " --strict"}) {
+          CAPTURE(schedule);
+          CAPTURE(capacity);
+          CAPTURE(strict);
+          const Outcome run =
+              RunTool(folder, plan + " --model tiny --steps 2 --check" + capacity + strict);
+          CHECK(run.code == 0);
+          CHECK(run.err == "");
+          CHECK(run.out.find("; 8 threads (4 ranks x 2 experts' devices)" +
+                             (strict.empty() ? "" : std::string(", strict")) + "\nmodel tiny: ") !=
+                std::string::npos);
+          CHECK(run.out.find(" equal those without a pipeline, bit for bit\n") !=
+                std::string::npos);
+          CHECK((run.out.find(" % dropped\n") != std::string::npos) == !capacity.empty());
+          for (const char* op : {"\nATTN_F ", "\nDISPATCH_B ", "\nMLP_W ", "\nREDUCE "}) {
+            CHECK(run.out.find(op) != std::string::npos);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("contraflow-run: placed buffers take the bytes that the plan says") {
+    const TestFolder folder;
+    Model model = ReadModel("tiny");
+    model.capacity_factor = 0.75;
+    for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
+      CAPTURE(schedule);
+      const std::string file = folder.GroupFile(model, schedule, 2, Level::kBuffer);
+      const std::string arguments = file + " --model tiny --capacity 0.75 --steps 2 --check";
+      const auto document = nlohmann::json::parse(RunTool(folder, arguments + " --json").out);
+      CHECK(document["expert_parallel"] == 2);
+      CHECK(document["check"]["ok"] == true);
+      CHECK(document["dropped"].get<int64_t>() > 0);
+      CHECK(document["dropped"] == document["steps"][0]["dropped"].get<int64_t>() +
+                                       document["steps"][1]["dropped"].get<int64_t>());
+      REQUIRE(document["arenas"].size() == 4);
+      const Plan plan = ReadPlanFile(file);
+      std::string table;
+      for (size_t r = 0; r < 4; ++r) {
+        const auto& arenas = document["arenas"][r];
+        CHECK(arenas["rank"] == r);
+        CHECK(arenas["predicted"] == arenas["allocated"]);
+        const MemoryFigures figures = MemoryOf(plan, *plan.costs)[r];
+        for (size_t a = 0; a < kArenaCount; ++a) {
+          const std::string name(Name(static_cast<Arena>(a)));
+          CHECK(arenas["predicted"][name].get<int64_t>() == figures.arenas[a]);
+          CHECK(figures.arenas[a] > 0);
+        }
+      }
+      const Outcome run = RunTool(folder, arguments + " --strict");
+      CHECK(run.code == 0);
+      CHECK(run.out.find("\n\nbytes   activation ") != std::string::npos);
+      CHECK(run.out.find("\nrank 3  ") != std::string::npos);
+    }
+  }
+
+  TEST_CASE("contraflow-run: plans that do not fit the model") {
+    const TestFolder folder;
+    const Model tiny = ReadModel("tiny");
+    const auto expect = [&](const std::string& arguments, const std::string& error, int code = 1) {
+      CAPTURE(arguments);
+      const Outcome run = RunTool(folder, arguments);
+      CHECK(run.code == code);
+      CHECK(run.out == "");
+      CHECK(run.err == "contraflow-run: error: " + error + "\n");
+    };
+    const std::string plan = folder.GroupFile(tiny, "1f1b", 2, Level::kComponent);
+    for (const char* capacity : {"0", "-1", "nan"}) {
+      expect(plan + " --model tiny --capacity " + capacity,
+             "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the "
+             "model's own, which by default serves every token",
+             2);
+    }
+    WriteFile(folder.File("odd.json"), R"({"name": "odd", "experts": 5})");
+    expect(plan + " --model " + folder.File("odd.json"),
+           "model \"odd\": /experts: must be a multiple of the 2 devices of an expert group, is "
+           "5; use --model with such a number, or a plan with another --expert-parallel");
+    WriteFile(folder.File("five.json"), R"({"name": "five", "layers": 5})");
+    const Outcome layers = RunTool(folder, plan + " --model " + folder.File("five.json"));
+    CHECK(layers.code == 1);
+    CHECK(layers.err.starts_with(
+        "contraflow-run: error: model \"five\": /layers: the plan's 4 stages have "));
+
+    const std::string buffers = folder.GroupFile(tiny, "1f1b", 2, Level::kBuffer);
+    const Outcome other = RunTool(folder, buffers + " --model default");
+    CHECK(other.code == 1);
+    CHECK(other.out == "");
+    CHECK(other.err.starts_with(
+        "contraflow-run: error: this plan was compiled for another model: value "));
+    // The same sizes but for what an expert takes.
+    CHECK(RunTool(folder, buffers + " --model tiny --capacity 1")
+              .err.find("compiled for another model") != std::string::npos);
+
+    CostModel opaque = UniformCosts(3, 4, 2, 1);
+    opaque.memory = MemoryCost{.activation_bytes = 128, .w_stash_bytes = 64};
+    opaque.memory->values.assign(kValueCount, 64);
+    WritePlanFile(folder.File("opaque.json"), Lower(GeneratePlan(MakeSpec("1f1b", 2, 4, opaque)),
+                                                    opaque, {.target = Level::kBuffer}));
+    expect(folder.File("opaque.json"),
+           folder.File("opaque.json") +
+               ": this plan places the buffers of stages without components, which cannot be "
+               "executed; compile it with \"moe\" costs, or with --level comm");
+  }
+
+  TEST_CASE("contraflow-run: errors and their exit codes") {
+    const TestFolder folder;
+    const std::string plan = folder.PlanFile("1f1b", 2, 4);
+    const auto expect = [&](const std::string& arguments, int code, const std::string& error) {
+      CAPTURE(arguments);
+      const Outcome run = RunTool(folder, arguments);
+      CHECK(run.code == code);
+      CHECK(run.out == "");
+      CHECK(run.err == "contraflow-run: error: " + error + "\n");
+    };
+    expect("", 2, "PLAN is required; see contraflow-run --help");
+    expect(plan + " --stepz 3", 2,
+           "unknown option \"--stepz\" (did you mean \"--steps\"?); see contraflow-run --help");
+    expect(plan + " --steps 0", 2, "--steps: must be at least 1, is 0");
+    expect(plan + " --timeout nan", 2, "--timeout: must be above 0 and at most 1000000 seconds");
+    expect(plan + " --transport nccl", 2,
+           "--transport nccl: links GPUs; use --transport mpi or tcp, or add --device cuda");
+    for (const std::string flag : {"--graph", "--no-graph", "--no-stamps", "--partition-sms 8"}) {
+      expect(
+          plan + " " + flag, 2,
+          flag.substr(0, flag.find(' ')) + ": for a GPU only; leave it out, or add --device cuda");
+    }
+    const std::string cuda = plan + " --device cuda ";
+    for (const std::string transport : {"tcp", "mpi"}) {
+      expect(cuda + "--transport " + transport, 2,
+             "--transport " + transport +
+                 ": joins CPUs; GPUs are joined by nccl, virtual ranks on one GPU by threads; "
+                 "leave it out for what suits the launcher");
+    }
+    expect(cuda + "--strict", 2, "--strict: for --device cpu only; leave it out");
+    expect(cuda + "--graph --no-graph", 2, "--graph and --no-graph exclude each other");
+    expect(cuda + "--no-stamps --trace " + folder.File("t"), 2,
+           "--trace: needs the times that --no-stamps leaves out");
+    expect(cuda + "--partition-sms 0", 2, "--partition-sms: must be a multiple of 8, is 0");
+    // No build or no machine trains with this plan on a GPU; nothing is written before it says so.
+    const Outcome no_gpu = RunTool(folder, cuda + "--trace " + folder.File("trace.json"));
+    CHECK(no_gpu.code == 1);
+    CHECK(no_gpu.out == "");
+    CHECK(no_gpu.err.starts_with("contraflow-run: error: "));
+    CHECK(!std::filesystem::exists(folder.File("trace.json")));
+    expect(plan + " --resume", 2, "--resume needs --checkpoint DIR, the folder of the checkpoints");
+    expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-every 0", 2,
+           "--checkpoint-every: must be in 1..1000000000, is 0");
+    expect(plan + " --checkpoint " + folder.File("c") + " --checkpoint-keep 0", 2,
+           "--checkpoint-keep: must be at least 1, is 0");
+    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step 0", 2,
+           "--resume-step: must be in 1..1000000000, is 0");
+    expect(plan + " --checkpoint " + folder.File("c") + " --resume-step 7", 1,
+           "--resume-step: " + folder.File("c") + " has no checkpoint of step 7");
+    expect(plan + " --rendezvous-timeout 0", 2,
+           "--rendezvous-timeout: must be above 0 and at most 1000000 seconds");
+    expect(plan + " --trace " + folder.File("no/trace.json"), 1,
+           folder.File("no/trace.json") +
+               ": cannot be written: No such file or directory; does its folder exist?");
+    expect(
+        plan + " --calibrate " + plan, 1,
+        "--calibrate " + plan + ": is also the plan, which it would overwrite; name another file");
+    expect(plan + " --calibrate " + folder.File("both") + " --trace " + folder.File("./both"), 1,
+           "--trace " + folder.File("./both") +
+               ": is also --calibrate, which it would overwrite; name another file");
+    expect(plan + " --calibrate " + folder.File(""), 1,
+           folder.File("") + ": cannot be written: is a folder; name a file");
+    expect(plan + " --calibrate ''", 2, "--calibrate: must be a file, is empty");
+
+    Plan compute = ReadPlanFile(plan);
+    const Plan sound = compute;
+    compute.level = Level::kCompute;
+    WritePlanFile(folder.File("compute.json"), compute);
+    expect(folder.File("compute.json"), 1,
+           folder.File("compute.json") +
+               ": a plan of level compute has no messages and cannot be executed; compile it with "
+               "--level comm");
+
+    Plan unsound = sound;
+    unsound.programs[0].pop_back();
+    unsound.programs[1].pop_back();
+    WritePlanFile(folder.File("unsound.json"), unsound);
+    const Outcome refused = RunTool(folder, folder.File("unsound.json"));
+    CHECK(refused.code == 1);
+    CHECK(refused.out == "");
+    CHECK(refused.err.starts_with("contraflow-run: error: " + folder.File("unsound.json") +
+                                  ": the plan is not sound and is not executed:\n  rank 0"));
+    CHECK(refused.err.find("\n  rank 1") != std::string::npos);  // All findings, not the first.
+  }
+
+  TEST_CASE("contraflow-run: help version and an interruption") {
+    const TestFolder folder;
+    const Outcome help = RunTool(folder, "--help");
+    CHECK(help.code == 0);
+    CHECK(help.out.find("--transport threads|tcp|mpi|nccl") != std::string::npos);
+    CHECK(RunTool(folder, "--version").out.starts_with("contraflow-run "));
+
+    // The first Ctrl-C ends the training after the step under way, with its report; the shell sees
+    // that a signal ended it.
+    const std::string plan = folder.PlanFile("gpipe", 2, 4);
+    const std::string script = std::string(CF_RUN_TOOL) + " " + plan +
+                               " --model tiny --steps 1000000 >" + folder.File("out") +
+                               " & run=$!; until grep -q \"^step  *3 \" " + folder.File("out") +
+                               "; do sleep 0.05; done; kill -INT $run; wait $run";
+    const int status = std::system(("bash -c 'set -m; " + script + "' 2>/dev/null").c_str());
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 130);
+    const std::string out = ReadFile(folder.File("out"), 1 << 24);
+    CHECK(out.find("\nstopped after step ") != std::string::npos);
+    CHECK(out.find("\nbubble ratio ") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

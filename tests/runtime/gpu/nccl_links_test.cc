@@ -1,0 +1,291 @@
+#include "runtime/nccl/nccl_links.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "tests/emulator/nccl_network.h"
+#include "tests/runtime/transport/link_backend.h"
+#include "tests/support/failure.h"
+#include "tests/support/run_support.h"
+
+namespace contraflow {
+namespace {
+
+/// A job over NCCL, each of whose processes has issued one step.
+struct LinkedJob {
+  explicit LinkedJob(const Plan& the_plan, int capacity = kCapacity)
+      : plan(the_plan),
+        holders(HoldersOfStage(plan)),
+        order(RankOrder::kDefault, plan),
+        network(order.processes(), NcclNetwork::Processes::kInTurn) {
+    const SmBudget budget = {.link_ctas = 3, .expert_ctas = 20};
+    for (int p = 0; p < order.processes(); ++p) {
+      backends.push_back(std::make_unique<LinkBackend>(plan, order.DeviceOf(p)));
+      links.push_back(std::make_unique<NcclLinks>(plan, capacity, order, p, budget,
+                                                  network.NcclOf(p), network.GpuOf(p)));
+      links.back()->Connect("the one", *backends.back());
+      connected.push_back(network.steps[static_cast<size_t>(p)].size());
+      Issue(p);
+      links.back()->Close();
+    }
+  }
+
+  void Issue(int p) {
+    GpuLinks& l = *links[static_cast<size_t>(p)];
+    const Device device = order.DeviceOf(p);
+    int32_t group = -1;
+    for (const Instruction& i : plan.programs[static_cast<size_t>(device.rank)]) {
+      if (group >= 0 && i.group != group) l.EndGroup();
+      if (i.group >= 0 && i.group != group) l.BeginGroup();
+      group = i.group;
+      const Participant self = {device, &i, network.StreamOf(p),
+                                backends[static_cast<size_t>(p)].get()};
+      switch (WorkOf(i.op)) {
+        case Work::kSend:
+        case Work::kRecv:
+          l.Transfer({&self, 1});
+          break;
+        case Work::kAllToAll:
+          l.Exchange({&self, 1});
+          break;
+        case Work::kReduce:
+          l.Sum({&self, 1});
+          break;
+        case Work::kCompute:
+        case Work::kComponent:
+        case Work::kStep:
+          break;
+      }
+    }
+    if (group >= 0) l.EndGroup();
+  }
+
+  LinkBackend& At(Device device) { return *backends[static_cast<size_t>(order.ProcessOf(device))]; }
+
+  /// The sums over a stage, added where they are in one order.
+  std::vector<float> SumOf(int stage, int member, bool experts) {
+    std::vector<float> sum;
+    for (int replica = 0; replica < plan.data_parallel; ++replica) {
+      for (int m = 0; m < plan.expert_parallel; ++m) {
+        if (experts && m != member) continue;
+        for (const int rank : holders[static_cast<size_t>(stage)]) {
+          LinkBackend fresh(plan, {replica, m, rank});
+          const std::span<float> part =
+              experts ? fresh.ExpertGradients(stage) : fresh.Gradients(stage);
+          if (sum.empty()) {
+            sum.assign(part.begin(), part.end());
+          } else {
+            for (size_t k = 0; k < sum.size(); ++k) sum[k] += part[k];
+          }
+        }
+      }
+    }
+    return sum;
+  }
+
+  void CheckSums() {
+    for (int stage = 0; stage < plan.stages; ++stage) {
+      for (const int rank : holders[static_cast<size_t>(stage)]) {
+        for (int replica = 0; replica < plan.data_parallel; ++replica) {
+          for (int member = 0; member < plan.expert_parallel; ++member) {
+            LinkBackend& backend = At({replica, member, rank});
+            const auto equal = [](std::span<float> a, const std::vector<float>& b) {
+              return a.size() == b.size() &&
+                     (b.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+            };
+            CHECK(equal(backend.Gradients(stage), SumOf(stage, member, false)));
+            CHECK(equal(backend.ExpertGradients(stage), SumOf(stage, member, true)));
+          }
+        }
+      }
+    }
+  }
+
+  const Plan plan;
+  const std::vector<std::vector<int>> holders;
+  RankOrder order;
+  NcclNetwork network;
+  std::vector<std::unique_ptr<LinkBackend>> backends;
+  std::vector<std::unique_ptr<NcclLinks>> links;
+  std::vector<size_t> connected;  // steps of each process behind the connecting
+};
+
+Plan PlanOf(const char* schedule, int ranks, int members, int replicas, uint64_t seed) {
+  return PlanFor(GroupModel(1.0), schedule, ranks, 2 * ranks, members, Level::kBuffer, seed,
+                 replicas);
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("nccl links: what is issued meets its counterparts however strict NCCL is") {
+    uint64_t seed = 1;
+    for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
+      for (const auto& [ranks, members, replicas] :
+           {std::tuple(2, 1, 1), std::tuple(4, 1, 1), std::tuple(2, 2, 1), std::tuple(4, 2, 1),
+            std::tuple(2, 1, 2), std::tuple(2, 2, 2)}) {
+        CAPTURE(schedule);
+        CAPTURE(ranks);
+        CAPTURE(members);
+        CAPTURE(replicas);
+        LinkedJob job(PlanOf(schedule, ranks, members, replicas, seed++));
+        REQUIRE_NOTHROW(job.network.Check());
+        REQUIRE_NOTHROW(job.network.Run());
+        for (const auto& backend : job.backends) CHECK_NOTHROW(backend->CheckMoved());
+        job.CheckSums();
+        for (int p = 0; p < job.order.processes(); ++p) CHECK(job.network.OpenOf(p) == 0);
+      }
+    }
+  }
+
+  TEST_CASE("nccl links: an order that is broken ends in a deadlock or meets wrong messages") {
+    int noticed = 0, tried = 0;
+    std::mt19937 random(5);
+    for (const char* schedule : {"1f1b", "dualpipe"}) {
+      LinkedJob job(PlanOf(schedule, 4, 1, 1, 7));
+      for (size_t p = 0; p < job.network.steps.size(); ++p) {
+        const std::vector<NcclNetwork::Step> issued = job.network.steps[p];
+        std::vector<NcclNetwork::Step>& steps = job.network.steps[p];
+        std::vector<size_t> groups;
+        for (size_t at = 0; at < steps.size(); ++at) {
+          if (!steps[at].messages.empty()) groups.push_back(at);
+        }
+        for (int k = 0; k < 4; ++k) {
+          const size_t a = random() % groups.size(), b = random() % groups.size();
+          if (a == b) continue;
+          std::swap(steps[groups[a]], steps[groups[b]]);
+          ++tried;
+          noticed += Failure([&] { job.network.Run(); }) != "accepted";
+          steps = issued;
+        }
+      }
+      CHECK(Failure([&] { job.network.Run(); }) == "accepted");
+    }
+    CHECK(tried > 20);
+    CHECK(noticed * 2 > tried);
+  }
+
+  TEST_CASE("nccl links: two ranks that both send first wait for ever") {
+    LinkedJob job(PlanOf("1f1b", 2, 1, 1, 3));
+    std::vector<NcclNetwork::Step>& steps = job.network.steps[0];
+    const auto first = steps.begin() + static_cast<ptrdiff_t>(job.connected[0]);
+    const auto receives = [](const NcclNetwork::Step& step) {
+      return !step.messages.empty() && !step.messages[0].sends;
+    };
+    // Rank 0 begins with what it gets last from rank 1.
+    const auto back = std::find_if(first, steps.end(), receives);
+    REQUIRE(back != steps.end());
+    std::rotate(first, back, back + 1);
+    const std::string error = Failure([&] { job.network.Run(); });
+    CHECK(error.find("deadlock:\n  process 0 receives ") == 0);
+    CHECK(error.find(" in \"up\" from 1\n  process 1 receives ") != std::string::npos);
+    CHECK(error.find(" in \"down\" from 0") != std::string::npos);
+  }
+
+  TEST_CASE("nccl links: one communicator a use with CTAs of the budget") {
+    LinkedJob job(PlanOf("dualpipe", 4, 2, 1, 9));
+    std::map<std::string, int> ctas, count;
+    for (const NcclNetwork::Comm& comm : job.network.comms) {
+      ctas[comm.name] = comm.max_ctas;
+      ++count[comm.name];
+    }
+    // 3 CTAs for a link and 20 for experts are no powers of two.
+    CHECK(ctas == std::map<std::string, int>{
+                      {"all", 1}, {"down", 2}, {"up", 2}, {"experts", 16}, {"sums", 16}});
+    CHECK(count == std::map<std::string, int>{
+                       {"all", 1}, {"down", 2}, {"up", 2}, {"experts", 4}, {"sums", 1}});
+  }
+
+  TEST_CASE("nccl links: connecting reaches every pair that talks later") {
+    LinkedJob job(PlanOf("dualpipe", 4, 2, 2, 11));
+    for (size_t p = 0; p < job.network.steps.size(); ++p) {
+      std::set<std::tuple<int, int, bool>> connected;
+      const std::vector<NcclNetwork::Step>& steps = job.network.steps[p];
+      int new_ones = 0;
+      for (size_t at = 0; at < steps.size(); ++at) {
+        for (const NcclNetwork::Message& m : steps[at].messages) {
+          const std::tuple pair(m.comm, m.peer, m.sends);
+          if (at < job.connected[p]) {
+            connected.insert(pair);
+          } else {
+            new_ones += connected.count(pair) == 0;
+          }
+        }
+      }
+      CHECK(connected.size() > 4);
+      CHECK(new_ones == 0);
+    }
+  }
+
+  TEST_CASE("nccl links: sums over many have groups of few messages with both ends in the same") {
+    constexpr int kMany = 135;  // 268 messages at a time
+    LinkedJob job(PlanOf("1f1b", 1, 1, kMany, 13));
+    REQUIRE_NOTHROW(job.network.Check());
+    REQUIRE_NOTHROW(job.network.Run());
+    // By communicator, sender and receiver: which groups of the connecting its messages are in.
+    std::map<std::tuple<int, int, int>, std::pair<std::vector<int>, std::vector<int>>> pairs;
+    size_t most = 0;
+    for (int p = 0; p < kMany; ++p) {
+      int group = 0;
+      const std::vector<NcclNetwork::Step>& steps = job.network.steps[static_cast<size_t>(p)];
+      for (size_t at = 0; at < steps.size(); ++at) {
+        const NcclNetwork::Step& step = steps[at];
+        if (step.messages.empty()) continue;
+        most = std::max(most, step.messages.size());
+        // Later there are groups of nothing, where slices are empty.
+        if (at >= job.connected[static_cast<size_t>(p)]) continue;
+        for (const NcclNetwork::Message& m : step.messages) {
+          auto& [sent, received] =
+              pairs[m.sends ? std::tuple(m.comm, p, m.peer) : std::tuple(m.comm, m.peer, p)];
+          (m.sends ? sent : received).push_back(group);
+        }
+        ++group;
+      }
+    }
+    CHECK(most == 256);
+    CHECK(pairs.size() == static_cast<size_t>(kMany) * (kMany - 1));
+    for (const auto& [pair, groups] : pairs) CHECK(groups.first == groups.second);
+  }
+
+  TEST_CASE("nccl links: experts' exchanges of unknown size are refused with the remedy") {
+    const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
+    CHECK(Failure([&] { LinkedJob(plan, 0); }) ==
+          "expert groups over NCCL need to know how many rows go to each expert before the device "
+          "does; give --capacity, 1.25 for example, or train in one process (--transport threads)");
+  }
+
+  TEST_CASE("nccl links: what is aborted takes no more calls and leaves nothing behind") {
+    const Plan plan = PlanOf("1f1b", 2, 1, 1, 1);
+    const RankOrder order(RankOrder::kDefault, plan);
+    NcclNetwork network(order.processes(), NcclNetwork::Processes::kInTurn);
+    LinkBackend backend(plan, order.DeviceOf(0));
+    {
+      NcclLinks links(plan, 0, order, 0, {.link_ctas = 2}, network.NcclOf(0), network.GpuOf(0));
+      links.Connect("the one", backend);
+      CHECK(network.OpenOf(0) == 4);
+      links.Poll();
+      std::thread([&] { links.Abort(); }).join();
+      CHECK_THROWS_AS(links.Poll(), Aborted);
+      CHECK_THROWS_AS(links.BeginGroup(), Aborted);
+      CHECK_THROWS_AS(links.Close(), Aborted);
+    }
+    CHECK(network.OpenOf(0) == 0);
+    // One that is never closed, after an error, is aborted.
+    NcclNetwork other(order.processes(), NcclNetwork::Processes::kInTurn);
+    NcclLinks(plan, 0, order, 0, {.link_ctas = 2}, other.NcclOf(0), other.GpuOf(0))
+        .Connect("the one", backend);
+    CHECK(other.OpenOf(0) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,190 @@
+#include "runtime/gpu/process_run.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/run_state.h"
+#include "runtime/gpu/check.h"
+#include "tests/emulator/nccl_network.h"
+#include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/runtime/launch/watched_job.h"
+#include "tests/support/run_support.h"
+#include "tests/support/sanitized.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{60};
+constexpr uint64_t kSeed = 5;
+
+/// A model that fits the plan, and the plan.
+struct Training {
+  Training(const char* schedule, int microbatches, int members, float capacity_factor)
+      : model(SmallGpuModel(capacity_factor)),
+        plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
+        order(RankOrder::kDefault, plan),
+        text(SmallText()),
+        network(order.processes(), NcclNetwork::Processes::kThreads) {
+    model = FitModel(model, plan.stages, plan.layers, members);
+  }
+  size_t groups() const { return static_cast<size_t>(plan.data_parallel * plan.expert_parallel); }
+  GpuProcessRun NewRun(int p, Control& control, Progress& progress, GpuRunOptions options = {}) {
+    return {plan,    model,    text,     kSeed,  order, network.GpuOf(p), network.NcclOf(p),
+            control, progress, kTimeout, options};
+  }
+
+  Model model;
+  Plan plan;
+  RankOrder order;
+  Text text;
+  NcclNetwork network;
+};
+
+/// Process 0 checks what it has: its gradients come from all devices behind it, in the second step
+/// with the weights that those made in the first.
+void CheckTraining(Training& training, int steps, GpuRunOptions options) {
+  const Plan& plan = training.plan;
+  WatchedJob job(training.order.processes());
+  GpuComparison all;
+  size_t losses = 0, spans = 0;
+  job.Run([&](int p, Control& control, Progress& progress) {
+    GpuProcessRun run = training.NewRun(p, control, progress, options);
+    const std::unique_ptr<GpuReference> reference = p == 0 ? run.NewReference() : nullptr;
+    for (int step = 1; step <= steps; ++step) {
+      const StepResult result = run.Step(step);
+      if (p != 0) continue;
+      const GpuComparison same = CompareGpuStep(plan, step, result, run, *reference, nullptr);
+      all.values += same.values;
+      if (all.difference.empty()) all.difference = same.difference;
+      losses += result.losses.size();
+      for (const std::vector<Span>& rank : result.timeline.ranks) spans += rank.size();
+    }
+    run.Close();
+    control.Finish();
+  });
+  CHECK(all.difference == "");
+  CHECK(all.values > 1000);
+  CHECK(losses == static_cast<size_t>(steps * plan.microbatches) * training.groups());
+  CHECK(spans == (options.stamps ? static_cast<size_t>(steps * InstructionCount(plan)) : 0));
+  for (int p = 0; p < job.size(); ++p) {
+    CHECK(job.end(p).error == "");
+    CHECK(training.network.OpenOf(p) == 0);
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("gpu process run: equals the run without a pipeline on every process") {
+    Training plain("1f1b", 2, 1, 0);
+    CheckTraining(plain, kSanitized ? 1 : 2, {.graph = false, .stamps = false});
+    Training groups("zb-1p", 2, 2, 1.25f);
+    CheckTraining(groups, 1, {.graph = true});
+  }
+
+  TEST_CASE("gpu process run: a process that fails stops all and the report says where they were") {
+    Training training("1f1b", 2, 1, 0);
+    Control::Options options;
+    options.describe = [](const Progress::Snapshot&) { return "somewhere"; };
+    WatchedJob job(2, options);
+    std::atomic<int64_t> reached = Progress::kStart;
+    job.Run([&](int p, Control& control, Progress& progress) {
+      GpuProcessRun run = training.NewRun(p, control, progress);
+      if (p == 1) {
+        control.Barrier();  // that of the step
+        // Rank 0 now waits for rank 1, and says at which instruction.
+        const Clock::time_point give_up = Clock::now() + kTimeout;
+        while (reached < 0 && Clock::now() < give_up) {
+          reached = job.progress(0).Read().index;
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        throw Error("rank 1 has had enough");
+      }
+      run.Step(1);
+    });
+    CHECK(job.end(0).aborted);
+    CHECK(job.end(1).error == "rank 1 has had enough");
+    const Program& program = training.plan.programs[0];
+    REQUIRE(reached >= 0);
+    REQUIRE(reached < static_cast<int64_t>(program.size()));
+    const Work work = WorkOf(program[static_cast<size_t>(reached)].op);
+    CHECK((work == Work::kSend || work == Work::kRecv));
+    for (int p = 0; p < 2; ++p) CHECK(training.network.OpenOf(p) == 0);
+  }
+
+  TEST_CASE("gpu process run: what NCCL complains of ends the step") {
+    Training training("1f1b", 2, 1, 0);
+    WatchedJob job(2);
+    job.Run([&](int p, Control& control, Progress& progress) {
+      GpuProcessRun run = training.NewRun(p, control, progress);
+      if (p == 1) {
+        control.Barrier();  // that of the step
+        return WaitForStop(control);
+      }
+      training.network.Fail(0, "NCCL: communicator \"down\" has failed: remote process exited");
+      run.Step(1);
+    });
+    CHECK(job.end(0).error == "NCCL: communicator \"down\" has failed: remote process exited");
+    CHECK(job.end(1).aborted);
+  }
+
+  TEST_CASE("gpu process run: a process that does not come is waited for until the timeout") {
+    Training training("1f1b", 2, 1, 0);
+    WatchedJob job(2);
+    job.Run([&](int p, Control& control, Progress& progress) {
+      if (p == 1) {
+        control.Broadcast("");
+        return WaitForStop(control);
+      }
+      GpuProcessRun run(training.plan, training.model, training.text, kSeed, training.order,
+                        training.network.GpuOf(p), training.network.NcclOf(p), control, progress,
+                        std::chrono::milliseconds(200));
+    });
+    CHECK(job.end(0).error.find("NCCL: waited 0.2 s for the other processes to connect; look ") ==
+          0);
+  }
+
+  TEST_CASE("gpu process run: spans of messages begin when both ends are ready") {
+    Training training("1f1b", 2, 1, 0);
+    const Plan& plan = training.plan;
+    std::vector<DeviceStep> steps(2);
+    for (size_t r = 0; r < 2; ++r) {
+      for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+        const auto start = static_cast<Time>(100 * i + 1000 * r);
+        steps[r].spans.push_back({start, start + 5000});
+      }
+    }
+    const std::vector<DeviceStep> before = steps;
+    JoinSpans(plan, &steps);
+    int messages = 0;
+    for (size_t r = 0; r < 2; ++r) {
+      for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+        const Instruction& one = plan.programs[r][i];
+        const Span was = before[r].spans[i], is = steps[r].spans[i];
+        CHECK(is.end == was.end);
+        if (WorkOf(one.op) != Work::kSend && WorkOf(one.op) != Work::kRecv) {
+          CHECK(is.start == was.start);
+          continue;
+        }
+        ++messages;
+        const Program& there = plan.programs[1 - r];
+        for (size_t k = 0; k < there.size(); ++k) {
+          const Work work = WorkOf(there[k].op);
+          if ((work != Work::kSend && work != Work::kRecv) || work == WorkOf(one.op)) continue;
+          if (TagOf(there[k]) != TagOf(one)) continue;
+          CHECK(is.start == std::min(was.end, std::max(was.start, before[1 - r].spans[k].start)));
+        }
+      }
+    }
+    CHECK(messages == 8);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

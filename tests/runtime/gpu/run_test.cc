@@ -1,0 +1,314 @@
+#include "runtime/gpu/run.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "compiler/lower/interleave.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/error.h"
+#include "runtime/gpu/check.h"
+#include "runtime/gpu/hang_watch.h"
+#include "runtime/gpu/sm_budget.h"
+#include "runtime/model/footprint.h"
+#include "runtime/model/gpu_views.h"
+#include "schedules/registry.h"
+#include "tests/emulator/emulated_gpu.h"
+#include "tests/emulator/test_gpu.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+constexpr uint64_t kSeed = 1;
+constexpr GpuRunOptions kGraph = {.graph = true};
+constexpr GpuRunOptions kEager = {.graph = false, .stamps = false, .run_ahead = 4};
+
+/// A text without a period that a sequence could fall into.
+Text SmallText() {
+  Text text{"small text", ""};
+  uint32_t state = 1;
+  for (int i = 0; i < 2000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    text.bytes += static_cast<char>('a' + (state >> 24) % 26);
+  }
+  return text;
+}
+
+/// As small as a model for a GPU can be; every token visits `top_k` of `experts`.
+Model SmallModel(int top_k, int experts, float capacity_factor = 0) {
+  Model model;
+  model.name = "small";
+  model.width = 16;
+  model.heads = 2;
+  model.experts = experts;
+  model.top_k = top_k;
+  model.expert_width = 16;
+  model.capacity_factor = capacity_factor;
+  model.sequence = 8;
+  model.batch = 2;
+  return model;
+}
+
+/// Stands still after so many looks at whether it is done, but for the stream that watches it,
+/// which has its work done at once.
+class StillGpu : public EmulatedGpu {
+ public:
+  explicit StillGpu(int looks) : looks_(looks) {}
+
+  gpu::Stream NewStream(int partition, Priority priority, const std::string& name) override {
+    if (name == "hang watch") return {};
+    return EmulatedGpu::NewStream(partition, priority, name);
+  }
+  void Record(GpuEvent* event, gpu::Stream stream) override {
+    if (stream.handle == nullptr) watching_ = event;
+    EmulatedGpu::Record(event, stream);
+  }
+  bool Done(GpuEvent* event) override {
+    if (event == watching_) return true;
+    return looks_-- > 0 && EmulatedGpu::Done(event);
+  }
+
+ private:
+  int looks_;
+  GpuEvent* watching_ = nullptr;
+};
+
+struct Shape {
+  const char* schedule;
+  int ranks, microbatches;
+  int layers = 1;  ///< of each stage
+  int members = 1, replicas = 1;
+};
+
+/// Of level buffer, for a GPU.
+Plan PlanOf(const Shape& shape, const Model& model) {
+  CostModel costs;
+  costs.moe = MoeCost{shape.layers, {9}, {4}, {7}, {5}, {5}, {7}, {4}, {8}, {6}, {9}};
+  DeriveChunkCosts(&costs, Overlap::kAll);
+  Spec spec = MakeSpec(shape.schedule, shape.ranks, shape.microbatches, costs);
+  spec.data_parallel = shape.replicas;
+  Plan plan = GeneratePlan(spec);
+  plan.expert_parallel = shape.members;
+  costs.memory = GpuFootprintOf(model, plan.stages, shape.layers, shape.members);
+  return Lower(std::move(plan), costs, {.target = Level::kBuffer});
+}
+
+std::vector<uint32_t> BitsOf(std::span<const float> values) {
+  std::vector<uint32_t> bits(values.size());
+  if (!bits.empty()) std::memcpy(bits.data(), values.data(), values.size_bytes());
+  return bits;
+}
+
+/// All that a training gives, bit for bit: losses of every step, gradients and weights of every
+/// device's stages behind the last.
+using Outcome = std::map<std::string, std::vector<uint32_t>>;
+
+Outcome OutcomeOf(const Plan& plan, Run* run) {
+  Outcome outcome;
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (const Device& device : run->devices()) {
+    for (int s = 0; s < plan.stages; ++s) {
+      const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
+      if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+      Stage& stage = run->StageAt(device, s);
+      const std::string name = std::to_string(device.replica) + "." +
+                               std::to_string(device.member) + "." + std::to_string(device.rank) +
+                               " s" + std::to_string(s);
+      outcome["gradients " + name] = BitsOf(stage.gradients());
+      outcome["weights " + name] = BitsOf(stage.parameters());
+    }
+  }
+  return outcome;
+}
+
+Outcome Train(const Plan& plan, const Model& model, const EmulatedGpuOptions& gpu_options,
+              const GpuRunOptions& options, int steps) {
+  const Text text = SmallText();
+  EmulatedGpu gpu(gpu_options);
+  GpuRun run(plan, model, text, kSeed, gpu, options);
+  Outcome losses;
+  for (int step = 1; step <= steps; ++step) {
+    losses["losses " + std::to_string(step)] = BitsOf(run.Step(step).losses);
+  }
+  Outcome outcome = OutcomeOf(plan, &run);
+  outcome.merge(losses);
+  return outcome;
+}
+
+/// Trains on virtual ranks, and compares every step bit for bit with the same GPU's run without a
+/// pipeline, and with the host's where every token visits all experts: elsewhere rounding decides
+/// now and then which expert a token visits.
+void CheckAgainstReferences(const Shape& shape, const Model& model, const GpuRunOptions& options,
+                            uint64_t seed, int steps) {
+  const Text text = SmallText();
+  const Plan plan = PlanOf(shape, model);
+  EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
+  GpuRun run(plan, model, text, kSeed, gpu, options);
+  const SmBudget budget =
+      BudgetOf(gpu.sms(), static_cast<int>(DeviceCount(plan)), shape.members > 1);
+  GpuReference reference(plan, model, text, kSeed, TestGpu(), TestStream(), budget.compute);
+  ReferenceRun host(plan, model, text, kSeed);
+  ReferenceRun* const comparable = model.top_k == model.experts ? &host : nullptr;
+  for (int step = 1; step <= steps; ++step) {
+    const StepResult result = run.Step(step);
+    // Blocks are so small here that the rounding of a few values makes up 2 % of one of them.
+    const GpuComparison comparison =
+        CompareGpuStep(plan, step, result, run, reference, comparable, 4e-2);
+    CHECK(comparison.difference == "");
+    CHECK(comparison.values > 1000);
+    if (comparable != nullptr) {
+      std::vector<float> gradients, wanted;
+      for (int s = 0; s < plan.stages; ++s) {
+        std::ranges::copy(reference.StageAt(s).gradients(), std::back_inserter(gradients));
+        std::ranges::copy(host.StageAt(s).gradients(), std::back_inserter(wanted));
+      }
+      CHECK(RelativeError(Doubles(gradients), Doubles(wanted)) < 1e-2);
+    }
+    CHECK(result.duration > 0);
+    for (size_t rank = 0; rank < result.timeline.ranks.size(); ++rank) {
+      const size_t size = options.stamps ? plan.programs[rank].size() : 0;
+      CHECK(result.timeline.ranks[rank].size() == size);
+    }
+  }
+}
+
+TEST_SUITE("kernel") {
+  TEST_CASE("GPU run: 1f1b equals the runs without a pipeline") {
+    CheckAgainstReferences({"1f1b", 2, 2, 2}, SmallModel(1, 3), kGraph, 1, 2);
+  }
+  TEST_CASE("GPU run: zb-1p of expert groups with a capacity equals the runs without a pipeline") {
+    CheckAgainstReferences({"zb-1p", 2, 2, 1, 2}, SmallModel(2, 4, 1.0f), kEager, 2, 1);
+  }
+  TEST_CASE("GPU run: dualpipe of expert groups equals the runs without a pipeline") {
+    CheckAgainstReferences({"dualpipe", 2, 4, 1, 2}, SmallModel(1, 2), kGraph, 3, 1);
+  }
+  TEST_CASE("GPU run: four ranks and two replicas equal the runs without a pipeline") {
+    if (!kSanitized) CheckAgainstReferences({"1f1b", 4, 4}, SmallModel(1, 2), kGraph, 4, 1);
+    CheckAgainstReferences({"1f1b", 1, 2, 1, 1, 2}, SmallModel(2, 2, 1.0f), kEager, 5, 1);
+  }
+  TEST_CASE("GPU run: it is near the host where no token chooses") {
+    CheckAgainstReferences({"zb-1p", 2, 2}, SmallModel(2, 2), kGraph, 6, 2);
+    CheckAgainstReferences({"dualpipe", 2, 4}, SmallModel(2, 2), kEager, 7, 1);
+  }
+
+  TEST_CASE("GPU run: the same bits in any order of the streams with a graph and without") {
+    const Model model = SmallModel(1, 2);
+    const Plan group = PlanOf({"zb-1p", 2, 2, 1, 2}, model);
+    const Outcome first = Train(group, model, {.turn = Turn::kFirst}, kEager, 2);
+    // Gradients and weights of four copies of stages, and the losses of two steps.
+    CHECK(first.size() == 2 * 4 + 2);
+    CHECK(Train(group, model, {.turn = Turn::kLast}, kGraph, 2) == first);
+    CHECK(Train(group, model, {.seed = 2}, kEager, 2) == first);
+    if (kSanitized) return;
+    const Plan routes = PlanOf({"dualpipe", 2, 4}, model);
+    const Outcome second = Train(routes, model, {.turn = Turn::kLast}, kEager, 1);
+    CHECK(Train(routes, model, {.turn = Turn::kFirst}, kGraph, 1) == second);
+    CHECK(Train(routes, model, {.seed = 3}, kGraph, 1) == second);
+  }
+
+  TEST_CASE("GPU run: schedules that place stages alike give the same bits") {
+    const Model model = SmallModel(1, 2, 1.5f);
+    CHECK(Train(PlanOf({"1f1b", 2, 3}, model), model, {.seed = 3}, kGraph, 1) ==
+          Train(PlanOf({"zb-1p", 2, 3}, model), model, {.seed = 4}, kEager, 1));
+  }
+
+  TEST_CASE("GPU run: what is put into stages is trained on") {
+    const Model model = SmallModel(1, 2);
+    const Text text = SmallText();
+    const Plan plan = PlanOf({"1f1b", 2, 2}, model);
+    EmulatedGpu gpu, other_gpu;
+    GpuRun run(plan, model, text, kSeed, gpu), other(plan, model, text, kSeed, other_gpu);
+    run.Step(1);
+    for (const Device& device : run.devices()) {
+      Stage& from = run.StageAt(device, device.rank);
+      Stage& to = other.StageAt(device, device.rank);
+      CHECK(BitsOf(from.parameters()) != BitsOf(to.parameters()));
+      std::ranges::copy(from.parameters(), to.parameters().begin());
+      std::ranges::copy(from.first_moments(), to.first_moments().begin());
+      std::ranges::copy(from.second_moments(), to.second_moments().begin());
+      other.Put(device, device.rank);
+    }
+    CHECK(BitsOf(run.Step(2).losses) == BitsOf(other.Step(2).losses));
+    CHECK(OutcomeOf(plan, &run) == OutcomeOf(plan, &other));
+    for (const Device& device : run.devices()) {
+      const auto& slots = plan.slots[static_cast<size_t>(device.rank)];
+      CHECK(run.ArenasAt(device) == ArenaBytes(slots));
+    }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("GPU run: a GPU that stands still is given up with what it is at") {
+    const Model model = SmallModel(1, 2);
+    const Text text = SmallText();
+    const Plan plan = PlanOf({"1f1b", 2, 2}, model);
+    // The first instruction that has begun and not ended, or the whole error.
+    const auto hang = [&](int looks, GpuRunOptions options, int steps) -> std::string {
+      StillGpu gpu(looks);
+      GpuRun run(plan, model, text, kSeed, gpu, options);
+      try {
+        for (int step = 1; step <= steps; ++step) run.Step(step);
+      } catch (const GpuHang& error) {
+        return error.what();
+      }
+      return "";
+    };
+    GpuRunOptions options = kGraph;
+    options.timeout = std::chrono::milliseconds(300);
+    const std::string head = "the GPU has made no progress for 0.3 s in step 1; ";
+    CHECK(hang(0, options, 1) == head + "no instruction has begun that has not ended");
+    for (const bool graph : {false, true}) {
+      options.graph = graph;
+      const std::string error = hang(graph ? 60 : 40, options, 1);
+      CAPTURE(error);
+      CHECK(error.find(head + "begun and not ended: rank ") == 0);
+    }
+    options.stamps = false;
+    CHECK(hang(50, options, 1) == head + "what it is at is not known without stamps");
+    options.timeout = std::chrono::minutes(1);
+    CHECK(hang(1 << 30, options, 1) == "");
+    options.stamps = true;
+    CHECK(hang(1 << 30, options, 2) == "");
+  }
+
+  TEST_CASE("GPU run: plans that do not suit are refused with the remedy") {
+    const Model model = SmallModel(1, 2);
+    const Text text = SmallText();
+    const auto error_of = [&](const Plan& plan) -> std::string {
+      EmulatedGpu gpu;
+      try {
+        GpuRun(plan, model, text, kSeed, gpu);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const auto plan_of = [&](Level level) {
+      const Plan plan = PlanOf({"1f1b", 2, 2}, model);
+      CostModel costs = *plan.costs;
+      costs.memory = FootprintOf(model, plan.stages, plan.layers, 1);
+      return Lower(GeneratePlan(MakeSpec("1f1b", 2, 2, costs)), costs, {.target = level});
+    };
+    CHECK(error_of(plan_of(Level::kComponent)) ==
+          "a plan of level component does not run on a GPU; compile it with --level buffer "
+          "--device cuda --model MODEL");
+    // Its slots are of the sizes that the host's runtime stores values in.
+    CHECK(error_of(plan_of(Level::kBuffer)).find("--device cuda") != std::string::npos);
+    CHECK(error_of(PlanOf({"1f1b", 17, 17}, model)) ==
+          "a GPU of 132 SMs can stand for at most 16 devices (partitions of at least 8 SMs), not "
+          "for 17; compile the plan for fewer ranks, or run it on more GPUs");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,345 @@
+// Jobs whose processes are threads here: whatever goes wrong on any of them, all end, with one
+// report that names the cause, and codes that are not 0.
+
+#include "runtime/launch/control.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "runtime/launch/control_message.h"
+#include "tests/runtime/launch/watched_job.h"
+
+namespace contraflow {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kSizes[] = {1, 2, 3, 5};
+constexpr const char* kClosed =
+    " was lost: its connection closed (it was killed, or its machine is gone)";
+
+std::string Name(int rank) { return "rank " + std::to_string(rank); }
+
+void Sleep(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
+
+/// The codes of all ranks; of those that were killed -1.
+std::vector<int> Codes(WatchedJob& job) {
+  std::vector<int> codes;
+  for (int rank = 0; rank < job.size(); ++rank) codes.push_back(job.end(rank).code);
+  return codes;
+}
+
+/// One by each rank, with another one by `rank`.
+std::vector<int> CodesBut(int size, int rank, int code) {
+  std::vector<int> codes(static_cast<size_t>(size), 1);
+  codes[static_cast<size_t>(rank)] = code;
+  return codes;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("control: an error on any rank stops all") {
+    for (const int size : kSizes) {
+      for (int failing = 0; failing < size; ++failing) {
+        for (const FaultKind kind : {FaultKind::kError, FaultKind::kBug, FaultKind::kLost}) {
+          CAPTURE(size);
+          CAPTURE(failing);
+          // Each waits a moment for what it may follow from.
+          if (kind == FaultKind::kLost && failing + 1 < size) continue;
+          WatchedJob job(size);
+          job.Run([&](int rank, Control& control, Progress& progress) {
+            progress.Enter(3, 17);
+            control.Barrier();
+            if (rank == failing) return control.Fail(kind, "it broke", 42);
+            WaitForStop(control);
+          });
+          CHECK(Codes(job) == CodesBut(size, failing, 42));
+          const std::string subject = size > 1 ? Name(failing) + ": " : "";
+          CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + subject + "it broke");
+          for (int rank = 0; rank < size && size > 1; ++rank) {
+            CHECK(job.Report().find("\n  " + Name(rank) + "  step 3, instruction 17 since ") !=
+                  std::string::npos);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("control: the loss of any rank stops the others") {
+    for (const int size : {2, 3, 5}) {
+      for (int lost = 0; lost < size; ++lost) {
+        CAPTURE(size);
+        CAPTURE(lost);
+        WatchedJob job(size);
+        for (int rank = 0; rank < size; ++rank) {
+          if (rank == lost) continue;
+          job.Start(rank, [](int, Control& control, Progress&) { WaitForStop(control); });
+        }
+        job.Kill(lost);
+        job.Join();
+        CHECK(Codes(job) == CodesBut(size, lost, -1));
+        CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + Name(lost) + kClosed);
+        CHECK(job.reports()[0].first == (lost == 0 ? 1 : 0));
+        CHECK(job.Report().find("then") == std::string::npos);
+      }
+    }
+  }
+
+  TEST_CASE("control: the loss of both hubs stops the others") {
+    for (const int size : {3, 5}) {
+      CAPTURE(size);
+      WatchedJob job(size);
+      for (int rank = 2; rank < size; ++rank) {
+        job.Start(rank, [](int, Control& control, Progress&) { WaitForStop(control); });
+      }
+      job.Kill(0);
+      job.Kill(1);
+      job.Join();
+      for (int rank = 2; rank < size; ++rank) CHECK(job.end(rank).code == 1);
+      // Rank 1 may have spoken for all before it was lost itself.
+      for (const auto& [rank, report] : job.reports()) {
+        CHECK(rank >= 1);
+        CHECK(FirstLine(report) == "contraflow-run: error: rank 0" + std::string(kClosed));
+      }
+      CHECK(job.reports().size() >= 1);
+    }
+  }
+
+  TEST_CASE("control: what all have alike is one line") {
+    for (const int size : kSizes) {
+      CAPTURE(size);
+      WatchedJob job(size);
+      job.Run([](int, Control&, Progress&) { throw Error("plan.json: no such file"); });
+      const std::string subject = size > 1 ? "all " + std::to_string(size) + " ranks: " : "";
+      CHECK(job.Report() == "contraflow-run: error: " + subject + "plan.json: no such file\n");
+      for (int rank = 0; rank < size; ++rank) CHECK(job.end(rank).code == 10 + rank);
+    }
+  }
+
+  TEST_CASE("control: of two errors the first is the cause") {
+    for (int first = 0; first < 4; ++first) {
+      const int second = (first + 2) % 4;
+      CAPTURE(first);
+      WatchedJob job(4);
+      job.Run([&](int rank, Control& control, Progress&) {
+        if (rank == first) throw Error("first");
+        try {
+          WaitForStop(control);
+        } catch (const Aborted&) {
+          if (rank == second) throw Error("second");
+          throw;
+        }
+      });
+      std::vector<int> codes = CodesBut(4, first, 10 + first);
+      codes[static_cast<size_t>(second)] = 10 + second;
+      CHECK(Codes(job) == codes);
+      const std::string report = job.Report();
+      CHECK(FirstLine(report) == "contraflow-run: error: " + Name(first) + ": first");
+      const std::string last = "\n  then    " + Name(second) + ": second\n";
+      CHECK(report.substr(report.size() - std::min(report.size(), last.size())) == last);
+    }
+    // Both at once: either of them is first, and the other is told.
+    for (int round = 0; round < 10; ++round) {
+      WatchedJob job(3);
+      job.Run([&](int rank, Control& control, Progress&) {
+        if (rank == 0) WaitForStop(control);
+        throw Error("error " + std::to_string(rank));
+      });
+      const std::string report = job.Report();
+      CHECK(Codes(job) == std::vector<int>{1, 11, 12});
+      CHECK((report.find("error: rank 1: error 1\n") != std::string::npos) ==
+            (report.find("then    rank 2: error 2\n") != std::string::npos));
+      CHECK((report.find("error: rank 2: error 2\n") != std::string::npos) ==
+            (report.find("then    rank 1: error 1\n") != std::string::npos));
+    }
+  }
+
+  TEST_CASE("control: a loss is the cause of what is told of it before") {
+    WatchedJob job(4);
+    std::atomic<bool> told = false;
+    for (const int rank : {0, 1, 2}) {
+      job.Start(rank, [&](int self, Control& control, Progress&) {
+        if (self != 1) WaitForStop(control);
+        told = true;
+        throw Error("rank 1, instruction 4: rank 3 was lost: the connection was closed");
+      });
+    }
+    while (!told) Sleep(1);
+    job.Kill(3);
+    job.Join();
+    CHECK(Codes(job) == std::vector<int>{1, 11, 1, -1});
+    CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + std::string(kClosed));
+    CHECK(job.Report().find("\n  then    rank 1, instruction 4: rank 3 was lost: the connection "
+                            "was closed\n") != std::string::npos);
+  }
+
+  TEST_CASE("control: an error of a rank that is lost after it remains the cause") {
+    WatchedJob job(3, {}, {2});
+    Socket& leader = job.membership(2).watch[0];
+    SendControl(leader, ControlMessage(ControlMessage::Kind::kFault,
+                                       {FaultKind::kError, 2, -1, false, "disk full"}));
+    job.membership(2).watch.clear();
+    job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+    CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2: disk full");
+    CHECK(job.Report().find("\n  rank 2  lost; never heard of\n") != std::string::npos);
+  }
+
+  TEST_CASE("control: a rank that does not come back is described and ended all the same") {
+    for (const int stuck : {0, 1, 2}) {
+      CAPTURE(stuck);
+      Control::Options options;
+      options.bound = milliseconds(1500);
+      WatchedJob job(3, options);
+      const auto start = Clock::now();
+      job.Run([&](int rank, Control& control, Progress& progress) {
+        progress.Enter(5, rank);
+        control.Barrier();
+        if (rank == (stuck + 1) % 3) throw Error("it broke");
+        if (rank != stuck) WaitForStop(control);
+        // Its control thread must end it while it is in here.
+        while (job.end(rank).code < 0 && Clock::now() - start < std::chrono::seconds(60)) Sleep(5);
+      });
+      CHECK(Codes(job) == CodesBut(3, (stuck + 1) % 3, 10 + (stuck + 1) % 3));
+      const std::string report = job.Report();
+      CHECK(report.find("\n  " + Name(stuck) + "  step 5, instruction " + std::to_string(stuck) +
+                        " since ") != std::string::npos);
+      CHECK(Clock::now() - start < std::chrono::seconds(30));
+    }
+  }
+
+  TEST_CASE("control: a rank that is silent is lost") {
+    Control::Options options;
+    options.silence = milliseconds(2000);
+    std::vector<std::unique_ptr<WatchedJob>> jobs;
+    for (const int silent : {0, 1, 2}) {
+      jobs.push_back(std::make_unique<WatchedJob>(3, options, std::vector<int>{silent}));
+      jobs.back()->StartAll([](int, Control& control, Progress&) { WaitForStop(control); });
+    }
+    for (const int silent : {0, 1, 2}) {
+      CAPTURE(silent);
+      WatchedJob& job = *jobs[static_cast<size_t>(silent)];
+      job.Join();
+      CHECK(Codes(job) == CodesBut(3, silent, -1));
+      CHECK(FirstLine(job.Report()) ==
+            "contraflow-run: error: " + Name(silent) +
+                " was lost: it was silent for 2 s (it is stopped, or its machine or network is "
+                "gone)");
+      CHECK(job.reports()[0].first == (silent == 0 ? 1 : 0));
+    }
+  }
+
+  TEST_CASE("control: no progress of any rank stops all and shows who waits for whom") {
+    Control::Options options;
+    options.timeout = milliseconds(1200);
+    std::vector<std::unique_ptr<WatchedJob>> jobs;
+    for (const int size : kSizes) {
+      jobs.push_back(std::make_unique<WatchedJob>(size, options));
+      jobs.back()->StartAll([size](int rank, Control& control, Progress& progress) {
+        progress.Enter(2, 7);
+        if (size > 1) progress.WaitFor((rank + 1) % size);
+        WaitForStop(control);
+      });
+    }
+    for (const auto& job : jobs) {
+      job->Join();
+      const int size = job->size();
+      CAPTURE(size);
+      CHECK(Codes(*job) == std::vector<int>(static_cast<size_t>(size), 1));
+      const std::string report = job->Report();
+      CHECK(FirstLine(report) == (size > 1
+                                      ? "contraflow-run: error: no rank has made progress for 1.2 s"
+                                      : "contraflow-run: error: no progress for 1.2 s"));
+      const std::string circle = "\n  they wait in a circle: rank 0 for rank 1, rank 1 for ";
+      CHECK((report.find(circle) != std::string::npos) == (size > 1));
+    }
+  }
+
+  TEST_CASE("control: a job that moves anywhere does not time out") {
+    Control::Options options;
+    options.timeout = milliseconds(1600);
+    WatchedJob job(3, options);
+    job.Run([&](int rank, Control& control, Progress& progress) {
+      const auto start = Clock::now();
+      while (rank == 2 && Clock::now() - start < milliseconds(2200)) {
+        progress.Move();
+        Sleep(20);
+      }
+      control.Barrier();
+      control.Finish();
+    });
+    CHECK(job.reports().empty());
+    CHECK(Codes(job) == std::vector<int>{-1, -1, -1});
+  }
+
+  TEST_CASE("control: if the leader is lost while it stops the job the other hub reports") {
+    for (const bool stays : {false, true}) {
+      CAPTURE(stays);
+      Control::Options options;
+      options.bound = milliseconds(1000);
+      WatchedJob job(4, options, {0});
+      for (const int rank : {1, 2, 3}) {
+        SendControl(job.membership(0).watch[static_cast<size_t>(rank)],
+                    ControlMessage(ControlMessage::Kind::kStop,
+                                   {FaultKind::kError, 0, -1, false, "no memory"}));
+      }
+      if (!stays) job.membership(0).watch.clear();
+      job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+      CHECK(Codes(job) == std::vector<int>{-1, 1, 1, 1});
+      CHECK(job.reports()[0].first == 1);
+      CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 0: no memory");
+    }
+  }
+
+  TEST_CASE("control: if the leader does nothing the other hub stops the job") {
+    Control::Options options;
+    options.bound = milliseconds(1500);
+    WatchedJob job(4, options, {0});
+    job.Run([](int rank, Control& control, Progress&) {
+      if (rank == 3) throw Error("it broke");
+      WaitForStop(control);
+    });
+    CHECK(Codes(job) == std::vector<int>{-1, 1, 1, 13});
+    CHECK(job.reports()[0].first == 1);
+    CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3: it broke");
+  }
+
+  TEST_CASE("control: if neither hub does anything a rank ends on its own") {
+    Control::Options options;
+    options.bound = milliseconds(1000);
+    WatchedJob job(4, options, {0, 1});
+    job.Start(3, [](int, Control&, Progress&) { throw Error("it broke"); });
+    job.Join();
+    CHECK(Codes(job) == std::vector<int>{-1, -1, -1, 13});
+    const std::string before =
+        "contraflow-run: error: rank 3: it broke\n"
+        "  rank 0  did not answer; never heard of\n"
+        "  rank 1  did not answer; never heard of\n"
+        "  rank 3  step 0, instruction -1 since ";
+    CHECK(job.Report().substr(0, before.size()) == before);
+  }
+
+  TEST_CASE("control: if only one connection to a hub breaks all stop") {
+    for (const int hub : {0, 1}) {
+      CAPTURE(hub);
+      WatchedJob job(4, {}, {3});
+      Membership& last = job.membership(3);
+      Socket kept = std::move(last.watch[static_cast<size_t>(hub)]);
+      last.watch[static_cast<size_t>(hub)] = Socket(::dup(kept.fd()));
+      last.watch[static_cast<size_t>(hub)].Shutdown();
+      job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+      const std::string seen = hub == 1 ? ", as rank 1 saw it" : "";
+      CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + (kClosed + seen));
+      CHECK(Codes(job) == std::vector<int>{1, 1, 1, -1});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,141 @@
+#include "tests/runtime/launch/gathering.h"
+
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <future>
+#include <set>
+#include <span>
+#include <thread>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+void CheckJoined(const Socket& a, const Socket& b, const std::string& word) {
+  SendText(a, word);
+  CHECK(ReceiveText(b, word.size()) == word);
+}
+
+}  // namespace
+
+std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms) {
+  std::vector<MeetingPoint> points(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    MeetingPoint& point = points[static_cast<size_t>(rank)];
+    point.rank = rank;
+    point.size = size;
+    point.address = {"127.0.0.1", 0};
+    point.secret = "the secret of the tests";
+    point.timeout = std::chrono::milliseconds(timeout_ms);
+    point.mesh = mesh;
+  }
+  return points;
+}
+
+std::vector<Attendance> Gather(const std::vector<MeetingPoint>& points,
+                               const std::function<void(const Address&)>& listening) {
+  std::promise<Address> listens, go;
+  const std::shared_future<Address> address = go.get_future().share();
+  // Rank 0 must not wait for it: it may want to talk to rank 0.
+  std::thread between([&] {
+    const Address at = listens.get_future().get();
+    if (listening && at.port != 1) listening(at);
+    go.set_value(at);
+  });
+  bool any_host = false;
+  std::vector<Attendance> all(points.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < points.size(); ++i) {
+    const bool host = points[i].rank == 0 && points[i].size > 1 && !any_host;
+    any_host = any_host || host;
+    threads.emplace_back([&, i, host] {
+      MeetingPoint point = points[i];
+      bool told = false;
+      if (host) {
+        point.ready = [&](const Address& at) {
+          told = true;
+          listens.set_value(at);
+        };
+      } else if (point.address.port == 0) {
+        point.address = address.get();
+      }
+      const Clock::time_point begin = Clock::now();
+      try {
+        all[i].members = Meet(point);
+      } catch (const Error& error) {
+        all[i].error = error.what();
+      }
+      all[i].seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (host && !told) listens.set_value({"127.0.0.1", 1});
+    });
+  }
+  if (!any_host) listens.set_value({"127.0.0.1", 1});
+  for (std::thread& thread : threads) thread.join();
+  between.join();
+  return all;
+}
+
+void CheckMet(const std::vector<Attendance>& all, bool mesh) {
+  for (const Attendance& one : all) {
+    CHECK(one.error == "");
+    REQUIRE(one.members.has_value());
+  }
+  const size_t size = all.size();
+  std::set<std::string> listeners;
+  for (size_t i = 0; i < size; ++i) {
+    const Membership& a = *all[i].members;
+    CHECK(a.rank == static_cast<int>(i));
+    CHECK(a.size == static_cast<int>(size));
+    CHECK(a.watch.size() == size);
+    CHECK(a.mesh.size() == (mesh ? size : 0));
+    REQUIRE(a.roster.size() == size);
+    listeners.insert(a.roster[i].Text());
+    for (size_t j = 0; j < size; ++j) {
+      CHECK(a.roster[j].Text() == all[0].members->roster[j].Text());
+      const Membership& b = *all[j].members;
+      const bool watched = i != j && (i < 2 || j < 2);
+      CHECK(static_cast<bool>(a.watch[j]) == watched);
+      const std::string pair = std::to_string(i) + " to " + std::to_string(j);
+      if (watched) CheckJoined(a.watch[j], b.watch[i], "watch " + pair);
+      if (!mesh) continue;
+      CHECK(static_cast<bool>(a.mesh[j]) == (i != j));
+      if (i != j) CheckJoined(a.mesh[j], b.mesh[i], "mesh " + pair);
+    }
+  }
+  CHECK(listeners.size() == size);
+}
+
+Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(30); }
+
+SocketPair::SocketPair() {
+  const Socket listener = Listen({"127.0.0.1", 0});
+  a = Connect(LocalAddress(listener), Soon());
+  pollfd entry{listener.fd(), POLLIN, 0};
+  REQUIRE(poll(&entry, 1, 30'000) == 1);
+  b = Accept(listener);
+  REQUIRE(b);
+}
+
+void SendText(const Socket& socket, const std::string& text) {
+  SendAll(socket, std::as_bytes(std::span(text)), Soon());
+}
+
+std::string ReceiveText(const Socket& socket, size_t bytes) {
+  std::string text(bytes, '\0');
+  ReceiveAll(socket, std::as_writable_bytes(std::span(text)), Soon());
+  return text;
+}
+
+std::string ReceiveRest(const Socket& socket) {
+  std::string text;
+  try {
+    while (true) text += ReceiveText(socket, 1);
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()) == "the connection was closed");
+  }
+  return text;
+}
+
+}  // namespace contraflow

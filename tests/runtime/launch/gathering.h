@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/launch/rendezvous.h"
+#include "runtime/transport/socket.h"
+
+namespace contraflow {
+
+/// How a process's Meet ended.
+struct Attendance {
+  std::optional<Membership> members;
+  std::string error;  ///< "" if it has members
+  double seconds = 0;
+};
+
+/// The points of `size` processes with one secret; rank 0 takes any free port of the loopback
+/// address.
+std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms = 30'000);
+
+/// Calls Meet for each point, in a thread for each. Those whose address has port 0 get that of the
+/// rank 0 among them; they begin once that one listens, or has failed, and `listening`, in a thread
+/// of its own, has returned.
+std::vector<Attendance> Gather(const std::vector<MeetingPoint>& points,
+                               const std::function<void(const Address&)>& listening = nullptr);
+
+/// Checks that all of them have met: that every connection is there that should be, and no other,
+/// and joins the two that it says.
+void CheckMet(const std::vector<Attendance>& all, bool mesh);
+
+/// A deadline for what should take no time, however busy the machine.
+Clock::time_point Soon();
+/// The two ends of a TCP connection.
+struct SocketPair {
+  SocketPair();
+
+  Socket a, b;
+};
+void SendText(const Socket& socket, const std::string& text);
+/// Exactly so many bytes.
+std::string ReceiveText(const Socket& socket, size_t bytes);
+/// Whatever comes until the other side closes the connection.
+std::string ReceiveRest(const Socket& socket);
+
+}  // namespace contraflow

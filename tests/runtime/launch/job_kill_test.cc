@@ -1,0 +1,318 @@
+// Processes of a job that are killed, stopped or told to end: the others never wait for them, one
+// report says who was lost, and a resumed training ends as if nothing had happened.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "tests/runtime/launch/job.h"
+#include "tests/support/sanitized.h"
+
+namespace contraflow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Within which all others have ended when one is lost.
+constexpr double kEndSeconds = 5;
+/// Long enough for anything that is not stuck, on a machine that is busy.
+constexpr double kPatience = 60;
+constexpr int kSteps = 14;
+
+/// How often each training is killed; 50 times all of them together. CONTRAFLOW_KILLS sets another
+/// number.
+int Kills() {
+  if (const char* const kills = std::getenv("CONTRAFLOW_KILLS")) return std::atoi(kills);
+  return Draws(10);
+}
+
+double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+std::string Everything(const LaunchedJob& job) {
+  std::string text;
+  for (int p = 0; p < job.processes(); ++p) text += job.Out(p) + job.Err(p);
+  return text;
+}
+
+bool OthersEnded(const LaunchedJob& job, int victim) {
+  for (int p = 0; p < job.processes(); ++p) {
+    if (p != victim && !job.ending(p).ended) return false;
+  }
+  return true;
+}
+
+/// One report, of which this is the first line.
+void CheckOneReport(const LaunchedJob& job, const std::string& line) {
+  const std::string all = Everything(job);
+  CHECK(CountOf(all, "contraflow-run: error: ") == 1);
+  CHECK(CountOf(all, "contraflow-run: error: " + line) == 1);
+}
+
+/// All have ended, not well, within the bound since `since`, and one report names the lost rank.
+void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
+  const bool ended = job.Wait(kPatience);
+  const std::string story = job.Story();
+  CAPTURE(story);
+  CHECK(ended);
+  for (int p = 0; p < job.processes(); ++p) {
+    CAPTURE(p);
+    CHECK(job.ending(p).code != 0);
+    CHECK(SecondsBetween(since, job.ending(p).when) < kEndSeconds);
+    if (p != victim) CHECK(job.ending(p).signal == 0);
+  }
+  CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
+  CHECK(job.Living().empty());
+}
+
+/// A training that is killed, and what it comes to where it is not.
+struct Trial {
+  Trial(const std::string& schedule, int the_ranks) : ranks(the_ranks) {
+    const std::string plan =
+        CompilePlan(folder, "plan",
+                    "--schedule " + schedule + " --ranks " + std::to_string(ranks) +
+                        " --microbatches " + std::to_string(2 * ranks));
+    words = {plan, "--model", "tiny", "--steps", std::to_string(kSteps)};
+    expected = TrainWithThreads(words);
+    REQUIRE(expected.weights.size() == 64);
+  }
+
+  JobSpec Spec(const std::string& checkpoints, int every, const Words& more) const {
+    JobSpec spec;
+    spec.processes = ranks;
+    spec.words = words;
+    spec.words.insert(spec.words.end(),
+                      {"--checkpoint", checkpoints, "--checkpoint-every", std::to_string(every)});
+    spec.words.insert(spec.words.end(), more.begin(), more.end());
+    return spec;
+  }
+
+  /// Goes on from the newest checkpoint, to the same weights.
+  void CheckResumed(const std::string& checkpoints, int every) const {
+    LaunchedJob job(Spec(checkpoints, every, {"--resume", "--json"}));
+    const bool ended = job.Wait(kPatience);
+    const std::string story = job.Story();
+    CAPTURE(story);
+    CHECK(ended);
+    for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code == 0);
+    const Trained trained = TrainedBy(job.Out(0));
+    CHECK(trained.weights == expected.weights);
+    // The steps that it did itself gave the same losses too.
+    REQUIRE(trained.losses.size() <= expected.losses.size());
+    CHECK(std::equal(trained.losses.rbegin(), trained.losses.rend(), expected.losses.rbegin()));
+  }
+
+  JobFolder folder;
+  int ranks;
+  Words words;
+  Trained expected;
+};
+
+/// Kills each rank in turn, at moments that the seed draws, and resumes.
+void CheckKills(const std::string& schedule, int ranks, unsigned seed) {
+  const Trial trial(schedule, ranks);
+  std::mt19937 random(seed);
+  std::string log;
+  for (int kill = 0, tries = 0; kill < Kills(); ++tries) {
+    REQUIRE(tries < 3 * Kills());  // too fast to be hit
+    const int victim = kill % ranks, every = 1 + kill % 2;
+    const int step = 1 + static_cast<int>(random() % (kSteps - 4));
+    const double delay = static_cast<double>(random() % 1000) * 1e-5;
+    CAPTURE(victim);
+    CAPTURE(step);
+    CAPTURE(delay);
+    const std::string checkpoints = trial.folder.File("checkpoints-" + std::to_string(tries));
+    LaunchedJob job(trial.Spec(checkpoints, every, {}));
+    const bool runs = job.WaitForLines("step ", step, kPatience);
+    const std::string story = job.Story();
+    CAPTURE(story);
+    REQUIRE(runs);
+    Sleep(delay);
+    const Clock::time_point killed = Clock::now();
+    if (!job.Signal(victim, SIGKILL)) continue;
+    job.Wait(kPatience);
+    if (job.ending(victim).signal != SIGKILL) continue;  // it had just ended
+    CheckStopped(job, victim, killed);
+    trial.CheckResumed(checkpoints, every);
+    ++kill;
+    double last = 0;
+    for (int p = 0; p < ranks; ++p) {
+      last = std::max(last, SecondsBetween(killed, job.ending(p).when));
+    }
+    log += "\nrank " + std::to_string(victim) + " killed " + std::to_string(delay * 1e3) +
+           " ms after step " + std::to_string(step) + ", the last ended " +
+           std::to_string(last * 1e3) + " ms later";
+  }
+  MESSAGE(schedule << " on " << ranks << " ranks" << log);
+}
+
+}  // namespace
+
+TEST_SUITE("jobs") {
+  TEST_CASE("killed: 1f1b on two ranks") { CheckKills("1f1b", 2, 1); }
+  TEST_CASE("killed: zb-1p on three ranks") { CheckKills("zb-1p", 3, 2); }
+  TEST_CASE("killed: dualpipe on four ranks") { CheckKills("dualpipe", 4, 3); }
+  TEST_CASE("killed: zb-1p on four ranks") { CheckKills("zb-1p", 4, 4); }
+  TEST_CASE("killed: 1f1b on four ranks") { CheckKills("1f1b", 4, 5); }
+
+  TEST_CASE("killed while they meet: nobody waits for ever") {
+    const Trial trial("1f1b", 3);
+    std::mt19937 random(6);
+    for (int victim = 0; victim < 3; ++victim) {
+      CAPTURE(victim);
+      LaunchedJob job(
+          trial.Spec(trial.folder.File("checkpoints"), 1, {"--rendezvous-timeout", "1"}));
+      Sleep(static_cast<double>(random() % 1000) * 3e-5);
+      job.Signal(victim, SIGKILL);
+      const bool ended = job.Wait(kPatience);
+      const std::string story = job.Story();
+      CAPTURE(story);
+      CHECK(ended);
+      for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code != 0);
+      CHECK(job.Living().empty());
+    }
+  }
+
+  TEST_CASE("killed: expert groups name the member") {
+    const JobFolder folder;
+    JobSpec spec;
+    spec.processes = 4;
+    spec.words = {CompilePlan(folder, "plan",
+                              "--schedule 1f1b --ranks 2 --microbatches 4 --expert-parallel 2 "
+                              "--costs moe-unit --level component"),
+                  "--model", "tiny", "--steps", "100000"};
+    LaunchedJob job(spec);
+    REQUIRE(job.WaitForLines("step ", 2, kPatience));
+    const Clock::time_point killed = Clock::now();
+    REQUIRE(job.Signal(3, SIGKILL));
+    const bool ended = job.Wait(kPatience);
+    const std::string story = job.Story();
+    CAPTURE(story);
+    CHECK(ended);
+    CheckOneReport(job, "member 1 rank 1 was lost: ");
+    for (int p = 0; p < 3; ++p) {
+      CHECK(job.ending(p).code > 0);
+      CHECK(SecondsBetween(killed, job.ending(p).when) < kEndSeconds);
+    }
+  }
+
+  TEST_CASE("SIGTERM to one rank stops all") {
+    const Trial trial("dualpipe", 4);
+    for (const int victim : {0, 1, 3}) {
+      CAPTURE(victim);
+      const std::string checkpoints = trial.folder.File("terminated-" + std::to_string(victim));
+      LaunchedJob job(trial.Spec(checkpoints, 1, {}));
+      const bool runs = job.WaitForLines("step ", 3, kPatience);
+      const std::string before = job.Story();
+      CAPTURE(before);
+      REQUIRE(runs);
+      const Clock::time_point sent = Clock::now();
+      REQUIRE(job.Signal(victim, SIGTERM));
+      const bool ended = job.Wait(kPatience);
+      const std::string story = job.Story();
+      CAPTURE(story);
+      CHECK(ended);
+      for (int p = 0; p < job.processes(); ++p) {
+        CHECK(job.ending(p).code != 0);
+        CHECK(SecondsBetween(sent, job.ending(p).when) < kEndSeconds);
+      }
+      CheckOneReport(job, "rank " + std::to_string(victim) + " was sent SIGTERM\n");
+      CHECK(CountOf(Everything(job), " was lost") == 0);
+      CHECK(job.Living().empty());
+      trial.CheckResumed(checkpoints, 1);
+    }
+  }
+
+  TEST_CASE("SIGSTOP of one rank: the others give up") {
+    const JobFolder folder;
+    JobSpec spec;
+    spec.processes = 3;
+    spec.words = {CompilePlan(folder, "plan", "--schedule 1f1b --ranks 3 --microbatches 6"),
+                  "--model",
+                  "tiny",
+                  "--steps",
+                  "100000",
+                  "--timeout",
+                  "2"};
+    for (const int victim : {0, 2}) {
+      CAPTURE(victim);
+      LaunchedJob job(spec);
+      REQUIRE(job.WaitForLines("step ", 2, kPatience));
+      const Clock::time_point stopped = Clock::now();
+      REQUIRE(job.Signal(victim, SIGSTOP));
+      while (!OthersEnded(job, victim) && SecondsBetween(stopped, Clock::now()) < kPatience) {
+        job.Wait(0.02);
+      }
+      const std::string while_stopped = job.Story();
+      CAPTURE(while_stopped);
+      for (int p = 0; p < job.processes(); ++p) {
+        CAPTURE(p);
+        CHECK(job.ending(p).ended == (p != victim));
+        if (p == victim) continue;
+        CHECK(job.ending(p).code > 0);
+        CHECK(SecondsBetween(stopped, job.ending(p).when) < 2 + kEndSeconds);
+      }
+      // Either is true by then: it is silent, and nobody gets on.
+      const std::string name = "rank " + std::to_string(victim), all = Everything(job);
+      if (CountOf(all, "no rank has made progress for 2 s\n") > 0) {
+        CheckOneReport(job, "no rank has made progress for 2 s\n");
+        CHECK(CountOf(all, "\n  " + name + "  did not answer; ") == 1);
+      } else {
+        CheckOneReport(job, name + " was lost: it was silent for 2 s");
+      }
+      // It finds that it is alone, and ends too.
+      job.Signal(victim, SIGCONT);
+      const bool ended = job.Wait(kEndSeconds);
+      const std::string story = job.Story();
+      CAPTURE(story);
+      CHECK(ended);
+      CHECK(job.ending(victim).code > 0);
+      CHECK(job.Living().empty());
+    }
+  }
+
+#ifdef CF_HAVE_MPI
+  TEST_CASE("mpirun: a rank that is killed is reported and nothing is left") {
+    const Trial trial("dualpipe", 4);
+    std::mt19937 random(7);
+    for (int victim = 0; victim < 4; ++victim) {
+      CAPTURE(victim);
+      const std::string checkpoints = trial.folder.File("mpi-" + std::to_string(victim));
+      JobSpec spec = trial.Spec(checkpoints, 1, {});
+      spec.style = JobStyle::kMpirun;
+      LaunchedJob job(spec);
+      const bool runs = job.WaitForLines("step ", 1 + victim, kPatience);
+      const std::string before = job.Story();
+      CAPTURE(before);
+      REQUIRE(runs);
+      Sleep(static_cast<double>(random() % 1000) * 1e-5);
+      const Clock::time_point killed = Clock::now();
+      REQUIRE(job.Signal(victim, SIGKILL));
+      const bool ended = job.Wait(kPatience);
+      const std::string story = job.Story();
+      CAPTURE(story);
+      CHECK(ended);
+      CHECK(job.ending(0).code > 0);
+      CHECK(SecondsBetween(killed, job.ending(0).when) < kEndSeconds);
+      CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
+      CHECK(job.Living().empty());
+      spec.words.insert(spec.words.end(), {"--resume", "--json"});
+      LaunchedJob resumed(spec);
+      CHECK(resumed.Wait(kPatience));
+      const std::string resumed_story = resumed.Story();
+      CAPTURE(resumed_story);
+      CHECK(TrainedBy(resumed.Out(0)).weights == trial.expected.weights);
+    }
+  }
+#endif
+}
+
+}  // namespace contraflow

@@ -1,0 +1,197 @@
+// contraflow-run as processes of mpirun, srun and torchrun: whoever starts it, whatever carries the
+// messages, the same plan trains the same weights, bit for bit.
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tests/runtime/launch/job.h"
+
+namespace contraflow {
+namespace {
+
+/// A plan, and how many processes it takes.
+struct Case {
+  std::string name;  ///< of the file
+  int processes;
+  std::string compile;
+};
+
+constexpr const char* kModelWithFourLayers =
+    R"({"name": "four", "layers": 4, "width": 16, "heads": 2, "experts": 4, "expert_width": 16,
+        "sequence": 8, "batch": 2})";
+
+/// Runs the job, which must end well, and gives what it trained.
+Trained CheckJob(const JobSpec& spec) {
+  LaunchedJob job(spec);
+  const bool ended = job.Wait(60);
+  const std::string story = job.Story();
+  CAPTURE(story);
+  CHECK(ended);
+  for (int p = 0; p < job.processes(); ++p) {
+    CHECK(job.ending(p).code == 0);
+    CHECK(job.Err(p) == "");
+    // One process speaks for all.
+    if (p > 0) CHECK(job.Out(p) == "");
+  }
+  CHECK(job.Living().empty());
+  return TrainedBy(job.Out(0));
+}
+
+void CheckSame(const Trained& trained, const Trained& expected) {
+  CHECK(trained.weights == expected.weights);
+  CHECK(trained.losses == expected.losses);
+}
+
+/// The plan in every way: strict or not, compared with one rank or not.
+void CheckPlan(JobStyle style, const Case& plan, const Words& variants) {
+  CAPTURE(plan.name);
+  const JobFolder folder;
+  const std::string file = CompilePlan(folder, plan.name, plan.compile);
+  const Words words = {file, "--model", "tiny", "--steps", "2"};
+  const Trained expected = TrainWithThreads(words);
+  REQUIRE(expected.weights.size() == 64);
+  REQUIRE(expected.losses.size() == 2);
+  for (const std::string& variant : variants) {
+    CAPTURE(variant);
+    JobSpec spec;
+    spec.style = style;
+    spec.processes = plan.processes;
+    spec.words = words;
+    spec.words.push_back("--json");
+    if (!variant.empty()) spec.words.push_back(variant);
+    CheckSame(CheckJob(spec), expected);
+  }
+}
+
+const Case kTwo = {"1f1b-2", 2, "--schedule 1f1b --ranks 2 --microbatches 4"};
+const Case kFour = {"dualpipe-4", 4, "--schedule dualpipe --ranks 4 --microbatches 8"};
+const Case kGroups = {"groups", 8,
+                      "--schedule dualpipe --ranks 4 --microbatches 8 --expert-parallel 2 "
+                      "--costs moe-unit --level component"};
+
+}  // namespace
+
+TEST_SUITE("jobs") {
+#ifdef CF_HAVE_MPI
+  TEST_CASE("mpirun: two processes equal the threads of one") {
+    CheckPlan(JobStyle::kMpirun, kTwo, {"", "--check", "--strict"});
+    CheckPlan(JobStyle::kMpirun, {"zb-2", 2, "--schedule zb-1p --ranks 2 --microbatches 4"},
+              {"--strict"});
+  }
+
+  TEST_CASE("mpirun: four processes equal the threads of one") {
+    CheckPlan(JobStyle::kMpirun, {"1f1b-4", 4, "--schedule 1f1b --ranks 4 --microbatches 8"},
+              {"--check"});
+    CheckPlan(JobStyle::kMpirun, {"zb-4", 4, "--schedule zb-1p --ranks 4 --microbatches 8"},
+              {"--strict"});
+    CheckPlan(JobStyle::kMpirun, kFour, {"", "--strict"});
+    CheckPlan(JobStyle::kMpirun,
+              {"replicas", 4, "--schedule 1f1b --ranks 2 --microbatches 4 --data-parallel 2"},
+              {""});
+  }
+
+  TEST_CASE("mpirun: eight processes equal the threads of one") {
+    CheckPlan(JobStyle::kMpirun, {"1f1b-8", 8, "--schedule 1f1b --ranks 8 --microbatches 8"},
+              {"--strict"});
+    CheckPlan(JobStyle::kMpirun,
+              {"dualpipe-8", 8, "--schedule dualpipe --ranks 8 --microbatches 16"}, {""});
+  }
+
+  TEST_CASE("mpirun: expert groups equal the threads of one") {
+    CheckPlan(JobStyle::kMpirun, kGroups, {"--check", "--strict"});
+    CheckPlan(JobStyle::kMpirun,
+              {"buffers", 8,
+               "--schedule 1f1b --ranks 4 --microbatches 8 --expert-parallel 2 --costs moe-unit "
+               "--model tiny --level buffer"},
+              {"--strict"});
+  }
+
+  TEST_CASE("mpirun: tensors may go over TCP") {
+    const JobFolder folder;
+    const std::string file = CompilePlan(folder, kFour.name, kFour.compile);
+    JobSpec spec;
+    spec.style = JobStyle::kMpirun;
+    spec.processes = 4;
+    spec.words = {file, "--model", "tiny", "--steps", "2", "--json"};
+    const Trained expected = CheckJob(spec);
+    CHECK(expected.losses.size() == 2);
+    spec.words.insert(spec.words.end(), {"--transport", "tcp"});
+    // Without MPI nothing else tells them where to meet.
+    spec.environment = {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(FreePort())}};
+    CheckSame(CheckJob(spec), expected);
+  }
+#endif
+
+  TEST_CASE("torchrun: its environment starts the same training") {
+    CheckPlan(JobStyle::kTorchrun, kTwo, {"", "--strict"});
+    CheckPlan(JobStyle::kTorchrun, kFour, {"--check", "--strict"});
+    CheckPlan(JobStyle::kTorchrun, kGroups, {"--strict"});
+  }
+
+  TEST_CASE("srun: its environment starts the same training") {
+    CheckPlan(JobStyle::kSrun, kTwo, {"--check"});
+    CheckPlan(JobStyle::kSrun, kFour, {"", "--strict"});
+  }
+
+  TEST_CASE("srun: with an address and a secret of its own") {
+    const JobFolder folder;
+    const std::string file = CompilePlan(folder, kTwo.name, kTwo.compile);
+    const Words words = {file, "--model", "tiny", "--steps", "2"};
+    JobSpec spec;
+    spec.style = JobStyle::kSrun;
+    spec.processes = 2;
+    spec.words = words;
+    spec.words.push_back("--json");
+    spec.environment = {{"MASTER_ADDR", "127.0.0.1"},
+                        {"MASTER_PORT", std::to_string(FreePort())},
+                        {"SLURM_STEP_NODELIST", "elsewhere[7-9]"},
+                        {"CONTRAFLOW_SECRET", "known to this job alone"}};
+    CheckSame(CheckJob(spec), TrainWithThreads(words));
+  }
+
+  TEST_CASE("torchrun: however the processes stand for the devices") {
+    const JobFolder folder;
+    const std::string file = CompilePlan(
+        folder, "cube",
+        "--schedule 1f1b --ranks 2 --microbatches 2 --data-parallel 2 --expert-parallel 2 --costs "
+        "moe-unit --level component");
+    const Words words = {file, "--model", "tiny", "--steps", "2"};
+    const Trained expected = TrainWithThreads(words);
+    for (const char* const order : {"ep-dp-pp", "pp-ep-dp", "dp-pp-ep"}) {
+      CAPTURE(order);
+      JobSpec spec;
+      spec.processes = 8;
+      spec.words = words;
+      spec.words.insert(spec.words.end(), {"--json", "--rank-order", order});
+      CheckSame(CheckJob(spec), expected);
+    }
+  }
+
+  TEST_CASE("any number of ranks trains the weights that one rank trains") {
+    const JobFolder folder;
+    const std::string model = folder.File("four-layers.json");
+    WriteText(model, kModelWithFourLayers);
+    const auto train = [&](int ranks) {
+      const std::string number = std::to_string(ranks);
+      const std::string file = CompilePlan(folder, "ranks-" + number,
+                                           "--schedule 1f1b --microbatches 4 --ranks " + number);
+      JobSpec spec;
+      spec.processes = ranks;
+      spec.words = {file, "--model", model, "--steps", "2", "--json"};
+      return CheckJob(spec);
+    };
+    const Trained expected = train(1);
+    CHECK(expected.weights.size() == 64);
+    CHECK(expected.losses.size() == 2);
+    // They are not the same whatever is trained.
+    CHECK(
+        TrainWithThreads({CompilePlan(folder, "one", "--schedule 1f1b --microbatches 4 --ranks 1"),
+                          "--model", model, "--steps", "2", "--seed", "2"})
+            .weights != expected.weights);
+    CheckSame(train(2), expected);
+    CheckSame(train(4), expected);
+  }
+}
+
+}  // namespace contraflow

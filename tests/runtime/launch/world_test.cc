@@ -1,0 +1,323 @@
+#include "runtime/launch/world.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "tests/support/failure.h"
+
+namespace contraflow {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+World Read(const Variables& variables) {
+  return ReadWorld([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+Variables With(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+const Variables kTorchrun = {{"RANK", "5"},
+                             {"WORLD_SIZE", "8"},
+                             {"LOCAL_RANK", "1"},
+                             {"MASTER_ADDR", "node-1"},
+                             {"MASTER_PORT", "29400"},
+                             {"TORCHELASTIC_RUN_ID", "run"}};
+const Variables kMpirun = {{"OMPI_COMM_WORLD_RANK", "3"},
+                           {"OMPI_COMM_WORLD_SIZE", "4"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                           {"PMIX_NAMESPACE", "3211"}};
+const Variables kSrun = {{"SLURM_PROCID", "6"},
+                         {"SLURM_STEP_NUM_TASKS", "7"},
+                         {"SLURM_NTASKS", "9"},
+                         {"SLURM_LOCALID", "4"},
+                         {"SLURM_JOB_ID", "1000"},
+                         {"SLURM_STEP_ID", "2"},
+                         {"SLURM_JOB_NODELIST", "gpu[007-010,12],login1"}};
+
+TEST_SUITE("unit") {
+  TEST_CASE("world: a process on its own") {
+    // Neither a shell's leftovers nor a batch script that starts no tasks make a job.
+    for (const Variables& variables :
+         {Variables{}, Variables{{"MASTER_ADDR", "x"}, {"MASTER_PORT", "garbage"}},
+          Variables{{"LOCAL_RANK", "3"}}, Variables{{"SLURM_NTASKS", "4"}},
+          Variables{{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_PROCID", ""}}}) {
+      const World world = Read(variables);
+      CHECK(world.launcher == Launcher::kNone);
+      CHECK(world.rank == 0);
+      CHECK(world.size == 1);
+      CHECK(world.local_rank == 0);
+      CHECK(world.master_address.empty());
+      CHECK(world.master_port == 0);
+    }
+  }
+
+  TEST_CASE("world: torchrun") {
+    const World world = Read(kTorchrun);
+    CHECK(world.launcher == Launcher::kTorchrun);
+    CHECK(world.rank == 5);
+    CHECK(world.size == 8);
+    CHECK(world.local_rank == 1);
+    CHECK(world.master_address == "node-1");
+    CHECK(world.master_port == 29'400);
+    CHECK(world.job == "run");
+  }
+
+  TEST_CASE("world: mpirun") {
+    World world = Read(kMpirun);
+    CHECK(world.launcher == Launcher::kMpirun);
+    CHECK(world.rank == 3);
+    CHECK(world.size == 4);
+    CHECK(world.local_rank == 2);
+    CHECK(world.master_address.empty());
+    CHECK(world.master_port == 0);
+    CHECK(world.job == "3211");
+    world = Read(With(kMpirun, {{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}}));
+    CHECK(world.master_address == "::1");
+    CHECK(world.master_port == 1);
+  }
+
+  TEST_CASE("world: srun") {
+    World world = Read(kSrun);
+    CHECK(world.launcher == Launcher::kSrun);
+    CHECK(world.rank == 6);
+    CHECK(world.size == 7);
+    CHECK(world.local_rank == 4);
+    CHECK(world.master_address == "gpu007");
+    CHECK(world.job == "1000.2");
+    const int port = world.master_port;
+    world = Read(With(kSrun, {{"SLURM_STEP_NODELIST", "login1"}, {"MASTER_PORT", "1234"}}));
+    CHECK(world.master_address == "login1");
+    CHECK(world.master_port == 1234);
+    CHECK(Read(With(kSrun, {{"MASTER_ADDR", "there"}})).master_address == "there");
+    CHECK(Read(With(kSrun, {{"SLURM_STEP_NUM_TASKS", ""}})).size == 9);
+    // The ports of steps that may run at the same time differ, and are none that the system gives
+    // to connections.
+    std::set<int> ports;
+    for (int job = 1000; job < 1010; ++job) {
+      for (int step = 0; step < 10; ++step) {
+        ports.insert(Read(With(kSrun, {{"SLURM_JOB_ID", std::to_string(job)},
+                                       {"SLURM_STEP_ID", std::to_string(step)}}))
+                         .master_port);
+      }
+    }
+    CHECK(ports.count(port) == 1);
+    CHECK(ports.size() == 100);
+    CHECK(*ports.begin() >= 1024);
+    CHECK(*ports.rbegin() < 32'768);
+    CHECK(Read(With(kSrun, {{"SLURM_STEP_ID", "4294967290"}})).master_port >= 1024);
+  }
+
+  TEST_CASE("world: several launchers at once") {
+    CHECK(Read(With(With(kSrun, kMpirun), kTorchrun)).launcher == Launcher::kTorchrun);
+    CHECK(Read(With(kSrun, kMpirun)).launcher == Launcher::kMpirun);
+    CHECK(Read(With(kSrun, kMpirun)).rank == 3);
+    CHECK(Read(With(kSrun, kTorchrun)).rank == 5);
+    // mpirun may start torchrun, and torchrun this process.
+    CHECK(Read(With(kMpirun, kTorchrun)).rank == 5);
+    Variables by_hand = kTorchrun;
+    by_hand.erase("TORCHELASTIC_RUN_ID");
+    by_hand["RANK"] = kMpirun.at("OMPI_COMM_WORLD_RANK");
+    by_hand["WORLD_SIZE"] = kMpirun.at("OMPI_COMM_WORLD_SIZE");
+    CHECK(Read(With(kMpirun, by_hand)).launcher == Launcher::kTorchrun);
+    // Left over from elsewhere.
+    by_hand["RANK"] = "0";
+    by_hand["WORLD_SIZE"] = "1";
+    by_hand["LOCAL_RANK"] = "0";
+    CHECK(Failure([&] {
+            Read(With(kMpirun, by_hand));
+          }).find("RANK and WORLD_SIZE say 0 of 1, but mpirun's") == 0);
+    CHECK(Read(With(kMpirun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kMpirun);
+    CHECK(Read(With(kSrun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kSrun);
+    CHECK(Failure([] {
+            Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
+          }).find("PMI_SIZE is set") == 0);
+    CHECK(Read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size == 1);
+  }
+
+  TEST_CASE("world: torchrun keeps MASTER_PORT for itself") {
+    const int port = Read(kTorchrun).master_port;
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port ==
+          port + 1);
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == port);
+    CHECK(
+        Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", "65535"}}))
+            .master_port == 65534);
+    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", ""}}))
+              .master_port == 0);
+  }
+
+  TEST_CASE("world: what is missing") {
+    struct Case {
+      Variables variables;
+      const char* missing;
+      const char* there;
+    };
+    for (const Case& c :
+         {Case{kTorchrun, "RANK", "WORLD_SIZE"}, Case{kTorchrun, "WORLD_SIZE", "RANK"},
+          Case{kMpirun, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+          Case{kMpirun, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}}) {
+      const std::string text = std::string(c.missing) + " is not set, but " + c.there +
+                               " is; a launcher sets both: set what is missing, or unset the other";
+      CHECK(Failure([&] { Read(With(c.variables, {{c.missing, ""}})); }) == text);
+      Variables without = c.variables;
+      without.erase(c.missing);
+      CHECK(Failure([&] { Read(without); }) == text);
+    }
+    CHECK(Failure([] { Read({{"SLURM_PROCID", "0"}}); }).find("SLURM_NTASKS is not set") == 0);
+    // Which device of its machine a process has is asked for only where that matters.
+    CHECK(Read(With(kTorchrun, {{"LOCAL_RANK", ""}})).local_rank == -1);
+    CHECK(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}})).local_rank == -1);
+    CHECK(Read(With(kSrun, {{"SLURM_LOCALID", ""}})).local_rank == -1);
+  }
+
+  TEST_CASE("world: garbage in each variable") {
+    const std::vector<std::string> garbage = {
+        "x",    "-1",        "1x", " 1", "1 ", "0x1", "1.0", "+1", "99999999999999999999999",
+        "\xff", "4294967296"};
+    for (const Variables& launcher : {kTorchrun, kMpirun, kSrun}) {
+      for (const auto& [name, value] : With(launcher, {{"MASTER_PORT", ""}})) {
+        // Hosts and names of jobs are any text.
+        const bool number = name.find("RANK") != std::string::npos ||
+                            name.find("SIZE") != std::string::npos ||
+                            name.find("PORT") != std::string::npos || name == "SLURM_PROCID" ||
+                            name == "SLURM_STEP_NUM_TASKS" || name == "SLURM_LOCALID" ||
+                            name == "SLURM_JOB_ID" || name == "SLURM_STEP_ID";
+        if (!number) continue;
+        for (const std::string& text : garbage) {
+          CAPTURE(name);
+          CAPTURE(text);
+          const std::string failure = Failure([&] { Read(With(launcher, {{name, text}})); });
+          CHECK(failure.find(name + ": must be a number from ") == 0);
+          CHECK(failure.find("is \"" + text + "\"") != std::string::npos);
+        }
+      }
+    }
+    CHECK(Failure([] {
+            Read(With(kTorchrun, {{"RANK", "8"}}));
+          }) == "RANK: must be a number from 0 to 7, is \"8\"");
+    CHECK(Failure([] {
+            Read(With(kTorchrun, {{"WORLD_SIZE", "0"}}));
+          }) == "WORLD_SIZE: must be a number from 1 to 1048576, is \"0\"");
+    CHECK(Failure([] {
+            Read(With(kTorchrun, {{"MASTER_PORT", "65536"}}));
+          }) == "MASTER_PORT: must be a number from 1 to 65535, is \"65536\"");
+    CHECK(Failure([] {
+            Read(With(kMpirun, {{"MASTER_PORT", "0"}}));
+          }) == "MASTER_PORT: must be a number from 1 to 65535, is \"0\"");
+    CHECK(Failure([] {
+            Read(With(kSrun, {{"SLURM_STEP_NODELIST", "gpu[1"}}));
+          }) ==
+          "SLURM_STEP_NODELIST: \"gpu[1\" is no list of hosts such as gpu[003-010,12],login1");
+  }
+
+  TEST_CASE("world: the first host of a node list") {
+    const std::map<std::string, std::string> lists = {{"gpu[003-010,12],login1", "gpu003"},
+                                                      {"a", "a"},
+                                                      {"a,b", "a"},
+                                                      {"a-1,b[2-3]", "a-1"},
+                                                      {"n[7]", "n7"},
+                                                      {"n[9,1-3].rack", "n9.rack"},
+                                                      {"r[1-2]n[03-04]", "r1n03"},
+                                                      {"10.0.0.7", "10.0.0.7"}};
+    for (const auto& [list, host] : lists) {
+      CAPTURE(list);
+      CHECK(FirstHost(list) == host);
+    }
+    for (const std::string& list : std::vector<std::string>{
+             "",      ",",      ",a",    "a,",    "n[",      "n[]",     "n[1",
+             "n]1[",  "n[a-b]", "n[1-]", "n[-1]", "n[,]",    "n[1,,2]", "n[1--2]",
+             "n[1-2", "-n",     "a b",   "a;b",   "n[1[2]]", "n\xff",   "[]"}) {
+      CAPTURE(list);
+      CHECK(Failure([&] { FirstHost(list); }) ==
+            "\"" + list + "\" is no list of hosts such as gpu[003-010,12],login1");
+    }
+  }
+}
+
+Plan PlanOf(int ranks, int replicas, int members) {
+  Plan plan;
+  plan.ranks = ranks;
+  plan.data_parallel = replicas;
+  plan.expert_parallel = members;
+  return plan;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("rank order: every process is one device and every device one process") {
+    for (const char* name :
+         {"ep-dp-pp", "ep-pp-dp", "dp-ep-pp", "dp-pp-ep", "pp-ep-dp", "pp-dp-ep"}) {
+      for (const Plan& plan :
+           {PlanOf(1, 1, 1), PlanOf(4, 3, 2), PlanOf(2, 1, 5), PlanOf(1, 7, 1), PlanOf(3, 2, 1)}) {
+        CAPTURE(name);
+        const RankOrder order(name, plan);
+        CHECK(order.processes() == plan.ranks * plan.data_parallel * plan.expert_parallel);
+        std::set<std::array<int, 3>> devices;
+        for (int process = 0; process < order.processes(); ++process) {
+          const Device device = order.DeviceOf(process);
+          CHECK(order.ProcessOf(device) == process);
+          CHECK(device.rank < plan.ranks);
+          CHECK(device.replica < plan.data_parallel);
+          CHECK(device.member < plan.expert_parallel);
+          devices.insert({device.replica, device.member, device.rank});
+        }
+        CHECK(devices.size() == static_cast<size_t>(order.processes()));
+      }
+    }
+  }
+
+  TEST_CASE("rank order: from the dimension that changes fastest") {
+    const Plan plan = PlanOf(4, 3, 2);
+    using D = Device;
+    CHECK(RankOrder(RankOrder::kDefault, plan).DeviceOf(1) ==
+          D{.replica = 0, .member = 1, .rank = 0});
+    CHECK(RankOrder(RankOrder::kDefault, plan).DeviceOf(2) ==
+          D{.replica = 1, .member = 0, .rank = 0});
+    CHECK(RankOrder(RankOrder::kDefault, plan).DeviceOf(6) ==
+          D{.replica = 0, .member = 0, .rank = 1});
+    CHECK(RankOrder("pp-ep-dp", plan).DeviceOf(1) == D{.replica = 0, .member = 0, .rank = 1});
+    CHECK(RankOrder("pp-ep-dp", plan).DeviceOf(4) == D{.replica = 0, .member = 1, .rank = 0});
+    CHECK(RankOrder("pp-ep-dp", plan).DeviceOf(8) == D{.replica = 1, .member = 0, .rank = 0});
+    CHECK(RankOrder("dp-pp-ep", plan).DeviceOf(12) == D{.replica = 0, .member = 1, .rank = 0});
+  }
+
+  TEST_CASE("rank order: what is none") {
+    const Plan plan = PlanOf(2, 1, 1);
+    const std::string known =
+        "; known are: ep-dp-pp, ep-pp-dp, dp-ep-pp, dp-pp-ep, pp-ep-dp, pp-dp-ep";
+    CHECK(Failure([&] { RankOrder("ep-dp-tp", plan); }) ==
+          "unknown rank order \"ep-dp-tp\" (did you mean \"ep-dp-pp\"?)" + known);
+    for (const std::string order :
+         {"", "ep", "ep-dp", "ep-ep-pp", "EP-DP-PP", "ep-dp-pp-ep", "ep,dp,pp", "ep-dp-pp "}) {
+      CAPTURE(order);
+      const std::string failure = Failure([&] { RankOrder(order, plan); });
+      CHECK(failure.find("unknown rank order \"" + order + "\"") == 0);
+      CHECK(failure.find(known) != std::string::npos);
+    }
+    CHECK(Failure([] { RankOrder("ep-dp-pp", PlanOf(kMaxRanks, kMaxDataParallel, 2)); }) ==
+          "a plan of 16384 ranks, 16384 replicas and 2 members needs more than 1048576 processes, "
+          "the most that one job can have");
+  }
+
+  TEST_CASE("a device's name leaves out what there is only one of") {
+    const Device device{.replica = 0, .member = 1, .rank = 2};
+    CHECK(NameOf(PlanOf(4, 3, 2), device) == "replica 0 member 1 rank 2");
+    CHECK(NameOf(PlanOf(4, 1, 2), device) == "member 1 rank 2");
+    CHECK(NameOf(PlanOf(4, 3, 1), device) == "replica 0 rank 2");
+    CHECK(NameOf(PlanOf(4, 1, 1), device) == "rank 2");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

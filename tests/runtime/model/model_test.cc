@@ -1,0 +1,273 @@
+#include "runtime/model/model.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "compiler/files/json.h"
+#include "runtime/model/parameters.h"
+#include "tests/support/failure.h"
+
+namespace contraflow {
+namespace {
+
+// The file "m.json" with this text, in the current folder for as long as the object lives.
+struct ModelFile {
+  explicit ModelFile(const std::string& text) : old(std::filesystem::current_path()) {
+    folder = std::filesystem::temp_directory_path() /
+             ("contraflow-model-test-" + std::to_string(getpid()));
+    std::filesystem::create_directory(folder);
+    std::filesystem::current_path(folder);
+    std::ofstream("m.json") << text;
+  }
+  ~ModelFile() {
+    std::filesystem::current_path(old);
+    std::filesystem::remove_all(folder);
+  }
+  std::filesystem::path folder, old;
+};
+
+Model Read(const std::string& text) {
+  const ModelFile file(text);
+  return ReadModel("m.json");
+}
+
+std::string ReadFailure(const std::string& text) {
+  return Failure([&] { Read(text); });
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("unit");
+
+TEST_CASE("model: presets") {
+  CHECK(ReadModel("default") == Model{});
+  const Model tiny = ReadModel("tiny");
+  CHECK(tiny.name == "tiny");
+  CHECK(tiny.width == 16);
+  CHECK(tiny.tokens() == 16);
+  CheckModel(tiny, "tiny");
+  CheckModel(Model{}, "default");
+  CHECK(Failure([] { ReadModel("defualt"); }) ==
+        "unknown model \"defualt\" (did you mean \"default\"?); known are: default, tiny, or a "
+        "file such as ./model.json");
+  CHECK(Failure([] { ReadModel(""); }) ==
+        "unknown model \"\"; known are: default, tiny, or a file such as ./model.json");
+  CHECK(Failure([] { ReadModel("./no-such-file.json"); }) ==
+        "./no-such-file.json: cannot be read: No such file or directory");
+}
+
+TEST_CASE("model: a file sets what it names and leaves the rest") {
+  const Model model = Read(R"({"name": "mine", "layers": 3, "width": 32, "heads": 2, "experts": 4,
+      "top_k": 1, "expert_width": 20, "capacity_factor": 1.5, "vocabulary": 300, "sequence": 10, "batch": 2,
+      "learning_rate": 0.5, "warmup_steps": 0, "beta1": 0.5, "beta2": 0.25, "epsilon": 1e-6,
+      "weight_decay": 0})");
+  const Model want{.name = "mine",
+                   .layers = 3,
+                   .width = 32,
+                   .heads = 2,
+                   .experts = 4,
+                   .top_k = 1,
+                   .expert_width = 20,
+                   .capacity_factor = 1.5f,
+                   .vocabulary = 300,
+                   .sequence = 10,
+                   .batch = 2,
+                   .learning_rate = 0.5f,
+                   .warmup_steps = 0,
+                   .beta1 = 0.5f,
+                   .beta2 = 0.25f,
+                   .epsilon = 1e-6f,
+                   .weight_decay = 0};
+  CHECK(model == want);
+  Model unnamed;
+  unnamed.name = "m.json";
+  CHECK(Read("{}") == unnamed);
+}
+
+TEST_CASE("model: what is written reads back as the same") {
+  Model model = ReadModel("tiny");
+  model.layers = 7;
+  model.learning_rate = 1.0f / 3;
+  model.beta2 = 0.9999f;
+  for (const float capacity : {0.0f, 1.3f}) {
+    model.capacity_factor = capacity;
+    std::string text;
+    WriteJson(ModelToJson(model), &text);
+    const JsonDocument document = ParseJson(text, "written");
+    CHECK(ModelFromJson(document.Root()) == model);
+  }
+}
+
+TEST_CASE("model: malformed files are refused with path and remedy") {
+  CHECK(ReadFailure(R"({"widht": 3})").find("unknown key \"widht\" (did you mean \"width\"?)") !=
+        std::string::npos);
+  CHECK(ReadFailure(R"({"width": 0})") == "m.json: /width: must be a width in 1..16384, is 0");
+  CHECK(ReadFailure(R"({"width": 4294967360})") ==
+        "m.json: /width: must be a width in 1..16384, is 4294967360");
+  CHECK(ReadFailure(R"({"batch": -1})") ==
+        "m.json: /batch: must be a number of sequences in 1..65536, is -1");
+  CHECK(ReadFailure(R"({"learning_rate": -1})") ==
+        "m.json: /learning_rate: must be a learning rate in 0..10, is -1");
+  CHECK(ReadFailure(R"({"heads": 5})") == "m.json: /heads: must divide width 64, is 5");
+  CHECK(ReadFailure(R"({"width": 6, "heads": 2})") ==
+        "m.json: /heads: each head must have an even width (rotary positions turn pairs), is 3");
+  CHECK(ReadFailure(R"({"top_k": 9})") == "m.json: /top_k: must be at most experts 8, is 9");
+  CHECK(ReadFailure(R"({"vocabulary": 255})") ==
+        "m.json: /vocabulary: must be a number of tokens (256 bytes, or more) in 256..65536, is "
+        "255");
+  for (const char* factor : {"0", "-1", "0.001", "65"}) {
+    CHECK(ReadFailure(R"({"capacity_factor": )" + std::string(factor) + "}") ==
+          "m.json: /capacity_factor: must be a capacity factor (leave it out to drop no token) in "
+          "0.01..64, is " +
+              std::string(factor));
+  }
+  CHECK(ReadFailure(R"({"width": 64, "width": 64})") != "accepted");
+  CHECK(ReadFailure(R"({"width": 64.5})") != "accepted");
+  CHECK(ReadFailure(R"({"width": "64"})") != "accepted");
+  CHECK(ReadFailure(R"({"learning_rate": 1e999})") != "accepted");
+  CHECK(ReadFailure("[]") != "accepted");
+  CHECK(ReadFailure("") != "accepted");
+}
+
+TEST_CASE("model: absurd sizes are refused before anything is allocated") {
+  CHECK(ReadFailure(R"({"width": 16384, "heads": 64, "experts": 4096, "expert_width": 65536})") ==
+        "m.json: /width: with these layers, experts and widths the model has 105562251 million "
+        "parameters, the host backend takes at most 268 million; make one of them smaller");
+  CHECK(ReadFailure(R"({"layers": 32768, "sequence": 65536, "batch": 65536, "width": 2,
+                        "heads": 1, "experts": 1, "top_k": 1, "expert_width": 1})")
+            .find("m.json: /sequence: with this sequence, batch and model one micro-batch keeps") ==
+        0);
+  Model model;
+  model.learning_rate = std::numeric_limits<float>::quiet_NaN();
+  CHECK(Failure([&] { CheckModel(model, "here"); }) ==
+        "here: /learning_rate: must be a learning rate in 0..10");
+}
+
+TEST_CASE("model: the size that is checked is the size that is allocated") {
+  // Just under and just over the limit on parameters, by the number of layers.
+  Model model;
+  model.layers = 1;
+  const auto size = [&] { return static_cast<double>(LayoutOfStage(model, 0, 1, {0, 8}).size); };
+  const double ends = 2 * size();
+  model.layers = 2;
+  const double layer = size() - ends / 2;
+  const double rest = ends / 2 - layer;
+  model.sequence = 1;
+  model.batch = 1;
+  model.layers = static_cast<int>(((1 << 28) - rest) / layer);
+  CheckModel(model, "here");
+  ++model.layers;
+  CHECK(Failure([&] { CheckModel(model, "here"); }).find("here: /width: ") == 0);
+}
+
+TEST_CASE("model: layers are settled for the stages") {
+  Model model = ReadModel("default");
+  CHECK(FitModel(model, 1).layers == 8);
+  CHECK(FitModel(model, 8).layers == 8);
+  CHECK(FitModel(model, 16).layers == 16);
+  model.layers = 5;
+  CHECK(FitModel(model, 5).layers == 5);
+  CHECK(Failure([&] { FitModel(model, 8); }) ==
+        "model \"default\": /layers: stage 5 would have no layer, the model has 5; use --model "
+        "with layers >= 8 or a plan with fewer stages");
+  model.capacity_factor = -1;
+  CHECK(Failure([&] { FitModel(model, 5); }).find("/capacity_factor: must be a capacity factor") !=
+        std::string::npos);
+  model.capacity_factor = 0;
+  model.layers = 0;
+  CHECK(FitModel(model, 4, 3).layers == 12);
+  CHECK(Failure([&] { FitModel(model, 1, 1, 3); }).find("/experts: must be a multiple of the 3") !=
+        std::string::npos);
+  CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
+}
+
+TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
+  Model model;
+  model.name = "big";
+  model.width = 4096;
+  model.heads = 32;
+  model.experts = 64;
+  model.expert_width = 1024;
+  CHECK(Failure([&] { FitModel(model, 8); }) ==
+        "model \"big\": /width: with these layers, experts and widths the model has 6983 million "
+        "parameters, the host backend takes at most 268 million; make one of them smaller");
+  const auto fit = [&](int stages, int members) {
+    return Failure([&] { FitModel(model, stages, 0, members, Hardware::kGpus); });
+  };
+  const auto is = [](const std::string& text, const std::string& part) {
+    CAPTURE(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 8);
+  model.layers = 64;
+  is(fit(1, 1),
+     "model \"big\": /width: the parameters of a stage take 1005 GB on each GPU, the largest have "
+     "141 GB; make widths or experts smaller, or --expert-parallel larger, or take more stages");
+  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 64);
+  CHECK(FitModel(model, 4, 0, 4, Hardware::kGpus).layers == 64);
+  model.layers = 8;
+  model.sequence = 65536;
+  model.batch = 4;
+  is(fit(8, 1), "/sequence: one of the values has 3221 million numbers on each GPU, kernels take");
+  model.batch = 2;
+  model.top_k = 8;
+  is(fit(8, 1), "/sequence: one of the values has 4294 million numbers");
+  model.batch = 1;
+  model.top_k = 1;
+  is(fit(8, 16), "or give a capacity_factor");
+  model.capacity_factor = 1;
+  CHECK(FitModel(model, 8, 0, 16, Hardware::kGpus).layers == 8);
+  model.layers = 512;
+  model.experts = 1;
+  is(fit(8, 1), "/sequence: one micro-batch keeps ");
+  model.expert_width = 65536;
+  model.width = 1 << 14;
+  model.heads = 128;
+  is(fit(512, 1), "/width: one of the values has 2147 million numbers");
+  model.batch = 65536;
+  model.expert_width = 8;
+  is(fit(512, 1), "/sequence: one of the values has ");
+  model.top_k = 2;
+  is(fit(512, 1), "/top_k: must be at most experts 1");
+}
+
+TEST_CASE("model: an expert takes its share of the tokens times the capacity factor") {
+  Model model;  // 256 tokens, 2 of 8 experts each
+  CHECK(Capacity(model) == 0);
+  CHECK(MostExpertRows(model, 4, 2) == 4 * 256 * 2);
+  CHECK(MostExpertRows(model, 8, 1) == 8 * 256);
+  model.capacity_factor = 1;
+  CHECK(Capacity(model) == 64);
+  model.capacity_factor = 1.26f;
+  CHECK(Capacity(model) == 81);
+  CHECK(MostExpertRows(model, 4, 2) == 4 * 2 * 81);
+  model.capacity_factor = 64;
+  CHECK(Capacity(model) == 256);
+}
+
+TEST_CASE("model: layers are spread evenly earlier stages get the remainder") {
+  for (int layers = 1; layers <= 12; ++layers) {
+    Model model;
+    model.layers = layers;
+    for (int stages = 1; stages <= layers; ++stages) {
+      int next = 0;
+      for (int s = 0; s < stages; ++s) {
+        const LayerRange range = LayersOfStage(model, s, stages);
+        CHECK(range.first == next);
+        const int count = range.last - range.first;
+        CHECK(count == layers / stages + (s < layers % stages ? 1 : 0));
+        next = range.last;
+      }
+      CHECK(next == layers);
+    }
+  }
+}
+
+TEST_SUITE_END();
+
+}  // namespace contraflow

@@ -1,0 +1,250 @@
+#include "runtime/transport/socket.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "tests/support/failure.h"
+
+namespace contraflow {
+namespace {
+
+using std::chrono::milliseconds;
+
+Clock::time_point In(int ms) { return Clock::now() + milliseconds(ms); }
+/// For what should take no time, however busy the machine.
+Clock::time_point Soon() { return In(30'000); }
+
+Socket Await(const Socket& listener) {
+  pollfd entry{listener.fd(), POLLIN, 0};
+  REQUIRE(poll(&entry, 1, 30'000) == 1);
+  Socket socket = Accept(listener);
+  REQUIRE(socket);
+  return socket;
+}
+
+struct Pair {
+  Socket a, b;
+
+  Pair() {
+    const Socket listener = Listen({"127.0.0.1", 0});
+    a = Connect(LocalAddress(listener), Soon());
+    b = Await(listener);
+  }
+};
+
+void CheckJoined(const Socket& a, const Socket& b) {
+  const std::string word = "word";
+  std::string got(word.size(), ' ');
+  SendAll(a, std::as_bytes(std::span(word)), Soon());
+  ReceiveAll(b, std::as_writable_bytes(std::span(got)), Soon());
+  CHECK(got == word);
+  CHECK(LocalAddress(a).Text() == PeerAddress(b).Text());
+  CHECK(LocalAddress(b).Text() == PeerAddress(a).Text());
+}
+
+bool HasIPv6() {
+  return Failure([] { Listen({"::1", 0}); }) == "accepted";
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("socket: addresses as text") {
+    CHECK(Address{"10.0.0.1", 80}.Text() == "10.0.0.1:80");
+    CHECK(Address{"fe80::1%eth0", 80}.Text() == "[fe80::1%eth0]:80");
+    CHECK(Address{"node-3.cluster", 29500}.Text() == "node-3.cluster:29500");
+  }
+
+  TEST_CASE("socket: hosts that are the machine itself") {
+    for (const char* host : {"localhost", "127.0.0.1", "127.0.1.1", "::1"}) CHECK(IsLoopback(host));
+    for (const char* host : {"", "127.nosuch.invalid", "10.0.0.127", "::2", "[::1]", "node-1"}) {
+      CHECK(!IsLoopback(host));
+    }
+  }
+
+  TEST_CASE("socket: connections over IPv4 and IPv6 and names") {
+    std::vector<std::pair<std::string, std::string>> hosts = {
+        {"127.0.0.1", "127.0.0.1"}, {"localhost", "localhost"}, {"", "127.0.0.1"}};
+    if (HasIPv6()) {
+      hosts.push_back({"::1", "::1"});
+      hosts.push_back({"", "::1"});
+    }
+    for (const auto& [at, to] : hosts) {
+      CAPTURE(at);
+      CAPTURE(to);
+      const Socket listener = Listen({at, 0});
+      const Address address = LocalAddress(listener);
+      CHECK(address.port > 0);
+      CHECK_FALSE(Accept(listener));
+      const Socket a = Connect({to, address.port}, Soon());
+      const Socket b = Await(listener);
+      CheckJoined(a, b);
+      CheckJoined(b, a);
+      // Of a listener for both families too: no ::ffff:127.0.0.1.
+      const bool loopback = PeerAddress(b).host == "127.0.0.1" || PeerAddress(b).host == "::1";
+      CHECK(loopback);
+    }
+  }
+
+  TEST_CASE("socket: neither blocks nor is inherited") {
+    const Socket listener = Listen({"127.0.0.1", 0});
+    const Socket a = Connect(LocalAddress(listener), Soon());
+    const Socket b = Await(listener);
+    for (const Socket* socket : {&listener, &a, &b}) {
+      CHECK((fcntl(socket->fd(), F_GETFD) & FD_CLOEXEC) != 0);
+      CHECK((fcntl(socket->fd(), F_GETFL) & O_NONBLOCK) != 0);
+    }
+  }
+
+  TEST_CASE("socket: moved from it is empty and assigned to it closes what it was") {
+    Pair pair;
+    Socket moved = std::move(pair.a);
+    CHECK_FALSE(pair.a);
+    CHECK(moved);
+    moved = Socket();
+    std::byte byte;
+    CHECK(Failure([&] { ReceiveAll(pair.b, {&byte, 1}, Soon()); }) == "the connection was closed");
+  }
+
+  TEST_CASE("socket: a port that is taken") {
+    const Socket listener = Listen({"127.0.0.1", 0});
+    const std::string port = std::to_string(LocalAddress(listener).port);
+    CHECK(Failure([&] { Listen(LocalAddress(listener)); }) ==
+          "cannot listen at 127.0.0.1:" + port + ": port " + port +
+              " is taken (address already in use): by an older job that still runs, perhaps; end "
+              "it, or set another MASTER_PORT");
+    CHECK(Failure([&] {
+            Listen({"", LocalAddress(listener).port});
+          }).find(" is taken") != std::string::npos);
+  }
+
+  TEST_CASE("socket: a port whose last connection has just ended is free") {
+    Address address{"127.0.0.1", 0};
+    for (int round = 0; round < 3; ++round) {
+      const Socket listener = Listen(address);
+      address = LocalAddress(listener);
+      const Socket a = Connect(address, Soon());
+      Socket b = Await(listener);
+      b = Socket();  // the side of the listener first: its port goes to TIME_WAIT
+      std::byte byte;
+      CHECK_THROWS_AS(ReceiveAll(a, {&byte, 1}, Soon()), Error);
+    }
+  }
+
+  TEST_CASE("socket: where one cannot listen or connect") {
+    // 192.0.2.0/24 is for examples and nobody's.
+    CHECK(Failure([] {
+            Listen({"192.0.2.1", 0});
+          }) ==
+          "cannot listen at 192.0.2.1:0: no address of this machine; rank 0 must be started on the "
+          "machine that MASTER_ADDR names");
+    CHECK(Failure([] {
+            Listen({"127.0.0.1", -1});
+          }) == "127.0.0.1:-1: a port is a number from 0 to 65535");
+    CHECK(Failure([] {
+            Listen({"127.0.0.1", 65'536});
+          }) == "127.0.0.1:65536: a port is a number from 0 to 65535");
+    CHECK(Failure([] {
+            Connect({"127.0.0.1", 0}, In(0));
+          }) == "127.0.0.1:0: a port is a number from 1 to 65535");
+    const std::string nowhere = Failure([] { Connect({"no such host", 80}, In(300)); });
+    CAPTURE(nowhere);
+    CHECK(nowhere.find("cannot connect to no such host:80: ") == 0);
+    CHECK(Failure([] { BeginConnect({"localhost", 80}); }) != "accepted");
+  }
+
+  TEST_CASE("socket: connects as soon as somebody listens") {
+    Address address{"127.0.0.1", 0};
+    address = LocalAddress(Listen(address));
+    Socket listener;
+    std::thread listening([&] {
+      std::this_thread::sleep_for(milliseconds(150));
+      listener = Listen(address);
+    });
+    const Socket a = Connect(address, Soon());
+    listening.join();
+    CheckJoined(a, Await(listener));
+  }
+
+  TEST_CASE("socket: nobody listens until the deadline") {
+    const Address address = LocalAddress(Listen({"127.0.0.1", 0}));
+    const Clock::time_point begin = Clock::now();
+    CHECK(Failure([&] { Connect(address, In(120)); }) ==
+          "cannot connect to " + address.Text() + ": Connection refused");
+    CHECK(Clock::now() - begin >= milliseconds(120));
+    const Socket begun = BeginConnect(address);
+    pollfd entry{begun.fd(), POLLOUT, 0};
+    REQUIRE(poll(&entry, 1, 30'000) == 1);
+    CHECK(Failure([&] { EndConnect(begun); }) == "Connection refused");
+  }
+
+  TEST_CASE("socket: begun and ended") {
+    const Socket listener = Listen({"127.0.0.1", 0});
+    const Socket a = BeginConnect(LocalAddress(listener));
+    pollfd entry{a.fd(), POLLOUT, 0};
+    REQUIRE(poll(&entry, 1, 30'000) == 1);
+    EndConnect(a);
+    CheckJoined(a, Await(listener));
+  }
+
+  TEST_CASE("socket: much in both directions at once") {
+    Pair pair;
+    std::vector<std::byte> sent(8'000'000), got(sent.size()), back(sent.size());
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 7 >> 3);
+    std::thread sender([&] { SendAll(pair.a, sent, Soon()); });
+    std::thread echo([&] {
+      ReceiveAll(pair.b, got, Soon());
+      SendAll(pair.b, got, Soon());
+    });
+    ReceiveAll(pair.a, back, Soon());
+    sender.join();
+    echo.join();
+    CHECK(back == sent);
+  }
+
+  TEST_CASE("socket: deadlines of what nobody sends or takes") {
+    Pair pair;
+    std::byte byte;
+    CHECK(Failure([&] { ReceiveAll(pair.a, {&byte, 1}, In(50)); }) == "timed out");
+    const std::vector<std::byte> much(64'000'000);
+    CHECK(Failure([&] { SendAll(pair.a, much, In(50)); }) == "timed out");
+    ReceiveAll(pair.a, {}, In(0));
+    SendAll(pair.a, {}, In(0));
+  }
+
+  TEST_CASE("socket: sending to who has left raises no signal") {
+    Pair pair;
+    pair.b = Socket();
+    const std::vector<std::byte> much(1'000'000);
+    std::string failure = "accepted";
+    for (int i = 0; i < 100 && failure == "accepted"; ++i) {
+      failure = Failure([&] { SendAll(pair.a, much, Soon()); });
+    }
+    CHECK(failure == "the connection was closed");
+  }
+
+  TEST_CASE("socket: shut down it wakes who waits on either side") {
+    Pair pair;
+    std::string here, there;
+    const auto wait = [](const Socket& socket) {
+      std::byte byte;
+      return Failure([&] { ReceiveAll(socket, {&byte, 1}, Soon()); });
+    };
+    std::thread first([&] { here = wait(pair.a); }), second([&] { there = wait(pair.b); });
+    pair.a.Shutdown();
+    first.join();
+    second.join();
+    CHECK(here == "the connection was closed");
+    CHECK(there == "the connection was closed");
+    CHECK(pair.a.fd() >= 0);
+    Socket().Shutdown();
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,253 @@
+// The searched schedule: what holds for any costs, memory and placement.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+
+#include "compiler/bound/bound.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
+#include "schedules/registry.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
+#include "tests/support/failure.h"
+#include "tests/support/naive.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Placement kPlacements[] = {Placement::kAny, Placement::kLinear, Placement::kV,
+                                     Placement::kInterleaved, Placement::kBidirectional};
+
+/// A spec of auto with any placement, costs, shape and limit.
+Spec DrawSpec(std::mt19937_64* random) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(*random);
+  };
+  const int ranks = draw(1, 6), microbatches = draw(1, 14);
+  Spec spec = MakeSpec("auto", ranks, microbatches, {});
+  spec.search.placement = kPlacements[draw(0, 4)];
+  spec.search.budget = 1'000'000 * draw(0, 3);
+  spec.search.seed = static_cast<uint64_t>(draw(0, 1000));
+  if (draw(0, 3) == 0) spec.chunks = draw(1, 3);
+  const int chunks = spec.chunks > 0 ? spec.chunks : draw(1, 2);
+  spec.costs = RandomCosts(random, chunks * ranks, microbatches);
+  if (draw(0, 1) == 0) {
+    const int each = draw(1, 40);
+    spec.costs.memory = {.activation_bytes = 2 * each, .w_stash_bytes = draw(0, 2 * each)};
+  }
+  if (draw(0, 1) == 0) {
+    const double factor = draw(4, 8) / 4.0;
+    spec.memory_limit = ParseMemoryLimit(std::to_string(factor) + "x", spec, CostStages(spec));
+  }
+  return spec;
+}
+
+int64_t PeakOf(const Simulation& simulation, const CostModel& costs) {
+  const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
+  int64_t peak = 0;
+  for (const RankFigures& rank : simulation.ranks) {
+    peak = std::max(peak, bytes ? rank.peak_bytes : int64_t{rank.peak_activations});
+  }
+  return peak;
+}
+
+Time StepOf(const Plan& order, const CostModel& costs) {
+  return Simulate(Lower(order, costs, {.target = Level::kComm}), costs).makespan;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("auto is sound within its memory and never longer than what is published") {
+    std::mt19937_64 random(61);
+    std::map<std::string, int> placements;
+    int compared = 0, shorter = 0, refused = 0;
+    for (int round = 0; round < 150; ++round) {
+      const Spec spec = DrawSpec(&random);
+      CAPTURE(round);
+      CAPTURE(spec.ranks);
+      CAPTURE(spec.microbatches);
+      CAPTURE(spec.chunks);
+      CAPTURE(Name(spec.search.placement));
+      const std::string why_not = RejectPlacement(spec);
+      if (!why_not.empty()) {
+        ++refused;
+        CHECK(Failure([&] { GeneratePlan(spec); }) == "auto " + why_not);
+        continue;
+      }
+      const Plan plan = GeneratePlan(spec);
+      CHECK(plan == GeneratePlan(spec));
+      CHECK(plan.schedule == "auto");
+      CHECK(Verify(plan).empty());
+      REQUIRE(plan.costs);
+      REQUIRE(plan.provenance);
+      const CostModel& costs = *plan.costs;
+      const Provenance& provenance = *plan.provenance;
+      const Simulation simulation = Simulate(plan, costs);
+      CHECK(simulation.makespan == provenance.makespan);
+      CHECK(provenance.makespan >= provenance.bound);
+      CHECK(provenance.bound == ProveBound(plan, costs, provenance.memory_limit).value);
+      CHECK_FALSE(provenance.interrupted);
+      if (spec.memory_limit) {
+        CHECK(PeakOf(simulation, costs) <= *provenance.memory_limit);
+        // In the activations of the costs it is the same limit.
+        const int64_t scale = costs.memory ? 1 : plan.stages / std::max(1, CostStages(spec));
+        if (scale >= 1) CHECK(*provenance.memory_limit == *spec.memory_limit * scale);
+      }
+      ++placements[provenance.placement];
+      const Plan lowered = Lower(plan, costs, {.target = Level::kComm});
+      CHECK(RunSymbolically(lowered) == "");
+      CHECK(lowered.provenance == plan.provenance);
+      const Time step = StepOf(plan, costs);
+      for (const Candidate& candidate : CandidatesOf(spec)) {
+        for (const Plan& published : PublishedOrders(candidate)) {
+          const CostModel& same = candidate.spec.costs;
+          const auto& limit = candidate.spec.memory_limit;
+          if (limit && PeakOf(Simulate(published, same), same) > *limit) continue;
+          CAPTURE(published.schedule);
+          CHECK(step <= StepOf(published, same));
+          shorter += step < StepOf(published, same);
+          ++compared;
+        }
+      }
+    }
+    MESSAGE(compared << " comparisons, " << shorter << " shorter, " << refused << " refused");
+    CHECK(compared > 400);
+    CHECK(shorter > 100);
+    CHECK(placements["linear"] > 20);
+    CHECK(placements["v"] > 10);
+    CHECK(placements["interleaved"] > 5);
+    CHECK(placements["bidirectional"] > 10);
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("the portfolio of a placement is every published order with its routes") {
+    for (const int ranks : {1, 2, 3, 4, 6}) {
+      for (const int microbatches : {2, 5, 8, 12}) {
+        Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(4, 6, 2));
+        spec.search.placement = Placement::kAny;
+        for (const Candidate& candidate : CandidatesOf(spec)) {
+          CAPTURE(ranks);
+          CAPTURE(microbatches);
+          CAPTURE(Name(candidate.placement));
+          std::vector<std::string> expected, names;
+          for (const Schedule* schedule : Schedules()) {
+            Spec other = candidate.spec;
+            other.schedule = schedule->name;
+            if (other.schedule == "auto" || !schedule->reject(other).empty()) continue;
+            if (schedule->stages(other) != candidate.frame.stages) continue;
+            const Plan plan = GeneratePlan(other);
+            if (plan.routes == candidate.frame.routes) expected.push_back(plan.schedule);
+          }
+          for (const Plan& plan : PublishedOrders(candidate)) names.push_back(plan.schedule);
+          std::sort(expected.begin(), expected.end());
+          std::sort(names.begin(), names.end());
+          CHECK(names == expected);
+          CHECK(PublishedOrders(candidate, 0).size() == names.size());
+          if (!names.empty()) CHECK(PublishedOrders(candidate, kMaxCost).size() == 1);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("the portfolio makes what its memory proves too long only where nothing suffices") {
+    Spec spec = MakeSpec("auto", 8, 32, UniformCosts(4, 4, 4));
+    spec.search.placement = Placement::kV;
+    const Candidate candidate = CandidatesOf(spec).front();
+    const auto names = [&](std::optional<Time> enough) {
+      std::vector<std::string> made;
+      for (const Plan& plan : PublishedOrders(candidate, enough)) made.push_back(plan.schedule);
+      return made;
+    };
+    const Time bound = LowerBound(candidate.frame, candidate.spec.costs);
+    CHECK(names(std::nullopt).front() == "v-min");
+    CHECK(names(bound) == std::vector<std::string>{"zb-v"});
+    CHECK(names(bound - 1) == names(std::nullopt));
+    CHECK(names(kMaxCost) == std::vector<std::string>{"v-min"});
+  }
+
+  TEST_CASE("auto takes any number of ranks and micro-batches in any placement") {
+    for (const Placement placement : kPlacements) {
+      for (int ranks = 1; ranks <= 5; ++ranks) {
+        for (int microbatches = 1; microbatches <= 4; ++microbatches) {
+          Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(4, 6, 2));
+          spec.search.placement = placement;
+          CAPTURE(Name(placement));
+          CAPTURE(ranks);
+          CAPTURE(microbatches);
+          if (placement == Placement::kBidirectional && microbatches == 1) {
+            CHECK(FindSchedule("auto").reject(spec) ==
+                  "needs at least 2 micro-batches for two directions, has 1");
+            continue;
+          }
+          const Plan plan = GeneratePlan(spec);
+          CHECK(Verify(plan).empty());
+          // The same model, whatever is cut.
+          Time busy = 0;
+          for (const RankFigures& rank : Simulate(plan, *plan.costs).ranks) busy += rank.busy;
+          CHECK(busy == ranks * microbatches * 12);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("auto says what costs and layers it cannot spread over the ranks") {
+    Spec spec = MakeSpec("auto", 4, 8, UniformCosts(3, 3, 3));
+    spec.costs.stages.resize(6, spec.costs.stages[0]);
+    spec.search.placement = Placement::kAny;
+    CHECK(FindSchedule("auto").reject(spec) ==
+          "needs costs of P stages or a multiple of it, these are of 6 and P is 4");
+    spec.costs.stages.resize(8, spec.costs.stages[0]);
+    spec.chunks = 3;
+    spec.search.placement = Placement::kInterleaved;
+    CHECK(FindSchedule("auto").reject(spec) ==
+          "would need costs of 12 stages, these are of 8, which neither cut nor merge into as many "
+          "equal parts");
+    spec.search.placement = Placement::kLinear;
+    CHECK(FindSchedule("auto").reject(spec) == "");
+    std::mt19937_64 random(4);
+    spec = MakeSpec("auto", 4, 8, RandomMoeCosts(&random, 1, Overlap::kAll));
+    spec.search.placement = Placement::kV;
+    CHECK(FindSchedule("auto").reject(spec) ==
+          "would cut each stage in 2, and its 1 layer does not divide");
+    spec = MakeSpec("auto", 3, 2, UniformCosts(3, 3, 3));
+    spec.costs.microbatch_scale = {1, 2};
+    spec.search.placement = Placement::kBidirectional;
+    CHECK(FindSchedule("auto").reject(spec) ==
+          "needs an even number of ranks for micro-batches that differ (\"microbatch_scale\"), has "
+          "3: on the middle one both directions add to the gradient of one stage, in ascending "
+          "order of micro-batch, so which is whose is free only where all cost the same; take "
+          "another --placement");
+  }
+
+  TEST_CASE("an interrupted search gives the best so far and says so") {
+    const std::atomic<bool> stop{true};
+    Spec spec = MakeSpec("auto", 6, 20, UniformCosts(3, 5, 2, 1));
+    spec.search.placement = Placement::kAny;
+    spec.search.budget = 3'600'000'000'000;
+    spec.search.stop = &stop;
+    const Plan plan = GeneratePlan(spec);
+    CHECK(Verify(plan).empty());
+    CHECK(plan.provenance->interrupted);
+    CHECK(plan.provenance->placement == "linear");
+  }
+
+  TEST_CASE("a limit that nothing fits is refused with what would do") {
+    Spec spec = MakeSpec("auto", 3, 5, UniformCosts(3, 5, 2));
+    spec.costs.memory = {.activation_bytes = 100, .w_stash_bytes = 40};
+    spec.search.placement = Placement::kAny;
+    spec.memory_limit = 99;
+    CHECK(Failure([&] { GeneratePlan(spec); }) != "accepted");
+    spec.memory_limit = 100;
+    CHECK(Verify(GeneratePlan(spec)).empty());
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

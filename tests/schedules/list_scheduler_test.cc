@@ -1,0 +1,258 @@
+// List scheduling by policies: what it finds runs, fits and is never shorter than what is proven,
+// on random problems of all placements and memory limits, and often the best there is.
+
+#include "schedules/search/list_scheduler.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "schedules/published/placement.h"
+#include "schedules/search/coarse_problem.h"
+#include "schedules/search/evaluator.h"
+#include "schedules/search/repeating_block.h"
+#include "schedules/search/search.h"
+#include "tests/support/exact_instance.h"
+#include "tests/support/exact_search.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+bool Full() {
+  const char* suite = std::getenv("CONTRAFLOW_SUITE");
+  return suite != nullptr && std::string(suite) == "full";
+}
+
+/// What one micro-batch takes on the rank that it takes most on.
+int64_t LeastLimit(const SearchProblem& problem) {
+  int64_t least = 0;
+  for (const std::vector<int>& here : problem.lines_of) {
+    std::vector<int64_t> of_route(problem.frame.routes.size(), 0);
+    for (const int line : here) {
+      const Line& l = problem.lines[static_cast<size_t>(line)];
+      if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.held;
+    }
+    least = std::max(least, *std::max_element(of_route.begin(), of_route.end()));
+  }
+  return least;
+}
+
+/// Any P and M, any of the placements, any costs, any limit that one micro-batch fits in.
+SearchProblem RandomProblem(std::mt19937_64* random) {
+  const auto draw = [&](int low, int high) {
+    return low + static_cast<int>((*random)() % static_cast<uint64_t>(high - low + 1));
+  };
+  const int ranks = draw(1, 7), microbatches = draw(1, 12), kind = draw(0, 3);
+  Spec spec = MakeSpec("random", ranks, microbatches, UniformCosts(1, 1, 1));
+  std::vector<int> placement = LinearPlacement(ranks);
+  if (kind == 1) placement = VPlacement(ranks);
+  if (kind == 2) {
+    const int chunks = draw(2, 3);
+    for (int c = 1; c < chunks; ++c) {
+      for (int r = 0; r < ranks; ++r) placement.push_back(r);
+    }
+  }
+  const Plan frame = kind == 3 ? BidirectionalPlan(spec) : SingleRoutePlan(spec, placement);
+  CostModel costs = RandomCosts(random, frame.stages, microbatches);
+  costs.memory.reset();
+  if (draw(0, 1) == 0) {
+    const int64_t bytes = draw(1, 100);
+    costs.memory =
+        MemoryCost{.activation_bytes = bytes, .w_stash_bytes = draw(0, static_cast<int>(bytes))};
+  }
+  std::optional<int64_t> limit;
+  const int64_t least = LeastLimit(MakeProblem(frame, costs, std::nullopt));
+  if (draw(0, 3) > 0) limit = least + least * draw(0, 2 * ranks) / 2;
+  return MakeProblem(frame, costs, limit);
+}
+
+SearchWork WorkOf(double seconds) {
+  static SearchOptions options;
+  options.budget = static_cast<int64_t>(seconds * 1e9);
+  return SearchWork(options);
+}
+
+/// Checks it and gives its makespan.
+Time MakespanOf(const SearchProblem& problem, const Found& found) {
+  const Evaluation evaluation = Evaluate(problem, found.order);
+  CHECK(evaluation.runs);
+  CHECK(evaluation.fits);
+  CHECK(evaluation.makespan == found.makespan);
+  size_t tokens = 0;
+  for (const Word& word : found.order) tokens += word.size();
+  CHECK(tokens <= static_cast<size_t>(3 * problem.chunks()));
+  CHECK(tokens >= static_cast<size_t>(2 * problem.chunks()));
+  return evaluation.makespan;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("the queue of ranks gives the earliest and of equals the lowest") {
+    std::mt19937_64 random(1);
+    for (const size_t ranks : {size_t{1}, size_t{2}, size_t{5}, size_t{13}}) {
+      RankQueue queue;
+      queue.Reset(ranks);
+      std::vector<Time> times(ranks, 0);
+      for (int round = 0; round < 300; ++round) {
+        const auto first = std::min_element(times.begin(), times.end());
+        CHECK(queue.first() == first - times.begin());
+        CHECK(queue.first_time() == *first);
+        const size_t rank = random() % ranks;
+        times[rank] = random() % 4 == 0 ? RankQueue::kNever : static_cast<Time>(random() % 20);
+        queue.Set(static_cast<int>(rank), times[rank]);
+      }
+    }
+  }
+
+  TEST_CASE("the policy of ZB-1P reaches the bound where that order is optimal") {
+    const Spec spec = MakeSpec("linear", 8, 32, UniformCosts(100, 100, 70, 3));
+    const Plan frame = SingleRoutePlan(spec, LinearPlacement(8));
+    const SearchProblem problem = MakeProblem(frame, spec.costs, 8);
+    Policy policy;
+    policy.ahead = 100;
+    policy.fill = 100;
+    ListScheduler scheduler(problem);
+    const std::optional<Time> makespan = scheduler.Run(RulesOf(problem, policy), RankQueue::kNever);
+    REQUIRE(makespan);
+    CHECK(*makespan == ProveBound(frame, spec.costs, 8).value);
+    // Nor is anything below it, and so it gives up.
+    CHECK(!scheduler.Run(RulesOf(problem, policy), *makespan));
+  }
+
+  TEST_CASE("a block repeats without two instructions at a time and within its memory") {
+    std::mt19937_64 random(5);
+    int fitting = 0;
+    for (const int ranks : {2, 3, 4, 6}) {
+      const Spec spec = MakeSpec("V", ranks, 3 * ranks, UniformCosts(10, 13, 7, 1));
+      const Plan frame = SingleRoutePlan(spec, VPlacement(ranks));
+      for (int limit = 2; limit <= 2 * ranks; ++limit) {
+        const SearchProblem problem = MakeProblem(frame, spec.costs, limit);
+        BlockSearch search(problem);
+        for (int percent = 100; percent <= 300; percent += 20) {
+          const Time period = search.least_period() * percent / 100;
+          const int64_t excess = search.Search(period, 20, &random).excess;
+          if (excess == BlockSearch::kNoRoom) continue;
+          const RepeatingBlock& block = search.block();
+          for (const std::vector<int>& here : problem.lines_of) {
+            std::vector<bool> busy(static_cast<size_t>(period), false);
+            const auto take = [&](Time start, Time length) {
+              for (Time t = start; t < start + length; ++t) {
+                const auto at = static_cast<size_t>(t % period);
+                CHECK(!busy[at]);
+                busy[at] = true;
+              }
+            };
+            for (const int index : here) {
+              const auto line = static_cast<size_t>(index);
+              take(block.f[line], problem.lines[line].cost.f);
+              take(block.b[line], problem.lines[line].cost.b);
+            }
+          }
+          if (excess > 0) continue;
+          ++fitting;
+          ListScheduler scheduler(problem);
+          const std::optional<Time> makespan = scheduler.RunInOrder(
+              OrderOf(problem, block), RulesOf(problem, Policy{}), RankQueue::kNever);
+          REQUIRE(makespan);
+          MakespanOf(problem, {scheduler.TakeOrder(),
+                               Evaluate(problem, scheduler.TakeOrder()).makespan, "a block"});
+        }
+      }
+    }
+    CHECK(fitting > 20);
+  }
+
+  TEST_CASE("a pilot is a small problem of the same placement") {
+    const Spec spec = MakeSpec("V", 64, 128, UniformCosts(10, 13, 7, 1));
+    const SearchProblem large = MakeProblem(SingleRoutePlan(spec, VPlacement(64)), spec.costs, 96);
+    const SearchProblem pilot = PilotOf(large, 8);
+    CHECK(pilot.frame.routes[0].ranks == VPlacement(8));
+    CHECK(pilot.frame.microbatches == 16);
+    CHECK(*pilot.limit == 12);
+    Spec both = spec;
+    const SearchProblem bidirectional =
+        PilotOf(MakeProblem(BidirectionalPlan(both), spec.costs, std::nullopt), 4);
+    CHECK(bidirectional.frame.routes[0].ranks == std::vector<int>{0, 1, 2, 3});
+    CHECK(bidirectional.frame.routes[1].ranks == std::vector<int>{3, 2, 1, 0});
+    CHECK(!bidirectional.limit);
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("every policy ends within every limit that one micro-batch fits in") {
+    std::mt19937_64 random(7);
+    for (int round = 0; round < (Full() ? 400 : 60); ++round) {
+      const SearchProblem problem = RandomProblem(&random);
+      CAPTURE(round);
+      ListScheduler scheduler(problem);
+      const std::vector<Policy> grid = PolicyGrid(problem);
+      for (size_t i = random() % 40; i < grid.size(); i += 40) {
+        CAPTURE(ToString(grid[i]));
+        const std::optional<Time> makespan =
+            scheduler.Run(RulesOf(problem, grid[i]), RankQueue::kNever);
+        REQUIRE(makespan);
+        const Evaluation evaluation = Evaluate(problem, scheduler.TakeOrder());
+        CHECK(evaluation.runs);
+        CHECK(evaluation.fits);
+        CHECK(evaluation.makespan <= *makespan);
+      }
+    }
+  }
+
+  TEST_CASE("policies find what runs and fits and is no shorter than the bound") {
+    std::mt19937_64 random(11);
+    int optimal = 0;
+    const int rounds = Full() ? 400 : 40;
+    for (int round = 0; round < rounds; ++round) {
+      const SearchProblem problem = RandomProblem(&random);
+      CAPTURE(round);
+      const Time bound = ProveBound(problem.frame, problem.costs, problem.limit).value;
+      SearchWork work = WorkOf(0.02), again = WorkOf(0.02);
+      const std::optional<Found> found = SearchPolicies(problem, bound, &work);
+      REQUIRE(found);
+      const Time makespan = MakespanOf(problem, *found);
+      CHECK(makespan >= bound);
+      optimal += makespan == bound;
+      const std::optional<Found> twin = SearchPolicies(problem, bound, &again);
+      REQUIRE(twin);
+      CHECK(twin->order == found->order);
+      CHECK(twin->from == found->from);
+    }
+    CHECK(optimal > 0);
+    MESSAGE("policies reach the bound of " << optimal << " of " << rounds);
+  }
+
+  TEST_CASE("policies often find the best schedule of all and never a shorter one") {
+    ExactInstances instances(17);
+    int compared = 0, reached = 0;
+    const int enough = Full() ? 300 : 40;
+    while (compared < enough) {
+      const ExactInstance instance = instances.Next();
+      if (instance.kind == "pairs") continue;
+      const ExactResult exact =
+          ExactMakespan(instance.plan, instance.costs, instance.limit, 20'000);
+      if (!exact.finished || !exact.makespan) continue;
+      CAPTURE(instance.Describe());
+      const SearchProblem problem = MakeProblem(instance.plan, instance.costs, instance.limit);
+      SearchWork work = WorkOf(0.05);
+      const std::optional<Found> found = SearchPolicies(problem, *exact.makespan, &work);
+      REQUIRE(found);
+      const Time makespan = MakespanOf(problem, *found);
+      CHECK(makespan >= *exact.makespan);
+      ++compared;
+      reached += makespan == *exact.makespan;
+    }
+    CHECK(reached * 3 > compared * 2);
+    MESSAGE("policies reach the optimum of " << reached << " of " << compared);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,208 @@
+// Overlapped pairs in the search: what changes piece by piece is held against an evaluation from
+// nothing, and what is found against the published orders.
+
+#include "schedules/pairs/pair_search.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/verify/verify.h"
+#include "schedules/pairs/pair_extend.h"
+#include "schedules/pairs/pair_fold.h"
+#include "schedules/pairs/pair_move.h"
+#include "schedules/pairs/pair_run.h"
+#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/registry.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+/// A chunk of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json), published overlap.
+CostModel PairCosts() {
+  CostModel costs = UniformCosts(98'696, 112'980, 29'876);
+  costs.stages[0].fb = 127'633;
+  return costs;
+}
+
+SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
+  Plan frame = plan;
+  frame.programs.clear();
+  return MakeProblem(std::move(frame), costs, limit);
+}
+
+struct Published {
+  Plan plan;
+  SearchProblem problem;
+  Found found;
+};
+
+Published PublishedOf(std::string_view name, int ranks, int microbatches, const CostModel& costs,
+                      int64_t limit) {
+  Plan plan = GeneratePlan(MakeSpec(name, ranks, microbatches, costs));
+  SearchProblem problem = ProblemOf(plan, costs, limit);
+  Order order = *ToOrder(problem, plan);
+  const Time makespan = Evaluate(problem, order).makespan;
+  return {std::move(plan), std::move(problem), {std::move(order), makespan, std::string(name)}};
+}
+
+SearchOptions OptionsOf(int64_t instructions) {
+  SearchOptions options;
+  options.budget = instructions * (1'000'000'000 / SearchWork::kPerSecond);
+  return options;
+}
+
+Found Improved(const Published& published, int64_t instructions, uint64_t seed) {
+  const SearchOptions options = OptionsOf(instructions);
+  SearchWork work(options);
+  Found found = published.found;
+  ImprovePairs(published.problem, 0, seed, instructions, &work, &found);
+  return found;
+}
+
+void CheckSound(const Published& published, const Found& found) {
+  const Evaluation evaluation = Evaluate(published.problem, found.order);
+  CHECK(evaluation.runs);
+  CHECK(evaluation.fits);
+  CHECK(evaluation.makespan == found.makespan);
+  const Plan plan = ToPlan(published.problem, found.order);
+  CHECK(FindingsText(plan) == "");
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("a search over pairs finds shorter orders than DualPipe in the same memory") {
+    const Published dualpipe = PublishedOf("dualpipe", 8, 16, PairCosts(), 9);
+    CHECK(dualpipe.found.makespan == 3'658'468);
+    const Found found = Improved(dualpipe, 6'000'000, 1);
+    CheckSound(dualpipe, found);
+    // 4.5 % and more; the bound is 8.1 % below.
+    CHECK(found.makespan < 3'495'000);
+    CHECK(found.makespan >=
+          ProveBound(dualpipe.plan, dualpipe.problem.costs, dualpipe.problem.limit).value);
+    CHECK(Improved(dualpipe, 6'000'000, 1).order == found.order);
+  }
+
+  TEST_CASE("more micro-batches go into the middle of an order") {
+    const Published many = PublishedOf("dualpipe-v", 4, 40, PairCosts(), 9);
+    const Found found = Improved(many, 6'000'000, 3);
+    CheckSound(many, found);
+    CHECK(found.makespan < many.found.makespan - 150'000);
+    const SearchProblem few = WithCount(many.problem, 10);
+    const std::optional<Order> phases = PhaseOrder(few);
+    REQUIRE(phases);
+    const std::optional<Order> longer = Extend(many.problem, *phases, 30);
+    REQUIRE(longer);
+    // DualPipeV itself grows so.
+    CHECK(Evaluate(many.problem, *longer).makespan == many.found.makespan);
+  }
+
+  TEST_CASE("weight gradients fill the gaps of DualPipe") {
+    const Published dualpipe = PublishedOf("dualpipe-v", 4, 8, PairCosts(), 9);
+    const std::optional<Order> order = ScheduleInPhases(dualpipe.problem);
+    REQUIRE(order);
+    const Evaluation evaluation = Evaluate(dualpipe.problem, *order);
+    CHECK(evaluation.runs);
+    CHECK(evaluation.fits);
+    // 5.2 % below what is published, without any search.
+    CHECK(evaluation.makespan == 3'469'004);
+    CHECK(FindingsText(ToPlan(dualpipe.problem, *order)) == "");
+    // Without room for what waits they run where memory asks for it.
+    const Published small = PublishedOf("dualpipe-v", 2, 6, PairCosts(), 5);
+    const std::optional<Order> late = FillGaps(small.problem, small.found.order, 10'000);
+    REQUIRE(late);
+    CHECK(Evaluate(small.problem, *late).fits);
+    Order stuck = small.found.order;
+    std::swap(stuck[1].front(), stuck[1].back());
+    CHECK(!FillGaps(small.problem, stuck, 0));
+  }
+
+  TEST_CASE("two routes that mirror each other fold into a V") {
+    CostModel costs = PairCosts();
+    costs.comm.latency = 500;
+    const Published dualpipe = PublishedOf("dualpipe", 6, 14, costs, 7);
+    const std::optional<SearchProblem> folded = Fold(dualpipe.problem);
+    REQUIRE(folded);
+    const Order half = FoldOrder(dualpipe.problem, dualpipe.found.order);
+    const std::optional<PairRun> run = PairRun::Of(*folded, half);
+    REQUIRE(run);
+    CHECK(run->makespan() == dualpipe.found.makespan);
+    CHECK(UnfoldOrder(dualpipe.problem, half) == dualpipe.found.order);
+    CHECK(PhaseOrder(*folded) == half);
+    // Stages of their own are as symmetric; micro-batches that differ are not.
+    costs.stages.assign(6, costs.stages[0]);
+    costs.stages[2].f = 70'000;
+    CHECK(Fold(PublishedOf("dualpipe", 6, 14, costs, 7).problem));
+    costs.microbatch_scale.assign(14, 1.5);
+    CHECK(!Fold(PublishedOf("dualpipe", 6, 14, costs, 7).problem));
+    CHECK(!Fold(PublishedOf("dualpipe-v", 4, 14, PairCosts(), 9).problem));
+  }
+
+  TEST_CASE("nothing is searched for pairs where links queue") {
+    CostModel costs = PairCosts();
+    costs.comm.bandwidth = 1;
+    costs.comm.occupancy = 10;
+    const Published dualpipe = PublishedOf("dualpipe", 4, 8, costs, 5);
+    CHECK(!PairRun::Takes(dualpipe.problem));
+    CHECK(Improved(dualpipe, 1'000'000, 1).order == dualpipe.found.order);
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("an order that changes piece by piece runs as one from nothing") {
+    std::mt19937_64 random(5);
+    int kept = 0, refused = 0, pairs = 0;
+    for (int round = 0; round < 24; ++round) {
+      CostModel costs = PairCosts();
+      costs.comm.latency = round % 3 == 0 ? 4'000 : 0;
+      const bool v = round % 2 == 0;
+      const int64_t limit = (v ? 7 : 5) + round % 3;
+      const Published start = v ? PublishedOf("dualpipe-v", 3, 7 + round % 4, costs, limit)
+                                : PublishedOf("dualpipe", 4, 8 + 2 * (round % 2), costs, limit);
+      std::optional<PairRun> run = PairRun::Of(start.problem, start.found.order);
+      REQUIRE(run);
+      for (int i = 0; i < 400; ++i) {
+        const size_t r = Draw(&random, run->ranks());
+        const std::optional<PairMove> move = DrawMove(run->word(r), &random);
+        if (!move) continue;
+        Order order = run->TakeOrder();
+        Word& word = order[r];
+        word.erase(word.begin() + static_cast<std::ptrdiff_t>(move->from),
+                   word.begin() + static_cast<std::ptrdiff_t>(move->to));
+        word.insert(word.begin() + static_cast<std::ptrdiff_t>(move->from), move->piece.begin(),
+                    move->piece.end());
+        const Evaluation evaluation = Evaluate(start.problem, order);
+        const bool fits = run->Fits(r, move->from, move->to, move->piece);
+        const std::optional<Time> cost = !fits ? std::nullopt
+                                               : run->Try(r, move->from, move->to, move->piece,
+                                                          std::numeric_limits<Time>::max());
+        CHECK(cost.has_value() == (evaluation.runs && evaluation.fits));
+        if (!cost || evaluation.makespan > start.found.makespan * 6 / 5) {
+          ++refused;
+          continue;
+        }
+        run->Keep();
+        ++kept;
+        CHECK(run->makespan() == evaluation.makespan);
+        CHECK(run->cost() == *cost);
+        CHECK(run->TakeOrder() == order);
+        CHECK(FindingsText(ToPlan(start.problem, order)) == "");
+        pairs += move->piece.size() != move->to - move->from;
+      }
+    }
+    CHECK(kept > 1000);
+    CHECK(refused > 1000);
+    CHECK(pairs > 200);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+
+#include "compiler/plan/error.h"
+#include "kernels/gpu/stream.h"
+
+namespace contraflow {
+
+/// The message of the Error or GpuError that the call throws, or "accepted".
+template <typename Call>
+std::string Failure(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const gpu::GpuError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// The same of another type, as Failure<UsageError>(call); what else is thrown passes through.
+template <typename Thrown, typename Call>
+std::string Failure(Call call) {
+  try {
+    call();
+  } catch (const Thrown& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace contraflow

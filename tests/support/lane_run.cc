@@ -1,0 +1,429 @@
+#include "tests/support/lane_run.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/value.h"
+
+namespace contraflow {
+namespace {
+
+struct Wrong : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A component, message or chunk part that has ended: what it was, stage, layer, micro-batch.
+using Fact = std::tuple<Op, int, int, int>;
+
+/// Which lane of a rank: a number of its kind and, of messages, the peer.
+using LaneKey = std::pair<int, int>;
+
+enum class State : uint8_t { kWaiting, kRunning, kEnded };
+
+struct RankRun {
+  std::map<LaneKey, std::vector<size_t>> lanes;  // instructions in order
+  std::map<LaneKey, size_t> next;                // of each lane: the first that has not ended
+  std::vector<State> states;
+  std::set<Fact> facts;
+  std::map<std::pair<int, Op>, std::map<int, std::vector<int>>> weights;  // by stage, op; layer
+  std::vector<bool> made, spoilt;                                         // slots
+  std::vector<std::vector<size_t>> on_same_bytes;                         // of each slot
+  /// The slots of a value, one for each time that it is made, and how often it was.
+  std::map<std::tuple<Value, int, int, int>, std::pair<std::vector<size_t>, size_t>> slot_of;
+};
+
+class LaneRun {
+ public:
+  LaneRun(const Plan& plan, Pace pace, uint64_t seed)
+      : plan_(plan), pace_(pace), random_(seed), holders_(HoldersOfStage(plan)), accesses_(plan) {
+    for (size_t r = 0; r < plan.programs.size(); ++r) ranks_.push_back(MakeRank(r));
+    favourite_ = static_cast<int>(random_() % 5);
+    lazy_ = random_() % 2 == 0;
+  }
+
+  std::string Run() {
+    try {
+      while (Act()) {
+      }
+      CheckEnd();
+    } catch (const Wrong& wrong) {
+      return wrong.what();
+    }
+    return "";
+  }
+
+ private:
+  [[noreturn]] static void Fail(const std::string& what) { throw Wrong(what); }
+
+  bool Buffers() const { return plan_.level == Level::kBuffer; }
+  bool Opaque() const { return plan_.layers == 0; }
+  const Program& ProgramOf(size_t r) const { return plan_.programs[r]; }
+
+  RankRun MakeRank(size_t r) const {
+    RankRun rank;
+    const Program& program = ProgramOf(r);
+    rank.states.assign(program.size(), State::kWaiting);
+    for (size_t i = 0; i < program.size(); ++i) {
+      LaneKey key = {static_cast<int>(program[i].lane), program[i].peer};
+      if (pace_ == Pace::kProgramOrder) key = {0, 0};
+      rank.lanes[key].push_back(i);
+      rank.next[key] = 0;
+    }
+    if (!Buffers()) return rank;
+    const std::vector<Slot>& slots = plan_.slots[r];
+    rank.made.assign(slots.size(), false);
+    rank.spoilt.assign(slots.size(), false);
+    rank.on_same_bytes.resize(slots.size());
+    for (size_t a = 0; a < slots.size(); ++a) {
+      const Slot& s = slots[a];
+      rank.slot_of[{s.value, s.stage, s.layer, s.microbatch}].first.push_back(a);
+      for (size_t b = 0; b < slots.size(); ++b) {
+        const Slot& o = slots[b];
+        if (a != b && s.arena == o.arena && s.offset < o.offset + o.bytes &&
+            o.offset < s.offset + s.bytes) {
+          rank.on_same_bytes[a].push_back(b);
+        }
+      }
+    }
+    return rank;
+  }
+
+  // What happens next.
+
+  struct Move {
+    size_t rank;
+    size_t index;
+    bool begin;
+  };
+
+  bool Act() {
+    std::vector<Move> moves;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (const auto& [key, order] : ranks_[r].lanes) {
+        const size_t at = ranks_[r].next[key];
+        if (at == order.size()) continue;
+        const size_t index = order[at];
+        if (ranks_[r].states[index] == State::kRunning) {
+          if (MayEnd(r, index)) moves.push_back({r, index, false});
+        } else if (MayBegin(r, index)) {
+          moves.push_back({r, index, true});
+        }
+      }
+    }
+    if (moves.empty()) return false;
+    const Move move = Choose(moves);
+    if (move.begin) {
+      Begin(move.rank, move.index);
+    } else {
+      End(move.rank, move.index);
+    }
+    return true;
+  }
+
+  Move Choose(const std::vector<Move>& moves) {
+    if (pace_ == Pace::kGreedyLane) {
+      std::vector<Move> liked;
+      for (const Move& move : moves) {
+        const int lane = static_cast<int>(ProgramOf(move.rank)[move.index].lane);
+        // Lazily: everything ends as late as it can.
+        if (lazy_ ? move.begin : lane % 5 == favourite_) liked.push_back(move);
+      }
+      if (!liked.empty()) return liked[random_() % liked.size()];
+    }
+    return moves[random_() % moves.size()];
+  }
+
+  bool MayBegin(size_t r, size_t index) const {
+    const Instruction& i = ProgramOf(r)[index];
+    return std::all_of(i.after.begin(), i.after.begin() + i.after_count, [&](int on) {
+      return on >= 0 && static_cast<size_t>(on) < ranks_[r].states.size() &&
+             ranks_[r].states[static_cast<size_t>(on)] == State::kEnded;
+    });
+  }
+
+  /// A message ends when its other side is under way too, REDUCE when all holders are.
+  bool MayEnd(size_t r, size_t index) const {
+    const Instruction& i = ProgramOf(r)[index];
+    if (WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv) return Other(r, i).has_value();
+    if (i.op != Op::REDUCE) return true;
+    const auto& holders = holders_[static_cast<size_t>(i.stage)];
+    return std::all_of(holders.begin(), holders.end(), [&](int holder) {
+      const auto rank = static_cast<size_t>(holder);
+      for (size_t k = 0; k < ProgramOf(rank).size(); ++k) {
+        const Instruction& other = ProgramOf(rank)[k];
+        if (other.op == Op::REDUCE && other.stage == i.stage) {
+          return ranks_[rank].states[k] != State::kWaiting;
+        }
+      }
+      return false;
+    });
+  }
+
+  /// The instruction at the other end of a message's edge that is under way, or has ended with this
+  /// very message.
+  std::optional<size_t> Other(size_t r, const Instruction& i) const {
+    const auto peer = static_cast<size_t>(i.peer);
+    const bool send = WorkOf(i.op) == Work::kSend;
+    size_t mine = 0;  // which message of the edge this is
+    for (const Instruction& before : ProgramOf(r)) {
+      if (&before == &i) break;
+      if ((WorkOf(before.op) == Work::kSend) == send && before.peer == i.peer) ++mine;
+    }
+    const Program& program = ProgramOf(peer);
+    for (size_t k = 0; k < program.size(); ++k) {
+      const bool matches = WorkOf(program[k].op) == (send ? Work::kRecv : Work::kSend) &&
+                           program[k].peer == static_cast<int>(r);
+      if (!matches || mine-- > 0) continue;
+      if (ranks_[peer].states[k] == State::kWaiting) return std::nullopt;
+      return k;
+    }
+    return std::nullopt;
+  }
+
+  void Begin(size_t r, size_t index) {
+    const Instruction& i = ProgramOf(r)[index];
+    ranks_[r].states[index] = State::kRunning;
+    CheckInputs(r, i);
+    Touch(r, i, true);
+  }
+
+  void End(size_t r, size_t index) {
+    const Instruction& i = ProgramOf(r)[index];
+    RankRun& rank = ranks_[r];
+    Touch(r, i, false);
+    rank.states[index] = State::kEnded;
+    for (auto& [key, order] : rank.lanes) {
+      size_t& next = rank.next[key];
+      while (next < order.size() && rank.states[order[next]] == State::kEnded) ++next;
+    }
+    if (WorkOf(i.op) == Work::kRecv) {
+      const Instruction& sent = ProgramOf(static_cast<size_t>(i.peer))[*Other(r, i)];
+      const int producer = i.stage + (i.op == Op::RECV_F ? -1 : 1);
+      if (sent.op != (i.op == Op::RECV_F ? Op::SEND_F : Op::SEND_B) || sent.stage != producer ||
+          sent.microbatch != i.microbatch) {
+        Fail(ToString(i) + " meets another message");
+      }
+    }
+    for (const Fact& fact : FactsOf(i)) {
+      if (!rank.facts.insert(fact).second) Fail(ToString(i) + " repeats");
+    }
+  }
+
+  /// A chunk instruction is the last component of each of its chains.
+  std::vector<Fact> FactsOf(const Instruction& i) const {
+    if (WorkOf(i.op) != Work::kCompute) return {{i.op, i.stage, i.layer, i.microbatch}};
+    std::vector<Fact> facts;
+    if (HasForward(i.op)) facts.push_back({Op::F, i.stage, 0, i.microbatch});
+    if (i.op == Op::R) facts.push_back({Op::R, i.stage, 0, i.microbatch});
+    if (HasBackward(i.op)) facts.push_back({Op::B, BackStage(i), 0, BackMicrobatch(i)});
+    if (HasWeight(i.op)) facts.push_back({Op::W, BackStage(i), 0, BackMicrobatch(i)});
+    return facts;
+  }
+
+  // What must have ended.
+
+  void Need(size_t r, const Instruction& i, const Fact& fact) const {
+    if (ranks_[r].facts.count(fact) == 0) {
+      Fail(ToString(i) + " begins before an input of it is there");
+    }
+  }
+
+  int LastLayer() const { return std::max(plan_.layers, 1) - 1; }
+  Fact ForwardEnd(int s, int m) const {
+    return Opaque() ? Fact{Op::F, s, 0, m} : Fact{Op::COMBINE_F, s, LastLayer(), m};
+  }
+  Fact BackwardEnd(int s, int m) const {
+    return Opaque() ? Fact{Op::B, s, 0, m} : Fact{Op::ATTN_B, s, 0, m};
+  }
+  int OwnerOf(int s, int m) const {
+    for (const Route& route : plan_.routes) {
+      if (std::count(route.microbatches.begin(), route.microbatches.end(), m) > 0) {
+        return route.ranks[static_cast<size_t>(s)];
+      }
+    }
+    return -1;
+  }
+
+  void NeedInput(size_t r, const Instruction& i, int s, int m) const {
+    if (s == 0) return;
+    const bool here = OwnerOf(s - 1, m) == static_cast<int>(r);
+    Need(r, i, here ? ForwardEnd(s - 1, m) : Fact{Op::RECV_F, s, -1, m});
+  }
+  void NeedGradient(size_t r, const Instruction& i, int s, int m) const {
+    Need(r, i, ForwardEnd(s, m));
+    const Fact again = Opaque() ? Fact{Op::R, s, 0, m} : Fact{Op::COMBINE_R, s, LastLayer(), m};
+    for (const Instruction& other : ProgramOf(r)) {
+      if (other.op == std::get<0>(again) && other.stage == s && other.microbatch == m)
+        Need(r, i, again);
+    }
+    if (s + 1 == plan_.stages) return;
+    const bool here = OwnerOf(s + 1, m) == static_cast<int>(r);
+    Need(r, i, here ? BackwardEnd(s + 1, m) : Fact{Op::RECV_B, s, -1, m});
+  }
+
+  void CheckInputs(size_t r, const Instruction& i) {
+    const int s = i.stage, m = i.microbatch, l = i.layer;
+    if (m >= 0 && WorkOf(i.op) != Work::kCompute && OwnerOf(s, m) != static_cast<int>(r)) {
+      Fail(ToString(i) + " is astray");
+    }
+    const auto need = [&](Op op, int layer) { Need(r, i, {op, s, layer, m}); };
+    switch (i.op) {
+      case Op::ATTN_F:
+        return l > 0 ? need(Op::COMBINE_F, l - 1) : NeedInput(r, i, s, m);
+      case Op::DISPATCH_F:
+        return need(Op::ATTN_F, l);
+      case Op::MLP_F:
+        return need(Op::DISPATCH_F, l);
+      case Op::COMBINE_F:
+        return need(Op::MLP_F, l);
+      case Op::COMBINE_B:
+        return l < LastLayer() ? need(Op::ATTN_B, l + 1) : NeedGradient(r, i, s, m);
+      case Op::MLP_B:
+        return need(Op::COMBINE_B, l);
+      case Op::DISPATCH_B:
+        return need(Op::MLP_B, l);
+      case Op::ATTN_B:
+        return need(Op::DISPATCH_B, l);
+      case Op::MLP_W:
+        need(Op::MLP_B, l);
+        return ranks_[r].weights[{s, i.op}][l].push_back(m);
+      case Op::ATTN_W:
+        need(Op::ATTN_B, l);
+        return ranks_[r].weights[{s, i.op}][l].push_back(m);
+      case Op::SEND_F:
+        return Need(r, i, ForwardEnd(s, m));
+      case Op::SEND_B:
+        return Need(r, i, BackwardEnd(s, m));
+      case Op::RECV_F:
+      case Op::RECV_B:
+        return;
+      case Op::REDUCE:
+        if (!Shared(s)) Fail(ToString(i) + " of a single copy");
+        return CheckWeights(r, s);
+      case Op::STEP:
+        CheckWeights(r, s);
+        if (Shared(s)) Need(r, i, {Op::REDUCE, s, -1, -1});
+        return;
+      case Op::F:
+      case Op::B:
+      case Op::W:
+      case Op::BW:
+      case Op::FB:
+        return CheckChunk(r, i);
+      case Op::R:
+        return Need(r, i, ForwardEnd(s, m));
+      case Op::ATTN_R:
+        return l > 0 ? need(Op::COMBINE_R, l - 1) : Need(r, i, ForwardEnd(s, m));
+      case Op::DISPATCH_R:
+        return need(Op::ATTN_R, l);
+      case Op::MLP_R:
+        return need(Op::DISPATCH_R, l);
+      case Op::COMBINE_R:
+        return need(Op::MLP_R, l);
+    }
+  }
+
+  void CheckChunk(size_t r, const Instruction& i) {
+    const int s = BackStage(i), m = BackMicrobatch(i);
+    if (HasForward(i.op)) NeedInput(r, i, i.stage, i.microbatch);
+    if (HasBackward(i.op)) NeedGradient(r, i, s, m);
+    if (!HasWeight(i.op)) return;
+    if (!HasBackward(i.op)) Need(r, i, {Op::B, s, 0, m});
+    ranks_[r].weights[{s, Op::W}][0].push_back(m);
+  }
+
+  bool Shared(int s) const {
+    return holders_[static_cast<size_t>(s)].size() > 1 || plan_.data_parallel > 1 ||
+           plan_.expert_parallel > 1;
+  }
+
+  /// The weight gradients of a copy: every micro-batch of its routes, once, ascending, and ended.
+  void CheckWeights(size_t r, int s) {
+    std::vector<int> wanted;
+    for (const Route& route : plan_.routes) {
+      if (route.ranks[static_cast<size_t>(s)] != static_cast<int>(r)) continue;
+      wanted.insert(wanted.end(), route.microbatches.begin(), route.microbatches.end());
+    }
+    std::sort(wanted.begin(), wanted.end());
+    const std::vector<Op> ops = Opaque() ? std::vector{Op::W} : std::vector{Op::MLP_W, Op::ATTN_W};
+    for (const Op op : ops) {
+      for (int l = 0; l <= LastLayer(); ++l) {
+        if (ranks_[r].weights[{s, op}][l] != wanted) Fail("a wrong weight gradient");
+        for (const int m : wanted) {
+          if (ranks_[r].facts.count({op, s, l, m}) == 0) Fail("a weight gradient under way");
+        }
+      }
+    }
+  }
+
+  // Bytes.
+
+  void Touch(size_t r, const Instruction& i, bool begin) {
+    if (!Buffers()) return;
+    RankRun& rank = ranks_[r];
+    accesses_.Of(i, &touched_);
+    bool moved = false;
+    for (const Access& access : touched_) {
+      const auto found =
+          rank.slot_of.find({access.value, access.stage, access.layer, access.microbatch});
+      if (found == rank.slot_of.end()) continue;  // of no bytes
+      auto& [slots, made] = found->second;
+      if (begin && access.makes && ++made > slots.size()) Fail(ToString(i) + " makes too much");
+      const size_t slot = slots[std::max<size_t>(made, 1) - 1];
+      if (begin && access.makes) {
+        rank.made[slot] = true;
+        for (const size_t other : rank.on_same_bytes[slot]) rank.spoilt[other] = true;
+        rank.spoilt[slot] = false;
+      }
+      if (!rank.made[slot] || rank.spoilt[slot]) {
+        Fail(ToString(i) + " finds other bytes in " + ToString(plan_.slots[r][slot]));
+      }
+      const Work work = WorkOf(i.op);
+      if (work == Work::kSend || work == Work::kRecv) {
+        moved = true;
+        if (i.slot != static_cast<int>(slot)) Fail(ToString(i) + " moves something else");
+      }
+    }
+    if (!moved && i.slot >= 0) Fail(ToString(i) + " moves something else");
+  }
+
+  void CheckEnd() {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (const State state : ranks_[r].states) {
+        if (state != State::kEnded) Fail("stuck: rank " + std::to_string(r));
+      }
+    }
+    for (int s = 0; s < plan_.stages; ++s) {
+      for (const int holder : holders_[static_cast<size_t>(s)]) {
+        const auto rank = static_cast<size_t>(holder);
+        CheckWeights(rank, s);
+        if (ranks_[rank].facts.count({Op::STEP, s, -1, -1}) == 0) Fail("a step is missing");
+      }
+    }
+  }
+
+  const Plan& plan_;
+  const Pace pace_;
+  std::mt19937_64 random_;
+  const std::vector<std::vector<int>> holders_;
+  const Accesses accesses_;
+  std::vector<RankRun> ranks_;
+  std::vector<Access> touched_;
+  int favourite_ = 0;
+  bool lazy_ = false;
+};
+
+}  // namespace
+
+std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed) {
+  return LaneRun(plan, pace, seed).Run();
+}
+
+}  // namespace contraflow

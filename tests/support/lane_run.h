@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// How the lanes of a rank get on with each other.
+enum class Pace {
+  kProgramOrder,  ///< one instruction after the other, every message a rendezvous
+  kRandom,        ///< any instruction that may begin or end does so next, by lot
+  kGreedyLane     ///< one lane, by lot, runs ahead as far as it can
+};
+
+/// Runs a plan of level component or buffer symbolically, on lanes that know only their order and
+/// `after`: every instruction begins and ends at moments of their own, and what it needs must have
+/// ended when it begins. Of buffers, making a value spoils all that lies on the same bytes, and an
+/// instruction must find what it touches unspoilt from its beginning to its end. "" if every
+/// component ran once, with its inputs, weight gradients in ascending order, and all was reduced
+/// and stepped; else what went wrong first. Shares no code with Verify and Simulate.
+std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed);
+
+}  // namespace contraflow

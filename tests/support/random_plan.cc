@@ -1,0 +1,131 @@
+#include "tests/support/random_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace contraflow {
+namespace {
+
+constexpr Op kOps[] = {
+#define CF_OP(name, operands, work) Op::name,
+    CF_OPS(CF_OP)
+#undef CF_OP
+};
+
+class Generator {
+ public:
+  explicit Generator(std::mt19937_64* random) : random_(*random) {}
+
+  Plan Make() {
+    Plan plan;
+    constexpr const char* kNames[] = {"1f1b", "zb-1p", "dualpipe", "my_own.2"};
+    plan.schedule = kNames[Below(4)];
+    plan.level = static_cast<Level>(Below(4));
+    plan.ranks = 1 + Below(5);
+    plan.stages = 1 + Below(6);
+    plan.microbatches = 1 + Below(8);
+    plan.data_parallel = Below(2) == 0 ? 1 : 1 + Below(100);
+    plan.expert_parallel = Below(2) == 0 ? 1 : 1 + Below(kMaxExpertParallel);
+    plan.layers = Below(2) == 0 ? 0 : 4 + Below(kMaxLayers - 3);
+    plan.routes.resize(static_cast<size_t>(1 + Below(std::min(3, plan.microbatches))));
+    for (Route& route : plan.routes) {
+      for (int s = 0; s < plan.stages; ++s) route.ranks.push_back(Below(plan.ranks));
+    }
+    for (int m = 0; m < plan.microbatches; ++m) {
+      plan.routes[Index(plan.routes.size())].microbatches.push_back(m);
+    }
+    if (Below(2) == 0) plan.costs = MakeCosts(plan);
+    plan.programs.resize(static_cast<size_t>(plan.ranks));
+    const int longest = plan.stages * (plan.microbatches * 7 + 2);
+    for (Program& program : plan.programs) {
+      const int size = Below(std::min(longest, 30) + 1);
+      for (int i = 0; i < size; ++i) program.push_back(MakeInstruction(plan, i));
+    }
+    if (plan.level == Level::kBuffer) MakeSlots(&plan);
+    return plan;
+  }
+
+ private:
+  int Below(int bound) { return static_cast<int>(random_() % static_cast<uint64_t>(bound)); }
+  size_t Index(size_t size) { return static_cast<size_t>(Below(static_cast<int>(size))); }
+
+  CostModel MakeCosts(const Plan& plan) {
+    CostModel costs;
+    costs.unit = static_cast<Unit>(Below(5));
+    costs.source = Below(2) == 0 ? "" : "made \"up\"";
+    const int stages = Below(2) == 0 ? 1 : plan.stages;
+    for (int s = 0; s < stages; ++s) {
+      StageCost cost{.f = Below(1000), .b = Below(1000), .w = Below(1000)};
+      cost.bw = cost.b + cost.w;
+      cost.fb = cost.f + cost.bw - std::min(cost.f, cost.w);
+      cost.step = Below(2) * 7;
+      costs.stages.push_back(cost);
+    }
+    costs.comm.latency = Below(100);
+    if (Below(2) == 0) {
+      std::vector<int64_t> optimizer(static_cast<size_t>(plan.stages), 7);
+      optimizer[0] = Below(2);
+      costs.memory = MemoryCost{1000, 450, {Below(2)}, {}, optimizer, {}};
+    }
+    if (Below(2) == 0) costs.microbatch_scale.assign(static_cast<size_t>(plan.microbatches), 1.25);
+    return costs;
+  }
+
+  void MakeSlots(Plan* plan) {
+    for (Program& program : plan->programs) {
+      const int size = static_cast<int>(program.size());
+      const int count = size == 0 ? 0 : Below(std::min(4 * size, 30) + 1);
+      plan->slots.emplace_back();
+      for (int i = 0; i < count; ++i) {
+        const auto value = static_cast<Value>(Below(kValueCount));
+        const int layer = plan->layers == 0 ? -1 : Below(plan->layers);
+        const int first = Below(size);
+        plan->slots.back().push_back({.value = value,
+                                      .arena = static_cast<Arena>(Below(kArenaCount)),
+                                      .layer = static_cast<int16_t>(layer),
+                                      .stage = Below(plan->stages),
+                                      .microbatch = Below(plan->microbatches),
+                                      .first = first,
+                                      .last = first + Below(size - first),
+                                      .offset = static_cast<int64_t>(random_() >> 4),
+                                      .bytes = static_cast<int64_t>(random_() >> 4)});
+      }
+      for (Instruction& i : program) i.slot = count > 0 && Below(4) == 0 ? Below(count) : -1;
+    }
+  }
+
+  Instruction MakeInstruction(const Plan& plan, int index) {
+    Instruction i;
+    i.op = kOps[Index(std::size(kOps))];
+    i.stage = Below(plan.stages);
+    const Operands operands = OperandsOf(i.op);
+    if (operands != Operands::kStage) i.microbatch = Below(plan.microbatches);
+    if (operands == Operands::kPair) {
+      i.back_stage = Below(plan.stages);
+      i.back_microbatch = Below(plan.microbatches);
+    }
+    if (operands == Operands::kMessage) i.peer = Below(plan.ranks);
+    if (operands == Operands::kLayer) i.layer = static_cast<int16_t>(Below(4));
+    if (Below(4) == 0) i.slot = Below(9);
+    if (Below(4) == 0) i.group = Below(9);
+    if (Below(4) == 0) i.lane = static_cast<Lane>(Below(6));
+    if (Below(4) == 0) {
+      std::vector<int> earlier(static_cast<size_t>(index));
+      std::iota(earlier.begin(), earlier.end(), 0);
+      std::shuffle(earlier.begin(), earlier.end(), random_);
+      earlier.resize(std::min(earlier.size(), Index(kMaxAfter + 1)));
+      std::sort(earlier.begin(), earlier.end());
+      std::copy(earlier.begin(), earlier.end(), i.after.begin());
+      i.after_count = static_cast<uint8_t>(earlier.size());
+    }
+    return i;
+  }
+
+  std::mt19937_64& random_;
+};
+
+}  // namespace
+
+Plan RandomPlan(std::mt19937_64* random) { return Generator(random).Make(); }
+
+}  // namespace contraflow

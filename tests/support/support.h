@@ -1,0 +1,48 @@
+#pragma once
+
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "compiler/verify/verify.h"
+
+namespace contraflow {
+
+/// A plan from a compact text, one line each, in any order but programs last:
+///
+///     level compute             default: comm if any instruction is of that level
+///     copies 2                  data_parallel
+///     route 0 1 : 0 1 2         ranks, one a stage, and micro-batches; default: stage r on rank r
+///     rank                      begins the program of the next rank
+///      F s0 m0
+///
+/// Sizes follow from the routes and programs. Throws Error on a line it does not know.
+Plan PlanFromText(std::string_view text);
+
+/// The findings as text, one `check: ToString(finding)` a line.
+std::string FindingsText(const Plan& plan);
+
+/// The names of the checks that object, each once, in their fixed order.
+std::vector<std::string> ChecksOf(const std::vector<Finding>& findings);
+
+Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel costs);
+
+/// Uneven stages and micro-batches, latency or bandwidth or neither, now and then costs of zero.
+CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches);
+
+/// Components of 1 to `max_layers` layers: heavy in compute, in all-to-all or neither; one for all
+/// layers or one each; with chunk costs that follow from them, now and then latency or bandwidth,
+/// and sometimes components, REDUCE and STEP of no time.
+CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overlap);
+
+/// Specs that fit, of every schedule in turn, with random small shapes and random costs.
+std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
+                              int max_microbatches);
+
+/// Lowered, for specs that fit.
+Plan Compile(const Spec& spec);
+
+}  // namespace contraflow

@@ -1,0 +1,229 @@
+// What `compare` says: rows, advice, sweeps, and the options of the search.
+
+#include "tools/contraflow/comparison.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "compiler/plan/error.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+#include "tools/contraflow/advice.h"
+#include "tools/contraflow/comparison_text.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/interrupt.h"
+#include "tools/contraflow/search_option.h"
+#include "tools/contraflow/sweep.h"
+
+namespace contraflow {
+namespace {
+
+Question MakeQuestion(int ranks, int microbatches, const CostModel& costs) {
+  Question question;
+  question.spec = MakeSpec("", ranks, microbatches, costs);
+  question.spec.search.placement = Placement::kAny;
+  question.spec.search.budget = 2'000'000;
+  return question;
+}
+
+const Row& Find(const std::vector<Row>& rows, const std::string& schedule) {
+  const auto row =
+      std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.schedule == schedule; });
+  REQUIRE(row != rows.end());
+  return *row;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("advice says 1F1B where nothing gains a hundredth and names what does otherwise") {
+    // On one rank nothing waits.
+    std::vector<Row> rows = Compare(MakeQuestion(1, 8, UnitCosts()), nullptr);
+    Advice advice = Advise(rows);
+    CHECK(advice.schedule == "1f1b");
+    CHECK(advice.text ==
+          "take 1F1B (1f1b): nothing is simpler, and nothing that fits is shorter; 24 units, "
+          "0.00 % above the bound of its placement and memory");
+    Question question = MakeQuestion(4, 8, UnitCosts());
+    question.searched = false;
+    question.memory_limit = "1x";
+    rows = Compare(question, nullptr);
+    CHECK(rows.back().schedule != "auto");
+    advice = Advise(rows);
+    CHECK(advice.schedule == "zb-1p");
+    CHECK(advice.text.find("18.18 % shorter than 1f1b") != std::string::npos);
+    CHECK(advice.text.find("27 units, 0.00 % above") != std::string::npos);
+  }
+
+  TEST_CASE("advice names no schedule of another model and none where none fits") {
+    Question question = MakeQuestion(4, 8, UnitCosts());
+    std::vector<Row> rows = Compare(question, nullptr);
+    CHECK(rows.back().schedule == "auto");
+    CHECK(rows.back().same_model);
+    CHECK_FALSE(Find(rows, "zb-v").same_model);
+    CHECK(Find(rows, "dualpipe").same_model);
+    CHECK(Find(rows, "dualpipe").twice);
+    std::erase_if(rows, [](const Row& row) { return row.same_model; });
+    CHECK(Advise(rows).schedule == "");
+    question.memory_limit = "0.2x";
+    question.searched = false;
+    CHECK(Advise(Compare(question, nullptr)).text ==
+          "no schedule fits; raise --memory-limit, or see above what each of them needs");
+  }
+
+  TEST_CASE("chunks are those of interleaved stages and its formula knows them") {
+    Question question = MakeQuestion(4, 8, UnitCosts());
+    question.spec.chunks = 3;
+    const std::vector<Row> rows = Compare(question, nullptr);
+    const Row& interleaved = Find(rows, "interleaved-1f1b");
+    CHECK(interleaved.stages == 12);
+    REQUIRE(interleaved.report);
+    REQUIRE(interleaved.report->formula);
+    CHECK(interleaved.report->formula->holds);
+    CHECK(Find(rows, "1f1b").report);
+    CHECK(Find(rows, "zb-v").report);
+    // The model of one stage a rank, whatever is cut.
+    Time busy = 0;
+    for (const RankFigures& rank : rows.back().report->simulation.ranks) busy += rank.busy;
+    CHECK(busy == 4 * 8 * 3 * TicksPerUnit(Unit::kUnit));
+  }
+
+  TEST_CASE("rows say what ranks send and what parameters they hold") {
+    CostModel costs = UniformCosts(4, 4, 4, 1);
+    costs.unit = Unit::kNanoseconds;
+    costs.comm = {.latency = 1, .bytes = 10, .bandwidth = 10, .occupancy = 1};
+    costs.memory = {.activation_bytes = 100, .w_stash_bytes = 50, .parameter_bytes = {7}};
+    Question question = MakeQuestion(4, 8, costs);
+    question.searched = false;
+    const std::vector<Row> rows = Compare(question, nullptr);
+    // Three edges, there and back.
+    CHECK(Find(rows, "1f1b").messages == 3 * 2 * 8);
+    CHECK(Find(rows, "1f1b").message_bytes == 3 * 2 * 8 * 10);
+    CHECK(Find(rows, "1f1b").parameters == 7);
+    CHECK(Find(rows, "dualpipe").parameters == 14);
+    const std::string text = ComparisonText(question, rows, true);
+    CHECK(text.find("parameters") != std::string::npos);
+    CHECK(text.find("advice: take ") != std::string::npos);
+  }
+
+  TEST_CASE("a sweep has every point in text and JSON and CSV") {
+    std::vector<Point> points;
+    for (const int microbatches : ParseMicrobatches("4,6")) {
+      for (const std::string& limit : ParseMemoryLimits("1x,2x")) {
+        Question question = MakeQuestion(4, microbatches, UnitCosts());
+        question.memory_limit = limit;
+        question.spec.search.budget = 0;
+        points.push_back({question, Compare(question, nullptr)});
+      }
+    }
+    const auto json = nlohmann::json::parse(SweepJson(points));
+    REQUIRE(json["points"].size() == 4);
+    CHECK(json["points"][3]["microbatches"] == 6);
+    CHECK(json["points"][3]["memory_limit"] == "2x");
+    for (const auto& point : json["points"]) {
+      CHECK(point["rows"].size() == Schedules().size());
+      CHECK(point["rows"].back()["schedule"] == "auto");
+      CHECK(point["advice"].contains("text"));
+    }
+    const std::string csv = SweepCsv(points);
+    CHECK(std::count(csv.begin(), csv.end(), '\n') ==
+          1 + static_cast<std::ptrdiff_t>(4 * Schedules().size()));
+    const std::string text = SweepText(points, false);
+    CHECK(text.find("advice for 6 micro-batches, 2x: take ") != std::string::npos);
+  }
+
+  TEST_CASE("a sweep compares each value once and in the order in which they are first given") {
+    CHECK(ParseMicrobatches("16,16,32,8,32,016") == std::vector<int>{16, 32, 8});
+    CHECK(ParseMemoryLimits("1x,1x") == std::vector<std::string>{"1x"});
+    CHECK(ParseMemoryLimits("2x,1x,2x,") == std::vector<std::string>{"2x", "1x", ""});
+    // The most that are compared count once each, too.
+    std::string list = "1";
+    for (int i = 1; i <= 64; ++i) list += "," + std::to_string(i);
+    CHECK(ParseMicrobatches(list).size() == 64);
+    CHECK(Failure<UsageError>([&] { ParseMicrobatches(list + ",65"); }) ==
+          "--microbatches: at most 64 are compared at once, has 65");
+  }
+
+  TEST_CASE("what the options of the search take") {
+    CHECK(ParseBudget("1s") == 1'000'000'000);
+    CHECK(ParseBudget("500ms") == 500'000'000);
+    CHECK(ParseBudget("0.5s") == 500'000'000);
+    CHECK(ParseBudget("2m") == 120'000'000'000);
+    CHECK(ParseBudget("0s") == 0);
+    for (const char* const wrong : {"", "1", "s", "-1s", "1h", "1 s", "nans", "8000000s", "1e3s"}) {
+      CAPTURE(wrong);
+      CHECK(Failure<UsageError>([&] { ParseBudget(wrong); }) ==
+            "--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" + std::string(wrong) +
+                "\"");
+    }
+    CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);
+    CHECK(Failure<UsageError>([] { ResolveSearch({.placement = "vee"}); }) ==
+          "--placement: unknown placement \"vee\"; placements are any, linear, v, interleaved, "
+          "bidirectional");
+    CHECK(Failure<UsageError>([] { ResolveSearch({.noise = 0.6}); }) ==
+          "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+    CHECK(Failure<UsageError>([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
+          "--seed: is for the search of auto, and 1f1b is not searched; drop one of them");
+    CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") !=
+          std::string::npos);
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,99999999999"); }) ==
+          "--microbatches: 99999999999 is too large, the limit is 2147483647");
+  }
+
+  TEST_CASE("the first interrupt sets the flag and the next is no longer caught") {
+    {
+      const Interrupt interrupt;
+      CHECK_FALSE(interrupt.happened());
+      std::raise(SIGINT);
+      CHECK(interrupt.happened());
+      const bool usual = std::signal(SIGINT, SIG_DFL) == SIG_DFL;
+      CHECK(usual);
+    }
+    const Interrupt again;
+    CHECK_FALSE(again.happened());
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("the advised schedule is within a hundredth of the shortest and the simplest such") {
+    std::mt19937_64 random(8);
+    const auto draw = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    int simple = 0, searched = 0;
+    for (int round = 0; round < 40; ++round) {
+      const int ranks = draw(1, 5), microbatches = draw(1, 9);
+      Question question =
+          MakeQuestion(ranks, microbatches, RandomCosts(&random, ranks, microbatches));
+      if (draw(0, 1) == 0) question.memory_limit = "1.5x";
+      const std::vector<Row> rows = Compare(question, nullptr);
+      const Advice advice = Advise(rows);
+      CAPTURE(round);
+      REQUIRE(advice.schedule != "");
+      const Row& taken = Find(rows, advice.schedule);
+      REQUIRE(taken.report);
+      CHECK(taken.same_model);
+      const Row& found = rows.back();
+      for (const Row& row : rows) {
+        if (!row.report || !row.same_model) continue;
+        CHECK(static_cast<double>(taken.makespan()) * 0.99 <=
+              static_cast<double>(row.makespan()) + 1e-9);
+        CHECK(found.makespan() <= row.makespan());
+      }
+      simple += advice.schedule == "1f1b";
+      searched += advice.schedule == "auto";
+    }
+    CHECK(simple >= 3);
+    CHECK(searched >= 10);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,95 @@
+#include "tools/contraflow/costs_option.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/support/failure.h"
+#include "tools/contraflow/exit.h"
+
+namespace contraflow {
+namespace {
+
+CostsOption DeepSeek() { return {.file = "deepseek-v3-h800"}; }
+
+TEST_SUITE("unit") {
+  TEST_CASE("chunk costs are derived as --overlap says") {
+    CostsOption option = DeepSeek();
+    CHECK(ResolveCosts(option, UnitCosts()).stages[0].bw == 115'376'000);
+    CHECK(OverlapOf(option, ResolveCosts(option, UnitCosts())) == Overlap::kAll);
+    option.overlap = "published";
+    const CostModel published = ResolveCosts(option, UnitCosts());
+    CHECK(published.stages[0].bw == 142'856'000);
+    CHECK(OverlapOf(option, published) == Overlap::kPublished);
+    CHECK(DescribeCosts(published) ==
+          "f 98696, b 112980, w 29876, bw 142856, fb 127633, comm 0 (us), overlap published");
+    // What a plan was compiled with is derived again only where that is asked for.
+    CHECK(ResolveCosts({}, published) == published);
+    CHECK(OverlapOf({}, published) == Overlap::kPublished);
+    option = {.overlap = "all"};
+    CHECK(ResolveCosts(option, published).stages[0].bw == 115'376'000);
+  }
+
+  TEST_CASE("single figures stand over derived ones") {
+    CostsOption option = DeepSeek();
+    option.w = 1;
+    const StageCost stage = ResolveCosts(option, UnitCosts()).stages[0];
+    CHECK(stage.f == 98'696'000);
+    CHECK(stage.w == 1'000);
+    CHECK(stage.bw == 112'981'000);
+    CHECK(stage.fb == 98'696'000 + 112'981'000);
+  }
+
+  TEST_CASE("chunk costs that were given as such stay") {
+    CostModel costs = ResolveCosts(DeepSeek(), UnitCosts());
+    costs.derived.reset();
+    costs.stages[0].bw = 1;
+    CHECK(ResolveCosts({.overlap = "published"}, costs).stages[0].bw == 1);
+  }
+
+  TEST_CASE("an overlap that there is not") {
+    CHECK(Failure([] { ResolveCosts({.overlap = "published"}, UnitCosts()); }) ==
+          "--overlap: says how components overlap, and these costs have none; drop it, or give "
+          "costs with \"moe\", such as --costs deepseek-v3-h800");
+    CostsOption option = DeepSeek();
+    option.overlap = "some";
+    CHECK(Failure<UsageError>([&] { ResolveCosts(option, UnitCosts()); }) ==
+          "--overlap: unknown overlap \"some\"; it is published (F&B pairs only) or all");
+  }
+
+  TEST_CASE("a time that there is not") {
+    CHECK(Failure<UsageError>([] { ResolveCosts({.f = -1}, UnitCosts()); }) == "--f: must be >= 0");
+    CHECK(Failure<UsageError>([] {
+            ResolveCosts({.comm = 1e300}, UnitCosts());
+          }).starts_with("--comm: is larger than "));
+  }
+
+  TEST_CASE("costs of other layers than the plan's are refused") {
+    Plan plan;
+    plan.stages = plan.microbatches = 1;
+    plan.layers = 2;
+    CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) ==
+          "the costs have 4 layers a stage (\"layers_per_stage\"), this plan has 2");
+    plan.layers = 4;
+    CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) == "accepted");
+  }
+
+  TEST_CASE("costs of chunks are refused where a plan has components") {
+    Plan plan;
+    plan.layers = 1;
+    const auto refusal = [&](void (*give)(CostsOption*)) {
+      CostsOption option;
+      give(&option);
+      return Failure([&] { CostsForPlan(option, plan); });
+    };
+    CHECK(
+        refusal([](CostsOption* o) { o->w = 1; }) ==
+        "--w: a plan of components takes the times in \"moe\", chunks have none of their own; give "
+        "--costs with other times there");
+    CHECK(
+        refusal([](CostsOption* o) { o->overlap = "all"; }) ==
+        "--overlap: how far the components of this plan overlap was settled when it was compiled; "
+        "give it to contraflow compile");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

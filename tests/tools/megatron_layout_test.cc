@@ -1,0 +1,211 @@
+#include "tools/interop/megatron_layout.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "schedules/published/interleaved.h"
+#include "schedules/registry.h"
+#include "tests/support/support.h"
+
+namespace contraflow {
+namespace {
+
+Plan Order(const char* schedule, int ranks, int microbatches, int chunks = 0) {
+  Spec spec = MakeSpec(schedule, ranks, microbatches, UniformCosts(1, 1, 1));
+  spec.chunks = chunks;
+  return GeneratePlan(spec);
+}
+
+std::map<std::string, std::string> Arguments(const std::string& text) {
+  std::map<std::string, std::string> arguments;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    const size_t space = line.find(' ');
+    REQUIRE(space != std::string::npos);
+    CHECK(arguments.emplace(line.substr(0, space), line.substr(space + 1)).second);
+  }
+  return arguments;
+}
+
+/// What stands before each "*n" as often as it says: first (...)*n, then x*n.
+std::string Unrolled(std::string text) {
+  for (const bool groups : {true, false}) {
+    for (size_t star; (star = text.find(groups ? ")*" : "*")) != std::string::npos;) {
+      const size_t begin = groups ? text.rfind('(', star) : star - 1;
+      const std::string unit =
+          groups ? text.substr(begin + 1, star - begin - 1) : text.substr(begin, 1);
+      size_t end = star + (groups ? 2 : 1), count = 0;
+      for (; end < text.size() && text[end] >= '0' && text[end] <= '9'; ++end) {
+        count = 10 * count + static_cast<size_t>(text[end] - '0');
+      }
+      std::string all;
+      for (size_t i = 0; i < count; ++i) all += unit;
+      text = text.substr(0, begin) + all + text.substr(end);
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> Stages(const std::string& layout) {
+  std::vector<std::string> stages = {""};
+  for (const char c : Unrolled(layout)) {
+    if (c == '|') {
+      stages.emplace_back();
+    } else {
+      stages.back() += c;
+    }
+  }
+  return stages;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("megatron: what 1F1B and interleaved 1F1B are started with") {
+    CHECK(WriteMegatronLayout(Order("1f1b", 4, 8), {}) ==
+          "--pipeline-model-parallel-size 4\n"
+          "--pipeline-model-parallel-layout Et|t|t|tL\n"
+          "--num-layers 4\n"
+          "--micro-batch-size 1\n"
+          "--global-batch-size 8\n");
+    CHECK(WriteMegatronLayout(Order("interleaved-1f1b", 4, 8), 18) ==
+          "--pipeline-model-parallel-size 4\n"
+          "--pipeline-model-parallel-layout Ett|t*3|t*3|(tt|)*4ttL\n"
+          "--microbatch-group-size-per-virtual-pipeline-stage 4\n"
+          "--num-layers 18\n"
+          "--micro-batch-size 1\n"
+          "--global-batch-size 8\n");
+    CHECK(Arguments(WriteMegatronLayout(Order("1f1b", 1, 3), {}))
+              .at("--pipeline-model-parallel-layout") == "EtL");
+    // The docs' own example, but for the MTP layer that a plan knows nothing of.
+    CHECK(Stages("Et*3|(tt|)*29,m|L").size() == 32);
+  }
+
+  TEST_CASE("megatron: layouts have every layer and stage") {
+    for (const int ranks : {1, 2, 3, 8}) {
+      for (const int chunks : {1, 2, 5}) {
+        for (const int layers : {ranks * chunks, ranks * chunks + 1, 7 * ranks * chunks - 1, 126}) {
+          CAPTURE(ranks);
+          CAPTURE(chunks);
+          CAPTURE(layers);
+          const Plan plan = chunks == 1 ? Order("1f1b", ranks, 2 * ranks)
+                                        : Order("interleaved-1f1b", ranks, 2 * ranks, chunks);
+          const auto arguments = Arguments(WriteMegatronLayout(plan, layers));
+          CHECK(arguments.at("--num-layers") == std::to_string(layers));
+          const std::vector<std::string> stages =
+              Stages(arguments.at("--pipeline-model-parallel-layout"));
+          REQUIRE(static_cast<int>(stages.size()) == ranks * chunks);
+          CHECK(stages.front().starts_with('E'));
+          CHECK(stages.back().ends_with('L'));
+          size_t total = 0;
+          for (const std::string& stage : stages) {
+            const auto t = static_cast<size_t>(std::count(stage.begin(), stage.end(), 't'));
+            const size_t ends =
+                size_t{&stage == &stages.front()} + size_t{&stage == &stages.back()};
+            CHECK(t + ends == stage.size());
+            CHECK(t >= 1);
+            CHECK(t - static_cast<size_t>(layers / (ranks * chunks)) <= 1);
+            total += t;
+          }
+          CHECK(total == static_cast<size_t>(layers));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("megatron: longer rounds are groups of micro-batches") {
+    Spec spec = MakeSpec("interleaved-1f1b", 4, 19, UniformCosts(1, 1, 1));
+    const auto group = [&](int rounds) {
+      return Arguments(WriteMegatronLayout(InterleavedInRounds(spec, rounds), {}))
+          .at("--microbatch-group-size-per-virtual-pipeline-stage");
+    };
+    CHECK(group(1) == "19");
+    CHECK(group(2) == "10");
+    CHECK(group(4) == "5");
+    CHECK_THROWS_WITH_AS(group(3),
+                         "Megatron-LM cannot run this plan: more than the last of its rounds are "
+                         "shorter than 7 micro-batches; it has 1f1b and interleaved-1f1b alone",
+                         Error);
+    spec.data_parallel = 4;
+    spec.expert_parallel = 2;
+    Plan plan = InterleavedInRounds(spec, 2);
+    const auto arguments = Arguments(WriteMegatronLayout(plan, {}));
+    CHECK(arguments.at("--global-batch-size") == std::to_string(19 * 8));
+    CHECK(arguments.at("--expert-model-parallel-size") == "2");
+  }
+
+  TEST_CASE("megatron: why it cannot run a plan") {
+    const auto why = [](const Plan& plan, std::optional<int64_t> layers = {}) -> std::string {
+      try {
+        WriteMegatronLayout(plan, layers);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const std::string head = "Megatron-LM cannot run this plan: ";
+    const std::string tail = "; it has 1f1b and interleaved-1f1b alone";
+    CHECK(why(Order("dualpipe", 4, 8)) == head + "its micro-batches take 2 routes" + tail);
+    CHECK(why(Order("zb-v", 4, 8)) == head + "stage 4 is on rank 3, not on rank 0" + tail);
+    CHECK(why(Order("zb-1p", 4, 8)) == head + "B s0 m0 splits or overlaps a backward" + tail);
+    CHECK(why(Order("gpipe", 4, 8)) ==
+          head + "rank 0 runs F s0 m4 where 1f1b runs BW s0 m0" + tail);
+    CHECK(why(Order("interleaved-1f1b", 4, 3)) ==
+          head + "a round of 3 micro-batches is shorter than the pipeline" + tail);
+    Plan plan = Order("interleaved-1f1b", 2, 4);
+    std::swap(plan.programs[1][1], plan.programs[1][2]);
+    CHECK(why(plan) == head + "rank 1 runs F s3 m0 where interleaved-1f1b runs F s1 m1" + tail);
+    plan = Order("1f1b", 3, 4);
+    plan.routes[0].ranks.push_back(0);
+    plan.stages = 4;
+    CHECK(why(plan) == head + "4 stages are not equally many on each of 3 ranks" + tail);
+    CHECK(why(Order("1f1b", 4, 8), 3) ==
+          "--layers: must be in 4..1048576, at least one for each stage, is 3");
+  }
+
+  TEST_CASE("megatron: the order is that of its schedule table") {
+    // Megatron-LM numbers the forwards of every rank by groups of micro-batches and, within a
+    // group, by chunks; it runs 2(P-1-r) + (V-1) * group of them before the first backward.
+    for (const int ranks : {2, 3, 4}) {
+      for (const int chunks : {2, 3}) {
+        for (int group = ranks; group <= ranks + 3; ++group) {
+          const int microbatches = 3 * group;
+          Spec spec = MakeSpec("interleaved-1f1b", ranks, microbatches, UniformCosts(1, 1, 1));
+          spec.chunks = chunks;
+          const Plan plan = InterleavedInRounds(spec, 3);
+          REQUIRE(WriteMegatronLayout(plan, {}) != "");
+          std::vector<std::pair<int, int>> table;
+          for (int first = 0; first < microbatches; first += group) {
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+              for (int m = first; m < first + group; ++m) table.emplace_back(m, chunk);
+            }
+          }
+          for (int r = 0; r < ranks; ++r) {
+            const size_t warmup = static_cast<size_t>(2 * (ranks - 1 - r) + (chunks - 1) * group);
+            Program expected;
+            const auto add = [&](Op op, size_t k) {
+              const auto [m, chunk] = table[k];
+              const int visit = op == Op::F ? chunk : chunks - 1 - chunk;
+              expected.push_back(Chunk(op, visit * ranks + r, m));
+            };
+            for (size_t k = 0; k < warmup; ++k) add(Op::F, k);
+            for (size_t k = 0; k < table.size(); ++k) {
+              if (k + warmup < table.size()) add(Op::F, k + warmup);
+              add(Op::BW, k);
+            }
+            CHECK(plan.programs[static_cast<size_t>(r)] == expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,154 @@
+#include "tools/pictures/picture.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "compiler/lower/lower.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+#include "tools/pictures/grid.h"
+#include "tools/pictures/svg.h"
+
+// Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
+// chunks.
+
+namespace contraflow {
+namespace {
+
+constexpr Time kUnit = 1'000'000;
+
+/// One layer, everything takes a unit but ATTN_B, which takes two.
+CostModel SmallCosts() {
+  CostModel costs = UniformCosts(4 * kUnit, 5 * kUnit, 2 * kUnit);
+  MoeCost moe;
+  moe.layers_per_stage = 1;
+  for (auto* list : {&moe.attn_f, &moe.dispatch_f, &moe.mlp_f, &moe.combine_f, &moe.combine_b,
+                     &moe.mlp_b, &moe.dispatch_b, &moe.mlp_w, &moe.attn_w}) {
+    *list = {kUnit};
+  }
+  moe.attn_b = {2 * kUnit};
+  costs.moe = moe;
+  return costs;
+}
+
+Plan Components(std::string_view schedule, int ranks, int microbatches, const CostModel& costs) {
+  return Lower(GeneratePlan(MakeSpec(schedule, ranks, microbatches, costs)), costs,
+               {.target = Level::kComponent});
+}
+
+Picture PictureOf(const Plan& plan, const View& view = {}) {
+  return MakePicture(plan, *plan.costs, Simulate(plan, *plan.costs), view);
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  return count;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("a picture of components has the compute lane of a rank and its all-to-all lane") {
+    const Plan plan = Components("1f1b", 1, 1, SmallCosts());
+    const std::string grid = DrawGrid(PictureOf(plan), {.width = 100});
+    CAPTURE(grid);
+    CHECK(grid.find("rank 0 compute    AF0.0 ......MF0.0 ............MB0.0 ") != std::string::npos);
+    CHECK(grid.find("       all-to-all ......DF0.0 ......CF0.0 CB0.0 ......DB0.0 ") !=
+          std::string::npos);
+    CHECK(grid.find("AF3.1 is ATTN_F of micro-batch 3 in layer 1 of its stage") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("the rows of a rank are busy as long as its figures say") {
+    std::mt19937_64 random(72);
+    for (const Schedule* schedule : Schedules()) {
+      const CostModel costs = RandomMoeCosts(&random, 3, Overlap::kAll);
+      const Plan plan = Components(schedule->name, 4, 8, costs);
+      const Simulation simulation = Simulate(plan, costs);
+      const Picture picture = MakePicture(plan, costs, simulation, {});
+      CAPTURE(schedule->name);
+      REQUIRE(picture.rows.size() == 8);
+      for (const Picture::Row& row : picture.rows) {
+        const RankFigures& figures = simulation.ranks[static_cast<size_t>(row.rank)];
+        Time busy = 0;
+        for (const Box& box : row.boxes) {
+          if (box.parts[0].op != Op::REDUCE) busy += box.end - box.start;
+        }
+        CHECK(busy == (row.lane == "compute" ? figures.busy : figures.all_to_all));
+      }
+      CHECK(Count(DrawSvg(picture), "<g><title>") == BoxCount(picture));
+    }
+  }
+
+  TEST_CASE("a view draws what runs in it and no more") {
+    const Plan plan = Components("dualpipe", 4, 8, SmallCosts());
+    const View view = {
+        .rank = 2, .from = 20 * kUnit, .to = 40 * kUnit};  // where boxes begin and end
+    const Picture part = PictureOf(plan, view), whole = PictureOf(plan);
+    CHECK(part.rows.size() == 2);
+    int64_t expected = 0;
+    for (const Picture::Row& row : whole.rows) {
+      if (row.rank != 2) continue;
+      expected += std::count_if(row.boxes.begin(), row.boxes.end(), [&](const Box& box) {
+        return box.end > view.from && box.start < *view.to;
+      });
+    }
+    CHECK(BoxCount(part) == expected);
+    CHECK(expected < BoxCount(whole));
+    for (const int width : {kMinGridWidth, 100, 333}) {
+      const std::string grid = DrawGrid(part, {.width = width});
+      const std::string rows = grid.substr(0, grid.rfind("\n\n  "));
+      size_t at = rows.find("\nrank");
+      REQUIRE(at != std::string::npos);
+      while (at < rows.size()) {
+        const size_t end = std::min(rows.find('\n', at + 1), rows.size());
+        CHECK(static_cast<int>(end - at - 1) <= width);
+        at = end;
+      }
+    }
+  }
+
+  TEST_CASE("a view that is empty or reaches out of the plan is told so") {
+    const Plan plan = Components("1f1b", 2, 2, SmallCosts());
+    const Time makespan = Simulate(plan, *plan.costs).makespan;
+    const std::string length = std::to_string(makespan / kUnit) + " units";
+    CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = makespan}); }) ==
+          "--from: must be before the makespan, " + length + ", is " + length);
+    CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = 0, .to = makespan + kUnit}); }) ==
+          "--to: must not be behind the makespan, " + length + ", is " +
+              std::to_string(makespan / kUnit + 1) + " units");
+    CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = 2 * kUnit, .to = kUnit}); }) ==
+          "--to: must be behind --from, 2 units, is 1 unit");
+  }
+
+  TEST_CASE("forward and backward and weights and either all-to-all have colours of their own") {
+    const Plan plan = Components("dualpipe", 4, 8, SmallCosts());
+    const std::string svg = DrawSvg(PictureOf(plan));
+    const std::string grid = DrawGrid(PictureOf(plan), {.width = 200, .color = true});
+    int boxes = 0;
+    for (size_t at = 0; (at = svg.find("<rect class=\"box ", at)) != std::string::npos; ++boxes) {
+      at += 17;
+      const std::string kind = svg.substr(at, svg.find('"', at) - at);
+      CHECK_MESSAGE(svg.find("." + kind + " { fill") != std::string::npos, kind);
+    }
+    CHECK(boxes > BoxCount(PictureOf(plan)));  // and the legend
+    for (const char* kind : {"ATTN_F", "ATTN_B", "ATTN_W", "DISPATCH_F", "COMBINE_B"}) {
+      for (const char* side : {"0", "1"}) {
+        CHECK(svg.find("<rect class=\"box " + std::string(kind) + side + "\"") !=
+              std::string::npos);
+        CHECK(svg.find("." + std::string(kind) + side + " {") != std::string::npos);
+      }
+    }
+    for (const char* color :
+         {"221m", "215m", "117m", "74m", "146m", "103m", "180m", "173m", "116m", "73m"}) {
+      CHECK(grid.find(";" + std::string(color)) != std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

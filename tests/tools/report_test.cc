@@ -1,0 +1,116 @@
+#include "tools/contraflow/report.h"
+
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <string>
+
+#include "compiler/lower/lower.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
+#include "tools/interop/torch_csv.h"
+
+namespace contraflow {
+namespace {
+
+Plan Make(const std::string& schedule, const CostModel& costs, Level level) {
+  return Lower(GeneratePlan(MakeSpec(schedule, 4, 8, costs)), costs, {.target = level});
+}
+
+nlohmann::json ReportJson(const Plan& plan) {
+  return nlohmann::json::parse(FormatJson({ReportToJson(MakeReport(plan, *plan.costs))}));
+}
+
+std::set<std::string> Keys(const nlohmann::json& object) {
+  std::set<std::string> keys;
+  for (const auto& [key, value] : object.items()) keys.insert(key);
+  return keys;
+}
+
+CostModel DeepSeek() { return ResolveCosts({.file = "deepseek-v3-h800"}, UnitCosts()); }
+
+TEST_SUITE("unit") {
+  TEST_CASE("what a report of chunks has and what one of components and one of buffers adds") {
+    const std::set<std::string> of_chunks = {"rank", "busy", "bubble", "peak_activations",
+                                             "peak_bytes"};
+    CostModel unit = UnitCosts();
+    CHECK(Keys(ReportJson(Make("1f1b", unit, Level::kComm))["ranks"][0]) == of_chunks);
+
+    const CostModel costs = DeepSeek();
+    std::set<std::string> of_components = of_chunks;
+    of_components.insert({"all_to_all", "exposed", "memory"});
+    const nlohmann::json components = ReportJson(Make("1f1b", costs, Level::kComponent));
+    CHECK(Keys(components["ranks"][0]) == of_components);
+    CHECK(components.count("formula") == 0);
+    CHECK(Keys(components["ranks"][0]["memory"]) ==
+          std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "stashes",
+                                "total"});
+    CHECK(ReportJson(Make("1f1b", costs, Level::kComm)).count("formula") == 1);
+
+    const nlohmann::json buffers = ReportJson(Make("1f1b", costs, Level::kBuffer));
+    CHECK(Keys(buffers["ranks"][0]["memory"]) ==
+          std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "stashes",
+                                "gradients_in_flight", "exchange", "total"});
+  }
+
+  TEST_CASE("memory by kind: the arenas are those of the plan and the total is their sum") {
+    const Plan plan = Make("dualpipe", DeepSeek(), Level::kBuffer);
+    const nlohmann::json report = ReportJson(plan);
+    const char* const arenas[] = {"activations", "stashes", "gradients_in_flight", "exchange"};
+    const Arena order[] = {Arena::kActivation, Arena::kStash, Arena::kGradient, Arena::kExchange};
+    for (size_t r = 0; r < plan.programs.size(); ++r) {
+      const nlohmann::json& memory = report["ranks"][r]["memory"];
+      const auto bytes = ArenaBytes(plan.slots[r]);
+      int64_t total = 0;
+      for (size_t a = 0; a < 4; ++a) {
+        CHECK(memory[arenas[a]] == bytes[static_cast<size_t>(order[a])]);
+        CHECK(bytes[a] > 0);
+      }
+      for (const auto& [key, value] : memory.items()) {
+        if (key != "total") total += value.get<int64_t>();
+      }
+      CHECK(memory["total"] == total);
+      CHECK(MemoryTable(MakeReport(plan, *plan.costs)).find(FormatCount(total)) !=
+            std::string::npos);
+    }
+  }
+
+  TEST_CASE("exposed all-to-all is never more than all of it and the makespan holds its bubbles") {
+    std::mt19937_64 random(73);
+    for (int round = 0; round < 20; ++round) {
+      for (const Schedule* schedule : Schedules()) {
+        const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+        const Report report =
+            MakeReport(Make(std::string(schedule->name), costs, Level::kComponent), costs);
+        CAPTURE(schedule->name);
+        CHECK(report.components);
+        Time largest = 0;
+        for (const RankFigures& rank : report.simulation.ranks) {
+          CHECK(rank.exposed <= rank.all_to_all);
+          CHECK(rank.exposed <= rank.bubble);
+          CHECK(rank.busy + rank.bubble == report.simulation.makespan);
+          largest = std::max(largest, rank.exposed);
+        }
+        CHECK(report.largest_exposed() == largest);
+        CHECK(report.bound.value <= report.simulation.makespan);
+        CHECK_FALSE(report.formula);
+      }
+    }
+  }
+
+  TEST_CASE("PyTorch's CSV has no components and the error says what to do") {
+    CHECK(
+        Failure([] { WriteTorchCsv(Make("1f1b", DeepSeek(), Level::kComponent)); }) ==
+        "the plan's chunks are taken apart into components, for which PyTorch's CSV has no names; "
+        "compile it with --level comm or compute");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow

@@ -1,0 +1,202 @@
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "kernels/gpu/combine.h"
+#include "kernels/gpu/exchange.h"
+#include "kernels/gpu/experts.h"
+#include "kernels/gpu/matmul.h"
+#include "kernels/gpu/padded_experts.h"
+#include "kernels/gpu/permutation.h"
+#include "kernels/gpu/router.h"
+#include "tools/bench/gpu_bench.h"
+
+namespace contraflow {
+namespace {
+
+using gpu::Bf16;
+
+constexpr double kMatmulTarget = 700;
+
+void MeasureMatmul(GpuBench* bench, const std::string& name, const gpu::MatmulShape& shape,
+                   double target) {
+  bench->Reset();
+  gpu::Matmuls matmuls(bench->stream().sms);
+  matmuls.Prepare(shape);
+  const Bf16* a = bench->Random(int64_t{shape.m} * shape.k);
+  const Bf16* b = bench->Random(int64_t{shape.k} * shape.n);
+  std::byte* d = bench->Take<std::byte>(int64_t{shape.m} * shape.n * (shape.float_out ? 4 : 2));
+  bench->gpu().Zero(
+      bench->stream(), d,
+      static_cast<size_t>(shape.m) * static_cast<size_t>(shape.n) * (shape.float_out ? 4 : 2));
+  std::byte* work = bench->Take<std::byte>(static_cast<int64_t>(gpu::Matmuls::kWorkBytes));
+  bench->Rate(name, 2.0 * shape.m * shape.n * shape.k, target,
+              [&] { matmuls.Run(bench->stream(), shape, a, b, d, d, work); });
+}
+
+/// Returns whether the engine is our own.
+bool MeasureAttention(GpuBench* bench, gpu::Attention::Engine engine, double forward_target,
+                      double backward_target) {
+  bench->Reset();
+  const BenchSizes& n = bench->sizes();
+  const AttentionShape shape = {n.tokens / n.sequence, n.sequence, n.heads, n.head_width};
+  const gpu::Attention attention(shape, bench->stream().sms, engine);
+  const int64_t values = int64_t{n.tokens} * n.heads * n.head_width;
+  const Bf16 *qkv = bench->Random(3 * values), *dout = bench->Random(values);
+  Bf16 *out = bench->Take<Bf16>(values), *dqkv = bench->Take<Bf16>(3 * values);
+  float* lse = bench->Take<float>(int64_t{n.tokens} * n.heads);
+  std::byte* work = bench->Take<std::byte>(static_cast<int64_t>(attention.work_bytes()));
+  // Half of the products are behind the diagonal. Two products forward, five backward.
+  const double product = static_cast<double>(n.tokens) * n.sequence * n.heads * n.head_width;
+  const std::string name = "attention (" + std::string(attention.engine()) + ") ";
+  bench->Rate(name + "F", 2 * product, forward_target,
+              [&] { attention.Forward(bench->stream(), qkv, work, out, lse); });
+  bench->Rate(name + "B", 5 * product, backward_target,
+              [&] { attention.BackwardInput(bench->stream(), qkv, out, lse, dout, work, dqkv); });
+  return attention.engine() == "own";
+}
+
+/// The operands of the experts of one layer, with rows as a random router sends them.
+struct ExpertOperands {
+  ExpertOperands(GpuBench* bench, int tokens, int width, int inner, int experts, int top_k)
+      : sizes{experts, width, inner, tokens * top_k},
+        x(bench->Random(int64_t{tokens} * width)),
+        gate_up(bench->Random(int64_t{experts} * width * 2 * inner)),
+        down(bench->Random(int64_t{experts} * inner * width)),
+        dy(bench->Random(int64_t{tokens} * width)),
+        first(bench->Take<int32_t>(experts + 1)),
+        token_of(bench->Take<int32_t>(sizes.most_rows)),
+        row_of(bench->Take<int32_t>(sizes.most_rows)),
+        weight(bench->Take<float>(sizes.most_rows)),
+        dweight(bench->Take<float>(sizes.most_rows)),
+        rows(bench->Random(int64_t{sizes.most_rows} * width)),
+        drows(bench->Random(int64_t{sizes.most_rows} * width)),
+        out(bench->Random(int64_t{sizes.most_rows} * width)),
+        dsorted(bench->Take<Bf16>(int64_t{sizes.most_rows} * width)),
+        gate(bench->Random(int64_t{sizes.most_rows} * 2 * inner)),
+        dgate(bench->Random(int64_t{sizes.most_rows} * 2 * inner)),
+        hidden(bench->Random(int64_t{sizes.most_rows} * inner)),
+        y(bench->Take<Bf16>(int64_t{tokens} * width)),
+        dgate_up(bench->RandomFloats(int64_t{experts} * width * 2 * inner)),
+        ddown(bench->RandomFloats(int64_t{experts} * inner * width)) {
+    float* logits = bench->RandomFloats(int64_t{tokens} * experts);
+    int32_t* expert = bench->Take<int32_t>(sizes.most_rows);
+    std::byte* work =
+        bench->Take<std::byte>(static_cast<int64_t>(gpu::SortWork(tokens, experts, top_k)));
+    gpu::RouterForward(bench->stream(), tokens, experts, top_k, logits, expert, weight);
+    gpu::SortByExpert(bench->stream(), expert, tokens, experts, top_k, 0, work, first, token_of,
+                      row_of, nullptr);
+  }
+
+  const gpu::ExpertsSizes sizes;
+  const Bf16 *x, *gate_up, *down, *dy;
+  int32_t *first, *token_of, *row_of;
+  float *weight, *dweight;
+  Bf16 *rows, *drows, *out, *dsorted, *gate, *dgate, *hidden, *y;
+  float *dgate_up, *ddown;
+};
+
+void MeasureExperts(GpuBench* bench) {
+  bench->Reset();
+  const BenchSizes& n = bench->sizes();
+  const gpu::Stream stream = bench->stream();
+  const ExpertOperands o(bench, n.tokens, n.width, n.inner, n.experts, n.top_k);
+  const double product = 6.0 * n.tokens * n.top_k * n.width * n.inner;
+  bench->Rate("grouped experts F: up, SwiGLU, down", product, 650, [&] {
+    gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
+                        o.out);
+  });
+  bench->Rate("grouped experts B", product, 650, [&] {
+    gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows, o.dgate,
+                              o.dsorted);
+  });
+  bench->Rate("grouped experts W, K-grouped", product, 600, [&] {
+    gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
+                               o.dgate_up, o.ddown);
+  });
+
+  // What it has to be better than, on equally many rows for each expert.
+  std::vector<int32_t> even;
+  for (int e = 0; e <= n.experts; ++e) even.push_back(e * (o.sizes.most_rows / n.experts));
+  const int32_t* first = bench->Integers(even);
+  const gpu::PaddedExperts padded(stream.sms, o.sizes);
+  std::byte* work = bench->Take<std::byte>(static_cast<int64_t>(padded.work_bytes()));
+  bench->Rate("cublasLt batches F", product, 0, [&] {
+    padded.Forward(stream, first, o.rows, o.gate_up, o.down, work, o.gate, o.hidden, o.out);
+  });
+  bench->Rate("cublasLt batches B", product, 0, [&] {
+    padded.BackwardInput(stream, first, o.gate_up, o.down, o.gate, o.drows, work, o.dgate,
+                         o.dsorted);
+  });
+  bench->Rate("cublasLt batches W", product, 0, [&] {
+    padded.BackwardWeight(stream, o.rows, o.hidden, o.dgate, o.drows, work, o.dgate_up, o.ddown);
+  });
+}
+
+}  // namespace
+
+void MeasureCeilings(GpuBench* bench) {
+  bench->Reset();
+  const int64_t bytes =
+      std::min<int64_t>(int64_t{4} << 30, static_cast<int64_t>(bench->sizes().arena_bytes / 8));
+  std::byte *from = reinterpret_cast<std::byte*>(bench->Random(bytes / 2)),
+            *to = bench->Take<std::byte>(bytes);
+  const double seconds = bench->Seconds([=] {
+    gpu::LinkCopy(bench->stream(), from, to, static_cast<size_t>(bytes), 8 * bench->stream().sms);
+  });
+  bench->set_copy_rate(2 * static_cast<double>(bytes) / seconds * 1e-12);
+  bench->Add({"large copy, read and written", bench->copy_rate(), "TB/s", 4.3});
+  const int n = bench->sizes().gemm;
+  MeasureMatmul(bench, "square product (cublasLt)", {.m = n, .n = n, .k = n}, 790);
+}
+
+void MeasureProducts(GpuBench* bench) {
+  const BenchSizes& n = bench->sizes();
+  const int t = n.tokens, d = n.width;
+  MeasureMatmul(bench, "QKV projection F", {.m = t, .n = 3 * d, .k = d}, kMatmulTarget);
+  MeasureMatmul(bench, "QKV projection B",
+                {.transpose_b = Transpose::kYes, .m = t, .n = d, .k = 3 * d}, kMatmulTarget);
+  MeasureMatmul(
+      bench, "QKV projection W, fp32 sums",
+      {.transpose_a = Transpose::kYes, .m = d, .n = 3 * d, .k = t, .float_out = true, .add = true},
+      kMatmulTarget);
+  MeasureMatmul(bench, "output projection F", {.m = t, .n = d, .k = d}, kMatmulTarget);
+  MeasureMatmul(bench, "head F", {.m = std::min(n.loss_rows, t), .n = n.vocabulary, .k = d},
+                kMatmulTarget);
+  if (!MeasureAttention(bench, gpu::Attention::Engine::kBest, 590, 470)) {
+    MeasureAttention(bench, gpu::Attention::Engine::kOwn, 0, 0);
+  }
+  MeasureExperts(bench);
+}
+
+void MeasureLayers(GpuBench* bench) {
+  const BenchSizes& n = bench->sizes();
+  const gpu::Stream stream = bench->stream();
+  for (const BenchSizes::Layer& layer : n.layers) {
+    bench->Reset();
+    const int tokens = n.layer_tokens, width = n.layer_width, top_k = layer.top_k;
+    const ExpertOperands o(bench, tokens, width, layer.inner, layer.experts, top_k);
+    const double product = 6.0 * tokens * top_k * width * layer.inner;
+    const std::string name = "MoE layer T=" + std::to_string(tokens) +
+                             " d=" + std::to_string(width) + " n=" + std::to_string(layer.inner) +
+                             " E=" + std::to_string(layer.experts) + " K=" + std::to_string(top_k);
+    bench->Rate(name + " F: permute, experts, combine", product, layer.forward_target, [&] {
+      gpu::SpreadTokens(stream, o.x, o.row_of, o.token_of, tokens, o.sizes.most_rows, top_k, width,
+                        o.rows);
+      gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
+                          o.out);
+      gpu::CombineForward(stream, o.x, o.out, o.row_of, o.weight, tokens, top_k, width, o.y);
+    });
+    bench->Rate(name + " B and W of these", 2 * product, layer.backward_target, [&] {
+      gpu::CombineBackwardInput(stream, o.dy, o.out, o.row_of, o.token_of, o.weight, tokens,
+                                o.sizes.most_rows, top_k, width, o.drows, o.dweight);
+      gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows,
+                                o.dgate, o.dsorted);
+      gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
+                                 o.dgate_up, o.ddown);
+      gpu::GatherTokensBackwardInput(stream, o.dsorted, o.row_of, tokens, top_k, width, o.y);
+    });
+  }
+}
+
+}  // namespace contraflow

@@ -1,0 +1,152 @@
+#include "tools/contraflow-run/calibration.h"
+
+#include <algorithm>
+#include <array>
+
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+/// Whether its time holds waiting for other devices.
+bool Waits(Op op) {
+  const Work work = WorkOf(op);
+  return work == Work::kSend || work == Work::kAllToAll || work == Work::kReduce;
+}
+
+/// The chunk cost that a component is part of.
+Time* ChainOf(Op op, StageCost* cost) {
+  static constexpr std::array kForward = {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F};
+  static constexpr std::array kWeights = {Op::MLP_W, Op::ATTN_W};
+  const auto in = [op](const auto& ops) {
+    return std::find(ops.begin(), ops.end(), op) != ops.end();
+  };
+  return in(kForward) ? &cost->f : in(kWeights) ? &cost->w : &cost->b;
+}
+
+}  // namespace
+
+Calibration::Key Calibration::KeyOf(const Instruction& i) const {
+  const Operands operands = OperandsOf(i.op);
+  return {i.op, operands == Operands::kLayer || operands == Operands::kMessage ? -1 : i.stage,
+          operands == Operands::kLayer ? i.layer : -1};
+}
+
+void Calibration::Add(const Timeline& timeline) {
+  for (size_t r = 0; r < plan_.programs.size(); ++r) {
+    for (size_t i = 0; i < plan_.programs[r].size(); ++i) {
+      const Instruction& instruction = plan_.programs[r][i];
+      if (WorkOf(instruction.op) == Work::kRecv) continue;
+      const Span& span = timeline.ranks[r][i];
+      times_[KeyOf(instruction)].push_back(span.end - span.start);
+    }
+  }
+}
+
+Time Calibration::Of(Op op, int stage, int layer) const {
+  const auto found = times_.find({op, stage, layer});
+  if (found == times_.end()) return 0;
+  std::vector<Time> times = found->second;
+  const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / (Waits(op) ? 4 : 2));
+  std::nth_element(times.begin(), at, times.end());
+  return *at;
+}
+
+void Calibration::CheckPlan(const Plan& plan) {
+  if (plan.level >= Level::kComponent) return;
+  for (const Op op : {Op::F, Op::B, Op::W}) {
+    const bool has =
+        std::any_of(plan.programs.begin(), plan.programs.end(), [op](const Program& program) {
+          return std::any_of(program.begin(), program.end(),
+                             [op](const Instruction& i) { return i.op == op; });
+        });
+    if (has) continue;
+    throw Error("--calibrate: the plan has no " + std::string(Name(op)) +
+                " on its own, so what one costs cannot be told; take a plan of zb-1p");
+  }
+}
+
+Time Calibration::LargestOf(Op op) const {
+  Time largest = 0;
+  for (int s = 0; s < plan_.stages; ++s) largest = std::max(largest, Of(op, s, -1));
+  return largest;
+}
+
+StageCost Calibration::ChunkCosts(int stage) const {
+  StageCost cost;
+  cost.f = Of(Op::F, stage, -1);
+  cost.b = Of(Op::B, stage, -1);
+  cost.w = Of(Op::W, stage, -1);
+  cost.bw = Of(Op::BW, stage, -1);
+  cost.fb = Of(Op::FB, stage, -1);
+  // A stage may run its forwards, or its backwards, inside pairs only.
+  if (cost.bw == 0) cost.bw = cost.b + cost.w;
+  if (cost.bw == 0) cost.bw = cost.fb - std::min(cost.f, cost.fb);
+  if (cost.b == 0 && cost.w == 0) {
+    cost.w = cost.bw / 3;
+    cost.b = cost.bw - cost.w;
+  }
+  cost.bw = std::max({cost.bw, cost.b, cost.w});
+  if (cost.f == 0) cost.f = cost.fb - std::min(cost.bw, cost.fb);
+  if (cost.fb == 0) cost.fb = cost.f + cost.bw;
+  cost.fb = std::max({cost.fb, cost.f, cost.b, cost.w});
+  cost.reduce = Of(Op::REDUCE, stage, -1);
+  cost.step = Of(Op::STEP, stage, -1);
+  return cost;
+}
+
+MoeCost Calibration::ComponentCosts() const {
+  MoeCost moe;
+  moe.layers_per_stage = plan_.layers;
+  for (const ComponentCost& component : kComponentCosts) {
+    for (int layer = 0; layer < plan_.layers; ++layer) {
+      (moe.*component.times).push_back(Of(component.op, -1, layer));
+    }
+  }
+  return moe;
+}
+
+CostModel Calibration::CostsOfPlan() const {
+  CostModel costs;
+  costs.unit = Unit::kMicroseconds;
+  if (plan_.costs) costs.memory = plan_.costs->memory;
+  const Time message = std::max(Of(Op::SEND_F, -1, -1), Of(Op::SEND_B, -1, -1));
+  costs.comm.latency = message;
+  if (plan_.level < Level::kComponent) {
+    for (int s = 0; s < plan_.stages; ++s) costs.stages.push_back(ChunkCosts(s));
+    return costs;
+  }
+  costs.moe = ComponentCosts();
+  // Not used where instructions are components, but every plan's costs have them.
+  StageCost chunk;
+  for (const ComponentCost& component : kComponentCosts) {
+    for (const Time time : costs.moe.value().*component.times) {
+      *ChainOf(component.op, &chunk) += time;
+    }
+  }
+  chunk.bw = chunk.b + chunk.w;
+  chunk.fb = chunk.f + chunk.bw;
+  for (int s = 0; s < plan_.stages; ++s) {
+    chunk.reduce = Of(Op::REDUCE, s, -1);
+    chunk.step = Of(Op::STEP, s, -1);
+    costs.stages.push_back(chunk);
+  }
+  return costs;
+}
+
+CostModel Calibration::CostsForCompiler(const std::string& source) const {
+  CostModel costs = CostsOfPlan();
+  costs.source = source;
+  if (!costs.moe) return costs;
+  // Components are alike on every stage, and so must be what is derived from them.
+  StageCost ends;
+  ends.reduce = LargestOf(Op::REDUCE);
+  ends.step = LargestOf(Op::STEP);
+  costs.stages = {ends};
+  DeriveChunkCosts(&costs,
+                   plan_.costs && plan_.costs->derived ? *plan_.costs->derived : Overlap::kAll);
+  return costs;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,23 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "compiler/plan/error.h"
+#include "tools/contraflow-run/cuda.h"
+
+namespace contraflow {
+
+int TrainOnCuda(RunOptions, char** argv) {
+  std::error_code ignored;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const std::string program = self.parent_path() / "contraflow-run-cuda";
+  execv(program.c_str(), argv);
+  throw Error("--device cuda: " + program +
+              " cannot be started: " + std::generic_category().message(errno) +
+              "; install it beside contraflow-run, or use --device cpu");
+}
+
+}  // namespace contraflow

@@ -1,0 +1,153 @@
+#include "tools/contraflow-run/times.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "compiler/bound/bound.h"
+#include "tools/contraflow/table.h"
+
+namespace contraflow {
+namespace {
+
+/// Where instructions have lanes it is the compute lane; without them messages overlap with
+/// compute, and all else takes the rank's time, as in Simulate.
+bool OnComputeLane(const Plan& plan, Op op) {
+  if (plan.level >= Level::kComponent) return LaneOf(op) == Lane::kCompute;
+  return WorkOf(op) != Work::kSend && WorkOf(op) != Work::kRecv;
+}
+
+double Share(const RunTimes& times, Op op) {
+  const auto kind = times.kinds.find(op);
+  if (kind == times.kinds.end() || times.busy == 0) return 0;
+  return static_cast<double>(kind->second.total) / static_cast<double>(times.busy);
+}
+
+/// A mean in the unit, rounded to a tick.
+Time Mean(const RunTimes& times, Op op) {
+  const auto kind = times.kinds.find(op);
+  return kind == times.kinds.end() ? 0 : static_cast<Time>(std::llround(kind->second.mean()));
+}
+
+std::string Microseconds(Time nanoseconds) {
+  // A tenth is all that a measurement is good for.
+  return FormatTime((nanoseconds + 50) / 100 * 100, Unit::kMicroseconds);
+}
+
+}  // namespace
+
+void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times) {
+  Time first = std::numeric_limits<Time>::max();
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+      const Op op = plan.programs[r][i].op;
+      const Span& span = timeline.ranks[r][i];
+      KindTimes& kind = times->kinds[op];
+      ++kind.count;
+      kind.total += span.end - span.start;
+      if (!OnComputeLane(plan, op)) continue;
+      times->busy += span.end - span.start;
+      first = std::min(first, span.start);
+    }
+  }
+  if (first == std::numeric_limits<Time>::max()) first = 0;
+  times->capacity += plan.ranks * (Makespan(timeline) - first);
+  ++times->steps;
+}
+
+double RunTimes::gap(const Plan& plan) const {
+  if (bound == 0) return 0;
+  return static_cast<double>(makespan(plan)) / static_cast<double>(bound) - 1;
+}
+
+RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs) {
+  RunTimes times;
+  AddTimes(plan, Simulate(plan, costs).timeline, &times);
+  times.bound = LowerBound(plan, costs);
+  return times;
+}
+
+std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
+  const auto& [measured, simulated, predicted] = times;
+  Table table;
+  table.columns = {"", ">a step", ">measured us", ">share"};
+  const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
+  if (predicted) {
+    table.columns.push_back(">predicted " + std::string(Name(unit)));
+    table.columns.push_back(">share");
+  }
+  for (const auto& [op, kind] : measured.kinds) {
+    const bool lane = OnComputeLane(plan, op);
+    std::vector<std::string> row = {std::string(Name(op)), FormatCount(kind.count / measured.steps),
+                                    Microseconds(Mean(measured, op)),
+                                    lane ? FormatPercent(Share(measured, op)) : "-"};
+    if (predicted) {
+      row.push_back(FormatTime(Mean(*predicted, op), unit));
+      row.push_back(lane ? FormatPercent(Share(*predicted, op)) : "-");
+    }
+    table.rows.push_back(row);
+  }
+  Table ends;
+  ends.columns = {"", ">measured", ">simulated"};
+  std::vector<std::string> makespan = {"makespan", Microseconds(measured.makespan(plan)) + " us",
+                                       Microseconds(simulated.makespan(plan)) + " us"};
+  std::vector<std::string> bubble = {"bubble ratio", FormatPercent(measured.bubble_ratio()),
+                                     FormatPercent(simulated.bubble_ratio())};
+  std::vector<std::string> gap = {"gap to the bound", FormatPercent(measured.gap(plan)),
+                                  FormatPercent(simulated.gap(plan))};
+  if (predicted) {
+    ends.columns.push_back(">predicted");
+    makespan.push_back(FormatTime(predicted->makespan(plan), unit) + " " +
+                       std::string(unit == Unit::kUnit ? "units" : Name(unit)));
+    bubble.push_back(FormatPercent(predicted->bubble_ratio()));
+    gap.push_back(FormatPercent(predicted->gap(plan)));
+  }
+  ends.rows = {makespan, bubble, gap};
+  return FormatTable(table) + "\n" + FormatTable(ends) +
+         "Times are means of one instruction; shares are of the time that the ranks compute. "
+         "Simulated is the plan\nwith the measured times" +
+         (predicted ? ", predicted with its own costs.\n" : ".\n");
+}
+
+void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document) {
+  const auto& [measured, simulated, predicted] = times;
+  const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
+  Json::Array rows;
+  for (const auto& [op, kind] : measured.kinds) {
+    auto row = std::make_unique<JsonObject>();
+    row->Add("kind", {std::string(Name(op))});
+    row->Add("count", {kind.count / measured.steps});
+    row->Add("measured_us", {FromTicks(Mean(measured, op), Unit::kMicroseconds)});
+    const bool lane = OnComputeLane(plan, op);
+    if (lane) row->Add("measured_share", {Share(measured, op)});
+    if (predicted) {
+      row->Add("predicted", {FromTicks(Mean(*predicted, op), unit)});
+      if (lane) row->Add("predicted_share", {Share(*predicted, op)});
+    }
+    rows.push_back({std::move(row)});
+  }
+  document->Add("unit", {std::string(Name(unit))});
+  document->Add("kinds", {std::move(rows)});
+  auto bubble = std::make_unique<JsonObject>();
+  auto makespan = std::make_unique<JsonObject>();
+  auto gap = std::make_unique<JsonObject>();
+  bubble->Add("measured", {measured.bubble_ratio()});
+  makespan->Add("measured_us", {FromTicks(measured.makespan(plan), Unit::kMicroseconds)});
+  gap->Add("measured", {measured.gap(plan)});
+  if (measured.steps > 0) {
+    bubble->Add("simulated", {simulated.bubble_ratio()});
+    makespan->Add("simulated_us", {FromTicks(simulated.makespan(plan), Unit::kMicroseconds)});
+    gap->Add("simulated", {simulated.gap(plan)});
+  }
+  if (predicted) {
+    bubble->Add("predicted", {predicted->bubble_ratio()});
+    makespan->Add("predicted", {FromTicks(predicted->makespan(plan), unit)});
+    gap->Add("predicted", {predicted->gap(plan)});
+  }
+  document->Add("bubble_ratio", {std::move(bubble)});
+  document->Add("makespan", {std::move(makespan)});
+  document->Add("gap", {std::move(gap)});
+}
+
+}  // namespace contraflow

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+#include "compiler/simulate/simulate.h"
+
+namespace contraflow {
+
+/// Time spent in the instructions of one kind.
+struct KindTimes {
+  int64_t count = 0;
+  Time total = 0;
+
+  double mean() const {
+    return count == 0 ? 0 : static_cast<double>(total) / static_cast<double>(count);
+  }
+};
+
+/// Where the time of one or more steps went.
+struct RunTimes {
+  std::map<Op, KindTimes> kinds;
+  Time busy = 0;      ///< of the compute lanes: all but messages, and where instructions have lanes
+                      ///< all-to-all and REDUCE
+  Time capacity = 0;  ///< ranks times makespan
+  int64_t steps = 0;
+  Time bound = 0;  ///< LowerBound with the costs that these times follow
+
+  double bubble_ratio() const {
+    return capacity == 0 ? 0 : 1 - static_cast<double>(busy) / static_cast<double>(capacity);
+  }
+  /// Mean of the steps, from the first start of a compute lane.
+  Time makespan(const Plan& plan) const { return steps == 0 ? 0 : capacity / steps / plan.ranks; }
+  /// How much longer that is than the bound, as a part of the bound.
+  double gap(const Plan& plan) const;
+};
+
+/// Adds a step.
+void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times);
+
+/// A simulated step, with its bound. Throws Error if the costs do not fit the plan.
+RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs);
+
+/// A training's times, side by side.
+struct ComparedTimes {
+  RunTimes measured;
+  RunTimes simulated;                 ///< with the instructions' measured times
+  std::optional<RunTimes> predicted;  ///< with the plan's costs, if it has any
+};
+
+/// Kind by kind, how often, how long each, and the share of the compute lanes' time, which compares
+/// across machines; then makespan, bubble ratio and gap to the bound.
+std::string FormatTimes(const Plan& plan, const ComparedTimes& times);
+
+/// The same as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a document.
+void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document);
+
+}  // namespace contraflow

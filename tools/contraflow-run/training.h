@@ -1,0 +1,81 @@
+#pragma once
+
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "runtime/core/run.h"
+#include "tools/contraflow-run/calibration.h"
+#include "tools/contraflow-run/check.h"
+#include "tools/contraflow-run/checkpoint.h"
+#include "tools/contraflow-run/input.h"
+#include "tools/contraflow-run/job.h"
+#include "tools/contraflow-run/memory.h"
+#include "tools/contraflow-run/options.h"
+#include "tools/contraflow-run/times.h"
+
+namespace contraflow {
+
+/// One training with everything that is said about it on the way and at the end, by the process of
+/// the job that leads.
+class Training {
+ public:
+  /// How it and who watches over it work together.
+  struct Watch {
+    /// May become a signal's number, to end the training after the step under way; null: nothing
+    /// does that.
+    const volatile std::sig_atomic_t* stop = nullptr;
+    /// Called now and then during what is not in the plan, but takes its time; may be empty.
+    std::function<void()> moves;
+  };
+
+  /// What is passed must outlive it. `check` is what --check compares with; null without.
+  Training(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check, Job& job,
+           Watch watch);
+
+  /// Throws JobError if --check found a difference, after the report.
+  void Train();
+
+ private:
+  bool Stopped() const { return watch_.stop != nullptr && *watch_.stop != 0; }
+  void Say(const std::string& text) const;
+  void Step(int step);
+  void Check(int step);
+  void Keep(int step, double seconds, double tokens);
+  void GatherEnd();
+  void Calibrate();
+  int64_t ParameterCount() const;
+  int64_t TokensOfStep() const;
+  std::string Dropped(int64_t dropped) const;
+  std::string Devices() const;
+  std::string Heading() const;
+  std::string Summary();
+  std::string Document();
+
+  const RunOptions& options_;
+  const RunInput& input_;
+  const Plan& plan_;
+  const Model& model_;
+  Run& run_;
+  RunCheck* const check_;
+  Job& job_;
+  const Watch watch_;
+  RunCheckpoints checkpoints_;
+  ComparedTimes times_;
+  Calibration calibration_;  // of the same steps as times_.measured
+  StepResult last_;
+  Json::Array steps_;     // for --json
+  int first_ = 1;         // step that this training began with
+  int done_ = 0;          // the last step that is done
+  int64_t compared_ = 0;  // by this process, and at the end by all
+  int64_t dropped_ = 0;
+  std::string difference_;
+  std::string weights_;  // their digest at the end
+  std::vector<RankArenas> arenas_;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,150 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "compiler/files/file.h"
+#include "compiler/plan/error.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/contraflow/comparison_text.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/options.h"
+#include "tools/contraflow/progress.h"
+#include "tools/contraflow/search_option.h"
+#include "tools/contraflow/sweep.h"
+
+namespace contraflow {
+namespace {
+
+struct CompareOptions {
+  int ranks = 0, chunks = 0, data_parallel = 1;
+  std::string microbatches;
+  CostsOption costs;
+  std::string memory_limit;
+  SearchOption search;
+  std::string recompute = "none";
+  bool no_auto = false, json = false, csv = false;
+};
+
+Question MakeQuestion(const CompareOptions& options) {
+  Question question = {
+      .spec = {.schedule = "",
+               .ranks = options.ranks,
+               .microbatches = 0,
+               .chunks = options.chunks,
+               .data_parallel = options.data_parallel,
+               .costs = ResolveCosts(options.costs, UnitCosts()),
+               .memory_limit = {},
+               .search = ResolveSearch(options.search),
+               .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })},
+      .memory_limit = "",
+      .searched = !options.no_auto};
+  const CostsOption& costs = options.costs;
+  const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
+  question.components = question.spec.costs.moe && question.spec.costs.derived && !chunks_given;
+  if (question.components) {
+    CostsOption published = costs;
+    published.overlap = Name(Overlap::kPublished);
+    question.published = ResolveCosts(published, UnitCosts());
+  }
+  return question;
+}
+
+/// Every pair of a number of micro-batches and a limit.
+std::vector<Point> MakePoints(const CompareOptions& options) {
+  const Question question = MakeQuestion(options);
+  std::vector<Point> points;
+  for (const int microbatches : ParseMicrobatches(options.microbatches)) {
+    for (const std::string& limit : ParseMemoryLimits(options.memory_limit)) {
+      Point& point = points.emplace_back(Point{question, {}});
+      point.question.spec.microbatches = microbatches;
+      point.question.memory_limit = limit;
+      // What no schedule can be blamed for is an error and not a reason to reject it.
+      ReadOption([&] {
+        CheckSpec(point.question.spec);
+        if (options.memory_limit.empty()) return;
+        ParseMemoryLimit(limit, point.question.spec, point.question.spec.ranks);
+      });
+    }
+  }
+  return points;
+}
+
+std::string Text(const CompareOptions& options, const std::vector<Point>& points, bool sweep) {
+  const Point& first = points.front();
+  if (options.csv) return SweepCsv(points);
+  if (sweep) {
+    return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
+  }
+  if (options.json) return FormatJson({ComparisonToJson(first.question, first.rows)});
+  return ComparisonText(first.question, first.rows, options.costs.given());
+}
+
+int Run(const CompareOptions& options) {
+  if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
+  if (options.json && options.csv) {
+    throw UsageError("compare: --csv: is another form than --json; give one of them");
+  }
+  std::vector<Point> points = MakePoints(options);
+  const bool sweep = points.size() > 1;
+  size_t compared = 0;
+  bool interrupted = false;
+  {
+    Progress progress("comparing");
+    for (; compared < points.size() && !interrupted; ++compared) {
+      Point& point = points[compared];
+      point.rows = Compare(point.question, &progress);
+      interrupted = std::any_of(point.rows.begin(), point.rows.end(),
+                                [](const Row& row) { return row.interrupted(); });
+    }
+  }
+  const size_t missing = points.size() - compared;
+  points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
+  WriteFile("-", Text(options, points, sweep));
+  if (interrupted) {
+    std::string text = "contraflow: interrupted: auto is the best that was found so far";
+    if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
+    std::fputs((text + "\n").c_str(), stderr);
+  }
+  return kExitFine;
+}
+
+std::function<int()> AddCompare(CLI::App* app) {
+  const auto options = std::make_shared<CompareOptions>();
+  AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
+  app->add_option("--microbatches", options->microbatches,
+                  "micro-batches of one step; several as 16,32,64 for a sweep")
+      ->type_name("M,...")
+      ->required();
+  AddInteger(app, "--chunks", &options->chunks, "V",
+             "stages a rank holds where they are interleaved (default: 2)");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
+          "reject what holds more on a rank, overlap as far as that;\n"
+          "several as 1x,1.5x for a sweep; see contraflow compile --help");
+  AddSearchOptions(app, &options->search);
+  app->add_option("--recompute", options->recompute,
+                  "stages that run their forward again, in every schedule; see\n"
+                  "contraflow compile --help")
+      ->type_name("STAGES");
+  app->add_flag("--no-auto", options->no_auto, "published schedules only, without a search");
+  AddJson(app, &options->json);
+  app->add_flag("--csv", options->csv, "one line for each schedule and nothing else");
+  return [options] { return Run(*options); };
+}
+
+}  // namespace
+
+const Command kCompareCommand = {
+    .name = "compare",
+    .summary = "which schedule for these costs: all side by side, and advice",
+    .example =
+        "contraflow compare --ranks 16 --microbatches 32 --costs llama-3-405b-pp16 "
+        "--memory-limit 1x",
+    .add = AddCompare,
+};
+
+}  // namespace contraflow

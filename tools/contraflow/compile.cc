@@ -1,0 +1,226 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "compiler/files/plan_io.h"
+#include "compiler/plan/error.h"
+#include "kernels/gpu/exchange.h"
+#include "runtime/model/footprint.h"
+#include "runtime/model/gpu_views.h"
+#include "schedules/published/rows.h"
+#include "tools/contraflow/build.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/interrupt.h"
+#include "tools/contraflow/options.h"
+#include "tools/contraflow/progress.h"
+#include "tools/contraflow/search_option.h"
+
+namespace contraflow {
+namespace {
+
+struct CompileOptions {
+  std::string schedule;
+  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 1;
+  CostsOption costs;
+  std::optional<std::string> model;
+  std::optional<double> capacity;
+  std::string device = "cpu";
+  std::string memory_limit;
+  SearchOption search;
+  std::string recompute = "none";
+  std::string level = "comm";
+  std::string dump_after;
+  std::string output;
+};
+
+void CheckPassName(const std::string& name) {
+  std::vector<std::string> known = {"all"};
+  for (const std::string_view pass : PassNames()) known.emplace_back(pass);
+  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  std::string list;
+  for (const std::string& pass : known) list += (list.empty() ? "" : ", ") + pass;
+  const std::string shown = name.substr(0, 64);
+  throw UsageError("--dump-after: unknown pass \"" + shown + "\"" + DidYouMean(shown, known) +
+                   "; passes are " + list);
+}
+
+/// Prints the plan after each pass that is asked for and changed it.
+PassObserver Dumper(const std::string& dump_after) {
+  if (dump_after.empty()) return {};
+  return [dump_after, last = std::string()](std::string_view pass, const Plan& plan) mutable {
+    std::string text = WritePlan(plan);
+    const bool wanted = dump_after == "all" || dump_after == pass;
+    if (wanted && text != last) {
+      std::fprintf(stderr, "after %.*s:\n%s", static_cast<int>(pass.size()), pass.data(),
+                   text.c_str());
+    }
+    last = std::move(text);
+  };
+}
+
+Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
+  return {.schedule = options.schedule,
+          .ranks = options.ranks,
+          .microbatches = options.microbatches,
+          .chunks = options.chunks,
+          .data_parallel = options.data_parallel,
+          .expert_parallel = options.expert_parallel,
+          .costs = costs,
+          .memory_limit = {},
+          .search = ResolveSearch(options.search),
+          .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })};
+}
+
+void CheckDevice(const CompileOptions& options) {
+  const std::vector<std::string> known = {"cpu", "cuda"};
+  if (std::find(known.begin(), known.end(), options.device) == known.end()) {
+    const std::string shown = options.device.substr(0, 64);
+    throw UsageError("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
+                     "; devices are cpu, cuda");
+  }
+  if (options.device == "cuda" && !options.model) {
+    throw UsageError("--device: says what the values of a --model are stored in; give one");
+  }
+  if (options.device == "cuda" && ParseLevel(options.level) != Level::kBuffer) {
+    throw UsageError("--device cuda: runs plans of level buffer only, this would be one of level " +
+                     options.level + "; give --level buffer");
+  }
+  if (options.device == "cuda" && options.expert_parallel > gpu::kMaxPeers) {
+    throw UsageError("--device cuda: an expert group has at most " +
+                     std::to_string(gpu::kMaxPeers) + " members there, is to have " +
+                     std::to_string(options.expert_parallel) +
+                     "; give a smaller --expert-parallel");
+  }
+}
+
+/// The costs with the memory of the model that --model names in place of their own.
+CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
+  CostModel costs = ResolveCosts(options.costs, UnitCosts());
+  if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
+  if (options.capacity) {
+    if (!options.model) throw UsageError("--capacity: is for the experts of a --model; give one");
+    CheckCapacity(*options.capacity);
+  }
+  CheckDevice(options);
+  if (!options.model) return costs;
+  if (!costs.moe) {
+    throw Error(
+        "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
+        "such as "
+        "--costs moe-unit");
+  }
+  const Spec spec = SpecOf(options, costs);
+  ReadOption([&] { CheckSpec(spec); });
+  const std::string why_not = schedule.reject(spec);
+  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
+  const bool on_gpus = options.device == "cuda";
+  Model model = ReadModel(*options.model, on_gpus ? Hardware::kGpus : Hardware::kHost);
+  if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
+  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
+  costs.memory =
+      footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, options.expert_parallel);
+  return costs;
+}
+
+int Compile(const CompileOptions& options) {
+  const Level level = ReadOption([&] { return ParseLevel(options.level); });
+  if (!options.dump_after.empty()) CheckPassName(options.dump_after);
+  // The name first: nothing else matters if it is misspelt.
+  const Schedule& schedule = *ReadOption([&] { return &FindSchedule(options.schedule); });
+  const bool searched = options.schedule == kAuto.name;
+  if (!searched) RefuseSearchOptions(options.search, options.schedule);
+  const CostModel costs = CostsOf(options, schedule);
+  Spec spec = SpecOf(options, costs);
+  ReadOption([&] {
+    CheckSpec(spec);
+    if (options.memory_limit.empty()) return;
+    ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
+  });
+  std::optional<Progress> progress;
+  if (options.dump_after.empty() && options.output != "-") {
+    progress.emplace("compiling " + spec.schedule);
+  }
+  std::optional<Interrupt> interrupt;
+  spec.search.components = level >= Level::kComponent;
+  if (searched) {
+    interrupt.emplace();
+    WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit, &spec.search);
+  }
+  const BuildOptions build = {.level = level,
+                              .overlap = OverlapOf(options.costs, costs),
+                              .memory_limit = options.memory_limit};
+  const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
+  WritePlanFile(options.output, plan);
+  progress.reset();
+  if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
+    std::fprintf(stderr, "contraflow: %s\n", text.c_str());
+  }
+  return kExitFine;
+}
+
+std::function<int()> AddCompile(CLI::App* app) {
+  const auto options = std::make_shared<CompileOptions>();
+  app->add_option("--schedule", options->schedule, "see contraflow list")
+      ->type_name("NAME")
+      ->required();
+  AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
+  AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches of one step")
+      ->required();
+  AddInteger(app, "--chunks", &options->chunks, "V",
+             "stages a rank holds (default: the schedule's)");
+  AddInteger(app, "--data-parallel", &options->data_parallel, "N",
+             "replicas of the pipeline; REDUCE sums over them (default: 1)");
+  AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",
+             "devices of each rank that share its experts (default: 1)");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  app->add_option("--model", options->model,
+                  "model file or preset (default, tiny) whose values buffers are to hold;\n"
+                  "with costs that have \"moe\", in place of their \"memory\"")
+      ->type_name("FILE|PRESET");
+  AddNumber(app, "--capacity", &options->capacity, "X",
+            "an expert takes at most X times its even share of tokens\n"
+            "(default: the model's capacity_factor)");
+  app->add_option("--device", options->device,
+                  "cpu, or cuda: what is to run the plan, as the values of a --model\n"
+                  "take other sizes there (default: cpu)")
+      ->type_name("DEVICE");
+  AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx",
+          "most bytes of activations a rank may hold (a count where the\n"
+          "costs give no bytes), or N times what 1F1B's first rank holds;\n"
+          "components overlap as far as it allows (default: as far as no\n"
+          "rank holds more than the schedule's fullest)");
+  AddSearchOptions(app, &options->search);
+  app->add_option("--recompute", options->recompute,
+                  "stages that run their forward again before their backward, so\n"
+                  "that they hold their input only meanwhile: none, full, as in\n"
+                  "0,3,5-7, or auto: those that cost the least time and make the\n"
+                  "schedule fit --memory-limit (default: none)")
+      ->type_name("STAGES");
+  app->add_option("--level", options->level,
+                  "how far to lower: compute, comm, component or buffer\n"
+                  "(default: comm)")
+      ->type_name("LEVEL");
+  app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")
+      ->type_name("PASS|all");
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
+      ->required();
+  return [options] { return Compile(*options); };
+}
+
+}  // namespace
+
+const Command kCompileCommand = {
+    .name = "compile",
+    .summary = "make a plan: generate a schedule, lower it, prove it, write it",
+    .example =
+        "contraflow compile --schedule dualpipe --ranks 8 --microbatches 20 "
+        "--costs deepseek-v3-h800 -o plan.json",
+    .add = AddCompile,
+};
+
+}  // namespace contraflow

@@ -1,0 +1,150 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "compiler/files/file.h"
+#include "compiler/lower/interleave.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/options.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/table.h"
+
+namespace contraflow {
+namespace {
+
+struct CostsOptions {
+  std::string file;
+  CostsOption costs;
+  bool json = false;
+};
+
+/// The best order of a forward and a full backward chunk.
+Interleaving PairOf(const MoeCost& moe) {
+  return Interleave(moe, moe, {.forward = true, .backward = true, .weights = true});
+}
+
+/// "COMBINE_B l3"
+std::string ComponentName(const Instruction& component) {
+  return std::string(Name(component.op)) + " l" + std::to_string(component.layer);
+}
+
+void AddStage(const StageCost& cost, Unit unit, JsonObject* object) {
+  object->Add("f", TimeToJson(cost.f, unit));
+  object->Add("b", TimeToJson(cost.b, unit));
+  object->Add("w", TimeToJson(cost.w, unit));
+  object->Add("bw", TimeToJson(cost.bw, unit));
+  object->Add("fb", TimeToJson(cost.fb, unit));
+}
+
+std::string CostsJson(const CostModel& costs) {
+  auto document = std::make_unique<JsonObject>();
+  document->Add("unit", {std::string(Name(costs.unit))});
+  if (costs.stages.size() == 1) {
+    AddStage(costs.stages[0], costs.unit, document.get());
+  } else {
+    Json::Array stages;
+    for (const StageCost& cost : costs.stages) {
+      auto stage = std::make_unique<JsonObject>();
+      AddStage(cost, costs.unit, stage.get());
+      stages.push_back({std::move(stage)});
+    }
+    document->Add("stages", {std::move(stages)});
+  }
+  if (costs.moe) {
+    document->Add("serial", TimeToJson(SerialSum(*costs.moe), costs.unit));
+    Json::Array order;
+    for (const Instruction& component : PairOf(*costs.moe).order) {
+      order.push_back({ComponentName(component)});
+    }
+    document->Add("fb_order", {std::move(order)});
+  }
+  return FormatJson({std::move(document)});
+}
+
+/// The pair on its two lanes, a line for each component in issue order.
+std::string PairText(const MoeCost& moe, Unit unit) {
+  const Interleaving pair = PairOf(moe);
+  const Time serial = SerialSum(moe);
+  const std::string name(Name(unit));
+  std::string text = "F&B     of " + std::to_string(moe.layers_per_stage) + " layer" +
+                     (moe.layers_per_stage == 1 ? "" : "s") + " in " +
+                     FormatTime(pair.makespan, unit) + " " + name + ", one after the other " +
+                     FormatTime(serial, unit) + " " + name + "\n\n";
+  Table table;
+  table.columns = {">start", ">end", "compute", "all-to-all"};
+  for (size_t i = 0; i < pair.order.size(); ++i) {
+    const Instruction& component = pair.order[i];
+    std::vector<std::string> row = {FormatTime(pair.spans[i].start, unit),
+                                    FormatTime(pair.spans[i].end, unit)};
+    if (WorkOf(component.op) == Work::kAllToAll) row.emplace_back();
+    row.push_back(ComponentName(component));
+    table.rows.push_back(std::move(row));
+  }
+  return text + FormatTable(table);
+}
+
+std::string CostsText(const CostModel& costs) {
+  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
+  Table table;
+  const bool alike = costs.stages.size() == 1;
+  table.columns = {"stage", ">f", ">b", ">w", ">bw", ">fb", ">reduce", ">step"};
+  for (size_t s = 0; s < costs.stages.size(); ++s) {
+    const StageCost& c = costs.stages[s];
+    table.rows.push_back({alike ? "every" : std::to_string(s), text(c.f), text(c.b), text(c.w),
+                          text(c.bw), text(c.fb), text(c.reduce), text(c.step)});
+  }
+  std::string out;
+  if (!costs.source.empty()) out += "source  " + costs.source + "\n";
+  out += "unit    " + std::string(Name(costs.unit)) + "\n\n" + FormatTable(table) + "\n";
+  out += "comm    " + text(costs.comm.latency) + " a hop";
+  if (costs.comm.exclusive()) {
+    out += ", and " + text(costs.comm.occupancy) + " of its edge (" +
+           FormatCount(costs.comm.bytes) + " bytes)";
+  }
+  out += "\n";
+  if (costs.memory) {
+    out += "memory  activation " + FormatCount(costs.memory->activation_bytes) +
+           " bytes a stage and micro-batch, of which " + FormatCount(costs.memory->w_stash_bytes) +
+           " are held on to the end of W\n";
+  }
+  if (!costs.microbatch_scale.empty()) {
+    out += "scale   of each micro-batch:";
+    for (const double scale : costs.microbatch_scale) out += " " + FormatReal(scale);
+    out += "\n";
+  }
+  if (costs.derived) {
+    out +=
+        "overlap " + std::string(Name(*costs.derived)) + ": stage costs derived from components\n";
+  }
+  if (costs.moe) out += "\n" + PairText(*costs.moe, costs.unit);
+  return out +
+         "\nf forward, b backward for the input gradient only, w for the weight gradient only, bw\n"
+         "both in one go, fb a forward overlapped with a full backward of another micro-batch.\n";
+}
+
+std::function<int()> AddCosts(CLI::App* app) {
+  const auto options = std::make_shared<CostsOptions>();
+  app->add_option("FILE|PROFILE", options->file, "cost file, or a profile such as deepseek-v3-h800")
+      ->type_name("")
+      ->required();
+  AddOverlapOption(app, &options->costs);
+  AddJson(app, &options->json);
+  return [options] {
+    options->costs.file = options->file;
+    const CostModel costs = ResolveCosts(options->costs, UnitCosts());
+    WriteFile("-", options->json ? CostsJson(costs) : CostsText(costs));
+    return kExitFine;
+  };
+}
+
+}  // namespace
+
+const Command kCostsCommand = {
+    .name = "costs",
+    .summary = "stage costs as used or derived, and the component order of F&B",
+    .example = "contraflow costs deepseek-v3-h800",
+    .add = AddCosts,
+};
+
+}  // namespace contraflow

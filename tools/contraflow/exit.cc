@@ -1,0 +1,59 @@
+#include "tools/contraflow/exit.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "kernels/gpu/stream.h"
+
+namespace contraflow {
+Complaint ComplaintOf(const std::exception_ptr& error) {
+  const std::string bug = "internal error: ",
+                    report = "; this is a bug in contraflow, please report it";
+  try {
+    std::rethrow_exception(error);
+  } catch (const UsageError& e) {
+    return {e.what(), kExitUsage};
+  } catch (const Error& e) {
+    return {e.what(), kExitInput};
+  } catch (const gpu::GpuError& e) {
+    return {e.what(), kExitInput};
+  } catch (const std::bad_alloc&) {
+    return {"out of memory; use fewer ranks or micro-batches", kExitInput};
+  } catch (const InternalError& e) {
+    return {e.what(), kExitBug};
+  } catch (const std::exception& e) {
+    return {bug + e.what() + report, kExitBug};
+  } catch (...) {
+    return {bug + "unknown exception" + report, kExitBug};
+  }
+}
+
+namespace {
+
+void Complain(std::string_view program, const Complaint& complaint) {
+  const std::string line = std::string(program) + ": error: " + complaint.text + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
+int Guard(std::string_view program, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (...) {
+    const Complaint complaint = ComplaintOf(std::current_exception());
+    Complain(program, complaint);
+    return complaint.code;
+  }
+}
+
+void EndAtOnce(std::string_view program, const std::exception_ptr& error) {
+  const Complaint complaint = ComplaintOf(error);
+  std::fflush(stdout);
+  Complain(program, complaint);
+  std::fflush(stderr);
+  std::_Exit(complaint.code);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,70 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "compiler/files/file.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/files/trace.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/options.h"
+#include "tools/contraflow/report.h"
+#include "tools/interop/megatron_layout.h"
+#include "tools/interop/torch_csv.h"
+#include "tools/pictures/dot.h"
+
+namespace contraflow {
+namespace {
+
+struct ExportOptions {
+  std::string plan, to, output;
+  std::optional<int64_t> layers;
+};
+
+std::string Exported(const Plan& plan, const ExportOptions& options) {
+  if (options.to == "torch-csv") return WriteTorchCsv(plan);
+  if (options.to == "dot") return WriteDot(plan);
+  if (options.to == "megatron-layout") {
+    return WriteMegatronLayout(plan, options.layers);
+  }
+  return WriteTrace(plan, Simulate(plan, CostsForPlan({}, plan)).timeline);
+}
+
+int Export(const ExportOptions& options) {
+  if (options.layers && options.to != "megatron-layout") {
+    throw UsageError("--layers: is for --to megatron-layout only");
+  }
+  const Plan plan = ReadPlanFile(options.plan);
+  RequireSound(plan, options.plan);
+  WriteFile(options.output, Exported(plan, options));
+  return kExitFine;
+}
+
+std::function<int()> AddExport(CLI::App* app) {
+  const auto options = std::make_shared<ExportOptions>();
+  AddPlan(app, &options->plan);
+  AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace|dot|megatron-layout",
+            "PyTorch's compute order; the predicted timeline; a graph for\n"
+            "Graphviz; the arguments with which Megatron-LM runs the plan")
+      ->required();
+  AddInteger(app, "--layers", &options->layers, "N",
+             "transformer layers of the model, for megatron-layout\n"
+             "(default: those of the costs, else one a stage)");
+  AddText(app, "-o,--output", &options->output, "FILE", "- is stdout")->required();
+  return [options] { return Export(*options); };
+}
+
+}  // namespace
+
+const Command kExportCommand = {
+    .name = "export",
+    .summary =
+        "write a plan for PyTorch's pipelining, Megatron-LM, Chrome's trace viewer or Graphviz",
+    .example = "contraflow export plan.json --to chrome-trace -o trace.json",
+    .add = AddExport,
+};
+
+}  // namespace contraflow

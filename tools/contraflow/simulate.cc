@@ -1,0 +1,72 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "compiler/files/file.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/files/trace.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/options.h"
+#include "tools/contraflow/progress.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/report_text.h"
+
+namespace contraflow {
+namespace {
+
+struct SimulateOptions {
+  std::string plan;
+  CostsOption costs;
+  std::string trace;
+  bool json = false;
+};
+
+int RunSimulate(const SimulateOptions& options) {
+  std::optional<Progress> progress("simulating " + options.plan);
+  const Plan plan = ReadPlanFile(options.plan);
+  RequireSound(plan, options.plan);
+  const CostModel costs = CostsForPlan(options.costs, plan);
+  const Keep keep = options.json && options.trace.empty() ? Keep::kFigures : Keep::kTimeline;
+  const Report report = MakeReport(plan, costs, std::nullopt, keep);
+  if (!options.trace.empty()) {
+    WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
+  }
+  progress.reset();
+  if (options.json) {
+    WriteFile("-", FormatJson({ReportToJson(report)}));
+    return kExitFine;
+  }
+  std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +
+                     DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n\n" +
+                     RankTable(report, costs.memory.has_value()) + "\n" +
+                     SummaryTable(plan, report);
+  if (const std::string memory = MemoryTable(report); !memory.empty()) text += "\n" + memory;
+  if (report.formula) text += "\n" + std::string(kFormulaLegend);
+  WriteFile("-", text);
+  return kExitFine;
+}
+
+std::function<int()> AddSimulate(CLI::App* app) {
+  const auto options = std::make_shared<SimulateOptions>();
+  AddPlan(app, &options->plan);
+  AddCostsOptions(app, &options->costs, "the plan's own");
+  AddText(app, "--trace", &options->trace, "FILE",
+          "write the predicted timeline as a Chrome/Perfetto trace");
+  AddJson(app, &options->json);
+  return [options] { return RunSimulate(*options); };
+}
+
+}  // namespace
+
+const Command kSimulateCommand = {
+    .name = "simulate",
+    .summary = "makespan, bubbles, memory and critical path of a plan",
+    .example = "contraflow simulate plan.json --comm 0.1",
+    .add = AddSimulate,
+};
+
+}  // namespace contraflow

@@ -1,0 +1,191 @@
+#include "tools/interop/megatron_layout.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "schedules/published/interleaved.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+[[noreturn]] void Refuse(const std::string& why) {
+  throw Error("Megatron-LM cannot run this plan: " + why +
+              "; it has 1f1b and interleaved-1f1b alone");
+}
+
+void CheckPlacement(const Plan& plan) {
+  if (plan.layers > 0) {
+    throw Error(
+        "the plan's chunks are taken apart into components, for which Megatron-LM has no "
+        "arguments; "
+        "compile it with --level comm or compute");
+  }
+  if (plan.routes.size() != 1) {
+    Refuse("its micro-batches take " + std::to_string(plan.routes.size()) + " routes");
+  }
+  if (plan.stages % plan.ranks != 0) {
+    Refuse(std::to_string(plan.stages) + " stages are not equally many on each of " +
+           std::to_string(plan.ranks) + " ranks");
+  }
+  for (int stage = 0; stage < plan.stages; ++stage) {
+    const int rank = plan.routes[0].ranks[static_cast<size_t>(stage)];
+    if (rank == stage % plan.ranks) continue;
+    Refuse("stage " + std::to_string(stage) + " is on rank " + std::to_string(rank) +
+           ", not on rank " + std::to_string(stage % plan.ranks));
+  }
+}
+
+/// What computes, in order.
+std::vector<Program> ComputeOrder(const Plan& plan) {
+  std::vector<Program> programs;
+  for (const Program& program : plan.programs) {
+    Program& order = programs.emplace_back();
+    for (const Instruction& i : program) {
+      if (WorkOf(i.op) != Work::kCompute || i.op == Op::R) continue;
+      if (i.op != Op::F && i.op != Op::BW) {
+        Refuse(ToString(i) + " splits or overlaps a backward");
+      }
+      order.push_back(Chunk(i.op, i.stage, i.microbatch));
+    }
+  }
+  return programs;
+}
+
+void CheckOrder(const std::vector<Program>& order, const Plan& known) {
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    const Program &has = order[rank], &runs = known.programs[rank];
+    const auto [mine, theirs] = std::mismatch(has.begin(), has.end(), runs.begin(), runs.end());
+    if (mine == has.end() && theirs == runs.end()) continue;
+    CF_ASSERT(mine != has.end() && theirs != runs.end());
+    Refuse("rank " + std::to_string(rank) + " runs " + ToString(*mine) + " where " +
+           known.schedule + " runs " + ToString(*theirs));
+  }
+}
+
+/// Micro-batches of a round of interleaved 1F1B; throws unless the plan has that order.
+int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec spec) {
+  spec.schedule = "interleaved-1f1b";
+  spec.chunks = plan.stages / plan.ranks;
+  const Program& first = order[0];
+  const auto round = static_cast<int>(
+      std::find_if(first.begin(), first.end(),
+                   [](const Instruction& i) { return i.op != Op::F || i.stage != 0; }) -
+      first.begin());
+  if (round < plan.ranks) {
+    Refuse("a round of " + std::to_string(round) + " micro-batches is shorter than the pipeline");
+  }
+  const int rounds = (plan.microbatches + round - 1) / round;
+  const Plan known = InterleavedInRounds(spec, std::min(rounds, plan.microbatches / plan.ranks));
+  CheckOrder(order, known);
+  if (plan.microbatches % rounds != 0 && plan.microbatches % rounds != rounds - 1) {
+    Refuse("more than the last of its rounds are shorter than " + std::to_string(round) +
+           " micro-batches");
+  }
+  return round;
+}
+
+/// True if every chunk is recomputed before its backward; throws if only some are.
+bool Recomputes(const Plan& plan) {
+  int64_t count = 0;
+  for (const Program& program : plan.programs) {
+    count += std::count_if(program.begin(), program.end(),
+                           [](const Instruction& i) { return i.op == Op::R; });
+  }
+  if (count == 0) return false;
+  if (count == int64_t{plan.stages} * plan.microbatches) return true;
+  throw Error(
+      "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
+      "recompute all of them or none");
+}
+
+/// Transformer layers of each stage.
+std::vector<int> LayersOf(const Plan& plan, std::optional<int64_t> layers) {
+  const auto stages = static_cast<size_t>(plan.stages);
+  if (!layers) {
+    const int each = plan.costs && plan.costs->moe ? plan.costs->moe->layers_per_stage : 1;
+    return std::vector<int>(stages, each);
+  }
+  constexpr int kMost = 1 << 20;
+  if (*layers < plan.stages || *layers > kMost) {
+    throw Error("--layers: must be in " + std::to_string(plan.stages) + ".." +
+                std::to_string(kMost) + ", at least one for each stage, is " +
+                std::to_string(*layers));
+  }
+  std::vector<int> counts(stages, static_cast<int>(*layers / plan.stages));
+  // The first stage has the embedding and the last one the loss.
+  for (size_t i = 1; i <= static_cast<size_t>(*layers) % stages; ++i) ++counts[i];
+  return counts;
+}
+
+/// "tt" or "t*3"
+std::string LayersText(int count) {
+  return count < 3 ? std::string(static_cast<size_t>(count), 't') : "t*" + std::to_string(count);
+}
+
+/// "Et|(t|)*6tL"
+std::string LayoutText(const std::vector<int>& counts) {
+  std::string text = "E";
+  for (size_t i = 0; i < counts.size();) {
+    // Runs of equal stages, each with the bar behind it; the last stage has none.
+    size_t end = i + 1;
+    while (end + 1 < counts.size() && counts[end] == counts[i]) ++end;
+    const std::string layers = LayersText(counts[i]);
+    if (i == 0) end = 1;
+    if (i + 1 == counts.size()) {
+      text += layers + "L";
+    } else if (end - i < 3) {
+      for (size_t k = i; k < end; ++k) text += layers + "|";
+    } else {
+      text += "(" + layers + "|)*" + std::to_string(end - i);
+    }
+    i = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string WriteMegatronLayout(const Plan& plan, std::optional<int64_t> layers) {
+  CheckPlacement(plan);
+  const std::vector<Program> order = ComputeOrder(plan);
+  Spec spec;
+  spec.schedule = "1f1b";
+  spec.ranks = plan.ranks;
+  spec.microbatches = plan.microbatches;
+  spec.costs = UniformCosts(1, 1, 1);
+  int round = 0;
+  if (plan.stages == plan.ranks) {
+    CheckOrder(order, GeneratePlan(spec));
+  } else {
+    round = CheckInterleaved(plan, order, spec);
+  }
+  const std::vector<int> counts = LayersOf(plan, layers);
+  std::string text;
+  const auto add = [&](const char* name, const std::string& value) {
+    text += std::string(name) + " " + value + "\n";
+  };
+  add("--pipeline-model-parallel-size", std::to_string(plan.ranks));
+  add("--pipeline-model-parallel-layout", LayoutText(counts));
+  if (round > 0) {
+    add("--microbatch-group-size-per-virtual-pipeline-stage", std::to_string(round));
+  }
+  int total = 0;
+  for (const int count : counts) total += count;
+  add("--num-layers", std::to_string(total));
+  if (plan.expert_parallel > 1) {
+    add("--expert-model-parallel-size", std::to_string(plan.expert_parallel));
+  }
+  if (Recomputes(plan)) {
+    add("--recompute-granularity", "full");
+    add("--recompute-method", "uniform");
+    add("--recompute-num-layers", "1");
+  }
+  add("--micro-batch-size", "1");
+  add("--global-batch-size",
+      std::to_string(int64_t{plan.microbatches} * plan.data_parallel * plan.expert_parallel));
+  return text;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,248 @@
+// Every row is laid out on one long canvas of columns and then cut into bands. Box edges are
+// rounded to columns independently, so errors never add up and what starts together stands
+// together.
+
+#include "tools/pictures/grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "tools/contraflow/table.h"
+#include "tools/pictures/grid_label.h"
+
+namespace contraflow {
+namespace {
+
+/// More bands than this and the picture gives up its numbers to become shorter.
+constexpr int kMaxBands = 8;
+
+/// Up to this many bands boxes are drawn a little wider than they must be.
+constexpr int kFewBands = 4;
+
+constexpr int kIdle = -1;
+
+/// Most detailed first.
+constexpr LabelDetail kDetails[] = {LabelDetail::kLayer, LabelDetail::kMicrobatch,
+                                    LabelDetail::kName};
+
+/// One column of one row: what stands there, on which colour.
+struct Column {
+  std::string glyph = ".";
+  int color = kIdle;
+};
+
+class Grid {
+ public:
+  Grid(const Picture& picture, const GridStyle& style) : picture_(picture), style_(style) {
+    int number = 0, lane = 0;
+    for (const Picture::Row& row : picture.rows) {
+      number = std::max(number, TextWidth(std::to_string(row.rank)));
+      lane = std::max(lane, static_cast<int>(row.lane.size()));
+    }
+    // "rank ", the number and the lane, each with a space behind it.
+    number_ = number;
+    prefix_ = 6 + number + (lane > 0 ? lane + 1 : 0);
+    room_ = std::max(1, style.width - prefix_);
+    ChooseScale();
+  }
+
+  std::string Draw() const {
+    std::string out =
+        picture_.title + "\n" + picture_.figures + "\ncosts: " + picture_.costs + "\n";
+    // Row by row into all bands, so that no more than one row is laid out at a time.
+    std::vector<std::string> bands;
+    const std::vector<Column> ruler = Ruler();
+    for (int from = 0; from < columns_; from += band_) {
+      bands.push_back(Line(std::string(static_cast<size_t>(prefix_), ' '), ruler, from));
+    }
+    for (const Picture::Row& row : picture_.rows) {
+      const std::string head = Head(row);
+      const std::vector<Column> line = LayOut(row);
+      for (size_t b = 0; b < bands.size(); ++b) {
+        bands[b] += Line(head, line, static_cast<int>(b) * band_);
+      }
+    }
+    for (const std::string& band : bands) out += "\n" + band;
+    return out + "\n" + GridLegend(picture_, style_.color);
+  }
+
+ private:
+  /// What stands before a row; the second lane of a rank does not repeat its number.
+  std::string Head(const Picture::Row& row) const {
+    std::string number = std::to_string(row.rank);
+    number.insert(0, static_cast<size_t>(number_) - number.size(), ' ');
+    std::string head = "rank " + number + " ";
+    if (row.lane == "all-to-all") head.assign(head.size(), ' ');
+    head += row.lane;
+    head.resize(static_cast<size_t>(prefix_), ' ');
+    return head;
+  }
+
+  Time Length() const { return picture_.to - picture_.from; }
+
+  /// Column where a time after the beginning of the picture stands.
+  int At(Time after) const {
+    return static_cast<int>(std::llround(static_cast<double>(after) * scale_));
+  }
+  int From(const Box& box) const { return At(std::max(box.start, picture_.from) - picture_.from); }
+  int To(const Box& box) const { return At(std::min(box.end, picture_.to) - picture_.from); }
+
+  int LabelWidth(const Box& box, LabelDetail detail) const {
+    // In colour each part has one column for its left edge.
+    int width = box.parts.size() > 1 && !style_.color ? 1 : 0;
+    for (const Part& part : box.parts) {
+      width += (style_.color ? 1 : 0) + TextWidth(LabelOf(part, detail, style_.color));
+    }
+    return width;
+  }
+
+  /// The most detailed label that fits, or nothing.
+  std::optional<LabelDetail> Fitting(const Box& box, int room) const {
+    for (const LabelDetail detail : kDetails) {
+      if (LabelWidth(box, detail) <= room) return detail;
+    }
+    return {};
+  }
+
+  /// Smallest scale at which every box has room for its label and `spare` columns.
+  double ScaleFor(LabelDetail detail, int spare) const {
+    double scale = 0;
+    for (const Picture::Row& row : picture_.rows) {
+      for (const Box& box : row.boxes) {
+        if (box.parts[0].microbatch < 0) continue;  // A short STEP must not blow up the picture.
+        const int width = LabelWidth(box, detail) + spare;
+        scale = std::max(scale, width / static_cast<double>(box.end - box.start));
+      }
+    }
+    return scale;
+  }
+
+  /// As much detail as a few bands take. Letters that touch are hard to read; a free column is
+  /// worth a few bands, too. `bands`: how many there are at a column a tick.
+  double LabelScale(double bands) const {
+    double scale = 0;
+    for (const LabelDetail detail : kDetails) {
+      for (const int spare : {style_.color ? 0 : 1, 0}) {
+        scale = ScaleFor(detail, spare);
+        if (scale * bands <= kFewBands) return scale;
+      }
+    }
+    return scale;
+  }
+
+  void ChooseScale() {
+    if (Length() == 0) return;
+    const double bands = static_cast<double>(Length()) / room_;  // a column a tick
+    scale_ = LabelScale(bands);
+    scale_ = std::min(scale_, kMaxBands / bands);
+    if (scale_ == 0) scale_ = 1 / bands;  // Nothing but REDUCE and STEP.
+    columns_ = std::max(1, At(Length()));
+    // Marks no closer than their text is wide.
+    const std::string last = FormatTime(picture_.to, picture_.unit);
+    step_ = RulerStep(static_cast<Time>(std::ceil((TextWidth(last) + 2) / scale_)));
+    // Bands of about one length, which break at marks where those are close enough together.
+    const double mark = static_cast<double>(step_) * scale_;
+    const int count = (columns_ + room_ - 1) / room_;
+    const int marks = static_cast<int>(std::ceil(columns_ / (count * mark)));
+    const int most = static_cast<int>(room_ / mark);
+    band_ = most >= 4 ? At(step_ * std::min(marks, most)) : room_;
+    if (columns_ <= room_) band_ = columns_;
+  }
+
+  std::vector<Column> Ruler() const {
+    std::vector<Column> line(static_cast<size_t>(columns_), Column{" ", kIdle});
+    for (Time time = 0; time <= Length(); time += step_) {
+      const std::string text = FormatTime(picture_.from + time, picture_.unit);
+      for (size_t i = 0; i < text.size(); ++i) {
+        const size_t at = static_cast<size_t>(At(time)) + i;
+        // A number that would be cut by the end of its band is left out.
+        if (static_cast<int>(at) / band_ != At(time) / band_ || at >= line.size()) break;
+        line[at].glyph = text[i];
+      }
+      if (step_ == 0) break;
+    }
+    return line;
+  }
+
+  std::vector<Column> LayOut(const Picture::Row& row) const {
+    std::vector<Column> line(static_cast<size_t>(columns_));
+    for (const Box& box : row.boxes) {
+      const int from = From(box), to = std::min(To(box), columns_);
+      if (from >= to) continue;
+      if (style_.color) {
+        PaintColor(box, from, to, &line);
+      } else {
+        PaintPlain(box, from, to, &line);
+      }
+    }
+    return line;
+  }
+
+  void PaintPlain(const Box& box, int from, int to, std::vector<Column>* line) const {
+    std::string label(1, SymbolOf(box));
+    if (const auto detail = Fitting(box, to - from)) {
+      label = LabelOf(box.parts[0], *detail, false);
+      if (box.parts.size() > 1) label += "&" + LabelOf(box.parts[1], *detail, false);
+    }
+    label.resize(static_cast<size_t>(to - from), ' ');
+    for (int at = from; at < to; ++at) {
+      (*line)[static_cast<size_t>(at)].glyph = label[static_cast<size_t>(at - from)];
+    }
+  }
+
+  void PaintColor(const Box& box, int from, int to, std::vector<Column>* line) const {
+    const std::optional<LabelDetail> detail = Fitting(box, to - from);
+    const int parts = static_cast<int>(box.parts.size());
+    for (int p = 0; p < parts; ++p) {
+      const Part& part = box.parts[static_cast<size_t>(p)];
+      const int begin = from + (to - from) * p / parts;
+      const int end = from + (to - from) * (p + 1) / parts;
+      // The left edge of a box; inside a pair the sign that joins the two halves.
+      std::vector<std::string> glyphs = {to - from == 1 ? " " : p == 0 ? "▏" : "&"};
+      if (detail) {
+        for (const char c : LabelOf(part, *detail, true)) glyphs.emplace_back(1, c);
+      }
+      glyphs.resize(static_cast<size_t>(std::max(end - begin, 0)), " ");
+      for (int at = begin; at < end; ++at) {
+        (*line)[static_cast<size_t>(at)] = {glyphs[static_cast<size_t>(at - begin)], ColorOf(part)};
+      }
+    }
+  }
+
+  /// The band that begins at column `from`.
+  std::string Line(const std::string& prefix, const std::vector<Column>& line, int from) const {
+    const int to = std::min(from + band_, columns_);
+    std::string out = prefix;
+    int color = kIdle;
+    for (int at = from; at < to; ++at) {
+      const Column& column = line[static_cast<size_t>(at)];
+      if (column.color != color) out += SwitchColor(column.color);
+      color = column.color;
+      const bool quiet = style_.color && column.color == kIdle && column.glyph == ".";
+      out += quiet ? " " : column.glyph;
+    }
+    if (color != kIdle) out += SwitchColor(kIdle);
+    out.erase(out.find_last_not_of(' ') + 1);
+    return out + "\n";
+  }
+
+  const Picture& picture_;
+  const GridStyle style_;
+  int number_ = 0;    // columns of the longest rank number
+  int prefix_ = 0;    // columns before the picture
+  int room_ = 1;      // columns for the picture on a line
+  double scale_ = 0;  // columns a tick
+  int columns_ = 0;   // of the whole picture
+  int band_ = 1;      // columns of a band
+  Time step_ = 1;     // between two marks of the ruler
+};
+
+}  // namespace
+
+std::string DrawGrid(const Picture& picture, const GridStyle& style) {
+  return Grid(picture, style).Draw();
+}
+
+}  // namespace contraflow

@@ -21,14 +21,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "compiler/bound/work.h"
 
 namespace contraflow {
 namespace {
-
-constexpr Time kNever = std::numeric_limits<Time>::max();
 
 /// Sums over the chunks of a rank. Of doubles, for products of bytes and times are beyond 64 bits;
 /// what their rounding may be worth is taken off in the end.

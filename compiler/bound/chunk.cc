@@ -23,7 +23,6 @@
 // together, one saving is never made.
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -34,9 +33,7 @@
 namespace contraflow {
 namespace {
 
-constexpr Time kNever = std::numeric_limits<Time>::max();
-
-struct Rank {
+struct ChunkRank {
   Jackson jobs;
   Time head = kNever;
   Time work = 0;
@@ -51,13 +48,13 @@ struct Jobs {
   Time f_tail = kNever, again_tail = kNever, b_tail = kNever;
 };
 
-void AddJob(Time head, Time duration, Time tail, Rank* rank) {
+void AddJob(Time head, Time duration, Time tail, ChunkRank* rank) {
   if (duration > 0) rank->jobs.Add(head, duration, tail);
 }
 
 /// The micro-batches `ks` as one, each `count` times.
 void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t> ks, size_t count,
-         std::vector<Rank>* ranks, Bound* best) {
+         std::vector<ChunkRank>* ranks, Bound* best) {
   std::vector<Jobs> merged(route.stages());
   const auto all = static_cast<Time>(count);
   for (const size_t k : ks) {
@@ -84,14 +81,14 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
       jobs.b_tail = std::min(jobs.b_tail, tail);
       jobs.rest_head = std::min(jobs.rest_head, input.pairs ? back : back + chunk.b);
       jobs.rest += all * (chunk.rest - off_rest);
-      Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+      ChunkRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
       rank.head = std::min(rank.head, head);
       rank.work += all * chunk.work();
       rank.least_saving = std::min(rank.least_saving, chunk.saving);
     }
   }
   for (size_t s = 0; s < route.stages(); ++s) {
-    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    ChunkRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     const Jobs& jobs = merged[s];
     AddJob(jobs.f_head, jobs.f, jobs.f_tail, &rank);
     AddJob(jobs.again_head, jobs.again, jobs.again_tail, &rank);
@@ -113,7 +110,7 @@ std::vector<size_t> ByWork(const RouteWork& route) {
 }  // namespace
 
 void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs) {
-  std::vector<Rank> ranks(static_cast<size_t>(input.ranks));
+  std::vector<ChunkRank> ranks(static_cast<size_t>(input.ranks));
   for (const RouteWork& route : input.routes) {
     const std::vector<size_t> ks = ByWork(route);
     const size_t together = (ks.size() + most_jobs - 1) / most_jobs;
@@ -123,7 +120,7 @@ void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs) {
     }
   }
   for (int r = 0; r < input.ranks; ++r) {
-    Rank& rank = ranks[static_cast<size_t>(r)];
+    ChunkRank& rank = ranks[static_cast<size_t>(r)];
     if (rank.head == kNever) continue;
     Bound bound = {.kind = BoundKind::kBusyRank, .rank = r};
     bound.head = rank.head;

@@ -16,8 +16,6 @@
 namespace contraflow {
 namespace {
 
-constexpr size_t kCompute = 0, kAllToAll = 1;
-
 /// The components of a chunk of one micro-batch; all stages are alike.
 struct Components {
   std::array<Time, 2> forward{}, backward{};  ///< by lane

@@ -18,16 +18,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "compiler/bound/work.h"
 
 namespace contraflow {
 namespace {
-
-constexpr size_t kCompute = 0, kAllToAll = 1;
-constexpr Time kNever = std::numeric_limits<Time>::max();
 
 /// A chunk, by lane.
 struct Work {
@@ -67,13 +63,13 @@ struct LaneFigures {
   Time work = 0;
 };
 
-struct Rank {
+struct LaneRank {
   std::array<LaneFigures, 2> lanes;
   int64_t count = 0;  ///< chunks
 };
 
 /// Adds the chunks of a micro-batch to the ranks of its route.
-void Add(const Route& route, const Work& work, Time hop, std::vector<Rank>* ranks) {
+void Add(const Route& route, const Work& work, Time hop, std::vector<LaneRank>* ranks) {
   const size_t stages = route.ranks.size();
   std::vector<Time> hops(stages, 0);  // of the way to each stage
   for (size_t s = 1; s < stages; ++s) {
@@ -88,7 +84,7 @@ void Add(const Route& route, const Work& work, Time hop, std::vector<Rank>* rank
     const Time end = down + work.forward_chain();
     const Time up = turn + static_cast<Time>(stages - 1 - s) * work.backward_chain() +
                     hops[stages - 1] - hops[s];
-    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    LaneRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     ++rank.count;
     for (const size_t which : {kCompute, kAllToAll}) {
       LaneFigures& lane = rank.lanes[which];
@@ -138,14 +134,14 @@ void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t l
     memory = {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
   }
   const Time hop = costs.comm.latency + costs.comm.occupancy;
-  std::vector<Rank> ranks(static_cast<size_t>(plan.ranks));
+  std::vector<LaneRank> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
       Add(route, WorkOfMicrobatch(costs, plan.layers, m), hop, &ranks);
     }
   }
   for (int r = 0; r < plan.ranks; ++r) {
-    const Rank& rank = ranks[static_cast<size_t>(r)];
+    const LaneRank& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0) continue;
     for (const LaneFigures& lane : rank.lanes) {
       Bound bound = BoundOfLane(lane, rank.count, memory);

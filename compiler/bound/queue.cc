@@ -4,12 +4,11 @@
 #include "compiler/bound/queue.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "compiler/bound/work.h"
 
 namespace contraflow {
 namespace {
-
-constexpr Time kNever = std::numeric_limits<Time>::max();
 
 /// How far a queue has come.
 struct Front {

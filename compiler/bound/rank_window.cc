@@ -17,7 +17,6 @@
 // it is that for all chunks. Ranks that recompute are left out: R fills windows as well.
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "compiler/bound/opening.h"
@@ -25,8 +24,6 @@
 
 namespace contraflow {
 namespace {
-
-constexpr Time kNever = std::numeric_limits<Time>::max();
 
 struct Rank {
   Time head = kNever, first = kNever, last = kNever, least_saving = kNever;

@@ -40,14 +40,14 @@ namespace contraflow {
 namespace {
 
 /// The sums over a rank's only stage.
-struct Rank {
+struct WindowRank {
   Time forwards = 0, backwards = 0, rests = 0;
   Time longest_forwards = 0;  ///< of n - 1
   int64_t count = 0;
 };
 
-Rank SumsOf(const RouteWork& route, size_t s, int64_t slots) {
-  Rank rank;
+WindowRank SumsOf(const RouteWork& route, size_t s, int64_t slots) {
+  WindowRank rank;
   rank.count = static_cast<int64_t>(route.count);
   std::vector<Time> forwards;
   for (size_t k = 0; k < route.count; ++k) {
@@ -77,7 +77,7 @@ Time LastWindow(const BoundMemory& memory, const ChunkWork& most, int64_t count)
 
 Bound BoundOfRank(const BoundMemory& memory, const RouteWork& route, size_t s,
                   const ChunkTimes& times) {
-  const Rank rank = SumsOf(route, s, memory.slots());
+  const WindowRank rank = SumsOf(route, s, memory.slots());
   const ChunkWork &least = route.least[s], &most = route.most[s];
   const Time idle1 = std::max<Time>(0, times.lag - rank.longest_forwards);
   const Time last_window = LastWindow(memory, most, rank.count);

@@ -10,8 +10,6 @@
 namespace contraflow {
 namespace {
 
-constexpr Time kNever = std::numeric_limits<Time>::max();
-
 ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m, bool recomputed) {
   const auto duration = [&](Op op) { return costs.Duration(Chunk(op, stage, m)); };
   const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);

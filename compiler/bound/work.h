@@ -3,12 +3,18 @@
 // What the files of the bound share, and nobody else includes.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "compiler/bound/bound.h"
 
 namespace contraflow {
+
+/// Later than any time.
+inline constexpr Time kNever = std::numeric_limits<Time>::max();
+/// Lanes of a rank with components, as indices.
+inline constexpr size_t kCompute = 0, kAllToAll = 1;
 
 /// What a rank does with a chunk; `rest` is what of a full backward follows B.
 enum class Pass : uint8_t { kForward, kBackward, kRest };

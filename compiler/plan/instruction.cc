@@ -14,18 +14,18 @@ struct OpRow {
   Work work;
 };
 
-constexpr OpRow kOps[] = {
+constexpr OpRow kOpRows[] = {
 #define CF_OP(name, operands, work) {#name, Operands::operands, Work::work},
     CF_OPS(CF_OP)
 #undef CF_OP
 };
 
-constexpr std::string_view kLanes[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
+constexpr std::string_view kLaneNames[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
 
 const OpRow& Row(Op op) {
   const auto index = static_cast<size_t>(op);
-  CF_ASSERT(index < std::size(kOps));
-  return kOps[index];
+  CF_ASSERT(index < std::size(kOpRows));
+  return kOpRows[index];
 }
 
 void Append(std::string* out, std::string_view prefix, int value) {
@@ -96,11 +96,11 @@ class Parser {
   }
 
   Op ParseOp(std::string_view word) const {
-    for (size_t i = 0; i < std::size(kOps); ++i) {
-      if (kOps[i].name == word) return static_cast<Op>(i);
+    for (size_t i = 0; i < std::size(kOpRows); ++i) {
+      if (kOpRows[i].name == word) return static_cast<Op>(i);
     }
     std::vector<std::string_view> names;
-    for (const OpRow& row : kOps) names.push_back(row.name);
+    for (const OpRow& row : kOpRows) names.push_back(row.name);
     const std::string name(word.substr(0, 32));
     Fail("unknown operation \"" + name + "\"" + DidYouMean(name, names));
   }
@@ -147,8 +147,8 @@ class Parser {
       Set(&result->slot, value, word);
     } else if (key == "lane") {
       if (result->lane != Lane::kNone) Fail("\"lane\" repeats a key");
-      for (size_t i = 1; i < std::size(kLanes); ++i) {
-        if (kLanes[i] == value) result->lane = static_cast<Lane>(i);
+      for (size_t i = 1; i < std::size(kLaneNames); ++i) {
+        if (kLaneNames[i] == value) result->lane = static_cast<Lane>(i);
       }
       if (result->lane == Lane::kNone) {
         Fail("unknown lane \"" + std::string(value.substr(0, 32)) +
@@ -210,8 +210,8 @@ Operands OperandsOf(Op op) { return Row(op).operands; }
 Work WorkOf(Op op) { return Row(op).work; }
 
 std::string_view Name(Lane lane) {
-  CF_ASSERT(static_cast<size_t>(lane) < std::size(kLanes));
-  return kLanes[static_cast<size_t>(lane)];
+  CF_ASSERT(static_cast<size_t>(lane) < std::size(kLaneNames));
+  return kLaneNames[static_cast<size_t>(lane)];
 }
 
 Instruction Component(Op op, int stage, int layer, int microbatch) {

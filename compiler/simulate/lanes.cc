@@ -13,11 +13,11 @@
 namespace contraflow {
 namespace {
 
-constexpr Time kUnset = -1;
+constexpr Time kNotReady = -1;
 
 /// One message between two ranks.
 struct Flight {
-  Time sent = kUnset, received = kUnset;  // since when either side is ready for it
+  Time sent = kNotReady, received = kNotReady;  // since when either side is ready for it
   InstructionRef send, receive;
 };
 
@@ -35,7 +35,7 @@ class LaneSimulator {
     result_.ranks.resize(ranks_.size());
     result_.timeline.unit = costs.unit;
     for (const Program& program : plan.programs) {
-      result_.timeline.ranks.emplace_back(program.size(), Span{kUnset, kUnset});
+      result_.timeline.ranks.emplace_back(program.size(), Span{kNotReady, kNotReady});
     }
   }
 
@@ -49,7 +49,7 @@ class LaneSimulator {
     for (int r = 0; r < plan_.ranks; ++r) {
       const auto rank = static_cast<size_t>(r);
       const std::vector<Span>& spans = result_.timeline.ranks[rank];
-      const auto open = std::find(spans.begin(), spans.end(), Span{kUnset, kUnset});
+      const auto open = std::find(spans.begin(), spans.end(), Span{kNotReady, kNotReady});
       if (open != spans.end()) {
         const int index = static_cast<int>(open - spans.begin());
         throw Error("cannot simulate: rank " + std::to_string(r) + " never gets past instruction " +
@@ -74,7 +74,7 @@ class LaneSimulator {
   struct Reduction {
     Time ready = 0;  // when the last holder so far has come to it
     size_t arrived = 0;
-    Time end = kUnset;
+    Time end = kNotReady;
   };
 
   Span& SpanAt(const InstructionRef& ref) {
@@ -107,7 +107,7 @@ class LaneSimulator {
     Time ready = 0;
     for (int k = 0; k < i.after_count; ++k) {
       const Time end = spans[static_cast<size_t>(i.after[static_cast<size_t>(k)])].end;
-      if (end == kUnset) return false;
+      if (end == kNotReady) return false;
       ready = std::max(ready, end);
     }
     const InstructionRef here = {r, static_cast<int>(rank.next)};
@@ -143,7 +143,7 @@ class LaneSimulator {
                                                static_cast<size_t>(i.microbatch)];
     (send ? flight.sent : flight.received) = ready;
     (send ? flight.send : flight.receive) = here;
-    if (flight.sent == kUnset || flight.received == kUnset) return;
+    if (flight.sent == kNotReady || flight.received == kNotReady) return;
     Time start = std::max(flight.sent, flight.received);
     if (costs_.comm.exclusive()) {
       auto& edges = ranks_[static_cast<size_t>(flight.send.rank)].edges;
@@ -171,7 +171,7 @@ class LaneSimulator {
         for (const int holder : holders) Wake(holder);
       }
     }
-    if (reduction.end == kUnset) return false;
+    if (reduction.end == kNotReady) return false;
     rank.at_reduce = false;
     SpanAt(here) = {reduction.end - costs_.stage(i.stage).reduce, reduction.end};
     return true;

@@ -46,9 +46,9 @@ std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vecto
 /// What the activations of one rank come to, instruction by instruction. Whatever begins or ends
 /// the life of one runs on the compute lane, so program order is the order in time; all but the end
 /// of a forward that is recomputed.
-class Walk {
+class MemoryWalk {
  public:
-  Walk(const Plan& plan, const CostModel& costs)
+  MemoryWalk(const Plan& plan, const CostModel& costs)
       : plan_(plan), recomputed_(plan), bytes_(BytesOfChunk(costs, recomputed_.any())) {
     if (plan.layers == 0) return;
     weights_left_.assign(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches),
@@ -163,7 +163,7 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
   CheckStages("optimizer_bytes", memory.optimizer_bytes, plan.stages);
   const std::vector<std::vector<int>> stages = StagesOfRank(plan);
   std::vector<MemoryFigures> ranks(plan.programs.size());
-  Walk walk(plan, costs);
+  MemoryWalk walk(plan, costs);
   for (size_t r = 0; r < ranks.size(); ++r) {
     ranks[r].parameters = SumOf(memory.parameter_bytes, stages[r]);
     ranks[r].gradients = SumOf(memory.gradient_bytes, stages[r]);

@@ -87,7 +87,7 @@ class PartPlacer {
   int32_t index_ = 0;
 };
 
-void CheckMissing(const Tables& tables, Findings* findings) {
+void CheckMissingComponents(const Tables& tables, Findings* findings) {
   for (size_t at = 0; at < tables.parts.size(); ++at) {
     if (tables.parts[at] != kMissing) continue;
     const auto layers = static_cast<size_t>(tables.plan.layers);
@@ -282,7 +282,7 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
 
 void CheckComponents(Tables* tables, Findings* findings) {
   PartPlacer(tables, findings).Run();
-  CheckMissing(*tables, findings);
+  CheckMissingComponents(*tables, findings);
   CheckAgain(*tables, findings);
   CheckOrder(*tables, findings);
 }

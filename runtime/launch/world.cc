@@ -41,7 +41,7 @@ constexpr std::array<Variables, 3> kLaunchers = {{
 }};
 
 /// "" where it is not set; a variable that is empty counts as not set.
-std::string Text(const Environment& get, const char* name) {
+std::string Variable(const Environment& get, const char* name) {
   const char* value = get(name);
   return value == nullptr ? "" : value;
 }
@@ -49,7 +49,7 @@ std::string Text(const Environment& get, const char* name) {
 /// The number a variable holds, nothing where it is not set.
 std::optional<int64_t> Number(const Environment& get, const char* name, int64_t least,
                               int64_t most) {
-  const std::string text = Text(get, name);
+  const std::string text = Variable(get, name);
   if (text.empty()) return std::nullopt;
   int64_t number = 0;
   const char* const end = text.data() + text.size();
@@ -81,7 +81,7 @@ int PortOfStep(const Environment& get) {
 void AskSlurm(const Environment& get, World* world) {
   if (world->master_address.empty()) {
     for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
-      const std::string list = Text(get, name);
+      const std::string list = Variable(get, name);
       if (list.empty()) continue;
       try {
         world->master_address = FirstHost(list);
@@ -92,12 +92,12 @@ void AskSlurm(const Environment& get, World* world) {
     }
   }
   if (world->master_port == 0) world->master_port = PortOfStep(get);
-  const std::string step = Text(get, "SLURM_STEP_ID");
+  const std::string step = Variable(get, "SLURM_STEP_ID");
   if (!world->job.empty() && !step.empty()) world->job += "." + step;
 }
 
 const char* FirstSet(const Environment& get, std::array<const char*, 2> names) {
-  return Text(get, names[0]).empty() ? names[1] : names[0];
+  return Variable(get, names[0]).empty() ? names[1] : names[0];
 }
 
 World ReadLauncher(const Environment& get, const Variables& names) {
@@ -110,11 +110,11 @@ World ReadLauncher(const Environment& get, const Variables& names) {
   world.rank = Required(get, names.rank, world.size - 1, size_name);
   world.local_rank =
       static_cast<int>(Number(get, names.local_rank, 0, world.size - 1).value_or(-1));
-  world.master_address = Text(get, "MASTER_ADDR");
+  world.master_address = Variable(get, "MASTER_ADDR");
   world.master_port = static_cast<int>(Number(get, "MASTER_PORT", 1, 65535).value_or(0));
-  world.job = Text(get, names.job);
+  world.job = Variable(get, names.job);
   // torchrun's own store listens at MASTER_PORT; the next port is as good.
-  const std::string store = Text(get, "TORCHELASTIC_USE_AGENT_STORE");
+  const std::string store = Variable(get, "TORCHELASTIC_USE_AGENT_STORE");
   if (names.launcher == Launcher::kTorchrun && (store == "True" || store == "1") &&
       world.master_port > 0) {
     world.master_port += world.master_port < 65535 ? 1 : -1;
@@ -127,7 +127,7 @@ World ReadLauncher(const Environment& get, const Variables& names) {
 /// That they differ is right only where mpirun started torchrun, and that this process.
 void RequireOneLauncher(const Environment& get, const World& world) {
   const Variables& mpirun = kLaunchers[1];
-  if (Text(get, mpirun.rank).empty() || !world.job.empty()) return;
+  if (Variable(get, mpirun.rank).empty() || !world.job.empty()) return;
   const World other = ReadLauncher(get, mpirun);
   if (other.rank == world.rank && other.size == world.size) return;
   throw Error("RANK and WORLD_SIZE say " + std::to_string(world.rank) + " of " +
@@ -165,14 +165,14 @@ constexpr std::array<std::string_view, 3> kDimensions = {"ep", "dp", "pp"};
 
 World ReadWorld(const Environment& get) {
   for (const Variables& names : kLaunchers) {
-    if (Text(get, names.rank).empty()) continue;
+    if (Variable(get, names.rank).empty()) continue;
     const World world = ReadLauncher(get, names);
     if (names.launcher == Launcher::kTorchrun) RequireOneLauncher(get, world);
     return world;
   }
   for (const Variables& names : kLaunchers) {
     // Of SLURM, a shell has the number of tasks too; only tasks have numbers of their own.
-    const bool sized = !Text(get, FirstSet(get, names.size)).empty();
+    const bool sized = !Variable(get, FirstSet(get, names.size)).empty();
     if (sized && names.launcher != Launcher::kSrun) return ReadLauncher(get, names);
   }
   if (Number(get, "PMI_SIZE", 0, kMaxProcesses).value_or(1) > 1) {

@@ -10,8 +10,6 @@ namespace {
 
 constexpr int64_t kNobody = -1;
 
-size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op == Op::W ? 2 : 3; }
-
 }  // namespace
 
 bool PairRun::Takes(const SearchProblem& problem) {

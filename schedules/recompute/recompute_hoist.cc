@@ -85,7 +85,7 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-int64_t LargestPeak(const Simulation& simulation) {
+int64_t FullestRank(const Simulation& simulation) {
   int64_t peak = 0;
   for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
   return peak;
@@ -99,7 +99,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   // Which chunks are recomputed does not change by moving R.
   const RecomputedChunks recomputed(plan);
   const ChunkBytes bytes = BytesOfChunk(costs, recomputed.any());
-  const int64_t most = limit.value_or(LargestPeak(now));
+  const int64_t most = limit.value_or(FullestRank(now));
   for (int round = 0; round < kRounds; ++round) {
     Plan next = plan;
     for (size_t r = 0; r < next.programs.size(); ++r) {

@@ -13,13 +13,6 @@ namespace {
 constexpr Time kUnset = -1;
 constexpr int64_t kRuns = -1;  // a rank that waits for nothing
 
-/// F, B, W, BW as an index.
-size_t CostIndex(Op op) {
-  return HasForward(op) ? 0 : HasBackward(op) ? (HasWeight(op) ? 3 : 1) : 2;
-}
-
-constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
-
 }  // namespace
 
 Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {

@@ -14,10 +14,7 @@ namespace {
 constexpr int kLinesAtOnce = 4;
 
 constexpr Time kNever = RankQueue::kNever;
-constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
-
-size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op == Op::W ? 2 : 3; }
 
 }  // namespace
 

@@ -6,11 +6,7 @@
 #include "schedules/search/list_scheduler.h"
 
 namespace contraflow {
-namespace {
-
-constexpr Time kNever = RankQueue::kNever;
-
-}  // namespace
+namespace {}  // namespace
 
 // A forward takes memory that only the backward of the same micro-batch gives back, so a rank may
 // fill up with forwards none of which can ever come back. That cannot happen while all
@@ -57,7 +53,7 @@ bool ListScheduler::Before(Pick pick, const Track& a, Time arrival_a, int32_t ne
 }
 
 /// When a forward or backward arrives that goes before the one that is ready and for which the rule
-/// lets that wait, or kNever.
+/// lets that wait, or RankQueue::kNever.
 Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const {
   const Track& first = tracks_[static_cast<size_t>(ready)];
   const std::vector<Time>& arrivals = forward ? f_in_ : b_in_;
@@ -67,7 +63,7 @@ Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool
   };
   const Time most = forward ? rank.rule.wait_forward * first.f : rank.rule.wait_backward * first.b;
   const Pick pick = forward ? rank.rule.forward : rank.rule.backward;
-  Time until = kNever;
+  Time until = RankQueue::kNever;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
     const Track& track = tracks_[static_cast<size_t>(t)];
     if (t == ready || next(track) >= (forward ? track.kf : track.kb)) continue;
@@ -99,7 +95,7 @@ void ListScheduler::FillOrWait(int r, Time now, int32_t w, Time next) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   if (w >= 0) {
     const Time length = Duration(Op::W, tracks_[static_cast<size_t>(w)]);
-    if (next == kNever || (next - now) * 100 >= rank.rule.fill * length) {
+    if (next == RankQueue::kNever || (next - now) * 100 >= rank.rule.fill * length) {
       Start(r, now, Op::W, w);
       return;
     }
@@ -110,7 +106,7 @@ void ListScheduler::FillOrWait(int r, Time now, int32_t w, Time next) {
 
 void ListScheduler::Decide(int r, Time now) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
-  Time next_f = kNever, next_b = kNever, f_arrival = 0, b_arrival = 0;
+  Time next_f = RankQueue::kNever, next_b = RankQueue::kNever, f_arrival = 0, b_arrival = 0;
   int32_t f = -1, b = -1;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
     const Track& track = tracks_[static_cast<size_t>(t)];
@@ -137,16 +133,16 @@ void ListScheduler::Decide(int r, Time now) {
       }
     }
   }
-  if (b < 0 && f >= 0 && rank.rule.wait_forward > 0 && next_f != kNever) {
+  if (b < 0 && f >= 0 && rank.rule.wait_forward > 0 && next_f != RankQueue::kNever) {
     const Time until = WorthWaiting(rank, f, now, true);
-    if (until != kNever) {
+    if (until != RankQueue::kNever) {
       FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_b));
       return;
     }
   }
-  if (b >= 0 && rank.rule.wait_backward > 0 && next_b != kNever) {
+  if (b >= 0 && rank.rule.wait_backward > 0 && next_b != RankQueue::kNever) {
     const Time until = WorthWaiting(rank, b, now, false);
-    if (until != kNever) {
+    if (until != RankQueue::kNever) {
       FillOrWait(r, now, rank.due > 0 ? WeightOf(rank) : -1, std::min(until, next_f));
       return;
     }
@@ -162,7 +158,7 @@ void ListScheduler::Decide(int r, Time now) {
                                   (rank.rule.turn == Turn::kAlternate && !rank.was_forward));
   if (forward) {
     const Time length = tracks_[static_cast<size_t>(f)].f;
-    if (b < 0 && next_b != kNever && (next_b - now) * 100 <= rank.rule.wait * length) {
+    if (b < 0 && next_b != RankQueue::kNever && (next_b - now) * 100 <= rank.rule.wait * length) {
       FillOrWait(r, now, w, next_b);
     } else if (full) {
       Start(r, now, Op::W, w);
@@ -179,7 +175,7 @@ void ListScheduler::Decide(int r, Time now) {
 void ListScheduler::DecideInOrder(int r, Time now) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
-  Time next = kNever;
+  Time next = RankQueue::kNever;
   if (rank.guide < rank.guide_end) {
     const uint16_t code = guide_[rank.guide];
     const int32_t which = rank.begin + code / 4;

@@ -8,6 +8,10 @@
 
 namespace contraflow {
 
+/// What a track has costs of, in the order of CostIndex.
+inline constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
+inline size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op == Op::W ? 2 : 3; }
+
 /// One stage of one route. Its chunks run in ascending order of micro-batch, each kind of
 /// instruction for itself (all F ascending, all B, all W), so an order need not name micro-batches.
 struct Line {

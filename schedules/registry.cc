@@ -41,10 +41,10 @@ Plan GeneratePlan(const Spec& spec) {
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   const int stages = schedule.stages(spec);
-  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxChunks) {
+  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxCells) {
     throw Error(spec.schedule + " would make " + std::to_string(stages) + " stages x " +
                 std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
-                std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxChunks) +
+                std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
                 " chunks; use fewer --ranks or --microbatches");
   }
   CheckCosts(spec.costs, stages, spec.microbatches);

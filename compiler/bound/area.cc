@@ -41,7 +41,7 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   const std::vector<ChunkTimes> times = TimesOf(input, route, k);
   const auto all = static_cast<double>(count);
   for (size_t s = 0; s < route.stages(); ++s) {
-    const ChunkWork& chunk = route.At(s, k);
+    const CellWork& chunk = route.At(s, k);
     const auto& [head, lag, tail] = times[s];
     const Time rest = input.pairs ? 0 : chunk.rest;
     Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];

@@ -57,7 +57,7 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   Bound best;
   if (plan.layers > 0) {
     RaiseByComponents(plan, costs, &best);
-    if (memory_limit && !RecomputedChunks(plan).any()) {
+    if (memory_limit && !RecomputedCells(plan).any()) {
       RaiseByComponentWindows(plan, costs, *memory_limit, &best);
     }
     return best;

@@ -60,7 +60,7 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
   for (const size_t k : ks) {
     const std::vector<ChunkTimes> times = TimesOf(input, route, k);
     for (size_t s = 0; s < route.stages(); ++s) {
-      const ChunkWork& chunk = route.At(s, k);
+      const CellWork& chunk = route.At(s, k);
       const auto& [head, lag, tail] = times[s];
       const Time rest = input.RestOnPath(route, s, chunk);
       const Time back = head + chunk.f + lag;  // when its backward can start

@@ -86,7 +86,7 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
 
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
   const Time hop = costs.comm.latency + costs.comm.occupancy;
-  const RecomputedChunks chunks(plan);
+  const RecomputedCells chunks(plan);
   std::vector<std::array<Jackson, 2>> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {

@@ -28,7 +28,7 @@ struct LaneJobs {
 
 void AddStage(const BoundInput& input, const Positions& order, size_t s, LaneJobs* lane) {
   const RouteWork& route = order.route();
-  const ChunkWork& least = route.least[s];
+  const CellWork& least = route.least[s];
   const Time saving = route.most[s].saving;
   const Time off_rest = std::min(least.rest, saving), off_b = std::min(least.b, saving - off_rest);
   const size_t at = order.At(s, 0);

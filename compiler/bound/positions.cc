@@ -108,7 +108,7 @@ class Finder {
         f_head_[At(s, k)] = std::max({head, HeadTogether(s, k), work});
       }
       for (size_t s = stages; s-- > 0;) {
-        const ChunkWork& least = route_.least[s];
+        const CellWork& least = route_.least[s];
         const Time ready = s + 1 == stages
                                ? f_head_[At(s, k)] + least.f
                                : b_head_[At(s + 1, k)] + route_.least[s + 1].b + route_.hop[s + 1];
@@ -135,7 +135,7 @@ class Finder {
         own = std::max(own, left);
       }
       for (size_t s = 0; s < stages; ++s) {
-        const ChunkWork& least = route_.least[s];
+        const CellWork& least = route_.least[s];
         Time& w = w_left_[At(s, k)];
         w = std::max(w, RestOf(s) + ahead(w_left_, s));
         Time& b = b_left_[At(s, k)];

@@ -38,7 +38,7 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
          std::vector<Rank>* ranks) {
   const std::vector<ChunkTimes> times = TimesOf(input, route, k);
   for (size_t s = 0; s < route.stages(); ++s) {
-    const ChunkWork& chunk = route.At(s, k);
+    const CellWork& chunk = route.At(s, k);
     const auto& [head, lag, tail] = times[s];
     Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     const Time after = std::max(tail, input.RestOnPath(route, s, chunk));

@@ -51,7 +51,7 @@ WindowRank SumsOf(const RouteWork& route, size_t s, int64_t slots) {
   rank.count = static_cast<int64_t>(route.count);
   std::vector<Time> forwards;
   for (size_t k = 0; k < route.count; ++k) {
-    const ChunkWork& chunk = route.At(s, k);
+    const CellWork& chunk = route.At(s, k);
     rank.forwards += chunk.f;
     rank.backwards += chunk.b;
     rank.rests += chunk.rest;
@@ -65,7 +65,7 @@ WindowRank SumsOf(const RouteWork& route, size_t s, int64_t slots) {
 }
 
 /// The work of the second window for x = 0: the largest (a - 1) b + (a + w) rest.
-Time LastWindow(const BoundMemory& memory, const ChunkWork& most, int64_t count) {
+Time LastWindow(const BoundMemory& memory, const CellWork& most, int64_t count) {
   Time largest = 0;
   for (int64_t a = 1; a <= std::min(memory.slots(), count); ++a) {
     const int64_t left = memory.limit - a * memory.activation;
@@ -78,7 +78,7 @@ Time LastWindow(const BoundMemory& memory, const ChunkWork& most, int64_t count)
 Bound BoundOfRank(const BoundMemory& memory, const RouteWork& route, size_t s,
                   const ChunkTimes& times) {
   const WindowRank rank = SumsOf(route, s, memory.slots());
-  const ChunkWork &least = route.least[s], &most = route.most[s];
+  const CellWork &least = route.least[s], &most = route.most[s];
   const Time idle1 = std::max<Time>(0, times.lag - rank.longest_forwards);
   const Time last_window = LastWindow(memory, most, rank.count);
   const Time backwards_only = (std::min(memory.slots(), rank.count) - 1) * most.b;

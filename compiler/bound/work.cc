@@ -10,8 +10,8 @@
 namespace contraflow {
 namespace {
 
-ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m, bool recomputed) {
-  const auto duration = [&](Op op) { return costs.Duration(Chunk(op, stage, m)); };
+CellWork WorkOfCell(const CostModel& costs, int stage, int m, bool recomputed) {
+  const auto duration = [&](Op op) { return costs.Duration(CellOp(op, stage, m)); };
   const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);
   const StageCost& cost = costs.stage(stage);
   Time saving = 0;
@@ -27,13 +27,13 @@ ChunkWork WorkOfChunk(const CostModel& costs, int stage, int m, bool recomputed)
 }
 
 template <typename Choose>
-ChunkWork FieldByField(const ChunkWork& x, const ChunkWork& y, Choose choose) {
+CellWork FieldByField(const CellWork& x, const CellWork& y, Choose choose) {
   return {choose(x.f, y.f), choose(x.b, y.b), choose(x.rest, y.rest), choose(x.saving, y.saving),
           choose(x.again, y.again)};
 }
 
 RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
-                      const RecomputedChunks& recomputed) {
+                      const RecomputedCells& recomputed) {
   RouteWork work;
   work.ranks = route.ranks;
   work.count = route.microbatches.size();
@@ -54,8 +54,8 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
   for (size_t s = 0; s < work.stages(); ++s) {
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
-      const ChunkWork chunk =
-          WorkOfChunk(costs, static_cast<int>(s), route.microbatches[k], is_recomputed(s, k));
+      const CellWork chunk =
+          WorkOfCell(costs, static_cast<int>(s), route.microbatches[k], is_recomputed(s, k));
       work.chunks.push_back(chunk);
       if (k == 0) work.least.push_back(chunk);
       if (k == 0) work.most.push_back(chunk);
@@ -76,8 +76,8 @@ BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
 /// A micro-batch is on all of a rank's stages of its route when the last of them runs: of those
 /// that are recomputed with its input, or less.
 void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan, const CostModel& costs,
-                      const RecomputedChunks& recomputed) {
-  const int64_t input = BytesOfChunk(costs, recomputed.any()).input;
+                      const RecomputedCells& recomputed) {
+  const int64_t input = BytesOfCell(costs, recomputed.any()).input;
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
     // Of each rank: what its stages so far hold, and the most that one of them needs.
@@ -117,7 +117,7 @@ std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& rout
 
 }  // namespace
 
-Time BoundInput::RestOnPath(const RouteWork& route, size_t s, const ChunkWork& chunk) const {
+Time BoundInput::RestOnPath(const RouteWork& route, size_t s, const CellWork& chunk) const {
   if (!pairs) return chunk.rest;
   return std::min(chunk.rest, least_backward[static_cast<size_t>(route.ranks[s])]);
 }
@@ -132,7 +132,7 @@ std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& r
 
 BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit) {
-  const RecomputedChunks recomputed(plan);
+  const RecomputedCells recomputed(plan);
   BoundInput input;
   input.ranks = plan.ranks;
   input.latency = costs.comm.latency;

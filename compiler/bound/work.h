@@ -23,7 +23,7 @@ enum class Pass : uint8_t { kForward, kBackward, kRest };
 /// then the rest: B gives its gradient after no less than b, and b + rest is the cheaper of bw and
 /// b + w. The pair of a forward of chunk x and a full backward of chunk y takes, by
 /// CostModel::Duration, no less than max(f of x, b of y, f of x + b + rest of y - saving of y).
-struct ChunkWork {
+struct CellWork {
   Time f = 0, b = 0, rest = 0;
   Time saving = 0;  ///< 0 where a pair is no shorter than its parts
   Time again = 0;   ///< R between F and B; 0 where the chunk is not recomputed
@@ -33,20 +33,20 @@ struct ChunkWork {
 
 /// One micro-batch after the other through the stages of a route.
 struct RouteWork {
-  std::vector<int> ranks;         ///< by stage
-  std::vector<Time> hop;          ///< into each stage from the one before it; 0 on the same rank
-  size_t count = 0;               ///< micro-batches
-  bool alike = true;              ///< they cost the same: `chunks` has one entry a stage
-  std::vector<ChunkWork> chunks;  ///< by stage, and within it by micro-batch
-  std::vector<ChunkWork> least;   ///< of each stage over the micro-batches, field by field
-  std::vector<ChunkWork> most;
+  std::vector<int> ranks;        ///< by stage
+  std::vector<Time> hop;         ///< into each stage from the one before it; 0 on the same rank
+  size_t count = 0;              ///< micro-batches
+  bool alike = true;             ///< they cost the same: `chunks` has one entry a stage
+  std::vector<CellWork> chunks;  ///< by stage, and within it by micro-batch
+  std::vector<CellWork> least;   ///< of each stage over the micro-batches, field by field
+  std::vector<CellWork> most;
   /// Stages of which some chunk is recomputed, and so holds less than an activation between F and
   /// B, and whose ranks have more to do than F before their first B: what a memory limit says, and
   /// what windows say, is not about these.
   std::vector<bool> recomputed;
 
   size_t stages() const { return ranks.size(); }
-  const ChunkWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
+  const CellWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
 };
 
 /// --memory-limit: `activation` from the start of F to the end of W, less what is beyond `stash` at
@@ -73,7 +73,7 @@ struct BoundInput {
   Time hop() const { return latency + occupancy; }
   /// What of a stage's backward follows its input gradient on the way to the end of the step, at
   /// least: the rest of its own or, had that been in a pair, a later backward.
-  Time RestOnPath(const RouteWork& route, size_t s, const ChunkWork& chunk) const;
+  Time RestOnPath(const RouteWork& route, size_t s, const CellWork& chunk) const;
   /// The time from the end of the k-th B of a stage to the end of the k-th rest, at least.
   Time RestOfPosition(const RouteWork& route, size_t s) const {
     return pairs ? 0 : route.least[s].rest;

@@ -102,10 +102,10 @@ Plan ReadHead(const JsonCursor& root) {
   plan.ranks = ReadSize(root, "ranks", "a number of ranks", kMaxRanks);
   plan.stages = ReadSize(root, "stages", "a number of stages", kMaxStages);
   plan.microbatches = ReadSize(root, "microbatches", "a number of micro-batches", kMaxMicrobatches);
-  if (int64_t{plan.stages} * plan.microbatches > kMaxChunks) {
+  if (int64_t{plan.stages} * plan.microbatches > kMaxCells) {
     root.Fail("\"stages\" * \"microbatches\" is " +
               std::to_string(int64_t{plan.stages} * plan.microbatches) + ", must be at most " +
-              std::to_string(kMaxChunks));
+              std::to_string(kMaxCells));
   }
   if (root.Optional("data_parallel")) {
     plan.data_parallel = ReadSize(root, "data_parallel", "a number of replicas", kMaxDataParallel);

@@ -80,7 +80,7 @@ class Inserter {
       for (const int holder : copies) sizes[static_cast<size_t>(holder)] += 2;  // REDUCE, STEP
     }
     for (int r = 0; r < plan_.ranks; ++r) {
-      for (const Instruction& i : plan_.programs[static_cast<size_t>(r)]) {
+      for (const Instruction& i : plan_.program(r)) {
         ForEachMessage(r, i, [&](const Instruction&, const Instruction& recv) {
           ++sizes[static_cast<size_t>(Owner(recv.stage, recv.microbatch))];
         });

@@ -74,7 +74,7 @@ class Writer {
 
   void Write(const Happening& h) {
     RankState& rank = ranks_[static_cast<size_t>(h.rank)];
-    Program& program = result_.programs[static_cast<size_t>(h.rank)];
+    Program& program = result_.program(h.rank);
     const int index = static_cast<int>(program.size());
     Instruction i = h.instruction;
     i.lane = LaneOf(i.op);

@@ -44,7 +44,7 @@ class Parser {
     Instruction result;
     result.op = ParseOp(Word("an operation"));
     switch (OperandsOf(result.op)) {
-      case Operands::kChunk:
+      case Operands::kCell:
       case Operands::kMessage:
         result.stage = Letter('s');
         result.microbatch = Letter('m');
@@ -187,7 +187,7 @@ class Parser {
 
 }  // namespace
 
-Instruction Chunk(Op op, int stage, int microbatch) {
+Instruction CellOp(Op op, int stage, int microbatch) {
   return {.op = op, .stage = stage, .microbatch = microbatch};
 }
 

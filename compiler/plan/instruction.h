@@ -14,10 +14,10 @@ namespace contraflow {
 /// ("F&B"). R runs the forward of a chunk again from its stage input, so that what F made need not
 /// be held up to the backward; ATTN_R MLP_R DISPATCH_R COMBINE_R are its components.
 #define CF_OPS(X)                  \
-  X(F, kChunk, kCompute)           \
-  X(B, kChunk, kCompute)           \
-  X(W, kChunk, kCompute)           \
-  X(BW, kChunk, kCompute)          \
+  X(F, kCell, kCompute)            \
+  X(B, kCell, kCompute)            \
+  X(W, kCell, kCompute)            \
+  X(BW, kCell, kCompute)           \
   X(FB, kPair, kCompute)           \
   X(SEND_F, kMessage, kSend)       \
   X(RECV_F, kMessage, kRecv)       \
@@ -35,7 +35,7 @@ namespace contraflow {
   X(COMBINE_B, kLayer, kAllToAll)  \
   X(REDUCE, kStage, kReduce)       \
   X(STEP, kStage, kStep)           \
-  X(R, kChunk, kCompute)           \
+  X(R, kCell, kCompute)            \
   X(ATTN_R, kLayer, kComponent)    \
   X(MLP_R, kLayer, kComponent)     \
   X(DISPATCH_R, kLayer, kAllToAll) \
@@ -56,7 +56,7 @@ inline constexpr int kOpCount = 0
 
 /// What stands behind the operation's name.
 enum class Operands : uint8_t {
-  kChunk,    ///< s3 m7
+  kCell,     ///< s3 m7
   kPair,     ///< s3 m7 + s4 m2: the forward chunk, then the backward chunk
   kMessage,  ///< s3 m7 to=4, or from=4
   kLayer,    ///< s3 l0 m7
@@ -94,7 +94,7 @@ struct Instruction {
 };
 
 /// Constructors for what generators and passes emit.
-Instruction Chunk(Op op, int stage, int microbatch);
+Instruction CellOp(Op op, int stage, int microbatch);
 Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch);
 Instruction Message(Op op, int stage, int microbatch, int peer);
 Instruction StageOp(Op op, int stage);
@@ -113,6 +113,10 @@ Instruction Component(Op op, int stage, int layer, int microbatch);
 inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }
 /// The operation whose work it does again, of R and its components; of any other the same.
 Op Repeated(Op op);
+
+inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
+inline bool IsRecv(Op op) { return op == Op::RECV_F || op == Op::RECV_B; }
+inline bool IsMessage(Op op) { return IsSend(op) || IsRecv(op); }
 
 /// True for F and FB: the instruction runs a forward of (stage, microbatch).
 inline bool HasForward(Op op) { return op == Op::F || op == Op::FB; }

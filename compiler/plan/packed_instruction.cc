@@ -85,7 +85,7 @@ PackedInstruction::PackedInstruction(const Instruction& i) {
   put(static_cast<int32_t>(i.op));
   put(i.stage);
   switch (kOperands[static_cast<size_t>(i.op)]) {
-    case Operands::kChunk:
+    case Operands::kCell:
       put(i.microbatch);
       break;
     case Operands::kPair:
@@ -130,7 +130,7 @@ Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   i.op = ops_[static_cast<size_t>(numbers.Index("the operation", 0, ops_.size()))];
   i.stage = numbers.Operand("the stage");
   switch (kOperands[static_cast<size_t>(i.op)]) {
-    case Operands::kChunk:
+    case Operands::kCell:
       i.microbatch = numbers.Operand("the micro-batch");
       break;
     case Operands::kPair:

@@ -50,6 +50,10 @@ struct Plan {
   std::vector<Program> programs;         ///< size = ranks
   std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
 
+  /// Of one rank, 0..ranks-1.
+  const Program& program(int rank) const { return programs[static_cast<size_t>(rank)]; }
+  Program& program(int rank) { return programs[static_cast<size_t>(rank)]; }
+
   // Compiled once, in plan.cc, as those of CostModel are.
   Plan();
   Plan(const Plan&);
@@ -70,7 +74,7 @@ inline constexpr int kMaxExpertParallel = 1 << 10;
 /// Most MoE layers of a stage.
 inline constexpr int kMaxLayers = 64;
 /// Largest stages * micro-batches of a plan.
-inline constexpr int64_t kMaxChunks = int64_t{1} << 27;
+inline constexpr int64_t kMaxCells = int64_t{1} << 27;
 
 /// Route of every micro-batch, -1 where no route has it.
 std::vector<int> RouteOfMicrobatch(const Plan& plan);

@@ -6,7 +6,7 @@
 
 namespace contraflow {
 
-RecomputedChunks::RecomputedChunks(const Plan& plan)
+RecomputedCells::RecomputedCells(const Plan& plan)
     : microbatches_(static_cast<size_t>(plan.microbatches)) {
   for (const Program& program : plan.programs) {
     for (const Instruction& i : program) {
@@ -17,17 +17,17 @@ RecomputedChunks::RecomputedChunks(const Plan& plan)
   }
 }
 
-bool RecomputedChunks::HasStage(int stage) const {
+bool RecomputedCells::HasStage(int stage) const {
   if (!any()) return false;
   const auto begin = chunks_.begin() + static_cast<std::ptrdiff_t>(At(stage, 0));
   const auto end = begin + static_cast<std::ptrdiff_t>(microbatches_);
   return std::find(begin, end, true) != end;
 }
 
-ChunkBytes BytesOfChunk(const CostModel& costs, bool recomputes) {
+CellBytes BytesOfCell(const CostModel& costs, bool recomputes) {
   if (!costs.memory || costs.memory->activation_bytes == 0) return {};
-  ChunkBytes bytes = {.activation = costs.memory->activation_bytes,
-                      .stash = costs.memory->w_stash_bytes};
+  CellBytes bytes = {.activation = costs.memory->activation_bytes,
+                     .stash = costs.memory->w_stash_bytes};
   if (!recomputes) return bytes;
   const std::optional<int64_t> input = InputBytes(costs);
   if (!input) {

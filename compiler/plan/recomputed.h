@@ -8,9 +8,9 @@
 namespace contraflow {
 
 /// Which chunks run their forward again.
-class RecomputedChunks {
+class RecomputedCells {
  public:
-  explicit RecomputedChunks(const Plan& plan);
+  explicit RecomputedCells(const Plan& plan);
 
   bool any() const { return !chunks_.empty(); }
   bool Has(int stage, int microbatch) const { return any() && chunks_[At(stage, microbatch)]; }
@@ -30,12 +30,12 @@ class RecomputedChunks {
 /// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
 /// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
 /// the start of R.
-struct ChunkBytes {
+struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
 };
 
 /// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile
 /// (InputBytes).
-ChunkBytes BytesOfChunk(const CostModel& costs, bool recomputes);
+CellBytes BytesOfCell(const CostModel& costs, bool recomputes);
 
 }  // namespace contraflow

@@ -122,12 +122,12 @@ void CheckSpec(const Spec& spec) {
                 std::to_string(spec.chunks) + ": makes " + std::to_string(stages) +
                 " stages, at most " + std::to_string(kMaxStages) + " are supported");
   }
-  if (stages * spec.microbatches > kMaxChunks) {
+  if (stages * spec.microbatches > kMaxCells) {
     throw Error("--ranks " + std::to_string(spec.ranks) +
                 (spec.chunks > 0 ? " with --chunks " + std::to_string(spec.chunks) : "") +
                 " and --microbatches " + std::to_string(spec.microbatches) + ": makes " +
                 std::to_string(stages * spec.microbatches) +
-                " chunks (stages * micro-batches), at most " + std::to_string(kMaxChunks) +
+                " chunks (stages * micro-batches), at most " + std::to_string(kMaxCells) +
                 " are supported");
   }
 }

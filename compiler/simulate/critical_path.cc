@@ -19,8 +19,8 @@ class Walker {
     send_b_.assign(chunks, -1);
     for (const Program& program : plan.programs) {
       for (size_t i = 0; i < program.size(); ++i) {
-        if (program[i].op == Op::SEND_F) send_f_[Chunk(program[i])] = static_cast<int>(i);
-        if (program[i].op == Op::SEND_B) send_b_[Chunk(program[i])] = static_cast<int>(i);
+        if (program[i].op == Op::SEND_F) send_f_[CellAt(program[i])] = static_cast<int>(i);
+        if (program[i].op == Op::SEND_B) send_b_[CellAt(program[i])] = static_cast<int>(i);
       }
     }
   }
@@ -33,12 +33,12 @@ class Walker {
   }
 
  private:
-  size_t Chunk(const Instruction& i) const {
+  size_t CellAt(const Instruction& i) const {
     return static_cast<size_t>(i.stage) * static_cast<size_t>(plan_.microbatches) +
            static_cast<size_t>(i.microbatch);
   }
   const Instruction& At(InstructionRef ref) const {
-    return plan_.programs[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+    return plan_.program(ref.rank)[static_cast<size_t>(ref.index)];
   }
   const Span& SpanOf(InstructionRef ref) const {
     return timeline_.ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
@@ -51,7 +51,7 @@ class Walker {
   InstructionRef Last() const {
     InstructionRef last = kNone;
     for (int r = 0; r < plan_.ranks; ++r) {
-      for (int i = 0; i < static_cast<int>(plan_.programs[static_cast<size_t>(r)].size()); ++i) {
+      for (int i = 0; i < static_cast<int>(plan_.program(r).size()); ++i) {
         const InstructionRef ref{r, i};
         const Work work = WorkOf(At(ref).op);
         if (work == Work::kSend || work == Work::kRecv) continue;
@@ -123,13 +123,12 @@ class Walker {
     const bool forward = recv.op == Op::RECV_F;
     Instruction send = recv;
     send.stage += forward ? -1 : 1;
-    return {recv.peer, (forward ? send_f_ : send_b_)[Chunk(send)]};
+    return {recv.peer, (forward ? send_f_ : send_b_)[CellAt(send)]};
   }
 
   InstructionRef LastWeight(int stage, Time end) const {
     for (int r = 0; r < plan_.ranks; ++r) {
-      for (int i = static_cast<int>(plan_.programs[static_cast<size_t>(r)].size()) - 1; i >= 0;
-           --i) {
+      for (int i = static_cast<int>(plan_.program(r).size()) - 1; i >= 0; --i) {
         const InstructionRef ref{r, i};
         if (HasWeight(At(ref).op) && BackStage(At(ref)) == stage && SpanOf(ref).end == end) {
           return ref;
@@ -212,9 +211,7 @@ class Walker {
     return kNone;
   }
 
-  int Length(int rank) const {
-    return static_cast<int>(plan_.programs[static_cast<size_t>(rank)].size());
-  }
+  int Length(int rank) const { return static_cast<int>(plan_.program(rank).size()); }
 
   const Plan& plan_;
   const Timeline& timeline_;

@@ -83,7 +83,7 @@ class LaneSimulator {
 
   void Walk(int r) {
     RankState& rank = ranks_[static_cast<size_t>(r)];
-    const Program& program = plan_.programs[static_cast<size_t>(r)];
+    const Program& program = plan_.program(r);
     rank.blocked = false;
     while (rank.next < program.size()) {
       if (!Execute(r, program[rank.next])) {
@@ -217,7 +217,7 @@ class LaneSimulator {
   const Plan& plan_;
   const CostModel& costs_;
   const std::vector<std::vector<int>> holders_;
-  const RecomputedChunks recomputed_;
+  const RecomputedCells recomputed_;
   std::vector<RankState> ranks_;
   std::vector<Reduction> reductions_;
   std::vector<Flight> flights_[2];  // forward and backward, by the stage that made it

@@ -18,7 +18,7 @@ void SumUp(Simulation* simulation);
 /// Fills in what rank r holds at most (peak_activations, peak_bytes, peak_index), given when its
 /// instructions ran: an activation from the start of its forward to the end of its last weight
 /// part, but for the time in which `recomputed` ones hold only their input.
-void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedChunks& recomputed,
+void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures);
 
 }  // namespace contraflow

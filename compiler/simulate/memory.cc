@@ -49,7 +49,7 @@ std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vecto
 class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs)
-      : plan_(plan), recomputed_(plan), bytes_(BytesOfChunk(costs, recomputed_.any())) {
+      : plan_(plan), recomputed_(plan), bytes_(BytesOfCell(costs, recomputed_.any())) {
     if (plan.layers == 0) return;
     weights_left_.assign(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches),
                          0);
@@ -123,8 +123,8 @@ class MemoryWalk {
   }
 
   const Plan& plan_;
-  const RecomputedChunks recomputed_;
-  const ChunkBytes bytes_;
+  const RecomputedCells recomputed_;
+  const CellBytes bytes_;
   Arenas held_{};
   std::vector<size_t> ending_;     // COMBINE_F of forwards that are recomputed
   std::vector<int> weights_left_;  // by stage and micro-batch

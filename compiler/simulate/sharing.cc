@@ -123,7 +123,7 @@ class Engine {
 
   void MakeBlocks(int r, ChunkShapes* shapes) {
     LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
-    for (const Instruction& i : plan_.programs[static_cast<size_t>(r)]) {
+    for (const Instruction& i : plan_.program(r)) {
       if (WorkOf(i.op) != Work::kCompute) continue;
       LaneBlock block;
       block.chunk = &i;
@@ -307,7 +307,7 @@ class Engine {
   const bool log_;
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;
-  const RecomputedChunks recomputed_;
+  const RecomputedCells recomputed_;
   LaneState state_;
   std::vector<size_t> weights_left_;  // of each stage, over all copies
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;

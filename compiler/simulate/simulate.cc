@@ -28,7 +28,7 @@ class Simulator {
         holders_(HoldersOfStage(plan)),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
-        bytes_(BytesOfChunk(costs, recomputed_.any())) {
+        bytes_(BytesOfCell(costs, recomputed_.any())) {
     const size_t chunks = static_cast<size_t>(plan.stages) * micro_;
     f_end_.assign(chunks, kUnset);
     b_end_.assign(chunks, kUnset);
@@ -54,7 +54,7 @@ class Simulator {
     }
     for (int r = 0; r < plan_.ranks; ++r) {
       const size_t next = rank_[static_cast<size_t>(r)].next;
-      if (next < plan_.programs[static_cast<size_t>(r)].size()) Stuck({r, static_cast<int>(next)});
+      if (next < plan_.program(r).size()) Stuck({r, static_cast<int>(next)});
     }
     ReceiveLate();
     SumUp(&result_);
@@ -88,7 +88,7 @@ class Simulator {
 
   void Walk(int r) {
     RankState& state = rank_[static_cast<size_t>(r)];
-    const Program& program = plan_.programs[static_cast<size_t>(r)];
+    const Program& program = plan_.program(r);
     auto& timeline = result_.timeline.ranks;
     Span* const spans = timeline.empty() ? nullptr : timeline[static_cast<size_t>(r)].data();
     Span passing;
@@ -316,8 +316,8 @@ class Simulator {
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;
   const bool explicit_messages_;
-  const RecomputedChunks recomputed_;
-  const ChunkBytes bytes_;
+  const RecomputedCells recomputed_;
+  const CellBytes bytes_;
   std::vector<Time> f_end_, b_end_;          // by stage and micro-batch
   std::vector<Span> f_message_, b_message_;  // leaving that stage
   std::vector<StageState> stage_;

@@ -23,9 +23,9 @@ struct Change {
 
 }  // namespace
 
-void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedChunks& recomputed,
+void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
-  const ChunkBytes memory = BytesOfChunk(costs, recomputed.any());
+  const CellBytes memory = BytesOfCell(costs, recomputed.any());
   const Program& program = plan.programs[r];
   std::vector<Change> changes;
   // Weight parts seen of a chunk, and the end of the latest.

@@ -59,7 +59,7 @@ inline constexpr int32_t kMisplaced =
 
 /// Where the work of one (stage, micro-batch) stands in its owner's program. BW and FB stand for
 /// both b and w.
-struct ChunkWork {
+struct CellWork {
   int32_t f = kMissing, b = kMissing, w = kMissing;
 };
 
@@ -92,7 +92,7 @@ struct Tables {
   std::vector<Copy> copies;         ///< by stage, then rank
   std::vector<int32_t> first_copy;  ///< of each stage; one more at the end
   std::vector<int32_t> copy_of;     ///< by route, then stage
-  std::vector<ChunkWork> work;      ///< by stage, then micro-batch; empty with components
+  std::vector<CellWork> work;       ///< by stage, then micro-batch; empty with components
   /// R of each chunk, or by layer its components; likewise, but empty where nothing is recomputed.
   std::vector<int32_t> again;
   std::vector<int32_t> parts;           ///< components, likewise, then by layer and operation
@@ -140,7 +140,7 @@ struct Tables {
     return first_copy[static_cast<size_t>(stage) + 1] - first_copy[static_cast<size_t>(stage)];
   }
   const Instruction& InstructionAt(int rank, int index) const {
-    return plan.programs[static_cast<size_t>(rank)][static_cast<size_t>(index)];
+    return plan.program(rank)[static_cast<size_t>(index)];
   }
   /// `12 (F s0 m3)`
   std::string Place(int rank, int index) const;
@@ -178,8 +178,6 @@ struct Wait {
 inline size_t MessageKind(Op message) {
   return static_cast<size_t>(message) - static_cast<size_t>(Op::SEND_F);
 }
-inline bool IsMessage(Op op) { return op >= Op::SEND_F && op <= Op::RECV_B; }
-inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
 /// The stage at the other end of a message; may be -1 or the number of stages.
 inline int OtherStage(const Instruction& message) {
   return message.stage + (message.op == Op::SEND_F || message.op == Op::RECV_B ? 1 : -1);

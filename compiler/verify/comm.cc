@@ -20,7 +20,7 @@ class MessagePlacer {
 
   void Run() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.programs[static_cast<size_t>(rank_)];
+      const Program& program = plan_.program(rank_);
       for (size_t at = 0; at < program.size(); ++at) {
         index_ = static_cast<int32_t>(at);
         const Instruction& i = program[at];
@@ -151,7 +151,7 @@ void CheckEdgeOrder(const Tables& tables, Findings* findings) {
   const Plan& plan = tables.plan;
   std::vector<Edge> edges(static_cast<size_t>(plan.ranks));  // of one sender, by receiver
   for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     for (size_t at = 0; at < program.size(); ++at) {
       const Instruction& i = program[at];
       if (!IsSend(i.op)) continue;
@@ -179,7 +179,7 @@ void CheckGroups(const Plan& plan, Findings* findings) {
   };
   std::vector<Run> runs;
   for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     runs.clear();
     for (size_t at = 0; at < program.size(); ++at) {
       const int group = IsMessage(program[at].op) ? program[at].group : -1;

@@ -30,7 +30,7 @@ class PartPlacer {
 
   void Run() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.programs[static_cast<size_t>(rank_)];
+      const Program& program = plan_.program(rank_);
       for (size_t at = 0; at < program.size(); ++at) {
         index_ = static_cast<int32_t>(at);
         if (IsComponent(program[at].op)) Place(program[at]);
@@ -129,7 +129,7 @@ void CheckAgain(const Tables& tables, Findings* findings) {
 
 void CheckOrder(const Tables& tables, Findings* findings) {
   for (int r = 0; r < tables.plan.ranks; ++r) {
-    const Program& program = tables.plan.programs[static_cast<size_t>(r)];
+    const Program& program = tables.plan.program(r);
     for (size_t at = 0; at < program.size(); ++at) {
       if (!IsComponent(program[at].op)) continue;
       const auto index = static_cast<int32_t>(at);

@@ -13,7 +13,7 @@ std::string OfChunk(int stage, int microbatch) {
 }
 
 std::string Text(Op op, int stage, int microbatch) {
-  return ToString(Chunk(op, stage, microbatch));
+  return ToString(CellOp(op, stage, microbatch));
 }
 
 /// Walks the programs and notes where everything stands.
@@ -24,7 +24,7 @@ class Placer {
 
   void Run() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.programs[static_cast<size_t>(rank_)];
+      const Program& program = plan_.program(rank_);
       for (size_t at = 0; at < program.size(); ++at) {
         index_ = static_cast<int32_t>(at);
         const Instruction& i = program[at];
@@ -50,7 +50,7 @@ class Placer {
   void Backward(const Instruction& i) {
     const int stage = BackStage(i), m = BackMicrobatch(i);
     const bool back = HasBackward(i.op), weight = HasWeight(i.op);
-    ChunkWork& work = tables_.work[tables_.At(stage, m)];
+    CellWork& work = tables_.work[tables_.At(stage, m)];
     if (!Owned(i, stage, m, back ? "backward" : "weight gradient")) {
       if (back && work.b == kMissing) work.b = kMisplaced;
       if (weight && work.w == kMissing) work.w = kMisplaced;
@@ -114,7 +114,7 @@ class Placer {
 };
 
 void AddMissing(const Tables& tables, int stage, int m, Findings* findings) {
-  const ChunkWork& work = tables.work[tables.At(stage, m)];
+  const CellWork& work = tables.work[tables.At(stage, m)];
   const int rank = tables.Owner(stage, m);
   const auto add = [&](const std::string& part, const std::string& what) {
     findings->Add(Check::kComplete, rank, -1,
@@ -133,7 +133,7 @@ void AddMissing(const Tables& tables, int stage, int m, Findings* findings) {
 
 /// F before B before W.
 void CheckChunkOrder(const Tables& tables, int stage, int m, Findings* findings) {
-  const ChunkWork& work = tables.work[tables.At(stage, m)];
+  const CellWork& work = tables.work[tables.At(stage, m)];
   const int rank = tables.Owner(stage, m);
   const auto text = [&](int32_t index) { return ToString(tables.InstructionAt(rank, index)); };
   if (work.f >= 0 && work.b == work.f) {
@@ -157,7 +157,7 @@ void CheckChunkOrder(const Tables& tables, int stage, int m, Findings* findings)
 void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) {
   const int32_t again = tables.again[tables.At(stage, m)];
   if (again < 0) return;
-  const ChunkWork& work = tables.work[tables.At(stage, m)];
+  const CellWork& work = tables.work[tables.At(stage, m)];
   const int rank = tables.Owner(stage, m);
   const std::string text = ToString(tables.InstructionAt(rank, again));
   if (work.f >= 0 && again < work.f) {
@@ -174,8 +174,8 @@ void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) 
 
 /// Two neighbouring stages on one rank: nothing but its program puts them in order.
 void CheckLocalOrder(const Tables& tables, int stage, int m, Findings* findings) {
-  const ChunkWork& near = tables.work[tables.At(stage, m)];
-  const ChunkWork& far = tables.work[tables.At(stage + 1, m)];
+  const CellWork& near = tables.work[tables.At(stage, m)];
+  const CellWork& far = tables.work[tables.At(stage + 1, m)];
   const int rank = tables.Owner(stage, m);
   const auto check = [&](int32_t first, int32_t second, int producer, const char* what) {
     if (first < 0 || second < 0 || first < second) return;
@@ -234,7 +234,7 @@ int32_t Tables::Side(const Instruction& message) const {
   const bool forward = message.op == Op::SEND_F || message.op == Op::RECV_F;
   const int s = message.stage, m = message.microbatch;
   if (plan.layers == 0) {
-    const ChunkWork& chunk = work[At(s, m)];
+    const CellWork& chunk = work[At(s, m)];
     return forward ? chunk.f : chunk.b;
   }
   const int last = plan.layers - 1;
@@ -252,7 +252,7 @@ void CheckCompute(Tables* tables, Findings* findings) {
   const int stages = tables->plan.stages;
   for (int s = 0; s < stages; ++s) {
     for (int m = 0; m < tables->plan.microbatches; ++m) {
-      const ChunkWork& work = tables->work[tables->At(s, m)];
+      const CellWork& work = tables->work[tables->At(s, m)];
       if (work.f == kMissing || work.b == kMissing || work.w == kMissing) {
         AddMissing(*tables, s, m, findings);
       }

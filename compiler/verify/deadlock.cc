@@ -98,7 +98,7 @@ class DataFlow {
     std::vector<Wait> waits;
     for (int r = 0; r < plan_.ranks; ++r) {
       const auto at = static_cast<size_t>(next_[static_cast<size_t>(r)]);
-      const Program& program = plan_.programs[static_cast<size_t>(r)];
+      const Program& program = plan_.program(r);
       if (at < program.size()) CanRun(r, program[at], &waits);
     }
     ReportCycle(tables_, std::move(waits), findings_);
@@ -106,7 +106,7 @@ class DataFlow {
 
  private:
   void Walk(int rank) {
-    const Program& program = plan_.programs[static_cast<size_t>(rank)];
+    const Program& program = plan_.program(rank);
     int32_t& next = next_[static_cast<size_t>(rank)];
     for (; static_cast<size_t>(next) < program.size(); ++next) {
       if (!CanRun(rank, program[static_cast<size_t>(next)], nullptr)) return;
@@ -117,7 +117,7 @@ class DataFlow {
   /// False if an input comes from another rank that has not made it; notes for which one.
   bool CanRun(int rank, const Instruction& i, std::vector<Wait>* waits) const {
     bool can = true;
-    const auto need = [&](int stage, int m, int32_t ChunkWork::*part) {
+    const auto need = [&](int stage, int m, int32_t CellWork::*part) {
       const int producer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
       // What is missing or stands too late on this rank is the business of other checks.
@@ -127,31 +127,31 @@ class DataFlow {
     };
     // Work on the wrong rank, or done again, is the business of other checks too: nobody would wake
     // it, so it waits for nothing.
-    const auto placed = [&](int stage, int m, int32_t ChunkWork::*part) {
+    const auto placed = [&](int stage, int m, int32_t CellWork::*part) {
       return tables_.Owner(stage, m) == rank &&
              tables_.work[tables_.At(stage, m)].*part == next_[static_cast<size_t>(rank)];
     };
-    if (HasForward(i.op) && i.stage > 0 && placed(i.stage, i.microbatch, &ChunkWork::f)) {
-      need(i.stage - 1, i.microbatch, &ChunkWork::f);
+    if (HasForward(i.op) && i.stage > 0 && placed(i.stage, i.microbatch, &CellWork::f)) {
+      need(i.stage - 1, i.microbatch, &CellWork::f);
     }
     const int back = BackStage(i), back_m = BackMicrobatch(i);
-    if (HasBackward(i.op) && back + 1 < plan_.stages && placed(back, back_m, &ChunkWork::b)) {
-      need(back + 1, back_m, &ChunkWork::b);
+    if (HasBackward(i.op) && back + 1 < plan_.stages && placed(back, back_m, &CellWork::b)) {
+      need(back + 1, back_m, &CellWork::b);
     }
     return can;
   }
 
   void WakeConsumers(int rank, const Instruction& i) {
-    const auto wake = [&](int stage, int m, int32_t ChunkWork::*part) {
+    const auto wake = [&](int stage, int m, int32_t CellWork::*part) {
       const int consumer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
       if (consumer != rank && at == next_[static_cast<size_t>(consumer)]) ready_.Push(consumer);
     };
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
-      wake(i.stage + 1, i.microbatch, &ChunkWork::f);
+      wake(i.stage + 1, i.microbatch, &CellWork::f);
     }
     if (HasBackward(i.op) && BackStage(i) > 0) {
-      wake(BackStage(i) - 1, BackMicrobatch(i), &ChunkWork::b);
+      wake(BackStage(i) - 1, BackMicrobatch(i), &CellWork::b);
     }
   }
 
@@ -193,7 +193,7 @@ class Rendezvous {
   };
 
   void Walk(int rank) {
-    const Program& program = plan_.programs[static_cast<size_t>(rank)];
+    const Program& program = plan_.program(rank);
     State& state = ranks_[static_cast<size_t>(rank)];
     while (state.open == 0) {
       state.begin = state.end;

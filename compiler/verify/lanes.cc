@@ -94,7 +94,7 @@ int32_t Clocks::NumberOf(const Instruction& i, int rank) {
 }
 
 void Clocks::Turn(int rank) {
-  program_ = &plan_.programs[static_cast<size_t>(rank)];
+  program_ = &plan_.program(rank);
   lane_count_ = kFixedLanes;
   lanes_.clear();
   for (const Instruction& i : *program_) lanes_.push_back(NumberOf(i, rank));
@@ -164,7 +164,7 @@ void CheckLanes(const Tables& tables, Findings* findings) {
   Clocks clocks(plan);
   for (int r = 0; r < plan.ranks; ++r) {
     clocks.Turn(r);
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     for (size_t at = 0; at < program.size(); ++at) {
       const auto index = static_cast<int32_t>(at);
       CheckLane(r, index, program[at], findings);

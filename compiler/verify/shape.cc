@@ -44,11 +44,11 @@ bool CheckSizes(const Plan& plan, Findings* findings) {
     right = false;
   }
   if (!right) return false;
-  if (int64_t{plan.stages} * plan.microbatches > kMaxChunks) {
+  if (int64_t{plan.stages} * plan.microbatches > kMaxCells) {
     findings->Add(Check::kShape, -1, -1,
                   "stages x microbatches is " +
                       std::to_string(int64_t{plan.stages} * plan.microbatches) +
-                      ", must be at most " + std::to_string(kMaxChunks));
+                      ", must be at most " + std::to_string(kMaxCells));
     right = false;
   }
   if (plan.programs.size() != static_cast<size_t>(plan.ranks)) {
@@ -235,7 +235,7 @@ void CheckShape(const Plan& plan, Findings* findings) {
   if (!CheckSizes(plan, findings)) return;
   CheckRoutes(plan, findings);
   for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     for (size_t index = 0; index < program.size(); ++index) {
       const Instruction& i = program[index];
       if (static_cast<size_t>(i.op) >= std::size(kOperands)) {
@@ -252,7 +252,7 @@ void CheckShape(const Plan& plan, Findings* findings) {
 bool CheckLevel(const Plan& plan, Findings* findings) {
   if (!CheckHead(plan, findings)) return false;
   for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     for (size_t at = 0; at < program.size(); ++at) {
       const Instruction& i = program[at];
       const int index = static_cast<int>(at);

@@ -69,7 +69,7 @@ class SlotCheck {
 
  private:
   const std::vector<Slot>& Slots() const { return plan_.slots[static_cast<size_t>(rank_)]; }
-  const Program& Instructions() const { return plan_.programs[static_cast<size_t>(rank_)]; }
+  const Program& Instructions() const { return plan_.program(rank_); }
 
   void Add(Check check, int32_t index, const std::string& what) {
     found_ = true;

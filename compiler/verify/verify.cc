@@ -90,8 +90,7 @@ std::string ToString(const Finding& finding, const Plan& plan) {
     place += ", instruction " + std::to_string(finding.index);
     // Most messages begin with the instruction; the others get it from here, unless it is so wrong
     // that it has no text.
-    const Instruction& i =
-        plan.programs[static_cast<size_t>(finding.rank)][static_cast<size_t>(finding.index)];
+    const Instruction& i = plan.program(finding.rank)[static_cast<size_t>(finding.index)];
     if (finding.check != "shape" && finding.message.rfind(ToString(i), 0) != 0) {
       place += " (" + ToString(i) + ")";
     }

@@ -8,12 +8,7 @@
 #include "compiler/plan/error.h"
 
 namespace contraflow {
-namespace {
-
-bool IsSend(const Instruction& i) { return WorkOf(i.op) == Work::kSend; }
-bool IsMessage(const Instruction& i) { return IsSend(i) || WorkOf(i.op) == Work::kRecv; }
-
-}  // namespace
+namespace {}  // namespace
 
 void CheckExecutable(const Plan& plan) {
   if (plan.level == Level::kCompute) {
@@ -30,7 +25,7 @@ void CheckExecutable(const Plan& plan) {
 
 Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& transport,
                    Progress* progress)
-    : program_(plan.programs[static_cast<size_t>(rank)]),
+    : program_(plan.program(rank)),
       rank_(rank),
       holders_(HoldersOfStage(plan)),
       backend_(backend),
@@ -44,7 +39,8 @@ Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& tran
     longest = std::max(longest, GroupEnd(first) - first);
   }
   group_.reserve(longest);
-  leaving_.reserve(static_cast<size_t>(std::count_if(program_.begin(), program_.end(), IsSend)));
+  leaving_.reserve(static_cast<size_t>(std::count_if(
+      program_.begin(), program_.end(), [](const Instruction& i) { return IsSend(i.op); })));
 }
 
 void Executor::FindNeeds(const Plan& plan) {
@@ -62,7 +58,7 @@ void Executor::FindNeeds(const Plan& plan) {
       for (int a = 0; a < i.after_count; ++a) {
         const auto other = static_cast<size_t>(i.after[static_cast<size_t>(a)]);
         CF_ASSERT(other < index);
-        if (IsMessage(program_[other])) needs_.push_back(other);
+        if (IsMessage(program_[other].op)) needs_.push_back(other);
       }
       continue;
     }
@@ -133,7 +129,7 @@ Time Executor::Since(Clock::time_point moment) const {
 /// One behind the messages that are posted together with the instruction `first`.
 size_t Executor::GroupEnd(size_t first) const {
   size_t end = first + 1;
-  if (program_[first].group < 0 || !IsMessage(program_[first])) return end;
+  if (program_[first].group < 0 || !IsMessage(program_[first].op)) return end;
   while (end < program_.size() && program_[end].group == program_[first].group) ++end;
   return end;
 }
@@ -167,9 +163,9 @@ void Executor::PostGroup(size_t first) {
   for (size_t index = first; index < next_; ++index) {
     at_ = index;
     const Instruction& i = program_[index];
-    if (!IsMessage(i)) throw Error("only SEND and RECV can be posted together as a group");
-    transfers_[index] = {i, IsSend(i) ? backend_.Outgoing(i) : backend_.Incoming(i)};
-    if (IsSend(i)) leaving_.push_back(index);
+    if (!IsMessage(i.op)) throw Error("only SEND and RECV can be posted together as a group");
+    transfers_[index] = {i, IsSend(i.op) ? backend_.Outgoing(i) : backend_.Incoming(i)};
+    if (IsSend(i.op)) leaving_.push_back(index);
     group_.push_back(&transfers_[index]);
   }
   at_ = first;
@@ -193,7 +189,7 @@ void Executor::FreeSent() {
 
 void Executor::Finish() {
   for (size_t index = 0; index < program_.size(); ++index) {
-    if (!IsMessage(program_[index])) continue;
+    if (!IsMessage(program_[index].op)) continue;
     at_ = index;
     transport_.Wait(transfers_[index]);
     spans_[index] = {Since(transfers_[index].start), Since(transfers_[index].end)};

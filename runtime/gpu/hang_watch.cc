@@ -84,7 +84,7 @@ std::string HangWatch::Running() const {
   int count = 0;
   const uint64_t* at = last_.data();
   for (const auto& [device, stamps] : watched_) {
-    const Program& program = plan_.programs[static_cast<size_t>(device.rank)];
+    const Program& program = plan_.program(device.rank);
     for (size_t i = 0; i < stamps->size(); ++i, at += 2) {
       const bool begun = at[0] != stamps->begin(i), ended = at[1] != stamps->end(i);
       if (!begun || ended || ++count > kMost) continue;

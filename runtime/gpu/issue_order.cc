@@ -21,11 +21,8 @@ struct At {
   int32_t index = -1;
 };
 
-bool IsSend(const Instruction& i) { return WorkOf(i.op) == Work::kSend; }
-bool IsMessage(const Instruction& i) { return IsSend(i) || WorkOf(i.op) == Work::kRecv; }
-
 std::string TextOf(const Plan& plan, At at) {
-  const Instruction& i = plan.programs[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
+  const Instruction& i = plan.program(at.rank)[static_cast<size_t>(at.index)];
   return "rank " + std::to_string(at.rank) + ", instruction " + std::to_string(at.index) + " (" +
          ToString(i) + ")";
 }
@@ -66,7 +63,7 @@ class RankOrder {
   };
 
   const Instruction& Of(At at) const {
-    return plan_.programs[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
+    return plan_.program(at.rank)[static_cast<size_t>(at.index)];
   }
   At& PartnerOf(At at) {
     return partners_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
@@ -88,9 +85,9 @@ class RankOrder {
     };
     const auto each_message = [&](auto visit) {
       for (int32_t rank = 0; rank < plan_.ranks; ++rank) {
-        const Program& program = plan_.programs[static_cast<size_t>(rank)];
+        const Program& program = plan_.program(rank);
         for (size_t index = 0; index < program.size(); ++index) {
-          if (IsMessage(program[index])) visit(At{rank, static_cast<int32_t>(index)});
+          if (IsMessage(program[index].op)) visit(At{rank, static_cast<int32_t>(index)});
         }
       }
     };
@@ -100,10 +97,10 @@ class RankOrder {
       if (peer < 0 || peer >= plan_.ranks || peer == at.rank) {
         throw Error(TextOf(plan_, at) + ": there is no such peer; verify the plan");
       }
-      if (IsSend(Of(at))) edge(at.rank, peer).sends.push_back(at);
+      if (IsSend(Of(at).op)) edge(at.rank, peer).sends.push_back(at);
     });
     each_message([&](At at) {
-      if (IsSend(Of(at))) return;
+      if (IsSend(Of(at).op)) return;
       Edge& from = edge(Of(at).peer, at.rank);
       if (from.met == from.sends.size()) {
         throw Error(TextOf(plan_, at) + ": its peer never sends it; verify the plan");
@@ -131,7 +128,7 @@ class RankOrder {
     }
     std::vector<At> first(holders_.size());  // REDUCE of each stage
     for (int32_t rank = 0; rank < plan_.ranks; ++rank) {
-      const Program& program = plan_.programs[static_cast<size_t>(rank)];
+      const Program& program = plan_.program(rank);
       for (size_t index = 0; index < program.size(); ++index) {
         if (WorkOf(program[index].op) != Work::kReduce) continue;
         const At at = {rank, static_cast<int32_t>(index)};
@@ -172,7 +169,7 @@ class RankOrder {
 
   /// The rank has come to its next instructions: what waited for it alone is ready.
   void Enter(int32_t rank) {
-    const Program& program = plan_.programs[static_cast<size_t>(rank)];
+    const Program& program = plan_.program(rank);
     State& state = states_[static_cast<size_t>(rank)];
     if (state.begin == program.size()) return;
     state.end = GroupEnd(program, state.begin);
@@ -180,9 +177,9 @@ class RankOrder {
     for (size_t index = state.begin; index < state.end; ++index) {
       const At at = {rank, static_cast<int32_t>(index)};
       const Instruction& i = program[index];
-      if (IsMessage(i)) {
+      if (IsMessage(i.op)) {
         const At partner = PartnerOf(at);
-        if (Arrived(partner)) ready_.push_back(IsSend(i) ? at : partner);
+        if (Arrived(partner)) ready_.push_back(IsSend(i.op) ? at : partner);
       } else if (WorkOf(i.op) == Work::kReduce) {
         const auto stage = static_cast<size_t>(i.stage);
         if (++arrived_[stage] == holders_[stage].size()) ready_.push_back(at);
@@ -198,7 +195,7 @@ class RankOrder {
     const State& state = states_[static_cast<size_t>(rank)];
     for (size_t index = state.begin; index < state.end; ++index) {
       const At at = {rank, static_cast<int32_t>(index)};
-      if (IsMessage(Of(at))) {
+      if (IsMessage(Of(at).op)) {
         if (!Arrived(PartnerOf(at))) return {at, PartnerOf(at)};
         continue;
       }
@@ -270,9 +267,9 @@ bool Together(Work work, const Present& a, const Present& b) {
 
 size_t GroupEnd(const Program& program, size_t first) {
   size_t end = first + 1;
-  if (program[first].group < 0 || !IsMessage(program[first])) return end;
+  if (program[first].group < 0 || !IsMessage(program[first].op)) return end;
   while (end < program.size() && program[end].group == program[first].group &&
-         IsMessage(program[end])) {
+         IsMessage(program[end].op)) {
     ++end;
   }
   return end;
@@ -302,8 +299,7 @@ IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
       return std::tie(a.replica, a.member, a.order) < std::tie(b.replica, b.member, b.order);
     });
     const At first = participants.front();
-    const Work work =
-        WorkOf(plan.programs[static_cast<size_t>(first.rank)][static_cast<size_t>(first.index)].op);
+    const Work work = WorkOf(plan.program(first.rank)[static_cast<size_t>(first.index)].op);
     for (size_t p = 0; p < present.size(); ++p) {
       if (p > 0 && !Together(work, present[p - 1], present[p])) begins_.push_back(places_.size());
       places_.push_back(present[p].place);
@@ -315,7 +311,7 @@ IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
   });
   if (one_rank && plan.ranks > 1 && !devices.empty()) {
     const int32_t rank = devices[0].rank;
-    const size_t size = plan.programs[static_cast<size_t>(rank)].size();
+    const size_t size = plan.program(rank).size();
     for (size_t index = 0; index < size; ++index) visit({{rank, static_cast<int32_t>(index)}});
     return;
   }

@@ -11,10 +11,6 @@
 namespace contraflow {
 namespace {
 
-bool IsMessage(const Instruction& i) {
-  return WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv;
-}
-
 std::vector<Device> DevicesOf(const std::vector<IssuedDevice>& devices) {
   std::vector<Device> of;
   for (const IssuedDevice& device : devices) of.push_back(device.device);
@@ -41,7 +37,7 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
   }
   for (const IssuedDevice& device : devices_) {
     if (options_.stamps) {
-      stamps_.emplace_back(plan.programs[static_cast<size_t>(device.device.rank)].size(), gpu);
+      stamps_.emplace_back(plan.program(device.device.rank).size(), gpu);
     }
     std::vector<GpuEvent*>& ends = ends_.emplace_back();
     std::vector<Pace>& paces = paces_.emplace_back();
@@ -103,7 +99,7 @@ std::vector<Span> GpuIssuer::SpansOf(size_t device) const {
   for (size_t point = 0; point < order_.size(); ++point) {
     const std::span<const IssuePlace> places = order_[point];
     const Instruction& i = InstructionAt(places[0]);
-    const bool together = IsMessage(i) || WorkOf(i.op) == Work::kReduce;
+    const bool together = IsMessage(i.op) || WorkOf(i.op) == Work::kReduce;
     uint64_t last = 0;
     for (const IssuePlace place : places) {
       last = std::max(
@@ -168,11 +164,11 @@ size_t GpuIssuer::UnitEnd(size_t first) const {
   const IssuePlace begin = order_[first][0];
   const int32_t group = InstructionAt(begin).group;
   size_t end = first + 1;
-  if (group < 0 || !IsMessage(InstructionAt(begin)) || order_[first].size() > 1) return end;
+  if (group < 0 || !IsMessage(InstructionAt(begin).op) || order_[first].size() > 1) return end;
   while (end < order_.size() && order_[end].size() == 1) {
     const IssuePlace place = order_[end][0];
     const Instruction& i = InstructionAt(place);
-    if (place.device != begin.device || i.group != group || !IsMessage(i)) break;
+    if (place.device != begin.device || i.group != group || !IsMessage(i.op)) break;
     ++end;
   }
   return end;
@@ -274,7 +270,7 @@ void GpuIssuer::Await(GpuEvent* event) {
 
 const Instruction& GpuIssuer::InstructionAt(IssuePlace place) const {
   const int rank = devices_[static_cast<size_t>(place.device)].device.rank;
-  return plan_.programs[static_cast<size_t>(rank)][static_cast<size_t>(place.index)];
+  return plan_.program(rank)[static_cast<size_t>(place.index)];
 }
 
 std::string GpuIssuer::Place() const {

@@ -36,7 +36,7 @@ void CheckWait(const Program& program, int rank, size_t index, int32_t on, size_
 }  // namespace
 
 GpuLanes::GpuLanes(const Plan& plan, Device device, Gpu& gpu, int partition, int sms) {
-  const Program& program = plan.programs[static_cast<size_t>(device.rank)];
+  const Program& program = plan.program(device.rank);
   std::map<LaneKey, int32_t> numbers;
   const auto number = [&](LaneKey key) {
     const auto [at, is_new] = numbers.emplace(key, static_cast<int32_t>(streams_.size()));

@@ -6,11 +6,7 @@
 #include "compiler/plan/error.h"
 
 namespace contraflow {
-namespace {
-
-bool IsMessage(const Instruction& i) { return OperandsOf(i.op) == Operands::kMessage; }
-
-}  // namespace
+namespace {}  // namespace
 
 HostBackend::HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
                          Device device, Transport& transport, bool fill)
@@ -41,7 +37,7 @@ void HostBackend::CountUses(const Program& program) {
     for (const Access& access : accesses_) values_.Expect(access);
   };
   for (const Instruction& i : program) {
-    if (IsMessage(i)) {
+    if (IsMessage(i.op)) {
       count(i);
     } else if (OperandsOf(i.op) != Operands::kStage) {
       walk_.Each(i, count);

@@ -141,7 +141,7 @@ std::string DescribeProgress(const Plan* plan, const RankOrder* order, int proce
   if (at.step == 0 || plan == nullptr || order == nullptr) return "before the first step";
   std::string text = "step " + std::to_string(at.step);
   const Device device = order->DeviceOf(process);
-  const Program& program = plan->programs[static_cast<size_t>(device.rank)];
+  const Program& program = plan->program(device.rank);
   // Fields are read one by one while they change, so none is trusted.
   const auto known = [&](int64_t i) { return i >= 0 && i < static_cast<int64_t>(program.size()); };
   const auto named = [&](int64_t i) {

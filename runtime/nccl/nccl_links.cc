@@ -22,7 +22,7 @@ Use UseOf(int from, int to) { return from < to ? Use::kDown : Use::kUp; }
 std::vector<std::pair<int, int>> EdgesOf(const Plan& plan) {
   std::set<std::pair<int, int>> edges;
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    for (const Instruction& i : plan.programs[static_cast<size_t>(rank)]) {
+    for (const Instruction& i : plan.program(rank)) {
       if (WorkOf(i.op) == Work::kSend) edges.emplace(rank, i.peer);
     }
   }

@@ -16,9 +16,6 @@ namespace {
 
 using Channel = Wire::Channel;
 
-bool IsSend(const Instruction& i) { return WorkOf(i.op) == Work::kSend; }
-bool IsMessage(const Instruction& i) { return IsSend(i) || WorkOf(i.op) == Work::kRecv; }
-
 }  // namespace
 
 struct ProcessTransport::State {
@@ -30,8 +27,8 @@ struct ProcessTransport::State {
         sum(peers, the_options.strict) {
     const Program& program = plan.programs[static_cast<size_t>(peers.device().rank)];
     for (size_t i = 0; i < program.size(); ++i) {
-      if (!IsMessage(program[i])) continue;
-      index_of[{IsSend(program[i]), TagOf(program[i])}] = static_cast<int64_t>(i);
+      if (!IsMessage(program[i].op)) continue;
+      index_of[{IsSend(program[i].op), TagOf(program[i])}] = static_cast<int64_t>(i);
     }
     pending.reserve(index_of.size());
   }
@@ -52,8 +49,8 @@ struct ProcessTransport::State {
     const int process = peers.ProcessOf(RankAt(i.peer));
     const Label label = {i, 0, transfer->data.size()};
     const int ticket =
-        IsSend(i) ? wire.Send(Channel::kMessages, process, label, transfer->data, options.strict)
-                  : wire.Receive(Channel::kMessages, process, transfer->data);
+        IsSend(i.op) ? wire.Send(Channel::kMessages, process, label, transfer->data, options.strict)
+                     : wire.Receive(Channel::kMessages, process, transfer->data);
     pending.push_back({transfer, ticket});
   }
 
@@ -63,7 +60,7 @@ struct ProcessTransport::State {
     const Wire::Status status = wire.Test(ticket);
     if (!status.done) return false;
     pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(place));
-    if (!IsSend(transfer->instruction)) {
+    if (!IsSend(transfer->instruction.op)) {
       Check(*transfer, status.label);
       // Before its label came there was nothing to transfer.
       transfer->start = std::max(transfer->start, status.begun);
@@ -85,7 +82,7 @@ struct ProcessTransport::State {
   void Await(Transfer& transfer) {
     if (transfer.done) return;
     const Instruction& i = transfer.instruction;
-    const auto index = index_of.find({IsSend(i), TagOf(i)});
+    const auto index = index_of.find({IsSend(i.op), TagOf(i)});
     const size_t place = PlaceOf(transfer);
     peers.WaitFor(peers.ProcessOf(RankAt(i.peer)), index == index_of.end() ? -1 : index->second,
                   [&] { return Test(place); });
@@ -95,7 +92,7 @@ struct ProcessTransport::State {
     const auto sender = [&] { return peers.NameOf(RankAt(receive.instruction.peer)); };
     Instruction sent = label.instruction;
     sent.peer = peers.device().rank;
-    if (!IsSend(sent) || TagOf(sent) != TagOf(receive.instruction)) {
+    if (!IsSend(sent.op) || TagOf(sent) != TagOf(receive.instruction)) {
       throw WrongMessage(receive.instruction, sender(), sent);
     }
     if (label.bytes != receive.data.size()) {

@@ -46,8 +46,6 @@ Meeting MeetingOf(std::vector<int> workers) {
   return meeting;
 }
 
-bool IsSend(const Transfer& transfer) { return WorkOf(transfer.instruction.op) == Work::kSend; }
-
 /// Adds up one worker's share of the elements, in the order of the parts, for all of them.
 void AddShare(const std::vector<std::span<float>>& parts, size_t place) {
   const size_t size = parts[place].size();
@@ -180,9 +178,9 @@ class ThreadNetwork::Face : public Transport {
   /// Meets the oldest transfer that waits for this one, or lets this one wait.
   void Offer(ThreadGate::Lock& lock, Transfer* transfer) {
     const int peer = WorkerAt(transfer->instruction.peer);
-    const bool send = IsSend(*transfer);
+    const bool send = IsSend(transfer->instruction.op);
     Edge& edge = send ? state_.edges[{worker_, peer}] : state_.edges[{peer, worker_}];
-    if (edge.first == nullptr || IsSend(*edge.first) == send) {
+    if (edge.first == nullptr || IsSend(edge.first->instruction.op) == send) {
       transfer->next = nullptr;
       (edge.first == nullptr ? edge.first : edge.last->next) = transfer;
       edge.last = transfer;

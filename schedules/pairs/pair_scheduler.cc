@@ -15,7 +15,7 @@ std::optional<Order> PhaseOrder(const SearchProblem& problem) {
   if (frame.microbatches < 2 * ranks) return std::nullopt;
   Plan plan = frame;
   for (int r = 0; r < ranks; ++r) {
-    plan.programs[static_cast<size_t>(r)] = BidirectionalProgram({
+    plan.program(r) = BidirectionalProgram({
         .stage = {r, 2 * ranks - 1 - r},
         .first = {0, 0},
         .ahead = ranks - 1 - r,

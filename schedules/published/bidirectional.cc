@@ -31,14 +31,14 @@ struct Emitter {
   int NextForward(int stream) { return rank.first[stream] + forwards[stream]++; }
   int NextBackward(int stream) { return rank.first[stream] + backwards[stream]++; }
 
-  void F(int stream) { program.push_back(Chunk(Op::F, rank.stage[stream], NextForward(stream))); }
+  void F(int stream) { program.push_back(CellOp(Op::F, rank.stage[stream], NextForward(stream))); }
   void BW(int stream) {
-    program.push_back(Chunk(Op::BW, rank.stage[stream], NextBackward(stream)));
+    program.push_back(CellOp(Op::BW, rank.stage[stream], NextBackward(stream)));
   }
   void B(int stream) {
     const int m = NextBackward(stream);
-    program.push_back(Chunk(Op::B, rank.stage[stream], m));
-    pending_w.push_back(Chunk(Op::W, rank.stage[stream], m));
+    program.push_back(CellOp(Op::B, rank.stage[stream], m));
+    pending_w.push_back(CellOp(Op::W, rank.stage[stream], m));
   }
   void W() {
     CF_ASSERT(!pending_w.empty());

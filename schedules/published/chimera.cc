@@ -46,14 +46,14 @@ Plan Generate(const Spec& spec) {
       for (int m = 0; m < half; ++m) {
         const int64_t begin = int64_t{m / (ranks / 2)} * 2 * ranks + 2 * (m % (ranks / 2));
         const int microbatch = down ? m : half + m;
-        slots.emplace_back(begin + stage, Chunk(Op::F, stage, microbatch));
-        slots.emplace_back(begin + 2 * ranks - 1 - stage, Chunk(Op::BW, stage, microbatch));
+        slots.emplace_back(begin + stage, CellOp(Op::F, stage, microbatch));
+        slots.emplace_back(begin + 2 * ranks - 1 - stage, CellOp(Op::BW, stage, microbatch));
       }
     }
     std::sort(slots.begin(), slots.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [slot, chunk] : slots) {
-      plan.programs[static_cast<size_t>(rank)].push_back(chunk);
+      plan.program(rank).push_back(chunk);
     }
   }
   return plan;

@@ -45,7 +45,7 @@ Plan Generate(const Spec& spec) {
     const bool mirrored = rank >= ranks / 2;
     const int down = rank, up = ranks - 1 - rank;
     const int h = Behind(ranks, rank);
-    plan.programs[static_cast<size_t>(rank)] = BidirectionalProgram({
+    plan.program(rank) = BidirectionalProgram({
         .stage = {mirrored ? up : down, mirrored ? down : up},
         .first = {mirrored ? half : 0, mirrored ? 0 : half},
         .ahead = ranks / 2 - 1 - h,

@@ -24,7 +24,7 @@ Plan Generate(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
   const int ranks = spec.ranks;
   for (int rank = 0; rank < ranks; ++rank) {
-    plan.programs[static_cast<size_t>(rank)] = BidirectionalProgram({
+    plan.program(rank) = BidirectionalProgram({
         .stage = {rank, 2 * ranks - 1 - rank},
         .first = {0, 0},
         .ahead = ranks - 1 - rank,

@@ -16,9 +16,9 @@ namespace {
 Plan Generate(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    Program& program = plan.programs[static_cast<size_t>(rank)];
-    for (int m = 0; m < spec.microbatches; ++m) program.push_back(Chunk(Op::F, rank, m));
-    for (int m = 0; m < spec.microbatches; ++m) program.push_back(Chunk(Op::BW, rank, m));
+    Program& program = plan.program(rank);
+    for (int m = 0; m < spec.microbatches; ++m) program.push_back(CellOp(Op::F, rank, m));
+    for (int m = 0; m < spec.microbatches; ++m) program.push_back(CellOp(Op::BW, rank, m));
   }
   return plan;
 }

@@ -107,11 +107,11 @@ Plan InterleavedInRounds(const Spec& spec, int rounds) {
   const Laps laps = {chunks, rounds, spec.microbatches};
   const std::vector<Visit> visits = VisitsOf(laps);
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    Program& program = plan.programs[static_cast<size_t>(rank)];
+    Program& program = plan.program(rank);
     // Backwards visit the stages from the last to the first.
     const auto add = [&](Op op, const Visit& visit) {
       const int chunk = op == Op::F ? visit.chunk : chunks - 1 - visit.chunk;
-      program.push_back(Chunk(op, chunk * spec.ranks + rank, visit.microbatch));
+      program.push_back(CellOp(op, chunk * spec.ranks + rank, visit.microbatch));
     };
     size_t forward = 0;
     const auto warmup = static_cast<size_t>(Warmup(spec, rank, laps.Length(0)));

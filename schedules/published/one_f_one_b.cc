@@ -18,13 +18,13 @@ namespace {
 Plan Generate(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    Program& program = plan.programs[static_cast<size_t>(rank)];
+    Program& program = plan.program(rank);
     const int warmup = std::min(spec.ranks - 1 - rank, spec.microbatches);
     int forward = 0;
-    for (; forward < warmup; ++forward) program.push_back(Chunk(Op::F, rank, forward));
+    for (; forward < warmup; ++forward) program.push_back(CellOp(Op::F, rank, forward));
     for (int backward = 0; backward < spec.microbatches; ++backward) {
-      if (forward < spec.microbatches) program.push_back(Chunk(Op::F, rank, forward++));
-      program.push_back(Chunk(Op::BW, rank, backward));
+      if (forward < spec.microbatches) program.push_back(CellOp(Op::F, rank, forward++));
+      program.push_back(CellOp(Op::BW, rank, backward));
     }
   }
   return plan;

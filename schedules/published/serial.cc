@@ -20,14 +20,14 @@ Plan SerialOrder(const Plan& frame) {
     const auto program = [&](int s) -> Program& {
       return plan.programs[static_cast<size_t>(ranks[static_cast<size_t>(s)])];
     };
-    for (int s = 0; s < frame.stages; ++s) program(s).push_back(Chunk(Op::F, s, m));
-    for (int s = frame.stages - 1; s >= 0; --s) program(s).push_back(Chunk(Op::BW, s, m));
+    for (int s = 0; s < frame.stages; ++s) program(s).push_back(CellOp(Op::F, s, m));
+    for (int s = frame.stages - 1; s >= 0; --s) program(s).push_back(CellOp(Op::BW, s, m));
   }
   return plan;
 }
 
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  const ChunkBytes bytes = BytesOfChunk(costs, recomputed);
+  const CellBytes bytes = BytesOfCell(costs, recomputed);
   const bool counted = bytes.activation == 0;
   const int64_t whole = counted ? 1 : bytes.activation;
   const int64_t between = recomputed && !counted ? bytes.input : whole;

@@ -223,7 +223,7 @@ void Fill(std::vector<Line>* lines) {
 Instruction PassInstruction(int ranks, int rank, int pass, int microbatch) {
   const bool down = pass == 0 || pass == 3 || pass == 5;
   const Op op = pass < 2 ? Op::F : pass < kPasses ? Op::B : Op::W;
-  return Chunk(op, down ? rank : 2 * ranks - 1 - rank, microbatch);
+  return CellOp(op, down ? rank : 2 * ranks - 1 - rank, microbatch);
 }
 
 Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
@@ -250,8 +250,7 @@ Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
     for (int slot = 0; slot < line.length(); ++slot) {
       const int kind = line.kind(slot);
       if (kind == kFree) continue;
-      plan.programs[static_cast<size_t>(rank)].push_back(
-          PassInstruction(spec.ranks, rank, kind, next[kind]++));
+      plan.program(rank).push_back(PassInstruction(spec.ranks, rank, kind, next[kind]++));
     }
   }
   return plan;

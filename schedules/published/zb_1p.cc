@@ -41,16 +41,16 @@ Plan HandMadeZeroBubble(const Spec& spec, int ahead) {
   CF_ASSERT(ahead == 1 || ahead == 2);
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    Program& program = plan.programs[static_cast<size_t>(rank)];
+    Program& program = plan.program(rank);
     const int warmup = std::min(ahead * (spec.ranks - 1 - rank), spec.microbatches);
     int forward = 0, weight = 0;
-    for (; forward < warmup; ++forward) program.push_back(Chunk(Op::F, rank, forward));
+    for (; forward < warmup; ++forward) program.push_back(CellOp(Op::F, rank, forward));
     for (int backward = 0; backward < spec.microbatches; ++backward) {
-      if (forward < spec.microbatches) program.push_back(Chunk(Op::F, rank, forward++));
-      program.push_back(Chunk(Op::B, rank, backward));
-      if (backward >= ahead * rank) program.push_back(Chunk(Op::W, rank, weight++));
+      if (forward < spec.microbatches) program.push_back(CellOp(Op::F, rank, forward++));
+      program.push_back(CellOp(Op::B, rank, backward));
+      if (backward >= ahead * rank) program.push_back(CellOp(Op::W, rank, weight++));
     }
-    while (weight < spec.microbatches) program.push_back(Chunk(Op::W, rank, weight++));
+    while (weight < spec.microbatches) program.push_back(CellOp(Op::W, rank, weight++));
   }
   return plan;
 }

@@ -87,7 +87,7 @@ class Heuristic {
   State& At(int rank) { return state_[static_cast<size_t>(rank)]; }
 
   Time Cost(int rank, Op op, int microbatch) const {
-    return spec_.costs.Duration(Chunk(op, rank, microbatch));
+    return spec_.costs.Duration(CellOp(op, rank, microbatch));
   }
 
   /// When what F or B of this rank's next micro-batch waits for has arrived.
@@ -126,7 +126,7 @@ class Heuristic {
     } else {
       state.held -= memory_.w_stash_bytes;
     }
-    state.program.push_back(Chunk(op, rank, next++));
+    state.program.push_back(CellOp(op, rank, next++));
   }
 
   /// Forwards that fit before the first backward comes back, then that backward.

@@ -303,7 +303,7 @@ Plan Generate(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
   Plan best = plan;
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    best.programs[static_cast<size_t>(rank)] = HandMade(spec, rank);
+    best.program(rank) = HandMade(spec, rank);
   }
   Time least = Length(best, spec.costs);
   // The heuristic takes far longer than the order by hand, which is often the best there is.

@@ -71,7 +71,7 @@ Spec Fused(const Spec& spec) {
     cost.fb += r;
   }
   if (!all || !spec.memory_limit) return fused;
-  const ChunkBytes bytes = BytesOfChunk(spec.costs, true);
+  const CellBytes bytes = BytesOfCell(spec.costs, true);
   const int64_t held = std::max({bytes.input, bytes.stash, int64_t{1}});
   fused.costs.memory->activation_bytes = held;
   fused.costs.memory->input_bytes = -1;
@@ -107,7 +107,7 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
     with.reserve(program.size() + program.size() / 2);
     for (const Instruction& i : program) {
       if (HasBackward(i.op) && std::binary_search(stages.begin(), stages.end(), BackStage(i))) {
-        with.push_back(Chunk(Op::R, BackStage(i), BackMicrobatch(i)));
+        with.push_back(CellOp(Op::R, BackStage(i), BackMicrobatch(i)));
       }
       with.push_back(i);
     }
@@ -124,7 +124,7 @@ void CheckRecomputeLimit(const Spec& spec) {
         "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
-  BytesOfChunk(costs, true);
+  BytesOfCell(costs, true);
 }
 
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {

@@ -15,8 +15,8 @@ namespace {
 /// so nothing is ever later for it.
 class Hoister {
  public:
-  Hoister(const Plan& plan, const RecomputedChunks& recomputed, size_t rank,
-          const std::vector<Span>& spans, const CostModel& costs, const ChunkBytes& bytes,
+  Hoister(const Plan& plan, const RecomputedCells& recomputed, size_t rank,
+          const std::vector<Span>& spans, const CostModel& costs, const CellBytes& bytes,
           int64_t most)
       : program_(plan.programs[rank]), spans_(spans), costs_(costs), bytes_(bytes), most_(most) {
     int64_t held = 0;
@@ -79,7 +79,7 @@ class Hoister {
   const Program& program_;
   const std::vector<Span>& spans_;
   const CostModel& costs_;
-  const ChunkBytes bytes_;
+  const CellBytes bytes_;
   const int64_t most_;
   std::vector<Time> idle_;     // before each instruction
   std::vector<int64_t> held_;  // during each
@@ -97,8 +97,8 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   constexpr int kRounds = 4;
   Simulation now = Simulate(plan, costs);
   // Which chunks are recomputed does not change by moving R.
-  const RecomputedChunks recomputed(plan);
-  const ChunkBytes bytes = BytesOfChunk(costs, recomputed.any());
+  const RecomputedCells recomputed(plan);
+  const CellBytes bytes = BytesOfCell(costs, recomputed.any());
   const int64_t most = limit.value_or(FullestRank(now));
   for (int round = 0; round < kRounds; ++round) {
     Plan next = plan;

@@ -17,7 +17,7 @@ constexpr size_t kMostTried = 10;
 /// program order is the order in time.
 class RankPeak {
  public:
-  RankPeak(const Program& program, const ChunkBytes& bytes) : program_(program), bytes_(bytes) {}
+  RankPeak(const Program& program, const CellBytes& bytes) : program_(program), bytes_(bytes) {}
 
   /// With these stages recomputed, R being directly before the backward.
   int64_t With(const std::vector<bool>& recomputed) const {
@@ -36,7 +36,7 @@ class RankPeak {
 
  private:
   const Program& program_;
-  const ChunkBytes bytes_;
+  const CellBytes bytes_;
 };
 
 /// The stages of a rank that its program has not chosen yet, cheapest first.
@@ -106,7 +106,7 @@ void AddGreedily(const RankPeak& peak, std::vector<int> stages, const CostModel&
 }  // namespace
 
 std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit) {
-  const ChunkBytes bytes = BytesOfChunk(costs, true);
+  const CellBytes bytes = BytesOfCell(costs, true);
   std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
   for (const Program& program : plan.programs) {
     const RankPeak peak(program, bytes);

@@ -25,7 +25,7 @@ std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
   const int given = CostStages(spec);
   if (!spec.memory_limit || bytes) return spec.memory_limit;
   // Below what can be multiplied, there is room for everything at once.
-  const int64_t limit = std::min(*spec.memory_limit, 2 * kMaxChunks);
+  const int64_t limit = std::min(*spec.memory_limit, 2 * kMaxCells);
   return stages >= given ? limit * (stages / given) : limit / (given / stages);
 }
 
@@ -48,10 +48,10 @@ std::string Reject(const Spec& spec, Placement placement) {
            "another --placement";
   }
   const int stages = StagesOf(spec, placement);
-  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxChunks) {
+  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxCells) {
     return "would make " + std::to_string(stages) + " stages x " +
            std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
-           std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxChunks) +
+           std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
            " chunks; use fewer --ranks or --microbatches";
   }
   std::string why_not = RejectRestage(spec.costs, given, stages);

@@ -36,7 +36,7 @@ Time SearchProblem::Duration(const Token& token, int k, int j) const {
   const auto microbatch = [&](const Line& of, int place) {
     return frame.routes[static_cast<size_t>(of.route)].microbatches[static_cast<size_t>(place)];
   };
-  Instruction instruction = Chunk(token.op, line.stage, microbatch(line, k));
+  Instruction instruction = CellOp(token.op, line.stage, microbatch(line, k));
   if (token.op == Op::FB) {
     const Line& back = lines[static_cast<size_t>(token.back)];
     instruction = Pair(line.stage, instruction.microbatch, back.stage, microbatch(back, j));
@@ -111,7 +111,7 @@ Plan ToPlan(const SearchProblem& problem, const Order& order) {
       }
       Counts& count = counts[own];
       const int k = HasForward(token.op) ? count.f : HasBackward(token.op) ? count.b : count.w;
-      program.push_back(Chunk(token.op, line.stage, microbatch(line, k)));
+      program.push_back(CellOp(token.op, line.stage, microbatch(line, k)));
       count.f += HasForward(token.op);
       count.b += HasBackward(token.op);
       count.w += HasWeight(token.op);

@@ -37,7 +37,7 @@ Starts StartsOf(const Plan& plan, const Timeline& timeline, const Route& route,
     for (size_t i = 0; i < plan.programs[r].size(); ++i) {
       const Instruction& instruction = plan.programs[r][i];
       const auto found = position.find(instruction.microbatch);
-      if (OperandsOf(instruction.op) != Operands::kChunk || found == position.end()) continue;
+      if (OperandsOf(instruction.op) != Operands::kCell || found == position.end()) continue;
       const auto s = static_cast<size_t>(instruction.stage);
       const Span& span = timeline.ranks[r][i];
       const bool both = instruction.op == Op::BW;

@@ -39,8 +39,8 @@ TEST_SUITE("unit") {
 
   TEST_CASE("durations: per stage per micro-batch overlapped") {
     CostModel costs = UniformCosts(10, 20, 30);
-    CHECK(costs.Duration(Chunk(Op::F, 0, 0)) == 10);
-    CHECK(costs.Duration(Chunk(Op::BW, 0, 0)) == 50);
+    CHECK(costs.Duration(CellOp(Op::F, 0, 0)) == 10);
+    CHECK(costs.Duration(CellOp(Op::BW, 0, 0)) == 50);
     CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 60);
     costs.stages[0].fb = 45;
     CHECK(costs.uniform());
@@ -51,7 +51,7 @@ TEST_SUITE("unit") {
     CHECK(costs.Duration(Pair(0, 1, 1, 0)) == 10 + 7 - 5);
     CHECK(costs.Duration(Pair(1, 1, 0, 0)) == 1 + 50 - 5);
     costs.microbatch_scale = {1.0, 2.0};
-    CHECK(costs.Duration(Chunk(Op::F, 0, 1)) == 20);
+    CHECK(costs.Duration(CellOp(Op::F, 0, 1)) == 20);
     CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 20 + 50 - 15);
     CHECK(costs.Duration(StageOp(Op::STEP, 0)) == 0);
   }

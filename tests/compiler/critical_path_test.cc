@@ -46,7 +46,7 @@ TEST_SUITE("property") {
             .ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
       };
       const auto instruction = [&](InstructionRef ref) {
-        return plan.programs[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+        return plan.program(ref.rank)[static_cast<size_t>(ref.index)];
       };
       CHECK(span(path.front()).start == 0);
       CHECK(span(path.back()).end == simulation.makespan);

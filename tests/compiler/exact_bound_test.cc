@@ -108,7 +108,7 @@ TEST_SUITE("unit") {
       for (int s = 0; s < plan.stages; ++s) {
         const bool stage = random() % 2 == 0;
         for (int m = 0; m < plan.microbatches; ++m) {
-          if (whole ? stage : random() % 2 == 0) plan.programs[0].push_back(Chunk(Op::R, s, m));
+          if (whole ? stage : random() % 2 == 0) plan.programs[0].push_back(CellOp(Op::R, s, m));
         }
       }
       if (instance.costs.memory) {

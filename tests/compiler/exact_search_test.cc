@@ -64,7 +64,7 @@ bool Complete(Plan* plan, int64_t limit, std::mt19937_64* random) {
     const Route& route =
         plan->routes[static_cast<size_t>(RouteOfMicrobatch(*plan)[static_cast<size_t>(m)])];
     const auto rank = static_cast<size_t>(route.ranks[static_cast<size_t>(s)]);
-    plan->programs[rank].push_back(Chunk(op, s, m));
+    plan->programs[rank].push_back(CellOp(op, s, m));
     done[static_cast<size_t>(s) * micro + static_cast<size_t>(m)] = op == Op::F   ? 1
                                                                     : op == Op::B ? 2
                                                                                   : 3;

@@ -21,8 +21,8 @@ std::string ParseFailure(const std::string& text) {
 
 TEST_SUITE("unit") {
   TEST_CASE("instructions read as in DESIGN section 2") {
-    CHECK(ToString(Chunk(Op::F, 3, 7)) == "F s3 m7");
-    CHECK(ToString(Chunk(Op::BW, 3, 7)) == "BW s3 m7");
+    CHECK(ToString(CellOp(Op::F, 3, 7)) == "F s3 m7");
+    CHECK(ToString(CellOp(Op::BW, 3, 7)) == "BW s3 m7");
     CHECK(ToString(Pair(3, 7, 4, 2)) == "FB s3 m7 + s4 m2");
     CHECK(ToString(Message(Op::SEND_F, 3, 7, 4)) == "SEND_F s3 m7 to=4");
     CHECK(ToString(Message(Op::RECV_B, 3, 7, 4)) == "RECV_B s3 m7 from=4");

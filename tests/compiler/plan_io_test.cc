@@ -431,8 +431,7 @@ TEST_SUITE("property") {
       const int rank = static_cast<int>(random() % static_cast<uint64_t>(plan.ranks));
       const RankPlan part = ReadRankPlan(WriteRankPlan(plan, rank), "r.json");
       CHECK(part.rank == rank);
-      CHECK(part.plan.programs[static_cast<size_t>(rank)] ==
-            plan.programs[static_cast<size_t>(rank)]);
+      CHECK(part.plan.program(rank) == plan.program(rank));
     }
   }
 }

@@ -189,7 +189,7 @@ TEST_SUITE("property") {
         i.stage = k < compute.stages ? k : 2 * compute.stages - 1 - k;
         i.microbatch = 0;
         const int rank = compute.routes[0].ranks[static_cast<size_t>(i.stage)];
-        compute.programs[static_cast<size_t>(rank)].push_back(i);
+        compute.program(rank).push_back(i);
       }
       CostModel costs = UniformCosts(3, 4, 2, 1);
       costs.memory = MemoryCost{.activation_bytes = 640, .w_stash_bytes = 200};

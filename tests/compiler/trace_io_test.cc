@@ -23,8 +23,8 @@ Plan SmallPlan() {
   plan.ranks = plan.stages = 2;
   plan.microbatches = 1;
   plan.routes = {{{0, 1}, {0}}};
-  plan.programs = {{Chunk(Op::F, 0, 0), Message(Op::SEND_F, 0, 0, 1), StageOp(Op::STEP, 0)},
-                   {Message(Op::RECV_F, 1, 0, 0), Chunk(Op::F, 1, 0)}};
+  plan.programs = {{CellOp(Op::F, 0, 0), Message(Op::SEND_F, 0, 0, 1), StageOp(Op::STEP, 0)},
+                   {Message(Op::RECV_F, 1, 0, 0), CellOp(Op::F, 1, 0)}};
   return plan;
 }
 

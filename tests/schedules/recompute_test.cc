@@ -48,13 +48,13 @@ std::vector<int> RandomStages(std::mt19937_64* random, int stages) {
 
 /// The most that each rank holds of activations, told from the spans alone: what is taken at a time
 /// is there before what is given back at that time is gone, if the same rank's program has it so.
-std::vector<int64_t> PeaksOf(const Plan& plan, const Timeline& timeline, const ChunkBytes& bytes) {
+std::vector<int64_t> PeaksOf(const Plan& plan, const Timeline& timeline, const CellBytes& bytes) {
   std::vector<int64_t> peaks;
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     std::vector<std::tuple<Time, size_t, int, int64_t>> changes;  // time, index, begin or end
     const Program& program = plan.programs[r];
     const auto has_r = [&](int stage, int m) {
-      return std::count(program.begin(), program.end(), Chunk(Op::R, stage, m)) > 0;
+      return std::count(program.begin(), program.end(), CellOp(Op::R, stage, m)) > 0;
     };
     for (size_t k = 0; k < program.size(); ++k) {
       const Instruction& i = program[k];
@@ -152,11 +152,11 @@ TEST_SUITE("unit") {
   TEST_CASE("recompute: R costs what the costs say and else as much as F") {
     CostModel costs = CostsWith(100, 40, 10);
     costs.stages[0].f = 7;
-    CHECK(costs.Duration(Chunk(Op::R, 0, 0)) == 7);
+    CHECK(costs.Duration(CellOp(Op::R, 0, 0)) == 7);
     costs.stages[0].r = 3;
-    CHECK(costs.Duration(Chunk(Op::R, 0, 0)) == 3);
+    CHECK(costs.Duration(CellOp(Op::R, 0, 0)) == 3);
     costs.microbatch_scale = {2};
-    CHECK(costs.Duration(Chunk(Op::R, 0, 0)) == 6);
+    CHECK(costs.Duration(CellOp(Op::R, 0, 0)) == 6);
     CHECK(ReadCosts(WriteCosts(costs), "c.json") == costs);
     costs.stages[0].r = 0;
     CHECK(ReadCosts(WriteCosts(costs), "c.json").stages[0].recompute() == 0);
@@ -209,7 +209,7 @@ TEST_SUITE("unit") {
     spec.recompute = ParseRecompute("auto");
     const auto stages = [&](int64_t limit) {
       spec.memory_limit = limit;
-      const RecomputedChunks chunks(GeneratePlan(spec));
+      const RecomputedCells chunks(GeneratePlan(spec));
       std::string text;
       for (int s = 0; s < 4; ++s) text += chunks.HasStage(s) ? std::to_string(s) : "";
       return text;
@@ -325,7 +325,7 @@ TEST_SUITE("property") {
       CHECK(after.makespan >= before.makespan);
       CHECK(after.timeline.ranks == FixpointTimes(comm, costs).ranks);
       const std::vector<int64_t> peaks =
-          PeaksOf(comm, after.timeline, BytesOfChunk(costs, !stages.empty()));
+          PeaksOf(comm, after.timeline, BytesOfCell(costs, !stages.empty()));
       const std::vector<MemoryFigures> figures = MemoryOf(comm, costs);
       for (size_t r = 0; r < peaks.size(); ++r) {
         CHECK(after.ranks[r].peak_bytes == peaks[r]);

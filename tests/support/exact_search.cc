@@ -95,7 +95,7 @@ class Search {
   }
 
   void AddChunk(int route, const std::vector<int>& ranks, int s, int m, size_t k) {
-    const auto duration = [&](Op op) { return costs_.Duration(contraflow::Chunk(op, s, m)); };
+    const auto duration = [&](Op op) { return costs_.Duration(contraflow::CellOp(op, s, m)); };
     const auto at = static_cast<size_t>(s);
     Chunk chunk = {.route = route,
                    .stage = s,

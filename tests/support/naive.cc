@@ -79,7 +79,7 @@ class SymbolicRun {
 
   bool Advance(int r) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
-    const Program& program = plan_.programs[static_cast<size_t>(r)];
+    const Program& program = plan_.program(r);
     if (rank.open > 0 || rank.next == program.size()) return false;
     const Instruction& i = program[rank.next];
     if (ComputeOnly() && !InputsMade(i)) return false;

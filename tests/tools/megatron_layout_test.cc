@@ -192,14 +192,14 @@ TEST_SUITE("unit") {
             const auto add = [&](Op op, size_t k) {
               const auto [m, chunk] = table[k];
               const int visit = op == Op::F ? chunk : chunks - 1 - chunk;
-              expected.push_back(Chunk(op, visit * ranks + r, m));
+              expected.push_back(CellOp(op, visit * ranks + r, m));
             };
             for (size_t k = 0; k < warmup; ++k) add(Op::F, k);
             for (size_t k = 0; k < table.size(); ++k) {
               if (k + warmup < table.size()) add(Op::F, k + warmup);
               add(Op::BW, k);
             }
-            CHECK(plan.programs[static_cast<size_t>(r)] == expected);
+            CHECK(plan.program(r) == expected);
           }
         }
       }

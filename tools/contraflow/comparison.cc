@@ -63,7 +63,7 @@ void Fill(const Built& built, Row* row) {
   row->provenance = plan.provenance;
   row->stages = plan.stages;
   row->twice = plan.routes.size() > 1;
-  const RecomputedChunks recomputed(plan);
+  const RecomputedCells recomputed(plan);
   for (int s = 0; s < plan.stages; ++s) {
     if (recomputed.HasStage(s)) row->recomputed.push_back(s);
   }

@@ -29,7 +29,7 @@ std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& cos
                                           const Simulation& simulation) {
   const Schedule* const schedule = ScheduleOf(plan);
   // No formula knows recompute.
-  if (plan.layers > 0 || RecomputedChunks(plan).any()) return {};
+  if (plan.layers > 0 || RecomputedCells(plan).any()) return {};
   if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
   const Spec spec = {
       .schedule = plan.schedule,

@@ -41,7 +41,7 @@ std::string FindingsJson(const std::vector<Finding>& findings) {
 /// The instructions around a finding, with its own marked.
 std::string Surroundings(const Plan& plan, const Finding& finding) {
   if (finding.rank < 0 || finding.index < 0) return "";
-  const Program& program = plan.programs[static_cast<size_t>(finding.rank)];
+  const Program& program = plan.program(finding.rank);
   Table table;
   table.columns = {">", "", ""};
   const int last = std::min(finding.index + 2, static_cast<int>(program.size()) - 1);

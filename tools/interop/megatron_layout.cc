@@ -47,7 +47,7 @@ std::vector<Program> ComputeOrder(const Plan& plan) {
       if (i.op != Op::F && i.op != Op::BW) {
         Refuse(ToString(i) + " splits or overlaps a backward");
       }
-      order.push_back(Chunk(i.op, i.stage, i.microbatch));
+      order.push_back(CellOp(i.op, i.stage, i.microbatch));
     }
   }
   return programs;

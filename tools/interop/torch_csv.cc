@@ -31,7 +31,7 @@ std::string WriteTorchCsv(const Plan& plan) {
         "the plan's chunks are taken apart into components, for which PyTorch's CSV has no names; "
         "compile it with --level comm or compute");
   }
-  if (RecomputedChunks(plan).any()) {
+  if (RecomputedCells(plan).any()) {
     throw Error(
         "the plan recomputes (R), for which PyTorch's CSV has no name; compile it with --recompute "
         "none");

@@ -147,7 +147,7 @@ class Reader {
     if (HasMicrobatch(action.type) && !IsMessage(action.type)) {
       constexpr Op kOps[] = {Op::F, Op::B, Op::W, Op::BW};
       const Op op = kOps[static_cast<size_t>(action.type)];
-      program.push_back(Chunk(op, action.stage, action.microbatch));
+      program.push_back(CellOp(op, action.stage, action.microbatch));
       Keep(action);
     } else if (IsMessage(action.type)) {
       messages_[static_cast<size_t>(action.type) - static_cast<size_t>(Type::kSendF)].push_back(
@@ -348,10 +348,10 @@ class Reader {
     plan_.level = Level::kCompute;
     plan_.microbatches = microbatches_;
     for (int m = 0; m < microbatches_; ++m) plan_.routes[0].microbatches.push_back(m);
-    if (int64_t{plan_.stages} * plan_.microbatches > kMaxChunks) {
+    if (int64_t{plan_.stages} * plan_.microbatches > kMaxCells) {
       throw Error(file_ + ": has " + std::to_string(plan_.stages) + " stages and " +
                   std::to_string(microbatches_) + " micro-batches, more than " +
-                  std::to_string(kMaxChunks) + " chunks");
+                  std::to_string(kMaxCells) + " chunks");
     }
   }
 

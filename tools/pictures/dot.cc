@@ -32,7 +32,7 @@ class Dot {
  private:
   using Node = std::pair<int, size_t>;  ///< rank and index
 
-  const Program& ProgramOf(int rank) const { return plan_.programs[static_cast<size_t>(rank)]; }
+  const Program& ProgramOf(int rank) const { return plan_.program(rank); }
 
   static std::string Name(Node node) {
     return "r" + std::to_string(node.first) + "_" + std::to_string(node.second);

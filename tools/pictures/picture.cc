@@ -125,7 +125,7 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
   for (int r = 0; r < plan.ranks; ++r) {
     if (view.rank >= 0 && r != view.rank) continue;
     std::vector<Picture::Row> rows = RowsOf(r, components);
-    const Program& program = plan.programs[static_cast<size_t>(r)];
+    const Program& program = plan.program(r);
     for (size_t i = 0; i < program.size(); ++i) {
       const Span& span = simulation.timeline.ranks[static_cast<size_t>(r)][i];
       const int row = RowOf(program[i].op);

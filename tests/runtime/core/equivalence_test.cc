@@ -143,9 +143,9 @@ TEST_SUITE("equivalence") {
     Program turned;
     for (const Instruction& i : program) {
       if (i.op == Op::STEP || i.op == Op::W) continue;
-      turned.push_back(i.op == Op::BW ? Chunk(Op::B, i.stage, i.microbatch) : i);
+      turned.push_back(i.op == Op::BW ? CellOp(Op::B, i.stage, i.microbatch) : i);
     }
-    for (int m = spec.microbatches; m-- > 0;) turned.push_back(Chunk(Op::W, 1, m));
+    for (int m = spec.microbatches; m-- > 0;) turned.push_back(CellOp(Op::W, 1, m));
     turned.push_back(StageOp(Op::STEP, 1));
     program = turned;
     const std::string difference = Compare(plan, 1, false);
@@ -197,10 +197,10 @@ TEST_SUITE("equivalence") {
       for (const float g : backend.Gradients(0)) most = std::max(most, std::abs(g));
       return most;
     };
-    backend.Compute(Chunk(Op::F, 0, 0));
-    backend.Compute(Chunk(Op::B, 0, 0));
+    backend.Compute(CellOp(Op::F, 0, 0));
+    backend.Compute(CellOp(Op::B, 0, 0));
     CHECK(largest() == 0.0f);
-    backend.Compute(Chunk(Op::W, 0, 0));
+    backend.Compute(CellOp(Op::W, 0, 0));
     CHECK(largest() > 0.0f);
     backend.EndStep();
   }

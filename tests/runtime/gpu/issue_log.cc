@@ -60,7 +60,7 @@ struct ExpectedLane {
 std::map<LaneName, ExpectedLane> ExpectedLanes(const Plan& plan) {
   std::map<LaneName, ExpectedLane> lanes;
   for (const Device& device : AllDevicesOf(plan)) {
-    const Program& program = plan.programs[static_cast<size_t>(device.rank)];
+    const Program& program = plan.program(device.rank);
     const std::string begin = "begin " + NameOf(device), download = "download " + NameOf(device);
     const LaneName compute = NameOf(device) + " compute";
     lanes[compute].kernels.push_back(begin);
@@ -114,9 +114,7 @@ std::vector<Device> AllDevicesOf(const Plan& plan) {
 }
 
 NamedBackend::NamedBackend(const Plan& plan, Device device, Executed* executed)
-    : program_(plan.programs[static_cast<size_t>(device.rank)]),
-      device_(device),
-      executed_(executed) {}
+    : program_(plan.program(device.rank)), device_(device), executed_(executed) {}
 
 std::string NamedBackend::name() const { return NameOf(device_); }
 

@@ -31,7 +31,7 @@ std::vector<Device> DevicesOf(const Plan& plan) {
 
 const Instruction& At(const Plan& plan, const std::vector<Device>& devices, IssuePlace place) {
   const int rank = devices[static_cast<size_t>(place.device)].rank;
-  return plan.programs[static_cast<size_t>(rank)][static_cast<size_t>(place.index)];
+  return plan.program(rank)[static_cast<size_t>(place.index)];
 }
 
 /// What every participant of a point must have in common, and who they must be: written down from
@@ -39,7 +39,7 @@ const Instruction& At(const Plan& plan, const std::vector<Device>& devices, Issu
 std::vector<std::pair<Device, Instruction>> Expected(const Plan& plan, Device device,
                                                      const Instruction& i) {
   const auto find = [&](int rank, auto matches) -> Instruction {
-    for (const Instruction& other : plan.programs[static_cast<size_t>(rank)]) {
+    for (const Instruction& other : plan.program(rank)) {
       if (matches(other)) return other;
     }
     return {};
@@ -236,7 +236,7 @@ TEST_SUITE("unit") {
     for (int rank = 0; rank < plan.ranks; ++rank) {
       const std::vector<Device> device = {{0, 0, rank}};
       const IssueOrder order(plan, device);
-      REQUIRE(order.size() == plan.programs[static_cast<size_t>(rank)].size());
+      REQUIRE(order.size() == plan.program(rank).size());
       for (size_t point = 0; point < order.size(); ++point) {
         REQUIRE(order[point].size() == 1);
         CHECK(order[point][0] == IssuePlace{0, static_cast<int32_t>(point)});

@@ -80,7 +80,7 @@ TEST_SUITE("unit") {
     issue.Step(1);
     const auto starts = [&](int rank, Op op) {
       std::vector<Time> times;
-      const Program& program = plan.programs[static_cast<size_t>(rank)];
+      const Program& program = plan.program(rank);
       const std::vector<Span> spans = issue.issuer->SpansOf(static_cast<size_t>(rank));
       for (size_t index = 0; index < program.size(); ++index) {
         if (program[index].op == op) times.push_back(spans[index].start);

@@ -133,14 +133,14 @@ TEST_SUITE("unit") {
       const Plan plan = PlanOf(schedule, 2, 4, 1, 5);
       int removed = 0;
       for (int rank = 0; rank < plan.ranks; ++rank) {
-        const Program& program = plan.programs[static_cast<size_t>(rank)];
+        const Program& program = plan.program(rank);
         for (size_t index = 0; index < program.size(); ++index) {
           const Instruction& i = program[index];
           for (int a = 0; a < i.after_count; ++a) {
             const auto on = static_cast<size_t>(i.after[static_cast<size_t>(a)]);
             if (Together(i, program[on])) continue;
             Plan other = plan;
-            Instruction& less = other.programs[static_cast<size_t>(rank)][index];
+            Instruction& less = other.program(rank)[index];
             std::copy(i.after.begin() + a + 1, i.after.end(), less.after.begin() + a);
             --less.after_count;
             Issue issue(other, AllDevicesOf(other), kEager);
@@ -173,7 +173,7 @@ TEST_SUITE("unit") {
       EmulatedGpu gpu(EmulatedGpuOptions{.log = &log});
       gpu.Partition(1, 0);
       const GpuLanes lanes(plan, {0, 0, rank}, gpu, 0, 100);
-      const Program& program = plan.programs[static_cast<size_t>(rank)];
+      const Program& program = plan.program(rank);
       std::set<int32_t> awaited;
       for (const Instruction& i : program) {
         for (int a = 0; a < i.after_count; ++a) {

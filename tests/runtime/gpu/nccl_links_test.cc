@@ -45,7 +45,7 @@ struct LinkedJob {
     GpuLinks& l = *links[static_cast<size_t>(p)];
     const Device device = order.DeviceOf(p);
     int32_t group = -1;
-    for (const Instruction& i : plan.programs[static_cast<size_t>(device.rank)]) {
+    for (const Instruction& i : plan.program(device.rank)) {
       if (group >= 0 && i.group != group) l.EndGroup();
       if (i.group >= 0 && i.group != group) l.BeginGroup();
       group = i.group;

@@ -36,7 +36,9 @@ std::vector<std::unique_ptr<TcpWire>> Wires(int processes, bool loopback, Millis
   return wires;
 }
 
-Label LabelOf(int microbatch, size_t bytes) { return {Chunk(Op::SEND_F, 0, microbatch), 0, bytes}; }
+Label LabelOf(int microbatch, size_t bytes) {
+  return {CellOp(Op::SEND_F, 0, microbatch), 0, bytes};
+}
 
 Wire::Status Await(Wire& wire, int ticket) {
   for (;;) {

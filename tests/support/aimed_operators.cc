@@ -4,11 +4,11 @@ namespace contraflow {
 namespace {
 
 bool SwapSends(Knife* knife) {
-  const auto a = knife->Pick(IsSend);
+  const auto a = knife->Pick(Sends);
   if (!a) return false;
   const Instruction first = knife->At(*a);
   const auto b = knife->Find(a->rank, [&](const Instruction& i) {
-    return IsSend(i) && i.peer == first.peer && i != first;
+    return Sends(i) && i.peer == first.peer && i != first;
   });
   if (!b) return false;
   knife->Note(*b);
@@ -18,14 +18,14 @@ bool SwapSends(Knife* knife) {
 
 /// A SEND and a RECV with the same peer, neighbours but for compute, change places on one side.
 bool CrossExchange(Knife* knife) {
-  const auto a = knife->Pick(IsMessage);
+  const auto a = knife->Pick(IsTransfer);
   if (!a) return false;
   Program& program = knife->ProgramOf(*a);
   size_t b = a->index + 1;
-  while (b < program.size() && !IsMessage(program[b])) ++b;
+  while (b < program.size() && !IsTransfer(program[b])) ++b;
   if (b == program.size()) return false;
   const Instruction first = program[a->index], second = program[b];
-  if (IsSend(first) == IsSend(second) || first.peer != second.peer) return false;
+  if (Sends(first) == Sends(second) || first.peer != second.peer) return false;
   knife->Note({a->rank, b});
   std::swap(program[a->index], program[b]);
   return true;
@@ -62,7 +62,7 @@ bool NeedsProducer(const Instruction& i, const Instruction& other) {
 
 /// Right behind the compute instruction that needs it.
 bool RecvTooLate(Knife* knife) {
-  const auto place = knife->Pick(IsRecv);
+  const auto place = knife->Pick(Receives);
   if (!place) return false;
   const Instruction i = knife->At(*place);
   const auto consumer = knife->Find(place->rank, [&](const Instruction& other) {
@@ -115,17 +115,17 @@ bool BothWeights(const Instruction& a, const Instruction& b) {
 
 /// Neighbouring messages become one group: harmless, for nothing else happens between them.
 bool GroupNeighbours(Knife* knife) {
-  const auto place = knife->Pick(IsMessage);
+  const auto place = knife->Pick(IsTransfer);
   if (!place) return false;
   Program& program = knife->ProgramOf(*place);
-  for (size_t k = place->index; k < program.size() && IsMessage(program[k]); ++k) {
+  for (size_t k = place->index; k < program.size() && IsTransfer(program[k]); ++k) {
     program[k].group = 0;
   }
   return true;
 }
 
 bool GroupStrangers(Knife* knife) {
-  const auto a = knife->Pick(IsMessage), b = knife->Pick(IsMessage);
+  const auto a = knife->Pick(IsTransfer), b = knife->Pick(IsTransfer);
   if (!a || !b || a->rank != b->rank) return false;
   if (std::max(a->index, b->index) - std::min(a->index, b->index) < 2) return false;
   knife->At(*a).group = knife->At(*b).group = 3;
@@ -134,21 +134,21 @@ bool GroupStrangers(Knife* knife) {
 
 /// A SEND joins a group with messages that come before its producer.
 bool GroupTooEarly(Knife* knife) {
-  const auto place = knife->Pick(IsSend);
+  const auto place = knife->Pick(Sends);
   if (!place) return false;
   const Instruction send = knife->At(*place);
   Program& program = knife->ProgramOf(*place);
   const auto producer = knife->Find(
       place->rank, [&](const Instruction& other) { return NeedsProducer(send, other); });
   if (!producer || producer->index == 0 || producer->index > place->index) return false;
-  if (!IsMessage(program[producer->index - 1])) return false;
+  if (!IsTransfer(program[producer->index - 1])) return false;
   knife->Move(*place, producer->index);
   program[producer->index].group = program[producer->index - 1].group = 5;
   return true;
 }
 
 bool GroupCompute(Knife* knife) {
-  const auto place = knife->Pick([](const Instruction& i) { return !IsMessage(i); });
+  const auto place = knife->Pick([](const Instruction& i) { return !IsTransfer(i); });
   if (place) knife->At(*place).group = 1;
   return place.has_value();
 }
@@ -264,7 +264,7 @@ std::vector<MutantOperator> AimedOperators() {
       {"W before B",
        MoveBefore([](const Instruction& i) { return i.op == Op::W; }, NeedsBackward),
        {"order"}},
-      {"SEND before its producer", MoveBefore(IsSend, NeedsProducer), {"producer"}},
+      {"SEND before its producer", MoveBefore(Sends, NeedsProducer), {"producer"}},
       {"RECV behind its consumer", RecvTooLate, {"consumer"}},
       {"swap two W of a stage", SwapAlike(BothWeights), {"weight-order"}},
       {"swap two REDUCEs of a rank", SwapAlike(BothReduce), {"deadlock", "reduce", "step"}},

@@ -51,7 +51,7 @@ bool Move(Knife* knife) {
 }
 
 bool Retarget(Knife* knife) {
-  const auto place = knife->Pick(IsMessage);
+  const auto place = knife->Pick(IsTransfer);
   return place && knife->Change(&knife->At(*place).peer, knife->plan().ranks);
 }
 
@@ -121,12 +121,12 @@ std::vector<MutantOperator> GeneralOperators() {
   const std::vector<Op> messages = {Op::SEND_F, Op::RECV_F, Op::SEND_B, Op::RECV_B};
   return {
       {"drop compute", Drop(IsCompute), {"complete"}},
-      {"drop SEND", Drop(IsSend), {"message"}},
-      {"drop RECV", Drop(IsRecv), {"message"}},
+      {"drop SEND", Drop(Sends), {"message"}},
+      {"drop RECV", Drop(Receives), {"message"}},
       {"drop REDUCE", Drop(IsReduce), {"reduce"}},
       {"drop STEP", Drop(IsStep), {"step"}},
       {"duplicate compute", Duplicate(IsCompute), {"complete"}},
-      {"duplicate message", Duplicate(IsMessage), {"message"}},
+      {"duplicate message", Duplicate(IsTransfer), {"message"}},
       {"duplicate REDUCE", Duplicate(IsReduce), {"reduce"}},
       {"duplicate STEP", Duplicate(IsStep), {"step"}},
       {"swap neighbours", SwapNeighbours, any_order, true},
@@ -134,19 +134,19 @@ std::vector<MutantOperator> GeneralOperators() {
       {"move", Move, any_order, true},
       {"retarget peer", Retarget, {"message"}},
       {"change stage of compute", ChangeStage(IsCompute), {"owner", "complete"}},
-      {"change stage of message", ChangeStage(IsMessage), {"message"}},
+      {"change stage of message", ChangeStage(IsTransfer), {"message"}},
       {"change stage of REDUCE", ChangeStage(IsReduce), {"owner", "reduce"}},
       {"change stage of STEP", ChangeStage(IsStep), {"owner", "step"}},
       {"change micro-batch of compute", ChangeMicrobatch(IsCompute), {"owner", "complete"}},
-      {"change micro-batch of message", ChangeMicrobatch(IsMessage), {"message"}},
+      {"change micro-batch of message", ChangeMicrobatch(IsTransfer), {"message"}},
       {"change micro-batch of FB's backward", ChangeBackMicrobatch, {"owner", "complete"}},
       {"pair FB with itself", PairWithItself, {"order"}},
       {"change operation of compute", ChangeOp(IsCompute, compute), {"complete"}},
-      {"change operation of message", ChangeOp(IsMessage, messages), {"message"}},
+      {"change operation of message", ChangeOp(IsTransfer, messages), {"message"}},
       {"change REDUCE to STEP", ChangeOp(IsReduce, {Op::STEP}), {"reduce", "step"}},
       {"change STEP to REDUCE", ChangeOp(IsStep, {Op::REDUCE}), {"reduce", "step"}},
       {"move compute to other rank", MoveToOtherRank(IsCompute), {"owner"}},
-      {"move message to other rank", MoveToOtherRank(IsMessage), {"message"}},
+      {"move message to other rank", MoveToOtherRank(IsTransfer), {"message"}},
       {"move REDUCE to other rank", MoveToOtherRank(IsReduce), {"owner", "reduce"}},
       {"move STEP to other rank", MoveToOtherRank(IsStep), {"owner", "step"}},
   };

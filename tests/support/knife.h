@@ -87,9 +87,9 @@ class Knife {
 };
 
 inline bool IsCompute(const Instruction& i) { return WorkOf(i.op) == Work::kCompute; }
-inline bool IsSend(const Instruction& i) { return IsSend(i.op); }
-inline bool IsRecv(const Instruction& i) { return IsRecv(i.op); }
-inline bool IsMessage(const Instruction& i) { return IsSend(i) || IsRecv(i); }
+inline bool Sends(const Instruction& i) { return IsSend(i.op); }
+inline bool Receives(const Instruction& i) { return IsRecv(i.op); }
+inline bool IsTransfer(const Instruction& i) { return IsMessage(i.op); }
 inline bool IsReduce(const Instruction& i) { return i.op == Op::REDUCE; }
 inline bool IsStep(const Instruction& i) { return i.op == Op::STEP; }
 inline bool IsAny(const Instruction&) { return true; }

@@ -118,7 +118,7 @@ bool MoveNear(Knife* knife) {
 /// A SEND in front of the last instruction it waits for.
 bool SendTooEarly(Knife* knife) {
   const auto place =
-      knife->Pick([](const Instruction& i) { return IsSend(i) && i.after_count > 0; });
+      knife->Pick([](const Instruction& i) { return Sends(i) && i.after_count > 0; });
   if (!place) return false;
   const Instruction& i = knife->At(*place);
   MoveTo(knife, *place, static_cast<size_t>(i.after[i.after_count - size_t{1}]));
@@ -127,7 +127,7 @@ bool SendTooEarly(Knife* knife) {
 
 /// A RECV behind the first instruction that waits for it.
 bool RecvTooLate(Knife* knife) {
-  const auto place = knife->Pick(IsRecv);
+  const auto place = knife->Pick(Receives);
   if (!place) return false;
   const auto consumer = knife->Find(place->rank, [&](const Instruction& i) {
     return std::count(i.after.begin(), i.after.begin() + i.after_count,
@@ -291,15 +291,15 @@ std::vector<MutantOperator> LaneOperators() {
   const std::vector<std::string> lost = {"complete", "owner"};
   return {
       {"drop work", Drop(IsWork), {"complete"}},
-      {"drop SEND", Drop(IsSend), {"message"}},
-      {"drop RECV", Drop(IsRecv), {"message"}},
+      {"drop SEND", Drop(Sends), {"message"}},
+      {"drop RECV", Drop(Receives), {"message"}},
       {"drop REDUCE", Drop(IsReduce), {"reduce"}},
       {"drop STEP", Drop(IsStep), {"step"}},
       {"duplicate work", Duplicate(IsWork), {"complete"}},
-      {"duplicate message", Duplicate(IsMessage), {"message"}},
+      {"duplicate message", Duplicate(IsTransfer), {"message"}},
       {"swap all-to-alls", SwapWithNext(IsAllToAll), any_order, true},
       {"swap on the compute lane", SwapWithNext(OnComputeLane), any_order, true},
-      {"swap SENDs", SwapWithNext(IsSend), any_order, true},
+      {"swap SENDs", SwapWithNext(Sends), any_order, true},
       {"swap neighbours", SwapWithNext(IsAny), any_order, true},
       {"move", MoveAnywhere(IsAny), any_order, true},
       {"move near", MoveNear, any_order, true},

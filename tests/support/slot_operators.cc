@@ -139,7 +139,7 @@ void RefreshSlots(Plan* plan, size_t r) {
            std::tie(b.first, b.value, b.stage, b.layer, b.microbatch);
   });
   for (Instruction& i : program) {
-    if (!IsMessage(i)) continue;
+    if (!IsTransfer(i)) continue;
     i.slot = -1;
     accesses.Of(i, &touched);
     for (size_t s = 0; s < slots.size(); ++s) {

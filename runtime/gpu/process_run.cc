@@ -8,12 +8,12 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/gpu/device.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
-#include "runtime/gpu/lanes.h"
-#include "runtime/gpu/sm_budget.h"
 #include "runtime/gpu/step_watch.h"
 #include "runtime/launch/process_run.h"
-#include "runtime/nccl/nccl_links.h"
+#include "runtime/nccl/links.h"
 
 namespace contraflow {
 namespace {

@@ -9,11 +9,11 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/gpu/device.h"
-#include "runtime/gpu/hang_watch.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
-#include "runtime/gpu/lanes.h"
-#include "runtime/gpu/sm_budget.h"
-#include "runtime/gpu/virtual_links.h"
+#include "runtime/gpu/links.h"
+#include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
 namespace {

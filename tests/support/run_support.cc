@@ -5,7 +5,7 @@
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
-#include "runtime/model/footprint.h"
+#include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 

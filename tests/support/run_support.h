@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/core/backend.h"
-#include "runtime/launch/launch.h"
+#include "runtime/core/executor.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "runtime/transport/thread_transport.h"

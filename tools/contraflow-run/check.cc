@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 
 namespace contraflow {
 

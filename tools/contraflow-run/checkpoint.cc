@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 
 namespace contraflow {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/launch/agreement.h"
+#include "runtime/launch/process_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "tools/contraflow-run/options.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/agreement.h"
+#include "runtime/launch/process_run.h"
 
 namespace contraflow {
 

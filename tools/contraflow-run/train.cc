@@ -7,7 +7,7 @@
 #include <string>
 
 #include "compiler/plan/error.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"

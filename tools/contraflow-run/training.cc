@@ -14,7 +14,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/model/parameters.h"
 #include "tools/contraflow-run/memory.h"
 #include "tools/contraflow/report.h"

@@ -9,7 +9,7 @@
 #include <new>
 #include <vector>
 
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "tests/support/run_support.h"
 
 namespace {

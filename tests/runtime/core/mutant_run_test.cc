@@ -9,7 +9,7 @@
 
 #include "compiler/verify/verify.h"
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/mutants.h"

@@ -15,7 +15,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/timeline.h"
 #include "compiler/simulate/memory.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/gpu/check.h"
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/gpu/gpu_plan.h"

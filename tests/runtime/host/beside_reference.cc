@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "tests/support/run_support.h"
 
 namespace contraflow {

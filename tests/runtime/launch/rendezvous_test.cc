@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/call.h"
 #include "runtime/launch/handshake.h"
+#include "runtime/launch/peer.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 

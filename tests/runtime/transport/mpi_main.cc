@@ -17,7 +17,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
 #include "runtime/host/backend.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/transport/process_transport.h"
 #include "runtime/transport/socket.h"
 #include "tests/runtime/transport/mpi_wire_cases.h"

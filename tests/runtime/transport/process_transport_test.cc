@@ -12,8 +12,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/run.h"
-#include "runtime/host/threaded_run.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/runtime/transport/parcel.h"
 #include "tests/runtime/transport/tcp_network.h"

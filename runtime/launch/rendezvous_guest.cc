@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/call.h"
 #include "runtime/launch/handshake.h"
 #include "runtime/launch/peer.h"
 

@@ -100,10 +100,10 @@ void Exchange::ToTokens(const Instruction& i, const LayerViews<float>& v, float*
 
 namespace {}  // namespace
 
-HostBackend::HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                         Device device, Transport& transport, bool fill)
+HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& dataset,
+                         uint64_t seed, Device device, Transport& transport, bool fill)
     : model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
-      text_(text),
+      dataset_(dataset),
       seed_(seed),
       device_number_(device.replica * plan.expert_parallel + device.member),
       stages_(plan.stages),
@@ -176,7 +176,7 @@ void HostBackend::Leave() {
 const MicroBatch& HostBackend::Draw(const Instruction& i) {
   const bool reads = i.stage == 0 || i.stage + 1 == stages_;
   if (reads && (drawn_step_ != step_ || drawn_microbatch_ != i.microbatch)) {
-    DrawMicroBatch(text_, model_, seed_, step_, device_number_, i.microbatch, &micro_);
+    DrawMicroBatch(dataset_, model_, seed_, step_, device_number_, i.microbatch, &micro_);
     drawn_step_ = step_;
     drawn_microbatch_ = i.microbatch;
   }

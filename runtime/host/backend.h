@@ -64,10 +64,10 @@ class Exchange {
 class HostBackend : public Backend {
  public:
   /// Makes a copy of every stage that the plan's routes put on this rank, with this member's share
-  /// of the experts. Plan, text and transport must outlive the backend. With `fill` memory without
-  /// a value is full of NaN. Throws Error if the model does not fit the plan.
-  HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Device device,
-              Transport& transport, bool fill = kFillUnused);
+  /// of the experts. Plan, dataset and transport must outlive the backend. With `fill` memory
+  /// without a value is full of NaN. Throws Error if the model does not fit the plan.
+  HostBackend(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+              Device device, Transport& transport, bool fill = kFillUnused);
 
   void BeginStep(int step) override;
   void Compute(const Instruction& instruction) override;
@@ -97,7 +97,7 @@ class HostBackend : public Backend {
   std::span<std::byte> Message(const Instruction& message);
 
   const Model model_;
-  const Text& text_;
+  const Dataset& dataset_;
   const uint64_t seed_;
   const int device_number_;  // over replicas and members
   const int stages_;

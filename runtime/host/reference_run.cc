@@ -218,10 +218,11 @@ void AddUp(const Sums& copies, std::span<float> total) {
 
 }  // namespace
 
-ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed)
+ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                           uint64_t seed)
     : plan_(plan),
       model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
-      text_(text),
+      dataset_(dataset),
       seed_(seed),
       route_of_(RouteOfMicrobatch(plan)),
       holders_(HoldersOfStage(plan)) {
@@ -263,7 +264,8 @@ void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<fl
   const int members = plan_.expert_parallel;
   std::vector<MicroBatch> micros;
   for (int e = 0; e < members; ++e) {
-    micros.push_back(DrawMicroBatch(text_, model_, seed_, step, replica * members + e, microbatch));
+    micros.push_back(
+        DrawMicroBatch(dataset_, model_, seed_, step, replica * members + e, microbatch));
   }
   std::vector<WholeStash<float>> stashes(stages_.size());
   std::vector<float> value, loss;

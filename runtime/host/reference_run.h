@@ -96,9 +96,9 @@ class WholeStage {
 /// by replica, member by member and in route order.
 class ReferenceRun {
  public:
-  /// The plan is sound (Verify). Plan and text must outlive the run. Throws Error if the model does
-  /// not fit the plan.
-  ReferenceRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed);
+  /// The plan is sound (Verify). Plan and dataset must outlive the run. Throws Error if the model
+  /// does not fit the plan.
+  ReferenceRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed);
 
   /// Called whenever a micro-batch is done, for who waits; may be empty.
   void OnMove(std::function<void()> moved) { moved_ = std::move(moved); }
@@ -124,7 +124,7 @@ class ReferenceRun {
 
   const Plan& plan_;
   const Model model_;
-  const Text& text_;
+  const Dataset& dataset_;
   const uint64_t seed_;
   const std::vector<int> route_of_;
   const std::vector<std::vector<int>> holders_;

@@ -54,121 +54,121 @@ bool Readiness::Has(const Socket& socket) const {
   return socket && fd < ready_.size() && ready_[fd];
 }
 
-Door::Door(Socket listener, std::string secret, int rank, int size)
+Acceptor::Acceptor(Socket listener, std::string secret, int rank, int size)
     : listener_(std::move(listener)),
       secret_(std::move(secret)),
       rank_(rank),
       size_(size),
       most_(2 * static_cast<size_t>(size) + 64) {}
 
-void Door::Ask(Readiness* readiness) const {
+void Acceptor::Ask(Readiness* readiness) const {
   if (HasRoom()) readiness->Add(listener_);
-  for (const Stranger& stranger : strangers_) readiness->Add(stranger.socket);
+  for (const PendingPeer& pending : pending_) readiness->Add(pending.socket);
 }
 
-std::vector<Visitor> Door::Serve(const Readiness& readiness) {
-  std::vector<Visitor> visitors;
-  std::vector<Stranger> left;
-  for (Stranger& stranger : strangers_) {
+std::vector<Peer> Acceptor::Serve(const Readiness& readiness) {
+  std::vector<Peer> peers;
+  std::vector<PendingPeer> left;
+  for (PendingPeer& pending : pending_) {
     std::string reason;
-    if (readiness.Has(stranger.socket)) reason = Advance(&stranger);
-    const bool proven = reason.empty() && !stranger.challenge.empty() && stranger.inbox.full();
+    if (readiness.Has(pending.socket)) reason = Advance(&pending);
+    const bool proven = reason.empty() && !pending.challenge.empty() && pending.inbox.full();
     if (proven) {
-      visitors.push_back({std::move(stranger.socket), stranger.claim, stranger.address});
+      peers.push_back({std::move(pending.socket), pending.claim, pending.address});
       continue;
     }
-    if (reason.empty() && Clock::now() >= stranger.deadline) {
-      reason = stranger.challenge.empty() ? "says nothing"
-                                          : RankText(stranger.claim) + ", but does not prove it";
+    if (reason.empty() && Clock::now() >= pending.deadline) {
+      reason = pending.challenge.empty() ? "says nothing"
+                                         : RankText(pending.claim) + ", but does not prove it";
     }
     if (reason.empty()) {
-      left.push_back(std::move(stranger));
+      left.push_back(std::move(pending));
     } else {
-      Refuse(stranger.address, reason);
+      Refuse(pending.address, reason);
     }
   }
-  strangers_ = std::move(left);
+  pending_ = std::move(left);
   if (readiness.Has(listener_)) LetIn();
-  return visitors;
+  return peers;
 }
 
-bool Door::HasRoom() const {
-  return strangers_.size() < most_ ||
-         Clock::now() >= strangers_.front().deadline - kPatience + kLeastPatience;
+bool Acceptor::HasRoom() const {
+  return pending_.size() < most_ ||
+         Clock::now() >= pending_.front().deadline - kPatience + kLeastPatience;
 }
 
-void Door::LetIn() {
+void Acceptor::LetIn() {
   // Others wait outside, in the system's queue.
   while (HasRoom()) {
-    if (strangers_.size() >= most_) {
-      Refuse(strangers_.front().address, "is one of too many at a time");
-      strangers_.erase(strangers_.begin());
+    if (pending_.size() >= most_) {
+      Refuse(pending_.front().address, "is one of too many at a time");
+      pending_.erase(pending_.begin());
     }
-    Stranger stranger;
+    PendingPeer pending;
     try {
-      stranger.socket = Accept(listener_);
-      if (!stranger.socket) return;
+      pending.socket = Accept(listener_);
+      if (!pending.socket) return;
     } catch (const Error&) {
-      if (strangers_.empty()) throw;
-      most_ = strangers_.size();  // the system has no more
+      if (pending_.empty()) throw;
+      most_ = pending_.size();  // the system has no more
       continue;
     }
     try {
-      stranger.address = PeerAddress(stranger.socket);
+      pending.address = PeerAddress(pending.socket);
     } catch (const Error&) {
       continue;  // it has left already
     }
-    stranger.deadline = Clock::now() + kPatience;
-    strangers_.push_back(std::move(stranger));
+    pending.deadline = Clock::now() + kPatience;
+    pending_.push_back(std::move(pending));
   }
 }
 
-std::string Door::Advance(Stranger* stranger) {
-  const bool open = stranger->inbox.Fill(stranger->socket);
-  if (stranger->challenge.empty()) {
-    const std::string reason = ReadHello(stranger->inbox.bytes(), &stranger->claim);
+std::string Acceptor::Advance(PendingPeer* pending) {
+  const bool open = pending->inbox.Fill(pending->socket);
+  if (pending->challenge.empty()) {
+    const std::string reason = ReadHello(pending->inbox.bytes(), &pending->claim);
     if (!reason.empty()) {
-      if (IsOtherVersion(stranger->inbox.bytes())) {
+      if (IsOtherVersion(pending->inbox.bytes())) {
         const std::string version = WriteVersion();
         try {
-          SendAll(stranger->socket, std::as_bytes(std::span(version)), Clock::now());
+          SendAll(pending->socket, std::as_bytes(std::span(version)), Clock::now());
         } catch (const Error&) {
           // It is sent away anyway.
         }
       }
       return reason;
     }
-    if (stranger->inbox.full()) return Answer(stranger);
+    if (pending->inbox.full()) return Answer(pending);
     return open ? "" : "left without a word";
   }
-  if (!stranger->inbox.full()) {
+  if (!pending->inbox.full()) {
     if (open) return "";
-    const int size = stranger->claim.size;
+    const int size = pending->claim.size;
     const std::string why = size == size_ ? "has another secret?"
                                           : "its job has " + std::to_string(size) +
                                                 " processes, this one " + std::to_string(size_);
-    return RankText(stranger->claim) + ", but left at our proof: " + why;
+    return RankText(pending->claim) + ", but left at our proof: " + why;
   }
-  if (!ProofHolds(secret_, stranger->hello, stranger->challenge, stranger->inbox.bytes())) {
-    return RankText(stranger->claim) + ", but does not know the secret";
+  if (!ProofHolds(secret_, pending->hello, pending->challenge, pending->inbox.bytes())) {
+    return RankText(pending->claim) + ", but does not know the secret";
   }
-  if (stranger->claim.to == rank_) return "";
-  return RankText(stranger->claim) + ", but looks for rank " + std::to_string(stranger->claim.to);
+  if (pending->claim.to == rank_) return "";
+  return RankText(pending->claim) + ", but looks for rank " + std::to_string(pending->claim.to);
 }
 
-std::string Door::Answer(Stranger* stranger) {
-  stranger->hello = stranger->inbox.bytes();
-  stranger->challenge = WriteChallenge(secret_, stranger->hello, rank_, size_);
-  stranger->inbox = Inbox(kProofBytes);
+std::string Acceptor::Answer(PendingPeer* pending) {
+  pending->hello = pending->inbox.bytes();
+  pending->challenge = WriteChallenge(secret_, pending->hello, rank_, size_);
+  pending->inbox = Inbox(kProofBytes);
   try {
-    SendAll(stranger->socket, std::as_bytes(std::span(stranger->challenge)), Clock::now());
+    SendAll(pending->socket, std::as_bytes(std::span(pending->challenge)), Clock::now());
   } catch (const Error& error) {
-    return RankText(stranger->claim) + ", but does not listen: " + error.what();
+    return RankText(pending->claim) + ", but does not listen: " + error.what();
   }
   return "";
 }
 
-void Door::Refuse(const Address& address, const std::string& reason) {
+void Acceptor::Refuse(const Address& address, const std::string& reason) {
   const std::string text = address.host + " (" + reason;
   const auto found = refused_.find(text);
   if (found != refused_.end()) {
@@ -180,7 +180,7 @@ void Door::Refuse(const Address& address, const std::string& reason) {
   }
 }
 
-std::string Door::Refused() const {
+std::string Acceptor::Refused() const {
   std::string text;
   for (const auto& [reason, times] : refused_) {
     text += (text.empty() ? "" : ", ") + reason +
@@ -258,7 +258,7 @@ constexpr std::chrono::milliseconds kFarewell{400};
 
 }  // namespace
 
-Party::Party(const MeetingPoint& the_point)
+MeetingSide::MeetingSide(const MeetingPoint& the_point)
     : point(the_point), deadline(Clock::now() + the_point.timeout) {
   const auto size = static_cast<size_t>(point.size);
   members.rank = point.rank;
@@ -268,8 +268,8 @@ Party::Party(const MeetingPoint& the_point)
   if (point.mesh) members.mesh.resize(size);
 }
 
-void Party::TakeIn(Visitor* visitor) {
-  const Claim& claim = visitor->claim;
+void MeetingSide::TakeIn(Peer* peer) {
+  const Claim& claim = peer->claim;
   std::vector<Socket>* sockets = nullptr;
   if (claim.purpose == Purpose::kWatch && point.rank == 1) sockets = &members.watch;
   if (claim.purpose == Purpose::kMesh && point.mesh) sockets = &members.mesh;
@@ -278,14 +278,14 @@ void Party::TakeIn(Visitor* visitor) {
   if (sockets == nullptr || claim.from <= point.rank || (*sockets)[from]) return;
   try {
     const std::string frame = WriteFrame(Word::kConnected);
-    SendAll(visitor->socket, std::as_bytes(std::span(frame)), Clock::now());
-    (*sockets)[from] = std::move(visitor->socket);
+    SendAll(peer->socket, std::as_bytes(std::span(frame)), Clock::now());
+    (*sockets)[from] = std::move(peer->socket);
   } catch (const Error&) {
     // It has left; who watches over the meeting connection sees that too.
   }
 }
 
-bool Party::HasAll(const std::vector<Socket>& sockets, int first) const {
+bool MeetingSide::HasAll(const std::vector<Socket>& sockets, int first) const {
   for (size_t i = static_cast<size_t>(first); i < sockets.size(); ++i) {
     if (!sockets[i] && static_cast<int>(i) != point.rank) return false;
   }

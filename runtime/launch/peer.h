@@ -33,7 +33,7 @@ class Readiness {
 };
 
 /// Who has proven that it belongs to the job.
-struct Visitor {
+struct Peer {
   Socket socket;
   Claim claim;
   Address address;  ///< where it comes from
@@ -41,16 +41,16 @@ struct Visitor {
 
 /// A process's listener, and those who have come to it and have not proven yet that they belong to
 /// the job: each has a few seconds to do so, and none waits for another.
-class Door {
+class Acceptor {
  public:
-  Door(Socket listener, std::string secret, int rank, int size);
+  Acceptor(Socket listener, std::string secret, int rank, int size);
 
   const Socket& listener() const { return listener_; }
 
   void Ask(Readiness* readiness) const;
   /// Goes on with everyone as far as it can; never waits. Returns those who have proven it since;
   /// what they claim is true, but may not fit.
-  std::vector<Visitor> Serve(const Readiness& readiness);
+  std::vector<Peer> Serve(const Readiness& readiness);
 
   /// Takes note of one that was sent away.
   void Refuse(const Address& address, const std::string& reason);
@@ -58,7 +58,7 @@ class Door {
   std::string Refused() const;
 
  private:
-  struct Stranger {
+  struct PendingPeer {
     Socket socket;
     Address address;
     Clock::time_point deadline;
@@ -69,15 +69,15 @@ class Door {
 
   bool HasRoom() const;
   void LetIn();
-  /// What the stranger is to be sent away for, or "".
-  std::string Advance(Stranger* stranger);
-  std::string Answer(Stranger* stranger);
+  /// What a pending peer is to be sent away for, or "".
+  std::string Advance(PendingPeer* pending);
+  std::string Answer(PendingPeer* pending);
 
   const Socket listener_;
   const std::string secret_;
   const int rank_, size_;
-  size_t most_;                      // strangers at a time
-  std::vector<Stranger> strangers_;  // the oldest first
+  size_t most_;                       // pending peers at a time
+  std::vector<PendingPeer> pending_;  // the oldest first
   std::map<std::string, int> refused_;
   int more_refused_ = 0;
 };
@@ -115,12 +115,12 @@ class Call {
 };
 
 /// What both sides of a meeting have: rank 0, the host, and the others, its guests.
-struct Party {
-  explicit Party(const MeetingPoint& point);
+struct MeetingSide {
+  explicit MeetingSide(const MeetingPoint& point);
 
   /// Takes in a connection of a process with a higher rank, for the watch of rank 1 or for
   /// messages.
-  void TakeIn(Visitor* visitor);
+  void TakeIn(Peer* peer);
   /// Whether there is a connection to every rank from `first` on.
   bool HasAll(const std::vector<Socket>& sockets, int first) const;
   /// Waits until one of those asked for is ready, or timeouts are to be looked at.
@@ -129,12 +129,11 @@ struct Party {
   const MeetingPoint& point;
   const Clock::time_point deadline;
   Membership members;
-  std::optional<Door> door;
+  std::optional<Acceptor> acceptor;
   Readiness readiness;
 };
 
-/// The whole meeting, as rank 0 or as another.
-Membership HostMeeting(const MeetingPoint& point);
+/// The whole meeting, as another than rank 0.
 Membership VisitMeeting(const MeetingPoint& point);
 
 /// How long guests leave the last word to the host, whose clock may have been started a little

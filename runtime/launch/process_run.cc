@@ -158,14 +158,14 @@ DeviceStep ReadDeviceStep(std::string_view bytes) {
   return step;
 }
 
-ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                        const RankOrder& order, Transport& transport, Control& control,
                        Progress& progress, bool fill)
     : plan_(CheckProcesses(plan, control)),
       order_(order),
       control_(control),
       devices_{order.DeviceOf(control.rank())},
-      backend_(plan, model, text, seed, devices_[0], transport, fill),
+      backend_(plan, model, dataset, seed, devices_[0], transport, fill),
       executor_(plan, devices_[0].rank, backend_, transport, &progress) {}
 
 StepResult ProcessRun::Step(int step) {

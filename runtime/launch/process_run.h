@@ -43,7 +43,7 @@ class ProcessRun : public Run {
   /// The plan is sound (Verify), the model fitted to its stages, and the order has as many
   /// processes as the job. What is passed must outlive the run. With `fill` memory without a value
   /// is full of NaN. Throws Error if the plan cannot be executed or memory does not suffice.
-  ProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+  ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
              const RankOrder& order, Transport& transport, Control& control, Progress& progress,
              bool fill = kFillUnused);
 

@@ -31,9 +31,9 @@ void Say(const Socket& socket, const std::string& frame) {
 class Host {
  public:
   explicit Host(const MeetingPoint& point)
-      : party_(point), guests_(static_cast<size_t>(point.size)) {
-    party_.door.emplace(Listen(point.address), point.secret, 0, point.size);
-    here_ = LocalAddress(party_.door->listener());
+      : side_(point), guests_(static_cast<size_t>(point.size)) {
+    side_.acceptor.emplace(Listen(point.address), point.secret, 0, point.size);
+    here_ = LocalAddress(side_.acceptor->listener());
     const bool every = here_.host == "::" || here_.host == "0.0.0.0";
     if (every) here_.host = point.address.host.empty() ? OwnName() : point.address.host;
     if (point.ready) point.ready(here_);
@@ -52,9 +52,9 @@ class Host {
       throw;
     }
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      party_.members.watch[rank] = std::move(guests_[rank].socket);
+      side_.members.watch[rank] = std::move(guests_[rank].socket);
     }
-    return std::move(party_.members);
+    return std::move(side_.members);
   }
 
  private:
@@ -66,32 +66,32 @@ class Host {
 
   /// Whether all is done.
   bool Step() {
-    party_.door->Ask(&party_.readiness);
+    side_.acceptor->Ask(&side_.readiness);
     for (const Guest& guest : guests_) {
-      if (guest.socket) party_.readiness.Add(guest.socket);
+      if (guest.socket) side_.readiness.Add(guest.socket);
     }
-    party_.Wait();
-    for (Visitor& visitor : party_.door->Serve(party_.readiness)) Welcome(&visitor);
+    side_.Wait();
+    for (Peer& peer : side_.acceptor->Serve(side_.readiness)) Welcome(&peer);
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (party_.readiness.Has(guests_[rank].socket)) Hear(static_cast<int>(rank));
+      if (side_.readiness.Has(guests_[rank].socket)) Hear(static_cast<int>(rank));
     }
     if (!gathered_ && Missing().empty()) HandOutRoster();
-    if (gathered_ && party_.HasAll(party_.members.mesh, 1) && NotReady().empty()) return true;
+    if (gathered_ && side_.HasAll(side_.members.mesh, 1) && NotReady().empty()) return true;
     RequireTime();
     return false;
   }
 
-  void Welcome(Visitor* visitor) {
-    const Claim& claim = visitor->claim;
+  void Welcome(Peer* peer) {
+    const Claim& claim = peer->claim;
     const std::string misfit = Misfit(claim);
     if (!misfit.empty()) {
-      party_.door->Refuse(visitor->address, misfit);
-      Socket* const socket = &visitor->socket;
+      side_.acceptor->Refuse(peer->address, misfit);
+      Socket* const socket = &peer->socket;
       Part(std::span(&socket, 1), WriteFrame(Word::kFailed, misfit));
       return;
     }
-    if (claim.purpose != Purpose::kMeet) return party_.TakeIn(visitor);
-    const Address listens{visitor->address.host, claim.port};
+    if (claim.purpose != Purpose::kMeet) return side_.TakeIn(peer);
+    const Address listens{peer->address.host, claim.port};
     Guest& guest = guests_[static_cast<size_t>(claim.from)];
     if (guest.socket) {
       const std::string text = "two processes say that they are rank " +
@@ -99,12 +99,12 @@ class Host {
                                guest.listens.Text() + ", the other at " + listens.Text() +
                                "; give every process a number of its own (RANK, or what the "
                                "launcher sets)";
-      Socket* const socket = &visitor->socket;
+      Socket* const socket = &peer->socket;
       Part(std::span(&socket, 1), WriteFrame(Word::kFailed, text));
       throw Error(text);
     }
-    guest.socket = std::move(visitor->socket);
-    guest.from = visitor->address;
+    guest.socket = std::move(peer->socket);
+    guest.from = peer->address;
     guest.listens = listens;
     try {
       Say(guest.socket, WriteFrame(Word::kConnected));
@@ -116,12 +116,12 @@ class Host {
   /// Why a process that knows the secret is not one of this meeting, or "".
   std::string Misfit(const Claim& claim) const {
     const std::string rank = "rank " + std::to_string(claim.from);
-    if (claim.size != party_.point.size) {
+    if (claim.size != side_.point.size) {
       return rank + " was started as one of " + std::to_string(claim.size) +
-             " processes, rank 0 as one of " + std::to_string(party_.point.size) +
+             " processes, rank 0 as one of " + std::to_string(side_.point.size) +
              "; start all with the same number of processes";
     }
-    if (claim.mesh != party_.point.mesh) {
+    if (claim.mesh != side_.point.mesh) {
       return rank +
              " and rank 0 were told different transports; give all processes the same "
              "--transport";
@@ -173,7 +173,7 @@ class Host {
       const Guest& guest = guests_[rank];
       if (!IsLoopback(guest.from.host)) outside = LocalAddress(guest.socket).host;
     }
-    std::vector<Address>& roster = party_.members.roster;
+    std::vector<Address>& roster = side_.members.roster;
     roster[0] = {outside.empty() ? LocalAddress(guests_[1].socket).host : outside, here_.port};
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
       roster[rank] = guests_[rank].listens;
@@ -190,21 +190,21 @@ class Host {
   }
 
   void RequireTime() const {
-    const std::string within = " within " + Seconds(party_.point.timeout);
-    if (gathered_ && Clock::now() >= party_.deadline + kHostGrace) {
-      throw Error(RankNames(NotReady()) + " of " + std::to_string(party_.point.size) +
+    const std::string within = " within " + Seconds(side_.point.timeout);
+    if (gathered_ && Clock::now() >= side_.deadline + kHostGrace) {
+      throw Error(RankNames(NotReady()) + " of " + std::to_string(side_.point.size) +
                   " did not connect to the others" + within +
                   "; can the machines reach each other at all ports?");
     }
-    if (gathered_ || Clock::now() < party_.deadline) return;
-    const std::string refused = party_.door->Refused();
-    throw Error(RankNames(Missing()) + " of " + std::to_string(party_.point.size) +
+    if (gathered_ || Clock::now() < side_.deadline) return;
+    const std::string refused = side_.acceptor->Refused();
+    throw Error(RankNames(Missing()) + " of " + std::to_string(side_.point.size) +
                 " did not come to rank 0 at " + here_.Text() + within +
                 (refused.empty() ? "" : "; sent away meanwhile: " + refused) +
                 "; were they started, with the same MASTER_ADDR, MASTER_PORT and secret?");
   }
 
-  Party party_;
+  MeetingSide side_;
   Address here_;
   std::vector<Guest> guests_;  // by rank, without 0
   bool gathered_ = false;      // all have come and have the roster
@@ -212,16 +212,14 @@ class Host {
 
 }  // namespace
 
-Membership HostMeeting(const MeetingPoint& point) { return Host(point).Run(); }
-
 Membership Meet(const MeetingPoint& point) {
   CF_ASSERT(point.size >= 1 && point.rank >= 0 && point.rank < point.size);
   if (point.size == 1) {
-    Membership members = Party(point).members;
+    Membership members = MeetingSide(point).members;
     members.roster.front() = point.address;
     return members;
   }
-  return point.rank == 0 ? HostMeeting(point) : VisitMeeting(point);
+  return point.rank == 0 ? Host(point).Run() : VisitMeeting(point);
 }
 
 }  // namespace contraflow

@@ -124,8 +124,8 @@ const Plan& CheckSize(const Plan& plan) {
 
 }  // namespace
 
-ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                         ThreadNetwork::Options options, bool fill)
+ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                         uint64_t seed, ThreadNetwork::Options options, bool fill)
     : plan_(CheckSize(plan)),
       network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
   std::vector<Worker> workers;
@@ -137,7 +137,7 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Text& text,
           devices_.push_back(device);
           Transport& transport = network_.At(device);
           backends_.push_back(
-              std::make_unique<HostBackend>(plan, model, text, seed, device, transport, fill));
+              std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
           workers.push_back({device, backends_.back().get(), &transport});
         }
       }

@@ -76,10 +76,10 @@ class Launch {
 /// Trains with a plan on the host: every device is a thread of this process.
 class ThreadedRun : public Run {
  public:
-  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and text must outlive
-  /// the run. With `fill` memory without a value is full of NaN. Throws Error if the plan cannot be
-  /// executed or is too large for one process.
-  ThreadedRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and dataset must
+  /// outlive the run. With `fill` memory without a value is full of NaN. Throws Error if the plan
+  /// cannot be executed or is too large for one process.
+  ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
               ThreadNetwork::Options options, bool fill = kFillUnused);
 
   StepResult Step(int step) override;

@@ -7,7 +7,7 @@
 namespace contraflow {
 
 HostCheck::HostCheck(const RunInput& input, uint64_t seed, std::function<void()> moves)
-    : input_(input), reference_(input.plan, input.model, input.text, seed) {
+    : input_(input), reference_(input.plan, input.model, input.dataset, seed) {
   reference_.OnMove(std::move(moves));
 }
 

@@ -33,7 +33,7 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
       {{"checkpoint in " + folder + " (all processes must see the same folder)", found, found}});
   Note(checkpoint ? &checkpoint->head() : nullptr);
   if (!checkpoint) return 0;
-  checkpoint->RequireSame(options_.seed, input_.model, input_.text_digest);
+  checkpoint->RequireSame(options_.seed, input_.model, input_.dataset_digest);
   checkpoint->Load(WholeState(input_.plan, run));
   PutState(input_.plan, run);
   if (check != nullptr) {
@@ -82,7 +82,7 @@ void RunCheckpoints::Save(int step, Run& run) {
     const CheckpointHead head = {.step = step,
                                  .seed = options_.seed,
                                  .model = input_.model,
-                                 .text = input_.text_digest,
+                                 .text = input_.dataset_digest,
                                  .schedule = plan.schedule,
                                  .ranks = plan.ranks,
                                  .stages = plan.stages,

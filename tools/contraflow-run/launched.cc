@@ -77,7 +77,7 @@ class HostRun : public LaunchedRun {
  public:
   HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
           Transport& transport, Control& control, Progress& progress)
-      : run_(input.plan, input.model, input.text, options.seed, order, transport, control,
+      : run_(input.plan, input.model, input.dataset, options.seed, order, transport, control,
              progress) {
     if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
   }

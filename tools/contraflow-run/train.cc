@@ -42,7 +42,7 @@ void EndBySignal() {
 int TrainThreaded(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
-  ThreadedRun run(input.plan, input.model, input.text, options.seed,
+  ThreadedRun run(input.plan, input.model, input.dataset, options.seed,
                   {options.strict, Milliseconds(options.timeout)});
   std::optional<HostCheck> check;
   if (options.check) check.emplace(input, options.seed, std::function<void()>());

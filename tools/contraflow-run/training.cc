@@ -193,7 +193,7 @@ std::string Training::Heading() const {
   if (options_.strict) heading += ", strict";
   heading += "\nmodel " + model_.name + ": " + Plural(model_.layers, "layer") + ", " +
              FormatCount(ParameterCount()) + " parameters; " + FormatCount(TokensOfStep()) +
-             " tokens a step from " + input_.text.name;
+             " tokens a step from " + input_.dataset.name;
   if (model_.capacity_factor > 0) {
     heading +=
         "; an expert takes " + FormatCount(Capacity(model_)) + " rows of a device and micro-batch";

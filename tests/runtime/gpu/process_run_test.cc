@@ -31,7 +31,7 @@ struct Training {
       : model(SmallGpuModel(capacity_factor)),
         plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
         order(RankOrder::kDefault, plan),
-        text(SmallText()),
+        text(SmallDataset()),
         network(order.processes(), NcclNetwork::Processes::kThreads) {
     model = FitModel(model, plan.stages, plan.layers, members);
   }
@@ -44,7 +44,7 @@ struct Training {
   Model model;
   Plan plan;
   RankOrder order;
-  Text text;
+  Dataset dataset;
   NcclNetwork network;
 };
 
@@ -57,7 +57,7 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   size_t losses = 0, spans = 0;
   job.Run([&](int p, Control& control, Progress& progress) {
     GpuProcessRun run = training.NewRun(p, control, progress, options);
-    const std::unique_ptr<GpuReference> reference = p == 0 ? run.NewReference() : nullptr;
+    const std::unique_ptr<GpuSerialRun> reference = p == 0 ? run.NewSerialRun() : nullptr;
     for (int step = 1; step <= steps; ++step) {
       const StepResult result = run.Step(step);
       if (p != 0) continue;

@@ -11,9 +11,9 @@
 namespace contraflow {
 
 TrainingOutcome TrainBesideReference(const Plan& plan, const Model& model, bool strict) {
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 7, {.strict = strict, .timeout = std::chrono::seconds(20)});
-  ReferenceRun reference(plan, model, text, 7);
+  const Dataset dataset = SmallDataset();
+  ThreadedRun run(plan, model, dataset, 7, {.strict = strict, .timeout = std::chrono::seconds(20)});
+  ReferenceRun reference(plan, model, dataset, 7);
   TrainingOutcome outcome;
   for (int step = 1; step <= 2 && outcome.difference.empty(); ++step) {
     const StepResult result = run.Step(step);

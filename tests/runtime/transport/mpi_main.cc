@@ -73,13 +73,13 @@ void Train(Wire* wire, std::string_view schedule, int members, Level level, bool
   const Model small = GroupModel();
   const Plan plan = PlanFor(small, schedule, ranks, 2 * ranks, members, level, 3);
   const Model model = FitModel(small, plan.stages, plan.layers, members);
-  const Text text = SmallText();
-  ThreadedRun threads(plan, model, text, 7, {.strict = strict});
+  const Dataset dataset = SmallDataset();
+  ThreadedRun threads(plan, model, dataset, 7, {.strict = strict});
 
   const RankOrder order(RankOrder::kDefault, plan);
   const Device device = order.DeviceOf(process);
   ProcessTransport transport(plan, order, *wire, nullptr, {.strict = strict});
-  HostBackend backend(plan, model, text, 7, device, transport);
+  HostBackend backend(plan, model, dataset, 7, device, transport);
   Executor executor(plan, device.rank, backend, transport);
   for (int step = 1; step <= 2; ++step) {
     threads.Step(step);

@@ -53,7 +53,7 @@ TEST_SUITE("property") {
           CAPTURE(plan.microbatches);
           CAPTURE(mutant.name);
           CAPTURE(mutant.what);
-          CHECK(RunStrictly(mutant.plan, SmallModel(plan.stages), text) == "");
+          CHECK(RunStrictly(mutant.plan, SmallModel(plan.stages), dataset) == "");
           operators.insert(mutant.name);
           ++ran;
         }

@@ -31,13 +31,13 @@ struct Training {
       : model(SmallGpuModel(capacity_factor)),
         plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
         order(RankOrder::kDefault, plan),
-        text(SmallDataset()),
+        dataset(SmallDataset()),
         network(order.processes(), NcclNetwork::Processes::kThreads) {
     model = FitModel(model, plan.stages, plan.layers, members);
   }
   size_t groups() const { return static_cast<size_t>(plan.data_parallel * plan.expert_parallel); }
   GpuProcessRun NewRun(int p, Control& control, Progress& progress, GpuRunOptions options = {}) {
-    return {plan,    model,    text,     kSeed,  order, network.GpuOf(p), network.NcclOf(p),
+    return {plan,    model,    dataset,  kSeed,  order, network.GpuOf(p), network.NcclOf(p),
             control, progress, kTimeout, options};
   }
 
@@ -142,7 +142,7 @@ TEST_SUITE("unit") {
         control.Broadcast("");
         return WaitForStop(control);
       }
-      GpuProcessRun run(training.plan, training.model, training.text, kSeed, training.order,
+      GpuProcessRun run(training.plan, training.model, training.dataset, kSeed, training.order,
                         training.network.GpuOf(p), training.network.NcclOf(p), control, progress,
                         std::chrono::milliseconds(200));
     });

@@ -38,7 +38,7 @@ struct Trial {
   Trial(std::string_view schedule, int ranks, int microbatches, int members, int data_parallel,
         float capacity_factor = 0, uint64_t seed = kOneLayer)
       : model(SmallGpuModel(capacity_factor)),
-        text(SmallGpuDataset()),
+        dataset(SmallGpuDataset()),
         plan(GpuPlanFor(model, schedule, ranks, microbatches, members, seed, data_parallel)),
         run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms),
         reference(plan, model, dataset, 1, TestGpu(), FewSms(), kSms) {}
@@ -78,7 +78,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("GPU reference: is near the host's in every step from the same weights") {
     Trial trial("1f1b", 1, 1, 2, 1, 0, kTwoLayers);
     REQUIRE(trial.plan.layers == 2);
-    ReferenceRun host(trial.plan, trial.model, trial.text, 1);
+    ReferenceRun host(trial.plan, trial.model, trial.dataset, 1);
     for (int step = 1; step <= 2; ++step) {
       const GpuComparison comparison = trial.Compare(step, &host, 1e-2);
       CHECK(comparison.difference == "");
@@ -114,7 +114,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU comparison: a bit that differs is found and so is what is too far from the host") {
     Trial trial("1f1b", 1, 1, 1, 1);
-    ReferenceRun host(trial.plan, trial.model, trial.text, 1);
+    ReferenceRun host(trial.plan, trial.model, trial.dataset, 1);
     const StepResult result = trial.run.Step(1);
     const GpuComparison far =
         CompareGpuStep(trial.plan, 1, result, trial.run, trial.reference, &host, 1e-9);

@@ -144,7 +144,7 @@ TEST_SUITE("equivalence") {
     const auto bytes = [](const LayerShape& shape) {
       return std::to_string(BytesOfValues<float>(shape)[static_cast<size_t>(Value::gate)]);
     };
-    CHECK(Failure([&] { ThreadedRun(c.plan, other, text, 7, {}); }) ==
+    CHECK(Failure([&] { ThreadedRun(c.plan, other, dataset, 7, {}); }) ==
           "this plan was compiled for another model: value gate has " + bytes(right) +
               " bytes, model \"./other.json\" needs " + bytes(wrong) +
               "; compile it with --model ./other.json --device cpu, and with the --capacity it is "

@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "compiler/plan/error.h"
-#include "tools/contraflow-run/cuda.h"
+#include "tools/contraflow-run/train.h"
 
 namespace contraflow {
 

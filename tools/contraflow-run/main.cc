@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "compiler/files/file.h"
-#include "tools/contraflow-run/cuda.h"
 #include "tools/contraflow-run/options.h"
 #include "tools/contraflow-run/train.h"
 #include "tools/contraflow/exit.h"

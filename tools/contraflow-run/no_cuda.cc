@@ -1,5 +1,5 @@
 #include "compiler/plan/error.h"
-#include "tools/contraflow-run/cuda.h"
+#include "tools/contraflow-run/train.h"
 
 namespace contraflow {
 

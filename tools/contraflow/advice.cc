@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "schedules/published/rows.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/text.h"
 
 namespace contraflow {
 namespace {

@@ -1,10 +1,9 @@
-#include "tools/contraflow/report_text.h"
-
 #include <algorithm>
 #include <map>
 
 #include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/table.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/text.h"
 
 namespace contraflow {
 namespace {

@@ -13,7 +13,6 @@
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
 #include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
 
 namespace contraflow {
 namespace {

@@ -1,10 +1,9 @@
-#include "tools/contraflow/listing.h"
-
 #include <algorithm>
 
 #include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/text.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow {
 namespace {

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/edit_script.h"
 
 namespace contraflow {
 namespace {

@@ -18,7 +18,7 @@
 #include "tools/contraflow/comparison_text.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
-#include "tools/contraflow/progress.h"
+#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/search_option.h"
 #include "tools/contraflow/sweep.h"
 

@@ -1,11 +1,11 @@
+#include "tools/contraflow/edit_script.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
-
-#include "tools/contraflow/text.h"
 
 namespace contraflow {
 namespace {

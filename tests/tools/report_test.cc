@@ -12,7 +12,8 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 #include "tools/interop/interop.h"
 
 namespace contraflow {

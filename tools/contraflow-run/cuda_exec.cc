@@ -10,6 +10,8 @@
 
 namespace contraflow {
 
+#ifdef CF_CUDA
+
 int TrainOnCuda(RunOptions, char** argv) {
   std::error_code ignored;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -19,5 +21,15 @@ int TrainOnCuda(RunOptions, char** argv) {
               " cannot be started: " + std::generic_category().message(errno) +
               "; install it beside contraflow-run, or use --device cpu");
 }
+
+#else
+
+int TrainOnCuda(RunOptions, char**) {
+  throw Error(
+      "--device cuda: this build has no CUDA: use --device cpu, or build it again where the CUDA "
+      "Toolkit 13, NCCL and cuDNN are installed");
+}
+
+#endif
 
 }  // namespace contraflow

@@ -222,9 +222,9 @@ int Member::Train() {
   } catch (const JobError& error) {
     control_.Fail(FaultKind::kJob, error.what(), kExitInput);
   } catch (...) {
-    const Complaint complaint = ComplaintOf(std::current_exception());
-    control_.Fail(complaint.code == kExitBug ? FaultKind::kBug : FaultKind::kError, complaint.text,
-                  complaint.code);
+    const ExitError error = ExitErrorOf(std::current_exception());
+    control_.Fail(error.code == kExitBug ? FaultKind::kBug : FaultKind::kError, error.text,
+                  error.code);
   }
   // Not reached: Fail ends the process. A process that lives on must not end the job in order.
   std::abort();

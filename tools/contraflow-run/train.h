@@ -51,7 +51,7 @@ std::string HostTransport(const World& world);
 /// Throws Error where it cannot join the job.
 int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunchedRun& make = {});
 
-/// As Train (tools/run_train.h), for --device cuda. CUDA's libraries take half a second to load, so
+/// As Train, for --device cuda. CUDA's libraries take half a second to load, so
 /// they are in a program of their own, contraflow-run-cuda, which this one becomes; `argv` is for
 /// that. Throws Error, before anything is written, if this build has no CUDA or the machine no
 /// device.

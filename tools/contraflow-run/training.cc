@@ -18,7 +18,7 @@
 #include "runtime/model/parameters.h"
 #include "tools/contraflow-run/times.h"
 #include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 

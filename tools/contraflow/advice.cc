@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "schedules/published/rows.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

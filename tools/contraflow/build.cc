@@ -8,7 +8,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/memory_advice.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

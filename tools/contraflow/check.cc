@@ -11,8 +11,8 @@
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

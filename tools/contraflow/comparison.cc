@@ -7,6 +7,7 @@
 #include "compiler/plan/recomputed.h"
 #include "schedules/published/rows.h"
 #include "tools/contraflow/build.h"
+#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/progress.h"
 #include "tools/contraflow/search_option.h"
 

@@ -14,6 +14,7 @@
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
+#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
 #include "tools/contraflow/search_option.h"

@@ -7,9 +7,9 @@
 #include "compiler/files/plan_io.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/edit_script.h"
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
-#include "tools/contraflow/text.h"
 
 namespace contraflow {
 namespace {

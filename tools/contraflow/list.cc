@@ -7,7 +7,7 @@
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

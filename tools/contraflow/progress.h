@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -26,22 +25,6 @@ class Progress {
   std::condition_variable ended_;
   bool end_ = false;
   std::thread thread_;
-};
-
-/// While it lives, the first Ctrl-C (SIGINT) sets `stop` instead of ending the process; the second
-/// ends it as usual. One at a time.
-class Interrupt {
- public:
-  Interrupt();
-  ~Interrupt();
-  Interrupt(const Interrupt&) = delete;
-  Interrupt& operator=(const Interrupt&) = delete;
-
-  const std::atomic<bool>& stop() const;
-  bool happened() const { return stop().load(); }
-
- private:
-  bool installed_ = false;
 };
 
 }  // namespace contraflow

@@ -1,9 +1,10 @@
+#include "tools/contraflow/report_text.h"
+
 #include <algorithm>
 #include <map>
 
 #include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

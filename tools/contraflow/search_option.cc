@@ -6,10 +6,11 @@
 
 #include "compiler/plan/error.h"
 #include "tools/contraflow/exit.h"
+#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

@@ -13,6 +13,7 @@
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
 #include "tools/contraflow/report.h"
+#include "tools/contraflow/report_text.h"
 
 namespace contraflow {
 namespace {

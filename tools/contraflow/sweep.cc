@@ -9,8 +9,8 @@
 #include "tools/contraflow/advice.h"
 #include "tools/contraflow/comparison_text.h"
 #include "tools/contraflow/exit.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
 
 // Every row is laid out on one long canvas of columns and then cut into bands. Box edges are
@@ -14,27 +14,10 @@
 
 namespace contraflow {
 
+namespace {
+
 /// How much of a label a box of the text grid shows: the most that has room.
 enum class LabelDetail { kLayer, kMicrobatch, kName };
-
-/// "F12", of odd sides "f12"; of a component "AF12.0" (micro-batch and layer), "AF12" or "AF".
-/// REDUCE and STEP show their stage. In colour, which tells what kind of work it is, "12", or
-/// "A12.0" and so on.
-std::string LabelOf(const Part& part, LabelDetail detail, bool color);
-
-/// One letter, for boxes too narrow for a label: F B W, X of a full backward, & of a pair.
-char SymbolOf(const Box& box);
-
-/// Colour of a part's box: an index into the 256-colour palette.
-int ColorOf(const Part& part);
-
-/// The lines that say what labels and colours mean.
-std::string GridLegend(const Picture& picture, bool color);
-
-/// Switches the terminal to black on this colour, or with -1 back to its default.
-std::string SwitchColor(int color);
-
-namespace {
 
 /// Colours of the 256-colour palette: {side 0, side 1}.
 struct Ink {
@@ -79,6 +62,15 @@ std::string Sample(Op kind) {
   return "  " + text;
 }
 
+/// An index into the 256-colour palette.
+int ColorOf(const Part& part) { return InkOf(part.op).side[part.side % 2]; }
+
+/// Switches the terminal to black on this colour, or with -1 back to its default.
+std::string SwitchColor(int color) {
+  if (color < 0) return "\x1b[0m";
+  return "\x1b[38;5;16;48;5;" + std::to_string(color) + "m";
+}
+
 std::string Swatch(Op kind) {
   const bool component = !ShortName(kind).empty();
   const Part first = {kind == Op::FB ? Op::F : kind, 0, 0, 0};
@@ -88,8 +80,9 @@ std::string Swatch(Op kind) {
   return text + SwitchColor(-1) + (kind == Op::FB ? "  " : component ? "   " : "     ");
 }
 
-}  // namespace
-
+/// "F12", of odd sides "f12"; of a component "AF12.0" (micro-batch and layer), "AF12" or "AF".
+/// REDUCE and STEP show their stage. In colour, which tells what kind of work it is, "12", or
+/// "A12.0" and so on.
 std::string LabelOf(const Part& part, LabelDetail detail, bool color) {
   const bool component = !ShortName(part.op).empty();
   const std::string id = std::to_string(part.microbatch >= 0 ? part.microbatch : part.stage);
@@ -102,6 +95,7 @@ std::string LabelOf(const Part& part, LabelDetail detail, bool color) {
   return text;
 }
 
+/// One letter, for boxes too narrow for a label: F B W, X of a full backward, & of a pair.
 char SymbolOf(const Box& box) {
   if (box.parts.size() > 1) return '&';
   const Op op = box.parts[0].op;
@@ -113,13 +107,7 @@ char SymbolOf(const Box& box) {
              : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
 }
 
-int ColorOf(const Part& part) { return InkOf(part.op).side[part.side % 2]; }
-
-std::string SwitchColor(int color) {
-  if (color < 0) return "\x1b[0m";
-  return "\x1b[38;5;16;48;5;" + std::to_string(color) + "m";
-}
-
+/// The lines that say what labels and colours mean.
 std::string GridLegend(const Picture& picture, bool color) {
   std::string out;
   const bool components = HasComponents(picture);
@@ -144,8 +132,6 @@ std::string GridLegend(const Picture& picture, bool color) {
          (picture.unit == Unit::kUnit ? "the unit of the costs" : std::string(Name(picture.unit))) +
          ".\n";
 }
-
-namespace {
 
 /// More bands than this and the picture gives up its numbers to become shorter.
 constexpr int kMaxBands = 8;

@@ -5,7 +5,8 @@
 #include "compiler/plan/error.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {

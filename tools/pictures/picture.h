@@ -98,9 +98,6 @@ inline constexpr int kMaxGridWidth = 10'000;
 /// number show their kind only.
 std::string DrawGrid(const Picture& picture, const GridStyle& style);
 
-/// Text for SVG and HTML: & < > and quotes as entities.
-std::string EscapeMarkup(std::string_view text);
-
 /// The picture as a self-contained SVG drawing: every box says what and when under the pointer.
 std::string DrawSvg(const Picture& picture);
 

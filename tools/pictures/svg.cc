@@ -3,7 +3,8 @@
 #include <cstdint>
 
 #include "tools/contraflow/report.h"
-#include "tools/contraflow/text.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
 
 // Lengths are whole hundredths of a pixel, so the same plan gives the same bytes everywhere.
@@ -12,6 +13,25 @@
 namespace contraflow {
 
 namespace {
+
+/// Text for SVG and HTML: & < > and quotes as entities.
+std::string EscapeMarkup(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
 
 using Hundredths = int64_t;
 
@@ -225,24 +245,6 @@ class Drawing {
 };
 
 }  // namespace
-
-std::string EscapeMarkup(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 std::string DrawSvg(const Picture& picture) { return Drawing(picture).Draw(); }
 

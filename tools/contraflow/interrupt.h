@@ -1,0 +1,23 @@
+#pragma once
+
+#include <atomic>
+
+namespace contraflow {
+
+/// While it lives, the first Ctrl-C (SIGINT) sets `stop` instead of ending the process; the second
+/// ends it as usual. One at a time.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  const std::atomic<bool>& stop() const;
+  bool happened() const { return stop().load(); }
+
+ private:
+  bool installed_ = false;
+};
+
+}  // namespace contraflow

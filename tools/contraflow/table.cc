@@ -1,0 +1,57 @@
+#include "tools/contraflow/table.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace contraflow {
+
+std::string FormatTable(const Table& table) {
+  std::vector<bool> right;
+  std::vector<std::string> heading;
+  for (const std::string& column : table.columns) {
+    right.push_back(column.starts_with(">"));
+    heading.push_back(column.substr(right.back() ? 1 : 0));
+  }
+  std::vector<std::vector<std::string>> lines = {heading};
+  lines.insert(lines.end(), table.rows.begin(), table.rows.end());
+  std::vector<int> width(heading.size(), 0);
+  for (const std::vector<std::string>& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], TextWidth(line[i]));
+  }
+  std::string out;
+  for (const std::vector<std::string>& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const std::string pad(static_cast<size_t>(width[i] - TextWidth(line[i])), ' ');
+      text += (i > 0 ? "  " : "") + (right[i] ? pad + line[i] : line[i] + pad);
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    out += text + "\n";
+  }
+  return out;
+}
+
+int TextWidth(const std::string& text) {
+  // Continuation bytes are 10xxxxxx.
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+std::string FormatPercent(double ratio) {
+  // What is not nothing does not read so: a gap of nothing is a proof.
+  if (ratio > 0 && ratio < 0.00005) return "<0.01 %";
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.2f %%", 100 * ratio);
+  return buffer;
+}
+
+std::string FormatCount(long long count) {
+  std::string text = std::to_string(count);
+  const int first = count < 0 ? 1 : 0;
+  for (int at = static_cast<int>(text.size()) - 3; at > first; at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+}  // namespace contraflow

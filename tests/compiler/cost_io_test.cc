@@ -11,7 +11,7 @@
 #include "compiler/plan/value.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::cost_io_test {
 namespace {
 
 std::string Read(const std::string& text) {
@@ -372,4 +372,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cost_io_test

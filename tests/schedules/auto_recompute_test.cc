@@ -20,7 +20,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::auto_recompute_test {
 namespace {
 
 using Choice = Recompute::Choice;
@@ -285,4 +285,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::auto_recompute_test

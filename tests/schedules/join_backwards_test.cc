@@ -9,7 +9,7 @@
 #include "schedules/published/placement.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::join_backwards_test {
 namespace {
 
 CostModel Costs(Time f, Time b, Time w, Time bw) {
@@ -105,4 +105,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::join_backwards_test

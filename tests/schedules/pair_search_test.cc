@@ -24,7 +24,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::pair_search_test {
 namespace {
 
 /// A chunk of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json), published overlap.
@@ -205,4 +205,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::pair_search_test

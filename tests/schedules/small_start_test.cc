@@ -17,7 +17,7 @@
 #include "schedules/search/longer_order.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::small_start_test {
 namespace {
 
 SearchProblem Bidirectional(int ranks, int microbatches, const CostModel& costs,
@@ -143,4 +143,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::small_start_test

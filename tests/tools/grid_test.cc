@@ -14,7 +14,7 @@
 #include "tests/support/transcript.h"
 #include "tools/pictures/svg.h"
 
-namespace contraflow {
+namespace contraflow::grid_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,4 +174,4 @@ TEST_CASE("steps of a ruler are 1 or 2 or 5 times a power of ten") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::grid_test

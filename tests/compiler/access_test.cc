@@ -53,9 +53,9 @@ void Compare(const Plan& plan, std::set<Entry>* seen) {
                      std::tie(b.value, b.layer, b.stage, b.microbatch);
             }) == same.end());
       for (const Touch& t : verifier) {
-        const bool front = t.microbatch == i.microbatch;
-        seen->insert({i.op, t.value, t.makes, i.layer < 0 ? 0 : t.layer - i.layer,
-                      t.stage - (front ? i.stage : i.back_stage)});
+        const int stage = t.microbatch == i.microbatch ? i.stage : i.back_stage;
+        const int layer = t.stage == stage && i.layer >= 0 ? t.layer - i.layer : 0;
+        seen->insert({i.op, t.value, t.makes, layer, t.stage - stage});
       }
     }
   }
@@ -89,7 +89,7 @@ TEST_SUITE("property") {
       }
     }
     // Every entry there is: a table with more has some that no plan here compares.
-    CHECK(seen.size() == 0);
+    CHECK(seen.size() == 115);
   }
 }
 

@@ -5,7 +5,7 @@
 namespace contraflow {
 namespace {
 
-/// Farthest that a token goes in one move, most often and at all.
+/// Farthest that an action goes in one move, most often and at all.
 constexpr int kNear = 3, kFar = 20;
 
 }  // namespace

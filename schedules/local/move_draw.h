@@ -13,7 +13,7 @@ namespace contraflow {
 /// What all that propose moves draw them from, the same for a seed everywhere.
 class MoveDraw {
  public:
-  /// For orders with words as long as the graph's.
+  /// For orders with lists as long as the graph's.
   MoveDraw(const OrderGraph& graph, uint64_t seed);
 
   /// An even number below `count`.
@@ -21,16 +21,16 @@ class MoveDraw {
   uint64_t Bits() { return random_(); }
 
  protected:
-  /// How far a token goes: mostly not far.
+  /// How far an action goes: mostly not far.
   int Distance();
-  /// Rank and place of any token.
+  /// Rank and place of any action.
   std::pair<int, int> Any() { return places_[static_cast<size_t>(Below(places_.size()))]; }
 
   /// From one place towards another. With `all_the_way`: all of it or nothing.
   static OrderGraph::Move From(const OrderGraph& graph, int rank, int from, int to,
                                bool all_the_way);
 
-  /// A longest path runs through blocks of tokens without gaps, from each to the next by a message.
+  /// A longest path runs through blocks of actions without gaps, from each to the next by a message.
   /// What stays inside its block changes nothing. So, for a block that begins at `start`: its
   /// message, from the rank and place that `sender` gives (a rank below 0: none), is sent earlier,
   /// or what follows fills the gap before it.
@@ -49,7 +49,7 @@ class MoveDraw {
 
  private:
   std::mt19937_64 random_;
-  std::vector<std::pair<int, int>> places_;  // rank and place of all tokens
+  std::vector<std::pair<int, int>> places_;  // rank and place of all actions
 };
 
 }  // namespace contraflow

@@ -3,7 +3,7 @@
 namespace contraflow {
 namespace {
 
-/// Tries to find a token on a longest path.
+/// Tries to find an action on a longest path.
 constexpr int kTries = 8;
 /// Of ten proposals, those at the start of a block of a longest path.
 constexpr int kAtBlocks = 3;
@@ -17,7 +17,7 @@ OrderGraph::Move MoveProposals::Next(const OrderGraph& graph) {
   return From(graph, rank, from, Below(2) == 0 ? from + distance : from - distance, false);
 }
 
-/// Any token; `critical`: one on a longest path, if a few tries find one.
+/// Any action; `critical`: one on a longest path, if a few tries find one.
 std::pair<int, int> MoveProposals::Pick(const OrderGraph& graph, bool critical) {
   auto place = Any();
   if (!critical) return place;

@@ -27,9 +27,9 @@ int64_t DrawNormal(std::mt19937_64* random) {
 NoiseDraw::NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed)
     : problem_(problem) {
   size_t chunks = 0;
-  for (const Line& line : problem.lines) {
+  for (const RouteStage& stage : problem.stages) {
     first_.push_back(chunks);
-    chunks += static_cast<size_t>(line.count);
+    chunks += static_cast<size_t>(stage.count);
   }
   const int64_t deviation = std::llround(sigma * static_cast<double>(kOne));
   std::mt19937_64 random(seed);
@@ -41,11 +41,11 @@ NoiseDraw::NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed)
   }
 }
 
-Time NoiseDraw::Duration(const Token& token, int k, int j) const {
-  const size_t chunk = first_[static_cast<size_t>(token.line)] + static_cast<size_t>(k);
-  const size_t part = HasForward(token.op) ? 0 : HasBackward(token.op) ? 1 : 2;
+Time NoiseDraw::Duration(const Action& action, int k, int j) const {
+  const size_t chunk = first_[static_cast<size_t>(action.stage)] + static_cast<size_t>(k);
+  const size_t part = HasForward(action.op) ? 0 : HasBackward(action.op) ? 1 : 2;
   const int64_t factor = factors_[3 * chunk + part];
-  const Time time = problem_.Duration(token, k, j);
+  const Time time = problem_.Duration(action, k, j);
   return time / kOne * factor + time % kOne * factor / kOne;
 }
 

@@ -19,11 +19,11 @@ class NoiseDraw {
   NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed);
 
   /// As SearchProblem::Duration.
-  Time Duration(const Token& token, int k, int j = -1) const;
+  Time Duration(const Action& action, int k, int j = -1) const;
 
  private:
   const SearchProblem& problem_;
-  std::vector<size_t> first_;     // chunk of each line's first micro-batch
+  std::vector<size_t> first_;     // chunk of each stage's first micro-batch
   std::vector<int32_t> factors_;  // in 65536ths, three for each chunk
 };
 
@@ -35,6 +35,6 @@ Time ExpectedMakespan(const SearchProblem& problem, const Order& order, double s
 /// local search on sampled draws make, if its expected makespan is lower on draws that it was not
 /// chosen by. The makespan never gets longer. Spends what is left of the work.
 void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
-                   const SearchOptions& options, SearchWork* work, Found* best);
+                   const SearchOptions& options, SearchWork* work, SearchResult* best);
 
 }  // namespace contraflow

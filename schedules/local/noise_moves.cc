@@ -5,12 +5,12 @@ namespace {
 
 /// Proposals from one longest path. It changes with every move that is kept, but not much.
 constexpr int kUses = 8;
-/// Of ten proposals, those of any token at all, and those of a token on the path.
+/// Of ten proposals, those of any action at all, and those of an action on the path.
 constexpr int kAnywhere = 2, kOnPath = 3;
 
 }  // namespace
 
-OrderGraph::Move NoiseMoves::Next(const OrderGraph& graph, const NoiseTimes& times) {
+OrderGraph::Move NoiseMoves::Next(const OrderGraph& graph, const SampledTimes& times) {
   const int choice = Below(10);
   const int distance = Distance();
   const bool later = Below(2) == 0;

@@ -16,7 +16,7 @@ class NoiseMoves : public MoveDraw {
 
   /// A move for the graph as it is; from == to: none this time. It may not fit the memory, and
   /// ranks may come to wait for each other by it.
-  OrderGraph::Move Next(const OrderGraph& graph, const NoiseTimes& times);
+  OrderGraph::Move Next(const OrderGraph& graph, const SampledTimes& times);
 
  private:
   std::vector<std::pair<int, int>> path_;  // a longest one of draw_, perhaps some moves ago

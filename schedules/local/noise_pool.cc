@@ -41,7 +41,7 @@ class Pool {
     if (kept_.size() == kReturned && mean >= kept_.back().mean) return;
     const auto place = std::find_if(kept_.begin(), kept_.end(),
                                     [&](const Kept& kept) { return mean < kept.mean; });
-    kept_.insert(place, Kept{Found{std::move(order), evaluation.makespan, from}, mean});
+    kept_.insert(place, Kept{SearchResult{std::move(order), evaluation.makespan, from}, mean});
     if (kept_.size() > kReturned) kept_.pop_back();
   }
 
@@ -51,22 +51,22 @@ class Pool {
     work_->Spend(instructions);
   }
 
-  std::vector<Found> Take() {
-    std::vector<Found> orders;
+  std::vector<SearchResult> Take() {
+    std::vector<SearchResult> orders;
     for (Kept& kept : kept_) orders.push_back(std::move(kept.found));
     return orders;
   }
 
  private:
   struct Kept {
-    Found found;
+    SearchResult found;
     Time mean = 0;
   };
 
   void Spend(const Order& order, int64_t times) {
-    int64_t tokens = 0;
-    for (const Word& word : order) tokens += static_cast<int64_t>(word.size());
-    Count(times * tokens);
+    int64_t actions = 0;
+    for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
+    Count(times * actions);
   }
 
   const SearchProblem& problem_;
@@ -80,8 +80,8 @@ class Pool {
 
 }  // namespace
 
-std::vector<Found> SteadyOrders(const SearchProblem& problem, std::span<const Plan> seeds,
-                                const Found& best, const SearchOptions& options, int64_t budget,
+std::vector<SearchResult> RobustCandidates(const SearchProblem& problem, std::span<const Plan> seeds,
+                                const SearchResult& best, const SearchOptions& options, int64_t budget,
                                 SearchWork* work) {
   Pool pool(problem, options, best.makespan, work);
   pool.Offer(best.order, best.from);
@@ -90,8 +90,8 @@ std::vector<Found> SteadyOrders(const SearchProblem& problem, std::span<const Pl
     if (order) pool.Offer(std::move(*order), seed.schedule);
   }
   Time longest = 0;
-  for (const Line& line : problem.lines) {
-    longest = std::max({longest, line.cost.f, line.cost.b, line.cost.w});
+  for (const RouteStage& stage : problem.stages) {
+    longest = std::max({longest, stage.cost.f, stage.cost.b, stage.cost.w});
   }
   int64_t share = 0;
   for (const int later : kLater) {

@@ -5,18 +5,18 @@
 namespace contraflow {
 namespace {
 
-bool Alike(const Line& a, const Line& b) {
+bool Alike(const RouteStage& a, const RouteStage& b) {
   return a.cost == b.cost && a.count == b.count && a.hop == b.hop && a.held == b.held &&
-         a.stash == b.stash && a.stage == b.stage;
+         a.stash == b.stash && a.number == b.number;
 }
 
-/// The tokens with the lines that `line` gives for theirs.
-template <typename LineOf>
-Word Renamed(const Word& word, const LineOf& line) {
-  Word renamed;
-  renamed.reserve(word.size());
-  for (const Token& token : word) {
-    renamed.push_back({token.op, line(token.line), token.op == Op::FB ? line(token.back) : -1});
+/// The actions with the stages that `stage` gives for theirs.
+template <typename StageOf>
+ActionList Renamed(const ActionList& list, const StageOf& stage) {
+  ActionList renamed;
+  renamed.reserve(list.size());
+  for (const Action& action : list) {
+    renamed.push_back({action.op, stage(action.stage), action.op == Op::FB ? stage(action.back) : -1});
   }
   return renamed;
 }
@@ -31,22 +31,22 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   if (!problem.scale.empty()) return std::nullopt;
   const auto stages = static_cast<size_t>(frame.stages);
   for (size_t s = 0; s < stages; ++s) {
-    const Line &down = problem.lines[s], &up = problem.lines[stages + s];
-    if (!Alike(down, up) || down.rank != down.stage) return std::nullopt;
-    if (up.rank != frame.ranks - 1 - up.stage) return std::nullopt;
+    const RouteStage &down = problem.stages[s], &up = problem.stages[stages + s];
+    if (!Alike(down, up) || down.rank != down.number) return std::nullopt;
+    if (up.rank != frame.ranks - 1 - up.number) return std::nullopt;
   }
   SearchProblem folded = problem;
-  folded.lines.resize(stages);
-  folded.lines_of.assign(static_cast<size_t>(frame.ranks) / 2, {});
+  folded.stages.resize(stages);
+  folded.stages_of.assign(static_cast<size_t>(frame.ranks) / 2, {});
   folded.frame.ranks = frame.ranks / 2;
   folded.frame.routes.pop_back();
   folded.frame.microbatches /= 2;
-  folded.frame.programs.resize(folded.lines_of.size());
+  folded.frame.programs.resize(folded.stages_of.size());
   for (size_t s = 0; s < stages; ++s) {
-    Line& line = folded.lines[s];
-    if (line.rank >= folded.frame.ranks) line.rank = frame.ranks - 1 - line.rank;
-    folded.frame.routes[0].ranks[s] = line.rank;
-    folded.lines_of[static_cast<size_t>(line.rank)].push_back(static_cast<int>(s));
+    RouteStage& stage = folded.stages[s];
+    if (stage.rank >= folded.frame.ranks) stage.rank = frame.ranks - 1 - stage.rank;
+    folded.frame.routes[0].ranks[s] = stage.rank;
+    folded.stages_of[static_cast<size_t>(stage.rank)].push_back(static_cast<int>(s));
   }
   return folded;
 }
@@ -54,8 +54,8 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
 Order FoldOrder(const SearchProblem& problem, const Order& order) {
   Order folded;
   for (size_t r = 0; r < order.size() / 2; ++r) {
-    folded.push_back(Renamed(order[r], [&](int32_t line) {
-      return int32_t{problem.lines[static_cast<size_t>(line)].stage};
+    folded.push_back(Renamed(order[r], [&](int32_t stage) {
+      return int32_t{problem.stages[static_cast<size_t>(stage)].number};
     }));
   }
   return folded;

@@ -10,10 +10,10 @@ namespace contraflow {
 /// rank P-1-r does with the other. An order with that symmetry runs as its first half would on a V
 /// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
 /// its time. The problem of that V, with one route; nothing where the problem has no such symmetry.
-/// Its middle hop is between stages of one rank, which PairRun counts and Evaluate does not.
+/// Its middle hop is between stages of one rank, which IncrementalEvaluator counts and Evaluate does not.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
 
-/// The first half of the ranks' words, as an order of the folded problem.
+/// The first half of the ranks' lists, as an order of the folded problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
 
 /// Both halves of an order of the folded problem.

@@ -8,18 +8,18 @@
 
 namespace contraflow {
 
-/// `piece` in place of the tokens [from, to) of a word: the same work in another order or
+/// `piece` in place of the actions [from, to) of a list: the same work in another order or
 /// otherwise paired.
 struct PairMove {
   size_t from = 0, to = 0;
-  Word piece;
+  ActionList piece;
 };
 
 /// Less than `count`, the same on every machine.
 inline size_t Draw(std::mt19937_64* random, size_t count) { return (*random)() % count; }
 
-/// A random change of a word, which need not be one that the rank can run; nothing where the
+/// A random change of a list, which need not be one that the rank can run; nothing where the
 /// change that was drawn does not apply there. `split`: weight gradients may run apart.
-std::optional<PairMove> DrawMove(const Word& word, std::mt19937_64* random);
+std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random);
 
 }  // namespace contraflow

@@ -25,7 +25,7 @@ std::optional<Order> PhaseOrder(const SearchProblem& problem) {
     });
   }
   std::optional<Order> order = ToOrder(problem, plan);
-  if (!order || !PairRun::Of(problem, *order)) return std::nullopt;
+  if (!order || !IncrementalEvaluator::Of(problem, *order)) return std::nullopt;
   return order;
 }
 

@@ -5,7 +5,7 @@
 //                   (routes)      (all of the table)           (schedules/search.h)
 //
 // The costs describe a model; every placement gets the same one, its stages cut in parts or merged
-// (schedules/restage.h), so that their steps compare. A placement whose proven bound is no shorter
+// (schedules/repartition.h), so that their steps compare. A placement whose proven bound is no shorter
 // than what is found already is not searched. Each of the others has the whole budget, so that all
 // of them give nothing longer than one alone. It counts evaluated instructions: the result depends
 // on the spec and not on the machine.
@@ -110,7 +110,7 @@ Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
   const std::vector<Plan> published =
       PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt);
   // Where lanes are shared, half of the work is left for the search on them.
-  std::optional<Found> found;
+  std::optional<SearchResult> found;
   const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
   if (lanes) {
     SearchOptions half = options;
@@ -163,7 +163,7 @@ Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
 Plan Generate(const Spec& spec) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
   std::optional<Choice> best;
-  std::optional<Error> misfit;
+  std::optional<Error> first_error;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
     if (best && Stopped(spec.search)) break;
@@ -179,11 +179,11 @@ Plan Generate(const Spec& spec) {
       if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
-      if (!misfit) misfit = error;
+      if (!first_error) first_error = error;
     }
   }
-  if (!best && misfit) throw *misfit;
-  if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
+  if (!best && first_error) throw *first_error;
+  if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   best->plan.provenance->interrupted = Stopped(spec.search);
   return std::move(best->plan);
 }

@@ -54,7 +54,7 @@ std::string Reject(const Spec& spec, Placement placement) {
            std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
            " chunks; use fewer --ranks or --microbatches";
   }
-  std::string why_not = RejectRestage(spec.costs, given, stages);
+  std::string why_not = RejectRepartition(spec.costs, given, stages);
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {
@@ -87,7 +87,7 @@ Candidate Make(const Spec& spec, Placement placement) {
   Candidate candidate{placement, spec, {}};
   const int stages = StagesOf(spec, placement);
   candidate.spec.search.placement = placement;
-  candidate.spec.costs = Restage(spec.costs, CostStages(spec), stages);
+  candidate.spec.costs = Repartition(spec.costs, CostStages(spec), stages);
   candidate.spec.memory_limit = LimitFor(spec, stages);
   candidate.spec.chunks = stages / spec.ranks;
   switch (placement) {

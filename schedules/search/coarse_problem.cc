@@ -7,7 +7,7 @@
 
 namespace contraflow {
 
-SearchProblem PilotOf(const SearchProblem& problem, int ranks) {
+SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   const Plan& large = problem.frame;
   ranks = std::min(ranks, large.ranks);
   // Of rank r * large / small, for each r, and no other.
@@ -47,9 +47,9 @@ SearchProblem PilotOf(const SearchProblem& problem, int ranks) {
   if (limit) {
     // One micro-batch must fit, so on a rank with many stages not all in proportion.
     int64_t least = 1;
-    for (const std::vector<int>& here : problem.lines_of) {
+    for (const std::vector<int>& here : problem.stages_of) {
       int64_t sum = 0;
-      for (const int line : here) sum += problem.lines[static_cast<size_t>(line)].held;
+      for (const int stage : here) sum += problem.stages[static_cast<size_t>(stage)].held;
       least = std::max(least, sum);
     }
     const double share = static_cast<double>(ranks) / static_cast<double>(large.ranks);
@@ -58,12 +58,12 @@ SearchProblem PilotOf(const SearchProblem& problem, int ranks) {
   return MakeProblem(std::move(frame), costs, limit);
 }
 
-void SortByPilot(const SearchProblem& pilot, SearchWork* work, std::vector<Policy>* policies) {
-  ListScheduler scheduler(pilot);
+void SortByCoarse(const SearchProblem& coarse, SearchWork* work, std::vector<Policy>* policies) {
+  ListScheduler scheduler(coarse);
   std::vector<std::pair<Time, size_t>> order;
   // Those that the budget leaves untried come last, as they were.
   for (size_t i = 0; i < policies->size() && !work->spent(); ++i) {
-    const Rules rules = RulesOf(pilot, (*policies)[i]);
+    const Rules rules = RulesOf(coarse, (*policies)[i]);
     order.emplace_back(scheduler.Run(rules, RankQueue::kNever).value_or(RankQueue::kNever), i);
     work->Spend(scheduler.cost());
   }

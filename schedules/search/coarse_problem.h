@@ -10,9 +10,9 @@ namespace contraflow {
 
 /// A small problem that is like a large one: some `ranks` of it at even distances, with their
 /// stages, and micro-batches and memory in proportion.
-SearchProblem PilotOf(const SearchProblem& problem, int ranks);
+SearchProblem CoarseProblem(const SearchProblem& problem, int ranks);
 
-/// The policies with the shortest schedules of the pilot first; of equals the first.
-void SortByPilot(const SearchProblem& pilot, SearchWork* work, std::vector<Policy>* policies);
+/// The policies with the shortest schedules of the coarse first; of equals the first.
+void SortByCoarse(const SearchProblem& coarse, SearchWork* work, std::vector<Policy>* policies);
 
 }  // namespace contraflow

@@ -13,6 +13,6 @@ bool JoiningPays(const SearchProblem& problem);
 /// Makes full backwards (BW) of B and W, and B and W of full backwards, as long as that makes the
 /// order shorter, but for `budget` instructions at most. Nothing where JoiningPays is false.
 void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
-                   Found* best);
+                   SearchResult* best);
 
 }  // namespace contraflow

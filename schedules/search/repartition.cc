@@ -73,7 +73,7 @@ std::vector<int64_t> SpreadBytes(const std::vector<int64_t>& bytes, int from, in
   return Spread(bytes, from, to, Share, [](int64_t a, int64_t b) { return a + b; });
 }
 
-void RestageMemory(int from, int to, MemoryCost* memory) {
+void RepartitionMemory(int from, int to, MemoryCost* memory) {
   const auto each = [=](int64_t bytes) {
     const int64_t parts = to / from;
     return to >= from ? (bytes + parts - 1) / parts : bytes * (from / to);
@@ -95,7 +95,7 @@ bool Repeats(const std::vector<Time>& layers, int parts) {
   return true;
 }
 
-void RestageLayers(int from, int to, MoeCost* moe) {
+void RepartitionLayers(int from, int to, MoeCost* moe) {
   moe->layers_per_stage =
       to >= from ? moe->layers_per_stage / (to / from) : moe->layers_per_stage * (from / to);
   for (const ComponentCost& component : kComponentCosts) {
@@ -111,7 +111,7 @@ void RestageLayers(int from, int to, MoeCost* moe) {
 
 }  // namespace
 
-std::string RejectRestage(const CostModel& costs, int from, int to) {
+std::string RejectRepartition(const CostModel& costs, int from, int to) {
   if (from == to) return "";
   if (to % from != 0 && from % to != 0) {
     return "would need costs of " + std::to_string(to) + " stages, these are of " +
@@ -138,14 +138,14 @@ std::string RejectRestage(const CostModel& costs, int from, int to) {
   return "";
 }
 
-CostModel Restage(const CostModel& costs, int from, int to) {
-  CF_ASSERT(RejectRestage(costs, from, to).empty());
+CostModel Repartition(const CostModel& costs, int from, int to) {
+  CF_ASSERT(RejectRepartition(costs, from, to).empty());
   if (from == to) return costs;
   CostModel result = costs;
   result.stages = Spread(costs.stages, from, to, Part, Sum);
-  if (result.memory) RestageMemory(from, to, &*result.memory);
+  if (result.memory) RepartitionMemory(from, to, &*result.memory);
   if (result.moe) {
-    RestageLayers(from, to, &*result.moe);
+    RepartitionLayers(from, to, &*result.moe);
     if (result.derived) DeriveChunkCosts(&result, *result.derived);
     // What was cut unequally may be derived equal again.
     const auto first = [&](const StageCost& stage) { return stage == result.stages.front(); };

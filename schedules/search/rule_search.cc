@@ -16,7 +16,7 @@ class Mutation {
     const int changes = 1 + static_cast<int>(Draw(3));
     for (int i = 0; i < changes; ++i) {
       if (Draw(2) == 0) {
-        ChangeLines(rules);
+        ChangeStages(rules);
       } else {
         ChangeRanks(rules);
       }
@@ -33,19 +33,19 @@ class Mutation {
     return {first, std::min(count, first + length)};
   }
 
-  void ChangeLines(Rules* rules) {
-    const auto [first, end] = Stretch(problem_.lines.size());
+  void ChangeStages(Rules* rules) {
+    const auto [first, end] = Stretch(problem_.stages.size());
     std::vector<int32_t>& ahead = Draw(2) == 0 ? rules->ahead : rules->ahead_first;
     const int32_t by = Draw(2) == 0 ? 1 : -1;
     const bool open = Draw(12) == 0;
     for (size_t i = first; i < end; ++i) {
-      const int32_t count = std::max(problem_.lines[i].count, 1);
+      const int32_t count = std::max(problem_.stages[i].count, 1);
       ahead[i] = open ? count : std::clamp(ahead[i] + by, 1, count);
     }
   }
 
   void ChangeRanks(Rules* rules) {
-    const auto [first, end] = Stretch(problem_.lines_of.size());
+    const auto [first, end] = Stretch(problem_.stages_of.size());
     const size_t what = Draw(8);
     const size_t value = Draw(12);
     for (size_t r = first; r < end; ++r) {
@@ -86,7 +86,7 @@ class Mutation {
 
 void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t leave,
                  SearchWork* work, ListScheduler* scheduler, Rules rules,
-                 std::optional<Found>* best) {
+                 std::optional<SearchResult>* best) {
   std::mt19937_64 random(2);
   Mutation mutation(problem, &random);
   Time makespan = RankQueue::kNever - 1, ends = RankQueue::kNever;
@@ -102,7 +102,7 @@ void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t l
     ends = scheduler->ends();
     rules = std::move(next);
     if (*best && (*best)->makespan <= makespan) continue;
-    *best = Found{scheduler->TakeOrder(), makespan, "rules found in " + std::to_string(round)};
+    *best = SearchResult{scheduler->TakeOrder(), makespan, "rules found in " + std::to_string(round)};
     work->Found(makespan, bound);
     if (makespan <= bound) return;
   }

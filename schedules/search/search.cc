@@ -15,9 +15,9 @@ namespace contraflow {
 namespace {
 
 /// The shortest of the seeds that run and fit; the first of equals.
-std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
+std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
                               SearchWork* work) {
-  std::optional<Found> best;
+  std::optional<SearchResult> best;
   Evaluator evaluator(problem);
   for (const Plan& seed : seeds) {
     std::optional<Order> order = ToOrder(problem, seed);
@@ -26,21 +26,21 @@ std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan
     work->Spend(InstructionCount(seed));
     if (!evaluation.runs || !evaluation.fits) continue;
     if (best && best->makespan <= evaluation.makespan) continue;
-    best = Found{std::move(*order), evaluation.makespan, seed.schedule};
+    best = SearchResult{std::move(*order), evaluation.makespan, seed.schedule};
   }
   return best;
 }
 
 }  // namespace
 
-std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
+std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
                             const SearchOptions& options, SearchWork* work) {
   work->Enter("schedules");
-  std::optional<Found> best = BestSeed(problem, seeds, work);
+  std::optional<SearchResult> best = BestSeed(problem, seeds, work);
   if (best) work->Found(best->makespan, bound);
   if (!best || best->makespan > bound) {
     work->Enter("policies");
-    std::optional<Found> policies = SearchPolicies(problem, bound, work, !best);
+    std::optional<SearchResult> policies = SearchPolicies(problem, bound, work, !best);
     if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
   }
   if (!best) return best;

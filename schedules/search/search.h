@@ -10,7 +10,7 @@
 namespace contraflow {
 
 /// An order that runs and fits, and where it comes from.
-struct Found {
+struct SearchResult {
   Order order;
   Time makespan = 0;
   std::string from;  ///< "1f1b", "policy ...", "local search from ..."
@@ -21,17 +21,17 @@ struct Found {
 /// limit. For any placement and any limit that one micro-batch at a time fits in, it finds some,
 /// however much work that takes; with `needed` false, where there is an order already, only within
 /// the work.
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
+std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
                                     bool needed = true);
 
 /// Local search on the orders of the ranks: replaces `best` by shorter ones until `bound` is
 /// reached or the work is spent. Deterministic for a seed.
 void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
-                    Found* best);
+                    SearchResult* best);
 
 /// The best of all for one placement: seeds that run and fit, policies, local search. Never longer
 /// than any seed that fits. Nothing if nothing was found that fits.
-std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
+std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
                             const SearchOptions& options, SearchWork* work);
 
 }  // namespace contraflow

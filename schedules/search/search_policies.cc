@@ -26,15 +26,15 @@ class PolicySearch {
         needed_(needed),
         left_for_others_(work->left() / 2),
         scheduler_(problem) {
-    for (const std::vector<int>& lines : problem.lines_of) {
-      several_ = several_ || lines.size() > 1;
+    for (const std::vector<int>& stages : problem.stages_of) {
+      several_ = several_ || stages.size() > 1;
     }
   }
 
-  std::optional<Found> Run() {
+  std::optional<SearchResult> Run() {
     std::vector<Policy> grid = PolicyGrid(problem_);
     if (3 * problem_.chunks() > kLarge) {
-      SortByPilot(PilotOf(problem_, several_ ? 8 : 16), &work_, &grid);
+      SortByCoarse(CoarseProblem(problem_, several_ ? 8 : 16), &work_, &grid);
       const int64_t least = (work_.left() + left_for_others_) / 2;
       for (const Policy& policy : grid) {
         if (Done() || work_.left() < least) break;
@@ -78,7 +78,7 @@ class PolicySearch {
   void Keep(Time makespan, std::string from) {
     if (makespan >= below_) return;
     below_ = makespan;
-    best_ = Found{scheduler_.TakeOrder(), makespan, std::move(from)};
+    best_ = SearchResult{scheduler_.TakeOrder(), makespan, std::move(from)};
     work_.Found(makespan, bound_);
   }
 
@@ -121,12 +121,12 @@ class PolicySearch {
   bool several_ = false;
   Time below_ = RankQueue::kNever;
   Rules rules_;
-  std::optional<Found> best_;
+  std::optional<SearchResult> best_;
 };
 
 }  // namespace
 
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
+std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
                                     bool needed) {
   work->Enter("policies");
   return PolicySearch(problem, bound, work, needed).Run();

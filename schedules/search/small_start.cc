@@ -38,17 +38,17 @@ Time BoundOf(const SearchProblem& problem) {
 }
 
 /// As of `problem`, where it runs and fits.
-std::optional<Found> Carried(const SearchProblem& problem, Order order, SearchWork* work) {
+std::optional<SearchResult> Carried(const SearchProblem& problem, Order order, SearchWork* work) {
   work->Spend(3 * problem.chunks());
   const Evaluation evaluation = Evaluate(problem, order);
   if (!evaluation.runs || !evaluation.fits) return std::nullopt;
-  return Found{std::move(order), evaluation.makespan, ""};
+  return SearchResult{std::move(order), evaluation.makespan, ""};
 }
 
 /// The best of those made longer.
-std::optional<Found> Longer(const SearchProblem& small, const Order& order,
+std::optional<SearchResult> Longer(const SearchProblem& small, const Order& order,
                             const SearchProblem& large, SearchWork* work) {
-  std::optional<Found> best;
+  std::optional<SearchResult> best;
   ListScheduler scheduler(large);
   Time below = RankQueue::kNever;
   for (const Order& guide : Lengthen(small, order, large)) {
@@ -60,7 +60,7 @@ std::optional<Found> Longer(const SearchProblem& small, const Order& order,
       work->Spend(scheduler.cost());
       if (!makespan) continue;
       below = *makespan;
-      best = Found{scheduler.TakeOrder(), *makespan, ""};
+      best = SearchResult{scheduler.TakeOrder(), *makespan, ""};
     }
   }
   // Where a rank has waited on purpose, the order alone may be shorter.
@@ -69,7 +69,7 @@ std::optional<Found> Longer(const SearchProblem& small, const Order& order,
 }
 
 /// What a search of its own finds for even costs.
-std::optional<Found> SearchEven(const SearchProblem& small, const SearchOptions& options,
+std::optional<SearchResult> SearchEven(const SearchProblem& small, const SearchOptions& options,
                                 int64_t budget, SearchWork* work) {
   const SearchProblem even = WithEvenCosts(small);
   const Time bound = BoundOf(even);
@@ -77,7 +77,7 @@ std::optional<Found> SearchEven(const SearchProblem& small, const SearchOptions&
   own.budget = budget * (1'000'000'000 / SearchWork::kPerSecond);
   own.stop = options.stop;
   SearchWork own_work(own);
-  std::optional<Found> found = SearchPolicies(even, bound, &own_work, false);
+  std::optional<SearchResult> found = SearchPolicies(even, bound, &own_work, false);
   if (found) ImproveWithin(even, bound, options.seed, own_work.left(), &own_work, &*found);
   work->Spend(budget - own_work.left());
   return found;
@@ -86,16 +86,16 @@ std::optional<Found> SearchEven(const SearchProblem& small, const SearchOptions&
 }  // namespace
 
 void StartSmall(const SearchProblem& problem, Time bound, const SearchOptions& options,
-                int64_t budget, SearchWork* work, Found* best) {
+                int64_t budget, SearchWork* work, SearchResult* best) {
   if (best->makespan <= bound || problem.pairs || problem.frame.routes.size() < 2) return;
-  const int count = problem.lines.front().count, few = std::min(count, problem.frame.ranks);
-  const bool alike = std::all_of(problem.lines.begin(), problem.lines.end(),
-                                 [count](const Line& line) { return line.count == count; });
+  const int count = problem.stages.front().count, few = std::min(count, problem.frame.ranks);
+  const bool alike = std::all_of(problem.stages.begin(), problem.stages.end(),
+                                 [count](const RouteStage& stage) { return stage.count == count; });
   if (!alike || count == 0) return;
   work->Enter("few micro-batches");
   const int64_t part = budget / 3, end = work->left() - budget;
   const SearchProblem small = WithFewer(problem, few);
-  std::optional<Found> found = SearchEven(small, options, part, work);
+  std::optional<SearchResult> found = SearchEven(small, options, part, work);
   if (found) found = Carried(small, std::move(found->order), work);
   if (!found) return;
   ImproveWithin(small, BoundOf(small), options.seed, part, work, &*found);

@@ -96,7 +96,7 @@ void CheckPlan(const Plan& plan, const Spec& spec) {
   const Provenance& provenance = *plan.provenance;
   CHECK(plan.schedule == "auto");
   CHECK(FindingsText(plan) == "");
-  CHECK(*plan.costs == Restage(spec.costs, CostStages(spec), plan.stages));
+  CHECK(*plan.costs == Repartition(spec.costs, CostStages(spec), plan.stages));
   CHECK(provenance.makespan == Simulate(plan, *plan.costs).makespan);
   CHECK(provenance.bound == ProveBound(plan, *plan.costs, provenance.memory_limit).value);
   CHECK(provenance.bound <= provenance.makespan);
@@ -122,7 +122,7 @@ TEST_SUITE("property") {
       } catch (const Error& error) {
         // Only where one micro-batch alone is too much.
         REQUIRE(spec.memory_limit);
-        CHECK(error.what() == "auto " + DescribeMisfit(spec));
+        CHECK(error.what() == "auto " + MemoryAdvice(spec));
         if (spec.recompute.choice != Choice::kStages) {
           CHECK(*LeastLimit(spec, true) > *spec.memory_limit);
         }
@@ -178,7 +178,7 @@ TEST_SUITE("property") {
         CheckPlan(GeneratePlan(spec), spec);
         if (*spec.memory_limit == 1) continue;
         --*spec.memory_limit;
-        CHECK(Failure([&] { GeneratePlan(spec); }) == "auto " + DescribeMisfit(spec));
+        CHECK(Failure([&] { GeneratePlan(spec); }) == "auto " + MemoryAdvice(spec));
         ++fits;
       }
     }

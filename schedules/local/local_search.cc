@@ -1,19 +1,19 @@
 // Simulated annealing on the orders of the ranks. A move takes one action to another place of its
 // rank's list. What makes it fast: most moves are refused by an estimate of the longest path
 // through what they touch, and of those that are tried only what changes is computed again
-// (schedules/order_graph.h).
-
-#include "schedules/local/local_search.h"
+// (order_graph.h).
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <limits>
+#include <utility>
 #include <vector>
 
-#include "schedules/local/move_proposal.h"
+#include "schedules/local/move_draw.h"
 #include "schedules/local/order_graph.h"
 #include "schedules/search/evaluator.h"
+#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
@@ -56,9 +56,53 @@ Order TakenApart(const SearchProblem& problem, const Order& order) {
   return apart;
 }
 
+/// Tries to find an action on a longest path.
+constexpr int kTries = 8;
+/// Of ten proposals, those at the start of a block of a longest path.
+constexpr int kAtBlocks = 3;
+
+/// Draws moves that have a chance to shorten an order, the same for a seed everywhere.
+class MoveProposals : public MoveDraw {
+ public:
+  using MoveDraw::MoveDraw;
+
+  /// A move for the graph as it is; from == to: none this time. It may not fit the memory, and
+  /// ranks may come to wait for each other by it.
+  OrderGraph::Move Next(const OrderGraph& graph);
+
+ private:
+  std::pair<int, int> Pick(const OrderGraph& graph, bool critical);
+  OrderGraph::Move AtLongestPath(const OrderGraph& graph);
+};
+
+OrderGraph::Move MoveProposals::Next(const OrderGraph& graph) {
+  if (Below(10) < kAtBlocks) return AtLongestPath(graph);
+  const auto [rank, from] = Pick(graph, Below(2) == 0);
+  const int distance = Distance();
+  return From(graph, rank, from, Below(2) == 0 ? from + distance : from - distance, false);
+}
+
+/// Any action; `critical`: one on a longest path, if a few tries find one.
+std::pair<int, int> MoveProposals::Pick(const OrderGraph& graph, bool critical) {
+  auto place = Any();
+  if (!critical) return place;
+  for (int i = 0; i < kTries; ++i) {
+    if (graph.Through(place.first, place.second) >= graph.makespan()) return place;
+    place = Any();
+  }
+  return place;
+}
+
+OrderGraph::Move MoveProposals::AtLongestPath(const OrderGraph& graph) {
+  const auto [rank, place] = Pick(graph, true);
+  const int start = graph.BlockStart(rank, place);
+  return AtBlock(graph, rank, start, Distance(), [&, r = rank] { return graph.Sender(r, start); });
+}
+
 class Annealing {
  public:
-  Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work, SearchResult* best)
+  Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
+            SearchResult* best)
       : graph_(problem, TakenApart(problem, best->order)),
         exact_(OrderGraph::Exact(problem)),
         evaluator_(problem),

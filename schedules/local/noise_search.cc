@@ -5,22 +5,22 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "schedules/local/move_draw.h"
 #include "schedules/local/noise.h"
-#include "schedules/local/noise_moves.h"
-#include "schedules/local/noise_pool.h"
-#include "schedules/local/noise_times.h"
 #include "schedules/local/order_graph.h"
+#include "schedules/local/sampled_times.h"
 
 namespace contraflow {
 namespace {
 
 /// Draws that local search improves on, half as many where an order has more than so many actions;
 /// and those that choose between its end, its start and the order that there was. No draw serves
-/// two purposes, nor do those that chose the start (noise_pool.cc).
+/// two purposes, nor do those that chose the start (noise.cc).
 constexpr size_t kTrained = 64;
 constexpr int64_t kSmall = 1'000;
 constexpr int kChosen = 40;
@@ -31,6 +31,48 @@ constexpr int64_t kPoolShare = 4;
 constexpr int kRounds = 4;
 /// Above this the graphs of all draws together take too much memory.
 constexpr int64_t kMostActions = 200'000;
+
+/// Proposals from one longest path. It changes with every move that is kept, but not much.
+constexpr int kUses = 8;
+/// Of ten proposals, those of any action at all, and those of an action on the path.
+constexpr int kAnywhere = 2, kOnPath = 3;
+
+/// Draws moves that have a chance to shorten an order in some draw, the same for a seed everywhere.
+class NoiseMoves : public MoveDraw {
+ public:
+  using MoveDraw::MoveDraw;
+
+  /// A move for the graph as it is; from == to: none this time. It may not fit the memory, and
+  /// ranks may come to wait for each other by it.
+  OrderGraph::Move Next(const OrderGraph& graph, const SampledTimes& times);
+
+ private:
+  std::vector<std::pair<int, int>> path_;  // a longest one of draw_, perhaps some moves ago
+  size_t draw_ = 0;
+  int left_ = 0;  // uses of the path
+};
+
+OrderGraph::Move NoiseMoves::Next(const OrderGraph& graph, const SampledTimes& times) {
+  const int choice = Below(10);
+  const int distance = Distance();
+  const bool later = Below(2) == 0;
+  if (choice < kAnywhere) {
+    const auto [rank, place] = Any();
+    return From(graph, rank, place, later ? place + distance : place - distance, false);
+  }
+  if (left_-- <= 0) {
+    draw_ = static_cast<size_t>(Below(times.draws()));
+    times.Path(draw_, &path_);
+    left_ = kUses;
+  }
+  const auto [rank, place] = path_[static_cast<size_t>(Below(path_.size()))];
+  if (choice < kAnywhere + kOnPath) {
+    return From(graph, rank, place, later ? place + distance : place - distance, false);
+  }
+  const int start = times.BlockStart(draw_, rank, place);
+  return AtBlock(graph, rank, start, distance,
+                 [&, r = rank] { return times.Sender(draw_, r, start); });
+}
 
 class SampledSearch {
  public:

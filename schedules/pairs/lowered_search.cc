@@ -9,12 +9,8 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/sharing.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
-#include "schedules/pairs/pair_search.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/search/evaluator.h"
 
 namespace contraflow {

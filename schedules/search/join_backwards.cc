@@ -2,20 +2,20 @@
 // stage before it waits for all of it. Which is better differs from chunk to chunk, and no single
 // move of an action says it: so each backward is tried the other way, in turn, until none helps.
 
-#include "schedules/search/join_backwards.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "schedules/search/evaluator.h"
+#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
 
 class Joiner {
  public:
-  Joiner(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work, SearchResult* best)
+  Joiner(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
+         SearchResult* best)
       : problem_(problem),
         evaluator_(problem),
         bound_(bound),
@@ -127,8 +127,9 @@ class Joiner {
 }  // namespace
 
 bool JoiningPays(const SearchProblem& problem) {
-  return std::any_of(problem.stages.begin(), problem.stages.end(),
-                     [](const RouteStage& stage) { return stage.cost.bw < stage.cost.b + stage.cost.w; });
+  return std::any_of(problem.stages.begin(), problem.stages.end(), [](const RouteStage& stage) {
+    return stage.cost.bw < stage.cost.b + stage.cost.w;
+  });
 }
 
 void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,

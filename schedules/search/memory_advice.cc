@@ -4,7 +4,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/published/serial.h"
+#include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 

@@ -42,20 +42,25 @@ using Order = std::vector<ActionList>;
 struct SearchProblem {
   Plan frame;  ///< head and routes; no programs
   CostModel costs;
-  std::optional<int64_t> limit;            ///< of each rank, in the unit of RouteStage::held
-  std::vector<RouteStage> stages;                 ///< by route, then stage
+  std::optional<int64_t> limit;             ///< of each rank, in the unit of RouteStage::held
+  std::vector<RouteStage> stages;           ///< by route, then stage
   std::vector<std::vector<int>> stages_of;  ///< of each rank, ascending
-  bool pairs = false;                      ///< some FB is shorter than its parts
+  bool pairs = false;                       ///< some FB is shorter than its parts
   /// Scale of the k-th micro-batch of each route; empty where all are 1.
   std::vector<std::vector<double>> scale;
 
   int64_t chunks() const;  ///< stages * micro-batches
-  /// Of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th backward.
+  /// Of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
+  /// backward.
   Time Duration(const Action& action, int k, int j = -1) const;
 };
 
 /// `frame` has routes and no programs. The costs must fit it (CheckCosts).
 SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int64_t> limit);
+
+/// A small problem that is like a large one: some `ranks` of it at even distances, with their
+/// stages, and micro-batches and memory in proportion.
+SearchProblem CoarseProblem(const SearchProblem& problem, int ranks);
 
 /// The plan of an order; its name is the frame's.
 Plan ToPlan(const SearchProblem& problem, const Order& order);

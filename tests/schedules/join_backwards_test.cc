@@ -1,5 +1,3 @@
-#include "schedules/search/join_backwards.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
@@ -7,6 +5,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/verify/verify.h"
 #include "schedules/published/placement.h"
+#include "schedules/search/search.h"
 #include "tests/support/support.h"
 
 namespace contraflow {

@@ -15,10 +15,10 @@
 
 #include "compiler/bound/bound.h"
 #include "schedules/published/placement.h"
-#include "schedules/search/coarse_problem.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/repeating_block.h"
 #include "schedules/search/search.h"
+#include "schedules/search/search_problem.h"
 #include "tests/support/exact_instance.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/support.h"

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
-#include "schedules/local/noise_pool.h"
-#include "schedules/local/noise_times.h"
+#include "schedules/local/sampled_times.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
@@ -129,7 +128,8 @@ TEST_SUITE("property") {
     const std::optional<Order> order = ToOrder(problem, seeds[1]);
     REQUIRE(order);
     const SearchResult best{*order, Evaluate(problem, *order).makespan, "zb-2p"};
-    const std::vector<SearchResult> pool = RobustCandidates(problem, seeds, best, options, 500'000, &work);
+    const std::vector<SearchResult> pool =
+        RobustCandidates(problem, seeds, best, options, 500'000, &work);
     REQUIRE(pool.size() >= 2);
     Time last = 0;
     for (const SearchResult& found : pool) {

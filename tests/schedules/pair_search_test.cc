@@ -1,8 +1,6 @@
 // Overlapped pairs in the search: what changes piece by piece is held against an evaluation from
 // nothing, and what is found against the published orders.
 
-#include "schedules/pairs/pair_search.h"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,11 +14,8 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
@@ -167,7 +162,8 @@ TEST_SUITE("property") {
       const int64_t limit = (v ? 7 : 5) + round % 3;
       const Published start = v ? PublishedOf("dualpipe-v", 3, 7 + round % 4, costs, limit)
                                 : PublishedOf("dualpipe", 4, 8 + 2 * (round % 2), costs, limit);
-      std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(start.problem, start.found.order);
+      std::optional<IncrementalEvaluator> run =
+          IncrementalEvaluator::Of(start.problem, start.found.order);
       REQUIRE(run);
       for (int i = 0; i < 400; ++i) {
         const size_t r = Draw(&random, run->ranks());

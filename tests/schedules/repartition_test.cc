@@ -1,10 +1,9 @@
-#include "schedules/search/repartition.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
 
 #include "compiler/lower/interleave.h"
+#include "schedules/search/candidates.h"
 #include "tests/support/support.h"
 
 namespace contraflow {
@@ -107,7 +106,8 @@ TEST_SUITE("unit") {
     costs.moe->attn_f = {7, 9, 7, 8};
     CHECK(RejectRepartition(costs, 4, 8) ==
           "would cut each stage in 2, and its layers differ (\"attn_f\")");
-    CHECK(RejectRepartition(costs, 40, 2) == "would merge stages of 4 layers into one of more than 64");
+    CHECK(RejectRepartition(costs, 40, 2) ==
+          "would merge stages of 4 layers into one of more than 64");
     CHECK(RejectRepartition(costs, 6, 4) ==
           "would need costs of 4 stages, these are of 6, which neither cut nor merge into as many "
           "equal parts");

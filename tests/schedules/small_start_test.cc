@@ -14,7 +14,6 @@
 #include "schedules/published/placement.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/list_scheduler.h"
-#include "schedules/search/longer_order.h"
 #include "tests/support/support.h"
 
 namespace contraflow {

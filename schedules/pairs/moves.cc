@@ -1,7 +1,7 @@
-#include "schedules/pairs/pair_move.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "schedules/pairs/pairs.h"
 
 namespace contraflow {
 namespace {
@@ -187,7 +187,8 @@ class Drawing {
     };
     if (!has(list_[at_])) return std::nullopt;
     const auto other = Find(at_, true, 1 + Of(kFar), [&](const Action& t) {
-      return has(t) && (forward ? t.stage != list_[at_].stage : BackIndex(t) != BackIndex(list_[at_]));
+      return has(t) &&
+             (forward ? t.stage != list_[at_].stage : BackIndex(t) != BackIndex(list_[at_]));
     });
     if (!other) return std::nullopt;
     PairMove move = Window(at_, *other);

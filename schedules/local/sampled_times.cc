@@ -1,4 +1,4 @@
-#include "schedules/local/noise_times.h"
+#include "schedules/local/sampled_times.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,7 +13,7 @@ constexpr int32_t kNone = -1;
 }  // namespace
 
 SampledTimes::SampledTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma,
-                       uint64_t seed, size_t draws)
+                           uint64_t seed, size_t draws)
     : graph_(graph), lanes_((draws + kWide - 1) / kWide * kWide) {
   // No draw takes sixteen times as long as there is no noise.
   int shift = 0;

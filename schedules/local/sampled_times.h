@@ -11,14 +11,14 @@
 namespace contraflow {
 
 /// How an order under change (order_graph.h) runs in many draws at once: the longest path to and
-/// from every action in each of them, side by side, so that one pass over what a move touches serves
-/// all. Times are in a unit of its own, as small as 32 bits allow.
+/// from every action in each of them, side by side, so that one pass over what a move touches
+/// serves all. Times are in a unit of its own, as small as 32 bits allow.
 class SampledTimes {
  public:
   /// Draws with the seeds `seed`, `seed` + 1, ...; `draws` is rounded up to a multiple of 16. The
   /// graph must outlive it, and every move of the graph must be told.
   SampledTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma, uint64_t seed,
-             size_t draws);
+               size_t draws);
 
   size_t draws() const { return lanes_; }
   /// Sum of the makespans of all draws.

@@ -1,4 +1,4 @@
-#include "schedules/pairs/pair_run.h"
+#include "schedules/pairs/incremental_evaluator.h"
 
 #include <algorithm>
 #include <limits>
@@ -16,7 +16,8 @@ bool IncrementalEvaluator::Takes(const SearchProblem& problem) {
   return problem.scale.empty() && !problem.costs.comm.exclusive();
 }
 
-IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const Order& order) : problem_(problem) {
+IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const Order& order)
+    : problem_(problem) {
   CF_ASSERT(Takes(problem) && order.size() == problem.stages_of.size());
   size_t chunks = 0;
   const auto stages = static_cast<int32_t>(problem.stages.size());
@@ -57,7 +58,8 @@ IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const O
   }
 }
 
-std::optional<IncrementalEvaluator> IncrementalEvaluator::Of(const SearchProblem& problem, const Order& order) {
+std::optional<IncrementalEvaluator> IncrementalEvaluator::Of(const SearchProblem& problem,
+                                                             const Order& order) {
   IncrementalEvaluator run(problem, order);
   if (!run.Begin()) return std::nullopt;
   return run;
@@ -167,7 +169,8 @@ bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionLi
   return true;
 }
 
-std::optional<Time> IncrementalEvaluator::Try(size_t r, size_t from, size_t to, const ActionList& piece, Time most) {
+std::optional<Time> IncrementalEvaluator::Try(size_t r, size_t from, size_t to,
+                                              const ActionList& piece, Time most) {
   const Rank& rank = ranks_[r];
   rank_ = r;
   from_ = from;

@@ -3,6 +3,8 @@
 // is asked for, and the shortest step that then fits is kept. So the plan is never longer than that
 // of a published schedule with the same --recompute in the same placement and memory.
 
+#include "schedules/search/search.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -12,14 +14,13 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
-#include "schedules/published/serial.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/memory_advice.h"
-#include "schedules/search/search_work.h"
-#include "schedules/search/step_time.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 namespace {
@@ -175,7 +176,8 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
     OfferAll(candidate, BoundOf(candidate), &shortest, &first_error);
     if (Stopped(spec.search) && shortest.best()) break;
   }
-  if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true))) throw *first_error;
+  if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true)))
+    throw *first_error;
   if (!shortest.best()) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   return std::move(*shortest.best());
 }

@@ -2,19 +2,14 @@
 // by more than a threshold that is drawn below a bound which sinks as the work is spent. Integers
 // only, so that every machine goes the same way.
 
-#include "schedules/pairs/pair_search.h"
-
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 
 namespace contraflow {
 namespace {

@@ -248,7 +248,7 @@ void RunSpeed() {
       if (move.from == move.to || !graph.Fits(move)) continue;
       ++moves;
       if (graph.Estimate(move) > graph.makespan() || !graph.Apply(move)) continue;
-      graph.Keep();
+      graph.Commit();
     }
     const double each = (CpuMilliseconds() - start) / moves;
     const auto actions = static_cast<double>(graph.actions());

@@ -10,7 +10,7 @@
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::bound_opening_test {
 namespace {
 
 /// The formula for every number of forwards before the first that comes back.
@@ -79,4 +79,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::bound_opening_test

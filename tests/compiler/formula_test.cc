@@ -13,7 +13,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::formula_test {
 namespace {
 
 constexpr Time kOne = 1'000'000;  // one "unit" in ticks
@@ -282,4 +282,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::formula_test

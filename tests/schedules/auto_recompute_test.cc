@@ -19,7 +19,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::auto_recompute_test {
 namespace {
 
 using Choice = Recompute::Choice;
@@ -284,4 +284,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::auto_recompute_test

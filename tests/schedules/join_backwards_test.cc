@@ -8,7 +8,7 @@
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::join_backwards_test {
 namespace {
 
 CostModel Costs(Time f, Time b, Time w, Time bw) {
@@ -104,4 +104,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::join_backwards_test

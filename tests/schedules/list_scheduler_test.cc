@@ -23,7 +23,7 @@
 #include "tests/support/exact_search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::list_scheduler_test {
 namespace {
 
 bool Full() {
@@ -255,4 +255,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::list_scheduler_test

@@ -19,7 +19,7 @@
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::local_search_test {
 namespace {
 
 SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
@@ -204,4 +204,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::local_search_test

@@ -17,7 +17,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::noise_test {
 namespace {
 
 /// Linear placement with twice the memory that it takes, so that there is room to choose.
@@ -185,4 +185,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::noise_test

@@ -19,7 +19,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::pair_search_test {
 namespace {
 
 /// A chunk of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json), published overlap.
@@ -201,4 +201,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::pair_search_test

@@ -6,7 +6,7 @@
 #include "schedules/search/candidates.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::repartition_test {
 namespace {
 
 /// The sums over a model, which no cut changes.
@@ -115,4 +115,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::repartition_test

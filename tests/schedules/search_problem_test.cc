@@ -16,7 +16,7 @@
 #include "schedules/search/evaluator.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::search_problem_test {
 namespace {
 
 /// Costs as RandomCosts draws them, now and then with overlapped pairs and memory.
@@ -132,4 +132,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::search_problem_test

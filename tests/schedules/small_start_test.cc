@@ -16,7 +16,7 @@
 #include "schedules/search/list_scheduler.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::small_start_test {
 namespace {
 
 SearchProblem Bidirectional(int ranks, int microbatches, const CostModel& costs,
@@ -142,4 +142,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::small_start_test

@@ -72,7 +72,7 @@ TEST_SUITE("unit") {
     const SearchProblem problem = MakeProblem(frame, costs, 5);
     SearchOptions options;
     SearchWork work(options);
-    const std::optional<Found> found = Search(problem, {}, bound, options, &work);
+    const std::optional<SearchResult> found = Search(problem, {}, bound, options, &work);
     REQUIRE(found.has_value());
     CHECK(found->makespan == bound);
   }

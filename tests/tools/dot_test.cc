@@ -12,7 +12,7 @@
 #include "tests/support/support.h"
 #include "tools/pictures/picture.h"
 
-namespace contraflow {
+namespace contraflow::dot_test {
 namespace {
 
 /// A graph as WriteDot spells it; nothing but what the lines of DOT allow here passes.
@@ -171,4 +171,4 @@ r0_0 -> r1_0 [color=blue];
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::dot_test

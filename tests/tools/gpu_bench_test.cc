@@ -14,7 +14,7 @@
 #include "tests/support/support.h"
 #include "tools/contraflow/build.h"
 
-namespace contraflow {
+namespace contraflow::gpu_bench_test {
 namespace {
 
 void CheckFigures(const std::vector<Figure>& figures, size_t least) {
@@ -123,4 +123,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::gpu_bench_test

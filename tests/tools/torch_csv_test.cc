@@ -13,7 +13,7 @@
 #include "tests/support/support.h"
 #include "tools/interop/interop.h"
 
-namespace contraflow {
+namespace contraflow::torch_csv_test {
 namespace {
 
 std::string ReadReference(const std::string& name) {
@@ -224,4 +224,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::torch_csv_test

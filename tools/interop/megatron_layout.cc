@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "schedules/published/interleaved.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tools/interop/interop.h"
 

@@ -1,5 +1,3 @@
-#include "tools/pictures/dot.h"
-
 #include <doctest/doctest.h>
 
 #include <map>
@@ -12,8 +10,9 @@
 #include "compiler/plan/error.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/pictures/picture.h"
 
-namespace contraflow {
+namespace contraflow::dot_test {
 namespace {
 
 /// A graph as WriteDot spells it; nothing but what the lines of DOT allow here passes.
@@ -172,4 +171,4 @@ r0_0 -> r1_0 [color=blue];
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::dot_test

@@ -1,5 +1,3 @@
-#include "tools/interop/megatron_layout.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,11 +8,12 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "schedules/published/interleaved.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/interop/interop.h"
 
-namespace contraflow {
+namespace contraflow::megatron_layout_test {
 namespace {
 
 Plan Order(const char* schedule, int ranks, int microbatches, int chunks = 0) {
@@ -208,4 +207,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::megatron_layout_test

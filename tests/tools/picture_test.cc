@@ -11,13 +11,11 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/pictures/grid.h"
-#include "tools/pictures/svg.h"
 
 // Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
 // chunks.
 
-namespace contraflow {
+namespace contraflow::picture_test {
 namespace {
 
 constexpr Time kUnit = 1'000'000;
@@ -151,4 +149,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::picture_test

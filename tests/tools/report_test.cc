@@ -14,9 +14,9 @@
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
-#include "tools/interop/torch_csv.h"
+#include "tools/interop/interop.h"
 
-namespace contraflow {
+namespace contraflow::report_test {
 namespace {
 
 Plan Make(const std::string& schedule, const CostModel& costs, Level level) {
@@ -113,4 +113,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::report_test

@@ -1,5 +1,3 @@
-#include "tools/interop/torch_csv.h"
-
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -13,8 +11,9 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/interop/interop.h"
 
-namespace contraflow {
+namespace contraflow::torch_csv_test {
 namespace {
 
 std::string ReadReference(const std::string& name) {
@@ -225,4 +224,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::torch_csv_test

@@ -6,7 +6,7 @@
 #include "runtime/gpu/gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::sm_budget_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -121,4 +121,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sm_budget_test

@@ -17,7 +17,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::virtual_links_test {
 namespace {
 
 constexpr SmBudget kBudget = {
@@ -345,4 +345,4 @@ rank
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::virtual_links_test

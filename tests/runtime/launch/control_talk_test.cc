@@ -17,7 +17,7 @@
 #include "runtime/launch/control_link.h"
 #include "tests/runtime/launch/watched_job.h"
 
-namespace contraflow {
+namespace contraflow::control_talk_test {
 namespace {
 
 using Kind = ControlMessage::Kind;
@@ -317,4 +317,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::control_talk_test

@@ -22,7 +22,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::static_memory_test {
 namespace {
 
 struct Case {
@@ -280,4 +280,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::static_memory_test

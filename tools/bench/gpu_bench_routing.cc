@@ -1,7 +1,5 @@
-#include "kernels/gpu/combine.h"
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/permutation.h"
-#include "kernels/gpu/router.h"
+#include "kernels/gpu/routing.h"
 #include "tools/bench/gpu_bench.h"
 
 namespace contraflow {

@@ -7,7 +7,7 @@
 #include "kernels/gpu/embedding_and_loss.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::cross_entropy_test {
 namespace {
 
 using gpu::Bf16;
@@ -152,4 +152,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cross_entropy_test

@@ -9,7 +9,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cudnn.h"
 
-namespace contraflow {
+namespace contraflow::cudnn_attention_test {
 namespace {
 
 constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "deviceVer": 900,
@@ -72,4 +72,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cudnn_attention_test

@@ -6,7 +6,7 @@
 #include "kernels/host/embedding_and_loss.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::embedding_test {
 namespace {
 
 using gpu::Bf16;
@@ -109,4 +109,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::embedding_test

@@ -16,7 +16,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::expert_group_test {
 namespace {
 
 using gpu::Bf16;
@@ -313,4 +313,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::expert_group_test

@@ -7,7 +7,7 @@
 
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::matmul_test {
 namespace {
 
 using gpu::Bf16;
@@ -139,4 +139,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::matmul_test

@@ -4,7 +4,7 @@
 #include "kernels/host/attention.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::rope_test {
 namespace {
 
 using gpu::Bf16;
@@ -85,4 +85,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::rope_test

@@ -3,7 +3,7 @@
 #include "kernels/gpu/stream.h"
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::stamp_test {
 namespace {
 
 TEST_SUITE("kernel") {
@@ -20,4 +20,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::stamp_test

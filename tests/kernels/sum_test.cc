@@ -9,7 +9,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::sum_test {
 namespace {
 
 /// Values of very different sizes: sums in another order have other bits.
@@ -128,4 +128,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sum_test

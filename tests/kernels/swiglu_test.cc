@@ -4,7 +4,7 @@
 #include "kernels/host/experts.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::swiglu_test {
 namespace {
 
 using gpu::Bf16;
@@ -87,4 +87,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::swiglu_test

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/gpu/stamp.h"
+#include "kernels/gpu/stream.h"
 #include "runtime/launch/fault_report.h"
 
 namespace contraflow {

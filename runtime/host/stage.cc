@@ -6,15 +6,11 @@
 #include "compiler/plan/error.h"
 #include "kernels/host/adamw.h"
 #include "kernels/host/attention.h"
-#include "kernels/host/combine.h"
-#include "kernels/host/cross_entropy.h"
-#include "kernels/host/embedding.h"
+#include "kernels/host/embedding_and_loss.h"
 #include "kernels/host/experts.h"
 #include "kernels/host/linear.h"
-#include "kernels/host/permutation.h"
-#include "kernels/host/rmsnorm.h"
-#include "kernels/host/rope.h"
-#include "kernels/host/router.h"
+#include "kernels/host/normalization.h"
+#include "kernels/host/routing.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace contraflow {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "compiler/lower/arena.h"
-#include "compiler/lower/lane_order.h"
 #include "compiler/lower/passes.h"
 #include "compiler/plan/access.h"
 #include "compiler/plan/error.h"

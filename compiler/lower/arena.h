@@ -12,6 +12,7 @@
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
+
 /// The last instructions that touched a range of bytes, one for each kind of lane: compute,
 /// all-to-all, messages. -1: none there.
 using LastUses = std::array<int32_t, 3>;

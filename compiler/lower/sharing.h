@@ -12,6 +12,7 @@
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
+
 /// How the chunks of a rank share its compute and all-to-all lane.
 struct LanePolicy {
   /// One chunk behind the other, each from the end of the one before on both lanes; it begins when

@@ -17,7 +17,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::buffer_test {
 namespace {
 
 CostModel DrawCosts(std::mt19937_64* random, int stages, int microbatches) {
@@ -242,4 +242,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::buffer_test

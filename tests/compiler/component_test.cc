@@ -10,7 +10,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::component_test {
 namespace {
 
 /// A plan of level comm and what it costs.
@@ -211,4 +211,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::component_test

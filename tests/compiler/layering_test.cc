@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace contraflow {
+namespace contraflow::layering_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -147,4 +147,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::layering_test

@@ -18,7 +18,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::sharing_test {
 namespace {
 
 /// Which instructions of a program are over before which others begin, as a table of all pairs.
@@ -214,4 +214,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sharing_test

@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::build_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -106,4 +106,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::build_test

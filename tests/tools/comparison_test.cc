@@ -22,7 +22,7 @@
 #include "tools/contraflow/search_option.h"
 #include "tools/contraflow/sweep.h"
 
-namespace contraflow {
+namespace contraflow::comparison_test {
 namespace {
 
 Question MakeQuestion(int ranks, int microbatches, const CostModel& costs) {
@@ -226,4 +226,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::comparison_test

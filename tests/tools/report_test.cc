@@ -16,7 +16,7 @@
 #include "tools/contraflow/table.h"
 #include "tools/interop/torch_csv.h"
 
-namespace contraflow {
+namespace contraflow::report_test {
 namespace {
 
 Plan Make(const std::string& schedule, const CostModel& costs, Level level) {
@@ -113,4 +113,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::report_test

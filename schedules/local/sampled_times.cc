@@ -1,4 +1,4 @@
-#include "schedules/local/noise_times.h"
+#include "schedules/local/sampled_times.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,8 +12,8 @@ constexpr int32_t kNone = -1;
 
 }  // namespace
 
-NoiseTimes::NoiseTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma,
-                       uint64_t seed, size_t draws)
+SampledTimes::SampledTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma,
+                           uint64_t seed, size_t draws)
     : graph_(graph), lanes_((draws + kWide - 1) / kWide * kWide) {
   // No draw takes sixteen times as long as there is no noise.
   int shift = 0;
@@ -24,11 +24,11 @@ NoiseTimes::NoiseTimes(const SearchProblem& problem, const OrderGraph& graph, do
   for (size_t lane = 0; lane < lanes_; ++lane) {
     const NoiseDraw draw(problem, sigma, seed + lane);
     for (size_t n = 0; n < nodes; ++n) {
-      const Token& token = graph.tokens_[n];
+      const Action& action = graph.actions_[n];
       const OrderGraph::Role& role = graph.roles_[n];
-      const int k = HasForward(token.op) ? role.f : HasBackward(token.op) ? role.b : role.w;
+      const int k = HasForward(action.op) ? role.f : HasBackward(action.op) ? role.b : role.w;
       durations_[n * lanes_ + lane] =
-          static_cast<int32_t>(draw.Duration(token, k, role.b) >> shift);
+          static_cast<int32_t>(draw.Duration(action, k, role.b) >> shift);
     }
   }
   heads_.assign(nodes * lanes_, 0);
@@ -41,7 +41,7 @@ NoiseTimes::NoiseTimes(const SearchProblem& problem, const OrderGraph& graph, do
   scratch_.resize(64 * lanes_);
 }
 
-void NoiseTimes::Arrive(int32_t node, int32_t* time) const {
+void SampledTimes::Arrive(int32_t node, int32_t* time) const {
   for (const int32_t in : graph_.At(node).in) {
     if (in == kNone) continue;
     const int32_t* head = Row(heads_, in);
@@ -54,7 +54,7 @@ void NoiseTimes::Arrive(int32_t node, int32_t* time) const {
   }
 }
 
-void NoiseTimes::Demand(int32_t node, int32_t* time) const {
+void SampledTimes::Demand(int32_t node, int32_t* time) const {
   for (const int32_t out : graph_.At(node).out) {
     if (out == kNone) continue;
     const int32_t* tail = Row(tails_, out);
@@ -67,7 +67,7 @@ void NoiseTimes::Demand(int32_t node, int32_t* time) const {
   }
 }
 
-void NoiseTimes::HeadOf(int32_t node, int32_t* time) const {
+void SampledTimes::HeadOf(int32_t node, int32_t* time) const {
   const int32_t previous = graph_.At(node).previous;
   if (previous == kNone) {
     std::fill_n(time, lanes_, 0);
@@ -81,7 +81,7 @@ void NoiseTimes::HeadOf(int32_t node, int32_t* time) const {
   Arrive(node, time);
 }
 
-void NoiseTimes::TailOf(int32_t node, int32_t* time) const {
+void SampledTimes::TailOf(int32_t node, int32_t* time) const {
   const int32_t next = graph_.At(node).next;
   if (next == kNone) {
     std::fill_n(time, lanes_, 0);
@@ -96,12 +96,12 @@ void NoiseTimes::TailOf(int32_t node, int32_t* time) const {
 }
 
 /// The makespans from the last ends of all ranks.
-void NoiseTimes::SumUp() {
+void SampledTimes::SumUp() {
   std::fill(makespans_.begin(), makespans_.end(), 0);
-  for (const std::vector<int32_t>& word : graph_.words_) {
-    if (word.empty()) continue;
-    const int32_t* head = Row(heads_, word.back());
-    const int32_t* duration = Row(durations_, word.back());
+  for (const std::vector<int32_t>& list : graph_.lists_) {
+    if (list.empty()) continue;
+    const int32_t* head = Row(heads_, list.back());
+    const int32_t* duration = Row(durations_, list.back());
     for (size_t i = 0; i < lanes_; ++i) {
       makespans_[i] = std::max(makespans_[i], head[i] + duration[i]);
     }
@@ -110,14 +110,14 @@ void NoiseTimes::SumUp() {
   for (const int32_t makespan : makespans_) sum_ += makespan;
 }
 
-int64_t NoiseTimes::Worse(const OrderGraph::Move& move) const {
-  const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(move.rank)];
+int64_t SampledTimes::Worse(const OrderGraph::Move& move) const {
+  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move.rank)];
   const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
   const bool forward = move.to > move.from;
   // What comes to stand at a place.
   const auto node = [&](int place) {
-    if (place == move.to) return word[static_cast<size_t>(move.from)];
-    return word[static_cast<size_t>(forward ? place + 1 : place - 1)];
+    if (place == move.to) return list[static_cast<size_t>(move.from)];
+    return list[static_cast<size_t>(forward ? place + 1 : place - 1)];
   };
   const auto count = static_cast<size_t>(high - low + 1);
   if (scratch_.size() < (count + 2) * lanes_) scratch_.resize((count + 2) * lanes_);
@@ -126,7 +126,7 @@ int64_t NoiseTimes::Worse(const OrderGraph::Move& move) const {
   int32_t* const time = through + lanes_;
   int32_t* const heads = time + lanes_;
   if (low > 0) {
-    const int32_t previous = word[static_cast<size_t>(low) - 1];
+    const int32_t previous = list[static_cast<size_t>(low) - 1];
     for (size_t i = 0; i < lanes_; ++i) {
       time[i] = Row(heads_, previous)[i] + Row(durations_, previous)[i];
     }
@@ -140,8 +140,8 @@ int64_t NoiseTimes::Worse(const OrderGraph::Move& move) const {
     const int32_t* duration = Row(durations_, moved);
     for (size_t i = 0; i < lanes_; ++i) time[i] += duration[i];
   }
-  if (static_cast<size_t>(high) + 1 < word.size()) {
-    const int32_t next = word[static_cast<size_t>(high) + 1];
+  if (static_cast<size_t>(high) + 1 < list.size()) {
+    const int32_t next = list[static_cast<size_t>(high) + 1];
     for (size_t i = 0; i < lanes_; ++i) {
       time[i] = Row(tails_, next)[i] + Row(durations_, next)[i];
     }
@@ -164,28 +164,28 @@ int64_t NoiseTimes::Worse(const OrderGraph::Move& move) const {
   return worse;
 }
 
-void NoiseTimes::Mark(int32_t node) {
+void SampledTimes::Mark(int32_t node) {
   if (node != kNone) marked_.Mark(graph_.At(node).position);
 }
 
-void NoiseTimes::Apply(const OrderGraph::Move& move) {
+void SampledTimes::Apply(const OrderGraph::Move& move) {
   move_ = move;
   old_nodes_.clear();
   old_heads_.clear();
   old_makespans_ = makespans_;
   old_sum_ = sum_;
-  const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move.rank)];
   const auto low = static_cast<size_t>(std::min(move.from, move.to));
   const auto high = static_cast<size_t>(std::max(move.from, move.to));
-  marked_.StartAt(graph_.At(word[low]).position);
-  for (size_t i = low; i <= high + 1 && i < word.size(); ++i) Mark(word[i]);
+  marked_.StartAt(graph_.At(list[low]).position);
+  for (size_t i = low; i <= high + 1 && i < list.size(); ++i) Mark(list[i]);
   int32_t* const time = scratch_.data();
   bool ends_changed = false;
   while (!marked_.empty()) {
     ++work_;
     const int32_t n = graph_.sorted_[marked_.TakeFirst()];
     const OrderGraph::Node& node = graph_.At(n);
-    // The end of a word may be a token whose own times are as before.
+    // The end of a list may be an action whose own times are as before.
     ends_changed = ends_changed || node.next == kNone;
     HeadOf(n, time);
     int32_t* const head = Row(&heads_, n);
@@ -200,12 +200,12 @@ void NoiseTimes::Apply(const OrderGraph::Move& move) {
   if (ends_changed) SumUp();
 }
 
-void NoiseTimes::Keep() {
-  const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(move_.rank)];
+void SampledTimes::Commit() {
+  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move_.rank)];
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
-  marked_.StartAt(graph_.At(word[high]).position);
-  for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(word[i]);
+  marked_.StartAt(graph_.At(list[high]).position);
+  for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(list[i]);
   int32_t* const time = scratch_.data();
   while (!marked_.empty()) {
     ++work_;
@@ -221,7 +221,7 @@ void NoiseTimes::Keep() {
   }
 }
 
-void NoiseTimes::TakeBack() {
+void SampledTimes::Rollback() {
   for (size_t i = 0; i < old_nodes_.size(); ++i) {
     std::copy_n(old_heads_.data() + i * lanes_, lanes_, Row(&heads_, old_nodes_[i]));
   }
@@ -229,17 +229,17 @@ void NoiseTimes::TakeBack() {
   sum_ = old_sum_;
 }
 
-bool NoiseTimes::Waits(int32_t node, int32_t in, size_t draw) const {
+bool SampledTimes::Waits(int32_t node, int32_t in, size_t draw) const {
   return in != kNone &&
          Lane(heads_, in, draw) + Lane(durations_, in, draw) + hop_ == Lane(heads_, node, draw);
 }
 
-void NoiseTimes::Path(size_t draw, std::vector<std::pair<int, int>>* path) const {
+void SampledTimes::Path(size_t draw, std::vector<std::pair<int, int>>* path) const {
   path->clear();
   int32_t n = kNone;
-  for (const std::vector<int32_t>& word : graph_.words_) {
-    if (word.empty()) continue;
-    const int32_t last = word.back();
+  for (const std::vector<int32_t>& list : graph_.lists_) {
+    if (list.empty()) continue;
+    const int32_t last = list.back();
     if (Lane(heads_, last, draw) + Lane(durations_, last, draw) == makespans_[draw]) n = last;
   }
   while (n != kNone) {
@@ -256,18 +256,18 @@ void NoiseTimes::Path(size_t draw, std::vector<std::pair<int, int>>* path) const
   }
 }
 
-int NoiseTimes::BlockStart(size_t draw, int rank, int place) const {
-  const std::vector<int32_t>& word = graph_.words_[static_cast<size_t>(rank)];
+int SampledTimes::BlockStart(size_t draw, int rank, int place) const {
+  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(rank)];
   auto at = static_cast<size_t>(place);
-  while (at > 0 && Lane(heads_, word[at - 1], draw) + Lane(durations_, word[at - 1], draw) ==
-                       Lane(heads_, word[at], draw)) {
+  while (at > 0 && Lane(heads_, list[at - 1], draw) + Lane(durations_, list[at - 1], draw) ==
+                       Lane(heads_, list[at], draw)) {
     --at;
   }
   return static_cast<int>(at);
 }
 
-std::pair<int, int> NoiseTimes::Sender(size_t draw, int rank, int place) const {
-  const int32_t n = graph_.words_[static_cast<size_t>(rank)][static_cast<size_t>(place)];
+std::pair<int, int> SampledTimes::Sender(size_t draw, int rank, int place) const {
+  const int32_t n = graph_.lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)];
   for (const int32_t in : graph_.At(n).in) {
     if (Waits(n, in, draw)) return {graph_.At(in).rank, graph_.At(in).place};
   }

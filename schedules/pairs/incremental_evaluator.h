@@ -15,36 +15,36 @@ namespace contraflow {
 /// first: all that starts before it could keeps its times, the rest is computed again and either
 /// taken over or forgotten. For problems whose micro-batches all cost the same and whose links
 /// carry any number of messages at once, and for orders that recompute nothing.
-class PairRun {
+class IncrementalEvaluator {
  public:
   static bool Takes(const SearchProblem& problem);
 
   /// Nothing where the order does not run or fit. The problem must outlive it.
-  static std::optional<PairRun> Of(const SearchProblem& problem, const Order& order);
+  static std::optional<IncrementalEvaluator> Of(const SearchProblem& problem, const Order& order);
 
   size_t ranks() const { return ranks_.size(); }
-  const Word& word(size_t r) const { return ranks_[r].word; }
-  /// When each token of a rank starts.
+  const ActionList& list(size_t r) const { return ranks_[r].list; }
+  /// When each action of a rank starts.
   const std::vector<Time>& starts(size_t r) const { return ranks_[r].start; }
   Order TakeOrder() const;
   Time makespan() const { return makespan_; }
   /// What a search makes less: the ends of all ranks, and above all the last of them.
   Time cost() const { return cost_; }
 
-  /// Whether the rank could run `piece` instead of its tokens [from, to), which are the same work,
+  /// Whether the rank could run `piece` instead of its actions [from, to), which are the same work,
   /// with what it has run before and can hold.
-  bool Fits(size_t r, size_t from, size_t to, const Word& piece) const;
+  bool Fits(size_t r, size_t from, size_t to, const ActionList& piece) const;
   /// The cost with `piece` in place of [from, to), for one that fits: nothing if the ranks would
   /// wait for ever, or if the makespan would be above `most`.
-  std::optional<Time> Try(size_t r, size_t from, size_t to, const Word& piece, Time most);
+  std::optional<Time> Try(size_t r, size_t from, size_t to, const ActionList& piece, Time most);
   /// Takes over what was tried last.
-  void Keep();
+  void Commit();
 
-  /// Tokens computed since it was asked last.
+  /// Actions computed since it was asked last.
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
-  /// A token with its place among its line's forwards and backwards.
+  /// An action with its place among its stage's forwards and backwards.
   struct Step {
     int32_t forward = -1, backward = -1;  // chunk that it runs F or B of; -1: none
     int32_t needs_f = -1, needs_b = -1;   // chunks whose F or B it waits for
@@ -56,10 +56,10 @@ class PairRun {
     int32_t f = 0, b = 0, w = 0;
   };
   struct Rank {
-    Word word;
+    ActionList list;
     std::vector<Step> steps;
-    std::vector<Time> start, rest;  // of each token: when it starts; from then on so much to do
-    std::vector<int64_t> held;      // before each token
+    std::vector<Time> start, rest;  // of each action: when it starts; from then on so much to do
+    std::vector<int64_t> held;      // before each action
     Time end = 0;
   };
   /// A rank in the run that is tried.
@@ -70,35 +70,35 @@ class PairRun {
     std::vector<Time> starts;  // from `first` on
   };
 
-  PairRun(const SearchProblem& problem, const Order& order);
+  IncrementalEvaluator(const SearchProblem& problem, const Order& order);
   bool Begin();
-  size_t At(int line, int k) const {
-    return first_[static_cast<size_t>(line)] + static_cast<size_t>(k);
+  size_t At(int stage, int k) const {
+    return first_[static_cast<size_t>(stage)] + static_cast<size_t>(k);
   }
-  Time DurationOf(const Token& token) const;
-  void SetForward(int line, int k, Step* step) const;
-  void SetBackward(int line, int k, Step* step) const;
-  void CountBefore(const Word& word, size_t at) const;
-  void StepsOf(const Word& piece, std::vector<Step>* steps) const;
+  Time DurationOf(const Action& action) const;
+  void SetForward(int stage, int k, Step* step) const;
+  void SetBackward(int stage, int k, Step* step) const;
+  void CountBefore(const ActionList& list, size_t at) const;
+  void StepsOf(const ActionList& piece, std::vector<Step>* steps) const;
   void Start(Time since);
   bool Run(Time most);
   bool Walk(size_t r, Time most);
   bool Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const;
 
   const SearchProblem& problem_;
-  std::vector<size_t> first_;                 // chunk of each line
-  std::vector<std::array<Time, 4>> cost_of_;  // F, B, W, BW by line
-  std::vector<std::vector<Time>> pair_;       // FB by line and place of the other on its rank
-  std::vector<size_t> place_;                 // of each line among those of its rank
+  std::vector<size_t> first_;                 // chunk of each stage
+  std::vector<std::array<Time, 4>> cost_of_;  // F, B, W, BW by stage
+  std::vector<std::vector<Time>> pair_;       // FB by stage and place of the other on its rank
+  std::vector<size_t> place_;                 // of each stage among those of its rank
   std::vector<Rank> ranks_;
   std::vector<Time> f_start_, f_end_, b_start_, b_end_;  // by chunk
   Time makespan_ = 0, cost_ = 0;
 
-  mutable std::vector<Counts> counts_;  // of each line, while a word is gone through
+  mutable std::vector<Counts> counts_;  // of each stage, while a list is gone through
 
   // The run that is tried.
   size_t rank_ = 0, from_ = 0, to_ = 0;
-  Word piece_;
+  ActionList piece_;
   std::vector<Step> steps_;  // of the whole changed rank
   std::vector<Time> rest_;
   Time since_ = 0;

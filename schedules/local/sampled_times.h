@@ -11,14 +11,14 @@
 namespace contraflow {
 
 /// How an order under change (order_graph.h) runs in many draws at once: the longest path to and
-/// from every token in each of them, side by side, so that one pass over what a move touches serves
-/// all. Times are in a unit of its own, as small as 32 bits allow.
-class NoiseTimes {
+/// from every action in each of them, side by side, so that one pass over what a move touches
+/// serves all. Times are in a unit of its own, as small as 32 bits allow.
+class SampledTimes {
  public:
   /// Draws with the seeds `seed`, `seed` + 1, ...; `draws` is rounded up to a multiple of 16. The
   /// graph must outlive it, and every move of the graph must be told.
-  NoiseTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma, uint64_t seed,
-             size_t draws);
+  SampledTimes(const SearchProblem& problem, const OrderGraph& graph, double sigma, uint64_t seed,
+               size_t draws);
 
   size_t draws() const { return lanes_; }
   /// Sum of the makespans of all draws.
@@ -27,18 +27,18 @@ class NoiseTimes {
   /// By how much a move would lengthen the draws that it lengthens, together, as far as can be told
   /// from what it passes (OrderGraph::Estimate).
   int64_t Worse(const OrderGraph::Move& move) const;
-  /// After the graph's Apply has returned true, and after its Keep or TakeBack.
+  /// After the graph's Apply has returned true, and after its Commit or Rollback.
   void Apply(const OrderGraph::Move& move);
-  void Keep();
-  void TakeBack();
+  void Commit();
+  void Rollback();
 
-  /// Rank and place of the tokens of a longest path of a draw, the last first.
+  /// Rank and place of the actions of a longest path of a draw, the last first.
   void Path(size_t draw, std::vector<std::pair<int, int>>* path) const;
   /// As OrderGraph's, in one draw.
   int BlockStart(size_t draw, int rank, int place) const;
   std::pair<int, int> Sender(size_t draw, int rank, int place) const;
 
-  /// What was computed since the last call, in instructions of SearchWork: a token in 32 draws
+  /// What was computed since the last call, in instructions of SearchWork: an action in 32 draws
   /// takes about as long as one that is evaluated by itself.
   int64_t TakeWork() { return std::exchange(work_, 0) * static_cast<int64_t>(lanes_) / 32; }
 

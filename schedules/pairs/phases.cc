@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
+#include "schedules/published/bidirectional.h"
+#include "schedules/published/placement.h"
 
 namespace contraflow {
 namespace {
@@ -23,11 +25,11 @@ class Filling {
         order_(order),
         percent_(percent),
         ranks_(order.size()),
-        lines_(problem.lines.size()) {
-    for (size_t line = 0; line < lines_.size(); ++line) {
-      const auto count = static_cast<size_t>(problem.lines[line].count);
-      lines_[line].f_end.assign(count, kUnknown);
-      lines_[line].b_end.assign(count, kUnknown);
+        stages_(problem.stages.size()) {
+    for (size_t stage = 0; stage < stages_.size(); ++stage) {
+      const auto count = static_cast<size_t>(problem.stages[stage].count);
+      stages_[stage].f_end.assign(count, kUnknown);
+      stages_[stage].b_end.assign(count, kUnknown);
     }
   }
 
@@ -52,7 +54,7 @@ class Filling {
     Time lane = 0;
     size_t next = 0;
     int64_t held = 0;
-    std::vector<int32_t> waiting;  // lines of the weight gradients that wait, first in first out
+    std::vector<int32_t> waiting;  // stages of the weight gradients that wait, first in first out
   };
   struct Done {
     size_t f = 0, b = 0;
@@ -60,8 +62,8 @@ class Filling {
     std::vector<Time> f_end, b_end;
   };
 
-  Done& At(int32_t line) { return lines_[static_cast<size_t>(line)]; }
-  const Line& Of(int32_t line) const { return problem_.lines[static_cast<size_t>(line)]; }
+  Done& At(int32_t stage) { return stages_[static_cast<size_t>(stage)]; }
+  const RouteStage& Of(int32_t stage) const { return problem_.stages[static_cast<size_t>(stage)]; }
 
   /// Weight gradients of the order are where this decides.
   void SkipWeights(size_t r) {
@@ -74,25 +76,25 @@ class Filling {
     return ranks_[r].next == order_[r].size() && ranks_[r].waiting.empty();
   }
 
-  /// When the next token has all it needs; nothing while that is not known.
-  std::optional<Time> Ready(const Token& token) {
+  /// When the next action has all it needs; nothing while that is not known.
+  std::optional<Time> Ready(const Action& action) {
     Time ready = 0;
-    if (HasForward(token.op)) {
-      const Line& line = Of(token.line);
-      const size_t k = At(token.line).f;
-      if (line.before >= 0) {
-        const Time end = At(line.before).f_end[k];
+    if (HasForward(action.op)) {
+      const RouteStage& stage = Of(action.stage);
+      const size_t k = At(action.stage).f;
+      if (stage.before >= 0) {
+        const Time end = At(stage.before).f_end[k];
         if (end == kUnknown) return std::nullopt;
-        ready = end + line.hop;
+        ready = end + stage.hop;
       }
     }
-    if (HasBackward(token.op)) {
-      const int32_t own = token.op == Op::FB ? token.back : token.line;
-      const Line& line = Of(own);
+    if (HasBackward(action.op)) {
+      const int32_t own = action.op == Op::FB ? action.back : action.stage;
+      const RouteStage& stage = Of(own);
       const size_t k = At(own).b;
-      const Time end = line.after >= 0 ? At(line.after).b_end[k] : At(own).f_end[k];
+      const Time end = stage.after >= 0 ? At(stage.after).b_end[k] : At(own).f_end[k];
       if (end == kUnknown) return std::nullopt;
-      ready = std::max(ready, end + (line.after >= 0 ? Of(line.after).hop : 0));
+      ready = std::max(ready, end + (stage.after >= 0 ? Of(stage.after).hop : 0));
     }
     return ready;
   }
@@ -103,21 +105,21 @@ class Filling {
     return Ready(order_[r][ranks_[r].next]).has_value();
   }
 
-  /// Runs a weight gradient that waits or the next token.
-  void Act(size_t r, Word* word) {
+  /// Runs a weight gradient that waits or the next action.
+  void Act(size_t r, ActionList* list) {
     Rank& rank = ranks_[r];
     if (!rank.waiting.empty()) {
       const int32_t first = rank.waiting.front();
       const Time duration = problem_.Duration({Op::W, first}, 0);
       bool weight = rank.next == order_[r].size();
       if (!weight) {
-        const Token& token = order_[r][rank.next];
-        const std::optional<Time> ready = Ready(token);
+        const Action& action = order_[r][rank.next];
+        const std::optional<Time> ready = Ready(action);
         const bool waits = !ready || *ready - rank.lane >= duration * percent_ / 100 + 1;
-        const bool full = HasForward(token.op) && problem_.limit &&
-                          rank.held + Of(token.line).held > *problem_.limit;
-        // Weight gradients of a line run in the order of its micro-batches.
-        const bool before = token.op == Op::FB && At(token.back).waiting > 0;
+        const bool full = HasForward(action.op) && problem_.limit &&
+                          rank.held + Of(action.stage).held > *problem_.limit;
+        // Weight gradients of a stage run in the order of its micro-batches.
+        const bool before = action.op == Op::FB && At(action.back).waiting > 0;
         weight = waits || full || before;
       }
       if (weight) {
@@ -125,26 +127,26 @@ class Filling {
         --At(first).waiting;
         rank.lane += duration;
         rank.held -= Of(first).stash;
-        word->push_back({Op::W, first});
+        list->push_back({Op::W, first});
         return;
       }
     }
-    Token token = order_[r][rank.next++];
-    if (token.op == Op::BW) token.op = Op::B;
-    const Time start = std::max(rank.lane, *Ready(token));
-    rank.lane = start + problem_.Duration(token, 0, 0);
-    word->push_back(token);
-    if (HasForward(token.op)) {
-      Done& done = At(token.line);
+    Action action = order_[r][rank.next++];
+    if (action.op == Op::BW) action.op = Op::B;
+    const Time start = std::max(rank.lane, *Ready(action));
+    rank.lane = start + problem_.Duration(action, 0, 0);
+    list->push_back(action);
+    if (HasForward(action.op)) {
+      Done& done = At(action.stage);
       done.f_end[done.f++] = rank.lane;
-      rank.held += Of(token.line).held;
+      rank.held += Of(action.stage).held;
     }
-    if (!HasBackward(token.op)) return;
-    const int32_t own = token.op == Op::FB ? token.back : token.line;
+    if (!HasBackward(action.op)) return;
+    const int32_t own = action.op == Op::FB ? action.back : action.stage;
     Done& done = At(own);
     done.b_end[done.b++] = rank.lane;
     rank.held -= Of(own).held - Of(own).stash;
-    if (token.op == Op::FB) {
+    if (action.op == Op::FB) {
       rank.held -= Of(own).stash;
     } else {
       rank.waiting.push_back(own);
@@ -156,17 +158,17 @@ class Filling {
   const Order& order_;
   const int percent_;
   std::vector<Rank> ranks_;
-  std::vector<Done> lines_;
+  std::vector<Done> stages_;
 };
 
 /// The last rank's first forward next to a backward becomes a pair with it.
 Order WithFirstPair(const Order& order) {
   Order changed = order;
-  Word& word = changed.back();
-  for (size_t i = 0; i + 1 < word.size(); ++i) {
-    if (word[i].op != Op::F || word[i + 1].op != Op::BW) continue;
-    word[i] = {Op::FB, word[i].line, word[i + 1].line};
-    word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+  ActionList& list = changed.back();
+  for (size_t i = 0; i + 1 < list.size(); ++i) {
+    if (list[i].op != Op::F || list[i + 1].op != Op::BW) continue;
+    list[i] = {Op::FB, list[i].stage, list[i + 1].stage};
+    list.erase(list.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     break;
   }
   return changed;
@@ -175,7 +177,7 @@ Order WithFirstPair(const Order& order) {
 }  // namespace
 
 std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, int percent) {
-  if (!PairRun::Takes(problem)) return std::nullopt;
+  if (!IncrementalEvaluator::Takes(problem)) return std::nullopt;
   return Filling(problem, order, percent).Run();
 }
 
@@ -186,7 +188,7 @@ std::optional<Order> ScheduleInPhases(const SearchProblem& problem) {
   Time least = std::numeric_limits<Time>::max();
   const auto offer = [&](std::optional<Order> order) {
     if (!order) return;
-    const std::optional<PairRun> run = PairRun::Of(problem, *order);
+    const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, *order);
     if (!run || run->makespan() >= least) return;
     least = run->makespan();
     best = std::move(order);
@@ -196,6 +198,29 @@ std::optional<Order> ScheduleInPhases(const SearchProblem& problem) {
     for (const int percent : {0, 50, 100}) offer(FillGaps(problem, order, percent));
   }
   return best;
+}
+
+std::optional<Order> PhaseOrder(const SearchProblem& problem) {
+  const Plan& frame = problem.frame;
+  if (frame.routes.size() != 1 || frame.routes[0].ranks != VPlacement(frame.ranks)) {
+    return std::nullopt;
+  }
+  const int ranks = frame.ranks;
+  if (frame.microbatches < 2 * ranks) return std::nullopt;
+  Plan plan = frame;
+  for (int r = 0; r < ranks; ++r) {
+    plan.program(r) = BidirectionalProgram({
+        .stage = {r, 2 * ranks - 1 - r},
+        .first = {0, 0},
+        .ahead = ranks - 1 - r,
+        .behind = r,
+        .pairs = frame.microbatches - 2 * ranks + r + 1,
+        .middle = r == ranks - 1,
+    });
+  }
+  std::optional<Order> order = ToOrder(problem, plan);
+  if (!order || !IncrementalEvaluator::Of(problem, *order)) return std::nullopt;
+  return order;
 }
 
 }  // namespace contraflow

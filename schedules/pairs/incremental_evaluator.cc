@@ -1,4 +1,4 @@
-#include "schedules/pairs/pair_run.h"
+#include "schedules/pairs/incremental_evaluator.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,34 +12,35 @@ constexpr int64_t kNobody = -1;
 
 }  // namespace
 
-bool PairRun::Takes(const SearchProblem& problem) {
+bool IncrementalEvaluator::Takes(const SearchProblem& problem) {
   return problem.scale.empty() && !problem.costs.comm.exclusive();
 }
 
-PairRun::PairRun(const SearchProblem& problem, const Order& order) : problem_(problem) {
-  CF_ASSERT(Takes(problem) && order.size() == problem.lines_of.size());
+IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const Order& order)
+    : problem_(problem) {
+  CF_ASSERT(Takes(problem) && order.size() == problem.stages_of.size());
   size_t chunks = 0;
-  const auto lines = static_cast<int32_t>(problem.lines.size());
-  place_.resize(problem.lines.size());
-  for (const std::vector<int>& here : problem.lines_of) {
+  const auto stages = static_cast<int32_t>(problem.stages.size());
+  place_.resize(problem.stages.size());
+  for (const std::vector<int>& here : problem.stages_of) {
     for (size_t i = 0; i < here.size(); ++i) place_[static_cast<size_t>(here[i])] = i;
   }
-  for (int32_t line = 0; line < lines; ++line) {
-    const Line& own = problem.lines[static_cast<size_t>(line)];
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    const RouteStage& own = problem.stages[static_cast<size_t>(stage)];
     first_.push_back(chunks);
     chunks += static_cast<size_t>(own.count);
     cost_of_.push_back({});
     pair_.emplace_back();
     if (own.count == 0) continue;
     for (const Op op : {Op::F, Op::B, Op::W, Op::BW}) {
-      cost_of_.back()[CostIndex(op)] = problem.Duration({op, line}, 0);
+      cost_of_.back()[CostIndex(op)] = problem.Duration({op, stage}, 0);
     }
-    for (const int back : problem.lines_of[static_cast<size_t>(own.rank)]) {
-      const bool some = problem.lines[static_cast<size_t>(back)].count > 0;
-      pair_.back().push_back(some ? problem.Duration({Op::FB, line, back}, 0, 0) : 0);
+    for (const int back : problem.stages_of[static_cast<size_t>(own.rank)]) {
+      const bool some = problem.stages[static_cast<size_t>(back)].count > 0;
+      pair_.back().push_back(some ? problem.Duration({Op::FB, stage, back}, 0, 0) : 0);
     }
   }
-  counts_.resize(problem.lines.size());
+  counts_.resize(problem.stages.size());
   for (std::vector<Time>* times : {&f_start_, &f_end_, &b_start_, &b_end_, &f_new_, &b_new_}) {
     times->assign(chunks, 0);
   }
@@ -50,131 +51,133 @@ PairRun::PairRun(const SearchProblem& problem, const Order& order) : problem_(pr
   ends_.resize(order.size());
   for (size_t r = 0; r < order.size(); ++r) {
     Rank& rank = ranks_[r];
-    rank.word = order[r];
-    CountBefore(rank.word, 0);
-    StepsOf(rank.word, &rank.steps);
-    rank.start.assign(rank.word.size(), 0);
+    rank.list = order[r];
+    CountBefore(rank.list, 0);
+    StepsOf(rank.list, &rank.steps);
+    rank.start.assign(rank.list.size(), 0);
   }
 }
 
-std::optional<PairRun> PairRun::Of(const SearchProblem& problem, const Order& order) {
-  PairRun run(problem, order);
+std::optional<IncrementalEvaluator> IncrementalEvaluator::Of(const SearchProblem& problem,
+                                                             const Order& order) {
+  IncrementalEvaluator run(problem, order);
   if (!run.Begin()) return std::nullopt;
   return run;
 }
 
-bool PairRun::Begin() {
+bool IncrementalEvaluator::Begin() {
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    if (!Fits(r, 0, 0, ranks_[r].word)) return false;
+    if (!Fits(r, 0, 0, ranks_[r].list)) return false;
   }
   rank_ = from_ = 0;
-  to_ = ranks_[0].word.size();
-  piece_ = ranks_[0].word;
+  to_ = ranks_[0].list.size();
+  piece_ = ranks_[0].list;
   steps_ = ranks_[0].steps;
   Start(0);
   if (!Run(std::numeric_limits<Time>::max())) return false;
-  Keep();
+  Commit();
   return true;
 }
 
-Order PairRun::TakeOrder() const {
+Order IncrementalEvaluator::TakeOrder() const {
   Order order;
-  for (const Rank& rank : ranks_) order.push_back(rank.word);
+  for (const Rank& rank : ranks_) order.push_back(rank.list);
   return order;
 }
 
-Time PairRun::DurationOf(const Token& token) const {
-  const auto line = static_cast<size_t>(token.line);
-  if (token.op == Op::FB) return pair_[line][place_[static_cast<size_t>(token.back)]];
-  return cost_of_[line][CostIndex(token.op)];
+Time IncrementalEvaluator::DurationOf(const Action& action) const {
+  const auto stage = static_cast<size_t>(action.stage);
+  if (action.op == Op::FB) return pair_[stage][place_[static_cast<size_t>(action.back)]];
+  return cost_of_[stage][CostIndex(action.op)];
 }
 
-void PairRun::SetForward(int line, int k, Step* step) const {
-  const Line& own = problem_.lines[static_cast<size_t>(line)];
-  step->forward = static_cast<int32_t>(At(line, k));
+void IncrementalEvaluator::SetForward(int stage, int k, Step* step) const {
+  const RouteStage& own = problem_.stages[static_cast<size_t>(stage)];
+  step->forward = static_cast<int32_t>(At(stage, k));
   if (own.before >= 0) {
     step->needs_f = static_cast<int32_t>(At(own.before, k));
     step->hop_f = own.hop;
   }
-  if (own.after >= 0) step->wakes_f = problem_.lines[static_cast<size_t>(own.after)].rank;
+  if (own.after >= 0) step->wakes_f = problem_.stages[static_cast<size_t>(own.after)].rank;
 }
 
-void PairRun::SetBackward(int line, int k, Step* step) const {
-  const Line& own = problem_.lines[static_cast<size_t>(line)];
-  step->backward = static_cast<int32_t>(At(line, k));
+void IncrementalEvaluator::SetBackward(int stage, int k, Step* step) const {
+  const RouteStage& own = problem_.stages[static_cast<size_t>(stage)];
+  step->backward = static_cast<int32_t>(At(stage, k));
   if (own.after >= 0) {
     step->needs_b = static_cast<int32_t>(At(own.after, k));
-    step->hop_b = problem_.lines[static_cast<size_t>(own.after)].hop;
+    step->hop_b = problem_.stages[static_cast<size_t>(own.after)].hop;
   }
-  if (own.before >= 0) step->wakes_b = problem_.lines[static_cast<size_t>(own.before)].rank;
+  if (own.before >= 0) step->wakes_b = problem_.stages[static_cast<size_t>(own.before)].rank;
 }
 
-/// Sets counts_ to what runs before a place of a word.
-void PairRun::CountBefore(const Word& word, size_t at) const {
+/// Sets counts_ to what runs before a place of a list.
+void IncrementalEvaluator::CountBefore(const ActionList& list, size_t at) const {
   std::fill(counts_.begin(), counts_.end(), Counts{});
   for (size_t i = 0; i < at; ++i) {
-    const Token& token = word[i];
-    Counts& back = counts_[static_cast<size_t>(token.op == Op::FB ? token.back : token.line)];
-    counts_[static_cast<size_t>(token.line)].f += HasForward(token.op);
-    back.b += HasBackward(token.op);
-    back.w += HasWeight(token.op);
+    const Action& action = list[i];
+    Counts& back = counts_[static_cast<size_t>(action.op == Op::FB ? action.back : action.stage)];
+    counts_[static_cast<size_t>(action.stage)].f += HasForward(action.op);
+    back.b += HasBackward(action.op);
+    back.w += HasWeight(action.op);
   }
 }
 
-/// Appends the steps of tokens that run behind what counts_ says.
-void PairRun::StepsOf(const Word& piece, std::vector<Step>* steps) const {
-  for (const Token& token : piece) {
+/// Appends the steps of actions that run behind what counts_ says.
+void IncrementalEvaluator::StepsOf(const ActionList& piece, std::vector<Step>* steps) const {
+  for (const Action& action : piece) {
     Step step;
-    step.duration = DurationOf(token);
-    const int back = token.op == Op::FB ? token.back : token.line;
-    if (HasForward(token.op)) {
-      SetForward(token.line, counts_[static_cast<size_t>(token.line)].f++, &step);
+    step.duration = DurationOf(action);
+    const int back = action.op == Op::FB ? action.back : action.stage;
+    if (HasForward(action.op)) {
+      SetForward(action.stage, counts_[static_cast<size_t>(action.stage)].f++, &step);
     }
-    if (HasBackward(token.op)) {
+    if (HasBackward(action.op)) {
       SetBackward(back, counts_[static_cast<size_t>(back)].b++, &step);
     }
-    if (HasWeight(token.op)) ++counts_[static_cast<size_t>(back)].w;
+    if (HasWeight(action.op)) ++counts_[static_cast<size_t>(back)].w;
     steps->push_back(step);
   }
 }
 
-bool PairRun::Fits(size_t r, size_t from, size_t to, const Word& piece) const {
+bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionList& piece) const {
   const Rank& rank = ranks_[r];
-  CountBefore(rank.word, from);
+  CountBefore(rank.list, from);
   int64_t held = from < rank.held.size() ? rank.held[from] : 0;
-  CF_ASSERT(to <= rank.word.size());
-  for (const Token& token : piece) {
-    Counts& own = counts_[static_cast<size_t>(token.line)];
-    const int back = token.op == Op::FB ? token.back : token.line;
+  CF_ASSERT(to <= rank.list.size());
+  for (const Action& action : piece) {
+    Counts& own = counts_[static_cast<size_t>(action.stage)];
+    const int back = action.op == Op::FB ? action.back : action.stage;
     Counts& other = counts_[static_cast<size_t>(back)];
-    const Line& back_line = problem_.lines[static_cast<size_t>(back)];
-    if (token.op == Op::R) return false;
-    if (HasBackward(token.op)) {
-      if (other.b == other.f || (HasWeight(token.op) && other.w != other.b)) return false;
-    } else if (HasWeight(token.op) && other.w == other.b) {
+    const RouteStage& back_stage = problem_.stages[static_cast<size_t>(back)];
+    if (action.op == Op::R) return false;
+    if (HasBackward(action.op)) {
+      if (other.b == other.f || (HasWeight(action.op) && other.w != other.b)) return false;
+    } else if (HasWeight(action.op) && other.w == other.b) {
       return false;
     }
-    if (HasForward(token.op)) {
-      held += problem_.lines[static_cast<size_t>(token.line)].held;
+    if (HasForward(action.op)) {
+      held += problem_.stages[static_cast<size_t>(action.stage)].held;
       if (problem_.limit && held > *problem_.limit) return false;
     }
-    own.f += HasForward(token.op);
-    other.b += HasBackward(token.op);
-    other.w += HasWeight(token.op);
-    if (HasBackward(token.op)) held -= back_line.held - back_line.stash;
-    if (HasWeight(token.op)) held -= back_line.stash;
+    own.f += HasForward(action.op);
+    other.b += HasBackward(action.op);
+    other.w += HasWeight(action.op);
+    if (HasBackward(action.op)) held -= back_stage.held - back_stage.stash;
+    if (HasWeight(action.op)) held -= back_stage.stash;
   }
   return true;
 }
 
-std::optional<Time> PairRun::Try(size_t r, size_t from, size_t to, const Word& piece, Time most) {
+std::optional<Time> IncrementalEvaluator::Try(size_t r, size_t from, size_t to,
+                                              const ActionList& piece, Time most) {
   const Rank& rank = ranks_[r];
   rank_ = r;
   from_ = from;
   to_ = to;
   piece_ = piece;
   const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
-  CountBefore(rank.word, from);
+  CountBefore(rank.list, from);
   steps_.assign(rank.steps.begin(), rank.steps.begin() + at(from));
   StepsOf(piece, &steps_);
   steps_.insert(steps_.end(), rank.steps.begin() + at(to), rank.steps.end());
@@ -183,7 +186,7 @@ std::optional<Time> PairRun::Try(size_t r, size_t from, size_t to, const Word& p
   return tried_cost_;
 }
 
-void PairRun::Start(Time since) {
+void IncrementalEvaluator::Start(Time since) {
   since_ = since;
   ++mark_;
   rest_.resize(steps_.size());
@@ -206,7 +209,7 @@ void PairRun::Start(Time since) {
   }
 }
 
-bool PairRun::Run(Time most) {
+bool IncrementalEvaluator::Run(Time most) {
   while (!ready_.empty()) {
     const size_t r = ready_.back();
     ready_.pop_back();
@@ -224,7 +227,7 @@ bool PairRun::Run(Time most) {
   return true;
 }
 
-bool PairRun::Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const {
+bool IncrementalEvaluator::Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const {
   const auto at = static_cast<size_t>(chunk);
   Time end;
   if ((backward ? b_mark_ : f_mark_)[at] == mark_) {
@@ -239,7 +242,7 @@ bool PairRun::Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const
 }
 
 /// Runs a rank until it waits or ends; false if the makespan would be above `most`.
-bool PairRun::Walk(size_t r, Time most) {
+bool IncrementalEvaluator::Walk(size_t r, Time most) {
   Trial& trial = trials_[r];
   const std::vector<Step>& steps = r == rank_ ? steps_ : ranks_[r].steps;
   const std::vector<Time>& rest = r == rank_ ? rest_ : ranks_[r].rest;
@@ -284,11 +287,11 @@ bool PairRun::Walk(size_t r, Time most) {
   return true;
 }
 
-void PairRun::Keep() {
+void IncrementalEvaluator::Commit() {
   Rank& changed = ranks_[rank_];
   const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
-  changed.word.erase(changed.word.begin() + at(from_), changed.word.begin() + at(to_));
-  changed.word.insert(changed.word.begin() + at(from_), piece_.begin(), piece_.end());
+  changed.list.erase(changed.list.begin() + at(from_), changed.list.begin() + at(to_));
+  changed.list.insert(changed.list.begin() + at(from_), piece_.begin(), piece_.end());
   changed.steps = steps_;
   changed.start.resize(steps_.size());
   changed.rest = rest_;
@@ -317,14 +320,14 @@ void PairRun::Keep() {
     if (r != rank_ && !rank.held.empty()) continue;
     rank.held.clear();
     int64_t held = 0;
-    for (const Token& token : rank.word) {
+    for (const Action& action : rank.list) {
       rank.held.push_back(held);
-      const Line& own = problem_.lines[static_cast<size_t>(token.line)];
-      const Line& back =
-          problem_.lines[static_cast<size_t>(token.op == Op::FB ? token.back : token.line)];
-      if (HasForward(token.op)) held += own.held;
-      if (HasBackward(token.op)) held -= back.held - back.stash;
-      if (HasWeight(token.op)) held -= back.stash;
+      const RouteStage& own = problem_.stages[static_cast<size_t>(action.stage)];
+      const RouteStage& back =
+          problem_.stages[static_cast<size_t>(action.op == Op::FB ? action.back : action.stage)];
+      if (HasForward(action.op)) held += own.held;
+      if (HasBackward(action.op)) held -= back.held - back.stash;
+      if (HasWeight(action.op)) held -= back.stash;
     }
   }
   makespan_ = tried_makespan_;

@@ -3,6 +3,8 @@
 // is asked for, and the shortest step that then fits is kept. So the plan is never longer than that
 // of a published schedule with the same --recompute in the same placement and memory.
 
+#include "schedules/search/search.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -12,14 +14,13 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
-#include "schedules/published/serial.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/memory_advice.h"
-#include "schedules/search/search_work.h"
-#include "schedules/search/step_time.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 namespace {
@@ -34,7 +35,7 @@ bool FitsLimit(const Simulation& simulation, const Spec& spec) {
 }
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
-Recompute RestageRecompute(Recompute recompute, int from, int to) {
+Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
   std::vector<int> stages;
   for (const int stage : recompute.stages) {
     if (stage >= from) {
@@ -119,7 +120,7 @@ Time BoundOf(const Candidate& candidate) {
 
 /// Its own orders and the published ones, those that are searched last, until one reaches `bound`.
 void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
-              std::optional<Error>* misfit) {
+              std::optional<Error>* first_error) {
   for (const Schedule* schedule : Schedules()) {
     if (shortest->best() && Stopped(candidate.spec.search)) return;
     if (!shortest->MayImprove(bound)) return;
@@ -130,7 +131,7 @@ void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
     try {
       shortest->Offer(GenerateRecomputed(spec, Room::kAny), candidate);
     } catch (const Error& error) {
-      if (!*misfit) *misfit = error;
+      if (!*first_error) *first_error = error;
     }
   }
   if (shortest->best()) return;
@@ -163,20 +164,21 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
   Shortest shortest(spec);
-  std::optional<Error> misfit;
+  std::optional<Error> first_error;
   std::vector<Candidate> candidates = CandidatesOf(spec);
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
   if (freely) OfferPlain(spec, candidates, &shortest);
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
-        RestageRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
+        RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
     candidate.spec.search.budget /= kSearches;
     if (freely && !spec.memory_limit) continue;
-    OfferAll(candidate, BoundOf(candidate), &shortest, &misfit);
+    OfferAll(candidate, BoundOf(candidate), &shortest, &first_error);
     if (Stopped(spec.search) && shortest.best()) break;
   }
-  if (!shortest.best() && misfit && !(spec.memory_limit && LeastLimit(spec, true))) throw *misfit;
-  if (!shortest.best()) throw Error(spec.schedule + " " + DescribeMisfit(spec));
+  if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true)))
+    throw *first_error;
+  if (!shortest.best()) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   return std::move(*shortest.best());
 }
 

@@ -2,19 +2,14 @@
 // by more than a threshold that is drawn below a bound which sinks as the work is spent. Integers
 // only, so that every machine goes the same way.
 
-#include "schedules/pairs/pair_search.h"
-
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 
 namespace contraflow {
 namespace {
@@ -24,10 +19,10 @@ constexpr int64_t kSteps = 1024;
 class PairAnnealing {
  public:
   /// `best` runs and fits.
-  PairAnnealing(const SearchProblem& problem, PairRun run, Time bound, uint64_t seed,
-                SearchWork* work, Found* best)
+  PairAnnealing(const SearchProblem& problem, IncrementalEvaluator run, Time bound, uint64_t seed,
+                SearchWork* work, SearchResult* best)
       : run_(std::move(run)), bound_(bound), random_(seed), work_(work), best_(best) {
-    for (const Line& line : problem.lines) longest_ = std::max(longest_, line.cost.f);
+    for (const RouteStage& stage : problem.stages) longest_ = std::max(longest_, stage.cost.f);
   }
 
   void Run(int64_t budget, Time hottest) {
@@ -45,7 +40,7 @@ class PairAnnealing {
  private:
   void Step(Time heat) {
     const size_t r = Draw(&random_, run_.ranks());
-    const std::optional<PairMove> move = DrawMove(run_.word(r), &random_);
+    const std::optional<PairMove> move = DrawMove(run_.list(r), &random_);
     if (!move || !run_.Fits(r, move->from, move->to, move->piece)) return;
     // Small thresholds are more likely than large ones.
     const auto draw = [&] { return static_cast<Time>(Draw(&random_, 1 << 20)); };
@@ -55,7 +50,7 @@ class PairAnnealing {
     const Time most_makespan = run_.makespan() + threshold + longest_ / 4;
     const std::optional<Time> cost = run_.Try(r, move->from, move->to, move->piece, most_makespan);
     if (!cost || *cost > most) return;
-    run_.Keep();
+    run_.Commit();
     if (run_.makespan() < best_->makespan) {
       best_->makespan = run_.makespan();
       best_->order = run_.TakeOrder();
@@ -63,26 +58,26 @@ class PairAnnealing {
     }
   }
 
-  PairRun run_;
+  IncrementalEvaluator run_;
   const Time bound_;
   std::mt19937_64 random_;
   SearchWork* work_;
-  Found* best_;
+  SearchResult* best_;
   Time longest_ = 0;
 };
 
 /// A few rounds on one problem: each from the best so far, with an end of its own.
 void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget, int rounds,
-            SearchWork* work, Found* best) {
+            SearchWork* work, SearchResult* best) {
   Time hottest = 0;
-  for (const Line& line : problem.lines) {
-    hottest = std::max(hottest, (line.cost.f + line.cost.b) / 32);
+  for (const RouteStage& stage : problem.stages) {
+    hottest = std::max(hottest, (stage.cost.f + stage.cost.b) / 32);
   }
-  const Found start = *best;
+  const SearchResult start = *best;
   for (int round = 0; round < rounds && best->makespan > bound && !work->spent(); ++round) {
     // Half of the rounds begin anew, so that one bad turn does not decide.
-    Found found = 2 * round < rounds ? start : *best;
-    std::optional<PairRun> run = PairRun::Of(problem, found.order);
+    SearchResult found = 2 * round < rounds ? start : *best;
+    std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, found.order);
     if (!run) return;
     found.makespan = run->makespan();
     PairAnnealing(problem, std::move(*run), bound, seed + static_cast<uint64_t>(round), work,
@@ -94,13 +89,13 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
 
 /// Nothing where the order does not run or fit.
 std::optional<Time> MakespanOf(const SearchProblem& problem, const Order& order) {
-  const std::optional<PairRun> run = PairRun::Of(problem, order);
+  const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, order);
   if (!run) return std::nullopt;
   return run->makespan();
 }
 
 /// Takes an order that runs, fits and is shorter.
-void Offer(const SearchProblem& problem, Order order, Found* best) {
+void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
   const std::optional<Time> makespan = MakespanOf(problem, order);
   if (!makespan || *makespan >= best->makespan) return;
   best->order = std::move(order);
@@ -109,7 +104,7 @@ void Offer(const SearchProblem& problem, Order order, Found* best) {
 
 /// An order to begin with, from the schedule that the budget allows.
 std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
-  const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.lines_of.size());
+  const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
   if (effort > budget / 4) return PhaseOrder(problem);
   work->Spend(effort);
   return ScheduleInPhases(problem);
@@ -117,9 +112,9 @@ std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchW
 
 /// With few micro-batches first, then with the rest of them in the middle.
 void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                 SearchWork* work, Found* best) {
+                 SearchWork* work, SearchResult* best) {
   const int count = problem.frame.microbatches;
-  const int enough = 2 * static_cast<int>(problem.lines_of.size()) + 2;
+  const int enough = 2 * static_cast<int>(problem.stages_of.size()) + 2;
   if (count <= enough) {
     if (std::optional<Order> order = Begin(problem, budget, work)) {
       Offer(problem, std::move(*order), best);
@@ -129,7 +124,7 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
   int64_t rest = budget;
   const SearchProblem few = WithCount(problem, enough);
   if (std::optional<Order> order = Begin(few, budget, work)) {
-    Found found = {std::move(*order), 0, best->from};
+    SearchResult found = {std::move(*order), 0, best->from};
     found.makespan = *MakespanOf(few, found.order);
     Anneal(few, 0, seed, budget * 3 / 4, 4, work, &found);
     if (std::optional<Order> longer = Extend(problem, found.order, count - enough)) {
@@ -143,13 +138,13 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
 }  // namespace
 
 void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                  SearchWork* work, Found* best) {
-  if (!PairRun::Takes(problem) || best->makespan <= bound) return;
+                  SearchWork* work, SearchResult* best) {
+  if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
   work->Enter("pairs");
   const Time before = best->makespan;
   const std::optional<SearchProblem> folded = Fold(problem);
   if (folded) {
-    Found half = *best;
+    SearchResult half = *best;
     half.order = FoldOrder(problem, best->order);
     std::optional<Time> makespan = MakespanOf(*folded, half.order);
     if (!makespan) {
@@ -169,7 +164,7 @@ void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64
         *best = {std::move(order), evaluation.makespan, best->from};
       }
     }
-  } else if (problem.frame.routes.size() == 1 && problem.lines_of[0].size() == 2) {
+  } else if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
     AnnealShort(problem, bound, seed, budget * 9 / 10, work, best);
   }
   Anneal(problem, bound, seed, budget / 10, 1, work, best);

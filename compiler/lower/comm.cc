@@ -1,6 +1,6 @@
 // The order. Times come from the simulation; the numbers that break ties come from a walk over the
-// programs which takes an instruction only when all it needs has been taken. No sorting: each rank's
-// moments ascend already, because its lane runs in order.
+// programs which takes an instruction only when all it needs has been taken. No sorting: each
+// rank's moments ascend already, because its lane runs in order.
 //
 // The messages, rank by rank. What a rank receives comes from its few neighbours, each in the order
 // of their programs, so merging its inbox with its own instructions by moment gives its part of the
@@ -13,7 +13,8 @@
 
 #include "compiler/lower/passes.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/plan/grid.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
@@ -21,25 +22,17 @@ namespace {
 class OrderWalk {
  public:
   OrderWalk(const Plan& plan, const Timeline& timeline)
-      : plan_(plan), timeline_(timeline), route_of_(RouteOfMicrobatch(plan)) {
-    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    f_done_.assign(chunks, false);
-    b_done_.assign(chunks, false);
-    waiting_.assign(plan.programs.size(), false);
-    moments_.resize(plan.programs.size());
-  }
+      : plan_(plan),
+        timeline_(timeline),
+        owner_(plan),
+        engine_(plan),
+        f_done_(plan.stages, plan.microbatches),
+        b_done_(plan.stages, plan.microbatches),
+        moments_(plan.programs.size()) {}
 
   std::vector<std::vector<Moment>> Run() {
-    for (int r = plan_.ranks - 1; r >= 0; --r) {
-      const auto rank = static_cast<size_t>(r);
-      moments_[rank].reserve(plan_.programs[rank].size());
-      ready_.push_back(r);
-    }
-    while (!ready_.empty()) {
-      const int r = ready_.back();
-      ready_.pop_back();
-      Advance(r);
-    }
+    for (size_t r = 0; r < moments_.size(); ++r) moments_[r].reserve(plan_.programs[r].size());
+    engine_.Run([&](int r, size_t index) { return Take(static_cast<size_t>(r), index); });
     for (size_t r = 0; r < moments_.size(); ++r) {
       CF_ASSERT(moments_[r].size() == plan_.programs[r].size());
     }
@@ -47,48 +40,28 @@ class OrderWalk {
   }
 
  private:
-  size_t At(int stage, int m) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(plan_.microbatches) +
-           static_cast<size_t>(m);
+  bool Take(size_t rank, size_t index) {
+    const Instruction& i = plan_.programs[rank][index];
+    const int stage = BackStage(i), m = BackMicrobatch(i);
+    if (HasForward(i.op) && i.stage > 0 && !f_done_(i.stage - 1, i.microbatch)) return false;
+    if (HasBackward(i.op) && stage + 1 < plan_.stages && !b_done_(stage + 1, m)) return false;
+    moments_[rank].push_back({timeline_.ranks[rank][index].start, number_});
+    number_ += 2;
+    if (HasForward(i.op)) Done(&f_done_, i.stage, i.microbatch, i.stage + 1);
+    if (HasBackward(i.op)) Done(&b_done_, stage, m, stage - 1);
+    return true;
   }
 
-  void Advance(int r) {
-    const auto rank = static_cast<size_t>(r);
-    const Program& program = plan_.programs[rank];
-    std::vector<Moment>& moments = moments_[rank];
-    while (moments.size() < program.size()) {
-      const Instruction& i = program[moments.size()];
-      const bool forward_ready =
-          !HasForward(i.op) || i.stage == 0 || f_done_[At(i.stage - 1, i.microbatch)];
-      const bool backward_ready = !HasBackward(i.op) || BackStage(i) + 1 == plan_.stages ||
-                                  b_done_[At(BackStage(i) + 1, BackMicrobatch(i))];
-      if (!forward_ready || !backward_ready) {
-        waiting_[rank] = true;
-        return;
-      }
-      moments.push_back({timeline_.ranks[rank][moments.size()].start, number_});
-      number_ += 2;
-      if (HasForward(i.op)) Done(&f_done_, i.stage, i.microbatch, i.stage + 1);
-      if (HasBackward(i.op)) Done(&b_done_, BackStage(i), BackMicrobatch(i), BackStage(i) - 1);
-    }
-  }
-
-  void Done(std::vector<bool>* done, int stage, int m, int next_stage) {
-    (*done)[At(stage, m)] = true;
-    if (next_stage < 0 || next_stage >= plan_.stages) return;
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    const int consumer = plan_.routes[route].ranks[static_cast<size_t>(next_stage)];
-    if (!waiting_[static_cast<size_t>(consumer)]) return;
-    waiting_[static_cast<size_t>(consumer)] = false;
-    ready_.push_back(consumer);
+  void Done(Grid<bool>* done, int stage, int m, int next_stage) {
+    (*done)(stage, m) = true;
+    if (next_stage >= 0 && next_stage < plan_.stages) engine_.Wake(owner_(next_stage, m));
   }
 
   const Plan& plan_;
   const Timeline& timeline_;
-  const std::vector<int> route_of_;
-  std::vector<bool> f_done_, b_done_;  // by stage and micro-batch
-  std::vector<bool> waiting_;          // ranks that could not go on
-  std::vector<int> ready_;
+  const Owners owner_;
+  Engine engine_;
+  Grid<bool> f_done_, b_done_;
   int64_t number_ = 0;
   std::vector<std::vector<Moment>> moments_;
 };
@@ -113,7 +86,7 @@ class Inserter {
         costs_(costs),
         timeline_(Simulate(plan_, costs).timeline),
         moments_(GlobalOrder(plan_, timeline_)),
-        route_of_(RouteOfMicrobatch(plan_)),
+        owner_(plan_),
         inbox_(plan_.programs.size()) {}
 
   Plan Run() {
@@ -128,23 +101,18 @@ class Inserter {
   }
 
  private:
-  int Owner(int stage, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    return plan_.routes[route].ranks[static_cast<size_t>(stage)];
-  }
-
   /// What instruction `index` of rank r sends: calls send(SEND, RECV) for each message.
   template <typename Send>
   void ForEachMessage(int r, const Instruction& i, Send send) const {
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
-      const int to = Owner(i.stage + 1, i.microbatch);
+      const int to = owner_(i.stage + 1, i.microbatch);
       if (to != r) {
         send(Message(Op::SEND_F, i.stage, i.microbatch, to),
              Message(Op::RECV_F, i.stage + 1, i.microbatch, r));
       }
     }
     if (HasBackward(i.op) && BackStage(i) > 0) {
-      const int to = Owner(BackStage(i) - 1, BackMicrobatch(i));
+      const int to = owner_(BackStage(i) - 1, BackMicrobatch(i));
       if (to != r) {
         send(Message(Op::SEND_B, BackStage(i), BackMicrobatch(i), to),
              Message(Op::RECV_B, BackStage(i) - 1, BackMicrobatch(i), r));
@@ -161,7 +129,7 @@ class Inserter {
     for (int r = 0; r < plan_.ranks; ++r) {
       for (const Instruction& i : plan_.program(r)) {
         ForEachMessage(r, i, [&](const Instruction&, const Instruction& recv) {
-          ++sizes[static_cast<size_t>(Owner(recv.stage, recv.microbatch))];
+          ++sizes[static_cast<size_t>(owner_(recv.stage, recv.microbatch))];
         });
       }
     }
@@ -175,7 +143,7 @@ class Inserter {
     for (size_t i = 0; i < program.size(); ++i) {
       const Moment behind = {timeline_.ranks[rank][i].end, moments_[rank][i].number + 1};
       ForEachMessage(r, program[i], [&](const Instruction&, const Instruction& recv) {
-        inbox_[static_cast<size_t>(Owner(recv.stage, recv.microbatch))].push_back(
+        inbox_[static_cast<size_t>(owner_(recv.stage, recv.microbatch))].push_back(
             {behind, recv.op, recv.stage, recv.microbatch, recv.peer});
       });
     }
@@ -254,7 +222,7 @@ class Inserter {
   const CostModel& costs_;
   Timeline timeline_;
   std::vector<std::vector<Moment>> moments_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
   std::vector<std::vector<Insertion>> inbox_;
 };
 

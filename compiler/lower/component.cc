@@ -11,7 +11,7 @@
 #include "compiler/lower/passes.h"
 #include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
@@ -24,7 +24,7 @@ class Writer {
       : plan_(plan),
         last_layer_(layers - 1),
         serial_(serial),
-        route_of_(RouteOfMicrobatch(plan)),
+        owner_(plan),
         ranks_(plan.programs.size()) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
     for (std::vector<int>* places : {&forward_, &recompute_, &backward_, &input_, &gradient_}) {
@@ -66,11 +66,7 @@ class Writer {
     return static_cast<size_t>(stage) * static_cast<size_t>(plan_.microbatches) +
            static_cast<size_t>(m);
   }
-  bool SameRank(int stage, int other, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    const std::vector<int>& ranks = plan_.routes[route].ranks;
-    return ranks[static_cast<size_t>(stage)] == ranks[static_cast<size_t>(other)];
-  }
+  bool SameRank(int stage, int other, int m) const { return owner_(stage, m) == owner_(other, m); }
 
   void Write(const Event& event) {
     RankState& rank = ranks_[static_cast<size_t>(event.rank)];
@@ -176,7 +172,7 @@ class Writer {
   const Plan& plan_;
   const int last_layer_;
   const bool serial_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
   std::vector<RankState> ranks_;
   // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
   // component so far of each chain, RECV_F and RECV_B.

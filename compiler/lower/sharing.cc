@@ -11,20 +11,22 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/recomputed.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
 
-class Engine {
+class LaneSharing {
  public:
-  Engine(const Plan& plan, const CostModel& costs, ChunkShapes* shapes, const LanePolicy& policy,
-         const std::vector<int>& most_activations, bool log)
+  LaneSharing(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
+              const LanePolicy& policy, const std::vector<int>& most_activations, bool log)
       : plan_(plan),
         costs_(costs),
         policy_(policy),
         most_activations_(most_activations),
         log_(log),
-        route_of_(RouteOfMicrobatch(plan)),
+        owner_(plan),
+        edges_(plan, costs),
         holders_(HoldersOfStage(plan)),
         recomputed_(plan) {
     state_.microbatches = plan.microbatches;
@@ -104,10 +106,6 @@ class Engine {
     due_.push(due);
   }
   size_t At(int stage, int m) const { return state_.At(stage, m); }
-  int Owner(int stage, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    return plan_.routes[route].ranks[static_cast<size_t>(stage)];
-  }
   size_t CopyAt(int rank, int stage) {
     const auto found = std::find_if(
         state_.copies.begin(), state_.copies.end(),
@@ -240,29 +238,16 @@ class Engine {
   void Deliver(int r, Op send, int stage, int m, std::vector<Time>* arrivals) {
     const bool forward = send == Op::SEND_F;
     const int next = forward ? stage + 1 : stage - 1;
-    const int to = Owner(next, m);
+    const int to = owner_(next, m);
     Time& arrival = (*arrivals)[At(next, m)];
     if (to == r) {
       arrival = state_.now;
       return Dispatch(r);
     }
-    arrival = Transfer(r, to);
+    arrival = edges_.Send(r, to, state_.now).end;
     Log(r, Message(send, stage, m, to), -1);
     Log(to, Message(forward ? Op::RECV_F : Op::RECV_B, next, m, r), -1);
     Push({arrival, 0, Due::kWake, to, 0, 0});
-  }
-
-  Time Transfer(int from, int to) {
-    Time start = state_.now;
-    if (costs_.comm.exclusive()) {
-      auto& busy = state_.ranks[static_cast<size_t>(from)].busy;
-      auto edge =
-          std::find_if(busy.begin(), busy.end(), [to](const auto& e) { return e.first == to; });
-      if (edge == busy.end()) edge = busy.insert(busy.end(), {to, 0});
-      start = std::max(start, edge->second);
-      edge->second = start + costs_.comm.occupancy;
-    }
-    return start + costs_.comm.occupancy + costs_.comm.latency;
   }
 
   void WeightDone(LaneCopy* copy) {
@@ -304,7 +289,8 @@ class Engine {
   const LanePolicy& policy_;
   const std::vector<int>& most_activations_;
   const bool log_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
+  Edges edges_;
   const std::vector<std::vector<int>> holders_;
   const RecomputedCells recomputed_;
   LaneState state_;
@@ -320,7 +306,7 @@ class Engine {
 SharedRun ShareLanes(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
                      const LanePolicy& policy, const std::vector<int>& most_activations, bool log) {
   CF_ASSERT(plan.level == Level::kComm && costs.moe);
-  return Engine(plan, costs, shapes, policy, most_activations, log).Run();
+  return LaneSharing(plan, costs, shapes, policy, most_activations, log).Run();
 }
 
 }  // namespace contraflow

@@ -113,9 +113,8 @@ struct LaneRank {
   size_t first = 0;  ///< the first block that is not wholly begun
   Time free[2] = {0, 0};
   int activations = 0, peak = 0;
-  size_t backward_left = 0;                ///< backward chains not ended yet
-  std::vector<std::pair<int, Time>> busy;  ///< peer, when the directed edge to it is free
-  std::vector<int> steps;                  ///< stages whose STEP may run
+  size_t backward_left = 0;  ///< backward chains not ended yet
+  std::vector<int> steps;    ///< stages whose STEP may run
 };
 
 /// One copy of a stage.

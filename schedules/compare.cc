@@ -33,7 +33,8 @@ Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
   return spec;
 }
 
-/// `auto` takes --chunks for its interleaved placement only, and the costs for one stage a rank.
+/// `auto` takes Spec::chunks for its interleaved placement only, and the costs for one stage a
+/// rank.
 void ListStages(Spec* spec) {
   if (spec->chunks == 0 || spec->costs.stages.size() != 1) return;
   if (spec->ranks == 1) spec->chunks = 0;
@@ -191,9 +192,9 @@ std::string NothingFits(std::span<const CompareRow> rows) {
                                [](const CompareRow& row) { return row.report.has_value(); });
   if (any) {
     return "no schedule of these fits the model that the costs describe; give costs of one stage "
-           "a rank, or leave --no-auto out";
+           "a rank, or leave `no_auto` out";
   }
-  return "no schedule fits; raise --memory-limit, or see above what each of them needs";
+  return "no schedule fits; raise `memory_limit`, or see above what each of them needs";
 }
 
 }  // namespace

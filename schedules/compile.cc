@@ -41,7 +41,7 @@ std::string WaysToFit(const Spec& spec) {
   const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
   if (plain && chunks <= kMostTried && FitsRecomputed(spec)) {
-    text += ", give --recompute auto";
+    text += ", give `recompute` auto";
   }
   Spec searched = spec;
   searched.chunks = 0;
@@ -59,7 +59,7 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec, int
   if (peaks.of[worst] <= limit) return;
   const int index = simulation.ranks[worst].peak_index;
   const std::string unit = peaks.bytes ? " bytes" : " activations";
-  std::string text = plan.schedule + " does not fit --memory-limit: rank " + std::to_string(worst) +
+  std::string text = plan.schedule + " does not fit `memory_limit`: rank " + std::to_string(worst) +
                      " holds " + FormatCount(peaks.of[worst]) + unit + " during instruction " +
                      std::to_string(index) + " of its compute order (" +
                      ToString(plan.programs[worst][static_cast<size_t>(index)]) +

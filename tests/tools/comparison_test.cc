@@ -71,7 +71,7 @@ TEST_SUITE("unit") {
     request.memory_limit = "0.2x";
     request.no_auto = true;
     CHECK(Advise(Compare(request)).text ==
-          "no schedule fits; raise --memory-limit, or see above what each of them needs");
+          "no schedule fits; raise `memory_limit`, or see above what each of them needs");
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {

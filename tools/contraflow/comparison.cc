@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
 #include "tools/contraflow/report.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
@@ -179,7 +180,7 @@ std::unique_ptr<JsonObject> RowToJson(const CompareRow& row, const CompareReques
   if (!row.report) {
     auto object = std::make_unique<JsonObject>();
     object->Add("schedule", {row.schedule});
-    object->Add("rejected", {row.rejected});
+    object->Add("rejected", {WithFlags(row.rejected)});
     return object;
   }
   auto object = ReportToJson(*row.report);
@@ -219,7 +220,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   std::string rejected;
   for (const CompareRow& row : rows) {
     if (!row.report) {
-      rejected += "rejected: " + row.schedule + ": " + row.rejected + "\n";
+      rejected += "rejected: " + row.schedule + ": " + WithFlags(row.rejected) + "\n";
       continue;
     }
     table.rows.emplace_back();
@@ -230,7 +231,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
                      DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n";
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
-  return text + "advice: " + Advise(rows).text + ".\n\n" + Footer(request, rows);
+  return text + "advice: " + WithFlags(Advise(rows).text) + ".\n\n" + Footer(request, rows);
 }
 
 std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
@@ -240,7 +241,7 @@ std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
   const Advice advice = Advise(rows);
   auto take = std::make_unique<JsonObject>();
   if (!advice.schedule.empty()) take->Add("schedule", {advice.schedule});
-  take->Add("text", {advice.text});
+  take->Add("text", {WithFlags(advice.text)});
   auto document = std::make_unique<JsonObject>();
   document->Add("rows", {std::move(array)});
   document->Add("advice", {std::move(take)});
@@ -262,7 +263,7 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
             std::to_string(row.stages) + "," + (row.same_model ? "1" : "0") + "," +
             (row.schedule == advice.schedule ? "1" : "0") + ",";
     if (!row.report) {
-      text += ",,,,,,,,,,,," + Field(row.rejected) + "\n";
+      text += ",,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
       continue;
     }
     const Report& report = *row.report;

@@ -104,7 +104,7 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     }
     cells.push_back(gap);
     cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
-    advices += "advice for " + PointName(point) + ": " + advice.text + ".\n";
+    advices += "advice for " + PointName(point) + ": " + WithFlags(advice.text) + ".\n";
   }
   return std::to_string(request.spec.ranks) + " ranks\n" +
          DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +

@@ -28,9 +28,9 @@ std::string TextOf(const Plan& plan, At at) {
 }
 
 /// The points of a plan's order in terms of ranks, one behind the other.
-class RankOrder {
+class ProgramOrder {
  public:
-  explicit RankOrder(const Plan& plan)
+  explicit ProgramOrder(const Plan& plan)
       : plan_(plan), holders_(HoldersOfStage(plan)), states_(plan.programs.size()) {
     PairMessages();
     FindReduces();
@@ -315,7 +315,7 @@ IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
     for (size_t index = 0; index < size; ++index) visit({{rank, static_cast<int32_t>(index)}});
     return;
   }
-  RankOrder(plan).Walk(visit);
+  ProgramOrder(plan).Walk(visit);
 }
 
 }  // namespace contraflow

@@ -1,54 +1,54 @@
-// Simulated annealing on the orders of the ranks. A move takes one token to another place of its
-// rank's word. What makes it fast: most moves are refused by an estimate of the longest path
+// Simulated annealing on the orders of the ranks. A move takes one action to another place of its
+// rank's list. What makes it fast: most moves are refused by an estimate of the longest path
 // through what they touch, and of those that are tried only what changes is computed again
-// (schedules/order_graph.h).
-
-#include "schedules/local/local_search.h"
+// (order_graph.h).
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <limits>
+#include <utility>
 #include <vector>
 
-#include "schedules/local/move_proposal.h"
+#include "schedules/local/move_draw.h"
 #include "schedules/local/order_graph.h"
 #include "schedules/search/evaluator.h"
+#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
 
 /// Proposals between two looks at the clock, and what one of them counts in instructions.
 constexpr int64_t kBatch = 64, kPerProposal = 2;
-/// What a token counts that is laid out in a graph.
+/// What an action counts that is laid out in a graph.
 constexpr int64_t kLayout = 10;
 
-int64_t TokensOf(const Order& order) {
-  int64_t tokens = 0;
-  for (const Word& word : order) tokens += static_cast<int64_t>(word.size());
-  return tokens;
+int64_t ActionsOf(const Order& order) {
+  int64_t actions = 0;
+  for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
+  return actions;
 }
 
 /// The order with full backwards and pairs taken apart wherever that takes no longer: what comes
 /// after them can then only come earlier, and more can be moved.
 Order TakenApart(const SearchProblem& problem, const Order& order) {
-  std::vector<int> f(problem.lines.size(), 0), b(problem.lines.size(), 0);
+  std::vector<int> f(problem.stages.size(), 0), b(problem.stages.size(), 0);
   Order apart(order.size());
   for (size_t r = 0; r < order.size(); ++r) {
-    for (const Token& token : order[r]) {
-      const int32_t back = token.op == Op::FB ? token.back : token.line;
-      const int k = HasForward(token.op) ? f[static_cast<size_t>(token.line)]++ : 0;
-      const int j = HasBackward(token.op) ? b[static_cast<size_t>(back)]++ : 0;
-      std::vector<Token> parts;
-      if (token.op == Op::FB) parts.push_back({Op::F, token.line});
-      if (token.op == Op::FB || token.op == Op::BW) {
+    for (const Action& action : order[r]) {
+      const int32_t back = action.op == Op::FB ? action.back : action.stage;
+      const int k = HasForward(action.op) ? f[static_cast<size_t>(action.stage)]++ : 0;
+      const int j = HasBackward(action.op) ? b[static_cast<size_t>(back)]++ : 0;
+      std::vector<Action> parts;
+      if (action.op == Op::FB) parts.push_back({Op::F, action.stage});
+      if (action.op == Op::FB || action.op == Op::BW) {
         parts.push_back({Op::B, back});
         parts.push_back({Op::W, back});
       }
       Time sum = 0;
-      for (const Token& part : parts) sum += problem.Duration(part, part.op == Op::F ? k : j);
-      if (parts.empty() || sum > problem.Duration(token, token.op == Op::FB ? k : j, j)) {
-        parts.assign(1, token);
+      for (const Action& part : parts) sum += problem.Duration(part, part.op == Op::F ? k : j);
+      if (parts.empty() || sum > problem.Duration(action, action.op == Op::FB ? k : j, j)) {
+        parts.assign(1, action);
       }
       apart[r].insert(apart[r].end(), parts.begin(), parts.end());
     }
@@ -56,9 +56,53 @@ Order TakenApart(const SearchProblem& problem, const Order& order) {
   return apart;
 }
 
+/// Tries to find an action on a longest path.
+constexpr int kTries = 8;
+/// Of ten proposals, those at the start of a block of a longest path.
+constexpr int kAtBlocks = 3;
+
+/// Draws moves that have a chance to shorten an order, the same for a seed everywhere.
+class MoveProposals : public MoveDraw {
+ public:
+  using MoveDraw::MoveDraw;
+
+  /// A move for the graph as it is; from == to: none this time. It may not fit the memory, and
+  /// ranks may come to wait for each other by it.
+  OrderGraph::Move Next(const OrderGraph& graph);
+
+ private:
+  std::pair<int, int> Pick(const OrderGraph& graph, bool critical);
+  OrderGraph::Move AtLongestPath(const OrderGraph& graph);
+};
+
+OrderGraph::Move MoveProposals::Next(const OrderGraph& graph) {
+  if (Below(10) < kAtBlocks) return AtLongestPath(graph);
+  const auto [rank, from] = Pick(graph, Below(2) == 0);
+  const int distance = Distance();
+  return From(graph, rank, from, Below(2) == 0 ? from + distance : from - distance, false);
+}
+
+/// Any action; `critical`: one on a longest path, if a few tries find one.
+std::pair<int, int> MoveProposals::Pick(const OrderGraph& graph, bool critical) {
+  auto place = Any();
+  if (!critical) return place;
+  for (int i = 0; i < kTries; ++i) {
+    if (graph.Through(place.first, place.second) >= graph.makespan()) return place;
+    place = Any();
+  }
+  return place;
+}
+
+OrderGraph::Move MoveProposals::AtLongestPath(const OrderGraph& graph) {
+  const auto [rank, place] = Pick(graph, true);
+  const int start = graph.BlockStart(rank, place);
+  return AtBlock(graph, rank, start, Distance(), [&, r = rank] { return graph.Sender(r, start); });
+}
+
 class Annealing {
  public:
-  Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work, Found* best)
+  Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
+            SearchResult* best)
       : graph_(problem, TakenApart(problem, best->order)),
         exact_(OrderGraph::Exact(problem)),
         evaluator_(problem),
@@ -67,11 +111,11 @@ class Annealing {
         work_(work),
         best_(best) {
     Time sum = 0;
-    for (const Line& line : problem.lines) {
-      sum += line.cost.f / 3 + line.cost.b / 3 + line.cost.w / 3;
+    for (const RouteStage& stage : problem.stages) {
+      sum += stage.cost.f / 3 + stage.cost.b / 3 + stage.cost.w / 3;
     }
     // At first a step may become longer by a fiftieth of an instruction or so, in the end not.
-    hottest_ = sum / static_cast<Time>(problem.lines.size()) / 50;
+    hottest_ = sum / static_cast<Time>(problem.stages.size()) / 50;
   }
 
   void Run(int64_t budget) {
@@ -96,7 +140,7 @@ class Annealing {
     makespan_ = graph_.makespan();
     if (exact_) return;
     makespan_ = evaluator_.Run(graph_.ToOrder()).makespan;
-    work_->Spend(graph_.tokens());
+    work_->Spend(graph_.actions());
   }
 
   /// The mean end of the ranks decides between steps of the same length.
@@ -121,11 +165,11 @@ class Annealing {
     if (!exact_ && Cost() <= cost_ + threshold) Measure();
     const Time cost = Cost();
     if (cost > cost_ + threshold) {
-      graph_.TakeBack();
+      graph_.Rollback();
       makespan_ = before;
       return;
     }
-    graph_.Keep();
+    graph_.Commit();
     cost_ = cost;
     Record();
   }
@@ -143,20 +187,20 @@ class Annealing {
   const Time bound_;
   MoveProposals proposals_;
   SearchWork* const work_;
-  Found* const best_;
+  SearchResult* const best_;
   Time hottest_ = 0, heat_ = 0, cost_ = 0, makespan_ = 0;
 };
 
 }  // namespace
 
 void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                   SearchWork* work, Found* best) {
+                   SearchWork* work, SearchResult* best) {
   if (best->makespan <= bound || work->spent()) return;
   // Room for sums over all ranks; no real costs come near.
   const auto ranks = static_cast<Time>(best->order.size());
   if (best->makespan > std::numeric_limits<Time>::max() / (64 * ranks)) return;
-  // What is left must let the search look at a good part of the tokens once it has laid them out.
-  const int64_t layout = kLayout * TokensOf(best->order);
+  // What is left must let the search look at a good part of the actions once it has laid them out.
+  const int64_t layout = kLayout * ActionsOf(best->order);
   if (layout > budget / 2 || !work->Spend(layout)) return;
   work->Enter("local search");
   const Time before = best->makespan;
@@ -165,7 +209,7 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
 }
 
 void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
-                    Found* best) {
+                    SearchResult* best) {
   ImproveWithin(problem, bound, seed, work->left(), work, best);
 }
 

@@ -19,11 +19,11 @@ class NoiseDraw {
   NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed);
 
   /// As SearchProblem::Duration.
-  Time Duration(const Token& token, int k, int j = -1) const;
+  Time Duration(const Action& action, int k, int j = -1) const;
 
  private:
   const SearchProblem& problem_;
-  std::vector<size_t> first_;     // chunk of each line's first micro-batch
+  std::vector<size_t> first_;     // chunk of each stage's first micro-batch
   std::vector<int32_t> factors_;  // in 65536ths, three for each chunk
 };
 
@@ -35,6 +35,15 @@ Time ExpectedMakespan(const SearchProblem& problem, const Order& order, double s
 /// local search on sampled draws make, if its expected makespan is lower on draws that it was not
 /// chosen by. The makespan never gets longer. Spends what is left of the work.
 void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
-                   const SearchOptions& options, SearchWork* work, Found* best);
+                   const SearchOptions& options, SearchWork* work, SearchResult* best);
+
+/// Orders as short as `best`: the seeds', and those that policies (policy.h) make, also for slower
+/// messages than there are: what is made early there leaves room for delays. Spends up to `budget`
+/// instructions. Of all those it returns the few that several draws of noise lengthen least, the
+/// best first; `best` is among the candidates.
+std::vector<SearchResult> RobustCandidates(const SearchProblem& problem,
+                                           std::span<const Plan> seeds, const SearchResult& best,
+                                           const SearchOptions& options, int64_t budget,
+                                           SearchWork* work);
 
 }  // namespace contraflow

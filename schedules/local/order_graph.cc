@@ -15,8 +15,8 @@ OrderGraph::OrderGraph(const SearchProblem& problem, const Order& order, const N
   Build(order, draw);
   Link();
   Sort();
-  for (const std::vector<int32_t>& word : words_) {
-    const Time end = word.empty() ? 0 : At(word.back()).head + At(word.back()).duration;
+  for (const std::vector<int32_t>& list : lists_) {
+    const Time end = list.empty() ? 0 : At(list.back()).head + At(list.back()).duration;
     ends_.push_back(end);
     rank_ends_ += end;
     makespan_ = std::max(makespan_, end);
@@ -27,89 +27,89 @@ OrderGraph::OrderGraph(const SearchProblem& problem, const Order& order, const N
   }
 }
 
-/// Names the chunks of each token.
+/// Names the chunks of each action.
 void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
   struct Counts {
     int32_t f = 0, b = 0, w = 0;
   };
-  std::vector<Counts> counts(problem_.lines.size());
+  std::vector<Counts> counts(problem_.stages.size());
   for (size_t r = 0; r < order.size(); ++r) {
-    std::vector<int32_t>& word = words_.emplace_back();
+    std::vector<int32_t>& list = lists_.emplace_back();
     std::vector<int64_t>& levels = levels_.emplace_back();
     int64_t level = 0;
-    for (const Token& token : order[r]) {
-      const int32_t back = token.op == Op::FB ? token.back : token.line;
+    for (const Action& action : order[r]) {
+      const int32_t back = action.op == Op::FB ? action.back : action.stage;
       Role role;
       Node node;
       node.rank = static_cast<int32_t>(r);
-      node.place = static_cast<int32_t>(word.size());
-      if (HasForward(token.op)) {
-        role.f_line = token.line;
-        role.f = counts[static_cast<size_t>(token.line)].f++;
-        role.taken = problem_.lines[static_cast<size_t>(token.line)].held;
+      node.place = static_cast<int32_t>(list.size());
+      if (HasForward(action.op)) {
+        role.f_stage = action.stage;
+        role.f = counts[static_cast<size_t>(action.stage)].f++;
+        role.taken = problem_.stages[static_cast<size_t>(action.stage)].held;
       }
-      const Line& line = problem_.lines[static_cast<size_t>(back)];
-      if (HasBackward(token.op)) {
-        role.b_line = back;
+      const RouteStage& stage = problem_.stages[static_cast<size_t>(back)];
+      if (HasBackward(action.op)) {
+        role.b_stage = back;
         role.b = counts[static_cast<size_t>(back)].b++;
-        role.given += line.held - line.stash;
+        role.given += stage.held - stage.stash;
       }
-      if (HasWeight(token.op)) {
-        role.w_line = back;
+      if (HasWeight(action.op)) {
+        role.w_stage = back;
         role.w = counts[static_cast<size_t>(back)].w++;
-        role.given += line.stash;
+        role.given += stage.stash;
       }
-      const int k = HasForward(token.op) ? role.f : HasBackward(token.op) ? role.b : role.w;
+      const int k = HasForward(action.op) ? role.f : HasBackward(action.op) ? role.b : role.w;
       node.duration =
-          draw != nullptr ? draw->Duration(token, k, role.b) : problem_.Duration(token, k, role.b);
+          draw != nullptr ? draw->Duration(action, k, role.b) : problem_.Duration(action, k, role.b);
       levels.push_back(level);
       level += role.taken - role.given;
-      word.push_back(static_cast<int32_t>(nodes_.size()));
+      list.push_back(static_cast<int32_t>(nodes_.size()));
       nodes_.push_back(node);
       roles_.push_back(role);
-      tokens_.push_back(token);
+      actions_.push_back(action);
     }
   }
 }
 
-/// Finds what each token waits for.
+/// Finds what each action waits for.
 void OrderGraph::Link() {
-  std::vector<size_t> first;  // chunk of each line's first micro-batch
+  std::vector<size_t> first;  // chunk of each stage's first micro-batch
   size_t chunks = 0;
-  for (const Line& line : problem_.lines) {
+  for (const RouteStage& stage : problem_.stages) {
     first.push_back(chunks);
-    chunks += static_cast<size_t>(line.count);
+    chunks += static_cast<size_t>(stage.count);
   }
   std::vector<int32_t> forward(chunks, kNone), backward(chunks, kNone);
-  const auto chunk = [&](int32_t line, int32_t k) {
-    return first[static_cast<size_t>(line)] + static_cast<size_t>(k);
+  const auto chunk = [&](int32_t stage, int32_t k) {
+    return first[static_cast<size_t>(stage)] + static_cast<size_t>(k);
   };
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Role& role = roles_[n];
-    if (role.f_line >= 0) forward[chunk(role.f_line, role.f)] = static_cast<int32_t>(n);
-    if (role.b_line >= 0) backward[chunk(role.b_line, role.b)] = static_cast<int32_t>(n);
+    if (role.f_stage >= 0) forward[chunk(role.f_stage, role.f)] = static_cast<int32_t>(n);
+    if (role.b_stage >= 0) backward[chunk(role.b_stage, role.b)] = static_cast<int32_t>(n);
   }
-  for (const std::vector<int32_t>& word : words_) {
-    for (size_t i = 1; i < word.size(); ++i) {
-      At(word[i - 1]).next = word[i];
-      At(word[i]).previous = word[i - 1];
+  for (const std::vector<int32_t>& list : lists_) {
+    for (size_t i = 1; i < list.size(); ++i) {
+      At(list[i - 1]).next = list[i];
+      At(list[i]).previous = list[i - 1];
     }
   }
   const auto connect = [&](int32_t from, size_t out, int32_t to, size_t in) {
     CF_ASSERT(from != kNone);
-    if (At(from).rank == At(to).rank) return;  // their word says who is first
+    if (At(from).rank == At(to).rank) return;  // their list says who is first
     At(from).out[out] = to;
     At(to).in[in] = from;
   };
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Role& role = roles_[n];
     const auto node = static_cast<int32_t>(n);
-    if (role.f_line >= 0) {
-      const int before = problem_.lines[static_cast<size_t>(role.f_line)].before;
+    if (role.f_stage >= 0) {
+      const int before = problem_.stages[static_cast<size_t>(role.f_stage)].before;
       if (before >= 0) connect(forward[chunk(before, role.f)], 0, node, 0);
     }
-    if (role.b_line >= 0) {
-      const int after = problem_.lines[static_cast<size_t>(role.b_line)].after;
+    if (role.b_stage >= 0) {
+      const int after = problem_.stages[static_cast<size_t>(role.b_stage)].after;
       if (after >= 0) connect(backward[chunk(after, role.b)], 1, node, 1);
     }
   }
@@ -143,28 +143,28 @@ void OrderGraph::Sort() {
 }
 
 Order OrderGraph::ToOrder() const {
-  Order order(words_.size());
-  for (size_t r = 0; r < words_.size(); ++r) {
-    order[r].reserve(words_[r].size());
-    for (const int32_t node : words_[r]) order[r].push_back(tokens_[static_cast<size_t>(node)]);
+  Order order(lists_.size());
+  for (size_t r = 0; r < lists_.size(); ++r) {
+    order[r].reserve(lists_[r].size());
+    for (const int32_t node : lists_[r]) order[r].push_back(actions_[static_cast<size_t>(node)]);
   }
   return order;
 }
 
 Time OrderGraph::Through(int rank, int place) const {
-  const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  const Node& node = At(lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
   return node.head + node.duration + node.tail;
 }
 
 int OrderGraph::BlockStart(int rank, int place) const {
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(rank)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(rank)];
   auto at = static_cast<size_t>(place);
-  while (at > 0 && At(word[at - 1]).head + At(word[at - 1]).duration == At(word[at]).head) --at;
+  while (at > 0 && At(list[at - 1]).head + At(list[at - 1]).duration == At(list[at]).head) --at;
   return static_cast<int>(at);
 }
 
 std::pair<int, int> OrderGraph::Sender(int rank, int place) const {
-  const Node& node = At(words_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  const Node& node = At(lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
   for (const int32_t in : node.in) {
     if (in == kNone || At(in).head + At(in).duration + hop_ != node.head) continue;
     return {At(in).rank, At(in).place};
@@ -200,51 +200,51 @@ Time OrderGraph::TailOf(const Node& node) const {
   return std::max(time, At(node.next).duration + At(node.next).tail);
 }
 
-/// Chunks of a line run in order, and what a rank hands to itself it makes first.
+/// Chunks of a stage run in order, and what a rank hands to itself it makes first.
 bool OrderGraph::MustPrecede(int32_t first, int32_t second) const {
   const Role& a = roles_[static_cast<size_t>(first)];
   const Role& b = roles_[static_cast<size_t>(second)];
-  if (a.f_line >= 0) {
-    if (b.f_line == a.f_line) return true;
-    if (b.b_line == a.f_line && b.b == a.f) return true;
-    if (b.f_line == problem_.lines[static_cast<size_t>(a.f_line)].after && b.f_line >= 0 &&
+  if (a.f_stage >= 0) {
+    if (b.f_stage == a.f_stage) return true;
+    if (b.b_stage == a.f_stage && b.b == a.f) return true;
+    if (b.f_stage == problem_.stages[static_cast<size_t>(a.f_stage)].after && b.f_stage >= 0 &&
         b.f == a.f) {
       return true;
     }
   }
-  if (a.b_line >= 0) {
-    if (b.b_line == a.b_line) return true;
-    if (b.w_line == a.b_line && b.w == a.b) return true;
-    if (b.b_line == problem_.lines[static_cast<size_t>(a.b_line)].before && b.b_line >= 0 &&
+  if (a.b_stage >= 0) {
+    if (b.b_stage == a.b_stage) return true;
+    if (b.w_stage == a.b_stage && b.w == a.b) return true;
+    if (b.b_stage == problem_.stages[static_cast<size_t>(a.b_stage)].before && b.b_stage >= 0 &&
         b.b == a.b) {
       return true;
     }
   }
-  return a.w_line >= 0 && b.w_line == a.w_line;
+  return a.w_stage >= 0 && b.w_stage == a.w_stage;
 }
 
 OrderGraph::Move OrderGraph::Shorten(Move move) const {
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
-  const int32_t moved = word[static_cast<size_t>(move.from)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  const int32_t moved = list[static_cast<size_t>(move.from)];
   int to = move.from;
   if (move.to > move.from) {
-    while (to < move.to && !MustPrecede(moved, word[static_cast<size_t>(to) + 1])) ++to;
+    while (to < move.to && !MustPrecede(moved, list[static_cast<size_t>(to) + 1])) ++to;
   } else {
-    while (to > move.to && !MustPrecede(word[static_cast<size_t>(to) - 1], moved)) --to;
+    while (to > move.to && !MustPrecede(list[static_cast<size_t>(to) - 1], moved)) --to;
   }
   return {move.rank, move.from, to};
 }
 
 bool OrderGraph::Fits(const Move& move) const {
   const auto r = static_cast<size_t>(move.rank);
-  const std::vector<int32_t>& word = words_[r];
-  const Role& moved = roles_[static_cast<size_t>(word[static_cast<size_t>(move.from)])];
+  const std::vector<int32_t>& list = lists_[r];
+  const Role& moved = roles_[static_cast<size_t>(list[static_cast<size_t>(move.from)])];
   const int64_t gain = moved.taken - moved.given;
   const auto at = [&](int place) -> const Role& {
-    return roles_[static_cast<size_t>(word[static_cast<size_t>(place)])];
+    return roles_[static_cast<size_t>(list[static_cast<size_t>(place)])];
   };
   if (move.to > move.from) {
-    // What is passed runs without what the moved token takes or gives.
+    // What is passed runs without what the moved action takes or gives.
     if (gain < 0) {
       for (int i = move.from + 1; i <= move.to; ++i) {
         if (levels_[r][static_cast<size_t>(i)] - gain + at(i).taken > limit_) return false;
@@ -263,20 +263,20 @@ bool OrderGraph::Fits(const Move& move) const {
 }
 
 Time OrderGraph::Estimate(const Move& move) const {
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
   const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
   const bool forward = move.to > move.from;
-  // Place in the word before the move of what comes to stand at a place.
+  // Place in the list before the move of what comes to stand at a place.
   const auto node = [&](int place) -> const Node& {
-    if (place == move.to) return At(word[static_cast<size_t>(move.from)]);
-    return At(word[static_cast<size_t>(forward ? place + 1 : place - 1)]);
+    if (place == move.to) return At(list[static_cast<size_t>(move.from)]);
+    return At(list[static_cast<size_t>(forward ? place + 1 : place - 1)]);
   };
   constexpr int kMost = 64;
   CF_ASSERT(high - low < kMost);
   Time heads[kMost];
   Time time = 0;
   if (low > 0) {
-    const Node& previous = At(word[static_cast<size_t>(low) - 1]);
+    const Node& previous = At(list[static_cast<size_t>(low) - 1]);
     time = previous.head + previous.duration;
   }
   for (int place = low; place <= high; ++place) {
@@ -287,8 +287,8 @@ Time OrderGraph::Estimate(const Move& move) const {
   }
   Time through = 0;
   time = 0;
-  if (static_cast<size_t>(high) + 1 < word.size()) {
-    const Node& next = At(word[static_cast<size_t>(high) + 1]);
+  if (static_cast<size_t>(high) + 1 < list.size()) {
+    const Node& next = At(list[static_cast<size_t>(high) + 1]);
     time = next.duration + next.tail;
   }
   for (int place = high; place >= low; --place) {

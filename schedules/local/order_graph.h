@@ -12,16 +12,16 @@
 namespace contraflow {
 
 class NoiseDraw;
-class NoiseTimes;
+class SampledTimes;
 
 /// An order under change: the graph of what waits for what, with the longest path to and from every
-/// token. One token is moved at a time; only what that touches is computed again (heads in a
+/// action. One action is moved at a time; only what that touches is computed again (heads in a
 /// topological order that is kept up to date after Pearce and Kelly, "A dynamic topological sort
 /// algorithm for directed acyclic graphs", 2006), and the move can be taken back.
 /// Messages are never in each other's way here: links are taken as free (see `exact`).
 class OrderGraph {
  public:
-  /// A token of a rank goes from one place of the rank's word to another; what is in between closes
+  /// An action of a rank goes from one place of the rank's list to another; what is in between closes
   /// up.
   struct Move {
     int rank = 0, from = 0, to = 0;
@@ -39,17 +39,17 @@ class OrderGraph {
   Time makespan() const { return makespan_; }
   /// Sum of the last ends of all ranks.
   Time rank_ends() const { return rank_ends_; }
-  int64_t tokens() const { return static_cast<int64_t>(nodes_.size()); }
-  int ranks() const { return static_cast<int>(words_.size()); }
-  int length(int rank) const { return static_cast<int>(words_[static_cast<size_t>(rank)].size()); }
-  /// How long the longest path through a token is.
+  int64_t actions() const { return static_cast<int64_t>(nodes_.size()); }
+  int ranks() const { return static_cast<int>(lists_.size()); }
+  int length(int rank) const { return static_cast<int>(lists_[static_cast<size_t>(rank)].size()); }
+  /// How long the longest path through an action is.
   Time Through(int rank, int place) const;
-  /// The first of the tokens up to this one that run without a gap between them.
+  /// The first of the actions up to this one that run without a gap between them.
   int BlockStart(int rank, int place) const;
-  /// Rank and place of the token whose message the one at `place` starts with; rank -1: none.
+  /// Rank and place of the action whose message the one at `place` starts with; rank -1: none.
   std::pair<int, int> Sender(int rank, int place) const;
 
-  /// The move as far as the order of its lines lets it go (from == to: not at all), and memory.
+  /// The move as far as the order of its stages lets it go (from == to: not at all), and memory.
   Move Shorten(Move move) const;
   bool Fits(const Move& move) const;
   /// The longest path through what the move passes, as far as can be told from it alone (Balas and
@@ -59,18 +59,18 @@ class OrderGraph {
   /// False, and nothing has changed, if ranks would wait for each other.
   bool Apply(const Move& move);
   /// After Apply one of the two.
-  void Keep();
-  void TakeBack();
+  void Commit();
+  void Rollback();
 
-  /// Tokens computed again since the last call.
+  /// Actions computed again since the last call.
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
-  friend class NoiseTimes;  // lays its own times beside the nodes
+  friend class SampledTimes;  // lays its own times beside the nodes
 
   static constexpr int32_t kNone = -1;
 
-  /// One token. Of an FB `in` and `out` are those of the forward, then those of the backward.
+  /// One action. Of an FB `in` and `out` are those of the forward, then those of the backward.
   struct Node {
     Time head = 0, tail = 0;  // longest paths up to its start and from its end
     Time duration = 0;
@@ -79,9 +79,9 @@ class OrderGraph {
     int32_t position = 0;                                     // in topological order
     int32_t rank = 0, place = 0;
   };
-  /// Which chunk's parts a token runs.
+  /// Which chunk's parts an action runs.
   struct Role {
-    int32_t f_line = kNone, f = 0, b_line = kNone, b = 0, w_line = kNone, w = 0;
+    int32_t f_stage = kNone, f = 0, b_stage = kNone, b = 0, w_stage = kNone, w = 0;
     int64_t taken = 0, given = 0;  // memory
   };
 
@@ -107,9 +107,9 @@ class OrderGraph {
   int64_t limit_ = std::numeric_limits<int64_t>::max();
   std::vector<Node> nodes_;
   std::vector<Role> roles_;
-  std::vector<Token> tokens_;  // of each node
-  std::vector<std::vector<int32_t>> words_;
-  std::vector<std::vector<int64_t>> levels_;  // memory held before each place of a word
+  std::vector<Action> actions_;  // of each node
+  std::vector<std::vector<int32_t>> lists_;
+  std::vector<std::vector<int64_t>> levels_;  // memory held before each place of a list
   std::vector<int32_t> sorted_;               // nodes in topological order
   MarkedPositions marked_;                    // what is to be computed again
   Time makespan_ = 0, rank_ends_ = 0;

@@ -1,4 +1,4 @@
-// Moves of tokens and what follows from them.
+// Moves of actions and what follows from them.
 
 #include <algorithm>
 
@@ -14,23 +14,23 @@ bool OrderGraph::Apply(const Move& move) {
   old_ends_.clear();
   old_makespan_ = makespan_;
   old_rank_ends_ = rank_ends_;
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
-  const int32_t moved = word[static_cast<size_t>(move.from)];
-  const int32_t passed = word[static_cast<size_t>(move.to)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  const int32_t moved = list[static_cast<size_t>(move.from)];
+  const int32_t passed = list[static_cast<size_t>(move.to)];
   Relocate(move);
-  // The one new edge against the order of the sort joins the moved token and the last it passed.
+  // The one new edge against the order of the sort joins the moved action and the last it passed.
   const bool forward = move.to > move.from;
   if (!Reorder(forward ? passed : moved, forward ? moved : passed)) {
-    TakeBack();
+    Rollback();
     return false;
   }
   PropagateHeads();
   return true;
 }
 
-void OrderGraph::Keep() { PropagateTails(); }
+void OrderGraph::Commit() { PropagateTails(); }
 
-void OrderGraph::TakeBack() {
+void OrderGraph::Rollback() {
   for (const auto& [node, head] : old_heads_) At(node).head = head;
   for (const auto& [node, position] : old_positions_) SetPosition(node, position);
   for (const auto& [rank, end] : old_ends_) ends_[static_cast<size_t>(rank)] = end;
@@ -39,11 +39,11 @@ void OrderGraph::TakeBack() {
   Relocate({move_.rank, move_.to, move_.from});
 }
 
-/// Changes the word, its links and its memory levels.
+/// Changes the list, its links and its memory levels.
 void OrderGraph::Relocate(const Move& move) {
-  std::vector<int32_t>& word = words_[static_cast<size_t>(move.rank)];
+  std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
   std::vector<int64_t>& levels = levels_[static_cast<size_t>(move.rank)];
-  const auto begin = word.begin();
+  const auto begin = list.begin();
   if (move.to > move.from) {
     std::rotate(begin + move.from, begin + move.from + 1, begin + move.to + 1);
   } else {
@@ -53,15 +53,15 @@ void OrderGraph::Relocate(const Move& move) {
   const auto high = static_cast<size_t>(std::max(move.from, move.to));
   int64_t level = levels[low];
   for (size_t i = low; i <= high; ++i) {
-    const int32_t node = word[i];
+    const int32_t node = list[i];
     levels[i] = level;
     level += roles_[static_cast<size_t>(node)].taken - roles_[static_cast<size_t>(node)].given;
     At(node).place = static_cast<int32_t>(i);
-    At(node).previous = i > 0 ? word[i - 1] : kNone;
-    At(node).next = i + 1 < word.size() ? word[i + 1] : kNone;
+    At(node).previous = i > 0 ? list[i - 1] : kNone;
+    At(node).next = i + 1 < list.size() ? list[i + 1] : kNone;
   }
-  if (low > 0) At(word[low - 1]).next = word[low];
-  if (high + 1 < word.size()) At(word[high + 1]).previous = word[high];
+  if (low > 0) At(list[low - 1]).next = list[low];
+  if (high + 1 < list.size()) At(list[high + 1]).previous = list[high];
 }
 
 /// Makes the sort agree with a new edge from `before` to `after`. False if that closes a cycle.
@@ -118,13 +118,13 @@ void OrderGraph::Mark(int32_t node) {
 }
 
 void OrderGraph::PropagateHeads() {
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(move_.rank)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move_.rank)];
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
   // What is moved must come before all else that it changes: the first place has the least
   // position.
-  marked_.StartAt(At(word[low]).position);
-  for (size_t i = low; i <= high + 1 && i < word.size(); ++i) Mark(word[i]);
+  marked_.StartAt(At(list[low]).position);
+  for (size_t i = low; i <= high + 1 && i < list.size(); ++i) Mark(list[i]);
   bool ends_changed = false;
   while (!marked_.empty()) {
     ++work_;
@@ -150,11 +150,11 @@ void OrderGraph::PropagateHeads() {
 }
 
 void OrderGraph::PropagateTails() {
-  const std::vector<int32_t>& word = words_[static_cast<size_t>(move_.rank)];
+  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move_.rank)];
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
-  marked_.StartAt(At(word[high]).position);
-  for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(word[i]);
+  marked_.StartAt(At(list[high]).position);
+  for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(list[i]);
   while (!marked_.empty()) {
     ++work_;
     Node& node = At(sorted_[marked_.TakeLast()]);

@@ -6,15 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/sharing.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
-#include "schedules/pairs/pair_search.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/search/evaluator.h"
 
 namespace contraflow {
@@ -37,7 +33,7 @@ class LoweredSearch {
         work_(work) {
     const Time typical = ComponentsOf(problem.costs) / (10 * problem.costs.moe->layers_per_stage);
     sharing_ = {.window = 6, .free_order = true, .patience = typical / 4};
-    caps_.resize(problem.lines_of.size());
+    caps_.resize(problem.stages_of.size());
     instructions_ = problem.chunks() * 10 * problem.costs.moe->layers_per_stage * kPerComponent;
   }
 
@@ -76,13 +72,13 @@ class LoweredSearch {
  private:
   /// The most activations that a rank may hold, no fewer than its own order needs: by the limit or,
   /// without one, what the fullest rank of the order holds.
-  int CapOf(const Word& word, const std::vector<int64_t>& peak) const {
+  int CapOf(const ActionList& list, const std::vector<int64_t>& peak) const {
     const int64_t limit = problem_.limit.value_or(*std::max_element(peak.begin(), peak.end()));
-    int64_t held = 0, most = limit / std::max<int64_t>(problem_.lines[0].held, 1);
-    for (const Token& token : word) {
-      held += HasForward(token.op);
+    int64_t held = 0, most = limit / std::max<int64_t>(problem_.stages[0].held, 1);
+    for (const Action& action : list) {
+      held += HasForward(action.op);
       most = std::max(most, held);
-      held -= HasWeight(token.op);
+      held -= HasWeight(action.op);
     }
     return static_cast<int>(std::min<int64_t>(most, std::numeric_limits<int>::max()));
   }
@@ -93,10 +89,10 @@ class LoweredSearch {
     work_->Spend(8);
     if (!move) return;
     Order order = order_;
-    Word& word = order[r];
-    const auto at = [&](size_t i) { return word.begin() + static_cast<std::ptrdiff_t>(i); };
-    word.erase(at(move->from), at(move->to));
-    word.insert(at(move->from), move->piece.begin(), move->piece.end());
+    ActionList& list = order[r];
+    const auto at = [&](size_t i) { return list.begin() + static_cast<std::ptrdiff_t>(i); };
+    list.erase(at(move->from), at(move->to));
+    list.insert(at(move->from), move->piece.begin(), move->piece.end());
     if (mirrored_) {
       if (r >= order.size() / 2) return;
       order = UnfoldOrder(problem_, FoldOrder(problem_, order));
@@ -156,7 +152,7 @@ class Shortest {
 /// DualPipe; nothing for placements without one.
 std::optional<Order> FromFew(const SearchProblem& problem, uint64_t seed, int64_t budget,
                              SearchWork* work) {
-  if (!PairRun::Takes(problem)) return std::nullopt;
+  if (!IncrementalEvaluator::Takes(problem)) return std::nullopt;
   const std::optional<SearchProblem> folded = Fold(problem);
   const SearchProblem& half = folded ? *folded : problem;
   const int enough = 2 * half.frame.ranks + 2, further = half.frame.microbatches - enough;
@@ -165,7 +161,7 @@ std::optional<Order> FromFew(const SearchProblem& problem, uint64_t seed, int64_
   std::optional<Order> order = ScheduleInPhases(WithCount(half, enough));
   if (!order) return std::nullopt;
   if (folded) order = UnfoldOrder(few, *order);
-  Found found = {*order, Evaluate(few, *order).makespan, ""};
+  SearchResult found = {*order, Evaluate(few, *order).makespan, ""};
   ImprovePairs(few, 0, seed, budget / 8, work, &found);
   const Order shared = LoweredSearch(few, seed, work).Run(found.order, budget * 7 / 8);
   order = Extend(half, folded ? FoldOrder(few, shared) : shared, further);

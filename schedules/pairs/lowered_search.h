@@ -5,8 +5,8 @@
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/spec.h"
+#include "schedules/search/search.h"
 #include "schedules/search/search_problem.h"
-#include "schedules/search/search_work.h"
 
 namespace contraflow {
 

@@ -13,8 +13,6 @@
 // last rank, so it waits for that message, lap after lap; fewer and longer rounds have work for
 // that time.
 
-#include "schedules/published/interleaved.h"
-
 #include <algorithm>
 
 #include "compiler/plan/error.h"

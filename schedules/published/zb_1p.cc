@@ -13,7 +13,6 @@
 #include "compiler/plan/error.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
-#include "schedules/published/zb_hand_made.h"
 
 namespace contraflow {
 namespace {

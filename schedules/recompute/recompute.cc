@@ -13,10 +13,183 @@
 #include "compiler/plan/recomputed.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
-#include "schedules/search/step_time.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 namespace {
+
+// Memory can be bought with time where it is needed. Ranks do not share memory, so each is looked
+// at alone, and since more recompute never holds more, what one rank needs cannot spoil another.
+
+/// Subsets of more stages than this are not all tried.
+constexpr size_t kMostTried = 10;
+
+/// The most that one rank holds. Whatever begins or ends an activation runs on the compute lane, so
+/// program order is the order in time.
+class RankPeak {
+ public:
+  RankPeak(const Program& program, const CellBytes& bytes) : program_(program), bytes_(bytes) {}
+
+  /// With these stages recomputed, R being directly before the backward.
+  int64_t With(const std::vector<bool>& recomputed) const {
+    int64_t held = 0, peak = 0;
+    const int64_t dropped = bytes_.activation - bytes_.input;
+    for (const Instruction& i : program_) {
+      const bool back = HasBackward(i.op) && recomputed[static_cast<size_t>(BackStage(i))];
+      if (back) peak = std::max(peak, held += dropped);
+      if (HasForward(i.op)) peak = std::max(peak, held += bytes_.activation);
+      if (HasForward(i.op) && recomputed[static_cast<size_t>(i.stage)]) held -= dropped;
+      if (HasBackward(i.op)) held -= bytes_.activation - bytes_.stash;
+      if (HasWeight(i.op)) held -= bytes_.stash;
+    }
+    return peak;
+  }
+
+ private:
+  const Program& program_;
+  const CellBytes bytes_;
+};
+
+/// The stages of a rank that its program has not chosen yet, cheapest first.
+std::vector<int> OpenStages(const Program& program, const std::vector<bool>& chosen,
+                            const CostModel& costs) {
+  std::vector<int> stages;
+  for (const Instruction& i : program) {
+    if (HasForward(i.op) && !chosen[static_cast<size_t>(i.stage)]) stages.push_back(i.stage);
+  }
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  std::stable_sort(stages.begin(), stages.end(), [&](int a, int b) {
+    return costs.stage(a).recompute() < costs.stage(b).recompute();
+  });
+  return stages;
+}
+
+/// Adds to `chosen` the cheapest of all subsets with which the rank fits; false if none does.
+bool AddCheapest(const RankPeak& peak, const std::vector<int>& stages, const CostModel& costs,
+                 int64_t limit, std::vector<bool>* chosen) {
+  std::vector<std::pair<Time, unsigned>> subsets;  // time of R for a micro-batch, members
+  for (unsigned members = 0; members < 1U << stages.size(); ++members) {
+    Time time = 0;
+    for (size_t k = 0; k < stages.size(); ++k) {
+      if ((members >> k & 1) != 0) time += costs.stage(stages[k]).recompute();
+    }
+    subsets.push_back({time, members});
+  }
+  std::sort(subsets.begin(), subsets.end());
+  for (const auto& [time, members] : subsets) {
+    std::vector<bool> with = *chosen;
+    for (size_t k = 0; k < stages.size(); ++k) {
+      if ((members >> k & 1) != 0) with[static_cast<size_t>(stages[k])] = true;
+    }
+    if (peak.With(with) > limit) continue;
+    *chosen = std::move(with);
+    return true;
+  }
+  return false;
+}
+
+/// Adds one stage after the other, each the one that saves most for its time, until the rank fits.
+void AddGreedily(const RankPeak& peak, std::vector<int> stages, const CostModel& costs,
+                 int64_t limit, std::vector<bool>* chosen) {
+  int64_t held = peak.With(*chosen);
+  while (held > limit && !stages.empty()) {
+    size_t best = 0;
+    double most = -1;
+    int64_t left = held;
+    for (size_t k = 0; k < stages.size(); ++k) {
+      std::vector<bool> with = *chosen;
+      with[static_cast<size_t>(stages[k])] = true;
+      const int64_t now = peak.With(with);
+      const double gain = static_cast<double>(held - now) /
+                          static_cast<double>(1 + costs.stage(stages[k]).recompute());
+      if (gain <= most) continue;
+      most = gain;
+      best = k;
+      left = now;
+    }
+    (*chosen)[static_cast<size_t>(stages[best])] = true;
+    stages.erase(stages.begin() + static_cast<std::ptrdiff_t>(best));
+    held = left;
+  }
+}
+
+// R needs nothing but the stage input, so it can run long before its backward: in a bubble, if
+// there is memory for what it makes.
+
+/// Moves the R of one rank into idle time before them. What stands in between starts when it did,
+/// so nothing is ever later for it.
+class Hoister {
+ public:
+  Hoister(const Plan& plan, const RecomputedCells& recomputed, size_t rank,
+          const std::vector<Span>& spans, const CostModel& costs, const CellBytes& bytes,
+          int64_t most)
+      : program_(plan.programs[rank]), spans_(spans), costs_(costs), bytes_(bytes), most_(most) {
+    int64_t held = 0;
+    for (size_t at = 0; at < program_.size(); ++at) {
+      const Instruction& i = program_[at];
+      idle_.push_back(spans[at].start - (at > 0 ? spans[at - 1].end : 0));
+      if (HasForward(i.op)) held += bytes.activation;
+      if (i.op == Op::R) held += Dropped();
+      held_.push_back(held);
+      if (HasForward(i.op) && recomputed.Has(i.stage, i.microbatch)) held -= Dropped();
+      if (HasBackward(i.op)) held -= bytes.activation - bytes.stash;
+      if (HasWeight(i.op)) held -= bytes.stash;
+    }
+  }
+
+  Program Run() {
+    std::vector<std::vector<size_t>> moved(program_.size());  // what comes before each instruction
+    std::vector<bool> gone(program_.size(), false);
+    for (size_t at = 0; at < program_.size(); ++at) {
+      if (program_[at].op != Op::R || !HoldsUp(at)) continue;
+      const size_t to = Place(at);
+      if (to == at) continue;
+      idle_[to] -= costs_.Duration(program_[at]);
+      for (size_t k = to; k < at; ++k) held_[k] += Dropped();
+      moved[to].push_back(at);
+      gone[at] = true;
+    }
+    Program program;
+    program.reserve(program_.size());
+    for (size_t at = 0; at < program_.size(); ++at) {
+      for (const size_t earlier : moved[at]) program.push_back(program_[earlier]);
+      if (!gone[at]) program.push_back(program_[at]);
+    }
+    return program;
+  }
+
+ private:
+  int64_t Dropped() const { return bytes_.activation - bytes_.input; }
+
+  /// True if what follows R begins no earlier because of it.
+  bool HoldsUp(size_t at) const {
+    return at + 1 < program_.size() && spans_[at + 1].start == spans_[at].end;
+  }
+
+  /// The latest earlier place with room for R in time and memory; its own if there is none.
+  size_t Place(size_t at) const {
+    constexpr size_t kFarthest = 64;
+    const Instruction& again = program_[at];
+    const Time duration = costs_.Duration(again);
+    for (size_t to = at; to-- > 0 && at - to <= kFarthest;) {
+      const Instruction& before = program_[to];
+      const bool own = HasForward(before.op) && before.stage == again.stage &&
+                       before.microbatch == again.microbatch;
+      if (own || held_[to] > most_ - Dropped()) break;
+      if (idle_[to] >= duration && duration > 0) return to;
+    }
+    return at;
+  }
+
+  const Program& program_;
+  const std::vector<Span>& spans_;
+  const CostModel& costs_;
+  const CellBytes bytes_;
+  const int64_t most_;
+  std::vector<Time> idle_;     // before each instruction
+  std::vector<int64_t> held_;  // during each
+};
 
 int64_t LargestPeak(const Simulation& simulation) {
   int64_t peak = 0;
@@ -81,6 +254,45 @@ Spec Fused(const Spec& spec) {
 }
 
 }  // namespace
+
+std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit) {
+  const CellBytes bytes = BytesOfCell(costs, true);
+  std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
+  for (const Program& program : plan.programs) {
+    const RankPeak peak(program, bytes);
+    if (peak.With(chosen) <= limit) continue;
+    const std::vector<int> stages = OpenStages(program, chosen, costs);
+    if (stages.size() <= kMostTried && AddCheapest(peak, stages, costs, limit, &chosen)) continue;
+    AddGreedily(peak, stages, costs, limit, &chosen);
+  }
+  std::vector<int> stages;
+  for (int s = 0; s < plan.stages; ++s) {
+    if (chosen[static_cast<size_t>(s)]) stages.push_back(s);
+  }
+  return stages;
+}
+
+Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit) {
+  constexpr int kRounds = 4;
+  Simulation now = Simulate(plan, costs);
+  // Which chunks are recomputed does not change by moving R.
+  const RecomputedCells recomputed(plan);
+  const CellBytes bytes = BytesOfCell(costs, recomputed.any());
+  const int64_t most = limit.value_or(LargestPeak(now));
+  for (int round = 0; round < kRounds; ++round) {
+    Plan next = plan;
+    for (size_t r = 0; r < next.programs.size(); ++r) {
+      next.programs[r] =
+          Hoister(plan, recomputed, r, now.timeline.ranks[r], costs, bytes, most).Run();
+    }
+    if (next.programs == plan.programs) break;
+    Simulation then = Simulate(next, costs);
+    if (then.makespan >= now.makespan) break;
+    plan = std::move(next);
+    now = std::move(then);
+  }
+  return plan;
+}
 
 std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
   const Recompute& recompute = spec.recompute;

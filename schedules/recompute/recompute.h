@@ -45,7 +45,7 @@ Plan GenerateRecomputed(const Spec& spec, Room room = Room::kOfOrder);
 /// counts activations, and an input is none.
 void CheckRecomputeLimit(const Spec& spec);
 
-/// The same for `auto` over its placements (schedules/candidates.h): the shortest step that fits of
+/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that fits of
 /// what GenerateRecomputed makes of its own orders and of every published schedule with the same
 /// routes, with the costs and the provenance of the plan as it is. The stages of the spec are those
 /// of its costs: parts of one are recomputed alike, and merged ones if one of them is named.

@@ -2,13 +2,13 @@
 // placement or all of them.
 //
 //   costs, limit -> candidates -> published orders that fit -> policies -> local search -> plan
-//                   (routes)      (all of the table)           (schedules/search.h)
+//                   (routes)      (all of the table)           (search.h)
 //
 // The costs describe a model; every placement gets the same one, its stages cut in parts or merged
-// (schedules/restage.h), so that their steps compare. A placement whose proven bound is no shorter
-// than what is found already is not searched. Each of the others has the whole budget, so that all
-// of them give nothing longer than one alone. It counts evaluated instructions: the result depends
-// on the spec and not on the machine.
+// (candidates.h), so that their steps compare. A placement whose proven bound is no
+// shorter than what is found already is not searched. Each of the others has the whole budget, so
+// that all of them give nothing longer than one alone. It counts evaluated instructions: the result
+// depends on the spec and not on the machine.
 //
 // Published orders come first and the search only ever replaces an order by a better one, so the
 // plan is never longer than any schedule of the table that fits the same placement and memory.
@@ -17,19 +17,18 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/pairs/lowered_search.h"
+#include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
-#include "schedules/published/serial.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/memory_advice.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search/renumber.h"
 #include "schedules/search/search.h"
-#include "schedules/search/step_time.h"
 
 namespace contraflow {
 namespace {
@@ -44,6 +43,51 @@ struct Choice {
   Plan plan;
   Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
 };
+
+/// The stage that two routes have on one rank, the last of several; -1: none.
+int SharedStage(const Plan& plan) {
+  for (size_t s = static_cast<size_t>(plan.stages); s-- > 0;) {
+    for (size_t route = 1; route < plan.routes.size(); ++route) {
+      if (plan.routes[route].ranks[s] == plan.routes[0].ranks[s]) return static_cast<int>(s);
+    }
+  }
+  return -1;
+}
+
+/// True if two routes have a stage on the same rank: then the rank adds to the same weight gradient
+/// for micro-batches of both, and the order of these counts.
+bool SharesStages(const Plan& frame) { return SharedStage(frame) >= 0; }
+
+/// The same order with its micro-batches numbered as they add to the weight gradient that routes
+/// share, so that the sum is in ascending order. For micro-batches that cost the same, of
+/// a compute plan whose routes share one stage.
+Plan RenumberMicrobatches(Plan plan) {
+  const int stage = SharedStage(plan);
+  CF_ASSERT(stage >= 0);
+  const auto rank = static_cast<size_t>(plan.routes[0].ranks[static_cast<size_t>(stage)]);
+  std::vector<int> number(static_cast<size_t>(plan.microbatches), -1);
+  int next = 0;
+  for (const Instruction& i : plan.programs[rank]) {
+    if (HasWeight(i.op) && BackStage(i) == stage) {
+      number[static_cast<size_t>(BackMicrobatch(i))] = next++;
+    }
+  }
+  CF_ASSERT(next == plan.microbatches);
+  const auto renumber = [&](auto* microbatch) {
+    if (*microbatch >= 0) *microbatch = number[static_cast<size_t>(*microbatch)];
+  };
+  for (Route& route : plan.routes) {
+    for (int& microbatch : route.microbatches) renumber(&microbatch);
+    CF_ASSERT(std::is_sorted(route.microbatches.begin(), route.microbatches.end()));
+  }
+  for (Program& program : plan.programs) {
+    for (Instruction& i : program) {
+      renumber(&i.microbatch);
+      renumber(&i.back_microbatch);
+    }
+  }
+  return plan;
+}
 
 /// Options of the i-th candidate's search: reports say which of all it is and count the whole.
 SearchOptions OptionsFor(const Spec& spec, const std::vector<Candidate>& candidates, size_t i) {
@@ -110,7 +154,7 @@ Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
   const std::vector<Plan> published =
       PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt);
   // Where lanes are shared, half of the work is left for the search on them.
-  std::optional<Found> found;
+  std::optional<SearchResult> found;
   const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
   if (lanes) {
     SearchOptions half = options;
@@ -163,7 +207,7 @@ Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
 Plan Generate(const Spec& spec) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
   std::optional<Choice> best;
-  std::optional<Error> misfit;
+  std::optional<Error> first_error;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
     if (best && Stopped(spec.search)) break;
@@ -179,11 +223,11 @@ Plan Generate(const Spec& spec) {
       if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
-      if (!misfit) misfit = error;
+      if (!first_error) first_error = error;
     }
   }
-  if (!best && misfit) throw *misfit;
-  if (!best) throw Error(spec.schedule + " " + DescribeMisfit(spec));
+  if (!best && first_error) throw *first_error;
+  if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   best->plan.provenance->interrupted = Stopped(spec.search);
   return std::move(best->plan);
 }

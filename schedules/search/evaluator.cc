@@ -16,7 +16,7 @@ constexpr int64_t kRuns = -1;  // a rank that waits for nothing
 }  // namespace
 
 Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
-  const std::vector<Line>& lines = problem.lines;
+  const std::vector<RouteStage>& stages = problem.stages;
   const CommCost& comm = problem.costs.comm;
   occupancy_ = comm.occupancy;
   latency_ = comm.latency;
@@ -26,60 +26,60 @@ Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
     return edges.emplace(std::pair(from, to), static_cast<int32_t>(edges.size())).first->second;
   };
   size_t first = 0;
-  for (const Line& line : lines) {
-    Track track;
-    track.first = first;
-    track.count = line.count;
-    first += static_cast<size_t>(line.count);
-    if (line.before >= 0) {
-      track.before = line.before;
-      track.rank_before = lines[static_cast<size_t>(line.before)].rank;
-      track.before_here = track.rank_before == line.rank;
-      if (!track.before_here) track.edge_before = edge(line.rank, track.rank_before);
+  for (const RouteStage& stage : stages) {
+    StageState state;
+    state.first = first;
+    state.count = stage.count;
+    first += static_cast<size_t>(stage.count);
+    if (stage.before >= 0) {
+      state.before = stage.before;
+      state.rank_before = stages[static_cast<size_t>(stage.before)].rank;
+      state.before_here = state.rank_before == stage.rank;
+      if (!state.before_here) state.edge_before = edge(stage.rank, state.rank_before);
     }
-    if (line.after >= 0) {
-      track.after = line.after;
-      track.rank_after = lines[static_cast<size_t>(line.after)].rank;
-      track.after_here = track.rank_after == line.rank;
-      if (!track.after_here) track.edge_after = edge(line.rank, track.rank_after);
+    if (stage.after >= 0) {
+      state.after = stage.after;
+      state.rank_after = stages[static_cast<size_t>(stage.after)].rank;
+      state.after_here = state.rank_after == stage.rank;
+      if (!state.after_here) state.edge_after = edge(stage.rank, state.rank_after);
     }
-    track.held = line.held;
-    track.stash = line.stash;
-    const auto index = static_cast<int32_t>(tracks_.size());
-    for (size_t i = 0; i < 4 && line.count > 0; ++i) {
-      track.cost[i] = problem.Duration({kCosted[i], index}, 0);
+    state.held = stage.held;
+    state.stash = stage.stash;
+    const auto index = static_cast<int32_t>(states_.size());
+    for (size_t i = 0; i < 4 && stage.count > 0; ++i) {
+      state.cost[i] = problem.Duration({kCosted[i], index}, 0);
     }
-    tracks_.push_back(track);
+    states_.push_back(state);
   }
   if (!problem.scale.empty()) {
     for (size_t i = 0; i < 4; ++i) {
       scaled_[i].reserve(first);
-      for (size_t line = 0; line < lines.size(); ++line) {
-        for (int k = 0; k < lines[line].count; ++k) {
-          scaled_[i].push_back(problem.Duration({kCosted[i], static_cast<int32_t>(line)}, k));
+      for (size_t stage = 0; stage < stages.size(); ++stage) {
+        for (int k = 0; k < stages[stage].count; ++k) {
+          scaled_[i].push_back(problem.Duration({kCosted[i], static_cast<int32_t>(stage)}, k));
         }
       }
     }
   }
-  place_.resize(lines.size());
-  for (const std::vector<int>& here : problem.lines_of) {
+  place_.resize(stages.size());
+  for (const std::vector<int>& here : problem.stages_of) {
     places_ = std::max(places_, here.size());
     for (size_t i = 0; i < here.size(); ++i) {
       place_[static_cast<size_t>(here[i])] = static_cast<int32_t>(i);
     }
   }
   if (problem.scale.empty()) {
-    pair_.resize(lines.size() * places_);
-    for (size_t line = 0; line < lines.size(); ++line) {
-      const std::vector<int>& here = problem.lines_of[static_cast<size_t>(lines[line].rank)];
+    pair_.resize(stages.size() * places_);
+    for (size_t stage = 0; stage < stages.size(); ++stage) {
+      const std::vector<int>& here = problem.stages_of[static_cast<size_t>(stages[stage].rank)];
       for (size_t i = 0; i < here.size(); ++i) {
-        if (lines[line].count == 0 || lines[static_cast<size_t>(here[i])].count == 0) continue;
-        pair_[line * places_ + i] =
-            problem.Duration({Op::FB, static_cast<int32_t>(line), here[i]}, 0, 0);
+        if (stages[stage].count == 0 || stages[static_cast<size_t>(here[i])].count == 0) continue;
+        pair_[stage * places_ + i] =
+            problem.Duration({Op::FB, static_cast<int32_t>(stage), here[i]}, 0, 0);
       }
     }
   }
-  const size_t ranks = problem.lines_of.size();
+  const size_t ranks = problem.stages_of.size();
   f_in_.resize(first);
   b_in_.resize(first);
   edge_free_.resize(edges.size());
@@ -95,7 +95,7 @@ Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
 
 const Evaluation& Evaluator::Run(const Order& order, const NoiseDraw* draw) {
   draw_ = draw;
-  CF_ASSERT(order.size() == problem_.lines_of.size());
+  CF_ASSERT(order.size() == problem_.stages_of.size());
   Reset();
   while (!ready_.empty()) {
     const int r = ready_.back();
@@ -118,7 +118,7 @@ const Evaluation& Evaluator::Run(const Order& order, const NoiseDraw* draw) {
 }
 
 void Evaluator::Reset() {
-  for (Track& track : tracks_) track.f = track.b = track.w = 0;
+  for (StageState& state : states_) state.f = state.b = state.w = 0;
   std::fill(f_in_.begin(), f_in_.end(), kUnset);
   std::fill(b_in_.begin(), b_in_.end(), kUnset);
   std::fill(edge_free_.begin(), edge_free_.end(), 0);
@@ -134,48 +134,48 @@ void Evaluator::Reset() {
   for (size_t r = next_.size(); r-- > 0;) ready_.push_back(static_cast<int>(r));
 }
 
-/// Runs a rank until it waits or ends; false if it would wait for ever on its own tokens.
-bool Evaluator::Walk(int rank, const Word& word) {
+/// Runs a rank until it waits or ends; false if it would wait for ever on its own actions.
+bool Evaluator::Walk(int rank, const ActionList& list) {
   const auto r = static_cast<size_t>(rank);
   Time lane = lane_free_[r];
   int64_t held = held_[r], peak = result_.peak[r];
   size_t at = next_[r];
   bool sound = true;
-  for (; at < word.size(); ++at) {
-    const Token& token = word[at];
+  for (; at < list.size(); ++at) {
+    const Action& action = list[at];
     Time start = lane;
-    const Step step = Ready(rank, token, &start);
+    const Step step = Ready(rank, action, &start);
     if (step != Step::kDone) {
       sound = step == Step::kWaits;
       break;
     }
     if (at == 0) first_start_[r] = start;
-    lane = start + Duration(token);
-    const auto line = static_cast<size_t>(token.line);
-    if (HasForward(token.op)) {
-      Track& track = tracks_[line];
-      const int k = track.f++;
-      held += track.held;
+    lane = start + Duration(action);
+    const auto stage = static_cast<size_t>(action.stage);
+    if (HasForward(action.op)) {
+      StageState& state = states_[stage];
+      const int k = state.f++;
+      held += state.held;
       peak = std::max(peak, held);
-      if (track.after >= 0 && !track.after_here) {
-        const size_t to = tracks_[static_cast<size_t>(track.after)].first + static_cast<size_t>(k);
-        Depart(track.rank_after, track.edge_after, lane, &f_in_, to, static_cast<int64_t>(2 * to));
+      if (state.after >= 0 && !state.after_here) {
+        const size_t to = states_[static_cast<size_t>(state.after)].first + static_cast<size_t>(k);
+        Depart(state.rank_after, state.edge_after, lane, &f_in_, to, static_cast<int64_t>(2 * to));
       }
     }
-    if (HasBackward(token.op)) {
-      Track& track = tracks_[token.op == Op::FB ? static_cast<size_t>(token.back) : line];
-      const int k = track.b++;
-      held -= track.held - track.stash;
-      if (track.before >= 0 && !track.before_here) {
-        const size_t to = tracks_[static_cast<size_t>(track.before)].first + static_cast<size_t>(k);
-        Depart(track.rank_before, track.edge_before, lane, &b_in_, to,
+    if (HasBackward(action.op)) {
+      StageState& state = states_[action.op == Op::FB ? static_cast<size_t>(action.back) : stage];
+      const int k = state.b++;
+      held -= state.held - state.stash;
+      if (state.before >= 0 && !state.before_here) {
+        const size_t to = states_[static_cast<size_t>(state.before)].first + static_cast<size_t>(k);
+        Depart(state.rank_before, state.edge_before, lane, &b_in_, to,
                static_cast<int64_t>(2 * to + 1));
       }
     }
-    if (HasWeight(token.op)) {
-      Track& track = tracks_[token.op == Op::FB ? static_cast<size_t>(token.back) : line];
-      ++track.w;
-      held -= track.stash;
+    if (HasWeight(action.op)) {
+      StageState& state = states_[action.op == Op::FB ? static_cast<size_t>(action.back) : stage];
+      ++state.w;
+      held -= state.stash;
     }
   }
   next_[r] = at;
@@ -185,15 +185,15 @@ bool Evaluator::Walk(int rank, const Word& word) {
   return sound;
 }
 
-/// When all that the token needs is there, or what it waits for. What a rank makes itself is there
+/// When all that the action needs is there, or what it waits for. What a rank makes itself is there
 /// once it has run: its lane is free no earlier.
-Evaluator::Step Evaluator::Ready(int rank, const Token& token, Time* ready) {
-  Track& own = tracks_[static_cast<size_t>(token.line)];
+Evaluator::Step Evaluator::Ready(int rank, const Action& action, Time* ready) {
+  StageState& own = states_[static_cast<size_t>(action.stage)];
   int64_t& wait = waits_[static_cast<size_t>(rank)];
-  if (HasForward(token.op)) {
+  if (HasForward(action.op)) {
     if (own.f == own.count) return Step::kNever;
     if (own.before_here) {
-      if (tracks_[static_cast<size_t>(own.before)].f <= own.f) return Step::kNever;
+      if (states_[static_cast<size_t>(own.before)].f <= own.f) return Step::kNever;
     } else if (own.before >= 0) {
       const size_t at = own.first + static_cast<size_t>(own.f);
       if (f_in_[at] == kUnset) {
@@ -203,11 +203,11 @@ Evaluator::Step Evaluator::Ready(int rank, const Token& token, Time* ready) {
       *ready = std::max(*ready, f_in_[at]);
     }
   }
-  Track& back = token.op == Op::FB ? tracks_[static_cast<size_t>(token.back)] : own;
-  if (HasBackward(token.op)) {
-    if (back.b == back.f || (HasWeight(token.op) && back.w != back.b)) return Step::kNever;
+  StageState& back = action.op == Op::FB ? states_[static_cast<size_t>(action.back)] : own;
+  if (HasBackward(action.op)) {
+    if (back.b == back.f || (HasWeight(action.op) && back.w != back.b)) return Step::kNever;
     if (back.after_here) {
-      if (tracks_[static_cast<size_t>(back.after)].b <= back.b) return Step::kNever;
+      if (states_[static_cast<size_t>(back.after)].b <= back.b) return Step::kNever;
     } else if (back.after >= 0) {
       const size_t at = back.first + static_cast<size_t>(back.b);
       if (b_in_[at] == kUnset) {
@@ -216,28 +216,28 @@ Evaluator::Step Evaluator::Ready(int rank, const Token& token, Time* ready) {
       }
       *ready = std::max(*ready, b_in_[at]);
     }
-  } else if (HasWeight(token.op) && back.w == back.b) {
+  } else if (HasWeight(action.op) && back.w == back.b) {
     return Step::kNever;
   }
   return Step::kDone;
 }
 
-Time Evaluator::Duration(const Token& token) const {
-  const auto line = static_cast<size_t>(token.line);
-  const Track& own = tracks_[line];
+Time Evaluator::Duration(const Action& action) const {
+  const auto stage = static_cast<size_t>(action.stage);
+  const StageState& own = states_[stage];
   if (draw_ != nullptr) {
-    if (token.op == Op::FB) {
-      return draw_->Duration(token, own.f, tracks_[static_cast<size_t>(token.back)].b);
+    if (action.op == Op::FB) {
+      return draw_->Duration(action, own.f, states_[static_cast<size_t>(action.back)].b);
     }
-    const int k = HasForward(token.op) ? own.f : HasBackward(token.op) ? own.b : own.w;
-    return draw_->Duration(token, k);
+    const int k = HasForward(action.op) ? own.f : HasBackward(action.op) ? own.b : own.w;
+    return draw_->Duration(action, k);
   }
-  if (token.op == Op::FB) {
-    const auto back = static_cast<size_t>(token.back);
-    if (!pair_.empty()) return pair_[line * places_ + static_cast<size_t>(place_[back])];
-    return problem_.Duration(token, own.f, tracks_[back].b);
+  if (action.op == Op::FB) {
+    const auto back = static_cast<size_t>(action.back);
+    if (!pair_.empty()) return pair_[stage * places_ + static_cast<size_t>(place_[back])];
+    return problem_.Duration(action, own.f, states_[back].b);
   }
-  const size_t index = CostIndex(token.op);
+  const size_t index = CostIndex(action.op);
   if (scaled_[0].empty()) return own.cost[index];
   const int k = index == 0 ? own.f : index == 2 ? own.w : own.b;
   return scaled_[index][own.first + static_cast<size_t>(k)];

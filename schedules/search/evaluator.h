@@ -12,7 +12,7 @@ class NoiseDraw;
 
 /// Evaluate for many orders of one problem: keeps its arrays, so that a run allocates nothing.
 /// Times are computed, not waited for: each rank runs until a message is missing and is taken up
-/// again when that message leaves, so every token is looked at once, plus once for each wait.
+/// again when that message leaves, so every action is looked at once, plus once for each wait.
 class Evaluator {
  public:
   /// The problem must outlive it.
@@ -23,8 +23,8 @@ class Evaluator {
   const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
 
  private:
-  /// What a line costs and where its messages go, in one piece of memory.
-  struct Track {
+  /// What a stage costs and where its messages go, in one piece of memory.
+  struct StageState {
     size_t first = 0;  // of its chunks in the tables by chunk
     int32_t count = 0;
     int32_t before = -1, after = -1;
@@ -38,18 +38,18 @@ class Evaluator {
   enum class Step : uint8_t { kDone, kWaits, kNever };
 
   void Reset();
-  bool Walk(int r, const Word& word);
-  Step Ready(int r, const Token& token, Time* ready);
-  Time Duration(const Token& token) const;
+  bool Walk(int r, const ActionList& list);
+  Step Ready(int r, const Action& action, Time* ready);
+  Time Duration(const Action& action) const;
   void Depart(int32_t to, int32_t edge, Time made, std::vector<Time>* arrivals, size_t at,
               int64_t wait);
 
   const SearchProblem& problem_;
   const NoiseDraw* draw_ = nullptr;
-  std::vector<Track> tracks_;
+  std::vector<StageState> states_;
   std::vector<Time> scaled_[4];  // F, B, W, BW of each chunk; empty where no scale is given
-  std::vector<Time> pair_;       // FB by line and place of the other among its rank's lines
-  std::vector<int32_t> place_;   // of a line among its rank's lines
+  std::vector<Time> pair_;       // FB by stage and place of the other among its rank's stages
+  std::vector<int32_t> place_;   // of a stage among its rank's stages
   size_t places_ = 0;
   Time occupancy_ = 0, latency_ = 0;
   std::vector<Time> f_in_, b_in_;  // when what F and B of a chunk need from another rank is there

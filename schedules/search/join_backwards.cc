@@ -1,21 +1,21 @@
 // A full backward may take less than its two parts (one launch, one pass over the inputs), but the
 // stage before it waits for all of it. Which is better differs from chunk to chunk, and no single
-// move of a token says it: so each backward is tried the other way, in turn, until none helps.
-
-#include "schedules/search/join_backwards.h"
+// move of an action says it: so each backward is tried the other way, in turn, until none helps.
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "schedules/search/evaluator.h"
+#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
 
 class Joiner {
  public:
-  Joiner(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work, Found* best)
+  Joiner(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
+         SearchResult* best)
       : problem_(problem),
         evaluator_(problem),
         bound_(bound),
@@ -25,7 +25,7 @@ class Joiner {
 
   void Run() {
     Order all = best_->order;
-    for (Word& word : all) word = AllJoined(word);
+    for (ActionList& list : all) list = AllJoined(list);
     Take(std::move(all));
     for (bool shorter = true; shorter && !Done();) {
       shorter = false;
@@ -36,14 +36,14 @@ class Joiner {
  private:
   bool Done() const { return best_->makespan <= bound_ || left_ <= 0 || work_->spent(); }
 
-  /// How many backwards and weight gradients of each line have come so far.
+  /// How many backwards and weight gradients of each stage have come so far.
   struct Counts {
-    explicit Counts(size_t lines) : backwards(lines, 0), weights(lines, 0) {}
+    explicit Counts(size_t stages) : backwards(stages, 0), weights(stages, 0) {}
 
-    void Pass(const Token& token) {
-      const auto line = static_cast<size_t>(token.op == Op::FB ? token.back : token.line);
-      backwards[line] += HasBackward(token.op);
-      weights[line] += HasWeight(token.op);
+    void Pass(const Action& action) {
+      const auto stage = static_cast<size_t>(action.op == Op::FB ? action.back : action.stage);
+      backwards[stage] += HasBackward(action.op);
+      weights[stage] += HasWeight(action.op);
     }
 
     std::vector<int> backwards, weights;
@@ -51,48 +51,48 @@ class Joiner {
 
   /// True for a B that takes less with its W and is not behind a chunk whose W is still to come:
   /// these have to stay in order.
-  bool Joins(const Token& token, const Counts& counts) const {
-    if (token.op != Op::B) return false;
-    const auto line = static_cast<size_t>(token.line);
-    const StageCost& cost = problem_.lines[line].cost;
-    return counts.weights[line] == counts.backwards[line] && cost.bw < cost.b + cost.w;
+  bool Joins(const Action& action, const Counts& counts) const {
+    if (action.op != Op::B) return false;
+    const auto stage = static_cast<size_t>(action.stage);
+    const StageCost& cost = problem_.stages[stage].cost;
+    return counts.weights[stage] == counts.backwards[stage] && cost.bw < cost.b + cost.w;
   }
 
-  Word AllJoined(const Word& word) const {
-    Counts counts(problem_.lines.size());
-    std::vector<int> gone(problem_.lines.size(), 0);  // W that have been joined, still to come
-    Word joined;
-    for (Token token : word) {
-      if (token.op == Op::W && gone[static_cast<size_t>(token.line)] > 0) {
-        --gone[static_cast<size_t>(token.line)];
+  ActionList AllJoined(const ActionList& list) const {
+    Counts counts(problem_.stages.size());
+    std::vector<int> gone(problem_.stages.size(), 0);  // W that have been joined, still to come
+    ActionList joined;
+    for (Action action : list) {
+      if (action.op == Op::W && gone[static_cast<size_t>(action.stage)] > 0) {
+        --gone[static_cast<size_t>(action.stage)];
         continue;
       }
-      if (Joins(token, counts)) {
-        ++gone[static_cast<size_t>(token.line)];
-        token.op = Op::BW;
+      if (Joins(action, counts)) {
+        ++gone[static_cast<size_t>(action.stage)];
+        action.op = Op::BW;
       }
-      counts.Pass(token);
-      joined.push_back(token);
+      counts.Pass(action);
+      joined.push_back(action);
     }
     return joined;
   }
 
   /// Each backward of a rank the other way; true if one made the order shorter.
   bool TryEach(size_t r) {
-    Counts counts(problem_.lines.size());
+    Counts counts(problem_.stages.size());
     bool shorter = false;
     for (size_t at = 0; at < best_->order[r].size() && !Done(); ++at) {
-      const Token token = best_->order[r][at];
-      if (token.op == Op::BW || Joins(token, counts)) {
+      const Action action = best_->order[r][at];
+      if (action.op == Op::BW || Joins(action, counts)) {
         Order order = best_->order;
-        Word& word = order[r];
-        const auto here = word.begin() + static_cast<ptrdiff_t>(at);
-        const Token weight = {Op::W, token.line};
-        here->op = token.op == Op::BW ? Op::B : Op::BW;
-        if (token.op == Op::BW) {
-          word.insert(here + 1, weight);
+        ActionList& list = order[r];
+        const auto here = list.begin() + static_cast<ptrdiff_t>(at);
+        const Action weight = {Op::W, action.stage};
+        here->op = action.op == Op::BW ? Op::B : Op::BW;
+        if (action.op == Op::BW) {
+          list.insert(here + 1, weight);
         } else {
-          word.erase(std::find(here, word.end(), weight));
+          list.erase(std::find(here, list.end(), weight));
         }
         shorter = Take(std::move(order)) || shorter;
       }
@@ -102,10 +102,10 @@ class Joiner {
   }
 
   bool Take(Order order) {
-    int64_t tokens = 0;
-    for (const Word& word : order) tokens += static_cast<int64_t>(word.size());
-    left_ -= tokens;
-    work_->Spend(tokens);
+    int64_t actions = 0;
+    for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
+    left_ -= actions;
+    work_->Spend(actions);
     const Evaluation& evaluation = evaluator_.Run(order);
     if (!evaluation.runs || !evaluation.fits || evaluation.makespan >= best_->makespan) {
       return false;
@@ -121,18 +121,19 @@ class Joiner {
   const Time bound_;
   int64_t left_;
   SearchWork* const work_;
-  Found* const best_;
+  SearchResult* const best_;
 };
 
 }  // namespace
 
 bool JoiningPays(const SearchProblem& problem) {
-  return std::any_of(problem.lines.begin(), problem.lines.end(),
-                     [](const Line& line) { return line.cost.bw < line.cost.b + line.cost.w; });
+  return std::any_of(problem.stages.begin(), problem.stages.end(), [](const RouteStage& stage) {
+    return stage.cost.bw < stage.cost.b + stage.cost.w;
+  });
 }
 
 void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
-                   Found* best) {
+                   SearchResult* best) {
   if (best->makespan <= bound || !JoiningPays(problem)) return;
   const Time before = best->makespan;
   Joiner(problem, bound, budget, work, best).Run();

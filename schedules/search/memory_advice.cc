@@ -4,7 +4,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/published/serial.h"
+#include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 
@@ -30,7 +30,7 @@ std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
   return least;
 }
 
-std::string DescribeMisfit(const Spec& spec) {
+std::string MemoryAdvice(const Spec& spec) {
   CF_ASSERT(spec.memory_limit);
   using Choice = Recompute::Choice;
   const Choice choice = spec.recompute.choice;

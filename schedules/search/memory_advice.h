@@ -15,7 +15,7 @@ namespace contraflow {
 std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed);
 
 /// Why `auto` does not fit the memory limit of the spec, and what would help.
-std::string DescribeMisfit(const Spec& spec);
+std::string MemoryAdvice(const Spec& spec);
 
 /// True if the schedule of the spec fits its memory limit with Recompute::Choice::kAuto.
 bool FitsRecomputed(const Spec& spec);

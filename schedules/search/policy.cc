@@ -52,7 +52,7 @@ std::string ToString(const Policy& policy) {
 Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
   Rules rules;
   rules.fused = policy.fused;
-  rules.ranks.assign(problem.lines_of.size(), {.fill = policy.fill,
+  rules.ranks.assign(problem.stages_of.size(), {.fill = policy.fill,
                                                .wait = policy.wait,
                                                .wait_forward = policy.wait_forward,
                                                .wait_backward = policy.wait_backward,
@@ -60,38 +60,38 @@ Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
                                                .forward = policy.forward,
                                                .backward = policy.backward});
   Time busiest = 1;
-  for (const std::vector<int>& here : problem.lines_of) {
+  for (const std::vector<int>& here : problem.stages_of) {
     Time one = 0;
     for (const int index : here) {
-      const Line& line = problem.lines[static_cast<size_t>(index)];
-      if (line.count > 0) one += line.cost.f + line.cost.b + line.cost.w;
+      const RouteStage& stage = problem.stages[static_cast<size_t>(index)];
+      if (stage.count > 0) one += stage.cost.f + stage.cost.b + stage.cost.w;
     }
     busiest = std::max(busiest, one);
   }
-  rules.ahead.resize(problem.lines.size());
-  // Lines of a route are in the order of stages.
+  rules.ahead.resize(problem.stages.size());
+  // The stages of a route are in order.
   Time lag = 0;
-  for (size_t i = problem.lines.size(); i-- > 0;) {
-    const Line& line = problem.lines[i];
-    if (line.after < 0) lag = 0;
-    const auto here = static_cast<Time>(problem.lines_of[static_cast<size_t>(line.rank)].size());
+  for (size_t i = problem.stages.size(); i-- > 0;) {
+    const RouteStage& stage = problem.stages[i];
+    if (stage.after < 0) lag = 0;
+    const auto here = static_cast<Time>(problem.stages_of[static_cast<size_t>(stage.rank)].size());
     const bool by_lag = policy.depth == Depth::kLag;
-    const Time depth = by_lag ? lag : problem.frame.stages - 1 - line.stage;
+    const Time depth = by_lag ? lag : problem.frame.stages - 1 - stage.number;
     const Time whole = 100 * (by_lag ? busiest : here);
-    Time ahead = line.count;
+    Time ahead = stage.count;
     if (policy.ahead > 0) {
       ahead = std::min(ahead, 1 + (depth * policy.ahead + whole - 1) / whole);
     }
     rules.ahead[i] = static_cast<int32_t>(std::max<Time>(ahead, 1));
-    lag += line.cost.f + line.cost.b + 2 * line.hop;
+    lag += stage.cost.f + stage.cost.b + 2 * stage.hop;
   }
   rules.ahead_first = rules.ahead;
   return rules;
 }
 
-// What turned out to matter, most of all: how many micro-batches a line may be ahead, from 1F1B to
+// What turned out to matter, most of all: how many micro-batches a stage may be ahead, from 1F1B to
 // as many as memory holds; whether weight gradients run in gaps that are too short for them; and on
-// ranks with several lines that a forward waits for one that is further on its way. The first of
+// ranks with several stages that a forward waits for one that is further on its way. The first of
 // each list is the most successful.
 std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
   struct Ahead {
@@ -103,9 +103,9 @@ std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
                               {125, Depth::kLag},    {150, Depth::kLag},    {175, Depth::kLag},
                               {200, Depth::kLag},    {250, Depth::kLag},    {300, Depth::kLag}};
   bool several = false, faster = false;
-  for (const std::vector<int>& lines : problem.lines_of) several = several || lines.size() > 1;
-  for (const Line& line : problem.lines) {
-    faster = faster || line.cost.bw < line.cost.b + line.cost.w;
+  for (const std::vector<int>& stages : problem.stages_of) several = several || stages.size() > 1;
+  for (const RouteStage& stage : problem.stages) {
+    faster = faster || stage.cost.bw < stage.cost.b + stage.cost.w;
   }
   std::vector<Policy> grid;
   const auto add = [&](Policy policy) {

@@ -15,14 +15,14 @@ enum class Turn : uint8_t {
   kForward,    ///< forwards before backwards
 };
 
-/// How many micro-batches pass a line, about, while one of them is away from it.
+/// How many micro-batches pass a stage, about, while one of them is away from it.
 enum class Depth : uint8_t {
-  kStages,  ///< stages after it, divided by the lines of its rank
+  kStages,  ///< stages after it, divided by the stages of its rank
   kLag,     ///< time from the end of its F to the start of its B if nothing waits, divided by the
             ///< work of the busiest rank for one micro-batch
 };
 
-/// Which of several lines of a rank goes first.
+/// Which of several stages of a rank goes first.
 enum class Pick : uint8_t {
   kDeep,     ///< the one nearest to the last stage
   kShallow,  ///< the one nearest to the first stage
@@ -33,7 +33,7 @@ enum class Pick : uint8_t {
 /// How the list scheduler decides (list_scheduler.h). Percentages are whole numbers, so that every
 /// machine decides alike.
 struct Policy {
-  /// Micro-batches between F and B of a line: at most one more than this percentage of its depth.
+  /// Micro-batches between F and B of a stage: at most one more than this percentage of its depth.
   /// 0: as many as memory holds.
   int ahead = 0;
   Depth depth = Depth::kStages;
@@ -41,7 +41,7 @@ struct Policy {
   int fill = 0;
   /// It lets a forward wait for a backward that arrives within this percentage of the forward.
   int wait = 0;
-  /// The same for a forward of a line that goes first (`forward`), on ranks with several lines.
+  /// The same for a forward of a stage that goes first (`forward`), on ranks with several stages.
   int wait_forward = 0;
   int wait_backward = 0;  ///< and for a backward, in place of another backward
   Turn turn = Turn::kBackward;
@@ -62,10 +62,10 @@ struct RankRule {
   static constexpr int32_t kMany = 1 << 30;
 };
 
-/// A policy worked out for every rank and line of a problem; a rule may differ from its neighbours.
+/// A policy worked out for every rank and stage of a problem; a rule may differ from its neighbours.
 struct Rules {
   std::vector<RankRule> ranks;
-  /// Most micro-batches between F and B, at least 1, by line: up to its first B, and then.
+  /// Most micro-batches between F and B, at least 1, by stage: up to its first B, and then.
   std::vector<int32_t> ahead_first, ahead;
   bool fused = false;
 };

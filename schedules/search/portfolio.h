@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
 
 namespace contraflow {
@@ -13,5 +16,14 @@ namespace contraflow {
 /// that one none that is proven to be longer by what it holds.
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
+
+/// True where a step may take another time than its compute order: reductions and optimizer steps
+/// belong to it, and components (SearchOptions::components) take the time that they do.
+bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
+
+/// How long a step of this compute order takes: all of it that belongs to a step, of components
+/// that overlap within `limit` if they are asked for and the costs have some.
+Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
+              const SearchOptions& options);
 
 }  // namespace contraflow

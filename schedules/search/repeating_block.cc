@@ -14,32 +14,32 @@ constexpr Time kNowhere = -1;
 }  // namespace
 
 BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
-  const size_t lines = problem.lines.size();
-  block_.f.resize(lines);
-  block_.b.resize(lines);
-  block_.w.resize(lines);
-  busy_.resize(problem.lines_of.size());
-  for (size_t line = 0; line < lines; ++line) {
-    const auto route = static_cast<size_t>(problem.lines[line].route);
+  const size_t stages = problem.stages.size();
+  block_.f.resize(stages);
+  block_.b.resize(stages);
+  block_.w.resize(stages);
+  busy_.resize(problem.stages_of.size());
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const auto route = static_cast<size_t>(problem.stages[stage].route);
     if (routes_.size() <= route) routes_.resize(route + 1);
-    routes_[route].push_back(static_cast<int>(line));
+    routes_[route].push_back(static_cast<int>(stage));
   }
   // Held for no less than this, by rank.
-  std::vector<double> area(problem.lines_of.size(), 0);
+  std::vector<double> area(problem.stages_of.size(), 0);
   for (const std::vector<int>& route : routes_) {
     Time lag = 0;
     for (size_t s = route.size(); s-- > 0;) {
-      const Line& line = problem.lines[static_cast<size_t>(route[s])];
-      area[static_cast<size_t>(line.rank)] +=
-          static_cast<double>(lag + line.cost.f + line.cost.b) * static_cast<double>(line.held) +
-          static_cast<double>(line.cost.w) * static_cast<double>(line.stash);
-      lag += line.cost.f + line.cost.b + 2 * line.hop;
+      const RouteStage& stage = problem.stages[static_cast<size_t>(route[s])];
+      area[static_cast<size_t>(stage.rank)] +=
+          static_cast<double>(lag + stage.cost.f + stage.cost.b) * static_cast<double>(stage.held) +
+          static_cast<double>(stage.cost.w) * static_cast<double>(stage.stash);
+      lag += stage.cost.f + stage.cost.b + 2 * stage.hop;
     }
   }
-  for (size_t r = 0; r < problem.lines_of.size(); ++r) {
+  for (size_t r = 0; r < problem.stages_of.size(); ++r) {
     Time work = 0;
-    for (const int line : problem.lines_of[r]) {
-      const StageCost& cost = problem.lines[static_cast<size_t>(line)].cost;
+    for (const int stage : problem.stages_of[r]) {
+      const StageCost& cost = problem.stages[static_cast<size_t>(stage)].cost;
       work += cost.f + cost.b + cost.w;
     }
     least_ = std::max(least_, work);
@@ -47,7 +47,7 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
       least_ = std::max(least_, static_cast<Time>(area[r] / static_cast<double>(*problem.limit)));
   }
   least_ = std::max<Time>(least_, 1);
-  delays_.assign(routes_.size() + 2 * lines, 0);
+  delays_.assign(routes_.size() + 2 * stages, 0);
 }
 
 /// The first start from `ready` on at which the rank is free for so long in every period.
@@ -102,8 +102,8 @@ BlockSearch::Fit BlockSearch::Search(Time period, int rounds, std::mt19937_64* r
 void BlockSearch::Mutate(std::mt19937_64* random) {
   const auto draw = [random](size_t below) { return static_cast<size_t>((*random)() % below); };
   const size_t first = draw(delays_.size());
-  const Line& line = problem_.lines[draw(problem_.lines.size())];
-  const Time most = std::max({line.cost.f, line.cost.b, line.cost.w, Time{1}});
+  const RouteStage& stage = problem_.stages[draw(problem_.stages.size())];
+  const Time most = std::max({stage.cost.f, stage.cost.b, stage.cost.w, Time{1}});
   const Time delay = draw(3) == 0 ? 0 : static_cast<Time>(draw(static_cast<size_t>(most))) + 1;
   const size_t length = draw(3) > 0 ? 1 : 1 + draw(std::min(delays_.size() - first, size_t{64}));
   const Time share = length > 1 && draw(2) == 0 ? 4 : 1;
@@ -118,31 +118,31 @@ BlockSearch::Fit BlockSearch::Place(Time period) {
     Time now = delays_[next++];
     for (const int index : route) {
       const auto i = static_cast<size_t>(index);
-      const Line& line = problem_.lines[i];
-      now += line.hop + delays_[next++];
-      if (!Put(static_cast<size_t>(line.rank), now, line.cost.f, &block_.f[i])) return {kNoRoom};
-      now = block_.f[i] + line.cost.f;
+      const RouteStage& stage = problem_.stages[i];
+      now += stage.hop + delays_[next++];
+      if (!Put(static_cast<size_t>(stage.rank), now, stage.cost.f, &block_.f[i])) return {kNoRoom};
+      now = block_.f[i] + stage.cost.f;
     }
     for (size_t s = route.size(); s-- > 0;) {
       const auto i = static_cast<size_t>(route[s]);
-      const Line& line = problem_.lines[i];
-      if (s + 1 < route.size()) now += problem_.lines[static_cast<size_t>(route[s + 1])].hop;
+      const RouteStage& stage = problem_.stages[i];
+      if (s + 1 < route.size()) now += problem_.stages[static_cast<size_t>(route[s + 1])].hop;
       now += delays_[next++];
-      if (!Put(static_cast<size_t>(line.rank), now, line.cost.b, &block_.b[i])) return {kNoRoom};
-      now = block_.b[i] + line.cost.b;
+      if (!Put(static_cast<size_t>(stage.rank), now, stage.cost.b, &block_.b[i])) return {kNoRoom};
+      now = block_.b[i] + stage.cost.b;
     }
   }
   Fit fit;
   for (size_t r = 0; r < busy_.size(); ++r) {
-    for (const int index : problem_.lines_of[r]) {
+    for (const int index : problem_.stages_of[r]) {
       const auto i = static_cast<size_t>(index);
-      const Line& line = problem_.lines[i];
-      const Time end = block_.b[i] + line.cost.b;
+      const RouteStage& stage = problem_.stages[i];
+      const Time end = block_.b[i] + stage.cost.b;
       // Where no gap is long enough the list scheduler finds a place.
-      if (!Put(r, end, line.cost.w, &block_.w[i])) block_.w[i] = end;
+      if (!Put(r, end, stage.cost.w, &block_.w[i])) block_.w[i] = end;
       fit.area +=
-          static_cast<double>(line.held) * static_cast<double>(end - block_.f[i]) +
-          static_cast<double>(line.stash) * static_cast<double>(block_.w[i] + line.cost.w - end);
+          static_cast<double>(stage.held) * static_cast<double>(end - block_.f[i]) +
+          static_cast<double>(stage.stash) * static_cast<double>(block_.w[i] + stage.cost.w - end);
     }
     if (problem_.limit) fit.excess += std::max<int64_t>(0, PeakOf(r) - *problem_.limit);
   }
@@ -159,10 +159,10 @@ int64_t BlockSearch::PeakOf(size_t rank) const {
   };
   std::array<Change, 64> few;
   std::vector<Change> many;
-  const std::vector<int>& lines = problem_.lines_of[rank];
+  const std::vector<int>& stages = problem_.stages_of[rank];
   Change* changes = few.data();
-  if (3 * lines.size() > few.size()) {
-    many.resize(3 * lines.size());
+  if (3 * stages.size() > few.size()) {
+    many.resize(3 * stages.size());
     changes = many.data();
   }
   size_t count = 0;
@@ -174,12 +174,12 @@ int64_t BlockSearch::PeakOf(size_t rank) const {
     changes[count++] = {time - q * period, by};
     held -= q * by;
   };
-  for (const int index : lines) {
+  for (const int index : stages) {
     const auto i = static_cast<size_t>(index);
-    const Line& line = problem_.lines[i];
-    change(block_.f[i], line.held);
-    change(block_.b[i] + line.cost.b, line.stash - line.held);
-    change(block_.w[i] + line.cost.w, -line.stash);
+    const RouteStage& stage = problem_.stages[i];
+    change(block_.f[i], stage.held);
+    change(block_.b[i] + stage.cost.b, stage.stash - stage.held);
+    change(block_.w[i] + stage.cost.w, -stage.stash);
   }
   std::sort(changes, changes + count);
   int64_t peak = held;
@@ -191,18 +191,18 @@ int64_t BlockSearch::PeakOf(size_t rank) const {
 }
 
 Order OrderOf(const SearchProblem& problem, const RepeatingBlock& block) {
-  Order order(problem.lines_of.size());
+  Order order(problem.stages_of.size());
   struct Next {
     Time time;
-    Token token;
+    Action action;
     int left;
   };
   for (size_t r = 0; r < order.size(); ++r) {
     std::vector<Next> next;
     size_t total = 0;
-    for (const int index : problem.lines_of[r]) {
+    for (const int index : problem.stages_of[r]) {
       const auto i = static_cast<size_t>(index);
-      const int count = problem.lines[i].count;
+      const int count = problem.stages[i].count;
       if (count == 0) continue;
       next.push_back({block.f[i], {Op::F, index, -1}, count});
       next.push_back({block.b[i], {Op::B, index, -1}, count});
@@ -214,7 +214,7 @@ Order OrderOf(const SearchProblem& problem, const RepeatingBlock& block) {
       for (Next& other : next) {
         if (other.left > 0 && (first == nullptr || other.time < first->time)) first = &other;
       }
-      order[r].push_back(first->token);
+      order[r].push_back(first->action);
       first->time += block.period;
       --first->left;
     }

@@ -14,7 +14,7 @@ namespace contraflow {
 /// and any costs, with real start times in place of slots.
 struct RepeatingBlock {
   Time period = 0;
-  std::vector<Time> f, b, w;  ///< starts, by line
+  std::vector<Time> f, b, w;  ///< starts, by stage
 };
 
 /// Finds blocks by placing one instruction after the other along the way of a micro-batch, each as
@@ -36,7 +36,7 @@ class BlockSearch {
   /// The least period that the work of the busiest rank allows, and memory if nothing waited.
   Time least_period() const { return least_; }
   /// Instructions of a block, for accounts.
-  int64_t size() const { return static_cast<int64_t>(3 * problem_.lines.size()); }
+  int64_t size() const { return static_cast<int64_t>(3 * problem_.stages.size()); }
 
   /// Changes the delays `rounds` times at random, keeping what fits no worse; stops early where the
   /// block fits. Begins with the delays of the last call.
@@ -64,7 +64,7 @@ class BlockSearch {
   Time least_ = 0;
   RepeatingBlock block_;
   std::vector<std::vector<Busy>> busy_;
-  std::vector<std::vector<int>> routes_;  // lines of each route by stage
+  std::vector<std::vector<int>> routes_;  // stages of each route by stage
   std::vector<Time> delays_;              // of each route: before it, before each F, before each B
 };
 

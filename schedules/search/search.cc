@@ -4,20 +4,18 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/local/local_search.h"
 #include "schedules/local/noise.h"
-#include "schedules/pairs/pair_search.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/search/evaluator.h"
-#include "schedules/search/join_backwards.h"
 #include "schedules/search/small_start.h"
 
 namespace contraflow {
 namespace {
 
 /// The shortest of the seeds that run and fit; the first of equals.
-std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
-                              SearchWork* work) {
-  std::optional<Found> best;
+std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
+                                     SearchWork* work) {
+  std::optional<SearchResult> best;
   Evaluator evaluator(problem);
   for (const Plan& seed : seeds) {
     std::optional<Order> order = ToOrder(problem, seed);
@@ -26,21 +24,21 @@ std::optional<Found> BestSeed(const SearchProblem& problem, std::span<const Plan
     work->Spend(InstructionCount(seed));
     if (!evaluation.runs || !evaluation.fits) continue;
     if (best && best->makespan <= evaluation.makespan) continue;
-    best = Found{std::move(*order), evaluation.makespan, seed.schedule};
+    best = SearchResult{std::move(*order), evaluation.makespan, seed.schedule};
   }
   return best;
 }
 
 }  // namespace
 
-std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
-                            const SearchOptions& options, SearchWork* work) {
+std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
+                                   Time bound, const SearchOptions& options, SearchWork* work) {
   work->Enter("schedules");
-  std::optional<Found> best = BestSeed(problem, seeds, work);
+  std::optional<SearchResult> best = BestSeed(problem, seeds, work);
   if (best) work->Found(best->makespan, bound);
   if (!best || best->makespan > bound) {
     work->Enter("policies");
-    std::optional<Found> policies = SearchPolicies(problem, bound, work, !best);
+    std::optional<SearchResult> policies = SearchPolicies(problem, bound, work, !best);
     if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
   }
   if (!best) return best;
@@ -64,6 +62,47 @@ std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> 
     LowerExpected(problem, seeds, options, &more, &*best);
   }
   return best;
+}
+
+namespace {
+
+constexpr int64_t kNanoseconds = 1'000'000'000;
+/// Reports while the budget is spent evenly.
+constexpr int64_t kReports = 100;
+
+}  // namespace
+
+bool Stopped(const SearchOptions& options) {
+  return options.stop != nullptr && options.stop->load(std::memory_order_relaxed);
+}
+
+SearchWork::SearchWork(const SearchOptions& options) : options_(options) {
+  const int64_t budget = std::max<int64_t>(options.budget, 0);
+  // In two parts, since the product of both factors need not fit. A week is more than anyone waits.
+  const int64_t seconds = std::min<int64_t>(budget / kNanoseconds, 7 * 24 * 3600);
+  total_ = seconds * kPerSecond + budget % kNanoseconds * kPerSecond / kNanoseconds;
+  over_ = total_ == 0;
+  next_report_ = total_ / kReports;
+}
+
+bool SearchWork::Spend(int64_t instructions) {
+  done_ += instructions;
+  if (done_ >= total_) over_ = true;
+  if (Stopped(options_)) over_ = true;
+  if (options_.report && done_ >= next_report_) {
+    next_report_ = done_ + std::max<int64_t>(total_ / kReports, 1);
+    state_.spent = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
+    options_.report(state_);
+  }
+  return !over_;
+}
+
+int64_t SearchWork::left() const { return over_ ? 0 : total_ - done_; }
+
+void SearchWork::Found(Time makespan, Time bound) {
+  state_.makespan = makespan;
+  state_.bound = bound;
+  if (options_.report) options_.report(state_);
 }
 
 }  // namespace contraflow

@@ -1,37 +1,80 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "compiler/plan/spec.h"
 #include "schedules/search/search_problem.h"
-#include "schedules/search/search_work.h"
 
 namespace contraflow {
 
+/// Whether the search is to end with what it has.
+bool Stopped(const SearchOptions& options);
+
+/// The clock of a search: counts evaluated instructions, so that a search ends at the same place on
+/// every machine. Asked often, reports now and then.
+class SearchWork {
+ public:
+  /// Instructions that count as a second of budget.
+  static constexpr int64_t kPerSecond = 20'000'000;
+
+  explicit SearchWork(const SearchOptions& options);
+
+  /// Counts so many instructions as evaluated. False once the budget is spent or the search is to
+  /// stop; then the caller ends with what it has.
+  bool Spend(int64_t instructions);
+  bool spent() const { return over_; }
+  int64_t left() const;  ///< instructions; 0 when over
+
+  void Enter(std::string_view phase) { state_.phase = phase; }
+  void Found(Time makespan, Time bound);
+
+ private:
+  const SearchOptions& options_;
+  SearchState state_;
+  int64_t total_ = 0, done_ = 0, next_report_ = 0;
+  bool over_ = false;
+};
+
 /// An order that runs and fits, and where it comes from.
-struct Found {
+struct SearchResult {
   Order order;
   Time makespan = 0;
   std::string from;  ///< "1f1b", "policy ...", "local search from ..."
 };
 
-/// Event-driven list scheduling with one policy after the other (schedules/policy.h), until `bound`
+/// Event-driven list scheduling with one policy after the other (policy.h), until `bound`
 /// is reached or all are tried or the work is spent. Nothing where no policy ends within the
 /// limit. For any placement and any limit that one micro-batch at a time fits in, it finds some,
 /// however much work that takes; with `needed` false, where there is an order already, only within
 /// the work.
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
-                                    bool needed = true);
+std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound,
+                                           SearchWork* work, bool needed = true);
 
 /// Local search on the orders of the ranks: replaces `best` by shorter ones until `bound` is
 /// reached or the work is spent. Deterministic for a seed.
 void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
-                    Found* best);
+                    SearchResult* best);
+
+/// ImproveLocally for a part of what is left: ends after `budget` instructions at the latest.
+void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                   SearchWork* work, SearchResult* best);
 
 /// The best of all for one placement: seeds that run and fit, policies, local search. Never longer
 /// than any seed that fits. Nothing if nothing was found that fits.
-std::optional<Found> Search(const SearchProblem& problem, std::span<const Plan> seeds, Time bound,
-                            const SearchOptions& options, SearchWork* work);
+std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
+                                   Time bound, const SearchOptions& options, SearchWork* work);
+
+/// True if some full backward takes less than its B and its W, so that it matters which of them an
+/// order has.
+bool JoiningPays(const SearchProblem& problem);
+
+/// Makes full backwards (BW) of B and W, and B and W of full backwards, as long as that makes the
+/// order shorter, but for `budget` instructions at most. Nothing where JoiningPays is false.
+void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
+                   SearchResult* best);
 
 }  // namespace contraflow

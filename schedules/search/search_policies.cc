@@ -1,13 +1,12 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 
-#include "schedules/search/coarse_problem.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/list_scheduler.h"
 #include "schedules/search/policy.h"
 #include "schedules/search/repeating_block.h"
-#include "schedules/search/rule_search.h"
 #include "schedules/search/search.h"
 
 namespace contraflow {
@@ -16,6 +15,126 @@ namespace {
 /// Above so many instructions a policy is first asked whether it reaches the bound, which most
 /// answer early.
 constexpr int64_t kLarge = 40'000;
+
+class Mutation {
+ public:
+  Mutation(const SearchProblem& problem, std::mt19937_64* random)
+      : problem_(problem), random_(*random) {}
+
+  void Change(Rules* rules) {
+    const int changes = 1 + static_cast<int>(Draw(3));
+    for (int i = 0; i < changes; ++i) {
+      if (Draw(2) == 0) {
+        ChangeStages(rules);
+      } else {
+        ChangeRanks(rules);
+      }
+    }
+  }
+
+ private:
+  size_t Draw(size_t below) { return static_cast<size_t>(random_() % below); }
+
+  /// A stretch of neighbours, more often than not a single one.
+  std::pair<size_t, size_t> Stretch(size_t count) {
+    const size_t first = Draw(count);
+    const size_t length = Draw(2) == 0 ? 1 : 1 + Draw(count);
+    return {first, std::min(count, first + length)};
+  }
+
+  void ChangeStages(Rules* rules) {
+    const auto [first, end] = Stretch(problem_.stages.size());
+    std::vector<int32_t>& ahead = Draw(2) == 0 ? rules->ahead : rules->ahead_first;
+    const int32_t by = Draw(2) == 0 ? 1 : -1;
+    const bool open = Draw(12) == 0;
+    for (size_t i = first; i < end; ++i) {
+      const int32_t count = std::max(problem_.stages[i].count, 1);
+      ahead[i] = open ? count : std::clamp(ahead[i] + by, 1, count);
+    }
+  }
+
+  void ChangeRanks(Rules* rules) {
+    const auto [first, end] = Stretch(problem_.stages_of.size());
+    const size_t what = Draw(8);
+    const size_t value = Draw(12);
+    for (size_t r = first; r < end; ++r) {
+      RankRule& rule = rules->ranks[r];
+      switch (what) {
+        case 0:
+          rule.fill = static_cast<int>(value % 5) * 25;
+          break;
+        case 1:
+          rule.wait = static_cast<int>(value % 5) * 25;
+          break;
+        case 5:
+          rule.wait_forward = static_cast<int>(value % 5) * 25;
+          break;
+        case 6:
+          rule.wait_backward = static_cast<int>(value % 5) * 25;
+          break;
+        case 2:
+          rule.turn = static_cast<Turn>(value % 3);
+          break;
+        case 3:
+          rule.forward = static_cast<Pick>(value % 4);
+          break;
+        case 4:
+          rule.backward = static_cast<Pick>(value % 4);
+          break;
+        default:
+          rule.most_due = value < 8 ? 1 + static_cast<int32_t>(value) : RankRule::kMany;
+      }
+    }
+  }
+
+  const SearchProblem& problem_;
+  std::mt19937_64& random_;
+};
+
+/// Changes the rules of single ranks and stages at random, as long as the schedule gets no longer:
+/// stops at `bound`, after `rounds` schedules, or when no more than `leave` of the work is left.
+/// `rules` are those of `best`, or any to begin with.
+void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t leave,
+                 SearchWork* work, ListScheduler* scheduler, Rules rules,
+                 std::optional<SearchResult>* best) {
+  std::mt19937_64 random(2);
+  Mutation mutation(problem, &random);
+  Time makespan = RankQueue::kNever - 1, ends = RankQueue::kNever;
+  for (int round = 0; round < rounds; ++round) {
+    Rules next = rules;
+    if (round > 0) mutation.Change(&next);
+    const std::optional<Time> found = scheduler->Run(next, makespan + 1);
+    work->Spend(scheduler->cost());
+    if (work->left() <= leave) return;
+    if (!found) continue;
+    if (std::pair(*found, scheduler->ends()) > std::pair(makespan, ends)) continue;
+    makespan = *found;
+    ends = scheduler->ends();
+    rules = std::move(next);
+    if (*best && (*best)->makespan <= makespan) continue;
+    *best =
+        SearchResult{scheduler->TakeOrder(), makespan, "rules found in " + std::to_string(round)};
+    work->Found(makespan, bound);
+    if (makespan <= bound) return;
+  }
+}
+
+/// The policies with the shortest schedules of the coarse problem first; of equals the first.
+void SortByCoarse(const SearchProblem& coarse, SearchWork* work, std::vector<Policy>* policies) {
+  ListScheduler scheduler(coarse);
+  std::vector<std::pair<Time, size_t>> order;
+  // Those that the budget leaves untried come last, as they were.
+  for (size_t i = 0; i < policies->size() && !work->spent(); ++i) {
+    const Rules rules = RulesOf(coarse, (*policies)[i]);
+    order.emplace_back(scheduler.Run(rules, RankQueue::kNever).value_or(RankQueue::kNever), i);
+    work->Spend(scheduler.cost());
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t i = order.size(); i < policies->size(); ++i) order.emplace_back(RankQueue::kNever, i);
+  std::vector<Policy> sorted;
+  for (const auto& [makespan, i] : order) sorted.push_back((*policies)[i]);
+  *policies = std::move(sorted);
+}
 
 class PolicySearch {
  public:
@@ -26,15 +145,15 @@ class PolicySearch {
         needed_(needed),
         left_for_others_(work->left() / 2),
         scheduler_(problem) {
-    for (const std::vector<int>& lines : problem.lines_of) {
-      several_ = several_ || lines.size() > 1;
+    for (const std::vector<int>& stages : problem.stages_of) {
+      several_ = several_ || stages.size() > 1;
     }
   }
 
-  std::optional<Found> Run() {
+  std::optional<SearchResult> Run() {
     std::vector<Policy> grid = PolicyGrid(problem_);
     if (3 * problem_.chunks() > kLarge) {
-      SortByPilot(PilotOf(problem_, several_ ? 8 : 16), &work_, &grid);
+      SortByCoarse(CoarseProblem(problem_, several_ ? 8 : 16), &work_, &grid);
       const int64_t least = (work_.left() + left_for_others_) / 2;
       for (const Policy& policy : grid) {
         if (Done() || work_.left() < least) break;
@@ -78,7 +197,7 @@ class PolicySearch {
   void Keep(Time makespan, std::string from) {
     if (makespan >= below_) return;
     below_ = makespan;
-    best_ = Found{scheduler_.TakeOrder(), makespan, std::move(from)};
+    best_ = SearchResult{scheduler_.TakeOrder(), makespan, std::move(from)};
     work_.Found(makespan, bound_);
   }
 
@@ -121,13 +240,13 @@ class PolicySearch {
   bool several_ = false;
   Time below_ = RankQueue::kNever;
   Rules rules_;
-  std::optional<Found> best_;
+  std::optional<SearchResult> best_;
 };
 
 }  // namespace
 
-std::optional<Found> SearchPolicies(const SearchProblem& problem, Time bound, SearchWork* work,
-                                    bool needed) {
+std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound,
+                                           SearchWork* work, bool needed) {
   work->Enter("policies");
   return PolicySearch(problem, bound, work, needed).Run();
 }

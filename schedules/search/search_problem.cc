@@ -1,5 +1,6 @@
 #include "schedules/search/search_problem.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -8,7 +9,7 @@
 namespace contraflow {
 namespace {
 
-/// How many of each kind a line has run.
+/// How many of each kind a stage has run.
 struct Counts {
   int f = 0, b = 0, w = 0;
 };
@@ -31,15 +32,15 @@ int64_t SearchProblem::chunks() const {
   return int64_t{frame.stages} * int64_t{frame.microbatches};
 }
 
-Time SearchProblem::Duration(const Token& token, int k, int j) const {
-  const Line& line = lines[static_cast<size_t>(token.line)];
-  const auto microbatch = [&](const Line& of, int place) {
+Time SearchProblem::Duration(const Action& action, int k, int j) const {
+  const RouteStage& stage = stages[static_cast<size_t>(action.stage)];
+  const auto microbatch = [&](const RouteStage& of, int place) {
     return frame.routes[static_cast<size_t>(of.route)].microbatches[static_cast<size_t>(place)];
   };
-  Instruction instruction = CellOp(token.op, line.stage, microbatch(line, k));
-  if (token.op == Op::FB) {
-    const Line& back = lines[static_cast<size_t>(token.back)];
-    instruction = Pair(line.stage, instruction.microbatch, back.stage, microbatch(back, j));
+  Instruction instruction = CellOp(action.op, stage.number, microbatch(stage, k));
+  if (action.op == Op::FB) {
+    const RouteStage& back = stages[static_cast<size_t>(action.back)];
+    instruction = Pair(stage.number, instruction.microbatch, back.number, microbatch(back, j));
   }
   return costs.Duration(instruction);
 }
@@ -49,29 +50,28 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   SearchProblem problem;
   problem.costs = costs;
   problem.limit = limit;
-  problem.lines_of.resize(static_cast<size_t>(frame.ranks));
+  problem.stages_of.resize(static_cast<size_t>(frame.ranks));
   const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
   for (size_t route = 0; route < frame.routes.size(); ++route) {
     const std::vector<int>& ranks = frame.routes[route].ranks;
     for (int s = 0; s < frame.stages; ++s) {
-      const auto stage = static_cast<size_t>(s);
-      const auto index = static_cast<int>(problem.lines.size());
-      Line line;
-      line.route = static_cast<int>(route);
-      line.stage = s;
-      line.rank = ranks[stage];
-      line.before = s > 0 ? index - 1 : -1;
-      line.after = s + 1 < frame.stages ? index + 1 : -1;
-      line.count = static_cast<int>(frame.routes[route].microbatches.size());
-      if (s > 0 && ranks[stage - 1] != line.rank) {
-        line.hop = costs.comm.latency + costs.comm.occupancy;
+      const auto index = static_cast<int>(problem.stages.size());
+      RouteStage stage;
+      stage.route = static_cast<int>(route);
+      stage.number = s;
+      stage.rank = ranks[static_cast<size_t>(s)];
+      stage.before = s > 0 ? index - 1 : -1;
+      stage.after = s + 1 < frame.stages ? index + 1 : -1;
+      stage.count = static_cast<int>(frame.routes[route].microbatches.size());
+      if (s > 0 && problem.stages.back().rank != stage.rank) {
+        stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
-      line.cost = costs.stage(s);
-      line.held = bytes ? costs.memory->activation_bytes : 1;
-      line.stash = bytes ? costs.memory->w_stash_bytes : 1;
-      problem.pairs = problem.pairs || line.cost.fb < line.cost.f + line.cost.bw;
-      problem.lines_of[static_cast<size_t>(line.rank)].push_back(index);
-      problem.lines.push_back(line);
+      stage.cost = costs.stage(s);
+      stage.held = bytes ? costs.memory->activation_bytes : 1;
+      stage.stash = bytes ? costs.memory->w_stash_bytes : 1;
+      problem.pairs = problem.pairs || stage.cost.fb < stage.cost.f + stage.cost.bw;
+      problem.stages_of[static_cast<size_t>(stage.rank)].push_back(index);
+      problem.stages.push_back(stage);
     }
   }
   if (!costs.microbatch_scale.empty()) {
@@ -87,34 +87,85 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   return problem;
 }
 
+SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
+  const Plan& large = problem.frame;
+  ranks = std::min(ranks, large.ranks);
+  // Of rank r * large / small, for each r, and no other.
+  const auto small_rank = [&](int rank) {
+    const auto r = static_cast<int>((int64_t{rank} * ranks + large.ranks - 1) / large.ranks);
+    return r < ranks && int64_t{r} * large.ranks / ranks == rank ? r : -1;
+  };
+  Plan frame = large;
+  frame.programs.clear();
+  frame.ranks = ranks;
+  frame.microbatches = 0;
+  CostModel costs = problem.costs;
+  costs.microbatch_scale.clear();
+  costs.stages.clear();
+  size_t stages = static_cast<size_t>(large.stages);
+  for (size_t route = 0; route < large.routes.size(); ++route) {
+    std::vector<int> kept;
+    for (size_t s = 0; s < large.routes[route].ranks.size(); ++s) {
+      const int rank = small_rank(large.routes[route].ranks[s]);
+      if (rank < 0) continue;
+      kept.push_back(rank);
+      if (route == 0) costs.stages.push_back(problem.costs.stage(static_cast<int>(s)));
+    }
+    stages = std::min(stages, kept.size());
+    frame.routes[route].ranks = std::move(kept);
+    const auto all = static_cast<int64_t>(large.routes[route].microbatches.size());
+    const auto count = std::max<int64_t>(all > 0 ? 1 : 0, all * ranks / large.ranks);
+    frame.routes[route].microbatches.clear();
+    for (int64_t k = 0; k < count; ++k) {
+      frame.routes[route].microbatches.push_back(frame.microbatches++);
+    }
+  }
+  for (Route& route : frame.routes) route.ranks.resize(stages);
+  costs.stages.resize(stages);
+  frame.stages = static_cast<int>(stages);
+  std::optional<int64_t> limit = problem.limit;
+  if (limit) {
+    // One micro-batch must fit, so on a rank with many stages not all in proportion.
+    int64_t least = 1;
+    for (const std::vector<int>& here : problem.stages_of) {
+      int64_t sum = 0;
+      for (const int stage : here) sum += problem.stages[static_cast<size_t>(stage)].held;
+      least = std::max(least, sum);
+    }
+    const double share = static_cast<double>(ranks) / static_cast<double>(large.ranks);
+    limit = std::max(least, static_cast<int64_t>(static_cast<double>(*limit) * share));
+  }
+  return MakeProblem(std::move(frame), costs, limit);
+}
+
 Plan ToPlan(const SearchProblem& problem, const Order& order) {
-  CF_ASSERT(order.size() == problem.lines_of.size());
+  CF_ASSERT(order.size() == problem.stages_of.size());
   Plan plan = problem.frame;
-  std::vector<Counts> counts(problem.lines.size());
-  const auto microbatch = [&](const Line& line, int k) {
-    CF_ASSERT(k < line.count);
-    return plan.routes[static_cast<size_t>(line.route)].microbatches[static_cast<size_t>(k)];
+  std::vector<Counts> counts(problem.stages.size());
+  const auto microbatch = [&](const RouteStage& stage, int k) {
+    CF_ASSERT(k < stage.count);
+    return plan.routes[static_cast<size_t>(stage.route)].microbatches[static_cast<size_t>(k)];
   };
   for (size_t r = 0; r < order.size(); ++r) {
     Program& program = plan.programs[r];
     program.reserve(order[r].size());
-    for (const Token& token : order[r]) {
-      const auto own = static_cast<size_t>(token.line);
-      const Line& line = problem.lines[own];
-      if (token.op == Op::FB) {
-        const auto other = static_cast<size_t>(token.back);
-        const Line& back = problem.lines[other];
-        program.push_back(Pair(line.stage, microbatch(line, counts[own].f++), back.stage,
+    for (const Action& action : order[r]) {
+      const auto own = static_cast<size_t>(action.stage);
+      const RouteStage& stage = problem.stages[own];
+      if (action.op == Op::FB) {
+        const auto other = static_cast<size_t>(action.back);
+        const RouteStage& back = problem.stages[other];
+        program.push_back(Pair(stage.number, microbatch(stage, counts[own].f++), back.number,
                                microbatch(back, counts[other].b++)));
         ++counts[other].w;
         continue;
       }
       Counts& count = counts[own];
-      const int k = HasForward(token.op) ? count.f : HasBackward(token.op) ? count.b : count.w;
-      program.push_back(CellOp(token.op, line.stage, microbatch(line, k)));
-      count.f += HasForward(token.op);
-      count.b += HasBackward(token.op);
-      count.w += HasWeight(token.op);
+      const int k = HasForward(action.op) ? count.f : HasBackward(action.op) ? count.b : count.w;
+      program.push_back(CellOp(action.op, stage.number, microbatch(stage, k)));
+      count.f += HasForward(action.op);
+      count.b += HasBackward(action.op);
+      count.w += HasWeight(action.op);
     }
   }
   return plan;
@@ -123,8 +174,8 @@ Plan ToPlan(const SearchProblem& problem, const Order& order) {
 std::optional<Order> ToOrder(const SearchProblem& problem, const Plan& plan) {
   CF_ASSERT(plan.routes == problem.frame.routes && plan.level == Level::kCompute);
   const std::vector<std::pair<int, int>> places = PlacesOf(plan);
-  std::vector<Counts> counts(problem.lines.size());
-  // The line of a chunk and which of its micro-batches it is.
+  std::vector<Counts> counts(problem.stages.size());
+  // The stage of a chunk and which of its micro-batches it is.
   const auto find = [&](int stage, int microbatch) {
     const auto [route, k] = places[static_cast<size_t>(microbatch)];
     return std::pair(static_cast<int32_t>(route * plan.stages + stage), k);
@@ -133,12 +184,12 @@ std::optional<Order> ToOrder(const SearchProblem& problem, const Plan& plan) {
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     order[r].reserve(plan.programs[r].size());
     for (const Instruction& i : plan.programs[r]) {
-      const auto [line, k] = find(i.stage, i.microbatch);
+      const auto [stage, k] = find(i.stage, i.microbatch);
       const auto [back, j] = find(BackStage(i), BackMicrobatch(i));
-      if (HasForward(i.op) && counts[static_cast<size_t>(line)].f++ != k) return std::nullopt;
+      if (HasForward(i.op) && counts[static_cast<size_t>(stage)].f++ != k) return std::nullopt;
       if (HasBackward(i.op) && counts[static_cast<size_t>(back)].b++ != j) return std::nullopt;
       if (HasWeight(i.op) && counts[static_cast<size_t>(back)].w++ != j) return std::nullopt;
-      order[r].push_back({i.op, line, i.op == Op::FB ? back : -1});
+      order[r].push_back({i.op, stage, i.op == Op::FB ? back : -1});
     }
   }
   return order;

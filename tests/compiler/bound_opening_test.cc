@@ -10,7 +10,7 @@
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::bound_opening_test {
 namespace {
 
 /// The formula for every number of forwards before the first that comes back.
@@ -72,11 +72,11 @@ TEST_SUITE("unit") {
     const SearchProblem problem = MakeProblem(frame, costs, 5);
     SearchOptions options;
     SearchWork work(options);
-    const std::optional<Found> found = Search(problem, {}, bound, options, &work);
+    const std::optional<SearchResult> found = Search(problem, {}, bound, options, &work);
     REQUIRE(found.has_value());
     CHECK(found->makespan == bound);
   }
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::bound_opening_test

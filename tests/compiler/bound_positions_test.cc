@@ -15,7 +15,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::bound_positions_test {
 namespace {
 
 /// When the passes of one route start, by stage in ascending order.
@@ -191,4 +191,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::bound_positions_test

@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::bound_test {
 namespace {
 
 /// A plan of level comm, of the schedules in turn, with random components.
@@ -287,4 +287,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::bound_test

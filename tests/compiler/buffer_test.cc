@@ -11,13 +11,13 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/lower/passes.h"
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::buffer_test {
 namespace {
 
 CostModel DrawCosts(std::mt19937_64* random, int stages, int microbatches) {
@@ -242,4 +242,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::buffer_test

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "compiler/lower/passes.h"
-#include "compiler/simulate/sharing.h"
+#include "compiler/lower/sharing.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::component_test {
 namespace {
 
 /// A plan of level comm and what it costs.
@@ -210,4 +210,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::component_test

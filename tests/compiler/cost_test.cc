@@ -7,7 +7,7 @@
 
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::cost_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -138,4 +138,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cost_test

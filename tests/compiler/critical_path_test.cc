@@ -10,7 +10,7 @@
 
 // The critical path where instructions have lanes; tests/simulate_test.cc has the one of chunks.
 
-namespace contraflow {
+namespace contraflow::critical_path_test {
 namespace {
 
 /// What must lie between the starts of a link of the chain and the next.
@@ -63,4 +63,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::critical_path_test

@@ -9,7 +9,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::deadlock_test {
 namespace {
 
 /// Two stages that exchange an activation and a gradient: rank 0 sends m1 forward while rank 1
@@ -144,4 +144,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::deadlock_test

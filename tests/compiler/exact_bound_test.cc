@@ -16,7 +16,7 @@
 #include "tests/support/exact_search.h"
 #include "tests/support/sanitized.h"
 
-namespace contraflow {
+namespace contraflow::exact_bound_test {
 namespace {
 
 /// How near the bound comes.
@@ -143,4 +143,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::exact_bound_test

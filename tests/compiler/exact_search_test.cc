@@ -13,7 +13,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::exact_search_test {
 namespace {
 
 constexpr int64_t kEnough = 50'000;
@@ -163,4 +163,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::exact_search_test

@@ -14,7 +14,7 @@
 
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -214,4 +214,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::file_test

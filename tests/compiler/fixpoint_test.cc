@@ -12,7 +12,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::fixpoint_test {
 namespace {
 
 /// Dependencies of a comm-level plan: a node an instruction, by its number, and one for each SEND
@@ -125,4 +125,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::fixpoint_test

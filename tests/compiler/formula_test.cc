@@ -8,13 +8,12 @@
 #include "compiler/bound/bound.h"
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/published/interleaved.h"
-#include "schedules/published/zb_hand_made.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::formula_test {
 namespace {
 
 constexpr Time kOne = 1'000'000;  // one "unit" in ticks
@@ -283,4 +282,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::formula_test

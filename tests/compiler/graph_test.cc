@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-namespace contraflow {
+namespace contraflow::graph_test {
 namespace {
 
 using Edge = Digraph::Edge;
@@ -124,4 +124,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::graph_test

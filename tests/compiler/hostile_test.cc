@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
 
-namespace contraflow {
+namespace contraflow::hostile_test {
 namespace {
 
 /// A plan with every kind of member, as text.
@@ -188,4 +188,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::hostile_test

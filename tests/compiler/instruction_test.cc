@@ -7,7 +7,7 @@
 
 #include "compiler/plan/error.h"
 
-namespace contraflow {
+namespace contraflow::instruction_test {
 namespace {
 
 std::string ParseFailure(const std::string& text) {
@@ -121,4 +121,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::instruction_test

@@ -9,7 +9,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/two_lane.h"
 
-namespace contraflow {
+namespace contraflow::interleave_test {
 namespace {
 
 constexpr Chains kPair = {.forward = true, .backward = true, .weights = true};
@@ -176,4 +176,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::interleave_test

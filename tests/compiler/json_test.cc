@@ -14,7 +14,7 @@
 #include "compiler/files/json_builder.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::json_test {
 namespace {
 
 using std::string_literals::operator""s;
@@ -313,4 +313,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::json_test

@@ -19,7 +19,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::lane_mutant_test {
 namespace {
 
 /// What goes wrong in any of some runs of a plan.
@@ -182,4 +182,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::lane_mutant_test

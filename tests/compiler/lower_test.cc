@@ -13,7 +13,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::lower_test {
 namespace {
 
 TEST_SUITE("property") {
@@ -136,4 +136,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::lower_test

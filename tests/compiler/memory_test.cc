@@ -13,7 +13,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::memory_test {
 namespace {
 
 constexpr auto kActivations = static_cast<size_t>(Arena::kActivation);
@@ -153,4 +153,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::memory_test

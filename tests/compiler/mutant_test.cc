@@ -17,7 +17,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::mutant_test {
 namespace {
 
 /// Sound comm-level plans of every schedule, small, with one and two replicas.
@@ -178,4 +178,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::mutant_test

@@ -14,7 +14,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
 
-namespace contraflow {
+namespace contraflow::packed_instruction_test {
 namespace {
 
 /// A plan whose names and programs are these.
@@ -198,4 +198,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::packed_instruction_test

@@ -10,7 +10,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
 
-namespace contraflow {
+namespace contraflow::plan_io_test {
 namespace {
 
 const std::string kText = R"({
@@ -437,4 +437,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::plan_io_test

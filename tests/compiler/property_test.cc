@@ -14,7 +14,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::property_test {
 namespace {
 
 constexpr Time kOne = 1'000'000;
@@ -198,4 +198,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::property_test

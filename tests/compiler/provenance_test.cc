@@ -10,7 +10,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::provenance_test {
 namespace {
 
 Plan Searched() {
@@ -117,4 +117,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::provenance_test

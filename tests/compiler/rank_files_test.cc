@@ -20,7 +20,7 @@
 #include "tests/support/random_plan.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::rank_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -266,4 +266,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::rank_files_test

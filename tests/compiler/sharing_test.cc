@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "compiler/lower/lower.h"
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::sharing_test {
 namespace {
 
 /// Which instructions of a program are over before which others begin, as a table of all pairs.
@@ -214,4 +214,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sharing_test

@@ -10,7 +10,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::simulate_test {
 namespace {
 
 Plan Compile(std::string_view schedule, int ranks, int microbatches, const CostModel& costs) {
@@ -206,4 +206,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::simulate_test

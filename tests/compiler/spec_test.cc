@@ -7,7 +7,7 @@
 
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::spec_test {
 namespace {
 
 Spec Good() {
@@ -116,4 +116,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::spec_test

@@ -12,7 +12,7 @@
 #include "tests/support/random_plan.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::trace_io_test {
 namespace {
 
 /// Two ranks; the message goes from time 2 to 3.5 units.
@@ -168,4 +168,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::trace_io_test

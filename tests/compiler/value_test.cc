@@ -8,10 +8,12 @@
 #include <tuple>
 
 #include "compiler/files/plan_limits.h"
+#include "compiler/lower/passes.h"
+#include "compiler/plan/access.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::value_test {
 namespace {
 
 const std::string kGate = "gate s3 l0 m7 arena=activation offset=128 bytes=4096 first=3 last=17";
@@ -216,4 +218,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::value_test

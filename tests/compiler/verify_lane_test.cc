@@ -12,7 +12,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::verify_lane_test {
 namespace {
 
 /// Two ranks, one micro-batch, one layer a stage, every component 10 and every value 64 bytes.
@@ -207,4 +207,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::verify_lane_test

@@ -8,7 +8,7 @@
 
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::verify_test {
 namespace {
 
 /// Two ranks, two micro-batches, 1F1B, level comm: sound. `edit` replaces one line by another.
@@ -278,4 +278,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::verify_test

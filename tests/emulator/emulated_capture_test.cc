@@ -8,7 +8,7 @@
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::emulated_capture_test {
 namespace {
 
 /// Streams and events in a program that is drawn, and what must come before what in it.
@@ -271,4 +271,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::emulated_capture_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::emulated_gpu_test {
 namespace {
 
 using Kind = GpuCall::Kind;
@@ -228,4 +228,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::emulated_gpu_test

@@ -8,7 +8,7 @@
 #include "kernels/gpu/simt.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::emulator_test {
 namespace {
 
 // Each thread writes its number, then reads its neighbour's.
@@ -94,4 +94,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::emulator_test

@@ -8,7 +8,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::hopper_test {
 namespace {
 
 // The emulation of Hopper's instructions itself: the words of the PTX ISA, written down a second
@@ -242,4 +242,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::hopper_test

@@ -7,7 +7,7 @@
 #include "kernels/host/adamw.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::adamw_test {
 namespace {
 
 using gpu::Bf16;
@@ -82,4 +82,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::adamw_test

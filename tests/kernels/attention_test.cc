@@ -9,7 +9,7 @@
 
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::attention_test {
 namespace {
 
 using gpu::Attention;
@@ -237,4 +237,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::attention_test

@@ -11,7 +11,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::combine_test {
 namespace {
 
 using gpu::Bf16;
@@ -140,4 +140,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::combine_test

@@ -8,7 +8,7 @@
 
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::cross_entropy_test {
 namespace {
 
 using gpu::Bf16;
@@ -153,4 +153,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cross_entropy_test

@@ -10,7 +10,7 @@
 
 #include "kernels/attention/attention.h"
 
-namespace contraflow {
+namespace contraflow::cudnn_attention_test {
 namespace {
 
 constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "deviceVer": 900,
@@ -73,4 +73,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cudnn_attention_test

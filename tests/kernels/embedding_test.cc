@@ -7,7 +7,7 @@
 #include "kernels/host/embedding.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::embedding_test {
 namespace {
 
 using gpu::Bf16;
@@ -110,4 +110,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::embedding_test

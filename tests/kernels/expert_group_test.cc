@@ -20,7 +20,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::expert_group_test {
 namespace {
 
 using gpu::Bf16;
@@ -317,4 +317,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::expert_group_test

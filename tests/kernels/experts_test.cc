@@ -10,7 +10,7 @@
 
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::experts_test {
 namespace {
 
 using gpu::Bf16;
@@ -382,4 +382,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::experts_test

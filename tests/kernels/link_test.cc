@@ -8,7 +8,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::link_test {
 namespace {
 
 TEST_SUITE("kernel") {
@@ -78,4 +78,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::link_test

@@ -8,7 +8,7 @@
 #include "kernels/gpu/matmul_shape.h"
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::matmul_test {
 namespace {
 
 using gpu::Bf16;
@@ -140,4 +140,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::matmul_test

@@ -10,7 +10,7 @@
 
 // Attention, routing and experts against naive double-precision references.
 
-namespace contraflow {
+namespace contraflow::moe_kernels_test {
 namespace {
 
 size_t Size(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
@@ -355,4 +355,4 @@ TEST_CASE_TEMPLATE("combine: forward and both gradients", T, float, double) {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::moe_kernels_test

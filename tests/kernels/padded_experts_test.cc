@@ -5,7 +5,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::padded_experts_test {
 namespace {
 
 using gpu::Bf16;
@@ -77,4 +77,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::padded_experts_test

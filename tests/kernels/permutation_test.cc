@@ -11,7 +11,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::permutation_test {
 namespace {
 
 using gpu::Bf16;
@@ -192,4 +192,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::permutation_test

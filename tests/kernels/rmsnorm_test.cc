@@ -7,7 +7,7 @@
 #include "kernels/host/rmsnorm.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::rmsnorm_test {
 namespace {
 
 using gpu::Bf16;
@@ -196,4 +196,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::rmsnorm_test

@@ -5,7 +5,7 @@
 #include "kernels/host/rope.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::rope_test {
 namespace {
 
 using gpu::Bf16;
@@ -86,4 +86,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::rope_test

@@ -10,7 +10,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow {
+namespace contraflow::router_test {
 namespace {
 
 using gpu::Bf16;
@@ -143,4 +143,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::router_test

@@ -4,7 +4,7 @@
 
 #include "tests/emulator/test_gpu.h"
 
-namespace contraflow {
+namespace contraflow::stamp_test {
 namespace {
 
 TEST_SUITE("kernel") {
@@ -21,4 +21,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::stamp_test

@@ -11,7 +11,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::sum_test {
 namespace {
 
 /// Values of very different sizes: sums in another order have other bits.
@@ -130,4 +130,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sum_test

@@ -5,7 +5,7 @@
 #include "kernels/host/swiglu.h"
 #include "tests/support/guarded.h"
 
-namespace contraflow {
+namespace contraflow::swiglu_test {
 namespace {
 
 using gpu::Bf16;
@@ -88,4 +88,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::swiglu_test

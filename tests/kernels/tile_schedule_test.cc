@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-namespace contraflow {
+namespace contraflow::tile_schedule_test {
 namespace {
 
 using gpu::Tile;
@@ -100,4 +100,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::tile_schedule_test

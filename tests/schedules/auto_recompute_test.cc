@@ -10,17 +10,16 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
+#include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
-#include "schedules/published/serial.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/memory_advice.h"
-#include "schedules/search/repartition.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::auto_recompute_test {
 namespace {
 
 using Choice = Recompute::Choice;
@@ -96,7 +95,7 @@ void CheckPlan(const Plan& plan, const Spec& spec) {
   const Provenance& provenance = *plan.provenance;
   CHECK(plan.schedule == "auto");
   CHECK(FindingsText(plan) == "");
-  CHECK(*plan.costs == Restage(spec.costs, CostStages(spec), plan.stages));
+  CHECK(*plan.costs == Repartition(spec.costs, CostStages(spec), plan.stages));
   CHECK(provenance.makespan == Simulate(plan, *plan.costs).makespan);
   CHECK(provenance.bound == ProveBound(plan, *plan.costs, provenance.memory_limit).value);
   CHECK(provenance.bound <= provenance.makespan);
@@ -122,7 +121,7 @@ TEST_SUITE("property") {
       } catch (const Error& error) {
         // Only where one micro-batch alone is too much.
         REQUIRE(spec.memory_limit);
-        CHECK(error.what() == "auto " + DescribeMisfit(spec));
+        CHECK(error.what() == "auto " + MemoryAdvice(spec));
         if (spec.recompute.choice != Choice::kStages) {
           CHECK(*LeastLimit(spec, true) > *spec.memory_limit);
         }
@@ -178,7 +177,7 @@ TEST_SUITE("property") {
         CheckPlan(GeneratePlan(spec), spec);
         if (*spec.memory_limit == 1) continue;
         --*spec.memory_limit;
-        CHECK(Failure([&] { GeneratePlan(spec); }) == "auto " + DescribeMisfit(spec));
+        CHECK(Failure([&] { GeneratePlan(spec); }) == "auto " + MemoryAdvice(spec));
         ++fits;
       }
     }
@@ -285,4 +284,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::auto_recompute_test

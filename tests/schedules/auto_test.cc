@@ -19,7 +19,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::auto_test {
 namespace {
 
 constexpr Placement kPlacements[] = {Placement::kAny, Placement::kLinear, Placement::kV,
@@ -250,4 +250,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::auto_test

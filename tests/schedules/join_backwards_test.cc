@@ -1,5 +1,3 @@
-#include "schedules/search/join_backwards.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
@@ -7,9 +5,10 @@
 #include "compiler/bound/bound.h"
 #include "compiler/verify/verify.h"
 #include "schedules/published/placement.h"
+#include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::join_backwards_test {
 namespace {
 
 CostModel Costs(Time f, Time b, Time w, Time bw) {
@@ -20,11 +19,11 @@ CostModel Costs(Time f, Time b, Time w, Time bw) {
 }
 
 /// What a search finds for a placement, with budget enough for little.
-Found SearchIt(const SearchProblem& problem, Time bound) {
+SearchResult SearchIt(const SearchProblem& problem, Time bound) {
   SearchOptions options;
   options.budget = 20'000'000;
   SearchWork work(options);
-  std::optional<Found> found = Search(problem, {}, bound, options, &work);
+  std::optional<SearchResult> found = Search(problem, {}, bound, options, &work);
   REQUIRE(found);
   const Evaluation evaluation = Evaluate(problem, found->order);
   CHECK(evaluation.runs);
@@ -40,10 +39,10 @@ TEST_SUITE("unit") {
     const CostModel costs = Costs(4, 5, 5, 7);
     const Time bound = ProveBound(frame, costs, std::nullopt).value;
     CHECK(bound == 4 + 4 + 5 + 7);
-    const Found found = SearchIt(MakeProblem(frame, costs, std::nullopt), bound);
+    const SearchResult found = SearchIt(MakeProblem(frame, costs, std::nullopt), bound);
     CHECK(found.makespan == bound);
-    CHECK(found.order[0] == Word{{Op::F, 0}, {Op::BW, 0}});
-    CHECK(found.order[1] == Word{{Op::F, 1}, {Op::B, 1}, {Op::W, 1}});
+    CHECK(found.order[0] == ActionList{{Op::F, 0}, {Op::BW, 0}});
+    CHECK(found.order[1] == ActionList{{Op::F, 1}, {Op::B, 1}, {Op::W, 1}});
   }
 
   TEST_CASE("weight gradients stay in order when backwards are joined") {
@@ -54,16 +53,16 @@ TEST_SUITE("unit") {
     SearchOptions options;
     options.budget = 1'000'000'000;
     SearchWork work(options);
-    Found found = {
+    SearchResult found = {
         {{{Op::F, 0}, {Op::F, 0}, {Op::B, 0}, {Op::B, 0}, {Op::W, 0}, {Op::W, 0}}}, 28, "by hand"};
     JoinBackwards(problem, 0, 1'000'000, &work, &found);
     CHECK(found.makespan == 4 + 4 + 7 + 7);
-    CHECK(found.order[0] == Word{{Op::F, 0}, {Op::F, 0}, {Op::BW, 0}, {Op::BW, 0}});
+    CHECK(found.order[0] == ActionList{{Op::F, 0}, {Op::F, 0}, {Op::BW, 0}, {Op::BW, 0}});
     CHECK(found.from == "full backwards in by hand");
     // Nothing to join where the parts take no longer.
     const SearchProblem alike = MakeProblem(frame, Costs(4, 5, 5, 10), std::nullopt);
     CHECK(!JoiningPays(alike));
-    const Found before = found;
+    const SearchResult before = found;
     JoinBackwards(alike, 0, 1'000'000, &work, &found);
     CHECK(found.order == before.order);
   }
@@ -86,15 +85,15 @@ TEST_SUITE("property") {
       const int64_t limit = draw(2, 2 * ranks);
       const SearchProblem problem = MakeProblem(frame, costs, limit);
       const Time bound = ProveBound(frame, costs, limit).value;
-      const Found found = SearchIt(problem, bound);
+      const SearchResult found = SearchIt(problem, bound);
       CHECK(found.makespan >= bound);
       CHECK(FindingsText(ToPlan(problem, found.order)) == "");
       optimal += found.makespan == bound;
       bool joined = false, apart = false;
-      for (const Word& word : found.order) {
-        for (const Token& token : word) {
-          joined = joined || token.op == Op::BW;
-          apart = apart || token.op == Op::B;
+      for (const ActionList& list : found.order) {
+        for (const Action& action : list) {
+          joined = joined || action.op == Op::BW;
+          apart = apart || action.op == Op::B;
         }
       }
       both += joined && apart;
@@ -105,4 +104,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::join_backwards_test

@@ -15,15 +15,15 @@
 
 #include "compiler/bound/bound.h"
 #include "schedules/published/placement.h"
-#include "schedules/search/coarse_problem.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/repeating_block.h"
 #include "schedules/search/search.h"
+#include "schedules/search/search_problem.h"
 #include "tests/support/exact_instance.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::list_scheduler_test {
 namespace {
 
 bool Full() {
@@ -34,10 +34,10 @@ bool Full() {
 /// What one micro-batch takes on the rank that it takes most on.
 int64_t LeastLimit(const SearchProblem& problem) {
   int64_t least = 0;
-  for (const std::vector<int>& here : problem.lines_of) {
+  for (const std::vector<int>& here : problem.stages_of) {
     std::vector<int64_t> of_route(problem.frame.routes.size(), 0);
-    for (const int line : here) {
-      const Line& l = problem.lines[static_cast<size_t>(line)];
+    for (const int stage : here) {
+      const RouteStage& l = problem.stages[static_cast<size_t>(stage)];
       if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.held;
     }
     least = std::max(least, *std::max_element(of_route.begin(), of_route.end()));
@@ -81,15 +81,15 @@ SearchWork WorkOf(double seconds) {
 }
 
 /// Checks it and gives its makespan.
-Time MakespanOf(const SearchProblem& problem, const Found& found) {
+Time MakespanOf(const SearchProblem& problem, const SearchResult& found) {
   const Evaluation evaluation = Evaluate(problem, found.order);
   CHECK(evaluation.runs);
   CHECK(evaluation.fits);
   CHECK(evaluation.makespan == found.makespan);
-  size_t tokens = 0;
-  for (const Word& word : found.order) tokens += word.size();
-  CHECK(tokens <= static_cast<size_t>(3 * problem.chunks()));
-  CHECK(tokens >= static_cast<size_t>(2 * problem.chunks()));
+  size_t actions = 0;
+  for (const ActionList& list : found.order) actions += list.size();
+  CHECK(actions <= static_cast<size_t>(3 * problem.chunks()));
+  CHECK(actions >= static_cast<size_t>(2 * problem.chunks()));
   return evaluation.makespan;
 }
 
@@ -140,7 +140,7 @@ TEST_SUITE("unit") {
           const int64_t excess = search.Search(period, 20, &random).excess;
           if (excess == BlockSearch::kNoRoom) continue;
           const RepeatingBlock& block = search.block();
-          for (const std::vector<int>& here : problem.lines_of) {
+          for (const std::vector<int>& here : problem.stages_of) {
             std::vector<bool> busy(static_cast<size_t>(period), false);
             const auto take = [&](Time start, Time length) {
               for (Time t = start; t < start + length; ++t) {
@@ -150,9 +150,9 @@ TEST_SUITE("unit") {
               }
             };
             for (const int index : here) {
-              const auto line = static_cast<size_t>(index);
-              take(block.f[line], problem.lines[line].cost.f);
-              take(block.b[line], problem.lines[line].cost.b);
+              const auto stage = static_cast<size_t>(index);
+              take(block.f[stage], problem.stages[stage].cost.f);
+              take(block.b[stage], problem.stages[stage].cost.b);
             }
           }
           if (excess > 0) continue;
@@ -169,16 +169,16 @@ TEST_SUITE("unit") {
     CHECK(fitting > 20);
   }
 
-  TEST_CASE("a pilot is a small problem of the same placement") {
+  TEST_CASE("a coarse is a small problem of the same placement") {
     const Spec spec = MakeSpec("V", 64, 128, UniformCosts(10, 13, 7, 1));
     const SearchProblem large = MakeProblem(SingleRoutePlan(spec, VPlacement(64)), spec.costs, 96);
-    const SearchProblem pilot = PilotOf(large, 8);
-    CHECK(pilot.frame.routes[0].ranks == VPlacement(8));
-    CHECK(pilot.frame.microbatches == 16);
-    CHECK(*pilot.limit == 12);
+    const SearchProblem coarse = CoarseProblem(large, 8);
+    CHECK(coarse.frame.routes[0].ranks == VPlacement(8));
+    CHECK(coarse.frame.microbatches == 16);
+    CHECK(*coarse.limit == 12);
     Spec both = spec;
     const SearchProblem bidirectional =
-        PilotOf(MakeProblem(BidirectionalPlan(both), spec.costs, std::nullopt), 4);
+        CoarseProblem(MakeProblem(BidirectionalPlan(both), spec.costs, std::nullopt), 4);
     CHECK(bidirectional.frame.routes[0].ranks == std::vector<int>{0, 1, 2, 3});
     CHECK(bidirectional.frame.routes[1].ranks == std::vector<int>{3, 2, 1, 0});
     CHECK(!bidirectional.limit);
@@ -215,12 +215,12 @@ TEST_SUITE("property") {
       CAPTURE(round);
       const Time bound = ProveBound(problem.frame, problem.costs, problem.limit).value;
       SearchWork work = WorkOf(0.02), again = WorkOf(0.02);
-      const std::optional<Found> found = SearchPolicies(problem, bound, &work);
+      const std::optional<SearchResult> found = SearchPolicies(problem, bound, &work);
       REQUIRE(found);
       const Time makespan = MakespanOf(problem, *found);
       CHECK(makespan >= bound);
       optimal += makespan == bound;
-      const std::optional<Found> twin = SearchPolicies(problem, bound, &again);
+      const std::optional<SearchResult> twin = SearchPolicies(problem, bound, &again);
       REQUIRE(twin);
       CHECK(twin->order == found->order);
       CHECK(twin->from == found->from);
@@ -242,7 +242,7 @@ TEST_SUITE("property") {
       CAPTURE(instance.Describe());
       const SearchProblem problem = MakeProblem(instance.plan, instance.costs, instance.limit);
       SearchWork work = WorkOf(0.05);
-      const std::optional<Found> found = SearchPolicies(problem, *exact.makespan, &work);
+      const std::optional<SearchResult> found = SearchPolicies(problem, *exact.makespan, &work);
       REQUIRE(found);
       const Time makespan = MakespanOf(problem, *found);
       CHECK(makespan >= *exact.makespan);
@@ -255,4 +255,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::list_scheduler_test

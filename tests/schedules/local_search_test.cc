@@ -19,7 +19,7 @@
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::local_search_test {
 namespace {
 
 SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
@@ -41,12 +41,12 @@ std::vector<Spec> FreeLinks(uint64_t seed, int count, int max_ranks, int max_mic
   return specs;
 }
 
-/// As Apply should do it: on a copy of the words.
+/// As Apply should do it: on a copy of the lists.
 Order Moved(Order order, const OrderGraph::Move& move) {
-  Word& word = order[static_cast<size_t>(move.rank)];
-  const Token token = word[static_cast<size_t>(move.from)];
-  word.erase(word.begin() + move.from);
-  word.insert(word.begin() + move.to, token);
+  ActionList& list = order[static_cast<size_t>(move.rank)];
+  const Action action = list[static_cast<size_t>(move.from)];
+  list.erase(list.begin() + move.from);
+  list.insert(list.begin() + move.to, action);
   return order;
 }
 
@@ -99,7 +99,7 @@ TEST_SUITE("property") {
         const Order moved = Moved(order, move);
         const Evaluation evaluation = Evaluate(problem, moved);
         if (!graph.Fits(move)) {
-          // A token that passes another of the same rank changes the memory there, run or not.
+          // An action that passes another of the same rank changes the memory there, run or not.
           CHECK_FALSE(evaluation.fits);
           ++full;
           continue;
@@ -113,10 +113,10 @@ TEST_SUITE("property") {
         REQUIRE(evaluation.runs);
         CHECK(evaluation.fits);
         if (i % 3 == 0) {
-          graph.TakeBack();
+          graph.Rollback();
           ++refused;
         } else {
-          graph.Keep();
+          graph.Commit();
           ++applied;
           order = moved;
         }
@@ -144,7 +144,7 @@ TEST_SUITE("property") {
       CAPTURE(spec.microbatches);
       const SearchOptions options = Budget(20);
       SearchWork work(options);
-      const std::optional<Found> found = Search(problem, {&plan, 1}, bound, options, &work);
+      const std::optional<SearchResult> found = Search(problem, {&plan, 1}, bound, options, &work);
       REQUIRE(found);
       const Evaluation evaluation = Evaluate(problem, found->order);
       CHECK(evaluation.runs);
@@ -194,7 +194,7 @@ TEST_SUITE("unit") {
       if (spent.size() == 4) stop = true;
     };
     SearchWork work(options);
-    const std::optional<Found> found = Search(problem, {&plan, 1}, 0, options, &work);
+    const std::optional<SearchResult> found = Search(problem, {&plan, 1}, 0, options, &work);
     REQUIRE(found);
     CHECK(work.spent());
     CHECK(work.left() == 0);
@@ -204,4 +204,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::local_search_test

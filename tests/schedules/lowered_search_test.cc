@@ -20,7 +20,7 @@
 #include "tests/support/deepseek_costs.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::lowered_search_test {
 namespace {
 
 /// A layer of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json).
@@ -126,4 +126,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::lowered_search_test

@@ -5,7 +5,7 @@
 #include <random>
 #include <set>
 
-namespace contraflow {
+namespace contraflow::marked_positions_test {
 namespace {
 
 TEST_SUITE("property") {
@@ -46,4 +46,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::marked_positions_test

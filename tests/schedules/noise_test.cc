@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
-#include "schedules/local/noise_pool.h"
-#include "schedules/local/noise_times.h"
+#include "schedules/local/sampled_times.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::noise_test {
 namespace {
 
 /// Linear placement with twice the memory that it takes, so that there is room to choose.
@@ -34,12 +33,12 @@ TEST_SUITE("unit") {
     const NoiseDraw other(problem, 0.1, 8);
     double sum = 0, squares = 0, together = 0;
     int count = 0;
-    for (int32_t line = 0; line < 4; ++line) {
+    for (int32_t stage = 0; stage < 4; ++stage) {
       for (const Op op : {Op::F, Op::B, Op::W}) {
         for (int k = 0; k < 2000; ++k) {
-          const auto mean = static_cast<double>(problem.Duration({op, line}, k));
-          const double z = static_cast<double>(draw.Duration({op, line}, k)) / mean - 1;
-          const double y = static_cast<double>(other.Duration({op, line}, k)) / mean - 1;
+          const auto mean = static_cast<double>(problem.Duration({op, stage}, k));
+          const double z = static_cast<double>(draw.Duration({op, stage}, k)) / mean - 1;
+          const double y = static_cast<double>(other.Duration({op, stage}, k)) / mean - 1;
           sum += z;
           squares += z * z;
           together += z * y;
@@ -74,7 +73,7 @@ TEST_SUITE("property") {
     const CostModel costs = UniformCosts(1'000'003, 1'400'000, 600'000, 50'000);
     const SearchProblem problem = Roomy(costs, 4, 8);
     OrderGraph graph(problem, *ToOrder(problem, GeneratePlan(MakeSpec("zb-2p", 4, 8, costs))));
-    NoiseTimes times(problem, graph, 0.1, 5, 20);
+    SampledTimes times(problem, graph, 0.1, 5, 20);
     REQUIRE(times.draws() == 32);
     std::mt19937_64 random(3);
     int kept = 0, refused = 0;
@@ -90,18 +89,18 @@ TEST_SUITE("property") {
       if (!graph.Apply(move)) continue;
       times.Apply(move);
       if (random() % 3 == 0) {
-        graph.Keep();
-        times.Keep();
+        graph.Commit();
+        times.Commit();
         ++kept;
       } else {
-        graph.TakeBack();
-        times.TakeBack();
+        graph.Rollback();
+        times.Rollback();
         CHECK(times.sum() == before);
         ++refused;
       }
       if (i % 20 != 0) continue;
       const OrderGraph anew(problem, graph.ToOrder());
-      const NoiseTimes fresh(problem, anew, 0.1, 5, 20);
+      const SampledTimes fresh(problem, anew, 0.1, 5, 20);
       CHECK(times.sum() == fresh.sum());
       for (int from = 0; from + 1 < graph.length(rank); ++from) {
         const OrderGraph::Move other = graph.Shorten({rank, from, from + 1});
@@ -128,11 +127,12 @@ TEST_SUITE("property") {
     SearchWork work(options);
     const std::optional<Order> order = ToOrder(problem, seeds[1]);
     REQUIRE(order);
-    const Found best{*order, Evaluate(problem, *order).makespan, "zb-2p"};
-    const std::vector<Found> pool = SteadyOrders(problem, seeds, best, options, 500'000, &work);
+    const SearchResult best{*order, Evaluate(problem, *order).makespan, "zb-2p"};
+    const std::vector<SearchResult> pool =
+        RobustCandidates(problem, seeds, best, options, 500'000, &work);
     REQUIRE(pool.size() >= 2);
     Time last = 0;
-    for (const Found& found : pool) {
+    for (const SearchResult& found : pool) {
       const Evaluation evaluation = Evaluate(problem, found.order);
       CHECK(evaluation.runs);
       CHECK(evaluation.fits);
@@ -160,10 +160,10 @@ TEST_SUITE("property") {
       SearchOptions options;
       options.budget = 100'000'000;
       SearchWork work(options);
-      const std::optional<Found> plain = Search(problem, seeds, bound, options, &work);
+      const std::optional<SearchResult> plain = Search(problem, seeds, bound, options, &work);
       options.noise = 0.1;
       SearchWork more(options);
-      const std::optional<Found> steady = Search(problem, seeds, bound, options, &more);
+      const std::optional<SearchResult> steady = Search(problem, seeds, bound, options, &more);
       REQUIRE(plain);
       REQUIRE(steady);
       const Evaluation evaluation = Evaluate(problem, steady->order);
@@ -185,4 +185,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::noise_test

@@ -1,8 +1,6 @@
 // Overlapped pairs in the search: what changes piece by piece is held against an evaluation from
 // nothing, and what is found against the published orders.
 
-#include "schedules/pairs/pair_search.h"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,15 +14,12 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
-#include "schedules/pairs/pair_extend.h"
-#include "schedules/pairs/pair_fold.h"
-#include "schedules/pairs/pair_move.h"
-#include "schedules/pairs/pair_run.h"
-#include "schedules/pairs/pair_scheduler.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::pair_search_test {
 namespace {
 
 /// A chunk of DeepSeek-V3 on H800 (tools/profiles/deepseek-v3-h800.json), published overlap.
@@ -43,7 +38,7 @@ SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<
 struct Published {
   Plan plan;
   SearchProblem problem;
-  Found found;
+  SearchResult found;
 };
 
 Published PublishedOf(std::string_view name, int ranks, int microbatches, const CostModel& costs,
@@ -61,15 +56,15 @@ SearchOptions OptionsOf(int64_t instructions) {
   return options;
 }
 
-Found Improved(const Published& published, int64_t instructions, uint64_t seed) {
+SearchResult Improved(const Published& published, int64_t instructions, uint64_t seed) {
   const SearchOptions options = OptionsOf(instructions);
   SearchWork work(options);
-  Found found = published.found;
+  SearchResult found = published.found;
   ImprovePairs(published.problem, 0, seed, instructions, &work, &found);
   return found;
 }
 
-void CheckSound(const Published& published, const Found& found) {
+void CheckSound(const Published& published, const SearchResult& found) {
   const Evaluation evaluation = Evaluate(published.problem, found.order);
   CHECK(evaluation.runs);
   CHECK(evaluation.fits);
@@ -82,7 +77,7 @@ TEST_SUITE("unit") {
   TEST_CASE("a search over pairs finds shorter orders than DualPipe in the same memory") {
     const Published dualpipe = PublishedOf("dualpipe", 8, 16, PairCosts(), 9);
     CHECK(dualpipe.found.makespan == 3'658'468);
-    const Found found = Improved(dualpipe, 6'000'000, 1);
+    const SearchResult found = Improved(dualpipe, 6'000'000, 1);
     CheckSound(dualpipe, found);
     // 4.5 % and more; the bound is 8.1 % below.
     CHECK(found.makespan < 3'495'000);
@@ -93,7 +88,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("more micro-batches go into the middle of an order") {
     const Published many = PublishedOf("dualpipe-v", 4, 40, PairCosts(), 9);
-    const Found found = Improved(many, 6'000'000, 3);
+    const SearchResult found = Improved(many, 6'000'000, 3);
     CheckSound(many, found);
     CHECK(found.makespan < many.found.makespan - 150'000);
     const SearchProblem few = WithCount(many.problem, 10);
@@ -132,7 +127,7 @@ TEST_SUITE("unit") {
     const std::optional<SearchProblem> folded = Fold(dualpipe.problem);
     REQUIRE(folded);
     const Order half = FoldOrder(dualpipe.problem, dualpipe.found.order);
-    const std::optional<PairRun> run = PairRun::Of(*folded, half);
+    const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(*folded, half);
     REQUIRE(run);
     CHECK(run->makespan() == dualpipe.found.makespan);
     CHECK(UnfoldOrder(dualpipe.problem, half) == dualpipe.found.order);
@@ -151,7 +146,7 @@ TEST_SUITE("unit") {
     costs.comm.bandwidth = 1;
     costs.comm.occupancy = 10;
     const Published dualpipe = PublishedOf("dualpipe", 4, 8, costs, 5);
-    CHECK(!PairRun::Takes(dualpipe.problem));
+    CHECK(!IncrementalEvaluator::Takes(dualpipe.problem));
     CHECK(Improved(dualpipe, 1'000'000, 1).order == dualpipe.found.order);
   }
 }
@@ -167,17 +162,18 @@ TEST_SUITE("property") {
       const int64_t limit = (v ? 7 : 5) + round % 3;
       const Published start = v ? PublishedOf("dualpipe-v", 3, 7 + round % 4, costs, limit)
                                 : PublishedOf("dualpipe", 4, 8 + 2 * (round % 2), costs, limit);
-      std::optional<PairRun> run = PairRun::Of(start.problem, start.found.order);
+      std::optional<IncrementalEvaluator> run =
+          IncrementalEvaluator::Of(start.problem, start.found.order);
       REQUIRE(run);
       for (int i = 0; i < 400; ++i) {
         const size_t r = Draw(&random, run->ranks());
-        const std::optional<PairMove> move = DrawMove(run->word(r), &random);
+        const std::optional<PairMove> move = DrawMove(run->list(r), &random);
         if (!move) continue;
         Order order = run->TakeOrder();
-        Word& word = order[r];
-        word.erase(word.begin() + static_cast<std::ptrdiff_t>(move->from),
-                   word.begin() + static_cast<std::ptrdiff_t>(move->to));
-        word.insert(word.begin() + static_cast<std::ptrdiff_t>(move->from), move->piece.begin(),
+        ActionList& list = order[r];
+        list.erase(list.begin() + static_cast<std::ptrdiff_t>(move->from),
+                   list.begin() + static_cast<std::ptrdiff_t>(move->to));
+        list.insert(list.begin() + static_cast<std::ptrdiff_t>(move->from), move->piece.begin(),
                     move->piece.end());
         const Evaluation evaluation = Evaluate(start.problem, order);
         const bool fits = run->Fits(r, move->from, move->to, move->piece);
@@ -189,7 +185,7 @@ TEST_SUITE("property") {
           ++refused;
           continue;
         }
-        run->Keep();
+        run->Commit();
         ++kept;
         CHECK(run->makespan() == evaluation.makespan);
         CHECK(run->cost() == *cost);
@@ -205,4 +201,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::pair_search_test

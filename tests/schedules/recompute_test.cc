@@ -24,7 +24,7 @@
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::recompute_test {
 namespace {
 
 constexpr Time kOne = 1'000'000;
@@ -437,4 +437,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::recompute_test

@@ -19,7 +19,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::reference_order_test {
 namespace {
 
 using nlohmann::json;
@@ -142,4 +142,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::reference_order_test

@@ -1,13 +1,12 @@
-#include "schedules/search/repartition.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
 
 #include "compiler/lower/interleave.h"
+#include "schedules/search/candidates.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::repartition_test {
 namespace {
 
 /// The sums over a model, which no cut changes.
@@ -56,8 +55,8 @@ TEST_SUITE("property") {
       CAPTURE(round);
       CAPTURE(stages);
       CAPTURE(parts);
-      CHECK(RejectRestage(costs, stages, parts * stages) == "");
-      const CostModel cut = Restage(costs, stages, parts * stages);
+      CHECK(RejectRepartition(costs, stages, parts * stages) == "");
+      const CostModel cut = Repartition(costs, stages, parts * stages);
       CheckCosts(cut, parts * stages, 3);
       CHECK(TotalOf(cut, parts * stages) == TotalOf(costs, stages));
       CHECK(parts * cut.memory->activation_bytes >= costs.memory->activation_bytes);
@@ -65,7 +64,7 @@ TEST_SUITE("property") {
       CHECK(cut.memory->w_stash_bytes <= cut.memory->activation_bytes);
       CHECK(cut.comm == costs.comm);
       alike += parts > 1 && cut.stages.size() == 1;
-      const CostModel merged = Restage(cut, parts * stages, stages);
+      const CostModel merged = Repartition(cut, parts * stages, stages);
       CheckCosts(merged, stages, 3);
       CHECK(TotalOf(merged, stages) == TotalOf(costs, stages));
       for (int s = 0; s < stages; ++s) {
@@ -91,28 +90,29 @@ TEST_SUITE("unit") {
     costs.memory = {.activation_bytes = 400, .w_stash_bytes = 100};
     costs.memory->input_bytes = 30;
     DeriveChunkCosts(&costs, Overlap::kAll);
-    const CostModel halves = Restage(costs, 4, 8);
+    const CostModel halves = Repartition(costs, 4, 8);
     CHECK(halves.moe->layers_per_stage == 2);
     CHECK(halves.moe->attn_f == std::vector<Time>{7, 9});
     CHECK(halves.moe->mlp_w == costs.moe->mlp_w);
     CHECK(2 * halves.stage(0).f == costs.stage(0).f);
     CHECK(halves.memory->activation_bytes == 200);
     CHECK(halves.memory->input_bytes == 30);
-    const CostModel whole = Restage(halves, 8, 4);
+    const CostModel whole = Repartition(halves, 8, 4);
     CHECK(whole.stages == costs.stages);
     CHECK(whole.moe == costs.moe);
     CHECK(whole.memory == costs.memory);
-    CHECK(RejectRestage(costs, 4, 12) ==
+    CHECK(RejectRepartition(costs, 4, 12) ==
           "would cut each stage in 3, and its 4 layers do not divide");
     costs.moe->attn_f = {7, 9, 7, 8};
-    CHECK(RejectRestage(costs, 4, 8) ==
+    CHECK(RejectRepartition(costs, 4, 8) ==
           "would cut each stage in 2, and its layers differ (\"attn_f\")");
-    CHECK(RejectRestage(costs, 40, 2) == "would merge stages of 4 layers into one of more than 64");
-    CHECK(RejectRestage(costs, 6, 4) ==
+    CHECK(RejectRepartition(costs, 40, 2) ==
+          "would merge stages of 4 layers into one of more than 64");
+    CHECK(RejectRepartition(costs, 6, 4) ==
           "would need costs of 4 stages, these are of 6, which neither cut nor merge into as many "
           "equal parts");
   }
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::repartition_test

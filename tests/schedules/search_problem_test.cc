@@ -16,7 +16,7 @@
 #include "schedules/search/evaluator.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::search_problem_test {
 namespace {
 
 /// Costs as RandomCosts draws them, now and then with overlapped pairs and memory.
@@ -110,8 +110,8 @@ TEST_SUITE("unit") {
     // Two routes of one micro-batch each in opposite directions: each rank waits for the other.
     Spec both = MakeSpec("drawn", 2, 2, costs);
     const SearchProblem cross = MakeProblem(BidirectionalPlan(both), costs, std::nullopt);
-    const auto all = [](int32_t line_of) { return Word{{Op::F, line_of}, {Op::BW, line_of}}; };
-    const auto after = [](Word first, const Word& second) {
+    const auto all = [](int32_t stage_of) { return ActionList{{Op::F, stage_of}, {Op::BW, stage_of}}; };
+    const auto after = [](ActionList first, const ActionList& second) {
       first.insert(first.end(), second.begin(), second.end());
       return first;
     };
@@ -132,4 +132,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::search_problem_test

@@ -14,10 +14,9 @@
 #include "schedules/published/placement.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/list_scheduler.h"
-#include "schedules/search/longer_order.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::small_start_test {
 namespace {
 
 SearchProblem Bidirectional(int ranks, int microbatches, const CostModel& costs,
@@ -26,21 +25,21 @@ SearchProblem Bidirectional(int ranks, int microbatches, const CostModel& costs,
 }
 
 /// What policies and local search find with a budget of seconds.
-Found Start(const SearchProblem& problem, double seconds) {
+SearchResult Start(const SearchProblem& problem, double seconds) {
   SearchOptions options;
   options.budget = static_cast<int64_t>(seconds * 1e9);
   SearchWork work(options);
-  std::optional<Found> found = SearchPolicies(problem, 0, &work);
+  std::optional<SearchResult> found = SearchPolicies(problem, 0, &work);
   REQUIRE(found);
   return std::move(*found);
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("words of ranks that wait for each other for ever give nothing") {
+  TEST_CASE("lists of ranks that wait for each other for ever give nothing") {
     const CostModel costs = UniformCosts(1, 1, 1);
     const SearchProblem problem = MakeProblem(
         SingleRoutePlan(MakeSpec("test", 2, 2, costs), LinearPlacement(2)), costs, std::nullopt);
-    const Token f0 = {Op::F, 0}, b0 = {Op::B, 0}, f1 = {Op::F, 1}, b1 = {Op::B, 1};
+    const Action f0 = {Op::F, 0}, b0 = {Op::B, 0}, f1 = {Op::F, 1}, b1 = {Op::B, 1};
     ListScheduler scheduler(problem);
     const Rules rules = RulesOf(problem, Policy{});
     const Order good = {{f0, f0, b0, b0}, {f1, f1, b1, b1}};
@@ -55,7 +54,7 @@ TEST_SUITE("unit") {
     const SearchProblem large = Bidirectional(4, 32, costs, std::nullopt);
     const SearchProblem small = WithFewer(large, 4);
     CHECK(small.frame.microbatches == 8);
-    const Found few = Start(small, 0.2);
+    const SearchResult few = Start(small, 0.2);
     const Time bound = ProveBound(large.frame, costs, std::nullopt).value;
     ListScheduler scheduler(large);
     bool reached = false;
@@ -71,7 +70,7 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
-  TEST_CASE("a longer order has every forward and backward of every line once") {
+  TEST_CASE("a longer order has every forward and backward of every stage once") {
     std::mt19937_64 random(11);
     int made = 0;
     for (int round = 0; round < 100; ++round) {
@@ -83,14 +82,14 @@ TEST_SUITE("property") {
       for (const Order& order : Lengthen(small, Start(small, 0.01).order, large)) {
         ++made;
         for (size_t r = 0; r < order.size(); ++r) {
-          for (const int line : large.lines_of[r]) {
+          for (const int stage : large.stages_of[r]) {
             for (const Op op : {Op::F, Op::B}) {
-              CHECK(std::count_if(order[r].begin(), order[r].end(), [&](const Token& token) {
-                      return token.line == line && token.op == op;
+              CHECK(std::count_if(order[r].begin(), order[r].end(), [&](const Action& action) {
+                      return action.stage == stage && action.op == op;
                     }) == few + more);
             }
           }
-          CHECK(order[r].size() == large.lines_of[r].size() * 2 * static_cast<size_t>(few + more));
+          CHECK(order[r].size() == large.stages_of[r].size() * 2 * static_cast<size_t>(few + more));
         }
       }
     }
@@ -108,17 +107,17 @@ TEST_SUITE("property") {
       std::optional<int64_t> limit;
       if (random() % 2 == 0) {
         // A little more than one micro-batch of each direction takes.
-        for (const Line& line : Bidirectional(ranks, microbatches, costs, limit).lines) {
-          limit = std::max(limit.value_or(0), 3 * line.held);
+        for (const RouteStage& stage : Bidirectional(ranks, microbatches, costs, limit).stages) {
+          limit = std::max(limit.value_or(0), 3 * stage.held);
         }
       }
       const SearchProblem problem = Bidirectional(ranks, microbatches, costs, limit);
       const Time bound = ProveBound(problem.frame, costs, limit).value;
-      const Found before = Start(problem, 0.001);
+      const SearchResult before = Start(problem, 0.001);
       SearchOptions options;
       options.budget = 20'000'000;
-      Found twice[2] = {before, before};
-      for (Found& best : twice) {
+      SearchResult twice[2] = {before, before};
+      for (SearchResult& best : twice) {
         SearchWork work(options);
         StartSmall(problem, bound, options, work.left(), &work, &best);
       }
@@ -131,7 +130,7 @@ TEST_SUITE("property") {
       CHECK(twice[0].makespan >= bound);
       shorter += twice[0].makespan < before.makespan;
       // What a hastier search finds does not replace it.
-      Found kept = twice[0];
+      SearchResult kept = twice[0];
       options.seed = 5;
       options.budget /= 10;
       SearchWork work(options);
@@ -143,4 +142,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::small_start_test

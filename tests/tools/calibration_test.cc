@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::calibration_test {
 namespace {
 
 Plan PlanOf(const std::string& schedule, const CostModel& costs, Level level) {
@@ -116,4 +116,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::calibration_test

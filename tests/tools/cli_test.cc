@@ -9,7 +9,7 @@
 #include "tests/support/transcript.h"
 #include "tools/contraflow/exit.h"
 
-namespace contraflow {
+namespace contraflow::cli_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -128,4 +128,4 @@ TEST_CASE("no exception leaves a tool and each has its exit code") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::cli_test

@@ -20,7 +20,7 @@
 #include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/search_option.h"
 
-namespace contraflow {
+namespace contraflow::comparison_test {
 namespace {
 
 CompareRequest MakeRequest(int ranks, int microbatches, const CostModel& costs) {
@@ -224,4 +224,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::comparison_test

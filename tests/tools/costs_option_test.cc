@@ -5,7 +5,7 @@
 #include "tests/support/failure.h"
 #include "tools/contraflow/exit.h"
 
-namespace contraflow {
+namespace contraflow::costs_option_test {
 namespace {
 
 CostsOption DeepSeek() { return {.file = "deepseek-v3-h800"}; }
@@ -92,4 +92,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::costs_option_test

@@ -13,7 +13,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::dot_test {
 namespace {
 
 /// A graph as WriteDot spells it; nothing but what the lines of DOT allow here passes.
@@ -172,4 +172,4 @@ r0_0 -> r1_0 [color=blue];
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::dot_test

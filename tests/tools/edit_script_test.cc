@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace contraflow {
+namespace contraflow::edit_script_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -83,4 +83,4 @@ TEST_CASE("lists with nothing in common are replaced as a whole") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::edit_script_test

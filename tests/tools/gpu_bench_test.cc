@@ -15,7 +15,7 @@
 #include "tests/support/support.h"
 #include "tools/bench/gpu_bench_schedules.h"
 
-namespace contraflow {
+namespace contraflow::gpu_bench_test {
 namespace {
 
 void CheckFigures(const std::vector<Figure>& figures, size_t least) {
@@ -124,4 +124,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::gpu_bench_test

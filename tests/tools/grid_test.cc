@@ -14,7 +14,7 @@
 #include "tests/support/transcript.h"
 #include "tools/pictures/svg.h"
 
-namespace contraflow {
+namespace contraflow::grid_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -60,7 +60,7 @@ std::vector<std::string> RankLines(const std::string& grid) {
 TEST_SUITE_BEGIN("golden");
 
 TEST_CASE("plan and grid of every schedule for P=4 M=8 at unit costs") {
-  std::set<std::string> known = {"cli"};
+  std::set<std::string> known = {"README.md", "cli"};
   for (const Schedule* schedule : Schedules()) {
     const std::string name = std::string(schedule->name) + "_p4_m8";
     CAPTURE(name);
@@ -77,6 +77,13 @@ TEST_CASE("plan and grid of every schedule for P=4 M=8 at unit costs") {
     const std::string file = entry.path().filename().string();
     CHECK_MESSAGE(known.count(file) == 1, file << ": no test reads this golden");
   }
+}
+
+TEST_CASE("the picture in README.md is what show draws") {
+  const Plan plan = Make("dualpipe", 4, 8, Costs(1, 1, 1));
+  const std::string report =
+      CompareGolden(CF_TEST_DIR "/../schedules/dualpipe.svg", DrawSvg(PictureOf(plan)));
+  CHECK_MESSAGE(report.empty(), report);
 }
 
 TEST_SUITE_END();
@@ -167,4 +174,4 @@ TEST_CASE("steps of a ruler are 1 or 2 or 5 times a power of ten") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::grid_test

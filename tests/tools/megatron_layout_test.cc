@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "schedules/published/interleaved.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::megatron_layout_test {
 namespace {
 
 Plan Order(const char* schedule, int ranks, int microbatches, int chunks = 0) {
@@ -208,4 +208,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::megatron_layout_test

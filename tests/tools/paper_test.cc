@@ -11,7 +11,7 @@
 #include "compiler/plan/error.h"
 #include "tools/bench/paper_table.h"
 
-namespace contraflow {
+namespace contraflow::paper_test {
 namespace {
 
 const std::vector<PaperCell>& Cells() {
@@ -142,4 +142,4 @@ table8 28.3B P=32 M=256 interleaved-1f1b_rounds 0.0626: 0.0607
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::paper_test

@@ -17,7 +17,7 @@
 // Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
 // chunks.
 
-namespace contraflow {
+namespace contraflow::picture_test {
 namespace {
 
 constexpr Time kUnit = 1'000'000;
@@ -151,4 +151,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::picture_test

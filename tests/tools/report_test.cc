@@ -17,7 +17,7 @@
 #include "tools/contraflow/table.h"
 #include "tools/interop/torch_csv.h"
 
-namespace contraflow {
+namespace contraflow::report_test {
 namespace {
 
 Plan Make(const std::string& schedule, const CostModel& costs, Level level) {
@@ -114,4 +114,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::report_test

@@ -14,7 +14,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::torch_csv_test {
 namespace {
 
 std::string ReadReference(const std::string& name) {
@@ -225,4 +225,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::torch_csv_test

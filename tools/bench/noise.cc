@@ -76,11 +76,11 @@ Row Measure(const BenchInstance& instance, const Options& options) {
   search.budget = static_cast<int64_t>(options.budget * 1e9);
   search.seed = options.seed;
   SearchWork work(search);
-  const std::optional<Found> first = Search(problem, instance.seeds, bound, search, &work);
+  const std::optional<SearchResult> first = Search(problem, instance.seeds, bound, search, &work);
   if (!first) throw Error(instance.name + ": nothing fits");
   search.noise = kSigma;
   SearchWork more(search);
-  Found chosen = *first;
+  SearchResult chosen = *first;
   const double start = CpuMilliseconds();
   LowerExpected(problem, instance.seeds, search, &more, &chosen);
   Row row;

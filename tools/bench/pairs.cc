@@ -62,7 +62,7 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
   const SearchProblem problem = MakeProblem(published, spec.costs, limit);
   const std::vector<Plan> seeds = {published};
   SearchWork work(search);
-  const std::optional<Found> found = Search(problem, seeds, floor, search, &work);
+  const std::optional<SearchResult> found = Search(problem, seeds, floor, search, &work);
   CF_ASSERT(found);
   if (overlap == Overlap::kPublished) {
     return Print(spec, "compute", Simulate(published, spec.costs).makespan, found->makespan, floor,

@@ -8,8 +8,7 @@
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/published/interleaved.h"
-#include "schedules/published/zb_hand_made.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 
 namespace contraflow {

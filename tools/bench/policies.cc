@@ -52,7 +52,7 @@ Point Measure(const std::string& placement, int ranks, double memory) {
   const Bound bound = ProveBound(frame, costs, limit);
   const double proven = CpuMilliseconds();
   const SearchProblem problem = MakeProblem(std::move(frame), costs, limit);
-  const std::optional<Found> found = SearchPolicies(problem, bound.value, &work);
+  const std::optional<SearchResult> found = SearchPolicies(problem, bound.value, &work);
   const double searched = CpuMilliseconds();
   if (!found) throw Error("no policy ends within the limit");
   const Plan plan = ToPlan(problem, found->order);

@@ -125,7 +125,7 @@ Row Measure(const BenchInstance& instance, const Options& options) {
   const double start = CpuMilliseconds();
   const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
   SearchWork work(search);
-  const std::optional<Found> found = Search(problem, instance.seeds, bound, search, &work);
+  const std::optional<SearchResult> found = Search(problem, instance.seeds, bound, search, &work);
   const double cpu = CpuMilliseconds() - start;
   ++row.instances;
   row.cpu += cpu;
@@ -216,10 +216,10 @@ Options Parse(int argc, char** argv) {
   return options;
 }
 
-/// How many orders a second are evaluated from nothing, and how many by moving one token.
+/// How many orders a second are evaluated from nothing, and how many by moving one action.
 void RunSpeed() {
   constexpr int kRuns = 2000, kMoves = 2'000'000;
-  std::printf("%8s %14s %14s %14s %8s\n", "tokens", "evaluated/s", "Mtokens/s", "moved/s", "ratio");
+  std::printf("%8s %14s %14s %14s %8s\n", "actions", "evaluated/s", "Mactions/s", "moved/s", "ratio");
   for (const int microbatches : {13, 26, 52, 104}) {
     const CostModel costs = UniformCosts(1000, 1400, 600, 50);
     Spec spec;
@@ -248,11 +248,11 @@ void RunSpeed() {
       if (move.from == move.to || !graph.Fits(move)) continue;
       ++moves;
       if (graph.Estimate(move) > graph.makespan() || !graph.Apply(move)) continue;
-      graph.Keep();
+      graph.Commit();
     }
     const double each = (CpuMilliseconds() - start) / moves;
-    const auto tokens = static_cast<double>(graph.tokens());
-    std::printf("%8.0f %14.0f %14.1f %14.0f %8.1f\n", tokens, 1e3 / whole, tokens / whole / 1e3,
+    const auto actions = static_cast<double>(graph.actions());
+    std::printf("%8.0f %14.0f %14.1f %14.0f %8.1f\n", actions, 1e3 / whole, actions / whole / 1e3,
                 1e3 / each, whole / each);
   }
 }

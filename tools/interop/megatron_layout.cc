@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "schedules/published/interleaved.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 
 namespace contraflow {

@@ -10,7 +10,7 @@
 #include "tests/runtime/checkpoint/support.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -339,4 +339,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::checkpoint_test

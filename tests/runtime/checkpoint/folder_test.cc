@@ -15,7 +15,7 @@
 #include "tests/runtime/checkpoint/support.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -267,4 +267,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::folder_test

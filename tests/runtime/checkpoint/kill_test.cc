@@ -27,7 +27,7 @@
 #include "tests/runtime/checkpoint/support.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::kill_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -346,4 +346,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::kill_test

@@ -8,7 +8,7 @@
 #include "tests/runtime/checkpoint/support.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::manifest_test {
 namespace {
 
 Manifest SmallManifest() {
@@ -213,4 +213,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::manifest_test

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace contraflow {
+namespace contraflow::digest_test {
 namespace {
 
 std::span<const std::byte> BytesOf(std::string_view text) {
@@ -84,4 +84,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::digest_test

@@ -15,7 +15,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::equivalence_test {
 namespace {
 
 /// Uneven costs, so that the order of the instructions is not a special case of equal ones.
@@ -207,4 +207,4 @@ TEST_SUITE("equivalence") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::equivalence_test

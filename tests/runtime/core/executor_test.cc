@@ -8,7 +8,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::executor_test {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -234,4 +234,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::executor_test

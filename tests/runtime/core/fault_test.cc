@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 
-namespace contraflow {
+namespace contraflow::fault_test {
 namespace {
 
 enum class Kind { kError, kInternal, kMemory, kForeign };
@@ -203,4 +203,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::fault_test

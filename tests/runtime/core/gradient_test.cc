@@ -14,7 +14,7 @@
 // for every single parameter of every block, and for every activation that crosses a stage
 // boundary.
 
-namespace contraflow {
+namespace contraflow::gradient_test {
 namespace {
 
 constexpr double kStep = 1e-5;
@@ -161,4 +161,4 @@ TEST_CASE("gradient: float agrees with double block by block") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::gradient_test

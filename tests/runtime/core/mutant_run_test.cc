@@ -17,7 +17,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::mutant_run_test {
 namespace {
 
 /// Why a plan does not run right, or "".
@@ -114,4 +114,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::mutant_run_test

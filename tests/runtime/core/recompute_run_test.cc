@@ -20,7 +20,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::recompute_run_test {
 namespace {
 
 /// Of components, for expert groups of so many members, with the memory of the model.
@@ -90,4 +90,4 @@ TEST_SUITE("equivalence") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::recompute_run_test

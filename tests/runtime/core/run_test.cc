@@ -21,7 +21,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::run_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -443,4 +443,4 @@ TEST_SUITE("cli") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::run_test

@@ -11,7 +11,7 @@
 #include "tests/emulator/fake_cuda.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::cuda_calls_test {
 namespace {
 
 /// A fresh CUDA, and what is done with a GPU of it; all of that must be destroyed at the end.
@@ -261,4 +261,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cuda_calls_test

@@ -11,7 +11,7 @@
 #include "tests/emulator/sm_probe.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::cuda_gpu_test {
 namespace {
 
 constexpr uint64_t kMillisecond = 1'000'000;
@@ -204,4 +204,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::cuda_gpu_test

@@ -16,7 +16,7 @@
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::issue_order_test {
 namespace {
 
 std::vector<Device> DevicesOf(const Plan& plan) {
@@ -349,4 +349,4 @@ rank
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::issue_order_test

@@ -8,7 +8,7 @@
 #include "tests/runtime/gpu/issue_log.h"
 #include "tests/support/run_support.h"
 
-namespace contraflow {
+namespace contraflow::issue_times_test {
 namespace {
 
 Plan PlanOf(const char* schedule, int ranks, int microbatches, int members) {
@@ -104,4 +104,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::issue_times_test

@@ -15,7 +15,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::issuer_test {
 namespace {
 
 Plan PlanOf(const char* schedule, int ranks, int microbatches, int members, uint64_t seed = 1) {
@@ -302,4 +302,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::issuer_test

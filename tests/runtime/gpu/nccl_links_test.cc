@@ -19,7 +19,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 
-namespace contraflow {
+namespace contraflow::nccl_links_test {
 namespace {
 
 /// A job over NCCL, each of whose processes has issued one step.
@@ -288,4 +288,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::nccl_links_test

@@ -10,7 +10,7 @@
 #include "runtime/nccl/nccl_id.h"
 #include "tests/runtime/launch/gathering.h"
 
-namespace contraflow {
+namespace contraflow::nccl_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -42,4 +42,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::nccl_test

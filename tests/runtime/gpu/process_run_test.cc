@@ -19,7 +19,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
-namespace contraflow {
+namespace contraflow::process_run_test {
 namespace {
 
 constexpr std::chrono::seconds kTimeout{60};
@@ -187,4 +187,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::process_run_test

@@ -20,7 +20,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::recompute_test {
 namespace {
 
 Plan PlanOf(std::string_view schedule, const Model& model, int layers, int members,
@@ -73,4 +73,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::recompute_test

@@ -12,7 +12,7 @@
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/sanitized.h"
 
-namespace contraflow {
+namespace contraflow::reference_test {
 namespace {
 
 /// Few, as blocks take time in the emulator.
@@ -239,4 +239,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::reference_test

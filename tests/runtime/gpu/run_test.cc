@@ -26,7 +26,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::run_test {
 namespace {
 
 constexpr uint64_t kSeed = 1;
@@ -311,4 +311,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::run_test

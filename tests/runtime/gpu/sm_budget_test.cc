@@ -7,7 +7,7 @@
 
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::sm_budget_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -122,4 +122,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::sm_budget_test

@@ -13,7 +13,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 
-namespace contraflow {
+namespace contraflow::stage_test {
 namespace {
 
 constexpr float kLossScale = 0.5f;
@@ -322,4 +322,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::stage_test

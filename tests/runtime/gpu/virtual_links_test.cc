@@ -18,7 +18,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::virtual_links_test {
 namespace {
 
 constexpr SmBudget kBudget = {
@@ -346,4 +346,4 @@ rank
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::virtual_links_test

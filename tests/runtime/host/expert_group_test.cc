@@ -24,7 +24,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::expert_group_test {
 namespace {
 
 /// A plan for expert groups, with components of random costs if it is of that level.
@@ -231,4 +231,4 @@ TEST_SUITE("equivalence") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::expert_group_test

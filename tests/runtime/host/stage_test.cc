@@ -12,7 +12,7 @@
 #include "compiler/plan/error.h"
 #include "tests/runtime/host/stage_fixture.h"
 
-namespace contraflow {
+namespace contraflow::stage_test {
 namespace {
 
 // Bit for bit: unlike ==, tells 0 from -0 and takes NaN for itself.
@@ -278,4 +278,4 @@ TEST_CASE("stage: a group's tokens get from the experts what one alone gets for 
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::stage_test

@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 
-namespace contraflow {
+namespace contraflow::agreement_test {
 namespace {
 
 std::string NameOfProcess(int process) { return "rank " + std::to_string(process); }
@@ -137,4 +137,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::agreement_test

@@ -24,7 +24,7 @@
 #include "runtime/launch/rendezvous.h"
 #include "tests/runtime/launch/watched_job.h"
 
-namespace contraflow {
+namespace contraflow::control_process_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -332,4 +332,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::control_process_test

@@ -18,7 +18,7 @@
 #include "runtime/launch/control_message.h"
 #include "tests/runtime/launch/watched_job.h"
 
-namespace contraflow {
+namespace contraflow::control_talk_test {
 namespace {
 
 using Kind = ControlMessage::Kind;
@@ -318,4 +318,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::control_talk_test

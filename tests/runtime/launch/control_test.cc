@@ -17,7 +17,7 @@
 #include "runtime/launch/control_message.h"
 #include "tests/runtime/launch/watched_job.h"
 
-namespace contraflow {
+namespace contraflow::control_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -342,4 +342,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::control_test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace contraflow {
+namespace contraflow::fault_report_test {
 namespace {
 
 std::string Name(int process) { return "rank " + std::to_string(process); }
@@ -208,4 +208,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::fault_report_test

@@ -13,7 +13,7 @@
 #include "tests/runtime/launch/job.h"
 #include "tests/support/sanitized.h"
 
-namespace contraflow {
+namespace contraflow::job_kill_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -315,4 +315,4 @@ TEST_SUITE("jobs") {
 #endif
 }
 
-}  // namespace contraflow
+}  // namespace contraflow::job_kill_test

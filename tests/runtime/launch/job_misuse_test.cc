@@ -16,7 +16,7 @@
 
 #include "tests/runtime/launch/job.h"
 
-namespace contraflow {
+namespace contraflow::job_misuse_test {
 namespace {
 
 /// Long enough for anything that is not stuck, on a machine that is busy.
@@ -333,4 +333,4 @@ TEST_SUITE("jobs") {
   }
 }
 
-}  // namespace contraflow
+}  // namespace contraflow::job_misuse_test

@@ -8,7 +8,7 @@
 
 #include "tests/runtime/launch/job.h"
 
-namespace contraflow {
+namespace contraflow::job_resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -219,4 +219,4 @@ TEST_SUITE("jobs") {
   }
 }
 
-}  // namespace contraflow
+}  // namespace contraflow::job_resume_test

@@ -7,7 +7,7 @@
 
 #include "tests/runtime/launch/job.h"
 
-namespace contraflow {
+namespace contraflow::job_run_test {
 namespace {
 
 /// A plan, and how many processes it takes.
@@ -194,4 +194,4 @@ TEST_SUITE("jobs") {
   }
 }
 
-}  // namespace contraflow
+}  // namespace contraflow::job_run_test

@@ -10,7 +10,7 @@
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::rendezvous_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -338,4 +338,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::rendezvous_test

@@ -15,7 +15,7 @@
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::stranger_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -352,4 +352,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::stranger_test

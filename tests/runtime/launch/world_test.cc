@@ -11,7 +11,7 @@
 #include "compiler/plan/error.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::world_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -320,4 +320,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::world_test

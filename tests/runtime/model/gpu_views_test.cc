@@ -13,7 +13,7 @@
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::gpu_views_test {
 namespace {
 
 Model RandomModel(std::mt19937_64* random) {
@@ -197,4 +197,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::gpu_views_test

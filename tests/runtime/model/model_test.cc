@@ -12,7 +12,7 @@
 #include "runtime/model/parameters.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::model_test {
 namespace {
 
 // The file "m.json" with this text, in the current folder for as long as the object lives.
@@ -270,4 +270,4 @@ TEST_CASE("model: layers are spread evenly earlier stages get the remainder") {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow
+}  // namespace contraflow::model_test

@@ -24,7 +24,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::static_memory_test {
 namespace {
 
 struct Case {
@@ -282,4 +282,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::static_memory_test

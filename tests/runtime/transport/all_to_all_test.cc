@@ -12,7 +12,7 @@
 #include "tests/runtime/transport/tcp_network.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::all_to_all_test {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -169,4 +169,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::all_to_all_test

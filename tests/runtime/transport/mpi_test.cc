@@ -9,7 +9,7 @@
 #include "runtime/transport/local_address.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::mpi_test {
 namespace {
 
 using Addresses = std::vector<std::string>;
@@ -81,4 +81,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::mpi_test

@@ -21,7 +21,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
-namespace contraflow {
+namespace contraflow::process_transport_test {
 namespace {
 
 using Over = Transport::Over;
@@ -319,4 +319,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::process_transport_test

@@ -12,7 +12,7 @@
 #include "compiler/plan/error.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::socket_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -247,4 +247,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::socket_test

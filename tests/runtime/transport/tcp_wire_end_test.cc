@@ -18,7 +18,7 @@
 #include "tests/runtime/transport/tcp_wires.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::tcp_wire_end_test {
 namespace {
 
 size_t OpenFiles() {
@@ -167,4 +167,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::tcp_wire_end_test

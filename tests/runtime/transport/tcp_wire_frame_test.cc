@@ -17,7 +17,7 @@
 #include "tests/runtime/transport/tcp_wires.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::tcp_wire_frame_test {
 namespace {
 
 /// A wire and the bare other end of its only connection.
@@ -187,4 +187,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::tcp_wire_frame_test

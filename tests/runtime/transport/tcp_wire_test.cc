@@ -14,7 +14,7 @@
 
 #include "tests/runtime/transport/tcp_wires.h"
 
-namespace contraflow {
+namespace contraflow::tcp_wire_test {
 namespace {
 
 TEST_SUITE("unit") {
@@ -169,4 +169,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::tcp_wire_test

@@ -22,7 +22,7 @@
 #include "tests/runtime/transport/tcp_network.h"
 #include "tests/support/run_support.h"
 
-namespace contraflow {
+namespace contraflow::transport_fault_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -301,4 +301,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::transport_fault_test

@@ -13,7 +13,7 @@
 #include "tests/runtime/transport/tcp_network.h"
 #include "tests/support/failure.h"
 
-namespace contraflow {
+namespace contraflow::transport_test {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -367,4 +367,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow
+}  // namespace contraflow::transport_test

@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <cstddef>
+
+#include "compiler/plan/error.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
+
+namespace contraflow {
+namespace {
+
+bool Alike(const RouteStage& a, const RouteStage& b) {
+  return a.cost == b.cost && a.count == b.count && a.hop == b.hop && a.held == b.held &&
+         a.stash == b.stash && a.number == b.number;
+}
+
+/// The actions with the stages that `stage` gives for theirs.
+template <typename StageOf>
+ActionList Renamed(const ActionList& list, const StageOf& stage) {
+  ActionList renamed;
+  renamed.reserve(list.size());
+  for (const Action& action : list) {
+    renamed.push_back(
+        {action.op, stage(action.stage), action.op == Op::FB ? stage(action.back) : -1});
+  }
+  return renamed;
+}
+
+}  // namespace
+
+std::optional<SearchProblem> Fold(const SearchProblem& problem) {
+  const Plan& frame = problem.frame;
+  if (frame.routes.size() != 2 || frame.ranks % 2 != 0 || frame.stages != frame.ranks) {
+    return std::nullopt;
+  }
+  if (!problem.scale.empty()) return std::nullopt;
+  const auto stages = static_cast<size_t>(frame.stages);
+  for (size_t s = 0; s < stages; ++s) {
+    const RouteStage &down = problem.stages[s], &up = problem.stages[stages + s];
+    if (!Alike(down, up) || down.rank != down.number) return std::nullopt;
+    if (up.rank != frame.ranks - 1 - up.number) return std::nullopt;
+  }
+  SearchProblem folded = problem;
+  folded.stages.resize(stages);
+  folded.stages_of.assign(static_cast<size_t>(frame.ranks) / 2, {});
+  folded.frame.ranks = frame.ranks / 2;
+  folded.frame.routes.pop_back();
+  folded.frame.microbatches /= 2;
+  folded.frame.programs.resize(folded.stages_of.size());
+  for (size_t s = 0; s < stages; ++s) {
+    RouteStage& stage = folded.stages[s];
+    if (stage.rank >= folded.frame.ranks) stage.rank = frame.ranks - 1 - stage.rank;
+    folded.frame.routes[0].ranks[s] = stage.rank;
+    folded.stages_of[static_cast<size_t>(stage.rank)].push_back(static_cast<int>(s));
+  }
+  return folded;
+}
+
+Order FoldOrder(const SearchProblem& problem, const Order& order) {
+  Order folded;
+  for (size_t r = 0; r < order.size() / 2; ++r) {
+    folded.push_back(Renamed(order[r], [&](int32_t stage) {
+      return int32_t{problem.stages[static_cast<size_t>(stage)].number};
+    }));
+  }
+  return folded;
+}
+
+Order UnfoldOrder(const SearchProblem& problem, const Order& folded) {
+  const int32_t stages = problem.frame.stages;
+  const auto half = static_cast<int32_t>(folded.size());
+  Order order(folded.size() * 2);
+  for (size_t r = 0; r < folded.size(); ++r) {
+    // Stages of the first half are on this rank on the first route, the others on the second.
+    order[r] = Renamed(folded[r], [&](int32_t s) { return s < half ? s : stages + s; });
+    order[order.size() - 1 - r] =
+        Renamed(folded[r], [&](int32_t s) { return s < half ? stages + s : s; });
+  }
+  return order;
+}
+
+namespace {
+
+/// Places in the middle that are tried.
+constexpr int kCuts = 16;
+
+/// The steady pairs of a rank after `at` actions of its list.
+void Insert(const std::vector<int>& stages, int further, size_t at, ActionList* list) {
+  ActionList pairs;
+  for (int i = 0; i < further; ++i) {
+    pairs.push_back({Op::FB, stages[0], stages[1]});
+    pairs.push_back({Op::FB, stages[1], stages[0]});
+  }
+  list->insert(list->begin() + static_cast<std::ptrdiff_t>(at), pairs.begin(), pairs.end());
+}
+
+}  // namespace
+
+SearchProblem WithCount(const SearchProblem& problem, int count) {
+  CF_ASSERT(count > 0 && problem.scale.empty());
+  SearchProblem other = problem;
+  for (RouteStage& stage : other.stages) stage.count = count;
+  other.frame.microbatches = 0;
+  for (Route& route : other.frame.routes) {
+    route.microbatches.clear();
+    for (int k = 0; k < count; ++k) route.microbatches.push_back(other.frame.microbatches++);
+  }
+  return other;
+}
+
+std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further) {
+  const int count = problem.stages[0].count - further;
+  const SearchProblem shorter = WithCount(problem, count);
+  const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(shorter, order);
+  if (!run) return std::nullopt;
+  std::optional<Order> best;
+  Time least = 0;
+  // What starts before a moment stays, what starts later is put off as a whole.
+  for (int cut = 0; cut < kCuts; ++cut) {
+    const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
+    Order longer = order;
+    for (size_t r = 0; r < order.size(); ++r) {
+      const std::vector<int>& stages = problem.stages_of[r];
+      const std::vector<Time>& starts = run->starts(r);
+      auto at = static_cast<size_t>(std::lower_bound(starts.begin(), starts.end(), moment) -
+                                    starts.begin());
+      // In front of a pair as the first of those put in, if there is one near.
+      for (size_t i = at; i < std::min(at + 3, order[r].size()); ++i) {
+        if (order[r][i].op != Op::FB || order[r][i].back != stages[1]) continue;
+        at = i;
+        break;
+      }
+      Insert(stages, further, at, &longer[r]);
+    }
+    const std::optional<IncrementalEvaluator> tried = IncrementalEvaluator::Of(problem, longer);
+    if (!tried || (best && tried->makespan() >= least)) continue;
+    least = tried->makespan();
+    best = std::move(longer);
+  }
+  return best;
+}
+
+}  // namespace contraflow

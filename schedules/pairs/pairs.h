@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+
+#include "schedules/search/search.h"
+#include "schedules/search/search_problem.h"
+
+namespace contraflow {
+
+/// Two routes that are each other's mirror image, as in DualPipe: rank r does with the one what
+/// rank P-1-r does with the other. An order with that symmetry runs as its first half would on a V
+/// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
+/// its time. The problem of that V, with one route; nothing where the problem has no such symmetry.
+/// Its middle hop is between stages of one rank, which IncrementalEvaluator counts and Evaluate
+/// does not.
+std::optional<SearchProblem> Fold(const SearchProblem& problem);
+
+/// The first half of the ranks' lists, as an order of the folded problem.
+Order FoldOrder(const SearchProblem& problem, const Order& order);
+
+/// Both halves of an order of the folded problem.
+Order UnfoldOrder(const SearchProblem& problem, const Order& folded);
+
+/// The same problem with `count` micro-batches on each of its routes.
+SearchProblem WithCount(const SearchProblem& problem, int count);
+
+/// How an order of a problem with two stages a rank goes on for more micro-batches: in its middle
+/// every rank runs, once for each further one, the pair of the first stage's forward with the
+/// second's backward and the pair of the opposite, as DualPipe does in its steady phase. Of several
+/// places in the middle those with the shortest result; nothing where none runs and fits.
+/// `problem` has the further micro-batches already.
+std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);
+
+/// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or for what
+/// Fold makes of two routes; nothing for other placements, where there are fewer micro-batches than
+/// stages, or where a rank would hold more than the limit.
+std::optional<Order> PhaseOrder(const SearchProblem& problem);
+
+/// Event-driven: every rank runs its forwards, backwards and pairs in the order given, and weight
+/// gradients that are not part of a pair while it would wait otherwise, at least `percent` of their
+/// duration, or once there is no memory or nothing else left. Nothing where the order does not run.
+std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, int percent);
+
+/// The best of PhaseOrder, with and without a pair in place of the middle rank's first forward and
+/// backward, and of what FillGaps makes of them. Nothing where PhaseOrder gives nothing.
+std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
+
+/// `piece` in place of the actions [from, to) of a list: the same work in another order or
+/// otherwise paired.
+struct PairMove {
+  size_t from = 0, to = 0;
+  ActionList piece;
+};
+
+/// Less than `count`, the same on every machine.
+inline size_t Draw(std::mt19937_64* random, size_t count) { return (*random)() % count; }
+
+/// A random change of a list, which need not be one that the rank can run; nothing where the
+/// change that was drawn does not apply there. `split`: weight gradients may run apart.
+std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random);
+
+/// Local search over orders with overlapped pairs: besides moving actions it forms and splits
+/// pairs, exchanges what two of them pair, and splits full backwards to run the weight gradient
+/// later. Replaces `best` by shorter ones until `bound` is reached or `budget` instructions or all
+/// of the work is spent. Deterministic for a seed. Does nothing where IncrementalEvaluator does not
+/// take the problem.
+void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                  SearchWork* work, SearchResult* best);
+
+}  // namespace contraflow

@@ -1,0 +1,174 @@
+// Threshold accepting (Dueck and Scheuer 1990): a change is kept unless it makes the order longer
+// by more than a threshold that is drawn below a bound which sinks as the work is spent. Integers
+// only, so that every machine goes the same way.
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "schedules/pairs/incremental_evaluator.h"
+#include "schedules/pairs/pairs.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int64_t kSteps = 1024;
+
+class PairAnnealing {
+ public:
+  /// `best` runs and fits.
+  PairAnnealing(const SearchProblem& problem, IncrementalEvaluator run, Time bound, uint64_t seed,
+                SearchWork* work, SearchResult* best)
+      : run_(std::move(run)), bound_(bound), random_(seed), work_(work), best_(best) {
+    for (const RouteStage& stage : problem.stages) longest_ = std::max(longest_, stage.cost.f);
+  }
+
+  void Run(int64_t budget, Time hottest) {
+    const int64_t end = work_->left() - budget;
+    while (best_->makespan > bound_) {
+      const int64_t left = std::max<int64_t>(work_->left() - end, 0);
+      if (left == 0) return;
+      const int64_t part = left / (budget / kSteps + 1);
+      const Time heat = hottest * part / kSteps * part / kSteps;
+      for (int i = 0; i < 32; ++i) Step(heat);
+      if (!work_->Spend(run_.TakeWork() + 64)) return;
+    }
+  }
+
+ private:
+  void Step(Time heat) {
+    const size_t r = Draw(&random_, run_.ranks());
+    const std::optional<PairMove> move = DrawMove(run_.list(r), &random_);
+    if (!move || !run_.Fits(r, move->from, move->to, move->piece)) return;
+    // Small thresholds are more likely than large ones.
+    const auto draw = [&] { return static_cast<Time>(Draw(&random_, 1 << 20)); };
+    const Time threshold = heat * draw() / (1 << 20) * draw() / (1 << 20);
+    const auto ranks = static_cast<Time>(run_.ranks());
+    const Time most = run_.cost() + threshold * ranks * 2;
+    const Time most_makespan = run_.makespan() + threshold + longest_ / 4;
+    const std::optional<Time> cost = run_.Try(r, move->from, move->to, move->piece, most_makespan);
+    if (!cost || *cost > most) return;
+    run_.Commit();
+    if (run_.makespan() < best_->makespan) {
+      best_->makespan = run_.makespan();
+      best_->order = run_.TakeOrder();
+      if (bound_ > 0) work_->Found(best_->makespan, bound_);  // else of another problem
+    }
+  }
+
+  IncrementalEvaluator run_;
+  const Time bound_;
+  std::mt19937_64 random_;
+  SearchWork* work_;
+  SearchResult* best_;
+  Time longest_ = 0;
+};
+
+/// A few rounds on one problem: each from the best so far, with an end of its own.
+void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget, int rounds,
+            SearchWork* work, SearchResult* best) {
+  Time hottest = 0;
+  for (const RouteStage& stage : problem.stages) {
+    hottest = std::max(hottest, (stage.cost.f + stage.cost.b) / 32);
+  }
+  const SearchResult start = *best;
+  for (int round = 0; round < rounds && best->makespan > bound && !work->spent(); ++round) {
+    // Half of the rounds begin anew, so that one bad turn does not decide.
+    SearchResult found = 2 * round < rounds ? start : *best;
+    std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, found.order);
+    if (!run) return;
+    found.makespan = run->makespan();
+    PairAnnealing(problem, std::move(*run), bound, seed + static_cast<uint64_t>(round), work,
+                  &found)
+        .Run(budget / rounds, 2 * round < rounds ? hottest : hottest / 3);
+    if (found.makespan < best->makespan) *best = found;
+  }
+}
+
+/// Nothing where the order does not run or fit.
+std::optional<Time> MakespanOf(const SearchProblem& problem, const Order& order) {
+  const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, order);
+  if (!run) return std::nullopt;
+  return run->makespan();
+}
+
+/// Takes an order that runs, fits and is shorter.
+void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
+  const std::optional<Time> makespan = MakespanOf(problem, order);
+  if (!makespan || *makespan >= best->makespan) return;
+  best->order = std::move(order);
+  best->makespan = *makespan;
+}
+
+/// An order to begin with, from the schedule that the budget allows.
+std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
+  const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
+  if (effort > budget / 4) return PhaseOrder(problem);
+  work->Spend(effort);
+  return ScheduleInPhases(problem);
+}
+
+/// With few micro-batches first, then with the rest of them in the middle.
+void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                 SearchWork* work, SearchResult* best) {
+  const int count = problem.frame.microbatches;
+  const int enough = 2 * static_cast<int>(problem.stages_of.size()) + 2;
+  if (count <= enough) {
+    if (std::optional<Order> order = Begin(problem, budget, work)) {
+      Offer(problem, std::move(*order), best);
+    }
+    return Anneal(problem, bound, seed, budget, 4, work, best);
+  }
+  int64_t rest = budget;
+  const SearchProblem few = WithCount(problem, enough);
+  if (std::optional<Order> order = Begin(few, budget, work)) {
+    SearchResult found = {std::move(*order), 0, best->from};
+    found.makespan = *MakespanOf(few, found.order);
+    Anneal(few, 0, seed, budget * 3 / 4, 4, work, &found);
+    if (std::optional<Order> longer = Extend(problem, found.order, count - enough)) {
+      Offer(problem, std::move(*longer), best);
+    }
+    rest = budget / 4;
+  }
+  Anneal(problem, bound, seed, rest, 1, work, best);
+}
+
+}  // namespace
+
+void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                  SearchWork* work, SearchResult* best) {
+  if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
+  work->Enter("pairs");
+  const Time before = best->makespan;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  if (folded) {
+    SearchResult half = *best;
+    half.order = FoldOrder(problem, best->order);
+    std::optional<Time> makespan = MakespanOf(*folded, half.order);
+    if (!makespan) {
+      // The order has no such symmetry; others may have.
+      if (std::optional<Order> order = Begin(*folded, budget, work)) {
+        half.order = std::move(*order);
+        makespan = MakespanOf(*folded, half.order);
+      }
+    }
+    if (makespan) {
+      half.makespan = *makespan;
+      AnnealShort(*folded, bound, seed, budget * 9 / 10, work, &half);
+      Order order = UnfoldOrder(problem, half.order);
+      const Evaluation evaluation = Evaluate(problem, order);
+      CF_ASSERT(evaluation.runs && evaluation.fits);
+      if (evaluation.makespan < best->makespan) {
+        *best = {std::move(order), evaluation.makespan, best->from};
+      }
+    }
+  } else if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
+    AnnealShort(problem, bound, seed, budget * 9 / 10, work, best);
+  }
+  Anneal(problem, bound, seed, budget / 10, 1, work, best);
+  if (best->makespan < before) best->from = "pairs from " + best->from;
+}
+
+}  // namespace contraflow

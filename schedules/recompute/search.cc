@@ -1,0 +1,185 @@
+// Recompute in a searched plan: where stages live, their order and what is recomputed are chosen
+// together, placement by placement. Each order, searched or published, is given the recompute that
+// is asked for, and the shortest step that then fits is kept. So the plan is never longer than that
+// of a published schedule with the same Spec::recompute in the same placement and memory.
+
+#include "schedules/search/search.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/registry.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/memory_advice.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+/// Searches that GenerateRecomputed makes of one spec at most; they share the budget evenly.
+constexpr int kSearches = 3;
+
+bool FitsLimit(const Simulation& simulation, const Spec& spec) {
+  if (!spec.memory_limit) return true;
+  return std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
+                     [&](const RankFigures& r) { return r.peak_bytes <= *spec.memory_limit; });
+}
+
+/// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
+Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
+  std::vector<int> stages;
+  for (const int stage : recompute.stages) {
+    if (stage >= from) {
+      throw Error("`recompute`: there is no stage " + std::to_string(stage) +
+                  ", the costs of auto describe " + std::to_string(from) + " stages (0.." +
+                  std::to_string(from - 1) + ")");
+    }
+    const int first = to >= from ? stage * (to / from) : stage / (from / to);
+    const int parts = std::max(1, to / from);
+    for (int part = 0; part < parts; ++part) {
+      if (stages.empty() || stages.back() < first + part) stages.push_back(first + part);
+    }
+  }
+  recompute.stages = std::move(stages);
+  return recompute;
+}
+
+/// The shortest step so far, over all placements.
+class Shortest {
+ public:
+  explicit Shortest(const Spec& spec) : spec_(spec) {}
+
+  /// Takes the plan for a candidate if it fits and its step is shorter.
+  void Offer(Plan plan, const Candidate& candidate) {
+    const Spec& spec = candidate.spec;
+    // What was searched may number its micro-batches in another way.
+    if (!plan.provenance && plan.routes != candidate.frame.routes) return;
+    const Simulation simulation = Simulate(plan, spec.costs);
+    if (!FitsLimit(simulation, spec)) return;
+    const Time step = LongerThanOrder(spec.costs, spec.search)
+                          ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
+                          : simulation.makespan;
+    if (best_ && step >= step_) return;
+    step_ = step;
+    const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
+    plan.schedule = spec_.schedule;
+    plan.costs = spec.costs;
+    plan.provenance = {.placement = std::string(Name(candidate.placement)),
+                       .from = from,
+                       .cost_stages = {},
+                       .memory_limit = spec.memory_limit,
+                       .makespan = simulation.makespan,
+                       .bound = ProveBound(plan, spec.costs, spec.memory_limit).value,
+                       .budget = spec_.search.budget,
+                       .seed = spec_.search.seed,
+                       .noise = spec_.search.noise,
+                       .interrupted = Stopped(spec_.search)};
+    if (CostStages(spec_) != plan.stages) plan.provenance->cost_stages = CostStages(spec_);
+    best_ = std::move(plan);
+  }
+
+  /// False where no order takes a shorter step, if `bound` is one on its makespan.
+  bool MayImprove(Time bound) const {
+    const bool components = spec_.search.components && spec_.costs.moe;
+    return !best_ || components || bound < step_;
+  }
+
+  std::optional<Plan>& best() { return best_; }
+
+ private:
+  const Spec& spec_;
+  std::optional<Plan> best_;
+  Time step_ = 0;
+};
+
+/// On the makespan of every order of the candidate's routes with the recompute of its spec: where
+/// that is free to choose, whatever it recomputes and in any memory.
+Time BoundOf(const Candidate& candidate) {
+  const Spec& spec = candidate.spec;
+  if (spec.recompute.choice == Recompute::Choice::kAuto) {
+    return LowerBound(candidate.frame, spec.costs);
+  }
+  const Plan recomputed =
+      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
+  try {
+    return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
+  } catch (const Error&) {
+    // Nothing fits; what is offered says so, with its reason.
+    return 0;
+  }
+}
+
+/// Its own orders and the published ones, those that are searched last, until one reaches `bound`.
+void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
+              std::optional<Error>* first_error) {
+  for (const Schedule* schedule : Schedules()) {
+    if (shortest->best() && Stopped(candidate.spec.search)) return;
+    if (!shortest->MayImprove(bound)) return;
+    Spec spec = candidate.spec;
+    spec.schedule = schedule->name;
+    if (!schedule->reject(spec).empty()) continue;
+    if (schedule->stages(spec) != candidate.frame.stages) continue;
+    try {
+      shortest->Offer(GenerateRecomputed(spec, Room::kAny), candidate);
+    } catch (const Error& error) {
+      if (!*first_error) *first_error = error;
+    }
+  }
+  if (shortest->best()) return;
+  // What holds least of all, for a limit that is too tight for the others.
+  shortest->Offer(RecomputeOrder(SerialOrder(candidate.frame), candidate.spec, Room::kAny),
+                  candidate);
+}
+
+/// Without any recompute, for which it is asked only where it shortens the step.
+void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, Shortest* shortest) {
+  spec.recompute = {};
+  try {
+    Plan plan = GeneratePlan(spec);
+    const auto made = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
+      return Name(c.placement) == plan.provenance->placement;
+    });
+    CF_ASSERT(made != candidates.end());
+    shortest->Offer(std::move(plan), *made);
+  } catch (const Error&) {
+    // It does not fit, and what is recomputed may.
+  }
+}
+
+}  // namespace
+
+Plan GenerateSearchedRecomputed(const Spec& spec) {
+  CheckSpec(spec);
+  CheckRecomputeLimit(spec);
+  const std::string why_not = RejectPlacement(spec);
+  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
+  CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
+  Shortest shortest(spec);
+  std::optional<Error> first_error;
+  std::vector<Candidate> candidates = CandidatesOf(spec);
+  const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
+  if (freely) OfferPlain(spec, candidates, &shortest);
+  for (Candidate& candidate : candidates) {
+    candidate.spec.recompute =
+        RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
+    candidate.spec.search.budget /= kSearches;
+    if (freely && !spec.memory_limit) continue;
+    OfferAll(candidate, BoundOf(candidate), &shortest, &first_error);
+    if (Stopped(spec.search) && shortest.best()) break;
+  }
+  if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true)))
+    throw *first_error;
+  if (!shortest.best()) throw Error(spec.schedule + " " + MemoryAdvice(spec));
+  return std::move(*shortest.best());
+}
+
+}  // namespace contraflow

@@ -1,0 +1,19 @@
+#!/bin/sh
+# clang-tidy on the sources that differ from a commit, or on all of them; findings are errors.
+# Usage: tools/tidy.sh [COMMIT]
+set -eu
+cd "$(dirname "$0")/.."
+
+build=build/tidy
+cmake --preset tidy >/dev/null
+if [ $# -gt 0 ]; then
+  git diff --name-only --diff-filter=d "$1" -- '*.cc'
+else
+  git ls-files -- '*.cc'
+fi | sort >"$build/changed"
+# Those that this build compiles.
+sed -n 's/^ *"file": "\(.*\)".*/\1/p' "$build/compile_commands.json" | sed "s|^$PWD/||" |
+  sort -u >"$build/compiled"
+comm -12 "$build/changed" "$build/compiled" >"$build/files"
+echo "clang-tidy: $(wc -l <"$build/files") files"
+xargs -r -P "$(nproc)" -n 4 clang-tidy -p "$build" --quiet <"$build/files"

@@ -11,6 +11,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/files/profiles.h"
 #include "compiler/files/trace.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/cost.h"

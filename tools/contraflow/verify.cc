@@ -59,8 +59,8 @@ std::string FindingsText(const Plan& plan, const std::vector<Finding>& findings,
   std::string text =
       path + ": not sound, " + std::to_string(count) + (count == 1 ? " finding\n" : " findings\n");
   for (const Finding& finding : findings) {
-    text +=
-        "\n" + finding.check + ": " + WithFlags(ToString(finding, plan)) + "\n" + Surroundings(plan, finding);
+    text += "\n" + finding.check + ": " + WithFlags(ToString(finding, plan)) + "\n" +
+            Surroundings(plan, finding);
   }
   return text;
 }

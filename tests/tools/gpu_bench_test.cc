@@ -13,7 +13,6 @@
 #include "schedules/compile.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/support/support.h"
-#include "tools/bench/gpu_bench_schedules.h"
 
 namespace contraflow::gpu_bench_test {
 namespace {

@@ -1,5 +1,3 @@
-#include "tools/bench/gpu_bench_schedules.h"
-
 #include <algorithm>
 #include <exception>
 
@@ -8,6 +6,7 @@
 #include "runtime/model/dataset.h"
 #include "runtime/model/gpu_views.h"
 #include "schedules/compile.h"
+#include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/times.h"
 

@@ -1,10 +1,10 @@
-#include "tools/contraflow/listing.h"
-
 #include <algorithm>
 
 #include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/report.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow {
 namespace {

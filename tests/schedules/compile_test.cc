@@ -1,4 +1,4 @@
-#include "tools/contraflow/build.h"
+#include "schedules/compile.h"
 
 #include <doctest/doctest.h>
 
@@ -12,8 +12,13 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow::build_test {
+namespace contraflow::compile_test {
 namespace {
+
+Plan CompileWithin(Spec spec, const std::string& memory_limit) {
+  spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+  return Compile(spec);
+}
 
 TEST_SUITE("unit") {
   TEST_CASE("a limit that nothing fits says what would fit and that does") {
@@ -21,13 +26,13 @@ TEST_SUITE("unit") {
     costs.memory =
         MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
     const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
-    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "1x"}); }) ==
-          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+    CHECK(Failure([&] { CompileWithin(spec, "1x"); }) ==
+          "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
           "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take auto, which "
           "fits");
-    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "900"}); }) ==
-          "dualpipe does not fit --memory-limit: rank 0 holds 5,000 bytes during instruction 7 of "
+    CHECK(Failure([&] { CompileWithin(spec, "900"); }) ==
+          "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations 3,000, "
           "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to 1,000 and take "
           "auto, which then fits");
@@ -35,15 +40,15 @@ TEST_SUITE("unit") {
     forgetful.schedule = "gpipe";
     forgetful.costs.memory->input_bytes = 10;
     forgetful.costs.memory->parameter_bytes.clear();
-    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "2x"}); }) == "accepted");
-    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "1x"}); }) ==
-          "gpipe does not fit --memory-limit: rank 0 holds 8,000 bytes during instruction 7 of its "
+    CHECK(Failure([&] { CompileWithin(forgetful, "2x"); }) == "accepted");
+    CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) ==
+          "gpipe does not fit `memory_limit`: rank 0 holds 8,000 bytes during instruction 7 of its "
           "compute order (F s0 m7), the limit is 4,000 bytes (activations 4,800, stashes 3,200); "
-          "raise it to 8,000, give --recompute auto, or take auto, which fits");
+          "raise it to 8,000, give `recompute` auto, or take auto, which fits");
     forgetful.recompute = {.choice = Recompute::Choice::kAuto};
-    CHECK(Failure([&] { BuildPlan(forgetful, {.memory_limit = "1x"}); }) == "accepted");
-    CHECK_FALSE(Failure([&] { BuildPlan(spec, {.memory_limit = "4999"}); }) == "accepted");
-    CHECK(Failure([&] { BuildPlan(spec, {.memory_limit = "5000"}); }) == "accepted");
+    CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");
+    CHECK_FALSE(Failure([&] { CompileWithin(spec, "4999"); }) == "accepted");
+    CHECK(Failure([&] { CompileWithin(spec, "5000"); }) == "accepted");
   }
 }
 
@@ -65,10 +70,9 @@ TEST_SUITE("property") {
       searched.search.placement = v ? Placement::kV : Placement::kBidirectional;
       searched.search.budget = 20'000'000;
       for (const Level level : {Level::kComm, Level::kComponent}) {
-        const BuildOptions options = {
-            .level = level, .overlap = overlap, .memory_limit = std::to_string(most)};
-        searched.search.components = level == Level::kComponent;
-        const Plan published = BuildPlan(spec, options), found = BuildPlan(searched, options);
+        const CompileOptions options = {.level = level, .overlap = overlap};
+        spec.memory_limit = searched.memory_limit = most;
+        const Plan published = Compile(spec, options), found = Compile(searched, options);
         CAPTURE(round);
         CAPTURE(Name(level));
         CHECK(found.stages == published.stages);
@@ -95,8 +99,8 @@ TEST_SUITE("property") {
       for (const auto& figures : MemoryOf(order, spec.costs)) {
         least = std::max(least, figures.peak);
       }
-      const Plan plan =
-          BuildPlan(spec, {.level = Level::kComponent, .memory_limit = std::to_string(least)});
+      spec.memory_limit = least;
+      const Plan plan = Compile(spec, {.level = Level::kComponent});
       for (const RankFigures& figures : Simulate(plan, spec.costs).ranks) {
         CHECK(figures.peak_bytes <= least);
       }
@@ -106,4 +110,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow::build_test
+}  // namespace contraflow::compile_test

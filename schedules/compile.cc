@@ -1,14 +1,17 @@
-#include "tools/contraflow/build.h"
+#include "schedules/compile.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
+#include "schedules/registry.h"
 #include "schedules/search/memory_advice.h"
-#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {
@@ -38,7 +41,7 @@ std::string WaysToFit(const Spec& spec) {
   const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
   if (plain && chunks <= kMostTried && FitsRecomputed(spec)) {
-    text += ", give --recompute auto";
+    text += ", give `recompute` auto";
   }
   Spec searched = spec;
   searched.chunks = 0;
@@ -56,7 +59,7 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec, int
   if (peaks.of[worst] <= limit) return;
   const int index = simulation.ranks[worst].peak_index;
   const std::string unit = peaks.bytes ? " bytes" : " activations";
-  std::string text = plan.schedule + " does not fit --memory-limit: rank " + std::to_string(worst) +
+  std::string text = plan.schedule + " does not fit `memory_limit`: rank " + std::to_string(worst) +
                      " holds " + FormatCount(peaks.of[worst]) + unit + " during instruction " +
                      std::to_string(index) + " of its compute order (" +
                      ToString(plan.programs[worst][static_cast<size_t>(index)]) +
@@ -67,21 +70,28 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec, int
 
 }  // namespace
 
-Plan BuildPlan(Spec spec, const BuildOptions& options, const PassObserver& observer) {
-  const Schedule& schedule = FindSchedule(spec.schedule);
+Plan Compile(Spec spec, const CompileOptions& options) {
+  FindSchedule(spec.schedule);
   CheckSpec(spec);
-  if (!options.memory_limit.empty()) {
-    spec.memory_limit = ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
-  }
+  const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
+  if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
+  spec.search.components = options.level >= Level::kComponent;
+  if (options.progress) spec.search.report = options.progress;
+  if (options.stop != nullptr) spec.search.stop = options.stop;
   Plan plan = GeneratePlan(spec);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
   const bool searched = plan.provenance && plan.provenance->memory_limit;
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
   if (limit) CheckMemory(plan, costs, spec, *limit);
-  const LowerOptions lower = {
-      .target = options.level, .overlap = options.overlap, .memory_limit = limit};
-  return Lower(std::move(plan), costs, lower, observer);
+  const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
+  return Lower(std::move(plan), costs, lower, options.observer);
+}
+
+int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
+  const Schedule& schedule = FindSchedule(spec.schedule);
+  CheckSpec(spec);
+  return ParseMemoryLimit(text, spec, schedule.stages(spec));
 }
 
 }  // namespace contraflow

@@ -93,14 +93,14 @@ bool MatchLines(const std::vector<std::string>& pattern, size_t p,
 
 Transcript ParseTranscript(std::string_view text) {
   Transcript transcript;
-  bool open = false;  // the command goes on in the next line
+  bool open = false;  // the command continues in the next line
   int number = 0;
   for (const std::string& line : SplitLines(text)) {
     ++number;
     if (open) {
       if (!line.starts_with("> ")) {
         throw std::runtime_error("line " + std::to_string(number) +
-                                 ": a command that ends in \"\\\" goes on behind \"> \"");
+                                 ": a command that ends in \"\\\" continues after \"> \"");
       }
       transcript.steps.back().command += "\n" + line.substr(2);
       open = line.ends_with("\\");

@@ -20,7 +20,7 @@ enum class TranscriptStyle {
 };
 
 /// The steps of a golden file: "$ COMMAND", its output, "[exit N]" where the exit code is not 0.
-/// A command that ends in "\" goes on behind "> " in the next line. Lines before the first command
+/// A command that ends in "\" continues after "> " in the next line. Lines before the first command
 /// that begin with "#" are comments.
 struct Transcript {
   std::vector<TranscriptStep> steps;

@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   CF_DYNAMIC_SHARED(Bf16, queries);
   Bf16* const keys = queries + kBlockRows * kPitch<kWidth>;  // two tiles
   Bf16* const values = keys + 2 * kTileRows * kPitch<kWidth>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
   // Those with the most keys begin first.
@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
     const int offset = tile % 2 * kTileRows * kPitch<kWidth>;
-    const Bf16* const key = qkv + static_cast<ptrdiff_t>(row) * pitch + out_pitch;
+    const Bf16* const key = Row(qkv, row, pitch) + out_pitch;
     LoadTile<kTileRows, kWidth>(key, pitch, left, width, keys + offset);
     LoadTile<kTileRows, kWidth>(key + out_pitch, pitch, left, width, values + offset);
     AsyncCommit();
   };
   qkv += FirstQuery(shape, batch, head);
-  LoadTile<kBlockRows, kWidth>(qkv + static_cast<ptrdiff_t>(first) * pitch, pitch,
-                               shape.sequence - first, width, queries);
+  LoadTile<kBlockRows, kWidth>(Row(qkv, first, pitch), pitch, shape.sequence - first, width,
+                               queries);
   load(0);
 
   float sums[kRepeats][kWidth / 8][4] = {};
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 void MmaAttentionForward(Stream stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                          float* lse) {
   const float scale = kLog2E / std::sqrt(static_cast<float>(shape.head_width));
-  const dim3 grid(static_cast<unsigned>(CeilDiv(shape.sequence, kBlockRows)),
-                  static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.batch));
+  const dim3 grid(Unsigned(CeilDiv(shape.sequence, kBlockRows)), Unsigned(shape.heads),
+                  Unsigned(shape.batch));
   ForWidth(shape.head_width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     Launch("AttentionForward", stream, grid, kWarps * kWarp, kShared<kWidth>, ForwardKernel<kWidth>,

@@ -31,10 +31,9 @@ constexpr int kDotThreads = 256;
 /// dot[batch x heads x sequence]: 16 lanes to a head of a token, heads of a token side by side.
 __global__ void __launch_bounds__(kDotThreads)
     DotKernel(AttentionShape shape, const Bf16* out, const Bf16* dout, float* dot) {
-  const int number = static_cast<int>(blockIdx.x) * (kDotThreads / kDotLanes) +
-                     static_cast<int>(threadIdx.x) / kDotLanes;
+  const int number = BlockIndex() * (kDotThreads / kDotLanes) + ThreadIndex() / kDotLanes;
   const int row = number / shape.heads, head = number % shape.heads;
-  const int column = static_cast<int>(threadIdx.x) % kDotLanes * kPiece;
+  const int column = ThreadIndex() % kDotLanes * kPiece;
   const bool valid = row < shape.batch * shape.sequence;
   float sum = 0;
   if (valid && column < shape.head_width) {
@@ -106,11 +105,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   CF_DYNAMIC_SHARED(Bf16, keys);
   Bf16* const values = keys + kBlockRows * kPitch<kWidth>;
   const Tiles<kWidth> tiles = TilesBehind<kWidth>(values + kBlockRows * kPitch<kWidth>);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadIndex();
   const int warp = thread / kWarp, lane = thread % kWarp, g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
-  const int first = static_cast<int>(blockIdx.x) * kBlockRows;
+  const int first = BlockIndex() * kBlockRows;
   const int own = first + warp * 16;  // the warp's first key
   const int count = CeilDiv(shape.sequence, kTileRows);
   qkv += FirstQuery(shape, batch, head);
@@ -121,10 +120,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
-    LoadTile<kTileRows, kWidth>(qkv + static_cast<ptrdiff_t>(row) * pitch, pitch, left, width,
-                                tiles.First(tile));
-    LoadTile<kTileRows, kWidth>(dout + static_cast<ptrdiff_t>(row) * out_pitch, out_pitch, left,
-                                width, tiles.Second(tile));
+    LoadTile<kTileRows, kWidth>(Row(qkv, row, pitch), pitch, left, width, tiles.First(tile));
+    LoadTile<kTileRows, kWidth>(Row(dout, row, out_pitch), out_pitch, left, width,
+                                tiles.Second(tile));
     if (thread < 2 * kTileRows) {
       const int i = thread % kTileRows;
       const float* const from = thread < kTileRows ? lse : dot;
@@ -133,7 +131,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
     }
     AsyncCommit();
   };
-  const Bf16* const key = qkv + static_cast<ptrdiff_t>(first) * pitch + out_pitch;
+  const Bf16* const key = Row(qkv, first, pitch) + out_pitch;
   LoadTile<kBlockRows, kWidth>(key, pitch, shape.sequence - first, width, keys);
   LoadTile<kBlockRows, kWidth>(key + out_pitch, pitch, shape.sequence - first, width, values);
   load(first / kTileRows);
@@ -164,7 +162,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   }
   if (own >= shape.sequence) return;
 
-  Bf16* const to = dqkv + static_cast<ptrdiff_t>(own) * pitch + out_pitch;
+  Bf16* const to = Row(dqkv, own, pitch) + out_pitch;
   const float by_scale[1][2] = {{scale * kLogOf2, scale * kLogOf2}}, by_one[1][2] = {{1, 1}};
   StoreRows<kWidth>(dk, by_scale, keys + warp * 16 * kPitch<kWidth>, to, pitch,
                     shape.sequence - own, width);
@@ -179,8 +177,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   CF_DYNAMIC_SHARED(Bf16, queries);
   Bf16* const douts = queries + kBlockRows * kPitch<kWidth>;
   const Tiles<kWidth> tiles = TilesBehind<kWidth>(douts + kBlockRows * kPitch<kWidth>);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
   // Those with the most keys begin first.
@@ -193,15 +191,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
-    const Bf16* const key = qkv + static_cast<ptrdiff_t>(row) * pitch + out_pitch;
+    const Bf16* const key = Row(qkv, row, pitch) + out_pitch;
     LoadTile<kTileRows, kWidth>(key, pitch, left, width, tiles.First(tile));
     LoadTile<kTileRows, kWidth>(key + out_pitch, pitch, left, width, tiles.Second(tile));
     AsyncCommit();
   };
-  LoadTile<kBlockRows, kWidth>(qkv + static_cast<ptrdiff_t>(first) * pitch, pitch,
-                               shape.sequence - first, width, queries);
-  LoadTile<kBlockRows, kWidth>(dout + static_cast<ptrdiff_t>(first) * out_pitch, out_pitch,
-                               shape.sequence - first, width, douts);
+  LoadTile<kBlockRows, kWidth>(Row(qkv, first, pitch), pitch, shape.sequence - first, width,
+                               queries);
+  LoadTile<kBlockRows, kWidth>(Row(dout, first, out_pitch), out_pitch, shape.sequence - first,
+                               width, douts);
   load(0);
 
   float own_lse[2], own_dot[2];
@@ -236,8 +234,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   if (own >= end) return;
 
   const float by_scale[1][2] = {{scale * kLogOf2, scale * kLogOf2}};
-  StoreRows<kWidth>(dq, by_scale, queries + warp * 16 * kPitch<kWidth>,
-                    dqkv + static_cast<ptrdiff_t>(own) * pitch, pitch, end - own, width);
+  StoreRows<kWidth>(dq, by_scale, queries + warp * 16 * kPitch<kWidth>, Row(dqkv, own, pitch),
+                    pitch, end - own, width);
 }
 
 }  // namespace
@@ -246,11 +244,11 @@ void MmaAttentionBackward(Stream stream, const AttentionShape& shape, const Bf16
                           const Bf16* out, const float* lse, const Bf16* dout, float* dot,
                           Bf16* dqkv) {
   const int pairs = shape.batch * shape.sequence * shape.heads;
-  Launch("AttentionDot", stream, static_cast<unsigned>(CeilDiv(pairs, kDotThreads / kDotLanes)),
-         kDotThreads, 0, DotKernel, shape, out, dout, dot);
+  Launch("AttentionDot", stream, Unsigned(CeilDiv(pairs, kDotThreads / kDotLanes)), kDotThreads, 0,
+         DotKernel, shape, out, dout, dot);
   const float scale = kLog2E / std::sqrt(static_cast<float>(shape.head_width));
-  const dim3 grid(static_cast<unsigned>(CeilDiv(shape.sequence, kBlockRows)),
-                  static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.batch));
+  const dim3 grid(Unsigned(CeilDiv(shape.sequence, kBlockRows)), Unsigned(shape.heads),
+                  Unsigned(shape.batch));
   ForWidth(shape.head_width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     Launch("AttentionBackwardKeys", stream, grid, kWarps * kWarp, kShared<kWidth>,

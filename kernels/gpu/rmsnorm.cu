@@ -23,7 +23,7 @@ __device__ float TeamSum(float x, int turn) {
   x = WarpSum(x);
   if constexpr (kTeam > kWarp) {
     __shared__ float of_warp[2][kTeam / kWarp];
-    if (ThreadIndex() % kWarp == 0) of_warp[turn][ThreadIndex() / kWarp] = x;
+    if (Lane() == 0) of_warp[turn][ThreadIndex() / kWarp] = x;
     __syncthreads();
     x = 0;
     CF_UNROLL
@@ -51,7 +51,7 @@ template <int kTeam>
 __device__ Bf16s<8> LoadPart(const Bf16* x, int row, int rows, int width, int i) {
   const int column = Column<kTeam, 8>(i);
   if (row >= rows || column >= width) return {};
-  return Load<8>(x + static_cast<ptrdiff_t>(row) * width + column);
+  return Load<8>(Row(x, row, width) + column);
 }
 template <int kTeam, int kVectors>
 __device__ void LoadGain(const float* gain, int width, Floats<8> (&held)[kVectors]) {
@@ -322,7 +322,7 @@ template <int N>
 __global__ void __launch_bounds__(kRangeBlock)
     RangeKernel(const Bf16* x, const float* rstd, const Bf16* dy, int rows, int width,
                 int rows_each, float* work) {
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int first = BlockIndex() * kWarp * N, column = first + lane * N;
   const int range = static_cast<int>(blockIdx.y);
   const int end = min(rows, (range + 1) * rows_each);
@@ -334,8 +334,8 @@ __global__ void __launch_bounds__(kRangeBlock)
     for (int i = 0; i < kRangeRows; ++i) {
       const int row = begin + i * kRangeWarps;
       if (row >= end || column >= width) continue;
-      xs[i] = Load<N>(x + static_cast<ptrdiff_t>(row) * width + column);
-      dys[i] = Load<N>(dy + static_cast<ptrdiff_t>(row) * width + column);
+      xs[i] = Load<N>(Row(x, row, width) + column);
+      dys[i] = Load<N>(Row(dy, row, width) + column);
       scales[i] = rstd[row];
     }
     CF_UNROLL
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kRangeBlock)
 /// A column a lane; a warp sums every eighth range.
 __global__ void __launch_bounds__(kRangeBlock)
     TotalKernel(const float* work, int ranges, int width, float* dgain) {
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int column = BlockIndex() * kWarp + lane;
   float sum = 0;
   if (column < width) {

@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
     const int offset = tile % 2 * kTileRows * kPitch<kWidth>;
-    const Bf16* const key = Row(qkv, row, pitch) + out_pitch;
+    const Bf16* const key = qkv + static_cast<ptrdiff_t>(row) * pitch + out_pitch;
     LoadTile<kTileRows, kWidth>(key, pitch, left, width, keys + offset);
     LoadTile<kTileRows, kWidth>(key + out_pitch, pitch, left, width, values + offset);
     AsyncCommit();
   };
   qkv += FirstQuery(shape, batch, head);
-  LoadTile<kBlockRows, kWidth>(Row(qkv, first, pitch), pitch, shape.sequence - first, width,
-                               queries);
+  LoadTile<kBlockRows, kWidth>(qkv + static_cast<ptrdiff_t>(first) * pitch, pitch,
+                               shape.sequence - first, width, queries);
   load(0);
 
   float sums[kRepeats][kWidth / 8][4] = {};

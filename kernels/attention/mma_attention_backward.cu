@@ -120,9 +120,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
-    LoadTile<kTileRows, kWidth>(Row(qkv, row, pitch), pitch, left, width, tiles.First(tile));
-    LoadTile<kTileRows, kWidth>(Row(dout, row, out_pitch), out_pitch, left, width,
-                                tiles.Second(tile));
+    LoadTile<kTileRows, kWidth>(qkv + static_cast<ptrdiff_t>(row) * pitch, pitch, left, width,
+                                tiles.First(tile));
+    LoadTile<kTileRows, kWidth>(dout + static_cast<ptrdiff_t>(row) * out_pitch, out_pitch, left,
+                                width, tiles.Second(tile));
     if (thread < 2 * kTileRows) {
       const int i = thread % kTileRows;
       const float* const from = thread < kTileRows ? lse : dot;
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
     }
     AsyncCommit();
   };
-  const Bf16* const key = Row(qkv, first, pitch) + out_pitch;
+  const Bf16* const key = qkv + static_cast<ptrdiff_t>(first) * pitch + out_pitch;
   LoadTile<kBlockRows, kWidth>(key, pitch, shape.sequence - first, width, keys);
   LoadTile<kBlockRows, kWidth>(key + out_pitch, pitch, shape.sequence - first, width, values);
   load(first / kTileRows);
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   }
   if (own >= shape.sequence) return;
 
-  Bf16* const to = Row(dqkv, own, pitch) + out_pitch;
+  Bf16* const to = dqkv + static_cast<ptrdiff_t>(own) * pitch + out_pitch;
   const float by_scale[1][2] = {{scale * kLogOf2, scale * kLogOf2}}, by_one[1][2] = {{1, 1}};
   StoreRows<kWidth>(dk, by_scale, keys + warp * 16 * kPitch<kWidth>, to, pitch,
                     shape.sequence - own, width);
@@ -191,15 +192,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
   const auto load = [&](int tile) {
     const int row = tile * kTileRows, left = shape.sequence - row;
-    const Bf16* const key = Row(qkv, row, pitch) + out_pitch;
+    const Bf16* const key = qkv + static_cast<ptrdiff_t>(row) * pitch + out_pitch;
     LoadTile<kTileRows, kWidth>(key, pitch, left, width, tiles.First(tile));
     LoadTile<kTileRows, kWidth>(key + out_pitch, pitch, left, width, tiles.Second(tile));
     AsyncCommit();
   };
-  LoadTile<kBlockRows, kWidth>(Row(qkv, first, pitch), pitch, shape.sequence - first, width,
-                               queries);
-  LoadTile<kBlockRows, kWidth>(Row(dout, first, out_pitch), out_pitch, shape.sequence - first,
-                               width, douts);
+  LoadTile<kBlockRows, kWidth>(qkv + static_cast<ptrdiff_t>(first) * pitch, pitch,
+                               shape.sequence - first, width, queries);
+  LoadTile<kBlockRows, kWidth>(dout + static_cast<ptrdiff_t>(first) * out_pitch, out_pitch,
+                               shape.sequence - first, width, douts);
   load(0);
 
   float own_lse[2], own_dot[2];
@@ -234,8 +235,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   if (own >= end) return;
 
   const float by_scale[1][2] = {{scale * kLogOf2, scale * kLogOf2}};
-  StoreRows<kWidth>(dq, by_scale, queries + warp * 16 * kPitch<kWidth>, Row(dqkv, own, pitch),
-                    pitch, end - own, width);
+  StoreRows<kWidth>(dq, by_scale, queries + warp * 16 * kPitch<kWidth>,
+                    dqkv + static_cast<ptrdiff_t>(own) * pitch, pitch, end - own, width);
 }
 
 }  // namespace

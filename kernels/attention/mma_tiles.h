@@ -119,7 +119,7 @@ __device__ inline void LoadTile(const Bf16* from, int pitch, int rows, int width
     const int row = i / kPieces, column = i % kPieces * kPiece;
     const bool valid = row < rows && column < width;
     AsyncCopy<16>(tile + row * kPitch<kWidth> + column,
-                  valid ? Row(from, row, pitch) + column : from, valid);
+                  valid ? from + static_cast<ptrdiff_t>(row) * pitch + column : from, valid);
   }
 }
 
@@ -207,7 +207,7 @@ __device__ inline void StoreRows(const float (&sums)[kRepeats][kWidth / 8][4],
   for (int i = lane; i < kRepeats * 16 * kPieces; i += kWarp) {
     const int row = i / kPieces, column = i % kPieces * kPiece;
     if (row < rows && column < width) {
-      *reinterpret_cast<uint4*>(Row(to, row, pitch) + column) =
+      *reinterpret_cast<uint4*>(to + static_cast<ptrdiff_t>(row) * pitch + column) =
           *reinterpret_cast<const uint4*>(tile + row * kPitch<kWidth> + column);
     }
   }

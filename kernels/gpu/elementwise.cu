@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kRowsBlock, kForwardBlocks)
                         Bf16* y) {
   const int end = RowsToDo(rows, most_rows);
   for (int row = FirstRow(); row < end; row += RowStep()) {
-    const Bf16* gate = Row(gate_up, row, 2 * width);
-    Bf16* out = Row(y, row, width);
+    const Bf16* gate = gate_up + static_cast<ptrdiff_t>(row) * 2 * width;
+    Bf16* out = y + static_cast<ptrdiff_t>(row) * width;
     Bf16s<N> gates[kVectorsAtOnce] = {}, ups[kVectorsAtOnce] = {};
     CF_UNROLL
     for (int i = 0; i < kVectorsAtOnce; ++i) {

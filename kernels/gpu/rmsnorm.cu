@@ -51,7 +51,7 @@ template <int kTeam>
 __device__ Bf16s<8> LoadPart(const Bf16* x, int row, int rows, int width, int i) {
   const int column = Column<kTeam, 8>(i);
   if (row >= rows || column >= width) return {};
-  return Load<8>(Row(x, row, width) + column);
+  return Load<8>(x + static_cast<ptrdiff_t>(row) * width + column);
 }
 template <int kTeam, int kVectors>
 __device__ void LoadGain(const float* gain, int width, Floats<8> (&held)[kVectors]) {
@@ -334,8 +334,8 @@ __global__ void __launch_bounds__(kRangeBlock)
     for (int i = 0; i < kRangeRows; ++i) {
       const int row = begin + i * kRangeWarps;
       if (row >= end || column >= width) continue;
-      xs[i] = Load<N>(Row(x, row, width) + column);
-      dys[i] = Load<N>(Row(dy, row, width) + column);
+      xs[i] = Load<N>(x + static_cast<ptrdiff_t>(row) * width + column);
+      dys[i] = Load<N>(dy + static_cast<ptrdiff_t>(row) * width + column);
       scales[i] = rstd[row];
     }
     CF_UNROLL

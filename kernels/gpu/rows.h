@@ -1,6 +1,10 @@
 #pragma once
 
-// How kernels share out rows. Included by .cu files only.
+// How kernels share out the rows of matrices. Included by .cu files only.
+//
+// Elementwise kernels (kRowsBlock): a warp takes kVectorsAtOnce vectors of a lane from one row,
+// then the same columns of a row further down. Kernels that go by a list of rows (kRowThreads): a
+// warp takes a row or a token, and its lanes the vectors of that.
 
 #include <algorithm>
 

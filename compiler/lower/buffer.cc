@@ -102,21 +102,7 @@ struct Values {
 };
 
 /// Which kind of lane, of LastUses.
-size_t KindOf(Op op) {
-  switch (WorkOf(op)) {
-    case Work::kSend:
-    case Work::kRecv:
-      return 2;
-    case Work::kAllToAll:
-      return 1;
-    case Work::kCompute:
-    case Work::kComponent:
-    case Work::kReduce:
-    case Work::kStep:
-      break;
-  }
-  return 0;
-}
+size_t KindOf(Op op) { return IsMessage(op) ? 2 : WorkOf(op) == Work::kAllToAll ? 1 : 0; }
 
 /// Finds the values of one rank after the other and tells messages their slots.
 class ValueFinder {

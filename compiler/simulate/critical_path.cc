@@ -63,18 +63,8 @@ class Walker {
   InstructionRef Cause(InstructionRef at) const {
     if (SpanOf(at).start == 0) return kNone;
     if (plan_.level > Level::kComm) return CauseInLanes(at);
-    switch (WorkOf(At(at).op)) {
-      case Work::kSend:
-        return CauseOfSend(at);
-      case Work::kReduce:
-        return LastWeight(At(at).stage, SpanOf(at).start);
-      case Work::kRecv:
-      case Work::kCompute:
-      case Work::kStep:
-      case Work::kComponent:
-      case Work::kAllToAll:
-        break;
-    }
+    if (IsSend(At(at).op)) return CauseOfSend(at);
+    if (At(at).op == Op::REDUCE) return LastWeight(At(at).stage, SpanOf(at).start);
     return CauseOfCompute(at);
   }
 
@@ -139,18 +129,8 @@ class Walker {
   // Where instructions have lanes: what an instruction waits for is written in it.
 
   InstructionRef CauseInLanes(InstructionRef at) const {
-    switch (WorkOf(At(at).op)) {
-      case Work::kSend:
-        return CauseOfMessage(at);
-      case Work::kReduce:
-        return CauseOfReduce(at);
-      case Work::kRecv:
-      case Work::kCompute:
-      case Work::kStep:
-      case Work::kComponent:
-      case Work::kAllToAll:
-        break;
-    }
+    if (IsSend(At(at).op)) return CauseOfMessage(at);
+    if (At(at).op == Op::REDUCE) return CauseOfReduce(at);
     const InstructionRef before = BeforeInLane(at);
     return before == kNone ? AwaitedBy(at, SpanOf(at).start) : before;
   }

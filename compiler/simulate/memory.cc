@@ -8,6 +8,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/text.h"
 #include "compiler/simulate/engine.h"
 
 namespace contraflow {
@@ -144,12 +145,6 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
   }
 }
 
-std::string Grouped(int64_t count) {
-  std::string text = std::to_string(count);
-  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
-  return text;
-}
-
 /// What a rank holds changes, at the start or the end of an instruction.
 struct Change {
   Time time;
@@ -192,7 +187,7 @@ std::string Breakdown(const MemoryFigures& figures) {
   static_assert(std::size(kNames) == kArenaCount);
   std::string text;
   const auto add = [&text](const char* name, int64_t bytes) {
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " + Grouped(bytes);
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + FormatCount(bytes);
   };
   for (size_t a = 0; a < kArenaCount; ++a) {
     // Below level buffer the last two are not accounted.
@@ -205,7 +200,7 @@ std::string Breakdown(const MemoryFigures& figures) {
   const char* separator = "; beside them ";
   for (const auto& [name, bytes] : beside) {
     if (!bytes) continue;
-    text += separator + std::string(name) + " " + Grouped(*bytes);
+    text += separator + std::string(name) + " " + FormatCount(*bytes);
     separator = ", ";
   }
   return text;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,7 +14,6 @@ class App;
 
 namespace contraflow {
 
-class Interrupt;
 class Progress;
 
 /// What the options --placement --budget --seed --noise say: how `auto` searches.
@@ -30,9 +30,10 @@ void AddSearchOptions(CLI::App* app, SearchOption* option);
 /// is no time or too long, and a noise out of range.
 SearchOptions ResolveSearch(const SearchOption& option);
 
-/// Has a search end at an interrupt and report to `progress`, if there is one; both must outlive
-/// it.
-void WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit, SearchOptions* search);
+/// Has a search end once `stop` is true and report to `progress`, if there is one; both must
+/// outlive it.
+void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
+                 SearchOptions* search);
 
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".

@@ -164,6 +164,13 @@ void CheckCapacity(double capacity) {
       "own, which by default serves every token");
 }
 
+CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,
+                      const std::string& help) {
+  return app->add_option(name, *field, help)->type_name("");
+}
+
+void Require(CLI::Option* option) { option->required(); }
+
 CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help) {
   return app->add_flag(name, *field, help);
 }

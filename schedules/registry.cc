@@ -45,7 +45,7 @@ Plan GeneratePlan(const Spec& spec) {
     throw Error(spec.schedule + " would make " + std::to_string(stages) + " stages x " +
                 std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
                 std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-                " chunks; use fewer --ranks or --microbatches");
+                " chunks; use fewer `ranks` or `microbatches`");
   }
   CheckCosts(spec.costs, stages, spec.microbatches);
   Plan plan = schedule.generate(spec);

@@ -49,8 +49,8 @@ struct RouteWork {
   const CellWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
 };
 
-/// --memory-limit: `activation` from the start of F to the end of W, less what is beyond `stash` at
-/// the end of B.
+/// Spec::memory_limit: `activation` from the start of F to the end of W, less what is beyond
+/// `stash` at the end of B.
 struct BoundMemory {
   int64_t activation = 1, stash = 1, limit = 0;
 

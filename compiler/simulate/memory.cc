@@ -6,6 +6,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/recomputed.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -148,12 +149,6 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
   }
 }
 
-std::string Grouped(int64_t count) {
-  std::string text = std::to_string(count);
-  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
-  return text;
-}
-
 }  // namespace
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
@@ -183,7 +178,7 @@ std::string Breakdown(const MemoryFigures& figures) {
   static_assert(std::size(kNames) == kArenaCount);
   std::string text;
   const auto add = [&text](const char* name, int64_t bytes) {
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " + Grouped(bytes);
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + FormatCount(bytes);
   };
   for (size_t a = 0; a < kArenaCount; ++a) {
     // Below level buffer the last two are not accounted.
@@ -196,7 +191,7 @@ std::string Breakdown(const MemoryFigures& figures) {
   const char* separator = "; beside them ";
   for (const auto& [name, bytes] : beside) {
     if (!bytes) continue;
-    text += separator + std::string(name) + " " + Grouped(*bytes);
+    text += separator + std::string(name) + " " + FormatCount(*bytes);
     separator = ", ";
   }
   return text;

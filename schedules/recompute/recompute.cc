@@ -306,7 +306,7 @@ std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
     std::iota(stages.begin(), stages.end(), 0);
   }
   if (!stages.empty() && stages.back() >= order.stages) {
-    throw Error("--recompute: there is no stage " + std::to_string(stages.back()) + ", " +
+    throw Error("`recompute`: there is no stage " + std::to_string(stages.back()) + ", " +
                 spec.schedule + " makes " + std::to_string(order.stages) + " stages (0.." +
                 std::to_string(order.stages - 1) + ")");
   }
@@ -333,7 +333,7 @@ void CheckRecomputeLimit(const Spec& spec) {
   const CostModel& costs = spec.costs;
   if (!costs.memory || costs.memory->activation_bytes == 0) {
     throw Error(
-        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
   BytesOfCell(costs, true);

@@ -244,8 +244,8 @@ int PeakActivations(const Spec& spec, int) { return MostChunks(spec) * spec.micr
 const Schedule kAuto = {
     .name = "auto",
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
-    .limits = "any P and M, --placement, costs of P stages or a multiple of it",
-    .memory = "as --memory-limit says",
+    .limits = "any P and M, `placement`, costs of P stages or a multiple of it",
+    .memory = "as `memory_limit` says",
     .stages = Stages,
     .reject = RejectPlacement,
     .generate = Generate,

@@ -43,7 +43,7 @@ bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
   return schedule.generate(small.spec).routes == small.frame.routes;
 }
 
-/// --memory-limit counts bytes where the costs give some, else activations.
+/// Spec::memory_limit counts bytes where the costs give some, else activations.
 bool CountsBytes(const CostModel& costs) {
   return costs.memory && costs.memory->activation_bytes > 0;
 }

@@ -1,9 +1,8 @@
-#include "tools/contraflow/costs_option.h"
-
 #include <doctest/doctest.h>
 
 #include "tests/support/failure.h"
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/spec_options.h"
 
 namespace contraflow::costs_option_test {
 namespace {

@@ -14,8 +14,8 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 
 namespace contraflow {
 namespace {

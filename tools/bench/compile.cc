@@ -23,9 +23,9 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 
 namespace contraflow {
 namespace {

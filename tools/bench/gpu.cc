@@ -15,8 +15,8 @@
 
 #include "runtime/gpu/cuda_gpu.h"
 #include "tools/bench/gpu_bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

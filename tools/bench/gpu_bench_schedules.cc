@@ -5,10 +5,10 @@
 #include "runtime/gpu/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/gpu_views.h"
+#include "schedules/compile.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/times.h"
-#include "tools/contraflow/build.h"
 
 namespace contraflow {
 namespace {
@@ -149,7 +149,7 @@ Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, c
   DeriveChunkCosts(&costs, overlap);
   costs.memory = GpuFootprintOf(model, shape.ranks, kLayersOfStage, shape.expert_parallel);
   spec.costs = std::move(costs);
-  return BuildPlan(spec, {.level = Level::kBuffer, .overlap = overlap});
+  return Compile(spec, {.level = Level::kBuffer, .overlap = overlap});
 }
 
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {

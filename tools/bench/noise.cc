@@ -16,8 +16,8 @@
 #include "compiler/plan/error.h"
 #include "schedules/search/search.h"
 #include "tools/bench/bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

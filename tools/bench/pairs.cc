@@ -19,8 +19,8 @@
 #include "schedules/registry.h"
 #include "schedules/search/search.h"
 #include "tools/bench/bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

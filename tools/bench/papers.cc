@@ -7,8 +7,8 @@
 
 #include "compiler/files/file.h"
 #include "tools/bench/bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

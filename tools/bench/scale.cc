@@ -31,8 +31,8 @@
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tools/bench/bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

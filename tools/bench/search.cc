@@ -22,8 +22,8 @@
 #include "schedules/registry.h"
 #include "schedules/search/evaluator.h"
 #include "tools/bench/bench.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

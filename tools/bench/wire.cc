@@ -21,8 +21,8 @@
 #include "runtime/launch/world.h"
 #include "runtime/transport/mpi.h"
 #include "runtime/transport/tcp_wire.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

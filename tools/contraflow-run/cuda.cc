@@ -12,8 +12,8 @@
 #include "runtime/gpu/process_run.h"
 #include "runtime/gpu/sm_budget.h"
 #include "runtime/nccl/nccl_library.h"
+#include "tools/cli/exit.h"
 #include "tools/contraflow-run/train.h"
-#include "tools/contraflow/exit.h"
 
 namespace contraflow {
 namespace {

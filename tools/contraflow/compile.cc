@@ -1,3 +1,5 @@
+#include "schedules/compile.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -10,19 +12,17 @@
 #include "runtime/model/footprint.h"
 #include "runtime/model/gpu_views.h"
 #include "schedules/published/rows.h"
-#include "tools/contraflow/build.h"
+#include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/search_option.h"
+#include "tools/report/progress.h"
 
 namespace contraflow {
 namespace {
 
-struct CompileOptions {
+struct CompileFlags {
   std::string schedule;
   int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 1;
   CostsOption costs;
@@ -62,7 +62,7 @@ PassObserver Dumper(const std::string& dump_after) {
   };
 }
 
-Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
+Spec SpecOf(const CompileFlags& options, const CostModel& costs) {
   return {.schedule = options.schedule,
           .ranks = options.ranks,
           .microbatches = options.microbatches,
@@ -75,7 +75,7 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })};
 }
 
-void CheckDevice(const CompileOptions& options) {
+void CheckDevice(const CompileFlags& options) {
   const std::vector<std::string> known = {"cpu", "cuda"};
   if (std::find(known.begin(), known.end(), options.device) == known.end()) {
     const std::string shown = options.device.substr(0, 64);
@@ -98,7 +98,7 @@ void CheckDevice(const CompileOptions& options) {
 }
 
 /// The costs with the memory of the model that --model names in place of their own.
-CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
+CostModel CostsOf(const CompileFlags& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
   if (options.capacity) {
@@ -126,7 +126,7 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   return costs;
 }
 
-int Compile(const CompileOptions& options) {
+int RunCompile(const CompileFlags& options) {
   const Level level = ReadOption([&] { return ParseLevel(options.level); });
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   // The name first: nothing else matters if it is misspelt.
@@ -138,22 +138,20 @@ int Compile(const CompileOptions& options) {
   ReadOption([&] {
     CheckSpec(spec);
     if (options.memory_limit.empty()) return;
-    ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
+    spec.memory_limit = MemoryLimitOf(spec, options.memory_limit);
   });
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
     progress.emplace("compiling " + spec.schedule);
   }
   std::optional<Interrupt> interrupt;
-  spec.search.components = level >= Level::kComponent;
   if (searched) {
     interrupt.emplace();
-    WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit, &spec.search);
+    WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit, &spec.search);
   }
-  const BuildOptions build = {.level = level,
-                              .overlap = OverlapOf(options.costs, costs),
-                              .memory_limit = options.memory_limit};
-  const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
+  const Plan plan = Compile(spec, {.level = level,
+                                   .overlap = OverlapOf(options.costs, costs),
+                                   .observer = Dumper(options.dump_after)});
   WritePlanFile(options.output, plan);
   progress.reset();
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
@@ -163,7 +161,7 @@ int Compile(const CompileOptions& options) {
 }
 
 std::function<int()> AddCompile(CLI::App* app) {
-  const auto options = std::make_shared<CompileOptions>();
+  const auto options = std::make_shared<CompileFlags>();
   app->add_option("--schedule", options->schedule, "see contraflow list")
       ->type_name("NAME")
       ->required();
@@ -209,7 +207,7 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddText(app, "-o,--output", &options->output, "FILE",
           "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
       ->required();
-  return [options] { return Compile(*options); };
+  return [options] { return RunCompile(*options); };
 }
 
 }  // namespace

@@ -7,12 +7,12 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/progress.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
@@ -29,7 +29,7 @@ std::string FindingsJson(const std::vector<Finding>& findings) {
     row->Add("check", {finding.check});
     row->Add("rank", {int64_t{finding.rank}});
     row->Add("index", {int64_t{finding.index}});
-    row->Add("message", {finding.message});
+    row->Add("message", {WithFlags(finding.message)});
     array.push_back({std::move(row)});
   }
   auto document = std::make_unique<JsonObject>();
@@ -59,8 +59,8 @@ std::string FindingsText(const Plan& plan, const std::vector<Finding>& findings,
   std::string text =
       path + ": not sound, " + std::to_string(count) + (count == 1 ? " finding\n" : " findings\n");
   for (const Finding& finding : findings) {
-    text +=
-        "\n" + finding.check + ": " + ToString(finding, plan) + "\n" + Surroundings(plan, finding);
+    text += "\n" + finding.check + ": " + WithFlags(ToString(finding, plan)) + "\n" +
+            Surroundings(plan, finding);
   }
   return text;
 }

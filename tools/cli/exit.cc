@@ -1,0 +1,94 @@
+#include "tools/cli/exit.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "kernels/gpu/stream.h"
+
+namespace contraflow {
+namespace {
+
+/// Fields of the library that are flags of the command line.
+constexpr std::string_view kFlagFields[] = {
+    "ranks",           "microbatches", "chunks",       "data_parallel",
+    "expert_parallel", "costs",        "memory_limit", "recompute",
+    "placement",       "no_auto",      "model"};
+
+}  // namespace
+
+std::string WithFlags(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const size_t end = text[at] == '`' ? text.find('`', at + 1) : std::string_view::npos;
+    const std::string_view field = text.substr(at + 1, end - at - 1);
+    if (end == std::string_view::npos || std::ranges::count(kFlagFields, field) == 0) {
+      out += text[at];
+      continue;
+    }
+    out += "--";
+    for (const char c : field) out += c == '_' ? '-' : c;
+    at = end;
+  }
+  return out;
+}
+
+ExitError ExitErrorOf(const std::exception_ptr& error) {
+  const std::string bug = "internal error: ",
+                    report = "; this is a bug in contraflow, please report it";
+  try {
+    std::rethrow_exception(error);
+  } catch (const UsageError& e) {
+    return {e.what(), kExitUsage};
+  } catch (const Error& e) {
+    return {WithFlags(e.what()), kExitInput};
+  } catch (const gpu::GpuError& e) {
+    return {e.what(), kExitInput};
+  } catch (const std::bad_alloc&) {
+    return {"out of memory; use fewer ranks or micro-batches", kExitInput};
+  } catch (const InternalError& e) {
+    return {e.what(), kExitBug};
+  } catch (const std::exception& e) {
+    return {bug + e.what() + report, kExitBug};
+  } catch (...) {
+    return {bug + "unknown exception" + report, kExitBug};
+  }
+}
+
+namespace {
+
+void Complain(std::string_view program, const ExitError& error) {
+  const std::string line = std::string(program) + ": error: " + error.text + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
+int RunMain(std::string_view program, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (...) {
+    const ExitError error = ExitErrorOf(std::current_exception());
+    Complain(program, error);
+    return error.code;
+  }
+}
+
+int RunMain(std::string_view program, int argc, char** argv,
+            const std::function<int(const std::vector<std::string>& words)>& body) {
+  // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
+  std::signal(SIGPIPE, SIG_DFL);
+  return RunMain(program, [&] { return body({argv + std::min(argc, 1), argv + argc}); });
+}
+
+void EndAtOnce(std::string_view program, const std::exception_ptr& error) {
+  const ExitError what = ExitErrorOf(error);
+  std::fflush(stdout);
+  Complain(program, what);
+  std::fflush(stderr);
+  std::_Exit(what.code);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+
+/// Exit codes of every tool (the public contract).
+inline constexpr int kExitFine = 0;
+inline constexpr int kExitInput = 1;  ///< the input is wrong, or a check did not hold
+inline constexpr int kExitUsage = 2;  ///< the command line is wrong
+inline constexpr int kExitBug = 70;   ///< our own bug
+
+/// The command line is wrong: an option is unknown or missing, has a value that it does not take,
+/// or does not go with another. A value that it takes but that the plan, the costs, the schedule or
+/// the machine do not go with is an Error.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What the library says, in the words of the command line: `memory_limit`, a field, is
+/// --memory-limit there. Texts of the library name fields between backticks.
+std::string WithFlags(std::string_view text);
+
+/// What `read` makes of the value of an option. An Error of it is a UsageError.
+template <typename Read>
+auto ReadOption(Read read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw UsageError(WithFlags(error.what()));
+  }
+}
+
+/// What a tool says of an exception that ends it, and its exit code.
+struct ExitError {
+  std::string text;
+  int code = kExitBug;
+};
+ExitError ExitErrorOf(const std::exception_ptr& error);
+
+/// Runs `body` and returns its exit code. No exception leaves it: each becomes one line
+/// "PROGRAM: error: ..." on stderr and an exit code.
+int RunMain(std::string_view program, const std::function<int()>& body);
+
+/// The same as all of a program's main: `body` gets the words of the command line.
+int RunMain(std::string_view program, int argc, char** argv,
+            const std::function<int(const std::vector<std::string>& words)>& body);
+
+/// Says what RunMain would of an error that nothing can be cleaned up after, and ends the process
+/// with the same exit code, without a destructor.
+[[noreturn]] void EndAtOnce(std::string_view program, const std::exception_ptr& error);
+
+}  // namespace contraflow

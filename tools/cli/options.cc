@@ -1,0 +1,208 @@
+#include "tools/cli/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "compiler/files/file.h"
+#include "compiler/plan/error.h"
+#include "tools/cli/exit.h"
+
+namespace contraflow {
+namespace {
+
+std::string Shown(const std::string& text) { return text.substr(0, 64); }
+
+std::string Quoted(const std::string& text) { return "\"" + Shown(text) + "\""; }
+
+/// Text of a decimal number of type T in [low, high], which becomes what the parser reads the same
+/// way; it takes octal, too.
+template <typename T>
+CLI::Validator IntegerIn(const std::string& name, T low, T high) {
+  const auto read = [=](std::string& text) -> std::string {
+    const char* const end = text.data() + text.size();
+    int64_t value = 0;
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (at != end || error == std::errc::invalid_argument) {
+      return "must be a whole number, is " + Quoted(text);
+    }
+    if (error != std::errc() || value < low || value > high) {
+      const bool negative = text[0] == '-';
+      throw UsageError(name + ": " + Shown(text) + " is too " + (negative ? "small" : "large") +
+                       ", the limit is " + std::to_string(negative ? low : high));
+    }
+    text = std::to_string(value);
+    return "";
+  };
+  return {read, ""};
+}
+
+CLI::Validator Decimal(const std::string& name) {
+  const auto read = [=](const std::string& text) -> std::string {
+    const char* const end = text.data() + text.size();
+    double value = 0;
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (at != end || error == std::errc::invalid_argument) {
+      return "must be a number, is " + Quoted(text);
+    }
+    if (error != std::errc()) throw UsageError(name + ": " + Shown(text) + " is out of range");
+    return "";
+  };
+  return {read, ""};
+}
+
+CLI::Validator OneOf(const std::string& known) {
+  const auto read = [=](const std::string& text) -> std::string {
+    const std::vector<std::string> names = CLI::detail::split(known, '|');
+    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
+    return "must be " + known + ", is " + Quoted(text) + DidYouMean(Shown(text), names);
+  };
+  return {read, ""};
+}
+
+/// What nothing took of the words: "unknown option "--rnaks" (did you mean "--ranks"?)"; or "".
+std::string DescribeLeftOver(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  const std::vector<std::string> left = app.remaining();
+  for (const std::string& word : left) {
+    if (word.size() < 2 || word[0] != '-') continue;
+    const std::string name = Shown(word.substr(0, word.find('=')));
+    return "unknown option \"" + name + "\"" + DidYouMean(name, names);
+  }
+  return left.empty() ? "" : "unexpected argument " + Quoted(left.front());
+}
+
+std::string UnknownCommand(const std::string& word, const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return "unknown command " + Quoted(word) + DidYouMean(Shown(word), names) + "; commands are " +
+         CLI::detail::join(names, ", ");
+}
+
+/// `app` is a program without commands, or a command.
+std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string left_over = DescribeLeftOver(app);
+  if (!left_over.empty()) return left_over;
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return text.substr(0, text.find(':')) + " must be given once, with one value";
+  }
+  return text;
+}
+
+/// `app` has commands.
+std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string see = "; see " + app.get_name();
+  const std::vector<std::string> left = app.remaining();
+  if (!left.empty()) {
+    if (!left.front().starts_with("-")) return UnknownCommand(left.front(), app);
+    return DescribeLeftOver(app) + see + " --help";
+  }
+  if (app.get_subcommands().empty()) return "no command given" + see + " --help";
+  const CLI::App& command = *app.get_subcommands().front();
+  return command.get_name() + ": " + Describe(error, command) + see + " " + command.get_name() +
+         " --help";
+}
+
+}  // namespace
+
+CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
+                        const std::string& help) {
+  using Limits = std::numeric_limits<int>;
+  return app->add_option(name, *field, help)
+      ->type_name(noun)
+      ->transform(IntegerIn(name, Limits::min(), Limits::max()));
+}
+
+CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
+                        const std::string& noun, const std::string& help) {
+  return app->add_option(name, *field, help)
+      ->type_name(noun)
+      ->transform(IntegerIn<int64_t>(name, 0, std::numeric_limits<int64_t>::max()));
+}
+
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
+                       const std::string& noun, const std::string& help) {
+  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+}
+
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
+                       const std::string& noun, const std::string& help) {
+  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+}
+
+CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
+                     const std::string& noun, const std::string& help) {
+  const auto set = [=](const std::string& text) {
+    // A validator's message would begin with the last of the names.
+    if (text.empty()) throw CLI::ValidationError(name, "needs a value, is \"\"");
+    *field = text;
+  };
+  return app->add_option_function<std::string>(name, set, help)->type_name(noun);
+}
+
+CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* field,
+                       const std::string& known, const std::string& help) {
+  return app->add_option(name, *field, help)->type_name(known)->check(OneOf(known));
+}
+
+CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name) {
+  return app->add_option(name, *field, "plan file or folder; - is standard input")
+      ->type_name("FILE")
+      ->required();
+}
+
+void CheckCapacity(double capacity) {
+  constexpr double kMost = 1e6;
+  if (capacity > 0 && capacity <= kMost) return;
+  throw UsageError(
+      "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
+      "own, which by default serves every token");
+}
+
+CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,
+                      const std::string& help) {
+  return app->add_option(name, *field, help)->type_name("");
+}
+
+void Require(CLI::Option* option) { option->required(); }
+
+CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help) {
+  return app->add_flag(name, *field, help);
+}
+
+CLI::Option* AddJson(CLI::App* app, bool* field) {
+  return AddFlag(app, "--json", field, "one JSON document on stdout and nothing else");
+}
+
+bool Parse(CLI::App* app, const std::vector<std::string>& words) {
+  try {
+    // The parser takes its words from the back.
+    app->parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    return true;
+  } catch (const CLI::CallForHelp&) {
+    WriteFile("-", app->help());
+  } catch (const CLI::CallForVersion& version) {
+    WriteFile("-", version.what() + std::string("\n"));
+  } catch (const CLI::ParseError& error) {
+    if (!app->get_subcommands(nullptr).empty()) throw UsageError(DescribeWithCommands(error, *app));
+    throw UsageError(Describe(error, *app) + "; see " + app->get_name() + " --help");
+  }
+  return false;
+}
+
+int RunTool(const std::string& program, const std::string& description, int argc, char** argv,
+            const std::function<void(CLI::App* app)>& add, const std::function<int()>& run) {
+  return RunMain(program, argc, argv, [&](const std::vector<std::string>& words) {
+    CLI::App app(description, program);
+    app.get_formatter()->column_width(34);
+    add(&app);
+    return Parse(&app, words) ? run() : kExitFine;
+  });
+}
+
+}  // namespace contraflow

@@ -1,0 +1,194 @@
+#include "tools/cli/spec_options.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <utility>
+
+#include "compiler/files/profiles.h"
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/error.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+
+namespace contraflow {
+
+namespace {
+
+Time Ticks(double value, Unit unit, const char* flag) {
+  return ReadOption([&] { return ToTicks(value, unit, flag); });
+}
+
+/// Puts the figures that are given over one stage.
+void Override(const CostsOption& option, Unit unit, StageCost* cost) {
+  if (option.f) cost->f = Ticks(*option.f, unit, "--f");
+  if (option.b) cost->b = Ticks(*option.b, unit, "--b");
+  if (option.w) cost->w = Ticks(*option.w, unit, "--w");
+  if (option.b || option.w) cost->bw = cost->b + cost->w;
+  if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
+  if (option.f || option.b || option.w || option.bw) cost->fb = cost->f + cost->bw;
+  if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
+}
+
+}  // namespace
+
+void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise) {
+  app->add_option("--costs", option->file,
+                  "cost file, or a profile such as deepseek-v3-h800\n(default: " + otherwise + ")")
+      ->type_name("FILE|PROFILE");
+  AddNumber(app, "--f", &option->f, "T", "forward of a stage; this and the next override the file");
+  AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
+  AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
+  AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
+  AddNumber(app, "--fb", &option->fb, "T",
+            "a forward overlapped with a full backward (default: f + bw)");
+  AddNumber(app, "--comm", &option->comm, "T", "one hop between neighbouring stages");
+  AddOverlapOption(app, option);
+}
+
+void AddOverlapOption(CLI::App* app, CostsOption* option) {
+  app->add_option("--overlap", option->overlap,
+                  "how far MoE components overlap: published (F&B pairs only,\n"
+                  "as in the papers) or all (default: all)")
+      ->type_name("published|all");
+}
+
+CostModel UnitCosts() {
+  const Time one = TicksPerUnit(Unit::kUnit);
+  return UniformCosts(one, one, one);
+}
+
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
+  CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
+  const Overlap overlap = OverlapOf(option, costs);
+  if (option.overlap && !costs.moe) {
+    throw Error(
+        "--overlap: says how components overlap, and these costs have none; drop it, or give costs "
+        "with \"moe\", such as --costs deepseek-v3-h800");
+  }
+  // Derived with the other overlap or not at all; figures that were given as such stay.
+  if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
+    DeriveChunkCosts(&costs, overlap);
+  }
+  for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
+  if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
+  return costs;
+}
+
+void RefuseChunkCosts(const CostsOption& option) {
+  const std::pair<const char*, bool> flags[] = {{"--f", option.f.has_value()},
+                                                {"--b", option.b.has_value()},
+                                                {"--w", option.w.has_value()},
+                                                {"--bw", option.bw.has_value()},
+                                                {"--fb", option.fb.has_value()}};
+  for (const auto& [name, given] : flags) {
+    if (!given) continue;
+    throw Error(std::string(name) +
+                ": a plan of components takes the times in \"moe\", chunks have none of their own; "
+                "give --costs with other times there");
+  }
+}
+
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
+  if (plan.layers > 0) {
+    RefuseChunkCosts(option);
+    if (option.overlap) {
+      throw Error(
+          "--overlap: how far the components of this plan overlap was settled when it was "
+          "compiled; "
+          "give it to contraflow compile");
+    }
+  }
+  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
+  CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
+  return costs;
+}
+
+Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
+  if (!option.overlap) return costs.derived.value_or(Overlap::kAll);
+  try {
+    return ParseOverlap(*option.overlap);
+  } catch (const Error& error) {
+    throw UsageError("--overlap: " + std::string(error.what()));
+  }
+}
+
+namespace {
+
+/// The search stops counting there, too: a week.
+constexpr int64_t kMostSeconds = 7 * 24 * 3600;
+/// Durations that vary by more than half are no longer near what was planned for.
+constexpr double kMostNoise = 0.5;
+
+[[noreturn]] void FailBudget(const std::string& text) {
+  throw UsageError("--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" +
+                   text.substr(0, 40) + "\"");
+}
+
+}  // namespace
+
+void AddSearchOptions(CLI::App* app, SearchOption* option) {
+  app->add_option("--placement", option->placement,
+                  "of auto: linear (one stage a rank), v (two, there and back),\n"
+                  "interleaved (--chunks), bidirectional (two routes, parameters\n"
+                  "twice) or any; costs are cut or merged for the same model\n"
+                  "(default: any)")
+      ->type_name("PLACEMENT");
+  app->add_option("--budget", option->budget,
+                  "of auto: how long to search each placement, about, and as long\n"
+                  "again for --noise; what counts is evaluated instructions, so the\n"
+                  "result is the same everywhere (default: 1s)")
+      ->type_name("500ms|1s|2m");
+  AddInteger(app, "--seed", &option->seed, "N", "of auto: another search (default: 0)");
+  AddNumber(app, "--noise", &option->noise, "X",
+            "of auto: durations vary by this share of themselves (standard\n"
+            "deviation); of equally short orders take what suffers least\n"
+            "(default: 0)");
+}
+
+SearchOptions ResolveSearch(const SearchOption& option) {
+  SearchOptions search;
+  if (option.placement) {
+    try {
+      search.placement = ParsePlacement(*option.placement);
+    } catch (const Error& error) {
+      throw UsageError("--placement: " + std::string(error.what()));
+    }
+  }
+  if (option.budget) search.budget = ParseBudget(*option.budget);
+  if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
+  if (option.noise) {
+    if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
+      throw UsageError("--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+    }
+    search.noise = *option.noise;
+  }
+  return search;
+}
+
+void RefuseSearchOptions(const SearchOption& option, const std::string& schedule) {
+  const std::pair<const char*, bool> flags[] = {{"--placement", option.placement.has_value()},
+                                                {"--budget", option.budget.has_value()},
+                                                {"--seed", option.seed.has_value()},
+                                                {"--noise", option.noise.has_value()}};
+  for (const auto& [name, given] : flags) {
+    if (!given) continue;
+    throw UsageError(std::string(name) + ": is for the search of auto, and " + schedule +
+                     " is not searched; drop one of them");
+  }
+}
+
+int64_t ParseBudget(const std::string& text) {
+  const char* const end = text.data() + text.size();
+  double value = 0;
+  const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc() || !(value >= 0)) FailBudget(text);
+  const std::string unit(at, end);
+  const double seconds = unit == "ms"  ? value / 1000
+                         : unit == "s" ? value
+                         : unit == "m" ? value * 60
+                                       : -1;
+  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailBudget(text);
+  return static_cast<int64_t>(seconds * 1e9 + 0.5);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "compiler/files/profiles.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// What the options --costs --f --b --w --bw --fb --comm --overlap say.
+struct CostsOption {
+  std::optional<std::string> file = {};  ///< a file or the name of a profile
+  std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
+  std::optional<std::string> overlap = {};
+
+  /// True if any of them says what something costs.
+  bool given() const { return file || f || b || w || bw || fb || comm; }
+};
+
+/// Adds those options to a command. `otherwise` says what is used where none of them is given.
+void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise);
+
+/// Adds --overlap alone.
+void AddOverlapOption(CLI::App* app, CostsOption* option);
+
+/// F = B = W = 1, no communication.
+CostModel UnitCosts();
+
+/// The costs the options ask for: those of the file, else `base`, with the single figures put over
+/// every stage, in the unit of what they override. A new f, b or w resets bw to b + w and fb to
+/// f + bw, and a new bw resets fb, unless these are given as well. Chunk costs that follow from
+/// components are derived first: where there are none yet, and again where --overlap asks for it.
+/// Throws UsageError for a time or an overlap that is none, Error if --overlap is given for costs
+/// without components.
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
+
+/// Throws Error if a cost of chunks is given, which a plan of components has no use for.
+void RefuseChunkCosts(const CostsOption& option);
+
+/// The costs for a plan that is read from a file: the options over its own costs, else over unit
+/// costs. Throws Error for options that cannot change a plan of components.
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
+
+/// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
+Overlap OverlapOf(const CostsOption& option, const CostModel& costs);
+
+/// What the options --placement --budget --seed --noise say: how `auto` searches.
+struct SearchOption {
+  std::optional<std::string> placement = {}, budget = {};
+  std::optional<int64_t> seed = {};
+  std::optional<double> noise = {};
+};
+
+/// Adds those options to a command.
+void AddSearchOptions(CLI::App* app, SearchOption* option);
+
+/// The search they ask for. Throws UsageError for a placement that there is none of, a budget that
+/// is no time or too long, and a noise out of range.
+SearchOptions ResolveSearch(const SearchOption& option);
+
+/// Throws UsageError that names the first option given, since `schedule` is not searched.
+void RefuseSearchOptions(const SearchOption& option, const std::string& schedule);
+
+/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError.
+int64_t ParseBudget(const std::string& text);
+
+}  // namespace contraflow

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "schedules/compare.h"
+
+namespace contraflow {
+
+/// The table of one comparison, why schedules are rejected, the advice, and what the columns mean.
+/// `costs_given` is false where they are the unit costs nobody asked for.
+std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
+                           bool costs_given);
+
+/// "rows" and "advice" of a comparison.
+std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
+                                             std::span<const CompareRow> rows);
+
+/// Of one comparison or several, one line a row: the same figures as in JSON, no ranks.
+std::string ComparisonCsvHeader();
+std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows);
+
+/// One comparison of several.
+struct Point {
+  CompareRequest request;
+  std::vector<CompareRow> rows;
+};
+
+/// The numbers of "16,32,64", or one; each once, where it is first. Throws UsageError if they are
+/// none or too large.
+std::vector<int> ParseMicrobatches(const std::string& text);
+
+/// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.
+std::vector<std::string> ParseMemoryLimits(const std::string& text);
+
+/// A line for each point with the makespan of each schedule of the same model and the one to take,
+/// then the advice on each.
+std::string SweepText(std::span<const Point> points, bool costs_given);
+
+/// {"points": [{"microbatches": 16, "memory_limit": "1x", "rows": [...], "advice": {...}}]}
+std::string SweepJson(std::span<const Point> points);
+
+std::string SweepCsv(std::span<const Point> points);
+
+}  // namespace contraflow

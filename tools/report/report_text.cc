@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <map>
+
+#include "tools/report/report.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+std::string Count(int64_t n, const std::string& noun) {
+  return FormatCount(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
+std::vector<Time> Bubbles(const Report& report) {
+  std::vector<Time> bubbles;
+  for (const RankFigures& rank : report.simulation.ranks) bubbles.push_back(rank.bubble);
+  return bubbles;
+}
+
+std::string RangeOf(const std::vector<Time>& values, Unit unit) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return FormatRange(*low, *high, unit);
+}
+
+/// What the longest chain is made of, largest share first.
+std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
+  const std::vector<InstructionRef> path = CriticalPath(plan, report.simulation.timeline);
+  if (path.empty() || report.simulation.makespan == 0) return "";
+  const auto start = [&](const InstructionRef& ref) {
+    return report.simulation.timeline
+        .ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]
+        .start;
+  };
+  std::map<std::string, Time> shares;
+  for (size_t i = 0; i < path.size(); ++i) {
+    const Op op =
+        plan.programs[static_cast<size_t>(path[i].rank)][static_cast<size_t>(path[i].index)].op;
+    // From its start to the start of what waits for it, so that the shares add up to the makespan.
+    const Time end = i + 1 < path.size() ? start(path[i + 1]) : report.simulation.makespan;
+    const bool message = WorkOf(op) == Work::kSend || WorkOf(op) == Work::kRecv;
+    shares[message ? "communication" : std::string(Name(op))] += end - start(path[i]);
+  }
+  std::vector<std::pair<std::string, Time>> sorted(shares.begin(), shares.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text;
+  for (const auto& [name, time] : sorted) {
+    if (time == 0) continue;
+    const double share =
+        static_cast<double>(time) / static_cast<double>(report.simulation.makespan);
+    text += (text.empty() ? "" : ", ") + name + " " + FormatTime(time, report.unit) + " (" +
+            FormatPercent(share) + ")";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string DescribePlan(const Plan& plan) {
+  std::string text = plan.schedule + ": " + Count(plan.ranks, "rank") + ", " +
+                     Count(plan.stages, "stage") + ", " + FormatCount(plan.microbatches) +
+                     (plan.microbatches == 1 ? " micro-batch" : " micro-batches");
+  if (plan.expert_parallel > 1) text += ", " + Count(plan.expert_parallel, "device") + " a rank";
+  if (plan.data_parallel > 1) text += ", " + Count(plan.data_parallel, "replica");
+  return text + " (level " + std::string(Name(plan.level)) + ")";
+}
+
+std::string DescribeSearch(const Plan& plan) {
+  if (!plan.provenance || !plan.costs) return "";
+  const Provenance& p = *plan.provenance;
+  const Unit unit = plan.costs->unit;
+  std::string text = "searched: " + p.placement + " placement, from " + p.from + ", " +
+                     FormatWithUnit(p.makespan, unit) + " in its compute order, bound " +
+                     FormatWithUnit(p.bound, unit) + "; seed " + std::to_string(p.seed);
+  if (p.cost_stages) {
+    text += "; the costs given were of " + Count(*p.cost_stages, "stage") + ", these are of " +
+            std::to_string(plan.stages);
+  }
+  return text + (p.interrupted ? "; interrupted" : "") + "\n";
+}
+
+std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
+  return "costs: " + DescribeCosts(costs) +
+         (chosen ? "" : ", unit costs because none are given (--costs)");
+}
+
+std::string RankTable(const Report& report, bool bytes) {
+  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
+  Table table;
+  table.columns = {">rank", ">busy", ">bubble", ">share"};
+  if (report.components) table.columns.insert(table.columns.end(), {">all-to-all", ">exposed"});
+  table.columns.push_back(">activations");
+  if (bytes) table.columns.push_back(">bytes");
+  const Time makespan = report.simulation.makespan;
+  for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
+    const RankFigures& rank = report.simulation.ranks[r];
+    const double share =
+        makespan == 0 ? 0 : static_cast<double>(rank.bubble) / static_cast<double>(makespan);
+    std::vector<std::string> row = {std::to_string(r), time(rank.busy), time(rank.bubble),
+                                    FormatPercent(share)};
+    if (report.components) row.insert(row.end(), {time(rank.all_to_all), time(rank.exposed)});
+    row.push_back(std::to_string(rank.peak_activations));
+    if (bytes) row.push_back(FormatCount(rank.peak_bytes));
+    table.rows.push_back(std::move(row));
+  }
+  return FormatTable(table);
+}
+
+std::string MemoryTable(const Report& report) {
+  const auto known = [&](const MemoryFigures& figures) {
+    return figures.parameters || figures.gradients || figures.optimizer;
+  };
+  const bool more = report.level == Level::kBuffer ||
+                    std::any_of(report.memory.begin(), report.memory.end(), known);
+  if (report.memory.empty() || !more) return "";
+  Table table;
+  table.columns = {">rank"};
+  for (const MemoryKind& kind : MemoryKinds(report.memory[0], report.level)) {
+    table.columns.push_back(">" + std::string(kind.title));
+  }
+  for (size_t r = 0; r < report.memory.size(); ++r) {
+    table.rows.push_back({std::to_string(r)});
+    for (const MemoryKind& kind : MemoryKinds(report.memory[r], report.level)) {
+      table.rows.back().push_back(FormatCount(kind.bytes));
+    }
+  }
+  return "memory by kind, bytes:\n" + FormatTable(table);
+}
+
+std::string FormatRange(Time low, Time high, Unit unit) {
+  return low == high ? FormatTime(low, unit)
+                     : FormatTime(low, unit) + " to " + FormatTime(high, unit);
+}
+
+std::string CompareWithFormula(const Report& report) {
+  const FormulaFigures& formula = *report.formula;
+  if (formula.holds) return "holds on every rank";
+  const auto difference = [&](const Time& bubble) { return bubble - formula.published; };
+  std::vector<Time> off;
+  for (const Time bubble : Bubbles(report)) off.push_back(difference(bubble));
+  const auto [low, high] = std::minmax_element(off.begin(), off.end());
+  const auto sign = [&](Time ticks) {
+    return (ticks >= 0 ? "+" : "") + FormatTime(ticks, report.unit);
+  };
+  std::string text = "does not hold for these costs: off by " + sign(*low);
+  if (*low != *high) text += " to " + sign(*high);
+  return text;
+}
+
+std::string DescribeBound(const Bound& bound, Unit unit) {
+  std::string text(Name(bound.kind));
+  if (bound.peer >= 0) {
+    text += " from rank " + std::to_string(bound.rank) + " to " + std::to_string(bound.peer);
+  } else if (bound.rank >= 0) {
+    text += ", rank " + std::to_string(bound.rank);
+  }
+  const std::pair<const char*, Time> parts[] = {
+      {"head", bound.head}, {"work", bound.work}, {"idle", bound.idle}, {"tail", bound.tail}};
+  const char* separator = ": ";
+  for (const auto& [name, time] : parts) {
+    if (time == 0) continue;
+    text += separator + std::string(name) + " " + FormatTime(time, unit);
+    separator = " + ";
+  }
+  return text;
+}
+
+std::string SummaryTable(const Plan& plan, const Report& report) {
+  const Simulation& simulation = report.simulation;
+  const auto time = [&](Time ticks) { return FormatWithUnit(ticks, report.unit); };
+  Table table;
+  table.columns = {"", ""};
+  table.rows.push_back({"makespan", time(simulation.makespan) + ", with a barrier at the end"});
+  table.rows.push_back({"span", time(simulation.span) + ", the longest from a rank's first start "
+                                                        "to its last end"});
+  table.rows.push_back({"bubble ratio", FormatPercent(simulation.bubble_ratio())});
+  if (report.components) {
+    std::vector<Time> exposed;
+    for (const RankFigures& rank : simulation.ranks) exposed.push_back(rank.exposed);
+    table.rows.push_back({"exposed", "all-to-all while the compute lane is idle, of a rank " +
+                                         RangeOf(exposed, report.unit)});
+  }
+  table.rows.push_back({"lower bound", time(report.bound.value) + " on the makespan, gap " +
+                                           FormatPercent(report.gap())});
+  table.rows.push_back({"bound by", DescribeBound(report.bound, report.unit)});
+  if (report.formula) {
+    const FormulaFigures& formula = *report.formula;
+    table.rows.push_back({"formula", std::string(formula.text) + " = " + time(formula.published) +
+                                         ": " + CompareWithFormula(report)});
+    if (!formula.holds && !formula.exact.empty()) {
+      table.rows.push_back({"closed form", RangeOf(formula.exact, report.unit) +
+                                               (formula.exact == Bubbles(report)
+                                                    ? ": holds on every rank"
+                                                    : ": differs from the simulated bubbles")});
+    }
+  }
+  const std::string path = DescribeCriticalPath(plan, report);
+  if (!path.empty()) table.rows.push_back({"critical path", path});
+  const std::string text = FormatTable(table);
+  return text.substr(text.find('\n') + 1);
+}
+
+std::string DescribeCosts(const CostModel& costs) {
+  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
+  const StageCost& c = costs.stage(0);
+  std::string line;
+  if (costs.stages.size() > 1) {
+    line = std::to_string(costs.stages.size()) + " stages, each its own costs";
+  } else {
+    line = "f " + text(c.f) + ", b " + text(c.b) + ", w " + text(c.w) + ", bw " + text(c.bw) +
+           ", fb " + text(c.fb);
+    if (c.reduce > 0) line += ", reduce " + text(c.reduce);
+    if (c.step > 0) line += ", step " + text(c.step);
+  }
+  line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
+  if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
+  line += " (" + std::string(Name(costs.unit)) + ")";
+  if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));
+  return line;
+}
+
+}  // namespace contraflow

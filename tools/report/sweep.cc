@@ -1,0 +1,141 @@
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "tools/cli/exit.h"
+#include "tools/report/comparison.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+constexpr size_t kMostEntries = 64;
+
+template <typename Value>
+void AddOnce(const Value& value, std::vector<Value>* list) {
+  if (std::find(list->begin(), list->end(), value) == list->end()) list->push_back(value);
+}
+
+std::vector<std::string> Split(const std::string& flag, const std::string& list) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    AddOnce(list.substr(begin, end - begin), &words);
+    begin = end + 1;
+  }
+  if (words.size() > kMostEntries) {
+    throw UsageError(flag + ": at most " + std::to_string(kMostEntries) +
+                     " are compared at once, has " + std::to_string(words.size()));
+  }
+  return words;
+}
+
+/// The schedules that fit at some point and run the same model, in the order of the rows.
+std::vector<std::string> ColumnsOf(std::span<const Point> points) {
+  std::vector<std::string> names;
+  for (const CompareRow& first : points.front().rows) {
+    const bool fits = std::any_of(points.begin(), points.end(), [&](const Point& point) {
+      return std::any_of(point.rows.begin(), point.rows.end(), [&](const CompareRow& row) {
+        return row.schedule == first.schedule && row.report && row.same_model;
+      });
+    });
+    if (fits) names.push_back(first.schedule);
+  }
+  return names;
+}
+
+std::string PointName(const Point& point) {
+  const std::string& limit = point.request.memory_limit;
+  return std::to_string(point.request.spec.microbatches) + " micro-batches" +
+         (limit.empty() ? "" : ", " + limit);
+}
+
+}  // namespace
+
+std::vector<int> ParseMicrobatches(const std::string& text) {
+  std::vector<int> numbers;
+  for (const std::string& word : Split("--microbatches", text)) {
+    int number = 0;
+    const char* const end = word.data() + word.size();
+    const auto [at, error] = std::from_chars(word.data(), end, number);
+    if (at != end || error == std::errc::invalid_argument) {
+      throw UsageError("compare: --microbatches: must be whole numbers as 32 or 16,32,64, is \"" +
+                       text.substr(0, 64) + "\"; see contraflow compare --help");
+    }
+    if (error != std::errc()) {
+      throw UsageError("--microbatches: " + word.substr(0, 64) + " is too " +
+                       (word[0] == '-' ? "small" : "large") + ", the limit is " +
+                       std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
+    }
+    AddOnce(number, &numbers);
+  }
+  return numbers;
+}
+
+std::vector<std::string> ParseMemoryLimits(const std::string& text) {
+  return Split("--memory-limit", text);
+}
+
+std::string SweepText(std::span<const Point> points, bool costs_given) {
+  const CompareRequest& request = points.front().request;
+  const bool limited = !request.memory_limit.empty();
+  const std::vector<std::string> names = ColumnsOf(points);
+  Table table;
+  table.columns = {">micro-batches"};
+  if (limited) table.columns.emplace_back(">memory");
+  for (const std::string& name : names) table.columns.push_back(">" + name);
+  table.columns.insert(table.columns.end(), {">gap", "  take"});
+  std::string advices;
+  for (const Point& point : points) {
+    std::vector<std::string>& cells = table.rows.emplace_back();
+    cells.push_back(std::to_string(point.request.spec.microbatches));
+    if (limited) cells.push_back(point.request.memory_limit);
+    const Advice advice = Advise(point.rows);
+    std::string gap;
+    for (const std::string& name : names) {
+      const auto row = std::find_if(point.rows.begin(), point.rows.end(),
+                                    [&](const CompareRow& r) { return r.schedule == name; });
+      cells.push_back(row->report ? FormatTime(row->makespan(), row->report->unit) : "-");
+      if (row->report && name == advice.schedule) gap = FormatPercent(row->report->gap());
+    }
+    cells.push_back(gap);
+    cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
+    advices += "advice for " + PointName(point) + ": " + WithFlags(advice.text) + ".\n";
+  }
+  return std::to_string(request.spec.ranks) + " ranks\n" +
+         DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
+         advices +
+         "\nMakespans of the schedules that run the model that the costs describe; -: does not "
+         "fit.\n"
+         "gap: of the one to take, from a proven lower bound for its placement and memory.\n";
+}
+
+std::string SweepJson(std::span<const Point> points) {
+  Json::Array array;
+  for (const Point& point : points) {
+    auto object = std::make_unique<JsonObject>();
+    object->Add("microbatches", {int64_t{point.request.spec.microbatches}});
+    if (!point.request.memory_limit.empty()) {
+      object->Add("memory_limit", {point.request.memory_limit});
+    }
+    auto comparison = ComparisonToJson(point.request, point.rows);
+    for (size_t i = 0; i < comparison->keys.size(); ++i) {
+      object->Add(comparison->keys[i], std::move(comparison->values[i]));
+    }
+    array.push_back({std::move(object)});
+  }
+  auto document = std::make_unique<JsonObject>();
+  document->Add("points", {std::move(array)});
+  return FormatJson({std::move(document)});
+}
+
+std::string SweepCsv(std::span<const Point> points) {
+  std::string text = ComparisonCsvHeader();
+  for (const Point& point : points) text += ComparisonCsv(point.request, point.rows);
+  return text;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,166 @@
+#include "tools/report/text.h"
+
+#include <algorithm>
+#include <cstddef>
+
+// E. Myers, "An O(ND) difference algorithm and its variations", Algorithmica 1, 1986.
+
+namespace contraflow {
+
+std::string FormatTable(const Table& table) {
+  std::vector<bool> right;
+  std::vector<std::string> heading;
+  for (const std::string& column : table.columns) {
+    right.push_back(column.starts_with(">"));
+    heading.push_back(column.substr(right.back() ? 1 : 0));
+  }
+  std::vector<std::vector<std::string>> lines = {heading};
+  lines.insert(lines.end(), table.rows.begin(), table.rows.end());
+  std::vector<int> width(heading.size(), 0);
+  for (const std::vector<std::string>& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], TextWidth(line[i]));
+  }
+  std::string out;
+  for (const std::vector<std::string>& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const std::string pad(static_cast<size_t>(width[i] - TextWidth(line[i])), ' ');
+      text += (i > 0 ? "  " : "") + (right[i] ? pad + line[i] : line[i] + pad);
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    out += text + "\n";
+  }
+  return out;
+}
+
+int TextWidth(const std::string& text) {
+  // Continuation bytes are 10xxxxxx.
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+/// One line of the result: ' ' in both, '-' only left, '+' only right.
+struct Line {
+  char mark;
+  const std::string* text;
+  int at;  // where it stands in the left list
+};
+
+/// More edits than this are not worth the memory of finding the fewest.
+constexpr int kMaxEdits = 2000;
+
+/// Furthest x on each diagonal after d edits, for d = 0, 1, ...; the last reaches the end. Empty if
+/// that takes too many edits.
+std::vector<std::vector<int>> FurthestPoints(const Strings& left, const Strings& right, int skip,
+                                             int n, int m) {
+  std::vector<std::vector<int>> trace;
+  std::vector<int> before = {0};
+  const auto same = [&](int x, int y) {
+    return left[static_cast<size_t>(skip + x)] == right[static_cast<size_t>(skip + y)];
+  };
+  for (int d = 0; d <= std::min(n + m, kMaxEdits); ++d) {
+    // Entry d + k is diagonal k = x - y in -d..d.
+    std::vector<int> reach(static_cast<size_t>(2 * d + 1), 0);
+    for (int k = -d; k <= d; k += 2) {
+      int x = 0;
+      if (d > 0) {
+        const auto previous = [&](int diagonal) {
+          return before[static_cast<size_t>(d - 1 + diagonal)];
+        };
+        const bool down = k == -d || (k != d && previous(k - 1) < previous(k + 1));
+        x = down ? previous(k + 1) : previous(k - 1) + 1;
+      }
+      while (x < n && x - k < m && same(x, x - k)) ++x;
+      reach[static_cast<size_t>(d + k)] = x;
+      if (x >= n && x - k >= m) {
+        trace.push_back(std::move(reach));
+        return trace;
+      }
+    }
+    trace.push_back(reach);
+    before = std::move(reach);
+  }
+  return {};
+}
+
+/// The lines of the middle that the common beginning (`skip`) and end leave.
+std::vector<Line> Middle(const Strings& left, const Strings& right, int skip, int n, int m) {
+  const auto from_left = [&](char mark, int x) {
+    return Line{mark, &left[static_cast<size_t>(skip + x)], skip + x};
+  };
+  const auto from_right = [&](int x, int y) {
+    return Line{'+', &right[static_cast<size_t>(skip + y)], skip + x};
+  };
+  std::vector<Line> lines;
+  const std::vector<std::vector<int>> trace = FurthestPoints(left, right, skip, n, m);
+  if (trace.empty()) {
+    for (int x = 0; x < n; ++x) lines.push_back(from_left('-', x));
+    for (int y = 0; y < m; ++y) lines.push_back(from_right(n, y));
+    return lines;
+  }
+  int x = n, y = m;
+  for (int d = static_cast<int>(trace.size()) - 1; d > 0; --d) {
+    const std::vector<int>& before = trace[static_cast<size_t>(d - 1)];
+    const auto previous = [&](int diagonal) {
+      return before[static_cast<size_t>(d - 1 + diagonal)];
+    };
+    const int k = x - y;
+    const bool down = k == -d || (k != d && previous(k - 1) < previous(k + 1));
+    const int start_x = down ? previous(k + 1) : previous(k - 1) + 1;
+    for (; x > start_x; --x, --y) lines.push_back(from_left(' ', x - 1));
+    if (down) {
+      lines.push_back(from_right(x, --y));
+    } else {
+      lines.push_back(from_left('-', --x));
+    }
+  }
+  for (; x > 0; --x) lines.push_back(from_left(' ', x - 1));
+  std::reverse(lines.begin(), lines.end());
+  return lines;
+}
+
+std::vector<Line> AllLines(const Strings& left, const Strings& right) {
+  const auto n = static_cast<int>(left.size()), m = static_cast<int>(right.size());
+  int begin = 0, end = 0;
+  const auto at = [](const Strings& list, int i) -> const std::string& {
+    return list[static_cast<size_t>(i)];
+  };
+  while (begin < std::min(n, m) && at(left, begin) == at(right, begin)) ++begin;
+  while (end < std::min(n, m) - begin && at(left, n - 1 - end) == at(right, m - 1 - end)) ++end;
+  std::vector<Line> lines;
+  for (int i = 0; i < begin; ++i) lines.push_back({' ', &at(left, i), i});
+  const std::vector<Line> middle = Middle(left, right, begin, n - begin - end, m - begin - end);
+  lines.insert(lines.end(), middle.begin(), middle.end());
+  for (int i = n - end; i < n; ++i) lines.push_back({' ', &at(left, i), i});
+  return lines;
+}
+
+}  // namespace
+
+std::string FormatEdits(const Strings& left, const Strings& right, const std::string& title) {
+  constexpr int kContext = 2;
+  const std::vector<Line> lines = AllLines(left, right);
+  const auto count = static_cast<int>(lines.size());
+  std::vector<bool> shown(lines.size(), false);
+  for (int i = 0; i < count; ++i) {
+    if (lines[static_cast<size_t>(i)].mark == ' ') continue;
+    for (int j = std::max(0, i - kContext); j <= std::min(count - 1, i + kContext); ++j) {
+      shown[static_cast<size_t>(j)] = true;
+    }
+  }
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!shown[i]) continue;
+    if (i == 0 || !shown[i - 1]) {
+      out += "@@ " + title + " " + std::to_string(lines[i].at) + "\n";
+    }
+    out += lines[i].mark + *lines[i].text + "\n";
+  }
+  return out;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/text.h"
+
+namespace contraflow {
+
+/// Text in aligned columns, two spaces between them, for terminals and files alike.
+struct Table {
+  /// Heading of each column; one that begins with ">" is aligned to the right.
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;  ///< may be shorter than columns
+};
+
+/// One line a row, no trailing spaces. Counts code points, so UTF-8 text aligns.
+std::string FormatTable(const Table& table);
+
+/// Code points of UTF-8 text.
+int TextWidth(const std::string& text);
+
+/// The fewest deletions and insertions that turn `left` into `right`, as a unified diff under a
+/// line
+/// "@@ TITLE N", N being the index in `left`: two lines of context around each change. "" where
+/// both are equal. Where the lists have almost nothing in common, one deletion and one insertion
+/// stand for the whole middle.
+std::string FormatEdits(const std::vector<std::string>& left, const std::vector<std::string>& right,
+                        const std::string& title);
+
+}  // namespace contraflow

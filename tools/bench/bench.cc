@@ -10,12 +10,12 @@
 #include <string_view>
 #include <utility>
 
+#include "compiler/files/profiles.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "tools/cli/options.h"
-#include "tools/cli/spec_options.h"
 
 namespace contraflow {
 namespace {

@@ -2,14 +2,12 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
-#include "kernels/gpu/combine.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/experts.h"
 #include "kernels/gpu/matmul.h"
-#include "kernels/gpu/padded_experts.h"
-#include "kernels/gpu/permutation.h"
-#include "kernels/gpu/router.h"
+#include "kernels/gpu/routing.h"
 #include "tools/bench/gpu_bench.h"
+#include "tools/bench/padded_experts.h"
 
 namespace contraflow {
 

@@ -1,14 +1,11 @@
 #include <chrono>
 #include <vector>
 
-#include "kernels/gpu/adamw.h"
-#include "kernels/gpu/cross_entropy.h"
-#include "kernels/gpu/embedding.h"
+#include "kernels/gpu/elementwise.h"
+#include "kernels/gpu/embedding_and_loss.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/rmsnorm.h"
-#include "kernels/gpu/rope.h"
-#include "kernels/gpu/stamp.h"
-#include "kernels/gpu/swiglu.h"
+#include "kernels/gpu/stream.h"
 #include "tools/bench/gpu_bench.h"
 
 namespace contraflow {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/plan/access.h"
 #include "compiler/plan/value.h"
 #include "runtime/host/poison.h"
 

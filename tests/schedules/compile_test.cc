@@ -12,7 +12,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
-namespace contraflow::build_test {
+namespace contraflow::compile_test {
 namespace {
 
 Plan CompileWithin(Spec spec, const std::string& memory_limit) {
@@ -110,4 +110,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow::build_test
+}  // namespace contraflow::compile_test

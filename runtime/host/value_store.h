@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "compiler/plan/access.h"
-#include "compiler/plan/value.h"
 #include "runtime/host/poison.h"
 
 namespace contraflow {

@@ -5,11 +5,10 @@
 // #include <contraflow/runtime.h> and link contraflow::runtime; <contraflow/contraflow.h> makes the
 // plans.
 
-#include "runtime/core/backend.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/run.h"
 #include "runtime/core/transport.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "runtime/transport/thread_transport.h"

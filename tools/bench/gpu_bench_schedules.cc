@@ -29,9 +29,9 @@ Measured Run(const std::function<std::unique_ptr<Gpu>()>& new_gpu, Plan plan,
   measured.plan = std::move(plan);
   const Model model = FitModel(sizes.model, measured.plan.stages, kLayersOfStage,
                                measured.plan.expert_parallel, Hardware::kGpus);
-  const Text text = ReadText("", model);
+  const Dataset dataset = ReadDataset("", model);
   const std::unique_ptr<Gpu> gpu = new_gpu();
-  GpuRun run(measured.plan, model, text, 1, *gpu);
+  GpuRun run(measured.plan, model, dataset, 1, *gpu);
   run.Step(1);
   Calibration calibration(measured.plan);
   for (int step = 2; step <= sizes.steps + 1; ++step) {

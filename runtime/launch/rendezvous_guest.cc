@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/call.h"
 #include "runtime/launch/handshake.h"
 #include "runtime/launch/peer.h"
 
@@ -26,7 +25,7 @@ struct Errand {
 
 class GuestVisit {
  public:
-  explicit GuestVisit(const MeetingPoint& point) : party_(point) {}
+  explicit GuestVisit(const MeetingPoint& point) : side_(point) {}
 
   Membership Run() {
     Come();
@@ -42,18 +41,18 @@ class GuestVisit {
       Part(std::span(&socket, 1), WriteFrame(Word::kFailed, error.what()));
       throw;
     }
-    party_.members.watch[0] = std::move(host_);
-    return std::move(party_.members);
+    side_.members.watch[0] = std::move(host_);
+    return std::move(side_.members);
   }
 
  private:
   Claim ClaimFor(Purpose purpose, int to) const {
-    const MeetingPoint& point = party_.point;
-    const int port = LocalAddress(party_.door->listener()).port;
+    const MeetingPoint& point = side_.point;
+    const int port = LocalAddress(side_.acceptor->listener()).port;
     return {purpose, point.rank, to, point.size, port, point.mesh};
   }
 
-  std::string HostName() const { return "rank 0 at " + party_.point.address.Text(); }
+  std::string HostName() const { return "rank 0 at " + side_.point.address.Text(); }
 
   /// Comes to the host, again and again while it is not there.
   void Come() {
@@ -61,18 +60,18 @@ class GuestVisit {
     do {
       Socket socket;
       try {
-        socket = Connect(party_.point.address, party_.deadline);
+        socket = Connect(side_.point.address, side_.deadline);
       } catch (const Error& error) {
-        throw Error(std::string(error.what()) + ", for " + Seconds(party_.point.timeout) +
+        throw Error(std::string(error.what()) + ", for " + Seconds(side_.point.timeout) +
                     "; rank 0 must run there and be reachable: check MASTER_ADDR, MASTER_PORT and "
                     "firewalls");
       }
       ListenBeside(socket);
-      Call call(std::move(socket), ClaimFor(Purpose::kMeet, 0), party_.point.secret, HostName());
+      Call call(std::move(socket), ClaimFor(Purpose::kMeet, 0), side_.point.secret, HostName());
       if (Finish(&call)) return;
       closed = true;
-      std::this_thread::sleep_until(std::min(party_.deadline, Clock::now() + kAgain));
-    } while (Clock::now() < party_.deadline);
+      std::this_thread::sleep_until(std::min(side_.deadline, Clock::now() + kAgain));
+    } while (Clock::now() < side_.deadline);
     CF_ASSERT(closed);
     throw Error("what answers as " + HostName() +
                 " closes every connection without a word: another program uses the port, perhaps; "
@@ -82,17 +81,17 @@ class GuestVisit {
   /// Whether the call stands; not if it was closed.
   bool Finish(Call* call) {
     while (true) {
-      call->Ask(&party_.readiness);
-      party_.Wait();
-      const Call::State state = call->Serve(party_.readiness);
+      call->Ask(&side_.readiness);
+      side_.Wait();
+      const Call::State state = call->Serve(side_.readiness);
       if (state == Call::State::kClosed) return false;
       if (state == Call::State::kStands) {
         host_ = call->Take();
         return true;
       }
-      if (Clock::now() < party_.deadline) continue;
+      if (Clock::now() < side_.deadline) continue;
       throw Error("what answers as " + HostName() + " did not say a word within " +
-                  Seconds(party_.point.timeout) +
+                  Seconds(side_.point.timeout) +
                   ": it is stopped, or another program uses the port; end it, or set another "
                   "MASTER_PORT");
     }
@@ -104,21 +103,21 @@ class GuestVisit {
   void ListenBeside(const Socket& socket) {
     Address at = LocalAddress(socket);
     at.port = 0;
-    const std::string& host = party_.point.address.host;
+    const std::string& host = side_.point.address.host;
     if (IsLoopback(at.host) && !IsLoopback(host)) at.host.clear();
-    party_.door.emplace(Listen(at), party_.point.secret, party_.point.rank, party_.point.size);
+    side_.acceptor.emplace(Listen(at), side_.point.secret, side_.point.rank, side_.point.size);
   }
 
   /// Whether the host lets all go.
   bool Step() {
-    party_.readiness.Add(host_);
-    party_.door->Ask(&party_.readiness);
+    side_.readiness.Add(host_);
+    side_.acceptor->Ask(&side_.readiness);
     for (const Errand& errand : errands_) {
-      if (errand.call) errand.call->Ask(&party_.readiness);
+      if (errand.call) errand.call->Ask(&side_.readiness);
     }
-    party_.Wait();
-    for (Visitor& visitor : party_.door->Serve(party_.readiness)) party_.TakeIn(&visitor);
-    if (party_.readiness.Has(host_) && Hear()) return true;
+    side_.Wait();
+    for (Peer& peer : side_.acceptor->Serve(side_.readiness)) side_.TakeIn(&peer);
+    if (side_.readiness.Has(host_) && Hear()) return true;
     std::erase_if(errands_, [&](Errand& errand) { return Go(&errand); });
     if (!said_ready_ && HasAllConnections()) {
       said_ready_ = true;
@@ -135,13 +134,13 @@ class GuestVisit {
 
   /// Whether the errand is done.
   bool Go(Errand* errand) {
-    const Address& there = party_.members.roster[static_cast<size_t>(errand->to)];
+    const Address& there = side_.members.roster[static_cast<size_t>(errand->to)];
     const std::string whom = "rank " + std::to_string(errand->to) + " at " + there.Text();
     if (!errand->call) {
       if (Clock::now() < errand->again) return false;
       try {
         errand->call.emplace(BeginConnect(there), ClaimFor(errand->purpose, errand->to),
-                             party_.point.secret, whom);
+                             side_.point.secret, whom);
       } catch (const Error& error) {
         throw Error(Name() + " cannot connect to " + whom + ": " + error.what());
       }
@@ -149,7 +148,7 @@ class GuestVisit {
     }
     Call::State state;
     try {
-      state = errand->call->Serve(party_.readiness);
+      state = errand->call->Serve(side_.readiness);
     } catch (const Error& error) {
       throw Error(Name() + ": " + error.what());
     }
@@ -159,12 +158,12 @@ class GuestVisit {
     }
     if (state != Call::State::kStands) return false;
     const bool watch = errand->purpose == Purpose::kWatch;
-    std::vector<Socket>& sockets = watch ? party_.members.watch : party_.members.mesh;
+    std::vector<Socket>& sockets = watch ? side_.members.watch : side_.members.mesh;
     sockets[static_cast<size_t>(errand->to)] = errand->call->Take();
     return true;
   }
 
-  std::string Name() const { return "rank " + std::to_string(party_.point.rank); }
+  std::string Name() const { return "rank " + std::to_string(side_.point.rank); }
 
   /// Whether the host lets all go.
   bool Hear() {
@@ -181,33 +180,33 @@ class GuestVisit {
       throw Error(HostName() + " says what makes no sense here");
     }
     has_roster_ = true;
-    party_.members.roster = ReadRoster(frames_.payload(), party_.point.size);
-    if (party_.point.rank > 1) errands_.push_back({Purpose::kWatch, 1, {}});
-    if (!party_.point.mesh) return false;
-    for (int to = 0; to < party_.point.rank; ++to) errands_.push_back({Purpose::kMesh, to, {}});
+    side_.members.roster = ReadRoster(frames_.payload(), side_.point.size);
+    if (side_.point.rank > 1) errands_.push_back({Purpose::kWatch, 1, {}});
+    if (!side_.point.mesh) return false;
+    for (int to = 0; to < side_.point.rank; ++to) errands_.push_back({Purpose::kMesh, to, {}});
     return false;
   }
 
   bool HasAllConnections() const {
     if (!has_roster_ || !errands_.empty()) return false;
-    return party_.HasAll(party_.members.mesh, 0) &&
-           (party_.point.rank != 1 || party_.HasAll(party_.members.watch, 2));
+    return side_.HasAll(side_.members.mesh, 0) &&
+           (side_.point.rank != 1 || side_.HasAll(side_.members.watch, 2));
   }
 
   void RequireTime() const {
     const Clock::time_point now = Clock::now();
-    const std::string within = " within " + Seconds(party_.point.timeout);
-    if (!errands_.empty() && now >= party_.deadline) {
+    const std::string within = " within " + Seconds(side_.point.timeout);
+    if (!errands_.empty() && now >= side_.deadline) {
       const int to = errands_.front().to;
       throw Error(Name() + " could not connect" + within + " to rank " + std::to_string(to) +
-                  " at " + party_.members.roster[static_cast<size_t>(to)].Text() +
+                  " at " + side_.members.roster[static_cast<size_t>(to)].Text() +
                   "; can the machines reach each other at all ports?");
     }
-    if (now < party_.deadline + kGuestGrace) return;
+    if (now < side_.deadline + kGuestGrace) return;
     throw Error(HostName() + " did not say" + within + " that all processes of the job have met");
   }
 
-  Party party_;
+  MeetingSide side_;
   Socket host_;
   FrameInbox frames_;
   bool has_roster_ = false, said_ready_ = false;

@@ -1,18 +1,22 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
-#include "runtime/core/backend.h"
 #include "runtime/core/executor.h"
+#include "runtime/core/run.h"
 #include "runtime/core/transport.h"
+#include "runtime/host/backend.h"
+#include "runtime/transport/thread_transport.h"
 
 namespace contraflow {
 
@@ -67,6 +71,30 @@ class Launch {
   std::exception_ptr error_;  // the first
   Clock::time_point origin_;  // start of the step
   std::vector<std::thread> threads_;
+};
+
+/// Trains with a plan on the host: every device is a thread of this process.
+class ThreadedRun : public Run {
+ public:
+  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and dataset must
+  /// outlive the run. With `fill` memory without a value is full of NaN. Throws Error if the plan
+  /// cannot be executed or is too large for one process.
+  ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+              ThreadNetwork::Options options, bool fill = kFillUnused);
+
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_; }
+  Stage& StageAt(Device device, int stage) override;
+  void Put(Device device, int stage) override;
+  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  HostBackend& At(Device device);
+
+ private:
+  const Plan& plan_;
+  ThreadNetwork network_;
+  std::vector<Device> devices_;                         // replica by replica, member by member
+  std::vector<std::unique_ptr<HostBackend>> backends_;  // by device
+  std::optional<Launch> launch_;
 };
 
 }  // namespace contraflow

@@ -1,11 +1,16 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/nccl/nccl.h"
 
 namespace contraflow {
+
+/// A new unique id of NCCL, as bytes: made by one process, for all that are to become one of its
+/// communicators. Needs no GPU. Throws Error with NCCL's message.
+std::string NewNcclId();
 
 /// NCCL itself, for the calling thread's current device. Streams are CUDA's.
 class NcclLibrary : public Nccl {

@@ -1,4 +1,4 @@
-#include "runtime/gpu/sm_budget.h"
+#include "runtime/gpu/gpu.h"
 
 #include <algorithm>
 #include <string>

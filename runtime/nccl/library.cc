@@ -1,4 +1,4 @@
-#include "runtime/nccl/nccl_library.h"
+#include "runtime/nccl/library.h"
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -8,9 +8,19 @@
 #include <cstring>
 
 #include "compiler/plan/error.h"
-#include "runtime/nccl/nccl_id.h"
 
 namespace contraflow {
+
+std::string NewNcclId() {
+  ncclUniqueId id;
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) {
+    throw Error(std::string("NCCL makes no id for a communicator: ") + ncclGetErrorString(result) +
+                " (" + ncclGetLastError(nullptr) +
+                "); NCCL_SOCKET_IFNAME names the network interface that it is to use");
+  }
+  return {id.internal, sizeof(id.internal)};
+}
 
 class NcclLibrary::Comm : public NcclComm {
  public:

@@ -1,4 +1,4 @@
-#include "runtime/gpu/virtual_links.h"
+#include "runtime/gpu/links.h"
 
 #include <algorithm>
 #include <string>

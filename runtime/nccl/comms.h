@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "runtime/core/transport.h"
-#include "runtime/gpu/sm_budget.h"
+#include "runtime/gpu/gpu.h"
 #include "runtime/launch/world.h"
 #include "runtime/nccl/nccl.h"
 

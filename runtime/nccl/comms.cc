@@ -1,4 +1,4 @@
-#include "runtime/nccl/nccl_comms.h"
+#include "runtime/nccl/comms.h"
 
 #include <algorithm>
 #include <bit>

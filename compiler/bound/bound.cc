@@ -8,7 +8,7 @@
 
 #include "compiler/bound/work.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {

@@ -29,7 +29,7 @@
 
 #include "compiler/bound/jackson.h"
 #include "compiler/bound/work.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {

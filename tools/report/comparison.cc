@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "compiler/files/cost_io.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"

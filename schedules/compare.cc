@@ -180,7 +180,7 @@ std::string Gain(const CompareRow& taken, const std::vector<const CompareRow*>& 
   const std::string than =
       gain == 0 ? std::string("as long as ")
                 : FormatPercent(std::abs(gain)) + (gain < 0 ? " longer than " : " shorter than ");
-  return text + than + other->schedule + ", the best other published one that fits";
+  return text + than + other->schedule + ", the best other published schedule that fits";
 }
 
 std::string Price(const CompareRow& taken) {
@@ -191,8 +191,8 @@ std::string NothingFits(std::span<const CompareRow> rows) {
   const bool any = std::any_of(rows.begin(), rows.end(),
                                [](const CompareRow& row) { return row.report.has_value(); });
   if (any) {
-    return "no schedule of these fits the model that the costs describe; give costs of one stage "
-           "a rank, or leave `no_auto` out";
+    return "none of these schedules fits the model in the costs; give costs with one stage per "
+           "rank, or drop `no_auto`";
   }
   return "no schedule fits; raise `memory_limit`, or see above what each of them needs";
 }

@@ -49,7 +49,7 @@ class Reader {
       if (!open_.empty() && CloseIfDone()) continue;
       Item();
     } while (!open_.empty());
-    if (Ready(1)) Fail("the document goes on behind its end");
+    if (Ready(1)) Fail("the document continues after its end");
   }
 
  private:

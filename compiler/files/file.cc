@@ -231,7 +231,7 @@ void SeekableFile::Read(int64_t offset, std::span<std::byte> bytes) const {
       bytes = bytes.subspan(static_cast<size_t>(got));
       offset += got;
     } else if (got == 0) {
-      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it was cut off");
+      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it is truncated");
     } else if (errno != EINTR) {
       throw FileError(path_, "cannot be read", errno);
     }
@@ -346,7 +346,7 @@ void CreateFolder(const std::string& path) {
 void CreateFolders(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) {
-    if (!S_ISDIR(status.st_mode)) throw FileError(path, "is no folder", ENOTDIR);
+    if (!S_ISDIR(status.st_mode)) throw FileError(path, "is not a folder", ENOTDIR);
     return;
   }
   if (errno != ENOENT) throw FileError(path, "the folder cannot be made", errno);
@@ -386,7 +386,7 @@ int64_t FileSize(const std::string& path) {
     if (errno == ENOENT) return -1;
     throw FileError(path, "cannot be read", errno);
   }
-  if (!S_ISREG(status.st_mode)) throw Error(path + ": is no regular file");
+  if (!S_ISREG(status.st_mode)) throw Error(path + ": is not a regular file");
   return status.st_size;
 }
 

@@ -68,7 +68,7 @@ class TextEvents {
     const size_t column = at - (before.rfind('\n') + 1) + 1;
     throw Error(place_ + ":" + std::to_string(line) + ":" + std::to_string(column) +
                 ": not valid JSON: " + Reason(exception.what()) +
-                (at == document_.size() ? "; the document ends here, was it cut off?" : ""));
+                (at == document_.size() ? "; the document ends here; was it truncated?" : ""));
   }
 
  private:

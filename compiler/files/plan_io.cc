@@ -327,7 +327,7 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
   const JsonCursor files = root.Required("files");
   for (const char* key : {"rank", "names", "programs", "slots"}) {
     if (const auto field = root.Optional(key)) {
-      field->Fail("does not belong into the head of a folder, where each rank has its file");
+      field->Fail("does not belong in the head of a folder, where each rank has its file");
     }
   }
   const auto ranks = static_cast<size_t>(head.plan.ranks);

@@ -42,7 +42,7 @@ JsonObject RankHead(int rank) {
   return head;
 }
 
-/// Path of the head of a folder, which is there unless there is no folder.
+/// Path of the head of a folder, which is there unless there is not a folder.
 std::string HeadPath(const std::string& folder) {
   if (IsFolder(folder)) {
     const std::vector<std::string> names = NamesInFolder(folder);
@@ -79,7 +79,7 @@ void ReadRank(const std::string& folder, int rank, const std::string& checksum, 
   if (sum.Text() != checksum) {
     throw Error(file.name() + ": has the checksum " + sum.Text() + ", but " +
                 PathIn(folder, kHeadName) + " was written with one of " + checksum +
-                ": it is damaged, or of another plan; write the folder again");
+                ": it is damaged, or belongs to another plan; write the folder again");
   }
   const auto one = [&](const char* key, size_t size, const char* noun) {
     if (size == 1) return;

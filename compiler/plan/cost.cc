@@ -319,7 +319,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
   }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     throw Error("the costs have " + std::to_string(costs.stages.size()) +
-                " stages, this schedule makes " + std::to_string(stages) +
+                " stages, this schedule has " + std::to_string(stages) +
                 "; give \"stage\" (every stage alike) or \"stages\" with " +
                 std::to_string(stages) + " entries");
   }

@@ -49,7 +49,7 @@ class SlotParser {
     slot.bytes = Number<int64_t>(Word(), "bytes=");
     slot.first = Number<int32_t>(Word(), "first=");
     slot.last = Number<int32_t>(Word(), "last=");
-    if (!text_.empty()) Fail("unexpected text behind \"last\"");
+    if (!text_.empty()) Fail("unexpected text after \"last\"");
     return slot;
   }
 

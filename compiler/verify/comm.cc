@@ -76,10 +76,10 @@ class MessagePlacer {
     if (at < 0) return;
     if (IsSend(i.op) && index_ < at) {
       Add(Check::kProducer, i,
-          " stands before its producer at " + tables_.Place(rank_, at) + "; move it behind");
+          " comes before its producer at " + tables_.Place(rank_, at) + "; move it after");
     } else if (!IsSend(i.op) && index_ > at) {
       Add(Check::kConsumer, i,
-          " stands behind its consumer at " + tables_.Place(rank_, at) + "; move it before");
+          " comes after its consumer at " + tables_.Place(rank_, at) + "; move it before");
     }
   }
 
@@ -214,7 +214,7 @@ void CheckCopies(const Tables& tables, Findings* findings) {
       if (at < 0 || input < 0 || at > input) return;
       findings->Add(check, copy.rank, at,
                     ToString(tables.InstructionAt(copy.rank, at)) + " stands before " +
-                        tables.Place(copy.rank, input) + ", which it needs; move it behind");
+                        tables.Place(copy.rank, input) + ", which it needs; move it after");
     };
     const int holders = tables.Holders(copy.stage);
     const bool alone = !NeedsReduce(tables.plan, static_cast<size_t>(holders));
@@ -222,12 +222,12 @@ void CheckCopies(const Tables& tables, Findings* findings) {
       findings->Add(Check::kReduce, copy.rank, copy.reduce,
                     "REDUCE " + stage + ": the stage has a single copy, nothing to sum; drop it");
     } else if (!alone && copy.reduce < 0) {
-      findings->Add(Check::kReduce, copy.rank, -1,
-                    "no REDUCE " + stage + "; the stage has " +
-                        std::to_string(int64_t{holders} * tables.plan.data_parallel *
-                                       tables.plan.expert_parallel) +
-                        " copies, each rank that holds one must run it once behind its last "
-                        "weight gradient");
+      findings->Add(
+          Check::kReduce, copy.rank, -1,
+          "no REDUCE " + stage + "; the stage has " +
+              std::to_string(int64_t{holders} * tables.plan.data_parallel *
+                             tables.plan.expert_parallel) +
+              " copies, each rank that holds one must run it once after its last weight gradient");
     }
     behind(Check::kReduce, copy.reduce, copy.last_weight);
     if (copy.step < 0) {

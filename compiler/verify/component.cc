@@ -70,7 +70,7 @@ class PartPlacer {
     int32_t& highest = last_[sum + (i.op == Op::ATTN_W ? 1 : 0)];
     if (highest >= 0 && tables_.InstructionAt(rank_, highest).microbatch > i.microbatch) {
       findings_.Add(Check::kWeightOrder, rank_, index_,
-                    ToString(i) + " adds to its weight gradient behind " +
+                    ToString(i) + " adds to its weight gradient after " +
                         tables_.Place(rank_, highest) +
                         "; a copy must add micro-batches in ascending order");
     } else {
@@ -140,7 +140,7 @@ void CheckOrder(const Tables& tables, Findings* findings) {
         if (input <= index) continue;
         findings->Add(Check::kOrder, r, index,
                       ToString(program[at]) + " stands before " + tables.Place(r, input) +
-                          ", which it needs; move it behind");
+                          ", which it needs; move it after");
       }
     }
   }

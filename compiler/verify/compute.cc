@@ -144,12 +144,12 @@ void CheckChunkOrder(const Tables& tables, int stage, int m, Findings* findings)
   } else if (work.f >= 0 && work.b >= 0 && work.b < work.f) {
     findings->Add(Check::kOrder, rank, work.b,
                   text(work.b) + " stands before " + tables.Place(rank, work.f) +
-                      ", whose activations it needs; move it behind");
+                      ", whose activations it needs; move it after");
   }
   if (work.b >= 0 && work.w >= 0 && work.w < work.b) {
     findings->Add(Check::kOrder, rank, work.w,
                   text(work.w) + " stands before " + tables.Place(rank, work.b) +
-                      ", whose gradients it needs; move it behind");
+                      ", whose gradients it needs; move it after");
   }
 }
 
@@ -163,7 +163,7 @@ void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) 
   if (work.f >= 0 && recompute < work.f) {
     findings->Add(Check::kOrder, rank, recompute,
                   text + " stands before " + tables.Place(rank, work.f) +
-                      ", the forward that it runs again; move it behind");
+                      ", the forward that it runs again; move it after");
   }
   if (work.b >= 0 && work.b < recompute) {
     findings->Add(Check::kOrder, rank, recompute,
@@ -182,7 +182,7 @@ void CheckLocalOrder(const Tables& tables, int stage, int m, Findings* findings)
     findings->Add(Check::kOrder, rank, second,
                   ToString(tables.InstructionAt(rank, second)) + " needs the " + what +
                       OfChunk(producer, m) + ", made at " + tables.Place(rank, first) +
-                      "; move it behind");
+                      "; move it after");
   };
   check(near.f, far.f, stage, "output");
   check(far.b, near.b, stage + 1, "input gradient");

@@ -37,7 +37,7 @@ std::vector<Finding> Findings::Take() {
     if (count_[at] > kMaxListed) {
       result.push_back({std::string(kNames[at]), -1, -1,
                         "and " + std::to_string(count_[at] - kMaxListed) +
-                            " more of this check; mend these first"});
+                            " more of this check; fix these first"});
     }
   }
   return result;

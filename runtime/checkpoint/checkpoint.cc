@@ -31,8 +31,8 @@ Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
     ShardBlocks blocks(shard, &manifest.blocks);
     for (std::string_view note = shards[i]; !note.empty();) {
       const size_t end = note.find('\n');
-      const std::string wrong = end == std::string_view::npos ? "a note that is cut off"
-                                                              : blocks.Add(note.substr(0, end));
+      const std::string wrong =
+          end == std::string_view::npos ? "a truncated note" : blocks.Add(note.substr(0, end));
       if (!wrong.empty()) throw Error(ShardName(shard) + ": " + wrong);
       note.remove_prefix(end + 1);
     }
@@ -164,7 +164,7 @@ std::string OlderThan(const std::string& directory, int step) {
   }
   if (newest == 0) return "; there is no older checkpoint in " + directory;
   return "; older checkpoints in " + directory + " are of step " + list + ": --resume-step " +
-         std::to_string(newest) + " goes on from that one";
+         std::to_string(newest) + " resumes from that one";
 }
 
 void CheckShards(const std::string& path, const Manifest& manifest) {
@@ -175,14 +175,13 @@ void CheckShards(const std::string& path, const Manifest& manifest) {
     const int64_t bytes = FileBytes(shard);
     if (bytes < 0) throw Error(shard + ": is missing");
     if (bytes == manifest.shards[i]) continue;
-    throw Error(shard + ": has " + std::to_string(bytes) + " bytes, was written with " +
+    throw Error(shard + ": has " + std::to_string(bytes) + " bytes, but was written with " +
                 std::to_string(manifest.shards[i]));
   }
   for (const std::string& name : NamesIn(path)) {
     // Network file systems keep hidden files of their own.
     if (shards.count(name) > 0 || name == kManifestName || name[0] == '.') continue;
-    throw Error(path + "/" + name +
-                ": the manifest does not know this file; files of two checkpoints are mixed");
+    throw Error(path + "/" + name + ": is not in the manifest; files of two checkpoints are mixed");
   }
 }
 
@@ -234,7 +233,7 @@ void ShardReader::Open(int shard) {
     return QuoteJson(text.substr(0, text.find_last_not_of(" \n") + 1));
   };
   throw Error(name_ + ": begins with " + line(head) + ", not with " + line(wanted) +
-              "; it is damaged, or of another checkpoint");
+              "; it is damaged, or belongs to another checkpoint");
 }
 
 void ShardReader::Check(const std::string& name, const SavedBlock& saved, const StateBlock* into) {
@@ -262,8 +261,8 @@ void ShardReader::Check(const std::string& name, const SavedBlock& saved, const 
   }
   if (SameDigest(digest.Finish(), saved.digest)) return;
   throw Error(name_ + ": the values of block " + QuoteJson(name) +
-              " are not those that were saved: their checksum differs; the shard is damaged, or of "
-              "another checkpoint");
+              " have changed since they were saved: their checksum differs; the shard is damaged, "
+              "or belongs to another checkpoint");
 }
 
 }  // namespace
@@ -292,16 +291,16 @@ void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::strin
     throw Error(path_ + ": " + what + "; " + remedy + ", or use another --checkpoint folder");
   };
   if (head.seed != seed) {
-    refuse("is of a training with seed " + std::to_string(head.seed) + ", here it is " +
-               std::to_string(seed),
-           "use --seed " + std::to_string(head.seed));
+    refuse(
+        "was made with seed " + std::to_string(head.seed) + ", here it is " + std::to_string(seed),
+        "use --seed " + std::to_string(head.seed));
   }
   const std::string difference = DifferenceOf(head.model, model);
   if (!difference.empty()) {
-    refuse("is of another model: " + difference, "use the same --model");
+    refuse("was made with another model: " + difference, "use the same --model");
   }
   if (head.text != text) {
-    refuse("is of a training on another text: its SHA-256 is " + head.text + ", here it is " + text,
+    refuse("was made with another text: its SHA-256 is " + head.text + ", here it is " + text,
            "use the same --data");
   }
 }

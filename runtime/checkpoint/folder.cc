@@ -98,7 +98,7 @@ std::string AsideOf(const std::string& directory, int step) {
 void FailFile(const std::string& path, const std::string& what, int error) {
   std::string remedy;
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    remedy = "; make room, or use another --checkpoint folder: the checkpoints before are whole";
+    remedy = "; make room, or use another --checkpoint folder: earlier checkpoints are intact";
   } else if (error == EACCES || error == EPERM || error == EROFS) {
     remedy = "; use a --checkpoint folder of your own";
   } else if (error == EEXIST) {
@@ -189,7 +189,7 @@ void MakeFolder(const std::string& path) {
 void MakeFolders(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) {
-    if (!S_ISDIR(status.st_mode)) FailFile(path, "is no folder", ENOTDIR);
+    if (!S_ISDIR(status.st_mode)) FailFile(path, "is not a folder", ENOTDIR);
     return;
   }
   if (errno != ENOENT) FailFile(path, "the folder cannot be made", errno);
@@ -235,7 +235,7 @@ int64_t FileBytes(const std::string& path) {
     if (errno == ENOENT) return -1;
     FailFile(path, "cannot be read", errno);
   }
-  if (!S_ISREG(status.st_mode)) throw Error(path + ": is no regular file");
+  if (!S_ISREG(status.st_mode)) throw Error(path + ": is not a regular file");
   return status.st_size;
 }
 
@@ -297,7 +297,7 @@ void SavedFile::Read(int64_t offset, std::span<std::byte> bytes) const {
       bytes = bytes.subspan(static_cast<size_t>(got));
       offset += got;
     } else if (got == 0) {
-      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it was cut off");
+      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it is truncated");
     } else if (errno != EINTR) {
       FailFile(path_, "cannot be read", errno);
     }

@@ -253,8 +253,7 @@ bool SealManifest(std::string* text) {
 Manifest ReadManifest(std::string_view text, const std::string& place) {
   if (!HasChecksum(text)) {
     throw Error(place +
-                ": is no manifest of a checkpoint, or damaged: it does not begin with a "
-                "checksum");
+                ": is not a checkpoint manifest, or is damaged: it does not begin with a checksum");
   }
   const std::string saved(text.substr(kBeforeChecksum.size(), kDigits)), now = ChecksumOf(text);
   if (saved != now) {

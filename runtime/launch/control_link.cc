@@ -74,7 +74,7 @@ std::string Body(const ControlMessage& message) {
   return body;
 }
 
-[[noreturn]] void Refuse() { throw Error("it sent what is no message of this job"); }
+[[noreturn]] void Refuse() { throw Error("it sent something that is not a message of this job"); }
 
 /// Reads a body from its beginning to its end; nothing in it is believed.
 class BodyReader {
@@ -221,7 +221,7 @@ void ControlLink::Send(const ControlMessage& message) {
   urgent_bytes_ += urgent_.back().size();
   Flush();
   if (open() && urgent_bytes_ > kMaxUrgent) {
-    Close("it does not read what it is sent (it is stopped, or its machine is gone)");
+    Close("it stopped reading (it is suspended, or its machine is gone)");
   }
 }
 

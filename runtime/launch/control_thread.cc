@@ -258,7 +258,7 @@ bool ControlThread::Plausible(const ControlMessage& message) const {
 
 void ControlThread::Take(int from, ControlMessage& message) {
   if (!Plausible(message)) {
-    Link(from)->Close("it sent what is no message of this job");
+    Link(from)->Close("it sent something that is not a message of this job");
     return;
   }
   if (message.kind == Kind::kFault || message.kind == Kind::kWords) {
@@ -318,7 +318,7 @@ void ControlThread::Keep() {
     if (link == nullptr) continue;
     if (link->open() && now_ - link->heard() > options_.silence) {
       link->Close("it was silent for " + Whole(options_.silence) +
-                  " (it is stopped, or its machine or network is gone)");
+                  " (it is suspended, or its machine or network is gone)");
     }
     NoticeLoss(p);
   }

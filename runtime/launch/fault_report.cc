@@ -91,8 +91,8 @@ std::string StandingText(const Standing& standing) {
   const std::string position =
       standing.position.empty() ? "" : standing.position + " since " + SecondsText(standing.since);
   const std::string heard =
-      position.empty() ? "never heard of"
-                       : "last heard of " + SecondsText(standing.heard) + " before, " + position;
+      position.empty() ? "never heard from"
+                       : "last heard from " + SecondsText(standing.heard) + " before, " + position;
   switch (standing.kind) {
     case Standing::Kind::kAnswered:
       return position;
@@ -132,7 +132,7 @@ std::vector<std::vector<int>> Circles(const std::vector<Standing>& standings) {
 }
 
 std::string CircleText(const std::vector<int>& circle, const NameOf& name) {
-  std::string text = "they wait in a circle: ";
+  std::string text = "circular wait: ";
   for (size_t i = 0; i < circle.size(); ++i) {
     text += (i > 0 ? ", " : "") + name(circle[i]) + " for " + name(circle[(i + 1) % circle.size()]);
   }

@@ -84,7 +84,7 @@ std::string ReadHello(std::string_view bytes, Claim* claim) {
   const auto [purpose, from, to, size, port, mesh] = numbers;
   if (purpose > static_cast<uint32_t>(Purpose::kMesh) || size < 1 || size > kMaxProcesses ||
       from >= size || to >= size || port > 65535 || mesh > 1) {
-    return "says of itself what cannot be";
+    return "makes an impossible claim";
   }
   *claim = {static_cast<Purpose>(purpose), static_cast<int>(from), static_cast<int>(to),
             static_cast<int>(size),        static_cast<int>(port), mesh == 1};
@@ -115,8 +115,7 @@ std::string WriteVersion() {
 void ReadChallenge(std::string_view secret, std::string_view hello, std::string_view bytes) {
   if (bytes.substr(0, kMagicBytes) != kMagic) {
     throw Error(
-        "is no rendezvous of contraflow: another program uses the port; set another "
-        "MASTER_PORT");
+        "is not a contraflow rendezvous: another program uses the port; set another MASTER_PORT");
   }
   if (bytes.size() == kMagicBytes) return;
   CF_ASSERT(bytes.size() == kChallengeBytes && hello.size() == kHelloBytes);
@@ -128,8 +127,8 @@ void ReadChallenge(std::string_view secret, std::string_view hello, std::string_
   }
   if (!SameText(ServerProof(secret, hello, head), bytes.substr(head.size()))) {
     throw Error(
-        "does not know the secret of this job: it belongs to another, older one perhaps, or "
-        "its secret differs; give all processes the same CONTRAFLOW_SECRET, or set another "
+        "does not know this job's secret: it may belong to an older job, or its secret differs; "
+        "give all processes the same CONTRAFLOW_SECRET, or set another "
         "MASTER_PORT");
   }
   const uint32_t rank = Take(&rest), size = Take(&rest);
@@ -175,7 +174,7 @@ std::string WriteRoster(const std::vector<Address>& roster) {
 }
 
 std::vector<Address> ReadRoster(std::string_view payload, int size) {
-  const Error broken("rank 0 sent a list of processes that is none");
+  const Error broken("rank 0 sent an invalid list of processes");
   std::vector<Address> roster;
   while (!payload.empty()) {
     if (payload.size() < 8 || roster.size() == static_cast<size_t>(size)) throw Error(broken);
@@ -214,7 +213,7 @@ bool FrameInbox::Fill(const Socket& socket) {
     std::string_view rest = inbox_.bytes();
     const uint32_t word = Take(&rest), size = Take(&rest);
     if (word > static_cast<uint32_t>(Word::kFailed) || size > kMaxPayload) {
-      throw Error("sent what makes no sense");
+      throw Error("sent something invalid");
     }
     if (rest.size() < size) {
       inbox_.Want(kHead + size);

@@ -101,7 +101,7 @@ void Acceptor::LetIn() {
   // Others wait outside, in the system's queue.
   while (HasRoom()) {
     if (pending_.size() >= most_) {
-      Refuse(pending_.front().address, "is one of too many at a time");
+      Refuse(pending_.front().address, "is one too many at a time");
       pending_.erase(pending_.begin());
     }
     PendingPeer pending;
@@ -139,15 +139,15 @@ std::string Acceptor::Advance(PendingPeer* pending) {
       return reason;
     }
     if (pending->inbox.full()) return Answer(pending);
-    return open ? "" : "left without a word";
+    return open ? "" : "left silently";
   }
   if (!pending->inbox.full()) {
     if (open) return "";
     const int size = pending->claim.size;
-    const std::string why = size == size_ ? "has another secret?"
+    const std::string why = size == size_ ? "has a different secret?"
                                           : "its job has " + std::to_string(size) +
                                                 " processes, this one " + std::to_string(size_);
-    return RankText(pending->claim) + ", but left at our proof: " + why;
+    return RankText(pending->claim) + ", but left after our proof: " + why;
   }
   if (!ProofHolds(secret_, pending->hello, pending->challenge, pending->inbox.bytes())) {
     return RankText(pending->claim) + ", but does not know the secret";
@@ -230,7 +230,7 @@ Call::State Call::Serve(const Readiness& readiness) {
   }
   if (frames_.word() == Word::kFailed) throw ToldError(frames_.payload());
   if (frames_.word() == Word::kConnected) return State::kStands;
-  throw Error(whom_ + " says what makes no sense here");
+  throw Error(whom_ + " sent something unexpected");
 }
 
 Call::State Call::Answer() {

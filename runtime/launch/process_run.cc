@@ -73,15 +73,15 @@ std::string Disagreement(std::span<const std::vector<Fact>> by_process,
     if (i == mine.size() && i == first.size()) continue;
     const std::string who = name(static_cast<int>(p));
     if (!text.empty()) {
-      others += (others.empty() ? "; also not like " + name(0) + ": " : ", ") + who;
+      others += (others.empty() ? "; also different from " + name(0) + ": " : ", ") + who;
       continue;
     }
     if (i == mine.size() || i == first.size() || mine[i].noun != first[i].noun) {
       // Only processes of different builds list different facts.
-      text = who + " is of another build than " + name(0) + "; start the same program everywhere";
+      text = who + " is another build than " + name(0) + "; start the same program everywhere";
       continue;
     }
-    text = who + " has another " + mine[i].noun + " than " + name(0) + ": " + mine[i].shown +
+    text = who + " has a different " + mine[i].noun + " than " + name(0) + ": " + mine[i].shown +
            " against " + first[i].shown + "; give all processes the same";
   }
   return text + others;

@@ -94,10 +94,10 @@ class Host {
     const Address listens{peer->address.host, claim.port};
     Guest& guest = guests_[static_cast<size_t>(claim.from)];
     if (guest.socket) {
-      const std::string text = "two processes say that they are rank " +
-                               std::to_string(claim.from) + ": one listens at " +
-                               guest.listens.Text() + ", the other at " + listens.Text() +
-                               "; give every process a number of its own (RANK, or what the "
+      const std::string text = "two processes claim to be rank " + std::to_string(claim.from) +
+                               ": one listens at " + guest.listens.Text() + ", the other at " +
+                               listens.Text() +
+                               "; give every process its own number (RANK, or what the "
                                "launcher sets)";
       Socket* const socket = &peer->socket;
       Part(std::span(&socket, 1), WriteFrame(Word::kFailed, text));
@@ -128,7 +128,7 @@ class Host {
     }
     if (claim.purpose == Purpose::kMeet && claim.from == 0) {
       return "rank 0 is here already, at " + here_.Text() +
-             "; give every process a number of its own (RANK, or what the launcher sets)";
+             "; give every process its own number (RANK, or what the launcher sets)";
     }
     return "";
   }
@@ -143,7 +143,7 @@ class Host {
     }
     if (guest.frames.word() == Word::kFailed) throw Error(guest.frames.payload());
     if (guest.frames.word() != Word::kReady || !gathered_ || guest.ready) {
-      throw Error(name + "says what makes no sense here");
+      throw Error(name + "sent something unexpected");
     }
     guest.ready = true;
   }
@@ -199,8 +199,8 @@ class Host {
     if (gathered_ || Clock::now() < side_.deadline) return;
     const std::string refused = side_.acceptor->Refused();
     throw Error(RankNames(Missing()) + " of " + std::to_string(side_.point.size) +
-                " did not come to rank 0 at " + here_.Text() + within +
-                (refused.empty() ? "" : "; sent away meanwhile: " + refused) +
+                " did not reach rank 0 at " + here_.Text() + within +
+                (refused.empty() ? "" : "; refused meanwhile: " + refused) +
                 "; were they started, with the same MASTER_ADDR, MASTER_PORT and secret?");
   }
 

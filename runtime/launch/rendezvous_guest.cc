@@ -74,8 +74,8 @@ class GuestVisit {
     } while (Clock::now() < side_.deadline);
     CF_ASSERT(closed);
     throw Error("what answers as " + HostName() +
-                " closes every connection without a word: another program uses the port, perhaps; "
-                "set another MASTER_PORT");
+                " closes every connection silently: another program may use the port; set another "
+                "MASTER_PORT");
   }
 
   /// Whether the call stands; not if it was closed.
@@ -90,7 +90,7 @@ class GuestVisit {
         return true;
       }
       if (Clock::now() < side_.deadline) continue;
-      throw Error("what answers as " + HostName() + " did not say a word within " +
+      throw Error("what answers as " + HostName() + " did not answer within " +
                   Seconds(side_.point.timeout) +
                   ": it is stopped, or another program uses the port; end it, or set another "
                   "MASTER_PORT");
@@ -177,7 +177,7 @@ class GuestVisit {
     if (word == Word::kFailed) throw MeetingOver(frames_.payload());
     if (word == Word::kGo && said_ready_) return true;
     if (word != Word::kRoster || has_roster_) {
-      throw Error(HostName() + " says what makes no sense here");
+      throw Error(HostName() + " sent something unexpected");
     }
     has_roster_ = true;
     side_.members.roster = ReadRoster(frames_.payload(), side_.point.size);

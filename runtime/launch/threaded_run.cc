@@ -114,7 +114,7 @@ const Plan& CheckSize(const Plan& plan) {
     std::string text = "the plan has " + std::to_string(plan.ranks) + " ranks in " +
                        std::to_string(plan.data_parallel) + " replica(s)";
     if (plan.expert_parallel > 1) {
-      text += " of " + std::to_string(plan.expert_parallel) + " devices a rank";
+      text += " of " + std::to_string(plan.expert_parallel) + " devices per rank";
     }
     throw Error(text + ", which is more than " + std::to_string(kMaxThreads) +
                 " threads in one process; compile it for fewer");

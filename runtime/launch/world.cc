@@ -133,7 +133,7 @@ void RequireOneLauncher(const Environment& get, const World& world) {
   throw Error("RANK and WORLD_SIZE say " + std::to_string(world.rank) + " of " +
               std::to_string(world.size) + ", but mpirun's " + mpirun.rank + " and " +
               mpirun.size[0] + " " + std::to_string(other.rank) + " of " +
-              std::to_string(other.size) + "; unset those that are left over");
+              std::to_string(other.size) + "; unset the stale ones");
 }
 
 bool IsHostCharacter(char c) {

@@ -325,7 +325,7 @@ class ThreadNetwork::Face : public Transport {
     const std::vector<int>& workers = reduction.meeting.workers;
     const auto place =
         static_cast<size_t>(std::find(workers.begin(), workers.end(), worker_) - workers.begin());
-    size_t other = place;  // whose part has another size
+    size_t other = place;  // whose part has a different size
     gate_.Meet(
         &reduction.meeting, worker_, reduce, [&] { reduction.parts[place] = values; },
         [&] {

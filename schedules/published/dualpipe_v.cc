@@ -54,7 +54,7 @@ constexpr Formula kFormula = {"(PP-1)(F&B+B-3W)", Published, Exact};
 
 const Schedule kDualPipeV = {
     .name = "dualpipe-v",
-    .summary = "DualPipe folded into a V: two stages a rank, parameters once",
+    .summary = "DualPipe folded into a V: two stages per rank, parameters once",
     .limits = "any P, M >= 2P",
     .memory = "2P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },

@@ -47,7 +47,7 @@ constexpr Formula kFormula = {"(PP-1)(F+B)", Published, Exact};
 
 const Schedule kOneFOneB = {
     .name = "1f1b",
-    .summary = "one forward, one full backward in turn",
+    .summary = "one forward and one full backward in turn",
     .limits = "any P and M",
     .memory = "P-r activations on rank r",
     .stages = [](const Spec& spec) { return spec.ranks; },

@@ -324,7 +324,7 @@ Plan Generate(const Spec& spec) {
 // The published bubble of 0 at unit cost is that of the span, so there is no formula here.
 const Schedule kZbV = {
     .name = "zb-v",
-    .summary = "a V of two stages a rank, no bubbles between a rank's first and last instruction",
+    .summary = "two stages per rank in a V, no bubbles between a rank's first and last instruction",
     .limits = "any P and M",
     .memory = "2P activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },

@@ -232,7 +232,7 @@ Plan Generate(const Spec& spec) {
   return std::move(best->plan);
 }
 
-/// Of its costs: where the placement has another number of stages, they are cut or merged.
+/// Of its costs: where the placement has a different number of stages, they are cut or merged.
 int Stages(const Spec& spec) { return CostStages(spec); }
 
 /// Any order of all micro-batches may come of a search, and a limit is not known here to be in

@@ -271,7 +271,8 @@ std::string RejectRepartition(const CostModel& costs, int from, int to) {
   if (from == to) return "";
   if (to % from != 0 && from % to != 0) {
     return "would need costs of " + std::to_string(to) + " stages, these are of " +
-           std::to_string(from) + ", which neither cut nor merge into as many equal parts";
+           std::to_string(from) +
+           ", which can be neither split nor merged into that many equal parts";
   }
   if (!costs.moe) return "";
   const int layers = costs.moe->layers_per_stage;
@@ -282,13 +283,13 @@ std::string RejectRepartition(const CostModel& costs, int from, int to) {
   }
   const int parts = to / from;
   if (layers % parts != 0) {
-    return "would cut each stage in " + std::to_string(parts) + ", and its " +
+    return "would split each stage into " + std::to_string(parts) + ", and its " +
            std::to_string(layers) + (layers == 1 ? " layer does" : " layers do") + " not divide";
   }
   for (const ComponentCost& component : kComponentCosts) {
     if (!Repeats((*costs.moe).*component.times, parts)) {
-      return "would cut each stage in " + std::to_string(parts) + ", and its layers differ (\"" +
-             component.key + "\")";
+      return "would split each stage into " + std::to_string(parts) +
+             ", and its layers differ (\"" + component.key + "\")";
     }
   }
   return "";

@@ -61,7 +61,7 @@ TEST_SUITE("unit") {
     CheckCosts(costs, 8, 100);
     costs.stages.resize(2, costs.stages[0]);
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
-          "the costs have 2 stages, this schedule makes 3; give \"stage\" (every stage alike) or "
+          "the costs have 2 stages, this schedule has 3; give \"stage\" (every stage alike) or "
           "\"stages\" with 3 entries");
     costs.stages[1].fb = 0;
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==

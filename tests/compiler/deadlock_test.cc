@@ -53,8 +53,8 @@ TEST_SUITE("unit") {
         "rank\n RECV_F s1 m0 from=0 group=0\n SEND_B s1 m0 to=0 group=0\n F s1 m0\n BW s1 m0\n"
         " STEP s1\n");
     CHECK(FindingsText(plan) ==
-          "producer: rank 1, instruction 1: SEND_B s1 m0 to=0 group=0 stands before its producer "
-          "at 3 (BW s1 m0); move it behind\n");
+          "producer: rank 1, instruction 1: SEND_B s1 m0 to=0 group=0 comes before its producer at "
+          "3 (BW s1 m0); move it after\n");
     const Plan two = PlanFromText(
         "rank\n F s0 m0\n SEND_F s0 m0 to=1 group=0\n RECV_B s0 m0 from=1 group=0\n BW s0 m0\n"
         " STEP s0\n"

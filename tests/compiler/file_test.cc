@@ -212,7 +212,7 @@ TEST_SUITE("unit") {
     saved.Read(300002, std::as_writable_bytes(std::span(tail)));
     CHECK(std::string(tail, 2) == "bb");
     CHECK(Failure([&] { saved.Read(300003, std::as_writable_bytes(std::span(tail))); }) ==
-          deep + "/x: ends at byte 300004: it was cut off");
+          deep + "/x: ends at byte 300004: it is truncated");
     FlushFolder(deep);
     RenameFile(deep, folder / "done");
     CHECK(
@@ -226,7 +226,7 @@ TEST_SUITE("unit") {
     CHECK(NamesInFolder(folder.path.string()) == std::vector<std::string>{"done"});
     CHECK(FileSize(folder / "done/x") == 300004);
     CHECK(Failure([&] { FileSize(folder / "done"); }) ==
-          (folder / "done") + ": is no regular file");
+          (folder / "done") + ": is not a regular file");
   }
 
   TEST_CASE("- is standard input and output") {

@@ -63,7 +63,7 @@ TEST_SUITE("unit") {
         {"// x\n{}", "f.json:1:1: not valid JSON: invalid literal"},
         {"{\"a\": [1, 2",
          "f.json:1:12: not valid JSON: unexpected end of input; expected ']'; the document ends "
-         "here, was it cut off?"},
+         "here; was it truncated?"},
         {"\xFF\xFE{", "f.json:1:1: not valid JSON: invalid literal"},
     };
     for (const auto& row : rows) {
@@ -205,7 +205,7 @@ TEST_SUITE("unit") {
         {"\xA1"s, "f.json: byte 1: not valid CBOR: the document ends early"},
         {"\xA1\x61"s, "f.json: byte 2: not valid CBOR: the document ends early"},
         {"\xA1\x61x"s, "f.json: byte 3: not valid CBOR: the document ends early"},
-        {"\xA0\x00"s, "f.json: byte 1: not valid CBOR: the document goes on behind its end"},
+        {"\xA0\x00"s, "f.json: byte 1: not valid CBOR: the document continues after its end"},
         {"\xA1\x01\x01"s, "f.json: byte 2: not valid CBOR: a key that is not text"},
         {"\xA1\x61x\x41z"s,
          "f.json: byte 4: not valid CBOR: a byte string, where only text may stand"},

@@ -148,7 +148,7 @@ TEST_SUITE("unit") {
       const std::string text = Read(place);
       CAPTURE(text);
       CHECK(text.find("plan/rank-0001.cbor: has the checksum ") == 0);
-      CHECK(text.find(": it is damaged, or of another plan; write the folder again") !=
+      CHECK(text.find(": it is damaged, or belongs to another plan; write the folder again") !=
             std::string::npos);
     }
     SUBCASE("of another rank") {

@@ -115,7 +115,7 @@ TEST_SUITE("unit") {
         {"gate", "the slot ends too early" + form},
         {kGate.substr(0, kGate.rfind(' ')), "the slot ends too early" + form},
         {kGate + " ", "the slot ends with a space" + form},
-        {kGate + " more", "unexpected text behind \"last\"" + form},
+        {kGate + " more", "unexpected text after \"last\"" + form},
         {With("gate", "gat"), "unknown value \"gat\" (did you mean \"gate\"?)" + form},
         {With("gate", "xyzzy plugh"), "unknown value \"xyzzy\"" + form},
         {With("s3", "3"), wants("s", "3")},

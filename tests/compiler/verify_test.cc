@@ -144,16 +144,16 @@ TEST_SUITE("unit") {
   TEST_CASE("order") {
     CHECK(FindingsText(PlanFromText("rank\n B s0 m0\n F s0 m0\n W s0 m0\n")) ==
           "order: rank 0, instruction 0: B s0 m0 stands before 1 (F s0 m0), whose activations it "
-          "needs; move it behind\n");
+          "needs; move it after\n");
     CHECK(FindingsText(PlanFromText("rank\n F s0 m0\n W s0 m0\n B s0 m0\n")) ==
           "order: rank 0, instruction 1: W s0 m0 stands before 2 (B s0 m0), whose gradients it "
-          "needs; move it behind\n");
+          "needs; move it after\n");
     CHECK(FindingsText(PlanFromText("route 0 0 : 0\nrank\n F s1 m0\n F s0 m0\n BW s0 m0\n"
                                     " BW s1 m0\n")) ==
           "order: rank 0, instruction 0: F s1 m0 needs the output of stage 0, micro-batch 0, made "
-          "at 1 (F s0 m0); move it behind\n"
+          "at 1 (F s0 m0); move it after\n"
           "order: rank 0, instruction 2: BW s0 m0 needs the input gradient of stage 1, micro-batch "
-          "0, made at 3 (BW s1 m0); move it behind\n");
+          "0, made at 3 (BW s1 m0); move it after\n");
     CHECK(FindingsText(PlanFromText("rank\n FB s0 m0 + s0 m0\n")) ==
           "order: rank 0, instruction 0: FB s0 m0 + s0 m0 overlaps a forward with its own "
           "backward, which needs it first; an FB takes two different micro-batches\n");
@@ -205,11 +205,11 @@ TEST_SUITE("unit") {
     CHECK(FindingsText(Edited("rank 0", "F s0 m1", " SEND_F s0 m1 to=1\n F s0 m1\n")) ==
           "message: rank 0, instruction 4: SEND_F s0 m1 to=1 repeats 2 (SEND_F s0 m1 to=1); drop "
           "one\n"
-          "producer: rank 0, instruction 2: SEND_F s0 m1 to=1 stands before its producer at 3 (F "
-          "s0 m1); move it behind\n");
+          "producer: rank 0, instruction 2: SEND_F s0 m1 to=1 comes before its producer at 3 (F "
+          "s0 m1); move it after\n");
     CHECK(FindingsText(Edited("rank 1", "RECV_F s1 m0 from=0\n F s1 m0",
                               " F s1 m0\n RECV_F s1 m0 from=0\n")) ==
-          "consumer: rank 1, instruction 1: RECV_F s1 m0 from=0 stands behind its consumer at 0 (F "
+          "consumer: rank 1, instruction 1: RECV_F s1 m0 from=0 comes after its consumer at 0 (F "
           "s1 m0); move it before\n");
   }
 
@@ -227,12 +227,12 @@ TEST_SUITE("unit") {
           "drop it\n");
     CHECK(FindingsText(Copies(kEnd, " STEP s0\n REDUCE s1\n REDUCE s1\n STEP s1\n")) ==
           "reduce: rank 1: no REDUCE s0; the stage has 2 copies, each rank that holds one must run "
-          "it once behind its last weight gradient\n"
+          "it once after its last weight gradient\n"
           "reduce: rank 1, instruction 6: REDUCE s1 repeats 5 (REDUCE s1); drop one\n");
     CHECK(FindingsText(PlanFromText("copies 3\nrank\n F s0 m0\n B s0 m0\n REDUCE s0\n W s0 m0\n"
                                     " STEP s0\n")) ==
           "reduce: rank 0, instruction 2: REDUCE s0 stands before 3 (W s0 m0), which it needs; "
-          "move it behind\n");
+          "move it after\n");
   }
 
   TEST_CASE("step") {
@@ -240,7 +240,7 @@ TEST_SUITE("unit") {
           "step: rank 1: no STEP s1; each rank that holds the stage must run it once\n");
     CHECK(FindingsText(Copies(kEnd, " STEP s0\n REDUCE s0\n REDUCE s1\n STEP s1\n STEP s1\n")) ==
           "step: rank 1, instruction 4: STEP s0 stands before 5 (REDUCE s0), which it needs; move "
-          "it behind\n"
+          "it after\n"
           "step: rank 1, instruction 8: STEP s1 repeats 7 (STEP s1); drop one\n");
   }
 
@@ -273,7 +273,7 @@ TEST_SUITE("unit") {
     const std::vector<Finding> findings = Verify(plan);
     REQUIRE(findings.size() == 1001);
     CHECK(findings.back() ==
-          Finding{"complete", -1, -1, "and 19000 more of this check; mend these first"});
+          Finding{"complete", -1, -1, "and 19000 more of this check; fix these first"});
   }
 }
 

@@ -207,15 +207,15 @@ TEST_SUITE("unit") {
     spec.chunks = 3;
     spec.search.placement = Placement::kInterleaved;
     CHECK(FindSchedule("auto").reject(spec) ==
-          "would need costs of 12 stages, these are of 8, which neither cut nor merge into as many "
-          "equal parts");
+          "would need costs of 12 stages, these are of 8, which can be neither split nor merged "
+          "into that many equal parts");
     spec.search.placement = Placement::kLinear;
     CHECK(FindSchedule("auto").reject(spec) == "");
     std::mt19937_64 random(4);
     spec = MakeSpec("auto", 4, 8, RandomMoeCosts(&random, 1, Overlap::kAll));
     spec.search.placement = Placement::kV;
     CHECK(FindSchedule("auto").reject(spec) ==
-          "would cut each stage in 2, and its 1 layer does not divide");
+          "would split each stage into 2, and its 1 layer does not divide");
     spec = MakeSpec("auto", 3, 2, UniformCosts(3, 3, 3));
     spec.costs.microbatch_scale = {1, 2};
     spec.search.placement = Placement::kBidirectional;

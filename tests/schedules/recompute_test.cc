@@ -114,7 +114,7 @@ TEST_SUITE("unit") {
     CHECK(findings("F s0 m0\nR s0 m0\nB s0 m0\nW s0 m0", "F s1 m0\nR s1 m0\nBW s1 m0") == "");
     CHECK(findings("R s0 m0\nF s0 m0\nBW s0 m0", last) ==
           "order: rank 0, instruction 0: R s0 m0 stands before 1 (F s0 m0), the forward that it "
-          "runs again; move it behind\n");
+          "runs again; move it after\n");
     CHECK(findings("F s0 m0\nBW s0 m0\nR s0 m0", last) ==
           "order: rank 0, instruction 2: R s0 m0 stands behind 1 (BW s0 m0), which needs the "
           "activations that it makes; move it before, or drop it\n");

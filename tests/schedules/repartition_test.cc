@@ -102,15 +102,15 @@ TEST_SUITE("unit") {
     CHECK(whole.moe == costs.moe);
     CHECK(whole.memory == costs.memory);
     CHECK(RejectRepartition(costs, 4, 12) ==
-          "would cut each stage in 3, and its 4 layers do not divide");
+          "would split each stage into 3, and its 4 layers do not divide");
     costs.moe->attn_f = {7, 9, 7, 8};
     CHECK(RejectRepartition(costs, 4, 8) ==
-          "would cut each stage in 2, and its layers differ (\"attn_f\")");
+          "would split each stage into 2, and its layers differ (\"attn_f\")");
     CHECK(RejectRepartition(costs, 40, 2) ==
           "would merge stages of 4 layers into one of more than 64");
     CHECK(RejectRepartition(costs, 6, 4) ==
-          "would need costs of 4 stages, these are of 6, which neither cut nor merge into as many "
-          "equal parts");
+          "would need costs of 4 stages, these are of 6, which can be neither split nor merged "
+          "into that many equal parts");
   }
 }
 

@@ -283,7 +283,7 @@ std::string FlawOfRun(const std::vector<LaneJob>& jobs, const Interleaving& run)
     const auto job = static_cast<size_t>(index);
     if (end[job] >= 0) return name + " runs twice";
     const Span& span = run.spans[i];
-    if (span.end - span.start != jobs[job].duration) return name + " has another length";
+    if (span.end - span.start != jobs[job].duration) return name + " has a different length";
     Time& lane = free[jobs[job].all_to_all ? 1 : 0];
     Time start = lane;
     for (const int before : jobs[job].after) {

@@ -166,7 +166,7 @@ TEST_SUITE("unit") {
           "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     CHECK(Failure<UsageError>([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
-          "--seed: is for the search of auto, and 1f1b is not searched; drop one of them");
+          "--seed: is for auto, but 1f1b is not searched; drop one of them");
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
     CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") !=
           std::string::npos);

@@ -129,7 +129,7 @@ TEST_SUITE("unit") {
     CHECK(group(4) == "5");
     CHECK_THROWS_WITH_AS(group(3),
                          "Megatron-LM cannot run this plan: more than the last of its rounds are "
-                         "shorter than 7 micro-batches; it has 1f1b and interleaved-1f1b alone",
+                         "shorter than 7 micro-batches; it has only 1f1b and interleaved-1f1b",
                          Error);
     spec.data_parallel = 4;
     spec.expert_parallel = 2;
@@ -149,7 +149,7 @@ TEST_SUITE("unit") {
       return "";
     };
     const std::string head = "Megatron-LM cannot run this plan: ";
-    const std::string tail = "; it has 1f1b and interleaved-1f1b alone";
+    const std::string tail = "; it has only 1f1b and interleaved-1f1b";
     CHECK(why(Order("dualpipe", 4, 8)) == head + "its micro-batches take 2 routes" + tail);
     CHECK(why(Order("zb-v", 4, 8)) == head + "stage 4 is on rank 3, not on rank 0" + tail);
     CHECK(why(Order("zb-1p", 4, 8)) == head + "B s0 m0 splits or overlaps a backward" + tail);

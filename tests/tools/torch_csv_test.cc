@@ -112,7 +112,8 @@ TEST_SUITE("unit") {
       return why.starts_with(head) ? why.substr(head.size()) : why;
     };
     const std::string none =
-        ": is no action; actions are a stage, one of F I W B SEND_F RECV_F SEND_B RECV_B and a "
+        ": is not an action; an action is a stage, one of F I W B SEND_F RECV_F SEND_B RECV_B and "
+        "a "
         "micro-batch, as in 2F0, or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD";
     for (const char* cell :
          {"1f0", "F0", "-1F0", "1X0", "0OVERLAP_F_B", "x", "1SEND", "1 F0", "+1F0"}) {
@@ -120,10 +121,10 @@ TEST_SUITE("unit") {
     }
     CHECK(one("\x1b[2J\\") == R"("\x1b[2J\x5c")" + none);
     CHECK(one(std::string(100, 'z')) == "\"" + std::string(64, 'z') + "...\"" + none);
-    CHECK(one("1F0xyz") == R"("1F0xyz": goes on behind 1F0 with "xyz")");
-    CHECK(one("1UNSHARD3") == R"("1UNSHARD3": goes on behind 1UNSHARD with "3")");
-    CHECK(one("1B") == R"("1B": B needs a micro-batch behind it, in 0..1048575)");
-    CHECK(one("1F1048576") == R"("1F1048576": F needs a micro-batch behind it, in 0..1048575)");
+    CHECK(one("1F0xyz") == R"("1F0xyz": continues after 1F0 with "xyz")");
+    CHECK(one("1UNSHARD3") == R"("1UNSHARD3": continues after 1UNSHARD with "3")");
+    CHECK(one("1B") == R"("1B": B needs a micro-batch after it, in 0..1048575)");
+    CHECK(one("1F1048576") == R"("1F1048576": F needs a micro-batch after it, in 0..1048575)");
     CHECK(one("32768F0") == R"("32768F0": the stage must be in 0..32767)");
     CHECK(one("99999999999999F0") == R"("99999999999999F0": the stage must be in 0..32767)");
     for (const char* cell : {"(1F0;1B0)", "(1F0;1B0)F", "(1F0)OVERLAP_F_B", "()OVERLAP_F_B",
@@ -136,7 +137,7 @@ TEST_SUITE("unit") {
     CHECK(one("0F1") == "0F1: stage 0 is on row 1 already; a stage lives on one rank");
     CHECK(
         one("1F0") ==
-        "1F0: the forward of stage 1 for micro-batch 0 is done already, at row 2, column 1 (1F0)");
+        "1F0: the forward of stage 1 for micro-batch 0 was already done at row 2, column 1 (1F0)");
     CHECK(WhyNot("0F0,0B0\n1B0,1F0\n") ==
           "s.csv: row 2, column 1: 1B0: must come after 1F0, which is at row 2, column 2");
     CHECK(WhyNot("0F0,0W0,0I0") ==
@@ -144,7 +145,7 @@ TEST_SUITE("unit") {
     CHECK(WhyNot("(0F0;0B0)OVERLAP_F_B") ==
           "s.csv: row 1, column 1: 0B0: must come after 0F0, which is at row 1, column 1");
     CHECK(WhyNot("0F0,0I0,0W0,0B0") ==
-          "s.csv: row 1, column 4: 0B0: the backward of stage 0 for micro-batch 0 is done already, "
+          "s.csv: row 1, column 4: 0B0: the backward of stage 0 for micro-batch 0 was already done "
           "at row 1, column 2 (0I0)");
     CHECK(
         WhyNot("0F0,0I0") ==
@@ -153,18 +154,17 @@ TEST_SUITE("unit") {
     CHECK(WhyNot("0F0,0F2,0B0,0B2") ==
           "s.csv: row 1 has no forward of stage 0 for micro-batch 1; every stage runs all 3 "
           "micro-batches");
-    CHECK(
-        WhyNot("0F0,0B0\n2F0,2B0\n") ==
-        "s.csv: stage 1 is on no row, but there is a stage 2; stages are numbered from 0, none is "
-        "left out");
+    CHECK(WhyNot("0F0,0B0\n2F0,2B0\n") ==
+          "s.csv: stage 1 is on no row, but there is a stage 2; stages are numbered from 0 without "
+          "gaps");
     CHECK(WhyNot("0F0,0B0\n,,\n1F0,1B0\n") ==
-          "s.csv: row 2 has no action; every row is a rank, which has a stage at least");
-    CHECK(WhyNot("") == "s.csv: is empty; it must have one row a rank");
+          "s.csv: row 2 has no action; every row is a rank, which has at least one stage");
+    CHECK(WhyNot("") == "s.csv: is empty; it must have one row per rank");
     CHECK(WhyNot("0REDUCE_GRAD\n") ==
-          "s.csv: row 1 has no action; every row is a rank, which has a stage at least");
+          "s.csv: row 1 has no action; every row is a rank, which has at least one stage");
     std::string rows;
     for (int i = 0; i <= kMaxRanks; ++i) rows += std::to_string(i) + "F0\n";
-    CHECK(WhyNot(rows) == "s.csv: has more than 16384 rows, one a rank; no plan has more ranks");
+    CHECK(WhyNot(rows) == "s.csv: has more than 16384 rows, one per rank; no plan has more ranks");
   }
 
   TEST_CASE("torch csv: communication must be complete and in place") {

@@ -176,7 +176,7 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const 
 }
 
 CLI::Option* AddJson(CLI::App* app, bool* field) {
-  return AddFlag(app, "--json", field, "one JSON document on stdout and nothing else");
+  return AddFlag(app, "--json", field, "print one JSON document and nothing else");
 }
 
 bool Parse(CLI::App* app, const std::vector<std::string>& words) {

@@ -39,8 +39,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
   }
   if (options.transport == "tcp" || options.transport == "mpi") {
     throw UsageError("--transport " + options.transport +
-                     ": joins CPUs; GPUs are joined by nccl, virtual ranks on one GPU by threads; "
-                     "leave it out for what suits the launcher");
+                     ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
+                     "threads; leave it out to let the launcher decide");
   }
   if (options.strict) {
     throw UsageError("--strict: for --device cpu only; leave it out");
@@ -97,61 +97,57 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   app.get_formatter()->column_width(34);
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan);
-  AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute; default cpu");
-  AddChoice(
-      &app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
-      "how ranks exchange messages; default under a launcher nccl for GPUs, mpi or tcp for CPUs, "
-      "else threads (on a GPU: virtual ranks, which share it)");
+  AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute; default: cpu");
+  AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
+            "how ranks exchange messages; default: under a launcher nccl for GPUs and mpi or tcp "
+            "for CPUs, else threads (on a GPU: virtual ranks, which share it)");
   app.add_option("--model", options.model, "model file or preset: default, tiny")
       ->type_name("FILE|PRESET");
   AddNumber(&app, "--capacity", &options.capacity, "X",
-            "an expert takes at most X times its even share of a device's tokens, the others are "
-            "dropped; default the model's capacity_factor");
-  app.add_option("--data", options.data, "text to train on; default a licence text of this machine")
+            "an expert takes at most X times its even share of a device's tokens, the rest are "
+            "dropped; default: the model's capacity_factor");
+  app.add_option("--data", options.data,
+                 "text to train on; default: a licence text found on this machine")
       ->type_name("FILE");
-  AddInteger(&app, "--steps", &options.steps, "N", "optimizer steps; default 10");
+  AddInteger(&app, "--steps", &options.steps, "N", "optimizer steps; default: 10");
   app.add_flag("--check", options.check,
-               "do the same steps on one rank without a pipeline, and compare every loss, gradient "
-               "and weight bit for bit");
+               "train the same steps without a pipeline too, and compare every loss, gradient and "
+               "weight bit for bit");
   app.add_option("--trace", options.trace,
                  "write the measured timeline of the last step as a Chrome/Perfetto trace")
       ->type_name("FILE");
   app.add_option("--calibrate", options.calibrate,
-                 "write what instructions were measured to take as a cost file for contraflow "
-                 "compile")
+                 "write measured times to a cost file for contraflow compile")
       ->type_name("FILE");
-  AddInteger(&app, "--seed", &seed, "N", "of the weights and of the choice of text; default 1");
+  AddInteger(&app, "--seed", &seed, "N", "seeds the weights and the choice of text; default: 1");
   app.add_flag("--strict", options.strict,
-               "every message waits for its receiver (rendezvous), as the plan was proven for");
-  app.add_flag("--graph", graph,
-               "on a GPU: capture the work of a step once and replay it; the default");
-  app.add_flag("--no-graph", no_graph, "on a GPU: issue the work anew for every step");
-  app.add_flag(
-      "--no-stamps", no_stamps,
-      "on a GPU: do not measure when instructions run, which takes two small kernels each");
+               "every message waits for its receiver (rendezvous), as in the proof");
+  app.add_flag("--graph", graph, "on a GPU: capture a step once and replay it; the default");
+  app.add_flag("--no-graph", no_graph, "on a GPU: issue every step again instead");
+  app.add_flag("--no-stamps", no_stamps,
+               "on a GPU: do not time instructions (timing one takes two small kernels)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
-             "on a GPU: SMs of each rank, a multiple of 8; default as many as there are for each");
+             "on a GPU: SMs per rank, a multiple of 8; default: an equal share");
   AddNumber(&app, "--timeout", &options.timeout, "SECONDS",
-            "give up when no rank has made progress for so long; default 120");
+            "give up if no rank makes progress for this long; default: 120");
   app.add_option("--checkpoint", options.checkpoint,
-                 "folder for checkpoints, one at the end of the training at least")
+                 "folder for checkpoints; at least one is saved, at the end")
       ->type_name("DIR");
-  AddInteger(&app, "--checkpoint-every", &every, "N", "and one after every N steps");
+  AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
   AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
-             "how many of them stay; default 2");
+             "how many checkpoints to keep; default: 2");
   app.add_flag("--resume", options.resume,
-               "go on from the newest checkpoint, as if the training had never stopped; from the "
-               "beginning if there is none yet");
-  AddInteger(&app, "--resume-step", &resume_step, "N", "go on from the checkpoint of step N");
+               "resume from the newest checkpoint, bit-identically; start from the beginning if "
+               "there is none yet");
+  AddInteger(&app, "--resume-step", &resume_step, "N", "resume from the checkpoint of step N");
   app.add_option("--rank-order", options.rank_order,
-                 "which device each process of a launcher is: ep (member of an expert group), dp "
-                 "(replica), pp (rank), the one that changes fastest first; default ep-dp-pp")
+                 "how launched processes map to devices, fastest dimension first: ep (member of an "
+                 "expert group), dp (replica), pp (rank); default: ep-dp-pp")
       ->type_name("ORDER");
   AddNumber(&app, "--rendezvous-timeout", &options.rendezvous_timeout, "SECONDS",
-            "how long the processes of a launcher wait for each other at the start; default 60");
+            "how long launched processes wait for each other at the start; default: 60");
   app.add_option("--secret-file", options.secret_file,
-                 "holds what only the processes of this job know; default CONTRAFLOW_SECRET of the "
-                 "environment")
+                 "file with the job's secret; default: CONTRAFLOW_SECRET from the environment")
       ->type_name("FILE");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");

@@ -35,13 +35,14 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   app->add_option("--costs", option->file,
                   "cost file, or a profile such as deepseek-v3-h800\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
-  AddNumber(app, "--f", &option->f, "T", "forward of a stage; this and the next override the file");
+  AddNumber(app, "--f", &option->f, "T",
+            "forward of a stage; this and the flags below override the file");
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
   AddNumber(app, "--fb", &option->fb, "T",
             "a forward overlapped with a full backward (default: f + bw)");
-  AddNumber(app, "--comm", &option->comm, "T", "one hop between neighbouring stages");
+  AddNumber(app, "--comm", &option->comm, "T", "a message between neighbouring stages");
   AddOverlapOption(app, option);
 }
 
@@ -128,21 +129,19 @@ constexpr double kMostNoise = 0.5;
 
 void AddSearchOptions(CLI::App* app, SearchOption* option) {
   app->add_option("--placement", option->placement,
-                  "of auto: linear (one stage a rank), v (two, there and back),\n"
-                  "interleaved (--chunks), bidirectional (two routes, parameters\n"
-                  "twice) or any; costs are cut or merged for the same model\n"
-                  "(default: any)")
+                  "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
+                  "(--chunks), bidirectional (two routes, parameters\ntwice) or any; stages are "
+                  "split or merged to keep the same\nmodel (default: any)")
       ->type_name("PLACEMENT");
-  app->add_option("--budget", option->budget,
-                  "of auto: how long to search each placement, about, and as long\n"
-                  "again for --noise; what counts is evaluated instructions, so the\n"
-                  "result is the same everywhere (default: 1s)")
+  app->add_option(
+         "--budget", option->budget,
+         "for auto: search time per placement, and the same again for\n--noise; it counts "
+         "evaluated instructions, so the result is the\nsame on every machine (default: 1s)")
       ->type_name("500ms|1s|2m");
-  AddInteger(app, "--seed", &option->seed, "N", "of auto: another search (default: 0)");
+  AddInteger(app, "--seed", &option->seed, "N", "for auto: another search (default: 0)");
   AddNumber(app, "--noise", &option->noise, "X",
-            "of auto: durations vary by this share of themselves (standard\n"
-            "deviation); of equally short orders take what suffers least\n"
-            "(default: 0)");
+            "for auto: among equally short orders, prefer the one least\nsensitive to durations "
+            "that vary by this share (standard\ndeviation; default: 0)");
 }
 
 SearchOptions ResolveSearch(const SearchOption& option) {
@@ -172,7 +171,7 @@ void RefuseSearchOptions(const SearchOption& option, const std::string& schedule
                                                 {"--noise", option.noise.has_value()}};
   for (const auto& [name, given] : flags) {
     if (!given) continue;
-    throw UsageError(std::string(name) + ": is for the search of auto, and " + schedule +
+    throw UsageError(std::string(name) + ": is for auto, but " + schedule +
                      " is not searched; drop one of them");
   }
 }

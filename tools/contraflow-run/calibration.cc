@@ -63,7 +63,7 @@ void Calibration::CheckPlan(const Plan& plan) {
         });
     if (has) continue;
     throw Error("--calibrate: the plan has no " + std::string(Name(op)) +
-                " on its own, so what one costs cannot be told; take a plan of zb-1p");
+                " on its own, so its cost cannot be measured; use a plan of zb-1p");
   }
 }
 

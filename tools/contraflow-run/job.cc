@@ -44,7 +44,7 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
   if (!options_.resume) {
     if (job_.leads() && Checkpoint::Open(folder, std::nullopt)) {
       throw Error("--checkpoint " + folder +
-                  ": has checkpoints of an earlier training; use --resume to go on from them, or "
+                  ": has checkpoints of an earlier training; use --resume to continue it, or "
                   "another folder");
     }
     return 0;
@@ -72,12 +72,12 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
 
 void RunCheckpoints::Note(const CheckpointHead* head) {
   if (head == nullptr) {
-    note_ = "no checkpoint in " + options_.checkpoint + " yet: begins with step 1";
+    note_ = "no checkpoint in " + options_.checkpoint + " yet: starting at step 1";
     return;
   }
-  note_ = "goes on behind step " + std::to_string(head->step);
+  note_ = "resuming after step " + std::to_string(head->step);
   if (head->step >= options_.steps) {
-    note_ += ": nothing is left to do, as --steps is " + std::to_string(options_.steps);
+    note_ += ": nothing is left to do, --steps is " + std::to_string(options_.steps);
   }
   const Plan& plan = input_.plan;
   std::string other;
@@ -90,7 +90,7 @@ void RunCheckpoints::Note(const CheckpointHead* head) {
   compare("replicas", head->data_parallel, plan.data_parallel);
   compare("devices of an expert group", head->expert_parallel, plan.expert_parallel);
   // These decide what is trained on; schedule and ranks do not.
-  if (!other.empty()) note_ += ", on other data than the run that made the checkpoint: " + other;
+  if (!other.empty()) note_ += ", with other data than the run that made the checkpoint: " + other;
 }
 
 bool RunCheckpoints::Due(int step, bool last) const {

@@ -78,7 +78,7 @@ RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs) {
 std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
   const auto& [measured, simulated, predicted] = times;
   Table table;
-  table.columns = {"", ">a step", ">measured us", ">share"};
+  table.columns = {"", ">per step", ">measured us", ">share"};
   const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
   if (predicted) {
     table.columns.push_back(">predicted " + std::string(Name(unit)));
@@ -112,9 +112,9 @@ std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
   }
   ends.rows = {makespan, bubble, gap};
   return FormatTable(table) + "\n" + FormatTable(ends) +
-         "Times are means of one instruction; shares are of the time that the ranks compute. "
-         "Simulated is the plan\nwith the measured times" +
-         (predicted ? ", predicted with its own costs.\n" : ".\n");
+         "Times are means per instruction; shares are of the ranks' compute time. Simulated: the "
+         "plan with the\nmeasured times" +
+         (predicted ? "; predicted: with its own costs.\n" : ".\n");
 }
 
 void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document) {

@@ -47,8 +47,8 @@ std::string SecretOf(const RunOptions& options, const World& world) {
   if (!secret.empty()) return "secret:" + secret;
   if (!IsLoopback(world.master_address)) {
     throw Error("MASTER_ADDR " + world.master_address +
-                " can be reached from elsewhere, and this job has no secret that keeps strangers "
-                "out: set CONTRAFLOW_SECRET to the same random text for all processes (openssl "
+                " can be reached from other machines, and this job has no secret to keep strangers "
+                "out: set CONTRAFLOW_SECRET to the same random text on all processes (openssl "
                 "rand -hex 16 makes one), or use --secret-file");
   }
   return "job:" + world.job;
@@ -181,7 +181,7 @@ void Member::CheckSize() const {
     devices += " x " + std::to_string(plan.expert_parallel) + " devices of an expert group";
   }
   throw JobError(options_.plan + ": needs " + std::to_string(order_->processes()) + " processes (" +
-                 devices + "), launched are " + std::to_string(world_.size) + "; launch " +
+                 devices + "), but " + std::to_string(world_.size) + " were launched; launch " +
                  std::to_string(order_->processes()) + ", or compile a plan for " +
                  std::to_string(world_.size));
 }

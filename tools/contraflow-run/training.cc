@@ -199,7 +199,7 @@ std::string Training::Devices() const {
   if (plan_.expert_parallel == 1) return text;
   text += " (" + Plural(plan_.ranks, "rank");
   if (plan_.data_parallel > 1) text += " x " + Plural(plan_.data_parallel, "replica");
-  return text + " x " + FormatCount(plan_.expert_parallel) + " experts' devices)";
+  return text + " x " + FormatCount(plan_.expert_parallel) + " devices)";
 }
 
 std::string Training::Heading() const {
@@ -211,13 +211,13 @@ std::string Training::Heading() const {
   if (options_.strict) heading += ", strict";
   heading += "\nmodel " + model_.name + ": " + Plural(model_.layers, "layer") + ", " +
              FormatCount(ParameterCount()) + " parameters; " + FormatCount(TokensOfStep()) +
-             " tokens a step from " + input_.dataset.name;
+             " tokens per step from " + input_.dataset.name;
   if (model_.capacity_factor > 0) {
     heading +=
         "; an expert takes " + FormatCount(Capacity(model_)) + " rows of a device and micro-batch";
   }
   heading += "\n";
-  if (!checkpoints_.note().empty()) heading += "--resume: " + checkpoints_.note() + "\n";
+  if (!checkpoints_.note().empty()) heading += checkpoints_.note() + "\n";
   return heading;
 }
 
@@ -229,7 +229,7 @@ std::string Training::Summary() {
   const auto devices = static_cast<int>(DeviceCount(plan_));
   if (options_.device == "cpu" && job_.processes() == 1 && cores > 0 && devices > cores) {
     summary += std::to_string(devices) + " threads share " + Plural(cores, "core") +
-               ": measured times include waiting for one.\n";
+               ": measured times include waiting for a core.\n";
   }
   if (plan_.level == Level::kBuffer) summary += "\n" + FormatArenas(arenas_);
   summary += "weights after step " + std::to_string(done_) + ": SHA-256 " + weights_ + "\n";

@@ -117,7 +117,7 @@ std::string Broken(const CheckOptions& options, const Plan& plan, const Report& 
 
 int Check(const CheckOptions& options) {
   if (options.bounds() == 0) {
-    throw UsageError("check: no bound given; see contraflow check --help");
+    throw UsageError("check: no limit given; see contraflow check --help");
   }
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
@@ -145,7 +145,7 @@ int Check(const CheckOptions& options) {
   const int bounds = options.bounds();
   WriteFile("-", !broken.empty() ? broken
                                  : "ok: " + std::to_string(bounds) +
-                                       (bounds == 1 ? " bound holds\n" : " bounds hold\n"));
+                                       (bounds == 1 ? " limit holds\n" : " limits hold\n"));
   return broken.empty() ? kExitFine : kExitInput;
 }
 
@@ -153,16 +153,19 @@ std::function<int()> AddCheck(CLI::App* app) {
   const auto options = std::make_shared<CheckOptions>();
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
-  AddNumber(app, "--max-bubble", &options->max_bubble, "T", "of any rank, in the costs' unit");
+  AddNumber(app, "--max-bubble", &options->max_bubble, "T",
+            "bubble of any rank, in the costs' unit");
   AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
-            "of all ranks together, 0 to 1");
-  AddNumber(app, "--max-makespan", &options->max_makespan, "T", "in the costs' unit");
+            "bubble ratio of all ranks together, 0 to 1");
+  AddNumber(app, "--max-makespan", &options->max_makespan, "T", "makespan, in the costs' unit");
   AddNumber(app, "--max-exposed", &options->max_exposed, "T",
-            "all-to-all of any rank while its compute lane is idle");
-  AddInteger(app, "--max-activations", &options->max_activations, "N", "held at once by any rank");
+            "all-to-all time of any rank while its compute lane is idle");
+  AddInteger(app, "--max-activations", &options->max_activations, "N",
+             "activations held at once by any rank");
   AddInteger(app, "--max-bytes", &options->max_bytes, "N",
-             "of activations held by any rank; at level buffer of its arenas");
-  app->add_flag("--formula", options->formula, "the bubble of every rank is the published one");
+             "activation bytes of any rank; at level buffer, its arenas");
+  app->add_flag("--formula", options->formula,
+                "the bubble of every rank equals the published formula");
   return [options] { return Check(*options); };
 }
 
@@ -170,7 +173,7 @@ std::function<int()> AddCheck(CLI::App* app) {
 
 const Command kCheckCommand = {
     .name = "check",
-    .summary = "for CI: exit 1 and one line for each bound that a plan breaks",
+    .summary = "for CI: exit 1 and print a line for each limit that a plan exceeds",
     .example = "contraflow check plan.json --max-bubble-ratio 0.2",
     .add = AddCheck,
 };

@@ -113,7 +113,7 @@ int Run(const CompareFlags& options) {
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
   WriteFile("-", Text(options, points, sweep));
   if (interrupted) {
-    std::string text = "contraflow: interrupted: auto is the best that was found so far";
+    std::string text = "contraflow: interrupted: auto is the best found so far";
     if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
     std::fputs((text + "\n").c_str(), stderr);
   }
@@ -124,15 +124,15 @@ std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareFlags>();
   AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
   app->add_option("--microbatches", options->microbatches,
-                  "micro-batches of one step; several as 16,32,64 for a sweep")
+                  "micro-batches of one step; several, as in 16,32,64, for a sweep")
       ->type_name("M,...")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V",
-             "stages a rank holds where they are interleaved (default: 2)");
+             "stages per rank of interleaved schedules (default: 2)");
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
-          "reject what holds more on a rank, overlap as far as that;\n"
-          "several as 1x,1.5x for a sweep; see contraflow compile --help");
+          "reject schedules that hold more on a rank; several, as in\n1x,1.5x, for a sweep; see "
+          "contraflow compile --help");
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again, in every schedule; see\n"
@@ -140,7 +140,7 @@ std::function<int()> AddCompare(CLI::App* app) {
       ->type_name("STAGES");
   app->add_flag("--no-auto", options->no_auto, "published schedules only, without a search");
   AddJson(app, &options->json);
-  app->add_flag("--csv", options->csv, "one line for each schedule and nothing else");
+  app->add_flag("--csv", options->csv, "print one line per schedule and nothing else");
   return [options] { return Run(*options); };
 }
 
@@ -148,7 +148,7 @@ std::function<int()> AddCompare(CLI::App* app) {
 
 const Command kCompareCommand = {
     .name = "compare",
-    .summary = "which schedule for these costs: all side by side, and advice",
+    .summary = "which schedule for these costs: all side by side, with advice",
     .example =
         "contraflow compare --ranks 16 --microbatches 32 --costs llama-3-405b-pp16 "
         "--memory-limit 1x",

@@ -168,35 +168,32 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
   AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches of one step")
       ->required();
-  AddInteger(app, "--chunks", &options->chunks, "V",
-             "stages a rank holds (default: the schedule's)");
+  AddInteger(app, "--chunks", &options->chunks, "V", "stages per rank (default: the schedule's)");
   AddInteger(app, "--data-parallel", &options->data_parallel, "N",
              "replicas of the pipeline; REDUCE sums over them (default: 1)");
   AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",
-             "devices of each rank that share its experts (default: 1)");
+             "devices per rank, which share its experts (default: 1)");
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   app->add_option("--model", options->model,
-                  "model file or preset (default, tiny) whose values buffers are to hold;\n"
-                  "with costs that have \"moe\", in place of their \"memory\"")
+                  "model file or preset (default, tiny) that sizes the buffers; needs\ncosts with "
+                  "\"moe\", and replaces their \"memory\"")
       ->type_name("FILE|PRESET");
   AddNumber(app, "--capacity", &options->capacity, "X",
             "an expert takes at most X times its even share of tokens\n"
             "(default: the model's capacity_factor)");
   app->add_option("--device", options->device,
-                  "cpu, or cuda: what is to run the plan, as the values of a --model\n"
-                  "take other sizes there (default: cpu)")
+                  "cpu or cuda: where the plan will run; the values of a --model\nhave other sizes "
+                  "on a GPU (default: cpu)")
       ->type_name("DEVICE");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx",
-          "most bytes of activations a rank may hold (a count where the\n"
-          "costs give no bytes), or N times what 1F1B's first rank holds;\n"
-          "components overlap as far as it allows (default: as far as no\n"
-          "rank holds more than the schedule's fullest)");
+          "most bytes of activations and weight stashes per rank (a count\nif the costs give no "
+          "bytes), or N times what 1F1B's first rank\nholds; without it, only overlapping is "
+          "limited: to the\npeak of the schedule itself");
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
-                  "stages that run their forward again before their backward, so\n"
-                  "that they hold their input only meanwhile: none, full, as in\n"
-                  "0,3,5-7, or auto: those that cost the least time and make the\n"
-                  "schedule fit --memory-limit (default: none)")
+                  "stages that run their forward again before their backward and\nhold only their "
+                  "input in between: none, full, a list such as\n0,3,5-7, or auto: the cheapest "
+                  "stages that make the schedule\nfit --memory-limit (default: none)")
       ->type_name("STAGES");
   app->add_option("--level", options->level,
                   "how far to lower: compute, comm, component or buffer\n"
@@ -205,7 +202,7 @@ std::function<int()> AddCompile(CLI::App* app) {
   app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")
       ->type_name("PASS|all");
   AddText(app, "-o,--output", &options->output, "FILE",
-          "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
+          "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")
       ->required();
   return [options] { return RunCompile(*options); };
 }

@@ -51,7 +51,7 @@ std::function<int()> AddExport(CLI::App* app) {
       ->required();
   AddInteger(app, "--layers", &options->layers, "N",
              "transformer layers of the model, for megatron-layout\n"
-             "(default: those of the costs, else one a stage)");
+             "(default: those of the costs, else one per stage)");
   AddText(app, "-o,--output", &options->output, "FILE", "- is stdout")->required();
   return [options] { return Export(*options); };
 }

@@ -38,11 +38,11 @@ int Import(const ImportOptions& options) {
 
 std::function<int()> AddImport(CLI::App* app) {
   const auto options = std::make_shared<ImportOptions>();
-  app->add_option("FILE", options->file, "one row a rank; - is standard input")
+  app->add_option("FILE", options->file, "one row per rank; - is standard input")
       ->type_name("FILE")
       ->required();
   AddChoice(app, "--from", &options->from, "torch-csv",
-            "PyTorch's CSV, of compute only or with communication, which is made anew")
+            "PyTorch's CSV, with or without communication; messages are made anew")
       ->required();
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   app->add_option("--level", options->level,
@@ -58,7 +58,7 @@ std::function<int()> AddImport(CLI::App* app) {
 
 const Command kImportCommand = {
     .name = "import",
-    .summary = "make a plan of a schedule written for PyTorch's pipelining, and prove it",
+    .summary = "make a plan from a schedule written for PyTorch's pipelining, and prove it",
     .example = "contraflow import schedule.csv --from torch-csv -o imported.json",
     .add = AddImport,
 };

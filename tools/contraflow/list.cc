@@ -44,7 +44,7 @@ std::string ListText() {
     }
     text += "\n";
   }
-  return text + "P ranks, M micro-batches, r a rank.\n" + std::string(kFormulaLegend);
+  return text + "P ranks, M micro-batches; r is a rank.\n" + std::string(kFormulaLegend);
 }
 
 std::function<int()> AddList(CLI::App* app) {
@@ -60,7 +60,7 @@ std::function<int()> AddList(CLI::App* app) {
 
 const Command kListCommand = {
     .name = "list",
-    .summary = "the schedules: what they are, what they fit, what they hold",
+    .summary = "the schedules: what each one is, which P and M it takes, what it holds",
     .example = "contraflow list",
     .add = AddList,
 };

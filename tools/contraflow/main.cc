@@ -32,8 +32,8 @@ std::string TopHelp() {
   }
   help +=
       "\n"
-      "Exit codes: 0 fine; 1 the input is wrong, or a check did not hold (or, for diff, the plans\n"
-      "differ); 2 the command line is wrong; 70 a bug in contraflow.\n";
+      "Exit codes: 0 success; 1 wrong input, or a check failed (for diff: the plans differ); 2 "
+      "wrong\ncommand line; 70 a bug in contraflow.\n";
   return help;
 }
 

@@ -140,7 +140,7 @@ std::function<int()> AddShow(CLI::App* app) {
 
 const Command kShowCommand = {
     .name = "show",
-    .summary = "a plan as text, as the grid known from the papers, as SVG or HTML",
+    .summary = "a plan as text, as the grid that papers draw, as SVG or HTML",
     .example = "contraflow show plan.json --format grid",
     .add = AddShow,
 };

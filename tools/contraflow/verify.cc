@@ -108,7 +108,7 @@ std::function<int()> AddVerify(CLI::App* app) {
 
 const Command kVerifyCommand = {
     .name = "verify",
-    .summary = "prove a plan complete, in order and free of deadlock, or say every flaw",
+    .summary = "prove a plan complete, in order and free of deadlock, or list every flaw",
     .example = "contraflow verify plan.json",
     .add = AddVerify,
 };

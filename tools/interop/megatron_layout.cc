@@ -11,15 +11,14 @@ namespace {
 
 [[noreturn]] void Refuse(const std::string& why) {
   throw Error("Megatron-LM cannot run this plan: " + why +
-              "; it has 1f1b and interleaved-1f1b alone");
+              "; it has only 1f1b and interleaved-1f1b");
 }
 
 void CheckPlacement(const Plan& plan) {
   if (plan.layers > 0) {
     throw Error(
-        "the plan's chunks are taken apart into components, for which Megatron-LM has no "
-        "arguments; "
-        "compile it with --level comm or compute");
+        "the plan has components, for which Megatron-LM has no arguments; compile it with --level "
+        "comm or compute");
   }
   if (plan.routes.size() != 1) {
     Refuse("its micro-batches take " + std::to_string(plan.routes.size()) + " routes");

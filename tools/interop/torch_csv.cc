@@ -38,8 +38,8 @@ std::string CellOf(const Instruction& i) {
 std::string WriteTorchCsv(const Plan& plan) {
   if (plan.layers > 0) {
     throw Error(
-        "the plan's chunks are taken apart into components, for which PyTorch's CSV has no names; "
-        "compile it with --level comm or compute");
+        "the plan has components, for which PyTorch's CSV has no names; compile it with --level "
+        "comm or compute");
   }
   if (RecomputedCells(plan).any()) {
     throw Error(
@@ -152,7 +152,7 @@ class Reader {
 
   Plan Read() {
     while (!text_.empty()) ReadRow();
-    if (plan_.programs.empty()) throw Error(file_ + ": is empty; it must have one row a rank");
+    if (plan_.programs.empty()) throw Error(file_ + ": is empty; it must have one row per rank");
     plan_.ranks = static_cast<int>(plan_.programs.size());
     FindStages();
     CheckChunks();
@@ -170,7 +170,7 @@ class Reader {
     const int row = static_cast<int>(plan_.programs.size());
     if (row == kMaxRanks) {
       throw Error(file_ + ": has more than " + std::to_string(kMaxRanks) +
-                  " rows, one a rank; no plan has more ranks");
+                  " rows, one per rank; no plan has more ranks");
     }
     const size_t end = text_.find('\n');
     std::string_view line = text_.substr(0, end);
@@ -185,7 +185,7 @@ class Reader {
     }
     if (plan_.programs.back().empty()) {
       throw Error(file_ + ": row " + std::to_string(row + 1) +
-                  " has no action; every row is a rank, which has a stage at least");
+                  " has no action; every row is a rank, which has at least one stage");
     }
   }
 
@@ -239,9 +239,10 @@ class Reader {
       return known.name == text.substr(0, length);
     });
     if (!stage || type == kTypes.end()) {
-      Fail(place, Shown(cell) +
-                      ": is no action; actions are a stage, one of F I W B SEND_F RECV_F SEND_B "
-                      "RECV_B and a micro-batch, as in 2F0, or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD");
+      Fail(place,
+           Shown(cell) +
+               ": is not an action; an action is a stage, one of F I W B SEND_F RECV_F SEND_B "
+               "RECV_B and a micro-batch, as in 2F0, or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD");
     }
     text.remove_prefix(length);
     action.type = type->type;
@@ -253,13 +254,13 @@ class Reader {
       const std::optional<int> microbatch = TakeNumber(&text);
       if (!microbatch || *microbatch >= kMaxMicrobatches) {
         Fail(place, Shown(cell) + ": " + std::string(type->name) +
-                        " needs a micro-batch behind it, in 0.." +
+                        " needs a micro-batch after it, in 0.." +
                         std::to_string(kMaxMicrobatches - 1));
       }
       action.microbatch = *microbatch;
     }
     if (!text.empty()) {
-      Fail(place, Shown(cell) + ": goes on behind " + action.Text() + " with " + Shown(text));
+      Fail(place, Shown(cell) + ": continues after " + action.Text() + " with " + Shown(text));
     }
     Own(action);
     return action;
@@ -298,7 +299,7 @@ class Reader {
       if (owners_[stage].row < 0) {
         throw Error(file_ + ": stage " + std::to_string(stage) +
                     " is on no row, but there is a stage " + std::to_string(owners_.size() - 1) +
-                    "; stages are numbered from 0, none is left out");
+                    "; stages are numbered from 0 without gaps");
       }
       route.ranks.push_back(owners_[stage].row);
     }
@@ -316,7 +317,7 @@ class Reader {
       if (key(first) != key(second)) continue;
       Fail(second.place, second.Text() + ": the " + what + " of stage " +
                              std::to_string(first.stage) + " for micro-batch " +
-                             std::to_string(first.microbatch) + " is done already, at " +
+                             std::to_string(first.microbatch) + " was already done at " +
                              Text(first.place) + " (" + first.Text() + ")");
     }
     int stage = 0, microbatch = 0;

@@ -136,30 +136,29 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   });
   if (others) {
     text +=
-        "* its ranks hold other numbers of stages, each as long as the costs say: another model, "
-        "and\n  no candidate for the advice (auto compares placements for the same model).\n";
+        "* has a different number of stages per rank, each as long as the costs say: another "
+        "model, so not\n  in the advice (auto compares placements of the same model).\n";
   }
   text +=
       "bubble: of a rank, makespan minus busy time.\n"
-      "gap: from a proven lower bound for the row's placement and --memory-limit, if given.\n"
+      "gap: to a proven lower bound for the row's placement and --memory-limit, if given.\n"
       "activations: the most a rank holds at once, from F to the end of W.\n";
   const auto knows = [&](auto member) {
     return std::any_of(rows.begin(), rows.end(),
                        [&](const CompareRow& row) { return (row.*member).has_value(); });
   };
-  if (knows(&CompareRow::parameters)) text += "parameters: bytes of the rank that holds most.\n";
+  if (knows(&CompareRow::parameters))
+    text += "parameters: bytes of the rank that holds the most.\n";
   text += knows(&CompareRow::message_bytes) ? "sent: bytes between ranks in one step.\n"
                                             : "messages: between ranks in one step.\n";
   if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
   if (!request.components) return text + std::string(kFormulaLegend);
-  text += "exposed: the most a rank spends in all-to-all while its compute lane is idle.\n";
+  text += "exposed: the longest that a rank is in all-to-all with its compute lane idle.\n";
   if (request.overlap() == Overlap::kPublished) return text + std::string(kFormulaLegend);
   return text +
-         "published: the papers' overlap, of F&B pairs only, chunk by chunk (--overlap "
-         "published);\n"
-         "the other figures are those of components that overlap wherever it makes a step "
-         "shorter\n"
-         "and no rank holds more than --memory-limit or, without one, than the schedule does.\n";
+         "published: with the papers' overlap, F&B pairs only (--overlap published). In all other "
+         "figures\ncomponents overlap wherever that shortens the step and no rank exceeds "
+         "--memory-limit or,\nwithout one, the schedule's own peak.\n";
 }
 
 /// A field of CSV (RFC 4180).

@@ -90,7 +90,8 @@ void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
       text += ", " + FormatWithUnit(state.makespan, unit) + ", " +
               AboveBound(state.makespan, state.bound);
     }
-    progress->Say(text + ", " + FormatPercent(state.spent) + " of the budget (Ctrl-C: enough)");
+    progress->Say(text + ", " + FormatPercent(state.spent) +
+                  " of the budget (Ctrl-C: take the best so far)");
   };
 }
 

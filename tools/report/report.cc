@@ -54,7 +54,7 @@ void RequireSound(const Plan& plan, const std::string& path) {
   if (findings.size() > kShown) {
     message += "\n  and " + std::to_string(findings.size() - kShown) + " more";
   }
-  throw Error(message + "\n  (contraflow verify shows all, and where)");
+  throw Error(message + "\n  (contraflow verify lists all of them, and where)");
 }
 
 std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {

@@ -60,7 +60,7 @@ std::string DescribePlan(const Plan& plan) {
   std::string text = plan.schedule + ": " + Count(plan.ranks, "rank") + ", " +
                      Count(plan.stages, "stage") + ", " + FormatCount(plan.microbatches) +
                      (plan.microbatches == 1 ? " micro-batch" : " micro-batches");
-  if (plan.expert_parallel > 1) text += ", " + Count(plan.expert_parallel, "device") + " a rank";
+  if (plan.expert_parallel > 1) text += ", " + Count(plan.expert_parallel, "device") + " per rank";
   if (plan.data_parallel > 1) text += ", " + Count(plan.data_parallel, "replica");
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }

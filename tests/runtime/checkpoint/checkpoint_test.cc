@@ -49,7 +49,7 @@ struct Trained {
   /// What follows the reason.
   std::string Older() const {
     return "; older checkpoints in " + folder.path() +
-           " are of step 2: --resume-step 2 goes on from that one";
+           " are of step 2: --resume-step 2 resumes from that one";
   }
 };
 
@@ -135,26 +135,25 @@ TEST_SUITE("unit") {
     const std::string size = std::to_string(whole.size());
     WriteBytes(file, whole.substr(0, whole.size() - 1));
     CHECK(t.Refusal() == file + ": has " + std::to_string(whole.size() - 1) +
-                             " bytes, was written with " + size + t.Older());
+                             " bytes, but was written with " + size + t.Older());
     WriteBytes(file, whole + "x");
     CHECK(t.Refusal() == file + ": has " + std::to_string(whole.size() + 1) +
-                             " bytes, was written with " + size + t.Older());
+                             " bytes, but was written with " + size + t.Older());
     fs::remove(file);
     CHECK(t.Refusal() == file + ": is missing" + t.Older());
     fs::create_directory(file);
-    CHECK(t.Refusal() == file + ": is no regular file" + t.Older());
+    CHECK(t.Refusal() == file + ": is not a regular file" + t.Older());
     fs::remove(file);
     WriteBytes(file, ReadBytes(t.folder.File(2, 1)));
     CHECK(t.Refusal() == file +
                              ": begins with \"contraflow shard-0001 of step-00000002\", not with "
-                             "\"contraflow shard-0001 of step-00000004\"; it is damaged, or of "
-                             "another checkpoint" +
+                             "\"contraflow shard-0001 of step-00000004\"; it is damaged, or "
+                             "belongs to another checkpoint" +
                              t.Older());
     WriteBytes(file, whole);
     WriteBytes(t.folder.File(4, 2), whole);
     CHECK(t.Refusal() == t.folder.File(4, 2) +
-                             ": the manifest does not know this file; files of two checkpoints are "
-                             "mixed" +
+                             ": is not in the manifest; files of two checkpoints are mixed" +
                              t.Older());
     fs::remove(t.folder.File(4, 2));
     CHECK(t.Refusal() == "accepted");
@@ -168,10 +167,10 @@ TEST_SUITE("unit") {
     fs::remove(manifest);
     CHECK(t.Refusal() == manifest + ": is missing" + t.Older());
     WriteBytes(manifest, "");
-    CHECK(t.Refusal() == manifest +
-                             ": is no manifest of a checkpoint, or damaged: it does not "
-                             "begin with a checksum" +
-                             t.Older());
+    CHECK(t.Refusal() ==
+          manifest +
+              ": is not a checkpoint manifest, or is damaged: it does not begin with a checksum" +
+              t.Older());
   }
 
   TEST_CASE("checkpoint: of the same step of another training it is seen by the checksums") {
@@ -183,11 +182,11 @@ TEST_SUITE("unit") {
     other.Save(elsewhere.path(), 4);
     const std::string file = t.folder.File(4, 0);
     WriteBytes(file, ReadBytes(elsewhere.File(4, 0)));
-    CHECK(t.Refusal() == file +
-                             ": the values of block \"embedding\" are not those that were "
-                             "saved: their checksum differs; the shard is damaged, or of "
-                             "another checkpoint" +
-                             t.Older());
+    CHECK(t.Refusal() ==
+          file +
+              ": the values of block \"embedding\" have changed since they were saved: their "
+              "checksum differs; the shard is damaged, or belongs to another checkpoint" +
+              t.Older());
   }
 
   TEST_CASE("checkpoint: an older one is used when it is asked for and only then") {
@@ -217,16 +216,17 @@ TEST_SUITE("unit") {
     };
     CHECK(refusal(7, model, text) == "accepted");
     CHECK(refusal(8, model, text) == checkpoint.path() +
-                                         ": is of a training with seed 7, here it is 8; use --seed "
+                                         ": was made with seed 7, here it is 8; use --seed "
                                          "7" +
                                          end);
     Model wider = model;
     wider.width = 8;
     CHECK(refusal(7, wider, text) ==
-          checkpoint.path() + ": is of another model: width 4, here 8; use the same --model" + end);
-    CHECK(refusal(7, model, other) ==
-          checkpoint.path() + ": is of a training on another text: its SHA-256 is " + text +
-              ", here it is " + other + "; use the same --data" + end);
+          checkpoint.path() +
+              ": was made with another model: width 4, here 8; use the same --model" + end);
+    CHECK(refusal(7, model, other) == checkpoint.path() +
+                                          ": was made with another text: its SHA-256 is " + text +
+                                          ", here it is " + other + "; use the same --data" + end);
   }
 
   TEST_CASE("checkpoint: blocks that it does not have or of another size are refused") {
@@ -315,7 +315,7 @@ TEST_SUITE("unit") {
             begin + "shard-0001: must be `OFFSET SIZE SHA-256 NAME`");
     }
     CHECK(commit([](const std::string&, std::string& n) { n.pop_back(); }) ==
-          begin + "shard-0001: a note that is cut off");
+          begin + "shard-0001: a truncated note");
     const std::string cut_note = commit(
         [](const std::string&, std::string& n) { n.erase(n.rfind('\n', n.size() - 2) + 1); });
     CHECK(cut_note.rfind(begin + shard + ": has ", 0) == 0);

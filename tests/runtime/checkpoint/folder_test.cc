@@ -158,7 +158,7 @@ TEST_SUITE("unit") {
           "--checkpoint: the name of the folder is empty");
     WriteBytes(path, "a file");
     CHECK(Failure([&] { PrepareCheckpoints(path); }) ==
-          path + ": is no folder: Not a directory; a file stands where a folder should be");
+          path + ": is not a folder: Not a directory; a file stands where a folder should be");
     CHECK(Failure([&] { PrepareCheckpoints(path + "/in/it"); }) ==
           path +
               "/in/it: the folder cannot be made: Not a directory; a file stands where a folder "
@@ -202,7 +202,7 @@ TEST_SUITE("unit") {
     fs::remove(folder.File(1));
     REQUIRE(mkfifo(folder.File(1).c_str(), 0600) == 0);
     CHECK(Failure([&] { Checkpoint::Open(path, std::nullopt); }) ==
-          folder.File(1) + ": is no regular file; there is no older checkpoint in " + path);
+          folder.File(1) + ": is not a regular file; there is no older checkpoint in " + path);
   }
 
   TEST_CASE("checkpoint folder: without room nothing is lost and nothing half written is left") {
@@ -221,8 +221,8 @@ TEST_SUITE("unit") {
       });
     };
     const std::string reason =
-        ": cannot be written: File too large; make room, or use another --checkpoint folder: the "
-        "checkpoints before are whole";
+        ": cannot be written: File too large; make room, or use another --checkpoint folder: "
+        "earlier checkpoints are intact";
     for (const rlim_t room : {rlim_t{0}, rlim_t{1}, shard / 2, shard - 1}) {
       CAPTURE(room);
       CHECK(save_with_room(room) == AsideOf(folder.path(), 2) + "/shard-0000" + reason);
@@ -249,7 +249,7 @@ TEST_SUITE("unit") {
             CommitCheckpoint(folder.path(), cut.Head(2), std::span(&note, 1), 2);
           }) == "the checkpoint of step 2 was not made: " + AsideOf(folder.path(), 2) +
                     "/manifest.json: cannot be written: File too large; make room, or use another "
-                    "--checkpoint folder: the checkpoints before are whole");
+                    "--checkpoint folder: earlier checkpoints are intact");
     CHECK(folder.Names() == "step-00000001");
     CHECK(
         Failure([&] { WriteShard(folder.path(), 2, 0, cut.All()); }) ==

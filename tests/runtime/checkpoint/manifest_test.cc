@@ -84,7 +84,7 @@ TEST_SUITE("unit") {
       CAPTURE(i);
       const std::string refusal = Refusal(changed);
       const bool named = refusal.rfind("m: is damaged: its checksum is ", 0) == 0 ||
-                         refusal.rfind("m: is no manifest of a checkpoint, or damaged: ", 0) == 0;
+                         refusal.rfind("m: is not a checkpoint manifest, or is damaged: ", 0) == 0;
       CHECK(named);
     }
     for (size_t size = 0; size < text.size(); ++size) {

@@ -237,7 +237,7 @@ TEST_SUITE("cli") {
               RunTool(folder, plan + " --model tiny --steps 2 --check" + capacity + strict);
           CHECK(run.code == 0);
           CHECK(run.err == "");
-          CHECK(run.out.find("; 8 threads (4 ranks x 2 experts' devices)" +
+          CHECK(run.out.find("; 8 threads (4 ranks x 2 devices)" +
                              (strict.empty() ? "" : std::string(", strict")) + "\nmodel tiny: ") !=
                 std::string::npos);
           CHECK(run.out.find(" equal those without a pipeline, bit for bit\n") !=
@@ -360,8 +360,8 @@ TEST_SUITE("cli") {
     for (const std::string transport : {"tcp", "mpi"}) {
       expect(cuda + "--transport " + transport, 2,
              "--transport " + transport +
-                 ": joins CPUs; GPUs are joined by nccl, virtual ranks on one GPU by threads; "
-                 "leave it out for what suits the launcher");
+                 ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
+                 "threads; leave it out to let the launcher decide");
     }
     expect(cuda + "--strict", 2, "--strict: for --device cpu only; leave it out");
     expect(cuda + "--graph --no-graph", 2, "--graph and --no-graph exclude each other");

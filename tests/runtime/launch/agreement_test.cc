@@ -40,22 +40,23 @@ TEST_SUITE("unit") {
     std::vector<std::vector<Fact>> all(4, Facts());
     all[2][1] = {"seed", "7", "7"};
     CHECK(Disagreement(all, NameOfProcess) ==
-          "rank 2 has another seed than rank 0: 7 against 1; give all processes the same");
+          "rank 2 has a different seed than rank 0: 7 against 1; give all processes the same");
     all[2][0] = {"plan", "p2", "b.json (zb-1p)"};
     CHECK(Disagreement(all, NameOfProcess) ==
-          "rank 2 has another plan than rank 0: b.json (zb-1p) against a.json (1f1b); give all "
+          "rank 2 has a different plan than rank 0: b.json (zb-1p) against a.json (1f1b); give all "
           "processes the same");
     all[1][2].key = "u";
-    CHECK(Disagreement(all, NameOfProcess) ==
-          "rank 1 has another text than rank 0: licence against licence; give all processes the "
-          "same; also not like rank 0: rank 2");
+    CHECK(
+        Disagreement(all, NameOfProcess) ==
+        "rank 1 has a different text than rank 0: licence against licence; give all processes the "
+        "same; also different from rank 0: rank 2");
   }
 
   TEST_CASE("agreement: processes that list other facts are of another build") {
     std::vector<std::vector<Fact>> all(2, Facts());
     all[1].pop_back();
     CHECK(Disagreement(all, NameOfProcess) ==
-          "rank 1 is of another build than rank 0; start the same program everywhere");
+          "rank 1 is another build than rank 0; start the same program everywhere");
     all[1] = Facts();
     all[1][1].noun = "sede";
     CHECK(Disagreement(all, NameOfProcess).starts_with("rank 1 is of another build"));

@@ -184,7 +184,7 @@ TEST_SUITE("unit") {
     struct Case {
       std::string bytes, reason;
     };
-    const std::string none = "it sent what is no message of this job";
+    const std::string none = "it sent something that is not a message of this job";
     const Case cases[] = {
         {"GET / HTTP/1.1\r\n\r\n", none},
         {long_length, none},
@@ -262,7 +262,7 @@ TEST_SUITE("unit") {
           CHECK(message.fault.text.size() <= kMaxFaultText);
         }
       } catch (const Error& error) {
-        CHECK(std::string(error.what()) == "it sent what is no message of this job");
+        CHECK(std::string(error.what()) == "it sent something that is not a message of this job");
         ++refused;
       }
     }
@@ -311,8 +311,7 @@ TEST_SUITE("unit") {
     for (; link.open() && sent < 100'000; ++sent) link.Send(beat);
     CHECK(!link.open());
     CHECK(sent > 1000);
-    CHECK(link.reason() ==
-          "it does not read what it is sent (it is stopped, or its machine is gone)");
+    CHECK(link.reason() == "it stopped reading (it is suspended, or its machine is gone)");
   }
 }
 

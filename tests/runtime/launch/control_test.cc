@@ -188,7 +188,7 @@ TEST_SUITE("unit") {
     job.membership(2).watch.clear();
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2: disk full");
-    CHECK(job.Report().find("\n  rank 2  lost; never heard of\n") != std::string::npos);
+    CHECK(job.Report().find("\n  rank 2  lost; never heard from\n") != std::string::npos);
   }
 
   TEST_CASE("control: a rank that does not come back is described and ended all the same") {
@@ -227,10 +227,9 @@ TEST_SUITE("unit") {
       WatchedJob& job = *jobs[static_cast<size_t>(silent)];
       job.Join();
       CHECK(Codes(job) == CodesBut(3, silent, -1));
-      CHECK(FirstLine(job.Report()) ==
-            "contraflow-run: error: " + Name(silent) +
-                " was lost: it was silent for 2 s (it is stopped, or its machine or network is "
-                "gone)");
+      CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + Name(silent) +
+                                           " was lost: it was silent for 2 s (it is suspended, or "
+                                           "its machine or network is gone)");
       CHECK(job.reports()[0].first == (silent == 0 ? 1 : 0));
     }
   }
@@ -256,7 +255,7 @@ TEST_SUITE("unit") {
       CHECK(FirstLine(report) == (size > 1
                                       ? "contraflow-run: error: no rank has made progress for 1.2 s"
                                       : "contraflow-run: error: no progress for 1.2 s"));
-      const std::string circle = "\n  they wait in a circle: rank 0 for rank 1, rank 1 for ";
+      const std::string circle = "\n  circular wait: rank 0 for rank 1, rank 1 for ";
       CHECK((report.find(circle) != std::string::npos) == (size > 1));
     }
   }
@@ -319,8 +318,8 @@ TEST_SUITE("unit") {
     CHECK(Codes(job) == std::vector<int>{-1, -1, -1, 13});
     const std::string before =
         "contraflow-run: error: rank 3: it broke\n"
-        "  rank 0  did not answer; never heard of\n"
-        "  rank 1  did not answer; never heard of\n"
+        "  rank 0  did not answer; never heard from\n"
+        "  rank 1  did not answer; never heard from\n"
         "  rank 3  step 0, instruction -1 since ";
     CHECK(job.Report().substr(0, before.size()) == before);
   }

@@ -58,12 +58,12 @@ TEST_SUITE("unit") {
           "error: rank 2 was lost: its connection closed\n"
           "  rank 0  step 3, instruction 17 (RECV_F s1 m4 from=2), waits for rank 2 since 0.8 s\n"
           "  rank 1  step 3, at its end since 0.0 s\n"
-          "  rank 2  lost; last heard of 0.3 s before, step 3, instruction 12 (F s2 m1) since "
+          "  rank 2  lost; last heard from 0.3 s before, step 3, instruction 12 (F s2 m1) since "
           "0.1 s\n"
-          "  rank 3  lost; never heard of\n"
-          "  rank 4  did not answer; last heard of 61.0 s before, step 2, at its start since "
+          "  rank 3  lost; never heard from\n"
+          "  rank 4  did not answer; last heard from 61.0 s before, step 2, at its start since "
           "7.0 s\n"
-          "  rank 5  did not answer; never heard of\n"
+          "  rank 5  did not answer; never heard from\n"
           "  then    rank 1, instruction 3: no rank 2\n"
           "  then    rank 0 and rank 1 were sent SIGTERM\n");
   }
@@ -79,9 +79,9 @@ TEST_SUITE("unit") {
             "  rank 1  b since 1.0 s\n");
     }
     // Rank 12 is not rank 1; a name that stands further behind is not the place.
-    findings.cause = Told(FaultKind::kError, 1, "rank 12 has another plan\nthan rank 1");
+    findings.cause = Told(FaultKind::kError, 1, "rank 12 has a different plan\nthan rank 1");
     CHECK(Report(findings) ==
-          "error: rank 1: rank 12 has another plan\n"
+          "error: rank 1: rank 12 has a different plan\n"
           "    than rank 1\n"
           "  rank 0  a since 0.0 s\n"
           "  rank 1  b since 1.0 s\n");
@@ -97,13 +97,13 @@ TEST_SUITE("unit") {
 
   TEST_CASE("fault report: what is the matter of the whole job is nobody's in particular") {
     Findings findings;
-    findings.cause = Told(FaultKind::kJob, 1, "rank 1 has another plan than rank 0");
+    findings.cause = Told(FaultKind::kJob, 1, "rank 1 has a different plan than rank 0");
     findings.standings = {At("a", 0), At("b", 1), At("c", 2)};
-    CHECK(Report(findings) == "error: rank 1 has another plan than rank 0\n");
-    findings.later = {Told(FaultKind::kJob, 0, "rank 1 has another plan than rank 0"),
+    CHECK(Report(findings) == "error: rank 1 has a different plan than rank 0\n");
+    findings.later = {Told(FaultKind::kJob, 0, "rank 1 has a different plan than rank 0"),
                       Told(FaultKind::kError, 2, "too late")};
     CHECK(Report(findings) ==
-          "error: rank 1 has another plan than rank 0\n"
+          "error: rank 1 has a different plan than rank 0\n"
           "  then    rank 2: too late\n");
     CHECK(!MayFollow({findings.cause}, 0));
   }
@@ -166,8 +166,8 @@ TEST_SUITE("unit") {
           "  rank 3  d since 20.0 s\n"
           "  rank 4  e since 20.0 s\n"
           "  rank 5  f since 20.0 s\n"
-          "  they wait in a circle: rank 1 for rank 3, rank 3 for rank 1\n"
-          "  they wait in a circle: rank 2 for rank 2\n");
+          "  circular wait: rank 1 for rank 3, rank 3 for rank 1\n"
+          "  circular wait: rank 2 for rank 2\n");
     findings.cause = Seen(5);
     CHECK(Report(findings).find("circle") == std::string::npos);
   }

@@ -147,23 +147,24 @@ TEST_SUITE("jobs") {
     JobSpec spec = bench.Spec();
     spec.words_of[1] = bench.Training();
     spec.words_of[1][0] = bench.other;
-    CheckRefused(spec, "rank 1 has another plan than rank 0: " + bench.other + " (zb-1p, ");
+    CheckRefused(spec, "rank 1 has a different plan than rank 0: " + bench.other + " (zb-1p, ");
     CheckRefused(spec, " against " + bench.plan + " (1f1b, ");
 
     const auto differ = [&](const Words& more, std::string_view expected) {
       spec.words_of[1] = bench.Training(more);
       CheckRefused(spec, expected);
     };
-    differ({"--seed", "2"}, "rank 1 has another seed than rank 0: 2 against 1; ");
-    differ({"--data", text}, "rank 1 has another text than rank 0: ");
-    differ({"--strict"}, "rank 1 has another --strict than rank 0: ");
-    differ({"--check"}, "rank 1 has another --check than rank 0: ");
+    differ({"--seed", "2"}, "rank 1 has a different seed than rank 0: 2 against 1; ");
+    differ({"--data", text}, "rank 1 has a different text than rank 0: ");
+    differ({"--strict"}, "rank 1 has a different --strict than rank 0: ");
+    differ({"--check"}, "rank 1 has a different --check than rank 0: ");
     spec.words_of[1] = bench.Training();
     spec.words_of[1][2] = "default";
-    CheckRefused(spec, "rank 1 has another model than rank 0: default ");
+    CheckRefused(spec, "rank 1 has a different model than rank 0: default ");
     spec.words_of[1] = bench.Training();
     spec.words_of[1][4] = "3";
-    CheckRefused(spec, "rank 1 has another number of steps (--steps) than rank 0: 3 against 2; ");
+    CheckRefused(spec,
+                 "rank 1 has a different number of steps (--steps) than rank 0: 3 against 2; ");
   }
 
 #ifdef CF_HAVE_MPI
@@ -173,10 +174,10 @@ TEST_SUITE("jobs") {
     spec.style = JobStyle::kMpirun;
     spec.words_of[1] = bench.Training();
     spec.words_of[1][0] = bench.other;
-    CheckRefused(spec, "rank 1 has another plan than rank 0: " + bench.other + " (zb-1p, ");
+    CheckRefused(spec, "rank 1 has a different plan than rank 0: " + bench.other + " (zb-1p, ");
     spec.words_of.clear();
     spec.processes = 3;
-    CheckRefused(spec, "needs 2 processes (2 ranks), launched are 3; ");
+    CheckRefused(spec, "needs 2 processes (2 ranks), but 3 were launched; ");
   }
 #endif
 
@@ -194,9 +195,9 @@ TEST_SUITE("jobs") {
     const Bench bench;
     JobSpec spec = bench.Spec();
     spec.processes = 3;
-    CheckRefused(spec, bench.plan + ": needs 2 processes (2 ranks), launched are 3; ");
+    CheckRefused(spec, bench.plan + ": needs 2 processes (2 ranks), but 3 were launched; ");
     spec.words[0] = CompilePlan(bench.folder, "four", "--schedule 1f1b --ranks 4 --microbatches 4");
-    CheckRefused(spec, "needs 4 processes (4 ranks), launched are 3; ");
+    CheckRefused(spec, "needs 4 processes (4 ranks), but 3 were launched; ");
     spec = bench.Spec();
     spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     spec.environment_of[1] = {{"WORLD_SIZE", "3"}};
@@ -209,9 +210,9 @@ TEST_SUITE("jobs") {
     spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     spec.processes = 3;
     spec.absent = {1};
-    CheckRefused(spec, "rank 1 of 3 did not come to rank 0 at 127.0.0.1:");
+    CheckRefused(spec, "rank 1 of 3 did not reach rank 0 at 127.0.0.1:");
     spec.absent = {1, 2};
-    CheckRefused(spec, "ranks 1, 2 of 3 did not come to rank 0 at ");
+    CheckRefused(spec, "ranks 1, 2 of 3 did not reach rank 0 at ");
     spec.absent = {0};
     CheckRefused(spec, "rank 0 must run there and be reachable", Voices::kSome);
   }
@@ -222,7 +223,7 @@ TEST_SUITE("jobs") {
     spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "3"};
     spec.processes = 3;
     spec.environment_of[2] = {{"RANK", "1"}};
-    CheckRefused(spec, "two processes say that they are rank 1", Voices::kSome);
+    CheckRefused(spec, "two processes claim to be rank 1", Voices::kSome);
     spec.environment_of[2] = {{"RANK", "0"}};
     CheckRefused(spec, "address already in use", Voices::kSome);
   }
@@ -235,12 +236,12 @@ TEST_SUITE("jobs") {
     {
       const Listener silent("");
       spec.environment = {{"MASTER_PORT", silent.port()}};
-      CheckRefused(spec, "did not say a word within 2 s", Voices::kSome);
+      CheckRefused(spec, "did not answer within 2 s", Voices::kSome);
       CheckRefused(spec, "address already in use", Voices::kSome);
     }
     const Listener http("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
     spec.environment = {{"MASTER_PORT", http.port()}};
-    CheckRefused(spec, "is no rendezvous of contraflow", Voices::kSome);
+    CheckRefused(spec, "is not a contraflow rendezvous", Voices::kSome);
   }
 
   TEST_CASE("refused: a port where an older job waits") {
@@ -255,14 +256,14 @@ TEST_SUITE("jobs") {
     spec.absent = {0};  // for it the port is taken
     spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     spec.environment = {{"MASTER_PORT", port}, {"CONTRAFLOW_SECRET", "of this job"}};
-    CheckRefused(spec, "does not know the secret of this job");
+    CheckRefused(spec, "does not know this job's secret");
     // The stranger changes nothing for the older job, which names him.
     const bool ended = waiting.Wait(kPatience);
     const std::string story = waiting.Story();
     CAPTURE(story);
     CHECK(ended);
     CHECK(waiting.ending(0).code == 1);
-    CHECK(CountOf(waiting.Err(0), "rank 1 of 2 did not come") == 1);
+    CHECK(CountOf(waiting.Err(0), "rank 1 of 2 did not reach") == 1);
     CHECK(CountOf(waiting.Err(0), "127.0.0.1") >= 2);
   }
 
@@ -278,7 +279,7 @@ TEST_SUITE("jobs") {
 
     spec.environment = {{"MASTER_ADDR", "192.0.2.1"}};  // of nobody
     spec.environment_of.clear();
-    CheckRefused(spec, "no secret that keeps strangers out", Voices::kSome);
+    CheckRefused(spec, "no secret to keep strangers out", Voices::kSome);
     spec.words.insert(spec.words.end(), {"--secret-file", bench.folder.File("none")});
     CheckRefused(spec, bench.folder.File("none") + ": ", Voices::kSome);
   }

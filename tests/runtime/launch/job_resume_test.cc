@@ -159,7 +159,7 @@ TEST_SUITE("jobs") {
     CAPTURE(story);
     CHECK(job.ending(0).code == 0);
     CHECK(CountOf(job.Out(0), "no checkpoint in " + bench.checkpoints +
-                                  " yet: begins with step 1\nstep 1 ") == 1);
+                                  " yet: starting at step 1\nstep 1 ") == 1);
     CHECK(CountOf(job.Out(0), "\nstep 2 ") == 1);
     CheckRefused(bench.Spec(2, {"--resume-step", "7"}), {"has no checkpoint of step 7"});
   }
@@ -194,16 +194,15 @@ TEST_SUITE("jobs") {
     const Bench bench;
     bench.Train(2);
     CheckRefused(bench.Spec(3, {"--resume", "--seed", "2"}),
-                 {"is of a training with seed 1, here it is 2; "});
+                 {"was made with seed 1, here it is 2; "});
     JobSpec spec = bench.Spec(3, {"--resume"});
     spec.words[2] = bench.folder.File("other-model.json");
     WriteText(spec.words[2], R"({"name": "eight", "layers": 8, "width": 32, "heads": 2,
         "experts": 4, "expert_width": 16, "sequence": 8, "batch": 2})");
-    CheckRefused(spec, {"is of another model: width 16, here 32; "});
+    CheckRefused(spec, {"was made with another model: width 16, here 32; "});
     const std::string text = bench.folder.File("text");
     WriteText(text, std::string(3000, 'x'));
-    CheckRefused(bench.Spec(3, {"--resume", "--data", text}),
-                 {"is of a training on another text: "});
+    CheckRefused(bench.Spec(3, {"--resume", "--data", text}), {"was made with another text: "});
     // Not to be mixed with those of another training either.
     CheckRefused(bench.Spec(3), {"--checkpoint " + bench.checkpoints, "--resume"});
     // Still as it was.

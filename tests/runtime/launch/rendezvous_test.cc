@@ -115,7 +115,7 @@ TEST_SUITE("unit") {
     std::string address;
     const std::vector<Attendance> all =
         Gather({points[0], points[2]}, [&](const Address& at) { address = at.Text(); });
-    CHECK(all[0].error == "ranks 1, 3-5 of 6 did not come to rank 0 at " + address +
+    CHECK(all[0].error == "ranks 1, 3-5 of 6 did not reach rank 0 at " + address +
                               " within 1 s; were they started, with the same MASTER_ADDR, "
                               "MASTER_PORT and secret?");
     CHECK(all[1].error == all[0].error);
@@ -147,7 +147,7 @@ TEST_SUITE("unit") {
       return text.replace(at, place.size(), "HOST");
     };
     const std::string none =
-        "what answers as HOST is no rendezvous of contraflow: another program uses the port; set "
+        "what answers as HOST is not a contraflow rendezvous: another program uses the port; set "
         "another MASTER_PORT";
     CHECK(answers("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", true, 30'000) == none);
     CHECK(answers("SSH-2.0-OpenSSH_9.2p1\r\n", false, 30'000) == none);
@@ -156,11 +156,11 @@ TEST_SUITE("unit") {
           "what answers as HOST speaks version 7 of the protocol, not 1; start all processes from "
           "the same build");
     CHECK(answers("", false, 200) ==
-          "what answers as HOST did not say a word within 200 ms: it is stopped, or another "
+          "what answers as HOST did not answer within 200 ms: it is stopped, or another "
           "program uses the port; end it, or set another MASTER_PORT");
     CHECK(answers("", true, 1'000) ==
-          "what answers as HOST closes every connection without a word: another program uses the "
-          "port, perhaps; set another MASTER_PORT");
+          "what answers as HOST closes every connection silently: another program may use the "
+          "port; set another MASTER_PORT");
   }
 
   TEST_CASE("rendezvous: a secret that differs") {
@@ -168,11 +168,11 @@ TEST_SUITE("unit") {
     points[1].secret = "another";
     const std::vector<Attendance> all = Gather(points);
     CHECK(Has(all[1].error, "what answers as rank 0 at 127.0.0.1:"));
-    CHECK(Has(all[1].error, " does not know the secret of this job: "));
-    CHECK(Has(all[0].error, "rank 1 of 3 did not come to rank 0 at "));
+    CHECK(Has(all[1].error, " does not know this job's secret: "));
+    CHECK(Has(all[0].error, "rank 1 of 3 did not reach rank 0 at "));
     CHECK(Has(all[0].error,
-              "; sent away meanwhile: 127.0.0.1 (says that it is rank 1 of 3, but "
-              "left at our proof: has another secret?); "));
+              "; refused meanwhile: 127.0.0.1 (says that it is rank 1 of 3, but left after our "
+              "proof: has a different secret?); "));
     CHECK(all[2].error == all[0].error);
   }
 
@@ -183,9 +183,9 @@ TEST_SUITE("unit") {
     CHECK(Has(all[2].error,
               " belongs to a job of 4 processes, but this one was started as one of "
               "3; start all with the same number of processes"));
-    CHECK(Has(all[0].error, "rank 2 of 4 did not come to rank 0 at "));
+    CHECK(Has(all[0].error, "rank 2 of 4 did not reach rank 0 at "));
     CHECK(Has(all[0].error,
-              "127.0.0.1 (says that it is rank 2 of 3, but left at our proof: its job has 3 "
+              "127.0.0.1 (says that it is rank 2 of 3, but left after our proof: its job has 3 "
               "processes, this one 4)"));
     CHECK(all[1].error == all[0].error);
     CHECK(all[3].error == all[0].error);
@@ -227,9 +227,9 @@ TEST_SUITE("unit") {
       rank2 = Come(at, points[2], 2);
     });
     CHECK(Has(all[0].error,
-              "two processes say that they are rank 2: one listens at 127.0.0.1:2, "
+              "two processes claim to be rank 2: one listens at 127.0.0.1:2, "
               "the other at 127.0.0.1:"));
-    CHECK(Has(all[0].error, "; give every process a number of its own"));
+    CHECK(Has(all[0].error, "; give every process its own number"));
     CHECK(all[0].seconds < 25);
     // Everyone is told.
     CHECK(all[1].error == all[0].error);
@@ -330,7 +330,7 @@ TEST_SUITE("unit") {
         rank1 = Come(at, points[1], 1);
         SendText(rank1, garbage);
       });
-      CHECK((Has(all[0].error, "what makes no sense") || all[0].error == "because"));
+      CHECK((Has(all[0].error, "sent something ") || all[0].error == "because"));
       CHECK(all[0].seconds < 25);
       CHECK(Has(ReceiveRest(rank2), WriteFrame(Word::kFailed, all[0].error)));
     }

@@ -105,7 +105,7 @@ TEST_SUITE("unit") {
               return FlipBit(proof, 0);
             }) == "");
     });
-    CHECK(all[0].error.find("; sent away meanwhile: 127.0.0.1 (does not speak this protocol; 3 "
+    CHECK(all[0].error.find("; refused meanwhile: 127.0.0.1 (does not speak this protocol; 3 "
                             "times), 127.0.0.1 (says that it is rank 1 of 2, but does not know "
                             "the secret); were they started") != std::string::npos);
   }
@@ -245,7 +245,7 @@ TEST_SUITE("unit") {
     CHECK(ReadRoster(good, 3).size() == 3);
     CHECK(ReadRoster(good, 3)[1].Text() == "[::1]:65535");
     CHECK(ReadRoster("", 0).empty());
-    const std::string none = "rank 0 sent a list of processes that is none";
+    const std::string none = "rank 0 sent an invalid list of processes";
     for (const int size : {0, 2, 4}) CHECK(Failure([&] { ReadRoster(good, size); }) == none);
     for (size_t cut = 0; cut < good.size(); ++cut) {
       CHECK(Failure([&] { ReadRoster(good.substr(0, cut), 3); }) == none);
@@ -284,7 +284,7 @@ TEST_SUITE("unit") {
     };
     const std::string kind_5("\5\0\0\0\0\0\0\0", 8), huge("\1\0\0\0\xff\xff\xff\xff", 8);
     for (const Case& c :
-         {Case{kind_5, "sent what makes no sense"}, Case{huge, "sent what makes no sense"},
+         {Case{kind_5, "sent something invalid"}, Case{huge, "sent something invalid"},
           Case{WriteFrame(Word::kGo, "x").substr(0, 8), "closed the connection"},
           Case{"\1", "closed the connection"}}) {
       SocketPair pair;
@@ -346,7 +346,7 @@ TEST_SUITE("unit") {
     CHECK(failure == "");
     REQUIRE(peers.size() == 1);
     CHECK(peers[0].claim.port == 80);
-    CHECK(acceptor.Refused().find("127.0.0.1 (is one of too many at a time; ") == 0);
+    CHECK(acceptor.Refused().find("127.0.0.1 (is one too many at a time; ") == 0);
   }
 #endif
 }

@@ -78,7 +78,7 @@ std::string Disagreement(std::span<const std::vector<Fact>> by_process,
     }
     if (i == mine.size() || i == first.size() || mine[i].noun != first[i].noun) {
       // Only processes of different builds list different facts.
-      text = who + " is another build than " + name(0) + "; start the same program everywhere";
+      text = who + " runs another build than " + name(0) + "; start the same program everywhere";
       continue;
     }
     text = who + " has a different " + mine[i].noun + " than " + name(0) + ": " + mine[i].shown +

@@ -56,10 +56,10 @@ TEST_SUITE("unit") {
     std::vector<std::vector<Fact>> all(2, Facts());
     all[1].pop_back();
     CHECK(Disagreement(all, NameOfProcess) ==
-          "rank 1 is another build than rank 0; start the same program everywhere");
+          "rank 1 runs another build than rank 0; start the same program everywhere");
     all[1] = Facts();
     all[1][1].noun = "sede";
-    CHECK(Disagreement(all, NameOfProcess).starts_with("rank 1 is of another build"));
+    CHECK(Disagreement(all, NameOfProcess).starts_with("rank 1 runs another build"));
   }
 
   TEST_CASE("agreement: facts travel as bytes and nothing else is read as facts") {

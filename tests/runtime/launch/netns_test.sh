@@ -96,7 +96,7 @@ run $one host 0 2 10.79.0.1 29501 secret 1500
 run $two guest 1 2 10.79.0.1 29501 guess 1500
 wait
 expect guest 1 "what answers as rank 0 at 10.79.0.1:29501 does not know this job's secret"
-expect host 1 "rank 1 of 2 did not come to rank 0 at 10.79.0.1:29501"
+expect host 1 "rank 1 of 2 did not reach rank 0 at 10.79.0.1:29501"
 expect host 1 "refused meanwhile: 10.79.0.2 (says that it is rank 1 of 2"
 
 step="a loopback address names another machine on every machine"

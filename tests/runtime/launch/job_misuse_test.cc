@@ -273,9 +273,9 @@ TEST_SUITE("jobs") {
     spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     spec.environment = {{"CONTRAFLOW_SECRET", "of all"}};
     spec.environment_of[1] = {{"CONTRAFLOW_SECRET", "of one"}};
-    CheckRefused(spec, "does not know the secret", Voices::kSome);
+    CheckRefused(spec, "does not know this job's secret", Voices::kSome);
     spec.environment_of[1] = {{"CONTRAFLOW_SECRET", ""}};
-    CheckRefused(spec, "does not know the secret", Voices::kSome);
+    CheckRefused(spec, "does not know this job's secret", Voices::kSome);
 
     spec.environment = {{"MASTER_ADDR", "192.0.2.1"}};  // of nobody
     spec.environment_of.clear();

@@ -103,7 +103,7 @@ step="a loopback address names another machine on every machine"
 run $one host 0 2 127.0.0.1 29502 secret 700
 run $two guest 1 2 127.0.0.1 29502 secret 700
 wait
-expect host 1 "rank 1 of 2 did not come"
+expect host 1 "rank 1 of 2 did not reach"
 expect guest 1 "cannot connect to 127.0.0.1:29502: Connection refused"
 
 step="rank 0 on the wrong machine"

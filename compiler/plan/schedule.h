@@ -10,6 +10,8 @@
 
 namespace contraflow {
 
+struct SearchControl;
+
 /// The published bubble of a schedule. Letters as in the papers: B is the FULL backward, F&B the
 /// overlapped pair, PP the ranks; every table that prints `text` prints that legend too.
 struct Formula {
@@ -38,6 +40,9 @@ struct Schedule {
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
+  /// As `generate`, for a caller that follows a search and may stop it (schedules/search_control.h);
+  /// null where nothing is searched.
+  Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
 };
 
 }  // namespace contraflow

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "schedules/search/evaluator.h"
 
 namespace contraflow {
@@ -51,7 +52,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   problem.costs = costs;
   problem.limit = limit;
   problem.stages_of.resize(static_cast<size_t>(frame.ranks));
-  const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
+  const MemoryLimit unit(costs);
   for (size_t route = 0; route < frame.routes.size(); ++route) {
     const std::vector<int>& ranks = frame.routes[route].ranks;
     for (int s = 0; s < frame.stages; ++s) {
@@ -67,8 +68,8 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
         stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
       stage.cost = costs.stage(s);
-      stage.held = bytes ? costs.memory->activation_bytes : 1;
-      stage.stash = bytes ? costs.memory->w_stash_bytes : 1;
+      stage.held = unit.activation();
+      stage.stash = unit.stash();
       problem.pairs = problem.pairs || stage.cost.fb < stage.cost.f + stage.cost.bw;
       problem.stages_of[static_cast<size_t>(stage.rank)].push_back(index);
       problem.stages.push_back(stage);

@@ -4,6 +4,7 @@
 
 #include "compiler/lower/lower.h"
 #include "schedules/registry.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -12,6 +13,7 @@ struct BuildOptions {
   Level level = Level::kComm;
   Overlap overlap = Overlap::kAll;
   std::string memory_limit = {};  ///< the text of --memory-limit, or ""
+  SearchControl control = {};     ///< of what is searched
 };
 
 /// The plan a user asked for: generated, held against the memory limit, lowered. Throws Error if

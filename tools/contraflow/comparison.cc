@@ -39,13 +39,15 @@ struct Built {
   Report report;
 };
 
-Built Build(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level) {
+Built Build(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level,
+            const SearchControl& control) {
   spec.costs = costs;
   if (spec.schedule == kAuto.name) ListStages(&spec);
   spec.search.components = level == Level::kComponent;
   const BuildOptions options = {.level = level,
                                 .overlap = costs.derived.value_or(Overlap::kAll),
-                                .memory_limit = memory_limit};
+                                .memory_limit = memory_limit,
+                                .control = control};
   Plan plan = BuildPlan(spec, options);
   std::optional<int64_t> limit;
   if (plan.provenance) {
@@ -81,9 +83,9 @@ void Fill(const Built& built, Row* row) {
 
 /// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
 /// the same chunks say.
-Built PublishedOnly(const Spec& spec, const Question& question) {
-  Built chunks = Build(spec, question.published, question.memory_limit, Level::kComm);
-  const Built parts = Build(spec, question.published, question.memory_limit, Level::kComponent);
+Built PublishedOnly(const Spec& spec, const Question& question, const SearchControl& control) {
+  Built chunks = Build(spec, question.published, question.memory_limit, Level::kComm, control);
+  const Built parts = Build(spec, question.published, question.memory_limit, Level::kComponent, control);
   for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
     const RankFigures& of_parts = parts.report.simulation.ranks[r];
     chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
@@ -97,9 +99,10 @@ Row MakeRow(const Schedule& schedule, const Question& question, Progress* progre
   Spec spec = SpecFor(schedule, question);
   // What is searched has a best so far; the others end with the process.
   std::optional<Interrupt> interrupt;
+  SearchControl control;
   if (&schedule == &kAuto) {
     interrupt.emplace();
-    WatchSearch(*interrupt, progress, spec.costs.unit, &spec.search);
+    control = WatchSearch(*interrupt, progress, spec.costs.unit);
   }
   Row row;
   row.schedule = spec.schedule;
@@ -107,12 +110,12 @@ Row MakeRow(const Schedule& schedule, const Question& question, Progress* progre
   row.same_model = &schedule == &kAuto || row.stages == ModelStages(question);
   try {
     if (!question.components) {
-      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComm), &row);
+      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComm, control), &row);
     } else if (question.overlap() == Overlap::kPublished) {
-      Fill(PublishedOnly(spec, question), &row);
+      Fill(PublishedOnly(spec, question, control), &row);
     } else {
-      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComponent), &row);
-      row.published = Build(spec, question.published, question.memory_limit, Level::kComm).report;
+      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComponent, control), &row);
+      row.published = Build(spec, question.published, question.memory_limit, Level::kComm, control).report;
     }
   } catch (const Error& error) {
     row.report.reset();

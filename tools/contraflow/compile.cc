@@ -145,14 +145,16 @@ int Compile(const CompileOptions& options) {
     progress.emplace("compiling " + spec.schedule);
   }
   std::optional<Interrupt> interrupt;
+  SearchControl control;
   spec.search.components = level >= Level::kComponent;
   if (searched) {
     interrupt.emplace();
-    WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit, &spec.search);
+    control = WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit);
   }
   const BuildOptions build = {.level = level,
                               .overlap = OverlapOf(options.costs, costs),
-                              .memory_limit = options.memory_limit};
+                              .memory_limit = options.memory_limit,
+                              .control = control};
   const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
   WritePlanFile(options.output, plan);
   progress.reset();

@@ -73,10 +73,10 @@ SearchOptions ResolveSearch(const SearchOption& option) {
   return search;
 }
 
-void WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit, SearchOptions* search) {
-  search->stop = &interrupt.stop();
-  if (progress == nullptr) return;
-  search->report = [=](const SearchState& state) {
+SearchControl WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit) {
+  SearchControl control = {.stop = &interrupt.stop()};
+  if (progress == nullptr) return control;
+  control.report = [=](const SearchState& state) {
     std::string text = "auto: " + std::string(state.phase);
     if (state.makespan > 0) {
       text += ", " + FormatWithUnit(state.makespan, unit) + ", " +
@@ -84,6 +84,7 @@ void WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit, Sear
     }
     progress->Say(text + ", " + FormatPercent(state.spent) + " of the budget (Ctrl-C: enough)");
   };
+  return control;
 }
 
 std::string DescribeInterrupt(const Plan& plan) {

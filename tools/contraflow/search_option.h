@@ -6,6 +6,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/search_control.h"
 
 namespace CLI {
 class App;
@@ -31,8 +32,8 @@ void AddSearchOptions(CLI::App* app, SearchOption* option);
 SearchOptions ResolveSearch(const SearchOption& option);
 
 /// Has a search end at an interrupt and report to `progress`, if there is one; both must outlive
-/// it.
-void WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit, SearchOptions* search);
+/// the control.
+SearchControl WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit);
 
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".

@@ -13,6 +13,7 @@
 #include "compiler/lower/arena.h"
 #include "compiler/lower/lane_order.h"
 #include "compiler/lower/passes.h"
+#include "compiler/plan/access.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 
@@ -233,6 +234,32 @@ class Packer {
 };
 
 }  // namespace
+
+ValueBytes ValueBytesOf(const CostModel& costs, int layers) {
+  ValueBytes bytes{};
+  if (layers > 0) {
+    if (!costs.memory || costs.memory->values.empty()) {
+      throw Error(
+          "the costs do not say how large the values of a layer are; give \"memory\": "
+          "{\"values\": {..}}, or name the model with --model");
+    }
+    CF_ASSERT(costs.memory->values.size() == kValueCount);
+    std::copy(costs.memory->values.begin(), costs.memory->values.end(), bytes.begin());
+    return bytes;
+  }
+  if (!costs.memory) {
+    throw Error(
+        "the costs do not say how large activations are; give \"memory\": "
+        "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
+  }
+  const auto at = [&](Value value) -> int64_t& { return bytes[static_cast<size_t>(value)]; };
+  at(Value::activation) = costs.memory->activation_bytes - costs.memory->w_stash_bytes;
+  at(Value::stash) = costs.memory->w_stash_bytes;
+  for (const Value message : {Value::input, Value::output, Value::doutput, Value::dinput}) {
+    at(message) = costs.comm.bytes;
+  }
+  return bytes;
+}
 
 Plan AssignBuffers(const Plan& plan, const CostModel& costs) {
   CF_ASSERT(plan.level == (plan.layers > 0 ? Level::kComponent : Level::kComm));

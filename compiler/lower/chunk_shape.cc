@@ -2,8 +2,8 @@
 #include <cmath>
 #include <utility>
 
+#include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/sharing.h"
 
 namespace contraflow {
 namespace {

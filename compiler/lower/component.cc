@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "compiler/lower/passes.h"
+#include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/sharing.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {

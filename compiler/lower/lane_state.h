@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/simulate/sharing.h"
+#include "compiler/lower/sharing.h"
 
 namespace contraflow {
 

@@ -41,6 +41,11 @@ Plan InsertCommunication(Plan plan, const CostModel& costs);
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit);
 
+/// Bytes of each value of one layer, by the memory costs; of opaque stages (layers == 0) those of
+/// input, output, doutput, dinput, activation and stash. Values of no bytes have no slot. Throws
+/// Error if the costs have no memory figures for it.
+ValueBytes ValueBytesOf(const CostModel& costs, int layers);
+
 /// Component (or, for opaque stages, comm) to buffer: a slot for every value of every rank, packed
 /// so that a range is used again only where events order its last use before the next first one;
 /// adds such events to messages where they cost no time. Opaque stages get their lanes and events

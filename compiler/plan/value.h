@@ -6,12 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compiler/plan/instruction.h"
-
 namespace contraflow {
-
-struct CostModel;
-struct Plan;
 
 /// The one list of values that a rank holds while a step runs, one each for a (stage, layer,
 /// micro-batch): X(name, arena). T tokens of one device and micro-batch, d width, k experts a token
@@ -114,43 +109,6 @@ struct Slot {
 std::string ToString(const Slot& slot);
 /// Inverse of ToString: accepts exactly the text it writes. Throws Error that says what is wrong.
 Slot ParseSlot(std::string_view text);
-
-/// One instruction touching one value.
-struct Access {
-  Value value;
-  int16_t layer;
-  int32_t stage, microbatch;
-  bool makes;  ///< the first to touch it; again where a chunk is recomputed: of a new value
-};
-
-/// Which values instructions touch: what the buffer pass places, Verify checks and the runtime
-/// follows.
-class Accesses {
- public:
-  /// The plan must outlive this; its shape is right (Verify's "shape").
-  explicit Accesses(const Plan& plan);
-
-  /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
-  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
-  /// recomputed chunk makes is made twice: the first is over when its forward is, and what comes
-  /// behind the second making touches the second.
-  void Of(const Instruction& instruction, std::vector<Access>* accesses) const;
-
- private:
-  bool SameRank(int stage, int other, int microbatch) const;
-  void Forward(const Instruction& i, std::vector<Access>* accesses) const;
-  void Backward(const Instruction& i, std::vector<Access>* accesses) const;
-  void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
-
-  const Plan& plan_;
-  std::vector<int> route_of_;
-  int last_layer_;
-};
-
-/// Bytes of each value of one layer, by the memory costs; of opaque stages (layers == 0) those of
-/// input, output, doutput, dinput, activation and stash. Values of no bytes have no slot. Throws
-/// Error if the costs have no memory figures for it.
-ValueBytes ValueBytesOf(const CostModel& costs, int layers);
 
 /// Bytes that each arena of a rank needs: its highest offset + bytes.
 std::array<int64_t, kArenaCount> ArenaBytes(const std::vector<Slot>& slots);

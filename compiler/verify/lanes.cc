@@ -3,7 +3,7 @@
 // begins behind the one before it on its lane and behind all in its `after`, and behind whatever
 // those were behind. The clock of an instruction says for each lane how far that is.
 //
-// Nothing can hang here that passed the proof of verify_deadlock.cc. That proof runs each rank's
+// Nothing can hang here that passed the proof of deadlock.cc. That proof runs each rank's
 // program to its end one instruction at a time. All that lanes wait for stands earlier in the same
 // program, or is the other side of the same message or reduction: the order in which the proof's
 // run completed the instructions has every wait behind what it waits for. Lanes that run ahead
@@ -13,8 +13,6 @@
 // in program order on an in-order lane; a member waits at one for another member of the same rank
 // that stands earlier in that same program, which the run of the proof completed before. Leaving
 // out which member it is, a circle of waits of the group would be a circle of waits of one member.
-
-#include "compiler/verify/lanes.h"
 
 #include <algorithm>
 

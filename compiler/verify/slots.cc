@@ -11,9 +11,7 @@
 #include <map>
 #include <tuple>
 
-#include "compiler/plan/error.h"
 #include "compiler/verify/checks.h"
-#include "compiler/verify/lanes.h"
 
 namespace contraflow::check {
 namespace {
@@ -49,7 +47,7 @@ class SlotCheck {
         layers_(std::max<size_t>(static_cast<size_t>(plan_.layers), 1)),
         columns_(plan_.layers > 0 ? kValueCount : 6),
         slot_at_(tables.At(plan_.stages, 0) * layers_ * columns_, kNoSlot),
-        accesses_(plan_),
+        touches_(tables),
         clocks_(plan_) {}
 
   void Run() {
@@ -168,21 +166,21 @@ class SlotCheck {
 
   /// Walks the program and notes when each value is touched.
   void CheckUses() {
-    std::vector<Access> accesses;
+    std::vector<Touch> touches;
     for (size_t at = 0; at < Instructions().size(); ++at) {
       const Instruction& i = Instructions()[at];
       const auto index = static_cast<int32_t>(at);
-      accesses_.Of(i, &accesses);
+      touches_.Of(i, &touches);
       int32_t slot_of_message = kNoSlot;
-      for (const Access& access : accesses) {
-        if (bytes_[static_cast<size_t>(access.value)] <= 0) continue;
-        int32_t& number = SlotAt(access.value, access.stage, access.layer, access.microbatch);
-        if (number >= 0 && access.makes && uses_[static_cast<size_t>(number)].first >= 0) {
+      for (const Touch& touch : touches) {
+        if (bytes_[static_cast<size_t>(touch.value)] <= 0) continue;
+        int32_t& number = SlotAt(touch.value, touch.stage, touch.layer, touch.microbatch);
+        if (number >= 0 && touch.makes && uses_[static_cast<size_t>(number)].first >= 0) {
           const auto second = second_.find(static_cast<size_t>(number));
           number = second == second_.end() ? kNoSlot : second->second;
         }
         if (number == kNoSlot) {
-          AddMissing(access, index);
+          AddMissing(touch, index);
           number = kReported;
         }
         // Reported once; what its message should have is then unknown.
@@ -201,15 +199,15 @@ class SlotCheck {
     use->last_on[lane == Lane::kCompute ? 0 : lane == Lane::kAllToAll ? 1 : 2] = index;
   }
 
-  void AddMissing(const Access& access, int32_t index) {
-    std::string text(Name(access.value));
-    text += " s" + std::to_string(access.stage);
-    if (access.layer >= 0) text += " l" + std::to_string(access.layer);
-    text += " m" + std::to_string(access.microbatch);
+  void AddMissing(const Touch& touch, int32_t index) {
+    std::string text(Name(touch.value));
+    text += " s" + std::to_string(touch.stage);
+    if (touch.layer >= 0) text += " l" + std::to_string(touch.layer);
+    text += " m" + std::to_string(touch.microbatch);
     Add(Check::kSlot, index,
         ToString(Instructions()[static_cast<size_t>(index)]) + " touches " + text +
             ", which has no slot; add one of " +
-            std::to_string(bytes_[static_cast<size_t>(access.value)]) + " bytes");
+            std::to_string(bytes_[static_cast<size_t>(touch.value)]) + " bytes");
   }
 
   void AddMessage(const Instruction& i, int32_t index, int32_t number) {
@@ -286,7 +284,7 @@ class SlotCheck {
   Findings& findings_;
   size_t layers_, columns_;
   std::vector<int32_t> slot_at_;  // by stage, micro-batch, layer, value: of the rank at work
-  const Accesses accesses_;
+  const Touches touches_;
   Clocks clocks_;
   std::vector<Use> uses_;  // by slot
   std::map<size_t, int32_t>
@@ -305,14 +303,10 @@ void CheckSlots(const Tables& tables, Findings* findings) {
         "the plan has no costs, which say how large its values are; compile it with costs");
     return;
   }
-  ValueBytes bytes;
-  try {
-    bytes = ValueBytesOf(*plan.costs, plan.layers);
-  } catch (const Error& error) {
-    findings->Add(Check::kSlot, -1, -1, error.what());
-    return;
-  }
-  SlotCheck(tables, bytes, findings).Run();
+  std::string missing;
+  const std::optional<ValueBytes> bytes = SizesOf(*plan.costs, plan.layers, &missing);
+  if (!bytes) return findings->Add(Check::kSlot, -1, -1, missing);
+  SlotCheck(tables, *bytes, findings).Run();
 }
 
 }  // namespace contraflow::check

@@ -26,8 +26,8 @@ struct Finding {
 /// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
 /// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
 /// however wrong. A group is posted as a whole, and its queue goes on when all of it has been met.
-/// Linear in the instructions. Shares no code with the passes: includes plan and
-/// graph only.
+/// Linear in the instructions. Shares no code and no table with the passes: includes the contract
+/// (compiler/plan) only.
 std::vector<Finding> Verify(const Plan& plan);
 
 /// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "compiler/plan/access.h"
 #include "compiler/plan/plan.h"
-#include "compiler/plan/value.h"
 #include "runtime/model/model.h"
 
 namespace contraflow {

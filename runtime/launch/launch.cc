@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-std::exception_ptr OnDevice(const Plan& plan, Device device, std::exception_ptr error) {
+std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error) {
   std::string place;
   if (plan.data_parallel > 1) place += "replica " + std::to_string(device.replica) + ", ";
   if (plan.expert_parallel > 1) place += "member " + std::to_string(device.member) + ", ";
@@ -93,7 +93,7 @@ void Launch::Run(size_t w, int step) {
     aborted_ = true;
   } catch (...) {
     // Kept before anyone is woken: what the others then throw comes later.
-    Keep(OnDevice(plan_, worker.device, std::current_exception()));
+    Keep(NamingDevice(plan_, worker.device, std::current_exception()));
     worker.transport->Abort();
   }
 }

@@ -24,7 +24,7 @@ struct Worker {
 };
 
 /// The same error, which begins with the replica and the member where the plan has several.
-std::exception_ptr OnDevice(const Plan& plan, Device device, std::exception_ptr error);
+std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error);
 
 /// Most threads of one run.
 inline constexpr int kMaxThreads = 1024;

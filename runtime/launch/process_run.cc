@@ -97,7 +97,7 @@ StepResult ProcessRun::Step(int step) {
   } catch (const Aborted&) {
     throw;
   } catch (...) {
-    std::rethrow_exception(OnDevice(plan_, devices_[0], std::current_exception()));
+    std::rethrow_exception(NamingDevice(plan_, devices_[0], std::current_exception()));
   }
   const std::vector<std::string> all =
       control_.Gather(WriteDeviceStep(DeviceStepOf(backend_, executor_.spans())));

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/sharing.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/pairs/incremental_evaluator.h"
 #include "schedules/pairs/pairs.h"

@@ -11,7 +11,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/lower/passes.h"
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/lower/passes.h"
-#include "compiler/simulate/sharing.h"
+#include "compiler/lower/sharing.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "compiler/lower/lower.h"
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"

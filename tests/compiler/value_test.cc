@@ -8,6 +8,8 @@
 #include <tuple>
 
 #include "compiler/files/plan_limits.h"
+#include "compiler/lower/passes.h"
+#include "compiler/plan/access.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 

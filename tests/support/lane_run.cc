@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 
 namespace contraflow {
 namespace {

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <utility>
 
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "tests/support/knife.h"
 
 namespace contraflow {

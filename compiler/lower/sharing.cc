@@ -2,7 +2,7 @@
 // and else in the order in which they came up; nothing is begun before all it needs has happened.
 // So the order of the log is an order of the whole pipeline.
 
-#include "compiler/simulate/sharing.h"
+#include "compiler/lower/sharing.h"
 
 #include <algorithm>
 #include <queue>

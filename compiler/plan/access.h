@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/plan/instruction.h"
+#include "compiler/plan/value.h"
+
+namespace contraflow {
+
+struct Plan;
+
+/// One instruction touching one value.
+struct Access {
+  Value value;
+  int16_t layer;
+  int32_t stage, microbatch;
+  bool makes;  ///< the first to touch it; again where a chunk is recomputed: of a new value
+};
+
+/// Which values instructions touch: what the buffer pass places and the runtime follows. Verify has
+/// a table of its own.
+class Accesses {
+ public:
+  /// The plan must outlive this; its shape is right (Verify's "shape").
+  explicit Accesses(const Plan& plan);
+
+  /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
+  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
+  /// recomputed chunk makes is made twice: the first is over when its forward is, and what comes
+  /// behind the second making touches the second.
+  void Of(const Instruction& instruction, std::vector<Access>* accesses) const;
+
+ private:
+  bool SameRank(int stage, int other, int microbatch) const;
+  void Forward(const Instruction& i, std::vector<Access>* accesses) const;
+  void Backward(const Instruction& i, std::vector<Access>* accesses) const;
+  void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
+
+  const Plan& plan_;
+  std::vector<int> route_of_;
+  int last_layer_;
+};
+
+}  // namespace contraflow

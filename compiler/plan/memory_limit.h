@@ -20,9 +20,9 @@ class MemoryLimit {
         stash_(bytes_ ? costs.memory->w_stash_bytes : 1),
         amount_(amount) {}
 
-  bool bytes() const { return bytes_; }                   ///< else activations
-  int64_t activation() const { return activation_; }      ///< of a cell, from its F to its B
-  int64_t stash() const { return stash_; }                ///< of that what stays up to its W
+  bool bytes() const { return bytes_; }               ///< else activations
+  int64_t activation() const { return activation_; }  ///< of a cell, from its F to its B
+  int64_t stash() const { return stash_; }            ///< of that what stays up to its W
   std::optional<int64_t> amount() const { return amount_; }
 
   /// " bytes" or " activations"

@@ -40,8 +40,8 @@ struct Schedule {
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
-  /// As `generate`, for a caller that follows a search and may stop it (schedules/search_control.h);
-  /// null where nothing is searched.
+  /// As `generate`, for a caller that follows a search and may stop it
+  /// (schedules/search_control.h); null where nothing is searched.
   Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
 };
 

@@ -101,8 +101,8 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   const MemoryLimit unit(spec.costs);
   const double limit = std::floor(factor * stages * static_cast<double>(unit.activation()));
   if (limit < 1)
-    FailLimit(text,
-              "must leave room for at least one " + std::string(unit.bytes() ? "byte" : "activation"));
+    FailLimit(text, "must leave room for at least one " +
+                        std::string(unit.bytes() ? "byte" : "activation"));
   if (limit > static_cast<double>(kMaxMemory)) {
     FailLimit(text, "must come to at most " + std::to_string(kMaxMemory) + " bytes");
   }

@@ -6,8 +6,8 @@
 //   rank 1      F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 W0 B4 W1 B5 W2 W3 W4 W5
 //   rank 2         F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 W0 W1 W2 W3 W4 W5
 //
-// This is what the heuristic finds at unit cost; the hand-made order ZB-H2 (HandMadeZeroBubble) has the
-// same span with one activation less. It places instruction by instruction, in rounds of one
+// This is what the heuristic finds at unit cost; the hand-made order ZB-H2 (HandMadeZeroBubble) has
+// the same span with one activation less. It places instruction by instruction, in rounds of one
 // backward on every rank, and eight policies compete for the shortest span (largest last end -
 // first start of a rank), the first of equals.
 

@@ -221,8 +221,7 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;
   if (!all && !stages.empty() && spec.costs.stages.size() == 1) {
-    fused.costs.stages.resize(static_cast<size_t>(schedule.stages(spec)),
-                              spec.costs.stages[0]);
+    fused.costs.stages.resize(static_cast<size_t>(schedule.stages(spec)), spec.costs.stages[0]);
   }
   for (size_t s = 0; s < fused.costs.stages.size(); ++s) {
     StageCost& cost = fused.costs.stages[s];

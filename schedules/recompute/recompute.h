@@ -51,10 +51,10 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
 /// counts activations, and an input is none.
 void CheckRecomputeLimit(const Spec& spec);
 
-/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that fits of
-/// what GenerateRecomputed makes of its own orders and of every published schedule with the same
-/// routes, with the costs and the provenance of the plan as it is. The stages of the spec are those
-/// of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
+/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that
+/// fits of what GenerateRecomputed makes of its own orders and of every published schedule with the
+/// same routes, with the costs and the provenance of the plan as it is. The stages of the spec are
+/// those of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
 /// Without a limit there is room for anything. Throws Error if nothing fits the limit.
 Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control);
 

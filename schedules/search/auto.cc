@@ -237,8 +237,7 @@ const Schedule kAuto = {
     .generate = [](const Spec& spec) { return SearchAll(spec, SearchControl()); },
     // Any order of all micro-batches may come of a search, and a limit is not known here to be in
     // activations.
-    .peak_activations = [](const Spec& spec,
-                           int) { return MostChunks(spec) * spec.microbatches; },
+    .peak_activations = [](const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; },
     .formula = nullptr,
     .search = SearchAll,
 };

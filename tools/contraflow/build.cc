@@ -42,16 +42,15 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
   const auto fuller = [&](const RankFigures& a, const RankFigures& b) {
     return limit.Peak(a) < limit.Peak(b);
   };
-  const auto fullest =
-      std::max_element(simulation.ranks.begin(), simulation.ranks.end(), fuller);
+  const auto fullest = std::max_element(simulation.ranks.begin(), simulation.ranks.end(), fuller);
   const auto rank = fullest - simulation.ranks.begin();
   const std::string holds = FormatCount(limit.Peak(*fullest));
-  std::string text = plan.schedule + " does not fit --memory-limit: rank " + std::to_string(rank) +
-                     " holds " + holds + limit.unit() + " during instruction " +
-                     std::to_string(fullest->peak_index) + " of its compute order (" +
-                     ToString(plan.program(static_cast<int>(rank))[static_cast<size_t>(
-                         fullest->peak_index)]) +
-                     "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
+  std::string text =
+      plan.schedule + " does not fit --memory-limit: rank " + std::to_string(rank) + " holds " +
+      holds + limit.unit() + " during instruction " + std::to_string(fullest->peak_index) +
+      " of its compute order (" +
+      ToString(plan.program(static_cast<int>(rank))[static_cast<size_t>(fullest->peak_index)]) +
+      "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
   if (limit.bytes()) {
     text += " (" + Breakdown(MemoryOf(plan, costs)[static_cast<size_t>(rank)]) + ")";
   }

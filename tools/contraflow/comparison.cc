@@ -85,7 +85,8 @@ void Fill(const Built& built, Row* row) {
 /// the same chunks say.
 Built PublishedOnly(const Spec& spec, const Question& question, const SearchControl& control) {
   Built chunks = Build(spec, question.published, question.memory_limit, Level::kComm, control);
-  const Built parts = Build(spec, question.published, question.memory_limit, Level::kComponent, control);
+  const Built parts =
+      Build(spec, question.published, question.memory_limit, Level::kComponent, control);
   for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
     const RankFigures& of_parts = parts.report.simulation.ranks[r];
     chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
@@ -115,7 +116,8 @@ Row MakeRow(const Schedule& schedule, const Question& question, Progress* progre
       Fill(PublishedOnly(spec, question, control), &row);
     } else {
       Fill(Build(spec, spec.costs, question.memory_limit, Level::kComponent, control), &row);
-      row.published = Build(spec, question.published, question.memory_limit, Level::kComm, control).report;
+      row.published =
+          Build(spec, question.published, question.memory_limit, Level::kComm, control).report;
     }
   } catch (const Error& error) {
     row.report.reset();

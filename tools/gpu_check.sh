@@ -10,7 +10,7 @@
 # Libraries in unusual places: set CMAKE_PREFIX_PATH. Exit code 0: nothing failed; 1: something
 # did, or there was no time for it; 77: there is no GPU.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 logs=${1:-build/gpu_check}
 build=build/cuda
 limit=540
@@ -63,15 +63,17 @@ kernel_tests=$build/tests/contraflow_gpu_test
 part kernel-tests 60 "$kernel_tests"
 
 # Gradients of whole steps: virtual ranks against the one-rank run on the GPU, bit for bit, and
-# against the CPU.
+# against the CPU. `part` starts them in a shell of their own.
+# shellcheck disable=SC2317
 plan() { # SCHEDULE RANKS EP NAME
   "$tool/contraflow" compile --schedule "$1" --ranks "$2" --microbatches 8 --costs moe-unit \
     --expert-parallel "$3" --level buffer --model default --device cuda -o "$logs/$4.json"
 }
+# shellcheck disable=SC2317
 gradients() {
   local schedule digest="" other
   for schedule in 1f1b zb-1p dualpipe; do
-    plan $schedule 4 1 "$schedule" || return
+    plan "$schedule" 4 1 "$schedule" || return
     "$tool/contraflow-run" "$logs/$schedule.json" --device cuda --steps 3 --check || return
     "$tool/contraflow-run" "$logs/$schedule.json" --device cuda --steps 3 --no-graph --check ||
       return
@@ -93,6 +95,7 @@ part schedules 120 "$tool/bench_gpu" schedules
 part nccl-one-gpu 60 tests/runtime/gpu/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
 
 if command -v compute-sanitizer >/dev/null; then
+  # shellcheck disable=SC2317
   sanitize() { # TOOL
     plan dualpipe 2 1 small || return
     compute-sanitizer --tool "$1" --error-exitcode 9 "$tool/contraflow-run-cuda" \

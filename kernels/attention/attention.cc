@@ -4,9 +4,6 @@
 #include <limits>
 #include <string>
 
-#include "kernels/attention/attention_engine.h"
-#include "kernels/attention/mma_attention.h"
-
 namespace contraflow::gpu {
 namespace {
 
@@ -42,20 +39,20 @@ void CheckAligned(const AttentionShape& shape, const char* name, const void* ope
   }
 }
 
-class OwnAttention : public AttentionEngine {
+class MmaAttention : public AttentionEngine {
  public:
-  explicit OwnAttention(const AttentionShape& shape) : shape_(shape) {}
+  explicit MmaAttention(const AttentionShape& shape) : shape_(shape) {}
 
   size_t work_bytes() const override {
     return sizeof(float) * static_cast<size_t>(shape_.batch) *
            static_cast<size_t>(shape_.sequence) * static_cast<size_t>(shape_.heads);
   }
   void Forward(Stream stream, const Bf16* qkv, void*, Bf16* out, float* lse) const override {
-    OwnAttentionForward(stream, shape_, qkv, out, lse);
+    MmaAttentionForward(stream, shape_, qkv, out, lse);
   }
   void Backward(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse, const Bf16* dout,
                 void* work, Bf16* dqkv) const override {
-    OwnAttentionBackward(stream, shape_, qkv, out, lse, dout, static_cast<float*>(work), dqkv);
+    MmaAttentionBackward(stream, shape_, qkv, out, lse, dout, static_cast<float*>(work), dqkv);
   }
 
  private:
@@ -79,7 +76,7 @@ Attention::Attention(const AttentionShape& shape, int sms, Engine engine)
   if (engine == Engine::kBest) impl_->engine = CudnnAttention(shape);
   if (impl_->engine != nullptr) return;
   impl_->name = "own";
-  impl_->engine = std::make_unique<OwnAttention>(shape);
+  impl_->engine = std::make_unique<MmaAttention>(shape);
 }
 Attention::~Attention() = default;
 

@@ -38,4 +38,32 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
+/// One way to compute attention of one shape; operands as Attention has them.
+class AttentionEngine {
+ public:
+  virtual ~AttentionEngine() = default;
+  virtual size_t work_bytes() const = 0;
+  virtual void Forward(Stream stream, const Bf16* qkv, void* work, Bf16* out, float* lse) const = 0;
+  virtual void Backward(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
+                        const Bf16* dout, void* work, Bf16* dqkv) const = 0;
+};
+
+/// The most work memory that is worth what cuDNN gains: it keeps a number for every score.
+inline constexpr size_t kMostAttentionWork = size_t{4} << 30;
+
+/// cuDNN's for the shape on the current device, or null where cuDNN is not there, will not have it,
+/// or wants more work memory than that.
+std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape& shape);
+
+/// Our own kernels, by the matrix instructions of a warp (mma): for head_width a multiple of 8 and
+/// at most 128; operands as Attention has them. No score is ever written to memory: the backward
+/// kernels make them again from lse.
+void MmaAttentionForward(Stream stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
+                         float* lse);
+
+/// dot[batch x heads x sequence] is work memory: it becomes dot(dout, out) of each row.
+void MmaAttentionBackward(Stream stream, const AttentionShape& shape, const Bf16* qkv,
+                          const Bf16* out, const float* lse, const Bf16* dout, float* dot,
+                          Bf16* dqkv);
+
 }  // namespace contraflow::gpu

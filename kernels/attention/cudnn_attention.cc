@@ -1,5 +1,3 @@
-#include "kernels/attention/cudnn_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,8 +5,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/attention/attention_engine.h"
-#include "kernels/attention/cudnn_operations.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/cudnn.h"
 
 namespace contraflow::gpu {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <cmath>
 
-#include "kernels/attention/attention_tiles.h"
-#include "kernels/attention/mma_attention.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/mma_tiles.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 
 }  // namespace
 
-void OwnAttentionForward(Stream stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
+void MmaAttentionForward(Stream stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                          float* lse) {
   const float scale = kLog2E / std::sqrt(static_cast<float>(shape.head_width));
   const dim3 grid(static_cast<unsigned>(CeilDiv(shape.sequence, kBlockRows)),

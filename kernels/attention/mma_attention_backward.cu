@@ -9,8 +9,8 @@
 
 #include <cmath>
 
-#include "kernels/attention/attention_tiles.h"
-#include "kernels/attention/mma_attention.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/mma_tiles.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
 }  // namespace
 
-void OwnAttentionBackward(Stream stream, const AttentionShape& shape, const Bf16* qkv,
+void MmaAttentionBackward(Stream stream, const AttentionShape& shape, const Bf16* qkv,
                           const Bf16* out, const float* lse, const Bf16* dout, float* dot,
                           Bf16* dqkv) {
   const int pairs = shape.batch * shape.sequence * shape.heads;

@@ -1,7 +1,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "kernels/gpu/cross_entropy.h"
+#include "kernels/gpu/embedding_and_loss.h"
 #include "kernels/gpu/vector.h"
 
 namespace contraflow::gpu {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/gpu/embedding.h"
-#include "kernels/gpu/row_walk.h"
+#include "kernels/gpu/embedding_and_loss.h"
+#include "kernels/gpu/rows.h"
 
 namespace contraflow::gpu {
 namespace {

@@ -1,9 +1,9 @@
 #include <string>
 
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/router.h"
-#include "kernels/gpu/scan.h"
-#include "kernels/gpu/warp_rows.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/gpu/rows.h"
+#include "kernels/gpu/simt.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -11,10 +11,12 @@ namespace {
 constexpr int kCopyThreads = 512;
 constexpr int kCountThreads = 256;
 
-unsigned BlocksForCopy(size_t threads, int ctas) {
-  const size_t blocks = (threads + kCopyThreads - 1) / kCopyThreads;
-  return static_cast<unsigned>(std::clamp<size_t>(blocks, 1, static_cast<size_t>(ctas)));
+/// As many as the work has, at least 1 and at most `ctas`.
+unsigned BlocksFor(size_t threads, int block_threads, int ctas) {
+  const auto each = static_cast<size_t>(block_threads), most = static_cast<size_t>(max(ctas, 1));
+  return static_cast<unsigned>(std::clamp<size_t>((threads + each - 1) / each, 1, most));
 }
+unsigned BlocksForCopy(size_t threads, int ctas) { return BlocksFor(threads, kCopyThreads, ctas); }
 
 /// A block copies one stretch after the other; of each a thread has several vectors under way.
 __global__ void __launch_bounds__(kCopyThreads)
@@ -223,6 +225,96 @@ void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width
          BlocksForCopy(size_t{kWarp} * static_cast<size_t>(sent_rows), ctas), kCopyThreads, 0,
          Wide(peers, width) ? &ToTokensKernel<kWide> : &ToTokensKernel<1>, peers, self, width,
          sent_rows);
+}
+
+namespace {
+
+constexpr int kSliceThreads = 256;
+
+__device__ float Add(float a, float b) { return a + b; }
+__device__ float4 Add(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/// T is float, or float4: n and stride are in T.
+template <typename T>
+__global__ void __launch_bounds__(kSliceThreads)
+    AddSlicesKernel(T* own, const T* __restrict__ others, size_t stride, int parts, int self,
+                    size_t n) {
+  const size_t step = static_cast<size_t>(gridDim.x) * kSliceThreads;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * kSliceThreads + threadIdx.x; i < n; i += step) {
+    const T mine = own[i];
+    T sum = self == 0 ? mine : others[i];
+    for (int part = 1; part < parts; ++part) {
+      const auto other = static_cast<size_t>(part < self ? part : part - 1);
+      sum = Add(sum, part == self ? mine : others[other * stride + i]);
+    }
+    own[i] = sum;
+  }
+}
+
+template <typename T>
+void AddSlicesOf(Stream stream, const Slices& slices, size_t n, int ctas) {
+  constexpr size_t kWidth = sizeof(T) / sizeof(float);
+  const size_t count = n / kWidth;
+  Launch("AddSlices", stream, BlocksFor(count, kSliceThreads, ctas), kSliceThreads, 0,
+         AddSlicesKernel<T>, reinterpret_cast<T*>(slices.own),
+         reinterpret_cast<const T*>(slices.others), slices.stride / kWidth, slices.parts,
+         slices.self, count);
+}
+
+}  // namespace
+
+void AddSlices(Stream stream, const Slices& slices, size_t n, int ctas) {
+  if (slices.parts < 2 || n == 0) return;
+  const bool wide = Aligned(slices.own, slices.others) && slices.stride % 4 == 0 && n % 4 == 0;
+  wide ? AddSlicesOf<float4>(stream, slices, n, ctas) : AddSlicesOf<float>(stream, slices, n, ctas);
+}
+
+namespace {
+
+constexpr int kSetCountThreads = 128;
+constexpr size_t kWord = sizeof(uint4);
+
+/// Strides and lengths are in words of 16 bytes.
+__global__ void __launch_bounds__(kCopyThreads)
+    CopyPartsKernel(const uint4* __restrict__ from, size_t from_stride, uint4* __restrict__ to,
+                    size_t to_stride, size_t words, size_t all) {
+  const size_t step = static_cast<size_t>(gridDim.x) * kCopyThreads;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * kCopyThreads + threadIdx.x; i < all;
+       i += step) {
+    const size_t part = i / words, word = i % words;
+    to[part * to_stride + word] = from[part * from_stride + word];
+  }
+}
+
+__global__ void __launch_bounds__(kSetCountThreads)
+    SetCountsKernel(int32_t* first, int32_t* received, int members, int local_experts,
+                    int capacity) {
+  const int i = static_cast<int>(blockIdx.x * kSetCountThreads + threadIdx.x);
+  if (i <= local_experts) first[i] = i * members * capacity;
+  if (i < members * local_experts) received[i] = capacity;
+}
+
+}  // namespace
+
+void CopyParts(Stream stream, const void* from, size_t from_stride, void* to, size_t to_stride,
+               size_t bytes, int parts, int ctas) {
+  if (bytes % kWord != 0 || from_stride % kWord != 0 || to_stride % kWord != 0) {
+    throw GpuError("CopyParts: parts and strides must be multiples of 16 bytes");
+  }
+  const size_t words = bytes / kWord, all = words * static_cast<size_t>(parts);
+  if (all == 0) return;
+  Launch("CopyParts", stream, BlocksForCopy(all, ctas), kCopyThreads, 0, CopyPartsKernel,
+         static_cast<const uint4*>(from), from_stride / kWord, static_cast<uint4*>(to),
+         to_stride / kWord, words, all);
+}
+
+void SetCounts(Stream stream, int32_t* first, int32_t* received, int members, int local_experts,
+               int capacity) {
+  const int counts = max(local_experts + 1, members * local_experts);
+  Launch("SetCounts", stream, static_cast<unsigned>(CeilDiv(counts, kSetCountThreads)),
+         kSetCountThreads, 0, SetCountsKernel, first, received, members, local_experts, capacity);
 }
 
 }  // namespace contraflow::gpu

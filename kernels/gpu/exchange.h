@@ -1,5 +1,7 @@
 #pragma once
 
+// What goes from device to device: copies, sums, and the rows of an expert group.
+
 #include <cstddef>
 #include <cstdint>
 
@@ -24,8 +26,8 @@ struct SumParts {
 /// same bits.
 void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas);
 
-/// What one member of an expert group shows to the others. Counts as in runtime/views.h: sent is
-/// [experts + 1], first [local_experts + 1], received [members x local_experts].
+/// What one member of an expert group shows to the others. Counts as in runtime/model/views.h: sent
+/// is [experts + 1], first [local_experts + 1], received [members x local_experts].
 struct ExchangePeer {
   const int32_t* sent;      ///< where the rows it sends to each expert begin, in `tokens`
   Bf16* tokens;             ///< its rows, by expert then token
@@ -45,8 +47,8 @@ struct ExchangePeers {
 /// those of itself too (DISPATCH_F); else it reads what its peer entry points at. Rows beyond
 /// most_rows are never written; *overflow = 1 if there would be some, and `first` and `received`
 /// leave them out, so that whoever goes by them stays inside. A part is `rows` * width values;
-/// counts stay on the device. With a `capacity` rows are as kernels/permutation.h has them: every
-/// part has that many.
+/// counts stay on the device. With a `capacity` rows are as SortByExpert (routing.h) has them:
+/// every part has that many.
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
                    int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas);
 
@@ -55,5 +57,27 @@ void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int widt
 /// room there become 0.
 void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width, int sent_rows,
                   int ctas);
+
+/// What the devices of a sum have of the same n elements, on the device that adds them: its own in
+/// place, those of the others one behind the other, by part.
+struct Slices {
+  float* own;           ///< [n] the part `self`; becomes the sum
+  const float* others;  ///< [parts - 1 x stride]
+  size_t stride;        ///< at least n
+  int parts, self;
+};
+
+/// own = part 0 + part 1 + ..., element by element in the order of the parts, whichever `self` is.
+void AddSlices(Stream stream, const Slices& slices, size_t n, int ctas);
+
+/// Copies `parts` parts of `bytes` each: part p from from + p * from_stride to to + p * to_stride,
+/// by at most `ctas` blocks. All of them, the strides too, are multiples of 16 bytes.
+void CopyParts(Stream stream, const void* from, size_t from_stride, void* to, size_t to_stride,
+               size_t bytes, int parts, int ctas);
+
+/// The counts of an exchange in which every member sends `capacity` rows to every expert (as
+/// runtime/model/views.h has them): first[local_experts + 1], received[members x local_experts].
+void SetCounts(Stream stream, int32_t* first, int32_t* received, int members, int local_experts,
+               int capacity);
 
 }  // namespace contraflow::gpu

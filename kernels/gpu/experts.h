@@ -16,7 +16,7 @@ struct ExpertsSizes {
   int most_rows;  ///< rows that the operands have memory for
 };
 
-/// Grouped products by our own Hopper kernel (persistent, TMA, wgmma; kernels/grouped_gemm.h).
+/// Grouped products by our own Hopper kernel (persistent, TMA, wgmma; experts.cu).
 /// Bits of a row depend on that row, and those of a weight gradient on the rows of its expert
 /// alone: neither on the number of SMs nor on what the other experts do. Rows at and beyond
 /// first[experts] are not written, and whatever they hold, NaN too, changes nothing. Operands are

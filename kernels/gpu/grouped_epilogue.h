@@ -1,6 +1,6 @@
 #pragma once
 
-// What becomes of the accumulators of a tile of a grouped product; part of grouped_gemm.h. Each
+// What becomes of the accumulators of a tile of a grouped product; included by experts.cu. Each
 // kind is called by the consumers with a thread's accumulators, and its Prefetch before by one warp
 // with the first row of the tile, so that what it reads is in L2 when the sums are done.
 
@@ -52,11 +52,6 @@ __device__ inline void StoreEight(Bf16* to, const uint32_t (&v)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-__device__ inline float LowFloat(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
-__device__ inline float HighFloat(uint32_t pair) {
-  return std::bit_cast<float>(pair & 0xffff0000u);
-}
-
 /// out[rows x columns] in bf16.
 struct StoreRows {
   Bf16* out;
@@ -106,9 +101,9 @@ struct StoreSwiglu {
           const int from = 16 * i + 4 * j + 2 * h;
           gate[j] = PackBf16(sums[from], sums[from + 1]);
           up[j] = PackBf16(sums[kHalf + from], sums[kHalf + from + 1]);
-          const float g0 = LowFloat(gate[j]), g1 = HighFloat(gate[j]);
+          const float g0 = LowHalf(gate[j]), g1 = HighHalf(gate[j]);
           product[j] =
-              PackBf16(g0 * Sigmoid(g0) * LowFloat(up[j]), g1 * Sigmoid(g1) * HighFloat(up[j]));
+              PackBf16(g0 * Sigmoid(g0) * LowHalf(up[j]), g1 * Sigmoid(g1) * HighHalf(up[j]));
         }
         TransposeQuad(gate);
         TransposeQuad(up);
@@ -184,9 +179,9 @@ struct StoreSwigluGradient {
         CF_UNROLL
         for (int j = 0; j < 4; ++j) {
           float low_gate, low_up, high_gate, high_up;
-          Differentiate(std::bit_cast<float>(even[j]), LowFloat(gate[j]), LowFloat(up[j]),
-                        &low_gate, &low_up);
-          Differentiate(std::bit_cast<float>(odd[j]), HighFloat(gate[j]), HighFloat(up[j]),
+          Differentiate(std::bit_cast<float>(even[j]), LowHalf(gate[j]), LowHalf(up[j]), &low_gate,
+                        &low_up);
+          Differentiate(std::bit_cast<float>(odd[j]), HighHalf(gate[j]), HighHalf(up[j]),
                         &high_gate, &high_up);
           dgate[j] = PackBf16(low_gate, high_gate);
           dup[j] = PackBf16(low_up, high_up);

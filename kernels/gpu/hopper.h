@@ -1,9 +1,8 @@
 #pragma once
 
-// What Hopper's matrix units, its copy engine and its barriers can do and C++ cannot say; included
-// by .cu files after simt.h. hopper_device.h says it in PTX, hopper_emulated.h runs it on the host
-// with the same meaning: descriptors, swizzles, fragments and phases are decoded there bit by bit,
-// and what a GPU leaves undefined is NaN. The functions of both:
+// What Hopper's matrix units, its copy engine and its barriers can do and C++ cannot say, in PTX.
+// Included by .cu files only. Tests run the same functions on the host, where descriptors,
+// swizzles, fragments and phases are decoded bit by bit, and what a GPU leaves undefined is NaN:
 //
 //   TensorMap MapTensor(data, columns, rows, matrices, box_rows)
 //       on the host: a dense bf16 tensor of which LoadBox takes boxes of 64 columns x box_rows (at
@@ -33,7 +32,6 @@
 //   WarpgroupBarrier(id, threads)     bar.sync
 //   TakeRegisters<n>(), GiveRegisters<n>()   a warpgroup: n registers a thread from now on
 //   PrefetchLine(pointer)             of global memory, into L2
-//   PackBf16(low, high)               two rounded to bf16, the first in the lower half
 //   Sigmoid(x)                        to some units in the last place
 
 #include "kernels/gpu/simt.h"
@@ -62,8 +60,186 @@ __host__ __device__ inline uint64_t MatrixDescriptor(uint32_t address, uint32_t 
 
 }  // namespace contraflow::gpu
 
-#ifdef __CUDACC__
-#include "kernels/gpu/hopper_device.h"
-#else
+#ifndef __CUDACC__
 #include "emulator/hopper_emulated.h"
+#else
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <string>
+
+namespace contraflow::gpu {
+
+using TensorMap = CUtensorMap;
+
+inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                           uint32_t box_rows) {
+  // By name, so that programs need no libcuda to start.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    constexpr unsigned kVersion = 12000;
+    Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kVersion,
+                                           cudaEnableDefault, &found),
+          "cuTensorMapEncodeTiled");
+    if (found != cudaDriverEntryPointSuccess || function == nullptr) {
+      throw GpuError("the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12 or later");
+    }
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  constexpr uint32_t kRank = 3;
+  const cuuint64_t extents[kRank] = {columns, rows, matrices};
+  const cuuint64_t strides[kRank - 1] = {columns * sizeof(Bf16), rows * columns * sizeof(Bf16)};
+  const cuuint32_t box[kRank] = {kBoxColumns, box_rows, 1};
+  const cuuint32_t steps[kRank] = {1, 1, 1};
+  TensorMap map;
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<Bf16*>(data), extents,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw GpuError("cuTensorMapEncodeTiled refuses " + std::to_string(matrices) + " x " +
+                   std::to_string(rows) + " x " + std::to_string(columns) + " bf16 (error " +
+                   std::to_string(result) + ")");
+  }
+  return map;
+}
+
+__device__ inline uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+struct Mbarrier {
+  uint64_t state;
+};
+
+__device__ inline void MbarrierInit(Mbarrier* mbarrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(mbarrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+__device__ inline void MbarrierInitFence() {
+  // For threads of this block alone fence.proxy.async would do; this one is of both.
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void MbarrierExpect(Mbarrier* mbarrier, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(mbarrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ inline void MbarrierArrive(Mbarrier* mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(mbarrier))
+               : "memory");
+}
+
+__device__ inline void MbarrierWait(Mbarrier* mbarrier, int parity) {
+  uint32_t over = 0;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(over)
+        : "r"(SharedAddress(mbarrier)), "r"(parity)
+        : "memory");
+  } while (over == 0);
+}
+
+__device__ inline void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
+                               Mbarrier* mbarrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(shared)),
+      "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(mbarrier))
+      : "memory");
+}
+
+/// Keeps the compiler from moving accumulators while the matrix units have them.
+__device__ inline void HoldAccumulators(float (&accumulators)[kAccumulators]) {
+  CF_UNROLL
+  for (int i = 0; i < kAccumulators; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+__device__ inline void WgmmaFence(float (&accumulators)[kAccumulators]) {
+  HoldAccumulators(accumulators);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ inline void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kYoungest>
+__device__ inline void WgmmaWait(float (&accumulators)[kAccumulators]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kYoungest) : "memory");
+  HoldAccumulators(accumulators);
+}
+
+#define CF_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define CF_SIXTEEN(i) CF_FOUR(i), CF_FOUR((i) + 4), CF_FOUR((i) + 8), CF_FOUR((i) + 12)
+
+template <bool kAMn, bool kBMn>
+__device__ inline void Wgmma(float (&d)[kAccumulators], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
+      "%127"
+      "}, %128, %129, add, 1, 1, %131, %132;\n"
+      "}"
+      : CF_SIXTEEN(0), CF_SIXTEEN(16), CF_SIXTEEN(32), CF_SIXTEEN(48), CF_SIXTEEN(64),
+        CF_SIXTEEN(80), CF_SIXTEEN(96), CF_SIXTEEN(112)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kAMn ? 1 : 0), "n"(kBMn ? 1 : 0));
+}
+
+#undef CF_SIXTEEN
+#undef CF_FOUR
+
+__device__ inline void StoreZero(void* shared) {
+  *static_cast<uint4*>(shared) = make_uint4(0, 0, 0, 0);
+}
+
+__device__ inline void AsyncFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void WarpgroupBarrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+template <int kCount>
+__device__ inline void TakeRegisters() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+template <int kCount>
+__device__ inline void GiveRegisters() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+__device__ inline void PrefetchLine(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+}
+
+__device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+}  // namespace contraflow::gpu
+
 #endif

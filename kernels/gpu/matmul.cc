@@ -6,8 +6,6 @@
 #include <map>
 #include <string>
 
-#include "kernels/gpu/matmul_shape.h"
-
 namespace contraflow::gpu {
 namespace {
 

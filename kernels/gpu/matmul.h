@@ -2,10 +2,11 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "kernels/gpu/stream.h"
 #include "kernels/host/bf16.h"
-#include "kernels/host/gemm.h"
+#include "kernels/host/linear.h"
 
 namespace contraflow::gpu {
 
@@ -41,5 +42,18 @@ class Matmuls {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// What every implementation of Matmuls asks of its arguments.
+
+/// Where operands may begin, in bytes: what algorithms are chosen for.
+inline constexpr size_t kMatmulAlignment = 16;
+
+/// The shape as errors name it: "bf16 [m x n] += a^T [m x k] b [k x n], 3 times".
+std::string ToString(const MatmulShape& shape);
+/// Throws GpuError if a size is less than 1.
+void CheckShape(const MatmulShape& shape);
+/// Throws GpuError if an operand is null or not aligned to kMatmulAlignment.
+void CheckOperands(const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
+                   const void* d, const void* work);
 
 }  // namespace contraflow::gpu

@@ -1,6 +1,6 @@
-#include "kernels/gpu/matmul_shape.h"
-
 #include <cstdint>
+
+#include "kernels/gpu/matmul.h"
 
 namespace contraflow::gpu {
 namespace {

@@ -1,21 +1,29 @@
 #pragma once
 
-// What kernels are written with. They are written once: nvcc compiles a .cu file for the GPU, a
-// host compiler the same file for the emulator, which runs it thread by thread. This is the one
-// file that knows which of the two it is; it is included by .cu files only.
+// What kernels are written with. They are written once: nvcc compiles a .cu file for the GPU; tests
+// compile the same file for the host and run it thread by thread, with what stands in for CUDA
+// there. Included by .cu files only. Beside the part of CUDA that every kernel uses (threadIdx and
+// its like, __shared__, __syncthreads, the shuffles and votes of a warp, atomics of integers):
 //
 //   CF_DYNAMIC_SHARED(T, name)   the dynamic shared memory of the block, as T* name, 1024-aligned
-//   Launch(name, stream, grid, block, shared_bytes, kernel, arguments...)
 //   CF_UNROLL                    the next loop, whose length the compiler knows, is written out, so
 //                                that what it indexes can stay in registers
-//
-// and the part of CUDA that emulator.h declares: threadIdx and its like, __shared__,
-// __syncthreads, the shuffles and votes of a warp, and atomics of integers.
+//   Launch(name, stream, grid, block, shared_bytes, kernel, arguments...)
+//   Load16, Store16, Store8      one instruction each; the address must be a multiple of their size
+//   PackBf16(low, high)          two rounded to bf16, the first in the lower half
+//   FastExp, FastReciprocal      off by at most 2 + 1.2 |x| units in the last place (CUDA
+//                                Programming Guide, "Intrinsic Functions") and by one
+//   GlobalTimer()                the GPU's clock, in nanoseconds
+
+#include <bit>
+#include <cstdint>
 
 #include "kernels/gpu/stream.h"
 #include "kernels/host/bf16.h"
 
-#ifdef __CUDACC__
+#ifndef __CUDACC__
+#include "emulator/simt_emulated.h"
+#else
 
 #include <cuda_runtime.h>
 
@@ -52,26 +60,27 @@ void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t share
   Check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), name);
 }
 
-}  // namespace contraflow::gpu
+__device__ inline uint4 Load16(const void* from) { return *static_cast<const uint4*>(from); }
+__device__ inline void Store16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
+__device__ inline void Store8(void* to, uint2 value) { *static_cast<uint2*>(to) = value; }
 
-#else
+__device__ inline uint32_t PackBf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
 
-#include "emulator/emulator.h"
+__device__ inline float FastExp(float x) { return __expf(x); }
+__device__ inline float FastReciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
-#define CF_UNROLL
-
-#define CF_DYNAMIC_SHARED(type, name) \
-  type* const name = reinterpret_cast<type*>(::contraflow::emulator::DynamicShared())
-
-namespace contraflow::gpu {
-
-template <typename... P, typename... A>
-void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t shared_bytes,
-            void (*kernel)(P...), A... arguments) {
-  emulator::Enqueue(stream.handle, name, [=] {
-    emulator::RunGrid(name, grid, block, shared_bytes,
-                      [=] { kernel(static_cast<P>(arguments)...); });
-  });
+__device__ inline uint64_t GlobalTimer() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
 }
 
 }  // namespace contraflow::gpu
@@ -84,6 +93,10 @@ inline constexpr int kWarp = 32;
 
 __host__ __device__ inline int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
+/// The halves of what PackBf16 has packed.
+__device__ inline float LowHalf(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
+__device__ inline float HighHalf(uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
+
 /// The sum over a warp, the same bits in every lane.
 __device__ inline float WarpSum(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -93,6 +106,48 @@ __device__ inline float WarpSum(float x) {
 __device__ inline float WarpMax(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;
+}
+
+/// The sum of the values of the lanes up to this one, its own included.
+__device__ inline int ScanWarp(int value) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int before = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += before;
+  }
+  return value;
+}
+
+/// The sum of the values of the threads before this one. Called by every thread of a block of at
+/// most 32 whole warps.
+__device__ inline int ScanBlock(int value) {
+  __shared__ int of_warp[kWarp];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int up_to_here = ScanWarp(value);
+  if (lane == kWarp - 1) of_warp[warp] = up_to_here;
+  __syncthreads();
+  int before = up_to_here - value;
+  for (int w = 0; w < warp; ++w) before += of_warp[w];
+  // The next scan may write to it.
+  __syncthreads();
+  return before;
+}
+
+/// How many of sorted[n], ascending, are at most `value`; the warp searches as one.
+__device__ inline int CountUpTo(const int32_t* sorted, int n, int value) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  int begin = 0;
+  while (n > 0) {
+    // Each lane looks at the last of its share; those that are small enough come first.
+    const int share = CeilDiv(n, kWarp);
+    const int last = (lane + 1) * share - 1;
+    const bool small = last < n && sorted[begin + last] <= value;
+    const int passed = __popc(__ballot_sync(~0u, small)) * share;
+    begin += passed;
+    n = min(n - passed, share - 1);
+  }
+  return begin;
 }
 
 }  // namespace contraflow::gpu

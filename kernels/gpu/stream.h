@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 
 namespace contraflow::gpu {
@@ -16,5 +17,11 @@ struct Stream {
 struct GpuError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+/// *at = the GPU's clock in nanoseconds (%globaltimer), when the stream gets there.
+void Stamp(Stream stream, uint64_t* at);
+
+/// Does nothing: what a launch costs.
+void Nothing(Stream stream);
 
 }  // namespace contraflow::gpu

@@ -1,7 +1,6 @@
 #pragma once
 
-// What streaming kernels are made of: values moved 16 bytes at a time, and the fast exponential.
-// Included by .cu files only.
+// What streaming kernels are made of: values moved 16 bytes at a time. Included by .cu files only.
 
 #include <algorithm>
 
@@ -36,16 +35,6 @@ struct Bf16s<1> {
   Bf16 value;
 };
 
-__device__ inline uint32_t PackPair(float low, float high) {
-#ifdef __CUDA_ARCH__
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return static_cast<uint32_t>(ToBf16(high).bits) << 16 | ToBf16(low).bits;
-#endif
-}
-
 template <int N>
 __device__ inline Floats<N> Unpack(const Bf16s<N>& packed) {
   Floats<N> values;
@@ -54,8 +43,8 @@ __device__ inline Floats<N> Unpack(const Bf16s<N>& packed) {
   } else {
     CF_UNROLL
     for (int i = 0; i < N / 2; ++i) {
-      values.at[2 * i] = std::bit_cast<float>(packed.words[i] << 16);
-      values.at[2 * i + 1] = std::bit_cast<float>(packed.words[i] & 0xffff0000u);
+      values.at[2 * i] = LowHalf(packed.words[i]);
+      values.at[2 * i + 1] = HighHalf(packed.words[i]);
     }
   }
   return values;
@@ -69,44 +58,10 @@ __device__ inline Bf16s<N> Pack(const Floats<N>& values) {
   } else {
     CF_UNROLL
     for (int i = 0; i < N / 2; ++i) {
-      packed.words[i] = PackPair(values.at[2 * i], values.at[2 * i + 1]);
+      packed.words[i] = PackBf16(values.at[2 * i], values.at[2 * i + 1]);
     }
   }
   return packed;
-}
-
-// One instruction each; the address must be a multiple of their size.
-#ifndef __CUDACC__
-inline void NeedAligned(const void* at, size_t size) {
-  if (reinterpret_cast<uintptr_t>(at) % size == 0) return;
-  throw GpuError("a vector of " + std::to_string(size) + " bytes is not aligned to its size");
-}
-#endif
-__device__ inline uint4 Load16(const void* from) {
-#ifdef __CUDACC__
-  return *static_cast<const uint4*>(from);
-#else
-  NeedAligned(from, sizeof(uint4));
-  uint4 value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-#endif
-}
-__device__ inline void Store16(void* to, uint4 value) {
-#ifdef __CUDACC__
-  *static_cast<uint4*>(to) = value;
-#else
-  NeedAligned(to, sizeof(uint4));
-  std::memcpy(to, &value, sizeof(value));
-#endif
-}
-__device__ inline void Store8(void* to, uint2 value) {
-#ifdef __CUDACC__
-  *static_cast<uint2*>(to) = value;
-#else
-  NeedAligned(to, sizeof(uint2));
-  std::memcpy(to, &value, sizeof(value));
-#endif
 }
 
 /// 8 values as one vector of 16 bytes, which must be aligned to that; 1 or 2 one by one.
@@ -170,26 +125,6 @@ __device__ inline void StoreFloats(float* to, const Floats<N>& values) {
     CF_UNROLL
     for (int i = 0; i < N; ++i) to[i] = values.at[i];
   }
-}
-
-// The fast instructions are off by at most 2 + 1.2 |x| units in the last place (exponential; CUDA
-// Programming Guide, "Intrinsic Functions") and by one (reciprocal). The emulation cuts the last 7
-// bits, so that a test which passes there has room for them.
-__device__ inline float FastExp(float x) {
-#ifdef __CUDA_ARCH__
-  return __expf(x);
-#else
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(std::exp(x)) & 0xffffff80u);
-#endif
-}
-__device__ inline float FastReciprocal(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(1.0f / x) & 0xffffff80u);
-#endif
 }
 
 }  // namespace contraflow::gpu

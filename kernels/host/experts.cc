@@ -1,12 +1,48 @@
 #include "kernels/host/experts.h"
 
+#include <cmath>
 #include <cstddef>
 
-#include "kernels/host/gemm.h"
 #include "kernels/host/linear.h"
-#include "kernels/host/swiglu.h"
 
 namespace contraflow {
+namespace {
+
+template <typename T>
+T Sigmoid(T x) {
+  return T{1} / (T{1} + std::exp(-x));
+}
+
+}  // namespace
+
+template <typename T>
+void SwigluForward(const T* gate_up, int rows, int width, T* y) {
+  for (int r = 0; r < rows; ++r) {
+    const T* gate = gate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    const T* up = gate + width;
+    T* out = y + static_cast<ptrdiff_t>(r) * width;
+    for (int j = 0; j < width; ++j) out[j] = gate[j] * Sigmoid(gate[j]) * up[j];
+  }
+}
+
+template <typename T>
+void SwigluBackwardInput(const T* gate_up, const T* dy, int stride, int rows, int width,
+                         T* dgate_up) {
+  for (int r = 0; r < rows; ++r) {
+    const T* gate = gate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    const T* up = gate + width;
+    const T* d = dy + static_cast<ptrdiff_t>(r) * stride;
+    T* dgate = dgate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    T* dup = dgate + width;
+    for (int j = 0; j < width; ++j) {
+      const T s = Sigmoid(gate[j]);
+      const T dj = d[j];
+      dup[j] = dj * gate[j] * s;
+      dgate[j] = dj * up[j] * s * (T{1} + gate[j] * (T{1} - s));
+    }
+  }
+}
+
 namespace {
 
 // Where the rows and weights of one expert begin.
@@ -69,6 +105,8 @@ void ExpertsBackwardWeight(const ExpertsShape& shape, const T* x, const T* hidde
 }
 
 #define CF_INSTANTIATE(T)                                                                          \
+  template void SwigluForward(const T*, int, int, T*);                                             \
+  template void SwigluBackwardInput(const T*, const T*, int, int, int, T*);                        \
   template void ExpertsForward(const ExpertsShape&, const T*, const T*, const T*, T*, T*, T*);     \
   template void ExpertsBackwardInput(const ExpertsShape&, const T*, const T*, const T*, const T*,  \
                                      T*, T*);                                                      \

@@ -1,8 +1,20 @@
 #pragma once
 
+// The experts of a layer, and SwiGLU, which is in each of them.
+
 #include <cstdint>
 
 namespace contraflow {
+
+/// y[rows x width] = silu(gate) * up, where each row of gate_up[rows x 2 * width] is gate, then up.
+template <typename T>
+void SwigluForward(const T* gate_up, int rows, int width, T* y);
+
+/// Gradient of gate and up, in the layout of gate_up. Rows of dy are `stride` elements apart; it
+/// may be the second halves of the rows of dgate_up. Has no weights of its own.
+template <typename T>
+void SwigluBackwardInput(const T* gate_up, const T* dy, int stride, int rows, int width,
+                         T* dgate_up);
 
 /// Experts of one layer: expert e works on rows first[e] .. first[e + 1] of the sorted tokens,
 /// which may be none. Weights: gate_up[experts x width x 2 * inner], down[experts x inner x width].

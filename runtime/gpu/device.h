@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "kernels/gpu/adamw.h"
+#include "kernels/gpu/elementwise.h"
 #include "runtime/core/transport.h"
 #include "runtime/gpu/backend.h"
 #include "runtime/gpu/gpu.h"

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/gpu/embedding.h"
+#include "kernels/gpu/embedding_and_loss.h"
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/permutation.h"
 #include "kernels/gpu/rmsnorm.h"
-#include "kernels/host/rope.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/host/attention.h"
 
 namespace contraflow {
 namespace {

@@ -4,14 +4,11 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "kernels/gpu/combine.h"
-#include "kernels/gpu/cross_entropy.h"
-#include "kernels/gpu/embedding.h"
+#include "kernels/gpu/elementwise.h"
+#include "kernels/gpu/embedding_and_loss.h"
 #include "kernels/gpu/experts.h"
-#include "kernels/gpu/permutation.h"
 #include "kernels/gpu/rmsnorm.h"
-#include "kernels/gpu/rope.h"
-#include "kernels/gpu/router.h"
+#include "kernels/gpu/routing.h"
 
 namespace contraflow {
 namespace {

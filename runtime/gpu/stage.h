@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/gpu/adamw.h"
+#include "kernels/gpu/elementwise.h"
 #include "kernels/host/bf16.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/products.h"

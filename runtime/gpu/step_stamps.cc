@@ -1,6 +1,6 @@
 #include "runtime/gpu/step_stamps.h"
 
-#include "kernels/gpu/stamp.h"
+#include "kernels/gpu/stream.h"
 
 namespace contraflow {
 

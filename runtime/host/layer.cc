@@ -4,13 +4,10 @@
 #include <cstddef>
 
 #include "kernels/host/attention.h"
-#include "kernels/host/combine.h"
 #include "kernels/host/experts.h"
 #include "kernels/host/linear.h"
-#include "kernels/host/permutation.h"
-#include "kernels/host/rmsnorm.h"
-#include "kernels/host/rope.h"
-#include "kernels/host/router.h"
+#include "kernels/host/normalization.h"
+#include "kernels/host/routing.h"
 
 namespace contraflow {
 namespace {

@@ -4,10 +4,9 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/adamw.h"
-#include "kernels/host/cross_entropy.h"
-#include "kernels/host/embedding.h"
+#include "kernels/host/embedding_and_loss.h"
 #include "kernels/host/linear.h"
-#include "kernels/host/rmsnorm.h"
+#include "kernels/host/normalization.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace contraflow {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/plan/value.h"
+#include "compiler/plan/access.h"
 #include "runtime/host/poison.h"
 
 namespace contraflow {

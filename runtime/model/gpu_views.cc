@@ -3,7 +3,7 @@
 #include <string>
 
 #include "compiler/plan/error.h"
-#include "kernels/gpu/router.h"
+#include "kernels/gpu/routing.h"
 #include "runtime/model/footprint.h"
 #include "runtime/model/value_parts.h"
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "compiler/plan/error.h"
-#include "kernels/gpu/parts.h"
+#include "kernels/gpu/exchange.h"
 
 namespace contraflow {
 namespace {

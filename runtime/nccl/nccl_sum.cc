@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compiler/plan/error.h"
-#include "kernels/gpu/sum.h"
+#include "kernels/gpu/exchange.h"
 
 namespace contraflow {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/gpu/matmul_shape.h"
+#include "kernels/gpu/matmul.h"
 #include "tests/emulator/emulator.h"
 
 namespace contraflow::gpu {

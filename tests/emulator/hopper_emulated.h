@@ -93,9 +93,6 @@ inline void PrefetchLine(const void* global) {
   [[maybe_unused]] const char first = *static_cast<const volatile char*>(global);
 }
 
-inline uint32_t PackBf16(float low, float high) {
-  return ToBf16(low).bits | static_cast<uint32_t>(ToBf16(high).bits) << 16;
-}
 inline float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 }  // namespace contraflow::gpu

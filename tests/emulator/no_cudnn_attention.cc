@@ -1,6 +1,6 @@
 // Stands for cuDNN where it is not: in the emulator.
 
-#include "kernels/attention/attention_engine.h"
+#include "kernels/attention/attention.h"
 
 namespace contraflow::gpu {
 

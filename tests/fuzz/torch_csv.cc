@@ -1,8 +1,6 @@
 // Any bytes are a schedule of PyTorch's or an Error. One that is read survives writing, Verify
 // returns on it, and where it is sound it lowers and simulates to its end.
 
-#include "tools/interop/torch_csv.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -11,6 +9,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
+#include "tools/interop/interop.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using contraflow::CostModel;

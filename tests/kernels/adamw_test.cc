@@ -1,10 +1,10 @@
-#include "kernels/gpu/adamw.h"
+#include "kernels/host/adamw.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 
-#include "kernels/host/adamw.h"
+#include "kernels/gpu/elementwise.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::adamw_test {

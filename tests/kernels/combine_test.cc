@@ -1,13 +1,11 @@
-#include "kernels/gpu/combine.h"
-
 #include <doctest/doctest.h>
 
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "kernels/host/combine.h"
-#include "kernels/host/permutation.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/host/routing.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 

@@ -1,11 +1,10 @@
-#include "kernels/gpu/cross_entropy.h"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 
+#include "kernels/gpu/embedding_and_loss.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::cross_entropy_test {

@@ -1,14 +1,13 @@
 // Whether cuDNN has plans for our graphs of attention is asked without a GPU: of cuDNN itself, for
 // an H200 that is described to it. What the plans compute is gpu_attention_test's to say, on a GPU.
 
-#include "kernels/attention/cudnn_attention.h"
-
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
 #include <string>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/cudnn.h"
 
 namespace contraflow::cudnn_attention_test {
 namespace {

@@ -1,10 +1,9 @@
-#include "kernels/gpu/embedding.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
 
-#include "kernels/host/embedding.h"
+#include "kernels/gpu/embedding_and_loss.h"
+#include "kernels/host/embedding_and_loss.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::embedding_test {

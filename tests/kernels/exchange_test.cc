@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/host/permutation.h"
+#include "kernels/host/routing.h"
 #include "tests/emulator/host_exchange.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"

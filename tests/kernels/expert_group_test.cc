@@ -9,13 +9,9 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/gpu/combine.h"
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/permutation.h"
-#include "kernels/gpu/router.h"
-#include "kernels/host/combine.h"
-#include "kernels/host/permutation.h"
-#include "kernels/host/router.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/host/routing.h"
 #include "tests/emulator/host_exchange.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"

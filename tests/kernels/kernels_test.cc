@@ -1,14 +1,10 @@
 #include <numeric>
 
 #include "kernels/host/adamw.h"
-#include "kernels/host/cross_entropy.h"
-#include "kernels/host/dot.h"
-#include "kernels/host/embedding.h"
-#include "kernels/host/gemm.h"
+#include "kernels/host/embedding_and_loss.h"
+#include "kernels/host/experts.h"
 #include "kernels/host/linear.h"
-#include "kernels/host/rmsnorm.h"
-#include "kernels/host/softmax.h"
-#include "kernels/host/swiglu.h"
+#include "kernels/host/normalization.h"
 #include "tests/kernels/kernel_check.h"
 
 // The dense layer parts against naive double-precision references written from their definitions.

@@ -5,7 +5,6 @@
 #include <random>
 #include <string>
 
-#include "kernels/gpu/matmul_shape.h"
 #include "tests/emulator/test_gpu.h"
 
 namespace contraflow::matmul_test {

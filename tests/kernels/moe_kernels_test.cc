@@ -1,11 +1,8 @@
 #include <array>
 
 #include "kernels/host/attention.h"
-#include "kernels/host/combine.h"
 #include "kernels/host/experts.h"
-#include "kernels/host/permutation.h"
-#include "kernels/host/rope.h"
-#include "kernels/host/router.h"
+#include "kernels/host/routing.h"
 #include "tests/kernels/kernel_check.h"
 
 // Attention, routing and experts against naive double-precision references.

@@ -1,4 +1,4 @@
-#include "kernels/gpu/padded_experts.h"
+#include "tools/bench/padded_experts.h"
 
 #include <doctest/doctest.h>
 

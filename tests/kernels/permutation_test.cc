@@ -1,5 +1,3 @@
-#include "kernels/gpu/permutation.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,7 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/host/permutation.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/host/routing.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "kernels/host/rmsnorm.h"
+#include "kernels/host/normalization.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::rmsnorm_test {

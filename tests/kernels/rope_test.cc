@@ -1,8 +1,7 @@
-#include "kernels/gpu/rope.h"
-
 #include <doctest/doctest.h>
 
-#include "kernels/host/rope.h"
+#include "kernels/gpu/elementwise.h"
+#include "kernels/host/attention.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::rope_test {

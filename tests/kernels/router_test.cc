@@ -1,12 +1,11 @@
-#include "kernels/gpu/router.h"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <limits>
 #include <string>
 
-#include "kernels/host/router.h"
+#include "kernels/gpu/routing.h"
+#include "kernels/host/routing.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/gpu/router.h"
+#include "kernels/gpu/routing.h"
 
 namespace contraflow {
 Routing RandomRouting(int rows, int experts, int top_k, Draws* random) {

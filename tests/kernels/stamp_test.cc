@@ -1,7 +1,6 @@
-#include "kernels/gpu/stamp.h"
-
 #include <doctest/doctest.h>
 
+#include "kernels/gpu/stream.h"
 #include "tests/emulator/test_gpu.h"
 
 namespace contraflow::stamp_test {

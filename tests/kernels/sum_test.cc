@@ -1,5 +1,3 @@
-#include "kernels/gpu/sum.h"
-
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -7,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/gpu/parts.h"
+#include "kernels/gpu/exchange.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/support/failure.h"
 

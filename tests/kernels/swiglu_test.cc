@@ -1,8 +1,7 @@
-#include "kernels/gpu/swiglu.h"
-
 #include <doctest/doctest.h>
 
-#include "kernels/host/swiglu.h"
+#include "kernels/gpu/elementwise.h"
+#include "kernels/host/experts.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::swiglu_test {

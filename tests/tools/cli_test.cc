@@ -115,15 +115,15 @@ TEST_CASE("what differs is rewritten and nothing else") {
 }
 
 TEST_CASE("no exception leaves a tool and each has its exit code") {
-  CHECK(Guard("test", [] { return 3; }) == 3);
-  CHECK(Guard("test", []() -> int { throw Error("wrong input (expected here)"); }) == 1);
-  CHECK(Guard("test", []() -> int { throw UsageError("wrong use (expected here)"); }) == 2);
-  CHECK(Guard("test", []() -> int {
+  CHECK(RunMain("test", [] { return 3; }) == 3);
+  CHECK(RunMain("test", []() -> int { throw Error("wrong input (expected here)"); }) == 1);
+  CHECK(RunMain("test", []() -> int { throw UsageError("wrong use (expected here)"); }) == 2);
+  CHECK(RunMain("test", []() -> int {
           CF_ASSERT(1 + 1 == 3);
           return 0;
         }) == 70);
-  CHECK(Guard("test", []() -> int { throw std::logic_error("expected here"); }) == 70);
-  CHECK(Guard("test", []() -> int { throw 5; }) == 70);
+  CHECK(RunMain("test", []() -> int { throw std::logic_error("expected here"); }) == 70);
+  CHECK(RunMain("test", []() -> int { throw 5; }) == 70);
 }
 
 TEST_SUITE_END();

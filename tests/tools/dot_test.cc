@@ -1,5 +1,3 @@
-#include "tools/pictures/dot.h"
-
 #include <doctest/doctest.h>
 
 #include <map>
@@ -12,6 +10,7 @@
 #include "compiler/plan/error.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow::dot_test {
 namespace {

@@ -12,7 +12,6 @@
 #include "compiler/simulate/simulate.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/support/support.h"
-#include "tools/bench/gpu_bench_schedules.h"
 #include "tools/contraflow/build.h"
 
 namespace contraflow::gpu_bench_test {

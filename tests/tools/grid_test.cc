@@ -1,5 +1,3 @@
-#include "tools/pictures/grid.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,7 +10,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/transcript.h"
-#include "tools/pictures/svg.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow::grid_test {
 namespace {

@@ -1,5 +1,3 @@
-#include "tools/interop/megatron_layout.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/interop/interop.h"
 
 namespace contraflow::megatron_layout_test {
 namespace {

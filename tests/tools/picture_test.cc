@@ -11,8 +11,6 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/pictures/grid.h"
-#include "tools/pictures/svg.h"
 
 // Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
 // chunks.

@@ -14,7 +14,7 @@
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
-#include "tools/interop/torch_csv.h"
+#include "tools/interop/interop.h"
 
 namespace contraflow::report_test {
 namespace {

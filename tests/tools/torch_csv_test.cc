@@ -1,5 +1,3 @@
-#include "tools/interop/torch_csv.h"
-
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -13,6 +11,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tools/interop/interop.h"
 
 namespace contraflow::torch_csv_test {
 namespace {

@@ -200,7 +200,7 @@ int main(int argc, char** argv) {
       schedule = argument;
     }
   }
-  return contraflow::Guard("bench_compile", [&] {
+  return contraflow::RunMain("bench_compile", [&] {
     contraflow::Bench(schedule, large);
     contraflow::BenchComponents(schedule);
     return contraflow::kExitFine;

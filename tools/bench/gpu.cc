@@ -15,7 +15,6 @@
 
 #include "runtime/gpu/cuda_gpu.h"
 #include "tools/bench/gpu_bench.h"
-#include "tools/bench/gpu_bench_schedules.h"
 
 namespace contraflow {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/stamp.h"
+#include "kernels/gpu/stream.h"
 #include "kernels/host/random.h"
 #include "tools/contraflow/table.h"
 

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/stamp.h"
+#include "kernels/gpu/stream.h"
 #include "tools/bench/gpu_bench.h"
 
 namespace contraflow {

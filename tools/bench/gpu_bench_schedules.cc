@@ -1,5 +1,3 @@
-#include "tools/bench/gpu_bench_schedules.h"
-
 #include <algorithm>
 #include <exception>
 
@@ -7,6 +5,7 @@
 #include "runtime/gpu/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/gpu_views.h"
+#include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/times.h"
 #include "tools/contraflow/build.h"

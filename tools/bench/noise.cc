@@ -171,5 +171,5 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_noise", [&] { return contraflow::Main(argc, argv); });
+  return contraflow::RunMain("bench_noise", [&] { return contraflow::Main(argc, argv); });
 }

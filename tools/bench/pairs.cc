@@ -137,5 +137,5 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_pairs", [&] { return contraflow::Main(argc, argv); });
+  return contraflow::RunMain("bench_pairs", [&] { return contraflow::Main(argc, argv); });
 }

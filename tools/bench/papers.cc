@@ -66,6 +66,6 @@ int Print(const std::string& path) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_papers",
-                           [&] { return contraflow::Print(contraflow::Parse(argc, argv)); });
+  return contraflow::RunMain("bench_papers",
+                             [&] { return contraflow::Print(contraflow::Parse(argc, argv)); });
 }

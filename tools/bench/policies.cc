@@ -102,5 +102,5 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_policies", [&] { return contraflow::Main(argc, argv); });
+  return contraflow::RunMain("bench_policies", [&] { return contraflow::Main(argc, argv); });
 }

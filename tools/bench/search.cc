@@ -284,5 +284,5 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::Guard("bench_search", [&] { return contraflow::Main(argc, argv); });
+  return contraflow::RunMain("bench_search", [&] { return contraflow::Main(argc, argv); });
 }

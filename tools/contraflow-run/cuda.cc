@@ -1,5 +1,3 @@
-#include "tools/contraflow-run/cuda.h"
-
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -14,7 +12,6 @@
 #include "runtime/gpu/process_run.h"
 #include "runtime/gpu/sm_budget.h"
 #include "runtime/nccl/nccl_library.h"
-#include "tools/contraflow-run/launched.h"
 #include "tools/contraflow-run/train.h"
 #include "tools/contraflow/exit.h"
 

@@ -6,9 +6,11 @@
 #include <system_error>
 
 #include "compiler/plan/error.h"
-#include "tools/contraflow-run/cuda.h"
+#include "tools/contraflow-run/train.h"
 
 namespace contraflow {
+
+#ifdef CF_CUDA
 
 int TrainOnCuda(RunOptions, char** argv) {
   std::error_code ignored;
@@ -19,5 +21,15 @@ int TrainOnCuda(RunOptions, char** argv) {
               " cannot be started: " + std::generic_category().message(errno) +
               "; install it beside contraflow-run, or use --device cpu");
 }
+
+#else
+
+int TrainOnCuda(RunOptions, char**) {
+  throw Error(
+      "--device cuda: this build has no CUDA: use --device cpu, or build it again where the CUDA "
+      "Toolkit 13, NCCL and cuDNN are installed");
+}
+
+#endif
 
 }  // namespace contraflow

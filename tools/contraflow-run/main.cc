@@ -1,13 +1,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "compiler/files/file.h"
-#include "tools/contraflow-run/cuda.h"
 #include "tools/contraflow-run/options.h"
 #include "tools/contraflow-run/train.h"
 #include "tools/contraflow/exit.h"
@@ -27,16 +24,12 @@ void KeepStandardStreams() {
 
 int main(int argc, char** argv) {
   KeepStandardStreams();
-  // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
-  std::signal(SIGPIPE, SIG_DFL);
-  return contraflow::Guard("contraflow-run", [&] {
-    const contraflow::RunOptions options = contraflow::ParseRunOptions(
-        std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
-    if (!options.help.empty()) {
-      contraflow::WriteFile("-", options.help);
-      return contraflow::kExitFine;
-    }
-    return options.device == "cuda" ? contraflow::TrainOnCuda(options, argv)
-                                    : contraflow::Train(options);
-  });
+  using contraflow::RunOptions;
+  return contraflow::RunMain(
+      "contraflow-run", argc, argv, [&](const std::vector<std::string>& words) {
+        const std::optional<RunOptions> options = contraflow::ParseRunOptions(words);
+        if (!options) return contraflow::kExitFine;
+        return options->device == "cuda" ? contraflow::TrainOnCuda(*options, argv)
+                                         : contraflow::Train(*options);
+      });
 }

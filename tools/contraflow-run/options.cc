@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "compiler/plan/error.h"
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
 
@@ -15,20 +14,6 @@ constexpr double kMaxTimeout = 1e6;
 constexpr int kMaxSteps = 1'000'000'000;
 /// Partitions of a GPU have multiples of so many SMs.
 constexpr int kSmsStep = 8;
-
-/// What the parser could not place, with the nearest known option.
-std::string UnknownWord(const CLI::App& app) {
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  }
-  for (const std::string& word : app.remaining()) {
-    const std::string name = word.substr(0, word.find('=')).substr(0, 64);
-    if (!name.starts_with("-")) return "unexpected argument \"" + name + "\"";
-    return "unknown option \"" + name + "\"" + DidYouMean(name, known);
-  }
-  return "";
-}
 
 /// A positive number of steps.
 int SmallNumber(const std::string& flag, int64_t value) {
@@ -100,10 +85,9 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
 }
 
-RunOptions ParseRunOptions(const std::vector<std::string>& words) {
+std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words) {
   RunOptions options;
   std::optional<int64_t> seed;
-  std::optional<double> timeout, rendezvous_timeout;
   std::optional<int64_t> every, resume_step;
   bool graph = false, no_graph = false, no_stamps = false;
   CLI::App app(
@@ -147,7 +131,7 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
       "on a GPU: do not measure when instructions run, which takes two small kernels each");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs of each rank, a multiple of 8; default as many as there are for each");
-  AddNumber(&app, "--timeout", &timeout, "SECONDS",
+  AddNumber(&app, "--timeout", &options.timeout, "SECONDS",
             "give up when no rank has made progress for so long; default 120");
   app.add_option("--checkpoint", options.checkpoint,
                  "folder for checkpoints, one at the end of the training at least")
@@ -163,7 +147,7 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
                  "which device each process of a launcher is: ep (member of an expert group), dp "
                  "(replica), pp (rank), the one that changes fastest first; default ep-dp-pp")
       ->type_name("ORDER");
-  AddNumber(&app, "--rendezvous-timeout", &rendezvous_timeout, "SECONDS",
+  AddNumber(&app, "--rendezvous-timeout", &options.rendezvous_timeout, "SECONDS",
             "how long the processes of a launcher wait for each other at the start; default 60");
   app.add_option("--secret-file", options.secret_file,
                  "holds what only the processes of this job know; default CONTRAFLOW_SECRET of the "
@@ -172,22 +156,8 @@ RunOptions ParseRunOptions(const std::vector<std::string>& words) {
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
   app.footer("\nExample: contraflow-run plan.json --steps 20 --check");
-  try {
-    // The parser takes its words from the back.
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
-  } catch (const CLI::CallForHelp&) {
-    options.help = app.help();
-    return options;
-  } catch (const CLI::CallForVersion& version) {
-    options.help = version.what() + std::string("\n");
-    return options;
-  } catch (const CLI::ParseError& error) {
-    const std::string unknown = UnknownWord(app);
-    throw UsageError((unknown.empty() ? error.what() : unknown) + "; see contraflow-run --help");
-  }
+  if (!Parse(&app, words)) return std::nullopt;
   options.seed = static_cast<uint64_t>(seed.value_or(1));
-  options.timeout = timeout.value_or(options.timeout);
-  options.rendezvous_timeout = rendezvous_timeout.value_or(options.rendezvous_timeout);
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
     if (app.count(flag) == 0 || !file->empty()) continue;

@@ -37,15 +37,13 @@ struct RunOptions {
   int checkpoint_keep = 2;   ///< how many
   bool resume = false;
   std::optional<int> resume_step;  ///< instead of the newest
-
-  std::string help;  ///< if not empty, show this and do nothing else
 };
 
 /// Seconds of an option, rounded up.
 std::chrono::milliseconds Milliseconds(double seconds);
 
-/// Throws UsageError if the words cannot be read, have a value that an option does not take, or do
-/// not go together.
-RunOptions ParseRunOptions(const std::vector<std::string>& words);
+/// Nothing if the words ask for help or the version, which was printed. Throws UsageError if they
+/// cannot be read, have a value that an option does not take, or do not go together.
+std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words);
 
 }  // namespace contraflow

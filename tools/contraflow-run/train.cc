@@ -1,21 +1,256 @@
 #include "tools/contraflow-run/train.h"
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "runtime/host/threaded_run.h"
+#include "runtime/launch/control.h"
+#include "runtime/launch/process_run.h"
+#include "runtime/launch/rendezvous.h"
 #include "runtime/launch/world.h"
+#include "runtime/transport/mpi.h"
+#include "runtime/transport/process_transport.h"
+#include "runtime/transport/socket.h"
+#include "runtime/transport/tcp_wire.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
-#include "tools/contraflow-run/launched.h"
 #include "tools/contraflow-run/training.h"
 #include "tools/contraflow/exit.h"
 
 namespace contraflow {
+
+namespace {
+
+constexpr int64_t kMaxSecretBytes = 4096;
+
+/// Without a secret only processes of this machine can join, and only where they name the same job.
+std::string SecretOf(const RunOptions& options, const World& world) {
+  std::string secret;
+  if (!options.secret_file.empty()) {
+    secret = ReadFile(options.secret_file, kMaxSecretBytes);
+    while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+    if (secret.empty()) throw Error("--secret-file " + options.secret_file + ": is empty");
+  } else if (const char* value = std::getenv("CONTRAFLOW_SECRET"); value != nullptr) {
+    secret = value;
+    if (secret.empty()) throw Error("CONTRAFLOW_SECRET: is empty; unset it or give it a value");
+  }
+  if (!secret.empty()) return "secret:" + secret;
+  if (!IsLoopback(world.master_address)) {
+    throw Error("MASTER_ADDR " + world.master_address +
+                " can be reached from elsewhere, and this job has no secret that keeps strangers "
+                "out: set CONTRAFLOW_SECRET to the same random text for all processes (openssl "
+                "rand -hex 16 makes one), or use --secret-file");
+  }
+  return "job:" + world.job;
+}
+
+MeetingPoint PointOf(const RunOptions& options, const World& world) {
+  MeetingPoint point;
+  point.rank = world.rank;
+  point.size = world.size;
+  point.timeout = Milliseconds(options.rendezvous_timeout);
+  point.mesh = options.transport == "tcp";
+  return point;
+}
+
+Membership MeetOverTcp(const RunOptions& options, const World& world) {
+  if (world.master_address.empty() || world.master_port == 0) {
+    throw Error(std::string(world.master_address.empty() ? "MASTER_ADDR" : "MASTER_PORT") +
+                " is not set: the processes of the job do not know where to meet; set MASTER_ADDR "
+                "to the host of rank 0 and MASTER_PORT to a free port there (mpirun: -x "
+                "MASTER_ADDR=... -x MASTER_PORT=...)");
+  }
+  MeetingPoint point = PointOf(options, world);
+  point.address = {world.master_address, world.master_port};
+  point.secret = SecretOf(options, world);
+  return Meet(point);
+}
+
+/// A device that the host computes.
+class HostRun : public LaunchedRun {
+ public:
+  HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
+          Transport& transport, Control& control, Progress& progress)
+      : run_(input.plan, input.model, input.text, options.seed, order, transport, control,
+             progress) {
+    if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
+  }
+  Run& run() override { return run_; }
+  RunCheck* check() override { return check_ ? &*check_ : nullptr; }
+
+ private:
+  ProcessRun run_;
+  std::optional<HostCheck> check_;
+};
+
+/// Everything a process of a job has. The watch over the job is the last member: its thread asks
+/// what the process does, and wakes its transport, until the very end.
+class Member {
+ public:
+  Member(const RunOptions& options, const World& world, const MakeLaunchedRun& make)
+      : options_(options),
+        world_(world),
+        make_(make),
+        control_(Join(), progress_, ControlOptions()) {}
+
+  int Train();
+
+ private:
+  Membership Join();
+  Control::Options ControlOptions();
+  std::string NameOfProcess(int process) const;
+  void CheckSize() const;
+  void Prepare(Job& job);
+  std::unique_ptr<LaunchedRun> MakeHostRun();
+
+  const RunOptions& options_;
+  const World& world_;
+  const MakeLaunchedRun& make_;
+  Progress progress_;
+  std::unique_ptr<Mpi> mpi_;
+  std::optional<RunInput> input_;
+  std::optional<RankOrder> order_;
+  // Set once there is something to point to; read by the watch.
+  std::atomic<const Plan*> known_plan_ = nullptr;
+  std::atomic<const RankOrder*> known_order_ = nullptr;
+  std::unique_ptr<Wire> wire_;
+  std::optional<ProcessTransport> transport_;
+  Control control_;
+};
+
+Membership Member::Join() {
+  // NCCL joins GPUs once processes have met, in whatever way.
+  const bool host = !make_;
+  if ((host ? options_.transport : HostTransport(world_)) == "mpi") {
+    mpi_ = std::make_unique<Mpi>(world_);
+    try {
+      Membership membership = mpi_->Meet(world_, PointOf(options_, world_));
+      if (host) wire_ = mpi_->MakeWire();
+      return membership;
+    } catch (...) {
+      // The others may never come to the orderly end of MPI, which would wait for them.
+      static_cast<void>(mpi_.release());
+      throw;
+    }
+  }
+  Membership membership = MeetOverTcp(options_, world_);
+  if (!host) return membership;
+  wire_ = std::make_unique<TcpWire>(world_.rank, std::move(membership.mesh),
+                                    [this](int process) { return NameOfProcess(process); });
+  membership.mesh.clear();
+  return membership;
+}
+
+Control::Options Member::ControlOptions() {
+  Control::Options options;
+  options.timeout = Milliseconds(options_.timeout);
+  // Who allows for long pauses allows a single process one too, in a debugger perhaps.
+  options.silence = std::min(std::max(options.silence, options.timeout / 4), options.timeout);
+  options.name = [this](int process) { return NameOfProcess(process); };
+  options.waiting = [this](int process) { progress_.WaitFor(process); };
+  options.describe = [this](const Progress::Snapshot& at) {
+    return DescribeProgress(known_plan_, known_order_, world_.rank, at);
+  };
+  return options;
+}
+
+/// The device, once it is known which it is.
+std::string Member::NameOfProcess(int process) const {
+  const Plan* plan = known_plan_;
+  const RankOrder* order = known_order_;
+  if (plan == nullptr || order == nullptr) return "rank " + std::to_string(process);
+  return NameOf(*plan, order->DeviceOf(process));
+}
+
+void Member::CheckSize() const {
+  const Plan& plan = input_->plan;
+  if (order_->processes() == world_.size) return;
+  std::string devices = std::to_string(plan.ranks) + " ranks";
+  if (plan.data_parallel > 1) devices += " x " + std::to_string(plan.data_parallel) + " replicas";
+  if (plan.expert_parallel > 1) {
+    devices += " x " + std::to_string(plan.expert_parallel) + " devices of an expert group";
+  }
+  throw JobError(options_.plan + ": needs " + std::to_string(order_->processes()) + " processes (" +
+                 devices + "), launched are " + std::to_string(world_.size) + "; launch " +
+                 std::to_string(order_->processes()) + ", or compile a plan for " +
+                 std::to_string(world_.size));
+}
+
+/// Reads what the options name, and makes sure that all processes read the same.
+void Member::Prepare(Job& job) {
+  input_.emplace(ReadInput(options_));
+  progress_.Move();
+  job.Agree(FactsOf(options_, *input_));
+  order_.emplace(options_.rank_order, input_->plan);
+  CheckSize();
+  known_order_ = &*order_;
+  known_plan_ = &input_->plan;
+}
+
+std::unique_ptr<LaunchedRun> Member::MakeHostRun() {
+  transport_.emplace(input_->plan, *order_, *wire_, &progress_,
+                     ProcessTransport::Options{options_.strict});
+  control_.OnStop([this] { transport_->Abort(); });
+  return std::make_unique<HostRun>(options_, *input_, *order_, *transport_, control_, progress_);
+}
+
+int Member::Train() {
+  try {
+    Job job(&control_, [this](int process) { return NameOfProcess(process); });
+    if (job.leads()) RequireWritable(options_);
+    Prepare(job);
+    const std::unique_ptr<LaunchedRun> launched =
+        make_ ? make_(*input_, *order_, control_, progress_) : MakeHostRun();
+    Training(options_, *input_, launched->run(), launched->check(), job,
+             {nullptr, [this] { progress_.Move(); }})
+        .Train();
+    launched->Close();
+    control_.Finish();
+    return kExitFine;
+  } catch (const Aborted&) {
+    control_.Fail(FaultKind::kError, "", kExitInput);
+  } catch (const JobError& error) {
+    control_.Fail(FaultKind::kJob, error.what(), kExitInput);
+  } catch (...) {
+    const ExitError error = ExitErrorOf(std::current_exception());
+    control_.Fail(error.code == kExitBug ? FaultKind::kBug : FaultKind::kError, error.text,
+                  error.code);
+  }
+  // Not reached: Fail ends the process. A process that lives on must not end the job in order.
+  std::abort();
+}
+
+}  // namespace
+
+std::string HostTransport(const World& world) {
+  const bool started_by_mpi =
+      world.launcher == Launcher::kMpirun ||
+      (world.launcher == Launcher::kSrun && std::getenv("PMIX_RANK") != nullptr);
+  return started_by_mpi && HasMpi() ? "mpi" : "tcp";
+}
+
+int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunchedRun& make) {
+  // A reader that closes its pipe is an error for all processes to know of, not the loss of one.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::unique_ptr<Member> member;
+  try {
+    member = std::make_unique<Member>(options, world, make);
+  } catch (const MeetingOver&) {
+    return kExitInput;  // Process 0 says why, for all.
+  }
+  return member->Train();
+}
+
 namespace {
 
 /// The signal that asked us to stop, 0 if none has.

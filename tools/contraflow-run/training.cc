@@ -16,11 +16,29 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/run_state.h"
 #include "runtime/model/parameters.h"
-#include "tools/contraflow-run/memory.h"
+#include "tools/contraflow-run/times.h"
 #include "tools/contraflow/report.h"
 #include "tools/contraflow/table.h"
 
 namespace contraflow {
+
+HostCheck::HostCheck(const RunInput& input, uint64_t seed, std::function<void()> moves)
+    : input_(input), reference_(input.plan, input.model, input.text, seed) {
+  reference_.OnMove(std::move(moves));
+}
+
+Comparison HostCheck::Compare(int step, const StepResult& result, Run& run) {
+  return CompareStep(input_.plan, step, result, run, reference_);
+}
+
+std::vector<StateBlock> HostCheck::State() {
+  std::vector<StateBlock> blocks;
+  for (int s = 0; s < input_.plan.stages; ++s) {
+    for (StateBlock& block : StateOf(reference_.StageAt(s))) blocks.push_back(std::move(block));
+  }
+  return blocks;
+}
+
 namespace {
 
 std::string Fixed(double value, int digits) {

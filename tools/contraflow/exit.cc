@@ -1,5 +1,7 @@
 #include "tools/contraflow/exit.h"
 
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -7,7 +9,7 @@
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
-Complaint ComplaintOf(const std::exception_ptr& error) {
+ExitError ExitErrorOf(const std::exception_ptr& error) {
   const std::string bug = "internal error: ",
                     report = "; this is a bug in contraflow, please report it";
   try {
@@ -31,29 +33,36 @@ Complaint ComplaintOf(const std::exception_ptr& error) {
 
 namespace {
 
-void Complain(std::string_view program, const Complaint& complaint) {
-  const std::string line = std::string(program) + ": error: " + complaint.text + "\n";
+void Complain(std::string_view program, const ExitError& error) {
+  const std::string line = std::string(program) + ": error: " + error.text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 }  // namespace
 
-int Guard(std::string_view program, const std::function<int()>& body) {
+int RunMain(std::string_view program, const std::function<int()>& body) {
   try {
     return body();
   } catch (...) {
-    const Complaint complaint = ComplaintOf(std::current_exception());
-    Complain(program, complaint);
-    return complaint.code;
+    const ExitError error = ExitErrorOf(std::current_exception());
+    Complain(program, error);
+    return error.code;
   }
 }
 
+int RunMain(std::string_view program, int argc, char** argv,
+            const std::function<int(const std::vector<std::string>& words)>& body) {
+  // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
+  std::signal(SIGPIPE, SIG_DFL);
+  return RunMain(program, [&] { return body({argv + std::min(argc, 1), argv + argc}); });
+}
+
 void EndAtOnce(std::string_view program, const std::exception_ptr& error) {
-  const Complaint complaint = ComplaintOf(error);
+  const ExitError what = ExitErrorOf(error);
   std::fflush(stdout);
-  Complain(program, complaint);
+  Complain(program, what);
   std::fflush(stderr);
-  std::_Exit(complaint.code);
+  std::_Exit(what.code);
 }
 
 }  // namespace contraflow

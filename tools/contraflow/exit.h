@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compiler/plan/error.h"
 
@@ -34,17 +35,21 @@ auto ReadOption(Read read) {
 }
 
 /// What a tool says of an exception that ends it, and its exit code.
-struct Complaint {
+struct ExitError {
   std::string text;
   int code = kExitBug;
 };
-Complaint ComplaintOf(const std::exception_ptr& error);
+ExitError ExitErrorOf(const std::exception_ptr& error);
 
 /// Runs `body` and returns its exit code. No exception leaves it: each becomes one line
 /// "PROGRAM: error: ..." on stderr and an exit code.
-int Guard(std::string_view program, const std::function<int()>& body);
+int RunMain(std::string_view program, const std::function<int()>& body);
 
-/// Says what Guard would of an error that nothing can be cleaned up after, and ends the process
+/// The same as all of a program's main: `body` gets the words of the command line.
+int RunMain(std::string_view program, int argc, char** argv,
+            const std::function<int(const std::vector<std::string>& words)>& body);
+
+/// Says what RunMain would of an error that nothing can be cleaned up after, and ends the process
 /// with the same exit code, without a destructor.
 [[noreturn]] void EndAtOnce(std::string_view program, const std::exception_ptr& error);
 

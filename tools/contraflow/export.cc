@@ -12,9 +12,8 @@
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/report.h"
-#include "tools/interop/megatron_layout.h"
-#include "tools/interop/torch_csv.h"
-#include "tools/pictures/dot.h"
+#include "tools/interop/interop.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow {
 namespace {

@@ -9,7 +9,7 @@
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/report.h"
-#include "tools/interop/torch_csv.h"
+#include "tools/interop/interop.h"
 
 namespace contraflow {
 namespace {

@@ -1,13 +1,11 @@
 #include <CLI/CLI.hpp>
 #include <cctype>
-#include <csignal>
 #include <string>
 #include <vector>
 
-#include "compiler/files/file.h"
-#include "compiler/plan/error.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/exit.h"
+#include "tools/contraflow/options.h"
 
 namespace contraflow {
 namespace {
@@ -39,96 +37,41 @@ std::string TopHelp() {
   return help;
 }
 
-const Command& FindCommand(const std::string& name) {
-  std::vector<std::string> names;
-  std::string known;
-  for (const Command* command : kCommands) {
-    if (command->name == name) return *command;
-    names.emplace_back(command->name);
-    known += (known.empty() ? "" : ", ") + names.back();
-  }
-  const std::string shown = name.substr(0, 64);
-  throw UsageError("unknown command \"" + shown + "\"" + DidYouMean(shown, names) +
-                   "; commands are " + known);
-}
-
-/// "unknown option "--rnaks" (did you mean "--ranks"?)" for what the parser left over, else "".
-std::string DescribeLeftOver(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
-  const std::vector<std::string> left = app.remaining();
-  for (const std::string& word : left) {
-    if (word.size() < 2 || word[0] != '-') continue;
-    const std::string name = word.substr(0, word.find('=')).substr(0, 64);
-    return "unknown option \"" + name + "\"" + DidYouMean(name, names);
-  }
-  return left.empty() ? "" : "unexpected argument \"" + left.front().substr(0, 64) + "\"";
-}
-
-std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
-  const std::string left_over = DescribeLeftOver(app);
-  if (!left_over.empty()) return left_over;
-  const std::string text = error.what();
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    return text.substr(0, text.find(':')) + " must be given once, with one value";
-  }
+std::string Sentence(std::string_view summary) {
+  std::string text = std::string(summary) + ".\n";
+  text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
   return text;
 }
 
-int RunCommand(const Command& command, const std::vector<std::string>& arguments) {
-  const std::string name(command.name);
-  std::string summary = std::string(command.summary) + ".\n";
-  summary[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(summary[0])));
-  CLI::App app(summary, "contraflow " + name);
+int Main(std::vector<std::string> words) {
+  if (!words.empty() && words.front() == "help") {
+    words = words.size() == 1 ? std::vector<std::string>{"--help"}
+                              : std::vector<std::string>{words[1], "--help"};
+  }
+  int code = kExitFine;
+  CLI::App app("", "contraflow");
+  app.set_version_flag("--version", "contraflow " CF_VERSION);
+  app.require_subcommand(1);
   app.get_formatter()->column_width(34);
-  app.footer("Example: " + std::string(command.example));
-  const std::function<int()> run = command.add(&app);
-  try {
-    // The parser takes its words from the back.
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::CallForHelp&) {
-    WriteFile("-", app.help());
-    return kExitFine;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(name + ": " + Describe(error, app) + "; see contraflow " + name + " --help");
+  for (const Command* command : kCommands) {
+    CLI::App* const added =
+        app.add_subcommand(std::string(command->name), Sentence(command->summary));
+    added->footer("Example: " + std::string(command->example));
+    added->final_callback([&code, run = command->add(added)] { code = run(); });
   }
-  return run();
-}
-
-int Main(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) throw UsageError("no command given; see contraflow --help");
-  std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
-  std::string first = arguments.front();
-  if (first == "--version") {
-    WriteFile("-", "contraflow " CF_VERSION "\n");
-    return kExitFine;
-  }
-  if (first == "help" && !rest.empty()) {
-    first = rest.front();
-    rest = {"--help"};
-  }
-  if (first == "--help" || first == "-h" || first == "help") {
-    WriteFile("-", TopHelp());
-    return kExitFine;
-  }
-  if (first.starts_with("-")) {
-    const std::vector<std::string> known = {"--help", "--version"};
-    const std::string shown = first.substr(0, 64);
-    throw UsageError("unknown option \"" + shown + "\"" + DidYouMean(shown, known) +
-                     "; see contraflow --help");
-  }
-  return RunCommand(FindCommand(first), rest);
+  // From here on for what is not in a command: all that follows a word that is none is not read.
+  app.prefix_command();
+  app.parse_complete_callback([&app] {
+    if (app.remaining_size() > 0) throw CLI::ExtrasError(app.get_name(), app.remaining());
+  });
+  app.formatter_fn(
+      [](const CLI::App*, const std::string&, CLI::AppFormatMode) { return TopHelp(); });
+  return Parse(&app, words) ? code : kExitFine;
 }
 
 }  // namespace
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
-  std::signal(SIGPIPE, SIG_DFL);
-  return contraflow::Guard("contraflow", [&] {
-    return contraflow::Main(std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
-  });
+  return contraflow::RunMain("contraflow", argc, argv, contraflow::Main);
 }

@@ -1,49 +1,111 @@
 #include "tools/contraflow/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <limits>
-#include <string_view>
-#include <vector>
 
+#include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "tools/contraflow/exit.h"
 
 namespace contraflow {
 namespace {
 
-std::string Quoted(const std::string& text) { return "\"" + text.substr(0, 64) + "\""; }
+std::string Shown(const std::string& text) { return text.substr(0, 64); }
 
-int64_t ReadInteger(const std::string& name, const std::string& text, int64_t low, int64_t high) {
-  const char* const end = text.data() + text.size();
-  int64_t value = 0;
-  const auto [at, error] = std::from_chars(text.data(), end, value);
-  if (at != end || error == std::errc::invalid_argument) {
-    throw CLI::ValidationError(name, "must be a whole number, is " + Quoted(text));
-  }
-  if (error != std::errc() || value < low || value > high) {
-    const bool negative = text[0] == '-';
-    throw UsageError(name + ": " + text.substr(0, 64) + " is too " +
-                     (negative ? "small" : "large") + ", the limit is " +
-                     std::to_string(negative ? low : high));
-  }
-  return value;
+std::string Quoted(const std::string& text) { return "\"" + Shown(text) + "\""; }
+
+/// Text of a decimal number of type T in [low, high], which becomes what the parser reads the same
+/// way; it takes octal, too.
+template <typename T>
+CLI::Validator IntegerIn(const std::string& name, T low, T high) {
+  const auto read = [=](std::string& text) -> std::string {
+    const char* const end = text.data() + text.size();
+    int64_t value = 0;
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (at != end || error == std::errc::invalid_argument) {
+      return "must be a whole number, is " + Quoted(text);
+    }
+    if (error != std::errc() || value < low || value > high) {
+      const bool negative = text[0] == '-';
+      throw UsageError(name + ": " + Shown(text) + " is too " + (negative ? "small" : "large") +
+                       ", the limit is " + std::to_string(negative ? low : high));
+    }
+    text = std::to_string(value);
+    return "";
+  };
+  return {read, ""};
 }
 
-CLI::Option* AddReader(CLI::App* app, const std::string& name, const std::string& noun,
-                       const std::string& help,
-                       const std::function<void(const std::string&)>& set) {
-  return app->add_option_function<std::string>(name, set, help)->type_name(noun);
+CLI::Validator Decimal(const std::string& name) {
+  const auto read = [=](const std::string& text) -> std::string {
+    const char* const end = text.data() + text.size();
+    double value = 0;
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (at != end || error == std::errc::invalid_argument) {
+      return "must be a number, is " + Quoted(text);
+    }
+    if (error != std::errc()) throw UsageError(name + ": " + Shown(text) + " is out of range");
+    return "";
+  };
+  return {read, ""};
 }
 
-std::vector<std::string> Split(const std::string& list) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find('|', begin), list.size());
-    words.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
+CLI::Validator OneOf(const std::string& known) {
+  const auto read = [=](const std::string& text) -> std::string {
+    const std::vector<std::string> names = CLI::detail::split(known, '|');
+    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
+    return "must be " + known + ", is " + Quoted(text) + DidYouMean(Shown(text), names);
+  };
+  return {read, ""};
+}
+
+/// What nothing took of the words: "unknown option "--rnaks" (did you mean "--ranks"?)"; or "".
+std::string DescribeLeftOver(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
-  return words;
+  const std::vector<std::string> left = app.remaining();
+  for (const std::string& word : left) {
+    if (word.size() < 2 || word[0] != '-') continue;
+    const std::string name = Shown(word.substr(0, word.find('=')));
+    return "unknown option \"" + name + "\"" + DidYouMean(name, names);
+  }
+  return left.empty() ? "" : "unexpected argument " + Quoted(left.front());
+}
+
+std::string UnknownCommand(const std::string& word, const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return "unknown command " + Quoted(word) + DidYouMean(Shown(word), names) + "; commands are " +
+         CLI::detail::join(names, ", ");
+}
+
+/// `app` is a program without commands, or a command.
+std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string left_over = DescribeLeftOver(app);
+  if (!left_over.empty()) return left_over;
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return text.substr(0, text.find(':')) + " must be given once, with one value";
+  }
+  return text;
+}
+
+/// `app` has commands.
+std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string see = "; see " + app.get_name();
+  const std::vector<std::string> left = app.remaining();
+  if (!left.empty()) {
+    if (!left.front().starts_with("-")) return UnknownCommand(left.front(), app);
+    return DescribeLeftOver(app) + see + " --help";
+  }
+  if (app.get_subcommands().empty()) return "no command given" + see + " --help";
+  const CLI::App& command = *app.get_subcommands().front();
+  return command.get_name() + ": " + Describe(error, command) + see + " " + command.get_name() +
+         " --help";
 }
 
 }  // namespace
@@ -51,55 +113,41 @@ std::vector<std::string> Split(const std::string& list) {
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
                         const std::string& help) {
   using Limits = std::numeric_limits<int>;
-  return AddReader(app, name, noun, help, [=](const std::string& text) {
-    *field = static_cast<int>(ReadInteger(name, text, Limits::min(), Limits::max()));
-  });
+  return app->add_option(name, *field, help)
+      ->type_name(noun)
+      ->transform(IntegerIn(name, Limits::min(), Limits::max()));
 }
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
                         const std::string& noun, const std::string& help) {
-  return AddReader(app, name, noun, help, [=](const std::string& text) {
-    *field = ReadInteger(name, text, 0, std::numeric_limits<int64_t>::max());
-  });
+  return app->add_option(name, *field, help)
+      ->type_name(noun)
+      ->transform(IntegerIn<int64_t>(name, 0, std::numeric_limits<int64_t>::max()));
 }
 
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help) {
-  return AddReader(app, name, noun, help, [=](const std::string& text) {
-    const char* const end = text.data() + text.size();
-    double value = 0;
-    const auto [at, error] = std::from_chars(text.data(), end, value);
-    if (at != end || error == std::errc::invalid_argument) {
-      throw CLI::ValidationError(name, "must be a number, is " + Quoted(text));
-    }
-    if (error != std::errc()) {
-      throw UsageError(name + ": " + text.substr(0, 64) + " is out of range");
-    }
-    *field = value;
-  });
+  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+}
+
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
+                       const std::string& noun, const std::string& help) {
+  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
 }
 
 CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
                      const std::string& noun, const std::string& help) {
-  return AddReader(app, name, noun, help, [=](const std::string& text) {
+  const auto set = [=](const std::string& text) {
+    // A validator's message would begin with the last of the names.
     if (text.empty()) throw CLI::ValidationError(name, "needs a value, is \"\"");
     *field = text;
-  });
+  };
+  return app->add_option_function<std::string>(name, set, help)->type_name(noun);
 }
 
 CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* field,
                        const std::string& known, const std::string& help) {
-  return AddReader(app, name, known, help, [=](const std::string& text) {
-    const std::vector<std::string> names = Split(known);
-    for (const std::string& candidate : names) {
-      if (candidate == text) {
-        *field = text;
-        return;
-      }
-    }
-    throw CLI::ValidationError(
-        name, "must be " + known + ", is " + Quoted(text) + DidYouMean(text.substr(0, 64), names));
-  });
+  return app->add_option(name, *field, help)->type_name(known)->check(OneOf(known));
 }
 
 CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name) {
@@ -116,8 +164,38 @@ void CheckCapacity(double capacity) {
       "own, which by default serves every token");
 }
 
+CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help) {
+  return app->add_flag(name, *field, help);
+}
+
 CLI::Option* AddJson(CLI::App* app, bool* field) {
-  return app->add_flag("--json", *field, "one JSON document on stdout and nothing else");
+  return AddFlag(app, "--json", field, "one JSON document on stdout and nothing else");
+}
+
+bool Parse(CLI::App* app, const std::vector<std::string>& words) {
+  try {
+    // The parser takes its words from the back.
+    app->parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    return true;
+  } catch (const CLI::CallForHelp&) {
+    WriteFile("-", app->help());
+  } catch (const CLI::CallForVersion& version) {
+    WriteFile("-", version.what() + std::string("\n"));
+  } catch (const CLI::ParseError& error) {
+    if (!app->get_subcommands(nullptr).empty()) throw UsageError(DescribeWithCommands(error, *app));
+    throw UsageError(Describe(error, *app) + "; see " + app->get_name() + " --help");
+  }
+  return false;
+}
+
+int RunTool(const std::string& program, const std::string& description, int argc, char** argv,
+            const std::function<void(CLI::App* app)>& add, const std::function<int()>& run) {
+  return RunMain(program, argc, argv, [&](const std::vector<std::string>& words) {
+    CLI::App app(description, program);
+    app.get_formatter()->column_width(34);
+    add(&app);
+    return Parse(&app, words) ? run() : kExitFine;
+  });
 }
 
 }  // namespace contraflow

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -22,8 +25,10 @@ CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<in
 /// refuse.
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help);
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
+                       const std::string& noun, const std::string& help);
 
-/// An option that takes any text but none at all, as an unset variable of a shell is.
+/// An option that takes non-empty text; catches unset shell variables.
 CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
                      const std::string& noun, const std::string& help);
 
@@ -37,7 +42,18 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name 
 /// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
 
+CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help);
+
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);
+
+/// Reads the words and runs the callback of their command, if the app has commands. False if they
+/// ask for help or the version, which was printed. Throws UsageError, with the nearest known name,
+/// if they cannot be read.
+bool Parse(CLI::App* app, const std::vector<std::string>& words);
+
+/// The main of a program without commands: `add` adds its options, `run` runs once they are read.
+int RunTool(const std::string& program, const std::string& description, int argc, char** argv,
+            const std::function<void(CLI::App* app)>& add, const std::function<int()>& run);
 
 }  // namespace contraflow

@@ -14,12 +14,10 @@
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
-#include "tools/contraflow/listing.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
-#include "tools/pictures/grid.h"
-#include "tools/pictures/svg.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow {
 namespace {

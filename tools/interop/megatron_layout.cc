@@ -1,11 +1,10 @@
-#include "tools/interop/megatron_layout.h"
-
 #include <algorithm>
 #include <vector>
 
 #include "compiler/plan/error.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "tools/interop/interop.h"
 
 namespace contraflow {
 namespace {

@@ -1,9 +1,19 @@
-#include "tools/interop/torch_csv.h"
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <tuple>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/recomputed.h"
+#include "tools/interop/interop.h"
+
+// Strict where PyTorch is lenient: its reader takes "1F0xyz" for 1F0, and its check knows neither
+// duplicates nor micro-batches that are missing on one stage only.
 
 namespace contraflow {
+
 namespace {
 
 std::string Cell(const char* type, int stage, int microbatch) {
@@ -54,6 +64,364 @@ std::string WriteTorchCsv(const Plan& plan) {
     csv += row + "\r\n";
   }
   return csv;
+}
+
+namespace {
+
+/// What PyTorch calls an action, without OVERLAP_F_B, which stands behind a pair.
+enum class Type : uint8_t {
+  kF,
+  kI,
+  kW,
+  kB,
+  kSendF,
+  kRecvF,
+  kSendB,
+  kRecvB,
+  kUnshard,
+  kReshard,
+  kReduceGrad
+};
+
+struct TypeName {
+  std::string_view name;
+  Type type;
+};
+constexpr std::array<TypeName, 11> kTypes = {{{"F", Type::kF},
+                                              {"I", Type::kI},
+                                              {"W", Type::kW},
+                                              {"B", Type::kB},
+                                              {"SEND_F", Type::kSendF},
+                                              {"RECV_F", Type::kRecvF},
+                                              {"SEND_B", Type::kSendB},
+                                              {"RECV_B", Type::kRecvB},
+                                              {"UNSHARD", Type::kUnshard},
+                                              {"RESHARD", Type::kReshard},
+                                              {"REDUCE_GRAD", Type::kReduceGrad}}};
+constexpr std::string_view kPair = "OVERLAP_F_B";
+
+std::string_view Name(Type type) { return kTypes[static_cast<size_t>(type)].name; }
+
+bool IsMessage(Type type) { return type >= Type::kSendF && type <= Type::kRecvB; }
+bool HasMicrobatch(Type type) { return type <= Type::kRecvB; }
+
+struct Place {
+  int row = -1, column = -1;
+};
+
+/// Part of an instruction, or a message.
+struct Action {
+  Type type = Type::kF;
+  int stage = -1, microbatch = -1;
+  Place place;
+
+  std::string Text() const {
+    return std::to_string(stage) + std::string(Name(type)) +
+           (HasMicrobatch(type) ? std::to_string(microbatch) : "");
+  }
+};
+
+std::string Text(Place place) {
+  return "row " + std::to_string(place.row + 1) + ", column " + std::to_string(place.column + 1);
+}
+
+/// In quotes, at most 64 bytes, whatever they are.
+std::string Shown(std::string_view cell) {
+  std::string text = "\"";
+  for (const char c : cell.substr(0, 64)) {
+    if (c >= ' ' && c <= '~' && c != '"' && c != '\\') {
+      text += c;
+      continue;
+    }
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    const auto byte = static_cast<unsigned char>(c);
+    text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return text + (cell.size() > 64 ? "...\"" : "\"");
+}
+
+std::string_view Trimmed(std::string_view text) {
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  return text;
+}
+
+class Reader {
+ public:
+  Reader(std::string_view text, const std::string& place) : text_(text), file_(place) {}
+
+  Plan Read() {
+    while (!text_.empty()) ReadRow();
+    if (plan_.programs.empty()) throw Error(file_ + ": is empty; it must have one row a rank");
+    plan_.ranks = static_cast<int>(plan_.programs.size());
+    FindStages();
+    CheckChunks();
+    CheckMessages();
+    FinishHead();
+    return std::move(plan_);
+  }
+
+ private:
+  [[noreturn]] void Fail(Place place, const std::string& what) const {
+    throw Error(file_ + ": " + Text(place) + ": " + what);
+  }
+
+  void ReadRow() {
+    const int row = static_cast<int>(plan_.programs.size());
+    if (row == kMaxRanks) {
+      throw Error(file_ + ": has more than " + std::to_string(kMaxRanks) +
+                  " rows, one a rank; no plan has more ranks");
+    }
+    const size_t end = text_.find('\n');
+    std::string_view line = text_.substr(0, end);
+    text_.remove_prefix(end == std::string_view::npos ? text_.size() : end + 1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    plan_.programs.emplace_back();
+    for (Place place{row, 0};; ++place.column) {
+      const size_t comma = line.find(',');
+      ReadCell(line.substr(0, comma), place);
+      if (comma == std::string_view::npos) break;
+      line.remove_prefix(comma + 1);
+    }
+    if (plan_.programs.back().empty()) {
+      throw Error(file_ + ": row " + std::to_string(row + 1) +
+                  " has no action; every row is a rank, which has a stage at least");
+    }
+  }
+
+  void ReadCell(std::string_view cell, Place place) {
+    if (cell.size() >= 2 && cell.starts_with('"') && cell.ends_with('"')) {
+      cell = cell.substr(1, cell.size() - 2);
+    }
+    cell = Trimmed(cell);
+    if (cell.empty()) return;
+    if (cell.starts_with('(')) return ReadPair(cell, place);
+    const Action action = ReadAction(cell, cell, place);
+    Program& program = plan_.programs.back();
+    if (HasMicrobatch(action.type) && !IsMessage(action.type)) {
+      constexpr Op kOps[] = {Op::F, Op::B, Op::W, Op::BW};
+      const Op op = kOps[static_cast<size_t>(action.type)];
+      program.push_back(CellOp(op, action.stage, action.microbatch));
+      Keep(action);
+    } else if (IsMessage(action.type)) {
+      messages_[static_cast<size_t>(action.type) - static_cast<size_t>(Type::kSendF)].push_back(
+          action);
+    }
+  }
+
+  /// "(0F7;7B3)OVERLAP_F_B"
+  void ReadPair(std::string_view cell, Place place) {
+    const size_t close = cell.find(')');
+    const std::string_view inside = cell.substr(1, close == cell.npos ? close : close - 1);
+    const size_t semicolon = inside.find(';');
+    if (close == cell.npos || Trimmed(cell.substr(close + 1)) != kPair || semicolon == cell.npos ||
+        inside.find(';', semicolon + 1) != cell.npos) {
+      Fail(place, Shown(cell) + ": a pair is written (0F7;7B3)OVERLAP_F_B");
+    }
+    Action f = ReadAction(Trimmed(inside.substr(0, semicolon)), cell, place);
+    Action b = ReadAction(Trimmed(inside.substr(semicolon + 1)), cell, place);
+    if (f.type == Type::kB) std::swap(f, b);
+    if (f.type != Type::kF || b.type != Type::kB) {
+      Fail(place, Shown(cell) + ": a pair overlaps one F with one B, the full backward");
+    }
+    plan_.programs.back().push_back(Pair(f.stage, f.microbatch, b.stage, b.microbatch));
+    Keep(f);
+    Keep(b);
+  }
+
+  /// `text` is the action, `cell` what it is part of.
+  Action ReadAction(std::string_view text, std::string_view cell, Place place) {
+    Action action;
+    action.place = place;
+    const std::optional<int> stage = TakeNumber(&text);
+    const size_t length = std::min(text.size(), text.find_first_of("0123456789"));
+    const auto* const type = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& known) {
+      return known.name == text.substr(0, length);
+    });
+    if (!stage || type == kTypes.end()) {
+      Fail(place, Shown(cell) +
+                      ": is no action; actions are a stage, one of F I W B SEND_F RECV_F SEND_B "
+                      "RECV_B and a micro-batch, as in 2F0, or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD");
+    }
+    text.remove_prefix(length);
+    action.type = type->type;
+    action.stage = *stage;
+    if (*stage >= kMaxStages) {
+      Fail(place, Shown(cell) + ": the stage must be in 0.." + std::to_string(kMaxStages - 1));
+    }
+    if (HasMicrobatch(action.type)) {
+      const std::optional<int> microbatch = TakeNumber(&text);
+      if (!microbatch || *microbatch >= kMaxMicrobatches) {
+        Fail(place, Shown(cell) + ": " + std::string(type->name) +
+                        " needs a micro-batch behind it, in 0.." +
+                        std::to_string(kMaxMicrobatches - 1));
+      }
+      action.microbatch = *microbatch;
+    }
+    if (!text.empty()) {
+      Fail(place, Shown(cell) + ": goes on behind " + action.Text() + " with " + Shown(text));
+    }
+    Own(action);
+    return action;
+  }
+
+  /// The number that `text` begins with, cut off; too large ones come back as the largest int.
+  static std::optional<int> TakeNumber(std::string_view* text) {
+    int number = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+    if (error == std::errc::invalid_argument || text->starts_with('-')) return {};
+    text->remove_prefix(static_cast<size_t>(end - text->data()));
+    return error == std::errc() ? number : std::numeric_limits<int>::max();
+  }
+
+  /// Every action says that its stage lives on the rank of its row.
+  void Own(const Action& action) {
+    const auto stage = static_cast<size_t>(action.stage);
+    if (owners_.size() <= stage) owners_.resize(stage + 1);
+    if (owners_[stage].row < 0) owners_[stage] = action.place;
+    if (owners_[stage].row == action.place.row) return;
+    Fail(action.place, action.Text() + ": stage " + std::to_string(stage) + " is on row " +
+                           std::to_string(owners_[stage].row + 1) +
+                           " already; a stage lives on one rank");
+  }
+
+  void Keep(const Action& action) {
+    if (action.type == Type::kF) forwards_.push_back(action);
+    if (action.type == Type::kI || action.type == Type::kB) backwards_.push_back(action);
+    if (action.type == Type::kW || action.type == Type::kB) weights_.push_back(action);
+    microbatches_ = std::max(microbatches_, action.microbatch + 1);
+  }
+
+  void FindStages() {
+    Route route;
+    for (size_t stage = 0; stage < owners_.size(); ++stage) {
+      if (owners_[stage].row < 0) {
+        throw Error(file_ + ": stage " + std::to_string(stage) +
+                    " is on no row, but there is a stage " + std::to_string(owners_.size() - 1) +
+                    "; stages are numbered from 0, none is left out");
+      }
+      route.ranks.push_back(owners_[stage].row);
+    }
+    plan_.stages = static_cast<int>(owners_.size());
+    plan_.routes.push_back(std::move(route));
+  }
+
+  /// Sorts by stage and micro-batch, and throws if one of them is there twice or not at all.
+  void CheckComplete(std::vector<Action>* actions, const std::string& what) const {
+    const auto key = [](const Action& a) { return std::tie(a.stage, a.microbatch); };
+    std::stable_sort(actions->begin(), actions->end(),
+                     [&](const Action& a, const Action& b) { return key(a) < key(b); });
+    for (size_t i = 0; i + 1 < actions->size(); ++i) {
+      const Action &first = (*actions)[i], &second = (*actions)[i + 1];
+      if (key(first) != key(second)) continue;
+      Fail(second.place, second.Text() + ": the " + what + " of stage " +
+                             std::to_string(first.stage) + " for micro-batch " +
+                             std::to_string(first.microbatch) + " is done already, at " +
+                             Text(first.place) + " (" + first.Text() + ")");
+    }
+    int stage = 0, microbatch = 0;
+    for (const Action& action : *actions) {
+      if (action.stage != stage || action.microbatch != microbatch) break;
+      if (++microbatch < microbatches_) continue;
+      microbatch = 0;
+      ++stage;
+    }
+    if (stage == plan_.stages) return;
+    throw Error(file_ + ": row " + std::to_string(owners_[static_cast<size_t>(stage)].row + 1) +
+                " has no " + what + " of stage " + std::to_string(stage) + " for micro-batch " +
+                std::to_string(microbatch) + "; every stage runs all " +
+                std::to_string(microbatches_) + " micro-batches");
+  }
+
+  /// `later` must stand behind `earlier` in their row.
+  void CheckBehind(const Action& later, const Action& earlier) const {
+    if (later.place.column > earlier.place.column) return;
+    Fail(later.place, later.Text() + ": must come after " + earlier.Text() + ", which is at " +
+                          Text(earlier.place));
+  }
+
+  void CheckChunks() {
+    CheckComplete(&forwards_, "forward");
+    CheckComplete(&backwards_, "backward");
+    CheckComplete(&weights_, "weight gradient");
+    for (size_t i = 0; i < forwards_.size(); ++i) {
+      CheckBehind(backwards_[i], forwards_[i]);
+      if (weights_[i].type == Type::kW) CheckBehind(weights_[i], backwards_[i]);
+    }
+  }
+
+  /// True if micro-batches go from this stage to the next by a message.
+  bool Crosses(int stage) const {
+    const auto s = static_cast<size_t>(stage);
+    return stage >= 0 && s + 1 < owners_.size() && owners_[s].row != owners_[s + 1].row;
+  }
+
+  const Action& Of(const std::vector<Action>& actions, int stage, int microbatch) const {
+    return actions[static_cast<size_t>(stage) * static_cast<size_t>(microbatches_) +
+                   static_cast<size_t>(microbatch)];
+  }
+
+  /// What is sent or received here must be, once, and not before it is made or after it is used.
+  void CheckMessage(const Action& message) const {
+    const bool forward = message.type == Type::kSendF || message.type == Type::kRecvF;
+    const bool send = message.type == Type::kSendF || message.type == Type::kSendB;
+    // SEND_F and RECV_B stand at the stage before the hop, the two others at the one behind it.
+    const bool before = forward == send;
+    if (!Crosses(before ? message.stage : message.stage - 1)) {
+      Fail(message.place, message.Text() + ": stage " + std::to_string(message.stage) + " has no " +
+                              (before ? "next stage" : "stage before it") + " on another rank");
+    }
+    if (message.microbatch >= microbatches_) {
+      Fail(message.place,
+           message.Text() + ": there are " + std::to_string(microbatches_) + " micro-batches only");
+    }
+    const Action& chunk = Of(forward ? forwards_ : backwards_, message.stage, message.microbatch);
+    send ? CheckBehind(message, chunk) : CheckBehind(chunk, message);
+  }
+
+  void CheckMessages() {
+    size_t count = 0;
+    for (const std::vector<Action>& messages : messages_) count += messages.size();
+    if (count == 0) return;
+    for (std::vector<Action>& messages : messages_) {
+      for (const Action& message : messages) CheckMessage(message);
+      const auto type = static_cast<Type>(static_cast<size_t>(Type::kSendF) +
+                                          static_cast<size_t>(&messages - messages_.data()));
+      const bool before = type == Type::kSendF || type == Type::kRecvB;
+      std::vector<Action> all = messages;
+      for (int stage = 0; stage < plan_.stages; ++stage) {
+        if (Crosses(before ? stage : stage - 1)) continue;
+        for (int m = 0; m < microbatches_; ++m) all.push_back({type, stage, m, {}});
+      }
+      CheckComplete(&all, std::string(Name(type)));
+    }
+  }
+
+  void FinishHead() {
+    plan_.schedule = "imported";
+    plan_.level = Level::kCompute;
+    plan_.microbatches = microbatches_;
+    for (int m = 0; m < microbatches_; ++m) plan_.routes[0].microbatches.push_back(m);
+    if (int64_t{plan_.stages} * plan_.microbatches > kMaxCells) {
+      throw Error(file_ + ": has " + std::to_string(plan_.stages) + " stages and " +
+                  std::to_string(microbatches_) + " micro-batches, more than " +
+                  std::to_string(kMaxCells) + " chunks");
+    }
+  }
+
+  std::string_view text_;  ///< what is not read yet
+  const std::string& file_;
+  Plan plan_;
+  std::vector<Place> owners_;  ///< of each stage, where it was seen first
+  std::vector<Action> forwards_, backwards_, weights_;
+  std::array<std::vector<Action>, 4> messages_;  ///< SEND_F, RECV_F, SEND_B, RECV_B
+  int microbatches_ = 0;
+};
+
+}  // namespace
+
+Plan ReadTorchCsv(std::string_view text, const std::string& place) {
+  return Reader(text, place).Read();
 }
 
 }  // namespace contraflow

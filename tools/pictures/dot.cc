@@ -1,5 +1,3 @@
-#include "tools/pictures/dot.h"
-
 #include <map>
 #include <tuple>
 #include <utility>
@@ -7,6 +5,7 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "tools/pictures/picture.h"
 
 namespace contraflow {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "compiler/plan/error.h"
 #include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/report.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,6 +8,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
+#include "tools/contraflow/report.h"
 
 namespace contraflow {
 
@@ -79,5 +81,43 @@ std::string_view ShortName(Op op);
 
 /// Of all operations of a kind: "AF MF"; its name where it is no component.
 std::string_view ShortNames(Op kind);
+
+/// How a grid is drawn.
+struct GridStyle {
+  int width = 100;     ///< columns of a line; longer pictures go on in another band below
+  bool color = false;  ///< kinds of work by ANSI colours, else by letters
+};
+
+/// Limits of GridStyle::width.
+inline constexpr int kMinGridWidth = 40;
+inline constexpr int kMaxGridWidth = 10'000;
+
+/// The picture known from the papers as text: one row a rank (with components one a lane), time
+/// from left to right, boxes with micro-batch numbers. The scale is the smallest at which every
+/// number fits in its box, unless that takes more than a few bands; then boxes too narrow for their
+/// number show their kind only.
+std::string DrawGrid(const Picture& picture, const GridStyle& style);
+
+/// The picture as a self-contained SVG drawing: every box says what and when under the pointer.
+std::string DrawSvg(const Picture& picture);
+
+/// A self-contained HTML page: the drawing, what its colours mean, and the figures.
+std::string DrawHtml(const Picture& picture, const Plan& plan, const Report& report);
+
+/// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.
+inline constexpr int64_t kMaxDotInstructions = 10'000;
+
+/// A plan as a graph for Graphviz: a cluster a rank with its instructions, chained in issue order
+/// (with lanes, in the order of each), `after` dotted, and an edge for each message, from SEND to
+/// RECV, or at level compute from what makes a value to what takes it on another rank. The copies
+/// of a stage are joined by dashed lines between their REDUCE. Same plan, same bytes. Throws Error
+/// for plans of more than kMaxDotInstructions.
+std::string WriteDot(const Plan& plan);
+
+/// A plan as text: what it is, and the program of each rank in the view, one instruction a line
+/// with its predicted times, then where its values lie. Without a simulation (the plan is not
+/// sound) there are no times, and all instructions are shown.
+std::string WriteListing(const Plan& plan, const CostModel& costs, const Simulation* simulation,
+                         const View& view);
 
 }  // namespace contraflow

@@ -8,10 +8,11 @@ one=contraflow-$$-a two=contraflow-$$-b
 folder=$(mktemp -d)
 failed=0
 
+# shellcheck disable=SC2317  # a trap calls it
 clean_up() {
   # Whoever still runs in them ends with its timeout; the names and devices go now.
-  ip netns del $one 2>/dev/null
-  ip netns del $two 2>/dev/null
+  ip netns del "$one" 2>/dev/null
+  ip netns del "$two" 2>/dev/null
   rm -rf "$folder"
 }
 trap clean_up EXIT
@@ -24,16 +25,16 @@ skip() {
 
 [ "$(id -u)" = 0 ] || skip "needs root"
 command -v ip >/dev/null || skip "needs iproute2 (ip)"
-ip netns add $one 2>/dev/null || skip "this system allows no network namespaces"
-ip netns add $two || exit 1
-ip -n $one link add out type veth peer name out netns $two 2>/dev/null ||
+ip netns add "$one" 2>/dev/null || skip "this system allows no network namespaces"
+ip netns add "$two" || exit 1
+ip -n "$one" link add out type veth peer name out netns "$two" 2>/dev/null ||
   skip "this system has no veth devices"
 for name in $one $two; do
-  last=1 && [ $name = $two ] && last=2
-  ip -n $name link set lo up
-  ip -n $name addr add 10.79.0.$last/24 dev out
-  ip -n $name -6 addr add fd79::$last/64 dev out nodad 2>/dev/null
-  ip -n $name link set out up
+  last=1 && [ "$name" = "$two" ] && last=2
+  ip -n "$name" link set lo up
+  ip -n "$name" addr add 10.79.0.$last/24 dev out
+  ip -n "$name" -6 addr add fd79::$last/64 dev out nodad 2>/dev/null
+  ip -n "$name" link set out up
 done
 
 # run <namespace> <name of its output> <rank> <size> <host> <port> <secret> <timeout>: in the background.
@@ -65,7 +66,7 @@ step="two machines"
 meet 10.79.0.1 29500 "met 10.79.0.1 10.79.0.1 10.79.0.2 10.79.0.2"
 
 step="two machines over IPv6"
-if ip -n $one -6 addr show dev out | grep -q fd79::1; then
+if ip -n "$one" -6 addr show dev out | grep -q fd79::1; then
   meet fd79::1 29500 "met fd79::1 fd79::1 fd79::2 fd79::2"
 fi
 
@@ -77,6 +78,7 @@ if ip netns exec $one unshare --mount true 2>/dev/null; then
   run_with_hosts() {
     namespace=$1 hosts=$2 output=$3
     shift 3
+    # shellcheck disable=SC2016  # the inner shell expands them
     ( ip netns exec "$namespace" unshare --mount sh -c \
         'mount --bind "$0" /etc/hosts && exec timeout 60 "$@"' "$hosts" "$program" "$@" \
         >"$folder/$output" 2>&1
@@ -117,14 +119,14 @@ wait
 expect guest 1 "cannot connect to 127.0.0.1:40000: "
 
 step="a machine that is cut off"
-ip -n $two link set out down
+ip -n "$two" link set out down
 run $two guest 1 2 10.79.0.1 29504 secret 700
 wait
 expect guest 1 "cannot connect to 10.79.0.1:29504: "
-ip -n $two link set out up
+ip -n "$two" link set out up
 # Nothing comes back from there, not even a refusal.
-ip -n $one addr del 10.79.0.1/24 dev out
-ip -n $two neigh replace 10.79.0.1 lladdr 02:00:00:00:00:01 dev out
+ip -n "$one" addr del 10.79.0.1/24 dev out
+ip -n "$two" neigh replace 10.79.0.1 lladdr 02:00:00:00:00:01 dev out
 run $two guest 1 2 10.79.0.1 29504 secret 700
 wait
 expect guest 1 "cannot connect to 10.79.0.1:29504: Connection timed out"

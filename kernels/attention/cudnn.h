@@ -1,0 +1,143 @@
+#pragma once
+
+// Attention by cuDNN's backend API, in which everything is a descriptor with attributes:
+// descriptors, the operations that graphs are made of, plans to compute a graph, and those of
+// attention. Included only by sources that are compiled where cuDNN is.
+
+#include <cudnn_graph.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/gpu/stream.h"
+#include "kernels/host/attention.h"
+#include "kernels/host/bf16.h"
+
+namespace contraflow::gpu {
+
+/// Throws GpuError with what cuDNN says, unless it succeeded.
+void CheckCudnn(cudnnStatus_t status, const char* what);
+
+/// An owned descriptor. Every call throws GpuError with what cuDNN says of it.
+class CudnnDescriptor {
+ public:
+  explicit CudnnDescriptor(cudnnBackendDescriptorType_t type);
+  ~CudnnDescriptor();
+  CudnnDescriptor(CudnnDescriptor&&) noexcept;
+  CudnnDescriptor& operator=(CudnnDescriptor&&) noexcept;
+
+  cudnnBackendDescriptor_t get() const { return descriptor_; }
+
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                       int64_t count, const void* values);
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, const CudnnDescriptor& value);
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, const std::vector<int64_t>& values);
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, cudnnDataType_t value);
+  void Finalize();
+
+  /// As many values as there are, at most `count`; how many.
+  int64_t Get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+              void* values) const;
+
+ private:
+  cudnnBackendDescriptor_t descriptor_ = nullptr;
+};
+
+/// What an operation of cuDNN takes or gives: a matrix for every head of every sequence.
+struct CudnnTensor {
+  std::vector<int64_t> sizes, strides;  ///< sequences, heads, rows, columns
+  CudnnDescriptor descriptor;
+};
+
+/// The operations of a graph, written as formulas. An operation gives a new tensor that exists
+/// nowhere (cuDNN calls it virtual), or fills `to`. Sums and products are in fp32.
+class CudnnOperations {
+ public:
+  using Tensor = const CudnnTensor*;
+  using Sizes = std::vector<int64_t>;
+
+  /// In 16-aligned device memory, or a float on the host, that a variant pack binds to the id.
+  Tensor Memory(int64_t id, cudnnDataType_t type, const Sizes& sizes, const Sizes& strides);
+  Tensor Scalar(int64_t id);
+  /// Exists nowhere; rows one behind the other.
+  Tensor Virtual(cudnnDataType_t type, const Sizes& sizes);
+
+  /// a[m x k] b[k x n].
+  Tensor Multiply(Tensor a, Tensor b, Tensor to = nullptr);
+  /// Element by element; sizes of b that are 1 count for all of a.
+  Tensor Pointwise(cudnnPointwiseMode_t mode, Tensor a, Tensor b = nullptr, Tensor to = nullptr);
+  /// Over the columns.
+  Tensor Reduce(cudnnReduceTensorOp_t operation, Tensor a, Tensor to = nullptr);
+  /// Rows become columns; nothing moves. In bf16.
+  Tensor Transposed(Tensor a);
+  /// a where the row is not before the column, elsewhere `other`.
+  Tensor LowerTriangle(Tensor a, Tensor other);
+
+  /// All operations, as a finalized graph.
+  CudnnDescriptor Graph() const;
+
+ private:
+  Tensor New(int64_t id, cudnnDataType_t type, const Sizes& sizes, const Sizes& strides,
+             bool exists, bool on_host);
+  void Add(CudnnDescriptor operation);
+
+  int64_t next_id_ = 1000;  ///< of what does not exist
+  std::deque<CudnnTensor> tensors_;
+  std::deque<CudnnDescriptor> operations_;
+};
+
+/// The GPU to plan for: the one of a handle, or one described by what cuDNN calls its JSON
+/// representation, which need not be there.
+CudnnDescriptor CudnnDevice(cudnnHandle_t handle);
+CudnnDescriptor CudnnDevice(const std::string& json);
+
+/// How cuDNN computes a graph of operations.
+class CudnnPlan {
+ public:
+  /// The first engine that cuDNN's heuristics (mode A) name for the device, that sums in a fixed
+  /// order, and that can be built. Throws GpuError if there is none. It counts on all SMs of the
+  /// device: the engines of attention refuse any other number, though they run on fewer.
+  CudnnPlan(const CudnnDescriptor& graph, const CudnnDescriptor& device);
+
+  size_t work_bytes() const { return work_bytes_; }
+
+  /// A tensor's id, and what stands for it: device memory, or a float on the host.
+  struct Binding {
+    int64_t id;
+    void* pointer;
+  };
+  /// Runs on the stream of the handle.
+  void Execute(cudnnHandle_t handle, const std::vector<Binding>& bindings, void* work) const;
+
+ private:
+  CudnnDescriptor plan_;
+  size_t work_bytes_ = 0;
+};
+
+/// Causal attention as graphs of cuDNN's operations, in the form that its fused engines know, and
+/// the plans to compute them; operands as Attention (attention.h) has them. The backward graph is
+/// the one without sums in no fixed order: it keeps the gradients of all scores of a head, in bf16,
+/// in work memory.
+class CudnnAttentionPlans {
+ public:
+  /// Throws GpuError, with what cuDNN says, if it will not have the shape.
+  CudnnAttentionPlans(const AttentionShape& shape, const CudnnDescriptor& device);
+
+  /// Of either direction, 256-aligned.
+  size_t work_bytes() const;
+
+  void Forward(cudnnHandle_t handle, const Bf16* qkv, void* work, Bf16* out, float* lse) const;
+  void Backward(cudnnHandle_t handle, const Bf16* qkv, const Bf16* out, const float* lse,
+                const Bf16* dout, void* work, Bf16* dqkv) const;
+
+ private:
+  AttentionShape shape_;
+  float scale_;
+  CudnnPlan forward_, backward_;
+};
+
+}  // namespace contraflow::gpu

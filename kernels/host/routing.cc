@@ -1,0 +1,154 @@
+#include "kernels/host/routing.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "kernels/host/linear.h"
+#include "kernels/host/normalization.h"
+
+namespace contraflow {
+
+template <typename T>
+void RouterForward(int rows, int experts, int top_k, T* probabilities, int32_t* expert, T* weight) {
+  for (int r = 0; r < rows; ++r) {
+    T* p = probabilities + static_cast<ptrdiff_t>(r) * experts;
+    int32_t* chosen = expert + static_cast<ptrdiff_t>(r) * top_k;
+    T* w = weight + static_cast<ptrdiff_t>(r) * top_k;
+    Softmax(p, experts);
+    for (int k = 0; k < top_k; ++k) {
+      int best = -1;
+      for (int e = 0; e < experts; ++e) {
+        const bool taken = std::find(chosen, chosen + k, e) != chosen + k;
+        // Strictly greater: of equal probabilities the lower index stays.
+        if (!taken && (best < 0 || p[e] > p[best])) best = e;
+      }
+      chosen[k] = best;
+      w[k] = p[best];
+    }
+  }
+}
+
+template <typename T>
+void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T* dweight, int rows,
+                         int experts, int top_k, T* dlogits) {
+  for (int r = 0; r < rows; ++r) {
+    T* d = dlogits + static_cast<ptrdiff_t>(r) * experts;
+    std::fill(d, d + experts, T{0});
+    for (int k = 0; k < top_k; ++k) {
+      const ptrdiff_t at = static_cast<ptrdiff_t>(r) * top_k + k;
+      d[expert[at]] = dweight[at];
+    }
+    SoftmaxBackwardInput(probabilities + static_cast<ptrdiff_t>(r) * experts, d, experts, d);
+  }
+}
+
+// Counting sort. `first` serves as the insertion points meanwhile: after the second pass first[e]
+// is the end of expert e, so it is shifted by one at the end.
+void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32_t* first,
+                  int32_t* token_of, int32_t* row_of) {
+  const int pairs = rows * top_k;
+  std::fill(first, first + experts + 1, 0);
+  for (int i = 0; i < pairs; ++i) ++first[expert[i] + 1];
+  for (int e = 0; e < experts; ++e) first[e + 1] += first[e];
+  for (int i = 0; i < pairs; ++i) {
+    const int32_t row = first[expert[i]]++;
+    token_of[row] = i / top_k;
+    row_of[i] = row;
+  }
+  for (int e = experts; e > 0; --e) first[e] = first[e - 1];
+  first[0] = 0;
+}
+
+int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, int capacity,
+                     int32_t* first, int32_t* token_of, int32_t* row_of) {
+  // first[e + 1] counts the rows of e that are taken, until it becomes where e ends.
+  std::fill(first, first + experts + 1, 0);
+  std::fill(token_of, token_of + static_cast<ptrdiff_t>(experts) * capacity, -1);
+  int without = 0;
+  for (int i = 0; i < rows * top_k; ++i) {
+    int32_t& taken = first[expert[i] + 1];
+    if (taken == capacity) {
+      row_of[i] = -1;
+      ++without;
+      continue;
+    }
+    row_of[i] = expert[i] * capacity + taken++;
+    token_of[row_of[i]] = i / top_k;
+  }
+  for (int e = 0; e <= experts; ++e) first[e] = e * capacity;
+  return without;
+}
+
+template <typename T>
+void GatherTokens(const T* x, const int32_t* token_of, int sorted_rows, int width, T* sorted) {
+  for (int i = 0; i < sorted_rows; ++i) {
+    T* to = sorted + static_cast<ptrdiff_t>(i) * width;
+    if (token_of[i] < 0) {
+      std::fill_n(to, width, T{0});
+    } else {
+      std::copy_n(x + static_cast<ptrdiff_t>(token_of[i]) * width, width, to);
+    }
+  }
+}
+
+template <typename T>
+void GatherTokensBackwardInput(const T* dsorted, const int32_t* row_of, int rows, int top_k,
+                               int width, T* dx) {
+  for (int t = 0; t < rows; ++t) {
+    T* to = dx + static_cast<ptrdiff_t>(t) * width;
+    std::fill(to, to + width, T{0});
+    for (int k = 0; k < top_k; ++k) {
+      const int32_t row = row_of[static_cast<ptrdiff_t>(t) * top_k + k];
+      if (row < 0) continue;
+      const T* from = dsorted + static_cast<ptrdiff_t>(row) * width;
+      for (int j = 0; j < width; ++j) to[j] += from[j];
+    }
+  }
+}
+
+template <typename T>
+void CombineForward(const T* residual, const T* sorted, const int32_t* row_of, const T* weight,
+                    int rows, int top_k, int width, T* y) {
+  for (int t = 0; t < rows; ++t) {
+    T* out = y + static_cast<ptrdiff_t>(t) * width;
+    std::copy_n(residual + static_cast<ptrdiff_t>(t) * width, width, out);
+    for (int k = 0; k < top_k; ++k) {
+      const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
+      if (row_of[pair] < 0) continue;
+      const T* from = sorted + static_cast<ptrdiff_t>(row_of[pair]) * width;
+      for (int j = 0; j < width; ++j) out[j] += weight[pair] * from[j];
+    }
+  }
+}
+
+template <typename T>
+void CombineBackwardInput(const T* dy, const T* sorted, const int32_t* row_of, const T* weight,
+                          int rows, int top_k, int width, T* dsorted, T* dweight) {
+  for (int t = 0; t < rows; ++t) {
+    const T* d = dy + static_cast<ptrdiff_t>(t) * width;
+    for (int k = 0; k < top_k; ++k) {
+      const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
+      if (row_of[pair] < 0) {
+        dweight[pair] = 0;
+        continue;
+      }
+      const ptrdiff_t row = static_cast<ptrdiff_t>(row_of[pair]) * width;
+      for (int j = 0; j < width; ++j) dsorted[row + j] = weight[pair] * d[j];
+      dweight[pair] = Dot(d, sorted + row, width);
+    }
+  }
+}
+
+#define CF_INSTANTIATE(T)                                                                         \
+  template void RouterForward(int, int, int, T*, int32_t*, T*);                                   \
+  template void RouterBackwardInput(const T*, const int32_t*, const T*, int, int, int, T*);       \
+  template void GatherTokens(const T*, const int32_t*, int, int, T*);                             \
+  template void GatherTokensBackwardInput(const T*, const int32_t*, int, int, int, T*);           \
+  template void CombineForward(const T*, const T*, const int32_t*, const T*, int, int, int, T*);  \
+  template void CombineBackwardInput(const T*, const T*, const int32_t*, const T*, int, int, int, \
+                                     T*, T*);
+CF_INSTANTIATE(float)
+CF_INSTANTIATE(double)
+#undef CF_INSTANTIATE
+
+}  // namespace contraflow

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// The compute order of a plan in PyTorch's CSV for pipeline schedules (format compute_only), from
+/// which torch.distributed.pipelining makes its own communication: one row a rank, cells such as
+/// "2F0" and "(0F7;7B3)OVERLAP_F_B". There B is the full backward and I the one for the input
+/// gradient, and recompute is the stages' own affair. Throws Error if a stage lives on two ranks,
+/// which PyTorch cannot express, or if the plan has components.
+std::string WriteTorchCsv(const Plan& plan);
+
+/// Reads such a file, and PyTorch's lowered form with communication (compute_comms), as a plan of
+/// level compute: stages live on the rank in whose row they stand. Empty cells are idle slots;
+/// SEND_F, RECV_F, SEND_B and RECV_B must be complete where there are any, each behind what it
+/// sends and before what waits for it, and are left to lowering like UNSHARD, RESHARD and
+/// REDUCE_GRAD. Throws Error "PLACE: row 2, column 5: ..." (both from 1, columns in cells) for any
+/// other cell, for a stage on two rows or on none, for a chunk that is done twice, never, or before
+/// what it needs on its own rank, and for sizes over the limits of plan.h. What only several ranks
+/// together can have wrong is Verify's to say.
+Plan ReadTorchCsv(std::string_view text, const std::string& place);
+
+/// The arguments with which Megatron-LM runs this sound plan, one a line:
+/// --pipeline-model-parallel-size,
+/// --pipeline-model-parallel-layout (E embedding, t transformer layer, L loss, | between stages,
+/// *n repeats), for several chunks a rank --microbatch-group-size-per-virtual-pipeline-stage, and
+/// the number of layers, expert parallelism, recompute of all of them, and the batch, for
+/// micro-batches of one sample.
+///
+/// `layers` are those of the whole model, at least one a stage, what is left over one each from
+/// stage 1 on; nothing: those that the plan's costs have, else one a stage. Throws Error that says
+/// why for plans that Megatron-LM cannot run: it has 1F1B and interleaved 1F1B, in rounds of equal
+/// length of at least P micro-batches, of which the last may be shorter.
+std::string WriteMegatronLayout(const Plan& plan, std::optional<int64_t> layers);
+
+}  // namespace contraflow

@@ -63,7 +63,7 @@ class Filling {
   };
 
   Done& At(int32_t stage) { return stages_[static_cast<size_t>(stage)]; }
-  const RouteStage& Of(int32_t stage) const { return problem_.stages[static_cast<size_t>(stage)]; }
+  const RouteStage& Of(int32_t stage) const { return problem_.stage(stage); }
 
   /// Weight gradients of the order are where this decides.
   void SkipWeights(size_t r) {

@@ -34,14 +34,14 @@ int64_t SearchProblem::chunks() const {
 }
 
 Time SearchProblem::Duration(const Action& action, int k, int j) const {
-  const RouteStage& stage = stages[static_cast<size_t>(action.stage)];
+  const RouteStage& own = stage(action.stage);
   const auto microbatch = [&](const RouteStage& of, int place) {
     return frame.routes[static_cast<size_t>(of.route)].microbatches[static_cast<size_t>(place)];
   };
-  Instruction instruction = CellOp(action.op, stage.number, microbatch(stage, k));
+  Instruction instruction = CellOp(action.op, own.number, microbatch(own, k));
   if (action.op == Op::FB) {
-    const RouteStage& back = stages[static_cast<size_t>(action.back)];
-    instruction = Pair(stage.number, instruction.microbatch, back.number, microbatch(back, j));
+    const RouteStage& back = stage(action.back);
+    instruction = Pair(own.number, instruction.microbatch, back.number, microbatch(back, j));
   }
   return costs.Duration(instruction);
 }
@@ -130,7 +130,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
     int64_t least = 1;
     for (const std::vector<int>& here : problem.stages_of) {
       int64_t sum = 0;
-      for (const int stage : here) sum += problem.stages[static_cast<size_t>(stage)].held;
+      for (const int stage : here) sum += problem.stage(stage).held;
       least = std::max(least, sum);
     }
     const double share = static_cast<double>(ranks) / static_cast<double>(large.ranks);

@@ -169,7 +169,7 @@ TEST_SUITE("unit") {
     const Spec spec = MakeSpec("zb-v", 4, 8, costs);
     const Plan plan = GeneratePlan(spec);
     const SearchProblem problem = ProblemOf(plan, costs, 8);
-    const SearchOptions options = Budget(30);
+    SearchOptions options = Budget(30);
     const auto search = [&] {
       SearchWork work(options);
       return Search(problem, {&plan, 1}, 0, options, &work)->order;

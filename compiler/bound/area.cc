@@ -43,7 +43,7 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   for (size_t s = 0; s < route.stages(); ++s) {
     const CellWork& chunk = route.At(s, k);
     const auto& [head, lag, tail] = times[s];
-    const Time rest = input.pairs ? 0 : chunk.rest;
+    const Time rest = input.pairs ? 0 : chunk.weight;
     Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     rank.held += all * static_cast<double>(chunk.f + lag + chunk.b);
     rank.rests += all * static_cast<double>(rest);
@@ -100,7 +100,7 @@ void RaiseByArea(const BoundInput& input, Bound* best) {
       bound.kind = BoundKind::kMemoryArea;
       bound.rank = r;
       bound.value = bound.head + bound.work + bound.tail;
-      Raise(best, bound);
+      KeepLarger(best, bound);
     }
   }
 }

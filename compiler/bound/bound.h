@@ -11,15 +11,15 @@ namespace contraflow {
 /// What a lower bound rests on; each is derived where it is computed.
 enum class BoundKind : uint8_t {
   kNothing,       ///< a plan without micro-batches
-  kCriticalPath,  ///< one micro-batch through all stages and back (bound_chunk.cc)
-  kBusyRank,      ///< the work of a rank, what precedes it and what follows it (bound_chunk.cc)
-  kOrder,         ///< the same, for micro-batches one behind the other (bound_order.cc)
-  kTwoWindows,    ///< a rank's waits for its first and its last backward (bound_window.cc,
-                  ///< bound_rank_window.cc, bound_component_window.cc)
-  kPairs,         ///< the windows of a rank in which no pair can run (bound_rank_window.cc)
-  kMemoryArea,    ///< memory x time (bound_area.cc)
-  kLink,          ///< messages of one directed edge, one at a time (bound_order.cc)
-  kLane,          ///< the components of one lane of a rank (bound_component.cc)
+  kCriticalPath,  ///< one micro-batch through all stages and back (chunk.cc)
+  kBusyRank,      ///< the work of a rank, what precedes it and what follows it (chunk.cc)
+  kOrder,         ///< the same, for micro-batches one behind the other (order.cc)
+  kTwoWindows,    ///< a rank's waits for its first and its last backward (window.cc,
+                  ///< component.cc)
+  kPairs,         ///< the windows of a rank in which no pair can run (window.cc)
+  kMemoryArea,    ///< memory x time (area.cc)
+  kLink,          ///< messages of one directed edge, one at a time (order.cc)
+  kLane,          ///< the components of one lane of a rank (component.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...

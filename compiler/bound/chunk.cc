@@ -43,9 +43,9 @@ struct ChunkRank {
 /// The jobs of some micro-batches on one stage: merged, they start no earlier than the first of
 /// them could, and no less follows than the least of what follows each.
 struct Jobs {
-  Time f_head = kNever, again_head = kNever, b_head = kNever, rest_head = kNever;
-  Time f = 0, again = 0, b = 0, rest = 0;
-  Time f_tail = kNever, again_tail = kNever, b_tail = kNever;
+  Time f_head = kNever, recompute_head = kNever, b_head = kNever, rest_head = kNever;
+  Time f = 0, recompute = 0, b = 0, rest = 0;
+  Time f_tail = kNever, recompute_tail = kNever, b_tail = kNever;
 };
 
 void AddJob(Time head, Time duration, Time tail, ChunkRank* rank) {
@@ -66,21 +66,21 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
       const Time back = head + chunk.f + lag;  // when its backward can start
       const Time after = std::max(rest, tail);
       const Time path = back + chunk.b + after;
-      Raise(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
-      const Time off_rest = std::min(chunk.rest, chunk.saving), off_b = chunk.saving - off_rest;
+      KeepLarger(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
+      const Time off_rest = std::min(chunk.weight, chunk.saving), off_b = chunk.saving - off_rest;
       Jobs& jobs = merged[s];
       jobs.f_head = std::min(jobs.f_head, head);
       jobs.f += all * chunk.f;
       jobs.f_tail = std::min(jobs.f_tail, lag + chunk.b + after);
-      jobs.again_head = std::min(jobs.again_head, head + chunk.f);
-      jobs.again += all * chunk.again;
-      jobs.again_tail = std::min(jobs.again_tail, chunk.b + after);
+      jobs.recompute_head = std::min(jobs.recompute_head, head + chunk.f);
+      jobs.recompute += all * chunk.recompute;
+      jobs.recompute_tail = std::min(jobs.recompute_tail, chunk.b + after);
       // Of merged jobs the tail is that of the last one, whose rest is a job as well.
       jobs.b_head = std::min(jobs.b_head, back);
       jobs.b += all * (chunk.b - off_b);
       jobs.b_tail = std::min(jobs.b_tail, tail);
       jobs.rest_head = std::min(jobs.rest_head, input.pairs ? back : back + chunk.b);
-      jobs.rest += all * (chunk.rest - off_rest);
+      jobs.rest += all * (chunk.weight - off_rest);
       ChunkRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
       rank.head = std::min(rank.head, head);
       rank.work += all * chunk.work();
@@ -91,7 +91,7 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
     ChunkRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     const Jobs& jobs = merged[s];
     AddJob(jobs.f_head, jobs.f, jobs.f_tail, &rank);
-    AddJob(jobs.again_head, jobs.again, jobs.again_tail, &rank);
+    AddJob(jobs.recompute_head, jobs.recompute, jobs.recompute_tail, &rank);
     AddJob(jobs.b_head, jobs.b, jobs.b_tail, &rank);
     AddJob(jobs.rest_head, jobs.rest, 0, &rank);
   }
@@ -126,14 +126,14 @@ void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs) {
     bound.head = rank.head;
     bound.work = rank.work + rank.least_saving;
     bound.value = bound.head + bound.work;
-    Raise(best, bound);
+    KeepLarger(best, bound);
     bound.value = rank.jobs.Makespan();
     if (bound.value <= best->value) continue;
     const auto [head, work, tail] = rank.jobs.Binding();
     bound.head = head;
     bound.work = work;
     bound.tail = tail;
-    Raise(best, bound);
+    KeepLarger(best, bound);
   }
 }
 

@@ -3,9 +3,27 @@
 // on the micro-batch's way; the largest of (least head + durations + least tail) over all sets of
 // jobs is the makespan of Jackson's preemptive schedule. Components may overlap in any other way.
 // A recomputed forward chain is run a second time, between the first and the backward chain.
+//
+// Windows of a rank whose components share two lanes, with a memory limit. Any components may
+// overlap, but:
+//
+//   * Until the first gradient has come to a rank it can only run forwards, of no more chunks than
+//     it may hold between F and B.
+//   * When a lane has run the last of its forward components (of chunk x, say), everything that is
+//     left for it belongs to chunks that the rank holds: x and others between F and B, with all of
+//     their backward and weight parts, and those behind their B, with their weight parts. Until
+//     the end of the step no less passes than x still needs, down to the last stage and all the way
+//     back.
+//
+// What this work does not fill of the two windows the lane is idle. They do not meet where memory
+// is for fewer chunks than there are, since then some forward waits for the end of a backward; else
+// only the larger idle counts. On either lane:
+//
+//     makespan >= head + work + idle + idle.
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -60,8 +78,8 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
     return down[s] + static_cast<Time>(s) * (c.backward_chain() - c.forward_chain());
   };
   const size_t last = down.size() - 1;
-  const Time again = recomputed(last) ? c.forward_chain() : 0;
-  const Time turn = down[last] + c.forward_chain() + again + way_back(last);
+  const Time recompute = recomputed(last) ? c.forward_chain() : 0;
+  const Time turn = down[last] + c.forward_chain() + recompute + way_back(last);
   const Time all = turn + c.backward_chain() + c.last_weight;
   for (size_t s = 0; s < down.size(); ++s) {
     const Time forward_end = down[s] + c.forward_chain();
@@ -82,6 +100,107 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
   return all;
 }
 
+/// A chunk, by lane.
+struct Work {
+  std::array<Time, 2> forward{}, backward{};
+  Time weights = 0;
+  Time attn_f = 0, combine_f = 0, combine_b = 0, last_weight = 0;  ///< at the ends of the chains
+
+  Time forward_chain() const { return forward[kCompute] + forward[kAllToAll]; }
+  Time backward_chain() const { return backward[kCompute] + backward[kAllToAll]; }
+};
+
+Work WorkOfMicrobatch(const CostModel& costs, int layers, int m) {
+  const auto cost = [&](Op op, int layer) { return costs.Duration(Component(op, 0, layer, m)); };
+  Work work;
+  for (int layer = 0; layer < layers; ++layer) {
+    for (const Op op : {Op::ATTN_F, Op::MLP_F}) work.forward[kCompute] += cost(op, layer);
+    for (const Op op : {Op::DISPATCH_F, Op::COMBINE_F}) work.forward[kAllToAll] += cost(op, layer);
+    for (const Op op : {Op::ATTN_B, Op::MLP_B}) work.backward[kCompute] += cost(op, layer);
+    for (const Op op : {Op::DISPATCH_B, Op::COMBINE_B}) {
+      work.backward[kAllToAll] += cost(op, layer);
+    }
+    for (const Op op : {Op::ATTN_W, Op::MLP_W}) work.weights += cost(op, layer);
+  }
+  work.attn_f = cost(Op::ATTN_F, 0);
+  work.combine_f = cost(Op::COMBINE_F, layers - 1);
+  work.combine_b = cost(Op::COMBINE_B, layers - 1);
+  work.last_weight = cost(Op::ATTN_W, 0);
+  return work;
+}
+
+/// One lane of a rank.
+struct LaneFigures {
+  Time head = kNever;   ///< before it no component runs
+  Time first = kNever;  ///< before it no backward component runs
+  Time last = kNever;   ///< from the end of its last forward component to the end of the step
+  Time longest_f = 0, longest_b = 0, longest_w = 0;  ///< of a chunk
+  Time work = 0;
+};
+
+struct LaneRank {
+  std::array<LaneFigures, 2> lanes;
+  int64_t count = 0;  ///< chunks
+};
+
+/// Adds the chunks of a micro-batch to the ranks of its route.
+void Add(const Route& route, const Work& work, Time hop, std::vector<LaneRank>* ranks) {
+  const size_t stages = route.ranks.size();
+  std::vector<Time> hops(stages, 0);  // of the way to each stage
+  for (size_t s = 1; s < stages; ++s) {
+    hops[s] = hops[s - 1] + (route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
+  }
+  const Time turn = static_cast<Time>(stages) * work.forward_chain() + hops[stages - 1];
+  const Time all = turn + hops[stages - 1] + static_cast<Time>(stages) * work.backward_chain() +
+                   work.last_weight;
+  for (size_t s = 0; s < stages; ++s) {
+    const auto before = static_cast<Time>(s);
+    const Time down = before * work.forward_chain() + hops[s];
+    const Time end = down + work.forward_chain();
+    const Time up = turn + static_cast<Time>(stages - 1 - s) * work.backward_chain() +
+                    hops[stages - 1] - hops[s];
+    LaneRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    ++rank.count;
+    for (const size_t which : {kCompute, kAllToAll}) {
+      LaneFigures& lane = rank.lanes[which];
+      const bool compute = which == kCompute;
+      const Time weights = compute ? work.weights : 0;
+      lane.head = std::min(lane.head, down + (compute ? 0 : work.attn_f));
+      lane.first = std::min(lane.first, up + (compute ? work.combine_b : 0));
+      lane.last = std::min(lane.last, all - end + (compute ? work.combine_f : 0));
+      lane.longest_f = std::max(lane.longest_f, work.forward[which]);
+      lane.longest_b = std::max(lane.longest_b, work.backward[which]);
+      lane.longest_w = std::max(lane.longest_w, weights);
+      lane.work += work.forward[which] + work.backward[which] + weights;
+    }
+  }
+}
+
+/// The most work of a lane that a rank can hold: the largest a b + (a + w) rest for a activations
+/// and w stashes.
+Time MostHeld(const LaneFigures& lane, int64_t count, const BoundMemory& memory) {
+  Time most = 0;
+  for (int64_t a = 0; a <= std::min(memory.slots(), count); ++a) {
+    const int64_t left = memory.limit - a * memory.activation;
+    const int64_t others = count - a;
+    const int64_t w = memory.stash == 0 ? others : std::min(others, left / memory.stash);
+    most = std::max(most, a * lane.longest_b + (a + w) * lane.longest_w);
+  }
+  return most;
+}
+
+Bound BoundOfLane(const LaneFigures& lane, int64_t count, const BoundMemory& memory) {
+  const int64_t slots = std::min(memory.slots(), count);
+  const Time first = std::max<Time>(0, lane.first - lane.head - slots * lane.longest_f);
+  const Time last = std::max<Time>(0, lane.last - MostHeld(lane, count, memory));
+  const Time idle = slots == count ? std::max(first, last) : first + last;
+  return {.value = lane.head + lane.work + idle,
+          .kind = BoundKind::kTwoWindows,
+          .head = lane.head,
+          .work = lane.work,
+          .idle = idle};
+}
+
 }  // namespace
 
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
@@ -93,7 +212,7 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
       const Components c = ComponentsOf(costs, plan.layers, m);
       const auto recomputed = [&](size_t s) { return chunks.Has(static_cast<int>(s), m); };
       const Time path = AddComponents(route, c, hop, recomputed, &ranks);
-      Raise(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
+      KeepLarger(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
     }
   }
   for (int r = 0; r < plan.ranks; ++r) {
@@ -101,12 +220,35 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
       const Time value = lane.Makespan();
       if (value <= best->value) continue;
       const auto [head, work, tail] = lane.Binding();
-      Raise(best, {.value = value,
-                   .kind = BoundKind::kLane,
-                   .rank = r,
-                   .head = head,
-                   .work = work,
-                   .tail = tail});
+      KeepLarger(best, {.value = value,
+                        .kind = BoundKind::kLane,
+                        .rank = r,
+                        .head = head,
+                        .work = work,
+                        .tail = tail});
+    }
+  }
+}
+
+void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best) {
+  BoundMemory memory = {1, 1, limit};
+  if (costs.memory && costs.memory->activation_bytes > 0) {
+    memory = {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
+  }
+  const Time hop = costs.comm.latency + costs.comm.occupancy;
+  std::vector<LaneRank> ranks(static_cast<size_t>(plan.ranks));
+  for (const Route& route : plan.routes) {
+    for (const int m : route.microbatches) {
+      Add(route, WorkOfMicrobatch(costs, plan.layers, m), hop, &ranks);
+    }
+  }
+  for (int r = 0; r < plan.ranks; ++r) {
+    const LaneRank& rank = ranks[static_cast<size_t>(r)];
+    if (rank.count == 0) continue;
+    for (const LaneFigures& lane : rank.lanes) {
+      Bound bound = BoundOfLane(lane, rank.count, memory);
+      bound.rank = r;
+      KeepLarger(best, bound);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Order of micro-batches. The longest path to an operation (bound_positions.cc) is its head, the
+// Order of micro-batches. The longest path to an operation (positions.cc) is its head, the
 // longest path from its end its tail, and for every set of operations of a rank
 // makespan >= least head + durations + least tail; the largest is that of Jackson's preemptive
 // schedule. Where micro-batches differ, what their work is more than the shortest is one job more,
@@ -12,8 +12,8 @@
 #include <map>
 #include <utility>
 
+#include "compiler/bound/jackson.h"
 #include "compiler/bound/positions.h"
-#include "compiler/bound/queue.h"
 #include "compiler/bound/work.h"
 
 namespace contraflow {
@@ -30,7 +30,8 @@ void AddStage(const BoundInput& input, const Positions& order, size_t s, LaneJob
   const RouteWork& route = order.route();
   const CellWork& least = route.least[s];
   const Time saving = route.most[s].saving;
-  const Time off_rest = std::min(least.rest, saving), off_b = std::min(least.b, saving - off_rest);
+  const Time off_rest = std::min(least.weight, saving),
+             off_b = std::min(least.b, saving - off_rest);
   const size_t at = order.At(s, 0);
   const auto add = [&](const std::vector<Time>& head, Time head_plus, const std::vector<Time>& left,
                        Time path, Time duration) {
@@ -41,7 +42,7 @@ void AddStage(const BoundInput& input, const Positions& order, size_t s, LaneJob
   add(order.f_head, 0, order.f_left, least.f, least.f);
   add(order.b_head, 0, order.b_left, least.b, least.b - off_b);
   add(input.pairs ? order.b_head : order.w_head, 0, order.w_left, input.RestOfPosition(route, s),
-      least.rest - off_rest);
+      least.weight - off_rest);
   lane->head = std::min(lane->head, order.f_head[at]);
   for (size_t k = 0; k < order.size(); ++k) lane->more += route.At(s, k).work();
 }
@@ -68,7 +69,7 @@ void RaiseByLane(const LaneJobs& lane, Bound bound, Bound* best) {
   bound.head = head;
   bound.work = work;
   bound.tail = tail;
-  Raise(best, bound);
+  KeepLarger(best, bound);
 }
 
 }  // namespace

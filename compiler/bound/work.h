@@ -16,19 +16,20 @@ inline constexpr Time kNever = std::numeric_limits<Time>::max();
 /// Lanes of a rank with components, as indices.
 inline constexpr size_t kCompute = 0, kAllToAll = 1;
 
-/// What a rank does with a chunk; `rest` is what of a full backward follows B.
+/// What a rank does with a chunk; kRest is what of a full backward follows B.
 enum class Pass : uint8_t { kForward, kBackward, kRest };
 
 /// What the chunk of one stage and micro-batch costs its rank, at least. A full backward is B and
-/// then the rest: B gives its gradient after no less than b, and b + rest is the cheaper of bw and
-/// b + w. The pair of a forward of chunk x and a full backward of chunk y takes, by
-/// CostModel::Duration, no less than max(f of x, b of y, f of x + b + rest of y - saving of y).
+/// then the rest, the weight part: B gives its gradient after no less than b, and b + weight is the
+/// cheaper of bw and b + w. The pair of a forward of chunk x and a full backward of chunk y takes,
+/// by CostModel::Duration, no less than max(f of x, b of y, f of x + b + weight of y - saving of
+/// y).
 struct CellWork {
-  Time f = 0, b = 0, rest = 0;
-  Time saving = 0;  ///< 0 where a pair is no shorter than its parts
-  Time again = 0;   ///< R between F and B; 0 where the chunk is not recomputed
+  Time f = 0, b = 0, weight = 0;
+  Time saving = 0;     ///< 0 where a pair is no shorter than its parts
+  Time recompute = 0;  ///< R between F and B; 0 where the chunk is not recomputed
 
-  Time work() const { return f + again + b + rest - saving; }
+  Time work() const { return f + recompute + b + weight - saving; }
 };
 
 /// One micro-batch after the other through the stages of a route.
@@ -71,12 +72,12 @@ struct BoundInput {
   std::vector<bool> recomputes;  ///< ranks with a stage of which some chunk is recomputed
 
   Time hop() const { return latency + occupancy; }
-  /// What of a stage's backward follows its input gradient on the way to the end of the step, at
-  /// least: the rest of its own or, had that been in a pair, a later backward.
+  /// Least backward work still due after a stage's input gradient: the rest of its own backward or,
+  /// had that been in a pair, a later backward.
   Time RestOnPath(const RouteWork& route, size_t s, const CellWork& chunk) const;
   /// The time from the end of the k-th B of a stage to the end of the k-th rest, at least.
   Time RestOfPosition(const RouteWork& route, size_t s) const {
-    return pairs ? 0 : route.least[s].rest;
+    return pairs ? 0 : route.least[s].weight;
   }
 };
 
@@ -97,8 +98,20 @@ std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& r
 BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit);
 
+/// A stage whose backward may be the first of its rank.
+struct FirstBackwardIdle {
+  Time wait = 0;  ///< from the rank's head to that of the stage
+  Time lag = 0;   ///< from the end of its forward to the start of its backward
+};
+
+/// What a rank is idle before its first backward, at least, if before that it runs no more than
+/// `forwards` forwards of no more than `longest` each and has these stages. Derived where it is
+/// computed.
+Time IdleBeforeFirstBackward(const std::vector<FirstBackwardIdle>& openings, int64_t forwards,
+                             Time longest);
+
 /// Keeps the larger; of equal ones the first.
-void Raise(Bound* best, const Bound& bound);
+void KeepLarger(Bound* best, const Bound& bound);
 
 /// Each raises `best` if it proves more.
 /// `most_jobs`: of a kind and stage, beyond which micro-batches with about the same work are one.

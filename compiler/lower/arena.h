@@ -1,11 +1,15 @@
 #pragma once
 
+// What the buffer pass packs values with: where bytes are free, and what is over by then.
+
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 
@@ -41,6 +45,48 @@ class ArenaPacker {
 
   std::map<int64_t, Gap> gaps_;  // by offset; neighbours are joined if their last uses are the same
   int64_t size_ = 0;
+};
+
+/// What is over when instructions of one rank begin, however far its lanes run ahead of each other:
+/// vector clocks over the compute, all-to-all and reduce lanes and one lane for each edge. It is
+/// built while the program is walked, so events can still be added to the instruction at hand.
+class LaneOrder {
+ public:
+  explicit LaneOrder(const Program& program);
+
+  /// Goes on to instruction `index` (from 0, one by one), which waits for its `after` and its lane.
+  void Begin(int32_t index);
+
+  /// Whether an earlier instruction is over when the one at hand begins.
+  bool Over(int32_t earlier) const {
+    return clock_[static_cast<size_t>(lanes_[static_cast<size_t>(earlier)])] >= earlier;
+  }
+
+  /// Whether an earlier instruction is over when one up to the one at hand begins.
+  bool Over(int32_t earlier, int32_t later) const {
+    const auto lane = static_cast<size_t>(lanes_[static_cast<size_t>(earlier)]);
+    return clocks_[static_cast<size_t>(later) * clock_.size() + lane] >= earlier;
+  }
+
+  /// How many lanes there are, and which an instruction is on: 0 compute, 1 all-to-all.
+  size_t lanes() const { return clock_.size(); }
+  int32_t LaneAt(int32_t index) const { return lanes_[static_cast<size_t>(index)]; }
+
+  /// The one at hand now waits for this one too.
+  void Wait(int32_t earlier);
+
+  /// To be called when all waits of the instruction at hand are known.
+  void End();
+
+ private:
+  void Join(int32_t earlier);
+
+  const Program& program_;
+  std::vector<int32_t> lanes_;   // of each instruction
+  std::vector<int32_t> latest_;  // instruction of each lane
+  std::vector<int32_t> clocks_;  // by instruction, then lane: the last one there that is over
+  std::vector<int32_t> clock_;   // of the instruction at hand
+  size_t at_ = 0;
 };
 
 }  // namespace contraflow

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "compiler/lower/arena.h"
-#include "compiler/lower/lane_order.h"
 #include "compiler/lower/passes.h"
 #include "compiler/plan/access.h"
 #include "compiler/plan/error.h"
@@ -19,6 +18,81 @@
 
 namespace contraflow {
 namespace {
+
+/// Gives programs their lanes and events, one rank after the other.
+class LaneWriter {
+ public:
+  explicit LaneWriter(const Plan& plan) : plan_(plan) {
+    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
+    for (std::vector<int>* places : {&forward_, &backward_, &input_, &gradient_}) {
+      places->assign(chunks, -1);
+    }
+  }
+
+  void Write(Program* program) {
+    program_ = program;
+    // Chunks are on one rank each, so their places need not be forgotten.
+    weight_.assign(Index(plan_.stages), -1);
+    reduce_.assign(Index(plan_.stages), -1);
+    for (at_ = 0; at_ < static_cast<int>(program->size()); ++at_) Write(&(*program)[Index(at_)]);
+  }
+
+ private:
+  static size_t Index(int i) { return static_cast<size_t>(i); }
+  size_t At(int stage, int m) const { return Index(stage) * Index(plan_.microbatches) + Index(m); }
+
+  void Write(Instruction* i) {
+    i->lane = LaneOf(i->op);
+    switch (WorkOf(i->op)) {
+      case Work::kCompute:
+        Compute(i);
+        break;
+      case Work::kSend:
+        After((i->op == Op::SEND_F ? forward_ : backward_)[At(i->stage, i->microbatch)], i);
+        break;
+      case Work::kRecv:
+        (i->op == Op::RECV_F ? input_ : gradient_)[At(i->stage, i->microbatch)] = at_;
+        break;
+      case Work::kReduce:
+        After(weight_[Index(i->stage)], i);
+        reduce_[Index(i->stage)] = at_;
+        break;
+      case Work::kStep:
+        After(reduce_[Index(i->stage)], i);
+        break;
+      case Work::kComponent:
+      case Work::kAllToAll:
+        CF_ASSERT(false && "stages are opaque here");
+    }
+  }
+
+  void Compute(Instruction* i) {
+    if (HasForward(i->op)) {
+      const size_t chunk = At(i->stage, i->microbatch);
+      After(input_[chunk], i);
+      forward_[chunk] = at_;
+    }
+    if (HasBackward(i->op)) {
+      const size_t chunk = At(BackStage(*i), BackMicrobatch(*i));
+      After(gradient_[chunk], i);
+      backward_[chunk] = at_;
+    }
+    if (HasWeight(i->op)) weight_[Index(BackStage(*i))] = at_;
+  }
+
+  /// What stands on the instruction's own lane it waits for anyway.
+  void After(int index, Instruction* i) {
+    if (index < 0 || (*program_)[Index(index)].lane == i->lane) return;
+    AddEvent(index, i);
+  }
+
+  const Plan& plan_;
+  Program* program_ = nullptr;
+  int at_ = 0;
+  // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
+  // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
+  std::vector<int> forward_, backward_, input_, gradient_, weight_, reduce_;
+};
 
 /// The values of one rank, in the order of slots, and when they are touched.
 struct Values {
@@ -234,6 +308,22 @@ class Packer {
 };
 
 }  // namespace
+
+void AddEvent(int32_t index, Instruction* i) {
+  const auto end = i->after.begin() + i->after_count;
+  const auto place = std::lower_bound(i->after.begin(), end, index);
+  if (place != end && *place == index) return;
+  CF_ASSERT(i->after_count < kMaxAfter);
+  std::move_backward(place, end, end + 1);
+  *place = index;
+  ++i->after_count;
+}
+
+void AddLanes(Plan* plan) {
+  CF_ASSERT(plan->level == Level::kComm && plan->layers == 0);
+  LaneWriter writer(*plan);
+  for (Program& program : plan->programs) writer.Write(&program);
+}
 
 ValueBytes ValueBytesOf(const CostModel& costs, int layers) {
   ValueBytes bytes{};

@@ -15,10 +15,10 @@ int ChainOf(Op op) {
   return forward ? 0 : 1;
 }
 
-/// The component of R that runs this one of a forward again.
-Op Again(Op op) {
-  for (const Op again : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
-    if (Repeated(again) == op) return again;
+/// The component of R that repeats this one of a forward.
+Op RecomputeOf(Op op) {
+  for (const Op recompute : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+    if (Repeated(recompute) == op) return recompute;
   }
   CF_ASSERT(false && "not a component of a forward");
   return op;
@@ -70,8 +70,8 @@ MoeCost ChunkShapes::ScaledFor(int microbatch) const {
 }
 
 const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
-  const bool again = chunk.op == Op::R;
-  const Chains chains = {.forward = HasForward(chunk.op) || again,
+  const bool recompute = chunk.op == Op::R;
+  const Chains chains = {.forward = HasForward(chunk.op) || recompute,
                          .backward = HasBackward(chunk.op),
                          .weights = HasWeight(chunk.op)};
   const int back = chains.backward || chains.weights ? BackMicrobatch(chunk) : -1;
@@ -81,7 +81,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
                : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
   };
   const int front = chains.forward ? chunk.microbatch : -1;
-  const auto [at, added] = shapes_.try_emplace({chains, again, factor(front), factor(back)});
+  const auto [at, added] = shapes_.try_emplace({chains, recompute, factor(front), factor(back)});
   ChunkShape& shape = at->second;
   if (!added) return shape;
   const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);
@@ -91,7 +91,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(Interleave(forward, backward, chains), &shape);
   }
-  for (ChunkPart& part : shape.chains[0]) part.op = again ? Again(part.op) : part.op;
+  for (ChunkPart& part : shape.chains[0]) part.op = recompute ? RecomputeOf(part.op) : part.op;
   return shape;
 }
 

@@ -1,6 +1,10 @@
-// Rank by rank: what a rank receives comes from its few neighbours, each in the order of their
-// programs, so merging its inbox with its own instructions by moment gives its part of the global
-// order.
+// The order. Times come from the simulation; the numbers that break ties come from a walk over the
+// programs which takes an instruction only when all it needs has been taken. No sorting: each
+// rank's moments ascend already, because its lane runs in order.
+//
+// The messages, rank by rank. What a rank receives comes from its few neighbours, each in the order
+// of their programs, so merging its inbox with its own instructions by moment gives its part of the
+// global order.
 
 #include <algorithm>
 #include <iterator>
@@ -9,10 +13,58 @@
 
 #include "compiler/lower/passes.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/plan/grid.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
+
+class OrderWalk {
+ public:
+  OrderWalk(const Plan& plan, const Timeline& timeline)
+      : plan_(plan),
+        timeline_(timeline),
+        owner_(plan),
+        engine_(plan),
+        f_done_(plan.stages, plan.microbatches),
+        b_done_(plan.stages, plan.microbatches),
+        moments_(plan.programs.size()) {}
+
+  std::vector<std::vector<Moment>> Run() {
+    for (size_t r = 0; r < moments_.size(); ++r) moments_[r].reserve(plan_.programs[r].size());
+    engine_.Run([&](int r, size_t index) { return Take(static_cast<size_t>(r), index); });
+    for (size_t r = 0; r < moments_.size(); ++r) {
+      CF_ASSERT(moments_[r].size() == plan_.programs[r].size());
+    }
+    return std::move(moments_);
+  }
+
+ private:
+  bool Take(size_t rank, size_t index) {
+    const Instruction& i = plan_.programs[rank][index];
+    const int stage = BackStage(i), m = BackMicrobatch(i);
+    if (HasForward(i.op) && i.stage > 0 && !f_done_(i.stage - 1, i.microbatch)) return false;
+    if (HasBackward(i.op) && stage + 1 < plan_.stages && !b_done_(stage + 1, m)) return false;
+    moments_[rank].push_back({timeline_.ranks[rank][index].start, number_});
+    number_ += 2;
+    if (HasForward(i.op)) Done(&f_done_, i.stage, i.microbatch, i.stage + 1);
+    if (HasBackward(i.op)) Done(&b_done_, stage, m, stage - 1);
+    return true;
+  }
+
+  void Done(Grid<bool>* done, int stage, int m, int next_stage) {
+    (*done)(stage, m) = true;
+    if (next_stage >= 0 && next_stage < plan_.stages) engine_.Wake(owner_(next_stage, m));
+  }
+
+  const Plan& plan_;
+  const Timeline& timeline_;
+  const Owners owner_;
+  Engine engine_;
+  Grid<bool> f_done_, b_done_;
+  int64_t number_ = 0;
+  std::vector<std::vector<Moment>> moments_;
+};
 
 /// An instruction that the pass puts in, and the moment it belongs to. Large plans have millions of
 /// them at a time, so no field is kept that none of them has.
@@ -34,7 +86,7 @@ class Inserter {
         costs_(costs),
         timeline_(Simulate(plan_, costs).timeline),
         moments_(GlobalOrder(plan_, timeline_)),
-        route_of_(RouteOfMicrobatch(plan_)),
+        owner_(plan_),
         inbox_(plan_.programs.size()) {}
 
   Plan Run() {
@@ -49,23 +101,18 @@ class Inserter {
   }
 
  private:
-  int Owner(int stage, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    return plan_.routes[route].ranks[static_cast<size_t>(stage)];
-  }
-
   /// What instruction `index` of rank r sends: calls send(SEND, RECV) for each message.
   template <typename Send>
   void ForEachMessage(int r, const Instruction& i, Send send) const {
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
-      const int to = Owner(i.stage + 1, i.microbatch);
+      const int to = owner_(i.stage + 1, i.microbatch);
       if (to != r) {
         send(Message(Op::SEND_F, i.stage, i.microbatch, to),
              Message(Op::RECV_F, i.stage + 1, i.microbatch, r));
       }
     }
     if (HasBackward(i.op) && BackStage(i) > 0) {
-      const int to = Owner(BackStage(i) - 1, BackMicrobatch(i));
+      const int to = owner_(BackStage(i) - 1, BackMicrobatch(i));
       if (to != r) {
         send(Message(Op::SEND_B, BackStage(i), BackMicrobatch(i), to),
              Message(Op::RECV_B, BackStage(i) - 1, BackMicrobatch(i), r));
@@ -82,7 +129,7 @@ class Inserter {
     for (int r = 0; r < plan_.ranks; ++r) {
       for (const Instruction& i : plan_.program(r)) {
         ForEachMessage(r, i, [&](const Instruction&, const Instruction& recv) {
-          ++sizes[static_cast<size_t>(Owner(recv.stage, recv.microbatch))];
+          ++sizes[static_cast<size_t>(owner_(recv.stage, recv.microbatch))];
         });
       }
     }
@@ -96,7 +143,7 @@ class Inserter {
     for (size_t i = 0; i < program.size(); ++i) {
       const Moment behind = {timeline_.ranks[rank][i].end, moments_[rank][i].number + 1};
       ForEachMessage(r, program[i], [&](const Instruction&, const Instruction& recv) {
-        inbox_[static_cast<size_t>(Owner(recv.stage, recv.microbatch))].push_back(
+        inbox_[static_cast<size_t>(owner_(recv.stage, recv.microbatch))].push_back(
             {behind, recv.op, recv.stage, recv.microbatch, recv.peer});
       });
     }
@@ -175,11 +222,16 @@ class Inserter {
   const CostModel& costs_;
   Timeline timeline_;
   std::vector<std::vector<Moment>> moments_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
   std::vector<std::vector<Insertion>> inbox_;
 };
 
 }  // namespace
+
+std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& timeline) {
+  CF_ASSERT(plan.level == Level::kCompute);
+  return OrderWalk(plan, timeline).Run();
+}
 
 Plan InsertCommunication(Plan plan, const CostModel& costs) {
   CF_ASSERT(plan.level == Level::kCompute);

@@ -11,7 +11,7 @@
 #include "compiler/lower/passes.h"
 #include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
@@ -24,10 +24,10 @@ class Writer {
       : plan_(plan),
         last_layer_(layers - 1),
         serial_(serial),
-        route_of_(RouteOfMicrobatch(plan)),
+        owner_(plan),
         ranks_(plan.programs.size()) {
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    for (std::vector<int>* places : {&forward_, &again_, &backward_, &input_, &gradient_}) {
+    for (std::vector<int>* places : {&forward_, &recompute_, &backward_, &input_, &gradient_}) {
       places->assign(chunks, -1);
     }
     result_ = plan;
@@ -44,11 +44,11 @@ class Writer {
     }
   }
 
-  Plan Write(const std::vector<Happening>& log) {
+  Plan Write(const std::vector<Event>& log) {
     std::vector<size_t> length(ranks_.size(), 0);
-    for (const Happening& h : log) ++length[static_cast<size_t>(h.rank)];
+    for (const Event& event : log) ++length[static_cast<size_t>(event.rank)];
     for (size_t r = 0; r < length.size(); ++r) result_.programs[r].reserve(length[r]);
-    for (const Happening& h : log) Write(h);
+    for (const Event& event : log) Write(event);
     return std::move(result_);
   }
 
@@ -66,24 +66,20 @@ class Writer {
     return static_cast<size_t>(stage) * static_cast<size_t>(plan_.microbatches) +
            static_cast<size_t>(m);
   }
-  bool SameRank(int stage, int other, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    const std::vector<int>& ranks = plan_.routes[route].ranks;
-    return ranks[static_cast<size_t>(stage)] == ranks[static_cast<size_t>(other)];
-  }
+  bool SameRank(int stage, int other, int m) const { return owner_(stage, m) == owner_(other, m); }
 
-  void Write(const Happening& h) {
-    RankState& rank = ranks_[static_cast<size_t>(h.rank)];
-    Program& program = result_.program(h.rank);
+  void Write(const Event& event) {
+    RankState& rank = ranks_[static_cast<size_t>(event.rank)];
+    Program& program = result_.program(event.rank);
     const int index = static_cast<int>(program.size());
-    Instruction i = h.instruction;
+    Instruction i = event.instruction;
     i.lane = LaneOf(i.op);
     const size_t at = i.microbatch < 0 ? 0 : At(i.stage, i.microbatch);
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
-        if (serial_) Bar(h, program, &i);
-        Follow(program, &i, index, h.rank);
+        if (serial_) Bar(event, program, &i);
+        Follow(program, &i, index, event.rank);
         break;
       case Work::kSend: {
         const int made_by = (i.op == Op::SEND_F ? forward_ : backward_)[at];
@@ -124,7 +120,7 @@ class Writer {
     }
     const bool forward = i->op == Op::ATTN_F || i->op == Op::DISPATCH_F || i->op == Op::MLP_F ||
                          i->op == Op::COMBINE_F;
-    int& chain = (forward ? forward_ : IsRecompute(i->op) ? again_ : backward_)[at];
+    int& chain = (forward ? forward_ : IsRecompute(i->op) ? recompute_ : backward_)[at];
     int follows = chain;
     // Behind the forward that it runs again; the backward behind it is on COMBINE_R's lane.
     if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_[at];
@@ -147,10 +143,10 @@ class Writer {
 
   /// Serially, a chunk's first instruction of either lane waits until the chunk before has ended on
   /// both and all that the chunk needs is there.
-  void Bar(const Happening& h, const Program& program, Instruction* i) {
-    RankState& rank = ranks_[static_cast<size_t>(h.rank)];
-    if (rank.chunk != h.chunk) {
-      rank.chunk = h.chunk;
+  void Bar(const Event& event, const Program& program, Instruction* i) {
+    RankState& rank = ranks_[static_cast<size_t>(event.rank)];
+    if (rank.chunk != event.chunk) {
+      rank.chunk = event.chunk;
       for (const int lane : {0, 1}) {
         rank.before[lane] = rank.last[lane];
         rank.begun[lane] = false;
@@ -160,7 +156,7 @@ class Writer {
     if (rank.begun[lane]) return;
     rank.begun[lane] = true;
     After(program, rank.before[1 - lane], i);
-    const Instruction& chunk = *rank.chunks[static_cast<size_t>(h.chunk)];
+    const Instruction& chunk = *rank.chunks[static_cast<size_t>(event.chunk)];
     if (HasForward(chunk.op)) After(program, input_[At(chunk.stage, chunk.microbatch)], i);
     if (HasBackward(chunk.op)) {
       After(program, gradient_[At(BackStage(chunk), BackMicrobatch(chunk))], i);
@@ -176,11 +172,11 @@ class Writer {
   const Plan& plan_;
   const int last_layer_;
   const bool serial_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
   std::vector<RankState> ranks_;
   // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
   // component so far of each chain, RECV_F and RECV_B.
-  std::vector<int> forward_, again_, backward_, input_, gradient_;
+  std::vector<int> forward_, recompute_, backward_, input_, gradient_;
   Plan result_;
 };
 
@@ -188,7 +184,7 @@ class Writer {
 /// five patiences, both orders) these leave 0.1 % on average of what the best gives, over schedules
 /// and costs of all kinds. More chunks under way at once would be faster still, and make GPipe's
 /// memory of every schedule.
-std::vector<Sharing> Candidates(Time typical) {
+std::vector<LanePolicy> Candidates(Time typical) {
   return {{.window = 1},
           {.window = 2, .free_order = true},
           {.window = 3, .free_order = true, .patience = typical},
@@ -259,7 +255,7 @@ class Memory {
 struct Try {
   Time makespan;
   int activations;
-  Sharing sharing;
+  LanePolicy policy;
   const std::vector<int>* caps;
 };
 
@@ -283,21 +279,22 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
   CF_ASSERT(plan.level == Level::kComm && costs.moe);
   const Memory memory(plan, costs, memory_limit);
   const std::vector<std::vector<int>> caps = memory.Caps();
-  const Sharing serially = {.serial = true};
+  const LanePolicy serially = {.serial = true};
   ChunkShapes serial_shapes(costs, true);
-  const auto write = [&](const Sharing& sharing, ChunkShapes* shapes, const std::vector<int>& cap) {
-    const SharedRun run = ShareLanes(plan, costs, shapes, sharing, cap, true);
-    return Writer(plan, costs.moe->layers_per_stage, sharing.serial).Write(run.log);
+  const auto write = [&](const LanePolicy& policy, ChunkShapes* shapes,
+                         const std::vector<int>& cap) {
+    const SharedRun run = ShareLanes(plan, costs, shapes, policy, cap, true);
+    return Writer(plan, costs.moe->layers_per_stage, policy.serial).Write(run.log);
   };
   if (overlap == Overlap::kPublished) return write(serially, &serial_shapes, caps.front());
 
   ChunkShapes shapes(costs, false);
   std::vector<Try> tries;
   for (const std::vector<int>& cap : caps) {
-    for (const Sharing& sharing : Candidates(TypicalComponent(costs))) {
-      const SharedRun run = ShareLanes(plan, costs, &shapes, sharing, cap, false);
+    for (const LanePolicy& policy : Candidates(TypicalComponent(costs))) {
+      const SharedRun run = ShareLanes(plan, costs, &shapes, policy, cap, false);
       const auto peak = std::max_element(run.peak_activations.begin(), run.peak_activations.end());
-      tries.push_back({run.makespan, *peak, sharing, &cap});
+      tries.push_back({run.makespan, *peak, policy, &cap});
     }
   }
   Rank(&tries);
@@ -305,7 +302,7 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
       ShareLanes(plan, costs, &serial_shapes, serially, caps.front(), false).makespan;
   for (const Try& t : tries) {
     if (t.makespan > serial) continue;
-    Plan shared = write(t.sharing, &shapes, *t.caps);
+    Plan shared = write(t.policy, &shapes, *t.caps);
     if (memory.Fits(shared, costs)) return shared;
   }
   return write(serially, &serial_shapes, caps.front());

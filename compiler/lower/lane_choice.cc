@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "compiler/lower/lane_state.h"
+#include "compiler/lower/sharing.h"
 
 namespace contraflow {
 namespace {
@@ -9,24 +9,24 @@ constexpr size_t kNobody = LaneChoice::kNobody;
 
 class Chooser {
  public:
-  Chooser(const LaneState& state, const Sharing& sharing, const LaneRank& rank, int lane)
-      : state_(state), sharing_(sharing), rank_(rank), lane_(lane) {}
+  Chooser(const LaneState& state, const LanePolicy& policy, const LaneRank& rank, int lane)
+      : state_(state), policy_(policy), rank_(rank), lane_(lane) {}
 
   LaneChoice Choose(int most_activations) {
     int activations = rank_.activations;
-    for (size_t at = rank_.first; at < rank_.blocks.size() && seen_ < sharing_.window; ++at) {
+    for (size_t at = rank_.first; at < rank_.blocks.size() && seen_ < policy_.window; ++at) {
       const LaneBlock& b = rank_.blocks[at];
       if (b.left == 0) continue;
       const bool holds = HasForward(b.chunk->op) || b.chunk->op == Op::R;
       if (!b.begun && holds && ++activations > most_activations) break;
-      if (sharing_.serial && !b.begun && !MayBeginSerially(b)) break;
+      if (policy_.serial && !b.begun && !MayBeginSerially(b)) break;
       at_ = at;
-      if (sharing_.free_order) {
+      if (policy_.free_order) {
         OfferFree(b);
       } else {
         OfferInOrder(b);
       }
-      if (++seen_ < sharing_.window) needed_ = std::min(needed_, WantsLane(b));
+      if (++seen_ < policy_.window) needed_ = std::min(needed_, WantsLane(b));
     }
     return best_;
   }
@@ -35,7 +35,7 @@ class Chooser {
   /// When the next part of chain 0 or 1 may begin, if that is known.
   Time ReadyAt(const LaneBlock& b, int chain) const {
     if (b.done[chain] > 0) return b.ready[chain];
-    if (chain == 1) return std::max(state_.backward[b.at[1]], state_.again_end[b.at[1]]);
+    if (chain == 1) return std::max(state_.backward[b.at[1]], state_.recompute_end[b.at[1]]);
     return b.chunk->op == Op::R ? state_.forward_end[b.at[0]] : state_.forward[b.at[0]];
   }
 
@@ -64,7 +64,7 @@ class Chooser {
   void Offer(const LaneBlock& b, int chain, size_t weight, int64_t preference) {
     if (preference >= preference_) return;
     const Time duration = chain == 2 ? b.shape->chains[2][weight].duration : b.Next(chain).duration;
-    if (seen_ > 0 && state_.now + duration > needed_ + sharing_.patience) return;
+    if (seen_ > 0 && state_.now + duration > needed_ + policy_.patience) return;
     best_ = {at_, chain, weight};
     preference_ = preference;
   }
@@ -94,11 +94,11 @@ class Chooser {
 
   /// The earliest time, as far as it is known, at which a chunk will want this lane for its chains.
   Time WantsLane(const LaneBlock& b) const {
-    Time wants = kNever;
+    Time wants = kUnknown;
     for (const int chain : {0, 1}) {
       if (!b.Has(chain)) continue;
       Time ready = ReadyAt(b, chain);
-      if (ready == kNever) continue;
+      if (ready == kUnknown) continue;
       if (b.Next(chain).lane != lane_) {
         if (b.done[chain] + 1 == b.shape->chains[chain].size()) continue;
         ready = std::max({ready, rank_.free[1 - lane_], state_.now}) + b.Next(chain).duration;
@@ -118,22 +118,22 @@ class Chooser {
   }
 
   const LaneState& state_;
-  const Sharing& sharing_;
+  const LanePolicy& policy_;
   const LaneRank& rank_;
   const int lane_;
   LaneChoice best_;
   int64_t preference_ = std::numeric_limits<int64_t>::max();
-  Time needed_ = kNever;  // when an earlier chunk will want this lane
-  size_t at_ = 0;         // the block looked at
-  int seen_ = 0;          // blocks under way before it
+  Time needed_ = kUnknown;  // when an earlier chunk will want this lane
+  size_t at_ = 0;           // the block looked at
+  int seen_ = 0;            // blocks under way before it
 };
 
 }  // namespace
 
-LaneChoice ChoosePart(const LaneState& state, const Sharing& sharing, int most_activations, int r,
+LaneChoice ChoosePart(const LaneState& state, const LanePolicy& policy, int most_activations, int r,
                       int lane) {
   const LaneRank& rank = state.ranks[static_cast<size_t>(r)];
-  return Chooser(state, sharing, rank, lane).Choose(most_activations);
+  return Chooser(state, policy, rank, lane).Choose(most_activations);
 }
 
 }  // namespace contraflow

@@ -9,64 +9,65 @@
 #include <tuple>
 #include <utility>
 
-#include "compiler/lower/lane_state.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/recomputed.h"
+#include "compiler/simulate/engine.h"
 
 namespace contraflow {
 namespace {
 
-class Engine {
+class LaneSharing {
  public:
-  Engine(const Plan& plan, const CostModel& costs, ChunkShapes* shapes, const Sharing& sharing,
-         const std::vector<int>& most_activations, bool log)
+  LaneSharing(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
+              const LanePolicy& policy, const std::vector<int>& most_activations, bool log)
       : plan_(plan),
         costs_(costs),
-        sharing_(sharing),
+        policy_(policy),
         most_activations_(most_activations),
         log_(log),
-        route_of_(RouteOfMicrobatch(plan)),
+        owner_(plan),
+        edges_(plan, costs),
         holders_(HoldersOfStage(plan)),
         recomputed_(plan) {
     state_.microbatches = plan.microbatches;
     state_.ranks.resize(plan.programs.size());
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    state_.forward.assign(chunks, kNever);
-    state_.backward.assign(chunks, kNever);
-    state_.forward_end.assign(chunks, kNever);
-    state_.backward_end.assign(chunks, kNever);
-    state_.again_end.assign(chunks, 0);
+    state_.forward.assign(chunks, kUnknown);
+    state_.backward.assign(chunks, kUnknown);
+    state_.forward_end.assign(chunks, kUnknown);
+    state_.backward_end.assign(chunks, kUnknown);
+    state_.recompute_end.assign(chunks, 0);
     weights_left_.assign(static_cast<size_t>(plan.stages), 0);
     for (int m = 0; m < plan.microbatches; ++m) state_.forward[At(0, m)] = 0;
     for (int r = 0; r < plan.ranks; ++r) MakeBlocks(r, shapes);
   }
 
   SharedRun Run() {
-    for (int r = 0; r < plan_.ranks; ++r) Push({0, 0, Event::kWake, r, 0, 0});
-    while (!events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      state_.now = event.time;
-      switch (event.kind) {
-        case Event::kWake:
-          Dispatch(event.rank);
+    for (int r = 0; r < plan_.ranks; ++r) Push({0, 0, Due::kWake, r, 0, 0});
+    while (!due_.empty()) {
+      const Due due = due_.top();
+      due_.pop();
+      state_.now = due.time;
+      switch (due.kind) {
+        case Due::kWake:
+          Dispatch(due.rank);
           break;
-        case Event::kForwardDone:
-          ForwardDone(event.rank, event.stage, event.microbatch);
+        case Due::kForwardDone:
+          ForwardDone(due.rank, due.stage, due.microbatch);
           break;
-        case Event::kAgainDone:
-          state_.again_end[At(event.stage, event.microbatch)] = state_.now;
-          Dispatch(event.rank);
+        case Due::kRecomputeDone:
+          state_.recompute_end[At(due.stage, due.microbatch)] = state_.now;
+          Dispatch(due.rank);
           break;
-        case Event::kBackwardDone:
-          BackwardDone(event.rank, event.stage, event.microbatch);
+        case Due::kBackwardDone:
+          BackwardDone(due.rank, due.stage, due.microbatch);
           break;
-        case Event::kWeightDone:
-          WeightDone(&state_.copies[static_cast<size_t>(event.stage)]);
+        case Due::kWeightDone:
+          WeightDone(&state_.copies[static_cast<size_t>(due.stage)]);
           break;
-        case Event::kReduced:
-          state_.ranks[static_cast<size_t>(event.rank)].steps.push_back(event.stage);
-          Dispatch(event.rank);
+        case Due::kReduced:
+          state_.ranks[static_cast<size_t>(due.rank)].steps.push_back(due.stage);
+          Dispatch(due.rank);
           break;
       }
     }
@@ -80,13 +81,13 @@ class Engine {
   }
 
  private:
-  struct Event {
+  struct Due {
     Time time;
     int64_t number;  // of its coming up
     enum Kind : uint8_t {
       kWake,
       kForwardDone,
-      kAgainDone,
+      kRecomputeDone,
       kBackwardDone,
       kWeightDone,
       kReduced
@@ -94,21 +95,17 @@ class Engine {
     int rank, stage, microbatch;  // of kWeightDone `stage` is the copy
 
     /// At one time all that ends comes before anything begins.
-    bool operator>(const Event& other) const {
+    bool operator>(const Due& other) const {
       return std::tuple(time, kind == kWake, number) >
              std::tuple(other.time, other.kind == kWake, other.number);
     }
   };
 
-  void Push(Event event) {
-    event.number = number_++;
-    events_.push(event);
+  void Push(Due due) {
+    due.number = number_++;
+    due_.push(due);
   }
   size_t At(int stage, int m) const { return state_.At(stage, m); }
-  int Owner(int stage, int m) const {
-    const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(m)]);
-    return plan_.routes[route].ranks[static_cast<size_t>(stage)];
-  }
   size_t CopyAt(int rank, int stage) {
     const auto found = std::find_if(
         state_.copies.begin(), state_.copies.end(),
@@ -131,7 +128,7 @@ class Engine {
       for (const auto& chain : block.shape->chains) block.left += chain.size();
       block.weighed.assign(block.shape->chains[2].size(), false);
       if (HasForward(i.op) || i.op == Op::R) block.at[0] = At(i.stage, i.microbatch);
-      if (i.op == Op::R) state_.again_end[block.at[0]] = kNever;
+      if (i.op == Op::R) state_.recompute_end[block.at[0]] = kUnknown;
       if (HasBackward(i.op) || HasWeight(i.op)) {
         block.at[1] = At(BackStage(i), BackMicrobatch(i));
       }
@@ -150,18 +147,18 @@ class Engine {
   void Dispatch(int r) {
     LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
     const int most = most_activations_[static_cast<size_t>(r)];
-    bool again = true;
-    while (again) {
-      again = false;
+    bool more = true;
+    while (more) {
+      more = false;
       for (const int lane : {0, 1}) {
         if (rank.free[lane] > state_.now) continue;
-        const LaneChoice choice = ChoosePart(state_, sharing_, most, r, lane);
+        const LaneChoice choice = ChoosePart(state_, policy_, most, r, lane);
         if (choice.block != LaneChoice::kNobody) {
-          again |= Begin(r, lane, choice);
+          more |= Begin(r, lane, choice);
           // What a chunk of no time made leaves before the next one begins.
-          if (sharing_.serial && rank.blocks[choice.block].left == 0) return;
+          if (policy_.serial && rank.blocks[choice.block].left == 0) return;
         } else if (lane == 0 && !rank.steps.empty()) {
-          again |= BeginStep(r);
+          more |= BeginStep(r);
         }
       }
     }
@@ -190,37 +187,37 @@ class Engine {
       ++state_.copies[b.copy]
             .weighed[part.op == Op::MLP_W ? 0 : 1][static_cast<size_t>(part.layer)];
       if (b.done[2] == b.shape->chains[2].size()) --rank.activations;
-      Push({end, 0, Event::kWeightDone, r, static_cast<int>(b.copy), 0});
+      Push({end, 0, Due::kWeightDone, r, static_cast<int>(b.copy), 0});
     } else {
       b.ready[choice.chain] = end;
       const bool ends = !b.Has(choice.chain);
       if (ends && HasForward(i.op) && choice.chain == 0 && recomputed_.Has(stage, m)) {
         --rank.activations;
       }
-      if (ends && !sharing_.serial) Push({end, 0, EndOf(i, choice.chain), r, stage, m});
+      if (ends && !policy_.serial) Push({end, 0, EndOf(i, choice.chain), r, stage, m});
     }
-    Push({end, 0, Event::kWake, r, 0, 0});
+    Push({end, 0, Due::kWake, r, 0, 0});
     if (b.left == 0) EndOfBlock(r, b);
     while (rank.first < rank.blocks.size() && rank.blocks[rank.first].left == 0) ++rank.first;
     return b.left == 0 || end == state_.now;
   }
 
-  static Event::Kind EndOf(const Instruction& chunk, int chain) {
-    if (chain == 1) return Event::kBackwardDone;
-    return chunk.op == Op::R ? Event::kAgainDone : Event::kForwardDone;
+  static Due::Kind EndOf(const Instruction& chunk, int chain) {
+    if (chain == 1) return Due::kBackwardDone;
+    return chunk.op == Op::R ? Due::kRecomputeDone : Due::kForwardDone;
   }
 
   /// Serially, what a chunk made leaves when all of it has ended.
   void EndOfBlock(int r, const LaneBlock& b) {
-    if (!sharing_.serial) return;
+    if (!policy_.serial) return;
     const LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
     const Time end = std::max(rank.free[0], rank.free[1]);
     const Instruction& i = *b.chunk;
     if (HasForward(i.op) || i.op == Op::R) Push({end, 0, EndOf(i, 0), r, i.stage, i.microbatch});
     if (HasBackward(i.op)) {
-      Push({end, 0, Event::kBackwardDone, r, BackStage(i), BackMicrobatch(i)});
+      Push({end, 0, Due::kBackwardDone, r, BackStage(i), BackMicrobatch(i)});
     }
-    Push({end, 0, Event::kWake, r, 0, 0});
+    Push({end, 0, Due::kWake, r, 0, 0});
   }
 
   void ForwardDone(int r, int stage, int m) {
@@ -241,29 +238,16 @@ class Engine {
   void Deliver(int r, Op send, int stage, int m, std::vector<Time>* arrivals) {
     const bool forward = send == Op::SEND_F;
     const int next = forward ? stage + 1 : stage - 1;
-    const int to = Owner(next, m);
+    const int to = owner_(next, m);
     Time& arrival = (*arrivals)[At(next, m)];
     if (to == r) {
       arrival = state_.now;
       return Dispatch(r);
     }
-    arrival = Transfer(r, to);
+    arrival = edges_.Send(r, to, state_.now).end;
     Log(r, Message(send, stage, m, to), -1);
     Log(to, Message(forward ? Op::RECV_F : Op::RECV_B, next, m, r), -1);
-    Push({arrival, 0, Event::kWake, to, 0, 0});
-  }
-
-  Time Transfer(int from, int to) {
-    Time start = state_.now;
-    if (costs_.comm.exclusive()) {
-      auto& busy = state_.ranks[static_cast<size_t>(from)].busy;
-      auto edge =
-          std::find_if(busy.begin(), busy.end(), [to](const auto& e) { return e.first == to; });
-      if (edge == busy.end()) edge = busy.insert(busy.end(), {to, 0});
-      start = std::max(start, edge->second);
-      edge->second = start + costs_.comm.occupancy;
-    }
-    return start + costs_.comm.occupancy + costs_.comm.latency;
+    Push({arrival, 0, Due::kWake, to, 0, 0});
   }
 
   void WeightDone(LaneCopy* copy) {
@@ -276,10 +260,10 @@ class Engine {
       reduced_ = std::max(reduced_, end);
       for (const int holder : holders) {
         Log(holder, StageOp(Op::REDUCE, stage), -1);
-        Push({end, 0, Event::kReduced, holder, stage, 0});
+        Push({end, 0, Due::kReduced, holder, stage, 0});
       }
     } else if (copy->weights_left == 0 && !reduce) {
-      Push({state_.now, 0, Event::kReduced, copy->rank, stage, 0});
+      Push({state_.now, 0, Due::kReduced, copy->rank, stage, 0});
     }
   }
 
@@ -292,7 +276,7 @@ class Engine {
     rank.steps.erase(rank.steps.begin());
     rank.free[0] = state_.now + duration;
     Log(r, StageOp(Op::STEP, stage), -1);
-    Push({rank.free[0], 0, Event::kWake, r, 0, 0});
+    Push({rank.free[0], 0, Due::kWake, r, 0, 0});
     return true;
   }
 
@@ -302,15 +286,16 @@ class Engine {
 
   const Plan& plan_;
   const CostModel& costs_;
-  const Sharing& sharing_;
+  const LanePolicy& policy_;
   const std::vector<int>& most_activations_;
   const bool log_;
-  const std::vector<int> route_of_;
+  const Owners owner_;
+  Edges edges_;
   const std::vector<std::vector<int>> holders_;
   const RecomputedCells recomputed_;
   LaneState state_;
   std::vector<size_t> weights_left_;  // of each stage, over all copies
-  std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
+  std::priority_queue<Due, std::vector<Due>, std::greater<Due>> due_;
   int64_t number_ = 0;
   Time reduced_ = 0;
   SharedRun result_;
@@ -319,9 +304,9 @@ class Engine {
 }  // namespace
 
 SharedRun ShareLanes(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
-                     const Sharing& sharing, const std::vector<int>& most_activations, bool log) {
+                     const LanePolicy& policy, const std::vector<int>& most_activations, bool log) {
   CF_ASSERT(plan.level == Level::kComm && costs.moe);
-  return Engine(plan, costs, shapes, sharing, most_activations, log).Run();
+  return LaneSharing(plan, costs, shapes, policy, most_activations, log).Run();
 }
 
 }  // namespace contraflow

@@ -69,7 +69,7 @@ inline constexpr int kPartCount =
     static_cast<int>(Op::COMBINE_B) - static_cast<int>(Op::ATTN_F) + 1;
 
 /// Components of R: ATTN_R to COMBINE_R.
-inline constexpr int kAgainCount =
+inline constexpr int kRecomputeCount =
     static_cast<int>(Op::COMBINE_R) - static_cast<int>(Op::ATTN_R) + 1;
 
 /// Where its messages stand, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
@@ -95,7 +95,7 @@ struct Tables {
   std::vector<int32_t> copy_of;     ///< by route, then stage
   std::vector<CellWork> work;       ///< by stage, then micro-batch; empty with components
   /// R of each chunk, or by layer its components; likewise, but empty where nothing is recomputed.
-  std::vector<int32_t> again;
+  std::vector<int32_t> recompute;
   std::vector<int32_t> parts;           ///< components, likewise, then by layer and operation
   std::vector<ChunkMessages> messages;  ///< by stage, then micro-batch; empty at level compute
 
@@ -111,15 +111,15 @@ struct Tables {
     return parts[PartIndex(op, stage, layer, microbatch)];
   }
   /// Where a component of R stands, if anything is recomputed.
-  int32_t& Again(Op op, int stage, int layer, int microbatch) {
-    return again[AgainIndex(op, stage, layer, microbatch)];
+  int32_t& Recompute(Op op, int stage, int layer, int microbatch) {
+    return recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
-  int32_t Again(Op op, int stage, int layer, int microbatch) const {
-    return again.empty() ? kMissing : again[AgainIndex(op, stage, layer, microbatch)];
+  int32_t Recompute(Op op, int stage, int layer, int microbatch) const {
+    return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
   bool Recomputed(int stage, int microbatch) const {
-    if (plan.layers > 0) return Again(Op::ATTN_R, stage, 0, microbatch) != kMissing;
-    return !again.empty() && again[At(stage, microbatch)] != kMissing;
+    if (plan.layers > 0) return Recompute(Op::ATTN_R, stage, 0, microbatch) != kMissing;
+    return !recompute.empty() && recompute[At(stage, microbatch)] != kMissing;
   }
   /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
   int32_t Side(const Instruction& message) const;
@@ -147,9 +147,9 @@ struct Tables {
   std::string Place(int rank, int index) const;
 
  private:
-  size_t AgainIndex(Op op, int stage, int layer, int microbatch) const {
+  size_t RecomputeIndex(Op op, int stage, int layer, int microbatch) const {
     return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
-               kAgainCount +
+               kRecomputeCount +
            static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_R);
   }
   size_t PartIndex(Op op, int stage, int layer, int microbatch) const {
@@ -175,6 +175,19 @@ struct Wait {
   int index;
   int on_rank;
 };
+
+/// A directed graph over nodes 0..size-1, given as a list of edges.
+struct Digraph {
+  struct Edge {
+    int from, to;
+  };
+  int size = 0;
+  std::vector<Edge> edges;
+};
+
+/// A cycle with the fewest nodes, in edge order; empty if there is none. O(size * edges): meant for
+/// small graphs, such as one node a rank.
+std::vector<int> ShortestCycle(const Digraph& graph);
 
 inline size_t MessageKind(Op message) {
   return static_cast<size_t>(message) - static_cast<size_t>(Op::SEND_F);

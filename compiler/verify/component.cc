@@ -40,10 +40,10 @@ class PartPlacer {
 
  private:
   void Place(const Instruction& i) {
-    if (IsRecompute(i.op) && tables_.again.empty()) {
-      tables_.again.assign(tables_.parts.size() / kPartCount * kAgainCount, kMissing);
+    if (IsRecompute(i.op) && tables_.recompute.empty()) {
+      tables_.recompute.assign(tables_.parts.size() / kPartCount * kRecomputeCount, kMissing);
     }
-    int32_t& place = IsRecompute(i.op) ? tables_.Again(i.op, i.stage, i.layer, i.microbatch)
+    int32_t& place = IsRecompute(i.op) ? tables_.Recompute(i.op, i.stage, i.layer, i.microbatch)
                                        : tables_.Part(i.op, i.stage, i.layer, i.microbatch);
     const int owner = tables_.Owner(i.stage, i.microbatch);
     if (owner != rank_) {
@@ -105,11 +105,11 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
 }
 
 /// Of a chunk that is recomputed all of it is.
-void CheckAgain(const Tables& tables, Findings* findings) {
+void CheckRecomputed(const Tables& tables, Findings* findings) {
   const auto layers = static_cast<size_t>(tables.plan.layers);
-  const size_t parts = layers * kAgainCount;
-  for (size_t chunk = 0; chunk * parts < tables.again.size(); ++chunk) {
-    const auto begin = tables.again.begin() + static_cast<std::ptrdiff_t>(chunk * parts);
+  const size_t parts = layers * kRecomputeCount;
+  for (size_t chunk = 0; chunk * parts < tables.recompute.size(); ++chunk) {
+    const auto begin = tables.recompute.begin() + static_cast<std::ptrdiff_t>(chunk * parts);
     const auto missing = std::count(begin, begin + static_cast<std::ptrdiff_t>(parts), kMissing);
     if (missing == 0 || missing == static_cast<std::ptrdiff_t>(parts)) continue;
     const auto microbatches = static_cast<size_t>(tables.plan.microbatches);
@@ -117,10 +117,11 @@ void CheckAgain(const Tables& tables, Findings* findings) {
     const int m = static_cast<int>(chunk % microbatches);
     const int rank = tables.Owner(stage, m);
     for (size_t at = 0; at < parts; ++at) {
-      if (tables.again[chunk * parts + at] != kMissing) continue;
-      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at % kAgainCount);
+      if (tables.recompute[chunk * parts + at] != kMissing) continue;
+      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at % kRecomputeCount);
       findings->Add(Check::kComplete, rank, -1,
-                    "no " + ToString(Component(op, stage, static_cast<int>(at / kAgainCount), m)) +
+                    "no " +
+                        ToString(Component(op, stage, static_cast<int>(at / kRecomputeCount), m)) +
                         "; rank " + std::to_string(rank) +
                         " recomputes parts of this chunk and must recompute all of it");
     }
@@ -161,19 +162,19 @@ class ChainInputs {
         break;
       case Op::ATTN_R:
         if (i_.layer > 0) {
-          inputs_.Add(AgainAt(Op::COMBINE_R, i_.layer - 1));
+          inputs_.Add(RecomputeAt(Op::COMBINE_R, i_.layer - 1));
         } else {
           Need(Op::COMBINE_F, i_.stage, tables_.plan.layers - 1);
         }
         break;
       case Op::DISPATCH_R:
-        inputs_.Add(AgainAt(Op::ATTN_R, i_.layer));
+        inputs_.Add(RecomputeAt(Op::ATTN_R, i_.layer));
         break;
       case Op::MLP_R:
-        inputs_.Add(AgainAt(Op::DISPATCH_R, i_.layer));
+        inputs_.Add(RecomputeAt(Op::DISPATCH_R, i_.layer));
         break;
       case Op::COMBINE_R:
-        inputs_.Add(AgainAt(Op::MLP_R, i_.layer));
+        inputs_.Add(RecomputeAt(Op::MLP_R, i_.layer));
         break;
       case Op::DISPATCH_F:
         Need(Op::ATTN_F);
@@ -190,8 +191,8 @@ class ChainInputs {
           break;
         }
         Need(Op::COMBINE_F);
-        if (const int32_t again = AgainAt(Op::COMBINE_R, i_.layer); again != kMissing) {
-          inputs_.Add(again);
+        if (const int32_t recompute = RecomputeAt(Op::COMBINE_R, i_.layer); recompute != kMissing) {
+          inputs_.Add(recompute);
         }
         if (i_.stage + 1 < tables_.plan.stages) {
           FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
@@ -233,8 +234,8 @@ class ChainInputs {
     inputs_.Add(tables_.Part(op, stage, layer, i_.microbatch));
   }
 
-  int32_t AgainAt(Op op, int layer) const {
-    return tables_.Again(op, i_.stage, layer, i_.microbatch);
+  int32_t RecomputeAt(Op op, int layer) const {
+    return tables_.Recompute(op, i_.stage, layer, i_.microbatch);
   }
 
   void FromNeighbour(Op message, Op op, int stage, int layer) {
@@ -283,7 +284,7 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
 void CheckComponents(Tables* tables, Findings* findings) {
   PartPlacer(tables, findings).Run();
   CheckMissingComponents(*tables, findings);
-  CheckAgain(*tables, findings);
+  CheckRecomputed(*tables, findings);
   CheckOrder(*tables, findings);
 }
 

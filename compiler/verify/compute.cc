@@ -30,7 +30,7 @@ class Placer {
         const Instruction& i = program[at];
         if (HasForward(i.op)) Forward(i);
         if (i.op == Op::B || HasWeight(i.op)) Backward(i);
-        if (i.op == Op::R) Again(i);
+        if (i.op == Op::R) Recompute(i);
       }
     }
   }
@@ -66,12 +66,12 @@ class Placer {
     if (weight) Weight(i, stage, m, &work.w);
   }
 
-  void Again(const Instruction& i) {
+  void Recompute(const Instruction& i) {
     if (!Owned(i, i.stage, i.microbatch, "forward")) return;
-    tables_.again.resize(tables_.work.size(), kMissing);
-    int32_t& again = tables_.again[tables_.At(i.stage, i.microbatch)];
-    if (again >= 0) return Repeats(i, "recomputation", i.stage, i.microbatch, again);
-    again = index_;
+    tables_.recompute.resize(tables_.work.size(), kMissing);
+    int32_t& recompute = tables_.recompute[tables_.At(i.stage, i.microbatch)];
+    if (recompute >= 0) return Repeats(i, "recomputation", i.stage, i.microbatch, recompute);
+    recompute = index_;
   }
 
   void Weight(const Instruction& i, int stage, int m, int32_t* w) {
@@ -155,18 +155,18 @@ void CheckChunkOrder(const Tables& tables, int stage, int m, Findings* findings)
 
 /// F before R before B.
 void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) {
-  const int32_t again = tables.again[tables.At(stage, m)];
-  if (again < 0) return;
+  const int32_t recompute = tables.recompute[tables.At(stage, m)];
+  if (recompute < 0) return;
   const CellWork& work = tables.work[tables.At(stage, m)];
   const int rank = tables.Owner(stage, m);
-  const std::string text = ToString(tables.InstructionAt(rank, again));
-  if (work.f >= 0 && again < work.f) {
-    findings->Add(Check::kOrder, rank, again,
+  const std::string text = ToString(tables.InstructionAt(rank, recompute));
+  if (work.f >= 0 && recompute < work.f) {
+    findings->Add(Check::kOrder, rank, recompute,
                   text + " stands before " + tables.Place(rank, work.f) +
                       ", the forward that it runs again; move it behind");
   }
-  if (work.b >= 0 && work.b < again) {
-    findings->Add(Check::kOrder, rank, again,
+  if (work.b >= 0 && work.b < recompute) {
+    findings->Add(Check::kOrder, rank, recompute,
                   text + " stands behind " + tables.Place(rank, work.b) +
                       ", which needs the activations that it makes; move it before, or drop it");
   }
@@ -258,7 +258,7 @@ void CheckCompute(Tables* tables, Findings* findings) {
       }
       // F, then B, then W or both in one.
       if (work.b <= work.f || work.w < work.b) CheckChunkOrder(*tables, s, m, findings);
-      if (!tables->again.empty()) CheckRecompute(*tables, s, m, findings);
+      if (!tables->recompute.empty()) CheckRecompute(*tables, s, m, findings);
       if (s + 1 < stages && tables->Owner(s, m) == tables->Owner(s + 1, m)) {
         CheckLocalOrder(*tables, s, m, findings);
       }

@@ -14,14 +14,60 @@
 // REDUCEs of several replicas, with the replica left out, is a cycle of waits of one.
 
 #include <algorithm>
+#include <boost/graph/compressed_sparse_row_graph.hpp>
+#include <boost/graph/strong_components.hpp>
+#include <boost/range/iterator_range.hpp>
 #include <tuple>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/verify/checks.h"
-#include "compiler/verify/graph.h"
 
 namespace contraflow::check {
 namespace {
+
+using Csr = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property,
+                                               boost::no_property, boost::no_property, int, int>;
+
+Csr MakeCsr(const Digraph& graph) {
+  std::vector<std::pair<int, int>> edges;
+  edges.reserve(graph.edges.size());
+  for (const Digraph::Edge& edge : graph.edges) {
+    CF_ASSERT(edge.from >= 0 && edge.from < graph.size && edge.to >= 0 && edge.to < graph.size);
+    edges.emplace_back(edge.from, edge.to);
+  }
+  return Csr(boost::edges_are_unsorted_multi_pass, edges.begin(), edges.end(), graph.size);
+}
+
+auto IndexMap(const Csr& csr) { return boost::get(boost::vertex_index, csr); }
+
+/// Fewest nodes of a cycle through `start`, if fewer than `limit` (0: no limit); else empty.
+std::vector<int> CycleThrough(const Csr& csr, int start, const std::vector<int>& component,
+                              size_t limit) {
+  constexpr int kUnseen = -1;
+  const auto at = [](auto& list, int node) -> auto& { return list[static_cast<size_t>(node)]; };
+  std::vector<int> parent(static_cast<size_t>(boost::num_vertices(csr)), kUnseen);
+  std::vector<int> wave = {start}, next;
+  for (size_t length = 1; !wave.empty() && (limit == 0 || length < limit); ++length) {
+    next.clear();
+    for (const int node : wave) {
+      for (const int to : boost::make_iterator_range(boost::adjacent_vertices(node, csr))) {
+        if (to == start) {
+          std::vector<int> cycle = {node};
+          while (cycle.back() != start) cycle.push_back(at(parent, cycle.back()));
+          std::reverse(cycle.begin(), cycle.end());
+          return cycle;
+        }
+        // A cycle never leaves its strong component.
+        if (at(component, to) != at(component, start) || at(parent, to) != kUnseen) continue;
+        at(parent, to) = node;
+        next.push_back(to);
+      }
+    }
+    wave.swap(next);
+  }
+  return {};
+}
 
 /// Names a shortest cycle of waits.
 void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findings) {
@@ -282,6 +328,20 @@ class Rendezvous {
 };
 
 }  // namespace
+
+std::vector<int> ShortestCycle(const Digraph& graph) {
+  const Csr csr = MakeCsr(graph);
+  std::vector<int> component(static_cast<size_t>(graph.size));
+  const auto color = boost::make_iterator_property_map(component.begin(), IndexMap(csr));
+  boost::strong_components(csr, color);
+  // Nodes in ascending order and only shorter cycles later: the result starts at its smallest node.
+  std::vector<int> best;
+  for (int node = 0; node < graph.size; ++node) {
+    std::vector<int> cycle = CycleThrough(csr, node, component, best.size());
+    if (!cycle.empty()) best = std::move(cycle);
+  }
+  return best;
+}
 
 void CheckDataFlow(const Tables& tables, Findings* findings) { DataFlow(tables, findings).Run(); }
 

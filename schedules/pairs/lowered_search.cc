@@ -32,7 +32,7 @@ class LoweredSearch {
         random_(seed),
         work_(work) {
     const Time typical = ComponentsOf(problem.costs) / (10 * problem.costs.moe->layers_per_stage);
-    sharing_ = {.window = 6, .free_order = true, .patience = typical / 4};
+    policy_ = {.window = 6, .free_order = true, .patience = typical / 4};
     caps_.resize(problem.stages_of.size());
     instructions_ = problem.chunks() * 10 * problem.costs.moe->layers_per_stage * kPerComponent;
   }
@@ -48,7 +48,7 @@ class LoweredSearch {
     Plan plan = ToPlan(problem_, order);
     plan.level = Level::kComm;  // the run sends its messages itself
     work_->Spend(instructions_);
-    return ShareLanes(plan, problem_.costs, &shapes_, sharing_, caps_, false).makespan;
+    return ShareLanes(plan, problem_.costs, &shapes_, policy_, caps_, false).makespan;
   }
   std::optional<Time> RunOf(const Order& order) {
     return RunOf(order, std::numeric_limits<Time>::max());
@@ -116,7 +116,7 @@ class LoweredSearch {
   SearchWork* work_;
   Order order_, best_;
   Time makespan_ = 0, least_ = 0;
-  Sharing sharing_;
+  LanePolicy policy_;
   Time serial_ = 0, most_ = 0;
   std::vector<int> caps_;
   int64_t instructions_ = 0;

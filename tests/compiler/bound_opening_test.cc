@@ -5,7 +5,7 @@
 #include <random>
 
 #include "compiler/bound/bound.h"
-#include "compiler/bound/opening.h"
+#include "compiler/bound/work.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/search.h"
 #include "tests/support/support.h"
@@ -14,9 +14,9 @@ namespace contraflow::bound_opening_test {
 namespace {
 
 /// The formula for every number of forwards before the first that comes back.
-Time EveryPlace(const std::vector<Opening>& openings, int64_t forwards, Time longest) {
+Time EveryPlace(const std::vector<FirstBackwardIdle>& openings, int64_t forwards, Time longest) {
   Time least = std::numeric_limits<Time>::max();
-  for (const Opening& opening : openings) {
+  for (const FirstBackwardIdle& opening : openings) {
     for (int64_t j = 0; j < forwards; ++j) {
       const Time before = std::max<Time>(0, opening.wait - j * longest);
       const Time after = std::max<Time>(0, opening.lag - (forwards - 1 - j) * longest);
@@ -42,13 +42,13 @@ TEST_SUITE("property") {
     };
     int idle = 0;
     for (int round = 0; round < 20'000; ++round) {
-      std::vector<Opening> openings;
+      std::vector<FirstBackwardIdle> openings;
       const Time longest = draw(0, 6);
       for (int64_t i = draw(1, 3); i > 0; --i) openings.push_back({draw(-5, 40), draw(0, 40)});
       const int64_t forwards = draw(1, 12);
       const Time expected = EveryPlace(openings, forwards, longest);
       CAPTURE(round);
-      CHECK(IdleOfOpening(openings, forwards, longest) == expected);
+      CHECK(IdleBeforeFirstBackward(openings, forwards, longest) == expected);
       idle += expected > 0;
     }
     CHECK(idle > 1000);

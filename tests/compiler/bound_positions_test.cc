@@ -9,7 +9,6 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/bound/positions.h"
-#include "compiler/bound/stretch.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
@@ -44,7 +43,7 @@ Starts StartsOf(const Plan& plan, const Timeline& timeline, const Route& route,
       if (instruction.op == Op::F) starts.forward[s].push_back(span.start);
       if (instruction.op == Op::B || both) starts.backward[s].push_back(span.start);
       if (instruction.op == Op::W || both) {
-        starts.rest[s].push_back(span.end - work.At(s, found->second).rest);
+        starts.rest[s].push_back(span.end - work.At(s, found->second).weight);
       }
     }
   }
@@ -63,9 +62,9 @@ bool HasPairs(const Plan& plan) {
   return false;
 }
 
-void CheckStretches(const BoundInput& input, const RouteWork& work, const Starts& starts,
-                    int* tight) {
-  for (const Stretch& stretch : StretchesOf(input, work)) {
+void CheckWorkBetween(const BoundInput& input, const RouteWork& work, const Starts& starts,
+                      int* tight) {
+  for (const WorkBetween& stretch : WorkBetweenOf(input, work)) {
     const std::vector<Time>& from = starts.Of(stretch.from, stretch.from_stage);
     const std::vector<Time>& to = starts.Of(stretch.to, stretch.to_stage);
     for (size_t i = 0; i < from.size(); ++i) {
@@ -118,7 +117,7 @@ TEST_SUITE("property") {
         if (route.microbatches.empty()) continue;
         const RouteWork& work = input.routes[next++];
         const Starts starts = StartsOf(plan, run.timeline, route, work);
-        CheckStretches(input, work, starts, &tight);
+        CheckWorkBetween(input, work, starts, &tight);
         CheckPositions(Positions(input, work), starts, run.makespan);
       }
     }
@@ -146,19 +145,19 @@ TEST_SUITE("unit") {
         {kF, 1, kB, 1, 1, 3}, {kF, 1, kW, 1, 3, 8}, {kF, 1, kB, 0, 3, 5}, {kB, 1, kW, 1, 2, 7},
         {kB, 1, kB, 0, 2, 4}, {kB, 0, kW, 0, 2, 7},
     };
-    const std::vector<Stretch> stretches = StretchesOf(input, work);
+    const std::vector<WorkBetween> stretches = WorkBetweenOf(input, work);
     CHECK(stretches.size() == std::size(expected));
     for (const Expected& e : expected) {
       CAPTURE(e.from_stage);
       CAPTURE(e.to_stage);
-      CHECK(std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& s) {
+      CHECK(std::any_of(stretches.begin(), stretches.end(), [&](const WorkBetween& s) {
         return s.from == e.from && s.from_stage == e.from_stage && s.to == e.to &&
                s.to_stage == e.to_stage && s.once == e.once && s.each == e.each;
       }));
     }
     // A pair that is shorter than its parts runs some of them at once.
     spec.costs.stages[0].fb = 7;
-    CHECK(StretchesOf(MakeBoundInput(plan, spec.costs, std::nullopt), work).empty());
+    CHECK(WorkBetweenOf(MakeBoundInput(plan, spec.costs, std::nullopt), work).empty());
     const Remainder remainder = RemainderOf(input, work);
     CHECK(remainder.forward == std::vector<Time>{16, 15});
     CHECK(remainder.backward == std::vector<Time>{7, 14});

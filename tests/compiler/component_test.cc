@@ -154,12 +154,13 @@ TEST_SUITE("property") {
       const std::vector<int> most(c.plan.programs.size(), own);
       const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
       const Time made = Simulate(plan, c.costs).makespan;
-      for (const Sharing& sharing : {Sharing{.window = 1}, Sharing{.window = 2, .free_order = true},
-                                     Sharing{.window = 6, .free_order = true}}) {
-        const SharedRun run = ShareLanes(c.plan, c.costs, &shapes, sharing, most, true);
+      for (const LanePolicy& policy :
+           {LanePolicy{.window = 1}, LanePolicy{.window = 2, .free_order = true},
+            LanePolicy{.window = 6, .free_order = true}}) {
+        const SharedRun run = ShareLanes(c.plan, c.costs, &shapes, policy, most, true);
         CHECK(made <= run.makespan + run.makespan / 100);  // or holds less for it
         std::vector<size_t> components(c.plan.programs.size(), 0);
-        for (const Happening& h : run.log) ++components[static_cast<size_t>(h.rank)];
+        for (const Event& event : run.log) ++components[static_cast<size_t>(event.rank)];
         for (size_t r = 0; r < components.size(); ++r) {
           CHECK(components[r] == plan.programs[r].size());
         }

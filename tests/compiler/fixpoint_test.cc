@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "compiler/simulate/simulate.h"
-#include "compiler/verify/graph.h"
+#include "tests/support/longest_path.h"
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
 

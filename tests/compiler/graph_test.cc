@@ -1,13 +1,15 @@
-#include "compiler/verify/graph.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <random>
 
+#include "compiler/verify/checks.h"
+#include "tests/support/longest_path.h"
+
 namespace contraflow::graph_test {
 namespace {
 
+using check::ShortestCycle;
 using Edge = Digraph::Edge;
 
 Digraph RandomGraph(std::mt19937_64* random, int size, int edges, bool forward_only) {

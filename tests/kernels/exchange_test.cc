@@ -6,8 +6,8 @@
 #include <string>
 
 #include "kernels/host/routing.h"
-#include "tests/emulator/host_exchange.h"
 #include "tests/emulator/test_gpu.h"
+#include "tests/kernels/host_exchange.h"
 #include "tests/kernels/routing.h"
 
 namespace contraflow::exchange_test {

@@ -12,8 +12,8 @@
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/routing.h"
 #include "kernels/host/routing.h"
-#include "tests/emulator/host_exchange.h"
 #include "tests/emulator/test_gpu.h"
+#include "tests/kernels/host_exchange.h"
 #include "tests/kernels/routing.h"
 
 namespace contraflow::expert_group_test {

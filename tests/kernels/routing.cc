@@ -4,8 +4,10 @@
 #include <numeric>
 
 #include "kernels/gpu/routing.h"
+#include "kernels/host/routing.h"
 
 namespace contraflow {
+
 Routing RandomRouting(int rows, int experts, int top_k, Draws* random) {
   Routing routing{rows, experts, top_k, {}};
   enum { kOfAll, kOfFew, kSameFirst };
@@ -34,6 +36,21 @@ Routing RandomRouting(int most_rows, int most_experts, Draws* random) {
 std::string ToString(const Routing& routing) {
   return std::to_string(routing.rows) + " tokens choose " + std::to_string(routing.top_k) + " of " +
          std::to_string(routing.experts) + " experts";
+}
+
+Sorted SortOnHost(const Routing& r, int capacity) {
+  const size_t pairs = r.expert.size(), experts = static_cast<size_t>(r.experts);
+  const size_t rows = capacity > 0 ? experts * static_cast<size_t>(capacity) : pairs;
+  Sorted s{std::vector<int32_t>(experts + 1), std::vector<int32_t>(rows),
+           std::vector<int32_t>(pairs), 0};
+  if (capacity > 0) {
+    s.dropped = SortIntoCapacity(r.expert.data(), r.rows, r.experts, r.top_k, capacity,
+                                 s.first.data(), s.token_of.data(), s.row_of.data());
+  } else {
+    SortByExpert(r.expert.data(), r.rows, r.experts, r.top_k, s.first.data(), s.token_of.data(),
+                 s.row_of.data());
+  }
+  return s;
 }
 
 }  // namespace contraflow

@@ -35,4 +35,15 @@ Routing RandomRouting(int rows, int experts, int top_k, Draws* random);
 Routing RandomRouting(int most_rows, int most_experts, Draws* random);
 std::string ToString(const Routing& routing);
 
+/// The pairs of a routing sorted by expert, and how many found no row.
+struct Sorted {
+  std::vector<int32_t> first, token_of, row_of;
+  int dropped = 0;
+
+  bool operator==(const Sorted&) const = default;
+};
+
+/// By kernels/host/routing.h; capacity 0: every pair has a row.
+Sorted SortOnHost(const Routing& routing, int capacity);
+
 }  // namespace contraflow

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>
@@ -9,7 +11,7 @@
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
 
-namespace contraflow::combine_test {
+namespace contraflow::token_rows_test {
 namespace {
 
 using gpu::Bf16;
@@ -25,18 +27,11 @@ struct Rows {
 
   Rows(const Routing& r, int capacity, int row_width, Draws* random)
       : routing(r), width(row_width) {
-    const size_t pairs = r.expert.size(), experts = static_cast<size_t>(r.experts);
     const auto w = static_cast<size_t>(width), rows = static_cast<size_t>(r.rows);
-    std::vector<int32_t> first(experts + 1);
-    token_of.resize(capacity > 0 ? experts * static_cast<size_t>(capacity) : pairs);
-    row_of.resize(pairs);
-    if (capacity > 0) {
-      SortIntoCapacity(r.expert.data(), r.rows, r.experts, r.top_k, capacity, first.data(),
-                       token_of.data(), row_of.data());
-    } else {
-      SortByExpert(r.expert.data(), r.rows, r.experts, r.top_k, first.data(), token_of.data(),
-                   row_of.data());
-    }
+    const size_t pairs = r.expert.size();
+    const Sorted s = SortOnHost(r, capacity);
+    token_of = s.token_of;
+    row_of = s.row_of;
     count = static_cast<int>(token_of.size());
     residual = RandomBf16(rows * w, (*random)());
     sorted = RandomBf16(token_of.size() * w, (*random)());
@@ -66,6 +61,75 @@ std::string ToString(const Rows& rows) {
 }
 
 TEST_SUITE("kernel") {
+  TEST_CASE("permutation: gather and its gradient") {
+    Draws random(5);
+    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
+      const Routing r = RandomRouting(Emulated() ? 30 : 500, 20, &random);
+      const int capacity = round % 2 == 0 ? 0 : 1 + random.Below(12);
+      const int vectors = 1 + random.Below(Emulated() ? 40 : 600);
+      const int width = round % 3 == 0 ? vectors : 8 * vectors;
+      CAPTURE(ToString(r));
+      CAPTURE(capacity);
+      CAPTURE(width);
+      const Sorted s = SortOnHost(r, capacity);
+      const int sorted_rows = static_cast<int>(s.token_of.size());
+      const auto w = static_cast<size_t>(width);
+      const std::vector<Bf16> x = RandomBf16(static_cast<size_t>(r.rows) * w, random());
+      const std::vector<Bf16> dsorted = RandomBf16(s.token_of.size() * w, random());
+
+      std::vector<double> sorted(dsorted.size()), dx(x.size());
+      GatherTokens(Doubles(x).data(), s.token_of.data(), sorted_rows, width, sorted.data());
+      GatherTokensBackwardInput(Doubles(dsorted).data(), s.row_of.data(), r.rows, r.top_k, width,
+                                dx.data());
+
+      OnDevice<Bf16> on_x(x), on_sorted(sorted.size()), on_dsorted(dsorted), on_dx(x.size());
+      OnDevice<int32_t> token_of(s.token_of), row_of(s.row_of);
+      OnDevice<Bf16> spread(sorted.size());
+      const auto run = [&](int sms) {
+        const gpu::Stream stream{TestStream().handle, sms};
+        on_sorted.Poison();
+        on_dx.Poison();
+        spread.Poison();
+        gpu::SpreadTokens(stream, on_x.data(), row_of.data(), token_of.data(), r.rows, sorted_rows,
+                          r.top_k, width, spread.data());
+        gpu::GatherTokens(stream, on_x.data(), token_of.data(), sorted_rows, width,
+                          on_sorted.data());
+        gpu::GatherTokensBackwardInput(stream, on_dsorted.data(), row_of.data(), r.rows, r.top_k,
+                                       width, on_dx.data());
+        return std::array{on_sorted.Get(), spread.Get(), on_dx.Get()};
+      };
+      const auto got = run(132);
+      CHECK(Doubles(got[0]) == sorted);
+      CHECK(got[1] == got[0]);
+      CHECK(RelativeError(Doubles(got[2]), dx) < 4e-3);
+      ShuffleThreads(random());
+      CHECK(run(1) == got);
+    }
+  }
+
+  TEST_CASE("permutation: rows that begin anywhere") {
+    const int width = 24;
+    const std::vector<Bf16> x = RandomBf16(5 * width + 1, 1);
+    OnDevice<Bf16> from(x), to(3 * width + 1), spread(3 * width + 1), back(5 * width + 1);
+    OnDevice<int32_t> token_of(std::vector<int32_t>{4, -1, 2});
+    OnDevice<int32_t> row_of(std::vector<int32_t>{-1, -1, 2, -1, 0});
+    gpu::GatherTokens(TestStream(), from.data() + 1, token_of.data(), 3, width, to.data() + 1);
+    gpu::SpreadTokens(TestStream(), from.data() + 1, row_of.data(), token_of.data(), 5, 3, 1, width,
+                      spread.data() + 1);
+    gpu::GatherTokensBackwardInput(TestStream(), to.data() + 1, row_of.data(), 5, 1, width,
+                                   back.data() + 1);
+    std::vector<Bf16> sorted(3 * width + 1, Bf16{0xffff}), again(5 * width + 1, Bf16{0xffff});
+    std::fill(sorted.begin() + 1, sorted.end(), Bf16{0});
+    std::fill(again.begin() + 1, again.end(), Bf16{0});
+    for (const auto& [token, row] : {std::pair(4, 0), std::pair(2, 2)}) {
+      std::copy_n(x.begin() + 1 + token * width, width, sorted.begin() + 1 + row * width);
+      std::copy_n(x.begin() + 1 + token * width, width, again.begin() + 1 + token * width);
+    }
+    CHECK(to.Get() == sorted);
+    CHECK(spread.Get() == sorted);
+    CHECK(back.Get() == again);
+  }
+
   TEST_CASE("combine: residual and weighted rows") {
     Draws random(1);
     for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
@@ -138,4 +202,4 @@ TEST_SUITE("kernel") {
 }
 
 }  // namespace
-}  // namespace contraflow::combine_test
+}  // namespace contraflow::token_rows_test

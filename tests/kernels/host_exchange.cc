@@ -1,4 +1,4 @@
-#include "tests/emulator/host_exchange.h"
+#include "tests/kernels/host_exchange.h"
 
 #include <algorithm>
 #include <thread>

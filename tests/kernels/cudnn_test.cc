@@ -1,5 +1,7 @@
 // Whether cuDNN has plans for our graphs of attention is asked without a GPU: of cuDNN itself, for
-// an H200 that is described to it. What the plans compute is gpu_attention_test's to say, on a GPU.
+// an H200 that is described to it. What the plans compute is attention_test's to say, on a GPU.
+
+#include "kernels/attention/cudnn.h"
 
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -7,9 +9,8 @@
 #include <string>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/cudnn.h"
 
-namespace contraflow::cudnn_attention_test {
+namespace contraflow::cudnn_test {
 namespace {
 
 constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "deviceVer": 900,
@@ -72,4 +73,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow::cudnn_attention_test
+}  // namespace contraflow::cudnn_test

@@ -1,10 +1,12 @@
-// What stands for cublasLt where the emulator stands for a GPU: the same class, as loops.
+// What stands in for NVIDIA's libraries where the emulator stands in for a GPU: for cublasLt the
+// same class, as loops; cuDNN is not there.
 
 #include <algorithm>
 #include <cstring>
 #include <set>
 #include <vector>
 
+#include "kernels/attention/attention.h"
 #include "kernels/gpu/matmul.h"
 #include "tests/emulator/emulator.h"
 
@@ -88,5 +90,7 @@ void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const 
     }
   });
 }
+
+std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape&) { return nullptr; }
 
 }  // namespace contraflow::gpu

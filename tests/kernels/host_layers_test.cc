@@ -9,7 +9,7 @@
 
 // The dense layer parts against naive double-precision references written from their definitions.
 
-namespace contraflow::kernels_test {
+namespace contraflow::host_layers_test {
 namespace {
 
 size_t Size(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
@@ -347,4 +347,4 @@ TEST_CASE("random: values depend on key and index alone and are spread evenly") 
 
 TEST_SUITE_END();
 
-}  // namespace contraflow::kernels_test
+}  // namespace contraflow::host_layers_test

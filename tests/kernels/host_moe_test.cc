@@ -7,7 +7,7 @@
 
 // Attention, routing and experts against naive double-precision references.
 
-namespace contraflow::moe_kernels_test {
+namespace contraflow::host_moe_test {
 namespace {
 
 size_t Size(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
@@ -352,4 +352,4 @@ TEST_CASE_TEMPLATE("combine: forward and both gradients", T, float, double) {
 
 TEST_SUITE_END();
 
-}  // namespace contraflow::moe_kernels_test
+}  // namespace contraflow::host_moe_test

@@ -1,10 +1,14 @@
+#include "kernels/gpu/routing.h"
+
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
-#include "kernels/gpu/routing.h"
 #include "kernels/host/routing.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/routing.h"
@@ -143,3 +147,94 @@ TEST_SUITE("kernel") {
 
 }  // namespace
 }  // namespace contraflow::router_test
+
+namespace contraflow::permutation_test {
+namespace {
+
+using gpu::Bf16;
+
+Sorted SortOnDevice(const Routing& r, int capacity, bool count_dropped) {
+  const Sorted sizes = SortOnHost(r, capacity);
+  OnDevice<int32_t> expert(r.expert), first(sizes.first.size());
+  // Not -1, which an empty row is to become.
+  OnDevice<int32_t> token_of(std::vector<int32_t>(sizes.token_of.size(), 1 << 30));
+  OnDevice<int32_t> row_of(sizes.row_of.size()), dropped(std::vector<int32_t>{100});
+  OnDevice<std::byte> work(gpu::SortWork(r.rows, r.experts, r.top_k));
+  gpu::SortByExpert(TestStream(), expert.data(), r.rows, r.experts, r.top_k, capacity, work.data(),
+                    first.data(), token_of.data(), row_of.data(),
+                    count_dropped ? dropped.data() : nullptr);
+  return {first.Get(), token_of.Get(), row_of.Get(), dropped.Get()[0] - 100};
+}
+
+void CheckSort(const Routing& r, int capacity, Draws* random) {
+  CAPTURE(ToString(r));
+  CAPTURE(capacity);
+  const Sorted expected = SortOnHost(r, capacity);
+  ShuffleThreads((*random)());
+  const Sorted sorted = SortOnDevice(r, capacity, true);
+  CHECK(sorted.first == expected.first);
+  CHECK(sorted.token_of == expected.token_of);
+  CHECK(sorted.row_of == expected.row_of);
+  CHECK(sorted.dropped == expected.dropped);
+}
+
+TEST_SUITE("kernel") {
+  TEST_CASE("permutation: random choices sorted as on the host") {
+    Draws random(1);
+    for (int round = 0; round < (Emulated() ? 40 : 300); ++round) {
+      const bool long_one = round % 8 == 0;
+      const Routing r = RandomRouting(!Emulated() ? 20000 : long_one ? 800 : 60, 80, &random);
+      CheckSort(r, 0, &random);
+      const int even = (r.rows * r.top_k + r.experts - 1) / r.experts;
+      CheckSort(r, 1 + random.Below(2 * even), &random);
+    }
+  }
+
+  TEST_CASE("permutation: many pairs and many experts") {
+    Draws random(2);
+    // More chunks of pairs than lanes of the warp that adds them up.
+    const int many = Emulated() ? 5000 : 65536;
+    CheckSort(RandomRouting(many, 17, 16, &random), 0, &random);
+    CheckSort(RandomRouting(300, 1024, 8, &random), 0, &random);
+    CheckSort(RandomRouting(300, 1024, 8, &random), 3, &random);
+    // Exactly a chunk, and one more.
+    CheckSort(RandomRouting(256, 64, 8, &random), 0, &random);
+    CheckSort(RandomRouting(257, 64, 8, &random), 0, &random);
+    CheckSort(RandomRouting(2049, 5, 1, &random), 400, &random);
+  }
+
+  TEST_CASE("permutation: all to one expert and no tokens at all") {
+    Draws random(3);
+    Routing one{700, 9, 1, std::vector<int32_t>(700, 7)};
+    CheckSort(one, 0, &random);
+    CheckSort(one, 100, &random);
+    CheckSort(one, 700, &random);
+    CheckSort(one, 1000, &random);
+    for (const int capacity : {0, 4}) CheckSort({0, 33, 2, {}}, capacity, &random);
+  }
+
+  TEST_CASE("permutation: nobody needs to count those without a row") {
+    Draws random(4);
+    const Routing r = RandomRouting(50, 3, 2, &random);
+    Sorted expected = SortOnHost(r, 10);
+    CHECK(expected.dropped == 70);
+    expected.dropped = 0;
+    CHECK(SortOnDevice(r, 10, false) == expected);
+  }
+
+  TEST_CASE("permutation: sizes that are not possible") {
+    const auto sort = [](int experts, int top_k) {
+      gpu::SortByExpert(TestStream(), nullptr, 1, experts, top_k, 0, nullptr, nullptr, nullptr,
+                        nullptr, nullptr);
+    };
+    CHECK_THROWS_WITH_AS(
+        sort(1025, 2), "SortByExpert: 2 choices of 1025 experts; at most 16 and 1024 are possible",
+        gpu::GpuError);
+    CHECK_THROWS_AS(sort(0, 1), gpu::GpuError);
+    CHECK_THROWS_AS(sort(8, 0), gpu::GpuError);
+    CHECK_THROWS_AS(sort(32, 17), gpu::GpuError);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::permutation_test

@@ -1,8 +1,7 @@
-#include "compiler/verify/graph.h"
+#include "tests/support/longest_path.h"
 
 #include <algorithm>
 #include <boost/graph/compressed_sparse_row_graph.hpp>
-#include <boost/graph/strong_components.hpp>
 #include <boost/graph/topological_sort.hpp>
 #include <boost/range/iterator_range.hpp>
 #include <iterator>
@@ -26,8 +25,6 @@ Csr MakeCsr(const Digraph& graph) {
   return Csr(boost::edges_are_unsorted_multi_pass, edges.begin(), edges.end(), graph.size);
 }
 
-auto IndexMap(const Csr& csr) { return boost::get(boost::vertex_index, csr); }
-
 std::optional<std::vector<int>> Sorted(const Csr& csr) {
   std::vector<int> order;
   order.reserve(static_cast<size_t>(boost::num_vertices(csr)));
@@ -40,52 +37,10 @@ std::optional<std::vector<int>> Sorted(const Csr& csr) {
   return order;
 }
 
-/// Fewest nodes of a cycle through `start`, if fewer than `limit` (0: no limit); else empty.
-std::vector<int> CycleThrough(const Csr& csr, int start, const std::vector<int>& component,
-                              size_t limit) {
-  constexpr int kUnseen = -1;
-  const auto at = [](auto& list, int node) -> auto& { return list[static_cast<size_t>(node)]; };
-  std::vector<int> parent(static_cast<size_t>(boost::num_vertices(csr)), kUnseen);
-  std::vector<int> wave = {start}, next;
-  for (size_t length = 1; !wave.empty() && (limit == 0 || length < limit); ++length) {
-    next.clear();
-    for (const int node : wave) {
-      for (const int to : boost::make_iterator_range(boost::adjacent_vertices(node, csr))) {
-        if (to == start) {
-          std::vector<int> cycle = {node};
-          while (cycle.back() != start) cycle.push_back(at(parent, cycle.back()));
-          std::reverse(cycle.begin(), cycle.end());
-          return cycle;
-        }
-        // A cycle never leaves its strong component.
-        if (at(component, to) != at(component, start) || at(parent, to) != kUnseen) continue;
-        at(parent, to) = node;
-        next.push_back(to);
-      }
-    }
-    wave.swap(next);
-  }
-  return {};
-}
-
 }  // namespace
 
 std::optional<std::vector<int>> TopologicalOrder(const Digraph& graph) {
   return Sorted(MakeCsr(graph));
-}
-
-std::vector<int> ShortestCycle(const Digraph& graph) {
-  const Csr csr = MakeCsr(graph);
-  std::vector<int> component(static_cast<size_t>(graph.size));
-  const auto color = boost::make_iterator_property_map(component.begin(), IndexMap(csr));
-  boost::strong_components(csr, color);
-  // Nodes in ascending order and only shorter cycles later: the result starts at its smallest node.
-  std::vector<int> best;
-  for (int node = 0; node < graph.size; ++node) {
-    std::vector<int> cycle = CycleThrough(csr, node, component, best.size());
-    if (!cycle.empty()) best = std::move(cycle);
-  }
-  return best;
 }
 
 std::optional<std::vector<Time>> LongestPath(const Digraph& graph, std::span<const Time> weight) {

@@ -6,7 +6,6 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "compiler/plan/recomputed.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"

@@ -2,10 +2,48 @@
 
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include "compiler/plan/schedule.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
 
 namespace contraflow {
+
+struct SearchControl;  // schedules/search_control.h
+
+/// The published bubble of a schedule. Letters as in the papers: B is the FULL backward, F&B the
+/// overlapped pair, PP the ranks; every table that prints `text` prints that legend too.
+struct Formula {
+  std::string_view text;  ///< "(PP/2-1)(F&B+B-3W)"
+  /// The published figure, in ticks, the same for every rank. For equal stages and micro-batches.
+  Time (*published)(const Spec& spec);
+  /// The true bubble of each rank for any uniform costs without communication, in ticks
+  /// (facts: derived from the orders, checked on random costs). Empty where it is not known:
+  /// comm > 0, bw != b + w in a schedule that has both, or fb outside [max(f, bw), f + bw].
+  std::vector<Time> (*exact)(const Spec& spec);
+};
+
+/// One schedule: a row of the table in schedules/registry.cc. Generators emit F B W BW FB only.
+struct Schedule {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view limits;  ///< on P, M and chunks, in words
+  std::string_view memory;  ///< peak activations of a rank, in words
+  /// Stages it makes of this spec.
+  int (*stages)(const Spec& spec);
+  /// Why the spec does not fit and what would, or "".
+  std::string (*reject)(const Spec& spec);
+  /// The compute order, for a spec that reject accepts.
+  Plan (*generate)(const Spec& spec);
+  /// Most activations (stage inputs held until the end of W) on a rank, reached once M is large
+  /// enough.
+  int (*peak_activations)(const Spec& spec, int rank);
+  const Formula* formula;  ///< null where none is published
+  /// As `generate`, for a caller that follows a search and may stop it; null where nothing is
+  /// searched.
+  Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
+};
 
 /// Every schedule, in the order in which they are listed and compared: the published ones, then
 /// `auto`. The rows live as long as the program.
@@ -24,8 +62,8 @@ Plan GeneratePlan(const Spec& spec);
 /// The same for a caller that follows a search and may stop it: then the plan is the best so far.
 Plan GeneratePlan(const Spec& spec, const SearchControl& control);
 
-/// True if the schedule of the spec fits its memory limit with --recompute auto. False where the
-/// spec has no limit, or its costs do not say what a recomputed chunk holds.
+/// True if the schedule of the spec fits its memory limit with Recompute::Choice::kAuto. False
+/// where the spec has no limit, or its costs do not say what a recomputed chunk holds.
 bool FitsRecomputed(const Spec& spec, const SearchControl& control);
 
 }  // namespace contraflow

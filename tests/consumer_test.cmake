@@ -1,5 +1,7 @@
-# Installs the build into a staging folder, builds tests/consumer against it and runs it.
-# cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=... -DFLAGS=... -P this
+# Installs the build into staging folders, builds tests/consumer against it and runs it: the component
+# `compiler` where nothing that executes plans can be found, and the runtime where it is built.
+# cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=... -DFLAGS=...
+#       -DRUNTIME=ON|OFF -P this
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -8,12 +10,32 @@ function(step)
   endif()
   message(STATUS "${output}")
 endfunction()
+# consume(<source> <stage> <program> [<option>...])
+function(consume source stage program)
+  step(${CMAKE_COMMAND} -S ${source} -B ${WORK_DIR}/${program} -G ${GENERATOR}
+       -DCMAKE_PREFIX_PATH=${stage} -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${FLAGS}" ${ARGN})
+  step(${CMAKE_COMMAND} --build ${WORK_DIR}/${program})
+  step(${WORK_DIR}/${program}/${program})
+endfunction()
 
 file(REMOVE_RECURSE ${WORK_DIR})
-step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/stage)
-step(${CMAKE_COMMAND} -S ${SOURCE_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
-     -DCMAKE_PREFIX_PATH=${WORK_DIR}/stage -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${FLAGS}")
-step(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
-step(${WORK_DIR}/build/consumer)
+set(stage ${WORK_DIR}/stage)
+step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${stage} --component compiler)
+set(none "")
+foreach(package BLAS OpenSSL MPI CUDAToolkit Boost nlohmann_json CLI11)
+  list(APPEND none -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
+endforeach()
+consume(${SOURCE_DIR}/consumer ${stage} consumer ${none})
 # The installed tool finds the installed profiles.
-step(${WORK_DIR}/stage/bin/contraflow costs deepseek-v3-h800)
+step(${stage}/bin/contraflow costs deepseek-v3-h800)
+# Of our own headers the public ones and what they include, and nothing of the runtime.
+file(GLOB_RECURSE headers RELATIVE ${stage}/include ${stage}/include/*)
+list(LENGTH headers count)
+if(count GREATER 40 OR headers MATCHES "runtime/|kernels/")
+  message(FATAL_ERROR "${count} headers are installed for the compiler: ${headers}")
+endif()
+
+if(RUNTIME)
+  step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/whole)
+  consume(${SOURCE_DIR}/consumer/runtime ${WORK_DIR}/whole trainer)
+endif()

@@ -50,13 +50,19 @@ struct RouteWork {
   const CellWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
 };
 
-/// --memory-limit: `activation` from the start of F to the end of W, less what is beyond `stash` at
-/// the end of B.
+/// Spec::memory_limit: `activation` from the start of F to the end of W, less what is beyond
+/// `stash` at the end of B.
 struct BoundMemory {
   int64_t activation = 1, stash = 1, limit = 0;
 
   int64_t slots() const { return limit / activation; }  ///< chunks between F and B, at most
 };
+
+BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit);
+
+/// The most backward work of `count` chunks that a rank can hold: the largest a backward +
+/// (a + w) rest for a activations and w stashes.
+Time MostHeld(const BoundMemory& memory, int64_t count, Time backward, Time rest);
 
 /// An instance as the bounds see it.
 struct BoundInput {

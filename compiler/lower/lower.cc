@@ -35,7 +35,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   if (target == Level::kComponent && !costs.moe) {
     throw Error(
         "level component needs the costs of the components of a layer; give costs with \"moe\", "
-        "such as --costs deepseek-v3-h800");
+        "such as `costs` deepseek-v3-h800");
   }
   CheckCosts(costs, plan.stages, plan.microbatches);
   const std::vector<Finding> findings = Verify(plan);

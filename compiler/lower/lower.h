@@ -11,7 +11,7 @@ namespace contraflow {
 /// Called after every pass with its name and the plan it made.
 using PassObserver = std::function<void(std::string_view pass, const Plan& plan)>;
 
-/// Names of the passes, in order; for --dump-after.
+/// Names of the passes, in order.
 std::span<const std::string_view> PassNames();
 
 /// What a plan is lowered to, and within what.

@@ -25,7 +25,7 @@ void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
 }
 
 [[noreturn]] void FailLimit(const std::string& text, const std::string& what) {
-  throw Error("--memory-limit: " + what + ", is \"" + text.substr(0, 40) + "\"");
+  throw Error("`memory_limit`: " + what + ", is \"" + text.substr(0, 40) + "\"");
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ Recompute ParseRecompute(std::string_view text) {
   if (text == "full") return {.choice = Recompute::Choice::kFull};
   if (text == "auto") return {.choice = Recompute::Choice::kAuto};
   const auto fail = [&](const std::string& what) {
-    throw Error("--recompute: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
+    throw Error("`recompute`: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
   };
   const auto number = [&](std::string_view digits) {
     int stage = -1;
@@ -110,22 +110,22 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
 }
 
 void CheckSpec(const Spec& spec) {
-  CheckRange("--ranks", spec.ranks, 1, kMaxRanks);
-  CheckRange("--microbatches", spec.microbatches, 1, kMaxMicrobatches);
-  CheckRange("--chunks", spec.chunks, 0, kMaxStages);
-  CheckRange("--data-parallel", spec.data_parallel, 1, kMaxDataParallel);
-  CheckRange("--expert-parallel", spec.expert_parallel, 1, kMaxExpertParallel);
-  if (spec.memory_limit) CheckRange("--memory-limit", *spec.memory_limit, 1, kMaxMemory);
+  CheckRange("`ranks`", spec.ranks, 1, kMaxRanks);
+  CheckRange("`microbatches`", spec.microbatches, 1, kMaxMicrobatches);
+  CheckRange("`chunks`", spec.chunks, 0, kMaxStages);
+  CheckRange("`data_parallel`", spec.data_parallel, 1, kMaxDataParallel);
+  CheckRange("`expert_parallel`", spec.expert_parallel, 1, kMaxExpertParallel);
+  if (spec.memory_limit) CheckRange("`memory_limit`", *spec.memory_limit, 1, kMaxMemory);
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {
-    throw Error("--ranks " + std::to_string(spec.ranks) + " with --chunks " +
+    throw Error("`ranks` " + std::to_string(spec.ranks) + " with `chunks` " +
                 std::to_string(spec.chunks) + ": makes " + std::to_string(stages) +
                 " stages, at most " + std::to_string(kMaxStages) + " are supported");
   }
   if (stages * spec.microbatches > kMaxCells) {
-    throw Error("--ranks " + std::to_string(spec.ranks) +
-                (spec.chunks > 0 ? " with --chunks " + std::to_string(spec.chunks) : "") +
-                " and --microbatches " + std::to_string(spec.microbatches) + ": makes " +
+    throw Error("`ranks` " + std::to_string(spec.ranks) +
+                (spec.chunks > 0 ? " with `chunks` " + std::to_string(spec.chunks) : "") +
+                " and `microbatches` " + std::to_string(spec.microbatches) + ": makes " +
                 std::to_string(stages * spec.microbatches) +
                 " chunks (stages * micro-batches), at most " + std::to_string(kMaxCells) +
                 " are supported");

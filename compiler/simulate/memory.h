@@ -22,8 +22,9 @@ struct MemoryFigures {
 };
 
 /// The figures of every rank, by the memory costs. Below level buffer the accounting is that of
-/// --memory-limit: activation_bytes from the start of F, less the stash at the end of B, the stash
-/// up to the end of W (all zero where the costs have no activation_bytes). The plan must be sound.
+/// Spec::memory_limit: activation_bytes from the start of F, less the stash at the end of B, the
+/// stash up to the end of W (all zero where the costs have no activation_bytes). The plan must be
+/// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them

@@ -2,12 +2,16 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
 
@@ -63,5 +67,22 @@ class Run {
   /// Bytes that one of them has allocated for each arena; 0 below level buffer.
   virtual const std::array<int64_t, kArenaCount>& ArenasAt(Device device) = 0;
 };
+
+/// What this process saves of a run: over all processes every block of the model exactly once. Of
+/// the copies of a stage that is the one of replica 0 on its first holder, and of what every member
+/// of an expert group has, member 0's.
+std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
+
+/// Everything that this process has of a run, every copy of it.
+std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
+
+/// What was changed there holds from now on.
+void PutState(const Plan& plan, Run& run);
+
+/// SHA-256 of the parameters of each block, by name; as bytes for other processes, and back.
+/// Throws Error if they are no such digests.
+std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks);
+std::string WriteDigests(const std::map<std::string, Digest>& digests);
+std::map<std::string, Digest> ReadDigests(std::string_view bytes);
 
 }  // namespace contraflow

@@ -13,4 +13,62 @@ Tag TagOf(const Instruction& message) {
 
 Aborted::Aborted() : Error("stopped because another rank failed") {}
 
+namespace {
+
+Error OtherOrder(const std::string& rule, const std::string& self, const Instruction& here,
+                 const std::string& who, const Instruction& there) {
+  return Error(rule + ", but " + self + " is at " + ToString(here) + " and " + who + " at " +
+               ToString(there) + "; verify the plan");
+}
+
+}  // namespace
+
+Error NoSuchRank(int rank) {
+  return Error("there is no other rank " + std::to_string(rank) + " to exchange messages with");
+}
+
+Error WrongMessage(const Instruction& receive, const std::string& who, const Instruction& sent) {
+  return Error(ToString(receive) + " got the wrong message: " + who + " sent " + ToString(sent) +
+               " first; verify the plan");
+}
+
+Error WrongSize(const Instruction& receive, size_t expected, const std::string& who,
+                uint64_t sent) {
+  return Error(ToString(receive) + " expects " + std::to_string(expected) + " bytes, but " + who +
+               " sent " + std::to_string(sent));
+}
+
+Error NoHolder() { return Error("this rank holds no copy of the stage"); }
+
+Error OtherCount(size_t count, const std::string& who) {
+  return Error("has " + std::to_string(count) + " gradients to sum, but " + who +
+               " another number");
+}
+
+Error WrongParts(const Instruction& exchange, size_t members, size_t send, size_t receive) {
+  return Error(ToString(exchange) + ": an expert group of " + std::to_string(members) +
+               " cannot exchange " + std::to_string(send) + " and " + std::to_string(receive) +
+               " parts");
+}
+
+Error WrongPart(const Instruction& exchange, size_t expected, const std::string& who,
+                uint64_t sent) {
+  return Error(ToString(exchange) + " expects " + std::to_string(expected) + " bytes from " + who +
+               ", which sends " + std::to_string(sent));
+}
+
+Error OtherExchange(const std::string& self, const Instruction& here, const std::string& who,
+                    const Instruction& there) {
+  return OtherOrder("an expert group must exchange in one order", self, here, who, there);
+}
+
+Error OtherReduction(const std::string& self, const Instruction& here, const std::string& who,
+                     const Instruction& there) {
+  return OtherOrder("the holders of a stage must reduce in one order", self, here, who, there);
+}
+
+bool SameExchange(const Instruction& a, const Instruction& b) {
+  return a.op == b.op && a.stage == b.stage && a.layer == b.layer && a.microbatch == b.microbatch;
+}
+
 }  // namespace contraflow

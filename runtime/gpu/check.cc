@@ -136,7 +136,7 @@ void CopyWeights(Stage& gpu, Stage* host) {
 }  // namespace
 
 GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
-                             GpuReference& reference, ReferenceRun* host, double bound) {
+                             GpuSerialRun& reference, ReferenceRun* host, double bound) {
   if (host != nullptr) {
     // Weights grow apart, step by step, by their rounding: the host begins where the GPU does.
     for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->StageAt(s));

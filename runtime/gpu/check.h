@@ -28,6 +28,6 @@ struct GpuComparison {
 /// losses and the whole gradient must be below it, single blocks of parameters below three times
 /// that.
 GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
-                             GpuReference& reference, ReferenceRun* host, double bound = 1e-2);
+                             GpuSerialRun& reference, ReferenceRun* host, double bound = 1e-2);
 
 }  // namespace contraflow

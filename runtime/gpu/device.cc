@@ -56,10 +56,10 @@ std::vector<int> MicrobatchesAt(const Plan& plan, int stage, int rank) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                      Device device, Gpu& gpu, gpu::Stream setup, int compute_sms)
     : model_(Checked(plan, model)),
-      text_(text),
+      dataset_(dataset),
       seed_(seed),
       member_(device.member),
       device_number_(device.replica * plan.expert_parallel + device.member),
@@ -69,7 +69,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Text& text, uin
       loss_scale_(LossScale(plan)),
       gpu_(gpu),
       setup_(setup),
-      kit_(shape_, gpu, setup, compute_sms),
+      products_(shape_, gpu, setup, compute_sms),
       begin_here_(MicrobatchesAt(plan, 0, device.rank)),
       end_here_(MicrobatchesAt(plan, plan.stages - 1, device.rank)),
       host_input_(gpu.AllocateHost(InputBytes(shape_, microbatches_))),
@@ -82,8 +82,8 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Text& text, uin
   for (int s = 0; s < plan.stages; ++s) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
     if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-    copies_[s].stage =
-        std::make_unique<GpuStage>(model_, kit_, device.member, s, plan.stages, seed, gpu, setup);
+    copies_[s].stage = std::make_unique<GpuStage>(model_, products_, device.member, s, plan.stages,
+                                                  seed, gpu, setup);
   }
 }
 
@@ -173,7 +173,7 @@ void GpuDevice::Upload(int step, gpu::Stream stream) {
     const bool begins = std::binary_search(begin_here_.begin(), begin_here_.end(), m);
     const bool ends = std::binary_search(end_here_.begin(), end_here_.end(), m);
     if (!begins && !ends) continue;
-    DrawMicroBatch(text_, model_, seed_, step, device_number_, m, &micro_);
+    DrawMicroBatch(dataset_, model_, seed_, step, device_number_, m, &micro_);
     put(micro_.tokens, m);
     put(micro_.targets, microbatches_ + m);
   }
@@ -349,7 +349,7 @@ const GpuViews& GpuDevice::ViewsOf(const Instruction& i) const {
 
 GpuLane GpuDevice::LaneOf(const Instruction& i, gpu::Stream stream) const {
   CF_ASSERT(i.lane == Lane::kCompute || i.lane == Lane::kAllToAll);
-  return {stream, kit_.work(i.lane == Lane::kCompute ? 0 : 1)};
+  return {stream, products_.work(i.lane == Lane::kCompute ? 0 : 1)};
 }
 
 }  // namespace contraflow

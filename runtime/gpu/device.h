@@ -11,8 +11,8 @@
 #include "compiler/plan/plan.h"
 #include "kernels/gpu/elementwise.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/backend.h"
 #include "runtime/gpu/gpu.h"
+#include "runtime/gpu/links.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
 #include "runtime/model/dataset.h"
@@ -28,8 +28,8 @@ class GpuDevice : public GpuBackend {
   /// streams; matrix products are chosen for `compute_sms` SMs. Returns once all is in place;
   /// memory without a value is full of NaN. Throws Error, with the remedy, if the plan is of
   /// another level, model or kind of device, or the model none for a GPU.
-  GpuDevice(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Device device,
-            Gpu& gpu, gpu::Stream setup, int compute_sms);
+  GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+            Device device, Gpu& gpu, gpu::Stream setup, int compute_sms);
 
   void Upload(int step, gpu::Stream stream) override;
   void BeginStep(gpu::Stream stream) override;
@@ -73,7 +73,7 @@ class GpuDevice : public GpuBackend {
   int32_t* overflow() const { return dropped() + 1; }
 
   const Model model_;
-  const Text& text_;
+  const Dataset& dataset_;
   const uint64_t seed_;
   const int member_, device_number_;  // the latter over replicas and members
   const int stages_, microbatches_;
@@ -81,7 +81,7 @@ class GpuDevice : public GpuBackend {
   const float loss_scale_;
   Gpu& gpu_;
   const gpu::Stream setup_;
-  const GpuKit kit_;
+  const GpuProducts products_;
   std::array<int64_t, kArenaCount> arena_bytes_{};
   std::map<int, Copy> copies_;                    // by stage
   std::map<Key, GpuViews> views_;                 // of the components

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/gpu/hang_watch.h"
+#include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
 namespace {

@@ -10,13 +10,11 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/backend.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/issue_order.h"
-#include "runtime/gpu/lanes.h"
 #include "runtime/gpu/links.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/step_stamps.h"
+#include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
 

@@ -1,13 +1,66 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <span>
+#include <vector>
 
 #include "compiler/plan/instruction.h"
+#include "compiler/plan/plan.h"
+#include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
+#include "runtime/core/run.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/backend.h"
+#include "runtime/gpu/gpu.h"
 
 namespace contraflow {
+
+/// What one member of an expert group has to do with an all-to-all component: what it shows to the
+/// others, and where it pulls their rows.
+struct ExchangePart {
+  gpu::ExchangePeer peer;
+  bool to_experts;           ///< DISPATCH_F, COMBINE_B; else COMBINE_F, DISPATCH_B
+  int32_t* first = nullptr;  ///< where DISPATCH_F puts the counts of the rows that came; else null
+  int32_t* received = nullptr;
+  int32_t* overflow;  ///< becomes 1 if more rows came than there is memory for
+  int local_experts, width, capacity, most_rows, sent_rows;
+};
+
+/// What the instructions of one device are on a GPU: work that is given to a stream, and the memory
+/// that messages and exchanges move. Everything but Upload and Results may be captured once and
+/// replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by the
+/// issuing thread.
+class GpuBackend {
+ public:
+  virtual ~GpuBackend() = default;
+
+  /// Draws the micro-batches of a step and gives them, with the step size of the optimizer, to the
+  /// stream. Steps count from 1. Not captured; the work of the step before is done.
+  virtual void Upload(int step, gpu::Stream stream) = 0;
+  /// Forgets the gradients, losses and counts of the last step.
+  virtual void BeginStep(gpu::Stream stream) = 0;
+  /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W; ATTN_R, MLP_R.
+  virtual void Compute(const Instruction& component, gpu::Stream stream) = 0;
+  /// What an all-to-all component does on this device before its exchange (COMBINE_B: the gradient
+  /// of combine, and of the head), and behind it (COMBINE_F: combine, head and loss; DISPATCH_B:
+  /// the gradient of the gather). Nothing for the others.
+  virtual void BeforeExchange(const Instruction& component, gpu::Stream stream) = 0;
+  virtual void AfterExchange(const Instruction& component, gpu::Stream stream) = 0;
+  virtual ExchangePart Exchange(const Instruction& component) = 0;
+  /// Device memory that a SEND sends, or a RECV receives.
+  virtual std::span<std::byte> Message(const Instruction& message) = 0;
+  /// Gradients for REDUCE, as Backend::Gradients and Backend::ExpertGradients.
+  virtual std::span<float> Gradients(int stage) = 0;
+  virtual std::span<float> ExpertGradients(int stage) = 0;
+  /// STEP.
+  virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
+  /// Gives the losses and counts of the step to the stream for the host to read.
+  virtual void Download(gpu::Stream stream) = 0;
+  /// Those, once the stream has come so far; spans are empty. Throws Error if rows overflowed or a
+  /// loss is not finite.
+  virtual DeviceStep Results() = 0;
+};
 
 /// One device of this process in a rendezvous: what it issues, and on which of its streams. What
 /// the instruction waits for on its own device has been waited for on that stream.
@@ -42,6 +95,32 @@ class GpuLinks {
   virtual void Poll() {}
   /// Gives up what is under way, so that nothing waits for ever; from any thread.
   virtual void Abort() {}
+};
+
+/// Joins devices that share one GPU, or at least its address space: messages are copies out of the
+/// sender's memory into the receiver's, exchanges and sums read the memory of all that take part.
+/// The kernels take as many CTAs as the budget says, which bounds what a link carries.
+class VirtualLinks : public GpuLinks {
+ public:
+  /// For participants on these streams, all devices of the plan among them. Throws Error if more of
+  /// them meet than a kernel can reach (gpu::kMaxPeers).
+  VirtualLinks(const Plan& plan, const SmBudget& budget, Gpu& gpu,
+               std::span<const gpu::Stream> streams);
+
+  void Transfer(std::span<const Participant> ends) override;
+  void Exchange(std::span<const Participant> members) override;
+  void Sum(std::span<const Participant> holders) override;
+
+ private:
+  void Join(std::span<const Participant> participants);
+  void SumOver(std::span<const Participant> holders, int member);
+  int ExpertCtas(gpu::Stream stream) const;
+
+  const SmBudget budget_;
+  Gpu& gpu_;
+  std::map<void*, GpuEvent*> events_;  // by the handle of a stream
+  std::vector<std::span<float>> spans_;
+  std::vector<ExchangePart> parts_;
 };
 
 }  // namespace contraflow

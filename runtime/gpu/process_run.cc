@@ -8,12 +8,12 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/gpu/device.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
-#include "runtime/gpu/lanes.h"
-#include "runtime/gpu/sm_budget.h"
 #include "runtime/gpu/step_watch.h"
 #include "runtime/launch/process_run.h"
-#include "runtime/nccl/nccl_links.h"
+#include "runtime/nccl/links.h"
 
 namespace contraflow {
 namespace {
@@ -42,12 +42,12 @@ class AbortOnStop {
 }  // namespace
 
 struct GpuProcessRun::Impl {
-  Impl(const Plan& the_plan, const Model& the_model, const Text& the_text, uint64_t the_seed,
+  Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset, uint64_t the_seed,
        const RankOrder& the_order, Gpu& the_gpu, Nccl& the_nccl, Control& the_control,
        Progress& the_progress, std::chrono::milliseconds timeout, const GpuRunOptions& options)
       : plan(the_plan),
         model(the_model),
-        text(the_text),
+        dataset(the_dataset),
         seed(the_seed),
         order(the_order),
         gpu(the_gpu),
@@ -58,7 +58,7 @@ struct GpuProcessRun::Impl {
     CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
     gpu.Partition(budget.partitions, budget.sms);
     setup = gpu.NewStream(0, Priority::kNormal, "setup");
-    backend = std::make_unique<GpuDevice>(plan, model, text, seed, devices[0], gpu, setup,
+    backend = std::make_unique<GpuDevice>(plan, model, dataset, seed, devices[0], gpu, setup,
                                           budget.compute);
     lanes = std::make_unique<GpuLanes>(plan, devices[0], gpu, 0, budget.compute);
     progress.Move();
@@ -89,7 +89,7 @@ struct GpuProcessRun::Impl {
 
   const Plan& plan;
   const Model& model;
-  const Text& text;
+  const Dataset& dataset;
   const uint64_t seed;
   const RankOrder& order;
   Gpu& gpu;
@@ -107,11 +107,11 @@ struct GpuProcessRun::Impl {
   bool closed = false;
 };
 
-GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                             const RankOrder& order, Gpu& gpu, Nccl& nccl, Control& control,
-                             Progress& progress, std::chrono::milliseconds timeout,
-                             GpuRunOptions options)
-    : impl_(std::make_unique<Impl>(plan, model, text, seed, order, gpu, nccl, control, progress,
+GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                             uint64_t seed, const RankOrder& order, Gpu& gpu, Nccl& nccl,
+                             Control& control, Progress& progress,
+                             std::chrono::milliseconds timeout, GpuRunOptions options)
+    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, order, gpu, nccl, control, progress,
                                    timeout, options)) {}
 
 GpuProcessRun::~GpuProcessRun() = default;
@@ -154,8 +154,8 @@ const std::array<int64_t, kArenaCount>& GpuProcessRun::ArenasAt(Device device) {
   return impl_->At(device).arena_bytes();
 }
 
-std::unique_ptr<GpuReference> GpuProcessRun::NewReference() {
-  return std::make_unique<GpuReference>(impl_->plan, impl_->model, impl_->text, impl_->seed,
+std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
+  return std::make_unique<GpuSerialRun>(impl_->plan, impl_->model, impl_->dataset, impl_->seed,
                                         impl_->gpu, impl_->setup, impl_->budget.compute);
 }
 

@@ -26,7 +26,7 @@ class GpuProcessRun : public Run {
   /// As GpuRun; the order has as many processes as the job. All processes make one, which joins
   /// them over NCCL within the timeout. What is passed must outlive the run; Control::OnStop is
   /// taken until its end. Throws Aborted when the job stops meanwhile.
-  GpuProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+  GpuProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                 const RankOrder& order, Gpu& gpu, Nccl& nccl, Control& control, Progress& progress,
                 std::chrono::milliseconds timeout, GpuRunOptions options = {});
   ~GpuProcessRun() override;
@@ -39,7 +39,7 @@ class GpuProcessRun : public Run {
   const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
 
   /// A run without a pipeline beside it on the same GPU, for as many SMs.
-  std::unique_ptr<GpuReference> NewReference();
+  std::unique_ptr<GpuSerialRun> NewSerialRun();
   /// Ends NCCL in order, after the last step; all processes. Without it NCCL is aborted.
   void Close();
 

@@ -77,7 +77,7 @@ void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes) {
   gpu.Synchronize();
 }
 
-GpuKit::GpuKit(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms)
+GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms)
     : shape_(shape),
       matmuls_(compute_sms),
       attention_({shape.batch, shape.sequence, shape.heads, shape.head_width}, compute_sms) {
@@ -99,31 +99,32 @@ GpuKit::GpuKit(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute
   gpu.Synchronize();
 }
 
-void GpuKit::Linear(GpuLane at, const Bf16* x, const Bf16* w, int in, int out, Bf16* y) const {
+void GpuProducts::Linear(GpuLane at, const Bf16* x, const Bf16* w, int in, int out, Bf16* y) const {
   matmuls_.Run(at.stream, Forward(shape_, in, out), x, w, nullptr, y, at.work);
 }
 
-void GpuKit::Linear(GpuLane at, const Bf16* x, const Bf16* w, int in, int out, float* y) const {
+void GpuProducts::Linear(GpuLane at, const Bf16* x, const Bf16* w, int in, int out,
+                         float* y) const {
   matmuls_.Run(at.stream, ForwardFloat(shape_, in, out), x, w, nullptr, y, at.work);
 }
 
-void GpuKit::LinearAdd(GpuLane at, const Bf16* x, const Bf16* w, const Bf16* before,
-                       Bf16* y) const {
+void GpuProducts::LinearAdd(GpuLane at, const Bf16* x, const Bf16* w, const Bf16* before,
+                            Bf16* y) const {
   matmuls_.Run(at.stream, ForwardAdd(shape_), x, w, before, y, at.work);
 }
 
-void GpuKit::LinearBackwardInput(GpuLane at, const Bf16* dy, const Bf16* w, int in, int out,
-                                 Bf16* dx) const {
+void GpuProducts::LinearBackwardInput(GpuLane at, const Bf16* dy, const Bf16* w, int in, int out,
+                                      Bf16* dx) const {
   matmuls_.Run(at.stream, BackwardInput(shape_, in, out, false), dy, w, nullptr, dx, at.work);
 }
 
-void GpuKit::LinearBackwardInputAdd(GpuLane at, const Bf16* dy, const Bf16* w, int in, int out,
-                                    Bf16* dx) const {
+void GpuProducts::LinearBackwardInputAdd(GpuLane at, const Bf16* dy, const Bf16* w, int in, int out,
+                                         Bf16* dx) const {
   matmuls_.Run(at.stream, BackwardInput(shape_, in, out, true), dy, w, dx, dx, at.work);
 }
 
-void GpuKit::LinearBackwardWeight(GpuLane at, const Bf16* x, const Bf16* dy, int in, int out,
-                                  float* dw) const {
+void GpuProducts::LinearBackwardWeight(GpuLane at, const Bf16* x, const Bf16* dy, int in, int out,
+                                       float* dw) const {
   matmuls_.Run(at.stream, BackwardWeight(shape_, in, out), x, dy, dw, dw, at.work);
 }
 

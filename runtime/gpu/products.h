@@ -24,14 +24,14 @@ struct GpuLane {
 /// What the stages of one device share: how its matrix products and its attention are computed, the
 /// angles of the rotary embedding, and work memory for two lanes. All of it is made before the
 /// first step.
-class GpuKit {
+class GpuProducts {
  public:
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
   /// For `compute_sms` SMs; of a model that is checked (CheckGpuModel). Returns once all is in
   /// place.
-  GpuKit(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
+  GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
 
   const LayerShape& shape() const { return shape_; }
   const gpu::Attention& attention() const { return attention_; }

@@ -9,11 +9,11 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/gpu/device.h"
-#include "runtime/gpu/hang_watch.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
-#include "runtime/gpu/lanes.h"
-#include "runtime/gpu/sm_budget.h"
-#include "runtime/gpu/virtual_links.h"
+#include "runtime/gpu/links.h"
+#include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
 namespace {
@@ -50,8 +50,8 @@ SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
 }  // namespace
 
 struct GpuRun::Impl {
-  Impl(const Plan& the_plan, const Model& model, const Text& text, uint64_t seed, Gpu& the_gpu,
-       const GpuRunOptions& options)
+  Impl(const Plan& the_plan, const Model& model, const Dataset& dataset, uint64_t seed,
+       Gpu& the_gpu, const GpuRunOptions& options)
       : plan(the_plan), gpu(the_gpu), budget(BudgetFor(plan, gpu, options.partition_sms)) {
     gpu.Partition(budget.partitions, budget.sms);
     devices = AllDevices(plan);
@@ -64,7 +64,7 @@ struct GpuRun::Impl {
     }
     std::vector<IssuedDevice> issued;
     for (size_t d = 0; d < devices.size(); ++d) {
-      backends.push_back(std::make_unique<GpuDevice>(plan, model, text, seed, devices[d], gpu,
+      backends.push_back(std::make_unique<GpuDevice>(plan, model, dataset, seed, devices[d], gpu,
                                                      lanes[d]->streams()[GpuLanes::kCompute],
                                                      budget.compute));
       issued.push_back({devices[d], backends[d].get(), lanes[d].get()});
@@ -95,9 +95,9 @@ struct GpuRun::Impl {
   std::unique_ptr<HangWatch> watch;  // none without a timeout
 };
 
-GpuRun::GpuRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Gpu& gpu,
-               GpuRunOptions options)
-    : impl_(std::make_unique<Impl>(plan, model, text, seed, gpu, options)) {}
+GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+               Gpu& gpu, GpuRunOptions options)
+    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, options)) {}
 
 GpuRun::~GpuRun() = default;
 

@@ -10,7 +10,6 @@
 #include "runtime/core/run.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
-#include "runtime/gpu/sm_budget.h"
 #include "runtime/model/dataset.h"
 
 namespace contraflow {
@@ -21,8 +20,8 @@ struct GpuRunOptions {
   bool stamps = true;  ///< measure when each instruction runs; two small kernels an instruction
   int run_ahead =
       256;  ///< without a graph: instructions the host may be ahead in a lane; 2 or more
-  /// A GpuHang (runtime/hang_watch.h) where a GPU with all devices makes no progress for so long:
-  /// no stamp changes, or, without stamps, a step takes longer. 0: never.
+  /// A GpuHang (runtime/gpu/step_watch.h) where a GPU with all devices makes no progress for so
+  /// long: no stamp changes, or, without stamps, a step takes longer. 0: never.
   std::chrono::milliseconds timeout{0};
   int partition_sms = 0;  ///< SMs of each device, a multiple of 8; 0: as many as there are for each
 };
@@ -34,7 +33,7 @@ class GpuRun : public Run {
   /// The plan is sound (Verify) and of level buffer, compiled for a GPU; the model fitted to its
   /// stages. What is passed must outlive the run. Throws Error with the remedy if the plan, the
   /// model or the GPU do not suit.
-  GpuRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Gpu& gpu,
+  GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed, Gpu& gpu,
          GpuRunOptions options = {});
   ~GpuRun() override;
 

@@ -4,17 +4,74 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
+#include "kernels/gpu/stream.h"
 #include "runtime/core/component_walk.h"
+#include "runtime/gpu/gpu.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
-#include "runtime/gpu/whole_layer.h"
 #include "runtime/model/gpu_views.h"
 
 namespace contraflow {
 namespace {
+
+/// The values of one layer of the model for one micro-batch of all members of an expert group: as
+/// WholeStash, on a GPU.
+struct WholeLayer {
+  int stage, layer;
+  GpuViews experts;               ///< what the experts do for all members at once
+  std::vector<GpuViews> members;  ///< what the members do alone
+};
+
+constexpr Value kOfMember[] = {
+    Value::input,    Value::output,     Value::attention, Value::scores,        Value::dispatched,
+    Value::combined, Value::doutput,    Value::dcombined, Value::dweight,       Value::ddispatched,
+    Value::dexpert,  Value::dattention, Value::dinput,    Value::attention_work};
+constexpr Value kOfExperts[] = {Value::rows,  Value::gate,  Value::hidden, Value::expert_out,
+                                Value::drows, Value::dgate, Value::dsorted};
+
+/// Places the values from `at` on, and returns their bytes; with a null `at` it only counts.
+size_t Place(const LayerShape& shape, std::span<const int> layers, std::byte* at,
+             std::vector<WholeLayer>* all) {
+  int64_t bytes = 0;
+  const auto place = [&](Value value, GpuViews* views) {
+    bytes += PlaceGpuValue(shape, value, at == nullptr ? nullptr : at + bytes, views);
+  };
+  for (size_t s = 0; s < layers.size(); ++s) {
+    for (int layer = 0; layer < layers[s]; ++layer) {
+      WholeLayer& whole = all->emplace_back(WholeLayer{static_cast<int>(s), layer, {}, {}});
+      for (const Value value : kOfExperts) place(value, &whole.experts);
+      for (int e = 0; e < shape.members; ++e) {
+        GpuViews& views = whole.members.emplace_back();
+        for (const Value value : kOfMember) place(value, &views);
+        if (s + 1 == layers.size() && layer + 1 == layers[s]) place(Value::head, &views);
+      }
+    }
+  }
+  return static_cast<size_t>(bytes);
+}
+
+/// All layers of a model whose stages have so many each, in one allocation without anything in it;
+/// every value has memory of its own, but what a layer gives is what the next one gets. The shape
+/// is of an expert group where one device has all experts.
+std::vector<WholeLayer> PlaceWholeLayers(const LayerShape& shape, std::span<const int> layers,
+                                         Gpu& gpu, gpu::Stream stream) {
+  std::vector<WholeLayer> counted, placed;
+  const size_t size = Place(shape, layers, nullptr, &counted);
+  std::byte* const memory = gpu.Allocate(size);
+  PoisonOnDevice(gpu, stream, memory, size);
+  Place(shape, layers, memory, &placed);
+  for (size_t l = 0; l + 1 < placed.size(); ++l) {
+    for (size_t e = 0; e < placed[l].members.size(); ++e) {
+      placed[l].members[e].z = placed[l + 1].members[e].x;
+      placed[l + 1].members[e].dx = placed[l].members[e].dz;
+    }
+  }
+  return placed;
+}
 
 Model Checked(const Plan& plan, const Model& model) {
   const Model fitted =
@@ -25,8 +82,8 @@ Model Checked(const Plan& plan, const Model& model) {
 
 }  // namespace
 
-struct GpuReference::Impl {
-  Impl(const Plan& the_plan, const Model& the_model, const Text& the_text, uint64_t the_seed,
+struct GpuSerialRun::Impl {
+  Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset, uint64_t the_seed,
        Gpu& the_gpu, gpu::Stream the_stream, int compute_sms);
 
   void PlaceSums();
@@ -69,14 +126,14 @@ struct GpuReference::Impl {
 
   const Plan& plan;
   const Model model;
-  const Text& text;
+  const Dataset& dataset;
   const uint64_t seed;
   const int members;
   const size_t micros;  // over replicas and members
   const LayerShape shape;
   Gpu& gpu;
   const gpu::Stream stream;
-  const GpuKit kit;
+  const GpuProducts products;
   const GpuLane lane;
   const std::vector<int> route_of;
   const std::vector<std::vector<int>> holders;
@@ -95,11 +152,11 @@ struct GpuReference::Impl {
   int32_t* choices = nullptr;
 };
 
-GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Text& the_text,
+GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset,
                          uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms)
     : plan(the_plan),
       model(Checked(the_plan, the_model)),
-      text(the_text),
+      dataset(the_dataset),
       seed(the_seed),
       members(plan.expert_parallel),
       micros(static_cast<size_t>(plan.data_parallel) * static_cast<size_t>(members) *
@@ -107,13 +164,14 @@ GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Tex
       shape(model, members, model.experts),
       gpu(the_gpu),
       stream(the_stream),
-      kit(shape, gpu, stream, compute_sms),
-      lane{stream, kit.work(0)},
+      products(shape, gpu, stream, compute_sms),
+      lane{stream, products.work(0)},
       route_of(RouteOfMicrobatch(plan)),
       holders(HoldersOfStage(plan)),
       mirrors(static_cast<size_t>(plan.stages)) {
   for (int s = 0; s < plan.stages; ++s) {
-    stages.push_back(std::make_unique<GpuStage>(model, kit, 0, s, plan.stages, seed, gpu, stream));
+    stages.push_back(
+        std::make_unique<GpuStage>(model, products, 0, s, plan.stages, seed, gpu, stream));
   }
   std::vector<int> layers_of;
   for (const auto& stage : stages) layers_of.push_back(stage->layers());
@@ -128,7 +186,7 @@ GpuReference::Impl::Impl(const Plan& the_plan, const Model& the_model, const Tex
       gpu.AllocateHost(layers.size() * micros * choice_size() * sizeof(int32_t)));
 }
 
-void GpuReference::Impl::PlaceSums() {
+void GpuSerialRun::Impl::PlaceSums() {
   const auto replicas = static_cast<size_t>(plan.data_parallel);
   const auto copies_of = [&](int s) { return replicas * holders[static_cast<size_t>(s)].size(); };
   for (int s = 0; s < plan.stages; ++s) {
@@ -154,14 +212,14 @@ void GpuReference::Impl::PlaceSums() {
   }
 }
 
-void GpuReference::Impl::Upload(int step) {
+void GpuSerialRun::Impl::Upload(int step) {
   auto* const all = reinterpret_cast<int32_t*>(host_input);
   const auto tokens = static_cast<size_t>(shape.tokens);
   MicroBatch micro;
   for (int d = 0; d < plan.data_parallel; ++d) {
     for (int e = 0; e < members; ++e) {
       for (int m = 0; m < plan.microbatches; ++m) {
-        DrawMicroBatch(text, model, seed, step, d * members + e, m, &micro);
+        DrawMicroBatch(dataset, model, seed, step, d * members + e, m, &micro);
         CF_ASSERT(micro.tokens.size() == tokens && micro.targets.size() == tokens);
         const size_t place = PlaceOf(d, e, m);
         std::copy(micro.tokens.begin(), micro.tokens.end(), all + place * tokens);
@@ -174,7 +232,7 @@ void GpuReference::Impl::Upload(int step) {
   gpu.CopyToDevice(stream, input, host_input, token_bytes() + sizeof(size));
 }
 
-gpu::ExchangePeers GpuReference::Impl::PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
+gpu::ExchangePeers GpuSerialRun::Impl::PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
                                                gpu::Bf16* GpuViews::*of_experts) const {
   // The first member has all experts, the others have tokens only.
   gpu::ExchangePeers peers{};
@@ -188,20 +246,20 @@ gpu::ExchangePeers GpuReference::Impl::PeersOf(const WholeLayer& at, gpu::Bf16* 
   return peers;
 }
 
-void GpuReference::Impl::ToExperts(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
+void GpuSerialRun::Impl::ToExperts(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
                                    gpu::Bf16* GpuViews::*of_experts, bool count) {
   gpu::PullToExperts(stream, PeersOf(at, tokens, of_experts), 0, shape.width, shape.capacity,
                      shape.expert_rows, count ? at.experts.first : nullptr,
                      count ? at.experts.received : nullptr, counts() + 1, stream.sms);
 }
 
-void GpuReference::Impl::ToTokens(const WholeLayer& at, int member, gpu::Bf16* GpuViews::*tokens,
+void GpuSerialRun::Impl::ToTokens(const WholeLayer& at, int member, gpu::Bf16* GpuViews::*tokens,
                                   gpu::Bf16* GpuViews::*of_experts) {
   gpu::PullToTokens(stream, PeersOf(at, tokens, of_experts), member, shape.width, shape.sent_rows,
                     stream.sms);
 }
 
-void GpuReference::Impl::Forward(const WholeLayer& at, int replica, int microbatch) {
+void GpuSerialRun::Impl::Forward(const WholeLayer& at, int replica, int microbatch) {
   const GpuStage& stage = At(at.stage);
   for (int e = 0; e < members; ++e) {
     const size_t place = PlaceOf(replica, e, microbatch);
@@ -220,7 +278,7 @@ void GpuReference::Impl::Forward(const WholeLayer& at, int replica, int microbat
   }
 }
 
-void GpuReference::Impl::BackwardInput(const WholeLayer& at) {
+void GpuSerialRun::Impl::BackwardInput(const WholeLayer& at) {
   const GpuStage& stage = At(at.stage);
   for (const GpuViews& v : at.members) stage.CombineBackward(at.layer, v, lane);
   ToExperts(at, &GpuViews::dcombined, &GpuViews::drows, false);
@@ -234,7 +292,7 @@ void GpuReference::Impl::BackwardInput(const WholeLayer& at) {
 }
 
 // Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
-void GpuReference::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
+void GpuSerialRun::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
   const GpuStage& stage = At(at.stage);
   const auto s = static_cast<size_t>(at.stage), copies = holders[s].size();
   const size_t holder = HolderOf(at.stage, microbatch);
@@ -249,13 +307,13 @@ void GpuReference::Impl::BackwardWeight(const WholeLayer& at, int replica, int m
   }
 }
 
-void GpuReference::Impl::TrainOn(int replica, int microbatch) {
+void GpuSerialRun::Impl::TrainOn(int replica, int microbatch) {
   for (const WholeLayer& at : layers) Forward(at, replica, microbatch);
   for (size_t l = layers.size(); l-- > 0;) BackwardInput(layers[l]);
   for (const WholeLayer& at : layers) BackwardWeight(at, replica, microbatch);
 }
 
-void GpuReference::Impl::AddUp(const std::vector<std::span<float>>& copies) {
+void GpuSerialRun::Impl::AddUp(const std::vector<std::span<float>>& copies) {
   if (copies.size() < 2 || copies[0].empty()) return;
   gpu::SumParts parts{};
   for (const std::span<float> copy : copies) parts.part[parts.count++] = copy.data();
@@ -263,7 +321,7 @@ void GpuReference::Impl::AddUp(const std::vector<std::span<float>>& copies) {
 }
 
 /// Which of the copies of a stage works on this micro-batch.
-size_t GpuReference::Impl::HolderOf(int stage, int microbatch) const {
+size_t GpuSerialRun::Impl::HolderOf(int stage, int microbatch) const {
   const auto s = static_cast<size_t>(stage);
   const auto route = static_cast<size_t>(route_of[static_cast<size_t>(microbatch)]);
   const auto holder = std::find(holders[s].begin(), holders[s].end(), plan.routes[route].ranks[s]);
@@ -271,12 +329,12 @@ size_t GpuReference::Impl::HolderOf(int stage, int microbatch) const {
   return static_cast<size_t>(holder - holders[s].begin());
 }
 
-GpuReference::GpuReference(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                           Gpu& gpu, gpu::Stream stream, int compute_sms)
-    : impl_(std::make_unique<Impl>(plan, model, text, seed, gpu, stream, compute_sms)) {}
-GpuReference::~GpuReference() = default;
+GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                           uint64_t seed, Gpu& gpu, gpu::Stream stream, int compute_sms)
+    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, stream, compute_sms)) {}
+GpuSerialRun::~GpuSerialRun() = default;
 
-std::vector<float> GpuReference::Step(int step) {
+std::vector<float> GpuSerialRun::Step(int step) {
   Impl& all = *impl_;
   all.gpu.Synchronize();
   all.Upload(step);
@@ -299,7 +357,7 @@ std::vector<float> GpuReference::Step(int step) {
   return {losses, losses + all.micros};
 }
 
-Stage& GpuReference::StageAt(int stage) {
+Stage& GpuSerialRun::StageAt(int stage) {
   Impl& all = *impl_;
   std::unique_ptr<Stage>& mirror = all.mirrors.at(static_cast<size_t>(stage));
   if (!mirror) {
@@ -309,12 +367,12 @@ Stage& GpuReference::StageAt(int stage) {
   return *mirror;
 }
 
-void GpuReference::Put(int stage) {
+void GpuSerialRun::Put(int stage) {
   const std::unique_ptr<Stage>& mirror = impl_->mirrors.at(static_cast<size_t>(stage));
   if (mirror) impl_->At(stage).Put(*mirror, impl_->stream);
 }
 
-const int32_t* GpuReference::ChoiceAt(int stage, int layer, int replica, int member,
+const int32_t* GpuSerialRun::ChoiceAt(int stage, int layer, int replica, int member,
                                       int microbatch) const {
   const Impl& all = *impl_;
   const auto at = std::find_if(all.layers.begin(), all.layers.end(), [&](const WholeLayer& other) {
@@ -325,11 +383,11 @@ const int32_t* GpuReference::ChoiceAt(int stage, int layer, int replica, int mem
                       all.PlaceOf(replica, member, microbatch));
 }
 
-int GpuReference::LayersOf(int stage) const {
+int GpuSerialRun::LayersOf(int stage) const {
   return impl_->stages.at(static_cast<size_t>(stage))->layers();
 }
 
-int64_t GpuReference::dropped() const {
+int64_t GpuSerialRun::dropped() const {
   const auto* const losses = reinterpret_cast<const float*>(impl_->host_output);
   return *reinterpret_cast<const int32_t*>(losses + impl_->micros);
 }

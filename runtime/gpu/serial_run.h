@@ -17,13 +17,13 @@ namespace contraflow {
 /// order: over ascending micro-batches for each copy of a stage, then over the copies, replica by
 /// replica, member by member and in route order. The members' tokens go through everything one
 /// member after the other, but the experts work on all of their rows at once.
-class GpuReference {
+class GpuSerialRun {
  public:
   /// The plan is sound (Verify). What is passed must outlive it. Throws Error if the model does not
   /// fit the plan or a GPU.
-  GpuReference(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Gpu& gpu,
-               gpu::Stream stream, int compute_sms);
-  ~GpuReference();
+  GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+               Gpu& gpu, gpu::Stream stream, int compute_sms);
+  ~GpuSerialRun();
 
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);

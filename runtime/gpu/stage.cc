@@ -40,11 +40,11 @@ gpu::AdamWStepSize StepSizeOf(const Model& model, int step) {
   return {static_cast<float>(rate), correction(model.beta1), correction(model.beta2)};
 }
 
-GpuStage::GpuStage(const Model& model, const GpuKit& kit, int member, int stage, int stages,
-                   uint64_t seed, Gpu& gpu, gpu::Stream setup)
+GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, int stage,
+                   int stages, uint64_t seed, Gpu& gpu, gpu::Stream setup)
     : model_(model),
-      kit_(kit),
-      shape_(kit.shape()),
+      products_(products),
+      shape_(products.shape()),
       stage_(stage),
       stages_(stages),
       gpu_(gpu),
@@ -74,15 +74,15 @@ void GpuStage::AttentionForward(int layer, const int32_t* tokens, int32_t* dropp
   }
   gpu::RmsNormForward(stream, v.x, parameters_ + o.attention_norm, n.tokens, n.width,
                       v.attention_rstd, v.attention_xn);
-  kit_.Linear(at, v.attention_xn, copy_ + o.qkv, n.width, 3 * n.width, v.qkv);
-  gpu::RopeForward(stream, kit_.cosine(), kit_.sine(), n.tokens, n.sequence, n.heads, n.head_width,
-                   v.qkv);
-  kit_.attention().Forward(stream, v.qkv, at.work, v.context, v.lse);
-  kit_.LinearAdd(at, v.context, copy_ + o.output, v.x, v.y);
+  products_.Linear(at, v.attention_xn, copy_ + o.qkv, n.width, 3 * n.width, v.qkv);
+  gpu::RopeForward(stream, products_.cosine(), products_.sine(), n.tokens, n.sequence, n.heads,
+                   n.head_width, v.qkv);
+  products_.attention().Forward(stream, v.qkv, at.work, v.context, v.lse);
+  products_.LinearAdd(at, v.context, copy_ + o.output, v.x, v.y);
 
   gpu::RmsNormForward(stream, v.y, parameters_ + o.expert_norm, n.tokens, n.width, v.expert_rstd,
                       v.expert_xn);
-  kit_.Linear(at, v.expert_xn, copy_ + o.router, n.width, n.experts, v.router);
+  products_.Linear(at, v.expert_xn, copy_ + o.router, n.width, n.experts, v.router);
   gpu::RouterForward(stream, n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
   gpu::SortByExpert(stream, v.expert, n.tokens, n.experts, n.top_k, n.capacity, at.work, v.sent,
                     v.token_of, v.row_of, dropped);
@@ -103,7 +103,7 @@ void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scal
   if (!HasHead(layer)) return;
   gpu::RmsNormForward(at.stream, v.z, parameters_ + layout_.final_norm, n.tokens, n.width,
                       v.final_rstd, v.final_xn);
-  kit_.Linear(at, v.final_xn, copy_ + layout_.head, n.width, n.vocabulary, v.logits);
+  products_.Linear(at, v.final_xn, copy_ + layout_.head, n.width, n.vocabulary, v.logits);
   gpu::CrossEntropy(at.stream, targets, loss_scale, n.tokens, n.vocabulary, v.logits, v.row_loss);
   gpu::Mean(at.stream, v.row_loss, n.tokens, loss);
 }
@@ -111,8 +111,8 @@ void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scal
 void GpuStage::CombineBackward(int layer, const GpuViews& v, GpuLane at) const {
   const LayerShape& n = shape_;
   if (HasHead(layer)) {
-    kit_.LinearBackwardInput(at, v.logits, copy_ + layout_.head, n.width, n.vocabulary,
-                             v.dfinal_xn);
+    products_.LinearBackwardInput(at, v.logits, copy_ + layout_.head, n.width, n.vocabulary,
+                                  v.dfinal_xn);
     // Nothing runs past the final norm, so there is no residual gradient to join.
     gpu::RmsNormBackwardInput(at.stream, v.z, parameters_ + layout_.final_norm, v.final_rstd,
                               v.dfinal_xn, nullptr, n.tokens, n.width, v.dz);
@@ -138,15 +138,15 @@ void GpuStage::AttentionBackward(int layer, const GpuViews& v, GpuLane at) const
   const gpu::Stream stream = at.stream;
   gpu::RouterBackwardInput(stream, v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k,
                            v.dlogits);
-  kit_.LinearBackwardInputAdd(at, v.dlogits, copy_ + o.router, n.width, n.experts, v.dexpert);
+  products_.LinearBackwardInputAdd(at, v.dlogits, copy_ + o.router, n.width, n.experts, v.dexpert);
   gpu::RmsNormBackwardInput(stream, v.y, parameters_ + o.expert_norm, v.expert_rstd, v.dexpert,
                             v.dz, n.tokens, n.width, v.dy);
 
-  kit_.LinearBackwardInput(at, v.dy, copy_ + o.output, n.width, n.width, v.dcontext);
-  kit_.attention().BackwardInput(stream, v.qkv, v.context, v.lse, v.dcontext, at.work, v.dqkv);
-  gpu::RopeBackwardInput(stream, kit_.cosine(), kit_.sine(), n.tokens, n.sequence, n.heads,
-                         n.head_width, v.dqkv);
-  kit_.LinearBackwardInput(at, v.dqkv, copy_ + o.qkv, n.width, 3 * n.width, v.dattention_xn);
+  products_.LinearBackwardInput(at, v.dy, copy_ + o.output, n.width, n.width, v.dcontext);
+  products_.attention().BackwardInput(stream, v.qkv, v.context, v.lse, v.dcontext, at.work, v.dqkv);
+  gpu::RopeBackwardInput(stream, products_.cosine(), products_.sine(), n.tokens, n.sequence,
+                         n.heads, n.head_width, v.dqkv);
+  products_.LinearBackwardInput(at, v.dqkv, copy_ + o.qkv, n.width, 3 * n.width, v.dattention_xn);
   gpu::RmsNormBackwardInput(stream, v.x, parameters_ + o.attention_norm, v.attention_rstd,
                             v.dattention_xn, v.dy, n.tokens, n.width, v.dx);
 }
@@ -159,7 +159,8 @@ void GpuStage::ExpertsWeight(int layer, const GpuViews& v, float* experts,
 
 void GpuStage::HeadWeight(const GpuViews& v, float* dense, GpuLane at) const {
   const LayerShape& n = shape_;
-  kit_.LinearBackwardWeight(at, v.final_xn, v.logits, n.width, n.vocabulary, dense + layout_.head);
+  products_.LinearBackwardWeight(at, v.final_xn, v.logits, n.width, n.vocabulary,
+                                 dense + layout_.head);
   gpu::RmsNormBackwardWeight(at.stream, v.z, v.final_rstd, v.dfinal_xn, n.tokens, n.width,
                              FloatWork(at), dense + layout_.final_norm);
 }
@@ -168,11 +169,11 @@ void GpuStage::AttentionWeight(int layer, const int32_t* tokens, const GpuViews&
                                GpuLane at) const {
   const LayerShape& n = shape_;
   const LayerOffsets& o = At(layer);
-  kit_.LinearBackwardWeight(at, v.expert_xn, v.dlogits, n.width, n.experts, dense + o.router);
+  products_.LinearBackwardWeight(at, v.expert_xn, v.dlogits, n.width, n.experts, dense + o.router);
   gpu::RmsNormBackwardWeight(at.stream, v.y, v.expert_rstd, v.dexpert, n.tokens, n.width,
                              FloatWork(at), dense + o.expert_norm);
-  kit_.LinearBackwardWeight(at, v.context, v.dy, n.width, n.width, dense + o.output);
-  kit_.LinearBackwardWeight(at, v.attention_xn, v.dqkv, n.width, 3 * n.width, dense + o.qkv);
+  products_.LinearBackwardWeight(at, v.context, v.dy, n.width, n.width, dense + o.output);
+  products_.LinearBackwardWeight(at, v.attention_xn, v.dqkv, n.width, 3 * n.width, dense + o.qkv);
   gpu::RmsNormBackwardWeight(at.stream, v.x, v.attention_rstd, v.dattention_xn, n.tokens, n.width,
                              FloatWork(at), dense + o.attention_norm);
   if (!HasEmbedding(layer)) return;

@@ -27,8 +27,8 @@ class GpuStage {
  public:
   /// Owns the experts of member `member`; draws the parameters that BasicStage draws. Kit and gpu
   /// must outlive it. Returns once all is in place.
-  GpuStage(const Model& model, const GpuKit& kit, int member, int stage, int stages, uint64_t seed,
-           Gpu& gpu, gpu::Stream setup);
+  GpuStage(const Model& model, const GpuProducts& products, int member, int stage, int stages,
+           uint64_t seed, Gpu& gpu, gpu::Stream setup);
   GpuStage(const GpuStage&) = delete;
   GpuStage& operator=(const GpuStage&) = delete;
 
@@ -83,7 +83,7 @@ class GpuStage {
   const gpu::Bf16* experts() const { return copy_ + layout_.dense; }
 
   const Model model_;
-  const GpuKit& kit_;
+  const GpuProducts& products_;
   const LayerShape& shape_;
   const int stage_, stages_;
   Gpu& gpu_;

@@ -1,22 +1,62 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "compiler/plan/instruction.h"
 #include "compiler/plan/plan.h"
-#include "runtime/core/backend.h"
 #include "runtime/core/component_walk.h"
+#include "runtime/core/executor.h"
 #include "runtime/core/transport.h"
-#include "runtime/host/exchange.h"
-#include "runtime/host/poison.h"
 #include "runtime/host/stage.h"
 #include "runtime/host/value_store.h"
 #include "runtime/model/dataset.h"
+#include "runtime/model/views.h"
 
 namespace contraflow {
+
+/// The exchanges of routed rows inside an expert group, from the device that has a token to the one
+/// that owns its expert and back. One part goes each way between two members for every expert of
+/// the receiver, so that rows arrive where they are needed, by expert, then member, then token, and
+/// nothing is sorted or copied twice. Without a limit to the rows of an expert their counts go
+/// first. Used by one thread.
+class Exchange {
+ public:
+  /// The transport must outlive it.
+  Exchange(const LayerShape& shape, Transport& transport);
+
+  /// DISPATCH_F: dispatched to the owners' rows; sets `first` and `received`.
+  void Dispatch(const Instruction& instruction, const LayerViews<float>& v);
+  /// COMBINE_F: expert_out back to combined.
+  void Combine(const Instruction& instruction, const LayerViews<float>& v);
+  /// COMBINE_B: dcombined to the owners' drows.
+  void CombineBackward(const Instruction& instruction, const LayerViews<float>& v);
+  /// DISPATCH_B: dsorted back to ddispatched.
+  void DispatchBackward(const Instruction& instruction, const LayerViews<float>& v);
+
+ private:
+  void Count(const Instruction& instruction, const LayerViews<float>& v);
+  void ToExperts(const Instruction& instruction, const LayerViews<float>& v, float* tokens,
+                 float* experts);
+  void ToTokens(const Instruction& instruction, const LayerViews<float>& v, float* experts,
+                float* tokens);
+  void Swap(const Instruction& instruction);
+  void FindParts(const LayerViews<float>& v, int local, float* tokens, float* experts);
+
+  const LayerShape shape_;
+  Transport& transport_;
+  // By member: the rows that this device's tokens send to one expert there, and those that one
+  // expert here has of that member's tokens.
+  std::vector<std::span<float>> of_tokens_, of_experts_;
+  std::vector<int32_t> counts_;  // of the rows sent, by expert
+  std::vector<std::span<const std::byte>> send_;
+  std::vector<std::span<std::byte>> receive_;
+};
 
 /// Runs the instructions of one device on the host's processor. At level buffer the values of a
 /// step lie in arenas as the plan says, and once a first step has been done nothing is allocated
@@ -24,10 +64,10 @@ namespace contraflow {
 class HostBackend : public Backend {
  public:
   /// Makes a copy of every stage that the plan's routes put on this rank, with this member's share
-  /// of the experts. Plan, text and transport must outlive the backend. With `fill` memory without
-  /// a value is full of NaN. Throws Error if the model does not fit the plan.
-  HostBackend(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Device device,
-              Transport& transport, bool fill = kFillUnused);
+  /// of the experts. Plan, dataset and transport must outlive the backend. With `fill` memory
+  /// without a value is full of NaN. Throws Error if the model does not fit the plan.
+  HostBackend(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+              Device device, Transport& transport, bool fill = kFillUnused);
 
   void BeginStep(int step) override;
   void Compute(const Instruction& instruction) override;
@@ -57,7 +97,7 @@ class HostBackend : public Backend {
   std::span<std::byte> Message(const Instruction& message);
 
   const Model model_;
-  const Text& text_;
+  const Dataset& dataset_;
   const uint64_t seed_;
   const int device_number_;  // over replicas and members
   const int stages_;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -8,12 +10,91 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/transport.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/control_link.h"
-#include "runtime/launch/control_roll.h"
-#include "runtime/launch/process_end.h"
 
 namespace contraflow {
+
+/// Catches SIGTERM and SIGINT while it lives (but not one that is ignored); one a process.
+class SignalCatcher {
+ public:
+  SignalCatcher();
+  SignalCatcher(const SignalCatcher&) = delete;
+  ~SignalCatcher();
+
+  /// Readable when one was caught.
+  int fd() const;
+  /// One that was caught, 0 if none was.
+  int Take();
+
+ private:
+  struct Old;
+  Old* old_;
+};
+
+/// `SIGTERM`.
+std::string SignalName(int signal);
+
+/// Has the kernel kill this process unless it is destroyed before: what remains when no thread of
+/// the process can be trusted any more.
+class Backstop {
+ public:
+  explicit Backstop(std::chrono::milliseconds after);
+  Backstop(const Backstop&) = delete;
+  ~Backstop();
+
+ private:
+  std::optional<timer_t> timer_;
+};
+
+/// Ends the process without its destructors: by the signal as if nobody had caught it, or, where
+/// that is 0, with the code.
+[[noreturn]] void EndProcess(int code, int signal);
+
+/// Writes to stderr in one piece where the system allows it.
+void PrintReport(const std::string& report);
+
+/// What one process knows of all that it is connected to, and of itself; and what has gone wrong.
+class ControlRoll {
+ public:
+  explicit ControlRoll(int size) : entries_(static_cast<size_t>(size)) {}
+
+  /// This process hears from `process`, or is that.
+  void Watch(int process, Clock::time_point now);
+  void Hear(int process, const Beat& beat, Clock::time_point now);
+  /// What a process says when the job is stopped.
+  void Answer(int process, const Beat& beat, Clock::time_point now);
+  void Lose(int process, Clock::time_point now);
+  bool IsLost(int process) const { return entries_[static_cast<size_t>(process)].lost; }
+  void Finish(int process) { At(process).finished = true; }
+
+  bool AllFinished() const;
+  /// Whether nobody is left who may still answer.
+  bool AllAnswered() const;
+  /// When anything was done last, by anybody.
+  Clock::time_point LastMove() const;
+  /// As if something had been done now.
+  void Excuse(Clock::time_point now);
+
+  /// Adds a fault unless it is there already.
+  void Add(const Fault& fault);
+  const std::vector<Fault>& faults() const { return faults_; }
+
+  Findings Find(const Fault& cause, Clock::time_point now) const;
+
+ private:
+  struct Entry {
+    bool watched = false, heard = false, answered = false, lost = false, finished = false;
+    Beat beat;
+    Clock::time_point told, moved;  // when the beat came; when it last differed in its moves
+    Clock::time_point gone{};       // of one that is lost
+  };
+  Entry& At(int process) { return entries_[static_cast<size_t>(process)]; }
+
+  std::vector<Entry> entries_;
+  std::vector<Fault> faults_;
+};
 
 /// Where the main thread and the control thread of a process meet: all under the lock.
 struct ControlDesk {

@@ -1,23 +1,126 @@
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "runtime/launch/acceptor.h"
+#include "compiler/plan/error.h"
+#include "runtime/launch/handshake.h"
 #include "runtime/launch/rendezvous.h"
+#include "runtime/transport/socket.h"
 
 namespace contraflow {
 
+/// Which of several descriptors have something to read or can be written to.
+class Readiness {
+ public:
+  /// Asks for one descriptor at the next Wait.
+  void Add(const Socket& socket, bool write = false);
+  /// Waits until one is ready or the time has come, and forgets what it was asked for.
+  void Wait(Clock::time_point until);
+  /// Whether it was ready (or broken) at the last Wait.
+  bool Has(const Socket& socket) const;
+
+ private:
+  std::vector<pollfd> asked_;
+  std::vector<bool> ready_;  // by descriptor
+};
+
+/// Who has proven that it belongs to the job.
+struct Peer {
+  Socket socket;
+  Claim claim;
+  Address address;  ///< where it comes from
+};
+
+/// A process's listener, and those who have come to it and have not proven yet that they belong to
+/// the job: each has a few seconds to do so, and none waits for another.
+class Acceptor {
+ public:
+  Acceptor(Socket listener, std::string secret, int rank, int size);
+
+  const Socket& listener() const { return listener_; }
+
+  void Ask(Readiness* readiness) const;
+  /// Goes on with everyone as far as it can; never waits. Returns those who have proven it since;
+  /// what they claim is true, but may not fit.
+  std::vector<Peer> Serve(const Readiness& readiness);
+
+  /// Takes note of one that was sent away.
+  void Refuse(const Address& address, const std::string& reason);
+  /// Who was sent away, and why: "10.0.0.7 (does not speak this protocol; 3 times)", or "".
+  std::string Refused() const;
+
+ private:
+  struct PendingPeer {
+    Socket socket;
+    Address address;
+    Clock::time_point deadline;
+    Inbox inbox{kHelloBytes};
+    Claim claim;
+    std::string hello, challenge;  // once they are said
+  };
+
+  bool HasRoom() const;
+  void LetIn();
+  /// What a pending peer is to be sent away for, or "".
+  std::string Advance(PendingPeer* pending);
+  std::string Answer(PendingPeer* pending);
+
+  const Socket listener_;
+  const std::string secret_;
+  const int rank_, size_;
+  size_t most_;                       // pending peers at a time
+  std::vector<PendingPeer> pending_;  // the oldest first
+  std::map<std::string, int> refused_;
+  int more_refused_ = 0;
+};
+
+/// What the other side refuses a connection for, or ends the meeting for, in its own words.
+struct ToldError : Error {
+  using Error::Error;
+};
+
+/// A connection that this process makes to another of its job: both sides prove that they belong to
+/// it, and the other side accepts what it is for.
+class Call {
+ public:
+  enum class State { kGoing, kStands, kClosed };
+
+  /// `socket` is connected or about to be; `whom` is for messages: "rank 2 at 10.0.0.2:4711".
+  Call(Socket socket, const Claim& claim, std::string secret, std::string whom);
+
+  void Ask(Readiness* readiness) const;
+  /// Goes on as far as it can; never waits. kClosed: the other side closed the connection before it
+  /// accepted; another call may succeed. Throws Error: nobody listens there, the other side is none
+  /// of the job, or (ToldError) it refuses.
+  State Serve(const Readiness& readiness);
+  /// The connection, once it stands.
+  Socket Take() { return std::move(socket_); }
+
+ private:
+  State Answer();
+
+  Socket socket_;
+  std::string secret_, whom_, hello_;
+  bool connected_ = false, proven_ = false;
+  Inbox inbox_{kMagicBytes};
+  FrameInbox frames_;
+};
+
 /// What both sides of a meeting have: rank 0, the host, and the others, its guests.
-struct Party {
-  explicit Party(const MeetingPoint& point);
+struct MeetingSide {
+  explicit MeetingSide(const MeetingPoint& point);
 
   /// Takes in a connection of a process with a higher rank, for the watch of rank 1 or for
   /// messages.
-  void TakeIn(Visitor* visitor);
+  void TakeIn(Peer* peer);
   /// Whether there is a connection to every rank from `first` on.
   bool HasAll(const std::vector<Socket>& sockets, int first) const;
   /// Waits until one of those asked for is ready, or timeouts are to be looked at.
@@ -26,12 +129,11 @@ struct Party {
   const MeetingPoint& point;
   const Clock::time_point deadline;
   Membership members;
-  std::optional<Door> door;
+  std::optional<Acceptor> acceptor;
   Readiness readiness;
 };
 
-/// The whole meeting, as rank 0 or as another.
-Membership HostMeeting(const MeetingPoint& point);
+/// The whole meeting, as another than rank 0.
 Membership VisitMeeting(const MeetingPoint& point);
 
 /// How long guests leave the last word to the host, whose clock may have been started a little

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compiler/plan/plan.h"
@@ -13,6 +16,26 @@
 
 namespace contraflow {
 
+/// Something that all processes of a job must have alike before its first step.
+struct Fact {
+  std::string noun;   ///< "plan", "seed", ...
+  std::string key;    ///< what is compared
+  std::string shown;  ///< how a message shows it, e.g. with the path; may differ
+
+  bool operator==(const Fact&) const = default;
+};
+
+/// The facts of a process as bytes, for another one, and back. ReadFacts throws Error if they are
+/// no such facts.
+std::string WriteFacts(std::span<const Fact> facts);
+std::vector<Fact> ReadFacts(std::string_view bytes);
+
+/// "" if all processes have the same facts as process 0, else what the first that has not has
+/// differently, with both values, and who else does not agree. Facts are compared in their order:
+/// what explains others comes first. `name` is what a process is called.
+std::string Disagreement(std::span<const std::vector<Fact>> by_process,
+                         const std::function<std::string(int process)>& name);
+
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.
 class ProcessRun : public Run {
@@ -20,7 +43,7 @@ class ProcessRun : public Run {
   /// The plan is sound (Verify), the model fitted to its stages, and the order has as many
   /// processes as the job. What is passed must outlive the run. With `fill` memory without a value
   /// is full of NaN. Throws Error if the plan cannot be executed or memory does not suffice.
-  ProcessRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
+  ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
              const RankOrder& order, Transport& transport, Control& control, Progress& progress,
              bool fill = kFillUnused);
 

@@ -30,36 +30,36 @@ std::string DefaultText() {
 
 }  // namespace
 
-Text ReadText(const std::string& path, const Model& model) {
-  Text text;
-  text.name = path.empty() ? DefaultText() : path;
-  text.bytes = ReadFile(text.name, kMaxTextBytes);
+Dataset ReadDataset(const std::string& path, const Model& model) {
+  Dataset dataset;
+  dataset.name = path.empty() ? DefaultText() : path;
+  dataset.bytes = ReadFile(dataset.name, kMaxTextBytes);
   const size_t needed = static_cast<size_t>(model.sequence) + 1;
-  if (text.bytes.size() < needed) {
-    throw Error(text.name + ": has " + std::to_string(text.bytes.size()) +
+  if (dataset.bytes.size() < needed) {
+    throw Error(dataset.name + ": has " + std::to_string(dataset.bytes.size()) +
                 " bytes, but one sequence of " + std::to_string(model.sequence) +
                 " and the byte after it need " + std::to_string(needed) +
                 "; use a longer text or a model with a shorter sequence");
   }
-  const auto outside = std::find_if(text.bytes.begin(), text.bytes.end(), [&](char c) {
+  const auto outside = std::find_if(dataset.bytes.begin(), dataset.bytes.end(), [&](char c) {
     return static_cast<unsigned char>(c) >= model.vocabulary;
   });
-  if (outside != text.bytes.end()) {
-    throw Error(text.name + ": byte " + std::to_string(static_cast<unsigned char>(*outside)) +
-                " at offset " + std::to_string(outside - text.bytes.begin()) +
+  if (outside != dataset.bytes.end()) {
+    throw Error(dataset.name + ": byte " + std::to_string(static_cast<unsigned char>(*outside)) +
+                " at offset " + std::to_string(outside - dataset.bytes.begin()) +
                 " is beyond the model's vocabulary of " + std::to_string(model.vocabulary) +
                 "; use a vocabulary of 256");
   }
-  return text;
+  return dataset;
 }
 
-void DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
+void DrawMicroBatch(const Dataset& dataset, const Model& model, uint64_t seed, int step, int device,
                     int microbatch, MicroBatch* micro) {
   uint64_t key = DeriveKey(seed, static_cast<uint64_t>(step));
   key = DeriveKey(key, static_cast<uint64_t>(device));
   key = DeriveKey(key, static_cast<uint64_t>(microbatch));
   const auto length = static_cast<size_t>(model.sequence);
-  const uint64_t places = text.bytes.size() - length;
+  const uint64_t places = dataset.bytes.size() - length;
   micro->tokens.clear();
   micro->targets.clear();
   micro->tokens.reserve(static_cast<size_t>(model.tokens()));
@@ -67,16 +67,16 @@ void DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int ste
   for (int b = 0; b < model.batch; ++b) {
     const uint64_t place = DeriveKey(key, static_cast<uint64_t>(b)) % places;
     for (size_t i = 0; i < length; ++i) {
-      micro->tokens.push_back(static_cast<unsigned char>(text.bytes[place + i]));
-      micro->targets.push_back(static_cast<unsigned char>(text.bytes[place + i + 1]));
+      micro->tokens.push_back(static_cast<unsigned char>(dataset.bytes[place + i]));
+      micro->targets.push_back(static_cast<unsigned char>(dataset.bytes[place + i + 1]));
     }
   }
 }
 
-MicroBatch DrawMicroBatch(const Text& text, const Model& model, uint64_t seed, int step, int device,
-                          int microbatch) {
+MicroBatch DrawMicroBatch(const Dataset& dataset, const Model& model, uint64_t seed, int step,
+                          int device, int microbatch) {
   MicroBatch micro;
-  DrawMicroBatch(text, model, seed, step, device, microbatch, &micro);
+  DrawMicroBatch(dataset, model, seed, step, device, microbatch, &micro);
   return micro;
 }
 

@@ -4,8 +4,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/routing.h"
-#include "runtime/model/footprint.h"
-#include "runtime/model/value_parts.h"
+#include "runtime/model/views.h"
 
 namespace contraflow {
 namespace {

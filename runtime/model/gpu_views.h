@@ -64,7 +64,7 @@ int64_t PlaceGpuValue(const LayerShape& shape, Value value, std::byte* base, Gpu
 /// Bytes of every value of one layer on a GPU; 0 for those of opaque stages.
 ValueBytes BytesOfGpuValues(const LayerShape& shape);
 
-/// As FootprintOf (runtime/footprint.h), for the GPU runtime: values in bf16, parameters in fp32
+/// As FootprintOf (runtime/model/views.h), for the GPU runtime: values in bf16, parameters in fp32
 /// with a bf16 copy.
 MemoryCost GpuFootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 

@@ -3,10 +3,32 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compiler/plan/cost.h"
 #include "compiler/plan/value.h"
 #include "runtime/model/model.h"
 
 namespace contraflow {
+
+/// Hands out the parts of a value, one behind the other, each at a multiple of kSlotAlignment from
+/// its base; with a null base it only counts.
+class ValueParts {
+ public:
+  explicit ValueParts(std::byte* base) : base_(base) {}
+
+  /// The next rows x columns elements.
+  template <typename T>
+  void Take(int rows, int columns, T** part) {
+    if (base_ != nullptr) *part = reinterpret_cast<T*>(base_ + bytes_);
+    const int64_t bytes = int64_t{rows} * columns * static_cast<int64_t>(sizeof(T));
+    bytes_ += (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  }
+  /// Of all parts so far.
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* const base_;
+  int64_t bytes_ = 0;
+};
 
 /// Sizes that the values of a layer have on one device of an expert group.
 struct LayerShape {
@@ -76,5 +98,21 @@ int64_t PlaceValue(const LayerShape& shape, Value value, std::byte* base, LayerV
 /// Bytes of every value of one layer; 0 for those of opaque stages.
 template <typename T>
 ValueBytes BytesOfValues(const LayerShape& shape);
+
+/// What a model takes on each device of the host runtime, as the memory costs of a plan: the values
+/// of a layer, to the byte; parameters, gradients and optimizer state (two moments) of each stage;
+/// and of the chunks of a stage in the middle activation_bytes (input, attention, scores, rows,
+/// gate, hidden and combined of its layers) and w_stash_bytes (of those attention, rows and
+/// hidden). `layers` are those of each stage; 0 stands for as many as the model's largest stage
+/// has. Throws Error if the model does not fit (FitModel).
+MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
+
+/// Bytes that a parameter takes.
+struct ParameterBytes {
+  int64_t weights, gradients, optimizer;
+};
+/// The same for a model that is fitted already, and values and parameters of these sizes.
+MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
+                         const ValueBytes& values, ParameterBytes each);
 
 }  // namespace contraflow

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/transport/message_errors.h"
-#include "runtime/transport/ordered_sum.h"
+#include "runtime/core/transport.h"
 #include "runtime/transport/process_peers.h"
 
 namespace contraflow {

@@ -120,7 +120,7 @@ Plan InterleavedInRounds(const Spec& spec, int rounds) {
 const Schedule kInterleaved = {
     .name = "interleaved-1f1b",
     .summary = "1F1B with several stages a rank: a shorter fill for more messages",
-    .limits = "any P, M a multiple of P or of M/P rounded down, any --chunks (default 2)",
+    .limits = "any P, M a multiple of P or of M/P rounded down, any `chunks` (default 2)",
     .memory = "R(V-1)+2(P-1-r)+1 activations of 1/V of a rank on rank r, V chunks, rounds of R",
     .stages = [](const Spec& spec) { return spec.ranks * ChunksOf(spec); },
     .reject = RejectInterleaved,

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {
@@ -58,7 +58,7 @@ std::vector<int> VPlacement(int ranks) {
 std::string RejectChunks(const Spec& spec, int chunks) {
   if (spec.chunks == 0 || spec.chunks == chunks) return "";
   return "has " + std::to_string(chunks) + (chunks == 1 ? " stage" : " stages") +
-         " a rank, --chunks is " + std::to_string(spec.chunks) + "; leave --chunks out";
+         " a rank, `chunks` is " + std::to_string(spec.chunks) + "; leave `chunks` out";
 }
 
 FormulaCosts LettersOf(const Spec& spec) {

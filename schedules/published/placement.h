@@ -6,7 +6,7 @@
 
 #include "compiler/plan/cost.h"
 #include "compiler/plan/plan.h"
-#include "compiler/plan/schedule.h"
+#include "schedules/registry.h"
 
 namespace contraflow {
 

@@ -230,7 +230,7 @@ std::string RejectZb2p(const Spec& spec) {
   const int64_t least = MemoryLimit(spec.costs).activation();
   if (spec.memory_limit && *spec.memory_limit < least) {
     return "needs room for one activation of " + std::to_string(least) +
-           " on a rank, --memory-limit is " + std::to_string(*spec.memory_limit);
+           " on a rank, `memory_limit` is " + std::to_string(*spec.memory_limit);
   }
   return RejectChunks(spec, 1);
 }
@@ -263,7 +263,7 @@ const Schedule kZb2p = {
     .name = "zb-2p",
     .summary = "no bubbles between first and last instruction of a rank, for twice the activations",
     .limits = "any P and M",
-    .memory = "bytes of 2P activations on every rank, or --memory-limit",
+    .memory = "bytes of 2P activations on every rank, or `memory_limit`",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = RejectZb2p,
     .generate = GenerateZb2p,

@@ -11,7 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/search/portfolio.h"
 
@@ -298,7 +298,7 @@ std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
     std::iota(stages.begin(), stages.end(), 0);
   }
   if (!stages.empty() && stages.back() >= order.stages) {
-    throw Error("--recompute: there is no stage " + std::to_string(stages.back()) + ", " +
+    throw Error("`recompute`: there is no stage " + std::to_string(stages.back()) + ", " +
                 spec.schedule + " makes " + std::to_string(order.stages) + " stages (0.." +
                 std::to_string(order.stages - 1) + ")");
   }
@@ -325,7 +325,7 @@ void CheckRecomputeLimit(const Spec& spec) {
   const CostModel& costs = spec.costs;
   if (!MemoryLimit(costs).bytes()) {
     throw Error(
-        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
   BytesOfCell(costs, true);
@@ -347,7 +347,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
     throw Error(name + " would make " + std::to_string(stages) + " stages x " +
                 std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
                 std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-                " chunks; use fewer --ranks or --microbatches");
+                " chunks; use fewer `ranks` or `microbatches`");
   }
   CheckCosts(spec.costs, stages, spec.microbatches);
   return schedule.search != nullptr ? schedule.search(spec, control) : schedule.generate(spec);

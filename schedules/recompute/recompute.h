@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "compiler/plan/schedule.h"
+#include "schedules/registry.h"
 #include "schedules/search_control.h"
 
 namespace contraflow {
@@ -15,9 +15,9 @@ namespace contraflow {
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages);
 
 /// The stages whose recompute makes every rank of a compute order hold at most `limit` bytes, as
-/// --memory-limit counts them, for the least time of R that some choice on one rank after the other
-/// takes (of stages that a rank holds many of, nearly the least). Those that do most where all are
-/// too few.
+/// Spec::memory_limit counts them, for the least time of R that some choice on one rank after the
+/// other takes (of stages that a rank holds many of, nearly the least). Those that do most where
+/// all are too few.
 std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit);
 
 /// The stages that the spec recomputes of an order, ascending. Throws Error if some do not exist.

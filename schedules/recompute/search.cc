@@ -1,7 +1,7 @@
 // Recompute in a searched plan: where stages live, their order and what is recomputed are chosen
 // together, placement by placement. Each order, searched or published, is given the recompute that
 // is asked for, and the shortest step that then fits is kept. So the plan is never longer than that
-// of a published schedule with the same --recompute in the same placement and memory.
+// of a published schedule with the same Spec::recompute in the same placement and memory.
 
 #include "schedules/search/search.h"
 
@@ -33,7 +33,7 @@ Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
   std::vector<int> stages;
   for (const int stage : recompute.stages) {
     if (stage >= from) {
-      throw Error("--recompute: there is no stage " + std::to_string(stage) +
+      throw Error("`recompute`: there is no stage " + std::to_string(stage) +
                   ", the costs of auto describe " + std::to_string(from) + " stages (0.." +
                   std::to_string(from - 1) + ")");
     }

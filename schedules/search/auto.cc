@@ -229,8 +229,8 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
 const Schedule kAuto = {
     .name = "auto",
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
-    .limits = "any P and M, --placement, costs of P stages or a multiple of it",
-    .memory = "as --memory-limit says",
+    .limits = "any P and M, `placement`, costs of P stages or a multiple of it",
+    .memory = "as `memory_limit` says",
     // Of its costs: where the placement has another number of stages, they are cut or merged.
     .stages = CostStages,
     .reject = RejectPlacement,

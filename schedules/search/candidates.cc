@@ -47,20 +47,20 @@ std::string Reject(const Spec& spec, Placement placement) {
            std::to_string(spec.ranks) +
            ": on the middle one both directions add to the gradient of one stage, in ascending "
            "order of micro-batch, so which is whose is free only where all cost the same; take "
-           "another --placement";
+           "another `placement`";
   }
   const int stages = StagesOf(spec, placement);
   if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxCells) {
     return "would make " + std::to_string(stages) + " stages x " +
            std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
            std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-           " chunks; use fewer --ranks or --microbatches";
+           " chunks; use fewer `ranks` or `microbatches`";
   }
   std::string why_not = RejectRepartition(spec.costs, given, stages);
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {
-    return "would merge stages, and --memory-limit has no room for one activation of them all; "
+    return "would merge stages, and `memory_limit` has no room for one activation of them all; "
            "raise it to " +
            std::to_string(given / stages);
   }

@@ -10,7 +10,7 @@
 namespace contraflow {
 
 /// Stages that the costs of a spec describe: as many as they list or, where one entry is for all,
-/// P, and `chunks` * P with --chunks.
+/// P, and `chunks` * P with Spec::chunks.
 int CostStages(const Spec& spec);
 
 /// One placement to search: the model of the spec in as many stages as the placement has.

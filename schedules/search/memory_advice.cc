@@ -33,7 +33,7 @@ std::string MemoryAdvice(const Spec& spec) {
   CF_ASSERT(plain);
   const bool everything = recomputed && (choice == Choice::kFull || choice == Choice::kAuto);
   const std::string least = std::to_string(everything ? *recomputed : *plain);
-  std::string text = "does not fit --memory-limit: one micro-batch alone holds ";
+  std::string text = "does not fit `memory_limit`: one micro-batch alone holds ";
   if (choice == Choice::kStages) {
     text += "more than " + limit + " on a rank with these stages recomputed";
   } else {
@@ -42,8 +42,8 @@ std::string MemoryAdvice(const Spec& spec) {
   }
   text += "; raise it to " + least;
   if (everything || !recomputed || *recomputed >= *plain) return text;
-  if (*recomputed <= *spec.memory_limit) return text + ", or give --recompute auto, which fits";
-  return text + ", or to " + std::to_string(*recomputed) + " with --recompute auto";
+  if (*recomputed <= *spec.memory_limit) return text + ", or give `recompute` auto, which fits";
+  return text + ", or to " + std::to_string(*recomputed) + " with `recompute` auto";
 }
 
 }  // namespace contraflow

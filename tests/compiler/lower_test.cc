@@ -125,7 +125,7 @@ TEST_SUITE("unit") {
           "only a plan of level compute can be lowered, this one is of level comm");
     CHECK(failure(order, Level::kComponent) ==
           "level component needs the costs of the components of a layer; give costs with \"moe\", "
-          "such as --costs deepseek-v3-h800");
+          "such as `costs` deepseek-v3-h800");
     CHECK(failure(order, Level::kBuffer) ==
           "the costs do not say how large activations are; give \"memory\": "
           "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");

@@ -142,7 +142,7 @@ TEST_SUITE("property") {
       CAPTURE(*spec.memory_limit);
       if (*spec.memory_limit < each) {
         CHECK(schedule.reject(spec) == "needs room for one activation of " + std::to_string(each) +
-                                           " on a rank, --memory-limit is " +
+                                           " on a rank, `memory_limit` is " +
                                            std::to_string(*spec.memory_limit));
         continue;
       }

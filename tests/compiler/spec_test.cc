@@ -27,22 +27,22 @@ TEST_SUITE("unit") {
         {8, 20, 0, 1, "accepted"},
         {1, 1, 1, 1, "accepted"},
         {16384, 4096, 2, 1, "accepted"},
-        {0, 20, 0, 1, "--ranks: must be in 1..16384, is 0"},
-        {-1, 20, 0, 1, "--ranks: must be in 1..16384, is -1"},
-        {1000000000, 20, 0, 1, "--ranks: must be in 1..16384, is 1000000000"},
-        {8, 0, 0, 1, "--microbatches: must be in 1..1048576, is 0"},
-        {8, -5, 0, 1, "--microbatches: must be in 1..1048576, is -5"},
-        {8, 1000000000, 0, 1, "--microbatches: must be in 1..1048576, is 1000000000"},
-        {8, 20, -1, 1, "--chunks: must be in 0..32768, is -1"},
-        {8, 20, 1000000000, 1, "--chunks: must be in 0..32768, is 1000000000"},
-        {8, 20, 0, 0, "--data-parallel: must be in 1..16384, is 0"},
+        {0, 20, 0, 1, "`ranks`: must be in 1..16384, is 0"},
+        {-1, 20, 0, 1, "`ranks`: must be in 1..16384, is -1"},
+        {1000000000, 20, 0, 1, "`ranks`: must be in 1..16384, is 1000000000"},
+        {8, 0, 0, 1, "`microbatches`: must be in 1..1048576, is 0"},
+        {8, -5, 0, 1, "`microbatches`: must be in 1..1048576, is -5"},
+        {8, 1000000000, 0, 1, "`microbatches`: must be in 1..1048576, is 1000000000"},
+        {8, 20, -1, 1, "`chunks`: must be in 0..32768, is -1"},
+        {8, 20, 1000000000, 1, "`chunks`: must be in 0..32768, is 1000000000"},
+        {8, 20, 0, 0, "`data_parallel`: must be in 1..16384, is 0"},
         {16384, 1, 3, 1,
-         "--ranks 16384 with --chunks 3: makes 49152 stages, at most 32768 are supported"},
+         "`ranks` 16384 with `chunks` 3: makes 49152 stages, at most 32768 are supported"},
         {16384, 1048576, 0, 1,
-         "--ranks 16384 and --microbatches 1048576: makes 17179869184 chunks (stages * "
+         "`ranks` 16384 and `microbatches` 1048576: makes 17179869184 chunks (stages * "
          "micro-batches), at most 134217728 are supported"},
         {64, 1048576, 4, 1,
-         "--ranks 64 with --chunks 4 and --microbatches 1048576: makes 268435456 chunks (stages * "
+         "`ranks` 64 with `chunks` 4 and `microbatches` 1048576: makes 268435456 chunks (stages * "
          "micro-batches), at most 134217728 are supported"},
     };
     for (const auto& row : rows) {
@@ -57,13 +57,13 @@ TEST_SUITE("unit") {
     for (const int members : {0, 1025}) {
       spec.expert_parallel = members;
       CHECK(Failure([&] { CheckSpec(spec); }) ==
-            "--expert-parallel: must be in 1..1024, is " + std::to_string(members));
+            "`expert_parallel`: must be in 1..1024, is " + std::to_string(members));
     }
     spec.expert_parallel = 1024;
     CHECK(Failure([&] { CheckSpec(spec); }) == "accepted");
     spec.memory_limit = 0;
     CHECK(Failure([&] { CheckSpec(spec); }) ==
-          "--memory-limit: must be in 1..4611686018427387904, is 0");
+          "`memory_limit`: must be in 1..4611686018427387904, is 0");
   }
 
   TEST_CASE("a memory limit is bytes or a multiple of 1F1B's first rank") {
@@ -81,9 +81,9 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a malformed memory limit is refused") {
     const std::string form =
-        "--memory-limit: must be a number of bytes, or N times what 1F1B's first rank holds as "
+        "`memory_limit`: must be a number of bytes, or N times what 1F1B's first rank holds as "
         "\"Nx\", is ";
-    const std::string most = "--memory-limit: must be at most 4611686018427387904, is ";
+    const std::string most = "`memory_limit`: must be at most 4611686018427387904, is ";
     const struct {
       std::string text, message;
     } rows[] = {
@@ -97,15 +97,15 @@ TEST_SUITE("unit") {
         {"80GB", form + "\"80GB\""},
         {"1.5", form + "\"1.5\""},
         {"+1", form + "\"+1\""},
-        {"0", "--memory-limit: must be positive, is \"0\""},
-        {"-1", "--memory-limit: must be positive, is \"-1\""},
-        {"0x", "--memory-limit: must be positive, is \"0x\""},
-        {"-1x", "--memory-limit: must be positive, is \"-1x\""},
-        {"0.01x", "--memory-limit: must leave room for at least one activation, is \"0.01x\""},
+        {"0", "`memory_limit`: must be positive, is \"0\""},
+        {"-1", "`memory_limit`: must be positive, is \"-1\""},
+        {"0x", "`memory_limit`: must be positive, is \"0x\""},
+        {"-1x", "`memory_limit`: must be positive, is \"-1x\""},
+        {"0.01x", "`memory_limit`: must leave room for at least one activation, is \"0.01x\""},
         {"4611686018427387905", most + "\"4611686018427387905\""},
         {"99999999999999999999", most + "\"99999999999999999999\""},
         {"9999999999999999999x",
-         "--memory-limit: must come to at most 4611686018427387904 bytes, is "
+         "`memory_limit`: must come to at most 4611686018427387904 bytes, is "
          "\"9999999999999999999x\""},
     };
     for (const auto& row : rows) {

@@ -7,7 +7,7 @@
 #include <random>
 #include <tuple>
 
-#include "compiler/files/plan_limits.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/lower/passes.h"
 #include "compiler/plan/access.h"
 #include "tests/support/failure.h"
@@ -168,7 +168,7 @@ TEST_SUITE("unit") {
           "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
     const std::string values =
         "the costs do not say how large the values of a layer are; give \"memory\": "
-        "{\"values\": {..}}, or name the model with --model";
+        "{\"values\": {..}}, or name the model with `model`";
     CHECK(Failure([&] { ValueBytesOf(costs, 2); }) == values);
     costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400};
     costs.comm.bytes = 7;

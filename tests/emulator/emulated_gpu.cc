@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "runtime/gpu/sm_budget.h"
+#include "runtime/gpu/gpu.h"
 
 namespace contraflow {
 

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "compiler/plan/error.h"
-#include "runtime/host/exchange.h"
+#include "runtime/host/backend.h"
 #include "runtime/transport/thread_transport.h"
 
 namespace contraflow {

@@ -192,26 +192,26 @@ TEST_SUITE("unit") {
     spec.search.placement = Placement::kAny;
     spec.memory_limit = 99;
     const std::string alone =
-        "auto does not fit --memory-limit: one micro-batch alone holds 100 bytes on a rank, the "
+        "auto does not fit `memory_limit`: one micro-batch alone holds 100 bytes on a rank, the "
         "limit is 99 bytes; raise it to 100";
     CHECK(Failure([&] { GeneratePlan(spec); }) == alone);
     spec.costs.memory->input_bytes = 10;
-    CHECK(Failure([&] { GeneratePlan(spec); }) == alone + ", or give --recompute auto, which fits");
+    CHECK(Failure([&] { GeneratePlan(spec); }) == alone + ", or give `recompute` auto, which fits");
     spec.memory_limit = 40;
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "auto does not fit --memory-limit: one micro-batch alone holds 100 bytes on a rank, the "
-          "limit is 40 bytes; raise it to 100, or to 60 with --recompute auto");
+          "auto does not fit `memory_limit`: one micro-batch alone holds 100 bytes on a rank, the "
+          "limit is 40 bytes; raise it to 100, or to 60 with `recompute` auto");
     spec.recompute = {.choice = Choice::kAuto};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "auto does not fit --memory-limit: one micro-batch alone holds 60 bytes on a rank with "
+          "auto does not fit `memory_limit`: one micro-batch alone holds 60 bytes on a rank with "
           "all stages recomputed, the limit is 40 bytes; raise it to 60");
     spec.recompute = {.choice = Choice::kStages, .stages = {1}};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "auto does not fit --memory-limit: one micro-batch alone holds more than 40 bytes on a "
-          "rank with these stages recomputed; raise it to 100, or to 60 with --recompute auto");
+          "auto does not fit `memory_limit`: one micro-batch alone holds more than 40 bytes on a "
+          "rank with these stages recomputed; raise it to 100, or to 60 with `recompute` auto");
     spec.recompute.stages = {3};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "--recompute: there is no stage 3, the costs of auto describe 3 stages (0..2)");
+          "`recompute`: there is no stage 3, the costs of auto describe 3 stages (0..2)");
   }
 
   TEST_CASE("stages to recompute are those of the costs however they are cut or merged") {
@@ -266,7 +266,7 @@ TEST_SUITE("unit") {
     spec.recompute = {.choice = Choice::kFull};
     spec.memory_limit = 400;
     const std::string refused =
-        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}";
     CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
     spec.schedule = "1f1b";

@@ -224,7 +224,7 @@ TEST_SUITE("unit") {
           "needs an even number of ranks for micro-batches that differ (\"microbatch_scale\"), has "
           "3: on the middle one both directions add to the gradient of one stage, in ascending "
           "order of micro-batch, so which is whose is free only where all cost the same; take "
-          "another --placement");
+          "another `placement`");
   }
 
   TEST_CASE("an interrupted search gives the best so far and says so") {

@@ -15,7 +15,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
@@ -93,15 +93,15 @@ TEST_SUITE("unit") {
     for (const char* text : {"", "some", "1,", ",1", "1,,2", "-1", "1-", "a-b", "1 2", "0x1"}) {
       CAPTURE(text);
       CHECK(failure(text) ==
-            "--recompute: must be none, full, auto or stages as in \"0,3,5-7\", is \"" +
+            "`recompute`: must be none, full, auto or stages as in \"0,3,5-7\", is \"" +
                 std::string(text) + "\"");
     }
     for (const char* text : {"3,1", "1,1", "1-3,3", "7-5"}) {
       CAPTURE(text);
       CHECK(failure(text) ==
-            "--recompute: stages must ascend, each named once, is \"" + std::string(text) + "\"");
+            "`recompute`: stages must ascend, each named once, is \"" + std::string(text) + "\"");
     }
-    CHECK(failure("0-99999") == "--recompute: a stage must be below 32768, is \"0-99999\"");
+    CHECK(failure("0-99999") == "`recompute`: a stage must be below 32768, is \"0-99999\"");
   }
 
   TEST_CASE("recompute: R stands once between F and the backward on the rank of its stage") {
@@ -193,14 +193,14 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("1f1b", 4, 8, CostsWith(100, 40, 10));
     spec.recompute = ParseRecompute("2-4");
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "--recompute: there is no stage 4, 1f1b makes 4 stages (0..3)");
+          "`recompute`: there is no stage 4, 1f1b makes 4 stages (0..3)");
     spec.recompute = ParseRecompute("full");
     spec.costs.memory.reset();
     CHECK(InstructionCount(GeneratePlan(spec)) == 3 * 4 * 8);
     spec.memory_limit = 4;
     CHECK(
         Failure([&] { GeneratePlan(spec); }) ==
-        "--recompute with --memory-limit: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
 

@@ -5,7 +5,7 @@
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
-#include "runtime/model/footprint.h"
+#include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 
@@ -81,14 +81,14 @@ Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int micro
   return Lower(std::move(plan), costs, {.target = level});
 }
 
-Text SmallText() {
-  Text text{"small text", ""};
+Dataset SmallDataset() {
+  Dataset dataset{"small text", ""};
   uint32_t state = 1;
   for (int i = 0; i < 2000; ++i) {
     state = state * 1664525u + 1013904223u;
-    text.bytes += static_cast<char>('a' + (state >> 24) % 26);
+    dataset.bytes += static_cast<char>('a' + (state >> 24) % 26);
   }
-  return text;
+  return dataset;
 }
 
 void FakeBackend::BeginStep(int step) { log.push_back("begin " + std::to_string(step)); }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/core/backend.h"
-#include "runtime/launch/launch.h"
+#include "runtime/core/executor.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "runtime/transport/thread_transport.h"
@@ -29,7 +29,7 @@ Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int micro
              int members, Level level, uint64_t seed, int data_parallel = 1);
 
 /// A text without a period that a sequence could fall into.
-Text SmallText();
+Dataset SmallDataset();
 
 /// Keeps a log of what it is asked to do and hands symbols on: each value is a number that tells
 /// which stage and micro-batch made it. A value that is used must be the right one. All-to-all

@@ -198,10 +198,4 @@ std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
   return specs;
 }
 
-Plan Compile(const Spec& spec) {
-  Plan order = GeneratePlan(spec);
-  const CostModel costs = order.costs ? *order.costs : spec.costs;
-  return Lower(std::move(order), costs, {.target = Level::kComm});
-}
-
 }  // namespace contraflow

@@ -8,6 +8,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "compiler/verify/verify.h"
+#include "schedules/compile.h"
 
 namespace contraflow {
 
@@ -41,8 +42,5 @@ CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overla
 /// Specs that fit, of every schedule in turn, with random small shapes and random costs.
 std::vector<Spec> RandomSpecs(std::mt19937_64* random, int count, int max_ranks,
                               int max_microbatches);
-
-/// Lowered, for specs that fit.
-Plan Compile(const Spec& spec);
 
 }  // namespace contraflow

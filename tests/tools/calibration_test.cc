@@ -8,15 +8,15 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/contraflow/build.h"
 
 namespace contraflow::calibration_test {
 namespace {
 
 Plan PlanOf(const std::string& schedule, const CostModel& costs, Level level) {
-  return BuildPlan(MakeSpec(schedule, 4, 8, costs), {.level = level});
+  return Compile(MakeSpec(schedule, 4, 8, costs), {.level = level});
 }
 
 CostModel Components(unsigned seed) {

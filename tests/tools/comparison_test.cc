@@ -11,31 +11,29 @@
 #include <random>
 
 #include "compiler/plan/error.h"
+#include "schedules/compare.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/contraflow/advice.h"
-#include "tools/contraflow/comparison_text.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/search_option.h"
-#include "tools/contraflow/sweep.h"
 
 namespace contraflow::comparison_test {
 namespace {
 
-Question MakeQuestion(int ranks, int microbatches, const CostModel& costs) {
-  Question question;
-  question.spec = MakeSpec("", ranks, microbatches, costs);
-  question.spec.search.placement = Placement::kAny;
-  question.spec.search.budget = 2'000'000;
-  return question;
+CompareRequest MakeRequest(int ranks, int microbatches, const CostModel& costs) {
+  CompareRequest request;
+  request.spec = MakeSpec("", ranks, microbatches, costs);
+  request.spec.search.placement = Placement::kAny;
+  request.spec.search.budget = 2'000'000;
+  return request;
 }
 
-const Row& Find(const std::vector<Row>& rows, const std::string& schedule) {
-  const auto row =
-      std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.schedule == schedule; });
+const CompareRow& Find(const std::vector<CompareRow>& rows, const std::string& schedule) {
+  const auto row = std::find_if(rows.begin(), rows.end(),
+                                [&](const CompareRow& r) { return r.schedule == schedule; });
   REQUIRE(row != rows.end());
   return *row;
 }
@@ -43,16 +41,16 @@ const Row& Find(const std::vector<Row>& rows, const std::string& schedule) {
 TEST_SUITE("unit") {
   TEST_CASE("advice says 1F1B where nothing gains a hundredth and names what does otherwise") {
     // On one rank nothing waits.
-    std::vector<Row> rows = Compare(MakeQuestion(1, 8, UnitCosts()), nullptr);
+    std::vector<CompareRow> rows = Compare(MakeRequest(1, 8, UnitCosts()));
     Advice advice = Advise(rows);
     CHECK(advice.schedule == "1f1b");
     CHECK(advice.text ==
           "take 1F1B (1f1b): nothing is simpler, and nothing that fits is shorter; 24 units, "
           "0.00 % above the bound of its placement and memory");
-    Question question = MakeQuestion(4, 8, UnitCosts());
-    question.searched = false;
-    question.memory_limit = "1x";
-    rows = Compare(question, nullptr);
+    CompareRequest request = MakeRequest(4, 8, UnitCosts());
+    request.no_auto = true;
+    request.memory_limit = "1x";
+    rows = Compare(request);
     CHECK(rows.back().schedule != "auto");
     advice = Advise(rows);
     CHECK(advice.schedule == "zb-1p");
@@ -61,26 +59,26 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("advice names no schedule of another model and none where none fits") {
-    Question question = MakeQuestion(4, 8, UnitCosts());
-    std::vector<Row> rows = Compare(question, nullptr);
+    CompareRequest request = MakeRequest(4, 8, UnitCosts());
+    std::vector<CompareRow> rows = Compare(request);
     CHECK(rows.back().schedule == "auto");
     CHECK(rows.back().same_model);
     CHECK_FALSE(Find(rows, "zb-v").same_model);
     CHECK(Find(rows, "dualpipe").same_model);
     CHECK(Find(rows, "dualpipe").twice);
-    std::erase_if(rows, [](const Row& row) { return row.same_model; });
+    std::erase_if(rows, [](const CompareRow& row) { return row.same_model; });
     CHECK(Advise(rows).schedule == "");
-    question.memory_limit = "0.2x";
-    question.searched = false;
-    CHECK(Advise(Compare(question, nullptr)).text ==
-          "no schedule fits; raise --memory-limit, or see above what each of them needs");
+    request.memory_limit = "0.2x";
+    request.no_auto = true;
+    CHECK(Advise(Compare(request)).text ==
+          "no schedule fits; raise `memory_limit`, or see above what each of them needs");
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {
-    Question question = MakeQuestion(4, 8, UnitCosts());
-    question.spec.chunks = 3;
-    const std::vector<Row> rows = Compare(question, nullptr);
-    const Row& interleaved = Find(rows, "interleaved-1f1b");
+    CompareRequest request = MakeRequest(4, 8, UnitCosts());
+    request.spec.chunks = 3;
+    const std::vector<CompareRow> rows = Compare(request);
+    const CompareRow& interleaved = Find(rows, "interleaved-1f1b");
     CHECK(interleaved.stages == 12);
     REQUIRE(interleaved.report);
     REQUIRE(interleaved.report->formula);
@@ -98,15 +96,15 @@ TEST_SUITE("unit") {
     costs.unit = Unit::kNanoseconds;
     costs.comm = {.latency = 1, .bytes = 10, .bandwidth = 10, .occupancy = 1};
     costs.memory = {.activation_bytes = 100, .w_stash_bytes = 50, .parameter_bytes = {7}};
-    Question question = MakeQuestion(4, 8, costs);
-    question.searched = false;
-    const std::vector<Row> rows = Compare(question, nullptr);
+    CompareRequest request = MakeRequest(4, 8, costs);
+    request.no_auto = true;
+    const std::vector<CompareRow> rows = Compare(request);
     // Three edges, there and back.
     CHECK(Find(rows, "1f1b").messages == 3 * 2 * 8);
     CHECK(Find(rows, "1f1b").message_bytes == 3 * 2 * 8 * 10);
     CHECK(Find(rows, "1f1b").parameters == 7);
     CHECK(Find(rows, "dualpipe").parameters == 14);
-    const std::string text = ComparisonText(question, rows, true);
+    const std::string text = ComparisonText(request, rows, true);
     CHECK(text.find("parameters") != std::string::npos);
     CHECK(text.find("advice: take ") != std::string::npos);
   }
@@ -115,10 +113,10 @@ TEST_SUITE("unit") {
     std::vector<Point> points;
     for (const int microbatches : ParseMicrobatches("4,6")) {
       for (const std::string& limit : ParseMemoryLimits("1x,2x")) {
-        Question question = MakeQuestion(4, microbatches, UnitCosts());
-        question.memory_limit = limit;
-        question.spec.search.budget = 0;
-        points.push_back({question, Compare(question, nullptr)});
+        CompareRequest request = MakeRequest(4, microbatches, UnitCosts());
+        request.memory_limit = limit;
+        request.spec.search.budget = 0;
+        points.push_back({request, Compare(request)});
       }
     }
     const auto json = nlohmann::json::parse(SweepJson(points));
@@ -200,18 +198,18 @@ TEST_SUITE("property") {
     int simple = 0, searched = 0;
     for (int round = 0; round < 40; ++round) {
       const int ranks = draw(1, 5), microbatches = draw(1, 9);
-      Question question =
-          MakeQuestion(ranks, microbatches, RandomCosts(&random, ranks, microbatches));
-      if (draw(0, 1) == 0) question.memory_limit = "1.5x";
-      const std::vector<Row> rows = Compare(question, nullptr);
+      CompareRequest request =
+          MakeRequest(ranks, microbatches, RandomCosts(&random, ranks, microbatches));
+      if (draw(0, 1) == 0) request.memory_limit = "1.5x";
+      const std::vector<CompareRow> rows = Compare(request);
       const Advice advice = Advise(rows);
       CAPTURE(round);
       REQUIRE(advice.schedule != "");
-      const Row& taken = Find(rows, advice.schedule);
+      const CompareRow& taken = Find(rows, advice.schedule);
       REQUIRE(taken.report);
       CHECK(taken.same_model);
-      const Row& found = rows.back();
-      for (const Row& row : rows) {
+      const CompareRow& found = rows.back();
+      for (const CompareRow& row : rows) {
         if (!row.report || !row.same_model) continue;
         CHECK(static_cast<double>(taken.makespan()) * 0.99 <=
               static_cast<double>(row.makespan()) + 1e-9);

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include "compiler/plan/spec.h"
 #include "tests/support/failure.h"
 #include "tools/contraflow/exit.h"
 
@@ -11,6 +12,18 @@ namespace {
 CostsOption DeepSeek() { return {.file = "deepseek-v3-h800"}; }
 
 TEST_SUITE("unit") {
+  TEST_CASE("fields of the library read as flags, and nothing else does") {
+    CHECK(WithFlags("`memory_limit`: must be positive, is \"0\"") ==
+          "--memory-limit: must be positive, is \"0\"");
+    CHECK(WithFlags("use fewer `ranks` or `microbatches`") == "use fewer --ranks or --microbatches");
+    for (const char* const same : {"", "`", "``", "ranks", "`rank`", "a `b c` d", "5 ` ranks"}) {
+      CHECK(WithFlags(same) == same);
+    }
+    CHECK(WithFlags("` `chunks`") == "` --chunks");
+    CHECK(Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
+          "--recompute: must be none, full, auto or stages as in \"0,3,5-7\", is \"x\"");
+  }
+
   TEST_CASE("chunk costs are derived as --overlap says") {
     CostsOption option = DeepSeek();
     CHECK(ResolveCosts(option, UnitCosts()).stages[0].bw == 115'376'000);

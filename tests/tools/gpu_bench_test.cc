@@ -10,9 +10,9 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/support/support.h"
-#include "tools/contraflow/build.h"
 
 namespace contraflow::gpu_bench_test {
 namespace {
@@ -104,7 +104,7 @@ TEST_SUITE("unit") {
       const bool on = std::string(schedule) == "dualpipe";
       const Overlap overlap = on ? Overlap::kAll : Overlap::kPublished;
       DeriveChunkCosts(&spec.costs, overlap);
-      const Plan plan = BuildPlan(spec, {.level = Level::kComponent, .overlap = overlap});
+      const Plan plan = Compile(spec, {.level = Level::kComponent, .overlap = overlap});
       const Simulation simulation = Simulate(plan, *plan.costs);
       for (size_t r = 0; r < 4; ++r) {
         const Hiding hiding = HidingOf(plan.programs[r], simulation.timeline.ranks[r]);

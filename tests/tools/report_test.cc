@@ -9,6 +9,7 @@
 
 #include "compiler/lower/lower.h"
 #include "schedules/registry.h"
+#include "schedules/report.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tools/contraflow/costs_option.h"

@@ -5,10 +5,10 @@
 #include "runtime/gpu/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/gpu_views.h"
+#include "schedules/compile.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/times.h"
-#include "tools/contraflow/build.h"
 
 namespace contraflow {
 namespace {
@@ -29,9 +29,9 @@ Measured Run(const std::function<std::unique_ptr<Gpu>()>& new_gpu, Plan plan,
   measured.plan = std::move(plan);
   const Model model = FitModel(sizes.model, measured.plan.stages, kLayersOfStage,
                                measured.plan.expert_parallel, Hardware::kGpus);
-  const Text text = ReadText("", model);
+  const Dataset dataset = ReadDataset("", model);
   const std::unique_ptr<Gpu> gpu = new_gpu();
-  GpuRun run(measured.plan, model, text, 1, *gpu);
+  GpuRun run(measured.plan, model, dataset, 1, *gpu);
   run.Step(1);
   Calibration calibration(measured.plan);
   for (int step = 2; step <= sizes.steps + 1; ++step) {
@@ -149,7 +149,7 @@ Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, c
   DeriveChunkCosts(&costs, overlap);
   costs.memory = GpuFootprintOf(model, shape.ranks, kLayersOfStage, shape.expert_parallel);
   spec.costs = std::move(costs);
-  return BuildPlan(spec, {.level = Level::kBuffer, .overlap = overlap});
+  return Compile(spec, {.level = Level::kBuffer, .overlap = overlap});
 }
 
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {

@@ -8,10 +8,10 @@
 #include "compiler/plan/error.h"
 #include "runtime/gpu/check.h"
 #include "runtime/gpu/cuda_gpu.h"
-#include "runtime/gpu/hang_watch.h"
+#include "runtime/gpu/gpu.h"
 #include "runtime/gpu/process_run.h"
-#include "runtime/gpu/sm_budget.h"
-#include "runtime/nccl/nccl_library.h"
+#include "runtime/gpu/step_watch.h"
+#include "runtime/nccl/library.h"
 #include "tools/contraflow-run/train.h"
 #include "tools/contraflow/exit.h"
 
@@ -23,10 +23,10 @@ namespace {
 class GpuCheck : public RunCheck {
  public:
   GpuCheck(const RunOptions& options, const RunInput& input,
-           std::unique_ptr<GpuReference> reference, bool with_host, std::function<void()> moves)
+           std::unique_ptr<GpuSerialRun> reference, bool with_host, std::function<void()> moves)
       : plan_(input.plan), reference_(std::move(reference)) {
     if (!with_host) return;
-    host_.emplace(input.plan, input.model, input.text, options.seed);
+    host_.emplace(input.plan, input.model, input.dataset, options.seed);
     host_->OnMove(std::move(moves));
   }
 
@@ -56,7 +56,7 @@ class GpuCheck : public RunCheck {
 
  private:
   const Plan& plan_;
-  const std::unique_ptr<GpuReference> reference_;
+  const std::unique_ptr<GpuSerialRun> reference_;
   std::optional<ReferenceRun> host_;
   double largest_ = 0;
 };
@@ -84,14 +84,14 @@ int TrainVirtually(const RunOptions& options) {
   const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
   GpuRunOptions gpu_options = GpuOptionsOf(options);
   gpu_options.timeout = Milliseconds(options.timeout);
-  GpuRun run(input.plan, input.model, input.text, options.seed, *gpu, gpu_options);
+  GpuRun run(input.plan, input.model, input.dataset, options.seed, *gpu, gpu_options);
   std::optional<GpuCheck> check;
   if (options.check) {
     const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
                                      input.plan.expert_parallel > 1, options.partition_sms);
     check.emplace(options, input,
-                  std::make_unique<GpuReference>(
-                      input.plan, input.model, input.text, options.seed, *gpu,
+                  std::make_unique<GpuSerialRun>(
+                      input.plan, input.model, input.dataset, options.seed, *gpu,
                       gpu->NewStream(0, Priority::kNormal, "reference"), budget.compute),
                   true, std::function<void()>());
   }
@@ -110,10 +110,10 @@ class NcclRun : public LaunchedRun {
   NcclRun(const RunOptions& options, const RunInput& input, const RankOrder& order, int device,
           Control& control, Progress& progress)
       : gpu_(NewCudaGpu(device)),
-        run_(input.plan, input.model, input.text, options.seed, order, *gpu_, nccl_, control,
+        run_(input.plan, input.model, input.dataset, options.seed, order, *gpu_, nccl_, control,
              progress, Milliseconds(options.timeout), GpuOptionsOf(options)) {
     if (!options.check) return;
-    check_.emplace(options, input, run_.NewReference(), control.rank() == 0,
+    check_.emplace(options, input, run_.NewSerialRun(), control.rank() == 0,
                    [&progress] { progress.Move(); });
   }
   Run& run() override { return run_; }

@@ -139,8 +139,8 @@ RunInput ReadInput(const RunOptions& options) {
   RunInput input;
   input.plan = ReadSoundPlan(options.plan);
   input.model = ModelOf(options, input.plan);
-  input.text = ReadText(options.data, input.model);
-  input.text_digest = Hex(Sha256(input.text.bytes));
+  input.dataset = ReadDataset(options.data, input.model);
+  input.dataset_digest = Hex(Sha256(input.dataset.bytes));
   return input;
 }
 
@@ -183,8 +183,8 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
       {"build", build, build},
       PlanFact(options.plan, input.plan),
       ModelFact(input.model),
-      {"text", input.text_digest,
-       input.text.name + " (SHA-256 " + input.text_digest.substr(0, 12) + ")"},
+      {"text", input.dataset_digest,
+       input.dataset.name + " (SHA-256 " + input.dataset_digest.substr(0, 12) + ")"},
       {"seed", std::to_string(options.seed), std::to_string(options.seed)},
       NumberFact("number of steps (--steps)", options.steps),
       {"--rank-order", options.rank_order, options.rank_order},

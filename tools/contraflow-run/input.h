@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/launch/agreement.h"
+#include "runtime/launch/process_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "tools/contraflow-run/options.h"
@@ -15,8 +15,8 @@ namespace contraflow {
 struct RunInput {
   Plan plan;    ///< sound, and executable
   Model model;  ///< settled
-  Text text;
-  std::string text_digest;  ///< SHA-256, hexadecimal
+  Dataset dataset;
+  std::string dataset_digest;  ///< SHA-256, hexadecimal
 };
 
 /// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.

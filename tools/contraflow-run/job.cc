@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/launch/control.h"
 #include "tools/contraflow-run/training.h"
 
@@ -60,7 +60,7 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
       {{"checkpoint in " + folder + " (all processes must see the same folder)", found, found}});
   Note(checkpoint ? &checkpoint->head() : nullptr);
   if (!checkpoint) return 0;
-  checkpoint->RequireSame(options_.seed, input_.model, input_.text_digest);
+  checkpoint->RequireSame(options_.seed, input_.model, input_.dataset_digest);
   checkpoint->Load(WholeState(input_.plan, run));
   PutState(input_.plan, run);
   if (check != nullptr) {
@@ -109,7 +109,7 @@ void RunCheckpoints::Save(int step, Run& run) {
     const CheckpointHead head = {.step = step,
                                  .seed = options_.seed,
                                  .model = input_.model,
-                                 .text = input_.text_digest,
+                                 .text = input_.dataset_digest,
                                  .schedule = plan.schedule,
                                  .ranks = plan.ranks,
                                  .stages = plan.stages,

@@ -8,7 +8,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/core/run.h"
-#include "runtime/launch/agreement.h"
+#include "runtime/launch/process_run.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/options.h"
 

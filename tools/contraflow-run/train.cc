@@ -13,10 +13,10 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
-#include "runtime/host/threaded_run.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/rendezvous.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
 #include "runtime/transport/mpi.h"
 #include "runtime/transport/process_transport.h"
@@ -81,7 +81,7 @@ class HostRun : public LaunchedRun {
  public:
   HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
           Transport& transport, Control& control, Progress& progress)
-      : run_(input.plan, input.model, input.text, options.seed, order, transport, control,
+      : run_(input.plan, input.model, input.dataset, options.seed, order, transport, control,
              progress) {
     if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
   }
@@ -277,7 +277,7 @@ void EndBySignal() {
 int TrainThreaded(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
-  ThreadedRun run(input.plan, input.model, input.text, options.seed,
+  ThreadedRun run(input.plan, input.model, input.dataset, options.seed,
                   {options.strict, Milliseconds(options.timeout)});
   std::optional<HostCheck> check;
   if (options.check) check.emplace(input, options.seed, std::function<void()>());

@@ -14,7 +14,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/model/parameters.h"
 #include "tools/contraflow-run/times.h"
 #include "tools/contraflow/report.h"
@@ -23,7 +23,7 @@
 namespace contraflow {
 
 HostCheck::HostCheck(const RunInput& input, uint64_t seed, std::function<void()> moves)
-    : input_(input), reference_(input.plan, input.model, input.text, seed) {
+    : input_(input), reference_(input.plan, input.model, input.dataset, seed) {
   reference_.OnMove(std::move(moves));
 }
 
@@ -211,7 +211,7 @@ std::string Training::Heading() const {
   if (options_.strict) heading += ", strict";
   heading += "\nmodel " + model_.name + ": " + Plural(model_.layers, "layer") + ", " +
              FormatCount(ParameterCount()) + " parameters; " + FormatCount(TokensOfStep()) +
-             " tokens a step from " + input_.text.name;
+             " tokens a step from " + input_.dataset.name;
   if (model_.capacity_factor > 0) {
     heading +=
         "; an expert takes " + FormatCount(Capacity(model_)) + " rows of a device and micro-batch";

@@ -1,25 +1,30 @@
+#include "schedules/compare.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "schedules/published/rows.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/comparison_text.h"
+#include "tools/contraflow/comparison.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
+#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
+#include "tools/contraflow/report.h"
 #include "tools/contraflow/search_option.h"
-#include "tools/contraflow/sweep.h"
 
 namespace contraflow {
 namespace {
 
-struct CompareOptions {
+struct CompareFlags {
   int ranks = 0, chunks = 0, data_parallel = 1;
   std::string microbatches;
   CostsOption costs;
@@ -29,8 +34,8 @@ struct CompareOptions {
   bool no_auto = false, json = false, csv = false;
 };
 
-Question MakeQuestion(const CompareOptions& options) {
-  Question question = {
+CompareRequest MakeRequest(const CompareFlags& options) {
+  CompareRequest request = {
       .spec = {.schedule = "",
                .ranks = options.ranks,
                .microbatches = 0,
@@ -41,49 +46,54 @@ Question MakeQuestion(const CompareOptions& options) {
                .search = ResolveSearch(options.search),
                .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })},
       .memory_limit = "",
-      .searched = !options.no_auto};
+      .no_auto = options.no_auto};
   const CostsOption& costs = options.costs;
   const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
-  question.components = question.spec.costs.moe && question.spec.costs.derived && !chunks_given;
-  if (question.components) {
-    CostsOption published = costs;
-    published.overlap = Name(Overlap::kPublished);
-    question.published = ResolveCosts(published, UnitCosts());
-  }
-  return question;
+  request.components = request.spec.costs.moe && request.spec.costs.derived && !chunks_given;
+  return request;
 }
 
 /// Every pair of a number of micro-batches and a limit.
-std::vector<Point> MakePoints(const CompareOptions& options) {
-  const Question question = MakeQuestion(options);
+std::vector<Point> MakePoints(const CompareFlags& options) {
+  const CompareRequest request = MakeRequest(options);
   std::vector<Point> points;
   for (const int microbatches : ParseMicrobatches(options.microbatches)) {
     for (const std::string& limit : ParseMemoryLimits(options.memory_limit)) {
-      Point& point = points.emplace_back(Point{question, {}});
-      point.question.spec.microbatches = microbatches;
-      point.question.memory_limit = limit;
+      Point& point = points.emplace_back(Point{request, {}});
+      point.request.spec.microbatches = microbatches;
+      point.request.memory_limit = limit;
       // What no schedule can be blamed for is an error and not a reason to reject it.
       ReadOption([&] {
-        CheckSpec(point.question.spec);
+        CheckSpec(point.request.spec);
         if (options.memory_limit.empty()) return;
-        ParseMemoryLimit(limit, point.question.spec, point.question.spec.ranks);
+        ParseMemoryLimit(limit, point.request.spec, point.request.spec.ranks);
       });
     }
   }
   return points;
 }
 
-std::string Text(const CompareOptions& options, const std::vector<Point>& points, bool sweep) {
+std::string Text(const CompareFlags& options, const std::vector<Point>& points, bool sweep) {
   const Point& first = points.front();
   if (options.csv) return SweepCsv(points);
   if (sweep) {
     return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
   }
-  if (options.json) return FormatJson({ComparisonToJson(first.question, first.rows)});
-  return ComparisonText(first.question, first.rows, options.costs.given());
+  if (options.json) return FormatJson({ComparisonToJson(first.request, first.rows)});
+  return ComparisonText(first.request, first.rows, options.costs.given());
 }
 
-int Run(const CompareOptions& options) {
+/// Ctrl-C while `auto` is searched gives the best so far; before that it ends the process.
+std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* progress) {
+  request.control = WatchSearch(Interrupt::stop(), progress, request.spec.costs.unit);
+  std::optional<Interrupt> interrupt;
+  return Compare(request, [&](std::string_view schedule) {
+    progress->Say("compiling " + std::string(schedule));
+    if (schedule == kAuto.name) interrupt.emplace();
+  });
+}
+
+int Run(const CompareFlags& options) {
   if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
   if (options.json && options.csv) {
     throw UsageError("compare: --csv: is another form than --json; give one of them");
@@ -96,9 +106,9 @@ int Run(const CompareOptions& options) {
     Progress progress("comparing");
     for (; compared < points.size() && !interrupted; ++compared) {
       Point& point = points[compared];
-      point.rows = Compare(point.question, &progress);
+      point.rows = CompareUntilInterrupt(point.request, &progress);
       interrupted = std::any_of(point.rows.begin(), point.rows.end(),
-                                [](const Row& row) { return row.interrupted(); });
+                                [](const CompareRow& row) { return row.interrupted(); });
     }
   }
   const size_t missing = points.size() - compared;
@@ -113,7 +123,7 @@ int Run(const CompareOptions& options) {
 }
 
 std::function<int()> AddCompare(CLI::App* app) {
-  const auto options = std::make_shared<CompareOptions>();
+  const auto options = std::make_shared<CompareFlags>();
   AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
   app->add_option("--microbatches", options->microbatches,
                   "micro-batches of one step; several as 16,32,64 for a sweep")

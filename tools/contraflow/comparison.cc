@@ -1,145 +1,282 @@
 #include "tools/contraflow/comparison.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
-#include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
-#include "schedules/published/rows.h"
-#include "tools/contraflow/build.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/search_option.h"
+#include "compiler/files/cost_io.h"
+#include "tools/contraflow/costs_option.h"
+#include "tools/contraflow/exit.h"
+#include "tools/contraflow/report.h"
+#include "tools/contraflow/report_text.h"
+#include "tools/contraflow/table.h"
 
 namespace contraflow {
 namespace {
 
-/// Stages of the model: as many as costs are listed or, where they are for any, one a rank.
-int ModelStages(const Question& question) {
-  const size_t listed = question.spec.costs.stages.size();
-  return listed > 1 ? static_cast<int>(listed) : question.spec.ranks;
+/// By how much less `now` is than `before`.
+std::string Saving(Time now, Time before) {
+  if (before == 0) return FormatPercent(0);
+  return FormatPercent(static_cast<double>(before - now) / static_cast<double>(before));
 }
 
-Spec SpecFor(const Schedule& schedule, const Question& question) {
-  Spec spec = question.spec;
-  spec.schedule = schedule.name;
-  if (&schedule != &kInterleaved && &schedule != &kAuto) spec.chunks = 0;
-  return spec;
+std::string NameOf(const CompareRow& row) {
+  std::string name = row.schedule;
+  if (row.provenance) name += " (" + row.provenance->placement + ")";
+  return name + (row.same_model ? "" : " *");
 }
 
-/// `auto` takes --chunks for its interleaved placement only, and the costs for one stage a rank.
-void ListStages(Spec* spec) {
-  if (spec->chunks == 0 || spec->costs.stages.size() != 1) return;
-  if (spec->ranks == 1) spec->chunks = 0;
-  spec->costs.stages.resize(static_cast<size_t>(spec->ranks), spec->costs.stages.front());
-}
-
-struct Built {
-  Plan plan;
-  Report report;
+/// One column of the table: its heading, and what stands in it for a schedule.
+struct Column {
+  const char* heading;
+  std::function<std::string(const CompareRow&)> cell;
 };
 
-Built Build(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level,
-            const SearchControl& control) {
-  spec.costs = costs;
-  if (spec.schedule == kAuto.name) ListStages(&spec);
-  spec.search.components = level == Level::kComponent;
-  const BuildOptions options = {.level = level,
-                                .overlap = costs.derived.value_or(Overlap::kAll),
-                                .memory_limit = memory_limit,
-                                .control = control};
-  Plan plan = BuildPlan(spec, options);
-  std::optional<int64_t> limit;
-  if (plan.provenance) {
-    limit = plan.provenance->memory_limit;
-  } else if (!memory_limit.empty()) {
-    limit = ParseMemoryLimit(memory_limit, spec, plan.stages);
-  }
-  Report report = MakeReport(plan, *plan.costs, limit);
-  return {std::move(plan), std::move(report)};
+std::string Bubbles(const CompareRow& row, Unit unit) {
+  const auto& ranks = row.report->simulation.ranks;
+  const auto [low, high] = std::minmax_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bubble < b.bubble; });
+  return FormatRange(low->bubble, high->bubble, unit);
 }
 
-void Fill(const Built& built, Row* row) {
-  const Plan& plan = built.plan;
-  row->report = built.report;
-  row->provenance = plan.provenance;
-  row->stages = plan.stages;
-  row->twice = plan.routes.size() > 1;
-  const RecomputedCells recomputed(plan);
-  for (int s = 0; s < plan.stages; ++s) {
-    if (recomputed.HasStage(s)) row->recomputed.push_back(s);
+std::string FormulaOf(const CompareRow& row, Unit unit) {
+  if (!row.report->formula) return "";
+  const FormulaFigures& formula = *row.report->formula;
+  return std::string(formula.text) + " = " + FormatTime(formula.published, unit) +
+         (formula.holds ? "" : ", does not hold");
+}
+
+/// "0, 2-5", or "none".
+std::string Ranges(const std::vector<int>& stages) {
+  std::string text;
+  for (size_t i = 0; i < stages.size();) {
+    size_t end = i + 1;
+    while (end < stages.size() && stages[end] == stages[end - 1] + 1) ++end;
+    text += (text.empty() ? "" : ", ") + std::to_string(stages[i]);
+    if (end - i > 1) text += "-" + std::to_string(stages[end - 1]);
+    i = end;
   }
-  for (const Program& program : plan.programs) {
-    row->messages += std::count_if(program.begin(), program.end(), [](const Instruction& i) {
-      return WorkOf(i.op) == Work::kSend;
-    });
+  return text.empty() ? "none" : text;
+}
+
+/// What a rank holds and what ranks send.
+void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool both,
+                 std::vector<Column>* columns) {
+  columns->push_back({">activations", [](const CompareRow& row) {
+                        return std::to_string(row.report->peak_activations());
+                      }});
+  if (both) {
+    columns->push_back({">published", [](const CompareRow& row) {
+                          return std::to_string(row.published->peak_activations());
+                        }});
   }
-  if (plan.costs->comm.bytes > 0) row->message_bytes = row->messages * plan.costs->comm.bytes;
-  for (const MemoryFigures& rank : built.report.memory) {
-    if (!rank.parameters) continue;
-    row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
+  if (request.spec.costs.memory) {
+    columns->push_back(
+        {">bytes", [](const CompareRow& row) { return FormatCount(row.report->peak_bytes()); }});
+  }
+  const auto knows = [&](auto member) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const CompareRow& row) { return (row.*member).has_value(); });
+  };
+  if (knows(&CompareRow::parameters)) {
+    columns->push_back({">parameters", [](const CompareRow& row) {
+                          return row.parameters ? FormatCount(*row.parameters) : "";
+                        }});
+  }
+  if (knows(&CompareRow::message_bytes)) {
+    columns->push_back({">sent", [](const CompareRow& row) {
+                          return row.message_bytes ? FormatCount(*row.message_bytes) : "";
+                        }});
+  } else {
+    columns->push_back(
+        {">messages", [](const CompareRow& row) { return FormatCount(row.messages); }});
   }
 }
 
-/// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
-/// the same chunks say.
-Built PublishedOnly(const Spec& spec, const Question& question, const SearchControl& control) {
-  Built chunks = Build(spec, question.published, question.memory_limit, Level::kComm, control);
-  const Built parts =
-      Build(spec, question.published, question.memory_limit, Level::kComponent, control);
-  for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
-    const RankFigures& of_parts = parts.report.simulation.ranks[r];
-    chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
-    chunks.report.simulation.ranks[r].exposed = of_parts.exposed;
+std::vector<Column> Columns(const CompareRequest& request, std::span<const CompareRow> rows) {
+  const Unit unit = request.spec.costs.unit;
+  const auto makespan = [](const Report& report) { return report.simulation.makespan; };
+  const bool both = request.components && request.overlap() == Overlap::kAll;
+  std::vector<Column> columns = {{"schedule", NameOf}, {">makespan", [=](const CompareRow& row) {
+                                                          return FormatTime(row.makespan(), unit);
+                                                        }}};
+  if (both) {
+    columns.push_back({">published", [=](const CompareRow& row) {
+                         return FormatTime(makespan(*row.published), unit);
+                       }});
+    columns.push_back({">shorter", [=](const CompareRow& row) {
+                         return Saving(row.makespan(), makespan(*row.published));
+                       }});
   }
-  chunks.report.components = true;
-  return chunks;
+  columns.push_back({">span", [=](const CompareRow& row) {
+                       return FormatTime(row.report->simulation.span, unit);
+                     }});
+  columns.push_back({">bubble", [=](const CompareRow& row) { return Bubbles(row, unit); }});
+  columns.push_back({">ratio", [](const CompareRow& row) {
+                       return FormatPercent(row.report->simulation.bubble_ratio());
+                     }});
+  columns.push_back(
+      {">gap", [](const CompareRow& row) { return FormatPercent(row.report->gap()); }});
+  if (request.components) {
+    columns.push_back({">exposed", [=](const CompareRow& row) {
+                         return FormatTime(row.report->largest_exposed(), unit);
+                       }});
+  }
+  AddHoldings(request, rows, both, &columns);
+  if (request.recomputes()) {
+    columns.push_back({"recomputed", [](const CompareRow& row) { return Ranges(row.recomputed); }});
+  }
+  if (both) return columns;
+  columns.push_back({"formula", [=](const CompareRow& row) { return FormulaOf(row, unit); }});
+  return columns;
 }
 
-Row MakeRow(const Schedule& schedule, const Question& question, Progress* progress) {
-  Spec spec = SpecFor(schedule, question);
-  // What is searched has a best so far; the others end with the process.
-  std::optional<Interrupt> interrupt;
-  SearchControl control;
-  if (&schedule == &kAuto) {
-    interrupt.emplace();
-    control = WatchSearch(*interrupt, progress, spec.costs.unit);
+std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows) {
+  std::string text;
+  const bool others = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
+    return row.report && !row.same_model;
+  });
+  if (others) {
+    text +=
+        "* its ranks hold other numbers of stages, each as long as the costs say: another model, "
+        "and\n  no candidate for the advice (auto compares placements for the same model).\n";
   }
-  Row row;
-  row.schedule = spec.schedule;
-  row.stages = schedule.stages(spec);
-  row.same_model = &schedule == &kAuto || row.stages == ModelStages(question);
-  try {
-    if (!question.components) {
-      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComm, control), &row);
-    } else if (question.overlap() == Overlap::kPublished) {
-      Fill(PublishedOnly(spec, question, control), &row);
-    } else {
-      Fill(Build(spec, spec.costs, question.memory_limit, Level::kComponent, control), &row);
-      row.published =
-          Build(spec, question.published, question.memory_limit, Level::kComm, control).report;
-    }
-  } catch (const Error& error) {
-    row.report.reset();
-    row.rejected = error.what();
-    // The schedule's name stands in the first column already.
-    if (row.rejected.starts_with(row.schedule + " ")) {
-      row.rejected.erase(0, row.schedule.size() + 1);
-    }
+  text +=
+      "bubble: of a rank, makespan minus busy time.\n"
+      "gap: from a proven lower bound for the row's placement and --memory-limit, if given.\n"
+      "activations: the most a rank holds at once, from F to the end of W.\n";
+  const auto knows = [&](auto member) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const CompareRow& row) { return (row.*member).has_value(); });
+  };
+  if (knows(&CompareRow::parameters)) text += "parameters: bytes of the rank that holds most.\n";
+  text += knows(&CompareRow::message_bytes) ? "sent: bytes between ranks in one step.\n"
+                                            : "messages: between ranks in one step.\n";
+  if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
+  if (!request.components) return text + std::string(kFormulaLegend);
+  text += "exposed: the most a rank spends in all-to-all while its compute lane is idle.\n";
+  if (request.overlap() == Overlap::kPublished) return text + std::string(kFormulaLegend);
+  return text +
+         "published: the papers' overlap, of F&B pairs only, chunk by chunk (--overlap "
+         "published);\n"
+         "the other figures are those of components that overlap wherever it makes a step "
+         "shorter\n"
+         "and no rank holds more than --memory-limit or, without one, than the schedule does.\n";
+}
+
+/// A field of CSV (RFC 4180).
+std::string Field(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string Optional(const std::optional<int64_t>& value) {
+  return value ? std::to_string(*value) : "";
+}
+
+/// One row of `compare --json`: the object of `simulate --json`, or "rejected".
+std::unique_ptr<JsonObject> RowToJson(const CompareRow& row, const CompareRequest& request) {
+  if (!row.report) {
+    auto object = std::make_unique<JsonObject>();
+    object->Add("schedule", {row.schedule});
+    object->Add("rejected", {WithFlags(row.rejected)});
+    return object;
   }
-  return row;
+  auto object = ReportToJson(*row.report);
+  object->Add("stages", {int64_t{row.stages}});
+  object->Add("same_model", {row.same_model});
+  object->Add("messages", {row.messages});
+  if (row.message_bytes) object->Add("message_bytes", {*row.message_bytes});
+  if (row.parameters) object->Add("parameter_bytes", {*row.parameters});
+  if (row.provenance) {
+    object->Add("placement", {row.provenance->placement});
+    object->Add("from", {row.provenance->from});
+  }
+  if (request.recomputes()) {
+    Json::Array stages;
+    for (const int stage : row.recomputed) stages.push_back({int64_t{stage}});
+    object->Add("recomputed_stages", {std::move(stages)});
+  }
+  if (!request.components) return object;
+  object->Add("overlap", {std::string(Name(request.overlap()))});
+  object->Add("exposed", TimeToJson(row.report->largest_exposed(), row.report->unit));
+  if (row.published) {
+    const Report& published = *row.published;
+    object->Add("published_makespan", TimeToJson(published.simulation.makespan, published.unit));
+    object->Add("published_peak_activations", {int64_t{published.peak_activations()}});
+    object->Add("published_peak_bytes", {published.peak_bytes()});
+  }
+  return object;
 }
 
 }  // namespace
 
-std::vector<Row> Compare(const Question& question, Progress* progress) {
-  std::vector<Row> rows;
-  for (const Schedule* schedule : Schedules()) {
-    if (schedule == &kAuto && !question.searched) continue;
-    if (progress != nullptr) progress->Say("compiling " + std::string(schedule->name));
-    rows.push_back(MakeRow(*schedule, question, progress));
+std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
+                           bool costs_given) {
+  const std::vector<Column> columns = Columns(request, rows);
+  Table table;
+  for (const Column& column : columns) table.columns.emplace_back(column.heading);
+  std::string rejected;
+  for (const CompareRow& row : rows) {
+    if (!row.report) {
+      rejected += "rejected: " + row.schedule + ": " + WithFlags(row.rejected) + "\n";
+      continue;
+    }
+    table.rows.emplace_back();
+    for (const Column& column : columns) table.rows.back().push_back(column.cell(row));
   }
-  return rows;
+  std::string text = std::to_string(request.spec.ranks) + " ranks, " +
+                     std::to_string(request.spec.microbatches) + " micro-batches\n" +
+                     DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n";
+  if (!table.rows.empty()) text += FormatTable(table) + "\n";
+  if (!rejected.empty()) text += rejected + "\n";
+  return text + "advice: " + WithFlags(Advise(rows).text) + ".\n\n" + Footer(request, rows);
+}
+
+std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
+                                             std::span<const CompareRow> rows) {
+  Json::Array array;
+  for (const CompareRow& row : rows) array.push_back({RowToJson(row, request)});
+  const Advice advice = Advise(rows);
+  auto take = std::make_unique<JsonObject>();
+  if (!advice.schedule.empty()) take->Add("schedule", {advice.schedule});
+  take->Add("text", {WithFlags(advice.text)});
+  auto document = std::make_unique<JsonObject>();
+  document->Add("rows", {std::move(array)});
+  document->Add("advice", {std::move(take)});
+  return document;
+}
+
+std::string ComparisonCsvHeader() {
+  return "microbatches,memory_limit,schedule,placement,stages,same_model,advised,unit,makespan,"
+         "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,messages,"
+         "message_bytes,stages_recomputed,rejected\n";
+}
+
+std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows) {
+  const Advice advice = Advise(rows);
+  std::string text;
+  for (const CompareRow& row : rows) {
+    text += std::to_string(request.spec.microbatches) + "," + Field(request.memory_limit) + "," +
+            row.schedule + "," + (row.provenance ? row.provenance->placement : "") + "," +
+            std::to_string(row.stages) + "," + (row.same_model ? "1" : "0") + "," +
+            (row.schedule == advice.schedule ? "1" : "0") + ",";
+    if (!row.report) {
+      text += ",,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
+      continue;
+    }
+    const Report& report = *row.report;
+    const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit) + ","; };
+    text += std::string(Name(report.unit)) + "," + time(row.makespan()) +
+            time(report.simulation.span) + FormatReal(report.simulation.bubble_ratio()) + "," +
+            time(report.bound.value) + FormatReal(report.gap()) + "," +
+            std::to_string(report.peak_activations()) + "," + std::to_string(report.peak_bytes()) +
+            "," + Optional(row.parameters) + "," + std::to_string(row.messages) + "," +
+            Optional(row.message_bytes) + "," + std::to_string(row.recomputed.size()) + ",\n";
+  }
+  return text;
 }
 
 }  // namespace contraflow

@@ -1,54 +1,48 @@
 #pragma once
 
-#include <optional>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "compiler/plan/spec.h"
-#include "tools/contraflow/report.h"
+#include "compiler/files/json.h"
+#include "schedules/compare.h"
 
 namespace contraflow {
 
-class Progress;
+/// The table of one comparison, why schedules are rejected, the advice, and what the columns mean.
+/// `costs_given` is false where they are the unit costs nobody asked for.
+std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
+                           bool costs_given);
 
-/// One schedule of a comparison: its figures, or why it does not fit.
-struct Row {
-  std::string schedule;
-  int stages = 0;
-  /// True if it runs the model that the costs describe, so that steps compare; else its ranks hold
-  /// other numbers of the same stages.
-  bool same_model = false;
-  bool twice = false;  ///< holds two copies of every stage's parameters
-  std::optional<Report> report;
-  std::optional<Provenance> provenance;  ///< of what was searched
-  int64_t messages = 0;                  ///< between ranks, in one step
-  std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
-  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
-  std::vector<int> recomputed;           ///< stages, ascending
-  /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
-  /// papers.
-  std::optional<Report> published;
-  std::string rejected;
+/// "rows" and "advice" of a comparison.
+std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
+                                             std::span<const CompareRow> rows);
 
-  Time makespan() const { return report->simulation.makespan; }
-  bool interrupted() const { return provenance && provenance->interrupted; }
+/// Of one comparison or several, one line a row: the same figures as in JSON, no ranks.
+std::string ComparisonCsvHeader();
+std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows);
+
+/// One comparison of several.
+struct Point {
+  CompareRequest request;
+  std::vector<CompareRow> rows;
 };
 
-/// What schedules are compared for: a shape, costs, a limit, a search.
-struct Question {
-  Spec spec;                 ///< `schedule` is nothing yet; `chunks` those of interleaved ones
-  std::string memory_limit;  ///< text of --memory-limit, or ""
-  bool searched = true;      ///< `auto` as well
-  /// The chunk costs follow from components, so these decide how long a step takes.
-  bool components = false;
-  CostModel published = {};  ///< with components: the costs of chunks that overlap as in the papers
+/// The numbers of "16,32,64", or one; each once, where it is first. Throws UsageError if they are
+/// none or too large.
+std::vector<int> ParseMicrobatches(const std::string& text);
 
-  bool recomputes() const { return spec.recompute.choice != Recompute::Choice::kNone; }
-  Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
-};
+/// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.
+std::vector<std::string> ParseMemoryLimits(const std::string& text);
 
-/// A row for every schedule, `auto` last. Says on `progress`, if there is one, which is compiled.
-/// Ctrl-C while it searches gives the best so far.
-std::vector<Row> Compare(const Question& question, Progress* progress);
+/// A line for each point with the makespan of each schedule of the same model and the one to take,
+/// then the advice on each.
+std::string SweepText(std::span<const Point> points, bool costs_given);
+
+/// {"points": [{"microbatches": 16, "memory_limit": "1x", "rows": [...], "advice": {...}}]}
+std::string SweepJson(std::span<const Point> points);
+
+std::string SweepCsv(std::span<const Point> points);
 
 }  // namespace contraflow

@@ -1,3 +1,5 @@
+#include "schedules/compile.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -7,10 +9,10 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/model/footprint.h"
 #include "runtime/model/gpu_views.h"
+#include "runtime/model/views.h"
 #include "schedules/published/rows.h"
-#include "tools/contraflow/build.h"
+#include "schedules/registry.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
@@ -22,7 +24,7 @@
 namespace contraflow {
 namespace {
 
-struct CompileOptions {
+struct CompileFlags {
   std::string schedule;
   int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 1;
   CostsOption costs;
@@ -62,7 +64,7 @@ PassObserver Dumper(const std::string& dump_after) {
   };
 }
 
-Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
+Spec SpecOf(const CompileFlags& options, const CostModel& costs) {
   return {.schedule = options.schedule,
           .ranks = options.ranks,
           .microbatches = options.microbatches,
@@ -75,7 +77,7 @@ Spec SpecOf(const CompileOptions& options, const CostModel& costs) {
           .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })};
 }
 
-void CheckDevice(const CompileOptions& options) {
+void CheckDevice(const CompileFlags& options) {
   const std::vector<std::string> known = {"cpu", "cuda"};
   if (std::find(known.begin(), known.end(), options.device) == known.end()) {
     const std::string shown = options.device.substr(0, 64);
@@ -98,7 +100,7 @@ void CheckDevice(const CompileOptions& options) {
 }
 
 /// The costs with the memory of the model that --model names in place of their own.
-CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
+CostModel CostsOf(const CompileFlags& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
   if (options.capacity) {
@@ -126,7 +128,7 @@ CostModel CostsOf(const CompileOptions& options, const Schedule& schedule) {
   return costs;
 }
 
-int Compile(const CompileOptions& options) {
+int RunCompile(const CompileFlags& options) {
   const Level level = ReadOption([&] { return ParseLevel(options.level); });
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   // The name first: nothing else matters if it is misspelt.
@@ -138,7 +140,7 @@ int Compile(const CompileOptions& options) {
   ReadOption([&] {
     CheckSpec(spec);
     if (options.memory_limit.empty()) return;
-    ParseMemoryLimit(options.memory_limit, spec, schedule.stages(spec));
+    spec.memory_limit = MemoryLimitOf(spec, options.memory_limit);
   });
   std::optional<Progress> progress;
   if (options.dump_after.empty() && options.output != "-") {
@@ -146,16 +148,14 @@ int Compile(const CompileOptions& options) {
   }
   std::optional<Interrupt> interrupt;
   SearchControl control;
-  spec.search.components = level >= Level::kComponent;
   if (searched) {
     interrupt.emplace();
-    control = WatchSearch(*interrupt, progress ? &*progress : nullptr, costs.unit);
+    control = WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit);
   }
-  const BuildOptions build = {.level = level,
-                              .overlap = OverlapOf(options.costs, costs),
-                              .memory_limit = options.memory_limit,
-                              .control = control};
-  const Plan plan = BuildPlan(spec, build, Dumper(options.dump_after));
+  const Plan plan = Compile(spec, {.level = level,
+                                   .overlap = OverlapOf(options.costs, costs),
+                                   .observer = Dumper(options.dump_after),
+                                   .control = control});
   WritePlanFile(options.output, plan);
   progress.reset();
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
@@ -165,7 +165,7 @@ int Compile(const CompileOptions& options) {
 }
 
 std::function<int()> AddCompile(CLI::App* app) {
-  const auto options = std::make_shared<CompileOptions>();
+  const auto options = std::make_shared<CompileFlags>();
   app->add_option("--schedule", options->schedule, "see contraflow list")
       ->type_name("NAME")
       ->required();
@@ -211,7 +211,7 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddText(app, "-o,--output", &options->output, "FILE",
           "plan file; - is stdout, .cbor is binary,\nFOLDER/ has a binary file for each rank")
       ->required();
-  return [options] { return Compile(*options); };
+  return [options] { return RunCompile(*options); };
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "compiler/files/profiles.h"
 #include "compiler/plan/plan.h"
 
 namespace CLI {
@@ -26,11 +27,6 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
 
 /// Adds --overlap alone.
 void AddOverlapOption(CLI::App* app, CostsOption* option);
-
-/// Reads a cost file, or the profile of that name. What has a "/" or ends in ".json" is a file; a
-/// profile is looked up in $CONTRAFLOW_PROFILES, the installed ones and those of the source tree.
-/// Chunk costs are not derived yet (ResolveCosts does that).
-CostModel ReadCostsOrProfile(const std::string& file_or_profile);
 
 /// F = B = W = 1, no communication.
 CostModel UnitCosts();

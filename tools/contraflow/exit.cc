@@ -9,6 +9,32 @@
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
+namespace {
+
+/// Fields of the library that are flags of the command line.
+constexpr std::string_view kFlagFields[] = {
+    "ranks",           "microbatches", "chunks",       "data_parallel",
+    "expert_parallel", "costs",        "memory_limit", "recompute",
+    "placement",       "no_auto",      "model"};
+
+}  // namespace
+
+std::string WithFlags(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const size_t end = text[at] == '`' ? text.find('`', at + 1) : std::string_view::npos;
+    const std::string_view field = text.substr(at + 1, end - at - 1);
+    if (end == std::string_view::npos || std::ranges::count(kFlagFields, field) == 0) {
+      out += text[at];
+      continue;
+    }
+    out += "--";
+    for (const char c : field) out += c == '_' ? '-' : c;
+    at = end;
+  }
+  return out;
+}
+
 ExitError ExitErrorOf(const std::exception_ptr& error) {
   const std::string bug = "internal error: ",
                     report = "; this is a bug in contraflow, please report it";
@@ -17,7 +43,7 @@ ExitError ExitErrorOf(const std::exception_ptr& error) {
   } catch (const UsageError& e) {
     return {e.what(), kExitUsage};
   } catch (const Error& e) {
-    return {e.what(), kExitInput};
+    return {WithFlags(e.what()), kExitInput};
   } catch (const gpu::GpuError& e) {
     return {e.what(), kExitInput};
   } catch (const std::bad_alloc&) {

@@ -24,13 +24,17 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What the library says, in the words of the command line: `memory_limit`, a field, is
+/// --memory-limit there. Texts of the library name fields between backticks.
+std::string WithFlags(std::string_view text);
+
 /// What `read` makes of the value of an option. An Error of it is a UsageError.
 template <typename Read>
 auto ReadOption(Read read) {
   try {
     return read();
   } catch (const Error& error) {
-    throw UsageError(error.what());
+    throw UsageError(WithFlags(error.what()));
   }
 }
 

@@ -29,6 +29,6 @@ Interrupt::~Interrupt() {
   if (installed_) std::signal(SIGINT, SIG_DFL);
 }
 
-const std::atomic<bool>& Interrupt::stop() const { return stop_now; }
+const std::atomic<bool>& Interrupt::stop() { return stop_now; }
 
 }  // namespace contraflow

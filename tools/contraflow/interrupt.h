@@ -4,8 +4,8 @@
 
 namespace contraflow {
 
-/// While it lives, the first Ctrl-C (SIGINT) sets `stop` instead of ending the process; the second
-/// ends it as usual. One at a time.
+/// While it lives, the first Ctrl-C (SIGINT) sets `stop()` instead of ending the process; the
+/// second ends it as usual. One at a time.
 class Interrupt {
  public:
   Interrupt();
@@ -13,7 +13,8 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  const std::atomic<bool>& stop() const;
+  /// True from that Ctrl-C on until the next Interrupt is made.
+  static const std::atomic<bool>& stop();
   bool happened() const { return stop().load(); }
 
  private:

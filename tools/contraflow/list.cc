@@ -22,8 +22,8 @@ std::string ListJson() {
     auto row = std::make_unique<JsonObject>();
     row->Add("name", {std::string(schedule->name)});
     row->Add("summary", {std::string(schedule->summary)});
-    row->Add("limits", {std::string(schedule->limits)});
-    row->Add("memory", {std::string(schedule->memory)});
+    row->Add("limits", {WithFlags(schedule->limits)});
+    row->Add("memory", {WithFlags(schedule->memory)});
     if (schedule->formula != nullptr) row->Add("formula", {std::string(FormulaText(*schedule))});
     schedules.push_back({std::move(row)});
   }
@@ -37,8 +37,8 @@ std::string ListText() {
   for (const Schedule* schedule : Schedules()) {
     text += std::string(schedule->name) + "\n";
     text += "  " + std::string(schedule->summary) + "\n";
-    text += "  fits    " + std::string(schedule->limits) + "\n";
-    text += "  memory  " + std::string(schedule->memory) + "\n";
+    text += "  fits    " + WithFlags(schedule->limits) + "\n";
+    text += "  memory  " + WithFlags(schedule->memory) + "\n";
     if (schedule->formula != nullptr) {
       text += "  bubble  " + std::string(FormulaText(*schedule)) + "\n";
     }

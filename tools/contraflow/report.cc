@@ -4,51 +4,12 @@
 #include <utility>
 #include <variant>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
 #include "compiler/verify/verify.h"
-#include "schedules/registry.h"
 
 namespace contraflow {
 namespace {
-
-const Schedule* ScheduleOf(const Plan& plan) {
-  for (const Schedule* schedule : Schedules()) {
-    if (schedule->name == plan.schedule) return schedule;
-  }
-  return nullptr;
-}
-
-/// REDUCE and STEP are not in any formula.
-bool HasEpilogue(const CostModel& costs) {
-  return std::any_of(costs.stages.begin(), costs.stages.end(),
-                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
-}
-
-std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,
-                                          const Simulation& simulation) {
-  const Schedule* const schedule = ScheduleOf(plan);
-  // No formula knows recompute.
-  if (plan.layers > 0 || RecomputedCells(plan).any()) return {};
-  if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
-  const Spec spec = {
-      .schedule = plan.schedule,
-      .ranks = plan.ranks,
-      .microbatches = plan.microbatches,
-      .chunks = plan.ranks > 0 && plan.stages % plan.ranks == 0 ? plan.stages / plan.ranks : 0,
-      .data_parallel = plan.data_parallel,
-      .costs = costs,
-      .memory_limit = {}};
-  if (!schedule->reject(spec).empty() || schedule->stages(spec) != plan.stages) return {};
-  FormulaFigures figures;
-  figures.text = schedule->formula->text;
-  figures.published = schedule->formula->published(spec);
-  if (!HasEpilogue(costs)) figures.exact = schedule->formula->exact(spec);
-  figures.holds =
-      std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
-                  [&](const RankFigures& rank) { return rank.bubble == figures.published; });
-  return figures;
-}
 
 /// What is known of a rank's memory, in bytes by kind.
 Json MemoryToJson(const MemoryFigures& figures, Level level) {
@@ -82,35 +43,6 @@ const std::string_view kFormulaLegend =
     "B\n"
     "is the backward for the input gradient only.\n";
 
-double Report::gap() const {
-  if (bound.value == 0) return 0;
-  return static_cast<double>(simulation.makespan - bound.value) / static_cast<double>(bound.value);
-}
-
-int Report::peak_activations() const {
-  int peak = 0;
-  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_activations);
-  return peak;
-}
-
-int64_t Report::peak_bytes() const {
-  int64_t peak = 0;
-  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
-  return peak;
-}
-
-Time Report::largest_exposed() const {
-  Time largest = 0;
-  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.exposed);
-  return largest;
-}
-
-Time Report::largest_bubble() const {
-  Time largest = 0;
-  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.bubble);
-  return largest;
-}
-
 void RequireSound(const Plan& plan, const std::string& path) {
   const std::vector<Finding> findings = Verify(plan);
   if (findings.empty()) return;
@@ -123,30 +55,6 @@ void RequireSound(const Plan& plan, const std::string& path) {
     message += "\n  and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Error(message + "\n  (contraflow verify shows all, and where)");
-}
-
-Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
-                  Keep keep) {
-  Report report;
-  report.schedule = plan.schedule;
-  report.unit = costs.unit;
-  report.level = plan.level;
-  report.components = plan.layers > 0;
-  report.simulation = Simulate(plan, costs, keep);
-  if (costs.memory) report.memory = MemoryOf(plan, costs);
-  // The limit that a searched plan was made for holds for its own costs.
-  if (!memory_limit && plan.provenance && costs == plan.costs) {
-    memory_limit = plan.provenance->memory_limit;
-  }
-  report.bound = ProveBound(plan, costs, memory_limit);
-  report.formula = MakeFormula(plan, costs, report.simulation);
-  return report;
-}
-
-Json TimeToJson(Time ticks, Unit unit) {
-  const Time per_unit = TicksPerUnit(unit);
-  if (ticks % per_unit == 0) return {ticks / per_unit};
-  return {FromTicks(ticks, unit)};
 }
 
 std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {

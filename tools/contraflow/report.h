@@ -1,56 +1,18 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "compiler/bound/bound.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/plan.h"
-#include "compiler/simulate/memory.h"
-#include "compiler/simulate/simulate.h"
+#include "schedules/report.h"
 
 namespace contraflow {
 
-/// A schedule's published bubble beside the simulated one.
-struct FormulaFigures {
-  std::string_view text;    ///< "(PP/2-1)(F&B+B-3W)"
-  Time published = 0;       ///< what it gives for these costs
-  std::vector<Time> exact;  ///< the true closed form of each rank; empty where it is not known
-  bool holds = false;       ///< every rank's simulated bubble equals `published`
-};
-
-/// Everything the tools say about a plan's predicted run.
-struct Report {
-  std::string schedule;
-  Unit unit = Unit::kUnit;
-  Level level = Level::kComm;
-  bool components = false;  ///< the all-to-all lanes are busy, too
-  Simulation simulation;
-  std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
-  Bound bound;                        ///< on the makespan
-  /// Absent where none is published, or the plan or its costs are not what it is published for
-  /// (another shape than the schedule makes, stages or micro-batches that differ, chunks that are
-  /// taken apart into components).
-  std::optional<FormulaFigures> formula;
-
-  /// (makespan - bound) / bound; 0 where both are 0.
-  double gap() const;
-  int peak_activations() const;  ///< of the rank that has most
-  int64_t peak_bytes() const;
-  Time largest_bubble() const;
-  Time largest_exposed() const;
-};
-
 /// Throws Error with the first findings if the plan is not sound.
 void RequireSound(const Plan& plan, const std::string& path);
-
-/// Simulates a sound plan. The bound is that of every schedule with this placement which holds at
-/// most `memory_limit` on a rank (ProveBound); by default what a searched plan was made for.
-Report MakeReport(const Plan& plan, const CostModel& costs,
-                  std::optional<int64_t> memory_limit = std::nullopt, Keep keep = Keep::kTimeline);
 
 /// One kind of memory of a rank.
 struct MemoryKind {
@@ -65,9 +27,6 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
 
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
 std::unique_ptr<JsonObject> ReportToJson(const Report& report);
-
-/// A time in its unit as the shortest JSON number.
-Json TimeToJson(Time ticks, Unit unit);
 
 /// An object as a document for --json: one line a member, and one for each element of an array.
 std::string FormatJson(const Json& document);

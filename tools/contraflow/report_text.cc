@@ -129,13 +129,6 @@ std::string MemoryTable(const Report& report) {
   return "memory by kind, bytes:\n" + FormatTable(table);
 }
 
-std::string FormatWithUnit(Time ticks, Unit unit) {
-  const bool one = ticks == TicksPerUnit(unit);
-  // "unit" is a word and not a symbol.
-  return FormatTime(ticks, unit) + " " + std::string(Name(unit)) +
-         (unit == Unit::kUnit && !one ? "s" : "");
-}
-
 std::string FormatRange(Time low, Time high, Unit unit) {
   return low == high ? FormatTime(low, unit)
                      : FormatTime(low, unit) + " to " + FormatTime(high, unit);

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "compiler/plan/text.h"
 #include "tools/contraflow/report.h"
 
 namespace contraflow {
@@ -31,9 +32,6 @@ std::string SummaryTable(const Plan& plan, const Report& report);
 
 /// How the simulated bubbles compare with the formula: "holds on every rank" or by how much not.
 std::string CompareWithFormula(const Report& report);
-
-/// "66 us"; "66 units" in the abstract unit.
-std::string FormatWithUnit(Time ticks, Unit unit);
 
 /// "6 to 7.5", or "6" where both are equal.
 std::string FormatRange(Time low, Time high, Unit unit);

@@ -6,7 +6,6 @@
 
 #include "compiler/plan/error.h"
 #include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
 #include "tools/contraflow/options.h"
 #include "tools/contraflow/progress.h"
 #include "tools/contraflow/report_text.h"
@@ -73,8 +72,8 @@ SearchOptions ResolveSearch(const SearchOption& option) {
   return search;
 }
 
-SearchControl WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit) {
-  SearchControl control = {.stop = &interrupt.stop()};
+SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit) {
+  SearchControl control = {.stop = &stop};
   if (progress == nullptr) return control;
   control.report = [=](const SearchState& state) {
     std::string text = "auto: " + std::string(state.phase);

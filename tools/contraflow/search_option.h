@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,7 +15,6 @@ class App;
 
 namespace contraflow {
 
-class Interrupt;
 class Progress;
 
 /// What the options --placement --budget --seed --noise say: how `auto` searches.
@@ -31,9 +31,9 @@ void AddSearchOptions(CLI::App* app, SearchOption* option);
 /// is no time or too long, and a noise out of range.
 SearchOptions ResolveSearch(const SearchOption& option);
 
-/// Has a search end at an interrupt and report to `progress`, if there is one; both must outlive
-/// the control.
-SearchControl WatchSearch(const Interrupt& interrupt, Progress* progress, Unit unit);
+/// Has a search end once `stop` is true and report to `progress`, if there is one; both must
+/// outlive it.
+SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit);
 
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".

@@ -1,14 +1,12 @@
-#include "tools/contraflow/sweep.h"
-
 #include <algorithm>
 #include <charconv>
 #include <memory>
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "tools/contraflow/advice.h"
-#include "tools/contraflow/comparison_text.h"
+#include "tools/contraflow/comparison.h"
 #include "tools/contraflow/exit.h"
+#include "tools/contraflow/report.h"
 #include "tools/contraflow/report_text.h"
 #include "tools/contraflow/table.h"
 
@@ -39,9 +37,9 @@ std::vector<std::string> Split(const std::string& flag, const std::string& list)
 /// The schedules that fit at some point and run the same model, in the order of the rows.
 std::vector<std::string> ColumnsOf(std::span<const Point> points) {
   std::vector<std::string> names;
-  for (const Row& first : points.front().rows) {
+  for (const CompareRow& first : points.front().rows) {
     const bool fits = std::any_of(points.begin(), points.end(), [&](const Point& point) {
-      return std::any_of(point.rows.begin(), point.rows.end(), [&](const Row& row) {
+      return std::any_of(point.rows.begin(), point.rows.end(), [&](const CompareRow& row) {
         return row.schedule == first.schedule && row.report && row.same_model;
       });
     });
@@ -51,8 +49,8 @@ std::vector<std::string> ColumnsOf(std::span<const Point> points) {
 }
 
 std::string PointName(const Point& point) {
-  const std::string& limit = point.question.memory_limit;
-  return std::to_string(point.question.spec.microbatches) + " micro-batches" +
+  const std::string& limit = point.request.memory_limit;
+  return std::to_string(point.request.spec.microbatches) + " micro-batches" +
          (limit.empty() ? "" : ", " + limit);
 }
 
@@ -83,8 +81,8 @@ std::vector<std::string> ParseMemoryLimits(const std::string& text) {
 }
 
 std::string SweepText(std::span<const Point> points, bool costs_given) {
-  const Question& question = points.front().question;
-  const bool limited = !question.memory_limit.empty();
+  const CompareRequest& request = points.front().request;
+  const bool limited = !request.memory_limit.empty();
   const std::vector<std::string> names = ColumnsOf(points);
   Table table;
   table.columns = {">micro-batches"};
@@ -94,22 +92,22 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   std::string advices;
   for (const Point& point : points) {
     std::vector<std::string>& cells = table.rows.emplace_back();
-    cells.push_back(std::to_string(point.question.spec.microbatches));
-    if (limited) cells.push_back(point.question.memory_limit);
+    cells.push_back(std::to_string(point.request.spec.microbatches));
+    if (limited) cells.push_back(point.request.memory_limit);
     const Advice advice = Advise(point.rows);
     std::string gap;
     for (const std::string& name : names) {
       const auto row = std::find_if(point.rows.begin(), point.rows.end(),
-                                    [&](const Row& r) { return r.schedule == name; });
+                                    [&](const CompareRow& r) { return r.schedule == name; });
       cells.push_back(row->report ? FormatTime(row->makespan(), row->report->unit) : "-");
       if (row->report && name == advice.schedule) gap = FormatPercent(row->report->gap());
     }
     cells.push_back(gap);
     cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
-    advices += "advice for " + PointName(point) + ": " + advice.text + ".\n";
+    advices += "advice for " + PointName(point) + ": " + WithFlags(advice.text) + ".\n";
   }
-  return std::to_string(question.spec.ranks) + " ranks\n" +
-         DescribeCostsUsed(question.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
+  return std::to_string(request.spec.ranks) + " ranks\n" +
+         DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
          advices +
          "\nMakespans of the schedules that run the model that the costs describe; -: does not "
          "fit.\n"
@@ -120,11 +118,11 @@ std::string SweepJson(std::span<const Point> points) {
   Json::Array array;
   for (const Point& point : points) {
     auto object = std::make_unique<JsonObject>();
-    object->Add("microbatches", {int64_t{point.question.spec.microbatches}});
-    if (!point.question.memory_limit.empty()) {
-      object->Add("memory_limit", {point.question.memory_limit});
+    object->Add("microbatches", {int64_t{point.request.spec.microbatches}});
+    if (!point.request.memory_limit.empty()) {
+      object->Add("memory_limit", {point.request.memory_limit});
     }
-    auto comparison = ComparisonToJson(point.question, point.rows);
+    auto comparison = ComparisonToJson(point.request, point.rows);
     for (size_t i = 0; i < comparison->keys.size(); ++i) {
       object->Add(comparison->keys[i], std::move(comparison->values[i]));
     }
@@ -137,7 +135,7 @@ std::string SweepJson(std::span<const Point> points) {
 
 std::string SweepCsv(std::span<const Point> points) {
   std::string text = ComparisonCsvHeader();
-  for (const Point& point : points) text += ComparisonCsv(point.question, point.rows);
+  for (const Point& point : points) text += ComparisonCsv(point.request, point.rows);
   return text;
 }
 

@@ -1,7 +1,6 @@
 #include "tools/contraflow/table.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace contraflow {
 
@@ -35,23 +34,6 @@ int TextWidth(const std::string& text) {
   // Continuation bytes are 10xxxxxx.
   return static_cast<int>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
-std::string FormatPercent(double ratio) {
-  // What is not nothing does not read so: a gap of nothing is a proof.
-  if (ratio > 0 && ratio < 0.00005) return "<0.01 %";
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.2f %%", 100 * ratio);
-  return buffer;
-}
-
-std::string FormatCount(long long count) {
-  std::string text = std::to_string(count);
-  const int first = count < 0 ? 1 : 0;
-  for (int at = static_cast<int>(text.size()) - 3; at > first; at -= 3) {
-    text.insert(static_cast<size_t>(at), ",");
-  }
-  return text;
 }
 
 }  // namespace contraflow

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "compiler/plan/text.h"
+
 namespace contraflow {
 
 /// Text in aligned columns, two spaces between them, for terminals and files alike.
@@ -17,11 +19,5 @@ std::string FormatTable(const Table& table);
 
 /// Code points of UTF-8 text.
 int TextWidth(const std::string& text);
-
-/// "6.67 %"; two digits, so that figures compare at a glance.
-std::string FormatPercent(double ratio);
-
-/// "1,234,567"
-std::string FormatCount(long long count);
 
 }  // namespace contraflow

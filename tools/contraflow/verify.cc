@@ -29,7 +29,7 @@ std::string FindingsJson(const std::vector<Finding>& findings) {
     row->Add("check", {finding.check});
     row->Add("rank", {int64_t{finding.rank}});
     row->Add("index", {int64_t{finding.index}});
-    row->Add("message", {finding.message});
+    row->Add("message", {WithFlags(finding.message)});
     array.push_back({std::move(row)});
   }
   auto document = std::make_unique<JsonObject>();
@@ -59,8 +59,8 @@ std::string FindingsText(const Plan& plan, const std::vector<Finding>& findings,
   std::string text =
       path + ": not sound, " + std::to_string(count) + (count == 1 ? " finding\n" : " findings\n");
   for (const Finding& finding : findings) {
-    text +=
-        "\n" + finding.check + ": " + ToString(finding, plan) + "\n" + Surroundings(plan, finding);
+    text += "\n" + finding.check + ": " + WithFlags(ToString(finding, plan)) + "\n" +
+            Surroundings(plan, finding);
   }
   return text;
 }

@@ -9,7 +9,7 @@
 #include <new>
 #include <vector>
 
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "tests/support/run_support.h"
 
 namespace {
@@ -62,8 +62,8 @@ namespace {
 
 /// Allocations of the threads of the ranks in three steps behind the first.
 int AllocationsOf(const Plan& plan, const Model& model, bool strict) {
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 3, {.strict = strict});
+  const Dataset dataset = SmallDataset();
+  ThreadedRun run(plan, model, dataset, 3, {.strict = strict});
   run.Step(1);
   is_main = true;
   allocations = 0;
@@ -93,12 +93,12 @@ TEST_SUITE("unit") {
 
   TEST_CASE("allocation: one for each arena of exactly the bytes that the plan says") {
     const Model model = GroupModel();
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const Plan plan = PlanFor(model, "dualpipe", 4, 8, 2, Level::kBuffer, 4);
     aligned = 0;
     is_main = true;
     counting = true;
-    ThreadedRun run(plan, model, text, 3, {});
+    ThreadedRun run(plan, model, dataset, 3, {});
     counting = false;
     is_main = false;
     REQUIRE(aligned < aligned_sizes.size());

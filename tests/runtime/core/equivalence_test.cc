@@ -10,7 +10,7 @@
 
 #include "compiler/verify/verify.h"
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
@@ -28,9 +28,9 @@ Spec SpecOf(std::string_view schedule, int ranks, int microbatches, int data_par
 /// "" or the first difference in `steps` steps of the plan.
 std::string Compare(const Plan& plan, int steps, bool strict) {
   const Model model = SmallModel(plan.stages);
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 7, {.strict = strict});
-  ReferenceRun reference(plan, model, text, 7);
+  const Dataset dataset = SmallDataset();
+  ThreadedRun run(plan, model, dataset, 7, {.strict = strict});
+  ReferenceRun reference(plan, model, dataset, 7);
   for (int step = 1; step <= steps; ++step) {
     const StepResult result = run.Step(step);
     const Comparison comparison = CompareStep(plan, step, result, run, reference);
@@ -160,10 +160,10 @@ TEST_SUITE("equivalence") {
   TEST_CASE("equivalence: a wrong loss gradient or weight is named") {
     const Plan plan = Compile(SpecOf("1f1b", 2, 2, 1));
     const Model model = SmallModel(plan.stages);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const auto difference = [&](const auto& spoil) {
-      ThreadedRun run(plan, model, text, 7, {});
-      ReferenceRun reference(plan, model, text, 7);
+      ThreadedRun run(plan, model, dataset, 7, {});
+      ReferenceRun reference(plan, model, dataset, 7);
       StepResult result = run.Step(1);
       spoil(result, run);
       return CompareStep(plan, 1, result, run, reference).difference;
@@ -188,9 +188,9 @@ TEST_SUITE("equivalence") {
   TEST_CASE("equivalence: B leaves weight gradients alone W makes them") {
     const Plan plan = PlanFromText("level comm\nrank\nF s0 m0\nB s0 m0\nW s0 m0\nSTEP s0");
     const Model model = SmallModel(1);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     ThreadNetwork network(1, 1, 1, {});
-    HostBackend backend(plan, model, text, 7, {}, network.At({}));
+    HostBackend backend(plan, model, dataset, 7, {}, network.At({}));
     backend.BeginStep(1);
     const auto largest = [&] {
       float most = 0;

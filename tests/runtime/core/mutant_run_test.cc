@@ -9,7 +9,7 @@
 
 #include "compiler/verify/verify.h"
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/mutants.h"
@@ -21,11 +21,11 @@ namespace contraflow::mutant_run_test {
 namespace {
 
 /// Why a plan does not run right, or "".
-std::string RunStrictly(const Plan& plan, const Model& model, const Text& text) {
+std::string RunStrictly(const Plan& plan, const Model& model, const Dataset& dataset) {
   std::string difference;
   const std::string failure = Failure([&] {
-    ThreadedRun run(plan, model, text, 3, {.strict = true, .timeout = std::chrono::seconds(10)});
-    ReferenceRun reference(plan, model, text, 3);
+    ThreadedRun run(plan, model, dataset, 3, {.strict = true, .timeout = std::chrono::seconds(10)});
+    ReferenceRun reference(plan, model, dataset, 3);
     const StepResult result = run.Step(1);
     difference = CompareStep(plan, 1, result, run, reference).difference;
   });
@@ -34,7 +34,7 @@ std::string RunStrictly(const Plan& plan, const Model& model, const Text& text) 
 
 TEST_SUITE("property") {
   TEST_CASE("mutants that pass the verifier run right") {
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     std::set<std::string> operators;
     int made = 0, ran = 0;
     uint64_t seed = 1;
@@ -53,7 +53,7 @@ TEST_SUITE("property") {
           CAPTURE(plan.microbatches);
           CAPTURE(mutant.name);
           CAPTURE(mutant.what);
-          CHECK(RunStrictly(mutant.plan, SmallModel(plan.stages), text) == "");
+          CHECK(RunStrictly(mutant.plan, SmallModel(plan.stages), dataset) == "");
           operators.insert(mutant.name);
           ++ran;
         }
@@ -67,7 +67,7 @@ TEST_SUITE("property") {
   }
 
   TEST_CASE("mutants of components and of buffers that pass the verifier run right") {
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     for (const Level level : {Level::kComponent, Level::kBuffer}) {
       std::set<std::string> operators;
       int made = 0, ran = 0;
@@ -91,7 +91,7 @@ TEST_SUITE("property") {
             CAPTURE(Name(level));
             CAPTURE(mutant.name);
             CAPTURE(mutant.what);
-            const std::string failure = RunStrictly(mutant.plan, model, text);
+            const std::string failure = RunStrictly(mutant.plan, model, dataset);
             // The values of a device are of other sizes in a group of another size, unless every
             // expert has a fixed capacity: twice the devices, half as many experts on each.
             if (level == Level::kBuffer && mutant.plan.expert_parallel != plan.expert_parallel &&

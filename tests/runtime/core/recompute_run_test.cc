@@ -12,8 +12,8 @@
 
 #include "compiler/lower/lower.h"
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
-#include "runtime/model/footprint.h"
+#include "runtime/launch/threaded_run.h"
+#include "runtime/model/views.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
 #include "tests/runtime/host/beside_reference.h"

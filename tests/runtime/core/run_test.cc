@@ -15,7 +15,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/timeline.h"
 #include "compiler/simulate/memory.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
@@ -72,14 +72,14 @@ Outcome RunTool(const TestFolder& folder, const std::string& arguments) {
 TEST_SUITE("unit") {
   TEST_CASE("text: micro-batches are drawn by seed step replica and number alone") {
     const Model model = SmallModel(1);
-    const Text text = SmallText();
-    const MicroBatch micro = DrawMicroBatch(text, model, 1, 2, 3, 4);
+    const Dataset dataset = SmallDataset();
+    const MicroBatch micro = DrawMicroBatch(dataset, model, 1, 2, 3, 4);
     CHECK(micro.tokens.size() == static_cast<size_t>(model.tokens()));
-    CHECK(micro.tokens == DrawMicroBatch(text, model, 1, 2, 3, 4).tokens);
-    CHECK(micro.tokens != DrawMicroBatch(text, model, 2, 2, 3, 4).tokens);
-    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 3, 3, 4).tokens);
-    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 2, 4, 4).tokens);
-    CHECK(micro.tokens != DrawMicroBatch(text, model, 1, 2, 3, 5).tokens);
+    CHECK(micro.tokens == DrawMicroBatch(dataset, model, 1, 2, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(dataset, model, 2, 2, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(dataset, model, 1, 3, 3, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(dataset, model, 1, 2, 4, 4).tokens);
+    CHECK(micro.tokens != DrawMicroBatch(dataset, model, 1, 2, 3, 5).tokens);
     // Sequences stand in the text, and targets are one byte further on.
     for (int b = 0; b < model.batch; ++b) {
       std::string sequence, target;
@@ -88,7 +88,7 @@ TEST_SUITE("unit") {
         sequence += static_cast<char>(micro.tokens[at]);
         target += static_cast<char>(micro.targets[at]);
       }
-      CHECK(text.bytes.find(sequence + target.back()) != std::string::npos);
+      CHECK(dataset.bytes.find(sequence + target.back()) != std::string::npos);
       CHECK(sequence.substr(1) + target.back() == target);
     }
   }
@@ -98,33 +98,33 @@ TEST_SUITE("unit") {
     const std::string file = folder.File("text");
     Model model = SmallModel(1);
     WriteFile(file, "sevenby");
-    const Text text = ReadText(file, model);
-    CHECK(DrawMicroBatch(text, model, 1, 1, 0, 0).tokens[5] == 'b');
+    const Dataset dataset = ReadDataset(file, model);
+    CHECK(DrawMicroBatch(dataset, model, 1, 1, 0, 0).tokens[5] == 'b');
     WriteFile(file, "sixbyt");
     CHECK(
-        Failure([&] { ReadText(file, model); }) ==
+        Failure([&] { ReadDataset(file, model); }) ==
         file +
             ": has 6 bytes, but one sequence of 6 and the byte after it need 7; use a longer text "
             "or a model with a shorter sequence");
     WriteFile(file, "plain\xe2text");
     model.vocabulary = 128;
-    CHECK(Failure([&] { ReadText(file, model); }) ==
+    CHECK(Failure([&] { ReadDataset(file, model); }) ==
           file +
               ": byte 226 at offset 5 is beyond the model's vocabulary of 128; use a vocabulary of "
               "256");
-    CHECK(Failure([&] { ReadText(folder.File("missing"), model); }).find("missing: ") !=
+    CHECK(Failure([&] { ReadDataset(folder.File("missing"), model); }).find("missing: ") !=
           std::string::npos);
     model.vocabulary = 256;
-    CHECK(ReadText("", model).bytes.size() > 1000);  // What every Debian machine has.
+    CHECK(ReadDataset("", model).bytes.size() > 1000);  // What every Debian machine has.
   }
 
   TEST_CASE("run: the loss falls and follows from the seed") {
     const Plan plan = Compile(MakeSpec("dualpipe", 2, 4, UniformCosts(1, 1, 1)));
     Model model = SmallModel(plan.stages);
     model.warmup_steps = 1;
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const auto losses = [&](uint64_t seed, bool strict) {
-      ThreadedRun run(plan, model, text, seed, {.strict = strict});
+      ThreadedRun run(plan, model, dataset, seed, {.strict = strict});
       std::vector<double> all;
       for (int step = 1; step <= 30; ++step) all.push_back(run.Step(step).loss);
       return all;
@@ -139,8 +139,8 @@ TEST_SUITE("unit") {
   TEST_CASE("run: a step's timeline is measured and complete") {
     const Plan plan = Compile(MakeSpec("zb-1p", 2, 4, UniformCosts(1, 1, 1)));
     const Model model = SmallModel(plan.stages);
-    const Text text = SmallText();
-    ThreadedRun run(plan, model, text, 1, {});
+    const Dataset dataset = SmallDataset();
+    ThreadedRun run(plan, model, dataset, 1, {});
     const StepResult result = run.Step(1);
     CHECK(result.losses.size() == 4);
     CHECK(result.timeline.measured);
@@ -162,8 +162,8 @@ TEST_SUITE("unit") {
     const Plan plan =
         PlanFromText("level comm\nroute 0 : 0 1\nrank\n F s0 m0\n BW s0 m0\n STEP s0");
     const Model model = SmallModel(plan.stages);
-    const Text text = SmallText();
-    ThreadedRun run(plan, model, text, 1, {});
+    const Dataset dataset = SmallDataset();
+    ThreadedRun run(plan, model, dataset, 1, {});
     CHECK(Failure([&] { run.Step(1); }) ==
           "micro-batch 1 never reached the last stage; verify the plan");
   }
@@ -171,10 +171,10 @@ TEST_SUITE("unit") {
   TEST_CASE("run: plans that one process cannot hold are refused") {
     Plan plan = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
     const Model model = SmallModel(plan.stages);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     plan.data_parallel = 1000;
     CHECK(
-        Failure([&] { ThreadedRun(plan, model, text, 1, {}); }) ==
+        Failure([&] { ThreadedRun(plan, model, dataset, 1, {}); }) ==
         "the plan has 2 ranks in 1000 replica(s), which is more than 1024 threads in one process; "
         "compile it for fewer");
   }

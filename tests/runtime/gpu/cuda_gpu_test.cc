@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/gpu/sm_budget.h"
+#include "runtime/gpu/gpu.h"
 #include "tests/emulator/sm_probe.h"
 #include "tests/support/failure.h"
 

@@ -41,14 +41,14 @@ Plan GpuPlanFor(const Model& model, std::string_view schedule, int ranks, int mi
   return Lower(std::move(plan), costs, {.target = Level::kBuffer});
 }
 
-OneByOneRun::OneByOneRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed,
-                         Gpu& gpu, gpu::Stream stream, int compute_sms)
+OneByOneRun::OneByOneRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                         uint64_t seed, Gpu& gpu, gpu::Stream stream, int compute_sms)
     : plan_(plan), gpu_(gpu), stream_(stream) {
   for (int d = 0; d < plan.data_parallel; ++d) {
     for (int e = 0; e < plan.expert_parallel; ++e) {
       for (int r = 0; r < plan.ranks; ++r) {
         devices_.push_back({d, e, r});
-        backends_.push_back(std::make_unique<GpuDevice>(plan, model, text, seed, devices_.back(),
+        backends_.push_back(std::make_unique<GpuDevice>(plan, model, dataset, seed, devices_.back(),
                                                         gpu, stream, compute_sms));
       }
     }

@@ -27,7 +27,7 @@ Plan GpuPlanFor(const Model& model, std::string_view schedule, int ranks, int mi
 /// plan.
 class OneByOneRun : public Run {
  public:
-  OneByOneRun(const Plan& plan, const Model& model, const Text& text, uint64_t seed, Gpu& gpu,
+  OneByOneRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed, Gpu& gpu,
               gpu::Stream stream, int compute_sms);
 
   StepResult Step(int step) override;

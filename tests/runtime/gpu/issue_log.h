@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/gpu/backend.h"
+#include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
-#include "runtime/gpu/lanes.h"
 #include "runtime/gpu/links.h"
 #include "runtime/gpu/run.h"
 #include "tests/emulator/emulated_gpu.h"

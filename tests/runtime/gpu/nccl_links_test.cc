@@ -1,5 +1,3 @@
-#include "runtime/nccl/nccl_links.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "runtime/nccl/links.h"
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/transport/link_backend.h"
 #include "tests/support/failure.h"

@@ -7,7 +7,7 @@
 
 #include "runtime/core/progress.h"
 #include "runtime/launch/control.h"
-#include "runtime/nccl/nccl_id.h"
+#include "runtime/nccl/library.h"
 #include "tests/runtime/launch/gathering.h"
 
 namespace contraflow::nccl_test {

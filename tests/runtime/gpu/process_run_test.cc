@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/gpu/check.h"
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/gpu/gpu_plan.h"
@@ -31,20 +31,20 @@ struct Training {
       : model(SmallGpuModel(capacity_factor)),
         plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
         order(RankOrder::kDefault, plan),
-        text(SmallText()),
+        dataset(SmallDataset()),
         network(order.processes(), NcclNetwork::Processes::kThreads) {
     model = FitModel(model, plan.stages, plan.layers, members);
   }
   size_t groups() const { return static_cast<size_t>(plan.data_parallel * plan.expert_parallel); }
   GpuProcessRun NewRun(int p, Control& control, Progress& progress, GpuRunOptions options = {}) {
-    return {plan,    model,    text,     kSeed,  order, network.GpuOf(p), network.NcclOf(p),
+    return {plan,    model,    dataset,  kSeed,  order, network.GpuOf(p), network.NcclOf(p),
             control, progress, kTimeout, options};
   }
 
   Model model;
   Plan plan;
   RankOrder order;
-  Text text;
+  Dataset dataset;
   NcclNetwork network;
 };
 
@@ -57,7 +57,7 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   size_t losses = 0, spans = 0;
   job.Run([&](int p, Control& control, Progress& progress) {
     GpuProcessRun run = training.NewRun(p, control, progress, options);
-    const std::unique_ptr<GpuReference> reference = p == 0 ? run.NewReference() : nullptr;
+    const std::unique_ptr<GpuSerialRun> reference = p == 0 ? run.NewSerialRun() : nullptr;
     for (int step = 1; step <= steps; ++step) {
       const StepResult result = run.Step(step);
       if (p != 0) continue;
@@ -142,7 +142,7 @@ TEST_SUITE("unit") {
         control.Broadcast("");
         return WaitForStop(control);
       }
-      GpuProcessRun run(training.plan, training.model, training.text, kSeed, training.order,
+      GpuProcessRun run(training.plan, training.model, training.dataset, kSeed, training.order,
                         training.network.GpuOf(p), training.network.NcclOf(p), control, progress,
                         std::chrono::milliseconds(200));
     });

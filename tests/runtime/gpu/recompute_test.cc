@@ -43,9 +43,9 @@ void Append(std::span<const float> values, std::string* bits) {
 /// Losses, gradients and weights of a step, bit for bit, and how many tokens were dropped.
 std::pair<std::string, int64_t> Train(const Plan& plan, const Model& model,
                                       const GpuRunOptions& options) {
-  const Text text = SmallText();
+  const Dataset dataset = SmallDataset();
   EmulatedGpu gpu(EmulatedGpuOptions{.seed = 5});
-  GpuRun run(plan, model, text, 1, gpu, options);
+  GpuRun run(plan, model, dataset, 1, gpu, options);
   std::string bits;
   const StepResult result = run.Step(1);
   Append(result.losses, &bits);

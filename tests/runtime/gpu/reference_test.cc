@@ -23,14 +23,14 @@ constexpr uint64_t kOneLayer = 1, kTwoLayers = 3;
 
 gpu::Stream FewSms() { return {TestStream().handle, kSms}; }
 
-Text SmallGpuText() {
-  Text text{"small text", ""};
+Dataset SmallGpuDataset() {
+  Dataset dataset{"small text", ""};
   uint32_t state = 1;
   for (int i = 0; i < 2000; ++i) {
     state = state * 1664525u + 1013904223u;
-    text.bytes += static_cast<char>('a' + (state >> 24) % 26);
+    dataset.bytes += static_cast<char>('a' + (state >> 24) % 26);
   }
-  return text;
+  return dataset;
 }
 
 /// A plan, run and compared for some steps.
@@ -38,10 +38,10 @@ struct Trial {
   Trial(std::string_view schedule, int ranks, int microbatches, int members, int data_parallel,
         float capacity_factor = 0, uint64_t seed = kOneLayer)
       : model(SmallGpuModel(capacity_factor)),
-        text(SmallGpuText()),
+        dataset(SmallGpuDataset()),
         plan(GpuPlanFor(model, schedule, ranks, microbatches, members, seed, data_parallel)),
-        run(plan, model, text, 1, TestGpu(), FewSms(), kSms),
-        reference(plan, model, text, 1, TestGpu(), FewSms(), kSms) {}
+        run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms),
+        reference(plan, model, dataset, 1, TestGpu(), FewSms(), kSms) {}
 
   GpuComparison Compare(int step, ReferenceRun* host, double bound) {
     const StepResult result = run.Step(step);
@@ -49,10 +49,10 @@ struct Trial {
   }
 
   const Model model;
-  const Text text;
+  const Dataset dataset;
   const Plan plan;
   OneByOneRun run;
-  GpuReference reference;
+  GpuSerialRun reference;
 };
 
 void CheckBits(Trial&& trial, int steps) {
@@ -78,7 +78,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("GPU reference: is near the host's in every step from the same weights") {
     Trial trial("1f1b", 1, 1, 2, 1, 0, kTwoLayers);
     REQUIRE(trial.plan.layers == 2);
-    ReferenceRun host(trial.plan, trial.model, trial.text, 1);
+    ReferenceRun host(trial.plan, trial.model, trial.dataset, 1);
     for (int step = 1; step <= 2; ++step) {
       const GpuComparison comparison = trial.Compare(step, &host, 1e-2);
       CHECK(comparison.difference == "");
@@ -89,9 +89,9 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("host reference: tokens visit the experts they are told to") {
     const Model model = SmallGpuModel();
-    const Text text = SmallGpuText();
+    const Dataset dataset = SmallGpuDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 1, 1, 1, kOneLayer);
-    ReferenceRun host(plan, model, text, 1);
+    ReferenceRun host(plan, model, dataset, 1);
     std::vector<int32_t> choice;
     for (int t = 0; t < model.tokens(); ++t) choice.insert(choice.end(), {3, 1});
     host.ChooseBy([&](int, int, int, int, int) { return choice.data(); });
@@ -114,7 +114,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU comparison: a bit that differs is found and so is what is too far from the host") {
     Trial trial("1f1b", 1, 1, 1, 1);
-    ReferenceRun host(trial.plan, trial.model, trial.text, 1);
+    ReferenceRun host(trial.plan, trial.model, trial.dataset, 1);
     const StepResult result = trial.run.Step(1);
     const GpuComparison far =
         CompareGpuStep(trial.plan, 1, result, trial.run, trial.reference, &host, 1e-9);
@@ -138,11 +138,11 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU device: plans that were made for something else are refused with the remedy") {
     const Model model = SmallGpuModel();
-    const Text text = SmallGpuText();
+    const Dataset dataset = SmallGpuDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 2, 2, 1, 3);
     const auto refusal = [&](const Plan& given) -> std::string {
       try {
-        GpuDevice(given, model, text, 1, {0, 0, 0}, TestGpu(), FewSms(), kSms);
+        GpuDevice(given, model, dataset, 1, {0, 0, 0}, TestGpu(), FewSms(), kSms);
       } catch (const Error& error) {
         return error.what();
       }
@@ -183,9 +183,9 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU device: arenas are those of the plan and begin aligned") {
     const Model model = SmallGpuModel();
-    const Text text = SmallGpuText();
+    const Dataset dataset = SmallGpuDataset();
     const Plan plan = GpuPlanFor(model, "zb-1p", 2, 2, 1, 4);
-    GpuDevice device(plan, model, text, 1, {0, 0, 1}, TestGpu(), FewSms(), kSms);
+    GpuDevice device(plan, model, dataset, 1, {0, 0, 1}, TestGpu(), FewSms(), kSms);
     CHECK(device.arena_bytes() == ArenaBytes(plan.slots[1]));
     const auto& program = plan.programs[1];
     size_t messages = 0;
@@ -209,9 +209,9 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU device: an overflow and a loss that is not finite end the training") {
     const Model model = SmallGpuModel();
-    const Text text = SmallGpuText();
+    const Dataset dataset = SmallGpuDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 1, 1, 1, 3);
-    OneByOneRun run(plan, model, text, 1, TestGpu(), FewSms(), kSms);
+    OneByOneRun run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms);
     run.Step(1);
     Stage& stage = run.StageAt({0, 0, 0}, 0);
     const auto blocks = stage.blocks();

@@ -16,10 +16,10 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "runtime/gpu/check.h"
-#include "runtime/gpu/hang_watch.h"
-#include "runtime/gpu/sm_budget.h"
-#include "runtime/model/footprint.h"
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/step_watch.h"
 #include "runtime/model/gpu_views.h"
+#include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/test_gpu.h"
@@ -34,14 +34,14 @@ constexpr GpuRunOptions kGraph = {.graph = true};
 constexpr GpuRunOptions kEager = {.graph = false, .stamps = false, .run_ahead = 4};
 
 /// A text without a period that a sequence could fall into.
-Text SmallText() {
-  Text text{"small text", ""};
+Dataset SmallDataset() {
+  Dataset dataset{"small text", ""};
   uint32_t state = 1;
   for (int i = 0; i < 2000; ++i) {
     state = state * 1664525u + 1013904223u;
-    text.bytes += static_cast<char>('a' + (state >> 24) % 26);
+    dataset.bytes += static_cast<char>('a' + (state >> 24) % 26);
   }
-  return text;
+  return dataset;
 }
 
 /// As small as a model for a GPU can be; every token visits `top_k` of `experts`.
@@ -133,9 +133,9 @@ Outcome OutcomeOf(const Plan& plan, Run* run) {
 
 Outcome Train(const Plan& plan, const Model& model, const EmulatedGpuOptions& gpu_options,
               const GpuRunOptions& options, int steps) {
-  const Text text = SmallText();
+  const Dataset dataset = SmallDataset();
   EmulatedGpu gpu(gpu_options);
-  GpuRun run(plan, model, text, kSeed, gpu, options);
+  GpuRun run(plan, model, dataset, kSeed, gpu, options);
   Outcome losses;
   for (int step = 1; step <= steps; ++step) {
     losses["losses " + std::to_string(step)] = BitsOf(run.Step(step).losses);
@@ -150,14 +150,14 @@ Outcome Train(const Plan& plan, const Model& model, const EmulatedGpuOptions& gp
 /// now and then which expert a token visits.
 void CheckAgainstReferences(const Shape& shape, const Model& model, const GpuRunOptions& options,
                             uint64_t seed, int steps) {
-  const Text text = SmallText();
+  const Dataset dataset = SmallDataset();
   const Plan plan = PlanOf(shape, model);
   EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
-  GpuRun run(plan, model, text, kSeed, gpu, options);
+  GpuRun run(plan, model, dataset, kSeed, gpu, options);
   const SmBudget budget =
       BudgetOf(gpu.sms(), static_cast<int>(DeviceCount(plan)), shape.members > 1);
-  GpuReference reference(plan, model, text, kSeed, TestGpu(), TestStream(), budget.compute);
-  ReferenceRun host(plan, model, text, kSeed);
+  GpuSerialRun reference(plan, model, dataset, kSeed, TestGpu(), TestStream(), budget.compute);
+  ReferenceRun host(plan, model, dataset, kSeed);
   ReferenceRun* const comparable = model.top_k == model.experts ? &host : nullptr;
   for (int step = 1; step <= steps; ++step) {
     const StepResult result = run.Step(step);
@@ -224,10 +224,10 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU run: what is put into stages is trained on") {
     const Model model = SmallModel(1, 2);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const Plan plan = PlanOf({"1f1b", 2, 2}, model);
     EmulatedGpu gpu, other_gpu;
-    GpuRun run(plan, model, text, kSeed, gpu), other(plan, model, text, kSeed, other_gpu);
+    GpuRun run(plan, model, dataset, kSeed, gpu), other(plan, model, dataset, kSeed, other_gpu);
     run.Step(1);
     for (const Device& device : run.devices()) {
       Stage& from = run.StageAt(device, device.rank);
@@ -250,12 +250,12 @@ TEST_SUITE("kernel") {
 TEST_SUITE("unit") {
   TEST_CASE("GPU run: a GPU that stands still is given up with what it is at") {
     const Model model = SmallModel(1, 2);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const Plan plan = PlanOf({"1f1b", 2, 2}, model);
     // The first instruction that has begun and not ended, or the whole error.
     const auto hang = [&](int looks, GpuRunOptions options, int steps) -> std::string {
       StillGpu gpu(looks);
-      GpuRun run(plan, model, text, kSeed, gpu, options);
+      GpuRun run(plan, model, dataset, kSeed, gpu, options);
       try {
         for (int step = 1; step <= steps; ++step) run.Step(step);
       } catch (const GpuHang& error) {
@@ -283,11 +283,11 @@ TEST_SUITE("unit") {
 
   TEST_CASE("GPU run: plans that do not suit are refused with the remedy") {
     const Model model = SmallModel(1, 2);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const auto error_of = [&](const Plan& plan) -> std::string {
       EmulatedGpu gpu;
       try {
-        GpuRun(plan, model, text, kSeed, gpu);
+        GpuRun(plan, model, dataset, kSeed, gpu);
       } catch (const Error& error) {
         return error.what();
       }

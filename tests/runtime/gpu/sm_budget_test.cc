@@ -1,10 +1,9 @@
-#include "runtime/gpu/sm_budget.h"
-
 #include <doctest/doctest.h>
 
 #include <array>
 #include <string>
 
+#include "runtime/gpu/gpu.h"
 #include "tests/support/failure.h"
 
 namespace contraflow::sm_budget_test {

@@ -103,10 +103,10 @@ struct OnHost {
 /// The same on the GPU.
 struct OnGpu {
   OnGpu(const Model& model, const LayerShape& shape, const MicroBatch& micro)
-      : kit(shape, TestGpu(), FewSms(), 2),
-        stage(model, kit, 0, 0, 1, 2, TestGpu(), TestStream()),
+      : products(shape, TestGpu(), FewSms(), 2),
+        stage(model, products, 0, 0, 1, 2, TestGpu(), TestStream()),
         mirror(model, shape, 0, 0, 1, 2),
-        lane{FewSms(), kit.work(0)},
+        lane{FewSms(), products.work(0)},
         tokens(micro.tokens),
         targets(micro.targets),
         loss(size_t{1}),
@@ -148,7 +148,7 @@ struct OnGpu {
     return mirror;
   }
 
-  const GpuKit kit;
+  const GpuProducts products;
   GpuStage stage;
   Stage mirror;
   const GpuLane lane;

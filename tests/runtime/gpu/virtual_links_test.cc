@@ -1,5 +1,3 @@
-#include "runtime/gpu/virtual_links.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/bf16.h"
+#include "runtime/gpu/links.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/test_gpu.h"

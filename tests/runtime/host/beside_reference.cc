@@ -5,15 +5,15 @@
 #include <chrono>
 
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "tests/support/run_support.h"
 
 namespace contraflow {
 
 TrainingOutcome TrainBesideReference(const Plan& plan, const Model& model, bool strict) {
-  const Text text = SmallText();
-  ThreadedRun run(plan, model, text, 7, {.strict = strict, .timeout = std::chrono::seconds(20)});
-  ReferenceRun reference(plan, model, text, 7);
+  const Dataset dataset = SmallDataset();
+  ThreadedRun run(plan, model, dataset, 7, {.strict = strict, .timeout = std::chrono::seconds(20)});
+  ReferenceRun reference(plan, model, dataset, 7);
   TrainingOutcome outcome;
   for (int step = 1; step <= 2 && outcome.difference.empty(); ++step) {
     const StepResult result = run.Step(step);

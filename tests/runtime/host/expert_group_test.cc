@@ -15,8 +15,7 @@
 #include "compiler/plan/value.h"
 #include "compiler/verify/verify.h"
 #include "runtime/core/check.h"
-#include "runtime/host/threaded_run.h"
-#include "runtime/model/footprint.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/runtime/host/beside_reference.h"
@@ -157,8 +156,8 @@ TEST_SUITE("equivalence") {
     const Plan group = GroupPlan("1f1b", 2, 4, 2, Level::kComponent, 4);
     const Plan replicas = GroupPlan("1f1b", 2, 4, 1, Level::kComponent, 4, 2);
     const Model model = ModelFor(group, 0);
-    const Text text = SmallText();
-    ReferenceRun one(group, model, text, 7), other(replicas, model, text, 7);
+    const Dataset dataset = SmallDataset();
+    ReferenceRun one(group, model, dataset, 7), other(replicas, model, dataset, 7);
     const std::vector<float> losses = one.Step(1), wanted = other.Step(1);
     REQUIRE(losses.size() == wanted.size());
     for (size_t i = 0; i < losses.size(); ++i) {
@@ -183,10 +182,10 @@ TEST_SUITE("equivalence") {
   TEST_CASE("expert groups: what differs is named with its member") {
     const Plan plan = GroupPlan("1f1b", 2, 2, 2, Level::kComponent, 1);
     const Model model = ModelFor(plan, 0.5f);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const auto difference = [&](const auto& spoil) {
-      ThreadedRun run(plan, model, text, 7, {});
-      ReferenceRun reference(plan, model, text, 7);
+      ThreadedRun run(plan, model, dataset, 7, {});
+      ReferenceRun reference(plan, model, dataset, 7);
       StepResult result = run.Step(1);
       spoil(result, run);
       return CompareStep(plan, 1, result, run, reference).difference;
@@ -207,9 +206,9 @@ TEST_SUITE("equivalence") {
 
   TEST_CASE("expert groups: a model that does not fit is refused") {
     const Plan plan = GroupPlan("1f1b", 2, 2, 3, Level::kComponent, 1);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     const auto failure = [&](const Model& model) {
-      return Failure([&] { ThreadedRun(plan, model, text, 7, {}); });
+      return Failure([&] { ThreadedRun(plan, model, dataset, 7, {}); });
     };
     CHECK(
         failure(ModelFor(plan, 0)) ==

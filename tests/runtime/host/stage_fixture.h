@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/host/random.h"
+#include "runtime/host/reference_run.h"
 #include "runtime/host/stage.h"
-#include "runtime/host/whole_stage.h"
 
 namespace contraflow {
 

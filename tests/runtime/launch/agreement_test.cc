@@ -1,13 +1,11 @@
 // What the processes of a job must have alike, and what they tell each other as bytes.
 
-#include "runtime/launch/agreement.h"
-
 #include <doctest/doctest.h>
 
 #include <string>
 #include <vector>
 
-#include "runtime/core/run_state.h"
+#include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"

@@ -15,7 +15,6 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/launch/control_link.h"
-#include "runtime/launch/control_message.h"
 #include "tests/runtime/launch/watched_job.h"
 
 namespace contraflow::control_talk_test {

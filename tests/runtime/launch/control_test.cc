@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/control_message.h"
+#include "runtime/launch/control_link.h"
 #include "tests/runtime/launch/watched_job.h"
 
 namespace contraflow::control_test {

@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/call.h"
 #include "runtime/launch/handshake.h"
+#include "runtime/launch/peer.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 
@@ -266,19 +266,19 @@ TEST_SUITE("unit") {
 
   TEST_CASE("rendezvous: rank 0 is killed before all have come") {
     std::vector<MeetingPoint> points = Points(3, true);
-    Door door(Listen({"127.0.0.1", 0}), points[0].secret, 0, 3);
-    points[1].address = LocalAddress(door.listener());
+    Acceptor acceptor(Listen({"127.0.0.1", 0}), points[0].secret, 0, 3);
+    points[1].address = LocalAddress(acceptor.listener());
     std::string failure;
     std::thread guest([&] { failure = Failure([&] { Meet(points[1]); }); });
     Readiness readiness;
-    std::vector<Visitor> visitors;
-    while (visitors.empty()) {
-      door.Ask(&readiness);
+    std::vector<Peer> peers;
+    while (peers.empty()) {
+      acceptor.Ask(&readiness);
       readiness.Wait(Soon());
-      visitors = door.Serve(readiness);
+      peers = acceptor.Serve(readiness);
     }
-    SendText(visitors[0].socket, WriteFrame(Word::kConnected));
-    visitors.clear();
+    SendText(peers[0].socket, WriteFrame(Word::kConnected));
+    peers.clear();
     guest.join();
     CHECK(failure == "rank 0 at " + points[1].address.Text() +
                          " closed the connection before all processes of the job had met; see its "

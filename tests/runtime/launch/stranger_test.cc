@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/call.h"
 #include "runtime/launch/handshake.h"
+#include "runtime/launch/peer.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 
@@ -314,8 +314,8 @@ TEST_SUITE("unit") {
 // object for none.
 #ifndef __SANITIZE_ADDRESS__
   TEST_CASE("strangers: when the system has no more descriptors") {
-    Door door(Listen({"127.0.0.1", 0}), kSecret, 0, 2);
-    const Address at = LocalAddress(door.listener());
+    Acceptor acceptor(Listen({"127.0.0.1", 0}), kSecret, 0, 2);
+    const Address at = LocalAddress(acceptor.listener());
     std::vector<Socket> kept;
     for (int i = 0; i < 20; ++i) kept.push_back(Connect(at, Soon()));
     // The honest one comes last.
@@ -327,26 +327,26 @@ TEST_SUITE("unit") {
     const Socket highest(dup(kept.back().fd()));
     less.rlim_cur = static_cast<rlim_t>(highest.fd()) + 8;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &less) == 0);
-    std::vector<Visitor> visitors;
+    std::vector<Peer> peers;
     std::string failure;
     const Clock::time_point deadline = Soon();
     try {
       Readiness readiness;
-      while (visitors.empty() && Clock::now() < deadline) {
-        door.Ask(&readiness);
+      while (peers.empty() && Clock::now() < deadline) {
+        acceptor.Ask(&readiness);
         call.Ask(&readiness);
         readiness.Wait(Clock::now() + milliseconds(20));
         CHECK(call.Serve(readiness) == Call::State::kGoing);
-        visitors = door.Serve(readiness);
+        peers = acceptor.Serve(readiness);
       }
     } catch (const Error& error) {
       failure = error.what();
     }
     REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK(failure == "");
-    REQUIRE(visitors.size() == 1);
-    CHECK(visitors[0].claim.port == 80);
-    CHECK(door.Refused().find("127.0.0.1 (is one of too many at a time; ") == 0);
+    REQUIRE(peers.size() == 1);
+    CHECK(peers[0].claim.port == 80);
+    CHECK(acceptor.Refused().find("127.0.0.1 (is one of too many at a time; ") == 0);
   }
 #endif
 }

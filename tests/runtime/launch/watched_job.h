@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/launch/control.h"
-#include "runtime/launch/control_message.h"
+#include "runtime/launch/control_link.h"
 
 namespace contraflow {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/model/footprint.h"
 #include "runtime/model/parameters.h"
+#include "runtime/model/views.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/failure.h"
 

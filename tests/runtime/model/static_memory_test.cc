@@ -14,10 +14,8 @@
 #include "compiler/plan/value.h"
 #include "compiler/simulate/memory.h"
 #include "runtime/core/check.h"
-#include "runtime/host/poison.h"
-#include "runtime/host/threaded_run.h"
 #include "runtime/host/value_store.h"
-#include "runtime/model/footprint.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
@@ -49,12 +47,12 @@ Case BufferCase(std::string_view schedule, int ranks, int microbatches, int memb
 
 /// "", or the first difference from the reference in two steps, or why the run failed.
 std::string Compare(const Case& c, bool strict) {
-  const Text text = SmallText();
+  const Dataset dataset = SmallDataset();
   std::string difference;
   const std::string failure = Failure([&] {
     const auto timeout = std::chrono::seconds(20);
-    ThreadedRun run(c.plan, c.model, text, 7, {.strict = strict, .timeout = timeout}, true);
-    ReferenceRun reference(c.plan, c.model, text, 7);
+    ThreadedRun run(c.plan, c.model, dataset, 7, {.strict = strict, .timeout = timeout}, true);
+    ReferenceRun reference(c.plan, c.model, dataset, 7);
     for (int step = 1; step <= 2 && difference.empty(); ++step) {
       const StepResult result = run.Step(step);
       difference = CompareStep(c.plan, step, result, run, reference).difference;
@@ -85,8 +83,8 @@ TEST_SUITE("equivalence") {
       CAPTURE(c.plan.expert_parallel);
       CAPTURE(capacity);
       CHECK(Compare(c, count % 2 == 0) == "");
-      const Text text = SmallText();
-      ThreadedRun run(c.plan, c.model, text, 7, {});
+      const Dataset dataset = SmallDataset();
+      ThreadedRun run(c.plan, c.model, dataset, 7, {});
       const std::vector<MemoryFigures> figures = MemoryOf(c.plan, *c.plan.costs);
       const std::vector<std::vector<int>> holders = HoldersOfStage(c.plan);
       for (int member = 0; member < c.plan.expert_parallel; ++member) {
@@ -138,7 +136,7 @@ TEST_SUITE("equivalence") {
 
   TEST_CASE("static memory: a plan for another model is refused") {
     const Case c = BufferCase("1f1b", 2, 2, 2, 0, 1);
-    const Text text = SmallText();
+    const Dataset dataset = SmallDataset();
     Model other = c.model;
     other.name = "./other.json";
     other.expert_width = 24;
@@ -146,7 +144,7 @@ TEST_SUITE("equivalence") {
     const auto bytes = [](const LayerShape& shape) {
       return std::to_string(BytesOfValues<float>(shape)[static_cast<size_t>(Value::gate)]);
     };
-    CHECK(Failure([&] { ThreadedRun(c.plan, other, text, 7, {}); }) ==
+    CHECK(Failure([&] { ThreadedRun(c.plan, other, dataset, 7, {}); }) ==
           "this plan was compiled for another model: value gate has " + bytes(right) +
               " bytes, model \"./other.json\" needs " + bytes(wrong) +
               "; compile it with --model ./other.json --device cpu, and with the --capacity it is "
@@ -155,12 +153,12 @@ TEST_SUITE("equivalence") {
     Case less = c;
     std::erase_if(less.plan.slots[0], [](const Slot& s) { return s.value == Value::hidden; });
     CHECK(Failure([&] {
-            ThreadedRun(less.plan, c.model, text, 7, {});
+            ThreadedRun(less.plan, c.model, dataset, 7, {});
           }).starts_with("this plan was compiled for another model: value hidden has 0 bytes"));
     Case more = c;
     more.plan.slots[1].push_back(c.plan.slots[0][0]);
     CHECK(Failure([&] {
-            ThreadedRun(more.plan, c.model, text, 7, {});
+            ThreadedRun(more.plan, c.model, dataset, 7, {});
           }).find("which no instruction of the rank touches; verify the plan") !=
           std::string::npos);
   }

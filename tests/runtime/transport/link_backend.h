@@ -12,7 +12,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/backend.h"
+#include "runtime/gpu/links.h"
 
 namespace contraflow {
 

@@ -17,7 +17,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
 #include "runtime/host/backend.h"
-#include "runtime/host/threaded_run.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/transport/process_transport.h"
 #include "runtime/transport/socket.h"
 #include "tests/runtime/transport/mpi_wire_cases.h"
@@ -73,13 +73,13 @@ void Train(Wire* wire, std::string_view schedule, int members, Level level, bool
   const Model small = GroupModel();
   const Plan plan = PlanFor(small, schedule, ranks, 2 * ranks, members, level, 3);
   const Model model = FitModel(small, plan.stages, plan.layers, members);
-  const Text text = SmallText();
-  ThreadedRun threads(plan, model, text, 7, {.strict = strict});
+  const Dataset dataset = SmallDataset();
+  ThreadedRun threads(plan, model, dataset, 7, {.strict = strict});
 
   const RankOrder order(RankOrder::kDefault, plan);
   const Device device = order.DeviceOf(process);
   ProcessTransport transport(plan, order, *wire, nullptr, {.strict = strict});
-  HostBackend backend(plan, model, text, 7, device, transport);
+  HostBackend backend(plan, model, dataset, 7, device, transport);
   Executor executor(plan, device.rank, backend, transport);
   for (int step = 1; step <= 2; ++step) {
     threads.Step(step);

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -12,8 +13,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/run.h"
-#include "runtime/host/threaded_run.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/runtime/transport/parcel.h"
 #include "tests/runtime/transport/tcp_network.h"
@@ -45,14 +45,14 @@ bool SameBits(std::span<const float> a, std::span<const float> b) {
 /// after so many steps, or "".
 std::string Difference(const Plan& plan, const Model& model, bool strict, std::string_view order,
                        int steps = 2) {
-  const Text text = SmallText();
-  ThreadedRun threads(plan, model, text, 7, {.strict = strict});
+  const Dataset dataset = SmallDataset();
+  ThreadedRun threads(plan, model, dataset, 7, {.strict = strict});
   TcpNetwork network(plan, {.strict = strict}, order);
   std::vector<std::unique_ptr<HostBackend>> backends;
   std::vector<Worker> workers;
   for (const Device device : DevicesOf(plan)) {
     Transport& transport = network.At(device);
-    backends.push_back(std::make_unique<HostBackend>(plan, model, text, 7, device, transport));
+    backends.push_back(std::make_unique<HostBackend>(plan, model, dataset, 7, device, transport));
     workers.push_back({device, backends.back().get(), &transport});
   }
   Launch launch(plan, workers);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/transport/tcp_link.h"
+#include "runtime/transport/tcp_traffic.h"
 #include "runtime/transport/tcp_wire.h"
 #include "tests/runtime/transport/tcp_network.h"
 #include "tests/runtime/transport/tcp_wires.h"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "runtime/transport/tcp_link.h"
+#include "runtime/transport/tcp_traffic.h"
 #include "tests/runtime/transport/tcp_network.h"
 
 namespace contraflow {

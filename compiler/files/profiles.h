@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "compiler/plan/cost.h"
+
+namespace contraflow {
+
+/// Reads a cost file, or the profile of that name. What has a "/" or ends in ".json" is a file, "-"
+/// is stdin; a profile is looked up in $CONTRAFLOW_PROFILES, the installed ones and those of the
+/// source tree, in that order. Costs with "moe" alone have no chunk costs yet: Compile and Compare
+/// derive them (DeriveChunkCosts). Throws Error if there is none of that name, which lists those
+/// there are, and for all that ReadCosts refuses.
+CostModel ReadCostsOrProfile(const std::string& file_or_profile);
+
+}  // namespace contraflow

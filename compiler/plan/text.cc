@@ -1,0 +1,31 @@
+#include "compiler/plan/text.h"
+
+#include <cstdio>
+
+namespace contraflow {
+
+std::string FormatPercent(double ratio) {
+  // What is not nothing does not read so: a gap of nothing is a proof.
+  if (ratio > 0 && ratio < 0.00005) return "<0.01 %";
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.2f %%", 100 * ratio);
+  return buffer;
+}
+
+std::string FormatCount(int64_t count) {
+  std::string text = std::to_string(count);
+  const int first = count < 0 ? 1 : 0;
+  for (int at = static_cast<int>(text.size()) - 3; at > first; at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+std::string FormatWithUnit(Time ticks, Unit unit) {
+  const bool one = ticks == TicksPerUnit(unit);
+  // "unit" is a word and not a symbol.
+  return FormatTime(ticks, unit) + " " + std::string(Name(unit)) +
+         (unit == Unit::kUnit && !one ? "s" : "");
+}
+
+}  // namespace contraflow

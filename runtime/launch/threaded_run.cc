@@ -1,0 +1,173 @@
+#include "runtime/launch/threaded_run.h"
+
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/executor.h"
+
+namespace contraflow {
+
+std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error) {
+  std::string place;
+  if (plan.data_parallel > 1) place += "replica " + std::to_string(device.replica) + ", ";
+  if (plan.expert_parallel > 1) place += "member " + std::to_string(device.member) + ", ";
+  if (place.empty()) return error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const InternalError& e) {
+    return std::make_exception_ptr(InternalError(place + e.what()));
+  } catch (const Error& e) {
+    return std::make_exception_ptr(Error(place + e.what()));
+  }
+}
+
+Launch::Launch(const Plan& plan, std::span<const Worker> workers)
+    : plan_(plan), workers_(workers.begin(), workers.end()) {
+  CheckExecutable(plan);
+  if (workers_.size() > kMaxThreads) {
+    throw Error("the plan needs " + std::to_string(workers_.size()) +
+                " threads (ranks times replicas times members of an expert group), at most " +
+                std::to_string(kMaxThreads) + " are possible in one process");
+  }
+  for (const Worker& worker : workers_) {
+    executors_.push_back(
+        std::make_unique<Executor>(plan, worker.device.rank, *worker.backend, *worker.transport));
+  }
+  try {
+    for (size_t w = 0; w < workers_.size(); ++w) threads_.emplace_back([this, w] { Serve(w); });
+  } catch (const std::system_error& error) {
+    Join();
+    throw Error("cannot start " + std::to_string(workers_.size()) +
+                " threads: " + error.code().message() + "; use a plan with fewer ranks");
+  }
+}
+
+Launch::~Launch() { Join(); }
+
+void Launch::Join() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++round_;
+    step_ = 0;
+  }
+  begin_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Launch::Step(int step) {
+  CF_ASSERT(step > 0 && !error_ && !aborted_);
+  std::unique_lock lock(mutex_);
+  step_ = step;
+  running_ = workers_.size();
+  origin_ = Clock::now();
+  ++round_;
+  begin_.notify_all();
+  end_.wait(lock, [&] { return running_ == 0; });
+  if (error_) std::rethrow_exception(error_);
+  if (aborted_) throw Aborted();
+}
+
+void Launch::Serve(size_t w) {
+  int64_t served = 0;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    begin_.wait(lock, [&] { return round_ > served; });
+    ++served;
+    const int step = step_;
+    if (step == 0) return;
+    lock.unlock();
+    Run(w, step);
+    lock.lock();
+    if (--running_ == 0) end_.notify_one();
+  }
+}
+
+void Launch::Run(size_t w, int step) {
+  const Worker& worker = workers_[w];
+  try {
+    executors_[w]->Run(step, origin_);
+  } catch (const Aborted&) {
+    // Only follows from another's error, or the caller's wish.
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+  } catch (...) {
+    // Kept before anyone is woken: what the others then throw comes later.
+    Keep(NamingDevice(plan_, worker.device, std::current_exception()));
+    worker.transport->Abort();
+  }
+}
+
+void Launch::Keep(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+}
+
+namespace {
+
+/// The plan, if this process may start a thread for each of its devices.
+const Plan& CheckSize(const Plan& plan) {
+  CheckExecutable(plan);
+  if (DeviceCount(plan) > kMaxThreads) {
+    std::string text = "the plan has " + std::to_string(plan.ranks) + " ranks in " +
+                       std::to_string(plan.data_parallel) + " replica(s)";
+    if (plan.expert_parallel > 1) {
+      text += " of " + std::to_string(plan.expert_parallel) + " devices a rank";
+    }
+    throw Error(text + ", which is more than " + std::to_string(kMaxThreads) +
+                " threads in one process; compile it for fewer");
+  }
+  return plan;
+}
+
+}  // namespace
+
+ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                         uint64_t seed, ThreadNetwork::Options options, bool fill)
+    : plan_(CheckSize(plan)),
+      network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
+  std::vector<Worker> workers;
+  try {
+    for (int replica = 0; replica < plan.data_parallel; ++replica) {
+      for (int member = 0; member < plan.expert_parallel; ++member) {
+        for (int rank = 0; rank < plan.ranks; ++rank) {
+          const Device device = {replica, member, rank};
+          devices_.push_back(device);
+          Transport& transport = network_.At(device);
+          backends_.push_back(
+              std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
+          workers.push_back({device, backends_.back().get(), &transport});
+        }
+      }
+    }
+    launch_.emplace(plan, workers);
+  } catch (const std::bad_alloc&) {
+    throw Error("not enough memory for the stages of all ranks; use a smaller model");
+  }
+}
+
+StepResult ThreadedRun::Step(int step) {
+  const Clock::time_point start = Clock::now();
+  launch_->Step(step);
+  const auto duration =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  std::vector<DeviceStep> steps;
+  for (size_t w = 0; w < backends_.size(); ++w) {
+    steps.push_back(DeviceStepOf(*backends_[w], launch_->spans(w)));
+  }
+  return JoinDevices(plan_, steps, duration);
+}
+
+Stage& ThreadedRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
+
+void ThreadedRun::Put(Device, int) {}  // StageAt is the stage itself.
+
+const std::array<int64_t, kArenaCount>& ThreadedRun::ArenasAt(Device device) {
+  return At(device).arena_bytes();
+}
+
+HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }
+
+}  // namespace contraflow

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+#include "runtime/core/executor.h"
+#include "runtime/core/run.h"
+#include "runtime/core/transport.h"
+#include "runtime/host/backend.h"
+#include "runtime/transport/thread_transport.h"
+
+namespace contraflow {
+
+/// One device of a run.
+struct Worker {
+  Device device;
+  Backend* backend = nullptr;
+  Transport* transport = nullptr;
+};
+
+/// The same error, which begins with the replica and the member where the plan has several.
+std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error);
+
+/// Most threads of one run.
+inline constexpr int kMaxThreads = 1024;
+
+/// The threads of a run, one for each worker, from the first step to the last.
+class Launch {
+ public:
+  /// Starts the threads. Throws Error if the plan cannot be executed, or not so many threads be
+  /// started. The plan, and what the workers point to, must outlive it.
+  Launch(const Plan& plan, std::span<const Worker> workers);
+  Launch(const Launch&) = delete;
+  /// Joins the threads.
+  ~Launch();
+
+  /// Runs every worker's program once, each in its thread. Returns when all have ended. If one
+  /// fails, all others are aborted, and once every one has ended the first error is thrown again;
+  /// it names device and instruction. Then the run is good for nothing but its destruction.
+  void Step(int step);
+
+  /// When the instructions of worker `w` ran in the last step, counted from its start.
+  const std::vector<Span>& spans(size_t w) const { return executors_[w]->spans(); }
+
+ private:
+  void Serve(size_t w);
+  void Run(size_t w, int step);
+  void Keep(std::exception_ptr error);
+  void Join();
+
+  const Plan& plan_;
+  const std::vector<Worker> workers_;
+  // By worker. They outlive the step, whoever fails in it: others may still be copying the messages
+  // of one that has given up.
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable begin_, end_;
+  int64_t round_ = 0;   // steps begun
+  int step_ = 0;        // number of the step under way, 0: end
+  size_t running_ = 0;  // workers that have not ended it
+  bool aborted_ = false;
+  std::exception_ptr error_;  // the first
+  Clock::time_point origin_;  // start of the step
+  std::vector<std::thread> threads_;
+};
+
+/// Trains with a plan on the host: every device is a thread of this process.
+class ThreadedRun : public Run {
+ public:
+  /// The plan is sound (Verify), the model fitted to its stages. Plan, model and dataset must
+  /// outlive the run. With `fill` memory without a value is full of NaN. Throws Error if the plan
+  /// cannot be executed or is too large for one process.
+  ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+              ThreadNetwork::Options options, bool fill = kFillUnused);
+
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_; }
+  Stage& StageAt(Device device, int stage) override;
+  void Put(Device device, int stage) override;
+  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  HostBackend& At(Device device);
+
+ private:
+  const Plan& plan_;
+  ThreadNetwork network_;
+  std::vector<Device> devices_;                         // replica by replica, member by member
+  std::vector<std::unique_ptr<HostBackend>> backends_;  // by device
+  std::optional<Launch> launch_;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,202 @@
+#include "runtime/nccl/comms.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "runtime/launch/fault_report.h"
+
+namespace contraflow {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Between two looks at what goes on behind a call.
+constexpr std::chrono::microseconds kPause{50};
+/// Between two looks at whether what is waited for has been given up.
+constexpr milliseconds kTurn{1};
+/// How long an abort waits for a call of NCCL to come back. Where one does not, the device's queue
+/// is full and stays so: the process cannot be saved, and its end frees the device.
+constexpr milliseconds kPatience{2'000};
+
+/// NCCL takes powers of two; rather fewer than there are.
+int PowerOfTwo(int ctas) {
+  return static_cast<int>(std::bit_floor(static_cast<unsigned>(std::max(ctas, 1))));
+}
+
+const char* Name(NcclComms::Use use) {
+  switch (use) {
+    case NcclComms::Use::kDown:
+      return "down";
+    case NcclComms::Use::kUp:
+      return "up";
+    case NcclComms::Use::kExperts:
+      return "experts";
+    case NcclComms::Use::kSums:
+      return "sums";
+  }
+  CF_ASSERT(false);
+}
+
+}  // namespace
+
+NcclComms::NcclComms(const Plan& plan, const RankOrder& order, int process, const SmBudget& budget,
+                     Nccl& nccl, Options options)
+    : plan_(plan),
+      device_(order.DeviceOf(process)),
+      process_(process),
+      processes_(order.processes()),
+      budget_(budget),
+      nccl_(nccl),
+      options_(std::move(options)) {}
+
+NcclComms::~NcclComms() {
+  if (!closed_) Abort();
+  const std::lock_guard lock(aborting_);
+  if (abort_.joinable()) abort_.join();
+}
+
+int NcclComms::CtasOf(Use use) const {
+  switch (use) {
+    case Use::kDown:
+    case Use::kUp:
+      return PowerOfTwo(budget_.link_ctas);
+    case Use::kExperts:
+      return PowerOfTwo(budget_.expert_ctas);
+    // At the end of a step, when the experts' exchanges are over.
+    case Use::kSums:
+      return PowerOfTwo(std::max(budget_.link_ctas, budget_.expert_ctas));
+  }
+  CF_ASSERT(false);
+}
+
+/// What Abort would pull away from under a call is not aborted before the call is back.
+template <typename Call>
+auto NcclComms::Locked(const Call& call) {
+  // An abort has the lock until the caller, on its way out, has dropped its graph.
+  std::unique_lock lock(calls_, std::defer_lock);
+  while (!aborted_ && !lock.try_lock_for(kTurn)) continue;
+  if (aborted_) throw Aborted();
+  return call();
+}
+
+void NcclComms::Join(const std::string& id) {
+  NcclCommOptions options{"all", 1};
+  world_ = Locked([&] { return nccl_.Join(id, process_, processes_, options); });
+  AwaitReady(world_, "the processes of the job to join");
+  // Which pipeline, and which expert group, this device belongs to.
+  const int pipeline = device_.replica * plan_.expert_parallel + device_.member;
+  const int group = device_.replica * plan_.ranks + device_.rank;
+  comms_ = {Split(Use::kDown, pipeline, device_.rank), Split(Use::kUp, pipeline, device_.rank),
+            plan_.expert_parallel > 1 ? Split(Use::kExperts, group, device_.member) : nullptr,
+            Split(Use::kSums, 0, process_)};
+}
+
+NcclComm* NcclComms::Split(Use use, int color, int key) {
+  const std::string name = Name(use);
+  NcclComm* const comm = Locked([&] {
+    return nccl_.Split(world_, color, key, {name, CtasOf(use)});
+  });
+  AwaitReady(comm, "communicator \"" + name + "\"");
+  return comm;
+}
+
+void NcclComms::AwaitReady(NcclComm* comm, const std::string& what) {
+  Await([&] { return Locked([&] { return nccl_.Ready(comm); }); }, what);
+}
+
+void NcclComms::Await(const std::function<bool()>& done, const std::string& what) {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  while (!done()) {
+    if (aborted_) throw Aborted();
+    if (Clock::now() > deadline) {
+      throw Error("NCCL: waited " +
+                  SecondsText(std::chrono::duration<double>(options_.timeout).count()) + " for " +
+                  what +
+                  "; look for a process that failed or hangs, for a firewall between the machines, "
+                  "and whether NCCL_SOCKET_IFNAME names a network that they share");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  if (options_.moved) options_.moved();
+}
+
+void NcclComms::Group(const std::function<void()>& issue) {
+  BeginGroup();
+  Locked(issue);
+  EndGroup();
+}
+
+void NcclComms::ExchangeInGroups(size_t count, size_t place, size_t each,
+                                 const std::function<void(size_t to, size_t from)>& issue) {
+  const size_t step = std::max<size_t>(1, kMostMessages / (2 * std::max<size_t>(each, 1)));
+  for (size_t begin = 1; begin < count; begin += step) {
+    Group([&] {
+      for (size_t distance = begin; distance < std::min(begin + step, count); ++distance) {
+        issue((place + distance) % count, (place + count - distance) % count);
+      }
+    });
+  }
+}
+
+void NcclComms::BeginGroup() {
+  Locked([&] { nccl_.GroupStart(); });
+  ++depth_;
+}
+
+void NcclComms::EndGroup() {
+  Locked([&] { nccl_.GroupEnd(); });
+  if (--depth_ > 0) return;
+  for (NcclComm* comm : comms_) {
+    if (comm == nullptr || Locked([&] { return nccl_.Ready(comm); })) continue;
+    AwaitReady(comm, "messages to be issued");
+  }
+}
+
+void NcclComms::Poll() {
+  Locked([&] {
+    for (NcclComm* comm : comms_) {
+      if (comm != nullptr) nccl_.Check(comm);
+    }
+  });
+}
+
+void NcclComms::Abort() {
+  const std::lock_guard lock(aborting_);
+  if (aborted_.exchange(true)) return;
+  abort_ = std::thread([this] {
+    if (!calls_.try_lock_for(kPatience)) return;
+    const std::lock_guard calls(calls_, std::adopt_lock);
+    if (!closed_) End();
+  });
+}
+
+/// Side by side, as each waits until no graph holds its communicator any more, and a graph with
+/// messages of several is done only when all of these have ended. Then what they were split off.
+void NcclComms::End() {
+  std::vector<std::thread> aborts;
+  for (NcclComm* comm : comms_) {
+    if (comm != nullptr) aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
+  }
+  for (std::thread& abort : aborts) abort.join();
+  if (world_ != nullptr) nccl_.Abort(world_);
+}
+
+void NcclComms::Close() {
+  for (NcclComm* comm : {comms_[3], comms_[2], comms_[1], comms_[0], world_}) {
+    if (comm == nullptr) continue;
+    Locked([&] { nccl_.Finalize(comm); });
+    AwaitReady(comm, "the other processes at the end");
+  }
+  Locked([&] {
+    for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) {
+      if (*comm != nullptr) nccl_.Destroy(*comm);
+    }
+    if (world_ != nullptr) nccl_.Destroy(world_);
+    closed_ = true;
+  });
+}
+
+}  // namespace contraflow

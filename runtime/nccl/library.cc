@@ -1,0 +1,196 @@
+#include "runtime/nccl/library.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+
+std::string NewNcclId() {
+  ncclUniqueId id;
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) {
+    throw Error(std::string("NCCL makes no id for a communicator: ") + ncclGetErrorString(result) +
+                " (" + ncclGetLastError(nullptr) +
+                "); NCCL_SOCKET_IFNAME names the network interface that it is to use");
+  }
+  return {id.internal, sizeof(id.internal)};
+}
+
+class NcclLibrary::Comm : public NcclComm {
+ public:
+  Comm(const NcclCommOptions& options, Comm* from) : name(options.name), parent(from) {}
+
+  const std::string name;
+  Comm* const parent;           // whose split this is; null: none
+  ncclComm_t handle = nullptr;  // of a split, only when that is done
+  bool pending = true;          // NCCL is still at what was asked last
+};
+
+namespace {
+
+bool Failed(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
+/// What helps, as far as an error alone tells.
+std::string RemedyOf(ncclResult_t result) {
+  if (result == ncclRemoteError || result == ncclSystemError) {
+    return "; look for a process that failed first, and whether NCCL_SOCKET_IFNAME names a network "
+           "that all machines share";
+  }
+  if (result == ncclInvalidUsage) {
+    return "; every process needs a GPU of its own (several on one for a test: a different "
+           "NCCL_HOSTID for each)";
+  }
+  return "; NCCL_DEBUG=INFO tells more";
+}
+
+[[noreturn]] void Fail(const std::string& what, ncclResult_t result) {
+  std::string text = "NCCL: " + what + ": " + ncclGetErrorString(result);
+  const char* const detail = ncclGetLastError(nullptr);
+  if (detail != nullptr && *detail != '\0') text += std::string(" (") + detail + ")";
+  throw Error(text + RemedyOf(result));
+}
+
+/// Whether NCCL is still at it.
+bool Begun(const std::string& what, ncclResult_t result) {
+  if (Failed(result)) Fail(what, result);
+  return result == ncclInProgress;
+}
+
+/// The name must live as long as the communicator, which is made while other things go on.
+ncclConfig_t ConfigOf(const std::string& name, int max_ctas) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.minCTAs = 1;
+  config.maxCTAs = max_ctas;
+  config.splitShare = 0;
+  config.commName = name.c_str();
+  return config;
+}
+
+cudaStream_t Handle(gpu::Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+}  // namespace
+
+void NcclLibrary::SetDefaults() {
+  constexpr int kKeep = 0;
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", kKeep);
+  setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", kKeep);
+}
+
+NcclLibrary::NcclLibrary() {
+  int version = 0;
+  Begun("ncclGetVersion", ncclGetVersion(&version));
+  if (version >= NCCL_VERSION_CODE) return;
+  throw Error("NCCL: the library is version " + std::to_string(version) +
+              ", this program was built with " + std::to_string(NCCL_VERSION_CODE) +
+              "; let LD_LIBRARY_PATH name that one or a newer one");
+}
+
+NcclLibrary::~NcclLibrary() {
+  // What has not been ended in order cannot be waited for: others may be gone.
+  for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) Abort(comm->get());
+}
+
+std::string NcclLibrary::NewId() { return NewNcclId(); }
+
+NcclComm* NcclLibrary::Join(const std::string& id, int rank, int size,
+                            const NcclCommOptions& options) {
+  ncclUniqueId unique;
+  if (id.size() != sizeof unique.internal) {
+    throw Error("NCCL: the id of a communicator has " + std::to_string(id.size()) + " bytes, not " +
+                std::to_string(sizeof unique.internal) +
+                "; let all processes run the same version");
+  }
+  std::memcpy(unique.internal, id.data(), id.size());
+  Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, nullptr)).get();
+  ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
+  comm->pending = Begun("the processes of the job do not join",
+                        ncclCommInitRankConfig(&comm->handle, size, unique, rank, &config));
+  return comm;
+}
+
+NcclComm* NcclLibrary::Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) {
+  auto* const whole = static_cast<Comm*>(parent);
+  CF_ASSERT(!whole->pending);
+  Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, whole)).get();
+  ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
+  comm->pending = whole->pending =
+      Begun("communicator \"" + comm->name + "\" cannot be split off",
+            ncclCommSplit(whole->handle, color, key, &comm->handle, &config));
+  return comm;
+}
+
+void NcclLibrary::GroupStart() {
+  Begun("ncclGroupStart", ncclGroupStart());
+  ++depth_;
+}
+
+void NcclLibrary::GroupEnd() {
+  const bool pending = Begun("a group of messages cannot be issued", ncclGroupEnd());
+  if (--depth_ > 0) return;
+  for (Comm* comm : in_group_) comm->pending = pending;
+  in_group_.clear();
+}
+
+void NcclLibrary::Send(NcclComm* to_comm, const void* data, size_t bytes, int to,
+                       gpu::Stream stream) {
+  auto* const comm = static_cast<Comm*>(to_comm);
+  in_group_.push_back(comm);
+  Begun("ncclSend in \"" + comm->name + "\"",
+        ncclSend(data, bytes, ncclChar, to, comm->handle, Handle(stream)));
+}
+
+void NcclLibrary::Recv(NcclComm* from_comm, void* data, size_t bytes, int from,
+                       gpu::Stream stream) {
+  auto* const comm = static_cast<Comm*>(from_comm);
+  in_group_.push_back(comm);
+  Begun("ncclRecv in \"" + comm->name + "\"",
+        ncclRecv(data, bytes, ncclChar, from, comm->handle, Handle(stream)));
+}
+
+bool NcclLibrary::Ready(NcclComm* of) {
+  auto* const comm = static_cast<Comm*>(of);
+  if (!comm->pending) return true;
+  // A split is first something that the parent does.
+  if (comm->parent != nullptr && comm->parent->pending) {
+    Check(comm->parent);
+    if (comm->parent->pending) return false;
+  }
+  if (comm->handle == nullptr) return false;
+  Check(comm);
+  return !comm->pending;
+}
+
+void NcclLibrary::Check(NcclComm* of) {
+  auto* const comm = static_cast<Comm*>(of);
+  if (comm->handle == nullptr) return;
+  ncclResult_t state = ncclSuccess;
+  Begun("ncclCommGetAsyncError", ncclCommGetAsyncError(comm->handle, &state));
+  comm->pending = Begun("communicator \"" + comm->name + "\" has failed", state);
+}
+
+void NcclLibrary::Finalize(NcclComm* of) {
+  auto* const comm = static_cast<Comm*>(of);
+  comm->pending =
+      Begun("communicator \"" + comm->name + "\" cannot end", ncclCommFinalize(comm->handle));
+}
+
+void NcclLibrary::Destroy(NcclComm* of) noexcept {
+  auto* const comm = static_cast<Comm*>(of);
+  if (comm->handle != nullptr) ncclCommDestroy(comm->handle);
+  comm->handle = nullptr;
+}
+
+void NcclLibrary::Abort(NcclComm* of) noexcept {
+  auto* const comm = static_cast<Comm*>(of);
+  if (comm->handle != nullptr) ncclCommAbort(comm->handle);
+  comm->handle = nullptr;
+}
+
+}  // namespace contraflow

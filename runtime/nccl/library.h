@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/nccl/nccl.h"
+
+namespace contraflow {
+
+/// A new unique id of NCCL, as bytes: made by one process, for all that are to become one of its
+/// communicators. Needs no GPU. Throws Error with NCCL's message.
+std::string NewNcclId();
+
+/// NCCL itself, for the calling thread's current device. Streams are CUDA's.
+class NcclLibrary : public Nccl {
+ public:
+  /// Tells NCCL, in the environment, what this runtime relies on, where the user has not: kernels
+  /// of several communicators are launched in program order, and graphs are not mixed with other
+  /// launches. Before the first call of NCCL, and before there are threads that read the
+  /// environment.
+  static void SetDefaults();
+
+  /// Throws Error if the library is older than its header.
+  NcclLibrary();
+  ~NcclLibrary() override;
+
+  std::string NewId() override;
+  NcclComm* Join(const std::string& id, int rank, int size,
+                 const NcclCommOptions& options) override;
+  NcclComm* Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) override;
+  void GroupStart() override;
+  void GroupEnd() override;
+  void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) override;
+  void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream stream) override;
+  bool Ready(NcclComm* comm) override;
+  void Check(NcclComm* comm) override;
+  void Finalize(NcclComm* comm) override;
+  void Destroy(NcclComm* comm) noexcept override;
+  void Abort(NcclComm* comm) noexcept override;
+
+ private:
+  class Comm;
+
+  std::vector<std::unique_ptr<Comm>> comms_;
+  std::vector<Comm*> in_group_;  // those that the group under way uses
+  int depth_ = 0;                // of groups
+};
+
+}  // namespace contraflow

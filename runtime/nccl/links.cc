@@ -1,0 +1,309 @@
+#include "runtime/nccl/links.h"
+
+#include <algorithm>
+#include <set>
+
+#include "compiler/plan/error.h"
+#include "kernels/gpu/exchange.h"
+
+namespace contraflow {
+namespace {
+
+/// Slices begin at multiples of so many elements, for loads of 16 bytes.
+constexpr size_t kWidth = 4;
+
+/// Where slice `place` of `count` begins.
+size_t BeginOf(size_t elements, size_t count, size_t place) {
+  const size_t slice = ((elements + count - 1) / count + kWidth - 1) / kWidth * kWidth;
+  return std::min(slice * place, elements);
+}
+
+std::span<float> Slice(std::span<float> values, size_t count, size_t place) {
+  const size_t begin = BeginOf(values.size(), count, place);
+  return values.subspan(begin, BeginOf(values.size(), count, place + 1) - begin);
+}
+
+}  // namespace
+
+NcclSum::NcclSum(const Plan& plan, const RankOrder& order, int process, NcclComms& comms)
+    : plan_(plan),
+      order_(order),
+      process_(process),
+      holders_(HoldersOfStage(plan)),
+      comms_(comms) {}
+
+void NcclSum::Reserve(Gpu& gpu, size_t elements) {
+  round_ = std::min(elements, kRound);
+  // The slices of all others; rounded up, theirs may be a little more than the round has.
+  const size_t most = static_cast<size_t>(order_.processes()) * kWidth + round_;
+  work_ = reinterpret_cast<float*>(gpu.Allocate(most * sizeof(float)));
+}
+
+const NcclSum::Parts& NcclSum::PartsOf(int stage, Transport::Over over) {
+  const auto [at, missing] = parts_.try_emplace({stage, over});
+  Parts& parts = at->second;
+  if (!missing) return parts;
+  const Device self = order_.DeviceOf(process_);
+  const bool same = over == Transport::Over::kSameMember;
+  for (int replica = 0; replica < plan_.data_parallel; ++replica) {
+    for (int member = 0; member < plan_.expert_parallel; ++member) {
+      if (same && member != self.member) continue;
+      for (const int holder : holders_[static_cast<size_t>(stage)]) {
+        const int process = order_.ProcessOf({replica, member, holder});
+        if (process == process_) parts.place = parts.processes.size();
+        parts.processes.push_back(process);
+      }
+    }
+  }
+  CF_ASSERT(parts.processes[parts.place] == process_);
+  return parts;
+}
+
+void NcclSum::Connect(int stage, Transport::Over over, gpu::Stream stream) {
+  const Parts& parts = PartsOf(stage, over);
+  CF_ASSERT(round_ >= 1);
+  NcclComm* const comm = comms_[NcclComms::Use::kSums];
+  comms_.ExchangeInGroups(parts.processes.size(), parts.place, 1, [&](size_t to, size_t from) {
+    comms_.nccl().Send(comm, work_, sizeof(float), parts.processes[to], stream);
+    // What comes is for nobody: all may write it to the same place.
+    comms_.nccl().Recv(comm, work_ + kWidth, sizeof(float), parts.processes[from], stream);
+  });
+}
+
+void NcclSum::Run(int stage, Transport::Over over, std::span<float> values, gpu::Stream stream) {
+  const Parts& parts = PartsOf(stage, over);
+  if (parts.processes.size() < 2) return;
+  while (!values.empty()) {
+    const size_t size = std::min(values.size(), round_);
+    CF_ASSERT(size > 0);
+    Round(parts, values.first(size), stream);
+    values = values.subspan(size);
+  }
+}
+
+void NcclSum::Round(const Parts& parts, std::span<float> values, gpu::Stream stream) {
+  const size_t count = parts.processes.size();
+  const std::span<float> own = Slice(values, count, parts.place);
+  const size_t stride = (own.size() + kWidth - 1) / kWidth * kWidth;
+  Nccl& nccl = comms_.nccl();
+  NcclComm* const comm = comms_[NcclComms::Use::kSums];
+  // Nothing is sent where slices are empty: both ends know.
+  comms_.ExchangeInGroups(count, parts.place, 1, [&](size_t to, size_t from) {
+    const std::span<float> theirs = Slice(values, count, to);
+    if (!theirs.empty()) {
+      nccl.Send(comm, theirs.data(), theirs.size_bytes(), parts.processes[to], stream);
+    }
+    if (!own.empty()) {
+      const size_t other = from < parts.place ? from : from - 1;
+      nccl.Recv(comm, work_ + other * stride, own.size_bytes(), parts.processes[from], stream);
+    }
+  });
+  gpu::AddSlices(
+      stream, {own.data(), work_, stride, static_cast<int>(count), static_cast<int>(parts.place)},
+      own.size(), comms_.CtasOf(NcclComms::Use::kSums));
+  comms_.ExchangeInGroups(count, parts.place, 1, [&](size_t to, size_t from) {
+    const std::span<float> theirs = Slice(values, count, from);
+    if (!own.empty()) {
+      nccl.Send(comm, own.data(), own.size_bytes(), parts.processes[to], stream);
+    }
+    if (!theirs.empty()) {
+      nccl.Recv(comm, theirs.data(), theirs.size_bytes(), parts.processes[from], stream);
+    }
+  });
+}
+
+namespace {
+
+using Use = NcclComms::Use;
+using Over = Transport::Over;
+
+/// What one message of the connecting carries, and how far apart two are.
+constexpr size_t kProbe = 16;
+
+/// Messages to higher ranks have one communicator, those to lower ranks the other.
+Use UseOf(int from, int to) { return from < to ? Use::kDown : Use::kUp; }
+
+/// Every edge that carries messages in some pipeline: all have the same.
+std::vector<std::pair<int, int>> EdgesOf(const Plan& plan) {
+  std::set<std::pair<int, int>> edges;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    for (const Instruction& i : plan.program(rank)) {
+      if (WorkOf(i.op) == Work::kSend) edges.emplace(rank, i.peer);
+    }
+  }
+  return {edges.begin(), edges.end()};
+}
+
+/// The participant of a call.
+const Participant& Self(std::span<const Participant> participants, Device device) {
+  CF_ASSERT(participants.size() == 1 && participants[0].device == device);
+  return participants[0];
+}
+
+/// The plan, if its exchanges can be issued without asking the device.
+const Plan& CheckPlan(const Plan& plan, int capacity) {
+  if (plan.expert_parallel == 1 || capacity > 0) return plan;
+  throw Error(
+      "expert groups over NCCL need to know how many rows go to each expert before the device "
+      "does; give --capacity, 1.25 for example, or train in one process (--transport threads)");
+}
+
+}  // namespace
+
+NcclLinks::NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int process,
+                     const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options)
+    : plan_(CheckPlan(plan, capacity)),
+      device_(order.DeviceOf(process)),
+      edges_(EdgesOf(plan)),
+      nccl_(nccl),
+      gpu_(gpu),
+      comms_(plan, order, process, budget, nccl, std::move(options)),
+      sum_(plan, order, process, comms_) {}
+
+void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
+  comms_.Join(id);
+  const gpu::Stream stream = gpu_.NewStream(0, Priority::kNormal, "connect");
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan_);
+  std::vector<std::pair<int, Over>> sums;
+  size_t elements = 1;
+  for (int stage = 0; stage < plan_.stages; ++stage) {
+    const std::vector<int>& of_stage = holders[static_cast<size_t>(stage)];
+    if (std::find(of_stage.begin(), of_stage.end(), device_.rank) == of_stage.end()) continue;
+    for (const auto& [over, size] :
+         {std::pair(Over::kAllMembers, backend.Gradients(stage).size()),
+          std::pair(Over::kSameMember, backend.ExpertGradients(stage).size())}) {
+      if (size == 0 || !sum_.Needed(stage, over)) continue;
+      sums.emplace_back(stage, over);
+      elements = std::max(elements, size);
+    }
+  }
+  if (!sums.empty()) sum_.Reserve(gpu_, elements);
+
+  // Everybody goes through the same list of edges, then groups, then sums by stage: whoever waits
+  // waits for one that is earlier in the list, so the first of them always goes on.
+  const size_t bytes = kProbe * (1 + static_cast<size_t>(plan_.expert_parallel));
+  std::byte* const memory = gpu_.Allocate(bytes);
+  gpu_.Zero(stream, memory, bytes);
+  ConnectEdges(memory, stream);
+  ConnectExperts(memory, stream);
+  for (const auto& [stage, over] : sums) sum_.Connect(stage, over, stream);
+  GpuEvent* const connected = gpu_.NewEvent();
+  gpu_.Record(connected, stream);
+  comms_.Await(
+      [&] {
+        comms_.Poll();
+        return gpu_.Done(connected);
+      },
+      "the other processes to connect");
+}
+
+void NcclLinks::ConnectEdges(std::byte* memory, gpu::Stream stream) {
+  for (const auto& [from, to] : edges_) {
+    if (device_.rank != from && device_.rank != to) continue;
+    NcclComm* const comm = comms_[UseOf(from, to)];
+    comms_.Group([&, from = from, to = to] {
+      if (device_.rank == from) return nccl_.Send(comm, memory, kProbe, to, stream);
+      nccl_.Recv(comm, memory + kProbe, kProbe, from, stream);
+    });
+  }
+}
+
+void NcclLinks::ConnectExperts(std::byte* memory, gpu::Stream stream) {
+  if (plan_.expert_parallel == 1) return;
+  NcclComm* const comm = comms_[Use::kExperts];
+  comms_.ExchangeInGroups(static_cast<size_t>(plan_.expert_parallel),
+                          static_cast<size_t>(device_.member), 1, [&](size_t to, size_t from) {
+                            nccl_.Send(comm, memory, kProbe, static_cast<int>(to), stream);
+                            nccl_.Recv(comm, memory + kProbe * (1 + from), kProbe,
+                                       static_cast<int>(from), stream);
+                          });
+}
+
+void NcclLinks::Transfer(std::span<const Participant> ends) {
+  const Participant& self = Self(ends, device_);
+  const Instruction& message = *self.instruction;
+  const std::span<std::byte> bytes = self.backend->Message(message);
+  const bool sends = WorkOf(message.op) == Work::kSend;
+  const Use use = sends ? UseOf(device_.rank, message.peer) : UseOf(message.peer, device_.rank);
+  comms_.Group([&] {
+    sends ? nccl_.Send(comms_[use], bytes.data(), bytes.size(), message.peer, self.stream)
+          : nccl_.Recv(comms_[use], bytes.data(), bytes.size(), message.peer, self.stream);
+  });
+}
+
+/// All experts are here; how many rows each has may be known to the device alone.
+void NcclLinks::ExchangeAlone(const Participant& self, const ExchangePart& part) {
+  gpu::ExchangePeers peers = {};
+  peers.peer[0] = part.peer;
+  peers.members = 1;
+  peers.local_experts = part.local_experts;
+  const int ctas = self.stream.sms;
+  if (part.to_experts) {
+    gpu::PullToExperts(self.stream, peers, 0, part.width, part.capacity, part.most_rows, part.first,
+                       part.received, part.overflow, ctas);
+  } else {
+    gpu::PullToTokens(self.stream, peers, 0, part.width, part.sent_rows, ctas);
+  }
+}
+
+/// The rows of one member's tokens for one expert are one part: at the tokens by expert, at the
+/// experts by expert, then member.
+void NcclLinks::Exchange(std::span<const Participant> group) {
+  const Participant& self = Self(group, device_);
+  const ExchangePart part = self.backend->Exchange(*self.instruction);
+  const int members = plan_.expert_parallel, local = part.local_experts, me = device_.member;
+  if (members == 1) return ExchangeAlone(self, part);
+  CF_ASSERT(part.capacity > 0 && part.sent_rows == part.capacity * local * members &&
+            part.sent_rows <= part.most_rows);
+  const size_t bytes =
+      static_cast<size_t>(part.capacity) * static_cast<size_t>(part.width) * sizeof(gpu::Bf16);
+  auto* const tokens = reinterpret_cast<std::byte*>(part.peer.tokens);
+  auto* const experts = reinterpret_cast<std::byte*>(part.peer.experts);
+  const auto of_tokens = [&](int member, int expert) {
+    return tokens + bytes * static_cast<size_t>(member * local + expert);
+  };
+  const auto of_experts = [&](int member, int expert) {
+    return experts + bytes * static_cast<size_t>(expert * members + member);
+  };
+
+  const int ctas = comms_.CtasOf(Use::kExperts);
+  if (part.first != nullptr) {
+    gpu::SetCounts(self.stream, part.first, part.received, members, local, part.capacity);
+  }
+  const size_t stride = bytes * static_cast<size_t>(members);
+  part.to_experts ? gpu::CopyParts(self.stream, of_tokens(me, 0), bytes, of_experts(me, 0), stride,
+                                   bytes, local, ctas)
+                  : gpu::CopyParts(self.stream, of_experts(me, 0), stride, of_tokens(me, 0), bytes,
+                                   bytes, local, ctas);
+  NcclComm* const comm = comms_[Use::kExperts];
+  // A member sends its tokens' rows to each of my experts, and I mine to each of its.
+  const auto mine = [&](int member, int expert) {
+    return part.to_experts ? of_tokens(member, expert) : of_experts(member, expert);
+  };
+  const auto theirs = [&](int member, int expert) {
+    return part.to_experts ? of_experts(member, expert) : of_tokens(member, expert);
+  };
+  // As many experts at a time as there is room for with all members.
+  const int step = std::max(1, static_cast<int>(NcclComms::kMostMessages) / (2 * (members - 1)));
+  for (int begin = 0; begin < local; begin += step) {
+    const int end = std::min(begin + step, local);
+    comms_.ExchangeInGroups(static_cast<size_t>(members), static_cast<size_t>(me),
+                            static_cast<size_t>(end - begin), [&](size_t there, size_t here) {
+                              const auto to = static_cast<int>(there),
+                                         from = static_cast<int>(here);
+                              for (int expert = begin; expert < end; ++expert) {
+                                nccl_.Send(comm, mine(to, expert), bytes, to, self.stream);
+                                nccl_.Recv(comm, theirs(from, expert), bytes, from, self.stream);
+                              }
+                            });
+  }
+}
+
+void NcclLinks::Sum(std::span<const Participant> holders) {
+  const Participant& self = Self(holders, device_);
+  const int stage = self.instruction->stage;
+  sum_.Run(stage, Over::kAllMembers, self.backend->Gradients(stage), self.stream);
+  sum_.Run(stage, Over::kSameMember, self.backend->ExpertGradients(stage), self.stream);
+}
+
+}  // namespace contraflow

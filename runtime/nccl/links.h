@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/gpu/gpu.h"
+#include "runtime/gpu/links.h"
+#include "runtime/nccl/comms.h"
+
+namespace contraflow {
+
+/// Transport::Sum between GPUs. Every part gets one slice of the elements from all the others, adds
+/// it up in the order of the parts, and sends the sum back: each element travels twice, and is
+/// added in one order, at one place. In rounds, so that the memory for slices is bounded.
+class NcclSum {
+ public:
+  /// Most elements of a round, and what its slices take in memory, in floats.
+  static constexpr size_t kRound = size_t{8} << 20;
+
+  /// What is passed must outlive it.
+  NcclSum(const Plan& plan, const RankOrder& order, int process, NcclComms& comms);
+
+  /// Allocates memory for sums of up to so many elements.
+  void Reserve(Gpu& gpu, size_t elements);
+
+  /// Makes the connections of the sums over a stage by messages of a few bytes. All who take part
+  /// call it.
+  void Connect(int stage, Transport::Over over, gpu::Stream stream);
+  /// As Transport::Sum; this process holds the stage. Values are device memory.
+  void Run(int stage, Transport::Over over, std::span<float> values, gpu::Stream stream);
+  /// Whether there is anybody to add to.
+  bool Needed(int stage, Transport::Over over) { return PartsOf(stage, over).processes.size() > 1; }
+
+ private:
+  /// Who takes part, in the order in which they are added.
+  struct Parts {
+    std::vector<int> processes;
+    size_t place = 0;  // of this one
+  };
+
+  const Parts& PartsOf(int stage, Transport::Over over);
+  void Round(const Parts& parts, std::span<float> values, gpu::Stream stream);
+
+  const Plan& plan_;
+  const RankOrder& order_;
+  const int process_;
+  const std::vector<std::vector<int>> holders_;
+  NcclComms& comms_;
+  std::map<std::pair<int, Transport::Over>, Parts> parts_;  // by stage
+  float* work_ = nullptr;
+  size_t round_ = 0;  // elements of a round
+};
+
+/// The links of one device of a job, with a GPU to itself, over NCCL. Every operation meets its
+/// counterpart in the order in which the plan has them, whatever NCCL buffers. Each call has one
+/// participant, this process's.
+class NcclLinks : public GpuLinks {
+ public:
+  /// What is passed must outlive it. Throws Error, with the remedy, if the plan has exchanges
+  /// whose sizes only the device knows: `capacity`, rows of a member and expert, is 0.
+  NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int process,
+            const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options = {});
+
+  /// Joins the other processes, all of which call it with the same id, and connects to all that
+  /// this device will talk to, in one order everywhere. Throws Error if that fails or takes longer
+  /// than the timeout, Aborted after Abort.
+  void Connect(const std::string& id, GpuBackend& backend);
+  /// The orderly end, after the last step and once the device is done; all processes.
+  void Close() { comms_.Close(); }
+
+  void Transfer(std::span<const Participant> ends) override;
+  void Exchange(std::span<const Participant> members) override;
+  void Sum(std::span<const Participant> holders) override;
+  void BeginGroup() override { comms_.BeginGroup(); }
+  void EndGroup() override { comms_.EndGroup(); }
+  void Poll() override { comms_.Poll(); }
+  void Abort() override { comms_.Abort(); }
+
+ private:
+  void ConnectEdges(std::byte* memory, gpu::Stream stream);
+  void ConnectExperts(std::byte* memory, gpu::Stream stream);
+  void ExchangeAlone(const Participant& self, const ExchangePart& part);
+
+  const Plan& plan_;
+  const Device device_;
+  const std::vector<std::pair<int, int>> edges_;  // of a pipeline, from and to, ascending
+  Nccl& nccl_;
+  Gpu& gpu_;
+  NcclComms comms_;
+  NcclSum sum_;
+};
+
+}  // namespace contraflow

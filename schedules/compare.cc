@@ -1,0 +1,244 @@
+#include "schedules/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/text.h"
+#include "schedules/compile.h"
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+/// Stages of the model: as many as costs are listed or, where they are for any, one a rank.
+int ModelStages(const CompareRequest& request) {
+  const size_t listed = request.spec.costs.stages.size();
+  return listed > 1 ? static_cast<int>(listed) : request.spec.ranks;
+}
+
+Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
+  Spec spec = request.spec;
+  spec.schedule = schedule.name;
+  spec.memory_limit.reset();
+  if (&schedule != &kInterleaved && &schedule != &kAuto) spec.chunks = 0;
+  return spec;
+}
+
+/// `auto` takes Spec::chunks for its interleaved placement only, and the costs for one stage a
+/// rank.
+void ListStages(Spec* spec) {
+  if (spec->chunks == 0 || spec->costs.stages.size() != 1) return;
+  if (spec->ranks == 1) spec->chunks = 0;
+  spec->costs.stages.resize(static_cast<size_t>(spec->ranks), spec->costs.stages.front());
+}
+
+struct Built {
+  Plan plan;
+  Report report;
+};
+
+Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Level level) {
+  const std::string& memory_limit = request.memory_limit;
+  spec.costs = costs;
+  if (spec.schedule == kAuto.name) ListStages(&spec);
+  if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+  Plan plan = Compile(spec, {.level = level, .control = request.control});
+  std::optional<int64_t> limit;
+  if (plan.provenance) {
+    limit = plan.provenance->memory_limit;
+  } else if (!memory_limit.empty()) {
+    limit = ParseMemoryLimit(memory_limit, spec, plan.stages);
+  }
+  Report report = MakeReport(plan, *plan.costs, limit);
+  return {std::move(plan), std::move(report)};
+}
+
+void Fill(const Built& built, CompareRow* row) {
+  const Plan& plan = built.plan;
+  row->report = built.report;
+  row->provenance = plan.provenance;
+  row->stages = plan.stages;
+  row->twice = plan.routes.size() > 1;
+  const RecomputedCells recomputed(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    if (recomputed.HasStage(s)) row->recomputed.push_back(s);
+  }
+  for (const Program& program : plan.programs) {
+    row->messages += std::count_if(program.begin(), program.end(), [](const Instruction& i) {
+      return WorkOf(i.op) == Work::kSend;
+    });
+  }
+  if (plan.costs->comm.bytes > 0) row->message_bytes = row->messages * plan.costs->comm.bytes;
+  for (const MemoryFigures& rank : built.report.memory) {
+    if (!rank.parameters) continue;
+    row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
+  }
+}
+
+/// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
+/// the same chunks say.
+Built PublishedOnly(const Spec& spec, const CostModel& costs, const CompareRequest& request) {
+  Built chunks = Build(spec, costs, request, Level::kComm);
+  const Built parts = Build(spec, costs, request, Level::kComponent);
+  for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
+    const RankFigures& of_parts = parts.report.simulation.ranks[r];
+    chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
+    chunks.report.simulation.ranks[r].exposed = of_parts.exposed;
+  }
+  chunks.report.components = true;
+  return chunks;
+}
+
+/// `published`: with components, the costs of chunks that overlap as in the papers.
+CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
+                   const CostModel& published) {
+  const Spec spec = SpecFor(schedule, request);
+  CompareRow row;
+  row.schedule = spec.schedule;
+  row.stages = schedule.stages(spec);
+  row.same_model = &schedule == &kAuto || row.stages == ModelStages(request);
+  try {
+    if (!request.components) {
+      Fill(Build(spec, spec.costs, request, Level::kComm), &row);
+    } else if (request.overlap() == Overlap::kPublished) {
+      Fill(PublishedOnly(spec, published, request), &row);
+    } else {
+      Fill(Build(spec, spec.costs, request, Level::kComponent), &row);
+      row.published = Build(spec, published, request, Level::kComm).report;
+    }
+  } catch (const Error& error) {
+    row.report.reset();
+    row.rejected = error.what();
+    // The schedule's name stands in the first column already.
+    if (row.rejected.starts_with(row.schedule + " ")) {
+      row.rejected.erase(0, row.schedule.size() + 1);
+    }
+  }
+  return row;
+}
+
+/// What a shorter step must save to be worth anything less simple.
+constexpr double kWorthwhile = 0.01;
+
+/// From the simplest: 1F1B, then in the order of the table, where what is searched is last.
+std::vector<const CompareRow*> SimplestFirst(std::span<const CompareRow> rows) {
+  std::vector<const CompareRow*> fit;
+  for (const CompareRow& row : rows) {
+    if (row.report && row.same_model) fit.push_back(&row);
+  }
+  std::stable_partition(fit.begin(), fit.end(),
+                        [](const CompareRow* row) { return row->schedule == kOneFOneB.name; });
+  return fit;
+}
+
+double ShorterBy(const CompareRow& row, const CompareRow& than) {
+  if (than.makespan() == 0) return 0;
+  return static_cast<double>(than.makespan() - row.makespan()) /
+         static_cast<double>(than.makespan());
+}
+
+bool Shorter(const CompareRow* a, const CompareRow* b) { return a->makespan() < b->makespan(); }
+
+/// The best published row, nothing if `taken` alone fits.
+const CompareRow* BestOther(const std::vector<const CompareRow*>& fit, const CompareRow* taken) {
+  std::vector<const CompareRow*> others;
+  for (const CompareRow* row : fit) {
+    if (row != taken && row->schedule != kAuto.name) others.push_back(row);
+  }
+  if (others.empty()) return nullptr;
+  return *std::min_element(others.begin(), others.end(), Shorter);
+}
+
+std::string Name(const CompareRow& row) {
+  if (!row.provenance) return row.schedule;
+  // What policies are called means nothing to those who did not write them.
+  const std::string& from = row.provenance->from;
+  const bool published = from.find(' ') == std::string::npos;
+  return row.schedule + " (" + row.provenance->placement + " placement" +
+         (published ? ", from " + from : "") + ")";
+}
+
+/// "12.3 % shorter than 1f1b", or that nothing else fits.
+std::string Gain(const CompareRow& taken, const std::vector<const CompareRow*>& fit) {
+  const CompareRow* const other = BestOther(fit, &taken);
+  if (other == nullptr) return "nothing else fits";
+  const CompareRow* const simplest = fit.front();
+  std::string text;
+  if (simplest != &taken && simplest != other) {
+    text = FormatPercent(ShorterBy(taken, *simplest)) + " shorter than " + simplest->schedule +
+           " and ";
+  }
+  const double gain = ShorterBy(taken, *other);
+  const std::string than =
+      gain == 0 ? std::string("as long as ")
+                : FormatPercent(std::abs(gain)) + (gain < 0 ? " longer than " : " shorter than ");
+  return text + than + other->schedule + ", the best other published one that fits";
+}
+
+std::string Price(const CompareRow& taken) {
+  return taken.twice ? "; every rank holds the parameters of two stages" : "";
+}
+
+std::string NothingFits(std::span<const CompareRow> rows) {
+  const bool any = std::any_of(rows.begin(), rows.end(),
+                               [](const CompareRow& row) { return row.report.has_value(); });
+  if (any) {
+    return "no schedule of these fits the model that the costs describe; give costs of one stage "
+           "a rank, or leave `no_auto` out";
+  }
+  return "no schedule fits; raise `memory_limit`, or see above what each of them needs";
+}
+
+}  // namespace
+
+std::vector<CompareRow> Compare(const CompareRequest& asked,
+                                const std::function<void(std::string_view)>& started) {
+  CompareRequest request = asked;
+  CostModel& costs = request.spec.costs;
+  if (costs.moe && costs.stages.empty()) {
+    DeriveChunkCosts(&costs, request.overlap());
+    request.components = true;
+  }
+  CostModel published;
+  if (request.components) {
+    published = costs;
+    DeriveChunkCosts(&published, Overlap::kPublished);
+  }
+  std::vector<CompareRow> rows;
+  for (const Schedule* schedule : Schedules()) {
+    if (schedule == &kAuto && request.no_auto) continue;
+    if (started) started(schedule->name);
+    rows.push_back(MakeRow(*schedule, request, published));
+  }
+  return rows;
+}
+
+Advice Advise(std::span<const CompareRow> rows) {
+  const std::vector<const CompareRow*> fit = SimplestFirst(rows);
+  if (fit.empty()) return {"", NothingFits(rows)};
+  const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
+  const auto close = [&](const CompareRow* row) {
+    return ShorterBy(*shortest, *row) <= kWorthwhile;
+  };
+  const CompareRow& taken = **std::find_if(fit.begin(), fit.end(), close);
+  const std::string figures = FormatWithUnit(taken.makespan(), taken.report->unit) + ", " +
+                              FormatPercent(taken.report->gap()) + " above the bound of " +
+                              (taken.provenance ? "its placement" : "its placement and memory");
+  if (taken.schedule == kOneFOneB.name) {
+    const double gain = ShorterBy(*shortest, taken);
+    return {taken.schedule, "take 1F1B (1f1b): nothing is simpler, and " +
+                                (gain > 0 ? "the shortest that fits, " + shortest->schedule +
+                                                ", saves no more than " + FormatPercent(gain)
+                                          : std::string("nothing that fits is shorter")) +
+                                "; " + figures};
+  }
+  return {taken.schedule,
+          "take " + Name(taken) + ": " + Gain(taken, fit) + "; " + figures + Price(taken)};
+}
+
+}  // namespace contraflow

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "schedules/report.h"
+#include "schedules/search_control.h"
+
+namespace contraflow {
+
+/// What schedules are compared for: a shape, costs, a limit, a search.
+struct CompareRequest {
+  Spec spec;  ///< `schedule` is nothing yet; `chunks` those of interleaved ones
+  /// "80000" bytes (or activations), "1.5x" of what the first rank of 1F1B holds, or "" for none:
+  /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
+  /// not looked at.
+  std::string memory_limit = {};
+  SearchControl control = {};  ///< of the search of `auto`
+  bool no_auto = false;        ///< leaves `auto` out
+  /// The chunk costs follow from "moe", so components decide how long a step takes, with the
+  /// papers' overlap of chunks beside it. Holds where the costs have "moe" and no chunk costs in
+  /// any case.
+  bool components = false;
+
+  bool recomputes() const { return spec.recompute.choice != Recompute::Choice::kNone; }
+  Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
+};
+
+/// One schedule of a comparison: its figures, or why it does not fit.
+struct CompareRow {
+  std::string schedule;
+  int stages = 0;
+  /// True if it runs the model that the costs describe, so that steps compare; else its ranks hold
+  /// other numbers of the same stages.
+  bool same_model = false;
+  bool twice = false;  ///< holds two copies of every stage's parameters
+  std::optional<Report> report;
+  std::optional<Provenance> provenance;  ///< of what was searched
+  int64_t messages = 0;                  ///< between ranks, in one step
+  std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
+  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
+  std::vector<int> recomputed;           ///< stages, ascending
+  /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
+  /// papers.
+  std::optional<Report> published;
+  std::string rejected;  ///< why it does not fit; then there is no report
+
+  Time makespan() const { return report->simulation.makespan; }
+  bool interrupted() const { return provenance && provenance->interrupted; }
+};
+
+/// A row for every schedule, in the order of Schedules(), `auto` last. Calls `started` with the
+/// name of each before it is compiled. What a schedule does not take, or does not fit, is in its
+/// row.
+std::vector<CompareRow> Compare(const CompareRequest& request,
+                                const std::function<void(std::string_view)>& started = {});
+
+/// Which schedule to take, in a sentence that says why.
+struct Advice {
+  std::string schedule;  ///< "" where none fits
+  std::string text;
+};
+
+/// The simplest of the rows of the costs' own model whose step is within a hundredth of the
+/// shortest: 1F1B where nothing gains more than that.
+Advice Advise(std::span<const CompareRow> rows);
+
+}  // namespace contraflow

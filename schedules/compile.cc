@@ -1,0 +1,83 @@
+#include "schedules/compile.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/plan/text.h"
+#include "compiler/simulate/memory.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
+#include "schedules/search/memory_advice.h"
+
+namespace contraflow {
+namespace {
+
+/// Chunks of a plan up to which an error is worth another one.
+constexpr int64_t kMostTried = 100'000;
+
+/// What makes the spec fit its limit, beside a higher one.
+std::string WaysToFit(const Spec& spec, const SearchControl& control) {
+  std::string text;
+  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
+  const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
+  if (plain && chunks <= kMostTried && FitsRecomputed(spec, control)) {
+    text += ", give `recompute` auto";
+  }
+  Spec searched = spec;
+  searched.chunks = 0;
+  searched.search.placement = Placement::kAny;
+  const std::optional<int64_t> least = LeastLimit(searched, !plain);
+  if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
+  if (*least <= *spec.memory_limit) return text + ", or take auto, which fits";
+  return text + ", or to " + FormatCount(*least) + " and take auto, which then fits";
+}
+
+void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
+                 const MemoryLimit& limit, const SearchControl& control) {
+  if (!limit.amount()) return;
+  const Simulation simulation = Simulate(plan, costs);
+  if (limit.Fits(simulation)) return;
+  const auto fullest =
+      std::max_element(simulation.ranks.begin(), simulation.ranks.end(),
+                       [&](const auto& a, const auto& b) { return limit.Peak(a) < limit.Peak(b); });
+  const auto rank = static_cast<size_t>(fullest - simulation.ranks.begin());
+  const std::string holds = FormatCount(limit.Peak(*fullest));
+  std::string text = plan.schedule + " does not fit `memory_limit`: rank " + std::to_string(rank) +
+                     " holds " + holds + limit.unit() + " during instruction " +
+                     std::to_string(fullest->peak_index) + " of its compute order (" +
+                     ToString(plan.programs[rank][static_cast<size_t>(fullest->peak_index)]) +
+                     "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
+  if (limit.bytes()) text += " (" + Breakdown(MemoryOf(plan, costs)[rank]) + ")";
+  throw Error(text + "; raise it to " + holds + WaysToFit(spec, control));
+}
+
+}  // namespace
+
+Plan Compile(Spec spec, const CompileOptions& options) {
+  FindSchedule(spec.schedule);
+  CheckSpec(spec);
+  const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
+  if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
+  spec.search.components = options.level >= Level::kComponent;
+  Plan plan = GeneratePlan(spec, options.control);
+  // A searched plan may have other stages than the costs: then it brings its own, and its limit.
+  const CostModel costs = plan.costs ? *plan.costs : spec.costs;
+  const bool searched = plan.provenance && plan.provenance->memory_limit;
+  const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
+  CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
+  const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
+  return Lower(std::move(plan), costs, lower, options.observer);
+}
+
+int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
+  const Schedule& schedule = FindSchedule(spec.schedule);
+  CheckSpec(spec);
+  return ParseMemoryLimit(text, spec, schedule.stages(spec));
+}
+
+}  // namespace contraflow

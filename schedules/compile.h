@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "compiler/lower/lower.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "schedules/search_control.h"
+
+namespace contraflow {
+
+/// How a plan is compiled.
+struct CompileOptions {
+  Level level = Level::kComm;  ///< how far it is lowered
+  /// How far MoE components overlap. Nothing: as the chunk costs were derived, or as far as they
+  /// can.
+  std::optional<Overlap> overlap = {};
+  /// Called after every pass with its name and the plan it made.
+  PassObserver observer = {};
+  /// Follows the search where the schedule is searched ("auto"), and may end it early with the best
+  /// so far: the plan's provenance says then that it was interrupted.
+  SearchControl control = {};
+};
+
+/// The plan of a spec: generated, held against Spec::memory_limit, lowered to the level, and proven
+/// after every pass. Costs with "moe" and no stages get their chunk costs first
+/// (DeriveChunkCosts). The costs that were used are in the plan, those of a searched schedule for
+/// its own stages.
+///
+/// Throws Error if the spec is out of range or the schedule does not take it, and if a rank would
+/// hold more than the limit: which rank, during which instruction, how much of what, and the least
+/// limit that would do. Throws InternalError if a pass breaks the plan (a bug of ours).
+Plan Compile(Spec spec, const CompileOptions& options = {});
+
+/// The limit that `text` means for the schedule of the spec: "80000" bytes of activations on a rank
+/// (activations where the costs give no bytes), or "1.5x" of what the first rank of 1F1B holds.
+/// Throws Error if it means none, or the spec is out of range.
+int64_t MemoryLimitOf(const Spec& spec, const std::string& text);
+
+}  // namespace contraflow

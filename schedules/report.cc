@@ -1,0 +1,98 @@
+#include "schedules/report.h"
+
+#include <algorithm>
+
+#include "compiler/plan/plan.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+namespace {
+
+const Schedule* ScheduleOf(const Plan& plan) {
+  for (const Schedule* schedule : Schedules()) {
+    if (schedule->name == plan.schedule) return schedule;
+  }
+  return nullptr;
+}
+
+/// REDUCE and STEP are not in any formula.
+bool HasEpilogue(const CostModel& costs) {
+  return std::any_of(costs.stages.begin(), costs.stages.end(),
+                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
+}
+
+std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,
+                                          const Simulation& simulation) {
+  const Schedule* const schedule = ScheduleOf(plan);
+  // No formula knows recompute.
+  if (plan.layers > 0 || RecomputedCells(plan).any()) return {};
+  if (schedule == nullptr || schedule->formula == nullptr || !costs.uniform()) return {};
+  const Spec spec = {
+      .schedule = plan.schedule,
+      .ranks = plan.ranks,
+      .microbatches = plan.microbatches,
+      .chunks = plan.ranks > 0 && plan.stages % plan.ranks == 0 ? plan.stages / plan.ranks : 0,
+      .data_parallel = plan.data_parallel,
+      .costs = costs,
+      .memory_limit = {}};
+  if (!schedule->reject(spec).empty() || schedule->stages(spec) != plan.stages) return {};
+  FormulaFigures figures;
+  figures.text = schedule->formula->text;
+  figures.published = schedule->formula->published(spec);
+  if (!HasEpilogue(costs)) figures.exact = schedule->formula->exact(spec);
+  figures.holds =
+      std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
+                  [&](const RankFigures& rank) { return rank.bubble == figures.published; });
+  return figures;
+}
+
+}  // namespace
+
+double Report::gap() const {
+  if (bound.value == 0) return 0;
+  return static_cast<double>(simulation.makespan - bound.value) / static_cast<double>(bound.value);
+}
+
+int Report::peak_activations() const {
+  int peak = 0;
+  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_activations);
+  return peak;
+}
+
+int64_t Report::peak_bytes() const {
+  int64_t peak = 0;
+  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
+  return peak;
+}
+
+Time Report::largest_exposed() const {
+  Time largest = 0;
+  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.exposed);
+  return largest;
+}
+
+Time Report::largest_bubble() const {
+  Time largest = 0;
+  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.bubble);
+  return largest;
+}
+
+Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
+                  Keep keep) {
+  Report report;
+  report.schedule = plan.schedule;
+  report.unit = costs.unit;
+  report.level = plan.level;
+  report.components = plan.layers > 0;
+  report.simulation = Simulate(plan, costs, keep);
+  if (costs.memory) report.memory = MemoryOf(plan, costs);
+  // The limit that a searched plan was made for holds for its own costs.
+  if (!memory_limit && plan.provenance && costs == plan.costs) {
+    memory_limit = plan.provenance->memory_limit;
+  }
+  report.bound = ProveBound(plan, costs, memory_limit);
+  report.formula = MakeFormula(plan, costs, report.simulation);
+  return report;
+}
+
+}  // namespace contraflow

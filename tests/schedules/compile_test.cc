@@ -1,0 +1,113 @@
+#include "schedules/compile.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "compiler/simulate/memory.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow::compile_test {
+namespace {
+
+Plan CompileWithin(Spec spec, const std::string& memory_limit) {
+  spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+  return Compile(spec);
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("a limit that nothing fits says what would fit and that does") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.memory =
+        MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
+    const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
+    CHECK(Failure([&] { CompileWithin(spec, "1x"); }) ==
+          "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
+          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take auto, which "
+          "fits");
+    CHECK(Failure([&] { CompileWithin(spec, "900"); }) ==
+          "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations 3,000, "
+          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to 1,000 and take "
+          "auto, which then fits");
+    Spec forgetful = spec;
+    forgetful.schedule = "gpipe";
+    forgetful.costs.memory->input_bytes = 10;
+    forgetful.costs.memory->parameter_bytes.clear();
+    CHECK(Failure([&] { CompileWithin(forgetful, "2x"); }) == "accepted");
+    CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) ==
+          "gpipe does not fit `memory_limit`: rank 0 holds 8,000 bytes during instruction 7 of its "
+          "compute order (F s0 m7), the limit is 4,000 bytes (activations 4,800, stashes 3,200); "
+          "raise it to 8,000, give `recompute` auto, or take auto, which fits");
+    forgetful.recompute = {.choice = Recompute::Choice::kAuto};
+    CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");
+    CHECK_FALSE(Failure([&] { CompileWithin(spec, "4999"); }) == "accepted");
+    CHECK(Failure([&] { CompileWithin(spec, "5000"); }) == "accepted");
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("what is searched is never longer than dualpipe and dualpipe-v in their memory") {
+    std::mt19937_64 random(67);
+    int compared = 0, shorter = 0;
+    for (int round = 0; round < 24; ++round) {
+      const bool v = round % 2 == 1;
+      const Overlap overlap = round / 2 % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
+      const int ranks = v ? 2 + static_cast<int>(random() % 3) : 4;
+      const int microbatches = 2 * ranks + 2 * static_cast<int>(random() % 4);
+      Spec spec = MakeSpec(v ? "dualpipe-v" : "dualpipe", ranks, microbatches,
+                           RandomMoeCosts(&random, 2, overlap));
+      const int most = FindSchedule(spec.schedule).peak_activations(spec, 0);
+      Spec searched = spec;
+      searched.schedule = "auto";
+      searched.chunks = v ? 2 : 0;
+      searched.search.placement = v ? Placement::kV : Placement::kBidirectional;
+      searched.search.budget = 20'000'000;
+      for (const Level level : {Level::kComm, Level::kComponent}) {
+        const CompileOptions options = {.level = level, .overlap = overlap};
+        spec.memory_limit = searched.memory_limit = most;
+        const Plan published = Compile(spec, options), found = Compile(searched, options);
+        CAPTURE(round);
+        CAPTURE(Name(level));
+        CHECK(found.stages == published.stages);
+        const Simulation theirs = Simulate(published, spec.costs);
+        const Simulation ours = Simulate(found, *found.costs);
+        CHECK(ours.makespan <= theirs.makespan);
+        for (const RankFigures& rank : ours.ranks) CHECK(rank.peak_activations <= most);
+        shorter += ours.makespan < theirs.makespan;
+        ++compared;
+      }
+    }
+    MESSAGE(shorter << " of " << compared << " shorter");
+    CHECK(shorter > compared / 2);
+  }
+
+  TEST_CASE("overlap keeps to the memory limit that the order itself fits") {
+    std::mt19937_64 random(63);
+    for (Spec& spec : RandomSpecs(&random, 40, 5, 10)) {
+      CAPTURE(spec.schedule);
+      spec.costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+      spec.costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 30};
+      const Plan order = GeneratePlan(spec);
+      int64_t least = 0;
+      for (const auto& figures : MemoryOf(order, spec.costs)) {
+        least = std::max(least, figures.peak);
+      }
+      spec.memory_limit = least;
+      const Plan plan = Compile(spec, {.level = Level::kComponent});
+      for (const RankFigures& figures : Simulate(plan, spec.costs).ranks) {
+        CHECK(figures.peak_bytes <= least);
+      }
+      for (const MemoryFigures& figures : MemoryOf(plan, spec.costs)) CHECK(figures.peak <= least);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::compile_test

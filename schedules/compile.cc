@@ -18,14 +18,14 @@ namespace contraflow {
 namespace {
 
 /// Chunks of a plan up to which an error is worth another one.
-constexpr int64_t kMostTried = 100'000;
+constexpr int64_t kMostCellsTried = 100'000;
 
 /// What makes the spec fit its limit, beside a higher one.
 std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   std::string text;
   const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
-  if (plain && chunks <= kMostTried && FitsRecomputed(spec, control)) {
+  if (plain && chunks <= kMostCellsTried && FitsRecomputed(spec, control)) {
     text += ", give `recompute` auto";
   }
   Spec searched = spec;

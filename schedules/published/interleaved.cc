@@ -78,7 +78,7 @@ Plan GenerateInterleaved(const Spec& spec) { return InterleavedInRounds(spec, Ro
 // With fewer micro-batches than ranks a round is too short to keep them busy until it is back.
 std::vector<Time> InterleavedBubbles(const Spec& spec) {
   if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
-  return OnEachRank(spec, Fill(spec));
+  return OnEachRank(spec, FillTime(spec));
 }
 
 int InterleavedPeak(const Spec& spec, int rank) {
@@ -87,7 +87,7 @@ int InterleavedPeak(const Spec& spec, int rank) {
 }
 
 // The paper's (PP-1)(F+B)/V counts F and B of all V stages of a rank; costs here are of one stage.
-constexpr Formula kInterleavedFormula = {"(PP-1)(F+B)", Fill, InterleavedBubbles};
+constexpr Formula kInterleavedFormula = {"(PP-1)(F+B)", FillTime, InterleavedBubbles};
 
 }  // namespace
 

@@ -60,12 +60,6 @@ bool Suffices(const Plan& plan, const Candidate& candidate, Time enough) {
          MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation);
 }
 
-/// Reductions and optimizer steps belong to the step, but to no compute order.
-bool HasEpilogue(const CostModel& costs) {
-  return std::any_of(costs.stages.begin(), costs.stages.end(),
-                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
-}
-
 }  // namespace
 
 std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time> enough) {
@@ -102,6 +96,11 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
     if (plan) plans.push_back(std::move(*plan));
   }
   return plans;
+}
+
+bool HasEpilogue(const CostModel& costs) {
+  return std::any_of(costs.stages.begin(), costs.stages.end(),
+                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
 }
 
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {

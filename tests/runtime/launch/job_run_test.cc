@@ -73,6 +73,16 @@ const Case kGroups = {"groups", 8,
 }  // namespace
 
 TEST_SUITE("jobs") {
+  TEST_CASE("threads: a schedule of PyTorch's that adds micro-batches last first") {
+    const JobFolder folder;
+    const std::string plan = folder.File("plan.json");
+    RunTool(folder,
+            "import " CF_TEST_DIR "/reference/torch_LoopedBFS.csv --from torch-csv -o " + plan);
+    RunTool(folder, "verify " + plan);
+    const Words words = {plan, "--model", "tiny", "--steps", "2", "--check"};
+    CHECK(TrainWithThreads(words).losses.size() == 2);
+  }
+
 #ifdef CF_HAVE_MPI
   TEST_CASE("mpirun: two processes equal the threads of one") {
     CheckPlan(JobStyle::kMpirun, kTwo, {"", "--check", "--strict"});

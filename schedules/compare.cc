@@ -6,7 +6,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/plan/text.h"
 #include "schedules/compile.h"
 #include "schedules/published/rows.h"

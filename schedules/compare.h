@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compiler/plan/provenance.h"
+#include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/report.h"
 

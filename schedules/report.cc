@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "schedules/registry.h"
 
 namespace contraflow {

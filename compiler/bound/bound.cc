@@ -8,7 +8,7 @@
 
 #include "compiler/bound/work.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {
@@ -69,11 +69,6 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
     }
   }
   return work;
-}
-
-BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
-  if (!costs.memory || costs.memory->activation_bytes == 0) return {1, 1, limit};
-  return {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
 }
 
 /// A micro-batch is on all of a rank's stages of its route when the last of them runs: of those
@@ -139,6 +134,22 @@ std::vector<ChunkTimes> TimesOf(const BoundInput& input, const RouteWork& route,
 
 std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& route) {
   return TimesWith(input, route, [&](size_t s) { return route.least[s]; });
+}
+
+BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
+  if (!costs.memory || costs.memory->activation_bytes == 0) return {1, 1, limit};
+  return {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
+}
+
+Time MostHeld(const BoundMemory& memory, int64_t count, Time backward, Time rest) {
+  Time most = 0;
+  for (int64_t a = 0; a <= std::min(memory.slots(), count); ++a) {
+    const int64_t left = memory.limit - a * memory.activation;
+    const int64_t others = count - a;
+    const int64_t w = memory.stash == 0 ? others : std::min(others, left / memory.stash);
+    most = std::max(most, a * backward + (a + w) * rest);
+  }
+  return most;
 }
 
 BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,

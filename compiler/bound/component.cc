@@ -29,7 +29,7 @@
 
 #include "compiler/bound/jackson.h"
 #include "compiler/bound/work.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {
@@ -100,35 +100,6 @@ Time AddComponents(const Route& route, const Components& c, Time hop,
   return all;
 }
 
-/// A chunk, by lane.
-struct Work {
-  std::array<Time, 2> forward{}, backward{};
-  Time weights = 0;
-  Time attn_f = 0, combine_f = 0, combine_b = 0, last_weight = 0;  ///< at the ends of the chains
-
-  Time forward_chain() const { return forward[kCompute] + forward[kAllToAll]; }
-  Time backward_chain() const { return backward[kCompute] + backward[kAllToAll]; }
-};
-
-Work WorkOfMicrobatch(const CostModel& costs, int layers, int m) {
-  const auto cost = [&](Op op, int layer) { return costs.Duration(Component(op, 0, layer, m)); };
-  Work work;
-  for (int layer = 0; layer < layers; ++layer) {
-    for (const Op op : {Op::ATTN_F, Op::MLP_F}) work.forward[kCompute] += cost(op, layer);
-    for (const Op op : {Op::DISPATCH_F, Op::COMBINE_F}) work.forward[kAllToAll] += cost(op, layer);
-    for (const Op op : {Op::ATTN_B, Op::MLP_B}) work.backward[kCompute] += cost(op, layer);
-    for (const Op op : {Op::DISPATCH_B, Op::COMBINE_B}) {
-      work.backward[kAllToAll] += cost(op, layer);
-    }
-    for (const Op op : {Op::ATTN_W, Op::MLP_W}) work.weights += cost(op, layer);
-  }
-  work.attn_f = cost(Op::ATTN_F, 0);
-  work.combine_f = cost(Op::COMBINE_F, layers - 1);
-  work.combine_b = cost(Op::COMBINE_B, layers - 1);
-  work.last_weight = cost(Op::ATTN_W, 0);
-  return work;
-}
-
 /// One lane of a rank.
 struct LaneFigures {
   Time head = kNever;   ///< before it no component runs
@@ -144,7 +115,7 @@ struct LaneRank {
 };
 
 /// Adds the chunks of a micro-batch to the ranks of its route.
-void Add(const Route& route, const Work& work, Time hop, std::vector<LaneRank>* ranks) {
+void Add(const Route& route, const Components& work, Time hop, std::vector<LaneRank>* ranks) {
   const size_t stages = route.ranks.size();
   std::vector<Time> hops(stages, 0);  // of the way to each stage
   for (size_t s = 1; s < stages; ++s) {
@@ -176,23 +147,11 @@ void Add(const Route& route, const Work& work, Time hop, std::vector<LaneRank>* 
   }
 }
 
-/// The most work of a lane that a rank can hold: the largest a b + (a + w) rest for a activations
-/// and w stashes.
-Time MostHeld(const LaneFigures& lane, int64_t count, const BoundMemory& memory) {
-  Time most = 0;
-  for (int64_t a = 0; a <= std::min(memory.slots(), count); ++a) {
-    const int64_t left = memory.limit - a * memory.activation;
-    const int64_t others = count - a;
-    const int64_t w = memory.stash == 0 ? others : std::min(others, left / memory.stash);
-    most = std::max(most, a * lane.longest_b + (a + w) * lane.longest_w);
-  }
-  return most;
-}
-
 Bound BoundOfLane(const LaneFigures& lane, int64_t count, const BoundMemory& memory) {
   const int64_t slots = std::min(memory.slots(), count);
   const Time first = std::max<Time>(0, lane.first - lane.head - slots * lane.longest_f);
-  const Time last = std::max<Time>(0, lane.last - MostHeld(lane, count, memory));
+  const Time last =
+      std::max<Time>(0, lane.last - MostHeld(memory, count, lane.longest_b, lane.longest_w));
   const Time idle = slots == count ? std::max(first, last) : first + last;
   return {.value = lane.head + lane.work + idle,
           .kind = BoundKind::kTwoWindows,
@@ -231,15 +190,12 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
 }
 
 void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best) {
-  BoundMemory memory = {1, 1, limit};
-  if (costs.memory && costs.memory->activation_bytes > 0) {
-    memory = {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
-  }
+  const BoundMemory memory = MemoryOfCosts(costs, limit);
   const Time hop = costs.comm.latency + costs.comm.occupancy;
   std::vector<LaneRank> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
-      Add(route, WorkOfMicrobatch(costs, plan.layers, m), hop, &ranks);
+      Add(route, ComponentsOf(costs, plan.layers, m), hop, &ranks);
     }
   }
   for (int r = 0; r < plan.ranks; ++r) {

@@ -180,25 +180,13 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   }
 }
 
-/// The most backward work that a rank can hold: the largest a b + (a + w) rest for a activations
-/// and w stashes.
-Time MostHeld(const Rank& rank, const std::optional<BoundMemory>& memory) {
-  if (!memory) return rank.count * (rank.longest_b + rank.longest_rest);
-  Time most = 0;
-  for (int64_t a = 0; a <= std::min(memory->slots(), rank.count); ++a) {
-    const int64_t left = memory->limit - a * memory->activation;
-    const int64_t others = rank.count - a;
-    const int64_t w = memory->stash == 0 ? others : std::min(others, left / memory->stash);
-    most = std::max(most, a * rank.longest_b + (a + w) * rank.longest_rest);
-  }
-  return most;
-}
-
 Bound BoundOfRank(const Rank& rank, const BoundInput& input) {
   const BoundKind kind = rank.least_saving > 0 ? BoundKind::kPairs : BoundKind::kTwoWindows;
   Bound best = {.value = kNever, .kind = kind, .head = rank.head};
   const int64_t slots = input.memory ? std::min(input.memory->slots(), rank.count) : rank.count;
-  const Time held = MostHeld(rank, input.memory);
+  const Time held = input.memory
+                        ? MostHeld(*input.memory, rank.count, rank.longest_b, rank.longest_rest)
+                        : rank.count * (rank.longest_b + rank.longest_rest);
   // A larger u without savings only fills the windows.
   for (int64_t u = rank.least_saving > 0 ? 1 : rank.count; u <= rank.count; ++u) {
     const Time forwards = std::min(u, slots) * rank.longest_f;

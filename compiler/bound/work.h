@@ -58,6 +58,12 @@ struct BoundMemory {
   int64_t slots() const { return limit / activation; }  ///< chunks between F and B, at most
 };
 
+BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit);
+
+/// The most backward work of `count` chunks that a rank can hold: the largest a backward +
+/// (a + w) rest for a activations and w stashes.
+Time MostHeld(const BoundMemory& memory, int64_t count, Time backward, Time rest);
+
 /// An instance as the bounds see it.
 struct BoundInput {
   int ranks = 0;

@@ -1,11 +1,10 @@
-#include "compiler/files/cbor.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {

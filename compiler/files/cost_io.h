@@ -20,6 +20,9 @@ CostModel ReadCostFile(const std::string& path);
 /// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c.
 std::string WriteCosts(const CostModel& costs);
 
+/// A time as it is written in every document: in the unit, whole where it is whole.
+Json TimeToJson(Time ticks, Unit unit);
+
 /// The same as part of another document (a plan's "costs"), where the stage costs must be given.
 CostModel ReadCosts(const JsonCursor& document);
 Json CostsToJson(const CostModel& costs);

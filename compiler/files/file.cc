@@ -9,13 +9,16 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <system_error>
-
-#include "compiler/plan/error.h"
 
 namespace contraflow {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string Reason(int error) { return std::generic_category().message(error); }
 
@@ -30,49 +33,64 @@ std::string Reason(int error) { return std::generic_category().message(error); }
   throw Error(name + ": cannot be written: " + Reason(error) + hint);
 }
 
-/// An open file, closed at the end.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
+[[noreturn]] void FailFolder(const std::string& name, const std::error_code& error) {
+  const bool missing = error == std::errc::no_such_file_or_directory;
+  throw Error(name + ": cannot be written: " + error.message() +
+              (missing ? "; does the folder that it is to be in exist?" : ""));
+}
 
-  int get() const { return fd_; }
-  /// 0, or why the last of what was written may be lost.
-  int Close() {
-    const int result = close(fd_) == 0 ? 0 : errno;
-    fd_ = -1;
-    return result;
-  }
-
- private:
-  int fd_;
-};
+int Opened(const std::string& path, int flags, mode_t mode = 0) {
+  int fd = -1;
+  do {
+    fd = open(path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode);
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
 
 /// 0, or why not all of it was written.
 int WriteAll(int fd, std::string_view content) {
   while (!content.empty()) {
     const ssize_t written = write(fd, content.data(), content.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
+    if (written >= 0) {
+      content.remove_prefix(static_cast<size_t>(written));
+    } else if (errno != EINTR) {
       return errno;
     }
-    content.remove_prefix(static_cast<size_t>(written));
   }
   return 0;
 }
 
-using Content = std::function<void(const PutBytes& put)>;
-
-/// What hands pieces to an open file, and fails in the name of `path`.
-PutBytes PutTo(int fd, const std::string& path) {
-  return [fd, &path](std::string_view piece) {
-    if (const int error = WriteAll(fd, piece); error != 0) FailWrite(path, error);
-  };
+/// 0, or why what was written may be lost.
+int Sync(int fd) {
+  while (fsync(fd) != 0) {
+    // Some file systems have nothing to flush.
+    if (errno == EINVAL) return 0;
+    if (errno != EINTR) return errno;
+  }
+  return 0;
 }
+
+/// A name beside `target` that nothing has. Not derived from its name, which may already be as long
+/// as a name can be.
+std::string NameBeside(const std::string& target) {
+  static std::atomic<unsigned> counter{0};
+  const std::string folder = target.substr(0, target.rfind('/') + 1);
+  for (;;) {
+    std::string name = folder + ".contraflow-" + std::to_string(getpid()) + "-" +
+                       std::to_string(counter.fetch_add(1)) + ".tmp";
+    std::error_code error;
+    // What cannot be looked at cannot be made either, which says why.
+    if (!fs::exists(fs::symlink_status(name, error))) return name;
+  }
+}
+
+/// Without the slashes at the end, which would make the parent of "a/" be "a".
+std::string Trimmed(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+using Content = std::function<void(const PutBytes& put)>;
 
 void WriteStandardOutput(const Content& write) {
   // Through stdio, so that it stays in order with what the program prints.
@@ -88,52 +106,13 @@ void WriteStandardOutput(const Content& write) {
 
 /// Straight into what is there: a device, a pipe.
 void WriteThrough(const std::string& path, const Content& write) {
-  Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+  Descriptor file(Opened(path, O_WRONLY));
   if (file.get() < 0) FailWrite(path, errno);
-  write(PutTo(file.get(), path));
+  write([&](std::string_view piece) {
+    if (const int error = WriteAll(file.get(), piece); error != 0) FailWrite(path, error);
+  });
   if (const int error = file.Close(); error != 0) FailWrite(path, error);
 }
-
-/// A new file beside `target` which disappears unless it is renamed.
-class Temporary {
- public:
-  Temporary(const std::string& target, mode_t mode) {
-    static std::atomic<unsigned> counter{0};
-    const size_t slash = target.rfind('/');
-    const std::string folder = slash == std::string::npos ? "" : target.substr(0, slash + 1);
-    do {
-      // Not derived from the name, which may already be as long as a name can be.
-      path_ = folder + ".contraflow-" + std::to_string(getpid()) + "-" +
-              std::to_string(counter.fetch_add(1)) + ".tmp";
-      fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-    } while (fd_ < 0 && errno == EEXIST);
-    error_ = fd_ < 0 ? errno : 0;
-  }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() {
-    if (fd_ >= 0) close(fd_);
-    if (error_ == 0 && !renamed_) unlink(path_.c_str());
-  }
-
-  int error() const { return error_; }
-  int fd() const { return fd_; }
-  /// 0, or why it was not possible.
-  int CloseAndRename(const std::string& target) {
-    const int fd = fd_;
-    fd_ = -1;
-    if (close(fd) != 0) return errno;
-    if (rename(path_.c_str(), target.c_str()) != 0) return errno;
-    renamed_ = true;
-    return 0;
-  }
-
- private:
-  std::string path_;
-  int fd_ = -1;
-  int error_ = 0;
-  bool renamed_ = false;
-};
 
 void Replace(const std::string& path, const Content& write, const struct stat* existing) {
   std::string target = path;
@@ -145,37 +124,66 @@ void Replace(const std::string& path, const Content& write, const struct stat* e
     if (real == nullptr) FailWrite(path, errno);
     target = real.get();
   }
-  Temporary temporary(target, 0666);
-  int error = temporary.error();
-  if (error == 0 && existing != nullptr && fchmod(temporary.fd(), existing->st_mode & 07777) != 0) {
-    error = errno;
-  }
-  if (error != 0) FailWrite(path, error);
-  write(PutTo(temporary.fd(), path));
-  // Without the flush a full disk or a crash could leave an empty file under the final name.
-  if (fsync(temporary.fd()) != 0 && errno != EINVAL) error = errno;
-  if (error == 0) error = temporary.CloseAndRename(target);
-  if (error != 0) FailWrite(path, error);
+  const auto named = [&](const auto& call) {
+    try {
+      call();
+    } catch (const FileError& error) {
+      FailWrite(path, error.number);
+    }
+  };
+  std::optional<OutputFile> file;
+  named([&] {
+    file.emplace(NameBeside(target));
+    if (existing != nullptr) file->SetMode(existing->st_mode & 07777);
+  });
+  write([&](std::string_view piece) { named([&] { file->Write(piece); }); });
+  named([&] { file->CloseAs(target); });
 }
 
 }  // namespace
 
-InputFile::InputFile(const std::string& path, int64_t limit)
-    : name_(path == "-" ? "standard input" : path), limit_(limit) {
-  if (path.empty()) throw Error("the file name is empty");
-  fd_ = path == "-" ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
-  if (fd_ < 0) FailRead(name_, errno);
-  struct stat status {};
-  int error = fstat(fd_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
-  if (error == 0 && S_ISREG(status.st_mode)) size_ = status.st_size;
-  if (error == 0 && size_ <= limit_) return;
-  // There is no destructor for what was not constructed.
-  close(fd_);
-  if (error != 0) FailRead(name_, error);
-  FailTooLarge();
+FileError::FileError(const std::string& path, const std::string& what, int error)
+    : Error(path + ": " + what + ": " + Reason(error)), number(error) {}
+
+std::string ReadFile(const std::string& path, int64_t limit) {
+  std::string content;
+  InputFile(path, limit).ReadRest(&content);
+  return content;
 }
 
-InputFile::~InputFile() { close(fd_); }
+void WriteFile(const std::string& path, std::string_view content) {
+  WriteFile(path, [content](const PutBytes& put) { put(content); });
+}
+
+void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write) {
+  if (path.empty()) throw Error("the file name is empty");
+  if (path == "-") return WriteStandardOutput(write);
+  struct stat status {};
+  if (stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) FailWrite(path, EISDIR);
+    if (!S_ISREG(status.st_mode)) return WriteThrough(path, write);
+    return Replace(path, write, &status);
+  }
+  if (errno != ENOENT) FailWrite(path, errno);
+  if (lstat(path.c_str(), &status) == 0) {
+    throw Error(path + ": cannot be written: it is a symbolic link to a file that does not exist");
+  }
+  if (path.back() == '/') FailWrite(path, EISDIR);
+  Replace(path, write, nullptr);
+}
+
+InputFile::InputFile(const std::string& path, int64_t limit)
+    : name_(path == "-" ? "standard input" : path),
+      limit_(limit),
+      file_(path == "-" ? dup(STDIN_FILENO) : Opened(path, O_RDONLY)) {
+  if (path.empty()) throw Error("the file name is empty");
+  if (file_.get() < 0) FailRead(name_, errno);
+  struct stat status {};
+  if (fstat(file_.get(), &status) != 0) FailRead(name_, errno);
+  if (S_ISDIR(status.st_mode)) FailRead(name_, EISDIR);
+  if (S_ISREG(status.st_mode)) size_ = status.st_size;
+  if (size_ > limit_) FailTooLarge();
+}
 
 void InputFile::FailTooLarge() const {
   throw Error(name_ + ": is larger than " + std::to_string(limit_) +
@@ -184,7 +192,7 @@ void InputFile::FailTooLarge() const {
 
 size_t InputFile::Read(char* to, size_t most) {
   for (;;) {
-    const ssize_t got = read(fd_, to, most);
+    const ssize_t got = read(file_.get(), to, most);
     if (got < 0) {
       if (errno == EINTR) continue;
       FailRead(name_, errno);
@@ -212,31 +220,180 @@ void InputFile::ReadRest(std::string* content) {
   content->resize(size);
 }
 
-std::string ReadFile(const std::string& path, int64_t limit) {
-  std::string content;
-  InputFile(path, limit).ReadRest(&content);
-  return content;
+SeekableFile::SeekableFile(const std::string& path) : path_(path), file_(Opened(path, O_RDONLY)) {
+  if (file_.get() < 0) throw FileError(path, "cannot be read", errno);
 }
 
-void WriteFile(const std::string& path, std::string_view content) {
-  WriteFile(path, [content](const PutBytes& put) { put(content); });
+void SeekableFile::Read(int64_t offset, std::span<std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t got = pread(file_.get(), bytes.data(), bytes.size(), offset);
+    if (got > 0) {
+      bytes = bytes.subspan(static_cast<size_t>(got));
+      offset += got;
+    } else if (got == 0) {
+      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it was cut off");
+    } else if (errno != EINTR) {
+      throw FileError(path_, "cannot be read", errno);
+    }
+  }
 }
 
-void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write) {
-  if (path.empty()) throw Error("the file name is empty");
-  if (path == "-") return WriteStandardOutput(write);
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), file_(Opened(path, O_WRONLY | O_CREAT | O_EXCL, 0666)) {
+  if (file_.get() < 0) throw FileError(path, "cannot be made", errno);
+}
+
+OutputFile::~OutputFile() {
+  if (!kept_) unlink(path_.c_str());
+}
+
+void OutputFile::Check(int error) const {
+  if (error != 0) throw FileError(path_, "cannot be written", error);
+}
+
+void OutputFile::Write(std::string_view text) {
+  constexpr size_t kPiece = size_t{1} << 18;
+  size_ += std::ssize(text);
+  if (pending_.size() + text.size() >= kPiece) Flush();
+  if (text.size() >= kPiece) return Check(WriteAll(file_.get(), text));
+  pending_ += text;
+}
+
+void OutputFile::Write(std::span<const std::byte> bytes) {
+  Write(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+void OutputFile::Flush() {
+  Check(WriteAll(file_.get(), pending_));
+  pending_.clear();
+}
+
+void OutputFile::SetMode(unsigned mode) {
+  if (fchmod(file_.get(), mode) != 0) Check(errno);
+}
+
+void OutputFile::Close() {
+  Flush();
+  // Without this a full disk or a crash could leave an empty file.
+  Check(Sync(file_.get()));
+  Check(file_.Close());
+  kept_ = true;
+}
+
+void OutputFile::CloseAs(const std::string& path) {
+  Close();
+  kept_ = false;
+  RenameFile(path_, path);
+  kept_ = true;
+}
+
+NewFolder::NewFolder(const std::string& target)
+    : target_(Trimmed(target)), path_(NameBeside(target_)) {
+  std::error_code error;
+  fs::create_directory(path_, error);
+  if (error) FailFolder(target, error);
+}
+
+NewFolder::~NewFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+void NewFolder::Keep() {
+  std::error_code error;
+  std::string old;
+  if (IsFolder(target_)) {
+    old = NameBeside(target_);
+    fs::rename(target_, old, error);
+    if (error) FailFolder(target_, error);
+  }
+  fs::rename(path_, target_, error);
+  if (error) {
+    std::error_code ignored;
+    if (!old.empty()) fs::rename(old, target_, ignored);
+    FailFolder(target_, error);
+  }
+  // From here on the destructor has the old one to remove.
+  path_ = old;
+}
+
+bool IsFolder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+std::string PathIn(const std::string& folder, std::string_view name) {
+  return Trimmed(folder) + "/" + std::string(name);
+}
+
+std::vector<std::string> NamesInFolder(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator at(path, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  for (; !error && at != fs::directory_iterator(); at.increment(error)) {
+    names.push_back(at->path().filename().string());
+  }
+  if (error) throw FileError(path, "cannot be read", error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void CreateFolder(const std::string& path) {
+  if (mkdir(path.c_str(), 0777) != 0) throw FileError(path, "the folder cannot be made", errno);
+}
+
+void CreateFolders(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) {
-    if (S_ISDIR(status.st_mode)) FailWrite(path, EISDIR);
-    if (!S_ISREG(status.st_mode)) return WriteThrough(path, write);
-    return Replace(path, write, &status);
+    if (!S_ISDIR(status.st_mode)) throw FileError(path, "is no folder", ENOTDIR);
+    return;
   }
-  if (errno != ENOENT) FailWrite(path, errno);
-  if (lstat(path.c_str(), &status) == 0) {
-    throw Error(path + ": cannot be written: it is a symbolic link to a file that does not exist");
+  if (errno != ENOENT) throw FileError(path, "the folder cannot be made", errno);
+  const size_t end = path.find_last_not_of('/');
+  const size_t slash = path.rfind('/', end);
+  const std::string above =
+      slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
+  if (end != std::string::npos && above != path) CreateFolders(above);
+  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw FileError(path, "the folder cannot be made", errno);
   }
-  if (path.back() == '/') FailWrite(path, EISDIR);
-  Replace(path, write, nullptr);
+  FlushFolder(above);
+}
+
+void RemoveTree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw FileError(path, "cannot be removed", error.value());
+}
+
+void FlushFolder(const std::string& path) {
+  const Descriptor folder(Opened(path, O_RDONLY | O_DIRECTORY));
+  if (folder.get() < 0) throw FileError(path, "cannot be opened", errno);
+  if (const int error = Sync(folder.get()); error != 0) {
+    throw FileError(path, "cannot be written", error);
+  }
+}
+
+void RenameFile(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) == 0) return;
+  throw FileError(from, "cannot be renamed to " + to, errno);
+}
+
+int64_t FileSize(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return -1;
+    throw FileError(path, "cannot be read", errno);
+  }
+  if (!S_ISREG(status.st_mode)) throw Error(path + ": is no regular file");
+  return status.st_size;
+}
+
+int Descriptor::Close() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd < 0 || close(fd) == 0 ? 0 : errno;
 }
 
 }  // namespace contraflow

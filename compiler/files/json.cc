@@ -3,99 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {
 namespace {
-
-/// Events of nlohmann's parser, passed on to the builder.
-class TextEvents {
- public:
-  TextEvents(std::string_view document, const std::string& place, JsonBuilder* builder)
-      : document_(document), place_(place), builder_(*builder) {}
-
-  bool null() { return Value({nullptr}); }
-  bool boolean(bool value) { return Value({value}); }
-  bool number_integer(int64_t value) { return Value({value}); }
-  bool number_unsigned(uint64_t value) {
-    if (value > uint64_t{INT64_MAX}) builder_.Fail("an integer out of 64 bits");
-    return Value({static_cast<int64_t>(value)});
-  }
-  bool number_float(double value, const std::string& text) {
-    // The parser falls back to a double for integers that are too large, and to 0 for tiny reals.
-    if (text.find_first_of(".eE") == std::string::npos) builder_.Fail("an integer out of 64 bits");
-    const std::string mantissa = text.substr(0, text.find_first_of("eE"));
-    if (value == 0 && mantissa.find_first_of("123456789") != std::string::npos) {
-      builder_.Fail("the number " + Excerpt(text) + " is too close to 0");
-    }
-    return Value({value});
-  }
-  bool string(std::string& value) {
-    builder_.String(std::move(value));
-    return true;
-  }
-  bool binary(std::vector<uint8_t>&) { return false; }
-  bool start_object(size_t) {
-    builder_.BeginObject();
-    return true;
-  }
-  bool key(std::string& value) {
-    builder_.Key(std::move(value));
-    return true;
-  }
-  bool end_object() {
-    builder_.EndObject();
-    return true;
-  }
-  bool start_array(size_t) {
-    builder_.BeginArray();
-    return true;
-  }
-  bool end_array() {
-    builder_.EndArray();
-    return true;
-  }
-
-  /// `position` counts the characters read, the offending one included.
-  template <typename Exception>
-  bool parse_error(size_t position, const std::string&, const Exception& exception) {
-    const size_t at = std::min(position == 0 ? 0 : position - 1, document_.size());
-    const std::string_view before = document_.substr(0, at);
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const size_t column = at - (before.rfind('\n') + 1) + 1;
-    throw Error(place_ + ":" + std::to_string(line) + ":" + std::to_string(column) +
-                ": not valid JSON: " + Reason(exception.what()) +
-                (at == document_.size() ? "; the document ends here, was it cut off?" : ""));
-  }
-
- private:
-  bool Value(Json value) {
-    builder_.Value(std::move(value));
-    return true;
-  }
-
-  /// The part of nlohmann's message that is about the text, without its numbering and position.
-  static std::string Reason(std::string what) {
-    for (const std::string_view lead : {"] ", ": ", " - "}) {
-      const size_t at = what.find(lead);
-      if (at != std::string::npos) what.erase(0, at + lead.size());
-    }
-    const size_t read = what.find("; last read: ");
-    if (read != std::string::npos) {
-      const size_t expected = what.find("; expected", read);
-      what.erase(read, (expected == std::string::npos ? what.size() : expected) - read);
-    }
-    return what;
-  }
-
-  const std::string_view document_;
-  const std::string& place_;
-  JsonBuilder& builder_;
-};
 
 const JsonObject* ObjectOf(const Json& json) {
   const auto* object = std::get_if<std::unique_ptr<JsonObject>>(&json.value);
@@ -253,23 +166,6 @@ std::optional<JsonCursor> JsonCursor::Optional(std::string_view key) const {
   return JsonCursor(*place_, object->values[index], path_ + PathStep(key));
 }
 
-JsonDocument ParseJson(std::string_view document, const std::string& place,
-                       const JsonLimits& limits, std::span<const JsonRows> rows) {
-  if (document.size() > limits.bytes) {
-    throw Error(place + ": has " + std::to_string(document.size()) + " bytes; at most " +
-                std::to_string(limits.bytes) + " are read");
-  }
-  if (document.empty()) throw Error(place + ": is empty; it must hold a JSON document");
-  JsonBuilder builder(place, limits, rows);
-  if (LooksLikeCbor(document)) {
-    ReadCbor(document, place, &builder);
-  } else {
-    TextEvents events(document, place, &builder);
-    nlohmann::json::sax_parse(document.begin(), document.end(), &events);
-  }
-  return {place, builder.Take()};
-}
-
 std::string QuoteJson(std::string_view text) {
   constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";
@@ -291,6 +187,14 @@ std::string QuoteJson(std::string_view text) {
     }
   }
   return out + '"';
+}
+
+std::string Excerpt(std::string_view text) {
+  constexpr size_t kMost = 60;
+  if (text.size() <= kMost) return QuoteJson(text);
+  size_t cut = kMost;
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return QuoteJson(text.substr(0, cut)) + "...";
 }
 
 std::string FormatReal(double value) {

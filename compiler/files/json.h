@@ -129,10 +129,20 @@ JsonDocument ParseJson(std::string_view document, const std::string& place,
 
 /// The text in quotes, with JSON's escapes.
 std::string QuoteJson(std::string_view text);
+/// The same of a key or text from a document for use in a message: cut short where it is long.
+std::string Excerpt(std::string_view text);
 /// The shortest decimal text that reads back as the same double; finite values only.
 std::string FormatReal(double value);
 /// Appends the value in the layout of our files: "[1,2]", `{"a": 1, "b": 2}`, objects in an array
 /// one below the other.
 void WriteJson(const Json& value, std::string* out);
+
+// The same in CBOR (RFC 8949).
+/// Append the head of an array or a map of `size` entries.
+void BeginCborArray(uint64_t size, std::string* out);
+void BeginCborMap(uint64_t size, std::string* out);
+void WriteCborInteger(int64_t integer, std::string* out);
+void WriteCborString(std::string_view text, std::string* out);
+void WriteCbor(const Json& value, std::string* out);
 
 }  // namespace contraflow

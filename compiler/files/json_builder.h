@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -64,8 +67,23 @@ class JsonBuilder {
   std::vector<int64_t> integers_;  ///< of the list so far
 };
 
-/// Key or text from a document for use in a message: quoted, and cut short where it is long.
-std::string Excerpt(std::string_view text);
+/// True if the document begins with the head of a CBOR map; no JSON text does.
+bool LooksLikeCbor(std::string_view document);
+
+/// Reads one CBOR item (RFC 8949) and passes it to the builder. What JSON has no word for is
+/// refused: byte strings, tags, keys that are no text, `undefined`, NaN and infinity; so are
+/// strings in pieces. Does not recurse, and allocates nothing for a size that the document only
+/// claims.
+void ReadCbor(std::string_view document, const std::string& place, JsonBuilder* builder);
+
+/// Puts up to `most` further bytes of a document there; 0 at its end.
+using MoreBytes = std::function<size_t(char* to, size_t most)>;
+
+/// The same of a document that comes piece by piece: its beginning, then what `more` gives. Holds a
+/// piece of it at a time.
+void ReadCbor(std::string_view beginning, const MoreBytes& more, const std::string& place,
+              JsonBuilder* builder);
+
 /// "/" and the key as in a JSON pointer, fit for a message.
 std::string PathStep(std::string_view key);
 /// True for well-formed UTF-8 (no surrogates, no overlong forms).

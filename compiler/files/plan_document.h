@@ -2,6 +2,8 @@
 
 // What the files that read and write plan documents share, and nobody else includes.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -59,5 +61,117 @@ JsonObject HeadToJson(const Plan& plan, std::optional<int> rank);
 /// last).
 void WriteBinaryRanks(const JsonObject& head, const Plan& plan, int first, int last,
                       const PutBytes& put);
+
+/// An instruction as a short list of whole numbers, for large binary plans: operation, its operands
+/// in the order of the text (stage, layer, micro-batch, backward chunk, peer), then group, slot,
+/// lane and the entries of `after`. What it does not have is -1, and nothing stands behind the last
+/// that it has. Operation and lane are indices into lists of names which the document brings along,
+/// so that plans outlive changes of the list of operations.
+struct PackedInstruction {
+  /// Operation, at most four operands, group, slot, lane.
+  static constexpr size_t kMost = 8 + kMaxAfter;
+
+  std::array<int64_t, kMost> numbers;
+  size_t size = 0;
+
+  explicit PackedInstruction(const Instruction& instruction);
+  std::span<const int64_t> list() const { return {numbers.data(), size}; }
+};
+
+/// The lists that PackedInstruction counts in: names of operations, names of lanes.
+std::vector<std::vector<std::string_view>> PackedNames();
+
+/// Reads packed instructions by the lists of names of their document.
+class Unpacker {
+ public:
+  /// The next name of a list: 0 operations, 1 lanes. Throws Error if there is no such name or list,
+  /// or if it was given already.
+  void AddName(size_t list, std::string_view name);
+
+  /// Inverse of PackedInstruction: takes exactly what it makes. Throws Error "instruction [..]:
+  /// what is wrong".
+  Instruction Unpack(std::span<const int64_t> numbers) const;
+
+ private:
+  std::vector<Op> ops_;
+  std::vector<Lane> lanes_;
+};
+
+/// "programs" or "slots" as they stream in, a row for each rank. Only the form of the entries is
+/// checked here: the head may follow later.
+template <typename Entry>
+struct EntryRows {
+  std::vector<std::vector<Entry>> done = {};
+  std::vector<Entry> open = {};
+  /// The first entry that does not parse. It is reported after the head was found good, because a
+  /// document of another format or version has other entries.
+  std::string error = {};
+
+  /// Moves the open row to its place, without the slack of a vector that grew.
+  void Finish() {
+    if (!done.empty()) done.back().assign(open.begin(), open.end());
+    open.clear();
+  }
+};
+
+/// The members of a plan document that are too large for its tree.
+class PlanRows {
+ public:
+  explicit PlanRows(const std::string& place);
+  PlanRows(const PlanRows&) = delete;
+  PlanRows& operator=(const PlanRows&) = delete;
+
+  std::span<const JsonRows> members() const { return members_; }
+  /// To be called at the end of the document.
+  void Finish();
+  /// Throws Error for the first entry that does not parse.
+  void RequireParsed() const;
+
+  EntryRows<Instruction> programs;
+  EntryRows<Slot> slots;
+
+ private:
+  template <typename Entry>
+  void Begin(size_t row, const char* noun, const char* member, EntryRows<Entry>* rows);
+  template <typename Entry, typename Parse>
+  void Take(size_t row, size_t index, const char* member, EntryRows<Entry>* rows, Parse parse);
+  void TakeName(size_t row, size_t index, std::string_view name);
+
+  const std::string place_;
+  Unpacker unpacker_;
+  std::string names_error_;
+  std::array<JsonRows, 3> members_;
+};
+
+/// Most slots that one instruction makes: ATTN_F its layer's input, attention, scores, dispatched.
+inline constexpr size_t kMaxMade = 4;
+/// Largest offset and size of a slot: no memory is larger, and their sum cannot overflow.
+inline constexpr int64_t kMaxArena = int64_t{1} << 60;
+
+/// Holds what was read of a plan document against its head. Both must outlive this.
+class PlanLimits {
+ public:
+  PlanLimits(const Plan& plan, const std::string& place);
+
+  /// Throw Error "PLACE: PATH: what" for an entry out of range, and for more of them than there can
+  /// be. The program of this row of the document, with so many slots (level buffer only).
+  void Check(const Program& program, size_t row, size_t slots);
+  void Check(const std::vector<Slot>& slots, size_t row, const Program& program);
+
+ private:
+  [[noreturn]] void Fail(const std::string& what) const;
+  template <typename Entry>
+  void Check(const Entry& entry, const char* noun, int64_t value, int64_t size) const;
+  void Check(const Instruction& i) const;
+  void Check(const Slot& slot, int64_t instructions) const;
+
+  const std::string& place_;
+  const Plan& plan_;
+  std::string path_;
+  int layers_ = 0;
+  int64_t longest_ = 0;  ///< of the programs
+  int64_t slots_ = 0;    ///< of the row that is checked
+  int64_t index_ = -1;   ///< of the entry; -1: the row
+};
 
 }  // namespace contraflow

@@ -3,16 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/cost_io.h"
-#include "compiler/files/file.h"
-#include "compiler/files/folder.h"
-#include "compiler/files/json.h"
 #include "compiler/files/json_builder.h"
 #include "compiler/files/plan_document.h"
-#include "compiler/files/plan_limits.h"
-#include "compiler/files/plan_rows.h"
-#include "compiler/files/rank_files.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {
@@ -86,6 +79,57 @@ std::string ReadName(const JsonCursor& field) {
     field.Fail("must be a name of letters, digits, '-', '_' and '.', is " + Excerpt(name));
   }
   return name;
+}
+
+constexpr size_t kMaxText = 200;
+constexpr int64_t kMost = int64_t{1} << 62;
+
+/// Text that goes to a terminal as it stands.
+std::string ReadText(const JsonCursor& field, const char* noun) {
+  const std::string& text = field.String(noun, kMaxText);
+  const auto plain = [](char c) { return c >= ' ' && c <= '~'; };
+  if (text.empty() || !std::all_of(text.begin(), text.end(), plain)) {
+    field.Fail("must be plain ASCII text and not empty");
+  }
+  return text;
+}
+
+Time ReadTime(const JsonCursor& field, const char* noun, Unit unit) {
+  // As long as a plan can take, which is more than a single cost.
+  constexpr double kMostTicks = 0x1p62;
+  const auto per_unit = static_cast<double>(TicksPerUnit(unit));
+  const double ticks = field.Number(noun, 0, kMostTicks / per_unit) * per_unit;
+  return static_cast<Time>(std::min(ticks, kMostTicks) + 0.5);
+}
+
+/// "provenance" of a plan document.
+Provenance ReadProvenance(const JsonCursor& field, Unit unit) {
+  field.Keys("an object that says where the plan comes from",
+             {"placement", "from", "cost_stages", "memory_limit", "makespan", "bound", "budget_ns",
+              "seed", "noise", "interrupted"});
+  Provenance provenance;
+  provenance.placement = ReadText(field.Required("placement"), "the name of a placement");
+  provenance.from = ReadText(field.Required("from"), "what the order was made by");
+  if (const auto stages = field.Optional("cost_stages")) {
+    provenance.cost_stages = static_cast<int>(stages->Integer("a number of stages", 1, kMaxStages));
+  }
+  if (const auto limit = field.Optional("memory_limit")) {
+    provenance.memory_limit = limit->Integer("bytes or activations", 1, kMost);
+  }
+  provenance.makespan = ReadTime(field.Required("makespan"), "a makespan", unit);
+  provenance.bound = ReadTime(field.Required("bound"), "a bound", unit);
+  if (provenance.makespan < provenance.bound) {
+    field.Required("makespan").Fail("must be no shorter than \"bound\", which is proven");
+  }
+  provenance.budget = field.Required("budget_ns").Integer("nanoseconds", 0, INT64_MAX);
+  provenance.seed = static_cast<uint64_t>(field.Required("seed").Integer("a seed", 0, INT64_MAX));
+  if (const auto noise = field.Optional("noise")) {
+    provenance.noise = noise->Number("a relative standard deviation", 0, 1);
+  }
+  if (const auto interrupted = field.Optional("interrupted")) {
+    provenance.interrupted = interrupted->Boolean("true or false");
+  }
+  return provenance;
 }
 
 /// Everything but "rank", "programs" and "slots".

@@ -7,6 +7,8 @@
 
 namespace contraflow {
 
+struct Json;
+
 /// "format" and "version" of the document.
 inline constexpr std::string_view kPlanFormat = "contraflow-plan";
 inline constexpr int kPlanVersion = 1;
@@ -15,11 +17,12 @@ inline constexpr int kPlanVersion = 1;
 /// `place` (a file name) begins every error message, followed by the JSON path.
 /// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and
 /// counts over the limits of plan.h are refused before anything is allocated for them. It checks
-/// the form of the document only; whether the plan is sound is Verify's to say.
+/// the form of the document only; whether the plan is sound is Verify's to say. Throws Error
+/// "PLACE: PATH: what is wrong; what would be right".
 Plan ReadPlan(std::string_view document, const std::string& place);
 
 /// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
-/// (rank_files.h). Throws Error if it cannot be read.
+/// (ReadRankFiles). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
 
 /// JSON text: fixed key order, one instruction a line, same plan same bytes.
@@ -32,8 +35,11 @@ std::string WritePlan(const Plan& plan);
 std::string WritePlanBinary(const Plan& plan);
 
 /// Writes a plan file atomically and piece by piece; binary if the path ends in ".cbor", a folder
-/// with a file for each rank if it ends in "/".
+/// with a file for each rank if it ends in "/". Throws Error if it cannot be written.
 void WritePlanFile(const std::string& path, const Plan& plan);
+
+/// "provenance" of a plan document, times in the unit.
+Json ProvenanceToJson(const Provenance& provenance, Unit unit);
 
 /// What one rank needs of a plan: its program, and the head; the other programs are empty.
 struct RankPlan {
@@ -44,10 +50,34 @@ struct RankPlan {
 };
 
 /// A per-rank document: the head of the plan with "rank" and that rank's program alone. ReadPlan
-/// refuses it, so that a part is not taken for the whole.
+/// refuses it, so that a part is not taken for the whole. `rank` must be in 0..ranks-1.
 std::string WriteRankPlan(const Plan& plan, int rank);
 
-/// Reads a per-rank document, checked like a whole one.
+/// Reads a per-rank document, checked like a whole one; refuses a whole plan.
 RankPlan ReadRankPlan(std::string_view document, const std::string& place);
+
+// A plan as a folder, for plans of many millions of instructions: `plan.cbor`, the head with the
+// checksum of every rank's file, and `rank-0000.cbor` on, a file for each rank with its program and
+// slots. Each file is read and written piece by piece, and a rank needs no other's.
+
+/// Name of a rank's file in its folder.
+std::string RankFileName(int rank);
+
+/// Writes a plan as a folder, which is complete or not there: into a temporary name beside it,
+/// then renamed. A folder that is there is replaced if it holds a plan and nothing else; Error if
+/// not, or if anything cannot be written.
+void WriteRankFiles(const std::string& folder, const Plan& plan);
+
+/// Reads the whole plan of a folder. Throws Error for a file that is missing, one too many,
+/// damaged, of another rank or another plan, and for all that ReadPlan refuses.
+Plan ReadRankFiles(const std::string& folder);
+
+/// Reads what one rank needs, as a process that was launched for it: the head and its own file. No
+/// other file is opened; they may be missing.
+RankPlan ReadRankFile(const std::string& folder, int rank);
+
+/// The bytes of the head. It holds the checksum of every rank's file, so that processes which find
+/// the same bytes have parts of the same plan.
+std::string ReadRankFilesHead(const std::string& folder);
 
 }  // namespace contraflow

@@ -4,15 +4,10 @@
 #include <span>
 #include <vector>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/cost_io.h"
-#include "compiler/files/file.h"
-#include "compiler/files/json.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
-#include "compiler/files/rank_files.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/packed_instruction.h"
 
 namespace contraflow {
 namespace {
@@ -141,6 +136,22 @@ bool EndsWith(const std::string& path, std::string_view end) {
 }
 
 }  // namespace
+
+Json ProvenanceToJson(const Provenance& provenance, Unit unit) {
+  CF_ASSERT(provenance.seed <= static_cast<uint64_t>(INT64_MAX));
+  auto object = std::make_unique<JsonObject>();
+  object->Add("placement", {provenance.placement});
+  object->Add("from", {provenance.from});
+  if (provenance.cost_stages) object->Add("cost_stages", {int64_t{*provenance.cost_stages}});
+  if (provenance.memory_limit) object->Add("memory_limit", {*provenance.memory_limit});
+  object->Add("makespan", TimeToJson(provenance.makespan, unit));
+  object->Add("bound", TimeToJson(provenance.bound, unit));
+  object->Add("budget_ns", {provenance.budget});
+  object->Add("seed", {static_cast<int64_t>(provenance.seed)});
+  if (provenance.noise != 0) object->Add("noise", {provenance.noise});
+  if (provenance.interrupted) object->Add("interrupted", {true});
+  return {std::move(object)};
+}
 
 /// Everything but programs and slots, in the order of the file.
 JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {

@@ -1,15 +1,10 @@
-#include "compiler/files/rank_files.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "compiler/files/cbor.h"
-#include "compiler/files/folder.h"
-#include "compiler/files/json_builder.h"
 #include "compiler/files/plan_document.h"
-#include "compiler/files/plan_limits.h"
-#include "compiler/files/plan_rows.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {
@@ -47,8 +42,8 @@ JsonObject RankHead(int rank) {
   return head;
 }
 
-FolderHead ReadHeadFile(const std::string& folder) {
-  const std::string path = PathIn(folder, kHeadName);
+/// Path of the head of a folder, which is there unless there is no folder.
+std::string HeadPath(const std::string& folder) {
   if (IsFolder(folder)) {
     const std::vector<std::string> names = NamesInFolder(folder);
     if (!std::binary_search(names.begin(), names.end(), kHeadName)) {
@@ -56,7 +51,11 @@ FolderHead ReadHeadFile(const std::string& folder) {
                   " in it");
     }
   }
-  InputFile file(path, int64_t{kPlanLimits.bytes});
+  return PathIn(folder, kHeadName);
+}
+
+FolderHead ReadHeadFile(const std::string& folder) {
+  InputFile file(HeadPath(folder), int64_t{kPlanLimits.bytes});
   return ReadFolderHead(ParsePlanFile(&file, {}, nullptr));
 }
 
@@ -174,6 +173,10 @@ RankPlan ReadRankFile(const std::string& folder, int rank) {
   }
   ReadRank(folder, rank, head.checksums[static_cast<size_t>(rank)], &result.plan);
   return result;
+}
+
+std::string ReadRankFilesHead(const std::string& folder) {
+  return ReadFile(HeadPath(folder), int64_t{kPlanLimits.bytes});
 }
 
 }  // namespace contraflow

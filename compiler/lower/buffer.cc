@@ -14,6 +14,7 @@
 #include "compiler/lower/passes.h"
 #include "compiler/plan/access.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/grid.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {
@@ -22,24 +23,23 @@ namespace {
 /// Gives programs their lanes and events, one rank after the other.
 class LaneWriter {
  public:
-  explicit LaneWriter(const Plan& plan) : plan_(plan) {
-    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    for (std::vector<int>* places : {&forward_, &backward_, &input_, &gradient_}) {
-      places->assign(chunks, -1);
-    }
-  }
+  explicit LaneWriter(const Plan& plan)
+      : stages_(static_cast<size_t>(plan.stages)),
+        forward_(plan.stages, plan.microbatches, -1),
+        backward_(forward_),
+        input_(forward_),
+        gradient_(forward_) {}
 
   void Write(Program* program) {
     program_ = program;
     // Chunks are on one rank each, so their places need not be forgotten.
-    weight_.assign(Index(plan_.stages), -1);
-    reduce_.assign(Index(plan_.stages), -1);
+    weight_.assign(stages_, -1);
+    reduce_.assign(stages_, -1);
     for (at_ = 0; at_ < static_cast<int>(program->size()); ++at_) Write(&(*program)[Index(at_)]);
   }
 
  private:
   static size_t Index(int i) { return static_cast<size_t>(i); }
-  size_t At(int stage, int m) const { return Index(stage) * Index(plan_.microbatches) + Index(m); }
 
   void Write(Instruction* i) {
     i->lane = LaneOf(i->op);
@@ -48,10 +48,10 @@ class LaneWriter {
         Compute(i);
         break;
       case Work::kSend:
-        After((i->op == Op::SEND_F ? forward_ : backward_)[At(i->stage, i->microbatch)], i);
+        After((i->op == Op::SEND_F ? forward_ : backward_)(i->stage, i->microbatch), i);
         break;
       case Work::kRecv:
-        (i->op == Op::RECV_F ? input_ : gradient_)[At(i->stage, i->microbatch)] = at_;
+        (i->op == Op::RECV_F ? input_ : gradient_)(i->stage, i->microbatch) = at_;
         break;
       case Work::kReduce:
         After(weight_[Index(i->stage)], i);
@@ -68,14 +68,13 @@ class LaneWriter {
 
   void Compute(Instruction* i) {
     if (HasForward(i->op)) {
-      const size_t chunk = At(i->stage, i->microbatch);
-      After(input_[chunk], i);
-      forward_[chunk] = at_;
+      After(input_(i->stage, i->microbatch), i);
+      forward_(i->stage, i->microbatch) = at_;
     }
     if (HasBackward(i->op)) {
-      const size_t chunk = At(BackStage(*i), BackMicrobatch(*i));
-      After(gradient_[chunk], i);
-      backward_[chunk] = at_;
+      const int stage = BackStage(*i), m = BackMicrobatch(*i);
+      After(gradient_(stage, m), i);
+      backward_(stage, m) = at_;
     }
     if (HasWeight(i->op)) weight_[Index(BackStage(*i))] = at_;
   }
@@ -86,12 +85,13 @@ class LaneWriter {
     AddEvent(index, i);
   }
 
-  const Plan& plan_;
+  const size_t stages_;
   Program* program_ = nullptr;
   int at_ = 0;
   // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
   // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
-  std::vector<int> forward_, backward_, input_, gradient_, weight_, reduce_;
+  Grid<int> forward_, backward_, input_, gradient_;
+  std::vector<int> weight_, reduce_;
 };
 
 /// The values of one rank, in the order of slots, and when they are touched.
@@ -102,31 +102,16 @@ struct Values {
 };
 
 /// Which kind of lane, of LastUses.
-size_t KindOf(Op op) {
-  switch (WorkOf(op)) {
-    case Work::kSend:
-    case Work::kRecv:
-      return 2;
-    case Work::kAllToAll:
-      return 1;
-    case Work::kCompute:
-    case Work::kComponent:
-    case Work::kReduce:
-    case Work::kStep:
-      break;
-  }
-  return 0;
-}
+size_t KindOf(Op op) { return IsMessage(op) ? 2 : WorkOf(op) == Work::kAllToAll ? 1 : 0; }
 
 /// Finds the values of one rank after the other and tells messages their slots.
 class ValueFinder {
  public:
   ValueFinder(const Plan& plan, const CostModel& costs)
-      : plan_(plan),
-        bytes_(ValueBytesOf(costs, plan.layers)),
+      : bytes_(ValueBytesOf(costs, plan.layers)),
         accesses_(plan),
         layers_(static_cast<size_t>(std::max(plan.layers, 1))),
-        chunk_at_(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches), -1) {}
+        chunk_at_(plan.stages, plan.microbatches, -1) {}
 
   Values Find(Program* program) {
     Values values;
@@ -181,8 +166,7 @@ class ValueFinder {
   }
 
   int& SlotAt(const Access& a) {
-    int& chunk = chunk_at_[static_cast<size_t>(a.stage) * static_cast<size_t>(plan_.microbatches) +
-                           static_cast<size_t>(a.microbatch)];
+    int& chunk = chunk_at_(a.stage, a.microbatch);
     if (chunk < 0) {
       chunk = static_cast<int>(slot_at_.size() / (layers_ * kValueCount));
       slot_at_.resize(slot_at_.size() + layers_ * kValueCount, -1);
@@ -192,12 +176,11 @@ class ValueFinder {
                     static_cast<size_t>(a.value)];
   }
 
-  const Plan& plan_;
   const ValueBytes bytes_;
   const Accesses accesses_;
   const size_t layers_;
-  std::vector<int> chunk_at_;  // by stage and micro-batch: its number on its rank
-  std::vector<int> slot_at_;   // by that number, layer and value
+  Grid<int> chunk_at_;        // its number on its rank
+  std::vector<int> slot_at_;  // by that number, layer and value
   std::vector<Access> touched_;
 };
 

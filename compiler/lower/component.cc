@@ -11,6 +11,7 @@
 #include "compiler/lower/passes.h"
 #include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/grid.h"
 #include "compiler/simulate/engine.h"
 
 namespace contraflow {
@@ -25,11 +26,12 @@ class Writer {
         last_layer_(layers - 1),
         serial_(serial),
         owner_(plan),
-        ranks_(plan.programs.size()) {
-    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    for (std::vector<int>* places : {&forward_, &recompute_, &backward_, &input_, &gradient_}) {
-      places->assign(chunks, -1);
-    }
+        ranks_(plan.programs.size()),
+        forward_(plan.stages, plan.microbatches, -1),
+        recompute_(forward_),
+        backward_(forward_),
+        input_(forward_),
+        gradient_(forward_) {
     result_ = plan;
     result_.level = Level::kComponent;
     result_.layers = layers;
@@ -62,10 +64,6 @@ class Writer {
     std::vector<int> weight, reduce;  // last weight part and REDUCE of each stage
   };
 
-  size_t At(int stage, int m) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(plan_.microbatches) +
-           static_cast<size_t>(m);
-  }
   bool SameRank(int stage, int other, int m) const { return owner_(stage, m) == owner_(other, m); }
 
   void Write(const Event& event) {
@@ -74,7 +72,6 @@ class Writer {
     const int index = static_cast<int>(program.size());
     Instruction i = event.instruction;
     i.lane = LaneOf(i.op);
-    const size_t at = i.microbatch < 0 ? 0 : At(i.stage, i.microbatch);
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
@@ -82,7 +79,7 @@ class Writer {
         Follow(program, &i, index, event.rank);
         break;
       case Work::kSend: {
-        const int made_by = (i.op == Op::SEND_F ? forward_ : backward_)[at];
+        const int made_by = (i.op == Op::SEND_F ? forward_ : backward_)(i.stage, i.microbatch);
         After(program, made_by, &i);
         // Serially, what a chunk made leaves when all of the chunk has ended; the chunk behind it
         // may have begun in that moment.
@@ -93,7 +90,7 @@ class Writer {
         break;
       }
       case Work::kRecv:
-        (i.op == Op::RECV_F ? input_ : gradient_)[at] = index;
+        (i.op == Op::RECV_F ? input_ : gradient_)(i.stage, i.microbatch) = index;
         break;
       case Work::kReduce:
         After(program, rank.weight[static_cast<size_t>(i.stage)], &i);
@@ -112,7 +109,7 @@ class Writer {
 
   /// What a component follows in its chain, or waits for at the beginning of it.
   void Follow(const Program& program, Instruction* i, int index, int r) {
-    const size_t at = At(i->stage, i->microbatch);
+    const int s = i->stage, m = i->microbatch;
     if (i->op == Op::MLP_W || i->op == Op::ATTN_W) {
       // Behind its backward part on the same lane.
       ranks_[static_cast<size_t>(r)].weight[static_cast<size_t>(i->stage)] = index;
@@ -120,21 +117,21 @@ class Writer {
     }
     const bool forward = i->op == Op::ATTN_F || i->op == Op::DISPATCH_F || i->op == Op::MLP_F ||
                          i->op == Op::COMBINE_F;
-    int& chain = (forward ? forward_ : IsRecompute(i->op) ? recompute_ : backward_)[at];
+    int& chain = (forward ? forward_ : IsRecompute(i->op) ? recompute_ : backward_)(s, m);
     int follows = chain;
     // Behind the forward that it runs again; the backward behind it is on COMBINE_R's lane.
-    if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_[at];
+    if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_(s, m);
     if (i->op == Op::ATTN_F && i->layer == 0 && i->stage > 0) {
       follows = SameRank(i->stage, i->stage - 1, i->microbatch)
-                    ? forward_[At(i->stage - 1, i->microbatch)]
-                    : input_[at];
+                    ? forward_(i->stage - 1, i->microbatch)
+                    : input_(s, m);
     } else if (i->op == Op::COMBINE_B && i->layer == last_layer_) {
       if (i->stage + 1 == plan_.stages) {
-        follows = forward_[at];
+        follows = forward_(s, m);
       } else {
         follows = SameRank(i->stage, i->stage + 1, i->microbatch)
-                      ? backward_[At(i->stage + 1, i->microbatch)]
-                      : gradient_[at];
+                      ? backward_(i->stage + 1, i->microbatch)
+                      : gradient_(s, m);
       }
     }
     After(program, follows, i);
@@ -157,9 +154,9 @@ class Writer {
     rank.begun[lane] = true;
     After(program, rank.before[1 - lane], i);
     const Instruction& chunk = *rank.chunks[static_cast<size_t>(event.chunk)];
-    if (HasForward(chunk.op)) After(program, input_[At(chunk.stage, chunk.microbatch)], i);
+    if (HasForward(chunk.op)) After(program, input_(chunk.stage, chunk.microbatch), i);
     if (HasBackward(chunk.op)) {
-      After(program, gradient_[At(BackStage(chunk), BackMicrobatch(chunk))], i);
+      After(program, gradient_(BackStage(chunk), BackMicrobatch(chunk)), i);
     }
   }
 
@@ -176,7 +173,7 @@ class Writer {
   std::vector<RankState> ranks_;
   // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
   // component so far of each chain, RECV_F and RECV_B.
-  std::vector<int> forward_, recompute_, backward_, input_, gradient_;
+  Grid<int> forward_, recompute_, backward_, input_, gradient_;
   Plan result_;
 };
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/simulate/engine.h"
 
 namespace contraflow {

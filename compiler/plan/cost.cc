@@ -237,6 +237,21 @@ std::optional<int64_t> InputBytes(const CostModel& costs) {
   return std::nullopt;
 }
 
+CellBytes BytesOfCell(const CostModel& costs, bool recomputes) {
+  if (!costs.memory || costs.memory->activation_bytes == 0) return {};
+  CellBytes bytes = {.activation = costs.memory->activation_bytes,
+                     .stash = costs.memory->w_stash_bytes};
+  if (!recomputes) return bytes;
+  const std::optional<int64_t> input = InputBytes(costs);
+  if (!input) {
+    throw Error(
+        "the costs do not say what a recomputed chunk holds between F and R, its stage input; give "
+        "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
+  }
+  bytes.input = *input;
+  return bytes;
+}
+
 std::string FlawOf(const StageCost& cost, Unit unit) {
   const auto format = [unit](Time time) { return FormatTime(time, unit); };
   const Time part = std::max(cost.b, cost.w);

@@ -35,8 +35,8 @@ std::string FormatTime(Time ticks, Unit unit);
 /// could sum to more than 2^62.
 inline constexpr Time kMaxCost = Time{1} << 50;
 
-/// Durations of one stage for one micro-batch. b is the input gradient only, w the weight gradient
-/// only, bw the full backward, fb one forward and one full backward overlapped.
+/// Durations of one stage for one micro-batch, in ticks. b is the input gradient only, w the weight
+/// gradient only, bw the full backward, fb one forward and one full backward overlapped.
 struct StageCost {
   Time f = 0, b = 0, w = 0, bw = 0, fb = 0;
   Time reduce = 0, step = 0;  ///< summing the gradients over the copies; the optimizer step
@@ -46,15 +46,14 @@ struct StageCost {
   bool operator==(const StageCost&) const = default;
 };
 
-/// One hop between neighbouring stages on different ranks.
+/// One message between neighbouring stages on different ranks; times in ticks.
 struct CommCost {
   Time latency = 0;      ///< "time", or "latency" beside a bandwidth
   int64_t bytes = 0;     ///< of one message; used with a bandwidth only
-  double bandwidth = 0;  ///< bytes per unit; 0: transfers never wait for each other
+  double bandwidth = 0;  ///< bytes per Unit of the costs; 0: transfers never wait for each other
   Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
 
-  /// With a bandwidth each directed edge is a unary resource, first in first out (DESIGN section
-  /// 5).
+  /// With a bandwidth each directed edge carries one message at a time, first in first out.
   bool exclusive() const { return bandwidth > 0; }
   bool operator==(const CommCost&) const = default;
 };
@@ -65,7 +64,7 @@ struct MemoryCost {
   int64_t w_stash_bytes = 0;     ///< of those, held on to the end of W; at most activation_bytes
   /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// Of the values of one layer, by Value (compiler/value.h); empty: not known.
+  /// Of the values of one layer, by Value (compiler/plan/value.h); empty: not known.
   std::vector<int64_t> values = {};
   /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
   /// -1: not given (InputBytes).
@@ -74,13 +73,14 @@ struct MemoryCost {
   bool operator==(const MemoryCost&) const = default;
 };
 
-/// Component costs of an MoE stage, one entry a layer in data-flow order, or one for all layers.
+/// Component costs of an MoE stage, in ticks: of each component one entry a layer in data-flow
+/// order, or one for all layers.
 struct MoeCost {
   int layers_per_stage = 0;
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
   std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
 
-  /// Of a component of a layer.
+  /// Ticks of a component (an op of kComponentCosts) of a layer.
   Time Of(Op op, int layer) const;
 
   bool operator==(const MoeCost&) const = default;
@@ -104,7 +104,7 @@ inline constexpr std::array<ComponentCost, 10> kComponentCosts = {
      {"mlp_w", Op::MLP_W, &MoeCost::mlp_w},
      {"attn_w", Op::ATTN_W, &MoeCost::attn_w}}};
 
-/// All components of a stage one after the other.
+/// Ticks of all components of a stage one after the other.
 Time SerialSum(const MoeCost& cost);
 
 /// How far chunks of MoE stages overlap. kPublished: the two halves of an F&B pair only, as in the
@@ -122,7 +122,7 @@ struct CostModel {
   Unit unit = Unit::kUnit;
   std::string source;  ///< where the figures are from
   /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
-  /// file with `moe` alone, until DeriveChunkCosts (compiler/interleave.h) fills it in.
+  /// file with `moe` alone, until DeriveChunkCosts (compiler/lower/interleave.h) fills it in.
   std::vector<StageCost> stages;
   CommCost comm;
   std::optional<MemoryCost> memory;
@@ -130,7 +130,8 @@ struct CostModel {
   /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
   /// were given as such.
   std::optional<Overlap> derived;
-  std::vector<double> microbatch_scale;  ///< empty, or one factor for each micro-batch
+  /// Factors of each micro-batch's durations, empty where all are 1.
+  std::vector<double> microbatch_scale;
 
   // Compiled once, in cost.cc: inline they were a twentieth of everything that is compiled.
   CostModel();
@@ -147,9 +148,9 @@ struct CostModel {
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
 
-  /// How long its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a component.
-  /// FB of two different stages: f of the one + bw of the other, less the smaller of the two
-  /// savings f + bw - fb, so that equal stages give fb.
+  /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a
+  /// component. FB of two different stages: f of the one + bw of the other, less the smaller of the
+  /// two savings f + bw - fb, so that equal stages give fb.
   Time Duration(const Instruction& instruction) const;
 };
 
@@ -162,12 +163,24 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 /// these.
 std::optional<int64_t> InputBytes(const CostModel& costs);
 
+/// What the activations of one cell take, in bytes (all zero where the costs have no
+/// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
+/// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
+/// the start of R.
+struct CellBytes {
+  int64_t activation = 0, stash = 0, input = 0;
+};
+
+/// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile
+/// (InputBytes).
+CellBytes BytesOfCell(const CostModel& costs, bool recomputes);
+
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".
 std::string FlawOf(const StageCost& cost, Unit unit);
 
-/// Why component costs are none (no layers, a list of the wrong length, a negative cost, a sum over
-/// kMaxCost), or "".
+/// Why component costs do not hold (no layers, a list of the wrong length, a negative cost, a sum
+/// over kMaxCost), or "".
 std::string FlawOf(const MoeCost& cost, Unit unit);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:

@@ -2,20 +2,12 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 namespace contraflow {
+namespace {
 
-void AssertFailed(const char* condition, const char* file, int line) {
-  // The build folder is nobody's business: only the last component of the path is shown.
-  std::string name(file);
-  name = name.substr(name.find_last_of('/') + 1);
-  throw InternalError("internal error: " + name + ":" + std::to_string(line) +
-                      ": assertion failed: " + condition +
-                      "; this is a bug in contraflow, please report it");
-}
-
-int EditDistance(const std::string& a, const std::string& b) {
+/// Levenshtein distance: insertions, deletions and replacements that turn `a` into `b`.
+int EditDistance(std::string_view a, std::string_view b) {
   std::vector<int> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -28,6 +20,31 @@ int EditDistance(const std::string& a, const std::string& b) {
     }
   }
   return row[b.size()];
+}
+
+}  // namespace
+
+void AssertFailed(const char* condition, const char* file, int line) {
+  // The build folder is nobody's business: only the last component of the path is shown.
+  std::string name(file);
+  name = name.substr(name.find_last_of('/') + 1);
+  throw InternalError("internal error: " + name + ":" + std::to_string(line) +
+                      ": assertion failed: " + condition +
+                      "; this is a bug in contraflow, please report it");
+}
+
+std::string DidYouMean(std::string_view name, const std::vector<std::string_view>& known) {
+  std::string_view best;
+  int best_distance = 4;  // Beyond three edits a suggestion is noise.
+  for (const std::string_view candidate : known) {
+    const int distance = EditDistance(name, candidate);
+    if (distance < best_distance && distance < std::ssize(candidate) &&
+        distance < std::ssize(name)) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best.empty() ? "" : " (did you mean \"" + std::string(best) + "\"?)";
 }
 
 }  // namespace contraflow

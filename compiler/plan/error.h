@@ -1,9 +1,10 @@
 #pragma once
 
-#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
-#include <utility>
+#include <string_view>
+#include <vector>
 
 namespace contraflow {
 
@@ -19,29 +20,16 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
+/// What CF_ASSERT calls: throws InternalError with the condition, the file's name and the line.
 [[noreturn]] void AssertFailed(const char* condition, const char* file, int line);
 
-/// The known name nearest to `name` as ` (did you mean "x"?)`, or "" if none is close.
+/// The known name nearest to `name`, by the letters to insert, delete or replace, as
+/// ` (did you mean "x"?)`; "" if none is within three such edits.
+std::string DidYouMean(std::string_view name, const std::vector<std::string_view>& known);
+/// The same of any list of names.
 template <typename Names>
-std::string DidYouMean(const std::string& name, const Names& known);
-
-/// Levenshtein distance: insertions, deletions and replacements that turn `a` into `b`.
-int EditDistance(const std::string& a, const std::string& b);
-
-template <typename Names>
-std::string DidYouMean(const std::string& name, const Names& known) {
-  std::string best;
-  int best_distance = 4;  // Beyond three edits a suggestion is noise.
-  for (const auto& candidate : known) {
-    std::string text(candidate);
-    const int distance = EditDistance(name, text);
-    if (distance < best_distance &&
-        distance < static_cast<int>(std::min(text.size(), name.size()))) {
-      best = std::move(text);
-      best_distance = distance;
-    }
-  }
-  return best.empty() ? "" : " (did you mean \"" + best + "\"?)";
+std::string DidYouMean(std::string_view name, const Names& known) {
+  return DidYouMean(name, std::vector<std::string_view>(std::begin(known), std::end(known)));
 }
 
 }  // namespace contraflow

@@ -8,7 +8,7 @@
 namespace contraflow {
 
 /// The one list of operations: X(name, operands, work). The name is the spelling used in files,
-/// dumps, traces, errors and tests (DESIGN section 2). Papers write B for the full backward in
+/// dumps, traces, errors and tests. Papers write B for the full backward in
 /// bubble formulas; here B is the backward for the input gradient only, W the one for the weight
 /// gradient, BW both in one go, FB a forward overlapped with a full backward of another micro-batch
 /// ("F&B"). R runs the forward of a chunk again from its stage input, so that what F made need not
@@ -93,21 +93,24 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-/// Constructors for what generators and passes emit.
+/// Instructions by their operands, one function for each kind of them; the other fields are not
+/// set. The operation must be of that kind.
 Instruction CellOp(Op op, int stage, int microbatch);
+/// An FB: the forward of (stage, microbatch) overlapped with the backward of the other cell.
 Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch);
+/// A message to or from the rank `peer`. A SEND is named after the stage that makes what is sent, a
+/// RECV after the stage that takes it.
 Instruction Message(Op op, int stage, int microbatch, int peer);
+Instruction Component(Op op, int stage, int layer, int microbatch);
 Instruction StageOp(Op op, int stage);
 
-std::string_view Name(Op op);
+std::string_view Name(Op op);      ///< as in the list, "SEND_F"
+std::string_view Name(Lane lane);  ///< "compute" "alltoall" "send" "recv" "reduce"; kNone: ""
+/// Columns of the list of operations.
 Operands OperandsOf(Op op);
 Work WorkOf(Op op);
-std::string_view Name(Lane lane);
 /// The lane that an operation runs on where plans have lanes.
 Lane LaneOf(Op op);
-
-/// A component of layer `layer` of a stage.
-Instruction Component(Op op, int stage, int layer, int microbatch);
 
 /// True for R and its components: it makes again what a forward made.
 inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }

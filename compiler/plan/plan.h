@@ -7,16 +7,21 @@
 #include <vector>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/grid.h"
 #include "compiler/plan/instruction.h"
-#include "compiler/plan/provenance.h"
 #include "compiler/plan/value.h"
 
 namespace contraflow {
 
-/// How far a plan is lowered. Each level adds to what Verify demands (DESIGN section 3).
-enum class Level : uint8_t { kCompute, kComm, kComponent, kBuffer };
+/// How far a plan is lowered. Each level adds to what Verify demands.
+enum class Level : uint8_t {
+  kCompute,    ///< F B W BW FB R in order, on each rank
+  kComm,       ///< and SEND, RECV, REDUCE, STEP; messages in groups
+  kComponent,  ///< components of layers in place of chunks, and lanes
+  kBuffer,     ///< and a slot for every value
+};
 
-std::string_view Name(Level level);
+std::string_view Name(Level level);  ///< "compute" "comm" "component" "buffer"
 /// Throws Error with the known names.
 Level ParseLevel(std::string_view name);
 
@@ -29,23 +34,43 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-/// The instructions of one rank, in issue order.
+/// Where a searched plan comes from: all that it takes to make it again from its costs, and how far
+/// it is from the best possible. Times are of the compute order, in the costs of the plan.
+struct Provenance {
+  std::string placement;  ///< "linear" "v" "interleaved" "bidirectional"
+  std::string from;       ///< "1f1b", "policy ...", "local search from ..."
+  /// Stages that the costs were given for, where they were cut or merged to those of the plan.
+  std::optional<int> cost_stages;
+  /// What each rank may hold of this plan's activations: bytes or, where its costs give none, a
+  /// count.
+  std::optional<int64_t> memory_limit;
+  Time makespan = 0;
+  Time bound = 0;      ///< proven for this placement and limit
+  int64_t budget = 0;  ///< nanoseconds; evaluated instructions are counted, no clock
+  uint64_t seed = 0;   ///< below 2^63
+  double noise = 0;
+  bool interrupted = false;  ///< ended before its budget, so that it may come out better again
+
+  bool operator==(const Provenance&) const = default;
+};
+
+/// The instructions of one rank, in issue order; `after` of one counts in its own program.
 using Program = std::vector<Instruction>;
 
 /// A compiled schedule: plain data. Passes take one and return one; nothing mutates a loaded plan.
 struct Plan {
-  std::string schedule;
+  std::string schedule;  ///< name of what generated it: letters, digits, '-', '_', '.'
   Level level = Level::kCompute;
-  int ranks = 0;
-  int stages = 0;
-  int microbatches = 0;
+  int ranks = 0;          ///< 1..kMaxRanks
+  int stages = 0;         ///< 1..kMaxStages
+  int microbatches = 0;   ///< 1..kMaxMicrobatches
   int data_parallel = 1;  ///< replicas of the whole pipeline; REDUCE sums over them as well
   /// Devices of one rank, which share its experts and run the same program with micro-batches of
   /// their own; REDUCE sums what is not an expert's over them as well.
   int expert_parallel = 1;
-  int layers = 0;  ///< of each stage, where the program has components; else 0
-  std::vector<Route> routes;
-  std::optional<CostModel> costs;        ///< the costs it was compiled with
+  int layers = 0;                  ///< of each stage, where the program has components; else 0
+  std::vector<Route> routes;       ///< at least one; every micro-batch takes exactly one
+  std::optional<CostModel> costs;  ///< the costs it was compiled with
   std::optional<Provenance> provenance;  ///< of a searched plan; only where there are costs
   std::vector<Program> programs;         ///< size = ranks
   std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
@@ -76,16 +101,34 @@ inline constexpr int kMaxLayers = 64;
 /// Largest stages * micro-batches of a plan.
 inline constexpr int64_t kMaxCells = int64_t{1} << 27;
 
-/// Route of every micro-batch, -1 where no route has it.
+/// Route of every micro-batch, an index into plan.routes; -1 where no route has it. The routes'
+/// micro-batches must be in range, as Verify and ReadPlan see to.
 std::vector<int> RouteOfMicrobatch(const Plan& plan);
 
 /// Ranks that hold a copy of each stage, in route order, without repeats: what REDUCE sums over.
+/// One list for each stage. Every route must give each stage a rank.
 std::vector<std::vector<int>> HoldersOfStage(const Plan& plan);
 
-/// True where a stage's gradients must be summed: over its copies, replicas or expert group.
+/// True where the gradients of a stage with that many copies (HoldersOfStage) must be summed: over
+/// its copies, replicas or expert group.
 bool NeedsReduce(const Plan& plan, size_t copies);
 
 /// Number of instructions over all ranks.
 int64_t InstructionCount(const Plan& plan);
+
+/// Which cells run their forward again (R).
+class RecomputedCells {
+ public:
+  explicit RecomputedCells(const Plan& plan);
+
+  bool any() const { return !cells_.empty(); }
+  bool Has(int stage, int microbatch) const { return any() && cells_(stage, microbatch); }
+  /// True if some micro-batch of the stage does.
+  bool HasStage(int stage) const;
+
+ private:
+  int microbatches_;
+  Grid<bool> cells_;  ///< empty where there is none
+};
 
 }  // namespace contraflow

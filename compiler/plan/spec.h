@@ -67,15 +67,15 @@ struct Recompute {
 /// wrong. That the stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
-/// What a schedule is generated for.
+/// What a schedule is generated for. CheckSpec says which values are in range.
 struct Spec {
-  std::string schedule;
-  int ranks = 0;
-  int microbatches = 0;
-  int chunks = 0;  ///< stages a rank holds; 0: the schedule's own default
-  int data_parallel = 1;
-  int expert_parallel = 1;
-  CostModel costs;
+  std::string schedule;     ///< a name that FindSchedule knows
+  int ranks = 0;            ///< of one pipeline
+  int microbatches = 0;     ///< of one step
+  int chunks = 0;           ///< stages a rank holds; 0: the schedule's own default
+  int data_parallel = 1;    ///< replicas of the whole pipeline
+  int expert_parallel = 1;  ///< devices of one rank (plan/plan.h)
+  CostModel costs;          ///< of the stages that the schedule makes, or one for every stage
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
   SearchOptions search = {};  ///< of `auto` only

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "compiler/plan/grid.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {
@@ -13,14 +14,17 @@ constexpr InstructionRef kNone = {-1, -1};
 
 class Walker {
  public:
-  Walker(const Plan& plan, const Timeline& timeline) : plan_(plan), timeline_(timeline) {
-    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    send_f_.assign(chunks, -1);
-    send_b_.assign(chunks, -1);
+  Walker(const Plan& plan, const Timeline& timeline)
+      : plan_(plan),
+        timeline_(timeline),
+        send_f_(plan.stages, plan.microbatches, -1),
+        send_b_(plan.stages, plan.microbatches, -1) {
     for (const Program& program : plan.programs) {
       for (size_t i = 0; i < program.size(); ++i) {
-        if (program[i].op == Op::SEND_F) send_f_[CellAt(program[i])] = static_cast<int>(i);
-        if (program[i].op == Op::SEND_B) send_b_[CellAt(program[i])] = static_cast<int>(i);
+        const Instruction& send = program[i];
+        if (!IsSend(send.op)) continue;
+        (send.op == Op::SEND_F ? send_f_ : send_b_)(send.stage, send.microbatch) =
+            static_cast<int>(i);
       }
     }
   }
@@ -33,10 +37,6 @@ class Walker {
   }
 
  private:
-  size_t CellAt(const Instruction& i) const {
-    return static_cast<size_t>(i.stage) * static_cast<size_t>(plan_.microbatches) +
-           static_cast<size_t>(i.microbatch);
-  }
   const Instruction& At(InstructionRef ref) const {
     return plan_.program(ref.rank)[static_cast<size_t>(ref.index)];
   }
@@ -53,8 +53,7 @@ class Walker {
     for (int r = 0; r < plan_.ranks; ++r) {
       for (int i = 0; i < static_cast<int>(plan_.program(r).size()); ++i) {
         const InstructionRef ref{r, i};
-        const Work work = WorkOf(At(ref).op);
-        if (work == Work::kSend || work == Work::kRecv) continue;
+        if (IsMessage(At(ref).op)) continue;
         if (last == kNone || SpanOf(ref).end > SpanOf(last).end) last = ref;
       }
     }
@@ -64,18 +63,8 @@ class Walker {
   InstructionRef Cause(InstructionRef at) const {
     if (SpanOf(at).start == 0) return kNone;
     if (plan_.level > Level::kComm) return CauseInLanes(at);
-    switch (WorkOf(At(at).op)) {
-      case Work::kSend:
-        return CauseOfSend(at);
-      case Work::kReduce:
-        return LastWeight(At(at).stage, SpanOf(at).start);
-      case Work::kRecv:
-      case Work::kCompute:
-      case Work::kStep:
-      case Work::kComponent:
-      case Work::kAllToAll:
-        break;
-    }
+    if (IsSend(At(at).op)) return CauseOfSend(at);
+    if (At(at).op == Op::REDUCE) return LastWeight(At(at).stage, SpanOf(at).start);
     return CauseOfCompute(at);
   }
 
@@ -111,8 +100,8 @@ class Walker {
     for (int i = at.index - 1; i >= 0; --i) {
       const InstructionRef before{at.rank, i};
       if (OnLane(before) && SpanOf(before).end == start) return before;
-      if (At(before).op != Op::RECV_F && At(before).op != Op::RECV_B &&
-          At(before).peer == At(at).peer && SpanOf(before).start < start) {
+      if (!IsRecv(At(before).op) && At(before).peer == At(at).peer &&
+          SpanOf(before).start < start) {
         return before;
       }
     }
@@ -121,9 +110,8 @@ class Walker {
 
   InstructionRef Sender(const Instruction& recv) const {
     const bool forward = recv.op == Op::RECV_F;
-    Instruction send = recv;
-    send.stage += forward ? -1 : 1;
-    return {recv.peer, (forward ? send_f_ : send_b_)[CellAt(send)]};
+    const int stage = recv.stage + (forward ? -1 : 1);
+    return {recv.peer, (forward ? send_f_ : send_b_)(stage, recv.microbatch)};
   }
 
   InstructionRef LastWeight(int stage, Time end) const {
@@ -141,18 +129,8 @@ class Walker {
   // Where instructions have lanes: what an instruction waits for is written in it.
 
   InstructionRef CauseInLanes(InstructionRef at) const {
-    switch (WorkOf(At(at).op)) {
-      case Work::kSend:
-        return CauseOfMessage(at);
-      case Work::kReduce:
-        return CauseOfReduce(at);
-      case Work::kRecv:
-      case Work::kCompute:
-      case Work::kStep:
-      case Work::kComponent:
-      case Work::kAllToAll:
-        break;
-    }
+    if (IsSend(At(at).op)) return CauseOfMessage(at);
+    if (At(at).op == Op::REDUCE) return CauseOfReduce(at);
     const InstructionRef before = BeforeInLane(at);
     return before == kNone ? AwaitedBy(at, SpanOf(at).start) : before;
   }
@@ -163,7 +141,7 @@ class Walker {
     for (int k = 0; k < waits.after_count; ++k) {
       const InstructionRef before{at.rank, waits.after[static_cast<size_t>(k)]};
       if (SpanOf(before).end != end) continue;
-      return WorkOf(At(before).op) == Work::kRecv ? Sender(At(before)) : before;
+      return IsRecv(At(before).op) ? Sender(At(before)) : before;
     }
     return kNone;
   }
@@ -187,12 +165,12 @@ class Walker {
     InstructionRef receive{message.peer, 0}, queued = kNone;
     for (; receive.index < Length(receive.rank); ++receive.index) {
       const Instruction& other = At(receive);
-      if (WorkOf(other.op) != Work::kRecv || Sender(other) != send) continue;
+      if (!IsRecv(other.op) || Sender(other) != send) continue;
       const InstructionRef receiver = AwaitedBy(receive, start);
       if (receiver != kNone) return receiver;
     }
     for (InstructionRef other{send.rank, 0}; other.index < Length(send.rank); ++other.index) {
-      if (WorkOf(At(other).op) != Work::kSend || At(other).peer != message.peer) continue;
+      if (!IsSend(At(other).op) || At(other).peer != message.peer) continue;
       if (SpanOf(other).start >= start) continue;
       if (queued == kNone || SpanOf(other).start > SpanOf(queued).start) queued = other;
     }
@@ -215,7 +193,7 @@ class Walker {
 
   const Plan& plan_;
   const Timeline& timeline_;
-  std::vector<int> send_f_, send_b_;  // where each stage's message leaves its rank's program
+  Grid<int> send_f_, send_b_;  // where each stage's message leaves its rank's program
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {

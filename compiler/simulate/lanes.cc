@@ -67,19 +67,11 @@ class LaneSimulator {
       ready = std::max(ready, end);
     }
     const InstructionRef here = engine_.At(r);
-    switch (WorkOf(i.op)) {
-      case Work::kSend:
-      case Work::kRecv:
-        Post(i, here, ready);
-        return true;
-      case Work::kReduce:
-        return reductions_.Meet(r, i.stage, ready, &engine_, &SpanAt(here));
-      case Work::kCompute:
-      case Work::kComponent:
-      case Work::kAllToAll:
-      case Work::kStep:
-        break;
+    if (IsMessage(i.op)) {
+      Post(i, here, ready);
+      return true;
     }
+    if (i.op == Op::REDUCE) return reductions_.Meet(r, i.stage, ready, &engine_, &SpanAt(here));
     Time& free = free_[static_cast<size_t>(r)][WorkOf(i.op) == Work::kAllToAll ? 1 : 0];
     const Time start = std::max(free, ready);
     free = start + costs_.Duration(i);

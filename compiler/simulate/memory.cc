@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/grid.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/engine.h"
 
@@ -53,9 +54,7 @@ class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs)
       : plan_(plan), recomputed_(plan), bytes_(BytesOfCell(costs, recomputed_.any())) {
-    if (plan.layers == 0) return;
-    weights_left_.assign(static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches),
-                         0);
+    if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
   void Run(const Program& program, MemoryFigures* figures) {
@@ -87,15 +86,10 @@ class MemoryWalk {
  private:
   int64_t& At(Arena arena) { return held_[static_cast<size_t>(arena)]; }
 
-  int& WeightsLeft(const Instruction& i) {
-    return weights_left_[static_cast<size_t>(i.stage) * static_cast<size_t>(plan_.microbatches) +
-                         static_cast<size_t>(i.microbatch)];
-  }
-
   void Begin(const Instruction& i) {
     At(Arena::kActivation) += bytes_.activation - bytes_.stash;
     At(Arena::kStash) += bytes_.stash;
-    if (plan_.layers > 0) WeightsLeft(i) = 2 * plan_.layers;
+    if (plan_.layers > 0) weights_left_(i.stage, i.microbatch) = 2 * plan_.layers;
   }
 
   /// Drops what forwards that are recomputed leave, once they are known to have ended: they do on
@@ -122,15 +116,15 @@ class MemoryWalk {
 
   /// True for the last weight part of a chunk.
   bool EndsWeights(const Instruction& i) {
-    return (i.op == Op::MLP_W || i.op == Op::ATTN_W) && --WeightsLeft(i) == 0;
+    return (i.op == Op::MLP_W || i.op == Op::ATTN_W) && --weights_left_(i.stage, i.microbatch) == 0;
   }
 
   const Plan& plan_;
   const RecomputedCells recomputed_;
   const CellBytes bytes_;
   Arenas held_{};
-  std::vector<size_t> ending_;     // COMBINE_F of forwards that are recomputed
-  std::vector<int> weights_left_;  // by stage and micro-batch
+  std::vector<size_t> ending_;  // COMBINE_F of forwards that are recomputed
+  Grid<int> weights_left_;
 };
 
 /// The arenas, and the instruction at which most bytes of them are in use.

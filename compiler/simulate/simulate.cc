@@ -66,6 +66,7 @@ class Simulator {
     int activations = 0;
     int64_t bytes = 0;
   };
+
   /// Runs one instruction if all it needs is there.
   bool Execute(int r, const Instruction& i, Span* span) {
     switch (WorkOf(i.op)) {

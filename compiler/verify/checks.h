@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -136,6 +137,10 @@ struct Tables {
   }
   /// Index of the copy of a stage on a rank; -1 if there is none.
   int32_t FindCopy(int stage, int rank) const;
+  std::span<const Copy> CopiesOf(int stage) const {
+    return {copies.data() + first_copy[static_cast<size_t>(stage)],
+            static_cast<size_t>(Holders(stage))};
+  }
   int Holders(int stage) const {
     return first_copy[static_cast<size_t>(stage) + 1] - first_copy[static_cast<size_t>(stage)];
   }

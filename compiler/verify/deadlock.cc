@@ -143,20 +143,21 @@ class DataFlow {
     while (!ready_.empty()) Walk(ready_.Pop());
     std::vector<Wait> waits;
     for (int r = 0; r < plan_.ranks; ++r) {
-      const auto at = static_cast<size_t>(next_[static_cast<size_t>(r)]);
-      const Program& program = plan_.program(r);
-      if (at < program.size()) CanRun(r, program[at], &waits);
+      if (Next(r) < Length(r)) CanRun(r, tables_.InstructionAt(r, Next(r)), &waits);
     }
     ReportCycle(tables_, std::move(waits), findings_);
   }
 
  private:
+  int32_t& Next(int rank) { return next_[static_cast<size_t>(rank)]; }
+  int32_t Next(int rank) const { return next_[static_cast<size_t>(rank)]; }
+  int32_t Length(int rank) const { return static_cast<int32_t>(plan_.program(rank).size()); }
+
   void Walk(int rank) {
-    const Program& program = plan_.program(rank);
-    int32_t& next = next_[static_cast<size_t>(rank)];
-    for (; static_cast<size_t>(next) < program.size(); ++next) {
-      if (!CanRun(rank, program[static_cast<size_t>(next)], nullptr)) return;
-      WakeConsumers(rank, program[static_cast<size_t>(next)]);
+    for (int32_t& next = Next(rank); next < Length(rank); ++next) {
+      const Instruction& i = tables_.InstructionAt(rank, next);
+      if (!CanRun(rank, i, nullptr)) return;
+      WakeConsumers(rank, i);
     }
   }
 
@@ -167,15 +168,15 @@ class DataFlow {
       const int producer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
       // What is missing or stands too late on this rank is the business of other checks.
-      if (producer == rank || at < next_[static_cast<size_t>(producer)]) return;
+      if (producer == rank || at < Next(producer)) return;
       can = false;
-      if (waits != nullptr) waits->push_back({rank, next_[static_cast<size_t>(rank)], producer});
+      if (waits != nullptr) waits->push_back({rank, Next(rank), producer});
     };
     // Work on the wrong rank, or done again, is the business of other checks too: nobody would wake
     // it, so it waits for nothing.
     const auto placed = [&](int stage, int m, int32_t CellWork::*part) {
       return tables_.Owner(stage, m) == rank &&
-             tables_.work[tables_.At(stage, m)].*part == next_[static_cast<size_t>(rank)];
+             tables_.work[tables_.At(stage, m)].*part == Next(rank);
     };
     if (HasForward(i.op) && i.stage > 0 && placed(i.stage, i.microbatch, &CellWork::f)) {
       need(i.stage - 1, i.microbatch, &CellWork::f);
@@ -191,7 +192,7 @@ class DataFlow {
     const auto wake = [&](int stage, int m, int32_t CellWork::*part) {
       const int consumer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
-      if (consumer != rank && at == next_[static_cast<size_t>(consumer)]) ready_.Push(consumer);
+      if (consumer != rank && at == Next(consumer)) ready_.Push(consumer);
     };
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
       wake(i.stage + 1, i.microbatch, &CellWork::f);
@@ -238,19 +239,21 @@ class Rendezvous {
     int32_t open = 0;  // how much of it the other side has not posted yet
   };
 
+  State& At(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+  const State& At(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
+
   void Walk(int rank) {
-    const Program& program = plan_.program(rank);
-    State& state = ranks_[static_cast<size_t>(rank)];
+    const auto length = static_cast<int32_t>(plan_.program(rank).size());
+    State& state = At(rank);
     while (state.open == 0) {
       state.begin = state.end;
-      if (static_cast<size_t>(state.begin) == program.size()) return;
-      const Instruction& i = program[static_cast<size_t>(state.begin)];
+      if (state.begin == length) return;
+      const Instruction& i = tables_.InstructionAt(rank, state.begin);
       ++state.end;
       if (IsMessage(i.op)) {
-        while (i.group >= 0 && static_cast<size_t>(state.end) < program.size() &&
-               program[static_cast<size_t>(state.end)].group == i.group &&
-               IsMessage(program[static_cast<size_t>(state.end)].op)) {
-          ++state.end;
+        for (; i.group >= 0 && state.end < length; ++state.end) {
+          const Instruction& next = tables_.InstructionAt(rank, state.end);
+          if (next.group != i.group || !IsMessage(next.op)) break;
         }
         for (int32_t at = state.begin; at < state.end; ++at) Post(rank, at);
       } else if (i.op == Op::REDUCE) {
@@ -265,9 +268,9 @@ class Rendezvous {
     const int32_t partner = Partner(tables_, rank, at);
     if (partner < 0) return;
     const int peer = tables_.InstructionAt(rank, at).peer;
-    State& other = ranks_[static_cast<size_t>(peer)];
+    State& other = At(peer);
     if (partner < other.begin || partner >= other.end) {
-      ++ranks_[static_cast<size_t>(rank)].open;
+      ++At(rank).open;
     } else if (--other.open == 0) {
       ready_.Push(peer);
     }
@@ -275,14 +278,13 @@ class Rendezvous {
 
   void Arrive(int rank, int stage) {
     const auto s = static_cast<size_t>(stage);
-    State& state = ranks_[static_cast<size_t>(rank)];
+    State& state = At(rank);
     if (!IsReduceOf(rank, stage, state.begin)) return;
     ++state.open;
     if (++arrived_[s] < awaited_[s]) return;
-    for (int32_t c = tables_.first_copy[s]; c < tables_.first_copy[s + 1]; ++c) {
-      const Copy& copy = tables_.copies[static_cast<size_t>(c)];
+    for (const Copy& copy : tables_.CopiesOf(stage)) {
       if (copy.reduce < 0) continue;
-      ranks_[static_cast<size_t>(copy.rank)].open = 0;
+      At(copy.rank).open = 0;
       if (copy.rank != rank) ready_.Push(copy.rank);
     }
   }
@@ -293,24 +295,22 @@ class Rendezvous {
   }
 
   void AddWaits(int rank, std::vector<Wait>* waits) const {
-    const State& state = ranks_[static_cast<size_t>(rank)];
+    const State& state = At(rank);
     if (state.open == 0) return;
     const Instruction& i = tables_.InstructionAt(rank, state.begin);
     if (i.op == Op::REDUCE) return AddReduceWaits(rank, i.stage, waits);
     for (int32_t at = state.begin; at < state.end; ++at) {
       const int32_t partner = Partner(tables_, rank, at);
       const int peer = tables_.InstructionAt(rank, at).peer;
-      if (partner >= ranks_[static_cast<size_t>(peer)].end) waits->push_back({rank, at, peer});
+      if (partner >= At(peer).end) waits->push_back({rank, at, peer});
     }
   }
 
   void AddReduceWaits(int rank, int stage, std::vector<Wait>* waits) const {
-    const auto s = static_cast<size_t>(stage);
-    for (int32_t c = tables_.first_copy[s]; c < tables_.first_copy[s + 1]; ++c) {
-      const Copy& copy = tables_.copies[static_cast<size_t>(c)];
-      const State& other = ranks_[static_cast<size_t>(copy.rank)];
+    for (const Copy& copy : tables_.CopiesOf(stage)) {
+      const State& other = At(copy.rank);
       if (copy.reduce >= other.end) {
-        waits->push_back({rank, ranks_[static_cast<size_t>(rank)].begin, copy.rank});
+        waits->push_back({rank, At(rank).begin, copy.rank});
         if (waits->size() > kEnoughWaits) return;
       }
     }

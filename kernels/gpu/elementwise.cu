@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/gpu/elementwise.h"
 #include "kernels/gpu/rows.h"
 #include "kernels/gpu/vector.h"

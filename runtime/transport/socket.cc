@@ -14,6 +14,7 @@
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/error.h"

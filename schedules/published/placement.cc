@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 namespace {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include "compiler/plan/plan.h"
-#include "compiler/plan/schedule.h"
-#include "compiler/plan/spec.h"
+#include "schedules/registry.h"
 
 namespace contraflow {
 

@@ -10,7 +10,9 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tests/support/failure.h"
 
@@ -182,6 +184,49 @@ TEST_SUITE("unit") {
           (folder / "dangling") +
               ": cannot be written: it is a symbolic link to a file that does not exist");
     CHECK(folder.Count() == 4);
+  }
+
+  TEST_CASE("a folder is made step by step") {
+    const Folder folder;
+    const std::string deep = folder / "a/b/c";
+    CreateFolders(deep);
+    CreateFolders(deep);
+    CHECK(Failure([&] { CreateFolder(deep); }) ==
+          deep + ": the folder cannot be made: File exists");
+    {
+      OutputFile given_up(deep + "/x");
+      given_up.Write("lost");
+    }
+    CHECK(FileSize(deep + "/x") == -1);
+    const std::string block(300000, 'b');
+    OutputFile file(deep + "/x");
+    file.Write("head");
+    file.Write(block);
+    CHECK(file.size() == 300004);
+    file.Close();
+    CHECK(ReadFile(deep + "/x", kLimit) == "head" + block);
+    CHECK(Failure([&] { OutputFile again(deep + "/x"); }) ==
+          deep + "/x: cannot be made: File exists");
+    char tail[2];
+    const SeekableFile saved(deep + "/x");
+    saved.Read(300002, std::as_writable_bytes(std::span(tail)));
+    CHECK(std::string(tail, 2) == "bb");
+    CHECK(Failure([&] { saved.Read(300003, std::as_writable_bytes(std::span(tail))); }) ==
+          deep + "/x: ends at byte 300004: it was cut off");
+    FlushFolder(deep);
+    RenameFile(deep, folder / "done");
+    CHECK(
+        Failure([&] { RenameFile(deep, folder / "x"); }).starts_with(deep + ": cannot be renamed"));
+    CHECK(NamesInFolder(folder / "done") == std::vector<std::string>{"x"});
+    CHECK(NamesInFolder(folder / "none").empty());
+    // A link is removed, not followed.
+    fs::create_symlink(folder / "done", folder / "a/link");
+    RemoveTree(folder / "a");
+    RemoveTree(folder / "a");
+    CHECK(NamesInFolder(folder.path.string()) == std::vector<std::string>{"done"});
+    CHECK(FileSize(folder / "done/x") == 300004);
+    CHECK(Failure([&] { FileSize(folder / "done"); }) ==
+          (folder / "done") + ": is no regular file");
   }
 
   TEST_CASE("- is standard input and output") {

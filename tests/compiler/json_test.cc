@@ -10,7 +10,6 @@
 #include <string>
 #include <type_traits>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/json_builder.h"
 #include "tests/support/failure.h"
 

@@ -1,15 +1,13 @@
 // The short lists of whole numbers that large binary plans are made of.
 
-#include "compiler/plan/packed_instruction.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <random>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/json_builder.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"

@@ -1,12 +1,11 @@
 // "provenance" of a plan document.
 
-#include "compiler/plan/provenance.h"
-
 #include <doctest/doctest.h>
 
 #include <random>
 
 #include "compiler/files/plan_io.h"
+#include "compiler/plan/plan.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 

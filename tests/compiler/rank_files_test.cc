@@ -1,7 +1,5 @@
 // Plans as folders: what is written is what is read, and what does not belong together is refused.
 
-#include "compiler/files/rank_files.h"
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -9,9 +7,8 @@
 #include <filesystem>
 #include <random>
 
-#include "compiler/files/cbor.h"
 #include "compiler/files/file.h"
-#include "compiler/files/folder.h"
+#include "compiler/files/json_builder.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/cost.h"
@@ -91,6 +88,12 @@ TEST_SUITE("unit") {
     fs::remove(place / "plan/rank-0002.cbor");
     const RankPlan own = ReadRankFile(place / "plan", 1);
     CHECK(own == ReadRankPlan(WriteRankPlan(plan, 1), "r.json"));
+    // By the head they tell that they have parts of the same plan.
+    const std::string head = ReadRankFilesHead(place / "plan");
+    WriteRankFiles(place / "again", plan);
+    WriteRankFiles(place / "other", SomePlan(7));
+    CHECK(ReadRankFilesHead(place / "again") == head);
+    CHECK(ReadRankFilesHead(place / "other") != head);
     CHECK(Failure([&] { ReadRankFile(place / "plan", 3); }) ==
           (place / "plan") + ": has no rank 3, ranks are 0..2");
     CHECK(Read(place) == "plan/rank-0000.cbor: cannot be read: No such file or directory");

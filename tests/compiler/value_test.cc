@@ -7,7 +7,7 @@
 #include <random>
 #include <tuple>
 
-#include "compiler/files/plan_limits.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/lower/passes.h"
 #include "compiler/plan/access.h"
 #include "tests/support/failure.h"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/repeating_block.h"
@@ -86,6 +87,8 @@ Time MakespanOf(const SearchProblem& problem, const SearchResult& found) {
   CHECK(evaluation.runs);
   CHECK(evaluation.fits);
   CHECK(evaluation.makespan == found.makespan);
+  const Plan plan = ToPlan(problem, found.order);
+  CHECK(Simulate(plan, problem.costs).makespan == found.makespan);
   size_t actions = 0;
   for (const ActionList& list : found.order) actions += list.size();
   CHECK(actions <= static_cast<size_t>(3 * problem.chunks()));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/local/order_graph.h"
 #include "schedules/registry.h"
@@ -55,6 +56,7 @@ void CheckFigures(const SearchProblem& problem, const OrderGraph& graph, const O
   REQUIRE(evaluation.runs);
   CHECK(graph.ToOrder() == order);
   CHECK(graph.makespan() == evaluation.makespan);
+  CHECK(Simulate(ToPlan(problem, order), problem.costs).makespan == evaluation.makespan);
   Time ends = 0, longest = 0;
   for (const Time end : evaluation.rank_ends) ends += end;
   CHECK(graph.rank_ends() == ends);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/simulate/simulate.h"
 #include "schedules/local/sampled_times.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
@@ -102,6 +103,10 @@ TEST_SUITE("property") {
       const OrderGraph anew(problem, graph.ToOrder());
       const SampledTimes fresh(problem, anew, 0.1, 5, 20);
       CHECK(times.sum() == fresh.sum());
+      // Without noise every draw is what the simulator says.
+      const SampledTimes plain(problem, anew, 0, 5, 16);
+      const Plan plan = ToPlan(problem, graph.ToOrder());
+      CHECK(plain.sum() == 16 * Simulate(plan, costs).makespan);
       for (int from = 0; from + 1 < graph.length(rank); ++from) {
         const OrderGraph::Move other = graph.Shorten({rank, from, from + 1});
         if (other.from != other.to) CHECK(times.Worse(other) == fresh.Worse(other));

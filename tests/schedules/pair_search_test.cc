@@ -13,6 +13,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/pairs/incremental_evaluator.h"
 #include "schedules/pairs/pairs.h"
@@ -188,9 +189,11 @@ TEST_SUITE("property") {
         run->Commit();
         ++kept;
         CHECK(run->makespan() == evaluation.makespan);
+        const Plan plan = ToPlan(start.problem, order);
+        CHECK(Simulate(plan, start.problem.costs).makespan == evaluation.makespan);
         CHECK(run->cost() == *cost);
         CHECK(run->TakeOrder() == order);
-        CHECK(FindingsText(ToPlan(start.problem, order)) == "");
+        CHECK(FindingsText(plan) == "");
         pairs += move->piece.size() != move->to - move->from;
       }
     }

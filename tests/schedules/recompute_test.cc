@@ -15,7 +15,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tests/support/knife.h"
 
 namespace contraflow {

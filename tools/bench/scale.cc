@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/files/rank_files.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"

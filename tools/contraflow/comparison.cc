@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "compiler/files/cost_io.h"
 #include "tools/contraflow/costs_option.h"
 #include "tools/contraflow/exit.h"
 #include "tools/contraflow/report.h"

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
 #include "compiler/lower/interleave.h"
 #include "tools/contraflow/cmd.h"

@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 
@@ -54,12 +55,6 @@ void RequireSound(const Plan& plan, const std::string& path) {
     message += "\n  and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Error(message + "\n  (contraflow verify shows all, and where)");
-}
-
-Json TimeToJson(Time ticks, Unit unit) {
-  const Time per_unit = TicksPerUnit(unit);
-  if (ticks % per_unit == 0) return {ticks / per_unit};
-  return {FromTicks(ticks, unit)};
 }
 
 std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {

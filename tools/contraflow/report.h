@@ -28,9 +28,6 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
 std::unique_ptr<JsonObject> ReportToJson(const Report& report);
 
-/// A time in its unit as the shortest JSON number.
-Json TimeToJson(Time ticks, Unit unit);
-
 /// An object as a document for --json: one line a member, and one for each element of an array.
 std::string FormatJson(const Json& document);
 

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/recomputed.h"
+#include "compiler/plan/plan.h"
 #include "tools/interop/interop.h"
 
 // Strict where PyTorch is lenient: its reader takes "1F0xyz" for 1F0, and its check knows neither

@@ -151,9 +151,9 @@ struct Column {
   int color = kIdle;
 };
 
-class Grid {
+class GridDrawing {
  public:
-  Grid(const Picture& picture, const GridStyle& style) : picture_(picture), style_(style) {
+  GridDrawing(const Picture& picture, const GridStyle& style) : picture_(picture), style_(style) {
     int number = 0, lane = 0;
     for (const Picture::Row& row : picture.rows) {
       number = std::max(number, TextWidth(std::to_string(row.rank)));
@@ -360,7 +360,7 @@ class Grid {
 }  // namespace
 
 std::string DrawGrid(const Picture& picture, const GridStyle& style) {
-  return Grid(picture, style).Draw();
+  return GridDrawing(picture, style).Draw();
 }
 
 }  // namespace contraflow

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
@@ -141,8 +142,8 @@ void ReadRest(const RunOptions& options, RunInput* input) {
 RunInput ReadInput(const RunOptions& options) {
   RunInput input;
   input.plan = ReadPlanFile(options.plan);
-  input.plan_digest = Hex(Sha256(IsFolder(options.plan) ? ReadRankFilesHead(options.plan)
-                                                        : WritePlan(input.plan)));
+  input.plan_digest =
+      Hex(Sha256(IsFolder(options.plan) ? ReadRankFilesHead(options.plan) : WritePlan(input.plan)));
   RequireExecutable(input.plan, options.plan);
   RequireSoundPlan(input.plan, options.plan);
   ReadRest(options, &input);
@@ -157,11 +158,10 @@ bool ReadsOwnFile(const RunOptions& options) {
 RunInput ReadInputOf(const RunOptions& options, int process) {
   if (!ReadsOwnFile(options)) return ReadInput(options);
   RunInput input;
-  const std::string head = ReadRankFilesHead(options.plan);
-  input.plan_digest = Hex(Sha256(head));
-  input.plan = PlanOfRankFilesHead(head, options.plan);
-  RequireExecutable(input.plan, options.plan);
-  const RankOrder order(options.rank_order, input.plan);
+  input.plan_digest = Hex(Sha256(ReadRankFilesHead(options.plan)));
+  const Plan head = ReadRankFilesPlan(options.plan);
+  RequireExecutable(head, options.plan);
+  const RankOrder order(options.rank_order, head);
   // A job of another size is refused once all are there.
   const int device = process % order.processes();
   input.plan = ReadRankFile(options.plan, order.DeviceOf(device).rank).plan;

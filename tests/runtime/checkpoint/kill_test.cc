@@ -137,7 +137,7 @@ std::string WrongWith(const std::string& directory, int least) {
 /// The names in the folder that are none of a complete checkpoint.
 std::string Rubbish(const std::string& directory) {
   std::string rubbish;
-  for (const std::string& name : NamesIn(directory)) {
+  for (const std::string& name : NamesInFolder(directory)) {
     if (name.rfind("step-", 0) != 0) rubbish += name + " ";
   }
   return rubbish;

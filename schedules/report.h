@@ -20,7 +20,7 @@ struct FormulaFigures {
   bool holds = false;       ///< every rank's simulated bubble equals `published`
 };
 
-/// Everything the tools say about a plan's predicted run.
+/// What is predicted of a plan's run: times in ticks of `unit` (TicksPerUnit), memory in bytes.
 struct Report {
   std::string schedule;
   Unit unit = Unit::kUnit;
@@ -42,8 +42,10 @@ struct Report {
   Time largest_exposed() const;
 };
 
-/// Simulates a sound plan. The bound is that of every schedule with this placement which holds at
-/// most `memory_limit` on a rank (ProveBound); by default what a searched plan was made for.
+/// Simulates a sound plan (Verify), proves a lower bound on its makespan and looks up the published
+/// formula. The bound is that of every schedule with this placement which holds at
+/// most `memory_limit` on a rank (ProveBound); by default what a searched plan was made for. Throws
+/// Error if the costs are not those of a plan of its shape (CheckCosts).
 Report MakeReport(const Plan& plan, const CostModel& costs,
                   std::optional<int64_t> memory_limit = std::nullopt, Keep keep = Keep::kTimeline);
 

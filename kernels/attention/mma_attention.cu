@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   CF_DYNAMIC_SHARED(Bf16, queries);
   Bf16* const keys = queries + kBlockRows * kPitch<kWidth>;  // two tiles
   Bf16* const values = keys + 2 * kTileRows * kPitch<kWidth>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
   // Those with the most keys begin first.
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 void MmaAttentionForward(Stream stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                          float* lse) {
   const float scale = kLog2E / std::sqrt(static_cast<float>(shape.head_width));
-  const dim3 grid(static_cast<unsigned>(CeilDiv(shape.sequence, kBlockRows)),
-                  static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.batch));
+  const dim3 grid(Unsigned(CeilDiv(shape.sequence, kBlockRows)), Unsigned(shape.heads),
+                  Unsigned(shape.batch));
   ForWidth(shape.head_width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     Launch("AttentionForward", stream, grid, kWarps * kWarp, kShared<kWidth>, ForwardKernel<kWidth>,

@@ -31,10 +31,9 @@ constexpr int kDotThreads = 256;
 /// dot[batch x heads x sequence]: 16 lanes to a head of a token, heads of a token side by side.
 __global__ void __launch_bounds__(kDotThreads)
     DotKernel(AttentionShape shape, const Bf16* out, const Bf16* dout, float* dot) {
-  const int number = static_cast<int>(blockIdx.x) * (kDotThreads / kDotLanes) +
-                     static_cast<int>(threadIdx.x) / kDotLanes;
+  const int number = BlockIndex() * (kDotThreads / kDotLanes) + ThreadIndex() / kDotLanes;
   const int row = number / shape.heads, head = number % shape.heads;
-  const int column = static_cast<int>(threadIdx.x) % kDotLanes * kPiece;
+  const int column = ThreadIndex() % kDotLanes * kPiece;
   const bool valid = row < shape.batch * shape.sequence;
   float sum = 0;
   if (valid && column < shape.head_width) {
@@ -106,11 +105,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   CF_DYNAMIC_SHARED(Bf16, keys);
   Bf16* const values = keys + kBlockRows * kPitch<kWidth>;
   const Tiles<kWidth> tiles = TilesBehind<kWidth>(values + kBlockRows * kPitch<kWidth>);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadIndex();
   const int warp = thread / kWarp, lane = thread % kWarp, g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
-  const int first = static_cast<int>(blockIdx.x) * kBlockRows;
+  const int first = BlockIndex() * kBlockRows;
   const int own = first + warp * 16;  // the warp's first key
   const int count = CeilDiv(shape.sequence, kTileRows);
   qkv += FirstQuery(shape, batch, head);
@@ -179,8 +178,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   CF_DYNAMIC_SHARED(Bf16, queries);
   Bf16* const douts = queries + kBlockRows * kPitch<kWidth>;
   const Tiles<kWidth> tiles = TilesBehind<kWidth>(douts + kBlockRows * kPitch<kWidth>);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
   // Those with the most keys begin first.
@@ -246,11 +245,11 @@ void MmaAttentionBackward(Stream stream, const AttentionShape& shape, const Bf16
                           const Bf16* out, const float* lse, const Bf16* dout, float* dot,
                           Bf16* dqkv) {
   const int pairs = shape.batch * shape.sequence * shape.heads;
-  Launch("AttentionDot", stream, static_cast<unsigned>(CeilDiv(pairs, kDotThreads / kDotLanes)),
-         kDotThreads, 0, DotKernel, shape, out, dout, dot);
+  Launch("AttentionDot", stream, Unsigned(CeilDiv(pairs, kDotThreads / kDotLanes)), kDotThreads, 0,
+         DotKernel, shape, out, dout, dot);
   const float scale = kLog2E / std::sqrt(static_cast<float>(shape.head_width));
-  const dim3 grid(static_cast<unsigned>(CeilDiv(shape.sequence, kBlockRows)),
-                  static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.batch));
+  const dim3 grid(Unsigned(CeilDiv(shape.sequence, kBlockRows)), Unsigned(shape.heads),
+                  Unsigned(shape.batch));
   ForWidth(shape.head_width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     Launch("AttentionBackwardKeys", stream, grid, kWarps * kWarp, kShared<kWidth>,

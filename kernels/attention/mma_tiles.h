@@ -115,8 +115,7 @@ __device__ inline ptrdiff_t FirstSum(const AttentionShape& shape, int batch, int
 template <int kRows, int kWidth>
 __device__ inline void LoadTile(const Bf16* from, int pitch, int rows, int width, Bf16* tile) {
   constexpr int kPieces = kWidth / kPiece;
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = ThreadIndex(); i < kRows * kPieces; i += static_cast<int>(blockDim.x)) {
     const int row = i / kPieces, column = i % kPieces * kPiece;
     const bool valid = row < rows && column < width;
     AsyncCopy<16>(tile + row * kPitch<kWidth> + column,
@@ -127,7 +126,7 @@ __device__ inline void LoadTile(const Bf16* from, int pitch, int rows, int width
 /// The lane's row of a fragment of a left operand, or of a transposed right one.
 template <int kWidth>
 __device__ inline const Bf16* FragmentRow(const Bf16* tile) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   return tile + lane % 16 * kPitch<kWidth> + lane / 16 * 8;
 }
 
@@ -135,7 +134,7 @@ __device__ inline const Bf16* FragmentRow(const Bf16* tile) {
 template <int kWidth, int kRepeats, int kFragments>
 __device__ inline void AddRowProducts(const Bf16* a, const Bf16* b,
                                       float (&sums)[kRepeats][kFragments][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   const Bf16* const left = FragmentRow<kWidth>(a);
   const Bf16* const right = b + (lane % 8 + lane / 16 * 8) * kPitch<kWidth> + lane / 8 % 2 * 8;
   CF_UNROLL
@@ -187,7 +186,7 @@ template <int kWidth, int kRepeats>
 __device__ inline void StoreRows(const float (&sums)[kRepeats][kWidth / 8][4],
                                  const float (&factor)[kRepeats][2], Bf16* tile, Bf16* to,
                                  int pitch, int rows, int width) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   const int g = lane / 4, t = lane % 4;
   __syncwarp();
   CF_UNROLL

@@ -46,7 +46,7 @@ __device__ Exponentials WarpJoin(Exponentials mine) {
 template <int kThreads>
 __device__ Exponentials BlockJoin(Exponentials mine, int turn) {
   __shared__ float tops[2][kThreads / kWarp], sums[2][kThreads / kWarp];
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const Exponentials of_warp = WarpJoin(mine);
   if (lane == 0) {
     tops[turn][warp] = of_warp.top;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kThreadsAnSm / kThreads)
   const auto load_held = [=](int row, int i) {
     const int v = i * kThreads + thread;
     if (row >= rows || v >= vectors) return Bf16s<N>{};
-    return Load<N>(logits + static_cast<ptrdiff_t>(row) * classes + v * N);
+    return Load<N>(Row(logits, row, classes) + v * N);
   };
   Bf16s<N> held[kHeld];
   CF_UNROLL
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kThreadsAnSm / kThreads)
 
   int turn = 0;
   for (int row = BlockIndex(); row < rows; row += BlockCount(), turn ^= 1) {
-    Bf16* const at = logits + static_cast<ptrdiff_t>(row) * classes;
+    Bf16* const at = Row(logits, row, classes);
     const int target = targets[row];
     const bool known = target >= 0 && target < classes;
     // Read before the barrier, behind which its owner overwrites it.
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kMeanBlock) MeanKernel(const float* x, int n, 
   float sum = 0;
   for (int i = ThreadIndex(); i < n; i += kMeanBlock) sum += x[i];
   sum = WarpSum(sum);
-  if (ThreadIndex() % kWarp == 0) of_warp[ThreadIndex() / kWarp] = sum;
+  if (Lane() == 0) of_warp[ThreadIndex() / kWarp] = sum;
   __syncthreads();
   if (ThreadIndex() >= kWarp) return;
   sum = WarpSum(of_warp[ThreadIndex()]);

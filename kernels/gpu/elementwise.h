@@ -15,7 +15,7 @@ namespace contraflow::gpu {
 struct AdamWStepSize {
   float learning_rate, first_correction, second_correction;
 };
-/// What does not.
+/// What stays the same from step to step.
 struct AdamWRates {
   float beta1, beta2, epsilon, weight_decay;
 };

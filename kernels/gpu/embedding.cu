@@ -13,8 +13,8 @@ template <int N>
 __global__ void __launch_bounds__(kRowsBlock, kGatherBlocks)
     GatherKernel(const int32_t* tokens, const Bf16* table, int rows, int width, Bf16* y) {
   for (int row = FirstRow(); row < rows; row += RowStep()) {
-    const Bf16* const from = table + static_cast<ptrdiff_t>(tokens[row]) * width;
-    Bf16* const to = y + static_cast<ptrdiff_t>(row) * width;
+    const Bf16* const from = Row(table, tokens[row], width);
+    Bf16* const to = Row(y, row, width);
     Bf16s<N> values[kVectorsAtOnce] = {};
     CF_UNROLL
     for (int i = 0; i < kVectorsAtOnce; ++i) {
@@ -67,21 +67,11 @@ __global__ void __launch_bounds__(kBlock)
 
 /// Each count becomes the sum of those before it; one block.
 __global__ void __launch_bounds__(kScanBlock) ScanKernel(int n, int32_t* counts) {
-  __shared__ int32_t of_warp[kWarp];
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
   const int each = CeilDiv(n, kScanBlock);
   const int begin = min(n, ThreadIndex() * each), end = min(n, begin + each);
   int sum = 0;
   for (int i = begin; i < end; ++i) sum += counts[i];
-  int before = sum;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(~0u, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == kWarp - 1) of_warp[warp] = before;
-  __syncthreads();
-  before -= sum;
-  for (int w = 0; w < warp; ++w) before += of_warp[w];
+  int before = ScanBlock(sum);
   for (int i = begin; i < end; ++i) {
     const int count = counts[i];
     counts[i] = before;
@@ -95,7 +85,7 @@ __global__ void __launch_bounds__(kBlock)
     ScatterKernel(Sorted from, int rows, Digit digit, const int32_t* places, int32_t* token_to,
                   int32_t* row_to) {
   __shared__ int32_t seen[kWarps][kMostDigits];
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int digits = 1 << digit.bits;
   for (int d = lane; d < digits; d += kWarp) seen[warp][d] = 0;
   __syncwarp();
@@ -145,14 +135,14 @@ template <int N>
 __global__ void __launch_bounds__(kBlock)
     AddKernel(Sorted sorted, const Bf16* dy, int rows, int width, float* dtable) {
   constexpr int kRowsAtOnce = 8;
-  const int lane = ThreadIndex() % kWarp;
+  const int lane = Lane();
   const int begin = BlockIndex() * kWarps + ThreadIndex() / kWarp;
   if (begin >= rows) return;
   const int token = sorted.token[begin];
   if (begin > 0 && sorted.token[begin - 1] == token) return;
   const int column = (static_cast<int>(blockIdx.y) * kWarp + lane) * N;
   const bool inside = column < width;
-  float* const to = dtable + static_cast<ptrdiff_t>(token) * width + column;
+  float* const to = Row(dtable, token, width) + column;
   Floats<N> sum = {};
   if (inside) sum = LoadFloats<N>(to);
   int run = kWarp;
@@ -167,7 +157,7 @@ __global__ void __launch_bounds__(kBlock)
       for (int i = 0; i < kRowsAtOnce; ++i) {
         const int row = __shfl_sync(~0u, my_row, k + i);
         if (k + i < run && inside) {
-          values[i] = Load<N>(dy + static_cast<ptrdiff_t>(row) * width + column);
+          values[i] = Load<N>(Row(dy, row, width) + column);
         }
       }
       CF_UNROLL

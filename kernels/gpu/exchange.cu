@@ -314,8 +314,8 @@ void CopyParts(Stream stream, const void* from, size_t from_stride, void* to, si
 void SetCounts(Stream stream, int32_t* first, int32_t* received, int members, int local_experts,
                int capacity) {
   const int counts = max(local_experts + 1, members * local_experts);
-  Launch("SetCounts", stream, static_cast<unsigned>(CeilDiv(counts, kSetCountThreads)),
-         kSetCountThreads, 0, SetCountsKernel, first, received, members, local_experts, capacity);
+  Launch("SetCounts", stream, Unsigned(CeilDiv(counts, kSetCountThreads)), kSetCountThreads, 0,
+         SetCountsKernel, first, received, members, local_experts, capacity);
 }
 
 }  // namespace contraflow::gpu

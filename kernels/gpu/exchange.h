@@ -43,23 +43,23 @@ struct ExchangePeers {
 };
 
 /// DISPATCH_F and COMBINE_B of the member `self`, which owns experts [self * local_experts, ...):
-/// it pulls their rows out of every member's tokens. With `first` and `received` not null it makes
-/// those of itself too (DISPATCH_F); else it reads what its peer entry points at. Rows beyond
-/// most_rows are never written; *overflow = 1 if there would be some, and `first` and `received`
-/// leave them out, so that whoever goes by them stays inside. A part is `rows` * width values;
-/// counts stay on the device. With a `capacity` rows are as SortByExpert (routing.h) has them:
-/// every part has that many.
+/// pulls their rows, `width` wide, out of every member's tokens. If `first` and `received` are not
+/// null it writes its own as well (DISPATCH_F), otherwise it reads those that its peer entry points
+/// at. It never writes beyond most_rows rows: if there are more, *overflow = 1, and `first` and
+/// `received` leave them out, so that their readers stay in bounds. Counts stay on the device. A
+/// `capacity` above 0 is what SortByExpert (routing.h) sorted with: every member sends as many rows
+/// to every expert.
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
                    int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas);
 
-/// COMBINE_F and DISPATCH_B of the member `self`: it pulls the rows of its tokens, sent_rows at
-/// most, out of their experts' owners, in the order in which it sent them. Those that had found no
-/// room there become 0.
+/// COMBINE_F and DISPATCH_B of the member `self`: pulls the rows of its tokens, sent_rows at most,
+/// from the owners of their experts, in the order in which it sent them. Rows that found no room
+/// there become 0.
 void PullToTokens(Stream stream, const ExchangePeers& peers, int self, int width, int sent_rows,
                   int ctas);
 
-/// What the devices of a sum have of the same n elements, on the device that adds them: its own in
-/// place, those of the others one behind the other, by part.
+/// The parts of a sum of n elements, on the device that adds them up: its own in place, those of
+/// other devices one after the other, in order.
 struct Slices {
   float* own;           ///< [n] the part `self`; becomes the sum
   const float* others;  ///< [parts - 1 x stride]

@@ -132,7 +132,7 @@ __device__ TilePlace PlaceOf(const GroupedSizes& sizes, const Tile& tile, int ro
 template <Form form, typename Epilogue>
 __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const GroupedSizes& sizes,
                         const Epilogue& epilogue, GroupedShared* shared) {
-  TileWalk walk(sizes.tiles, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  TileWalk walk(sizes.tiles, BlockIndex(), BlockCount());
   Tile tile;
   Turn turn;
   while (walk.Next(&tile)) {
@@ -155,7 +155,7 @@ __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const Gr
 __device__ void ClearRows(unsigned char* stage, int begin) {
   constexpr int kChunk = 16, kChunks = kBoxRowBytes / kChunk;
   const int rows = kSlab - begin;
-  const int self = static_cast<int>(threadIdx.x) - kWarpgroup;
+  const int self = ThreadIndex() - kWarpgroup;
   for (int i = self; i < kStageBytes / kPanelBytes * rows * kChunks; i += kConsumers) {
     const int panel = i / (rows * kChunks), row = begin + i / kChunks % rows;
     StoreZero(stage + panel * kPanelBytes + row * kBoxRowBytes + i % kChunks * kChunk);
@@ -187,10 +187,10 @@ __device__ void MultiplySlab(const unsigned char* stage, int group, bool add,
 template <Form form, typename Epilogue>
 __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue,
                         GroupedShared* shared) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int thread = ThreadIndex(), lane = thread % kWarp;
   const int group = thread / kWarpgroup - 1;
   const int own_row = group * (kTileRows / 2) + thread % kWarpgroup / kWarp * 16 + lane / 4;
-  TileWalk walk(sizes.tiles, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  TileWalk walk(sizes.tiles, BlockIndex(), BlockCount());
   Tile tile;
   Turn turn;
   float sums[kAccumulators];

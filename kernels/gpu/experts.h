@@ -16,11 +16,10 @@ struct ExpertsSizes {
   int most_rows;  ///< rows that the operands have memory for
 };
 
-/// Grouped products by our own Hopper kernel (persistent, TMA, wgmma; experts.cu).
-/// Bits of a row depend on that row, and those of a weight gradient on the rows of its expert
-/// alone: neither on the number of SMs nor on what the other experts do. Rows at and beyond
-/// first[experts] are not written, and whatever they hold, NaN too, changes nothing. Operands are
-/// 16-aligned.
+// Grouped products by our own Hopper kernel (persistent, TMA, wgmma; experts.cu). The bits of a row
+// depend on that row alone, those of a weight gradient on the rows of its expert alone: neither on
+// the number of SMs nor on the other experts. Rows at and beyond first[experts] are not written,
+// and what they hold, even NaN, changes nothing. Operands are 16-aligned.
 
 /// gate_up_out[rows x 2 * inner] = x gate_up; hidden[rows x inner] = SwiGLU of it, in the epilogue;
 /// y[rows x width] = hidden down.

@@ -22,7 +22,7 @@ inline constexpr int kTileRows = 128, kTileColumns = 256;
 template <typename T>
 __device__ void PrefetchTile(const T* matrix, int width, int columns, const TilePlace& at) {
   constexpr int kLine = 128 / sizeof(T), kLines = kTileColumns / kLine;
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = Lane();
   for (int i = lane; i < kTileRows * kLines; i += kWarp) {
     const int row = at.row + i / kLines, column = at.column + i % kLines * kLine;
     if (row < at.rows_end && column < columns) {

@@ -16,7 +16,7 @@ struct MatmulShape {
   int m = 0, n = 0, k = 0;
   bool float_out = false;  ///< c and d are float, else bf16
   bool add = false;        ///< beta is 1, else 0 and c is not read
-  int batch = 1;           ///< so many products, each operand dense behind the one before
+  int batch = 1;           ///< number of products; operands follow each other without gaps
 
   auto operator<=>(const MatmulShape&) const = default;
 };

@@ -23,7 +23,7 @@ __device__ float TeamSum(float x, int turn) {
   x = WarpSum(x);
   if constexpr (kTeam > kWarp) {
     __shared__ float of_warp[2][kTeam / kWarp];
-    if (ThreadIndex() % kWarp == 0) of_warp[turn][ThreadIndex() / kWarp] = x;
+    if (Lane() == 0) of_warp[turn][ThreadIndex() / kWarp] = x;
     __syncthreads();
     x = 0;
     CF_UNROLL
@@ -322,7 +322,7 @@ template <int N>
 __global__ void __launch_bounds__(kRangeBlock)
     RangeKernel(const Bf16* x, const float* rstd, const Bf16* dy, int rows, int width,
                 int rows_each, float* work) {
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int first = BlockIndex() * kWarp * N, column = first + lane * N;
   const int range = static_cast<int>(blockIdx.y);
   const int end = min(rows, (range + 1) * rows_each);
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kRangeBlock)
 /// A column a lane; a warp sums every eighth range.
 __global__ void __launch_bounds__(kRangeBlock)
     TotalKernel(const float* work, int ranges, int width, float* dgain) {
-  const int lane = ThreadIndex() % kWarp, warp = ThreadIndex() / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int column = BlockIndex() * kWarp + lane;
   float sum = 0;
   if (column < width) {

@@ -9,7 +9,7 @@ namespace contraflow::gpu {
 
 /// y[rows x width] = gain * x * rstd per row, rstd[row] = 1 / sqrt(mean(x^2) + kRmsNormEpsilon).
 /// Traffic: 4 bytes a value. Rows of up to 16384 values, a multiple of 8, are read once and stay in
-/// registers; of others, the second reading comes from the caches.
+/// registers; others are read a second time, from the caches.
 void RmsNormForward(Stream stream, const Bf16* x, const float* gain, int rows, int width,
                     float* rstd, Bf16* y);
 

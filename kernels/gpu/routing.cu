@@ -325,14 +325,13 @@ void SortByExpert(Stream stream, const int32_t* expert, int rows, int experts, i
   const Pairs pairs = {expert, rows * top_k, experts, Chunks(rows * top_k)};
   auto* const totals = static_cast<int32_t*>(work);
   int32_t* const counts = totals + experts;
-  const auto chunks = static_cast<unsigned>(pairs.chunks);
+  const auto chunks = Unsigned(pairs.chunks);
   const size_t for_counts = sizeof(int32_t) * kSortWarps * static_cast<size_t>(experts);
   const size_t for_begins = sizeof(int32_t) * static_cast<size_t>(experts);
   Launch("SortByExpert count", stream, chunks, kSortThreads, for_counts, CountKernel, pairs,
          counts);
-  Launch("SortByExpert offsets", stream, static_cast<unsigned>(CeilDiv(experts, kSortWarps)),
-         kSortThreads, 0, OffsetsKernel, experts, pairs.chunks, capacity, counts, totals, token_of,
-         dropped);
+  Launch("SortByExpert offsets", stream, Unsigned(CeilDiv(experts, kSortWarps)), kSortThreads, 0,
+         OffsetsKernel, experts, pairs.chunks, capacity, counts, totals, token_of, dropped);
   Launch("SortByExpert scatter", stream, chunks, kSortThreads, for_counts + for_begins,
          ScatterKernel, pairs, top_k, capacity, counts, totals, first, token_of, row_of);
 }

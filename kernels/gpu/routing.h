@@ -39,15 +39,15 @@ void SortByExpert(Stream stream, const int32_t* expert, int rows, int experts, i
                   int capacity, void* work, int32_t* first, int32_t* token_of, int32_t* row_of,
                   int32_t* dropped);
 
-/// sorted[i] = x[token_of[i]], rows of `width`; of token -1 zero.
+/// sorted[i] = x[token_of[i]], rows of `width`; a row of token -1 becomes 0.
 void GatherTokens(Stream stream, const Bf16* x, const int32_t* token_of, int sorted_rows, int width,
                   Bf16* sorted);
-/// The same from row_of[rows x top_k] as well: every token is read once and written top_k times,
-/// which is less to read. token_of tells the rows that no pair has.
+/// The same, by row_of[rows x top_k] as well: every token is read once and written top_k times, so
+/// less is read. token_of says which rows no pair took.
 void SpreadTokens(Stream stream, const Bf16* x, const int32_t* row_of, const int32_t* token_of,
                   int rows, int sorted_rows, int top_k, int width, Bf16* sorted);
 
-/// dx[t] = sum over k, ascending, of dsorted[row_of[t][k]] in fp32, of row -1 nothing.
+/// dx[t] = sum over k, ascending, of dsorted[row_of[t][k]] in fp32; a pair of row -1 adds nothing.
 void GatherTokensBackwardInput(Stream stream, const Bf16* dsorted, const int32_t* row_of, int rows,
                                int top_k, int width, Bf16* dx);
 
@@ -57,7 +57,7 @@ void CombineForward(Stream stream, const Bf16* residual, const Bf16* sorted, con
                     const float* weight, int rows, int top_k, int width, Bf16* y);
 
 /// dsorted[row_of[t][k]] = weight[t][k] * dy[t]; dweight[t][k] = dot(dy[t], sorted[row_of[t][k]]),
-/// for a pair of row -1 only dweight, 0. Of the sorted_rows rows those of token -1 become 0.
+/// of a pair of row -1 only dweight, which becomes 0. Rows of token -1, of sorted_rows, become 0.
 void CombineBackwardInput(Stream stream, const Bf16* dy, const Bf16* sorted, const int32_t* row_of,
                           const int32_t* token_of, const float* weight, int rows, int sorted_rows,
                           int top_k, int width, Bf16* dsorted, float* dweight);

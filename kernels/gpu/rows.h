@@ -1,6 +1,10 @@
 #pragma once
 
-// How kernels share out rows. Included by .cu files only.
+// How kernels share out the rows of matrices. Included by .cu files only.
+//
+// Elementwise kernels (kRowsBlock): a warp takes kVectorsAtOnce vectors of a lane from one row,
+// then the same columns of a row further down. Kernels that go by a list of rows (kRowThreads): a
+// warp takes a row or a token, and its lanes the vectors of that.
 
 #include <algorithm>
 
@@ -29,7 +33,7 @@ __device__ inline int RowStep() { return BlockCount() * (kRowsBlock / kWarp); }
 template <int N>
 __device__ inline int Column(int i) {
   const int first = static_cast<int>(blockIdx.y) * kVectorsAtOnce;
-  return ((first + i) * kWarp + ThreadIndex() % kWarp) * N;
+  return ((first + i) * kWarp + Lane()) * N;
 }
 
 inline constexpr int kRowThreads = 256;
@@ -46,18 +50,11 @@ inline unsigned BlocksForWarps(Stream stream, int items) {
   return Unsigned(std::clamp(CeilDiv(items, kRowWarps), 1, most));
 }
 
-__device__ inline int Lane() { return ThreadIndex() % kWarp; }
 /// Number of the running warp in the grid, and how many there are.
 __device__ inline int WarpInGrid() {
   return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
 }
 __device__ inline int WarpsOfGrid() { return static_cast<int>(gridDim.x * blockDim.x) / kWarp; }
-
-/// The row `row` of a matrix of this width.
-template <typename T>
-__device__ inline T* Row(T* matrix, int row, int width) {
-  return matrix + static_cast<ptrdiff_t>(row) * width;
-}
 
 /// to[width] = from[width] by the running warp; several vectors of a lane are under way at a time.
 template <int N>

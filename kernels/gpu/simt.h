@@ -92,6 +92,18 @@ namespace contraflow::gpu {
 inline constexpr int kWarp = 32;
 
 __host__ __device__ inline int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+inline unsigned Unsigned(int x) { return static_cast<unsigned>(x); }
+
+__device__ inline int ThreadIndex() { return static_cast<int>(threadIdx.x); }
+__device__ inline int Lane() { return ThreadIndex() % kWarp; }
+__device__ inline int BlockIndex() { return static_cast<int>(blockIdx.x); }
+__device__ inline int BlockCount() { return static_cast<int>(gridDim.x); }
+
+/// The row `row` of a matrix of this width.
+template <typename T>
+__device__ inline T* Row(T* matrix, int row, int width) {
+  return matrix + static_cast<ptrdiff_t>(row) * width;
+}
 
 /// The halves of what PackBf16 has packed.
 __device__ inline float LowHalf(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
@@ -110,10 +122,9 @@ __device__ inline float WarpMax(float x) {
 
 /// The sum of the values of the lanes up to this one, its own included.
 __device__ inline int ScanWarp(int value) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int step = 1; step < kWarp; step *= 2) {
     const int before = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value += before;
+    if (Lane() >= step) value += before;
   }
   return value;
 }
@@ -122,8 +133,7 @@ __device__ inline int ScanWarp(int value) {
 /// most 32 whole warps.
 __device__ inline int ScanBlock(int value) {
   __shared__ int of_warp[kWarp];
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane(), warp = ThreadIndex() / kWarp;
   const int up_to_here = ScanWarp(value);
   if (lane == kWarp - 1) of_warp[warp] = up_to_here;
   __syncthreads();
@@ -136,7 +146,7 @@ __device__ inline int ScanBlock(int value) {
 
 /// How many of sorted[n], ascending, are at most `value`; the warp searches as one.
 __device__ inline int CountUpTo(const int32_t* sorted, int n, int value) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   int begin = 0;
   while (n > 0) {
     // Each lane looks at the last of its share; those that are small enough come first.

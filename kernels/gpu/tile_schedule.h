@@ -27,11 +27,10 @@ struct TileGrid {
   }
 };
 
-/// Walks the tiles that are those of one block: of all tiles in one fixed order every
-/// blocks-th, so that the blocks of a grid cover each tile once. What follows on each other is one
-/// expert's, and near to each other: bands of kBand rows of tiles, in each of which columns go by
-/// one after the other, to the right and in the next band back. The tiles that all blocks work on
-/// at a time so share operands in L2.
+/// Walks the tiles of one block: every blocks-th of all tiles in one fixed order, so that the
+/// blocks of a grid cover each tile once. Neighbours in that order belong to one expert and lie
+/// close together: it goes through bands of kBand rows of tiles column by column, rightwards and in
+/// the next band leftwards. Tiles that blocks work on at the same time thus share operands in L2.
 class TileWalk {
  public:
   /// 16 rows of 128 beside 8 columns of 256 are square, and about as many tiles as there are SMs.

@@ -8,12 +8,6 @@
 
 namespace contraflow::gpu {
 
-__device__ inline int ThreadIndex() { return static_cast<int>(threadIdx.x); }
-__device__ inline int BlockIndex() { return static_cast<int>(blockIdx.x); }
-__device__ inline int BlockCount() { return static_cast<int>(gridDim.x); }
-
-inline unsigned Unsigned(int x) { return static_cast<unsigned>(x); }
-
 /// Whether all of these can be moved 16 bytes at a time; null can.
 template <typename... T>
 bool Aligned(const T*... at) {

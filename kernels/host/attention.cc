@@ -20,7 +20,7 @@ void Rotate(const T* cosine, const T* sine, T direction, int rows, int sequence,
     T* row = qkv + static_cast<ptrdiff_t>(r) * 3 * heads * head_width;
     // Queries and keys are neighbours in the row, so they look like twice as many heads.
     for (int h = 0; h < 2 * heads; ++h) {
-      T* x = row + static_cast<ptrdiff_t>(h) * head_width;
+      T* x = Row(row, h, head_width);
       for (int i = 0; i < half; ++i) {
         const T even = x[2 * i], odd = x[2 * i + 1], turn = direction * s[i];
         x[2 * i] = even * c[i] - odd * turn;
@@ -88,7 +88,7 @@ void AttentionForward(const AttentionShape& shape, const T* qkv, T* probabilitie
       T* p = probabilities + at.square;
       Gemm<T>(kNo, kYes, n, n, hd, scale, qkv + at.q, 3 * width, qkv + at.k, 3 * width, 0, p, n);
       for (int i = 0; i < n; ++i) {
-        T* row = p + static_cast<ptrdiff_t>(i) * n;
+        T* row = Row(p, i, n);
         Softmax(row, i + 1);
         std::fill(row + i + 1, row + n, T{0});
       }
@@ -111,8 +111,8 @@ void AttentionBackwardInput(const AttentionShape& shape, const T* qkv, const T* 
       Gemm<T>(kYes, kNo, n, hd, n, 1, p, n, dy, width, 0, dqkv + at.v, 3 * width);
       Gemm<T>(kNo, kYes, n, n, hd, 1, dy, width, qkv + at.v, 3 * width, 0, ds, n);
       for (int i = 0; i < n; ++i) {
-        T* row = ds + static_cast<ptrdiff_t>(i) * n;
-        SoftmaxBackwardInput(p + static_cast<ptrdiff_t>(i) * n, row, i + 1, row);
+        T* row = Row(ds, i, n);
+        SoftmaxBackwardInput(Row(p, i, n), row, i + 1, row);
         std::fill(row + i + 1, row + n, T{0});
       }
       Gemm<T>(kNo, kNo, n, hd, n, scale, ds, n, qkv + at.k, 3 * width, 0, dqkv + at.q, 3 * width);

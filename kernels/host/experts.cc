@@ -18,9 +18,9 @@ T Sigmoid(T x) {
 template <typename T>
 void SwigluForward(const T* gate_up, int rows, int width, T* y) {
   for (int r = 0; r < rows; ++r) {
-    const T* gate = gate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    const T* gate = Row(gate_up, r, 2 * width);
     const T* up = gate + width;
-    T* out = y + static_cast<ptrdiff_t>(r) * width;
+    T* out = Row(y, r, width);
     for (int j = 0; j < width; ++j) out[j] = gate[j] * Sigmoid(gate[j]) * up[j];
   }
 }
@@ -29,10 +29,10 @@ template <typename T>
 void SwigluBackwardInput(const T* gate_up, const T* dy, int stride, int rows, int width,
                          T* dgate_up) {
   for (int r = 0; r < rows; ++r) {
-    const T* gate = gate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    const T* gate = Row(gate_up, r, 2 * width);
     const T* up = gate + width;
-    const T* d = dy + static_cast<ptrdiff_t>(r) * stride;
-    T* dgate = dgate_up + static_cast<ptrdiff_t>(r) * 2 * width;
+    const T* d = Row(dy, r, stride);
+    T* dgate = Row(dgate_up, r, 2 * width);
     T* dup = dgate + width;
     for (int j = 0; j < width; ++j) {
       const T s = Sigmoid(gate[j]);

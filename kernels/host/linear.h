@@ -2,7 +2,15 @@
 
 // Matrix products on the host and the linear layer that is made of them.
 
+#include <cstddef>
+
 namespace contraflow {
+
+/// Row `row` of a dense, row-major matrix of this width.
+template <typename T>
+T* Row(T* matrix, int row, int width) {
+  return matrix + static_cast<ptrdiff_t>(row) * width;
+}
 
 /// Sum of a[i] * b[i] in a fixed order: eight interleaved partial sums, added pairwise at the end.
 /// The order depends on n alone, so vector and scalar code give the same bits.

@@ -11,8 +11,8 @@ namespace contraflow {
 template <typename T>
 void RmsNormForward(const T* x, const T* gain, int rows, int width, T* rstd, T* y) {
   for (int r = 0; r < rows; ++r) {
-    const T* row = x + static_cast<ptrdiff_t>(r) * width;
-    T* out = y + static_cast<ptrdiff_t>(r) * width;
+    const T* row = Row(x, r, width);
+    T* out = Row(y, r, width);
     const T mean_square = Dot(row, row, width) / static_cast<T>(width);
     rstd[r] = T{1} / std::sqrt(mean_square + static_cast<T>(kRmsNormEpsilon));
     for (int j = 0; j < width; ++j) out[j] = gain[j] * (row[j] * rstd[r]);

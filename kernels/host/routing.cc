@@ -11,9 +11,9 @@ namespace contraflow {
 template <typename T>
 void RouterForward(int rows, int experts, int top_k, T* probabilities, int32_t* expert, T* weight) {
   for (int r = 0; r < rows; ++r) {
-    T* p = probabilities + static_cast<ptrdiff_t>(r) * experts;
-    int32_t* chosen = expert + static_cast<ptrdiff_t>(r) * top_k;
-    T* w = weight + static_cast<ptrdiff_t>(r) * top_k;
+    T* p = Row(probabilities, r, experts);
+    int32_t* chosen = Row(expert, r, top_k);
+    T* w = Row(weight, r, top_k);
     Softmax(p, experts);
     for (int k = 0; k < top_k; ++k) {
       int best = -1;
@@ -32,13 +32,13 @@ template <typename T>
 void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T* dweight, int rows,
                          int experts, int top_k, T* dlogits) {
   for (int r = 0; r < rows; ++r) {
-    T* d = dlogits + static_cast<ptrdiff_t>(r) * experts;
+    T* d = Row(dlogits, r, experts);
     std::fill(d, d + experts, T{0});
     for (int k = 0; k < top_k; ++k) {
       const ptrdiff_t at = static_cast<ptrdiff_t>(r) * top_k + k;
       d[expert[at]] = dweight[at];
     }
-    SoftmaxBackwardInput(probabilities + static_cast<ptrdiff_t>(r) * experts, d, experts, d);
+    SoftmaxBackwardInput(Row(probabilities, r, experts), d, experts, d);
   }
 }
 
@@ -63,7 +63,7 @@ int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, in
                      int32_t* first, int32_t* token_of, int32_t* row_of) {
   // first[e + 1] counts the rows of e that are taken, until it becomes where e ends.
   std::fill(first, first + experts + 1, 0);
-  std::fill(token_of, token_of + static_cast<ptrdiff_t>(experts) * capacity, -1);
+  std::fill(token_of, Row(token_of, experts, capacity), -1);
   int without = 0;
   for (int i = 0; i < rows * top_k; ++i) {
     int32_t& taken = first[expert[i] + 1];
@@ -82,11 +82,11 @@ int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, in
 template <typename T>
 void GatherTokens(const T* x, const int32_t* token_of, int sorted_rows, int width, T* sorted) {
   for (int i = 0; i < sorted_rows; ++i) {
-    T* to = sorted + static_cast<ptrdiff_t>(i) * width;
+    T* to = Row(sorted, i, width);
     if (token_of[i] < 0) {
       std::fill_n(to, width, T{0});
     } else {
-      std::copy_n(x + static_cast<ptrdiff_t>(token_of[i]) * width, width, to);
+      std::copy_n(Row(x, token_of[i], width), width, to);
     }
   }
 }
@@ -95,12 +95,12 @@ template <typename T>
 void GatherTokensBackwardInput(const T* dsorted, const int32_t* row_of, int rows, int top_k,
                                int width, T* dx) {
   for (int t = 0; t < rows; ++t) {
-    T* to = dx + static_cast<ptrdiff_t>(t) * width;
+    T* to = Row(dx, t, width);
     std::fill(to, to + width, T{0});
     for (int k = 0; k < top_k; ++k) {
       const int32_t row = row_of[static_cast<ptrdiff_t>(t) * top_k + k];
       if (row < 0) continue;
-      const T* from = dsorted + static_cast<ptrdiff_t>(row) * width;
+      const T* from = Row(dsorted, row, width);
       for (int j = 0; j < width; ++j) to[j] += from[j];
     }
   }
@@ -110,12 +110,12 @@ template <typename T>
 void CombineForward(const T* residual, const T* sorted, const int32_t* row_of, const T* weight,
                     int rows, int top_k, int width, T* y) {
   for (int t = 0; t < rows; ++t) {
-    T* out = y + static_cast<ptrdiff_t>(t) * width;
-    std::copy_n(residual + static_cast<ptrdiff_t>(t) * width, width, out);
+    T* out = Row(y, t, width);
+    std::copy_n(Row(residual, t, width), width, out);
     for (int k = 0; k < top_k; ++k) {
       const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
       if (row_of[pair] < 0) continue;
-      const T* from = sorted + static_cast<ptrdiff_t>(row_of[pair]) * width;
+      const T* from = Row(sorted, row_of[pair], width);
       for (int j = 0; j < width; ++j) out[j] += weight[pair] * from[j];
     }
   }
@@ -125,7 +125,7 @@ template <typename T>
 void CombineBackwardInput(const T* dy, const T* sorted, const int32_t* row_of, const T* weight,
                           int rows, int top_k, int width, T* dsorted, T* dweight) {
   for (int t = 0; t < rows; ++t) {
-    const T* d = dy + static_cast<ptrdiff_t>(t) * width;
+    const T* d = Row(dy, t, width);
     for (int k = 0; k < top_k; ++k) {
       const ptrdiff_t pair = static_cast<ptrdiff_t>(t) * top_k + k;
       if (row_of[pair] < 0) {

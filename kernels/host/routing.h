@@ -31,12 +31,12 @@ void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32
 int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, int capacity,
                      int32_t* first, int32_t* token_of, int32_t* row_of);
 
-/// sorted[i] = x[token_of[i]], rows of `width`; of token -1 zero.
+/// sorted[i] = x[token_of[i]], rows of `width`; a row of token -1 becomes 0.
 template <typename T>
 void GatherTokens(const T* x, const int32_t* token_of, int sorted_rows, int width, T* sorted);
 
-/// dx[t] = sum over k, ascending, of dsorted[row_of[t][k]], of row -1 nothing: the gradient of
-/// GatherTokens, as a gather.
+/// dx[t] = sum over k, ascending, of dsorted[row_of[t][k]]; a pair of row -1 adds nothing. The
+/// gradient of GatherTokens, as a gather.
 template <typename T>
 void GatherTokensBackwardInput(const T* dsorted, const int32_t* row_of, int rows, int top_k,
                                int width, T* dx);
@@ -48,8 +48,8 @@ void CombineForward(const T* residual, const T* sorted, const int32_t* row_of, c
                     int rows, int top_k, int width, T* y);
 
 /// dsorted[row_of[t][k]] = weight[t][k] * dy[t]; dweight[t][k] = dot(dy[t], sorted[row_of[t][k]]),
-/// for a pair of row -1 only dweight, 0. The gradient of the residual is dy. Has no weights that
-/// are parameters.
+/// of a pair of row -1 only dweight, which becomes 0. The gradient of the residual is dy. Has no
+/// weights that are parameters.
 template <typename T>
 void CombineBackwardInput(const T* dy, const T* sorted, const int32_t* row_of, const T* weight,
                           int rows, int top_k, int width, T* dsorted, T* dweight);

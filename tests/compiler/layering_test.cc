@@ -32,9 +32,8 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
       {"schedules/*", {"schedules", "schedules/*", "compiler/*"}},
       {"kernels/host", {}},
       {"kernels/*", {"kernels/*", "emulator"}},
-      {"runtime/*", {"runtime/*", "kernels/*", "emulator", "compiler/plan", "compiler/files"}},
-      {"tools/*",
-       {"tools/*", "runtime/*", "kernels/*", "emulator", "schedules", "schedules/*", "compiler/*"}},
+      {"runtime/*", {"runtime/*", "kernels/*", "compiler/plan", "compiler/files"}},
+      {"tools/*", {"tools/*", "runtime/*", "kernels/*", "schedules", "schedules/*", "compiler/*"}},
   };
   return allowed;
 }

@@ -1,4 +1,4 @@
-// What ptxas reports of the kernels as they are built (kernels/ptxas_report.sh).
+// What ptxas reports of the kernels as they are built (kernels/gpu/ptxas_report.sh).
 
 #include <doctest/doctest.h>
 

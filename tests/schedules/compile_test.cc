@@ -3,11 +3,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <random>
 #include <string>
+#include <vector>
 
+#include "compiler/lower/interleave.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/compare.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
@@ -49,6 +53,40 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");
     CHECK_FALSE(Failure([&] { CompileWithin(spec, "4999"); }) == "accepted");
     CHECK(Failure([&] { CompileWithin(spec, "5000"); }) == "accepted");
+  }
+
+  TEST_CASE("chunk costs follow from components where there are none") {
+    std::mt19937_64 random(5);
+    Spec spec = MakeSpec("dualpipe", 4, 8, RandomMoeCosts(&random, 2, Overlap::kAll));
+    Spec bare = spec;
+    bare.costs.stages.clear();
+    for (const Overlap overlap : {Overlap::kAll, Overlap::kPublished}) {
+      spec.costs.stages.clear();
+      DeriveChunkCosts(&spec.costs, overlap);
+      bare.costs.derived.reset();
+      const Plan plan = Compile(bare, {.level = Level::kComponent, .overlap = overlap});
+      CHECK(plan == Compile(spec, {.level = Level::kComponent}));
+      CHECK(plan.costs->derived == overlap);
+    }
+    const std::vector<CompareRow> rows =
+        Compare({.spec = bare, .memory_limit = "2x", .no_auto = true});
+    CHECK(rows.size() + 1 == Schedules().size());
+    CHECK(rows.front().report->components);
+    CHECK(rows.front().published->simulation.makespan >= rows.front().makespan());
+  }
+
+  TEST_CASE("a search reports how far it is and ends when it is told to") {
+    Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
+    int reports = 0;
+    std::atomic<bool> stop{false};
+    const auto report = [&](const SearchState&) {
+      ++reports;
+      stop = true;
+    };
+    const Plan plan = Compile(spec, {.control = {.stop = &stop, .report = report}});
+    CHECK(reports > 0);
+    CHECK(plan.provenance->interrupted);
+    CHECK(Verify(plan).empty());
   }
 }
 

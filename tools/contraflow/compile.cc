@@ -13,13 +13,11 @@
 #include "runtime/model/views.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/search_option.h"
+#include "tools/report/progress.h"
 
 namespace contraflow {
 namespace {
@@ -147,13 +145,15 @@ int RunCompile(const CompileFlags& options) {
     progress.emplace("compiling " + spec.schedule);
   }
   std::optional<Interrupt> interrupt;
+  SearchControl control;
   if (searched) {
     interrupt.emplace();
-    WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit, &spec.search);
+    control = WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit);
   }
   const Plan plan = Compile(spec, {.level = level,
                                    .overlap = OverlapOf(options.costs, costs),
-                                   .observer = Dumper(options.dump_after)});
+                                   .observer = Dumper(options.dump_after),
+                                   .control = control});
   WritePlanFile(options.output, plan);
   progress.reset();
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) {

@@ -15,7 +15,7 @@ int main() {
   spec.costs = UniformCosts(1'000'000, 1'000'000, 1'000'000);
   const Plan plan = Compile(spec);
   const Model model = FitModel(ReadModel("tiny"), plan.stages);
-  const Text text = {"one letter", std::string(10'000, 'a')};
+  const Dataset text = {"one letter", std::string(10'000, 'a')};
   ThreadedRun run(plan, model, text, 7, {});
   const double first = run.Step(1).loss, second = run.Step(2).loss;
   std::printf("loss %.4f, then %.4f\n", first, second);

@@ -39,8 +39,8 @@ struct SearchOptions {
   Placement placement = Placement::kAny;
   int64_t budget = 1'000'000'000;  ///< nanoseconds on a machine of 2024, about
   uint64_t seed = 0;
-  /// A step takes as long as its components do, lowered that far; else as its chunks. Published
-  /// orders are held against what is found in that, too.
+  /// If true, candidates are compared by component-level time, otherwise by chunk time; published
+  /// orders, too. Compile sets it as its level asks.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
   /// Ends the search early with the best so far, if set.

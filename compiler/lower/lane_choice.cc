@@ -132,7 +132,7 @@ class Chooser {
 
 LaneChoice ChoosePart(const LaneState& state, const LanePolicy& policy, int most_activations, int r,
                       int lane) {
-  const LaneRank& rank = state.ranks[static_cast<size_t>(r)];
+  const LaneRank& rank = state.rank(r);
   return Chooser(state, policy, rank, lane).Choose(most_activations);
 }
 

@@ -66,7 +66,7 @@ class LaneSharing {
           WeightDone(&state_.copies[static_cast<size_t>(due.stage)]);
           break;
         case Due::kReduced:
-          state_.ranks[static_cast<size_t>(due.rank)].steps.push_back(due.stage);
+          state_.rank(due.rank).steps.push_back(due.stage);
           Dispatch(due.rank);
           break;
       }
@@ -119,7 +119,7 @@ class LaneSharing {
   }
 
   void MakeBlocks(int r, ChunkShapes* shapes) {
-    LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
+    LaneRank& rank = state_.rank(r);
     for (const Instruction& i : plan_.program(r)) {
       if (WorkOf(i.op) != Work::kCompute) continue;
       LaneBlock block;
@@ -145,7 +145,7 @@ class LaneSharing {
   }
 
   void Dispatch(int r) {
-    LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
+    LaneRank& rank = state_.rank(r);
     const int most = most_activations_[static_cast<size_t>(r)];
     bool more = true;
     while (more) {
@@ -166,7 +166,7 @@ class LaneSharing {
 
   /// True if more may begin at this moment because of it.
   bool Begin(int r, int lane, const LaneChoice& choice) {
-    LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
+    LaneRank& rank = state_.rank(r);
     LaneBlock& b = rank.blocks[choice.block];
     const Instruction& i = *b.chunk;
     const bool weight = choice.chain == 2;
@@ -210,7 +210,7 @@ class LaneSharing {
   /// Serially, what a chunk made leaves when all of it has ended.
   void EndOfBlock(int r, const LaneBlock& b) {
     if (!policy_.serial) return;
-    const LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
+    const LaneRank& rank = state_.rank(r);
     const Time end = std::max(rank.free[0], rank.free[1]);
     const Instruction& i = *b.chunk;
     if (HasForward(i.op) || i.op == Op::R) Push({end, 0, EndOf(i, 0), r, i.stage, i.microbatch});
@@ -229,7 +229,7 @@ class LaneSharing {
 
   void BackwardDone(int r, int stage, int m) {
     state_.backward_end[At(stage, m)] = state_.now;
-    --state_.ranks[static_cast<size_t>(r)].backward_left;
+    --state_.rank(r).backward_left;
     if (stage > 0) Deliver(r, Op::SEND_B, stage, m, &state_.backward);
     Dispatch(r);
   }
@@ -269,7 +269,7 @@ class LaneSharing {
 
   /// A step that takes time must not keep other ranks waiting for this one's gradients.
   bool BeginStep(int r) {
-    LaneRank& rank = state_.ranks[static_cast<size_t>(r)];
+    LaneRank& rank = state_.rank(r);
     const int stage = rank.steps.front();
     const Time duration = costs_.stage(stage).step;
     if (duration > 0 && rank.backward_left > 0) return false;

@@ -137,6 +137,8 @@ struct LaneState {
   /// 0 where there is none.
   std::vector<Time> forward, backward, forward_end, backward_end, recompute_end;
 
+  LaneRank& rank(int r) { return ranks[static_cast<size_t>(r)]; }
+  const LaneRank& rank(int r) const { return ranks[static_cast<size_t>(r)]; }
   size_t At(int stage, int m) const {
     return static_cast<size_t>(stage) * static_cast<size_t>(microbatches) + static_cast<size_t>(m);
   }

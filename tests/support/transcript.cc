@@ -11,7 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "tools/contraflow/edit_script.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

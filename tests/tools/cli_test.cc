@@ -7,7 +7,7 @@
 
 #include "compiler/plan/error.h"
 #include "tests/support/transcript.h"
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
 
 namespace contraflow::cli_test {
 namespace {

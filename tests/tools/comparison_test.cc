@@ -1,6 +1,6 @@
 // What `compare` says: rows, advice, sweeps, and the options of the search.
 
-#include "tools/contraflow/comparison.h"
+#include "tools/report/comparison.h"
 
 #include <doctest/doctest.h>
 
@@ -15,10 +15,9 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/search_option.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/spec_options.h"
+#include "tools/report/progress.h"
 
 namespace contraflow::comparison_test {
 namespace {

@@ -1,10 +1,10 @@
-#include "tools/contraflow/costs_option.h"
-
 #include <doctest/doctest.h>
 
 #include "compiler/plan/spec.h"
 #include "tests/support/failure.h"
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/spec_options.h"
+#include "tools/report/report.h"
 
 namespace contraflow::costs_option_test {
 namespace {
@@ -15,7 +15,8 @@ TEST_SUITE("unit") {
   TEST_CASE("fields of the library read as flags, and nothing else does") {
     CHECK(WithFlags("`memory_limit`: must be positive, is \"0\"") ==
           "--memory-limit: must be positive, is \"0\"");
-    CHECK(WithFlags("use fewer `ranks` or `microbatches`") == "use fewer --ranks or --microbatches");
+    CHECK(WithFlags("use fewer `ranks` or `microbatches`") ==
+          "use fewer --ranks or --microbatches");
     for (const char* const same : {"", "`", "``", "ranks", "`rank`", "a `b c` d", "5 ` ranks"}) {
       CHECK(WithFlags(same) == same);
     }

@@ -1,11 +1,11 @@
-#include "tools/contraflow/edit_script.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "tools/report/text.h"
 
 namespace contraflow::edit_script_test {
 namespace {

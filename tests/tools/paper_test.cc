@@ -9,7 +9,7 @@
 #include <string>
 
 #include "compiler/plan/error.h"
-#include "tools/bench/paper_table.h"
+#include "tools/bench/bench.h"
 
 namespace contraflow::paper_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/contraflow/report.h"
+#include "tools/report/report.h"
 
 #include <doctest/doctest.h>
 
@@ -12,10 +12,9 @@
 #include "schedules/report.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/cli/spec_options.h"
 #include "tools/interop/interop.h"
+#include "tools/report/text.h"
 
 namespace contraflow::report_test {
 namespace {

@@ -1,8 +1,6 @@
 // How long it takes to make a plan: generate, lower (which proves the result after every pass),
 // verify and simulate, on one core. Ratios and absolute figures; no thresholds.
 //
-//   bench_compile [SCHEDULE] [--large]
-//
 // First chunk plans up to level comm, then plans of MoE components up to level buffer, on
 // DeepSeek's costs with 4 layers a stage.
 //
@@ -25,8 +23,9 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 
 namespace contraflow {
 namespace {
@@ -189,20 +188,15 @@ void BenchComponents(const std::string& schedule) {
 int main(int argc, char** argv) {
   std::string schedule = "dualpipe";
   bool large = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--large") {
-      large = true;
-    } else if (argument.starts_with('-')) {
-      std::fprintf(stderr, "usage: bench_compile [SCHEDULE] [--large]\n");
-      return contraflow::kExitUsage;
-    } else {
-      schedule = argument;
-    }
-  }
-  return contraflow::RunMain("bench_compile", [&] {
-    contraflow::Bench(schedule, large);
-    contraflow::BenchComponents(schedule);
-    return contraflow::kExitFine;
-  });
+  return contraflow::RunTool(
+      "bench_compile", "How long it takes to make a plan. Ratios and absolute figures.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddText(app, "SCHEDULE", &schedule, "", "default: dualpipe");
+        contraflow::AddFlag(app, "--large", &large, "larger plans, too");
+      },
+      [&] {
+        contraflow::Bench(schedule, large);
+        contraflow::BenchComponents(schedule);
+        return contraflow::kExitFine;
+      });
 }

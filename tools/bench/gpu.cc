@@ -1,13 +1,13 @@
 // Times every kernel, the host's part and whole schedules on the machine's GPU, and prints one
 // table: figure, target, ratio. Targets are those that were set before anything was measured.
 //
-//   bench_gpu [kernels] [host] [schedules]      all of them where none is named
-//
 // Exit code 77, and why, where there is no GPU; 1 if something failed.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +15,8 @@
 
 #include "runtime/gpu/cuda_gpu.h"
 #include "tools/bench/gpu_bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -26,8 +28,14 @@ struct Part {
   void (*measure)(GpuBench* bench);
 };
 
-int Run(std::set<std::string> wanted) {
-  if (wanted.empty()) wanted = {"kernels", "host", "schedules"};
+int Run(const std::vector<std::string>& parts) {
+  constexpr const char* kParts[] = {"kernels", "host", "schedules"};
+  for (const std::string& part : parts) {
+    if (std::find(std::begin(kParts), std::end(kParts), part) != std::end(kParts)) continue;
+    throw UsageError("PART: must be kernels|host|schedules, is \"" + part + "\"");
+  }
+  std::set<std::string> wanted(parts.begin(), parts.end());
+  if (wanted.empty()) wanted.insert(std::begin(kParts), std::end(kParts));
   std::string why;
   if (CudaDeviceCount(&why) == 0) {
     std::printf("SKIP: %s\n", why.c_str());
@@ -77,19 +85,11 @@ int Run(std::set<std::string> wanted) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  std::set<std::string> wanted;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word != "kernels" && word != "host" && word != "schedules") {
-      std::fprintf(stderr, "usage: bench_gpu [kernels] [host] [schedules]\n");
-      return 2;
-    }
-    wanted.insert(word);
-  }
-  try {
-    return contraflow::Run(wanted);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_gpu: %s\n", error.what());
-    return EXIT_FAILURE;
-  }
+  std::vector<std::string> parts;
+  return contraflow::RunTool(
+      "bench_gpu", "Times kernels, the host's part and schedules on the machine's GPU.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddTexts(app, "PART", &parts, "kernels, host or schedules (default: all)");
+      },
+      [&] { return contraflow::Run(parts); });
 }

@@ -9,7 +9,7 @@
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/host/random.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

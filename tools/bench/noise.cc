@@ -1,35 +1,23 @@
 // How much lower the expected makespan under noise is of an order that is chosen against it than of
 // the first order found, of the same makespan without noise: by ranks and memory, over the linear
 // instances. Figures, no thresholds.
-//
-//   bench_noise [OPTIONS]
-//
-//   --budget S      seconds of search for each instance, and of search against noise (default 1)
-//   --seed N        of the search (default 0)
-//   --ranks MOST    leaves out larger instances
-//   --only TEXT     leaves out those that have the text neither in their class nor in their name
-//   --part I/N      only the instances I, I+N, I+2N, ...
-//   --each          a line for each instance
-//
 // The draws that the figures are of served no search. "same": how often no better order was found.
 
 #include "schedules/local/noise.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "schedules/search/search.h"
-#include "tools/bench/cpu_time.h"
-#include "tools/bench/instances.h"
-#include "tools/contraflow/exit.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -39,18 +27,9 @@ constexpr double kSigma = 0.1;
 constexpr uint64_t kSeed = 9'000'000;
 constexpr int kDraws = 60;
 
-struct Options {
-  double budget = 1;
-  uint64_t seed = 0;
-  int ranks = 16;
-  std::string only;
-  size_t part = 0, parts = 1;
-  bool each = false;
+struct Options : BenchOptions {
+  std::string part = "0/1";
 };
-
-double Percent(Time value, Time of) {
-  return 100 * static_cast<double>(value - of) / static_cast<double>(of);
-}
 
 /// Sums over instances; the percentages are of the makespan without noise.
 struct Row {
@@ -72,9 +51,7 @@ struct Row {
 Row Measure(const BenchInstance& instance, const Options& options) {
   const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
   const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
-  SearchOptions search;
-  search.budget = static_cast<int64_t>(options.budget * 1e9);
-  search.seed = options.seed;
+  SearchOptions search = options.search();
   SearchWork work(search);
   const std::optional<SearchResult> first = Search(problem, instance.seeds, bound, search, &work);
   if (!first) throw Error(instance.name + ": nothing fits");
@@ -111,47 +88,16 @@ void Print(const std::string& name, const Row& row) {
               row.cpu / n, row.worst_cpu);
 }
 
-[[noreturn]] void Usage(const std::string& problem) {
-  throw UsageError(problem +
-                   "; usage: bench_noise [--budget S] [--seed N] [--ranks MOST] [--only TEXT] "
-                   "[--part I/N] [--each]");
-}
-
-Options Parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const bool more = i + 1 < argc;
-    if (word == "--each") {
-      options.each = true;
-    } else if (word == "--budget" && more) {
-      options.budget = std::atof(argv[++i]);
-    } else if (word == "--seed" && more) {
-      options.seed = std::strtoull(argv[++i], nullptr, 10);
-    } else if (word == "--ranks" && more) {
-      options.ranks = std::atoi(argv[++i]);
-    } else if (word == "--only" && more) {
-      options.only = argv[++i];
-    } else if (word == "--part" && more) {
-      if (std::sscanf(argv[++i], "%zu/%zu", &options.part, &options.parts) != 2 ||
-          options.part >= options.parts) {
-        Usage("--part takes I/N, I from 0 to N-1");
-      }
-    } else {
-      Usage("unknown option " + std::string(word));
-    }
+int Main(const Options& options) {
+  size_t part = 0, parts = 0;
+  if (std::sscanf(options.part.c_str(), "%zu/%zu", &part, &parts) != 2 || part >= parts) {
+    throw UsageError("--part: must be I/N, I from 0 to N-1, is \"" + options.part + "\"");
   }
-  return options;
-}
-
-int Main(int argc, char** argv) {
-  const Options options = Parse(argc, argv);
   std::map<std::string, Row> rows;
   Row all;
-  const std::vector<BenchInstance> instances = LinearInstances(options.ranks);
-  for (size_t i = options.part; i < instances.size(); i += options.parts) {
+  const std::vector<BenchInstance> instances = options.Select(LinearInstances(options.ranks));
+  for (size_t i = part; i < instances.size(); i += parts) {
     const BenchInstance& instance = instances[i];
-    if ((instance.group + " " + instance.name).find(options.only) == std::string::npos) continue;
     const Row row = Measure(instance, options);
     const std::string ranks = "P=" + std::to_string(instance.frame.ranks);
     rows[ranks].Add(row);
@@ -159,7 +105,6 @@ int Main(int argc, char** argv) {
     rows[instance.group].Add(row);
     all.Add(row);
   }
-  if (all.instances == 0) throw Error("no instance has \"" + options.only + "\" in its name");
   std::printf("%-16s %9s %6s %10s %10s %10s %10s %8s %8s\n", "class", "instances", "same",
               "first +", "chosen +", "lower by", "least", "mean ms", "worst ms");
   for (const auto& [name, row] : rows) Print(name, row);
@@ -171,5 +116,14 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::RunMain("bench_noise", [&] { return contraflow::Main(argc, argv); });
+  contraflow::Options options;
+  return contraflow::RunTool(
+      "bench_noise", "How much an order that is chosen against noise gains under it.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddBudget(app, &options);
+        contraflow::AddSelection(app, &options);
+        contraflow::AddText(app, "--part", &options.part, "I/N",
+                            "only the instances I, I+N, I+2N, ... (default: 0/1)");
+      },
+      [&] { return contraflow::Main(options); });
 }

@@ -2,14 +2,10 @@
 // how far what it finds is from the bound: with published costs at level compute, where a pair is
 // one instruction, and with components that share the lanes of a rank. Figures, no thresholds.
 //
-//   bench_pairs COSTS.json [--budget S] [--ranks MOST] [--memory FACTOR] [--seed N]
-//
-// COSTS has components ("moe"). --budget: seconds of search for each figure (default 10). --memory:
-// so many times the P+1 activations of DualPipe (default 1). "floor" is what no order can undercut
+// "floor" is what no order can undercut
 // (compiler/bound.h).
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,17 +18,16 @@
 #include "schedules/pairs/lowered_search.h"
 #include "schedules/registry.h"
 #include "schedules/search/search.h"
-#include "tools/bench/cpu_time.h"
-#include "tools/contraflow/exit.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
 
-struct Options {
-  std::string costs;
-  double budget = 10, memory = 1;
-  int ranks = 16;
-  uint64_t seed = 0;
+struct Options : BenchOptions {
+  std::string costs = {};
+  double memory = 1;
 };
 
 void Print(const Spec& spec, std::string_view level, Time published, Time found, Time floor,
@@ -54,9 +49,7 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
   const Plan published = GeneratePlan(spec);
   const int activations = FindSchedule(spec.schedule).peak_activations(spec, 0);
   const auto limit = static_cast<int64_t>(options.memory * activations);
-  SearchOptions search;
-  search.budget = static_cast<int64_t>(options.budget * 1e9);
-  search.seed = options.seed;
+  const SearchOptions search = options.search();
   const double start = CpuMilliseconds();
   const Time floor = ProveBound(published, spec.costs, limit).value;
   const SearchProblem problem = MakeProblem(published, spec.costs, limit);
@@ -77,39 +70,7 @@ void Measure(Spec spec, Overlap overlap, const Options& options) {
         Simulate(plan, spec.costs).makespan, ProveBound(plan, spec.costs, limit).value, cpu);
 }
 
-[[noreturn]] void Usage(const std::string& problem) {
-  throw UsageError(problem +
-                   "; usage: bench_pairs COSTS.json [--budget S] [--ranks MOST] [--memory FACTOR] "
-                   "[--seed N]");
-}
-
-Options Parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const bool more = i + 1 < argc;
-    if (word == "--budget" && more) {
-      options.budget = std::atof(argv[++i]);
-    } else if (word == "--memory" && more) {
-      options.memory = std::atof(argv[++i]);
-    } else if (word == "--ranks" && more) {
-      options.ranks = std::atoi(argv[++i]);
-    } else if (word == "--seed" && more) {
-      options.seed = static_cast<uint64_t>(std::atoll(argv[++i]));
-    } else if (word.starts_with('-')) {
-      Usage("unknown option " + std::string(word));
-    } else if (options.costs.empty()) {
-      options.costs = word;
-    } else {
-      Usage("unexpected " + std::string(word));
-    }
-  }
-  if (options.costs.empty()) Usage("no costs are given");
-  return options;
-}
-
-int Main(int argc, char** argv) {
-  const Options options = Parse(argc, argv);
+int Main(const Options& options) {
   Spec spec;
   spec.costs = ReadCostFile(options.costs);
   if (!spec.costs.moe) throw Error(options.costs + " has no components (\"moe\")");
@@ -137,5 +98,17 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::RunMain("bench_pairs", [&] { return contraflow::Main(argc, argv); });
+  contraflow::Options options{{.budget = 10}};
+  return contraflow::RunTool(
+      "bench_pairs", "How much a search over overlapped pairs gains over DualPipe and DualPipeV.",
+      argc, argv,
+      [&](CLI::App* app) {
+        contraflow::Require(
+            contraflow::AddText(app, "COSTS", &options.costs, "", "a cost file with \"moe\""));
+        contraflow::AddBudget(app, &options);
+        contraflow::AddInteger(app, "--ranks", &options.ranks, "MOST", "8 or 16 (default: 16)");
+        contraflow::AddNumber(app, "--memory", &options.memory, "FACTOR",
+                              "so many times the P+1 activations of DualPipe (default: 1)");
+      },
+      [&] { return contraflow::Main(options); });
 }

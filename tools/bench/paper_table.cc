@@ -1,5 +1,3 @@
-#include "tools/bench/paper_table.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,6 +8,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "tools/bench/bench.h"
 
 namespace contraflow {
 namespace {

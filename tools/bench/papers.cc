@@ -1,15 +1,14 @@
 // The bubble rates of Zero Bubble's tables 5 and 8 (Qi et al., arXiv 2401.10241) from our own
 // generators, cell by cell: published, ours, and by how much ours is less.
-//
-//   bench_papers [tests/reference/zero-bubble.json]
 
 #include <cstdio>
 #include <map>
 #include <string>
 
 #include "compiler/files/file.h"
-#include "tools/bench/paper_table.h"
-#include "tools/contraflow/exit.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -19,17 +18,6 @@ constexpr int64_t kMaxBytes = int64_t{1} << 20;
 struct Count {
   int equal = 0, less = 0, more = 0;
 };
-
-[[noreturn]] void Usage(const std::string& problem) {
-  throw UsageError(problem + "; usage: bench_papers [FILE.json]");
-}
-
-std::string Parse(int argc, char** argv) {
-  if (argc > 2) Usage("unexpected " + std::string(argv[2]));
-  const std::string path = argc > 1 ? argv[1] : "tests/reference/zero-bubble.json";
-  if (path.starts_with('-')) Usage("unknown option " + path);
-  return path;
-}
 
 int Print(const std::string& path) {
   const std::vector<PaperCell> cells = MeasurePaper(ReadFile(path, kMaxBytes), path);
@@ -66,6 +54,12 @@ int Print(const std::string& path) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::RunMain("bench_papers",
-                             [&] { return contraflow::Print(contraflow::Parse(argc, argv)); });
+  std::string path = "tests/reference/zero-bubble.json";
+  return contraflow::RunTool(
+      "bench_papers", "The bubble rates of Zero Bubble's tables from our own generators.", argc,
+      argv,
+      [&](CLI::App* app) {
+        contraflow::AddText(app, "FILE", &path, "", "costs and figures (default: " + path + ")");
+      },
+      [&] { return contraflow::Print(path); });
 }

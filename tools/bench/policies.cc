@@ -1,15 +1,11 @@
 // List scheduling at scale: user CPU time from a placement to its plan and its bound, and how the
 // time grows with the number of instructions. Figures, no thresholds.
 //
-//   bench_policies [linear|v|bidirectional [MEMORY]]
-//
 // P = 64, 128, 256, 512 and 1024 ranks with 4 P micro-batches each, at the costs of the 14.6B model
 // of "Zero Bubble Pipeline Parallelism" (ICLR 2024), table 6. MEMORY: times that of 1F1B (default
 // 1).
 
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,18 +15,15 @@
 #include "compiler/plan/error.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/search.h"
-#include "tools/bench/cpu_time.h"
-#include "tools/contraflow/exit.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
 
-/// Instructions and milliseconds of one size.
-struct Point {
-  double instructions, milliseconds;
-};
-
-Point Measure(const std::string& placement, int ranks, double memory) {
+/// Instructions and milliseconds.
+std::pair<double, double> Measure(const std::string& placement, int ranks, double memory) {
   const int share = placement == "v" ? 2 : 1;
   CostModel costs =
       UniformCosts(11'347'000 / share, 11'248'000 / share, 8'132'000 / share, 377'000);
@@ -67,30 +60,11 @@ Point Measure(const std::string& placement, int ranks, double memory) {
   return {instructions, end - start};
 }
 
-/// The exponent of the least squares line through the logarithms.
-double Exponent(const std::vector<Point>& points) {
-  double x = 0, y = 0, xx = 0, xy = 0;
-  const auto n = static_cast<double>(points.size());
-  for (const Point& point : points) {
-    const double u = std::log(point.instructions), v = std::log(point.milliseconds);
-    x += u;
-    y += v;
-    xx += u * u;
-    xy += u * v;
-  }
-  return (n * xy - x * y) / (n * xx - x * x);
-}
-
-int Main(int argc, char** argv) {
-  const std::string placement = argc > 1 ? argv[1] : "linear";
-  if (placement != "linear" && placement != "v" && placement != "bidirectional") {
-    throw UsageError("usage: bench_policies [linear|v|bidirectional [MEMORY]]");
-  }
-  const double memory = argc > 2 ? std::atof(argv[2]) : 1;
+int Main(const std::string& placement, double memory) {
   if (!(memory > 0)) throw Error("MEMORY must be above 0");
   std::printf("%6s %8s %12s %9s %9s %9s %9s %11s\n", "ranks", "micro", "instructions", "bound ms",
               "search ms", "plan ms", "all ms", "gap");
-  std::vector<Point> points;
+  std::vector<std::pair<double, double>> points;
   for (int ranks = 64; ranks <= 1024; ranks *= 2) {
     points.push_back(Measure(placement, ranks, memory));
   }
@@ -102,5 +76,15 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::RunMain("bench_policies", [&] { return contraflow::Main(argc, argv); });
+  std::string placement = "linear";
+  double memory = 1;
+  return contraflow::RunTool(
+      "bench_policies",
+      "List scheduling at scale: CPU time from a placement to its plan and bound.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddChoice(app, "PLACEMENT", &placement, "linear|v|bidirectional",
+                              "default: linear");
+        contraflow::AddNumber(app, "MEMORY", &memory, "", "times that of 1F1B (default: 1)");
+      },
+      [&] { return contraflow::Main(placement, memory); });
 }

@@ -1,8 +1,6 @@
 // Plans of up to a hundred million instructions: generate, lower (which proves the result after
 // every pass), write as a folder with a file for each rank, read back, verify and simulate.
 //
-//   bench_scale [SCHEDULE] [MILLIONS]
-//
 // Five sizes, each three times the one before, the largest of so many million instructions
 // (default: 100), with 8 micro-batches a rank. Each size runs in a process of its own. Times are
 // seconds of processor time, user and system together, on one core; memory is the peak resident set
@@ -32,6 +30,9 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -153,19 +154,13 @@ std::optional<Row> MeasureApart(const Spec& spec) {
   return std::nullopt;
 }
 
-/// Slope of log y over log x by least squares.
 template <typename Value>
-double Exponent(const std::vector<Row>& rows, Value value) {
-  double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+double ExponentOf(const std::vector<Row>& rows, Value value) {
+  std::vector<std::pair<double, double>> points;
   for (const Row& row : rows) {
-    const double x = std::log(static_cast<double>(row.instructions)), y = std::log(value(row));
-    n += 1;
-    sx += x;
-    sy += y;
-    sxx += x * x;
-    sxy += x * y;
+    points.emplace_back(static_cast<double>(row.instructions), value(row));
   }
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx);
+  return Exponent(points);
 }
 
 void Print(const Row& row) {
@@ -208,11 +203,11 @@ bool Bench(const std::string& schedule, double millions) {
   std::printf("\nexponents over %d sizes: ", kSizes);
   for (size_t phase = 0; phase < kPhaseCount; ++phase) {
     std::printf("%s %.2f, ", kPhases[phase],
-                Exponent(rows, [phase](const Row& row) { return row.seconds[phase]; }));
+                ExponentOf(rows, [phase](const Row& row) { return row.seconds[phase]; }));
   }
   std::printf("total %.2f; peak memory %.2f\n",
-              Exponent(rows, [](const Row& r) { return r.total(); }),
-              Exponent(rows, [](const Row& row) { return row.peak(); }));
+              ExponentOf(rows, [](const Row& r) { return r.total(); }),
+              ExponentOf(rows, [](const Row& row) { return row.peak(); }));
   return true;
 }
 
@@ -220,16 +215,21 @@ bool Bench(const std::string& schedule, double millions) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  const std::string schedule = argc > 1 ? argv[1] : "1f1b";
-  const double millions = argc > 2 ? std::strtod(argv[2], nullptr) : 100;
-  if (argc > 3 || schedule.starts_with('-') || !(millions >= 0.1 && millions <= 500)) {
-    std::fprintf(stderr, "usage: bench_scale [SCHEDULE] [MILLIONS, 0.1 to 500]\n");
-    return 2;
-  }
-  try {
-    return contraflow::Bench(schedule, millions) ? 0 : 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_scale: error: %s\n", error.what());
-    return 1;
-  }
+  std::string schedule = "1f1b";
+  double millions = 100;
+  return contraflow::RunTool(
+      "bench_scale",
+      "Plans of up to a hundred million instructions, from making to simulating them.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddText(app, "SCHEDULE", &schedule, "", "default: 1f1b");
+        contraflow::AddNumber(app, "MILLIONS", &millions, "",
+                              "instructions of the largest plan, 0.1 to 500 (default: 100)");
+      },
+      [&] {
+        if (!(millions >= 0.1 && millions <= 500)) {
+          throw contraflow::UsageError("MILLIONS: must be in 0.1..500");
+        }
+        return contraflow::Bench(schedule, millions) ? contraflow::kExitFine
+                                                     : contraflow::kExitInput;
+      });
 }

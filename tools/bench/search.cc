@@ -6,55 +6,32 @@
 // order of the class's published schedule as it is at unit cost. "At most" is what a schedule as
 // long as the bound would gain: no search can gain more. A loss is an instance that is longer than
 // either of the two.
-//
-//   bench_search linear|v|bidirectional [OPTIONS]
-//   bench_search real [OPTIONS] COSTS...
-//   bench_search speed
-//
-//   --budget S      seconds of search for each instance (default 5)
-//   --seed N        of the search (default 0)
-//   --ranks MOST    leaves out larger instances
-//   --only TEXT     leaves out those that have the text neither in their class nor in their name
-//   --each          a line for each instance
 
 #include "schedules/search/search.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "compiler/bound/bound.h"
-#include "compiler/plan/error.h"
 #include "schedules/local/order_graph.h"
 #include "schedules/registry.h"
 #include "schedules/search/evaluator.h"
-#include "tools/bench/cpu_time.h"
-#include "tools/bench/instances.h"
-#include "tools/contraflow/exit.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
 
-struct Options {
-  std::string suite;
-  double budget = 5;
-  uint64_t seed = 0;
-  int ranks = 16;
-  std::string only;
-  bool each = false;
-  std::vector<std::string> files;
+struct Options : BenchOptions {
+  std::string suite = {};
+  std::vector<std::string> files = {};
 };
-
-double Percent(Time value, Time of) {
-  return 100 * static_cast<double>(value - of) / static_cast<double>(of);
-}
 
 /// By how many percent of `other` a value is less.
 double Less(Time value, Time other) {
@@ -119,9 +96,7 @@ std::optional<Time> BestOf(const SearchProblem& problem, const std::vector<Plan>
 Row Measure(const BenchInstance& instance, const Options& options) {
   Row row;
   const SearchProblem problem = MakeProblem(instance.frame, instance.costs, instance.limit);
-  SearchOptions search;
-  search.budget = static_cast<int64_t>(options.budget * 1e9);
-  search.seed = options.seed;
+  const SearchOptions search = options.search();
   const double start = CpuMilliseconds();
   const Time bound = ProveBound(instance.frame, instance.costs, instance.limit).value;
   SearchWork work(search);
@@ -184,42 +159,11 @@ void Run(const Options& options, const std::vector<BenchInstance>& instances) {
   Print("all", all);
 }
 
-[[noreturn]] void Usage(const std::string& problem) {
-  throw UsageError(
-      problem +
-      "; usage: bench_search linear|v|bidirectional|real|speed [--budget S] [--seed N] "
-      "[--ranks MOST] [--only TEXT] [--each] [COSTS...]");
-}
-
-Options Parse(int argc, char** argv) {
-  Options options;
-  if (argc < 2) Usage("no suite is given");
-  options.suite = argv[1];
-  for (int i = 2; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == "--each") {
-      options.each = true;
-    } else if (word == "--budget" && i + 1 < argc) {
-      options.budget = std::atof(argv[++i]);
-    } else if (word == "--seed" && i + 1 < argc) {
-      options.seed = std::strtoull(argv[++i], nullptr, 10);
-    } else if (word == "--only" && i + 1 < argc) {
-      options.only = argv[++i];
-    } else if (word == "--ranks" && i + 1 < argc) {
-      options.ranks = std::atoi(argv[++i]);
-    } else if (!word.empty() && word[0] == '-') {
-      Usage("unknown option " + std::string(word));
-    } else {
-      options.files.emplace_back(word);
-    }
-  }
-  return options;
-}
-
 /// How many orders a second are evaluated from nothing, and how many by moving one action.
 void RunSpeed() {
   constexpr int kRuns = 2000, kMoves = 2'000'000;
-  std::printf("%8s %14s %14s %14s %8s\n", "actions", "evaluated/s", "Mactions/s", "moved/s", "ratio");
+  std::printf("%8s %14s %14s %14s %8s\n", "actions", "evaluated/s", "Mactions/s", "moved/s",
+              "ratio");
   for (const int microbatches : {13, 26, 52, 104}) {
     const CostModel costs = UniformCosts(1000, 1400, 600, 50);
     Spec spec;
@@ -261,22 +205,15 @@ std::vector<BenchInstance> InstancesOf(const Options& options) {
   if (options.suite == "linear") return LinearInstances(options.ranks);
   if (options.suite == "v") return VInstances(options.ranks);
   if (options.suite == "bidirectional") return BidirectionalInstances(options.ranks);
-  if (options.suite == "real") return RealInstances(options.files);
-  Usage("unknown suite " + options.suite);
+  return RealInstances(options.files);
 }
 
-int Main(int argc, char** argv) {
-  const Options options = Parse(argc, argv);
+int Main(const Options& options) {
   if (options.suite == "speed") {
     RunSpeed();
-    return kExitFine;
+  } else {
+    Run(options, options.Select(InstancesOf(options)));
   }
-  std::vector<BenchInstance> instances = InstancesOf(options);
-  std::erase_if(instances, [&](const BenchInstance& instance) {
-    return (instance.group + " " + instance.name).find(options.only) == std::string::npos;
-  });
-  if (instances.empty()) throw Error("no instance has \"" + options.only + "\" in its name");
-  Run(options, instances);
   return kExitFine;
 }
 
@@ -284,5 +221,16 @@ int Main(int argc, char** argv) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  return contraflow::RunMain("bench_search", [&] { return contraflow::Main(argc, argv); });
+  contraflow::Options options{{.budget = 5}};
+  return contraflow::RunTool(
+      "bench_search", "How good searched schedules are and what they take.", argc, argv,
+      [&](CLI::App* app) {
+        contraflow::Require(
+            contraflow::AddChoice(app, "SUITE", &options.suite, "linear|v|bidirectional|real|speed",
+                                  "instances; real: of COSTS; speed: of evaluation alone"));
+        contraflow::AddTexts(app, "COSTS", &options.files, "for real: cost files or profiles");
+        contraflow::AddBudget(app, &options);
+        contraflow::AddSelection(app, &options);
+      },
+      [&] { return contraflow::Main(options); });
 }

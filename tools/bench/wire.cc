@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +21,8 @@
 #include "runtime/launch/world.h"
 #include "runtime/transport/mpi.h"
 #include "runtime/transport/tcp_wire.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -98,12 +99,12 @@ void Run() {
 }  // namespace
 }  // namespace contraflow
 
-int main() {
-  try {
-    contraflow::Run();
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_wire: error: %s\n", error.what());
-    return 1;
-  }
+int main(int argc, char** argv) {
+  return contraflow::RunTool(
+      "bench_wire", "How fast messages between two processes are: mpirun -n 2 bench_wire.", argc,
+      argv, [](CLI::App*) {},
+      [] {
+        contraflow::Run();
+        return contraflow::kExitFine;
+      });
 }

@@ -12,8 +12,8 @@
 #include "runtime/gpu/process_run.h"
 #include "runtime/gpu/step_watch.h"
 #include "runtime/nccl/library.h"
+#include "tools/cli/exit.h"
 #include "tools/contraflow-run/train.h"
-#include "tools/contraflow/exit.h"
 
 namespace contraflow {
 namespace {

@@ -7,7 +7,7 @@
 #include "runtime/launch/process_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
-#include "tools/contraflow-run/options.h"
+#include "tools/cli/run_options.h"
 
 namespace contraflow {
 

@@ -9,8 +9,8 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
+#include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"
-#include "tools/contraflow-run/options.h"
 
 namespace contraflow {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/contraflow-run/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/run_options.h"
 #include "tools/contraflow-run/train.h"
-#include "tools/contraflow/exit.h"
 
 namespace {
 

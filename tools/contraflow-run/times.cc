@@ -12,7 +12,7 @@
 #include "compiler/plan/plan.h"
 #include "runtime/core/run.h"
 #include "tools/contraflow-run/job.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 

@@ -22,10 +22,10 @@
 #include "runtime/transport/process_transport.h"
 #include "runtime/transport/socket.h"
 #include "runtime/transport/tcp_wire.h"
+#include "tools/cli/exit.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
 #include "tools/contraflow-run/training.h"
-#include "tools/contraflow/exit.h"
 
 namespace contraflow {
 

@@ -8,8 +8,8 @@
 #include "runtime/core/run.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
+#include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"
-#include "tools/contraflow-run/options.h"
 #include "tools/contraflow-run/training.h"
 
 namespace contraflow {

@@ -17,8 +17,8 @@
 #include "runtime/core/run.h"
 #include "runtime/model/parameters.h"
 #include "tools/contraflow-run/times.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 

@@ -12,10 +12,10 @@
 #include "runtime/core/check.h"
 #include "runtime/core/run.h"
 #include "runtime/host/reference_run.h"
+#include "tools/cli/run_options.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
-#include "tools/contraflow-run/options.h"
 #include "tools/contraflow-run/times.h"
 
 namespace contraflow {

@@ -9,7 +9,7 @@ class App;
 
 namespace contraflow {
 
-/// One command: a row of the table in main.cc, one file cmd_<name>.cc each.
+/// One command: a row of the table in main.cc, one file <name>.cc each.
 struct Command {
   std::string_view name;
   std::string_view summary;

@@ -11,15 +11,13 @@
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "schedules/published/rows.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/comparison.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/search_option.h"
+#include "tools/report/comparison.h"
+#include "tools/report/progress.h"
+#include "tools/report/report.h"
 
 namespace contraflow {
 namespace {

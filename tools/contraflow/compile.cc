@@ -13,13 +13,11 @@
 #include "runtime/model/views.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/interrupt.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/search_option.h"
+#include "tools/report/progress.h"
 
 namespace contraflow {
 namespace {

@@ -5,11 +5,11 @@
 #include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "compiler/files/plan_io.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/edit_script.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

@@ -7,13 +7,13 @@
 #include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/report.h"
 #include "tools/interop/interop.h"
 #include "tools/pictures/picture.h"
+#include "tools/report/report.h"
 
 namespace contraflow {
 namespace {

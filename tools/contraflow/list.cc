@@ -3,11 +3,11 @@
 
 #include "compiler/files/file.h"
 #include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
 
 namespace contraflow {
 namespace {

@@ -11,13 +11,13 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

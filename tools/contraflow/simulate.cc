@@ -7,13 +7,12 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/files/trace.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
-#include "tools/contraflow/progress.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
+#include "tools/report/progress.h"
+#include "tools/report/report.h"
 
 namespace contraflow {
 namespace {

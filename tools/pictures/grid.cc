@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
+#include "tools/report/text.h"
 
 // Every row is laid out on one long canvas of columns and then cut into bands. Box edges are
 // rounded to columns independently, so errors never add up and what starts together stands

@@ -1,10 +1,8 @@
 #include <algorithm>
 
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "compiler/plan/error.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
-#include "tools/contraflow/report.h"
+#include "tools/report/report.h"
 
 namespace contraflow {
 

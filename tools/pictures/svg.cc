@@ -2,10 +2,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
 #include "tools/pictures/picture.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 // Lengths are whole hundredths of a pixel, so the same plan gives the same bytes everywhere.
 // Second face of svg.h: the page around the drawing.

@@ -1,15 +1,17 @@
-#include "tools/contraflow/costs_option.h"
+#include "tools/cli/spec_options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <utility>
 
 #include "compiler/files/profiles.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
+
 namespace {
 
 Time Ticks(double value, Unit unit, const char* flag) {
@@ -110,23 +112,83 @@ Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
   }
 }
 
-std::string DescribeCosts(const CostModel& costs) {
-  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
-  const StageCost& c = costs.stage(0);
-  std::string line;
-  if (costs.stages.size() > 1) {
-    line = std::to_string(costs.stages.size()) + " stages, each its own costs";
-  } else {
-    line = "f " + text(c.f) + ", b " + text(c.b) + ", w " + text(c.w) + ", bw " + text(c.bw) +
-           ", fb " + text(c.fb);
-    if (c.reduce > 0) line += ", reduce " + text(c.reduce);
-    if (c.step > 0) line += ", step " + text(c.step);
+namespace {
+
+/// The search stops counting there, too: a week.
+constexpr int64_t kMostSeconds = 7 * 24 * 3600;
+/// Durations that vary by more than half are no longer near what was planned for.
+constexpr double kMostNoise = 0.5;
+
+[[noreturn]] void FailBudget(const std::string& text) {
+  throw UsageError("--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" +
+                   text.substr(0, 40) + "\"");
+}
+
+}  // namespace
+
+void AddSearchOptions(CLI::App* app, SearchOption* option) {
+  app->add_option("--placement", option->placement,
+                  "of auto: linear (one stage a rank), v (two, there and back),\n"
+                  "interleaved (--chunks), bidirectional (two routes, parameters\n"
+                  "twice) or any; costs are cut or merged for the same model\n"
+                  "(default: any)")
+      ->type_name("PLACEMENT");
+  app->add_option("--budget", option->budget,
+                  "of auto: how long to search each placement, about, and as long\n"
+                  "again for --noise; what counts is evaluated instructions, so the\n"
+                  "result is the same everywhere (default: 1s)")
+      ->type_name("500ms|1s|2m");
+  AddInteger(app, "--seed", &option->seed, "N", "of auto: another search (default: 0)");
+  AddNumber(app, "--noise", &option->noise, "X",
+            "of auto: durations vary by this share of themselves (standard\n"
+            "deviation); of equally short orders take what suffers least\n"
+            "(default: 0)");
+}
+
+SearchOptions ResolveSearch(const SearchOption& option) {
+  SearchOptions search;
+  if (option.placement) {
+    try {
+      search.placement = ParsePlacement(*option.placement);
+    } catch (const Error& error) {
+      throw UsageError("--placement: " + std::string(error.what()));
+    }
   }
-  line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
-  if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
-  line += " (" + std::string(Name(costs.unit)) + ")";
-  if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));
-  return line;
+  if (option.budget) search.budget = ParseBudget(*option.budget);
+  if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
+  if (option.noise) {
+    if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
+      throw UsageError("--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+    }
+    search.noise = *option.noise;
+  }
+  return search;
+}
+
+void RefuseSearchOptions(const SearchOption& option, const std::string& schedule) {
+  const std::pair<const char*, bool> flags[] = {{"--placement", option.placement.has_value()},
+                                                {"--budget", option.budget.has_value()},
+                                                {"--seed", option.seed.has_value()},
+                                                {"--noise", option.noise.has_value()}};
+  for (const auto& [name, given] : flags) {
+    if (!given) continue;
+    throw UsageError(std::string(name) + ": is for the search of auto, and " + schedule +
+                     " is not searched; drop one of them");
+  }
+}
+
+int64_t ParseBudget(const std::string& text) {
+  const char* const end = text.data() + text.size();
+  double value = 0;
+  const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc() || !(value >= 0)) FailBudget(text);
+  const std::string unit(at, end);
+  const double seconds = unit == "ms"  ? value / 1000
+                         : unit == "s" ? value
+                         : unit == "m" ? value * 60
+                                       : -1;
+  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailBudget(text);
+  return static_cast<int64_t>(seconds * 1e9 + 0.5);
 }
 
 }  // namespace contraflow

@@ -42,6 +42,13 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name 
 /// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
 
+/// An option that takes any number of texts.
+CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,
+                      const std::string& help);
+
+/// Makes an option one that must be given.
+void Require(CLI::Option* option);
+
 CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help);
 
 /// --json

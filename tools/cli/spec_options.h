@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 #include "compiler/files/profiles.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
 
 namespace CLI {
 class App;
@@ -49,7 +51,24 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);
 
-/// One line for people: "costs: f 1, b 1, w 1, bw 2, fb 3, comm 0 (unit)".
-std::string DescribeCosts(const CostModel& costs);
+/// What the options --placement --budget --seed --noise say: how `auto` searches.
+struct SearchOption {
+  std::optional<std::string> placement = {}, budget = {};
+  std::optional<int64_t> seed = {};
+  std::optional<double> noise = {};
+};
+
+/// Adds those options to a command.
+void AddSearchOptions(CLI::App* app, SearchOption* option);
+
+/// The search they ask for. Throws UsageError for a placement that there is none of, a budget that
+/// is no time or too long, and a noise out of range.
+SearchOptions ResolveSearch(const SearchOption& option);
+
+/// Throws UsageError that names the first option given, since `schedule` is not searched.
+void RefuseSearchOptions(const SearchOption& option, const std::string& schedule);
+
+/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError.
+int64_t ParseBudget(const std::string& text);
 
 }  // namespace contraflow

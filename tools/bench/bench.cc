@@ -1,4 +1,6 @@
-#include "tools/bench/instances.h"
+#include "tools/bench/bench.h"
+
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -8,10 +10,12 @@
 #include <string_view>
 #include <utility>
 
+#include "compiler/files/profiles.h"
+#include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
-#include "tools/contraflow/costs_option.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -247,6 +251,60 @@ std::vector<BenchInstance> RealInstances(const std::vector<std::string>& files) 
               static_cast<int>(costs.stages.size()), kMicrobatches, kMemory, &instances);
   }
   return instances;
+}
+
+double CpuMilliseconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_utime.tv_sec) * 1e3 +
+         static_cast<double>(usage.ru_utime.tv_usec) / 1e3;
+}
+
+double Percent(Time value, Time of) {
+  return 100 * static_cast<double>(value - of) / static_cast<double>(of);
+}
+
+double Exponent(const std::vector<std::pair<double, double>>& points) {
+  double sx = 0, sy = 0, sxx = 0, sxy = 0;
+  const auto n = static_cast<double>(points.size());
+  for (const auto& [x, y] : points) {
+    const double u = std::log(x), v = std::log(y);
+    sx += u;
+    sy += v;
+    sxx += u * u;
+    sxy += u * v;
+  }
+  return (n * sxy - sx * sy) / (n * sxx - sx * sx);
+}
+
+SearchOptions BenchOptions::search() const {
+  SearchOptions search;
+  search.budget = static_cast<int64_t>(budget * 1e9);
+  search.seed = static_cast<uint64_t>(seed.value_or(0));
+  return search;
+}
+
+std::vector<BenchInstance> BenchOptions::Select(std::vector<BenchInstance> instances) const {
+  std::erase_if(instances, [&](const BenchInstance& instance) {
+    return (instance.group + " " + instance.name).find(only) == std::string::npos;
+  });
+  if (instances.empty()) throw Error("no instance has \"" + only + "\" in its name");
+  return instances;
+}
+
+void AddBudget(CLI::App* app, BenchOptions* options) {
+  std::string text = std::to_string(options->budget);
+  text.resize(text.find('.'));
+  AddNumber(app, "--budget", &options->budget, "S",
+            "seconds of search for each figure (default: " + text + ")");
+  AddInteger(app, "--seed", &options->seed, "N", "of the search (default: 0)");
+}
+
+void AddSelection(CLI::App* app, BenchOptions* options) {
+  AddInteger(app, "--ranks", &options->ranks, "MOST", "leaves out larger instances (default: 16)");
+  AddText(app, "--only", &options->only, "TEXT",
+          "leaves out those that have the text neither in their class nor\nin their name");
+  AddFlag(app, "--each", &options->each, "a line for each instance");
 }
 
 }  // namespace contraflow

@@ -1,4 +1,4 @@
-#include "tools/contraflow/report.h"
+#include "tools/report/report.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,15 +1,13 @@
-#include "tools/contraflow/comparison.h"
+#include "tools/report/comparison.h"
 
 #include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "compiler/files/cost_io.h"
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/cli/exit.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

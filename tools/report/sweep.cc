@@ -4,11 +4,10 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "tools/contraflow/comparison.h"
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/report.h"
-#include "tools/contraflow/report_text.h"
-#include "tools/contraflow/table.h"
+#include "tools/cli/exit.h"
+#include "tools/report/comparison.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {

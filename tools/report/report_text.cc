@@ -1,10 +1,8 @@
-#include "tools/contraflow/report_text.h"
-
 #include <algorithm>
 #include <map>
 
-#include "tools/contraflow/costs_option.h"
-#include "tools/contraflow/table.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
@@ -200,6 +198,25 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   if (!path.empty()) table.rows.push_back({"critical path", path});
   const std::string text = FormatTable(table);
   return text.substr(text.find('\n') + 1);
+}
+
+std::string DescribeCosts(const CostModel& costs) {
+  const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
+  const StageCost& c = costs.stage(0);
+  std::string line;
+  if (costs.stages.size() > 1) {
+    line = std::to_string(costs.stages.size()) + " stages, each its own costs";
+  } else {
+    line = "f " + text(c.f) + ", b " + text(c.b) + ", w " + text(c.w) + ", bw " + text(c.bw) +
+           ", fb " + text(c.fb);
+    if (c.reduce > 0) line += ", reduce " + text(c.reduce);
+    if (c.step > 0) line += ", step " + text(c.step);
+  }
+  line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
+  if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
+  line += " (" + std::string(Name(costs.unit)) + ")";
+  if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));
+  return line;
 }
 
 }  // namespace contraflow

@@ -1,4 +1,4 @@
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
 
 #include <algorithm>
 #include <csignal>

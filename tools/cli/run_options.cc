@@ -1,11 +1,11 @@
-#include "tools/contraflow-run/options.h"
+#include "tools/cli/run_options.h"
 
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <optional>
 
-#include "tools/contraflow/exit.h"
-#include "tools/contraflow/options.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/contraflow/options.h"
+#include "tools/cli/options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
-#include "tools/contraflow/exit.h"
+#include "tools/cli/exit.h"
 
 namespace contraflow {
 namespace {
@@ -163,6 +163,13 @@ void CheckCapacity(double capacity) {
       "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
       "own, which by default serves every token");
 }
+
+CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,
+                      const std::string& help) {
+  return app->add_option(name, *field, help)->type_name("");
+}
+
+void Require(CLI::Option* option) { option->required(); }
 
 CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help) {
   return app->add_flag(name, *field, help);

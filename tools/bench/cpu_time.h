@@ -1,8 +1,0 @@
-#pragma once
-
-namespace contraflow {
-
-/// User time of this process in milliseconds: what a benchmark reports, since machines are shared.
-double CpuMilliseconds();
-
-}  // namespace contraflow

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// Says on stderr what takes so long, while it lives: only on a terminal, only after a second, in
+/// one line that is wiped at the end. Nothing may be printed to the terminal meanwhile.
+class Progress {
+ public:
+  explicit Progress(std::string what);
+  ~Progress();
+
+  /// Says something else from now on.
+  void Say(std::string what);
+
+ private:
+  void Show();
+
+  std::mutex mutex_;
+  std::string what_;
+  std::condition_variable ended_;
+  bool end_ = false;
+  std::thread thread_;
+};
+
+/// While it lives, the first Ctrl-C (SIGINT) sets `stop()` instead of ending the process; the
+/// second ends it as usual. One at a time.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  /// True from that Ctrl-C on until the next Interrupt is made.
+  static const std::atomic<bool>& stop();
+  bool happened() const { return stop().load(); }
+
+ private:
+  bool installed_ = false;
+};
+
+/// Has a search end once `stop` is true and report to `progress`, if there is one; both must
+/// outlive it.
+void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
+                 SearchOptions* search);
+
+/// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
+/// was, else "".
+std::string DescribeInterrupt(const Plan& plan);
+
+}  // namespace contraflow

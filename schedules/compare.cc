@@ -25,11 +25,7 @@ Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
   Spec spec = request.spec;
   spec.schedule = schedule.name;
   spec.memory_limit.reset();
-  if (&schedule == &kAuto) return spec;
-  if (&schedule != &kInterleaved) spec.chunks = 0;
-  // What is searched alone can say how far it is, and has a best so far.
-  spec.search.report = {};
-  spec.search.stop = nullptr;
+  if (&schedule != &kInterleaved && &schedule != &kAuto) spec.chunks = 0;
   return spec;
 }
 
@@ -46,11 +42,12 @@ struct Built {
   Report report;
 };
 
-Built Build(Spec spec, const CostModel& costs, const std::string& memory_limit, Level level) {
+Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Level level) {
+  const std::string& memory_limit = request.memory_limit;
   spec.costs = costs;
   if (spec.schedule == kAuto.name) ListStages(&spec);
   if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
-  Plan plan = Compile(spec, {.level = level});
+  Plan plan = Compile(spec, {.level = level, .control = request.control});
   std::optional<int64_t> limit;
   if (plan.provenance) {
     limit = plan.provenance->memory_limit;
@@ -85,9 +82,9 @@ void Fill(const Built& built, CompareRow* row) {
 
 /// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
 /// the same chunks say.
-Built PublishedOnly(const Spec& spec, const CostModel& costs, const std::string& memory_limit) {
-  Built chunks = Build(spec, costs, memory_limit, Level::kComm);
-  const Built parts = Build(spec, costs, memory_limit, Level::kComponent);
+Built PublishedOnly(const Spec& spec, const CostModel& costs, const CompareRequest& request) {
+  Built chunks = Build(spec, costs, request, Level::kComm);
+  const Built parts = Build(spec, costs, request, Level::kComponent);
   for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
     const RankFigures& of_parts = parts.report.simulation.ranks[r];
     chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
@@ -107,12 +104,12 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   row.same_model = &schedule == &kAuto || row.stages == ModelStages(request);
   try {
     if (!request.components) {
-      Fill(Build(spec, spec.costs, request.memory_limit, Level::kComm), &row);
+      Fill(Build(spec, spec.costs, request, Level::kComm), &row);
     } else if (request.overlap() == Overlap::kPublished) {
-      Fill(PublishedOnly(spec, published, request.memory_limit), &row);
+      Fill(PublishedOnly(spec, published, request), &row);
     } else {
-      Fill(Build(spec, spec.costs, request.memory_limit, Level::kComponent), &row);
-      row.published = Build(spec, published, request.memory_limit, Level::kComm).report;
+      Fill(Build(spec, spec.costs, request, Level::kComponent), &row);
+      row.published = Build(spec, published, request, Level::kComm).report;
     }
   } catch (const Error& error) {
     row.report.reset();

@@ -10,6 +10,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/report.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -20,7 +21,8 @@ struct CompareRequest {
   /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
   /// not looked at.
   std::string memory_limit = {};
-  bool no_auto = false;  ///< leaves `auto` out
+  SearchControl control = {};  ///< of the search of `auto`
+  bool no_auto = false;        ///< leaves `auto` out
   /// The chunk costs follow from "moe", so components decide how long a step takes, with the
   /// papers' overlap of chunks beside it. Holds where the costs have "moe" and no chunk costs in
   /// any case.
@@ -54,9 +56,8 @@ struct CompareRow {
 };
 
 /// A row for every schedule, in the order of Schedules(), `auto` last. Calls `started` with the
-/// name of each before it is compiled. The search of `auto` reports to spec.search.report, and
-/// gives the best so far once spec.search.stop is true. What a schedule does not take, or does not
-/// fit, is in its row.
+/// name of each before it is compiled. What a schedule does not take, or does not fit, is in its
+/// row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});
 

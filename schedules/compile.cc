@@ -6,6 +6,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
@@ -17,30 +18,14 @@ namespace contraflow {
 namespace {
 
 /// Chunks of a plan up to which an error is worth another one.
-constexpr int64_t kMostTried = 100'000;
-
-/// How many bytes a rank holds at its peak, or activations where the costs give no bytes.
-struct Peaks {
-  bool bytes;
-  std::vector<int64_t> of;  // each rank
-
-  Peaks(const CostModel& costs, const Simulation& simulation)
-      : bytes(costs.memory && costs.memory->activation_bytes > 0) {
-    for (const RankFigures& figures : simulation.ranks) {
-      of.push_back(bytes ? figures.peak_bytes : figures.peak_activations);
-    }
-  }
-  size_t Worst() const {
-    return static_cast<size_t>(std::max_element(of.begin(), of.end()) - of.begin());
-  }
-};
+constexpr int64_t kMostCellsTried = 100'000;
 
 /// What makes the spec fit its limit, beside a higher one.
-std::string WaysToFit(const Spec& spec) {
+std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   std::string text;
   const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
-  if (plain && chunks <= kMostTried && FitsRecomputed(spec)) {
+  if (plain && chunks <= kMostCellsTried && FitsRecomputed(spec, control)) {
     text += ", give `recompute` auto";
   }
   Spec searched = spec;
@@ -52,20 +37,23 @@ std::string WaysToFit(const Spec& spec) {
   return text + ", or to " + FormatCount(*least) + " and take auto, which then fits";
 }
 
-void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec, int64_t limit) {
+void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
+                 const MemoryLimit& limit, const SearchControl& control) {
+  if (!limit.amount()) return;
   const Simulation simulation = Simulate(plan, costs);
-  const Peaks peaks(costs, simulation);
-  const size_t worst = peaks.Worst();
-  if (peaks.of[worst] <= limit) return;
-  const int index = simulation.ranks[worst].peak_index;
-  const std::string unit = peaks.bytes ? " bytes" : " activations";
-  std::string text = plan.schedule + " does not fit `memory_limit`: rank " + std::to_string(worst) +
-                     " holds " + FormatCount(peaks.of[worst]) + unit + " during instruction " +
-                     std::to_string(index) + " of its compute order (" +
-                     ToString(plan.programs[worst][static_cast<size_t>(index)]) +
-                     "), the limit is " + FormatCount(limit) + unit;
-  if (peaks.bytes) text += " (" + Breakdown(MemoryOf(plan, costs)[worst]) + ")";
-  throw Error(text + "; raise it to " + FormatCount(peaks.of[worst]) + WaysToFit(spec));
+  if (limit.Fits(simulation)) return;
+  const auto fullest =
+      std::max_element(simulation.ranks.begin(), simulation.ranks.end(),
+                       [&](const auto& a, const auto& b) { return limit.Peak(a) < limit.Peak(b); });
+  const auto rank = static_cast<size_t>(fullest - simulation.ranks.begin());
+  const std::string holds = FormatCount(limit.Peak(*fullest));
+  std::string text = plan.schedule + " does not fit `memory_limit`: rank " + std::to_string(rank) +
+                     " holds " + holds + limit.unit() + " during instruction " +
+                     std::to_string(fullest->peak_index) + " of its compute order (" +
+                     ToString(plan.programs[rank][static_cast<size_t>(fullest->peak_index)]) +
+                     "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
+  if (limit.bytes()) text += " (" + Breakdown(MemoryOf(plan, costs)[rank]) + ")";
+  throw Error(text + "; raise it to " + holds + WaysToFit(spec, control));
 }
 
 }  // namespace
@@ -76,14 +64,12 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
   spec.search.components = options.level >= Level::kComponent;
-  if (options.progress) spec.search.report = options.progress;
-  if (options.stop != nullptr) spec.search.stop = options.stop;
-  Plan plan = GeneratePlan(spec);
+  Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
   const bool searched = plan.provenance && plan.provenance->memory_limit;
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
-  if (limit) CheckMemory(plan, costs, spec, *limit);
+  CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   return Lower(std::move(plan), costs, lower, options.observer);
 }

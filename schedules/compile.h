@@ -1,14 +1,13 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -20,11 +19,9 @@ struct CompileOptions {
   std::optional<Overlap> overlap = {};
   /// Called after every pass with its name and the plan it made.
   PassObserver observer = {};
-  /// Called now and then while the schedule is searched ("auto"); `Spec::search.report` if empty.
-  std::function<void(const SearchState&)> progress = {};
-  /// Ends the search early with the best so far once it is true; must outlive the call.
-  /// `Spec::search.stop` if null. The plan's provenance says that it was interrupted.
-  const std::atomic<bool>* stop = nullptr;
+  /// Follows the search where the schedule is searched ("auto"), and may end it early with the best
+  /// so far: the plan's provenance says then that it was interrupted.
+  SearchControl control = {};
 };
 
 /// The plan of a spec: generated, held against Spec::memory_limit, lowered to the level, and proven

@@ -1,26 +1,30 @@
 #include "schedules/registry.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 
 namespace contraflow {
-namespace {
 
-constexpr const Schedule* kSchedules[] = {&kGpipe,   &kOneFOneB, &kInterleaved, &kZb1p,
-                                          &kZb2p,    &kZbV,      &kVHalf,       &kVMin,
-                                          &kChimera, &kDualPipe, &kDualPipeV,   &kAuto};
-
-}  // namespace
-
-std::span<const Schedule* const> Schedules() { return kSchedules; }
+std::span<const Schedule* const> Schedules() {
+  static const auto kAll = [] {
+    std::array<const Schedule*, std::size(kPublishedSchedules) + 1> all = {};
+    std::copy(std::begin(kPublishedSchedules), std::end(kPublishedSchedules), all.begin());
+    all.back() = &kAuto;
+    return all;
+  }();
+  return kAll;
+}
 
 const Schedule& FindSchedule(const std::string& name) {
   std::vector<std::string> names;
-  for (const Schedule* schedule : kSchedules) {
+  for (const Schedule* schedule : Schedules()) {
     if (schedule->name == name) return *schedule;
     names.emplace_back(schedule->name);
   }
@@ -31,25 +35,29 @@ const Schedule& FindSchedule(const std::string& name) {
               known);
 }
 
-Plan GeneratePlan(const Spec& spec) {
-  if (spec.recompute.choice != Recompute::Choice::kNone) {
-    const bool searched = spec.schedule == kAuto.name;
-    return searched ? GenerateSearchedRecomputed(spec) : GenerateRecomputed(spec);
-  }
+Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl()); }
+
+Plan GeneratePlan(const Spec& spec, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
-  const std::string why_not = schedule.reject(spec);
-  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
-  const int stages = schedule.stages(spec);
-  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxCells) {
-    throw Error(spec.schedule + " would make " + std::to_string(stages) + " stages x " +
-                std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
-                std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-                " chunks; use fewer `ranks` or `microbatches`");
+  if (spec.recompute.choice == Recompute::Choice::kNone) {
+    return GenerateOrder(schedule, spec, control);
   }
-  CheckCosts(spec.costs, stages, spec.microbatches);
-  Plan plan = schedule.generate(spec);
-  return plan;
+  return &schedule == &kAuto ? GenerateSearchedRecomputed(spec, control)
+                             : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
+}
+
+bool FitsRecomputed(const Spec& spec, const SearchControl& control) {
+  const MemoryLimit limit(spec.costs, spec.memory_limit);
+  if (!limit.amount() || !limit.bytes() || !InputBytes(spec.costs)) return false;
+  Spec recomputed = spec;
+  recomputed.recompute = {.choice = Recompute::Choice::kAuto};
+  try {
+    const Plan plan = GeneratePlan(recomputed, control);
+    return limit.Fits(Simulate(plan, plan.costs.value_or(spec.costs)));
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace contraflow

@@ -10,6 +10,8 @@
 
 namespace contraflow {
 
+struct SearchControl;  // schedules/search_control.h
+
 /// The published bubble of a schedule. Letters as in the papers: B is the FULL backward, F&B the
 /// overlapped pair, PP the ranks; every table that prints `text` prints that legend too.
 struct Formula {
@@ -38,17 +40,30 @@ struct Schedule {
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
+  /// As `generate`, for a caller that follows a search and may stop it; null where nothing is
+  /// searched.
+  Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
 };
 
-/// Every schedule, in the order in which they are listed and compared.
+/// Every schedule, in the order in which they are listed and compared: the published ones, then
+/// `auto`. The rows live as long as the program.
 std::span<const Schedule* const> Schedules();
 
-/// The schedule of that name, "dualpipe". Throws Error with the known names and the nearest one.
+/// The row of that name ("1f1b", "auto"). Throws Error with the known names and the nearest one.
 const Schedule& FindSchedule(const std::string& name);
 
-/// The compute order alone, at level compute: no messages, nothing proven, the memory limit kept by
-/// what is searched alone. Compile does the rest. Throws Error if the spec is out of range or the
-/// schedule does not take it.
+/// The compute order alone, at level compute: no messages, nothing proven; Compile does the rest.
+/// With the recompute that the spec asks for; a searched plan comes with its costs and its
+/// provenance. Deterministic: equal specs give equal plans. Checks the spec and asks the schedule
+/// first. Throws Error that says what is wrong and what would do if the spec is out of range, if
+/// the schedule or the costs cannot have it, or if `auto` finds nothing within its memory limit.
+/// What a published schedule holds is the caller's to hold against that.
 Plan GeneratePlan(const Spec& spec);
+/// The same for a caller that follows a search and may stop it: then the plan is the best so far.
+Plan GeneratePlan(const Spec& spec, const SearchControl& control);
+
+/// True if the schedule of the spec fits its memory limit with Recompute::Choice::kAuto. False
+/// where the spec has no limit, or its costs do not say what a recomputed chunk holds.
+bool FitsRecomputed(const Spec& spec, const SearchControl& control);
 
 }  // namespace contraflow

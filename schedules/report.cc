@@ -4,6 +4,7 @@
 
 #include "compiler/plan/plan.h"
 #include "schedules/registry.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 namespace {
@@ -13,12 +14,6 @@ const Schedule* ScheduleOf(const Plan& plan) {
     if (schedule->name == plan.schedule) return schedule;
   }
   return nullptr;
-}
-
-/// REDUCE and STEP are not in any formula.
-bool HasEpilogue(const CostModel& costs) {
-  return std::any_of(costs.stages.begin(), costs.stages.end(),
-                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
 }
 
 std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& costs,

@@ -29,7 +29,7 @@ namespace {
 
 /// Sums over the chunks of a rank. Of doubles, for products of bytes and times are beyond 64 bits;
 /// what their rounding may be worth is taken off in the end.
-struct Rank {
+struct RankArea {
   double held = 0, rests = 0;
   Time head = kNever, tail = kNever, f = kNever, b = kNever, rest = kNever;
   int64_t count = 0;
@@ -37,14 +37,14 @@ struct Rank {
 
 /// `count` micro-batches that are like the k-th of the route.
 void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count,
-         std::vector<Rank>* ranks) {
+         std::vector<RankArea>* ranks) {
   const std::vector<ChunkTimes> times = TimesOf(input, route, k);
   const auto all = static_cast<double>(count);
   for (size_t s = 0; s < route.stages(); ++s) {
     const CellWork& chunk = route.At(s, k);
     const auto& [head, lag, tail] = times[s];
     const Time rest = input.pairs ? 0 : chunk.weight;
-    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    RankArea& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     rank.held += all * static_cast<double>(chunk.f + lag + chunk.b);
     rank.rests += all * static_cast<double>(rest);
     rank.head = std::min(rank.head, head);
@@ -62,14 +62,14 @@ Time Ceiling(double ticks, int64_t count) {
   return static_cast<Time>(std::ceil(ticks * (1 - 1e-15 * static_cast<double>(count + 16))));
 }
 
-Bound BoundOfSlots(const Rank& rank, int64_t slots) {
+Bound BoundOfSlots(const RankArea& rank, int64_t slots) {
   const auto n = static_cast<double>(std::min(slots, rank.count));
   const double ramps = n * (n - 1) / 2 * static_cast<double>(rank.f + rank.b);
   return {
       .head = rank.head, .work = Ceiling((rank.held + ramps) / n, rank.count), .tail = rank.tail};
 }
 
-Bound BoundOfBytes(const Rank& rank, const BoundMemory& memory) {
+Bound BoundOfBytes(const RankArea& rank, const BoundMemory& memory) {
   const bool whole = memory.stash == memory.activation;
   const auto n = static_cast<double>(std::min(memory.slots(), rank.count));
   const auto activation = static_cast<double>(memory.activation);
@@ -87,13 +87,13 @@ Bound BoundOfBytes(const Rank& rank, const BoundMemory& memory) {
 
 void RaiseByArea(const BoundInput& input, Bound* best) {
   if (!input.memory) return;
-  std::vector<Rank> ranks(static_cast<size_t>(input.ranks));
+  std::vector<RankArea> ranks(static_cast<size_t>(input.ranks));
   for (const RouteWork& route : input.routes) {
     const size_t kinds = route.alike ? 1 : route.count;
     for (size_t k = 0; k < kinds; ++k) Add(input, route, k, route.count / kinds, &ranks);
   }
   for (int r = 0; r < input.ranks; ++r) {
-    const Rank& rank = ranks[static_cast<size_t>(r)];
+    const RankArea& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
     for (Bound bound :
          {BoundOfSlots(rank, input.memory->slots()), BoundOfBytes(rank, *input.memory)}) {

@@ -109,13 +109,13 @@ struct LaneFigures {
   Time work = 0;
 };
 
-struct LaneRank {
+struct LaneWindows {
   std::array<LaneFigures, 2> lanes;
   int64_t count = 0;  ///< chunks
 };
 
 /// Adds the chunks of a micro-batch to the ranks of its route.
-void Add(const Route& route, const Components& work, Time hop, std::vector<LaneRank>* ranks) {
+void Add(const Route& route, const Components& work, Time hop, std::vector<LaneWindows>* ranks) {
   const size_t stages = route.ranks.size();
   std::vector<Time> hops(stages, 0);  // of the way to each stage
   for (size_t s = 1; s < stages; ++s) {
@@ -130,7 +130,7 @@ void Add(const Route& route, const Components& work, Time hop, std::vector<LaneR
     const Time end = down + work.forward_chain();
     const Time up = turn + static_cast<Time>(stages - 1 - s) * work.backward_chain() +
                     hops[stages - 1] - hops[s];
-    LaneRank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    LaneWindows& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     ++rank.count;
     for (const size_t which : {kCompute, kAllToAll}) {
       LaneFigures& lane = rank.lanes[which];
@@ -192,14 +192,14 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
 void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best) {
   const BoundMemory memory = MemoryOfCosts(costs, limit);
   const Time hop = costs.comm.latency + costs.comm.occupancy;
-  std::vector<LaneRank> ranks(static_cast<size_t>(plan.ranks));
+  std::vector<LaneWindows> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
       Add(route, ComponentsOf(costs, plan.layers, m), hop, &ranks);
     }
   }
   for (int r = 0; r < plan.ranks; ++r) {
-    const LaneRank& rank = ranks[static_cast<size_t>(r)];
+    const LaneWindows& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0) continue;
     for (const LaneFigures& lane : rank.lanes) {
       Bound bound = BoundOfLane(lane, rank.count, memory);

@@ -151,7 +151,7 @@ Bound BoundOfRank(const BoundMemory& memory, const RouteWork& route, size_t s,
   return best;
 }
 
-struct Rank {
+struct RankOpening {
   Time head = kNever, first = kNever, last = kNever, least_saving = kNever;
   Time longest_f = 0, longest_b = 0, longest_rest = 0;
   Time work = 0;
@@ -160,13 +160,13 @@ struct Rank {
 };
 
 /// `count` micro-batches that are like the k-th of the route.
-void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count,
-         std::vector<Rank>* ranks) {
+void AddRoute(const BoundInput& input, const RouteWork& route, size_t k, size_t count,
+              std::vector<RankOpening>* ranks) {
   const std::vector<ChunkTimes> times = TimesOf(input, route, k);
   for (size_t s = 0; s < route.stages(); ++s) {
     const CellWork& chunk = route.At(s, k);
     const auto& [head, lag, tail] = times[s];
-    Rank& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    RankOpening& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     const Time after = std::max(tail, input.RestOnPath(route, s, chunk));
     rank.head = std::min(rank.head, head);
     rank.first = std::min(rank.first, head + chunk.f + lag);
@@ -180,7 +180,7 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   }
 }
 
-Bound BoundOfRank(const Rank& rank, const BoundInput& input) {
+Bound BoundOfRank(const RankOpening& rank, const BoundInput& input) {
   const BoundKind kind = rank.least_saving > 0 ? BoundKind::kPairs : BoundKind::kTwoWindows;
   Bound best = {.value = kNever, .kind = kind, .head = rank.head};
   const int64_t slots = input.memory ? std::min(input.memory->slots(), rank.count) : rank.count;
@@ -247,20 +247,20 @@ void RaiseByWindows(const BoundInput& input, Bound* best) {
 
 void RaiseByRankWindows(const BoundInput& input, Bound* best) {
   if (!input.pairs && !input.memory) return;
-  std::vector<Rank> ranks(static_cast<size_t>(input.ranks));
+  std::vector<RankOpening> ranks(static_cast<size_t>(input.ranks));
   for (const RouteWork& route : input.routes) {
     const size_t kinds = route.alike ? 1 : route.count;
-    for (size_t k = 0; k < kinds; ++k) Add(input, route, k, route.count / kinds, &ranks);
+    for (size_t k = 0; k < kinds; ++k) AddRoute(input, route, k, route.count / kinds, &ranks);
   }
   for (const RouteWork& route : input.routes) {
     const std::vector<ChunkTimes> times = LeastTimesOf(input, route);
     for (size_t s = 0; s < route.stages(); ++s) {
-      Rank& rank = ranks[static_cast<size_t>(route.ranks[s])];
+      RankOpening& rank = ranks[static_cast<size_t>(route.ranks[s])];
       rank.openings.push_back({times[s].head - rank.head, times[s].lag});
     }
   }
   for (int r = 0; r < input.ranks; ++r) {
-    const Rank& rank = ranks[static_cast<size_t>(r)];
+    const RankOpening& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
     Bound bound = BoundOfRank(rank, input);
     bound.rank = r;

@@ -32,6 +32,22 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
   return field ? ReadTime(*field, unit) : absent;
 }
 
+int64_t ReadBytes(const JsonCursor& field) {
+  return field.Integer("a number of bytes", 0, kMaxBytes);
+}
+
+/// What `read` makes of each entry of an array of 1..most.
+template <typename Read>
+auto ReadList(const JsonCursor& list, const char* noun, int most, Read read) {
+  const size_t size = list.Size(noun);
+  if (size < 1 || std::cmp_greater(size, most)) {
+    list.Fail("must have 1.." + std::to_string(most) + " entries, has " + std::to_string(size));
+  }
+  std::vector<decltype(read(list))> entries;
+  for (size_t i = 0; i < size; ++i) entries.push_back(read(list.Item(i)));
+  return entries;
+}
+
 StageCost ReadStage(const JsonCursor& stage, Unit unit) {
   stage.Keys("an object with the costs of a stage",
              {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
@@ -66,14 +82,8 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
             : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
               "stage alike), \"stages\" with one such entry for each stage, or \"moe\"");
   }
-  const size_t size = list->Size("an array with one entry for each stage");
-  if (size < 1 || size > size_t{kMaxStages}) {
-    list->Fail("must have 1.." + std::to_string(kMaxStages) + " entries, has " +
-               std::to_string(size));
-  }
-  std::vector<StageCost> stages;
-  for (size_t i = 0; i < size; ++i) stages.push_back(ReadStage(list->Item(i), unit));
-  return stages;
+  return ReadList(*list, "an array with one entry for each stage", kMaxStages,
+                  [unit](const JsonCursor& stage) { return ReadStage(stage, unit); });
 }
 
 CommCost ReadComm(const JsonCursor& comm, Unit unit) {
@@ -95,7 +105,7 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   }
   CommCost cost;
   cost.latency = ReadTime(time ? time : latency, unit, 0);
-  if (bytes) cost.bytes = bytes->Integer("a number of bytes", 0, kMaxBytes);
+  if (bytes) cost.bytes = ReadBytes(*bytes);
   if (bandwidth) {
     constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
     cost.bandwidth = bandwidth->Number(kNoun);
@@ -114,16 +124,14 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
 /// A number of bytes for every stage alike, or a list with one for each.
 std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
   if (!field) return {};
-  if (!field->IsArray()) return {field->Integer("a number of bytes", 0, kMaxBytes)};
+  if (!field->IsArray()) return {ReadBytes(*field)};
   const size_t size = field->Size("");
   if (size < 1 || size > size_t{kMaxStages}) {
     field->Fail("must be one number or a list with one for each stage, has " +
                 std::to_string(size) + " entries");
   }
   std::vector<int64_t> bytes;
-  for (size_t i = 0; i < size; ++i) {
-    bytes.push_back(field->Item(i).Integer("a number of bytes", 0, kMaxBytes));
-  }
+  for (size_t i = 0; i < size; ++i) bytes.push_back(ReadBytes(field->Item(i)));
   return bytes;
 }
 
@@ -135,7 +143,7 @@ std::vector<int64_t> ReadValues(const JsonCursor& values) {
   std::vector<int64_t> bytes(kValueCount, 0);
   for (size_t v = 0; v < kValueCount; ++v) {
     const std::optional<JsonCursor> field = values.Optional(known[v]);
-    if (field) bytes[v] = field->Integer("a number of bytes", 0, kMaxBytes);
+    if (field) bytes[v] = ReadBytes(*field);
   }
   return bytes;
 }
@@ -161,7 +169,7 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
                "optimizer_bytes", "values", "input_bytes"});
   const auto read = [](const std::optional<JsonCursor>& field) -> int64_t {
-    return field ? field->Integer("a number of bytes", 0, kMaxBytes) : 0;
+    return field ? ReadBytes(*field) : 0;
   };
   MemoryCost cost;
   const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
@@ -219,19 +227,6 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
   return cost;
 }
 
-std::vector<double> ReadScale(const JsonCursor& list) {
-  const size_t size = list.Size("an array with one factor for each micro-batch");
-  if (size < 1 || size > size_t{kMaxMicrobatches}) {
-    list.Fail("must have 1.." + std::to_string(kMaxMicrobatches) + " entries, has " +
-              std::to_string(size));
-  }
-  std::vector<double> scale;
-  for (size_t i = 0; i < size; ++i) {
-    scale.push_back(list.Item(i).Number("a factor", 1 / kMaxScale, kMaxScale));
-  }
-  return scale;
-}
-
 CostModel Read(const JsonCursor& root, bool may_derive) {
   root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "comm", "moe", "overlap",
                                      "memory", "microbatch_scale"});
@@ -263,9 +258,19 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   }
   if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory, costs.moe);
   if (const auto scale = root.Optional("microbatch_scale")) {
-    costs.microbatch_scale = ReadScale(*scale);
+    costs.microbatch_scale = ReadList(*scale, "an array with one factor for each micro-batch",
+                                      kMaxMicrobatches, [](const JsonCursor& factor) {
+                                        return factor.Number("a factor", 1 / kMaxScale, kMaxScale);
+                                      });
   }
   return costs;
+}
+
+template <typename Values, typename Write>
+Json ListToJson(const Values& values, Write write) {
+  Json::Array list;
+  for (const auto& value : values) list.push_back(write(value));
+  return {std::move(list)};
 }
 
 Json StageToJson(const StageCost& cost, Unit unit) {
@@ -296,9 +301,7 @@ Json CommToJson(const CommCost& comm, Unit unit) {
 void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, JsonObject* object) {
   if (bytes.empty()) return;
   if (bytes.size() == 1) return object->Add(key, {bytes[0]});
-  Json::Array list;
-  for (const int64_t entry : bytes) list.push_back({entry});
-  object->Add(key, {std::move(list)});
+  object->Add(key, ListToJson(bytes, [](int64_t entry) { return Json(entry); }));
 }
 
 Json MemoryToJson(const MemoryCost& memory) {
@@ -329,9 +332,8 @@ Json MoeToJson(const MoeCost& moe, Unit unit) {
       object->Add(component.key, TimeToJson(times[0], unit));
       continue;
     }
-    Json::Array list;
-    for (const Time time : times) list.push_back(TimeToJson(time, unit));
-    object->Add(component.key, {std::move(list)});
+    object->Add(component.key,
+                ListToJson(times, [unit](Time time) { return TimeToJson(time, unit); }));
   }
   return {std::move(object)};
 }
@@ -364,18 +366,17 @@ Json CostsToJson(const CostModel& costs) {
   if (costs.stages.size() == 1) {
     object->Add("stage", StageToJson(costs.stages[0], costs.unit));
   } else if (!costs.stages.empty()) {
-    Json::Array stages;
-    for (const StageCost& stage : costs.stages) stages.push_back(StageToJson(stage, costs.unit));
-    object->Add("stages", {std::move(stages)});
+    object->Add("stages", ListToJson(costs.stages, [&](const StageCost& stage) {
+                  return StageToJson(stage, costs.unit);
+                }));
   }
   object->Add("comm", CommToJson(costs.comm, costs.unit));
   if (costs.moe) object->Add("moe", MoeToJson(*costs.moe, costs.unit));
   if (costs.derived) object->Add("overlap", {std::string(Name(*costs.derived))});
   if (costs.memory) object->Add("memory", MemoryToJson(*costs.memory));
   if (!costs.microbatch_scale.empty()) {
-    Json::Array scale;
-    for (const double factor : costs.microbatch_scale) scale.push_back({factor});
-    object->Add("microbatch_scale", {std::move(scale)});
+    object->Add("microbatch_scale",
+                ListToJson(costs.microbatch_scale, [](double factor) { return Json(factor); }));
   }
   return {std::move(object)};
 }

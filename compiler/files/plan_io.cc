@@ -182,19 +182,9 @@ constexpr std::string_view kMembers[] = {
     "costs",  "provenance",   "files",         "names",           "programs", "slots"};
 
 struct Document {
-  Plan plan;  ///< programs and slots as they stand in the document
-  std::optional<int> rank;
+  Plan plan;
+  std::optional<int> rank;  ///< where it holds that of one rank only
 };
-
-/// Refuses a member with another number of rows than the document has ranks.
-void CheckRows(const JsonCursor& field, size_t rows, const Document& document,
-               const std::string& noun) {
-  const size_t wanted = document.rank ? 1 : static_cast<size_t>(document.plan.ranks);
-  if (rows == wanted) return;
-  field.Fail("must have " + std::to_string(wanted) + " " + noun + ", " +
-             (document.rank ? "that of the rank" : "one for each rank") + ", has " +
-             std::to_string(rows));
-}
 
 /// What `parse` reads of a document, whose rows it hands over.
 Document ReadDocument(const std::string& place,
@@ -213,22 +203,7 @@ Document ReadDocument(const std::string& place,
   if (const auto rank = root.Optional("rank")) {
     document.rank = static_cast<int>(rank->Integer("a rank", 0, plan.ranks - 1));
   }
-  CheckRows(root.Required("programs"), rows.programs.done.size(), document, "programs");
-  if (plan.level == Level::kBuffer) {
-    CheckRows(root.Required("slots"), rows.slots.done.size(), document, "lists of slots");
-  } else if (const auto field = root.Optional("slots")) {
-    field->Fail("only a plan of level buffer has slots, this one is of level " +
-                std::string(Name(plan.level)));
-  }
-  rows.RequireParsed();
-  plan.programs = std::move(rows.programs.done);
-  plan.slots = std::move(rows.slots.done);
-  PlanLimits limits(plan, place);
-  for (size_t r = 0; r < plan.programs.size(); ++r) {
-    const bool placed = r < plan.slots.size();
-    limits.Check(plan.programs[r], r, placed ? plan.slots[r].size() : 0);
-    if (placed) limits.Check(plan.slots[r], r, plan.programs[r]);
-  }
+  rows.MoveTo(&plan, root, document.rank);
   return document;
 }
 
@@ -243,14 +218,6 @@ Document ReadText(std::string_view text, const std::string& place) {
   return ReadDocument(place, [&](std::span<const JsonRows> rows) {
     return ParseJson(text, place, kPlanLimits, rows);
   });
-}
-
-/// The only row of a rank's document in its place, the other ranks' empty.
-template <typename Row>
-void Spread(int rank, int ranks, std::vector<Row>* rows) {
-  Row own = std::move(rows->front());
-  rows->assign(static_cast<size_t>(ranks), {});
-  (*rows)[static_cast<size_t>(rank)] = std::move(own);
 }
 
 }  // namespace
@@ -293,10 +260,7 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
                 ": this file holds a whole plan; give the file of one rank, which has the "
                 "key \"rank\"");
   }
-  RankPlan result{*read.rank, std::move(read.plan)};
-  Spread(result.rank, result.plan.ranks, &result.plan.programs);
-  if (!result.plan.slots.empty()) Spread(result.rank, result.plan.ranks, &result.plan.slots);
-  return result;
+  return {*read.rank, std::move(read.plan)};
 }
 
 JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Checksum* checksum) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -85,6 +86,125 @@ constexpr const char* kSlots = "slots";
 /// A terminal gets no control characters and no broken UTF-8 from a file.
 bool IsPlain(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+/// Holds what was read of a plan document against its head. Both must outlive this.
+class PlanLimits {
+ public:
+  PlanLimits(const Plan& plan, const std::string& place) : place_(place), plan_(plan) {
+    const bool costs = plan.costs && plan.costs->moe;
+    layers_ = plan.layers > 0 ? plan.layers
+              : costs         ? plan.costs->moe->layers_per_stage
+                              : kMaxLayers;
+    // Of each chunk: F, R, B, W and four messages, or at the levels below fourteen components a
+    // layer instead; of each stage: REDUCE and STEP.
+    const bool coarse = plan.level == Level::kCompute || plan.level == Level::kComm;
+    const int64_t per_chunk = 8 + (coarse ? 0 : int64_t{14} * layers_);
+    longest_ = int64_t{plan.stages} * (plan.microbatches * per_chunk + 2);
+  }
+
+  /// Throw Error "PLACE: PATH: what" for an entry out of range, and for more of them than there can
+  /// be. The program of this row of the document, with so many slots (level buffer only).
+  void Check(const Program& program, size_t row, size_t slots) {
+    path_ = ": /programs/" + std::to_string(row);
+    index_ = -1;
+    if (std::ssize(program) > longest_) {
+      Fail("has " + std::to_string(program.size()) + " instructions, more than " +
+           std::to_string(longest_) + ", all there can be for " + std::to_string(plan_.stages) +
+           " stages and " + std::to_string(plan_.microbatches) + " micro-batches");
+    }
+    slots_ = plan_.level == Level::kBuffer ? static_cast<int64_t>(slots) : longest_;
+    for (const Instruction& instruction : program) {
+      ++index_;
+      Check(instruction);
+    }
+  }
+  void Check(const std::vector<Slot>& slots, size_t row, const Program& program) {
+    path_ = ": /slots/" + std::to_string(row);
+    index_ = -1;
+    if (slots.size() > kMaxMade * program.size()) {
+      Fail("has " + std::to_string(slots.size()) + " slots, more than " +
+           std::to_string(kMaxMade * program.size()) + ", all that " +
+           std::to_string(program.size()) + " instructions can make");
+    }
+    for (const Slot& slot : slots) {
+      ++index_;
+      Check(slot, std::ssize(program));
+    }
+  }
+
+ private:
+  [[noreturn]] void Fail(const std::string& what) const {
+    throw Error(place_ + path_ + (index_ < 0 ? "" : "/" + std::to_string(index_)) + ": " + what);
+  }
+
+  /// `size` values from 0; -1 stands for a field that it does not have.
+  template <typename Entry>
+  void Check(const Entry& entry, const char* noun, int64_t value, int64_t size) const {
+    if (value < size) return;
+    const bool slot = std::is_same_v<Entry, Slot>;
+    Fail((slot ? "slot \"" : "instruction \"") + ToString(entry) + "\": " + noun +
+         (size > 0 ? " must be in 0.." + std::to_string(size - 1) + ", is " + std::to_string(value)
+                   : " must not be given, there are none"));
+  }
+
+  void Check(const Instruction& i) const {
+    Check(i, "the stage", i.stage, plan_.stages);
+    Check(i, "the micro-batch", i.microbatch, plan_.microbatches);
+    Check(i, "the backward stage", i.back_stage, plan_.stages);
+    Check(i, "the backward micro-batch", i.back_microbatch, plan_.microbatches);
+    Check(i, "the peer", i.peer, plan_.ranks);
+    Check(i, "the layer", i.layer, layers_);
+    Check(i, "the slot", i.slot, slots_);
+    Check(i, "the group", i.group, longest_ * plan_.ranks);
+    if (i.after_count == 0) return;
+    // Ascending, so the last one decides.
+    const int last = i.after[i.after_count - size_t{1}];
+    if (last >= index_) {
+      Fail("instruction \"" + ToString(i) +
+           "\": \"after\" must name earlier instructions of the same program, " +
+           std::to_string(last) + " is not before " + std::to_string(index_));
+    }
+  }
+
+  void Check(const Slot& slot, int64_t instructions) const {
+    Check(slot, "the stage", slot.stage, plan_.stages);
+    Check(slot, "the layer", slot.layer, plan_.layers);
+    Check(slot, "the micro-batch", slot.microbatch, plan_.microbatches);
+    Check(slot, "the first use", slot.first, instructions);
+    Check(slot, "the last use", slot.last, instructions);
+    Check(slot, "the offset", slot.offset, kMaxArena + 1);
+    Check(slot, "the bytes", slot.bytes, kMaxArena + 1);
+  }
+
+  const std::string& place_;
+  const Plan& plan_;
+  std::string path_;
+  int layers_ = 0;
+  int64_t longest_ = 0;  ///< of the programs
+  int64_t slots_ = 0;    ///< of the row that is checked
+  int64_t index_ = -1;   ///< of the entry; -1: the row
+};
+
+/// The entry that a text stands for.
+template <typename Parse>
+auto ParsePlain(const char* noun, std::string_view text, Parse parse) {
+  try {
+    return parse(text);
+  } catch (const Error& wrong) {
+    if (IsPlain(wrong.what())) throw;
+    throw Error(std::string(noun) + " " + Excerpt(text) +
+                ": has characters other than plain ASCII");
+  }
+}
+
+/// Refuses a member with another number of rows than the document has ranks.
+void CheckRows(const JsonCursor& field, size_t rows, bool one, int ranks, const char* noun,
+               const char* nouns) {
+  if (std::cmp_equal(rows, one ? 1 : ranks)) return;
+  field.Fail("must have " + (one ? "1 " + std::string(noun) : std::to_string(ranks) + " " + nouns) +
+             ", " + (one ? "that of the rank" : "one for each rank") + ", has " +
+             std::to_string(rows));
 }
 
 }  // namespace
@@ -183,44 +303,59 @@ PlanRows::PlanRows(const std::string& place) : place_(place) {
         if (row >= 2) throw Error(place_ + ": /names: more than two lists");
       },
       [this](size_t row, size_t index, std::string_view name) { TakeName(row, index, name); }};
-  members_[1] = {
-      kPrograms, [this](size_t row) { Begin(row, "programs", kPrograms, &programs); },
-      [this](size_t row, size_t index, std::string_view text) {
-        Take(row, index, kPrograms, &programs, [text] {
-          try {
-            return ParseInstruction(text);
-          } catch (const Error& wrong) {
-            if (IsPlain(wrong.what())) throw;
-            throw Error("instruction " + Excerpt(text) + ": has characters other than plain ASCII");
-          }
-        });
-      },
-      [this](size_t row, size_t index, std::span<const int64_t> numbers) {
-        Take(row, index, kPrograms, &programs, [&] { return unpacker_.Unpack(numbers); });
-      }};
-  members_[2] = {
-      kSlots, [this](size_t row) { Begin(row, "lists", kSlots, &slots); },
-      [this](size_t row, size_t index, std::string_view text) {
-        Take(row, index, kSlots, &slots, [text] {
-          try {
-            return ParseSlot(text);
-          } catch (const Error& wrong) {
-            if (IsPlain(wrong.what())) throw;
-            throw Error("slot " + Excerpt(text) + ": has characters other than plain ASCII");
-          }
-        });
-      }};
+  members_[1] = {kPrograms, [this](size_t row) { Begin(row, "programs", kPrograms, &programs_); },
+                 [this](size_t row, size_t index, std::string_view text) {
+                   Take(row, index, kPrograms, &programs_,
+                        [text] { return ParsePlain("instruction", text, ParseInstruction); });
+                 },
+                 [this](size_t row, size_t index, std::span<const int64_t> numbers) {
+                   Take(row, index, kPrograms, &programs_,
+                        [&] { return unpacker_.Unpack(numbers); });
+                 }};
+  members_[2] = {kSlots, [this](size_t row) { Begin(row, "lists", kSlots, &slots_); },
+                 [this](size_t row, size_t index, std::string_view text) {
+                   Take(row, index, kSlots, &slots_,
+                        [text] { return ParsePlain("slot", text, ParseSlot); });
+                 }};
 }
 
 void PlanRows::Finish() {
-  programs.Finish();
-  slots.Finish();
+  programs_.Finish();
+  slots_.Finish();
 }
 
-void PlanRows::RequireParsed() const {
-  for (const std::string* error : {&names_error_, &programs.error, &slots.error}) {
+void PlanRows::MoveTo(Plan* plan, const JsonCursor& root, std::optional<int> rank) {
+  std::vector<Program>& programs = programs_.done;
+  std::vector<std::vector<Slot>>& slots = slots_.done;
+  const bool placed = plan->level == Level::kBuffer;
+  CheckRows(root.Required(kPrograms), programs.size(), rank.has_value(), plan->ranks, "program",
+            "programs");
+  if (placed) {
+    CheckRows(root.Required(kSlots), slots.size(), rank.has_value(), plan->ranks, "list of slots",
+              "lists of slots");
+  } else if (const auto field = root.Optional(kSlots)) {
+    field->Fail("only a plan of level buffer has slots, this one is of level " +
+                std::string(Name(plan->level)));
+  }
+  for (const std::string* error : {&names_error_, &programs_.error, &slots_.error}) {
     if (!error->empty()) throw Error(*error);
   }
+  PlanLimits limits(*plan, place_);
+  for (size_t r = 0; r < programs.size(); ++r) {
+    limits.Check(programs[r], r, placed ? slots[r].size() : 0);
+    if (placed) limits.Check(slots[r], r, programs[r]);
+  }
+  if (!rank) {
+    plan->programs = std::move(programs);
+    plan->slots = std::move(slots);
+    return;
+  }
+  const auto ranks = static_cast<size_t>(plan->ranks), own = static_cast<size_t>(*rank);
+  plan->programs.resize(ranks);
+  plan->programs[own] = std::move(programs.front());
+  if (!placed) return;
+  plan->slots.resize(ranks);
+  plan->slots[own] = std::move(slots.front());
 }
 
 template <typename Entry>
@@ -253,89 +388,6 @@ void PlanRows::TakeName(size_t row, size_t index, std::string_view name) {
     names_error_ = place_ + ": /names/" + std::to_string(row) + "/" + std::to_string(index) + ": " +
                    (IsPlain(what) ? what : "has characters other than plain ASCII");
   }
-}
-
-PlanLimits::PlanLimits(const Plan& plan, const std::string& place) : place_(place), plan_(plan) {
-  const bool costs = plan.costs && plan.costs->moe;
-  layers_ = plan.layers > 0 ? plan.layers : costs ? plan.costs->moe->layers_per_stage : kMaxLayers;
-  // Of each chunk: F, R, B, W and four messages, or at the levels below fourteen components a layer
-  // instead; of each stage: REDUCE and STEP.
-  const bool coarse = plan.level == Level::kCompute || plan.level == Level::kComm;
-  const int64_t per_chunk = 8 + (coarse ? 0 : int64_t{14} * layers_);
-  longest_ = int64_t{plan.stages} * (plan.microbatches * per_chunk + 2);
-}
-
-void PlanLimits::Check(const Program& program, size_t row, size_t slots) {
-  path_ = ": /programs/" + std::to_string(row);
-  index_ = -1;
-  if (static_cast<int64_t>(program.size()) > longest_) {
-    Fail("has " + std::to_string(program.size()) + " instructions, more than " +
-         std::to_string(longest_) + ", all there can be for " + std::to_string(plan_.stages) +
-         " stages and " + std::to_string(plan_.microbatches) + " micro-batches");
-  }
-  slots_ = plan_.level == Level::kBuffer ? static_cast<int64_t>(slots) : longest_;
-  for (const Instruction& instruction : program) {
-    ++index_;
-    Check(instruction);
-  }
-}
-
-void PlanLimits::Check(const std::vector<Slot>& slots, size_t row, const Program& program) {
-  path_ = ": /slots/" + std::to_string(row);
-  index_ = -1;
-  if (slots.size() > kMaxMade * program.size()) {
-    Fail("has " + std::to_string(slots.size()) + " slots, more than " +
-         std::to_string(kMaxMade * program.size()) + ", all that " +
-         std::to_string(program.size()) + " instructions can make");
-  }
-  for (const Slot& slot : slots) {
-    ++index_;
-    Check(slot, static_cast<int64_t>(program.size()));
-  }
-}
-
-void PlanLimits::Fail(const std::string& what) const {
-  throw Error(place_ + path_ + (index_ < 0 ? "" : "/" + std::to_string(index_)) + ": " + what);
-}
-
-/// `size` values from 0; -1 stands for a field that it does not have.
-template <typename Entry>
-void PlanLimits::Check(const Entry& entry, const char* noun, int64_t value, int64_t size) const {
-  if (value < size) return;
-  const bool slot = std::is_same_v<Entry, Slot>;
-  Fail((slot ? "slot \"" : "instruction \"") + ToString(entry) + "\": " + noun +
-       (size > 0 ? " must be in 0.." + std::to_string(size - 1) + ", is " + std::to_string(value)
-                 : " must not be given, there are none"));
-}
-
-void PlanLimits::Check(const Instruction& i) const {
-  Check(i, "the stage", i.stage, plan_.stages);
-  Check(i, "the micro-batch", i.microbatch, plan_.microbatches);
-  Check(i, "the backward stage", i.back_stage, plan_.stages);
-  Check(i, "the backward micro-batch", i.back_microbatch, plan_.microbatches);
-  Check(i, "the peer", i.peer, plan_.ranks);
-  Check(i, "the layer", i.layer, layers_);
-  Check(i, "the slot", i.slot, slots_);
-  Check(i, "the group", i.group, longest_ * plan_.ranks);
-  if (i.after_count == 0) return;
-  // Ascending, so the last one decides.
-  const int last = i.after[static_cast<size_t>(i.after_count - 1)];
-  if (last >= index_) {
-    Fail("instruction \"" + ToString(i) +
-         "\": \"after\" must name earlier instructions of the "
-         "same program, " +
-         std::to_string(last) + " is not before " + std::to_string(index_));
-  }
-}
-
-void PlanLimits::Check(const Slot& slot, int64_t instructions) const {
-  Check(slot, "the stage", slot.stage, plan_.stages);
-  Check(slot, "the layer", slot.layer, plan_.layers);
-  Check(slot, "the micro-batch", slot.microbatch, plan_.microbatches);
-  Check(slot, "the first use", slot.first, instructions);
-  Check(slot, "the last use", slot.last, instructions);
-  Check(slot, "the offset", slot.offset, kMaxArena + 1);
-  Check(slot, "the bytes", slot.bytes, kMaxArena + 1);
 }
 
 }  // namespace contraflow

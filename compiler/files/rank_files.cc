@@ -61,7 +61,6 @@ FolderHead ReadHeadFile(const std::string& folder) {
 
 /// Puts the program and the slots of a rank into its place.
 void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
-  const auto r = static_cast<size_t>(rank);
   InputFile file(PathIn(folder, RankFileName(rank)), int64_t{kPlanLimits.bytes});
   PlanRows rows(file.name());
   Checksum sum;
@@ -81,38 +80,7 @@ void ReadRank(const std::string& folder, int rank, const std::string& checksum, 
                 PathIn(folder, kHeadName) + " was written with one of " + checksum +
                 ": it is damaged, or of another plan; write the folder again");
   }
-  const auto one = [&](const char* key, size_t size, const char* noun) {
-    if (size == 1) return;
-    root.Required(key).Fail("must have 1 " + std::string(noun) + ", that of the rank, has " +
-                            std::to_string(size));
-  };
-  const bool placed = plan->level == Level::kBuffer;
-  root.Required("programs");
-  one("programs", rows.programs.done.size(), "program");
-  if (placed) {
-    root.Required("slots");
-    one("slots", rows.slots.done.size(), "list of slots");
-  } else if (const auto slots = root.Optional("slots")) {
-    slots->Fail("only a plan of level buffer has slots, this one is of level " +
-                std::string(Name(plan->level)));
-  }
-  rows.RequireParsed();
-  Program& program = rows.programs.done.front();
-  PlanLimits limits(*plan, file.name());
-  limits.Check(program, 0, placed ? rows.slots.done.front().size() : 0);
-  if (placed) {
-    limits.Check(rows.slots.done.front(), 0, program);
-    plan->slots[r] = std::move(rows.slots.done.front());
-  }
-  plan->programs[r] = std::move(program);
-}
-
-/// The plan of a head, with room for each rank.
-Plan WithRoom(Plan plan) {
-  const auto ranks = static_cast<size_t>(plan.ranks);
-  plan.programs.resize(ranks);
-  if (plan.level == Level::kBuffer) plan.slots.resize(ranks);
-  return plan;
+  rows.MoveTo(plan, root, rank);
 }
 
 }  // namespace
@@ -149,7 +117,7 @@ void WriteRankFiles(const std::string& folder, const Plan& plan) {
 
 Plan ReadRankFiles(const std::string& folder) {
   FolderHead head = ReadHeadFile(folder);
-  Plan plan = WithRoom(std::move(head.plan));
+  Plan plan = std::move(head.plan);
   std::vector<std::string> wanted;
   for (int rank = 0; rank < plan.ranks; ++rank) wanted.push_back(RankFileName(rank));
   std::sort(wanted.begin(), wanted.end());
@@ -166,7 +134,7 @@ Plan ReadRankFiles(const std::string& folder) {
 
 RankPlan ReadRankFile(const std::string& folder, int rank) {
   FolderHead head = ReadHeadFile(folder);
-  RankPlan result{rank, WithRoom(std::move(head.plan))};
+  RankPlan result{rank, std::move(head.plan)};
   if (rank < 0 || rank >= result.plan.ranks) {
     throw Error(folder + ": has no rank " + std::to_string(rank) + ", ranks are 0.." +
                 std::to_string(result.plan.ranks - 1));

@@ -257,7 +257,7 @@ struct Try {
 };
 
 /// The best first: of those that are within a hundredth of the fastest the one that holds least.
-void Rank(std::vector<Try>* tries) {
+void SortBestFirst(std::vector<Try>* tries) {
   Time best = std::numeric_limits<Time>::max();
   for (const Try& t : *tries) best = std::min(best, t.makespan);
   const auto key = [best](const Try& t) {
@@ -294,7 +294,7 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
       tries.push_back({run.makespan, *peak, policy, &cap});
     }
   }
-  Rank(&tries);
+  SortBestFirst(&tries);
   const Time serial =
       ShareLanes(plan, costs, &serial_shapes, serially, caps.front(), false).makespan;
   for (const Try& t : tries) {

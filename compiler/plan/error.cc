@@ -1,7 +1,9 @@
 #include "compiler/plan/error.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <vector>
 
 namespace contraflow {
 namespace {
@@ -33,18 +35,16 @@ void AssertFailed(const char* condition, const char* file, int line) {
                       "; this is a bug in contraflow, please report it");
 }
 
-std::string DidYouMean(std::string_view name, const std::vector<std::string_view>& known) {
-  std::string_view best;
-  int best_distance = 4;  // Beyond three edits a suggestion is noise.
-  for (const std::string_view candidate : known) {
-    const int distance = EditDistance(name, candidate);
-    if (distance < best_distance && distance < std::ssize(candidate) &&
-        distance < std::ssize(name)) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  return best.empty() ? "" : " (did you mean \"" + std::string(best) + "\"?)";
+void NearestName::Try(std::string_view known) {
+  const int distance = EditDistance(name_, known);
+  if (distance >= distance_ || distance >= std::ssize(known) || distance >= std::ssize(name_))
+    return;
+  best_ = known;
+  distance_ = distance;
+}
+
+std::string NearestName::Hint() const {
+  return best_.empty() ? "" : " (did you mean \"" + std::string(best_) + "\"?)";
 }
 
 }  // namespace contraflow

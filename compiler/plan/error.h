@@ -1,10 +1,8 @@
 #pragma once
 
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace contraflow {
 
@@ -23,13 +21,26 @@ struct InternalError : std::logic_error {
 /// What CF_ASSERT calls: throws InternalError with the condition, the file's name and the line.
 [[noreturn]] void AssertFailed(const char* condition, const char* file, int line);
 
-/// The known name nearest to `name`, by the letters to insert, delete or replace, as
-/// ` (did you mean "x"?)`; "" if none is within three such edits.
-std::string DidYouMean(std::string_view name, const std::vector<std::string_view>& known);
-/// The same of any list of names.
+/// Looks for the known name nearest to another, by the letters to insert, delete or replace.
+class NearestName {
+ public:
+  explicit NearestName(std::string_view name) : name_(name) {}
+
+  void Try(std::string_view known);
+  /// ` (did you mean "x"?)`; "" if none is within three such edits.
+  std::string Hint() const;
+
+ private:
+  std::string_view name_, best_;
+  int distance_ = 4;
+};
+
+/// The hint for a name that is none of the known ones, any list of texts.
 template <typename Names>
 std::string DidYouMean(std::string_view name, const Names& known) {
-  return DidYouMean(name, std::vector<std::string_view>(std::begin(known), std::end(known)));
+  NearestName nearest(name);
+  for (const auto& candidate : known) nearest.Try(candidate);
+  return nearest.Hint();
 }
 
 }  // namespace contraflow

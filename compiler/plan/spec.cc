@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
@@ -97,12 +98,11 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   if (error != std::errc() || at != end - 1 || !std::isfinite(factor)) FailLimit(text, kForm);
   if (!(factor > 0)) FailLimit(text, "must be positive");
   // P activations of a whole rank: that is one of every stage.
-  const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
-  const double each = bytes ? static_cast<double>(spec.costs.memory->activation_bytes) : 1;
-  const double limit = std::floor(factor * stages * each);
+  const MemoryLimit unit(spec.costs);
+  const double limit = std::floor(factor * stages * static_cast<double>(unit.activation()));
   if (limit < 1)
-    FailLimit(text,
-              "must leave room for at least one " + std::string(bytes ? "byte" : "activation"));
+    FailLimit(text, "must leave room for at least one " +
+                        std::string(unit.bytes() ? "byte" : "activation"));
   if (limit > static_cast<double>(kMaxMemory)) {
     FailLimit(text, "must come to at most " + std::to_string(kMaxMemory) + " bytes");
   }

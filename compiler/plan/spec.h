@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,27 +23,16 @@ std::string_view Name(Placement placement);  ///< "any" "linear" "v" "interleave
 /// Throws Error with the known names.
 Placement ParsePlacement(std::string_view name);
 
-/// How far a search has come.
-struct SearchState {
-  std::string_view phase;  ///< "schedules" "policies" "local search" ...
-  Time makespan = 0;       ///< of the best so far
-  Time bound = 0;          ///< proven for its placement
-  double spent = 0;        ///< of the budget, 0..1
-};
-
 /// How `auto` searches. Its result depends on these and the rest of the spec alone, never on the
 /// clock: the budget is counted in evaluated instructions, so many to a second.
 struct SearchOptions {
   Placement placement = Placement::kAny;
   int64_t budget = 1'000'000'000;  ///< nanoseconds on a machine of 2024, about
   uint64_t seed = 0;
-  /// If true, candidates are compared by component-level time, otherwise by chunk time; published
-  /// orders, too. Compile sets it as its level asks.
+  /// If true, candidates and published orders are compared by component-level time, otherwise by
+  /// chunk time.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
-  /// Ends the search early with the best so far, if set.
-  const std::atomic<bool>* stop = nullptr;
-  std::function<void(const SearchState&)> report = {};  ///< called now and then
 };
 
 /// Which stages run their forward again (R) before their backward, and so hold no activations from
@@ -79,7 +66,7 @@ struct Spec {
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
   SearchOptions search = {};  ///< of `auto` only
-  Recompute recompute = {};   ///< put in behind the generator (schedules/recompute.h)
+  Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
 };
 
 /// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this

@@ -46,9 +46,9 @@ void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
       if (HasForward(action.op)) {
         role.f_stage = action.stage;
         role.f = counts[static_cast<size_t>(action.stage)].f++;
-        role.taken = problem_.stages[static_cast<size_t>(action.stage)].held;
+        role.taken = problem_.stage(action.stage).held;
       }
-      const RouteStage& stage = problem_.stages[static_cast<size_t>(back)];
+      const RouteStage& stage = problem_.stage(back);
       if (HasBackward(action.op)) {
         role.b_stage = back;
         role.b = counts[static_cast<size_t>(back)].b++;
@@ -60,8 +60,8 @@ void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
         role.given += stage.stash;
       }
       const int k = HasForward(action.op) ? role.f : HasBackward(action.op) ? role.b : role.w;
-      node.duration =
-          draw != nullptr ? draw->Duration(action, k, role.b) : problem_.Duration(action, k, role.b);
+      node.duration = draw != nullptr ? draw->Duration(action, k, role.b)
+                                      : problem_.Duration(action, k, role.b);
       levels.push_back(level);
       level += role.taken - role.given;
       list.push_back(static_cast<int32_t>(nodes_.size()));
@@ -105,11 +105,11 @@ void OrderGraph::Link() {
     const Role& role = roles_[n];
     const auto node = static_cast<int32_t>(n);
     if (role.f_stage >= 0) {
-      const int before = problem_.stages[static_cast<size_t>(role.f_stage)].before;
+      const int before = problem_.stage(role.f_stage).before;
       if (before >= 0) connect(forward[chunk(before, role.f)], 0, node, 0);
     }
     if (role.b_stage >= 0) {
-      const int after = problem_.stages[static_cast<size_t>(role.b_stage)].after;
+      const int after = problem_.stage(role.b_stage).after;
       if (after >= 0) connect(backward[chunk(after, role.b)], 1, node, 1);
     }
   }
@@ -152,19 +152,19 @@ Order OrderGraph::ToOrder() const {
 }
 
 Time OrderGraph::Through(int rank, int place) const {
-  const Node& node = At(lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  const Node& node = At(ListOf(rank)[static_cast<size_t>(place)]);
   return node.head + node.duration + node.tail;
 }
 
 int OrderGraph::BlockStart(int rank, int place) const {
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(rank)];
+  const std::vector<int32_t>& list = ListOf(rank);
   auto at = static_cast<size_t>(place);
   while (at > 0 && At(list[at - 1]).head + At(list[at - 1]).duration == At(list[at]).head) --at;
   return static_cast<int>(at);
 }
 
 std::pair<int, int> OrderGraph::Sender(int rank, int place) const {
-  const Node& node = At(lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)]);
+  const Node& node = At(ListOf(rank)[static_cast<size_t>(place)]);
   for (const int32_t in : node.in) {
     if (in == kNone || At(in).head + At(in).duration + hop_ != node.head) continue;
     return {At(in).rank, At(in).place};
@@ -202,21 +202,19 @@ Time OrderGraph::TailOf(const Node& node) const {
 
 /// Chunks of a stage run in order, and what a rank hands to itself it makes first.
 bool OrderGraph::MustPrecede(int32_t first, int32_t second) const {
-  const Role& a = roles_[static_cast<size_t>(first)];
-  const Role& b = roles_[static_cast<size_t>(second)];
+  const Role& a = RoleOf(first);
+  const Role& b = RoleOf(second);
   if (a.f_stage >= 0) {
     if (b.f_stage == a.f_stage) return true;
     if (b.b_stage == a.f_stage && b.b == a.f) return true;
-    if (b.f_stage == problem_.stages[static_cast<size_t>(a.f_stage)].after && b.f_stage >= 0 &&
-        b.f == a.f) {
+    if (b.f_stage == problem_.stage(a.f_stage).after && b.f_stage >= 0 && b.f == a.f) {
       return true;
     }
   }
   if (a.b_stage >= 0) {
     if (b.b_stage == a.b_stage) return true;
     if (b.w_stage == a.b_stage && b.w == a.b) return true;
-    if (b.b_stage == problem_.stages[static_cast<size_t>(a.b_stage)].before && b.b_stage >= 0 &&
-        b.b == a.b) {
+    if (b.b_stage == problem_.stage(a.b_stage).before && b.b_stage >= 0 && b.b == a.b) {
       return true;
     }
   }
@@ -224,7 +222,7 @@ bool OrderGraph::MustPrecede(int32_t first, int32_t second) const {
 }
 
 OrderGraph::Move OrderGraph::Shorten(Move move) const {
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = ListOf(move.rank);
   const int32_t moved = list[static_cast<size_t>(move.from)];
   int to = move.from;
   if (move.to > move.from) {
@@ -238,10 +236,10 @@ OrderGraph::Move OrderGraph::Shorten(Move move) const {
 bool OrderGraph::Fits(const Move& move) const {
   const auto r = static_cast<size_t>(move.rank);
   const std::vector<int32_t>& list = lists_[r];
-  const Role& moved = roles_[static_cast<size_t>(list[static_cast<size_t>(move.from)])];
+  const Role& moved = RoleOf(list[static_cast<size_t>(move.from)]);
   const int64_t gain = moved.taken - moved.given;
   const auto at = [&](int place) -> const Role& {
-    return roles_[static_cast<size_t>(list[static_cast<size_t>(place)])];
+    return RoleOf(list[static_cast<size_t>(place)]);
   };
   if (move.to > move.from) {
     // What is passed runs without what the moved action takes or gives.
@@ -263,7 +261,7 @@ bool OrderGraph::Fits(const Move& move) const {
 }
 
 Time OrderGraph::Estimate(const Move& move) const {
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = ListOf(move.rank);
   const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
   const bool forward = move.to > move.from;
   // Place in the list before the move of what comes to stand at a place.

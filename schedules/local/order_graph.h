@@ -21,8 +21,8 @@ class SampledTimes;
 /// Messages are never in each other's way here: links are taken as free (see `exact`).
 class OrderGraph {
  public:
-  /// An action of a rank goes from one place of the rank's list to another; what is in between closes
-  /// up.
+  /// An action of a rank goes from one place of the rank's list to another; what is in between
+  /// closes up.
   struct Move {
     int rank = 0, from = 0, to = 0;
   };
@@ -87,6 +87,9 @@ class OrderGraph {
 
   Node& At(int32_t node) { return nodes_[static_cast<size_t>(node)]; }
   const Node& At(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
+  const Role& RoleOf(int32_t node) const { return roles_[static_cast<size_t>(node)]; }
+  std::vector<int32_t>& ListOf(int rank) { return lists_[static_cast<size_t>(rank)]; }
+  const std::vector<int32_t>& ListOf(int rank) const { return lists_[static_cast<size_t>(rank)]; }
   void Build(const Order& order, const NoiseDraw* draw);
   void Link();
   void Sort();

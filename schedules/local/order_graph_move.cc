@@ -14,7 +14,7 @@ bool OrderGraph::Apply(const Move& move) {
   old_ends_.clear();
   old_makespan_ = makespan_;
   old_rank_ends_ = rank_ends_;
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = ListOf(move.rank);
   const int32_t moved = list[static_cast<size_t>(move.from)];
   const int32_t passed = list[static_cast<size_t>(move.to)];
   Relocate(move);
@@ -41,7 +41,7 @@ void OrderGraph::Rollback() {
 
 /// Changes the list, its links and its memory levels.
 void OrderGraph::Relocate(const Move& move) {
-  std::vector<int32_t>& list = lists_[static_cast<size_t>(move.rank)];
+  std::vector<int32_t>& list = ListOf(move.rank);
   std::vector<int64_t>& levels = levels_[static_cast<size_t>(move.rank)];
   const auto begin = list.begin();
   if (move.to > move.from) {
@@ -55,7 +55,7 @@ void OrderGraph::Relocate(const Move& move) {
   for (size_t i = low; i <= high; ++i) {
     const int32_t node = list[i];
     levels[i] = level;
-    level += roles_[static_cast<size_t>(node)].taken - roles_[static_cast<size_t>(node)].given;
+    level += RoleOf(node).taken - RoleOf(node).given;
     At(node).place = static_cast<int32_t>(i);
     At(node).previous = i > 0 ? list[i - 1] : kNone;
     At(node).next = i + 1 < list.size() ? list[i + 1] : kNone;
@@ -118,7 +118,7 @@ void OrderGraph::Mark(int32_t node) {
 }
 
 void OrderGraph::PropagateHeads() {
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move_.rank)];
+  const std::vector<int32_t>& list = ListOf(move_.rank);
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
   // What is moved must come before all else that it changes: the first place has the least
@@ -150,7 +150,7 @@ void OrderGraph::PropagateHeads() {
 }
 
 void OrderGraph::PropagateTails() {
-  const std::vector<int32_t>& list = lists_[static_cast<size_t>(move_.rank)];
+  const std::vector<int32_t>& list = ListOf(move_.rank);
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
   marked_.StartAt(At(list[high]).position);

@@ -111,7 +111,7 @@ void SampledTimes::SumUp() {
 }
 
 int64_t SampledTimes::Worse(const OrderGraph::Move& move) const {
-  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = graph_.ListOf(move.rank);
   const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
   const bool forward = move.to > move.from;
   // What comes to stand at a place.
@@ -174,7 +174,7 @@ void SampledTimes::Apply(const OrderGraph::Move& move) {
   old_heads_.clear();
   old_makespans_ = makespans_;
   old_sum_ = sum_;
-  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move.rank)];
+  const std::vector<int32_t>& list = graph_.ListOf(move.rank);
   const auto low = static_cast<size_t>(std::min(move.from, move.to));
   const auto high = static_cast<size_t>(std::max(move.from, move.to));
   marked_.StartAt(graph_.At(list[low]).position);
@@ -201,7 +201,7 @@ void SampledTimes::Apply(const OrderGraph::Move& move) {
 }
 
 void SampledTimes::Commit() {
-  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(move_.rank)];
+  const std::vector<int32_t>& list = graph_.ListOf(move_.rank);
   const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
   const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
   marked_.StartAt(graph_.At(list[high]).position);
@@ -257,7 +257,7 @@ void SampledTimes::Path(size_t draw, std::vector<std::pair<int, int>>* path) con
 }
 
 int SampledTimes::BlockStart(size_t draw, int rank, int place) const {
-  const std::vector<int32_t>& list = graph_.lists_[static_cast<size_t>(rank)];
+  const std::vector<int32_t>& list = graph_.ListOf(rank);
   auto at = static_cast<size_t>(place);
   while (at > 0 && Lane(heads_, list[at - 1], draw) + Lane(durations_, list[at - 1], draw) ==
                        Lane(heads_, list[at], draw)) {
@@ -267,7 +267,7 @@ int SampledTimes::BlockStart(size_t draw, int rank, int place) const {
 }
 
 std::pair<int, int> SampledTimes::Sender(size_t draw, int rank, int place) const {
-  const int32_t n = graph_.lists_[static_cast<size_t>(rank)][static_cast<size_t>(place)];
+  const int32_t n = graph_.ListOf(rank)[static_cast<size_t>(place)];
   for (const int32_t in : graph_.At(n).in) {
     if (Waits(n, in, draw)) return {graph_.At(in).rank, graph_.At(in).place};
   }

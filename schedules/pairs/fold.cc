@@ -58,9 +58,8 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
 Order FoldOrder(const SearchProblem& problem, const Order& order) {
   Order folded;
   for (size_t r = 0; r < order.size() / 2; ++r) {
-    folded.push_back(Renamed(order[r], [&](int32_t stage) {
-      return int32_t{problem.stages[static_cast<size_t>(stage)].number};
-    }));
+    folded.push_back(
+        Renamed(order[r], [&](int32_t stage) { return int32_t{problem.stage(stage).number}; }));
   }
   return folded;
 }

@@ -26,7 +26,7 @@ IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const O
     for (size_t i = 0; i < here.size(); ++i) place_[static_cast<size_t>(here[i])] = i;
   }
   for (int32_t stage = 0; stage < stages; ++stage) {
-    const RouteStage& own = problem.stages[static_cast<size_t>(stage)];
+    const RouteStage& own = problem.stage(stage);
     first_.push_back(chunks);
     chunks += static_cast<size_t>(own.count);
     cost_of_.push_back({});
@@ -36,7 +36,7 @@ IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const O
       cost_of_.back()[CostIndex(op)] = problem.Duration({op, stage}, 0);
     }
     for (const int back : problem.stages_of[static_cast<size_t>(own.rank)]) {
-      const bool some = problem.stages[static_cast<size_t>(back)].count > 0;
+      const bool some = problem.stage(back).count > 0;
       pair_.back().push_back(some ? problem.Duration({Op::FB, stage, back}, 0, 0) : 0);
     }
   }
@@ -92,23 +92,23 @@ Time IncrementalEvaluator::DurationOf(const Action& action) const {
 }
 
 void IncrementalEvaluator::SetForward(int stage, int k, Step* step) const {
-  const RouteStage& own = problem_.stages[static_cast<size_t>(stage)];
+  const RouteStage& own = problem_.stage(stage);
   step->forward = static_cast<int32_t>(At(stage, k));
   if (own.before >= 0) {
     step->needs_f = static_cast<int32_t>(At(own.before, k));
     step->hop_f = own.hop;
   }
-  if (own.after >= 0) step->wakes_f = problem_.stages[static_cast<size_t>(own.after)].rank;
+  if (own.after >= 0) step->wakes_f = problem_.stage(own.after).rank;
 }
 
 void IncrementalEvaluator::SetBackward(int stage, int k, Step* step) const {
-  const RouteStage& own = problem_.stages[static_cast<size_t>(stage)];
+  const RouteStage& own = problem_.stage(stage);
   step->backward = static_cast<int32_t>(At(stage, k));
   if (own.after >= 0) {
     step->needs_b = static_cast<int32_t>(At(own.after, k));
-    step->hop_b = problem_.stages[static_cast<size_t>(own.after)].hop;
+    step->hop_b = problem_.stage(own.after).hop;
   }
-  if (own.before >= 0) step->wakes_b = problem_.stages[static_cast<size_t>(own.before)].rank;
+  if (own.before >= 0) step->wakes_b = problem_.stage(own.before).rank;
 }
 
 /// Sets counts_ to what runs before a place of a list.
@@ -149,7 +149,7 @@ bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionLi
     Counts& own = counts_[static_cast<size_t>(action.stage)];
     const int back = action.op == Op::FB ? action.back : action.stage;
     Counts& other = counts_[static_cast<size_t>(back)];
-    const RouteStage& back_stage = problem_.stages[static_cast<size_t>(back)];
+    const RouteStage& back_stage = problem_.stage(back);
     if (action.op == Op::R) return false;
     if (HasBackward(action.op)) {
       if (other.b == other.f || (HasWeight(action.op) && other.w != other.b)) return false;
@@ -157,7 +157,7 @@ bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionLi
       return false;
     }
     if (HasForward(action.op)) {
-      held += problem_.stages[static_cast<size_t>(action.stage)].held;
+      held += problem_.stage(action.stage).held;
       if (problem_.limit && held > *problem_.limit) return false;
     }
     own.f += HasForward(action.op);
@@ -322,9 +322,8 @@ void IncrementalEvaluator::Commit() {
     int64_t held = 0;
     for (const Action& action : rank.list) {
       rank.held.push_back(held);
-      const RouteStage& own = problem_.stages[static_cast<size_t>(action.stage)];
-      const RouteStage& back =
-          problem_.stages[static_cast<size_t>(action.op == Op::FB ? action.back : action.stage)];
+      const RouteStage& own = problem_.stage(action.stage);
+      const RouteStage& back = problem_.stage(action.op == Op::FB ? action.back : action.stage);
       if (HasForward(action.op)) held += own.held;
       if (HasBackward(action.op)) held -= back.held - back.stash;
       if (HasWeight(action.op)) held -= back.stash;

@@ -189,7 +189,8 @@ Plan ImproveLowered(const Plan& plan, const CostModel& costs, std::optional<int6
 }
 
 Plan LowerShortest(const Plan& found, std::span<const Plan> published, const CostModel& costs,
-                   const LowerOptions& options, const SearchOptions& search) {
+                   const LowerOptions& options, const SearchOptions& search,
+                   const SearchControl& control) {
   Shortest shortest(costs, options);
   shortest.Offer(found);
   const SearchProblem problem = MakeProblem(found, costs, options.memory_limit);
@@ -204,7 +205,7 @@ Plan LowerShortest(const Plan& found, std::span<const Plan> published, const Cos
   }
   const bool shared = costs.moe && options.overlap == Overlap::kAll &&
                       (options.target == Level::kComponent || options.target == Level::kBuffer);
-  SearchWork work(search);
+  SearchWork work(search, control);
   if (shared && !work.spent()) {
     const Plan start = shortest.order();
     shortest.Offer(ImproveLowered(start, costs, options.memory_limit, search.seed, &work));

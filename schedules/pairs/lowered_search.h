@@ -23,6 +23,7 @@ Plan ImproveLowered(const Plan& order, const CostModel& costs, std::optional<int
 /// one with the shortest simulated step when lowered; the first of equals. So it is never longer
 /// than any of them, lowered.
 Plan LowerShortest(const Plan& found, std::span<const Plan> published, const CostModel& costs,
-                   const LowerOptions& options, const SearchOptions& search);
+                   const LowerOptions& options, const SearchOptions& search,
+                   const SearchControl& control = {});
 
 }  // namespace contraflow

@@ -63,7 +63,7 @@ class Filling {
   };
 
   Done& At(int32_t stage) { return stages_[static_cast<size_t>(stage)]; }
-  const RouteStage& Of(int32_t stage) const { return problem_.stages[static_cast<size_t>(stage)]; }
+  const RouteStage& Of(int32_t stage) const { return problem_.stage(stage); }
 
   /// Weight gradients of the order are where this decides.
   void SkipWeights(size_t r) {
@@ -209,14 +209,7 @@ std::optional<Order> PhaseOrder(const SearchProblem& problem) {
   if (frame.microbatches < 2 * ranks) return std::nullopt;
   Plan plan = frame;
   for (int r = 0; r < ranks; ++r) {
-    plan.program(r) = BidirectionalProgram({
-        .stage = {r, 2 * ranks - 1 - r},
-        .first = {0, 0},
-        .ahead = ranks - 1 - r,
-        .behind = r,
-        .pairs = frame.microbatches - 2 * ranks + r + 1,
-        .middle = r == ranks - 1,
-    });
+    plan.program(r) = BidirectionalProgram(RankOfV(ranks, frame.microbatches, r));
   }
   std::optional<Order> order = ToOrder(problem, plan);
   if (!order || !IncrementalEvaluator::Of(problem, *order)) return std::nullopt;

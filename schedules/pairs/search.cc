@@ -14,7 +14,7 @@
 namespace contraflow {
 namespace {
 
-constexpr int64_t kSteps = 1024;
+constexpr int64_t kHeatSteps = 1024;
 
 class PairAnnealing {
  public:
@@ -30,8 +30,8 @@ class PairAnnealing {
     while (best_->makespan > bound_) {
       const int64_t left = std::max<int64_t>(work_->left() - end, 0);
       if (left == 0) return;
-      const int64_t part = left / (budget / kSteps + 1);
-      const Time heat = hottest * part / kSteps * part / kSteps;
+      const int64_t part = left / (budget / kHeatSteps + 1);
+      const Time heat = hottest * part / kHeatSteps * part / kHeatSteps;
       for (int i = 0; i < 32; ++i) Step(heat);
       if (!work_->Spend(run_.TakeWork() + 64)) return;
     }

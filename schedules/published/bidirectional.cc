@@ -53,6 +53,15 @@ struct Emitter {
 
 }  // namespace
 
+BidirectionalRank RankOfV(int ranks, int microbatches, int rank) {
+  return {.stage = {rank, 2 * ranks - 1 - rank},
+          .first = {0, 0},
+          .ahead = ranks - 1 - rank,
+          .behind = rank,
+          .pairs = microbatches - 2 * ranks + rank + 1,
+          .middle = rank == ranks - 1};
+}
+
 Program BidirectionalProgram(const BidirectionalRank& rank) {
   Emitter emit{.rank = rank, .program = {}, .pending_w = {}};
   const int a = rank.ahead, h = rank.behind;

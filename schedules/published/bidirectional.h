@@ -21,6 +21,9 @@ struct BidirectionalRank {
   bool middle;   ///< the first pair of the steady phase is not overlapped here
 };
 
+/// A rank of DualPipeV: the streams are the two legs of a V over `ranks` ranks.
+BidirectionalRank RankOfV(int ranks, int microbatches, int rank);
+
 /// The compute order of that rank.
 Program BidirectionalProgram(const BidirectionalRank& rank);
 

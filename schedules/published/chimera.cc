@@ -23,7 +23,7 @@
 namespace contraflow {
 namespace {
 
-std::string Reject(const Spec& spec) {
+std::string RejectChimera(const Spec& spec) {
   if (spec.ranks % 2 != 0) {
     return "needs an even number of ranks, has " + std::to_string(spec.ranks) + "; use " +
            (spec.ranks > 1 ? std::to_string(spec.ranks - 1) + " or " : "") +
@@ -36,7 +36,7 @@ std::string Reject(const Spec& spec) {
   return RejectChunks(spec, 1);
 }
 
-Plan Generate(const Spec& spec) {
+Plan GenerateChimera(const Spec& spec) {
   Plan plan = BidirectionalPlan(spec);
   const int ranks = spec.ranks, half = spec.microbatches / 2;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -59,29 +59,29 @@ Plan Generate(const Spec& spec) {
   return plan;
 }
 
-Time Published(const Spec& spec) {
+Time ChimeraFormula(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
   return (spec.ranks / 2 - 1) * (c.f + c.full_b);
 }
 
 // The slots are equal, F and BW need not be. Then each unit idles once more in its middle and once
 // where it meets the next, for as long as the two differ. Known for whole units only.
-std::vector<Time> Exact(const Spec& spec) {
+std::vector<Time> ChimeraBubbles(const Spec& spec) {
   if (!HasClosedForm(spec) || spec.microbatches % spec.ranks != 0) return {};
   const FormulaCosts c = LettersOf(spec);
   const Time units = spec.microbatches / spec.ranks;
   const Time uneven = (2 * units - 1) * std::max(c.f - c.full_b, c.full_b - c.f);
   const Time bubble = (spec.ranks / 2 - 1) * (c.f + c.full_b + uneven);
-  return std::vector<Time>(static_cast<size_t>(spec.ranks), bubble);
+  return OnEachRank(spec, bubble);
 }
 
-int PeakActivations(const Spec& spec, int rank) {
+int ChimeraPeak(const Spec& spec, int rank) {
   const int behind = std::min(rank, spec.ranks - 1 - rank);
   return std::min(spec.microbatches, spec.ranks / 2 + 1 + behind);
 }
 
 // Ratio (D-2)/(2N+D-2) in the paper, which is this bubble over N(F+B) and itself.
-constexpr Formula kFormula = {"(PP/2-1)(F+B)", Published, Exact};
+constexpr Formula kChimeraFormula = {"(PP/2-1)(F+B)", ChimeraFormula, ChimeraBubbles};
 
 }  // namespace
 
@@ -91,10 +91,10 @@ const Schedule kChimera = {
     .limits = "P even, M even",
     .memory = "P/2+1 activations on the outer ranks, to P on the middle ones",
     .stages = [](const Spec& spec) { return spec.ranks; },
-    .reject = Reject,
-    .generate = Generate,
-    .peak_activations = PeakActivations,
-    .formula = &kFormula,
+    .reject = RejectChimera,
+    .generate = GenerateChimera,
+    .peak_activations = ChimeraPeak,
+    .formula = &kChimeraFormula,
 };
 
 }  // namespace contraflow

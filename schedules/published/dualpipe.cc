@@ -17,7 +17,7 @@
 namespace contraflow {
 namespace {
 
-std::string Reject(const Spec& spec) {
+std::string RejectDualPipe(const Spec& spec) {
   if (spec.ranks % 2 != 0) {
     return "needs an even number of ranks, has " + std::to_string(spec.ranks) + "; " +
            (spec.ranks > 1 ? "use " + std::to_string(spec.ranks - 1) + " or " : "use ") +
@@ -38,7 +38,7 @@ std::string Reject(const Spec& spec) {
 /// Distance of a rank from its end of the pipeline.
 int Behind(int ranks, int rank) { return std::min(rank, ranks - 1 - rank); }
 
-Plan Generate(const Spec& spec) {
+Plan GenerateDualPipe(const Spec& spec) {
   Plan plan = BidirectionalPlan(spec);
   const int ranks = spec.ranks, half = spec.microbatches / 2;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -57,19 +57,19 @@ Plan Generate(const Spec& spec) {
   return plan;
 }
 
-Time Published(const Spec& spec) {
+Time DualPipeFormula(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
   return (spec.ranks / 2 - 1) * (c.fb + c.full_b - 3 * c.w);
 }
 
-std::vector<Time> Exact(const Spec& spec) {
+std::vector<Time> DualPipeBubbles(const Spec& spec) {
   if (!HasClosedForm(spec)) return {};
   std::vector<int> behind;
   for (int rank = 0; rank < spec.ranks; ++rank) behind.push_back(Behind(spec.ranks, rank));
   return BidirectionalBubble(spec.costs.stage(0), spec.ranks / 2 - 1, behind);
 }
 
-constexpr Formula kFormula = {"(PP/2-1)(F&B+B-3W)", Published, Exact};
+constexpr Formula kDualPipeFormula = {"(PP/2-1)(F&B+B-3W)", DualPipeFormula, DualPipeBubbles};
 
 }  // namespace
 
@@ -79,10 +79,10 @@ const Schedule kDualPipe = {
     .limits = "P even, M even, M >= 2P",
     .memory = "P+1 activations on every rank",
     .stages = [](const Spec& spec) { return spec.ranks; },
-    .reject = Reject,
-    .generate = Generate,
+    .reject = RejectDualPipe,
+    .generate = GenerateDualPipe,
     .peak_activations = [](const Spec& spec, int) { return spec.ranks + 1; },
-    .formula = &kFormula,
+    .formula = &kDualPipeFormula,
 };
 
 }  // namespace contraflow

@@ -12,7 +12,7 @@
 namespace contraflow {
 namespace {
 
-std::string Reject(const Spec& spec) {
+std::string RejectDualPipeV(const Spec& spec) {
   if (spec.microbatches < 2 * spec.ranks) {
     return "needs at least 2*P = " + std::to_string(2 * spec.ranks) + " micro-batches, has " +
            std::to_string(spec.microbatches);
@@ -20,35 +20,27 @@ std::string Reject(const Spec& spec) {
   return RejectChunks(spec, 2);
 }
 
-Plan Generate(const Spec& spec) {
+Plan GenerateDualPipeV(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
-  const int ranks = spec.ranks;
-  for (int rank = 0; rank < ranks; ++rank) {
-    plan.program(rank) = BidirectionalProgram({
-        .stage = {rank, 2 * ranks - 1 - rank},
-        .first = {0, 0},
-        .ahead = ranks - 1 - rank,
-        .behind = rank,
-        .pairs = spec.microbatches - 2 * ranks + rank + 1,
-        .middle = rank == ranks - 1,
-    });
+  for (int rank = 0; rank < spec.ranks; ++rank) {
+    plan.program(rank) = BidirectionalProgram(RankOfV(spec.ranks, spec.microbatches, rank));
   }
   return plan;
 }
 
-Time Published(const Spec& spec) {
+Time DualPipeVFormula(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
   return (spec.ranks - 1) * (c.fb + c.full_b - 3 * c.w);
 }
 
-std::vector<Time> Exact(const Spec& spec) {
+std::vector<Time> DualPipeVBubbles(const Spec& spec) {
   if (!HasClosedForm(spec)) return {};
   std::vector<int> behind;
   for (int rank = 0; rank < spec.ranks; ++rank) behind.push_back(rank);
   return BidirectionalBubble(spec.costs.stage(0), spec.ranks - 1, behind);
 }
 
-constexpr Formula kFormula = {"(PP-1)(F&B+B-3W)", Published, Exact};
+constexpr Formula kDualPipeVFormula = {"(PP-1)(F&B+B-3W)", DualPipeVFormula, DualPipeVBubbles};
 
 }  // namespace
 
@@ -58,10 +50,10 @@ const Schedule kDualPipeV = {
     .limits = "any P, M >= 2P",
     .memory = "2P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
-    .reject = Reject,
-    .generate = Generate,
+    .reject = RejectDualPipeV,
+    .generate = GenerateDualPipeV,
     .peak_activations = [](const Spec& spec, int) { return 2 * spec.ranks + 1; },
-    .formula = &kFormula,
+    .formula = &kDualPipeVFormula,
 };
 
 }  // namespace contraflow

@@ -13,7 +13,7 @@
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) {
+Plan GenerateGpipe(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
@@ -22,19 +22,6 @@ Plan Generate(const Spec& spec) {
   }
   return plan;
 }
-
-Time Published(const Spec& spec) {
-  const FormulaCosts c = LettersOf(spec);
-  return (spec.ranks - 1) * (c.f + c.full_b);
-}
-
-// Both waves cross the pipeline without a stall, so the fill is all the bubble there is, for any M.
-std::vector<Time> Exact(const Spec& spec) {
-  if (!HasClosedForm(spec)) return {};
-  return std::vector<Time>(static_cast<size_t>(spec.ranks), Published(spec));
-}
-
-constexpr Formula kFormula = {"(PP-1)(F+B)", Published, Exact};
 
 }  // namespace
 
@@ -45,9 +32,10 @@ const Schedule kGpipe = {
     .memory = "M activations",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
-    .generate = Generate,
+    .generate = GenerateGpipe,
     .peak_activations = [](const Spec& spec, int) { return spec.microbatches; },
-    .formula = &kFormula,
+    // Both waves cross the pipeline without a stall, so the fill is all the bubble there is.
+    .formula = &kFillFormula,
 };
 
 }  // namespace contraflow

@@ -64,7 +64,7 @@ std::vector<Visit> VisitsOf(const Laps& laps) {
   return visits;
 }
 
-std::string Reject(const Spec& spec) {
+std::string RejectInterleaved(const Spec& spec) {
   const int rounds = Rounds(spec);
   if (spec.microbatches % rounds == 0) return "";
   const int length = RoundLength(spec);
@@ -73,26 +73,21 @@ std::string Reject(const Spec& spec) {
          std::to_string(rounds * length) + " or " + std::to_string((rounds + 1) * spec.ranks);
 }
 
-Plan Generate(const Spec& spec) { return InterleavedInRounds(spec, Rounds(spec)); }
-
-Time Published(const Spec& spec) {
-  const FormulaCosts c = LettersOf(spec);
-  return (spec.ranks - 1) * (c.f + c.full_b);
-}
+Plan GenerateInterleaved(const Spec& spec) { return InterleavedInRounds(spec, Rounds(spec)); }
 
 // With fewer micro-batches than ranks a round is too short to keep them busy until it is back.
-std::vector<Time> Exact(const Spec& spec) {
+std::vector<Time> InterleavedBubbles(const Spec& spec) {
   if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
-  return std::vector<Time>(static_cast<size_t>(spec.ranks), Published(spec));
+  return OnEachRank(spec, FillTime(spec));
 }
 
-int PeakActivations(const Spec& spec, int rank) {
+int InterleavedPeak(const Spec& spec, int rank) {
   const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
   return static_cast<int>(std::min(all, Warmup(spec, rank, RoundLength(spec)) + 1));
 }
 
 // The paper's (PP-1)(F+B)/V counts F and B of all V stages of a rank; costs here are of one stage.
-constexpr Formula kFormula = {"(PP-1)(F+B)", Published, Exact};
+constexpr Formula kInterleavedFormula = {"(PP-1)(F+B)", FillTime, InterleavedBubbles};
 
 }  // namespace
 
@@ -128,10 +123,10 @@ const Schedule kInterleaved = {
     .limits = "any P, M a multiple of P or of M/P rounded down, any `chunks` (default 2)",
     .memory = "R(V-1)+2(P-1-r)+1 activations of 1/V of a rank on rank r, V chunks, rounds of R",
     .stages = [](const Spec& spec) { return spec.ranks * ChunksOf(spec); },
-    .reject = Reject,
-    .generate = Generate,
-    .peak_activations = PeakActivations,
-    .formula = &kFormula,
+    .reject = RejectInterleaved,
+    .generate = GenerateInterleaved,
+    .peak_activations = InterleavedPeak,
+    .formula = &kInterleavedFormula,
 };
 
 }  // namespace contraflow

@@ -15,7 +15,7 @@
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) {
+Plan GenerateOneFOneB(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
@@ -30,19 +30,6 @@ Plan Generate(const Spec& spec) {
   return plan;
 }
 
-Time Published(const Spec& spec) {
-  const FormulaCosts c = LettersOf(spec);
-  return (spec.ranks - 1) * (c.f + c.full_b);
-}
-
-// Exact for any F and B, also for M < P.
-std::vector<Time> Exact(const Spec& spec) {
-  if (!HasClosedForm(spec)) return {};
-  return std::vector<Time>(static_cast<size_t>(spec.ranks), Published(spec));
-}
-
-constexpr Formula kFormula = {"(PP-1)(F+B)", Published, Exact};
-
 }  // namespace
 
 const Schedule kOneFOneB = {
@@ -52,10 +39,10 @@ const Schedule kOneFOneB = {
     .memory = "P-r activations on rank r",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
-    .generate = Generate,
+    .generate = GenerateOneFOneB,
     .peak_activations = [](const Spec& spec,
                            int rank) { return std::min(spec.ranks - rank, spec.microbatches); },
-    .formula = &kFormula,
+    .formula = &kFillFormula,
 };
 
 }  // namespace contraflow

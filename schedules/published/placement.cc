@@ -72,6 +72,19 @@ bool HasClosedForm(const Spec& spec) {
          comm.occupancy == 0;
 }
 
+std::vector<Time> OnEachRank(const Spec& spec, Time bubble) {
+  return std::vector<Time>(static_cast<size_t>(spec.ranks), bubble);
+}
+
+Time FillTime(const Spec& spec) {
+  const FormulaCosts c = LettersOf(spec);
+  return (spec.ranks - 1) * (c.f + c.full_b);
+}
+
+std::vector<Time> FillOnEachRank(const Spec& spec) {
+  return HasClosedForm(spec) ? OnEachRank(spec, FillTime(spec)) : std::vector<Time>();
+}
+
 Plan SerialOrder(const Plan& frame) {
   Plan plan = frame;
   plan.schedule = "one micro-batch at a time";

@@ -6,7 +6,7 @@
 
 #include "compiler/plan/cost.h"
 #include "compiler/plan/plan.h"
-#include "compiler/plan/spec.h"
+#include "schedules/registry.h"
 
 namespace contraflow {
 
@@ -34,6 +34,15 @@ FormulaCosts LettersOf(const Spec& spec);
 
 /// True if the closed forms apply: equal stages and micro-batches and no communication.
 bool HasClosedForm(const Spec& spec);
+
+/// The same bubble on every rank.
+std::vector<Time> OnEachRank(const Spec& spec, Time bubble);
+
+/// The fill of a pipeline without stalls, (P-1)(F+B): the published bubble of GPipe and 1F1B, and
+/// exact for any F, B and M.
+Time FillTime(const Spec& spec);
+std::vector<Time> FillOnEachRank(const Spec& spec);
+inline constexpr Formula kFillFormula = {"(PP-1)(F+B)", FillTime, FillOnEachRank};
 
 /// The order with the routes of `frame` in which each micro-batch begins when the one before it has
 /// ended. A rank has to hold all its chunks of a route between the last F and the first B of any

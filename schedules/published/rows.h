@@ -4,7 +4,7 @@
 
 namespace contraflow {
 
-/// The rows of the schedule table, one a file.
+/// The rows of the schedule table, one a file; kAuto is in schedules/search/auto.cc.
 extern const Schedule kGpipe;
 extern const Schedule kOneFOneB;
 extern const Schedule kInterleaved;
@@ -17,6 +17,11 @@ extern const Schedule kChimera;
 extern const Schedule kDualPipe;
 extern const Schedule kDualPipeV;
 extern const Schedule kAuto;
+
+/// Those that are published, in the order in which they are listed.
+inline constexpr const Schedule* kPublishedSchedules[] = {
+    &kGpipe, &kOneFOneB, &kInterleaved, &kZb1p,     &kZb2p,     &kZbV,
+    &kVHalf, &kVMin,     &kChimera,     &kDualPipe, &kDualPipeV};
 
 /// The compute order of interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2) with the
 /// micro-batches in so many rounds, 1..max(1, M/P) rounded down: each of q = M/rounds micro-batches

@@ -17,7 +17,7 @@
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) {
+Plan GenerateVHalf(const Spec& spec) {
   const int ranks = spec.ranks;
   // For an even P the passes would meet in the same slots, so backwards come three slots later.
   const int pause = ranks % 2 == 0 ? 3 : 0;
@@ -38,7 +38,7 @@ const Schedule kVHalf = {
     .memory = "P+2 (P even) or P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
-    .generate = Generate,
+    .generate = GenerateVHalf,
     .peak_activations =
         [](const Spec& spec, int) {
           return std::min(2 * (spec.ranks / 2 + 1), 2 * spec.microbatches);

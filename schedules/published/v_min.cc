@@ -17,7 +17,7 @@
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) {
+Plan GenerateVMin(const Spec& spec) {
   const int ranks = spec.ranks;
   // With P a multiple of 3 the passes would meet in the same slots, so backwards come two later.
   const int pause = ranks % 3 == 0 ? 2 : 0;
@@ -29,7 +29,7 @@ Plan Generate(const Spec& spec) {
   return BlockPlan(spec, block);
 }
 
-int PeakActivations(const Spec& spec, int rank) {
+int VMinPeak(const Spec& spec, int rank) {
   const bool one_less = spec.ranks % 3 == 2 && rank == 0;
   return std::min(2 * ((spec.ranks + 4) / 3) - one_less, 2 * spec.microbatches);
 }
@@ -43,8 +43,8 @@ const Schedule kVMin = {
     .memory = "2(P+4)/3, rounded down to even, activations of half a rank each",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
-    .generate = Generate,
-    .peak_activations = PeakActivations,
+    .generate = GenerateVMin,
+    .peak_activations = VMinPeak,
     .formula = nullptr,
 };
 

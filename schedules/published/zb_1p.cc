@@ -17,22 +17,22 @@
 namespace contraflow {
 namespace {
 
-Plan Generate(const Spec& spec) { return HandMadeZeroBubble(spec, 1); }
+Plan GenerateZb1p(const Spec& spec) { return HandMadeZeroBubble(spec, 1); }
 
-Time Published(const Spec& spec) {
+Time Zb1pFormula(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
   return (spec.ranks - 1) * (c.f + c.full_b - 2 * c.w);
 }
 
 // The published formula assumes W <= min(F, B of this project); with a longer W it is too small.
-std::vector<Time> Exact(const Spec& spec) {
+std::vector<Time> Zb1pBubbles(const Spec& spec) {
   const FormulaCosts c = LettersOf(spec);
   if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
   const Time bubble = (spec.ranks - 1) * std::max({c.f + c.b - c.w, c.f, c.b});
-  return std::vector<Time>(static_cast<size_t>(spec.ranks), bubble);
+  return OnEachRank(spec, bubble);
 }
 
-constexpr Formula kFormula = {"(PP-1)(F+B-2W)", Published, Exact};
+constexpr Formula kZb1pFormula = {"(PP-1)(F+B-2W)", Zb1pFormula, Zb1pBubbles};
 
 }  // namespace
 
@@ -61,10 +61,10 @@ const Schedule kZb1p = {
     .memory = "P activations on every rank, held until W",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
-    .generate = Generate,
+    .generate = GenerateZb1p,
     .peak_activations = [](const Spec& spec,
                            int) { return std::min(spec.ranks, spec.microbatches); },
-    .formula = &kFormula,
+    .formula = &kZb1pFormula,
 };
 
 }  // namespace contraflow

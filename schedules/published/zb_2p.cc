@@ -6,8 +6,8 @@
 //   rank 1      F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 W0 B4 W1 B5 W2 W3 W4 W5
 //   rank 2         F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 W0 W1 W2 W3 W4 W5
 //
-// This is what the heuristic finds at unit cost; the hand-made order ZB-H2 (zb_hand_made.h) has the
-// same span with one activation less. It places instruction by instruction, in rounds of one
+// This is what the heuristic finds at unit cost; the hand-made order ZB-H2 (HandMadeZeroBubble) has
+// the same span with one activation less. It places instruction by instruction, in rounds of one
 // backward on every rank, and eight policies compete for the shortest span (largest last end -
 // first start of a rank), the first of equals.
 
@@ -16,34 +16,29 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 
 namespace contraflow {
 namespace {
 
-/// Bytes, or activations where the costs know no bytes.
-MemoryCost MemoryOfOne(const Spec& spec) {
-  if (spec.costs.memory && spec.costs.memory->activation_bytes > 0) return *spec.costs.memory;
-  return {.activation_bytes = 1, .w_stash_bytes = 1};
-}
-
 /// What 2P activations take before their B, or less.
 int64_t LimitOf(const Spec& spec) {
-  const int64_t twice = 2 * int64_t{spec.ranks} * MemoryOfOne(spec).activation_bytes;
+  const int64_t twice = 2 * int64_t{spec.ranks} * MemoryLimit(spec.costs).activation();
   return std::min(twice, spec.memory_limit.value_or(twice));
 }
 
-struct Policy {
+struct Zb2pPolicy {
   bool wait_before_first_b;  ///< no forward that would delay the first backward
   bool prefer_b;             ///< no forward that would make a rank late for its next backward
   bool greedy_w;             ///< a weight gradient even in a bubble that costs no span
 };
 
-class Heuristic {
+class Zb2pHeuristic {
  public:
-  Heuristic(const Spec& spec, Policy policy)
-      : spec_(spec), policy_(policy), memory_(MemoryOfOne(spec)), ranks_(spec.ranks) {
+  Zb2pHeuristic(const Spec& spec, Zb2pPolicy policy)
+      : spec_(spec), policy_(policy), memory_(spec.costs), ranks_(spec.ranks) {
     limit_ = LimitOf(spec);
     state_.resize(static_cast<size_t>(ranks_));
     for (State& state : state_) {
@@ -117,14 +112,14 @@ class Heuristic {
     }
     state.now = end;
     if (op == Op::F) {
-      state.held += memory_.activation_bytes;
+      state.held += memory_.activation();
       CF_ASSERT(state.held <= limit_);
       state.end_f[static_cast<size_t>(next)] = end;
     } else if (op == Op::B) {
-      state.held -= memory_.activation_bytes - memory_.w_stash_bytes;
+      state.held -= memory_.activation() - memory_.stash();
       state.end_b[static_cast<size_t>(next)] = end;
     } else {
-      state.held -= memory_.w_stash_bytes;
+      state.held -= memory_.stash();
     }
     state.program.push_back(CellOp(op, rank, next++));
   }
@@ -140,7 +135,7 @@ class Heuristic {
       int& more = ahead[static_cast<size_t>(rank)];
       Time end = state.now;
       while (state.f + more < spec_.microbatches &&
-             state.held + (more + 1) * memory_.activation_bytes <= limit_) {
+             state.held + (more + 1) * memory_.activation() <= limit_) {
         const Time cost = Cost(rank, Op::F, state.f + more);
         if (policy_.wait_before_first_b ? end + cost > back + comm : end >= back + comm) break;
         end += cost;
@@ -171,10 +166,10 @@ class Heuristic {
     if (state.now >= back) return false;
     // Weight gradients that have to go first, to make room.
     Time end = state.now + Cost(rank, Op::F, state.f);
-    int64_t held = state.held + memory_.activation_bytes;
+    int64_t held = state.held + memory_.activation();
     for (int w = state.w; held > limit_ && w < state.b; ++w) {
       end += Cost(rank, Op::W, w);
-      held -= memory_.w_stash_bytes;
+      held -= memory_.stash();
     }
     return end <= back || back - state.now > largest_bubble_ - state.bubble;
   }
@@ -189,7 +184,7 @@ class Heuristic {
     }
     for (int rank = 0; rank < ranks_; ++rank) {
       if (!wanted[static_cast<size_t>(rank)]) continue;
-      while (At(rank).held + memory_.activation_bytes > limit_) PutForcedWeight(rank);
+      while (At(rank).held + memory_.activation() > limit_) PutForcedWeight(rank);
       if (rank > 0) FillWithWeights(rank, Arrival(rank, Op::F));
       Put(rank, Op::F);
     }
@@ -223,16 +218,16 @@ class Heuristic {
   }
 
   const Spec& spec_;
-  const Policy policy_;
-  const MemoryCost memory_;
+  const Zb2pPolicy policy_;
+  const MemoryLimit memory_;
   const int ranks_;
   int64_t limit_ = 0;
   Time largest_bubble_ = 0;
   std::vector<State> state_;
 };
 
-std::string Reject(const Spec& spec) {
-  const int64_t least = MemoryOfOne(spec).activation_bytes;
+std::string RejectZb2p(const Spec& spec) {
+  const int64_t least = MemoryLimit(spec.costs).activation();
   if (spec.memory_limit && *spec.memory_limit < least) {
     return "needs room for one activation of " + std::to_string(least) +
            " on a rank, `memory_limit` is " + std::to_string(*spec.memory_limit);
@@ -241,17 +236,17 @@ std::string Reject(const Spec& spec) {
 }
 
 /// Of activations that wait for W only the stash is there, so more than 2P may fit.
-int PeakActivations(const Spec& spec, int) {
-  const int64_t stash = MemoryOfOne(spec).w_stash_bytes;
+int Zb2pPeak(const Spec& spec, int) {
+  const int64_t stash = MemoryLimit(spec.costs).stash();
   if (stash == 0) return spec.microbatches;
   return static_cast<int>(std::min<int64_t>(spec.microbatches, LimitOf(spec) / stash));
 }
 
-Plan Generate(const Spec& spec) {
+Plan GenerateZb2p(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
   Time best = 0;
   for (int i = 0; i < 8; ++i) {
-    Heuristic heuristic(
+    Zb2pHeuristic heuristic(
         spec, {.wait_before_first_b = i < 4, .prefer_b = i % 4 < 2, .greedy_w = i % 2 == 0});
     heuristic.Run();
     if (i > 0 && heuristic.Span() >= best) continue;
@@ -270,9 +265,9 @@ const Schedule kZb2p = {
     .limits = "any P and M",
     .memory = "bytes of 2P activations on every rank, or `memory_limit`",
     .stages = [](const Spec& spec) { return spec.ranks; },
-    .reject = Reject,
-    .generate = Generate,
-    .peak_activations = PeakActivations,
+    .reject = RejectZb2p,
+    .generate = GenerateZb2p,
+    .peak_activations = Zb2pPeak,
     .formula = nullptr,
 };
 

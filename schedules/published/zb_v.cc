@@ -32,7 +32,7 @@ namespace {
 
 /// The order by hand, for the rank; micro-batches that it would like to have and are not there are
 /// left out.
-Program HandMade(const Spec& spec, int rank) {
+Program HandMadeZbV(const Spec& spec, int rank) {
   const int ranks = spec.ranks, all = std::max(2 * ranks - 1, spec.microbatches);
   Program program;
   int next[kPasses + 2] = {};
@@ -60,20 +60,20 @@ Program HandMade(const Spec& spec, int rank) {
   return program;
 }
 
-struct Policy {
+struct ZbVPolicy {
   bool fill_b, fill_f;  ///< a weight gradient even where it delays the second B pass, a forward
 };
 
-struct Result {
+struct ZbVResult {
   std::vector<Program> programs;  ///< empty: the policy does not get to the end
   std::vector<Time> bubbles;      ///< between first and last instruction of each rank
   Time largest_bubble;
 };
 
-class Heuristic {
+class ZbVHeuristic {
  public:
   /// `known`: the bubble of each rank in an earlier run, or nothing.
-  Heuristic(const Spec& spec, Policy policy, std::vector<Time> known)
+  ZbVHeuristic(const Spec& spec, ZbVPolicy policy, std::vector<Time> known)
       : spec_(spec),
         policy_(policy),
         known_(std::move(known)),
@@ -86,12 +86,12 @@ class Heuristic {
     }
   }
 
-  Result Run() {
+  ZbVResult Run() {
     Begin();
     while (Backwards()) {
       for (int rank = 0; rank < ranks_; ++rank) Forward(rank);
     }
-    Result result = {.programs = {}, .bubbles = {}, .largest_bubble = largest_bubble_};
+    ZbVResult result = {.programs = {}, .bubbles = {}, .largest_bubble = largest_bubble_};
     for (State& state : state_) {
       // With uneven costs it may wait for something that it never puts.
       if (state.count(3) < all_) return {.programs = {}, .bubbles = {}, .largest_bubble = 0};
@@ -263,7 +263,7 @@ class Heuristic {
   }
 
   const Spec& spec_;
-  const Policy policy_;
+  const ZbVPolicy policy_;
   const std::vector<Time> known_;
   const int ranks_, all_;
   Time largest_known_ = 0, largest_bubble_ = 0;
@@ -271,10 +271,10 @@ class Heuristic {
 };
 
 /// Runs a policy again with the bubbles it made, as long as they get smaller.
-Result Best(const Spec& spec, Policy policy) {
-  Result best = Heuristic(spec, policy, {}).Run();
+ZbVResult BestZbV(const Spec& spec, ZbVPolicy policy) {
+  ZbVResult best = ZbVHeuristic(spec, policy, {}).Run();
   while (!best.programs.empty()) {
-    Result next = Heuristic(spec, policy, best.bubbles).Run();
+    ZbVResult next = ZbVHeuristic(spec, policy, best.bubbles).Run();
     if (next.programs.empty() || next.largest_bubble >= best.largest_bubble) break;
     best = std::move(next);
   }
@@ -299,17 +299,17 @@ Time LeastLength(const Plan& plan, const CostModel& costs) {
   return LowerBound(plan, costs) + busiest;
 }
 
-Plan Generate(const Spec& spec) {
+Plan GenerateZbV(const Spec& spec) {
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
   Plan best = plan;
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    best.program(rank) = HandMade(spec, rank);
+    best.program(rank) = HandMadeZbV(spec, rank);
   }
   Time least = Length(best, spec.costs);
   // The heuristic takes far longer than the order by hand, which is often the best there is.
   if (least <= LeastLength(best, spec.costs)) return best;
   for (int i = 0; i < 4; ++i) {
-    plan.programs = Best(spec, {.fill_b = i < 2, .fill_f = i % 2 == 0}).programs;
+    plan.programs = BestZbV(spec, {.fill_b = i < 2, .fill_f = i % 2 == 0}).programs;
     if (plan.programs.empty()) continue;
     const Time length = Length(plan, spec.costs);
     if (length >= least) continue;
@@ -329,7 +329,7 @@ const Schedule kZbV = {
     .memory = "2P activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
-    .generate = Generate,
+    .generate = GenerateZbV,
     .peak_activations = [](const Spec& spec,
                            int) { return 2 * std::min(spec.ranks, spec.microbatches); },
     .formula = nullptr,

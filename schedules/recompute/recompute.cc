@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/registry.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {
@@ -170,12 +170,12 @@ class Hoister {
   /// The latest earlier place with room for R in time and memory; its own if there is none.
   size_t Place(size_t at) const {
     constexpr size_t kFarthest = 64;
-    const Instruction& again = program_[at];
-    const Time duration = costs_.Duration(again);
+    const Instruction& recompute = program_[at];
+    const Time duration = costs_.Duration(recompute);
     for (size_t to = at; to-- > 0 && at - to <= kFarthest;) {
       const Instruction& before = program_[to];
-      const bool own = HasForward(before.op) && before.stage == again.stage &&
-                       before.microbatch == again.microbatch;
+      const bool own = HasForward(before.op) && before.stage == recompute.stage &&
+                       before.microbatch == recompute.microbatch;
       if (own || held_[to] > most_ - Dropped()) break;
       if (idle_[to] >= duration && duration > 0) return to;
     }
@@ -191,24 +191,14 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-int64_t LargestPeak(const Simulation& simulation) {
-  int64_t peak = 0;
-  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
-  return peak;
-}
-
-bool Fits(const Plan& plan, const CostModel& costs, int64_t limit) {
-  return LargestPeak(Simulate(plan, costs)) <= limit;
-}
-
 /// Different compute orders of one spec.
 struct Orders {
   std::vector<Plan> plans;
   std::optional<Error> why_not;  ///< of the first that there is none of
 
-  void Try(const Spec& spec) {
+  void Try(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
     try {
-      Plan plan = GeneratePlan(spec);
+      Plan plan = GenerateOrder(schedule, spec, control);
       const auto same = [&](const Plan& other) {
         return other.routes == plan.routes && other.programs == plan.programs;
       };
@@ -222,7 +212,7 @@ struct Orders {
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
 /// way holds its input or, behind B, its stash, and beside these there are at most as many whole
 /// activations as chunks run at one time.
-Spec Fused(const Spec& spec) {
+Spec Fused(const Schedule& schedule, const Spec& spec) {
   Spec fused = spec;
   fused.recompute = {};
   // Components have no R in their backward.
@@ -231,8 +221,7 @@ Spec Fused(const Spec& spec) {
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;
   if (!all && !stages.empty() && spec.costs.stages.size() == 1) {
-    fused.costs.stages.resize(static_cast<size_t>(FindSchedule(spec.schedule).stages(spec)),
-                              spec.costs.stages[0]);
+    fused.costs.stages.resize(static_cast<size_t>(schedule.stages(spec)), spec.costs.stages[0]);
   }
   for (size_t s = 0; s < fused.costs.stages.size(); ++s) {
     StageCost& cost = fused.costs.stages[s];
@@ -278,7 +267,10 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   // Which chunks are recomputed does not change by moving R.
   const RecomputedCells recomputed(plan);
   const CellBytes bytes = BytesOfCell(costs, recomputed.any());
-  const int64_t most = limit.value_or(LargestPeak(now));
+  int64_t most = limit.value_or(0);
+  if (!limit) {
+    for (const RankFigures& rank : now.ranks) most = std::max(most, rank.peak_bytes);
+  }
   for (int round = 0; round < kRounds; ++round) {
     Plan next = plan;
     for (size_t r = 0; r < next.programs.size(); ++r) {
@@ -331,7 +323,7 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
 void CheckRecomputeLimit(const Spec& spec) {
   if (!spec.memory_limit) return;
   const CostModel& costs = spec.costs;
-  if (!costs.memory || costs.memory->activation_bytes == 0) {
+  if (!MemoryLimit(costs).bytes()) {
     throw Error(
         "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
@@ -346,23 +338,40 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {
   return HoistRecompute(InsertRecompute(order, stages), spec.costs, most);
 }
 
-Plan GenerateRecomputed(const Spec& spec, Room room) {
+Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  const std::string name(schedule.name);
+  const std::string why_not = schedule.reject(spec);
+  if (!why_not.empty()) throw Error(name + " " + why_not);
+  const int stages = schedule.stages(spec);
+  if (stages > kMaxStages || int64_t{stages} * spec.microbatches > kMaxCells) {
+    throw Error(name + " would make " + std::to_string(stages) + " stages x " +
+                std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
+                std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
+                " chunks; use fewer `ranks` or `microbatches`");
+  }
+  CheckCosts(spec.costs, stages, spec.microbatches);
+  return schedule.search != nullptr ? schedule.search(spec, control) : schedule.generate(spec);
+}
+
+Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
+                        const SearchControl& control) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
   CheckRecomputeLimit(spec);
+  const MemoryLimit limit(spec.costs, spec.memory_limit);
   Spec plain = spec;
   plain.recompute = {};
   Orders orders;
-  orders.Try(plain);
+  orders.Try(schedule, plain, control);
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
-  if (spec.memory_limit) orders.Try(plain);
+  if (spec.memory_limit) orders.Try(schedule, plain, control);
   if (orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
-      (!spec.memory_limit || Fits(orders.plans[0], spec.costs, *spec.memory_limit))) {
+      limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
-  orders.Try(Fused(spec));
+  orders.Try(schedule, Fused(schedule, spec), control);
   if (orders.plans.empty()) throw *orders.why_not;
   std::optional<Plan> best;
   bool best_fits = false;
@@ -371,7 +380,7 @@ Plan GenerateRecomputed(const Spec& spec, Room room) {
   const auto offer = [&](const Plan& order, const Spec& as) {
     Plan plan = RecomputeOrder(order, as, room);
     const Simulation simulation = Simulate(plan, costs);
-    const bool fits = !spec.memory_limit || LargestPeak(simulation) <= *spec.memory_limit;
+    const bool fits = limit.Fits(simulation);
     const Time step = fits && LongerThanOrder(costs, spec.search)
                           ? StepTime(plan, costs, spec.memory_limit, spec.search)
                           : simulation.makespan;

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "compiler/plan/spec.h"
+#include "schedules/registry.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -35,21 +36,26 @@ enum class Room : uint8_t { kOfOrder, kAny };
 /// hoisted. Throws as GenerateRecomputed.
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room);
 
-/// GeneratePlan for a spec with `recompute`: of the orders that the schedule makes within the
+/// The compute order of a row of the table for the spec, as it is without recompute. Throws Error
+/// if the row rejects the spec, or if the costs do not fit it.
+Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+
+/// The plan of a schedule with the recompute of the spec: of the orders that it makes within the
 /// limit, without one and for costs that have R in the backward, the one with the shortest step
 /// that fits, or, where none does, the shortest. Throws Error if the stages do not exist, or if
 /// there is a memory limit and the costs give no bytes.
-Plan GenerateRecomputed(const Spec& spec, Room room = Room::kOfOrder);
+Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
+                        const SearchControl& control);
 
 /// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
 /// counts activations, and an input is none.
 void CheckRecomputeLimit(const Spec& spec);
 
-/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that fits of
-/// what GenerateRecomputed makes of its own orders and of every published schedule with the same
-/// routes, with the costs and the provenance of the plan as it is. The stages of the spec are those
-/// of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
+/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that
+/// fits of what GenerateRecomputed makes of its own orders and of every published schedule with the
+/// same routes, with the costs and the provenance of the plan as it is. The stages of the spec are
+/// those of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
 /// Without a limit there is room for anything. Throws Error if nothing fits the limit.
-Plan GenerateSearchedRecomputed(const Spec& spec);
+Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control);
 
 }  // namespace contraflow

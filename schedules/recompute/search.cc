@@ -13,11 +13,11 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
-#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/memory_advice.h"
 #include "schedules/search/portfolio.h"
@@ -27,12 +27,6 @@ namespace {
 
 /// Searches that GenerateRecomputed makes of one spec at most; they share the budget evenly.
 constexpr int kSearches = 3;
-
-bool FitsLimit(const Simulation& simulation, const Spec& spec) {
-  if (!spec.memory_limit) return true;
-  return std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
-                     [&](const RankFigures& r) { return r.peak_bytes <= *spec.memory_limit; });
-}
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
@@ -54,9 +48,9 @@ Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
 }
 
 /// The shortest step so far, over all placements.
-class Shortest {
+class ShortestStep {
  public:
-  explicit Shortest(const Spec& spec) : spec_(spec) {}
+  ShortestStep(const Spec& spec, const SearchControl& control) : spec_(spec), control_(control) {}
 
   /// Takes the plan for a candidate if it fits and its step is shorter.
   void Offer(Plan plan, const Candidate& candidate) {
@@ -64,7 +58,7 @@ class Shortest {
     // What was searched may number its micro-batches in another way.
     if (!plan.provenance && plan.routes != candidate.frame.routes) return;
     const Simulation simulation = Simulate(plan, spec.costs);
-    if (!FitsLimit(simulation, spec)) return;
+    if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation)) return;
     const Time step = LongerThanOrder(spec.costs, spec.search)
                           ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
                           : simulation.makespan;
@@ -73,17 +67,9 @@ class Shortest {
     const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
     plan.schedule = spec_.schedule;
     plan.costs = spec.costs;
-    plan.provenance = {.placement = std::string(Name(candidate.placement)),
-                       .from = from,
-                       .cost_stages = {},
-                       .memory_limit = spec.memory_limit,
-                       .makespan = simulation.makespan,
-                       .bound = ProveBound(plan, spec.costs, spec.memory_limit).value,
-                       .budget = spec_.search.budget,
-                       .seed = spec_.search.seed,
-                       .noise = spec_.search.noise,
-                       .interrupted = Stopped(spec_.search)};
-    if (CostStages(spec_) != plan.stages) plan.provenance->cost_stages = CostStages(spec_);
+    plan.provenance = ProvenanceOf(candidate, spec_, from, simulation.makespan,
+                                   ProveBound(plan, spec.costs, spec.memory_limit).value);
+    plan.provenance->interrupted = control_.stopped();
     best_ = std::move(plan);
   }
 
@@ -94,16 +80,20 @@ class Shortest {
   }
 
   std::optional<Plan>& best() { return best_; }
+  /// True if there is a plan and no more is wanted.
+  bool stopped() const { return best_ && control_.stopped(); }
+  const SearchControl& control() const { return control_; }
 
  private:
   const Spec& spec_;
+  const SearchControl& control_;
   std::optional<Plan> best_;
   Time step_ = 0;
 };
 
 /// On the makespan of every order of the candidate's routes with the recompute of its spec: where
 /// that is free to choose, whatever it recomputes and in any memory.
-Time BoundOf(const Candidate& candidate) {
+Time BoundOfCandidate(const Candidate& candidate) {
   const Spec& spec = candidate.spec;
   if (spec.recompute.choice == Recompute::Choice::kAuto) {
     return LowerBound(candidate.frame, spec.costs);
@@ -118,22 +108,24 @@ Time BoundOf(const Candidate& candidate) {
   }
 }
 
-/// Its own orders and the published ones, those that are searched last, until one reaches `bound`.
-void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
+/// The published orders and its own, those that are searched last, until one reaches `bound`.
+void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest,
               std::optional<Error>* first_error) {
-  for (const Schedule* schedule : Schedules()) {
-    if (shortest->best() && Stopped(candidate.spec.search)) return;
-    if (!shortest->MayImprove(bound)) return;
+  const auto offer = [&](const Schedule& schedule) {
+    if (shortest->stopped() || !shortest->MayImprove(bound)) return;
     Spec spec = candidate.spec;
-    spec.schedule = schedule->name;
-    if (!schedule->reject(spec).empty()) continue;
-    if (schedule->stages(spec) != candidate.frame.stages) continue;
+    spec.schedule = schedule.name;
+    if (!schedule.reject(spec).empty()) return;
+    if (schedule.stages(spec) != candidate.frame.stages) return;
     try {
-      shortest->Offer(GenerateRecomputed(spec, Room::kAny), candidate);
+      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control()),
+                      candidate);
     } catch (const Error& error) {
       if (!*first_error) *first_error = error;
     }
-  }
+  };
+  for (const Schedule* schedule : kPublishedSchedules) offer(*schedule);
+  offer(kAuto);
   if (shortest->best()) return;
   // What holds least of all, for a limit that is too tight for the others.
   shortest->Offer(RecomputeOrder(SerialOrder(candidate.frame), candidate.spec, Room::kAny),
@@ -141,10 +133,10 @@ void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
 }
 
 /// Without any recompute, for which it is asked only where it shortens the step.
-void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, Shortest* shortest) {
+void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, ShortestStep* shortest) {
   spec.recompute = {};
   try {
-    Plan plan = GeneratePlan(spec);
+    Plan plan = GenerateOrder(kAuto, spec, shortest->control());
     const auto made = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
       return Name(c.placement) == plan.provenance->placement;
     });
@@ -157,13 +149,12 @@ void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, Shortest* s
 
 }  // namespace
 
-Plan GenerateSearchedRecomputed(const Spec& spec) {
-  CheckSpec(spec);
+Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) {
   CheckRecomputeLimit(spec);
   const std::string why_not = RejectPlacement(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
-  Shortest shortest(spec);
+  ShortestStep shortest(spec, control);
   std::optional<Error> first_error;
   std::vector<Candidate> candidates = CandidatesOf(spec);
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
@@ -173,8 +164,8 @@ Plan GenerateSearchedRecomputed(const Spec& spec) {
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
     candidate.spec.search.budget /= kSearches;
     if (freely && !spec.memory_limit) continue;
-    OfferAll(candidate, BoundOf(candidate), &shortest, &first_error);
-    if (Stopped(spec.search) && shortest.best()) break;
+    OfferAll(candidate, BoundOfCandidate(candidate), &shortest, &first_error);
+    if (shortest.stopped()) break;
   }
   if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true)))
     throw *first_error;

@@ -89,22 +89,21 @@ Plan RenumberMicrobatches(Plan plan) {
   return plan;
 }
 
-/// Options of the i-th candidate's search: reports say which of all it is and count the whole.
-SearchOptions OptionsFor(const Spec& spec, const std::vector<Candidate>& candidates, size_t i) {
-  SearchOptions options = spec.search;
-  options.placement = candidates[i].placement;
-  if (!options.report) return options;
-  const std::string placement(Name(options.placement));
+/// Control of the i-th candidate's search: reports say which of all it is and count the whole.
+SearchControl ControlOf(const SearchControl& all, const std::vector<Candidate>& candidates,
+                        size_t i) {
+  if (!all.report) return all;
+  const std::string placement(Name(candidates[i].placement));
   const auto count = static_cast<double>(candidates.size());
   const double before = static_cast<double>(i) / count;
-  options.report = [=, report = spec.search.report](const SearchState& state) {
+  const auto report = [=, report = all.report](const SearchState& state) {
     SearchState total = state;
     const std::string phase = placement + ", " + std::string(state.phase);
     total.phase = phase;
     total.spent = before + state.spent / count;
     report(total);
   };
-  return options;
+  return {.stop = all.stop, .report = report};
 }
 
 /// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
@@ -144,10 +143,10 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
       ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
 }
 
-Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
-                  const SearchOptions& options) {
+Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
+                  const SearchOptions& options, const SearchControl& control) {
   const Spec& spec = candidate.spec;
-  SearchWork work(options);
+  SearchWork work(options, control);
   const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
   // What reaches the bound is enough, unless other figures than its makespan count as well.
   const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
@@ -159,7 +158,7 @@ Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
   if (lanes) {
     SearchOptions half = options;
     half.budget /= 2;
-    SearchWork chunks(half);
+    SearchWork chunks(half, control);
     found = Search(problem, published, bound, half, &chunks);
     work.Spend(half.budget / kNanosecondsEach - chunks.left());
   } else {
@@ -174,43 +173,36 @@ Choice SearchOnce(const Candidate& candidate, Time bound, int cost_stages,
   Choice choice{ToPlan(problem, found->order), 0};
   if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
   choice.plan.costs = spec.costs;
-  choice.plan.provenance = {.placement = std::string(Name(candidate.placement)),
-                            .from = found->from.substr(0, kMaxFrom),
-                            .cost_stages = {},
-                            .memory_limit = spec.memory_limit,
-                            .makespan = found->makespan,
-                            .bound = bound,
-                            .budget = spec.search.budget,
-                            .seed = spec.search.seed,
-                            .noise = spec.search.noise};
-  if (cost_stages != candidate.frame.stages) choice.plan.provenance->cost_stages = cost_stages;
+  choice.plan.provenance =
+      ProvenanceOf(candidate, asked, found->from.substr(0, kMaxFrom), found->makespan, bound);
   choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
   PreferShorterSteps(problem, published, spec.search, &choice);
   if (lanes) ImproveOnLanes(spec, &work, &choice);
   return choice;
 }
 
-Choice SearchCandidate(const Candidate& candidate, Time bound, int cost_stages,
-                       const SearchOptions& options) {
-  Choice choice = SearchOnce(candidate, bound, cost_stages, options);
+Choice SearchCandidate(const Candidate& candidate, Time bound, const Spec& asked,
+                       const SearchControl& control) {
   const Spec& spec = candidate.spec;
+  const SearchOptions& options = spec.search;
+  Choice choice = SearchOnce(candidate, bound, asked, options, control);
   if (options.noise == 0 || (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search))) {
     return choice;
   }
   // An order that stands noise is no longer than another, but its step may be.
   SearchOptions exact = options;
   exact.noise = 0;
-  Choice plain = SearchOnce(candidate, bound, cost_stages, exact);
+  Choice plain = SearchOnce(candidate, bound, asked, exact, control);
   return plain.step < choice.step ? plain : choice;
 }
 
-Plan Generate(const Spec& spec) {
+Plan SearchAll(const Spec& spec, const SearchControl& control) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
   std::optional<Choice> best;
   std::optional<Error> first_error;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
-    if (best && Stopped(spec.search)) break;
+    if (best && control.stopped()) break;
     const std::optional<int64_t> limit = candidate.spec.memory_limit;
     if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
     try {
@@ -218,8 +210,8 @@ Plan Generate(const Spec& spec) {
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
       const bool components = spec.search.components && spec.costs.moe;
       if (best && !components && bound.value >= best->step) continue;
-      const SearchOptions options = OptionsFor(spec, candidates, i);
-      Choice choice = SearchCandidate(candidate, bound.value, CostStages(spec), options);
+      Choice choice =
+          SearchCandidate(candidate, bound.value, spec, ControlOf(control, candidates, i));
       if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
@@ -228,16 +220,9 @@ Plan Generate(const Spec& spec) {
   }
   if (!best && first_error) throw *first_error;
   if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));
-  best->plan.provenance->interrupted = Stopped(spec.search);
+  best->plan.provenance->interrupted = control.stopped();
   return std::move(best->plan);
 }
-
-/// Of its costs: where the placement has another number of stages, they are cut or merged.
-int Stages(const Spec& spec) { return CostStages(spec); }
-
-/// Any order of all micro-batches may come of a search, and a limit is not known here to be in
-/// activations.
-int PeakActivations(const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; }
 
 }  // namespace
 
@@ -246,11 +231,15 @@ const Schedule kAuto = {
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
     .limits = "any P and M, `placement`, costs of P stages or a multiple of it",
     .memory = "as `memory_limit` says",
-    .stages = Stages,
+    // Of its costs: where the placement has another number of stages, they are cut or merged.
+    .stages = CostStages,
     .reject = RejectPlacement,
-    .generate = Generate,
-    .peak_activations = PeakActivations,
+    .generate = [](const Spec& spec) { return SearchAll(spec, SearchControl()); },
+    // Any order of all micro-batches may come of a search, and a limit is not known here to be in
+    // activations.
+    .peak_activations = [](const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; },
     .formula = nullptr,
+    .search = SearchAll,
 };
 
 }  // namespace contraflow

@@ -6,6 +6,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "schedules/published/placement.h"
 
@@ -23,9 +24,8 @@ int InterleavedChunks(const Spec& spec) {
 
 /// A limit in activations counts those of the stages that the costs describe.
 std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
-  const bool bytes = spec.costs.memory && spec.costs.memory->activation_bytes > 0;
   const int given = CostStages(spec);
-  if (!spec.memory_limit || bytes) return spec.memory_limit;
+  if (!spec.memory_limit || MemoryLimit(spec.costs).bytes()) return spec.memory_limit;
   // Below what can be multiplied, there is room for everything at once.
   const int64_t limit = std::min(*spec.memory_limit, 2 * kMaxCells);
   return stages >= given ? limit * (stages / given) : limit / (given / stages);
@@ -148,6 +148,21 @@ std::vector<Candidate> CandidatesOf(const Spec& spec) {
   std::vector<Candidate> candidates;
   for (const Placement placement : PlacementsOf(spec)) candidates.push_back(Make(spec, placement));
   return candidates;
+}
+
+Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,
+                        Time makespan, Time bound) {
+  Provenance provenance = {.placement = std::string(Name(candidate.placement)),
+                           .from = std::move(from),
+                           .cost_stages = {},
+                           .memory_limit = candidate.spec.memory_limit,
+                           .makespan = makespan,
+                           .bound = bound,
+                           .budget = asked.search.budget,
+                           .seed = asked.search.seed,
+                           .noise = asked.search.noise};
+  if (CostStages(asked) != candidate.frame.stages) provenance.cost_stages = CostStages(asked);
+  return provenance;
 }
 
 int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held) {

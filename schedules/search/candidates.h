@@ -30,6 +30,10 @@ std::string RejectPlacement(const Spec& spec);
 /// "".
 std::vector<Candidate> CandidatesOf(const Spec& spec);
 
+/// Where a plan of the candidate comes from that was searched for the spec `asked`.
+Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,
+                        Time makespan, Time bound);
+
 /// The least limit in activations of the stages that the costs of a spec describe with which the
 /// candidate of these routes may hold `held` of its own on a rank.
 int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held);

@@ -158,7 +158,7 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
       held += state.held;
       peak = std::max(peak, held);
       if (state.after >= 0 && !state.after_here) {
-        const size_t to = states_[static_cast<size_t>(state.after)].first + static_cast<size_t>(k);
+        const size_t to = At(state.after).first + static_cast<size_t>(k);
         Depart(state.rank_after, state.edge_after, lane, &f_in_, to, static_cast<int64_t>(2 * to));
       }
     }
@@ -167,7 +167,7 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
       const int k = state.b++;
       held -= state.held - state.stash;
       if (state.before >= 0 && !state.before_here) {
-        const size_t to = states_[static_cast<size_t>(state.before)].first + static_cast<size_t>(k);
+        const size_t to = At(state.before).first + static_cast<size_t>(k);
         Depart(state.rank_before, state.edge_before, lane, &b_in_, to,
                static_cast<int64_t>(2 * to + 1));
       }
@@ -188,12 +188,12 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
 /// When all that the action needs is there, or what it waits for. What a rank makes itself is there
 /// once it has run: its lane is free no earlier.
 Evaluator::Step Evaluator::Ready(int rank, const Action& action, Time* ready) {
-  StageState& own = states_[static_cast<size_t>(action.stage)];
+  StageState& own = At(action.stage);
   int64_t& wait = waits_[static_cast<size_t>(rank)];
   if (HasForward(action.op)) {
     if (own.f == own.count) return Step::kNever;
     if (own.before_here) {
-      if (states_[static_cast<size_t>(own.before)].f <= own.f) return Step::kNever;
+      if (At(own.before).f <= own.f) return Step::kNever;
     } else if (own.before >= 0) {
       const size_t at = own.first + static_cast<size_t>(own.f);
       if (f_in_[at] == kUnset) {
@@ -203,11 +203,11 @@ Evaluator::Step Evaluator::Ready(int rank, const Action& action, Time* ready) {
       *ready = std::max(*ready, f_in_[at]);
     }
   }
-  StageState& back = action.op == Op::FB ? states_[static_cast<size_t>(action.back)] : own;
+  StageState& back = action.op == Op::FB ? At(action.back) : own;
   if (HasBackward(action.op)) {
     if (back.b == back.f || (HasWeight(action.op) && back.w != back.b)) return Step::kNever;
     if (back.after_here) {
-      if (states_[static_cast<size_t>(back.after)].b <= back.b) return Step::kNever;
+      if (At(back.after).b <= back.b) return Step::kNever;
     } else if (back.after >= 0) {
       const size_t at = back.first + static_cast<size_t>(back.b);
       if (b_in_[at] == kUnset) {
@@ -227,7 +227,7 @@ Time Evaluator::Duration(const Action& action) const {
   const StageState& own = states_[stage];
   if (draw_ != nullptr) {
     if (action.op == Op::FB) {
-      return draw_->Duration(action, own.f, states_[static_cast<size_t>(action.back)].b);
+      return draw_->Duration(action, own.f, At(action.back).b);
     }
     const int k = HasForward(action.op) ? own.f : HasBackward(action.op) ? own.b : own.w;
     return draw_->Duration(action, k);

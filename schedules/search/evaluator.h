@@ -37,6 +37,8 @@ class Evaluator {
   };
   enum class Step : uint8_t { kDone, kWaits, kNever };
 
+  StageState& At(int32_t stage) { return states_[static_cast<size_t>(stage)]; }
+  const StageState& At(int32_t stage) const { return states_[static_cast<size_t>(stage)]; }
   void Reset();
   bool Walk(int r, const ActionList& list);
   Step Ready(int r, const Action& action, Time* ready);

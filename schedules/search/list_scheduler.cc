@@ -42,7 +42,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
     rank.begin = static_cast<int32_t>(states_.size());
     rank.first = code;
     for (const int index : here) {
-      const RouteStage& stage = problem.stages[static_cast<size_t>(index)];
+      const RouteStage& stage = problem.stage(index);
       StageState state;
       state.stage = index;
       state.rank = stage.rank;
@@ -55,7 +55,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
       const auto meet = [&](int other, int32_t* to, int32_t* edge, Time* hop) {
         if (other < 0) return;
         *to = state_of[static_cast<size_t>(other)];
-        const RouteStage& end = problem.stages[static_cast<size_t>(other)];
+        const RouteStage& end = problem.stage(other);
         if (end.rank == stage.rank) return;
         *hop = comm.latency + comm.occupancy;
         if (!comm.exclusive()) return;
@@ -95,11 +95,11 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
   for (size_t r = 0; r < ranks_.size(); ++r) {
     std::map<int32_t, Claim> claims;
     for (int32_t t = ranks_[r].begin; t < ranks_[r].end; ++t) {
-      const StageState& state = states_[static_cast<size_t>(t)];
+      const StageState& state = At(t);
       if (state.count == 0) continue;
       Claim& claim = claims.try_emplace(state.route, Claim{t, 0}).first->second;
       claim.held += state.held;
-      if (states_[static_cast<size_t>(claim.state)].number < state.number) claim.state = t;
+      if (At(claim.state).number < state.number) claim.state = t;
     }
     for (const auto& [route, claim] : claims) claims_[r].push_back(claim);
   }
@@ -143,7 +143,7 @@ void ListScheduler::Reset(const Rules& rules) {
     rank.was_forward = false;
     rank.left = 0;
     for (int32_t t = rank.begin; t < rank.end; ++t) {
-      const StageState& state = states_[static_cast<size_t>(t)];
+      const StageState& state = At(t);
       if (scaled_[0].empty()) {
         rank.left += state.count * (state.f + (fused_ ? state.bw : state.b + state.w));
         continue;
@@ -171,7 +171,7 @@ std::optional<Time> ListScheduler::RunInOrder(const Order& guide, const Rules& r
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
     for (int32_t t = rank.begin; t < rank.end; ++t) {
-      place[static_cast<size_t>(states_[static_cast<size_t>(t)].stage)] = t - rank.begin;
+      place[static_cast<size_t>(At(t).stage)] = t - rank.begin;
     }
     rank.guide = guide_.size();
     for (const Action& action : guide[r]) {
@@ -196,7 +196,7 @@ std::optional<Time> ListScheduler::Finish() {
 
 void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
-  StageState& state = states_[static_cast<size_t>(which)];
+  StageState& state = At(which);
   const Time duration = Duration(op, state);
   const Time end = now + duration;
   codes_[rank.first + rank.size++] =
@@ -234,7 +234,7 @@ void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
 }
 
 void ListScheduler::Depart(int32_t to, int32_t edge, Time hop, Time made, bool forward) {
-  StageState& state = states_[static_cast<size_t>(to)];
+  StageState& state = At(to);
   if (edge >= 0) {
     Time& free = edge_free_[static_cast<size_t>(edge)];
     made = std::max(made, free);
@@ -264,7 +264,7 @@ Order ListScheduler::TakeOrder() const {
     order[r].reserve(rank.size);
     for (size_t i = rank.first; i < rank.first + rank.size; ++i) {
       const uint16_t code = codes_[i];
-      const StageState& state = states_[static_cast<size_t>(rank.begin + code / 4)];
+      const StageState& state = At(rank.begin + code / 4);
       order[r].push_back({kCosted[code % 4], state.stage, -1});
     }
   }

@@ -114,6 +114,8 @@ class ListScheduler {
     int64_t held = 0;
   };
 
+  StageState& At(int32_t state) { return states_[static_cast<size_t>(state)]; }
+  const StageState& At(int32_t state) const { return states_[static_cast<size_t>(state)]; }
   void Reset(const Rules& rules);
   std::optional<Time> Finish();
   void Decide(int r, Time now);

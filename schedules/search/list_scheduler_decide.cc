@@ -20,14 +20,14 @@ namespace {}  // namespace
 // is started only if this stays true, which needs no look at other ranks.
 bool ListScheduler::Admits(const Rank& rank, int32_t which) const {
   if (rank.end - rank.begin == 1) return true;
-  const StageState& added = states_[static_cast<size_t>(which)];
+  const StageState& added = At(which);
   for (const Claim& claim : claims_[static_cast<size_t>(added.rank)]) {
-    const StageState& last = states_[static_cast<size_t>(claim.state)];
+    const StageState& last = At(claim.state);
     const int32_t first = last.nf + (claim.state == which);
     if (first == last.count) continue;
     int64_t sum = claim.held;
     for (int32_t t = rank.begin; t < rank.end; ++t) {
-      const StageState& state = states_[static_cast<size_t>(t)];
+      const StageState& state = At(t);
       const int32_t later = std::max(state.nb, first + (state.route <= last.route));
       const int32_t holding = state.nf + (t == which) - later;
       if (holding > 0) sum += holding * state.held;
@@ -55,7 +55,7 @@ bool ListScheduler::Before(Pick pick, const StageState& a, Time arrival_a, int32
 /// When a forward or backward arrives that goes before the one that is ready and for which the rule
 /// lets that wait, or RankQueue::kNever.
 Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const {
-  const StageState& first = states_[static_cast<size_t>(ready)];
+  const StageState& first = At(ready);
   const std::vector<Time>& arrivals = forward ? f_in_ : b_in_;
   const auto next = [forward](const StageState& state) { return forward ? state.nf : state.nb; };
   const auto arrival = [&](const StageState& state) {
@@ -65,7 +65,7 @@ Time ListScheduler::WorthWaiting(const Rank& rank, int32_t ready, Time now, bool
   const Pick pick = forward ? rank.rule.forward : rank.rule.backward;
   Time until = RankQueue::kNever;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
-    const StageState& state = states_[static_cast<size_t>(t)];
+    const StageState& state = At(t);
     if (t == ready || next(state) >= (forward ? state.kf : state.kb)) continue;
     const Time when = arrival(state);
     if (when <= now || when >= until || (when - now) * 100 > most) continue;
@@ -80,7 +80,7 @@ int32_t ListScheduler::WeightOf(const Rank& rank) const {
   int64_t most = -1;
   int32_t which = -1;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
-    const StageState& state = states_[static_cast<size_t>(t)];
+    const StageState& state = At(t);
     if (state.nw == state.nb) continue;
     const int64_t stashed = (state.nb - state.nw) * state.stash;
     if (stashed <= most) continue;
@@ -94,7 +94,7 @@ int32_t ListScheduler::WeightOf(const Rank& rank) const {
 void ListScheduler::FillOrWait(int r, Time now, int32_t w, Time next) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   if (w >= 0) {
-    const Time length = Duration(Op::W, states_[static_cast<size_t>(w)]);
+    const Time length = Duration(Op::W, At(w));
     if (next == RankQueue::kNever || (next - now) * 100 >= rank.rule.fill * length) {
       Start(r, now, Op::W, w);
       return;
@@ -109,14 +109,13 @@ void ListScheduler::Decide(int r, Time now) {
   Time next_f = RankQueue::kNever, next_b = RankQueue::kNever, f_arrival = 0, b_arrival = 0;
   int32_t f = -1, b = -1;
   for (int32_t t = rank.begin; t < rank.end; ++t) {
-    const StageState& state = states_[static_cast<size_t>(t)];
+    const StageState& state = At(t);
     if (state.nb < state.kb) {
       const Time arrival = b_in_[state.first + static_cast<size_t>(state.nb)];
       if (arrival > now) {
         next_b = std::min(next_b, arrival);
-      } else if (b < 0 || Before(rank.rule.backward, state, arrival, state.nb,
-                                 states_[static_cast<size_t>(b)], b_arrival,
-                                 states_[static_cast<size_t>(b)].nb)) {
+      } else if (b < 0 ||
+                 Before(rank.rule.backward, state, arrival, state.nb, At(b), b_arrival, At(b).nb)) {
         b = t;
         b_arrival = arrival;
       }
@@ -125,9 +124,8 @@ void ListScheduler::Decide(int r, Time now) {
       const Time arrival = f_in_[state.first + static_cast<size_t>(state.nf)];
       if (arrival > now) {
         next_f = std::min(next_f, arrival);
-      } else if (f < 0 || Before(rank.rule.forward, state, arrival, state.nf,
-                                 states_[static_cast<size_t>(f)], f_arrival,
-                                 states_[static_cast<size_t>(f)].nf)) {
+      } else if (f < 0 ||
+                 Before(rank.rule.forward, state, arrival, state.nf, At(f), f_arrival, At(f).nf)) {
         f = t;
         f_arrival = arrival;
       }
@@ -152,12 +150,12 @@ void ListScheduler::Decide(int r, Time now) {
     Start(r, now, Op::W, w);
     return;
   }
-  const bool full = f >= 0 && rank.held + states_[static_cast<size_t>(f)].held > limit_;
+  const bool full = f >= 0 && rank.held + At(f).held > limit_;
   if (full && w < 0) f = -1;
   const bool forward = f >= 0 && (b < 0 || rank.rule.turn == Turn::kForward ||
                                   (rank.rule.turn == Turn::kAlternate && !rank.was_forward));
   if (forward) {
-    const Time length = states_[static_cast<size_t>(f)].f;
+    const Time length = At(f).f;
     if (b < 0 && next_b != RankQueue::kNever && (next_b - now) * 100 <= rank.rule.wait * length) {
       FillOrWait(r, now, w, next_b);
     } else if (full) {
@@ -179,7 +177,7 @@ void ListScheduler::DecideInOrder(int r, Time now) {
   if (rank.guide < rank.guide_end) {
     const uint16_t code = guide_[rank.guide];
     const int32_t which = rank.begin + code / 4;
-    const StageState& state = states_[static_cast<size_t>(which)];
+    const StageState& state = At(which);
     const bool forward = code % 4 == 0;
     const int32_t k = forward ? state.nf : state.nb;
     const bool known = k < (forward ? state.kf : state.kb);

@@ -3,28 +3,21 @@
 #include <algorithm>
 
 #include "compiler/plan/error.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/plan/memory_limit.h"
 #include "schedules/published/placement.h"
-#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 
 namespace contraflow {
-namespace {
-
-bool CountsBytes(const Spec& spec) {
-  return spec.costs.memory && spec.costs.memory->activation_bytes > 0;
-}
-
-}  // namespace
 
 std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
-  if (recomputed && (!CountsBytes(spec) || !InputBytes(spec.costs))) return std::nullopt;
+  const bool bytes = MemoryLimit(spec.costs).bytes();
+  if (recomputed && (!bytes || !InputBytes(spec.costs))) return std::nullopt;
   Spec roomy = spec;
   roomy.memory_limit.reset();
   std::optional<int64_t> least;
   for (const Candidate& candidate : CandidatesOf(roomy)) {
     const int64_t held = SerialPeak(candidate.frame, candidate.spec.costs, recomputed);
-    const int64_t limit = CountsBytes(spec) ? held : LimitNeeded(spec, candidate.frame, held);
+    const int64_t limit = bytes ? held : LimitNeeded(spec, candidate.frame, held);
     least = std::min(least.value_or(limit), limit);
   }
   return least;
@@ -34,7 +27,7 @@ std::string MemoryAdvice(const Spec& spec) {
   CF_ASSERT(spec.memory_limit);
   using Choice = Recompute::Choice;
   const Choice choice = spec.recompute.choice;
-  const std::string unit = CountsBytes(spec) ? " bytes" : " activations";
+  const std::string unit = MemoryLimit(spec.costs).unit();
   const std::string limit = std::to_string(*spec.memory_limit) + unit;
   const std::optional<int64_t> plain = LeastLimit(spec, false), recomputed = LeastLimit(spec, true);
   CF_ASSERT(plain);
@@ -51,21 +44,6 @@ std::string MemoryAdvice(const Spec& spec) {
   if (everything || !recomputed || *recomputed >= *plain) return text;
   if (*recomputed <= *spec.memory_limit) return text + ", or give `recompute` auto, which fits";
   return text + ", or to " + std::to_string(*recomputed) + " with `recompute` auto";
-}
-
-bool FitsRecomputed(const Spec& spec) {
-  if (!spec.memory_limit || !CountsBytes(spec) || !InputBytes(spec.costs)) return false;
-  Spec recomputed = spec;
-  recomputed.recompute = {.choice = Recompute::Choice::kAuto};
-  try {
-    const Plan plan = GeneratePlan(recomputed);
-    const Simulation simulation = Simulate(plan, plan.costs.value_or(spec.costs));
-    return std::all_of(
-        simulation.ranks.begin(), simulation.ranks.end(),
-        [&](const RankFigures& rank) { return rank.peak_bytes <= *spec.memory_limit; });
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 }  // namespace contraflow

@@ -53,17 +53,17 @@ Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
   Rules rules;
   rules.fused = policy.fused;
   rules.ranks.assign(problem.stages_of.size(), {.fill = policy.fill,
-                                               .wait = policy.wait,
-                                               .wait_forward = policy.wait_forward,
-                                               .wait_backward = policy.wait_backward,
-                                               .turn = policy.turn,
-                                               .forward = policy.forward,
-                                               .backward = policy.backward});
+                                                .wait = policy.wait,
+                                                .wait_forward = policy.wait_forward,
+                                                .wait_backward = policy.wait_backward,
+                                                .turn = policy.turn,
+                                                .forward = policy.forward,
+                                                .backward = policy.backward});
   Time busiest = 1;
   for (const std::vector<int>& here : problem.stages_of) {
     Time one = 0;
     for (const int index : here) {
-      const RouteStage& stage = problem.stages[static_cast<size_t>(index)];
+      const RouteStage& stage = problem.stage(index);
       if (stage.count > 0) one += stage.cost.f + stage.cost.b + stage.cost.w;
     }
     busiest = std::max(busiest, one);

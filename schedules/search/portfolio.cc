@@ -7,9 +7,9 @@
 #include "compiler/bound/bound.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
-#include "schedules/registry.h"
 
 namespace contraflow {
 namespace {
@@ -43,40 +43,29 @@ bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
   return schedule.generate(small.spec).routes == small.frame.routes;
 }
 
-/// Spec::memory_limit counts bytes where the costs give some, else activations.
-bool CountsBytes(const CostModel& costs) {
-  return costs.memory && costs.memory->activation_bytes > 0;
-}
-
 /// True where no order that holds at most so many activations has a makespan of `enough`: what a
 /// schedule holds is known before it is made, and to make it may take long.
 bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
   const Spec& spec = candidate.spec;
-  const int64_t each = CountsBytes(spec.costs) ? spec.costs.memory->activation_bytes : 1;
-  const int64_t held = most * each;
+  const int64_t held = most * MemoryLimit(spec.costs).activation();
   // Within the limit itself `enough` is no longer than the bound.
   if (spec.memory_limit && held >= *spec.memory_limit) return false;
   return ProveBound(candidate.frame, spec.costs, held).value > enough;
 }
 
 bool Suffices(const Plan& plan, const Candidate& candidate, Time enough) {
-  const CostModel& costs = candidate.spec.costs;
-  const Simulation simulation = Simulate(plan, costs);
-  const bool bytes = CountsBytes(costs);
-  const std::optional<int64_t> limit = candidate.spec.memory_limit;
-  const auto fits = [&](const RankFigures& rank) {
-    return !limit || (bytes ? rank.peak_bytes : int64_t{rank.peak_activations}) <= *limit;
-  };
+  const Spec& spec = candidate.spec;
+  const Simulation simulation = Simulate(plan, spec.costs);
   return simulation.makespan <= enough &&
-         std::all_of(simulation.ranks.begin(), simulation.ranks.end(), fits);
+         MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation);
 }
 
 }  // namespace
 
 std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time> enough) {
   std::vector<std::pair<int, const Schedule*>> schedules;
-  for (const Schedule* schedule : Schedules()) {
-    if (schedule == &kAuto || !schedule->reject(candidate.spec).empty()) continue;
+  for (const Schedule* schedule : kPublishedSchedules) {
+    if (!schedule->reject(candidate.spec).empty()) continue;
     if (schedule->stages(candidate.spec) != candidate.frame.stages) continue;
     if (!MayMakeRoutes(*schedule, candidate)) continue;
     schedules.emplace_back(MostActivations(*schedule, candidate.spec), schedule);
@@ -109,15 +98,10 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
   return plans;
 }
 
-namespace {
-
-/// Reductions and optimizer steps belong to the step, but to no compute order.
 bool HasEpilogue(const CostModel& costs) {
   return std::any_of(costs.stages.begin(), costs.stages.end(),
                      [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
 }
-
-}  // namespace
 
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
   return HasEpilogue(costs) || (options.components && costs.moe);

@@ -17,6 +17,10 @@ namespace contraflow {
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
 
+/// True if the costs have reductions or optimizer steps, which belong to the step, but to no
+/// compute order.
+bool HasEpilogue(const CostModel& costs);
+
 /// True where a step may take another time than its compute order: reductions and optimizer steps
 /// belong to it, and components (SearchOptions::components) take the time that they do.
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);

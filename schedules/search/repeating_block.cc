@@ -29,7 +29,7 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
   for (const std::vector<int>& route : routes_) {
     Time lag = 0;
     for (size_t s = route.size(); s-- > 0;) {
-      const RouteStage& stage = problem.stages[static_cast<size_t>(route[s])];
+      const RouteStage& stage = problem.stage(route[s]);
       area[static_cast<size_t>(stage.rank)] +=
           static_cast<double>(lag + stage.cost.f + stage.cost.b) * static_cast<double>(stage.held) +
           static_cast<double>(stage.cost.w) * static_cast<double>(stage.stash);
@@ -39,7 +39,7 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
   for (size_t r = 0; r < problem.stages_of.size(); ++r) {
     Time work = 0;
     for (const int stage : problem.stages_of[r]) {
-      const StageCost& cost = problem.stages[static_cast<size_t>(stage)].cost;
+      const StageCost& cost = problem.stage(stage).cost;
       work += cost.f + cost.b + cost.w;
     }
     least_ = std::max(least_, work);
@@ -126,7 +126,7 @@ BlockSearch::Fit BlockSearch::Place(Time period) {
     for (size_t s = route.size(); s-- > 0;) {
       const auto i = static_cast<size_t>(route[s]);
       const RouteStage& stage = problem_.stages[i];
-      if (s + 1 < route.size()) now += problem_.stages[static_cast<size_t>(route[s + 1])].hop;
+      if (s + 1 < route.size()) now += problem_.stage(route[s + 1]).hop;
       now += delays_[next++];
       if (!Put(static_cast<size_t>(stage.rank), now, stage.cost.b, &block_.b[i])) return {kNoRoom};
       now = block_.b[i] + stage.cost.b;

@@ -12,6 +12,10 @@
 namespace contraflow {
 namespace {
 
+constexpr int64_t kNanoseconds = 1'000'000'000;
+/// Reports while the budget is spent evenly.
+constexpr int64_t kReports = 100;
+
 /// The shortest of the seeds that run and fit; the first of equals.
 std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<const Plan> seeds,
                                      SearchWork* work) {
@@ -58,25 +62,14 @@ std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const
   ImproveWithin(problem, bound, options.seed, work->left(), work, &*best);
   if (options.noise > 0) {
     // A second budget, so that the order is as short as without noise.
-    SearchWork more(options);
+    SearchWork more(options, work->control());
     LowerExpected(problem, seeds, options, &more, &*best);
   }
   return best;
 }
 
-namespace {
-
-constexpr int64_t kNanoseconds = 1'000'000'000;
-/// Reports while the budget is spent evenly.
-constexpr int64_t kReports = 100;
-
-}  // namespace
-
-bool Stopped(const SearchOptions& options) {
-  return options.stop != nullptr && options.stop->load(std::memory_order_relaxed);
-}
-
-SearchWork::SearchWork(const SearchOptions& options) : options_(options) {
+SearchWork::SearchWork(const SearchOptions& options, SearchControl control)
+    : control_(std::move(control)) {
   const int64_t budget = std::max<int64_t>(options.budget, 0);
   // In two parts, since the product of both factors need not fit. A week is more than anyone waits.
   const int64_t seconds = std::min<int64_t>(budget / kNanoseconds, 7 * 24 * 3600);
@@ -88,11 +81,11 @@ SearchWork::SearchWork(const SearchOptions& options) : options_(options) {
 bool SearchWork::Spend(int64_t instructions) {
   done_ += instructions;
   if (done_ >= total_) over_ = true;
-  if (Stopped(options_)) over_ = true;
-  if (options_.report && done_ >= next_report_) {
+  if (control_.stopped()) over_ = true;
+  if (control_.report && done_ >= next_report_) {
     next_report_ = done_ + std::max<int64_t>(total_ / kReports, 1);
     state_.spent = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
-    options_.report(state_);
+    control_.report(state_);
   }
   return !over_;
 }
@@ -102,7 +95,7 @@ int64_t SearchWork::left() const { return over_ ? 0 : total_ - done_; }
 void SearchWork::Found(Time makespan, Time bound) {
   state_.makespan = makespan;
   state_.bound = bound;
-  if (options_.report) options_.report(state_);
+  if (control_.report) control_.report(state_);
 }
 
 }  // namespace contraflow

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "schedules/search/evaluator.h"
 
 namespace contraflow {
@@ -33,14 +34,14 @@ int64_t SearchProblem::chunks() const {
 }
 
 Time SearchProblem::Duration(const Action& action, int k, int j) const {
-  const RouteStage& stage = stages[static_cast<size_t>(action.stage)];
+  const RouteStage& own = stage(action.stage);
   const auto microbatch = [&](const RouteStage& of, int place) {
     return frame.routes[static_cast<size_t>(of.route)].microbatches[static_cast<size_t>(place)];
   };
-  Instruction instruction = CellOp(action.op, stage.number, microbatch(stage, k));
+  Instruction instruction = CellOp(action.op, own.number, microbatch(own, k));
   if (action.op == Op::FB) {
-    const RouteStage& back = stages[static_cast<size_t>(action.back)];
-    instruction = Pair(stage.number, instruction.microbatch, back.number, microbatch(back, j));
+    const RouteStage& back = stage(action.back);
+    instruction = Pair(own.number, instruction.microbatch, back.number, microbatch(back, j));
   }
   return costs.Duration(instruction);
 }
@@ -51,7 +52,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   problem.costs = costs;
   problem.limit = limit;
   problem.stages_of.resize(static_cast<size_t>(frame.ranks));
-  const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
+  const MemoryLimit unit(costs);
   for (size_t route = 0; route < frame.routes.size(); ++route) {
     const std::vector<int>& ranks = frame.routes[route].ranks;
     for (int s = 0; s < frame.stages; ++s) {
@@ -67,8 +68,8 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
         stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
       stage.cost = costs.stage(s);
-      stage.held = bytes ? costs.memory->activation_bytes : 1;
-      stage.stash = bytes ? costs.memory->w_stash_bytes : 1;
+      stage.held = unit.activation();
+      stage.stash = unit.stash();
       problem.pairs = problem.pairs || stage.cost.fb < stage.cost.f + stage.cost.bw;
       problem.stages_of[static_cast<size_t>(stage.rank)].push_back(index);
       problem.stages.push_back(stage);
@@ -129,7 +130,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
     int64_t least = 1;
     for (const std::vector<int>& here : problem.stages_of) {
       int64_t sum = 0;
-      for (const int stage : here) sum += problem.stages[static_cast<size_t>(stage)].held;
+      for (const int stage : here) sum += problem.stage(stage).held;
       least = std::max(least, sum);
     }
     const double share = static_cast<double>(ranks) / static_cast<double>(large.ranks);

@@ -49,6 +49,7 @@ struct SearchProblem {
   /// Scale of the k-th micro-batch of each route; empty where all are 1.
   std::vector<std::vector<double>> scale;
 
+  const RouteStage& stage(int index) const { return stages[static_cast<size_t>(index)]; }
   int64_t chunks() const;  ///< stages * micro-batches
   /// Of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
   /// backward.

@@ -393,7 +393,7 @@ TEST_SUITE("unit") {
           "\"rank\"");
     CHECK(Failure([] {
             ReadRankPlan(With("\"ranks\": 2", "\"ranks\": 2, \"rank\": 0"), "r.json");
-          }) == "r.json: /programs: must have 1 programs, that of the rank, has 2");
+          }) == "r.json: /programs: must have 1 program, that of the rank, has 2");
     CHECK(Failure([] {
             ReadRankPlan(With("\"ranks\": 2", "\"ranks\": 2, \"rank\": 2"), "r.json");
           }) == "r.json: /rank: must be a rank in 0..1, is 2");

@@ -15,6 +15,7 @@
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search_control.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
 #include "tests/support/support.h"
@@ -231,8 +232,7 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("auto", 6, 20, UniformCosts(3, 5, 2, 1));
     spec.search.placement = Placement::kAny;
     spec.search.budget = 3'600'000'000'000;
-    spec.search.stop = &stop;
-    const Plan plan = GeneratePlan(spec);
+    const Plan plan = GeneratePlan(spec, {.stop = &stop});
     CHECK(Verify(plan).empty());
     CHECK(plan.provenance->interrupted);
     CHECK(plan.provenance->placement == "linear");

@@ -79,11 +79,11 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
     int reports = 0;
     std::atomic<bool> stop{false};
-    const auto progress = [&](const SearchState&) {
+    const auto report = [&](const SearchState&) {
       ++reports;
       stop = true;
     };
-    const Plan plan = Compile(spec, {.progress = progress, .stop = &stop});
+    const Plan plan = Compile(spec, {.control = {.stop = &stop, .report = report}});
     CHECK(reports > 0);
     CHECK(plan.provenance->interrupted);
     CHECK(Verify(plan).empty());

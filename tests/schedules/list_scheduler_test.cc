@@ -38,7 +38,7 @@ int64_t LeastLimit(const SearchProblem& problem) {
   for (const std::vector<int>& here : problem.stages_of) {
     std::vector<int64_t> of_route(problem.frame.routes.size(), 0);
     for (const int stage : here) {
-      const RouteStage& l = problem.stages[static_cast<size_t>(stage)];
+      const RouteStage& l = problem.stage(stage);
       if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.held;
     }
     least = std::max(least, *std::max_element(of_route.begin(), of_route.end()));

@@ -189,13 +189,13 @@ TEST_SUITE("unit") {
     const SearchProblem problem = ProblemOf(plan, costs, 8);
     std::atomic<bool> stop = false;
     std::vector<double> spent;
-    SearchOptions options = Budget(3'600'000);
-    options.stop = &stop;
-    options.report = [&](const SearchState& state) {
+    const SearchOptions options = Budget(3'600'000);
+    SearchControl control = {.stop = &stop};
+    control.report = [&](const SearchState& state) {
       spent.push_back(state.spent);
       if (spent.size() == 4) stop = true;
     };
-    SearchWork work(options);
+    SearchWork work(options, control);
     const std::optional<SearchResult> found = Search(problem, {&plan, 1}, 0, options, &work);
     REQUIRE(found);
     CHECK(work.spent());

@@ -83,7 +83,7 @@ std::string Text(const CompareFlags& options, const std::vector<Point>& points, 
 
 /// Ctrl-C while `auto` is searched gives the best so far; before that it ends the process.
 std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* progress) {
-  WatchSearch(Interrupt::stop(), progress, request.spec.costs.unit, &request.spec.search);
+  request.control = WatchSearch(Interrupt::stop(), progress, request.spec.costs.unit);
   std::optional<Interrupt> interrupt;
   return Compare(request, [&](std::string_view schedule) {
     progress->Say("compiling " + std::string(schedule));

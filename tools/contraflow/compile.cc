@@ -145,13 +145,15 @@ int RunCompile(const CompileFlags& options) {
     progress.emplace("compiling " + spec.schedule);
   }
   std::optional<Interrupt> interrupt;
+  SearchControl control;
   if (searched) {
     interrupt.emplace();
-    WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit, &spec.search);
+    control = WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, costs.unit);
   }
   const Plan plan = Compile(spec, {.level = level,
                                    .overlap = OverlapOf(options.costs, costs),
-                                   .observer = Dumper(options.dump_after)});
+                                   .observer = Dumper(options.dump_after),
+                                   .control = control});
   WritePlanFile(options.output, plan);
   progress.reset();
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) {

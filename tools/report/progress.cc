@@ -80,11 +80,10 @@ std::string AboveBound(Time makespan, Time bound) {
 
 }  // namespace
 
-void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
-                 SearchOptions* search) {
-  search->stop = &stop;
-  if (progress == nullptr) return;
-  search->report = [=](const SearchState& state) {
+SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit) {
+  SearchControl control = {.stop = &stop};
+  if (progress == nullptr) return control;
+  control.report = [=](const SearchState& state) {
     std::string text = "auto: " + std::string(state.phase);
     if (state.makespan > 0) {
       text += ", " + FormatWithUnit(state.makespan, unit) + ", " +
@@ -92,6 +91,7 @@ void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
     }
     progress->Say(text + ", " + FormatPercent(state.spent) + " of the budget (Ctrl-C: enough)");
   };
+  return control;
 }
 
 std::string DescribeInterrupt(const Plan& plan) {

@@ -8,6 +8,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -49,9 +50,8 @@ class Interrupt {
 };
 
 /// Has a search end once `stop` is true and report to `progress`, if there is one; both must
-/// outlive it.
-void WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit,
-                 SearchOptions* search);
+/// outlive the control.
+SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit);
 
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".

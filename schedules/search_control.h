@@ -1,0 +1,30 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string_view>
+
+#include "compiler/plan/cost.h"
+
+namespace contraflow {
+
+/// How far a search has come.
+struct SearchState {
+  std::string_view phase;  ///< "schedules" "policies" "local search" ...; valid during the call
+  Time makespan = 0;       ///< of the best so far; 0 before there is one
+  Time bound = 0;          ///< proven for its placement
+  double spent = 0;        ///< of the budget, 0..1
+};
+
+/// How a caller follows a search and ends it early. A search that is not stopped gives the same
+/// plan with and without.
+struct SearchControl {
+  /// Ends the search with the best so far once it is true. Null: never. Must outlive the search.
+  const std::atomic<bool>* stop = nullptr;
+  /// Called now and then, on the thread that searches.
+  std::function<void(const SearchState&)> report = {};
+
+  bool stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
+};
+
+}  // namespace contraflow

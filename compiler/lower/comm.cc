@@ -32,7 +32,9 @@ class OrderWalk {
 
   std::vector<std::vector<Moment>> Run() {
     for (size_t r = 0; r < moments_.size(); ++r) moments_[r].reserve(plan_.programs[r].size());
-    engine_.Run([&](int r, size_t index) { return Take(static_cast<size_t>(r), index); });
+    engine_.Run([&](int r, const Instruction& i, size_t index) {
+      return Take(static_cast<size_t>(r), i, index);
+    });
     for (size_t r = 0; r < moments_.size(); ++r) {
       CF_ASSERT(moments_[r].size() == plan_.programs[r].size());
     }
@@ -40,8 +42,7 @@ class OrderWalk {
   }
 
  private:
-  bool Take(size_t rank, size_t index) {
-    const Instruction& i = plan_.programs[rank][index];
+  bool Take(size_t rank, const Instruction& i, size_t index) {
     const int stage = BackStage(i), m = BackMicrobatch(i);
     if (HasForward(i.op) && i.stage > 0 && !f_done_(i.stage - 1, i.microbatch)) return false;
     if (HasBackward(i.op) && stage + 1 < plan_.stages && !b_done_(stage + 1, m)) return false;

@@ -61,8 +61,8 @@ class Engine {
  public:
   explicit Engine(const Plan& plan) : plan_(plan), ranks_(plan.programs.size()) {}
 
-  /// Calls execute(rank, index) for the instructions of each rank in their order. Where that is
-  /// false the rank waits at this instruction until somebody wakes it.
+  /// Calls execute(rank, instruction, index) for the instructions of each rank in their order.
+  /// Where that is false the rank waits at this instruction until somebody wakes it.
   template <typename Execute>
   void Run(Execute execute) {
     for (int r = plan_.ranks - 1; r >= 0; --r) ready_.push_back(r);
@@ -70,14 +70,12 @@ class Engine {
       const int r = ready_.back();
       ready_.pop_back();
       RankState& rank = ranks_[static_cast<size_t>(r)];
-      const size_t size = plan_.program(r).size();
+      const Program& program = plan_.program(r);
       rank.waits = false;
-      while (!rank.waits && rank.next < size) {
-        if (execute(r, rank.next)) {
-          ++rank.next;
-        } else {
-          rank.waits = true;
-        }
+      for (; rank.next < program.size(); ++rank.next) {
+        if (execute(r, program[rank.next], rank.next)) continue;
+        rank.waits = true;
+        break;
       }
     }
   }

@@ -41,7 +41,7 @@ class LaneSimulator {
   }
 
   Simulation Run() {
-    engine_.Run([&](int r, size_t index) { return Execute(r, plan_.program(r)[index]); });
+    engine_.Run([&](int r, const Instruction& i, size_t) { return Execute(r, i); });
     for (int r = 0; r < plan_.ranks; ++r) {
       const std::vector<Span>& spans = SpansOf(r);
       const auto open = std::find(spans.begin(), spans.end(), Span{kNotReady, kNotReady});

@@ -45,10 +45,10 @@ class Simulator {
   Simulation Run() {
     auto& timeline = result_.timeline.ranks;
     Span passing;
-    engine_.Run([&](int r, size_t index) {
+    engine_.Run([&](int r, const Instruction& i, size_t index) {
       Span* const span =
           timeline.empty() ? &passing : timeline[static_cast<size_t>(r)].data() + index;
-      return Execute(r, plan_.program(r)[index], span);
+      return Execute(r, i, span);
     });
     for (int r = 0; r < plan_.ranks; ++r) {
       const InstructionRef at = engine_.At(r);

@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-double SecondsOf(Clock::duration duration) {
+double InSeconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
@@ -93,8 +93,8 @@ Findings ControlRoll::Find(const Fault& cause, Clock::time_point now) const {
       standing.position = entry.beat.position;
       standing.waits_for = entry.beat.waits_for;
       // A position that was told in time is still held; an older one is as old as it was told.
-      standing.since = entry.answered ? age + SecondsOf(now - entry.told) : age;
-      standing.heard = SecondsOf((entry.lost ? entry.gone : now) - entry.told);
+      standing.since = entry.answered ? age + InSeconds(now - entry.told) : age;
+      standing.heard = InSeconds((entry.lost ? entry.gone : now) - entry.told);
     }
     findings.standings.push_back(standing);
   }

@@ -81,12 +81,12 @@ std::string ReadName(const JsonCursor& field) {
   return name;
 }
 
-constexpr size_t kMaxText = 200;
+constexpr size_t kMaxWord = 200;
 constexpr int64_t kMost = int64_t{1} << 62;
 
 /// Text that goes to a terminal as it stands.
 std::string ReadText(const JsonCursor& field, const char* noun) {
-  const std::string& text = field.String(noun, kMaxText);
+  const std::string& text = field.String(noun, kMaxWord);
   const auto plain = [](char c) { return c >= ' ' && c <= '~'; };
   if (text.empty() || !std::all_of(text.begin(), text.end(), plain)) {
     field.Fail("must be plain ASCII text and not empty");

@@ -7,8 +7,8 @@
 namespace contraflow {
 
 /// The input is wrong: a spec, cost file, plan or environment. Tools print what() and exit 1.
-/// The message names the place (file, JSON path or line), what is wrong there and what would be
-/// right.
+/// The message names the place (file, JSON path or line, or a field of a Spec between backticks,
+/// `memory_limit`), what is wrong there and what would be right.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

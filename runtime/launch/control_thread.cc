@@ -11,7 +11,9 @@
 namespace contraflow {
 namespace {
 
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+double InSeconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
 
 bool Same(const Fault& a, const Fault& b) {
   return a.kind == b.kind && a.process == b.process && a.about == b.about && a.text == b.text;
@@ -91,8 +93,8 @@ Findings ControlRoll::Find(const Fault& cause, Clock::time_point now) const {
       standing.position = entry.beat.position;
       standing.waits_for = entry.beat.waits_for;
       // A position that was told in time is still held; an older one is as old as it was told.
-      standing.since = entry.answered ? age + Seconds(now - entry.told) : age;
-      standing.heard = Seconds((entry.lost ? entry.gone : now) - entry.told);
+      standing.since = entry.answered ? age + InSeconds(now - entry.told) : age;
+      standing.heard = InSeconds((entry.lost ? entry.gone : now) - entry.told);
     }
     findings.standings.push_back(standing);
   }

@@ -9,7 +9,7 @@
 namespace contraflow {
 namespace {
 
-using NameOf = std::function<std::string(int)>;
+using ProcessName = std::function<std::string(int)>;
 
 /// Whether the text opens with the name: `rank 1` does not open `rank 12, start of step`.
 bool OpensWith(const std::string& text, const std::string& name) {
@@ -18,7 +18,7 @@ bool OpensWith(const std::string& text, const std::string& name) {
 }
 
 /// `rank 0`, `rank 0 and rank 2`, `all 4 ranks`; of many the first ones.
-std::string Subject(const std::vector<int>& processes, size_t size, const NameOf& name) {
+std::string Subject(const std::vector<int>& processes, size_t size, const ProcessName& name) {
   constexpr size_t kNamed = 6;
   if (size > 1 && processes.size() == size) return "all " + std::to_string(size) + " ranks";
   const bool all = processes.size() <= kNamed;
@@ -33,7 +33,7 @@ std::string Subject(const std::vector<int>& processes, size_t size, const NameOf
 
 /// What one line says about a fault that these processes have alike.
 std::string Sentence(const Fault& fault, const std::vector<int>& processes, size_t size,
-                     const NameOf& name) {
+                     const ProcessName& name) {
   const std::string subject = Subject(processes, size, name);
   const std::string tells = size > 1 ? subject + ": " : "";
   switch (fault.kind) {
@@ -131,7 +131,7 @@ std::vector<std::vector<int>> Circles(const std::vector<Standing>& standings) {
   return circles;
 }
 
-std::string CircleText(const std::vector<int>& circle, const NameOf& name) {
+std::string CircleText(const std::vector<int>& circle, const ProcessName& name) {
   std::string text = "circular wait: ";
   for (size_t i = 0; i < circle.size(); ++i) {
     text += (i > 0 ? ", " : "") + name(circle[i]) + " for " + name(circle[(i + 1) % circle.size()]);
@@ -179,7 +179,8 @@ size_t CauseOf(const std::vector<Fault>& faults) {
   return 0;
 }
 
-std::string FaultReport(const std::string& prefix, const NameOf& name, const Findings& findings) {
+std::string FaultReport(const std::string& prefix, const ProcessName& name,
+                        const Findings& findings) {
   const size_t size = findings.standings.size();
   std::vector<Shared> merged = Merge(findings);
   size_t width = 4;  // "then"

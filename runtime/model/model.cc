@@ -146,7 +146,7 @@ void CheckGpuSize(const Model& model, const std::string& place, int members, int
              " GB on each GPU, the largest have " +
              std::to_string(static_cast<int64_t>(kGpuGigabytes)) + " GB; " + remedy);
   };
-  const std::string smaller = "make widths or experts smaller, or --expert-parallel larger";
+  const std::string smaller = "make widths or experts smaller, or `expert_parallel` larger";
   check_numbers("width", owned * d * 2 * f, smaller);
   check_memory("width", "the parameters of a stage take ",
                layers * ParametersOfLayer(model, owned) * kGpuBytesOfParameter,
@@ -292,19 +292,19 @@ Model FitModel(Model model, int stages, int layers, int members, Hardware on) {
     Fail(place, "layers",
          "the plan's " + std::to_string(stages) + " stages have " + std::to_string(layers) +
              " layers each, " + needed + " together, the model has " + count +
-             "; use --model with layers " + needed + ", or costs with another layers_per_stage");
+             "; use `model` with layers " + needed + ", or costs with another layers_per_stage");
   }
   if (model.layers < stages) {
     Fail(place, "layers",
          "stage " + count + " would have no layer, the model has " + count +
-             "; use --model with layers >= " + std::to_string(stages) +
+             "; use `model` with layers >= " + std::to_string(stages) +
              " or a plan with fewer stages");
   }
   if (model.experts % members != 0) {
     Fail(place, "experts",
          "must be a multiple of the " + std::to_string(members) +
              " devices of an expert group, is " + std::to_string(model.experts) +
-             "; use --model with such a number, or a plan with another --expert-parallel");
+             "; use `model` with such a number, or a plan with another `expert_parallel`");
   }
   CheckModel(model, place, members, stages, on);
   return model;

@@ -16,7 +16,7 @@
 namespace contraflow {
 namespace {
 
-constexpr int64_t kSteps = 1024;
+constexpr int64_t kCoolings = 1024;
 /// What a component of a shared run counts, in instructions of a chunk-level run.
 constexpr int64_t kPerComponent = 4;
 
@@ -63,8 +63,8 @@ class LoweredSearch {
     const int64_t end = work_->left() - budget;
     const Time hottest = ComponentsOf(problem_.costs) / 40;
     while (!work_->spent() && work_->left() > end) {
-      const int64_t part = (work_->left() - end) / (budget / kSteps + 1);
-      Step(hottest * part / kSteps * part / kSteps);
+      const int64_t part = (work_->left() - end) / (budget / kCoolings + 1);
+      Step(hottest * part / kCoolings * part / kCoolings);
     }
     return best_;
   }

@@ -231,7 +231,7 @@ const Schedule kAuto = {
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
     .limits = "any P and M, `placement`, costs of P stages or a multiple of it",
     .memory = "as `memory_limit` says",
-    // Of its costs: where the placement has another number of stages, they are cut or merged.
+    // Of its costs: where the placement has a different number of stages, they are cut or merged.
     .stages = CostStages,
     .reject = RejectPlacement,
     .generate = [](const Spec& spec) { return SearchAll(spec, SearchControl()); },

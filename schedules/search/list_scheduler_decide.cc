@@ -41,9 +41,9 @@ bool ListScheduler::Before(Pick pick, const StageState& a, Time arrival_a, int32
                            const StageState& b, Time arrival_b, int32_t next_b) const {
   switch (pick) {
     case Pick::kDeep:
-      return a.stage > b.stage;
+      return a.number > b.number;
     case Pick::kShallow:
-      return a.stage < b.stage;
+      return a.number < b.number;
     case Pick::kEarly:
       return arrival_a < arrival_b;
     case Pick::kOld:

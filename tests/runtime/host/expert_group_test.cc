@@ -213,7 +213,7 @@ TEST_SUITE("equivalence") {
     CHECK(
         failure(ModelFor(plan, 0)) ==
         "model \"small\": /experts: must be a multiple of the 3 devices of an expert group, is 4; "
-        "use --model with such a number, or a plan with another --expert-parallel");
+        "use `model` with such a number, or a plan with another `expert_parallel`");
     Model model = ModelFor(plan, 0);
     model.experts = 6;
     CHECK(failure(model) == "accepted");
@@ -222,7 +222,7 @@ TEST_SUITE("equivalence") {
     CHECK(failure(model) == "model \"small\": /layers: the plan's 2 stages have " +
                                 std::to_string(plan.layers) + " layers each, " +
                                 std::to_string(right) + " together, the model has " +
-                                std::to_string(right + 1) + "; use --model with layers " +
+                                std::to_string(right + 1) + "; use `model` with layers " +
                                 std::to_string(right) + ", or costs with another layers_per_stage");
     model.layers = 0;
     CHECK(FitModel(model, plan.stages, plan.layers).layers == right);

@@ -173,7 +173,7 @@ TEST_CASE("model: layers are settled for the stages") {
   model.layers = 5;
   CHECK(FitModel(model, 5).layers == 5);
   CHECK(Failure([&] { FitModel(model, 8); }) ==
-        "model \"default\": /layers: stage 5 would have no layer, the model has 5; use --model "
+        "model \"default\": /layers: stage 5 would have no layer, the model has 5; use `model` "
         "with layers >= 8 or a plan with fewer stages");
   model.capacity_factor = -1;
   CHECK(Failure([&] { FitModel(model, 5); }).find("/capacity_factor: must be a capacity factor") !=
@@ -207,7 +207,7 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
   model.layers = 64;
   is(fit(1, 1),
      "model \"big\": /width: the parameters of a stage take 1005 GB on each GPU, the largest have "
-     "141 GB; make widths or experts smaller, or --expert-parallel larger, or take more stages");
+     "141 GB; make widths or experts smaller, or `expert_parallel` larger, or take more stages");
   CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 64);
   CHECK(FitModel(model, 4, 0, 4, Hardware::kGpus).layers == 64);
   model.layers = 8;

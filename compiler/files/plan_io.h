@@ -79,5 +79,7 @@ RankPlan ReadRankFile(const std::string& folder, int rank);
 /// The bytes of the head. It holds the checksum of every rank's file, so that processes which find
 /// the same bytes have parts of the same plan.
 std::string ReadRankFilesHead(const std::string& folder);
+/// The plan that it describes, without programs.
+Plan ReadRankFilesPlan(const std::string& folder);
 
 }  // namespace contraflow

@@ -147,4 +147,6 @@ std::string ReadRankFilesHead(const std::string& folder) {
   return ReadFile(HeadPath(folder), int64_t{kPlanLimits.bytes});
 }
 
+Plan ReadRankFilesPlan(const std::string& folder) { return ReadHeadFile(folder).plan; }
+
 }  // namespace contraflow

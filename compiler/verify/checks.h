@@ -80,8 +80,7 @@ using ChunkMessages = std::array<int32_t, 4>;
 struct Copy {
   int32_t stage = 0;
   int32_t rank = 0;
-  int32_t last_weight = kMissing;   ///< its last weight gradient
-  int32_t highest_microbatch = -1;  ///< of the weight gradients of chunks so far
+  int32_t last_weight = kMissing;  ///< its last weight gradient
   int32_t reduce = kMissing, step = kMissing;
 };
 
@@ -295,9 +294,9 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
 void CheckShape(const Plan& plan, Findings* findings);
 /// "level"; false if the plan as a whole contradicts it and nothing more can be said.
 bool CheckLevel(const Plan& plan, Findings* findings);
-/// "owner" "complete" "order" "weight-order"; fills work and copies.
+/// "owner" "complete" "order"; fills work and copies.
 void CheckCompute(Tables* tables, Findings* findings);
-/// The same of a plan with components; fills parts and copies.
+/// The same of a plan with components, and "weight-order"; fills parts and copies.
 void CheckComponents(Tables* tables, Findings* findings);
 /// "message" "producer" "consumer" "group" "reduce" "step"; fills messages and copies.
 void CheckComm(Tables* tables, Findings* findings);

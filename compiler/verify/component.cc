@@ -26,7 +26,8 @@ class PartPlacer {
       : tables_(*tables),
         plan_(tables->plan),
         findings_(*findings),
-        last_(tables->copies.size() * static_cast<size_t>(plan_.layers) * 2, kMissing) {}
+        turns_(tables->At(plan_.stages, 0), kMissing),
+        latest_(tables->copies.size() * static_cast<size_t>(plan_.layers) * 2, kMissing) {}
 
   void Run() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
@@ -62,27 +63,37 @@ class PartPlacer {
     }
   }
 
+  /// The order in which the weight gradients of a copy are added up is the plan's to say; but all
+  /// of its components must say the same.
   void Weight(const Instruction& i) {
     const auto copy = static_cast<size_t>(tables_.CopyIndex(i.stage, i.microbatch));
     tables_.copies[copy].last_weight = index_;
     const size_t sum =
         (copy * static_cast<size_t>(plan_.layers) + static_cast<size_t>(i.layer)) * 2;
-    int32_t& highest = last_[sum + (i.op == Op::ATTN_W ? 1 : 0)];
-    if (highest >= 0 && tables_.InstructionAt(rank_, highest).microbatch > i.microbatch) {
+    int32_t& turn = turns_[tables_.At(i.stage, i.microbatch)];
+    if (turn == kMissing) turn = next_turn_++;
+    int32_t& latest = latest_[sum + (i.op == Op::ATTN_W ? 1 : 0)];
+    const int before = latest < 0 ? -1 : tables_.InstructionAt(rank_, latest).microbatch;
+    if (before >= 0 && turns_[tables_.At(i.stage, before)] > turn) {
       findings_.Add(Check::kWeightOrder, rank_, index_,
                     ToString(i) + " adds to its weight gradient behind " +
-                        tables_.Place(rank_, highest) +
-                        "; a copy must add micro-batches in ascending order");
+                        tables_.Place(rank_, latest) +
+                        ", but another component of the stage adds " + "micro-batch " +
+                        std::to_string(i.microbatch) + " before " + std::to_string(before) +
+                        "; all components of a stage must add micro-batches in one order");
     } else {
-      highest = index_;
+      latest = index_;
     }
   }
 
   Tables& tables_;
   const Plan& plan_;
   Findings& findings_;
-  // By copy, layer, MLP_W or ATTN_W: where that of the highest micro-batch so far stands.
-  std::vector<int32_t> last_;
+  // By stage and micro-batch: when any of its components was the first to add it.
+  std::vector<int32_t> turns_;
+  int32_t next_turn_ = 0;
+  // By copy, layer, MLP_W or ATTN_W: where that of the micro-batch whose turn is last stands.
+  std::vector<int32_t> latest_;
   int rank_ = 0;
   int32_t index_ = 0;
 };

@@ -63,7 +63,7 @@ class Placer {
       Repeats(i, "weight gradient", stage, m, work.w);
     }
     if (back && work.b < 0) work.b = index_;
-    if (weight) Weight(i, stage, m, &work.w);
+    if (weight) Weight(stage, m, &work.w);
   }
 
   void Recompute(const Instruction& i) {
@@ -74,19 +74,10 @@ class Placer {
     recompute = index_;
   }
 
-  void Weight(const Instruction& i, int stage, int m, int32_t* w) {
-    Copy& copy = tables_.CopyFor(stage, m);
-    copy.last_weight = index_;
-    if (*w >= 0) return;
-    *w = index_;
-    if (m < copy.highest_microbatch) {
-      const int32_t before = tables_.work[tables_.At(stage, copy.highest_microbatch)].w;
-      findings_.Add(Check::kWeightOrder, rank_, index_,
-                    ToString(i) + " adds to the weight gradient of stage " + std::to_string(stage) +
-                        " behind " + tables_.Place(rank_, before) +
-                        "; a copy must add micro-batches in ascending order");
-    }
-    copy.highest_microbatch = std::max(copy.highest_microbatch, m);
+  /// In which order a copy adds its micro-batches is the plan's to say: here it says it once.
+  void Weight(int stage, int m, int32_t* w) {
+    tables_.CopyFor(stage, m).last_weight = index_;
+    if (*w < 0) *w = index_;
   }
 
   bool Owned(const Instruction& i, int stage, int m, const char* part) {

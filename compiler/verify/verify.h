@@ -26,6 +26,10 @@ struct Finding {
 /// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
 /// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
 /// however wrong. A group is posted as a whole, and its queue goes on when all of it has been met.
+/// The order in which a copy of a stage adds micro-batches to its weight gradients is data: that of
+/// its program, proven to be one for all of the stage's components. Replicas and members of an
+/// expert group run the same program; copies on several ranks have different micro-batches, and
+/// their sums are added in route order: so all copies get the same bits.
 /// Linear in the instructions. Shares no code and no table with the passes: includes the contract
 /// (compiler/plan) only.
 std::vector<Finding> Verify(const Plan& plan);

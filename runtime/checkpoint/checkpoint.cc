@@ -37,7 +37,7 @@ Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
       note.remove_prefix(end + 1);
     }
     const std::string path = aside + "/" + ShardName(shard);
-    const int64_t bytes = FileBytes(path);
+    const int64_t bytes = FileSize(path);
     if (bytes < 0) {
       throw Error(path +
                   ": is not there, though its process has written it; give --checkpoint a "
@@ -80,42 +80,48 @@ void CheckComplete(const Manifest& manifest) {
 
 void PrepareCheckpoints(const std::string& directory) {
   if (directory.empty()) throw Error("--checkpoint: the name of the folder is empty");
-  MakeFolders(directory);
-  RemoveLeftovers(directory);
-  // There is no step 0. Better now than after the first steps of the training.
-  const std::string trial = AsideOf(directory, 0);
-  MakeFolder(trial);
-  RemoveFolder(trial);
+  WithRemedy([&] {
+    CreateFolders(directory);
+    RemoveLeftovers(directory);
+    // There is no step 0. Better now than after the first steps of the training.
+    const std::string trial = AsideOf(directory, 0);
+    CreateFolder(trial);
+    RemoveTree(trial);
+  });
 }
 
 void BeginCheckpoint(const std::string& directory, int step) {
   CF_ASSERT(step >= 1);
   const std::string aside = AsideOf(directory, step);
-  RemoveFolder(aside);
-  MakeFolder(aside);
+  WithRemedy([&] {
+    RemoveTree(aside);
+    CreateFolder(aside);
+  });
 }
 
 std::string WriteShard(const std::string& directory, int step, int shard,
                        std::span<const StateBlock> blocks) {
-  NewFile file(AsideOf(directory, step) + "/" + ShardName(shard));
-  file.Write(ShardHead(step, shard));
-  std::string note;  // The text of each block, a line each.
-  for (const StateBlock& block : blocks) {
-    CF_ASSERT(!block.parameters.empty() && block.m.size() == block.parameters.size() &&
-              block.v.size() == block.parameters.size());
-    const int64_t offset = file.size();
-    Sha256Stream digest;
-    for (const std::span<const float> values : {block.parameters, block.m, block.v}) {
-      const std::span<const std::byte> bytes = std::as_bytes(values);
-      digest.Add(bytes);
-      file.Write(bytes);
+  return WithRemedy([&] {
+    OutputFile file(AsideOf(directory, step) + "/" + ShardName(shard));
+    file.Write(ShardHead(step, shard));
+    std::string note;  // The text of each block, a line each.
+    for (const StateBlock& block : blocks) {
+      CF_ASSERT(!block.parameters.empty() && block.m.size() == block.parameters.size() &&
+                block.v.size() == block.parameters.size());
+      const int64_t offset = file.size();
+      Sha256Stream digest;
+      for (const std::span<const float> values : {block.parameters, block.m, block.v}) {
+        const std::span<const std::byte> bytes = std::as_bytes(values);
+        digest.Add(bytes);
+        file.Write(bytes);
+      }
+      note += BlockText(offset, static_cast<int64_t>(block.parameters.size()), digest.Finish(),
+                        block.name) +
+              "\n";
     }
-    note += BlockText(offset, static_cast<int64_t>(block.parameters.size()), digest.Finish(),
-                      block.name) +
-            "\n";
-  }
-  file.Close();
-  return note;
+    file.Close();
+    return note;
+  });
 }
 
 void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
@@ -123,16 +129,18 @@ void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
   CF_ASSERT(keep >= 1);
   const std::string aside = AsideOf(directory, head.step);
   try {
-    const Manifest manifest = ManifestOf(aside, head, shards);
-    CheckComplete(manifest);
-    NewFile file(aside + "/" + std::string(kManifestName));
-    file.Write(WriteManifest(manifest));
-    file.Close();
-    SyncFolder(aside);
-    Publish(directory, head.step);
+    WithRemedy([&] {
+      const Manifest manifest = ManifestOf(aside, head, shards);
+      CheckComplete(manifest);
+      OutputFile file(aside + "/" + std::string(kManifestName));
+      file.Write(WriteManifest(manifest));
+      file.Close();
+      FlushFolder(aside);
+      Publish(directory, head.step);
+    });
   } catch (const Error& error) {
     try {
-      RemoveFolder(aside);
+      RemoveTree(aside);
     } catch (const Error&) {
       // The first error says more; PrepareCheckpoints removes the rest.
     }
@@ -145,7 +153,7 @@ void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
   auto past = steps.upper_bound(head.step);
   for (int kept = 0; past != steps.begin();) {
     --past;
-    if (++kept > keep) RemoveStep(directory, past->first);
+    if (++kept > keep) WithRemedy([&] { RemoveStep(directory, past->first); });
   }
 }
 
@@ -172,13 +180,13 @@ void CheckShards(const std::string& path, const Manifest& manifest) {
   for (size_t i = 0; i < manifest.shards.size(); ++i) {
     const std::string name = ShardName(static_cast<int>(i)), shard = path + "/" + name;
     shards.insert(name);
-    const int64_t bytes = FileBytes(shard);
+    const int64_t bytes = FileSize(shard);
     if (bytes < 0) throw Error(shard + ": is missing");
     if (bytes == manifest.shards[i]) continue;
     throw Error(shard + ": has " + std::to_string(bytes) + " bytes, was written with " +
                 std::to_string(manifest.shards[i]));
   }
-  for (const std::string& name : NamesIn(path)) {
+  for (const std::string& name : NamesInFolder(path)) {
     // Network file systems keep hidden files of their own.
     if (shards.count(name) > 0 || name == kManifestName || name[0] == '.') continue;
     throw Error(path + "/" + name +
@@ -189,7 +197,7 @@ void CheckShards(const std::string& path, const Manifest& manifest) {
 Manifest ReadCheckpoint(const std::string& path, int step) {
   const std::string name = path + "/" + std::string(kManifestName);
   // Reading from a pipe of that name would wait.
-  if (FileBytes(name) < 0) throw Error(name + ": is missing");
+  if (FileSize(name) < 0) throw Error(name + ": is missing");
   Manifest manifest = ReadManifest(ReadFile(name, kMaxManifestBytes), name);
   if (manifest.head.step != step) {
     throw Error(name + ": is of step " + std::to_string(manifest.head.step) +
@@ -216,7 +224,7 @@ class ShardReader {
   const int step_;
   std::string name_;  ///< of the shard
   int shard_ = -1;
-  std::unique_ptr<SavedFile> file_;
+  std::unique_ptr<SeekableFile> file_;
   std::vector<std::byte> piece_ = std::vector<std::byte>(kPiece);
 };
 
@@ -225,7 +233,7 @@ void ShardReader::Open(int shard) {
   shard_ = shard;
   name_ = path_ + "/" + ShardName(shard);
   file_.reset();
-  file_ = std::make_unique<SavedFile>(name_);
+  file_ = std::make_unique<SeekableFile>(name_);
   std::string head(kShardHeadBytes, ' ');
   file_->Read(0, std::as_writable_bytes(std::span(head.data(), head.size())));
   const std::string wanted = ShardHead(step_, shard);
@@ -279,7 +287,8 @@ std::optional<Checkpoint> Checkpoint::Open(const std::string& directory, std::op
   const auto found = step ? steps.find(*step) : std::prev(steps.end());
   if (found == steps.end()) return std::nullopt;
   try {
-    auto manifest = std::make_shared<const Manifest>(ReadCheckpoint(found->second, found->first));
+    auto manifest = std::make_shared<const Manifest>(
+        WithRemedy([&] { return ReadCheckpoint(found->second, found->first); }));
     return Checkpoint(found->second, std::move(manifest));
   } catch (const Error& error) {
     throw Error(error.what() + OlderThan(directory, found->first));
@@ -328,9 +337,11 @@ void Checkpoint::Load(std::span<const StateBlock> blocks) const {
     return std::pair(a.first->shard, a.first->offset) < std::pair(b.first->shard, b.first->offset);
   });
   try {
-    ShardReader reader(path_, manifest_->head.step);
-    for (const auto& [saved, block] : wanted) reader.Check(block->name, *saved, nullptr);
-    for (const auto& [saved, block] : wanted) reader.Check(block->name, *saved, block);
+    WithRemedy([&] {
+      ShardReader reader(path_, manifest_->head.step);
+      for (const auto& [saved, block] : wanted) reader.Check(block->name, *saved, nullptr);
+      for (const auto& [saved, block] : wanted) reader.Check(block->name, *saved, block);
+    });
   } catch (const Error& error) {
     const std::string directory = path_.substr(0, path_.rfind('/'));
     throw Error(error.what() + OlderThan(directory, manifest_->head.step));

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "compiler/files/file.h"
+#include "compiler/plan/error.h"
 
 namespace contraflow {
 
@@ -40,60 +39,17 @@ void RemoveStep(const std::string& directory, int step);
 /// Brings back what a killed Publish has left, and removes all else that is hidden.
 void RemoveLeftovers(const std::string& directory);
 
-/// The names in a folder, hidden ones too; none if it is not there.
-std::vector<std::string> NamesIn(const std::string& path);
-/// Makes a folder that must not exist yet.
-void MakeFolder(const std::string& path);
-/// Makes it with all above it, where they are missing.
-void MakeFolders(const std::string& path);
-/// Removes a folder with all that is in it, if it is there.
-void RemoveFolder(const std::string& path);
-/// Flushes the names in a folder to the disk.
-void SyncFolder(const std::string& path);
-/// Bytes of a regular file; -1 if it is not there.
-int64_t FileBytes(const std::string& path);
+/// What to do about an error number of the system, as the end of a message: "; remedy", or "".
+std::string RemedyFor(int error);
 
-/// Throws Error `PATH: WHAT: reason; remedy` for an error number of the system.
-[[noreturn]] void FailFile(const std::string& path, const std::string& what, int error);
-
-/// A file that is being made. It must not exist yet, and disappears unless Close succeeds.
-class NewFile {
- public:
-  explicit NewFile(const std::string& path);
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile();
-
-  void Write(std::span<const std::byte> bytes);
-  void Write(std::string_view text) { Write(std::as_bytes(std::span(text.data(), text.size()))); }
-  /// Flushes it to the disk.
-  void Close();
-  int64_t size() const { return size_; }
-
- private:
-  void Flush();
-  void WriteThrough(std::span<const std::byte> bytes);
-
-  const std::string path_;
-  int fd_ = -1;
-  int64_t size_ = 0;
-  std::string pending_;  ///< so that small blocks do not cost a call each
-};
-
-/// A file that is read at any place.
-class SavedFile {
- public:
-  explicit SavedFile(const std::string& path);
-  SavedFile(const SavedFile&) = delete;
-  SavedFile& operator=(const SavedFile&) = delete;
-  ~SavedFile();
-
-  /// Fills `bytes`; throws Error if the file ends before.
-  void Read(int64_t offset, std::span<std::byte> bytes) const;
-
- private:
-  const std::string path_;
-  int fd_ = -1;
-};
+/// Works on the files of checkpoints: what the system refuses is thrown with its remedy.
+template <typename Work>
+auto WithRemedy(const Work& work) {
+  try {
+    return work();
+  } catch (const FileError& error) {
+    throw Error(error.what() + RemedyFor(error.number));
+  }
+}
 
 }  // namespace contraflow

@@ -8,7 +8,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/value.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/core/component_walk.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {

@@ -9,7 +9,7 @@
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
-#include "runtime/core/component_walk.h"
+#include "runtime/core/walk.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
@@ -88,8 +88,8 @@ struct GpuSerialRun::Impl {
 
   void PlaceSums();
   void Upload(int step);
-  void TrainOn(int replica, int microbatch);
-  void Forward(const WholeLayer& at, int replica, int microbatch);
+  void TrainOn(int replica, const SerialOrder::Pass& pass);
+  void Forward(const WholeLayer& at, int replica, int microbatch, bool again);
   void BackwardInput(const WholeLayer& at);
   void BackwardWeight(const WholeLayer& at, int replica, int microbatch);
   void ToExperts(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens, gpu::Bf16* GpuViews::*experts,
@@ -100,7 +100,6 @@ struct GpuSerialRun::Impl {
                              gpu::Bf16* GpuViews::*experts) const;
   void AddUp(const std::vector<std::span<float>>& copies);
 
-  size_t HolderOf(int stage, int microbatch) const;
   GpuStage& At(int stage) { return *stages[static_cast<size_t>(stage)]; }
   /// Of a micro-batch of a member.
   size_t PlaceOf(int replica, int member, int microbatch) const {
@@ -135,13 +134,12 @@ struct GpuSerialRun::Impl {
   const gpu::Stream stream;
   const GpuProducts products;
   const GpuLane lane;
-  const std::vector<int> route_of;
-  const std::vector<std::vector<int>> holders;
+  const SerialOrder order;
   std::vector<std::unique_ptr<GpuStage>> stages;
   std::vector<std::unique_ptr<Stage>> mirrors;  // once they were asked for
   std::vector<WholeLayer> layers;               // of all stages
-  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * holders + holder]
-  // and, for the experts, [stage][replica * holders + holder]. The first of each is the gradient of
+  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * copies + copy]
+  // and, for the experts, [stage][replica * copies + copy]. The first of each is the gradient of
   // the stage, the others lie behind each other in `sums`.
   std::vector<std::vector<std::span<float>>> dense, experts;
   float* sums = nullptr;
@@ -166,8 +164,7 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
       stream(the_stream),
       products(shape, gpu, stream, compute_sms),
       lane{stream, products.work(0)},
-      route_of(RouteOfMicrobatch(plan)),
-      holders(HoldersOfStage(plan)),
+      order(plan),
       mirrors(static_cast<size_t>(plan.stages)) {
   for (int s = 0; s < plan.stages; ++s) {
     stages.push_back(
@@ -188,7 +185,7 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
 
 void GpuSerialRun::Impl::PlaceSums() {
   const auto replicas = static_cast<size_t>(plan.data_parallel);
-  const auto copies_of = [&](int s) { return replicas * holders[static_cast<size_t>(s)].size(); };
+  const auto copies_of = [&](int s) { return replicas * order.CopiesOf(s); };
   for (int s = 0; s < plan.stages; ++s) {
     const size_t copies = copies_of(s), dense_copies = copies * static_cast<size_t>(members);
     if (dense_copies > static_cast<size_t>(gpu::kMaxPeers)) {
@@ -259,12 +256,12 @@ void GpuSerialRun::Impl::ToTokens(const WholeLayer& at, int member, gpu::Bf16* G
                     stream.sms);
 }
 
-void GpuSerialRun::Impl::Forward(const WholeLayer& at, int replica, int microbatch) {
+void GpuSerialRun::Impl::Forward(const WholeLayer& at, int replica, int microbatch, bool again) {
   const GpuStage& stage = At(at.stage);
   for (int e = 0; e < members; ++e) {
     const size_t place = PlaceOf(replica, e, microbatch);
     const GpuViews& v = at.members[static_cast<size_t>(e)];
-    stage.AttentionForward(at.layer, TokensOf(place), counts(), v, lane);
+    stage.AttentionForward(at.layer, TokensOf(place), again ? nullptr : counts(), v, lane);
     gpu.CopyToHost(stream, ChoiceAt(static_cast<size_t>(&at - layers.data()), place), v.expert,
                    choice_size() * sizeof(int32_t));
   }
@@ -294,23 +291,27 @@ void GpuSerialRun::Impl::BackwardInput(const WholeLayer& at) {
 // Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
 void GpuSerialRun::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
   const GpuStage& stage = At(at.stage);
-  const auto s = static_cast<size_t>(at.stage), copies = holders[s].size();
-  const size_t holder = HolderOf(at.stage, microbatch);
-  const size_t copy = static_cast<size_t>(replica) * copies + holder;
-  stage.ExpertsWeight(at.layer, at.experts, experts[s][copy].data(), stream);
+  const auto s = static_cast<size_t>(at.stage);
+  const size_t copies = order.CopiesOf(at.stage), copy = order.CopyOf(at.stage, microbatch);
+  stage.ExpertsWeight(at.layer, at.experts,
+                      experts[s][static_cast<size_t>(replica) * copies + copy].data(), stream);
   for (int e = 0; e < members; ++e) {
     const GpuViews& v = at.members[static_cast<size_t>(e)];
     const auto device = static_cast<size_t>(replica * members + e);
-    float* const sum = dense[s][device * copies + holder].data();
+    float* const sum = dense[s][device * copies + copy].data();
     if (stage.HasHead(at.layer)) stage.HeadWeight(v, sum, lane);
     stage.AttentionWeight(at.layer, TokensOf(PlaceOf(replica, e, microbatch)), v, sum, lane);
   }
 }
 
-void GpuSerialRun::Impl::TrainOn(int replica, int microbatch) {
-  for (const WholeLayer& at : layers) Forward(at, replica, microbatch);
+void GpuSerialRun::Impl::TrainOn(int replica, const SerialOrder::Pass& pass) {
+  for (const WholeLayer& at : layers) Forward(at, replica, pass.microbatch, pass.again);
   for (size_t l = layers.size(); l-- > 0;) BackwardInput(layers[l]);
-  for (const WholeLayer& at : layers) BackwardWeight(at, replica, microbatch);
+  for (const WholeLayer& at : layers) {
+    if (std::binary_search(pass.stages.begin(), pass.stages.end(), at.stage)) {
+      BackwardWeight(at, replica, pass.microbatch);
+    }
+  }
 }
 
 void GpuSerialRun::Impl::AddUp(const std::vector<std::span<float>>& copies) {
@@ -318,15 +319,6 @@ void GpuSerialRun::Impl::AddUp(const std::vector<std::span<float>>& copies) {
   gpu::SumParts parts{};
   for (const std::span<float> copy : copies) parts.part[parts.count++] = copy.data();
   gpu::OrderedSum(stream, parts, copies[0].size(), stream.sms);
-}
-
-/// Which of the copies of a stage works on this micro-batch.
-size_t GpuSerialRun::Impl::HolderOf(int stage, int microbatch) const {
-  const auto s = static_cast<size_t>(stage);
-  const auto route = static_cast<size_t>(route_of[static_cast<size_t>(microbatch)]);
-  const auto holder = std::find(holders[s].begin(), holders[s].end(), plan.routes[route].ranks[s]);
-  CF_ASSERT(holder != holders[s].end());
-  return static_cast<size_t>(holder - holders[s].begin());
 }
 
 GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
@@ -342,7 +334,7 @@ std::vector<float> GpuSerialRun::Step(int step) {
   if (all.sums_size > 0) all.gpu.Zero(all.stream, all.sums, all.sums_size * sizeof(float));
   all.gpu.Zero(all.stream, all.output, all.output_bytes());
   for (int d = 0; d < all.plan.data_parallel; ++d) {
-    for (int m = 0; m < all.plan.microbatches; ++m) all.TrainOn(d, m);
+    for (const SerialOrder::Pass& pass : all.order.passes()) all.TrainOn(d, pass);
   }
   const auto* const size =
       reinterpret_cast<const gpu::AdamWStepSize*>(all.input + all.token_bytes());

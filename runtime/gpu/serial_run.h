@@ -14,9 +14,10 @@ namespace contraflow {
 /// As ReferenceRun, on a GPU: the same training without a pipeline, one micro-batch after the
 /// other, one kernel after the other. What a plan's execution on GPUs must equal, bit for bit,
 /// wherever matrix products are chosen for the same number of SMs. Sums are taken in the same
-/// order: over ascending micro-batches for each copy of a stage, then over the copies, replica by
-/// replica, member by member and in route order. The members' tokens go through everything one
-/// member after the other, but the experts work on all of their rows at once.
+/// order: over the micro-batches of each copy of a stage as the plan has them (SerialOrder), then
+/// over the copies, replica by replica, member by member and in route order. The members' tokens go
+/// through everything one member after the other, but the experts work on all of their rows at
+/// once.
 class GpuSerialRun {
  public:
   /// The plan is sound (Verify). What is passed must outlive it. Throws Error if the model does not

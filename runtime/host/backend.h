@@ -10,9 +10,9 @@
 
 #include "compiler/plan/instruction.h"
 #include "compiler/plan/plan.h"
-#include "runtime/core/component_walk.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/transport.h"
+#include "runtime/core/walk.h"
 #include "runtime/host/stage.h"
 #include "runtime/host/value_store.h"
 #include "runtime/model/dataset.h"

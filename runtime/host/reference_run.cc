@@ -5,7 +5,7 @@
 #include <span>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/component_walk.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {
@@ -224,12 +224,10 @@ ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& 
       model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
       dataset_(dataset),
       seed_(seed),
-      route_of_(RouteOfMicrobatch(plan)),
-      holders_(HoldersOfStage(plan)) {
+      order_(plan) {
   for (int s = 0; s < plan.stages; ++s) {
     stages_.emplace_back(model_, s, plan.stages, plan.expert_parallel, seed);
-    const size_t copies =
-        holders_[static_cast<size_t>(s)].size() * static_cast<size_t>(plan.data_parallel);
+    const size_t copies = order_.CopiesOf(s) * static_cast<size_t>(plan.data_parallel);
     const size_t members = static_cast<size_t>(plan.expert_parallel);
     Stage& stage = stages_.back().stage();
     dense_.emplace_back(copies * members, std::vector<float>(stage.dense_gradients().size()));
@@ -249,7 +247,7 @@ std::vector<float> ReferenceRun::Step(int step) {
                             static_cast<size_t>(plan_.expert_parallel) *
                             static_cast<size_t>(plan_.microbatches));
   for (int d = 0; d < plan_.data_parallel; ++d) {
-    for (int m = 0; m < plan_.microbatches; ++m) TrainOn(step, d, m, &losses);
+    for (const SerialOrder::Pass& pass : order_.passes()) TrainOn(step, d, pass, &losses);
   }
   for (size_t s = 0; s < stages_.size(); ++s) {
     Stage& stage = stages_[s].stage();
@@ -260,8 +258,9 @@ std::vector<float> ReferenceRun::Step(int step) {
   return losses;
 }
 
-void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<float>* losses) {
-  const int members = plan_.expert_parallel;
+void ReferenceRun::TrainOn(int step, int replica, const SerialOrder::Pass& pass,
+                           std::vector<float>* losses) {
+  const int members = plan_.expert_parallel, microbatch = pass.microbatch;
   std::vector<MicroBatch> micros;
   for (int e = 0; e < members; ++e) {
     micros.push_back(
@@ -277,7 +276,7 @@ void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<fl
       };
     }
     value = stages_[s].Forward(micros, value, &stashes[s], &loss, choices);
-    dropped_ += WholeStage<float>::Dropped(stashes[s]);
+    if (!pass.again) dropped_ += WholeStage<float>::Dropped(stashes[s]);
     strayed_ = std::max(strayed_, WholeStage<float>::Strayed(stashes[s]));
   }
   for (int e = 0; e < members; ++e) {
@@ -288,29 +287,19 @@ void ReferenceRun::TrainOn(int step, int replica, int microbatch, std::vector<fl
   for (size_t s = stages_.size(); s-- > 0;) {
     value = stages_[s].BackwardInput(value, LossScale(plan_), &stashes[s]);
   }
-  for (size_t s = 0; s < stages_.size(); ++s) {
+  for (const int stage : pass.stages) {
     // Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
-    const size_t holders = holders_[s].size();
-    const size_t holder = HolderOf(static_cast<int>(s), microbatch);
+    const auto s = static_cast<size_t>(stage);
+    const size_t copies = order_.CopiesOf(stage), copy = order_.CopyOf(stage, microbatch);
     std::vector<float*> dense;
     for (int e = 0; e < members; ++e) {
       const auto device = static_cast<size_t>(replica * members + e);
-      dense.push_back(dense_[s][device * holders + holder].data());
+      dense.push_back(dense_[s][device * copies + copy].data());
     }
-    std::vector<float>& experts = experts_[s][static_cast<size_t>(replica) * holders + holder];
+    std::vector<float>& experts = experts_[s][static_cast<size_t>(replica) * copies + copy];
     stages_[s].BackwardWeight(dense, experts.data(), &stashes[s]);
   }
   if (moved_) moved_();
-}
-
-/// Which of the copies of a stage works on this micro-batch.
-size_t ReferenceRun::HolderOf(int stage, int microbatch) const {
-  const auto s = static_cast<size_t>(stage);
-  const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(microbatch)]);
-  const std::vector<int>& holders = holders_[s];
-  const auto holder = std::find(holders.begin(), holders.end(), plan_.routes[route].ranks[s]);
-  CF_ASSERT(holder != holders.end());
-  return static_cast<size_t>(holder - holders.begin());
 }
 
 }  // namespace contraflow

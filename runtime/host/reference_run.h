@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "runtime/core/walk.h"
 #include "runtime/host/stage.h"
 #include "runtime/model/dataset.h"
 
@@ -90,10 +91,11 @@ class WholeStage {
 
 /// The same training without a pipeline: one copy of every stage, with all of its experts, one
 /// micro-batch after the other, and for each its stages' F, then B, then W. What a plan's execution
-/// must equal, bit for bit. Of the plan it uses only where stages live: gradients are summed in
-/// ascending micro-batch order for each copy of a stage (replica, member of the expert group and
-/// rank; of an expert, which only one member has, replica and rank), then over the copies, replica
-/// by replica, member by member and in route order.
+/// must equal, bit for bit. Of the plan it uses only where stages live and in which order each copy
+/// of a stage adds micro-batches to its gradients (SerialOrder): they are summed in that order for
+/// each copy (replica, member of the expert group and rank; of an expert, which only one member
+/// has, replica and rank), then over the copies, replica by replica, member by member and in route
+/// order.
 class ReferenceRun {
  public:
   /// The plan is sound (Verify). Plan and dataset must outlive the run. Throws Error if the model
@@ -119,18 +121,16 @@ class ReferenceRun {
   int64_t dropped() const { return dropped_; }
 
  private:
-  void TrainOn(int step, int replica, int microbatch, std::vector<float>* losses);
-  size_t HolderOf(int stage, int microbatch) const;
+  void TrainOn(int step, int replica, const SerialOrder::Pass& pass, std::vector<float>* losses);
 
   const Plan& plan_;
   const Model model_;
   const Dataset& dataset_;
   const uint64_t seed_;
-  const std::vector<int> route_of_;
-  const std::vector<std::vector<int>> holders_;
+  const SerialOrder order_;
   std::vector<WholeStage<float>> stages_;
-  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * holders + holder]
-  // and, for the experts, [stage][replica * holders + holder].
+  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * copies + copy]
+  // and, for the experts, [stage][replica * copies + copy].
   std::vector<std::vector<std::vector<float>>> dense_, experts_;
   int64_t dropped_ = 0;
   double strayed_ = 0;

@@ -143,7 +143,7 @@ namespace {
 using Kind = ControlMessage::Kind;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFarewell{1000};
+constexpr milliseconds kEndOfJob{1000};
 
 }  // namespace
 
@@ -295,7 +295,7 @@ void ControlThread::End() {
 
 void ControlThread::BeginFinishing() {
   phase_ = Phase::kFinishing;
-  end_at_ = now_ + kFarewell;
+  end_at_ = now_ + kEndOfJob;
   known_.reset();
   backstop_.reset();
   for (const auto& link : links_) {

@@ -116,7 +116,7 @@ class ThreadGate {
 };
 
 /// `0.05`, without zeros behind it.
-std::string Seconds(std::chrono::milliseconds time) {
+std::string DecimalSeconds(std::chrono::milliseconds time) {
   std::string text = std::to_string(std::chrono::duration<double>(time).count());
   text.erase(text.find_last_not_of('0') + 1);
   if (text.back() == '.') text.pop_back();
@@ -162,7 +162,7 @@ void ThreadGate::Sleep(Lock& lock, int worker) {
   if (Clock::now() >= deadline) {
     // Nobody may begin to work on the memory of a worker that has given up.
     aborted_ = true;
-    throw Error("no rank has made progress for " + Seconds(timeout_) + " s: " + WhoWaits() +
+    throw Error("no rank has made progress for " + DecimalSeconds(timeout_) + " s: " + WhoWaits() +
                 "; verify the plan, or allow more time with --timeout");
   }
   // Whether it was woken, woke by itself or overslept: the caller looks again.

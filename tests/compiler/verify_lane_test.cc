@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/lower/interleave.h"
@@ -15,8 +16,8 @@
 namespace contraflow::verify_lane_test {
 namespace {
 
-/// Two ranks, one micro-batch, one layer a stage, every component 10 and every value 64 bytes.
-Plan Tiny(Level level) {
+/// One layer a stage, every component 10 and every value 64 bytes.
+CostModel TinyCosts() {
   MoeCost moe;
   moe.layers_per_stage = 1;
   for (auto* part : {&moe.attn_f, &moe.dispatch_f, &moe.mlp_f, &moe.combine_f, &moe.combine_b,
@@ -29,8 +30,13 @@ Plan Tiny(Level level) {
   MemoryCost memory;
   memory.values.assign(kValueCount, 64);
   costs.memory = memory;
-  const Spec spec = MakeSpec("gpipe", 2, 1, costs);
-  return Lower(GeneratePlan(spec), costs, {.target = level});
+  return costs;
+}
+
+/// Two ranks, one micro-batch.
+Plan Tiny(Level level) {
+  const Spec spec = MakeSpec("gpipe", 2, 1, TinyCosts());
+  return Lower(GeneratePlan(spec), TinyCosts(), {.target = level});
 }
 
 size_t Find(const Plan& plan, size_t rank, Op op) {
@@ -100,6 +106,29 @@ TEST_SUITE("unit") {
     CHECK(FindingsText(plan) ==
           "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 "
           "behind 1; \"after\" must ascend\n");
+  }
+
+  TEST_CASE("weight-order: all components of a stage add micro-batches in one order") {
+    for (const Level level : {Level::kComponent, Level::kBuffer}) {
+      CAPTURE(Name(level));
+      const Plan descending =
+          Lower(PlanFromText("rank\nF s0 m0\nF s0 m1\nB s0 m0\nB s0 m1\nW s0 m1\nW s0 m0\n"),
+                TinyCosts(), {.target = level});
+      CHECK(FindingsText(descending) == "");
+      Plan plan = descending;
+      std::vector<Instruction*> weights;
+      for (Instruction& i : plan.programs[0]) {
+        if (i.op == Op::MLP_W) weights.push_back(&i);
+      }
+      REQUIRE(weights.size() == 2);
+      CHECK(weights[0]->microbatch == 1);
+      std::swap(weights[0]->microbatch, weights[1]->microbatch);
+      CHECK(FindingsText(plan) ==
+            "weight-order: rank 0, instruction 19: ATTN_W s0 l0 m0 lane=compute adds to its weight "
+            "gradient behind 17 (ATTN_W s0 l0 m1 lane=compute), but another component of the stage "
+            "adds micro-batch 0 before 1; all components of a stage must add micro-batches in one "
+            "order\n");
+    }
   }
 
   TEST_CASE("an event inside a group") {

@@ -268,7 +268,7 @@ std::vector<MutantOperator> AimedOperators() {
        {"order"}},
       {"SEND before its producer", MoveBefore(Sends, NeedsProducer), {"producer"}},
       {"RECV behind its consumer", RecvTooLate, {"consumer"}},
-      {"swap two W of a stage", SwapAlike(BothWeights), {"weight-order"}},
+      {"swap two W of a stage", SwapAlike(BothWeights), {"order"}, true},
       {"swap two REDUCEs of a rank", SwapAlike(BothReduce), {"deadlock", "reduce", "step"}},
       {"REDUCE too early", StageOpTooEarly(IsReduce), {"reduce"}},
       {"STEP too early", StageOpTooEarly(IsStep), {"step"}},

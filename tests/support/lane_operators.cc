@@ -311,7 +311,8 @@ std::vector<MutantOperator> LaneOperators() {
       {"change layer", ChangeLayer, {"complete"}},
       {"layer out of range", LayerOutOfRange, {"shape"}},
       {"change component", ChangeComponent, {"complete"}},
-      {"swap weights", SwapWeights, {"weight-order", "order"}},
+      // Sound where a chunk has one W: it says the order, and only its values may lie elsewhere.
+      {"swap weights", SwapWeights, {"weight-order", "order", "event", "slot", "sharing"}, true},
       {"move to other rank", OtherRank, {"owner", "message", "reduce", "step"}},
       {"wrong lane", WrongLane, {"lane"}},
       {"drop event", DropEvent, {"event", "sharing"}, true},

@@ -344,7 +344,8 @@ class LaneRun {
            plan_.expert_parallel > 1;
   }
 
-  /// The weight gradients of a copy: every micro-batch of its routes, once, ascending, and ended.
+  /// The weight gradients of a copy: every micro-batch of its routes, once, in one order for all
+  /// components, and ended.
   void CheckWeights(size_t r, int s) {
     std::vector<int> wanted;
     for (const Route& route : plan_.routes) {
@@ -353,9 +354,13 @@ class LaneRun {
     }
     std::sort(wanted.begin(), wanted.end());
     const std::vector<Op> ops = Opaque() ? std::vector{Op::W} : std::vector{Op::MLP_W, Op::ATTN_W};
+    const std::vector<int> order = ranks_[r].weights[{s, ops.back()}][0];
+    std::vector<int> added = order;
+    std::sort(added.begin(), added.end());
+    if (added != wanted) Fail("a wrong weight gradient");
     for (const Op op : ops) {
       for (int l = 0; l <= LastLayer(); ++l) {
-        if (ranks_[r].weights[{s, op}][l] != wanted) Fail("a wrong weight gradient");
+        if (ranks_[r].weights[{s, op}][l] != order) Fail("a weight gradient of another order");
         for (const int m : wanted) {
           if (ranks_[r].facts.count({op, s, l, m}) == 0) Fail("a weight gradient under way");
         }

@@ -18,7 +18,7 @@ enum class Pace {
 /// `after`: every instruction begins and ends at moments of their own, and what it needs must have
 /// ended when it begins. Of buffers, making a value spoils all that lies on the same bytes, and an
 /// instruction must find what it touches unspoilt from its beginning to its end. "" if every
-/// component ran once, with its inputs, weight gradients in ascending order, and all was reduced
+/// component ran once, with its inputs, weight gradients in one order, and all was reduced
 /// and stepped; else what went wrong first. Shares no code with Verify and Simulate.
 std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed);
 

@@ -14,8 +14,8 @@ namespace contraflow {
 /// out on each edge, groups are posted together, REDUCE meets all holders; at level compute, which
 /// has no messages, a rank waits until another has made its input. Tracks which activations,
 /// gradients and weight gradients exist where. "" if every copy of every stage ends with the weight
-/// gradients of its micro-batches in ascending order, and from level comm on summed where there are
-/// several copies, and one optimizer step; else what went wrong first.
+/// gradients of its micro-batches, each once, and from level comm on summed where there are several
+/// copies, and one optimizer step; else what went wrong first.
 std::string RunSymbolically(const Plan& plan);
 
 /// When every instruction of a sound comm-level plan runs: all times start at 0 and each is raised

@@ -79,6 +79,14 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("torch csv: backwards in descending order are an order as good as any") {
+    const Plan plan = ReadTorchCsv(ReadReference("LoopedBFS"), "s.csv");
+    CHECK(plan.stages == 8);
+    CHECK(FindingsText(plan) == "");
+    CHECK(ReadTorchCsv(ReadReference("LoopedBFS_comms"), "s.csv") == plan);
+    CHECK(FindingsText(Lower(plan, UniformCosts(3, 2, 1, 1), {.target = Level::kComm})) == "");
+  }
+
   TEST_CASE("torch csv: every schedule with one copy of each stage is read as written") {
     int schedules = 0;
     for (const Schedule* schedule : Schedules()) {

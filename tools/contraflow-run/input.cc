@@ -11,12 +11,14 @@
 #include <system_error>
 #include <utility>
 
+#include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "runtime/core/digest.h"
 #include "runtime/core/executor.h"
+#include "runtime/launch/world.h"
 
 namespace contraflow {
 
@@ -69,8 +71,6 @@ std::string BuildId() {
   return id.empty() ? "unknown" : id;
 }
 
-namespace {
-
 void RequireSoundPlan(const Plan& plan, const std::string& path) {
   const std::vector<Finding> findings = Verify(plan);
   if (findings.empty()) return;
@@ -79,15 +79,14 @@ void RequireSoundPlan(const Plan& plan, const std::string& path) {
   throw Error(text);
 }
 
-Plan ReadSoundPlan(const std::string& path) {
-  Plan plan = ReadPlanFile(path);
+namespace {
+
+void RequireExecutable(const Plan& plan, const std::string& path) {
   try {
     CheckExecutable(plan);
   } catch (const Error& error) {
     throw Error(path + ": " + error.what());
   }
-  RequireSoundPlan(plan, path);
-  return plan;
 }
 
 Model ModelOf(const RunOptions& options, const Plan& plan) {
@@ -108,8 +107,7 @@ Model ModelOf(const RunOptions& options, const Plan& plan) {
   return fit(on);
 }
 
-Fact PlanFact(const std::string& path, const Plan& plan) {
-  const std::string digest = Hex(Sha256(WritePlan(plan)));
+Fact PlanFact(const std::string& path, const Plan& plan, const std::string& digest) {
   std::string shown = path + " (" + plan.schedule + ", " + std::to_string(plan.ranks) + " ranks, " +
                       std::to_string(plan.microbatches) + " micro-batches, SHA-256 " +
                       digest.substr(0, 12) + ")";
@@ -133,14 +131,41 @@ Fact SwitchFact(const std::string& flag, bool on) {
   return {flag, on ? "on" : "off", on ? "with" : "without"};
 }
 
+void ReadRest(const RunOptions& options, RunInput* input) {
+  input->model = ModelOf(options, input->plan);
+  input->dataset = ReadDataset(options.data, input->model);
+  input->dataset_digest = Hex(Sha256(input->dataset.bytes));
+}
+
 }  // namespace
 
 RunInput ReadInput(const RunOptions& options) {
   RunInput input;
-  input.plan = ReadSoundPlan(options.plan);
-  input.model = ModelOf(options, input.plan);
-  input.dataset = ReadDataset(options.data, input.model);
-  input.dataset_digest = Hex(Sha256(input.dataset.bytes));
+  input.plan = ReadPlanFile(options.plan);
+  input.plan_digest =
+      Hex(Sha256(IsFolder(options.plan) ? ReadRankFilesHead(options.plan) : WritePlan(input.plan)));
+  RequireExecutable(input.plan, options.plan);
+  RequireSoundPlan(input.plan, options.plan);
+  ReadRest(options, &input);
+  return input;
+}
+
+bool ReadsOwnFile(const RunOptions& options) {
+  // A run without a pipeline, and the lanes of GPUs, are made from all programs.
+  return IsFolder(options.plan) && !options.check && options.device != "cuda";
+}
+
+RunInput ReadInputOf(const RunOptions& options, int process) {
+  if (!ReadsOwnFile(options)) return ReadInput(options);
+  RunInput input;
+  input.plan_digest = Hex(Sha256(ReadRankFilesHead(options.plan)));
+  const Plan head = ReadRankFilesPlan(options.plan);
+  RequireExecutable(head, options.plan);
+  const RankOrder order(options.rank_order, head);
+  // A job of another size is refused once all are there.
+  const int device = process % order.processes();
+  input.plan = ReadRankFile(options.plan, order.DeviceOf(device).rank).plan;
+  ReadRest(options, &input);
   return input;
 }
 
@@ -181,7 +206,7 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
   const std::string build = "contraflow-run " CF_VERSION " (build " + BuildId() + ")";
   return {
       {"build", build, build},
-      PlanFact(options.plan, input.plan),
+      PlanFact(options.plan, input.plan, input.plan_digest),
       ModelFact(input.model),
       {"text", input.dataset_digest,
        input.dataset.name + " (SHA-256 " + input.dataset_digest.substr(0, 12) + ")"},

@@ -14,6 +14,8 @@ namespace contraflow {
 /// What a training is made from.
 struct RunInput {
   Plan plan;    ///< sound, and executable
+  /// SHA-256, hexadecimal; of a folder's plan that of its head, which has the checksums of the rest.
+  std::string plan_digest;
   Model model;  ///< settled
   Dataset dataset;
   std::string dataset_digest;  ///< SHA-256, hexadecimal
@@ -21,6 +23,15 @@ struct RunInput {
 
 /// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.
 RunInput ReadInput(const RunOptions& options);
+
+/// The same for a process of a job: of a plan with a file for each rank it opens the head and its
+/// own rank's file. The other programs are empty, and nothing is proven yet.
+RunInput ReadInputOf(const RunOptions& options, int process);
+/// Whether a process reads only its own file.
+bool ReadsOwnFile(const RunOptions& options);
+
+/// Throws Error with every violation unless the plan, read from `path`, is sound.
+void RequireSoundPlan(const Plan& plan, const std::string& path);
 
 /// Says before the training, not after it, that a file of the options cannot be written.
 void RequireWritable(const RunOptions& options);

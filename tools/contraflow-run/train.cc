@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "compiler/files/file.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/process_run.h"
@@ -111,6 +112,7 @@ class Member {
   std::string NameOfProcess(int process) const;
   void CheckSize() const;
   void Prepare(Job& job);
+  void GatherPrograms(Job& job);
   std::unique_ptr<LaunchedRun> MakeHostRun();
 
   const RunOptions& options_;
@@ -188,13 +190,32 @@ void Member::CheckSize() const {
 
 /// Reads what the options name, and makes sure that all processes read the same.
 void Member::Prepare(Job& job) {
-  input_.emplace(ReadInput(options_));
+  input_.emplace(ReadInputOf(options_, world_.rank));
   progress_.Move();
   job.Agree(FactsOf(options_, *input_));
   order_.emplace(options_.rank_order, input_->plan);
   CheckSize();
   known_order_ = &*order_;
+  if (ReadsOwnFile(options_)) GatherPrograms(job);
   known_plan_ = &input_->plan;
+}
+
+/// Where every process has read its own rank's program only: the one that leads gets all of them,
+/// proves the plan for all, and can tell what the devices of a step did.
+void Member::GatherPrograms(Job& job) {
+  Plan& plan = input_->plan;
+  const Device self = order_->DeviceOf(world_.rank);
+  const bool tells = !job.leads() && self.replica == 0 && self.member == 0;
+  const std::vector<std::string> parts = job.Gather(tells ? WriteRankPlan(plan, self.rank) : "");
+  for (size_t process = 0; process < parts.size(); ++process) {
+    if (parts[process].empty()) continue;
+    RankPlan part = ReadRankPlan(parts[process], "program of process " + std::to_string(process));
+    const auto rank = static_cast<size_t>(part.rank);
+    plan.programs[rank] = std::move(part.plan.programs[rank]);
+    if (!plan.slots.empty()) plan.slots[rank] = std::move(part.plan.slots[rank]);
+  }
+  if (job.leads()) RequireSoundPlan(plan, options_.plan);
+  job.Barrier();  // nobody executes what is not proven
 }
 
 std::unique_ptr<LaunchedRun> Member::MakeHostRun() {

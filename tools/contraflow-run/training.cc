@@ -66,6 +66,7 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, R
       watch_(std::move(watch)),
       checkpoints_(options, input, job),
       calibration_(input.plan) {
+  if (!job.leads()) return;  // it may not have the programs of the others
   if (!options.calibrate.empty()) Calibration::CheckPlan(plan_);
   if (plan_.costs) times_.predicted = SimulatedTimes(plan_, *plan_.costs);
 }
@@ -84,7 +85,7 @@ void Training::Train() {
   if (!options_.trace.empty() && job_.leads() && done_ >= first_) {
     WriteFile(options_.trace, WriteTrace(plan_, last_.timeline));
   }
-  Say(options_.json ? Document() : Summary());
+  if (job_.leads()) Say(options_.json ? Document() : Summary());
   if (!difference_.empty()) throw JobError("--check: " + difference_);
 }
 

@@ -86,7 +86,7 @@ TEST_SUITE("unit") {
     CHECK(CompleteSteps(folder.path()).size() == 3);
     CHECK(NewestIs(folder, 100000000) == "");
     PrepareCheckpoints(folder.path());
-    CHECK(NamesIn(folder.path()).size() == 11);
+    CHECK(NamesInFolder(folder.path()).size() == 11);
   }
 
   TEST_CASE("checkpoint folder: a step that is done again takes the place of the first") {
@@ -104,10 +104,10 @@ TEST_SUITE("unit") {
 
   TEST_CASE("checkpoint folder: file systems that cannot exchange folders do as well") {
     const CheckpointFolder folder;
-    MakeFolders(folder.path());
+    CreateFolders(folder.path());
     const auto publish = [&](const char* content) {
-      RemoveFolder(AsideOf(folder.path(), 3));
-      MakeFolder(AsideOf(folder.path(), 3));
+      RemoveTree(AsideOf(folder.path(), 3));
+      CreateFolder(AsideOf(folder.path(), 3));
       WriteBytes(AsideOf(folder.path(), 3) + "/a", content);
       Publish(folder.path(), 3, false);
       CHECK(folder.Names() == "step-00000003");

@@ -325,14 +325,16 @@ int FreePort() {
   throw std::runtime_error("no free port");
 }
 
+void RunTool(const JobFolder& folder, const std::string& words) {
+  const std::string log = folder.File("tool.log");
+  const std::string command = std::string(CF_TOOL) + " " + words + " >" + log + " 2>&1";
+  if (std::system(command.c_str()) != 0) throw std::runtime_error(command + ": " + ReadText(log));
+}
+
 std::string CompilePlan(const JobFolder& folder, const std::string& name,
                         const std::string& words) {
   const std::string file = folder.File(name + ".json");
-  const std::string command =
-      std::string(CF_TOOL) + " compile " + words + " -o " + file + " >" + file + ".log 2>&1";
-  if (std::system(command.c_str()) != 0) {
-    throw std::runtime_error(command + ": " + ReadText(file + ".log"));
-  }
+  RunTool(folder, "compile " + words + " -o " + file);
   return file;
 }
 

@@ -105,7 +105,9 @@ class LaunchedJob {
 /// A TCP port that nobody listens at and that the system gives nobody of its own accord.
 int FreePort();
 
-/// Compiles a plan with the built tool: `words` without --output. Returns the file's name.
+/// Runs the built tool `contraflow`, which must end well.
+void RunTool(const JobFolder& folder, const std::string& words);
+/// Compiles a plan with it: `words` without --output. Returns the file's name.
 std::string CompilePlan(const JobFolder& folder, const std::string& name, const std::string& words);
 
 /// How often `part` is in `text`.

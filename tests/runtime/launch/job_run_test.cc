@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/runtime/launch/job.h"
@@ -73,6 +74,56 @@ const Case kGroups = {"groups", 8,
 }  // namespace
 
 TEST_SUITE("jobs") {
+  TEST_CASE("threads: a schedule of PyTorch's that adds micro-batches last first") {
+    const JobFolder folder;
+    const std::string plan = folder.File("plan.json");
+    RunTool(folder,
+            "import " CF_TEST_DIR "/reference/torch_LoopedBFS.csv --from torch-csv -o " + plan);
+    RunTool(folder, "verify " + plan);
+    const Words words = {plan, "--model", "tiny", "--steps", "2", "--check"};
+    CHECK(TrainWithThreads(words).losses.size() == 2);
+  }
+
+  TEST_CASE("torchrun: a process needs the head of a plan folder and its own rank's file only") {
+    const JobFolder folder;
+    const std::string compile =
+        "compile --schedule 1f1b --ranks 2 --data-parallel 2 --costs moe-unit --model tiny "
+        "--level buffer --microbatches ";
+    const std::string whole = folder.File("whole/"), other = folder.File("other/");
+    RunTool(folder, compile + "4 -o " + whole);
+    RunTool(folder, compile + "8 -o " + other);
+    const Words rest = {"--model", "tiny", "--steps", "2"};
+    const auto words = [&](const std::string& plan) {
+      Words all = {plan};
+      all.insert(all.end(), rest.begin(), rest.end());
+      return all;
+    };
+    const auto part = [&](const std::string& from, int process) {
+      // Two replicas of each rank stand beside each other.
+      const std::string rank = "rank-000" + std::to_string(process / 2) + ".cbor";
+      const std::string own = folder.File("of-" + std::to_string(process) + "/");
+      std::filesystem::create_directories(own);
+      WriteText(own + "plan.cbor", ReadText(from + "plan.cbor"));
+      WriteText(own + rank, ReadText(from + rank));
+      return own;
+    };
+    JobSpec spec;
+    spec.processes = 4;
+    for (int p = 0; p < 4; ++p) {
+      spec.words_of[p] = words(part(whole, p));
+      spec.words_of[p].push_back("--json");
+    }
+    CheckSame(CheckJob(spec), TrainWithThreads(words(whole)));
+    // With the head of another plan its program fits too, but not to the others'.
+    part(other, 3);
+    LaunchedJob job(spec);
+    CHECK(job.Wait(60));
+    const std::string story = job.Story();
+    CAPTURE(story);
+    CHECK(job.ending(0).code != 0);
+    CHECK(job.Err(0).find("has another plan than") != std::string::npos);
+  }
+
 #ifdef CF_HAVE_MPI
   TEST_CASE("mpirun: two processes equal the threads of one") {
     CheckPlan(JobStyle::kMpirun, kTwo, {"", "--check", "--strict"});

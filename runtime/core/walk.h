@@ -74,4 +74,33 @@ class ComponentWalk {
   std::map<int, std::unique_ptr<const Even>> even_;
 };
 
+/// How a run without a pipeline takes the micro-batches of a plan: one after the other, so that the
+/// weight gradients of every copy of a stage (a rank that holds it) are added up in the order of
+/// that rank's program. With a sound plan (Verify) all components of a stage say the same.
+class SerialOrder {
+ public:
+  /// One forward and backward of a micro-batch, and the stages that add its weight gradients then.
+  struct Pass {
+    int microbatch = 0;
+    bool again = false;       ///< it was computed before, for other stages
+    std::vector<int> stages;  ///< ascending
+  };
+
+  explicit SerialOrder(const Plan& plan);
+
+  /// Every stage of every micro-batch once. Where all copies agree on an order, ascending for all
+  /// that this library makes, that is one pass for each micro-batch; otherwise some come again.
+  const std::vector<Pass>& passes() const { return passes_; }
+  /// Copies of a stage in a replica.
+  size_t CopiesOf(int stage) const { return holders_[static_cast<size_t>(stage)].size(); }
+  /// Which of them, in the order of HoldersOfStage, works on a micro-batch.
+  size_t CopyOf(int stage, int microbatch) const;
+
+ private:
+  const std::vector<std::vector<int>> holders_;
+  std::vector<std::vector<size_t>> copy_of_;  // by stage and route
+  const std::vector<int> route_of_;
+  std::vector<Pass> passes_;
+};
+
 }  // namespace contraflow

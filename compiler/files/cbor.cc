@@ -16,7 +16,7 @@ constexpr uint8_t kBreak = 0xFF;
 /// Longest string: far more than any text of ours has.
 constexpr uint64_t kMaxText = uint64_t{1} << 20;
 /// Bytes asked for at a time.
-constexpr size_t kPiece = size_t{1} << 18;
+constexpr size_t kReadPiece = size_t{1} << 18;
 /// Longest integer: its head and eight bytes.
 constexpr size_t kMaxInteger = 9;
 
@@ -71,7 +71,7 @@ class Reader {
     } else {
       std::copy(rest_.begin(), rest_.end(), piece_.begin());
     }
-    piece_.resize(std::max(kPiece, 2 * kept));
+    piece_.resize(std::max(kReadPiece, 2 * kept));
     const size_t added = more_(piece_.data() + kept, piece_.size() - kept);
     ended_ = added == 0;
     got_ += added;

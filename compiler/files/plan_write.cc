@@ -27,8 +27,8 @@ class Pieces {
   std::string& text() { return text_; }
   /// Hands on what there is, if it is enough for a piece.
   void Spill() {
-    constexpr size_t kPiece = size_t{1} << 17;
-    if (text_.size() >= kPiece) Finish();
+    constexpr size_t kFlush = size_t{1} << 17;
+    if (text_.size() >= kFlush) Finish();
   }
   void Finish() {
     put_(text_);

@@ -25,7 +25,7 @@ std::string NameOf(const CompareRow& row) {
 }
 
 /// One column of the table: its heading, and what stands in it for a schedule.
-struct Column {
+struct ComparedFigure {
   const char* heading;
   std::function<std::string(const CompareRow&)> cell;
 };
@@ -59,7 +59,7 @@ std::string Ranges(const std::vector<int>& stages) {
 
 /// What a rank holds and what ranks send.
 void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool both,
-                 std::vector<Column>* columns) {
+                 std::vector<ComparedFigure>* columns) {
   columns->push_back({">activations", [](const CompareRow& row) {
                         return std::to_string(row.report->peak_activations());
                       }});
@@ -91,13 +91,14 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
   }
 }
 
-std::vector<Column> Columns(const CompareRequest& request, std::span<const CompareRow> rows) {
+std::vector<ComparedFigure> Columns(const CompareRequest& request,
+                                    std::span<const CompareRow> rows) {
   const Unit unit = request.spec.costs.unit;
   const auto makespan = [](const Report& report) { return report.simulation.makespan; };
   const bool both = request.components && request.overlap() == Overlap::kAll;
-  std::vector<Column> columns = {{"schedule", NameOf}, {">makespan", [=](const CompareRow& row) {
-                                                          return FormatTime(row.makespan(), unit);
-                                                        }}};
+  std::vector<ComparedFigure> columns = {
+      {"schedule", NameOf},
+      {">makespan", [=](const CompareRow& row) { return FormatTime(row.makespan(), unit); }}};
   if (both) {
     columns.push_back({">published", [=](const CompareRow& row) {
                          return FormatTime(makespan(*row.published), unit);
@@ -212,9 +213,9 @@ std::unique_ptr<JsonObject> RowToJson(const CompareRow& row, const CompareReques
 
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
                            bool costs_given) {
-  const std::vector<Column> columns = Columns(request, rows);
+  const std::vector<ComparedFigure> columns = Columns(request, rows);
   Table table;
-  for (const Column& column : columns) table.columns.emplace_back(column.heading);
+  for (const ComparedFigure& column : columns) table.columns.emplace_back(column.heading);
   std::string rejected;
   for (const CompareRow& row : rows) {
     if (!row.report) {
@@ -222,7 +223,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
       continue;
     }
     table.rows.emplace_back();
-    for (const Column& column : columns) table.rows.back().push_back(column.cell(row));
+    for (const ComparedFigure& column : columns) table.rows.back().push_back(column.cell(row));
   }
   std::string text = std::to_string(request.spec.ranks) + " ranks, " +
                      std::to_string(request.spec.microbatches) + " micro-batches\n" +

@@ -18,7 +18,7 @@ namespace contraflow {
 
 /// Values of a row, rows of a member and expert, experts of a member, values of a part.
 inline constexpr int kWidth = 8, kCapacity = 2, kLocal = 2;
-inline constexpr size_t kPart = size_t{kWidth} * kCapacity;
+inline constexpr size_t kPieceSize = size_t{kWidth} * kCapacity;
 
 using Bits = std::vector<uint16_t>;
 
@@ -45,7 +45,7 @@ class LinkBackend : public GpuBackend {
   }
 
   ExchangePart Exchange(const Instruction& i) override {
-    const auto rows = static_cast<size_t>(plan_.expert_parallel) * kLocal * kPart;
+    const auto rows = static_cast<size_t>(plan_.expert_parallel) * kLocal * kPieceSize;
     const auto counts = static_cast<size_t>(plan_.expert_parallel) * kLocal;
     Rows& r = *exchanges_.emplace_back(std::make_unique<Rows>());
     r.instruction = i;
@@ -145,7 +145,7 @@ class LinkBackend : public GpuBackend {
                                  owner * 5 + expert);
   }
   static void Fill(Bits* bits, int part, uint16_t code) {
-    std::fill_n(bits->begin() + static_cast<ptrdiff_t>(kPart) * part, kPart, code);
+    std::fill_n(bits->begin() + static_cast<ptrdiff_t>(kPieceSize) * part, kPieceSize, code);
   }
   void CheckRows(const Rows& r) const {
     Bits wanted(r.tokens.size());

@@ -216,8 +216,9 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("torch csv: ranks that wait for each other are left to the verifier") {
+    // Each stage may take its micro-batches in an order of its own.
     const Plan plan = ReadTorchCsv("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n", "s.csv");
-    CHECK(FindingsText(plan) != "");
+    CHECK(FindingsText(plan) == "");
     const Plan stuck = ReadTorchCsv("2F0,2B0,0F0,0B0\n1F0,1B0\n", "s.csv");
     CHECK(FindingsText(stuck).find("deadlock") != std::string::npos);
   }

@@ -121,7 +121,7 @@ TEST_SUITE("jobs") {
     const std::string story = job.Story();
     CAPTURE(story);
     CHECK(job.ending(0).code != 0);
-    CHECK(job.Err(0).find("has another plan than") != std::string::npos);
+    CHECK(job.Err(0).find("has a different plan than") != std::string::npos);
   }
 
 #ifdef CF_HAVE_MPI

@@ -21,8 +21,8 @@ struct RopeTable {
 /// One layer of the model, the same code whichever stage it is in: what its components compute, on
 /// views and without any memory of their own. The exchanges between the tokens' devices and the
 /// experts' (DISPATCH_F all of it; COMBINE_F and DISPATCH_B before, COMBINE_B behind what is here)
-/// are not its business (runtime/host/backend.h). `dense` and `experts` point at the two parts of the
-/// parameters, or of the gradients to add to, of the layer's stage (ParameterLayout).
+/// are not its business (runtime/host/backend.h). `dense` and `experts` point at the two parts of
+/// the parameters, or of the gradients to add to, of the layer's stage (ParameterLayout).
 template <typename T>
 struct Layer {
   const LayerShape* shape;

@@ -34,9 +34,9 @@ SearchProblem WithCount(const SearchProblem& problem, int count);
 /// `problem` has the further micro-batches already.
 std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);
 
-/// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or for what
-/// Fold makes of two routes; nothing for other placements, where there are fewer micro-batches than
-/// stages, or where a rank would hold more than the limit.
+/// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or
+/// for what Fold makes of two routes; nothing for other placements, where there are fewer
+/// micro-batches than stages, or where a rank would hold more than the limit.
 std::optional<Order> PhaseOrder(const SearchProblem& problem);
 
 /// Event-driven: every rank runs its forwards, backwards and pairs in the order given, and weight

@@ -62,7 +62,8 @@ struct RankRule {
   static constexpr int32_t kMany = 1 << 30;
 };
 
-/// A policy worked out for every rank and stage of a problem; a rule may differ from its neighbours.
+/// A policy worked out for every rank and stage of a problem; a rule may differ from its
+/// neighbours.
 struct Rules {
   std::vector<RankRule> ranks;
   /// Most micro-batches between F and B, at least 1, by stage: up to its first B, and then.

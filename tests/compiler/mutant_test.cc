@@ -104,9 +104,9 @@ TEST_SUITE("property") {
     CHECK(total >= 5000);
     CHECK(sound < total / 10);
     // Every check is needed: without it some mutant would pass.
-    CHECK(needed == std::set<std::string>{"shape", "level", "owner", "complete", "order",
-                                          "message", "producer", "consumer", "group", "reduce",
-                                          "step", "deadlock"});
+    CHECK(needed == std::set<std::string>{"shape", "level", "owner", "complete", "order", "message",
+                                          "producer", "consumer", "group", "reduce", "step",
+                                          "deadlock"});
   }
 
   TEST_CASE("level compute: mutants are rejected or lower to what runs right") {

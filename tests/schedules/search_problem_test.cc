@@ -110,7 +110,9 @@ TEST_SUITE("unit") {
     // Two routes of one micro-batch each in opposite directions: each rank waits for the other.
     Spec both = MakeSpec("drawn", 2, 2, costs);
     const SearchProblem cross = MakeProblem(BidirectionalPlan(both), costs, std::nullopt);
-    const auto all = [](int32_t stage_of) { return ActionList{{Op::F, stage_of}, {Op::BW, stage_of}}; };
+    const auto all = [](int32_t stage_of) {
+      return ActionList{{Op::F, stage_of}, {Op::BW, stage_of}};
+    };
     const auto after = [](ActionList first, const ActionList& second) {
       first.insert(first.end(), second.begin(), second.end());
       return first;

@@ -13,8 +13,9 @@ namespace contraflow {
 
 /// What a training is made from.
 struct RunInput {
-  Plan plan;    ///< sound, and executable
-  /// SHA-256, hexadecimal; of a folder's plan that of its head, which has the checksums of the rest.
+  Plan plan;  ///< sound, and executable
+  /// SHA-256, hexadecimal; of a folder's plan that of its head, which has the checksums of the
+  /// rest.
   std::string plan_digest;
   Model model;  ///< settled
   Dataset dataset;

@@ -1,15 +1,19 @@
 #!/bin/sh
-# clang-tidy on the sources that differ from a commit, or on all of them; findings are errors.
+# clang-tidy on the sources of the product that differ from a commit, or on all of them; findings are
+# errors.
 # Usage: tools/tidy.sh [COMMIT]
 set -eu
 cd "$(dirname "$0")/.."
 
 build=build/tidy
+rooms="compiler schedules kernels runtime tools"
 cmake --preset tidy >/dev/null
 if [ $# -gt 0 ]; then
-  git diff --name-only --diff-filter=d "$1" -- '*.cc'
+  # shellcheck disable=SC2086  # one word a room
+  git diff --name-only --diff-filter=d "$1" -- $rooms
 else
-  git ls-files -- '*.cc'
+  # shellcheck disable=SC2086
+  git ls-files -- $rooms
 fi | sort >"$build/changed"
 # Those that this build compiles.
 sed -n 's/^ *"file": "\(.*\)".*/\1/p' "$build/compile_commands.json" | sed "s|^$PWD/||" |

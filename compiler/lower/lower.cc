@@ -49,7 +49,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     if (observer) observer(name, plan);
   };
   if (target >= Level::kComm) {
-    pass("comm", InsertCommunication(std::move(plan), costs));
+    pass("comm", InsertCommunication(std::exchange(plan, Plan()), costs));
   }
   if (target >= Level::kComponent && costs.moe) {
     pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));

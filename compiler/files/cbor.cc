@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -144,8 +145,8 @@ class Reader {
       case kNegative:
         if (head.info == kIndefinite) Fail("an integer without a size");
         if (head.argument > uint64_t{INT64_MAX}) builder_.Fail("an integer out of 64 bits");
-        builder_.Value({head.major == kUnsigned ? static_cast<int64_t>(head.argument)
-                                                : -1 - static_cast<int64_t>(head.argument)});
+        builder_.Value(head.major == kUnsigned ? static_cast<int64_t>(head.argument)
+                                               : -1 - static_cast<int64_t>(head.argument));
         return;
       case kText:
         builder_.String(Text(head));
@@ -217,9 +218,9 @@ class Reader {
     switch (head.info) {
       case 20:
       case 21:
-        return builder_.Value({head.info == 21});
+        return builder_.Value(head.info == 21);
       case 22:
-        return builder_.Value({nullptr});
+        return builder_.Value(nullptr);
       case 25:
         real = Half(static_cast<unsigned>(head.argument));
         break;
@@ -237,7 +238,7 @@ class Reader {
         Fail("a simple value other than false, true and null");
     }
     if (!std::isfinite(real)) builder_.Fail("must be a finite number");
-    builder_.Value({real});
+    builder_.Value(real);
   }
 
   /// IEEE 754 binary16.
@@ -302,33 +303,25 @@ void WriteCborString(std::string_view text, std::string* out) {
 }
 
 void WriteCbor(const Json& value, std::string* out) {
-  struct Writer {
-    std::string* out;
-    void operator()(std::nullptr_t) const { out->push_back('\xF6'); }
-    void operator()(bool boolean) const { out->push_back(boolean ? '\xF5' : '\xF4'); }
-    void operator()(int64_t integer) const { WriteCborInteger(integer, out); }
-    void operator()(double real) const {
-      uint64_t bits;
-      std::memcpy(&bits, &real, sizeof bits);
-      out->push_back('\xFB');
-      for (int shift = 56; shift >= 0; shift -= 8) {
-        out->push_back(static_cast<char>(bits >> shift & 0xFF));
-      }
+  if (value.is_number_float()) {
+    // In eight bytes always; nlohmann's writer takes four where they do.
+    const auto bits = std::bit_cast<uint64_t>(value.get<double>());
+    out->push_back('\xFB');
+    for (int shift = 56; shift >= 0; shift -= 8) {
+      out->push_back(static_cast<char>(bits >> shift & 0xFF));
     }
-    void operator()(const std::string& text) const { WriteCborString(text, out); }
-    void operator()(const Json::Array& items) const {
-      BeginCborArray(items.size(), out);
-      for (const Json& item : items) WriteCbor(item, out);
+  } else if (value.is_array()) {
+    BeginCborArray(value.size(), out);
+    for (const Json& item : value) WriteCbor(item, out);
+  } else if (value.is_object()) {
+    BeginCborMap(value.size(), out);
+    for (const auto& [key, member] : value.items()) {
+      WriteCborString(key, out);
+      WriteCbor(member, out);
     }
-    void operator()(const std::unique_ptr<JsonObject>& object) const {
-      BeginCborMap(object->keys.size(), out);
-      for (size_t i = 0; i < object->keys.size(); ++i) {
-        WriteCborString(object->keys[i], out);
-        WriteCbor(object->values[i], out);
-      }
-    }
-  };
-  std::visit(Writer{out}, value.value);
+  } else {
+    Json::to_cbor(value, nlohmann::detail::output_adapter<char>(*out));
+  }
 }
 
 }  // namespace contraflow

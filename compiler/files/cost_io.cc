@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include "compiler/files/file.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/value.h"
@@ -266,76 +266,69 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   return costs;
 }
 
-template <typename Values, typename Write>
-Json ListToJson(const Values& values, Write write) {
-  Json::Array list;
-  for (const auto& value : values) list.push_back(write(value));
-  return {std::move(list)};
+Json TimesToJson(const std::vector<Time>& times, Unit unit) {
+  Json list = Json::array();
+  for (const Time time : times) list.push_back(TimeToJson(time, unit));
+  return list;
 }
 
 Json StageToJson(const StageCost& cost, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("f", TimeToJson(cost.f, unit));
-  object->Add("b", TimeToJson(cost.b, unit));
-  object->Add("w", TimeToJson(cost.w, unit));
-  object->Add("bw", TimeToJson(cost.bw, unit));
-  object->Add("fb", TimeToJson(cost.fb, unit));
-  if (cost.reduce != 0) object->Add("reduce", TimeToJson(cost.reduce, unit));
-  if (cost.step != 0) object->Add("step", TimeToJson(cost.step, unit));
-  if (cost.r >= 0) object->Add("r", TimeToJson(cost.r, unit));
-  return {std::move(object)};
+  Json object = Json::object();
+  object["f"] = TimeToJson(cost.f, unit);
+  object["b"] = TimeToJson(cost.b, unit);
+  object["w"] = TimeToJson(cost.w, unit);
+  object["bw"] = TimeToJson(cost.bw, unit);
+  object["fb"] = TimeToJson(cost.fb, unit);
+  if (cost.reduce != 0) object["reduce"] = TimeToJson(cost.reduce, unit);
+  if (cost.step != 0) object["step"] = TimeToJson(cost.step, unit);
+  if (cost.r >= 0) object["r"] = TimeToJson(cost.r, unit);
+  return object;
 }
 
 Json CommToJson(const CommCost& comm, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
+  Json object = Json::object();
   if (comm.bandwidth == 0 && comm.bytes == 0) {
-    object->Add("time", TimeToJson(comm.latency, unit));
+    object["time"] = TimeToJson(comm.latency, unit);
   } else {
-    object->Add("latency", TimeToJson(comm.latency, unit));
-    object->Add("bytes", {comm.bytes});
-    if (comm.bandwidth != 0) object->Add("bandwidth", {comm.bandwidth});
+    object["latency"] = TimeToJson(comm.latency, unit);
+    object["bytes"] = comm.bytes;
+    if (comm.bandwidth != 0) object["bandwidth"] = comm.bandwidth;
   }
-  return {std::move(object)};
+  return object;
 }
 
-void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, JsonObject* object) {
-  if (bytes.empty()) return;
-  if (bytes.size() == 1) return object->Add(key, {bytes[0]});
-  object->Add(key, ListToJson(bytes, [](int64_t entry) { return Json(entry); }));
+void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, Json* object) {
+  if (!bytes.empty()) (*object)[key] = bytes.size() == 1 ? Json(bytes[0]) : Json(bytes);
 }
 
 Json MemoryToJson(const MemoryCost& memory) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("activation_bytes", {memory.activation_bytes});
-  object->Add("w_stash_bytes", {memory.w_stash_bytes});
-  AddStageBytes("parameter_bytes", memory.parameter_bytes, object.get());
-  AddStageBytes("gradient_bytes", memory.gradient_bytes, object.get());
-  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, object.get());
+  Json object = Json::object();
+  object["activation_bytes"] = memory.activation_bytes;
+  object["w_stash_bytes"] = memory.w_stash_bytes;
+  AddStageBytes("parameter_bytes", memory.parameter_bytes, &object);
+  AddStageBytes("gradient_bytes", memory.gradient_bytes, &object);
+  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, &object);
   if (!memory.values.empty()) {
-    auto values = std::make_unique<JsonObject>();
+    Json values = Json::object();
     for (size_t v = 0; v < kValueCount; ++v) {
       if (memory.values[v] == 0) continue;
-      values->Add(std::string(Name(static_cast<Value>(v))), {memory.values[v]});
+      values[Name(static_cast<Value>(v))] = memory.values[v];
     }
-    object->Add("values", {std::move(values)});
+    object["values"] = std::move(values);
   }
-  if (memory.input_bytes >= 0) object->Add("input_bytes", {memory.input_bytes});
-  return {std::move(object)};
+  if (memory.input_bytes >= 0) object["input_bytes"] = memory.input_bytes;
+  return object;
 }
 
 Json MoeToJson(const MoeCost& moe, Unit unit) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("layers_per_stage", {int64_t{moe.layers_per_stage}});
+  Json object = Json::object();
+  object["layers_per_stage"] = moe.layers_per_stage;
   for (const ComponentCost& component : kComponentCosts) {
     const std::vector<Time>& times = moe.*component.times;
-    if (times.size() == 1) {
-      object->Add(component.key, TimeToJson(times[0], unit));
-      continue;
-    }
-    object->Add(component.key,
-                ListToJson(times, [unit](Time time) { return TimeToJson(time, unit); }));
+    object[component.key] =
+        times.size() == 1 ? TimeToJson(times[0], unit) : TimesToJson(times, unit);
   }
-  return {std::move(object)};
+  return object;
 }
 
 }  // namespace
@@ -354,41 +347,37 @@ Json TimeToJson(Time ticks, Unit unit) {
   // Whole only where a double holds it, since that is what readers make of it.
   constexpr Time kExact = Time{1} << 53;
   const Time per_unit = TicksPerUnit(unit);
-  if (ticks % per_unit == 0 && ticks / per_unit <= kExact) return {ticks / per_unit};
-  return {FromTicks(ticks, unit)};
+  if (ticks % per_unit == 0 && ticks / per_unit <= kExact) return ticks / per_unit;
+  return FromTicks(ticks, unit);
 }
 
 Json CostsToJson(const CostModel& costs) {
   CF_ASSERT(!costs.stages.empty() || costs.moe);
-  auto object = std::make_unique<JsonObject>();
-  object->Add("unit", {std::string(Name(costs.unit))});
-  if (!costs.source.empty()) object->Add("source", {costs.source});
+  Json object = Json::object();
+  object["unit"] = Name(costs.unit);
+  if (!costs.source.empty()) object["source"] = costs.source;
   if (costs.stages.size() == 1) {
-    object->Add("stage", StageToJson(costs.stages[0], costs.unit));
+    object["stage"] = StageToJson(costs.stages[0], costs.unit);
   } else if (!costs.stages.empty()) {
-    object->Add("stages", ListToJson(costs.stages, [&](const StageCost& stage) {
-                  return StageToJson(stage, costs.unit);
-                }));
+    for (const StageCost& stage : costs.stages) {
+      object["stages"].push_back(StageToJson(stage, costs.unit));
+    }
   }
-  object->Add("comm", CommToJson(costs.comm, costs.unit));
-  if (costs.moe) object->Add("moe", MoeToJson(*costs.moe, costs.unit));
-  if (costs.derived) object->Add("overlap", {std::string(Name(*costs.derived))});
-  if (costs.memory) object->Add("memory", MemoryToJson(*costs.memory));
-  if (!costs.microbatch_scale.empty()) {
-    object->Add("microbatch_scale",
-                ListToJson(costs.microbatch_scale, [](double factor) { return Json(factor); }));
-  }
-  return {std::move(object)};
+  object["comm"] = CommToJson(costs.comm, costs.unit);
+  if (costs.moe) object["moe"] = MoeToJson(*costs.moe, costs.unit);
+  if (costs.derived) object["overlap"] = Name(*costs.derived);
+  if (costs.memory) object["memory"] = MemoryToJson(*costs.memory);
+  if (!costs.microbatch_scale.empty()) object["microbatch_scale"] = costs.microbatch_scale;
+  return object;
 }
 
 void WriteCosts(const CostModel& costs, std::string* out) {
   const Json json = CostsToJson(costs);
-  const JsonObject& object = *std::get<std::unique_ptr<JsonObject>>(json.value);
-  *out += "{\n";
-  for (size_t i = 0; i < object.keys.size(); ++i) {
-    if (i > 0) *out += ",\n";
-    *out += QuoteJson(object.keys[i]) + ": ";
-    WriteJson(object.values[i], out);
+  const char* separator = "{\n";
+  for (const auto& [key, value] : json.items()) {
+    *out += separator + QuoteJson(key) + ": ";
+    WriteJson(value, out);
+    separator = ",\n";
   }
   *out += "\n}";
 }

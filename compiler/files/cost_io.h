@@ -3,7 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include "compiler/files/json.h"
 #include "compiler/plan/cost.h"
 
 namespace contraflow {
@@ -23,14 +22,5 @@ CostModel ReadCostFile(const std::string& path);
 /// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c. There must be stage
 /// costs or component costs.
 std::string WriteCosts(const CostModel& costs);
-
-/// A time as it is written in every document: in the unit, whole where it is whole.
-Json TimeToJson(Time ticks, Unit unit);
-
-/// The same as part of another document (a plan's "costs"), where the stage costs must be given.
-CostModel ReadCosts(const JsonCursor& document);
-Json CostsToJson(const CostModel& costs);
-/// Appends CostsToJson(costs) with one line for each member of the document.
-void WriteCosts(const CostModel& costs, std::string* out);
 
 }  // namespace contraflow

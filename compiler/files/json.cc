@@ -10,27 +10,15 @@
 namespace contraflow {
 namespace {
 
-const JsonObject* ObjectOf(const Json& json) {
-  const auto* object = std::get_if<std::unique_ptr<JsonObject>>(&json.value);
-  return object == nullptr ? nullptr : object->get();
-}
-
 /// The value in a message: "-3", `"x"`, "an array".
 std::string Describe(const Json& json) {
-  struct Describer {
-    std::string operator()(std::nullptr_t) const { return "null"; }
-    std::string operator()(bool boolean) const { return boolean ? "true" : "false"; }
-    std::string operator()(int64_t integer) const { return std::to_string(integer); }
-    std::string operator()(double real) const {
-      // A whole real must not look like the integer that was asked for.
-      const std::string text = FormatReal(real);
-      return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-    }
-    std::string operator()(const std::string& text) const { return Excerpt(text); }
-    std::string operator()(const Json::Array&) const { return "an array"; }
-    std::string operator()(const std::unique_ptr<JsonObject>&) const { return "an object"; }
-  };
-  return std::visit(Describer{}, json.value);
+  if (json.is_structured()) return json.is_array() ? "an array" : "an object";
+  if (json.is_string()) return Excerpt(json.get_ref<const std::string&>());
+  std::string text;
+  WriteJson(json, &text);
+  // A whole real must not look like the integer that was asked for.
+  const bool whole = json.is_number_float() && text.find_first_of(".e") == std::string::npos;
+  return whole ? text + ".0" : text;
 }
 
 std::string Range(std::string_view noun, const std::string& low, const std::string& high) {
@@ -38,16 +26,6 @@ std::string Range(std::string_view noun, const std::string& low, const std::stri
 }
 
 }  // namespace
-
-Json::Json(Value v) : value(std::move(v)) {}
-Json::Json(Json&& other) noexcept = default;
-Json& Json::operator=(Json&& other) noexcept = default;
-Json::~Json() = default;
-
-void JsonObject::Add(std::string key, Json value) {
-  keys.push_back(std::move(key));
-  values.push_back(std::move(value));
-}
 
 std::string JsonCursor::where() const { return *place_ + (path_.empty() ? "" : ": " + path_); }
 
@@ -58,7 +36,7 @@ void JsonCursor::Refuse(const std::string& expected) const {
 }
 
 int64_t JsonCursor::Integer(std::string_view noun, int64_t low, int64_t high) const {
-  const auto* integer = std::get_if<int64_t>(&value_->value);
+  const auto* integer = value_->get_ptr<const Json::number_integer_t*>();
   if (integer == nullptr || *integer < low || *integer > high) {
     Refuse(Range(noun, std::to_string(low), std::to_string(high)));
   }
@@ -70,11 +48,10 @@ std::vector<int> JsonCursor::Integers(std::string_view noun, int low, int high, 
   if (size > most) {
     Fail("must have at most " + std::to_string(most) + " entries, has " + std::to_string(size));
   }
-  const auto& items = std::get<Json::Array>(value_->value);
   std::vector<int> integers;
   integers.reserve(size);
   for (size_t i = 0; i < size; ++i) {
-    const auto* integer = std::get_if<int64_t>(&items[i].value);
+    const auto* integer = (*value_)[i].get_ptr<const Json::number_integer_t*>();
     // The path is made only for what is refused.
     integers.push_back(integer != nullptr && *integer >= low && *integer <= high
                            ? static_cast<int>(*integer)
@@ -84,8 +61,8 @@ std::vector<int> JsonCursor::Integers(std::string_view noun, int low, int high, 
 }
 
 double JsonCursor::Number(std::string_view noun) const {
-  if (const auto* real = std::get_if<double>(&value_->value)) return *real;
-  const auto* integer = std::get_if<int64_t>(&value_->value);
+  if (value_->is_number_float()) return value_->get<double>();
+  const auto* integer = value_->get_ptr<const Json::number_integer_t*>();
   if (integer == nullptr) Refuse(std::string(noun));
   const double real = static_cast<double>(*integer);
   // 2^63 is where the way back would overflow.
@@ -96,8 +73,7 @@ double JsonCursor::Number(std::string_view noun) const {
 }
 
 double JsonCursor::Number(std::string_view noun, double low, double high) const {
-  const bool number = std::holds_alternative<double>(value_->value) ||
-                      std::holds_alternative<int64_t>(value_->value);
+  const bool number = value_->is_number();
   const std::string range = Range(noun, FormatReal(low), FormatReal(high));
   const double real = number ? Number(noun) : 0;
   if (!number || !(real >= low && real <= high)) Refuse(range);
@@ -105,13 +81,12 @@ double JsonCursor::Number(std::string_view noun, double low, double high) const 
 }
 
 bool JsonCursor::Boolean(std::string_view noun) const {
-  const auto* boolean = std::get_if<bool>(&value_->value);
-  if (boolean == nullptr) Refuse(std::string(noun) + ", true or false");
-  return *boolean;
+  if (!value_->is_boolean()) Refuse(std::string(noun) + ", true or false");
+  return value_->get<bool>();
 }
 
 const std::string& JsonCursor::String(std::string_view noun, size_t most) const {
-  const auto* text = std::get_if<std::string>(&value_->value);
+  const auto* text = value_->get_ptr<const std::string*>();
   if (text == nullptr) Refuse(std::string(noun) + " in quotes");
   if (text->size() > most) {
     Fail("must have at most " + std::to_string(most) + " bytes, has " +
@@ -124,24 +99,21 @@ const std::string& JsonCursor::String(std::string_view noun, size_t most) const 
   return *text;
 }
 
-bool JsonCursor::IsArray() const { return std::holds_alternative<Json::Array>(value_->value); }
-bool JsonCursor::IsObject() const { return ObjectOf(*value_) != nullptr; }
+bool JsonCursor::IsArray() const { return value_->is_array(); }
+bool JsonCursor::IsObject() const { return value_->is_object(); }
 
 size_t JsonCursor::Size(std::string_view noun) const {
-  const auto* items = std::get_if<Json::Array>(&value_->value);
-  if (items == nullptr) Refuse(std::string(noun));
-  return items->size();
+  if (!IsArray()) Refuse(std::string(noun));
+  return value_->size();
 }
 
 JsonCursor JsonCursor::Item(size_t i) const {
-  const auto& items = std::get<Json::Array>(value_->value);
-  return JsonCursor(*place_, items.at(i), path_ + "/" + std::to_string(i));
+  return JsonCursor(*place_, value_->at(i), path_ + "/" + std::to_string(i));
 }
 
 void JsonCursor::Keys(std::string_view noun, std::span<const std::string_view> known) const {
-  const JsonObject* object = ObjectOf(*value_);
-  if (object == nullptr) Refuse(std::string(noun));
-  for (const std::string& key : object->keys) {
+  if (!IsObject()) Refuse(std::string(noun));
+  for (const auto& [key, value] : value_->items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     std::string list;
     for (const std::string_view name : known) {
@@ -158,12 +130,10 @@ JsonCursor JsonCursor::Required(std::string_view key) const {
 }
 
 std::optional<JsonCursor> JsonCursor::Optional(std::string_view key) const {
-  const JsonObject* object = ObjectOf(*value_);
-  if (object == nullptr) Refuse("an object");
-  const auto found = std::find(object->keys.begin(), object->keys.end(), key);
-  if (found == object->keys.end()) return std::nullopt;
-  const auto index = static_cast<size_t>(found - object->keys.begin());
-  return JsonCursor(*place_, object->values[index], path_ + PathStep(key));
+  if (!IsObject()) Refuse("an object");
+  const auto found = value_->find(key);
+  if (found == value_->end()) return std::nullopt;
+  return JsonCursor(*place_, *found, path_ + PathStep(key));
 }
 
 std::string QuoteJson(std::string_view text) {
@@ -205,34 +175,31 @@ std::string FormatReal(double value) {
 }
 
 void WriteJson(const Json& value, std::string* out) {
-  struct Writer {
-    std::string* out;
-    void operator()(std::nullptr_t) const { *out += "null"; }
-    void operator()(bool boolean) const { *out += boolean ? "true" : "false"; }
-    void operator()(int64_t integer) const { *out += std::to_string(integer); }
-    void operator()(double real) const { *out += FormatReal(real); }
-    void operator()(const std::string& text) const { *out += QuoteJson(text); }
-    void operator()(const Json::Array& items) const {
-      *out += '[';
-      // rfind gives npos on the first line, which wraps to column out->size().
-      const size_t column = out->size() - (out->rfind('\n') + 1);
-      for (size_t i = 0; i < items.size(); ++i) {
-        if (i > 0) *out += ObjectOf(items[i]) != nullptr ? ",\n" + std::string(column, ' ') : ",";
-        WriteJson(items[i], out);
-      }
-      *out += ']';
+  if (value.is_string()) {
+    *out += QuoteJson(value.get_ref<const std::string&>());
+  } else if (value.is_number_float()) {
+    *out += FormatReal(value.get<double>());
+  } else if (value.is_array()) {
+    *out += '[';
+    // rfind gives npos on the first line, which wraps to column out->size().
+    const size_t column = out->size() - (out->rfind('\n') + 1);
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (i > 0) *out += value[i].is_object() ? ",\n" + std::string(column, ' ') : ",";
+      WriteJson(value[i], out);
     }
-    void operator()(const std::unique_ptr<JsonObject>& object) const {
-      *out += '{';
-      for (size_t i = 0; i < object->keys.size(); ++i) {
-        if (i > 0) *out += ", ";
-        *out += QuoteJson(object->keys[i]) + ": ";
-        WriteJson(object->values[i], out);
-      }
-      *out += '}';
+    *out += ']';
+  } else if (value.is_object()) {
+    const char* separator = "";
+    *out += '{';
+    for (const auto& [key, member] : value.items()) {
+      *out += separator + QuoteJson(key) + ": ";
+      WriteJson(member, out);
+      separator = ", ";
     }
-  };
-  std::visit(Writer{out}, value.value);
+    *out += '}';
+  } else {
+    *out += value.dump();
+  }
 }
 
 }  // namespace contraflow

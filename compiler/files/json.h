@@ -4,40 +4,17 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 namespace contraflow {
 
-struct JsonObject;
-
-/// A JSON value as it stood in the document: integers and reals stay apart, nothing is narrowed.
-struct Json {
-  using Array = std::vector<Json>;
-  using Value = std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array,
-                             std::unique_ptr<JsonObject>>;
-
-  Json() = default;
-  Json(Value v);
-  Json(Json&& other) noexcept;
-  Json& operator=(Json&& other) noexcept;
-  ~Json();
-
-  Value value = nullptr;
-};
-
-/// Members in document order; keys[i] belongs to values[i].
-struct JsonObject {
-  std::vector<std::string> keys;
-  std::vector<Json> values;
-
-  void Add(std::string key, Json value);
-};
+/// Members in document order; integers and reals stay apart, nothing is narrowed.
+using Json = nlohmann::ordered_json;
 
 /// Sizes above which a document is refused, whatever it says about itself.
 struct JsonLimits {

@@ -17,12 +17,12 @@ class TextEvents {
   TextEvents(std::string_view document, const std::string& place, JsonBuilder* builder)
       : document_(document), place_(place), builder_(*builder) {}
 
-  bool null() { return Value({nullptr}); }
-  bool boolean(bool value) { return Value({value}); }
-  bool number_integer(int64_t value) { return Value({value}); }
+  bool null() { return Value(nullptr); }
+  bool boolean(bool value) { return Value(value); }
+  bool number_integer(int64_t value) { return Value(value); }
   bool number_unsigned(uint64_t value) {
     if (value > uint64_t{INT64_MAX}) builder_.Fail("an integer out of 64 bits");
-    return Value({static_cast<int64_t>(value)});
+    return Value(static_cast<int64_t>(value));
   }
   bool number_float(double value, const std::string& text) {
     // The parser falls back to a double for integers that are too large, and to 0 for tiny reals.
@@ -31,7 +31,7 @@ class TextEvents {
     if (value == 0 && mantissa.find_first_of("123456789") != std::string::npos) {
       builder_.Fail("the number " + Excerpt(text) + " is too close to 0");
     }
-    return Value({value});
+    return Value(value);
   }
   bool string(std::string& value) {
     builder_.String(std::move(value));
@@ -101,11 +101,7 @@ class TextEvents {
 std::string JsonBuilder::Path() const {
   std::string path;
   for (const Open& open : open_) {
-    if (const auto* items = std::get_if<Json::Array>(&open.json.value)) {
-      path += "/" + std::to_string(items->size());
-    } else {
-      path += PathStep(open.key);
-    }
+    path += open.json.is_array() ? "/" + std::to_string(open.json.size()) : PathStep(open.key);
   }
   if (row_depth_ >= 2) path += "/" + std::to_string(row_);
   if (row_depth_ >= 3) path += "/" + std::to_string(index_);
@@ -127,7 +123,7 @@ void JsonBuilder::FailRows() const {
 
 void JsonBuilder::Value(Json value) {
   if (row_depth_ == 4) {
-    const auto* const integer = std::get_if<int64_t>(&value.value);
+    const auto* const integer = value.get_ptr<const Json::number_integer_t*>();
     if (integer == nullptr) FailRows();
     if (integers_.size() == kMaxRowIntegers) {
       Fail("more than " + std::to_string(kMaxRowIntegers) + " numbers");
@@ -145,12 +141,10 @@ void JsonBuilder::Value(Json value) {
     return;
   }
   Open& top = open_.back();
-  if (auto* items = std::get_if<Json::Array>(&top.json.value)) {
-    items->push_back(std::move(value));
+  if (top.json.is_array()) {
+    top.json.push_back(std::move(value));
   } else {
-    std::get<std::unique_ptr<JsonObject>>(top.json.value)
-        ->Add(std::move(top.key), std::move(value));
-    top.key.clear();
+    top.json.emplace(std::exchange(top.key, {}), std::move(value));
   }
 }
 
@@ -159,7 +153,7 @@ void JsonBuilder::String(std::string text) {
     in_->take(row_, index_++, text);
     return;
   }
-  Value({std::move(text)});
+  Value(std::move(text));
 }
 
 void JsonBuilder::Key(std::string key) {
@@ -168,13 +162,12 @@ void JsonBuilder::Key(std::string key) {
          std::to_string(kMaxKey));
   }
   Open& top = open_.back();
-  const auto& keys = std::get<std::unique_ptr<JsonObject>>(top.json.value)->keys;
   const auto rows =
       std::find_if(rows_.begin(), rows_.end(), [&key](const JsonRows& r) { return r.key == key; });
-  const bool again = std::find(keys.begin(), keys.end(), key) != keys.end();
+  const bool again = top.json.contains(key);
   top.key = std::move(key);
   if (again) Fail("is given twice; keep one");
-  if (keys.size() >= kMaxJsonMembers) {
+  if (top.json.size() >= kMaxJsonMembers) {
     Fail("an object with more than " + std::to_string(kMaxJsonMembers) + " keys");
   }
   if (open_.size() == 1 && rows != rows_.end()) {
@@ -198,7 +191,7 @@ void JsonBuilder::Pop() {
 }
 
 void JsonBuilder::BeginArray() {
-  if (!InRows()) return Push({Json::Array()});
+  if (!InRows()) return Push(Json::array());
   if (row_depth_ == 4 || (row_depth_ == 3 && !in_->integers)) FailRows();
   if (++row_depth_ == 4) {
     integers_.clear();
@@ -217,12 +210,12 @@ void JsonBuilder::EndArray() {
   }
   in_ = nullptr;
   row_depth_ = 0;
-  Value({Json::Array()});
+  Value(Json::array());
 }
 
 void JsonBuilder::BeginObject() {
   if (InRows()) FailRows();
-  Push({std::make_unique<JsonObject>()});
+  Push(Json::object());
 }
 
 void JsonBuilder::EndObject() { Pop(); }

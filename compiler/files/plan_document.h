@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files that read and write plan documents share, and nobody else includes.
+// The parts of plan documents, for the files that read and write them; not installed.
 
 #include <array>
 #include <cstddef>
@@ -54,13 +54,24 @@ struct FolderHead {
 };
 FolderHead ReadFolderHead(const JsonDocument& json);
 
+/// A time as it is written in every document: in the unit, whole where it is whole.
+Json TimeToJson(Time ticks, Unit unit);
+
+/// A plan's "costs", where the stage costs must be given.
+CostModel ReadCosts(const JsonCursor& document);
+Json CostsToJson(const CostModel& costs);
+/// Appends CostsToJson(costs) with one line for each member of the document.
+void WriteCosts(const CostModel& costs, std::string* out);
+
+/// A plan's "provenance", times in the unit.
+Json ProvenanceToJson(const Provenance& provenance, Unit unit);
+
 /// Everything but programs and slots, in the order of the file.
-JsonObject HeadToJson(const Plan& plan, std::optional<int> rank);
+Json HeadToJson(const Plan& plan, std::optional<int> rank);
 
 /// The binary form of a map with these members, then names, programs and slots of ranks [first,
 /// last).
-void WriteBinaryRanks(const JsonObject& head, const Plan& plan, int first, int last,
-                      const PutBytes& put);
+void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last, const PutBytes& put);
 
 /// An instruction as a short list of whole numbers, for large binary plans: operation, its operands
 /// in the order of the text (stage, layer, micro-batch, backward chunk, peer), then group, slot,

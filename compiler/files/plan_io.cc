@@ -1,6 +1,7 @@
 #include "compiler/files/plan_io.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "compiler/files/cost_io.h"
@@ -99,7 +100,7 @@ Time ReadTime(const JsonCursor& field, const char* noun, Unit unit) {
   constexpr double kMostTicks = 0x1p62;
   const auto per_unit = static_cast<double>(TicksPerUnit(unit));
   const double ticks = field.Number(noun, 0, kMostTicks / per_unit) * per_unit;
-  return static_cast<Time>(std::min(ticks, kMostTicks) + 0.5);
+  return std::llround(std::min(ticks, kMostTicks));
 }
 
 /// "provenance" of a plan document.

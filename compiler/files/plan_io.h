@@ -7,8 +7,6 @@
 
 namespace contraflow {
 
-struct Json;
-
 /// "format" and "version" of the document.
 inline constexpr std::string_view kPlanFormat = "contraflow-plan";
 inline constexpr int kPlanVersion = 1;
@@ -37,9 +35,6 @@ std::string WritePlanBinary(const Plan& plan);
 /// Writes a plan file atomically and piece by piece; binary if the path ends in ".cbor", a folder
 /// with a file for each rank if it ends in "/". Throws Error if it cannot be written.
 void WritePlanFile(const std::string& path, const Plan& plan);
-
-/// "provenance" of a plan document, times in the unit.
-Json ProvenanceToJson(const Provenance& provenance, Unit unit);
 
 /// What one rank needs of a plan: its program, and the head; the other programs are empty.
 struct RankPlan {

@@ -1,5 +1,4 @@
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -11,13 +10,6 @@
 
 namespace contraflow {
 namespace {
-
-Json IntegersToJson(const std::vector<int>& integers) {
-  Json::Array list;
-  list.reserve(integers.size());
-  for (const int integer : integers) list.push_back({int64_t{integer}});
-  return {std::move(list)};
-}
 
 /// Collects what is written and hands it on in pieces.
 class Pieces {
@@ -97,20 +89,19 @@ void WriteNames(std::string* out) {
 }
 
 void WriteText(const Plan& plan, std::optional<int> rank, const PutBytes& put) {
-  const JsonObject head = HeadToJson(plan, rank);
+  const Json head = HeadToJson(plan, rank);
   Pieces pieces(put);
   std::string& out = pieces.text();
   out = "{\n";
-  for (size_t i = 0; i < head.keys.size(); ++i) {
-    const std::string& key = head.keys[i];
+  for (const auto& [key, value] : head.items()) {
     const bool new_line =
         key == "ranks" || key == "routes" || key == "costs" || key == "provenance";
-    if (i > 0) out += new_line ? ",\n" : ", ";
+    if (out.size() > 2) out += new_line ? ",\n" : ", ";
     out += QuoteJson(key) + ": ";
     if (key == "costs") {
       WriteCosts(*plan.costs, &out);
     } else {
-      WriteJson(head.values[i], &out);
+      WriteJson(value, &out);
     }
   }
   WriteRows("programs", plan.programs, rank, &pieces);
@@ -139,58 +130,55 @@ bool EndsWith(const std::string& path, std::string_view end) {
 
 Json ProvenanceToJson(const Provenance& provenance, Unit unit) {
   CF_ASSERT(provenance.seed <= static_cast<uint64_t>(INT64_MAX));
-  auto object = std::make_unique<JsonObject>();
-  object->Add("placement", {provenance.placement});
-  object->Add("from", {provenance.from});
-  if (provenance.cost_stages) object->Add("cost_stages", {int64_t{*provenance.cost_stages}});
-  if (provenance.memory_limit) object->Add("memory_limit", {*provenance.memory_limit});
-  object->Add("makespan", TimeToJson(provenance.makespan, unit));
-  object->Add("bound", TimeToJson(provenance.bound, unit));
-  object->Add("budget_ns", {provenance.budget});
-  object->Add("seed", {static_cast<int64_t>(provenance.seed)});
-  if (provenance.noise != 0) object->Add("noise", {provenance.noise});
-  if (provenance.interrupted) object->Add("interrupted", {true});
-  return {std::move(object)};
+  Json object = Json::object();
+  object["placement"] = provenance.placement;
+  object["from"] = provenance.from;
+  if (provenance.cost_stages) object["cost_stages"] = *provenance.cost_stages;
+  if (provenance.memory_limit) object["memory_limit"] = *provenance.memory_limit;
+  object["makespan"] = TimeToJson(provenance.makespan, unit);
+  object["bound"] = TimeToJson(provenance.bound, unit);
+  object["budget_ns"] = provenance.budget;
+  object["seed"] = static_cast<int64_t>(provenance.seed);
+  if (provenance.noise != 0) object["noise"] = provenance.noise;
+  if (provenance.interrupted) object["interrupted"] = true;
+  return object;
 }
 
 /// Everything but programs and slots, in the order of the file.
-JsonObject HeadToJson(const Plan& plan, std::optional<int> rank) {
-  JsonObject head;
-  head.Add("format", {std::string(kPlanFormat)});
-  head.Add("version", {int64_t{kPlanVersion}});
-  head.Add("schedule", {plan.schedule});
-  head.Add("level", {std::string(Name(plan.level))});
-  head.Add("ranks", {int64_t{plan.ranks}});
-  if (rank) head.Add("rank", {int64_t{*rank}});
-  head.Add("stages", {int64_t{plan.stages}});
-  head.Add("microbatches", {int64_t{plan.microbatches}});
-  if (plan.data_parallel != 1) head.Add("data_parallel", {int64_t{plan.data_parallel}});
-  if (plan.expert_parallel != 1) head.Add("expert_parallel", {int64_t{plan.expert_parallel}});
-  if (plan.layers != 0) head.Add("layers", {int64_t{plan.layers}});
-  Json::Array routes;
+Json HeadToJson(const Plan& plan, std::optional<int> rank) {
+  Json head = Json::object();
+  head["format"] = kPlanFormat;
+  head["version"] = kPlanVersion;
+  head["schedule"] = plan.schedule;
+  head["level"] = Name(plan.level);
+  head["ranks"] = plan.ranks;
+  if (rank) head["rank"] = *rank;
+  head["stages"] = plan.stages;
+  head["microbatches"] = plan.microbatches;
+  if (plan.data_parallel != 1) head["data_parallel"] = plan.data_parallel;
+  if (plan.expert_parallel != 1) head["expert_parallel"] = plan.expert_parallel;
+  if (plan.layers != 0) head["layers"] = plan.layers;
+  Json routes = Json::array();
   for (const Route& route : plan.routes) {
-    auto object = std::make_unique<JsonObject>();
-    object->Add("ranks", IntegersToJson(route.ranks));
-    object->Add("microbatches", IntegersToJson(route.microbatches));
-    routes.push_back({std::move(object)});
+    routes.push_back({{"ranks", route.ranks}, {"microbatches", route.microbatches}});
   }
-  head.Add("routes", {std::move(routes)});
-  if (plan.costs) head.Add("costs", CostsToJson(*plan.costs));
+  head["routes"] = std::move(routes);
+  if (plan.costs) head["costs"] = CostsToJson(*plan.costs);
   if (plan.provenance) {
     CF_ASSERT(plan.costs);
-    head.Add("provenance", ProvenanceToJson(*plan.provenance, plan.costs->unit));
+    head["provenance"] = ProvenanceToJson(*plan.provenance, plan.costs->unit);
   }
   return head;
 }
 
-void WriteBinaryRanks(const JsonObject& head, const Plan& plan, int first, int last,
+void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last,
                       const PutBytes& put) {
   Pieces pieces(put);
   std::string* const out = &pieces.text();
-  BeginCborMap(head.keys.size() + (plan.slots.empty() ? 2 : 3), out);
-  for (size_t i = 0; i < head.keys.size(); ++i) {
-    WriteCborString(head.keys[i], out);
-    WriteCbor(head.values[i], out);
+  BeginCborMap(head.size() + (plan.slots.empty() ? 2 : 3), out);
+  for (const auto& [key, value] : head.items()) {
+    WriteCborString(key, out);
+    WriteCbor(value, out);
   }
   WriteNames(out);
   const auto from = static_cast<size_t>(first), count = static_cast<size_t>(last - first);

@@ -28,18 +28,8 @@ void CheckReplaceable(const std::string& folder) {
   }
 }
 
-Json Checksums(const std::vector<std::string>& checksums) {
-  Json::Array list;
-  for (const std::string& checksum : checksums) list.push_back({checksum});
-  return {std::move(list)};
-}
-
-JsonObject RankHead(int rank) {
-  JsonObject head;
-  head.Add("format", {std::string(kRankFormat)});
-  head.Add("version", {int64_t{kPlanVersion}});
-  head.Add("rank", {int64_t{rank}});
-  return head;
+Json RankHead(int rank) {
+  return {{"format", kRankFormat}, {"version", kPlanVersion}, {"rank", rank}};
 }
 
 /// Path of the head of a folder, which is there unless there is not a folder.
@@ -107,10 +97,10 @@ void WriteRankFiles(const std::string& folder, const Plan& plan) {
     });
     checksums.push_back(sum.Text());
   }
-  JsonObject head = HeadToJson(plan, std::nullopt);
-  head.Add("files", Checksums(checksums));
+  Json head = HeadToJson(plan, std::nullopt);
+  head["files"] = checksums;
   std::string document;
-  WriteCbor({std::make_unique<JsonObject>(std::move(head))}, &document);
+  WriteCbor(head, &document);
   WriteFile(PathIn(made.path(), kHeadName), document);
   made.Keep();
 }
@@ -119,6 +109,7 @@ Plan ReadRankFiles(const std::string& folder) {
   FolderHead head = ReadHeadFile(folder);
   Plan plan = std::move(head.plan);
   std::vector<std::string> wanted;
+  wanted.reserve(static_cast<size_t>(plan.ranks));
   for (int rank = 0; rank < plan.ranks; ++rank) wanted.push_back(RankFileName(rank));
   std::sort(wanted.begin(), wanted.end());
   for (const std::string& name : NamesInFolder(folder)) {

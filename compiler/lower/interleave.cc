@@ -198,13 +198,13 @@ class Interleaver {
   int Search() {
     // Lowest bound first, of those the furthest, of those the one found first.
     std::priority_queue<std::array<int64_t, 3>> open;
-    const auto push = [&](State&& state) {
+    const auto push = [&](State state) {
       Normalize(&state);
       state.bound = Bound(state);
       if (state.bound >= best_ || !Enter(state)) return;
       const int index = static_cast<int>(states_.size());
       open.push({-state.bound, state.depth, -index});
-      states_.push_back(std::move(state));
+      states_.push_back(state);
     };
     int last = -1;
     push({});

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   float sums[kRepeats][kWidth / 8][4] = {};
   float peak[kRepeats][2], sum[kRepeats][2] = {};
   CF_UNROLL
-  for (int m = 0; m < kRepeats; ++m) peak[m][0] = peak[m][1] = -INFINITY;
+  for (auto& rows : peak) rows[0] = rows[1] = -INFINITY;
 
   const int tiles = CeilDiv(end, kTileRows);
   for (int tile = 0; tile < tiles; ++tile) {

@@ -112,9 +112,9 @@ __global__ void __launch_bounds__(kBlock)
   __syncthreads();
   for (int d = ThreadIndex(); d < digits; d += kBlock) {
     int place = places[static_cast<ptrdiff_t>(d) * BlockCount() + BlockIndex()];
-    for (int w = 0; w < kWarps; ++w) {
-      const int count = seen[w][d];
-      seen[w][d] = place;
+    for (auto& of_warp : seen) {
+      const int count = of_warp[d];
+      of_warp[d] = place;
       place += count;
     }
   }

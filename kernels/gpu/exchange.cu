@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kSliceThreads)
 
 template <typename T>
 void AddSlicesOf(Stream stream, const Slices& slices, size_t n, int ctas) {
-  constexpr size_t kWidth = sizeof(T) / sizeof(float);
+  constexpr size_t kWidth = sizeof(T) / 4;  // floats in T
   const size_t count = n / kWidth;
   Launch("AddSlices", stream, BlocksFor(count, kSliceThreads, ctas), kSliceThreads, 0,
          AddSlicesKernel<T>, reinterpret_cast<T*>(slices.own),

@@ -8,10 +8,10 @@
 #include <span>
 #include <utility>
 
-#include "compiler/files/json.h"
 #include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/folder.h"
+#include "runtime/model/model_json.h"
 
 namespace contraflow {
 namespace {
@@ -94,11 +94,10 @@ std::string Label(std::string name) {
 
 /// The fields of a model that matter to a training, as they are written.
 std::map<std::string, std::string> FieldsOf(const Model& model) {
-  const Json json = ModelToJson(model);
-  const JsonObject& object = *std::get<std::unique_ptr<JsonObject>>(json.value);
   std::map<std::string, std::string> fields;
-  for (size_t i = 0; i < object.keys.size(); ++i) {
-    if (object.keys[i] != "name") WriteJson(object.values[i], &fields[object.keys[i]]);
+  const Json json = ModelToJson(model);
+  for (const auto& [key, value] : json.items()) {
+    if (key != "name") WriteJson(value, &fields[key]);
   }
   return fields;
 }
@@ -204,24 +203,21 @@ std::string WriteManifest(const Manifest& manifest) {
     WriteJson(value, &out);
     out += separator;
   };
-  add("format", {std::string(kManifestFormat)}, ", ");
-  add("version", {int64_t{kManifestVersion}});
-  add("step", {int64_t{head.step}});
-  add("seed", {std::to_string(head.seed)});
-  add("text", {head.text});
+  add("format", kManifestFormat, ", ");
+  add("version", kManifestVersion);
+  add("step", head.step);
+  add("seed", std::to_string(head.seed));
+  add("text", head.text);
   Model model = head.model;
   model.name = Label(model.name);
   add("model", ModelToJson(model));
-  add("schedule", {Label(head.schedule)});
-  for (const HeadField& f : kHeadFields) add(f.key, {int64_t{head.*f.field}});
-  Json::Array shards;
+  add("schedule", Label(head.schedule));
+  for (const HeadField& f : kHeadFields) add(f.key, head.*f.field);
+  Json shards;
   for (size_t i = 0; i < manifest.shards.size(); ++i) {
-    auto object = std::make_unique<JsonObject>();
-    object->Add("file", {ShardName(static_cast<int>(i))});
-    object->Add("bytes", {manifest.shards[i]});
-    shards.push_back({std::move(object)});
+    shards.push_back({{"file", ShardName(static_cast<int>(i))}, {"bytes", manifest.shards[i]}});
   }
-  add("shards", {std::move(shards)});
+  add("shards", shards);
   using Entry = std::map<std::string, SavedBlock>::value_type;
   std::vector<std::vector<const Entry*>> rows(manifest.shards.size());
   for (const Entry& entry : manifest.blocks) {

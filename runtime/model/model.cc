@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "compiler/files/file.h"
-#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "runtime/model/model_json.h"
 
 namespace contraflow {
 namespace {
@@ -242,18 +242,18 @@ Model ReadModel(const std::string& preset_or_path, Hardware on) {
 }
 
 Json ModelToJson(const Model& model) {
-  auto object = std::make_unique<JsonObject>();
-  object->Add("name", {model.name});
+  Json object = Json::object();
+  object["name"] = model.name;
   for (const IntegerField& f : kIntegers) {
-    object->Add(std::string(f.key), {int64_t{model.*f.field}});
+    object[f.key] = model.*f.field;
   }
   for (const RealField& f : kReals) {
-    object->Add(std::string(f.key), {static_cast<double>(model.*f.field)});
+    object[f.key] = static_cast<double>(model.*f.field);
   }
   if (model.capacity_factor != 0) {
-    object->Add("capacity_factor", {static_cast<double>(model.capacity_factor)});
+    object["capacity_factor"] = static_cast<double>(model.capacity_factor);
   }
-  return {std::move(object)};
+  return object;
 }
 
 Model ModelFromJson(const JsonCursor& object, Model model) {

@@ -5,9 +5,6 @@
 
 namespace contraflow {
 
-struct Json;
-class JsonCursor;
-
 /// A decoder-only MoE language model over bytes, and how it is trained. Per layer: RMSNorm, causal
 /// multi-head attention, residual; RMSNorm, router (softmax over all experts, top-k, ties to the
 /// lower index), experts with SwiGLU, weighted combine, residual. Byte embedding before the first
@@ -44,11 +41,6 @@ enum class Hardware {
 /// ones refused). Throws Error with the JSON path and the remedy. Whether GPUs can hold it depends
 /// on the plan, so that is left to FitModel.
 Model ReadModel(const std::string& preset_or_path, Hardware on = Hardware::kHost);
-
-/// The same fields as an object of a document, and the model that ModelToJson wrote there. Reading
-/// throws Error like ReadModel; fields that are left out are those of `model`.
-Json ModelToJson(const Model& model);
-Model ModelFromJson(const JsonCursor& object, Model model = {});
 
 /// Throws Error, beginning with `place` and the JSON path of the field, if a size is out of range,
 /// the sizes do not fit each other, or the model would need absurd amounts of memory on a device of

@@ -267,40 +267,38 @@ TEST_SUITE("unit") {
       const auto pick = random() % (depth > 4 ? 5 : 7);
       switch (pick) {
         case 0:
-          return {nullptr};
+          return nullptr;
         case 1:
-          return {random() % 2 == 0};
+          return random() % 2 == 0;
         case 2:
-          return {static_cast<int64_t>(random() >> random() % 64)};
+          return static_cast<int64_t>(random() >> random() % 64);
         case 3: {
           const double real = std::ldexp(static_cast<double>(random() >> 11) + 0.5,
                                          static_cast<int>(random() % 100) - 80);
-          return {real == std::floor(real) ? 0.5 : real};
+          return real == std::floor(real) ? 0.5 : real;
         }
         case 4: {
           std::string string;
           for (auto n = random() % 8; n > 0; --n) string += static_cast<char>(random() % 128);
-          return {string};
+          return string;
         }
         case 5: {
-          Json::Array items;
+          Json items = Json::array();
           for (auto n = random() % 5; n > 0; --n) items.push_back(self(self, depth + 1));
-          return {std::move(items)};
+          return items;
         }
         default: {
-          auto object = std::make_unique<JsonObject>();
+          Json object = Json::object();
           for (auto n = random() % 5; n > 0; --n) {
-            object->Add("k" + std::to_string(n), self(self, depth + 1));
+            object["k" + std::to_string(n)] = self(self, depth + 1);
           }
-          return {std::move(object)};
+          return object;
         }
       }
     };
     for (int i = 0; i < 500; ++i) {
       CAPTURE(i);
-      auto root = std::make_unique<JsonObject>();
-      root->Add("root", make(make, 0));
-      const Json json{std::move(root)};
+      const Json json = {{"root", make(make, 0)}};
       std::string text, cbor;
       WriteJson(json, &text);
       WriteCbor(json, &cbor);

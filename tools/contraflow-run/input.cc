@@ -12,13 +12,13 @@
 #include <utility>
 
 #include "compiler/files/file.h"
-#include "compiler/files/json.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "runtime/core/digest.h"
 #include "runtime/core/executor.h"
 #include "runtime/launch/world.h"
+#include "runtime/model/model_json.h"
 
 namespace contraflow {
 

@@ -117,44 +117,44 @@ std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
          (predicted ? "; predicted: with its own costs.\n" : ".\n");
 }
 
-void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document) {
+void TimesToJson(const Plan& plan, const ComparedTimes& times, Json* document) {
   const auto& [measured, simulated, predicted] = times;
   const Unit unit = plan.costs ? plan.costs->unit : Unit::kUnit;
-  Json::Array rows;
+  Json rows = Json::array();
   for (const auto& [op, kind] : measured.kinds) {
-    auto row = std::make_unique<JsonObject>();
-    row->Add("kind", {std::string(Name(op))});
-    row->Add("count", {kind.count / measured.steps});
-    row->Add("measured_us", {FromTicks(Mean(measured, op), Unit::kMicroseconds)});
+    Json row = Json::object();
+    row["kind"] = Name(op);
+    row["count"] = kind.count / measured.steps;
+    row["measured_us"] = FromTicks(Mean(measured, op), Unit::kMicroseconds);
     const bool lane = OnComputeLane(plan, op);
-    if (lane) row->Add("measured_share", {Share(measured, op)});
+    if (lane) row["measured_share"] = Share(measured, op);
     if (predicted) {
-      row->Add("predicted", {FromTicks(Mean(*predicted, op), unit)});
-      if (lane) row->Add("predicted_share", {Share(*predicted, op)});
+      row["predicted"] = FromTicks(Mean(*predicted, op), unit);
+      if (lane) row["predicted_share"] = Share(*predicted, op);
     }
-    rows.push_back({std::move(row)});
+    rows.push_back(std::move(row));
   }
-  document->Add("unit", {std::string(Name(unit))});
-  document->Add("kinds", {std::move(rows)});
-  auto bubble = std::make_unique<JsonObject>();
-  auto makespan = std::make_unique<JsonObject>();
-  auto gap = std::make_unique<JsonObject>();
-  bubble->Add("measured", {measured.bubble_ratio()});
-  makespan->Add("measured_us", {FromTicks(measured.makespan(plan), Unit::kMicroseconds)});
-  gap->Add("measured", {measured.gap(plan)});
+  (*document)["unit"] = Name(unit);
+  (*document)["kinds"] = std::move(rows);
+  Json bubble = Json::object();
+  Json makespan = Json::object();
+  Json gap = Json::object();
+  bubble["measured"] = measured.bubble_ratio();
+  makespan["measured_us"] = FromTicks(measured.makespan(plan), Unit::kMicroseconds);
+  gap["measured"] = measured.gap(plan);
   if (measured.steps > 0) {
-    bubble->Add("simulated", {simulated.bubble_ratio()});
-    makespan->Add("simulated_us", {FromTicks(simulated.makespan(plan), Unit::kMicroseconds)});
-    gap->Add("simulated", {simulated.gap(plan)});
+    bubble["simulated"] = simulated.bubble_ratio();
+    makespan["simulated_us"] = FromTicks(simulated.makespan(plan), Unit::kMicroseconds);
+    gap["simulated"] = simulated.gap(plan);
   }
   if (predicted) {
-    bubble->Add("predicted", {predicted->bubble_ratio()});
-    makespan->Add("predicted", {FromTicks(predicted->makespan(plan), unit)});
-    gap->Add("predicted", {predicted->gap(plan)});
+    bubble["predicted"] = predicted->bubble_ratio();
+    makespan["predicted"] = FromTicks(predicted->makespan(plan), unit);
+    gap["predicted"] = predicted->gap(plan);
   }
-  document->Add("bubble_ratio", {std::move(bubble)});
-  document->Add("makespan", {std::move(makespan)});
-  document->Add("gap", {std::move(gap)});
+  (*document)["bubble_ratio"] = std::move(bubble);
+  (*document)["makespan"] = std::move(makespan);
+  (*document)["gap"] = std::move(gap);
 }
 
 namespace {
@@ -164,11 +164,11 @@ using Bytes = std::array<int64_t, kArenaCount>;
 int64_t Sum(const Bytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 Json ToJson(const Bytes& bytes) {
-  auto object = std::make_unique<JsonObject>();
+  Json object = Json::object();
   for (size_t a = 0; a < kArenaCount; ++a) {
-    object->Add(std::string(Name(static_cast<Arena>(a))), {bytes[a]});
+    object[Name(static_cast<Arena>(a))] = bytes[a];
   }
-  return {std::move(object)};
+  return object;
 }
 
 }  // namespace
@@ -215,16 +215,16 @@ std::string FormatArenas(const std::vector<RankArenas>& ranks) {
   return FormatTable(table);
 }
 
-void ArenasToJson(const std::vector<RankArenas>& ranks, JsonObject* document) {
-  Json::Array rows;
+void ArenasToJson(const std::vector<RankArenas>& ranks, Json* document) {
+  Json rows = Json::array();
   for (size_t r = 0; r < ranks.size(); ++r) {
-    auto row = std::make_unique<JsonObject>();
-    row->Add("rank", {static_cast<int64_t>(r)});
-    row->Add("predicted", ToJson(ranks[r].predicted));
-    row->Add("allocated", ToJson(ranks[r].allocated));
-    rows.push_back({std::move(row)});
+    Json row = Json::object();
+    row["rank"] = r;
+    row["predicted"] = ToJson(ranks[r].predicted);
+    row["allocated"] = ToJson(ranks[r].allocated);
+    rows.push_back(std::move(row));
   }
-  document->Add("arenas", {std::move(rows)});
+  (*document)["arenas"] = std::move(rows);
 }
 
 }  // namespace contraflow

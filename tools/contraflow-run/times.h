@@ -61,7 +61,7 @@ struct ComparedTimes {
 std::string FormatTimes(const Plan& plan, const ComparedTimes& times);
 
 /// The same as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a document.
-void TimesToJson(const Plan& plan, const ComparedTimes& times, JsonObject* document);
+void TimesToJson(const Plan& plan, const ComparedTimes& times, Json* document);
 
 struct Plan;
 class Job;
@@ -81,6 +81,6 @@ std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job);
 std::string FormatArenas(const std::vector<RankArenas>& ranks);
 
 /// The same as a member "arenas" of a document.
-void ArenasToJson(const std::vector<RankArenas>& ranks, JsonObject* document);
+void ArenasToJson(const std::vector<RankArenas>& ranks, Json* document);
 
 }  // namespace contraflow

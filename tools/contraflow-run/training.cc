@@ -134,13 +134,13 @@ void Training::Check(int step) {
 }
 
 void Training::Keep(int step, double seconds, double tokens) {
-  auto row = std::make_unique<JsonObject>();
-  row->Add("step", {int64_t{step}});
+  Json row = Json::object();
+  row["step"] = step;
   // JSON has no NaN: a training that has diverged has no loss.
-  row->Add("loss", std::isfinite(last_.loss) ? Json(last_.loss) : Json());
-  row->Add("ms", {seconds * 1e3});
-  row->Add("tokens_per_second", {tokens});
-  row->Add("dropped", {last_.dropped});
+  row["loss"] = std::isfinite(last_.loss) ? Json(last_.loss) : Json();
+  row["ms"] = seconds * 1e3;
+  row["tokens_per_second"] = tokens;
+  row["dropped"] = last_.dropped;
   steps_.push_back({std::move(row)});
 }
 
@@ -243,33 +243,33 @@ std::string Training::Summary() {
 }
 
 std::string Training::Document() {
-  JsonObject document;
-  document.Add("schedule", {plan_.schedule});
-  document.Add("ranks", {int64_t{plan_.ranks}});
-  document.Add("stages", {int64_t{plan_.stages}});
-  document.Add("microbatches", {int64_t{plan_.microbatches}});
-  document.Add("data_parallel", {int64_t{plan_.data_parallel}});
-  document.Add("expert_parallel", {int64_t{plan_.expert_parallel}});
-  document.Add("device", {options_.device});
-  document.Add("transport", {options_.transport});
-  document.Add("processes", {int64_t{job_.processes()}});
-  document.Add("model", {model_.name});
-  document.Add("layers", {int64_t{model_.layers}});
-  document.Add("parameters", {ParameterCount()});
-  document.Add("first_step", {int64_t{first_}});
-  document.Add("steps", {std::move(steps_)});
-  document.Add("dropped", {dropped_});
+  Json document = Json::object();
+  document["schedule"] = plan_.schedule;
+  document["ranks"] = plan_.ranks;
+  document["stages"] = plan_.stages;
+  document["microbatches"] = plan_.microbatches;
+  document["data_parallel"] = plan_.data_parallel;
+  document["expert_parallel"] = plan_.expert_parallel;
+  document["device"] = options_.device;
+  document["transport"] = options_.transport;
+  document["processes"] = job_.processes();
+  document["model"] = model_.name;
+  document["layers"] = model_.layers;
+  document["parameters"] = ParameterCount();
+  document["first_step"] = first_;
+  document["steps"] = std::move(steps_);
+  document["dropped"] = dropped_;
   if (options_.stamps) TimesToJson(plan_, times_, &document);
   if (plan_.level == Level::kBuffer) ArenasToJson(arenas_, &document);
-  document.Add("weights_sha256", {weights_});
+  document["weights_sha256"] = weights_;
   if (check_ != nullptr) {
-    auto check = std::make_unique<JsonObject>();
-    check->Add("ok", {difference_.empty()});
-    check->Add("compared", {compared_});
-    if (!difference_.empty()) check->Add("difference", {difference_});
-    document.Add("check", {std::move(check)});
+    Json check = Json::object();
+    check["ok"] = difference_.empty();
+    check["compared"] = compared_;
+    if (!difference_.empty()) check["difference"] = difference_;
+    document["check"] = std::move(check);
   }
-  return FormatJson({std::make_unique<JsonObject>(std::move(document))});
+  return FormatJson(document);
 }
 
 }  // namespace contraflow

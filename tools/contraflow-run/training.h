@@ -97,10 +97,10 @@ class Training {
   ComparedTimes times_;
   Calibration calibration_;  // of the same steps as times_.measured
   StepResult last_;
-  Json::Array steps_;     // for --json
-  int first_ = 1;         // step that this training began with
-  int done_ = 0;          // the last step that is done
-  int64_t compared_ = 0;  // by this process, and at the end by all
+  Json steps_ = Json::array();  // for --json
+  int first_ = 1;               // step that this training began with
+  int done_ = 0;                // the last step that is done
+  int64_t compared_ = 0;        // by this process, and at the end by all
   int64_t dropped_ = 0;
   std::string difference_;
   std::string weights_;  // their digest at the end

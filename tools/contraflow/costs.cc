@@ -3,6 +3,7 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/lower/interleave.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -30,37 +31,31 @@ std::string ComponentName(const Instruction& component) {
   return std::string(Name(component.op)) + " l" + std::to_string(component.layer);
 }
 
-void AddStage(const StageCost& cost, Unit unit, JsonObject* object) {
-  object->Add("f", TimeToJson(cost.f, unit));
-  object->Add("b", TimeToJson(cost.b, unit));
-  object->Add("w", TimeToJson(cost.w, unit));
-  object->Add("bw", TimeToJson(cost.bw, unit));
-  object->Add("fb", TimeToJson(cost.fb, unit));
+Json StageToJson(const StageCost& cost, Unit unit) {
+  return {{"f", TimeToJson(cost.f, unit)},
+          {"b", TimeToJson(cost.b, unit)},
+          {"w", TimeToJson(cost.w, unit)},
+          {"bw", TimeToJson(cost.bw, unit)},
+          {"fb", TimeToJson(cost.fb, unit)}};
 }
 
 std::string CostsJson(const CostModel& costs) {
-  auto document = std::make_unique<JsonObject>();
-  document->Add("unit", {std::string(Name(costs.unit))});
+  Json document = Json::object();
+  document["unit"] = Name(costs.unit);
   if (costs.stages.size() == 1) {
-    AddStage(costs.stages[0], costs.unit, document.get());
+    document.update(StageToJson(costs.stages[0], costs.unit));
   } else {
-    Json::Array stages;
     for (const StageCost& cost : costs.stages) {
-      auto stage = std::make_unique<JsonObject>();
-      AddStage(cost, costs.unit, stage.get());
-      stages.push_back({std::move(stage)});
+      document["stages"].push_back(StageToJson(cost, costs.unit));
     }
-    document->Add("stages", {std::move(stages)});
   }
   if (costs.moe) {
-    document->Add("serial", TimeToJson(SerialSum(*costs.moe), costs.unit));
-    Json::Array order;
+    document["serial"] = TimeToJson(SerialSum(*costs.moe), costs.unit);
     for (const Instruction& component : PairOf(*costs.moe).order) {
-      order.push_back({ComponentName(component)});
+      document["fb_order"].push_back(ComponentName(component));
     }
-    document->Add("fb_order", {std::move(order)});
   }
-  return FormatJson({std::move(document)});
+  return FormatJson(document);
 }
 
 /// The pair on its two lanes, a line for each component in issue order.

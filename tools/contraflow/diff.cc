@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "compiler/files/file.h"
-#include "compiler/files/json.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"

@@ -17,19 +17,19 @@ std::string_view FormulaText(const Schedule& schedule) {
 }
 
 std::string ListJson() {
-  Json::Array schedules;
+  Json schedules = Json::array();
   for (const Schedule* schedule : Schedules()) {
-    auto row = std::make_unique<JsonObject>();
-    row->Add("name", {std::string(schedule->name)});
-    row->Add("summary", {std::string(schedule->summary)});
-    row->Add("limits", {WithFlags(schedule->limits)});
-    row->Add("memory", {WithFlags(schedule->memory)});
-    if (schedule->formula != nullptr) row->Add("formula", {std::string(FormulaText(*schedule))});
-    schedules.push_back({std::move(row)});
+    Json row = Json::object();
+    row["name"] = schedule->name;
+    row["summary"] = schedule->summary;
+    row["limits"] = WithFlags(schedule->limits);
+    row["memory"] = WithFlags(schedule->memory);
+    if (schedule->formula != nullptr) row["formula"] = FormulaText(*schedule);
+    schedules.push_back(std::move(row));
   }
-  auto document = std::make_unique<JsonObject>();
-  document->Add("schedules", {std::move(schedules)});
-  return FormatJson({std::move(document)});
+  Json document = Json::object();
+  document["schedules"] = std::move(schedules);
+  return FormatJson(document);
 }
 
 std::string ListText() {

@@ -23,19 +23,19 @@ struct VerifyOptions {
 };
 
 std::string FindingsJson(const std::vector<Finding>& findings) {
-  Json::Array array;
+  Json array = Json::array();
   for (const Finding& finding : findings) {
-    auto row = std::make_unique<JsonObject>();
-    row->Add("check", {finding.check});
-    row->Add("rank", {int64_t{finding.rank}});
-    row->Add("index", {int64_t{finding.index}});
-    row->Add("message", {WithFlags(finding.message)});
-    array.push_back({std::move(row)});
+    Json row = Json::object();
+    row["check"] = finding.check;
+    row["rank"] = finding.rank;
+    row["index"] = finding.index;
+    row["message"] = WithFlags(finding.message);
+    array.push_back(std::move(row));
   }
-  auto document = std::make_unique<JsonObject>();
-  document->Add("ok", {findings.empty()});
-  document->Add("findings", {std::move(array)});
-  return FormatJson({std::move(document)});
+  Json document = Json::object();
+  document["ok"] = findings.empty();
+  document["findings"] = std::move(array);
+  return FormatJson(document);
 }
 
 /// The instructions around a finding, with its own marked.

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "compiler/files/cost_io.h"
+#include "compiler/files/plan_document.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -175,36 +175,29 @@ std::string Optional(const std::optional<int64_t>& value) {
 }
 
 /// One row of `compare --json`: the object of `simulate --json`, or "rejected".
-std::unique_ptr<JsonObject> RowToJson(const CompareRow& row, const CompareRequest& request) {
+Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   if (!row.report) {
-    auto object = std::make_unique<JsonObject>();
-    object->Add("schedule", {row.schedule});
-    object->Add("rejected", {WithFlags(row.rejected)});
-    return object;
+    return {{"schedule", row.schedule}, {"rejected", WithFlags(row.rejected)}};
   }
-  auto object = ReportToJson(*row.report);
-  object->Add("stages", {int64_t{row.stages}});
-  object->Add("same_model", {row.same_model});
-  object->Add("messages", {row.messages});
-  if (row.message_bytes) object->Add("message_bytes", {*row.message_bytes});
-  if (row.parameters) object->Add("parameter_bytes", {*row.parameters});
+  Json object = ReportToJson(*row.report);
+  object["stages"] = row.stages;
+  object["same_model"] = row.same_model;
+  object["messages"] = row.messages;
+  if (row.message_bytes) object["message_bytes"] = *row.message_bytes;
+  if (row.parameters) object["parameter_bytes"] = *row.parameters;
   if (row.provenance) {
-    object->Add("placement", {row.provenance->placement});
-    object->Add("from", {row.provenance->from});
+    object["placement"] = row.provenance->placement;
+    object["from"] = row.provenance->from;
   }
-  if (request.recomputes()) {
-    Json::Array stages;
-    for (const int stage : row.recomputed) stages.push_back({int64_t{stage}});
-    object->Add("recomputed_stages", {std::move(stages)});
-  }
+  if (request.recomputes()) object["recomputed_stages"] = row.recomputed;
   if (!request.components) return object;
-  object->Add("overlap", {std::string(Name(request.overlap()))});
-  object->Add("exposed", TimeToJson(row.report->largest_exposed(), row.report->unit));
+  object["overlap"] = Name(request.overlap());
+  object["exposed"] = TimeToJson(row.report->largest_exposed(), row.report->unit);
   if (row.published) {
     const Report& published = *row.published;
-    object->Add("published_makespan", TimeToJson(published.simulation.makespan, published.unit));
-    object->Add("published_peak_activations", {int64_t{published.peak_activations()}});
-    object->Add("published_peak_bytes", {published.peak_bytes()});
+    object["published_makespan"] = TimeToJson(published.simulation.makespan, published.unit);
+    object["published_peak_activations"] = published.peak_activations();
+    object["published_peak_bytes"] = published.peak_bytes();
   }
   return object;
 }
@@ -233,18 +226,14 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   return text + "advice: " + WithFlags(Advise(rows).text) + ".\n\n" + Footer(request, rows);
 }
 
-std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
-                                             std::span<const CompareRow> rows) {
-  Json::Array array;
-  for (const CompareRow& row : rows) array.push_back({RowToJson(row, request)});
+Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow> rows) {
+  Json array = Json::array();
+  for (const CompareRow& row : rows) array.push_back(RowToJson(row, request));
   const Advice advice = Advise(rows);
-  auto take = std::make_unique<JsonObject>();
-  if (!advice.schedule.empty()) take->Add("schedule", {advice.schedule});
-  take->Add("text", {WithFlags(advice.text)});
-  auto document = std::make_unique<JsonObject>();
-  document->Add("rows", {std::move(array)});
-  document->Add("advice", {std::move(take)});
-  return document;
+  Json take = Json::object();
+  if (!advice.schedule.empty()) take["schedule"] = advice.schedule;
+  take["text"] = WithFlags(advice.text);
+  return {{"rows", std::move(array)}, {"advice", std::move(take)}};
 }
 
 std::string ComparisonCsvHeader() {

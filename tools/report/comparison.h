@@ -16,8 +16,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
                            bool costs_given);
 
 /// "rows" and "advice" of a comparison.
-std::unique_ptr<JsonObject> ComparisonToJson(const CompareRequest& request,
-                                             std::span<const CompareRow> rows);
+Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow> rows);
 
 /// Of one comparison or several, one line a row: the same figures as in JSON, no ranks.
 std::string ComparisonCsvHeader();

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <utility>
-#include <variant>
 
-#include "compiler/files/cost_io.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 
@@ -13,11 +12,11 @@ namespace {
 
 /// What is known of a rank's memory, in bytes by kind.
 Json MemoryToJson(const MemoryFigures& figures, Level level) {
-  auto object = std::make_unique<JsonObject>();
+  Json object = Json::object();
   for (const MemoryKind& kind : MemoryKinds(figures, level)) {
-    object->Add(std::string(kind.key), {kind.bytes});
+    object[kind.key] = kind.bytes;
   }
-  return {std::move(object)};
+  return object;
 }
 
 /// JSON without line breaks; those inside strings are escaped.
@@ -78,67 +77,65 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {
   return kinds;
 }
 
-std::unique_ptr<JsonObject> ReportToJson(const Report& report) {
+Json ReportToJson(const Report& report) {
   const auto time = [&](Time ticks) { return TimeToJson(ticks, report.unit); };
   const Simulation& simulation = report.simulation;
-  Json::Array ranks;
+  Json ranks = Json::array();
   for (size_t r = 0; r < simulation.ranks.size(); ++r) {
     const RankFigures& figures = simulation.ranks[r];
-    auto rank = std::make_unique<JsonObject>();
-    rank->Add("rank", {static_cast<int64_t>(r)});
-    rank->Add("busy", time(figures.busy));
-    rank->Add("bubble", time(figures.bubble));
-    rank->Add("peak_activations", {int64_t{figures.peak_activations}});
-    rank->Add("peak_bytes", {figures.peak_bytes});
+    Json rank = Json::object();
+    rank["rank"] = r;
+    rank["busy"] = time(figures.busy);
+    rank["bubble"] = time(figures.bubble);
+    rank["peak_activations"] = figures.peak_activations;
+    rank["peak_bytes"] = figures.peak_bytes;
     if (report.components) {
-      rank->Add("all_to_all", time(figures.all_to_all));
-      rank->Add("exposed", time(figures.exposed));
+      rank["all_to_all"] = time(figures.all_to_all);
+      rank["exposed"] = time(figures.exposed);
     }
     if (r < report.memory.size()) {
-      rank->Add("memory", MemoryToJson(report.memory[r], report.level));
+      rank["memory"] = MemoryToJson(report.memory[r], report.level);
     }
-    ranks.push_back({std::move(rank)});
+    ranks.push_back(std::move(rank));
   }
-  auto object = std::make_unique<JsonObject>();
-  object->Add("schedule", {report.schedule});
-  object->Add("unit", {std::string(Name(report.unit))});
-  object->Add("makespan", time(simulation.makespan));
-  object->Add("span", time(simulation.span));
-  object->Add("bubble_ratio", {simulation.bubble_ratio()});
-  object->Add("ranks", {std::move(ranks)});
+  Json object = Json::object();
+  object["schedule"] = report.schedule;
+  object["unit"] = Name(report.unit);
+  object["makespan"] = time(simulation.makespan);
+  object["span"] = time(simulation.span);
+  object["bubble_ratio"] = simulation.bubble_ratio();
+  object["ranks"] = std::move(ranks);
   if (report.formula) {
-    auto formula = std::make_unique<JsonObject>();
-    formula->Add("text", {std::string(report.formula->text)});
-    formula->Add("bubble", time(report.formula->published));
-    formula->Add("holds", {report.formula->holds});
-    object->Add("formula", {std::move(formula)});
+    object["formula"] = {{"text", report.formula->text},
+                         {"bubble", time(report.formula->published)},
+                         {"holds", report.formula->holds}};
   }
-  object->Add("lower_bound", time(report.bound.value));
-  auto bound = std::make_unique<JsonObject>();
-  bound->Add("kind", {std::string(Name(report.bound.kind))});
-  if (report.bound.rank >= 0) bound->Add("rank", {int64_t{report.bound.rank}});
-  if (report.bound.peer >= 0) bound->Add("peer", {int64_t{report.bound.peer}});
-  bound->Add("head", time(report.bound.head));
-  bound->Add("work", time(report.bound.work));
-  bound->Add("idle", time(report.bound.idle));
-  bound->Add("tail", time(report.bound.tail));
-  object->Add("bound", {std::move(bound)});
-  object->Add("gap", {report.gap()});
+  object["lower_bound"] = time(report.bound.value);
+  Json bound = Json::object();
+  bound["kind"] = Name(report.bound.kind);
+  if (report.bound.rank >= 0) bound["rank"] = report.bound.rank;
+  if (report.bound.peer >= 0) bound["peer"] = report.bound.peer;
+  bound["head"] = time(report.bound.head);
+  bound["work"] = time(report.bound.work);
+  bound["idle"] = time(report.bound.idle);
+  bound["tail"] = time(report.bound.tail);
+  object["bound"] = std::move(bound);
+  object["gap"] = report.gap();
   return object;
 }
 
 std::string FormatJson(const Json& document) {
-  const auto& object = *std::get<std::unique_ptr<JsonObject>>(document.value);
   std::string text;
-  for (size_t i = 0; i < object.keys.size(); ++i) {
-    text += (i == 0 ? "{\n" : ",\n") + QuoteJson(object.keys[i]) + ": ";
-    const auto* const items = std::get_if<Json::Array>(&object.values[i].value);
-    if (items == nullptr || items->empty()) {
-      text += OnOneLine(object.values[i]);
+  for (const auto& [key, value] : document.items()) {
+    text += (text.empty() ? "{\n" : ",\n") + QuoteJson(key) + ": ";
+    if (!value.is_array() || value.empty()) {
+      text += OnOneLine(value);
       continue;
     }
-    for (size_t k = 0; k < items->size(); ++k) {
-      text += (k == 0 ? "[\n" : ",\n") + OnOneLine((*items)[k]);
+    const char* separator = "[\n";
+    for (const Json& item : value) {
+      text += separator + OnOneLine(item);
+      separator = ",\n";
     }
     text += "\n]";
   }

@@ -27,7 +27,7 @@ struct MemoryKind {
 std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
 
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
-std::unique_ptr<JsonObject> ReportToJson(const Report& report);
+Json ReportToJson(const Report& report);
 
 /// An object as a document for --json: one line a member, and one for each element of an array.
 std::string FormatJson(const Json& document);

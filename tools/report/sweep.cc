@@ -113,22 +113,17 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
 }
 
 std::string SweepJson(std::span<const Point> points) {
-  Json::Array array;
+  Json points_json = Json::array();
   for (const Point& point : points) {
-    auto object = std::make_unique<JsonObject>();
-    object->Add("microbatches", {int64_t{point.request.spec.microbatches}});
+    Json object = Json::object();
+    object["microbatches"] = point.request.spec.microbatches;
     if (!point.request.memory_limit.empty()) {
-      object->Add("memory_limit", {point.request.memory_limit});
+      object["memory_limit"] = point.request.memory_limit;
     }
-    auto comparison = ComparisonToJson(point.request, point.rows);
-    for (size_t i = 0; i < comparison->keys.size(); ++i) {
-      object->Add(comparison->keys[i], std::move(comparison->values[i]));
-    }
-    array.push_back({std::move(object)});
+    object.update(ComparisonToJson(point.request, point.rows));
+    points_json.push_back(std::move(object));
   }
-  auto document = std::make_unique<JsonObject>();
-  document->Add("points", {std::move(array)});
-  return FormatJson({std::move(document)});
+  return FormatJson({{"points", points_json}});
 }
 
 std::string SweepCsv(std::span<const Point> points) {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-#include "compiler/files/json.h"
+#include "runtime/model/model_json.h"
 #include "runtime/model/parameters.h"
 #include "tests/support/failure.h"
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "compiler/files/file.h"
+#include "compiler/files/plan_document.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/value.h"
 #include "tests/support/failure.h"

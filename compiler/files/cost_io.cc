@@ -228,6 +228,9 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
 }
 
 CostModel Read(const JsonCursor& root, bool may_derive) {
+  if (root.IsObject() && root.Optional("format")) {
+    root.Fail("is not a cost file: it has a \"format\", as plans do");
+  }
   root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "comm", "moe", "overlap",
                                      "memory", "microbatch_scale"});
   CostModel costs;

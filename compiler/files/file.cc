@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -47,9 +48,24 @@ int Opened(const std::string& path, int flags, mode_t mode = 0) {
   return fd;
 }
 
+// A handler can reach nothing but globals, and of them lock-free atomics only.
+std::atomic<int> unfinished{0}, stopped_by{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void EndBy(int signal) {
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+void OnSignal(int signal) {
+  if (unfinished.load() == 0) EndBy(signal);
+  stopped_by.store(signal);
+}
+
 /// 0, or why not all of it was written.
 int WriteAll(int fd, std::string_view content) {
   while (!content.empty()) {
+    if (const int signal = stopped_by.load(); signal != 0) throw Stopped(signal);
     const ssize_t written = write(fd, content.data(), content.size());
     if (written >= 0) {
       content.remove_prefix(static_cast<size_t>(written));
@@ -144,6 +160,26 @@ void Replace(const std::string& path, const Content& write, const struct stat* e
 
 FileError::FileError(const std::string& path, const std::string& what, int error)
     : Error(path + ": " + what + ": " + Reason(error)), number(error) {}
+
+Unfinished::Unfinished() { ++unfinished; }
+Unfinished::~Unfinished() { --unfinished; }
+
+void RemoveUnfinishedOnSignals() {
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    struct sigaction action {};
+    // What a process was started to ignore it goes on ignoring.
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action.sa_handler = OnSignal;
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+Stopped::Stopped(int signal) : Error("stopped by a signal"), number(signal) {}
+
+void Stopped::EndBySignal() const {
+  EndBy(number);
+  std::abort();  // the signal is blocked
+}
 
 std::string ReadFile(const std::string& path, int64_t limit) {
   std::string content;

@@ -28,6 +28,26 @@ void WriteFile(const std::string& path, std::string_view content);
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
 
+/// Something that is half made, as long as it lives.
+struct Unfinished {
+  Unfinished();
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+  ~Unfinished();
+};
+
+/// From now on SIGHUP, SIGINT and SIGTERM end the process only once what WriteFile and NewFolder
+/// have half made is removed: their calls throw Stopped then, to be answered with EndBySignal.
+void RemoveUnfinishedOnSignals();
+struct Stopped : Error {
+  explicit Stopped(int number);
+
+  /// Ends the process as the signal would have, so that a calling shell knows.
+  [[noreturn]] void EndBySignal() const;
+
+  int number;  ///< of the signal
+};
+
 /// A folder that is being made: under a temporary name beside `target`, gone at the end unless it
 /// is kept.
 class NewFolder {
@@ -45,6 +65,7 @@ class NewFolder {
  private:
   const std::string target_;
   std::string path_;
+  const Unfinished unfinished_;
 };
 
 /// True if there is a folder of this name.
@@ -151,6 +172,7 @@ class OutputFile {
   void Flush();
   void Check(int error) const;
 
+  const Unfinished unfinished_;
   const std::string path_;
   Descriptor file_;
   bool kept_ = false;

@@ -12,14 +12,20 @@
 namespace contraflow {
 namespace {
 
-/// Where profiles are looked up, first match wins.
+namespace fs = std::filesystem;
+
+/// Where profiles are looked up, first match wins: those of the user, those installed with this
+/// program, in the build tree those of the sources, and where the package was to be installed.
 std::vector<std::string> ProfileFolders() {
   std::vector<std::string> folders;
   if (const char* const own = std::getenv("CONTRAFLOW_PROFILES"); own != nullptr && *own != '\0') {
     folders.emplace_back(own);
   }
+  std::error_code none;  // Without /proc the program does not know where it is.
+  const fs::path program = fs::read_symlink("/proc/self/exe", none);
+  folders.push_back(program.parent_path() / CF_PROFILES_FROM_PROGRAM);
+  if (program.string().starts_with(CF_BUILD "/")) folders.emplace_back(CF_SOURCE_PROFILES);
   folders.emplace_back(CF_INSTALLED_PROFILES);
-  folders.emplace_back(CF_SOURCE_PROFILES);
   return folders;
 }
 
@@ -27,7 +33,7 @@ std::vector<std::string> ProfileNames() {
   std::vector<std::string> names;
   for (const std::string& folder : ProfileFolders()) {
     std::error_code none;  // A folder that is not there has no profiles.
-    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    for (const auto& entry : fs::directory_iterator(folder, none)) {
       if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
     }
   }
@@ -43,24 +49,16 @@ CostModel ReadCostsOrProfile(const std::string& name) {
     return ReadCostFile(name);
   }
   for (const std::string& folder : ProfileFolders()) {
-    const std::filesystem::path path = std::filesystem::path(folder) / (name + ".json");
+    const fs::path path = fs::path(folder) / (name + ".json");
     std::error_code none;
-    if (!name.empty() && std::filesystem::exists(path, none)) return ReadCostFile(path.string());
+    if (!name.empty() && fs::exists(path, none)) return ReadCostFile(path.string());
   }
   const std::vector<std::string> names = ProfileNames();
   std::string known;
   for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
   const std::string shown = name.substr(0, 64);
-  std::string hint = DidYouMean(shown, names);
-  if (hint.empty() && !shown.empty()) {
-    // "deepseek" is many edits away from every profile, and yet it is clear what is meant.
-    const auto longer = std::find_if(names.begin(), names.end(), [&](const std::string& other) {
-      return other.starts_with(shown);
-    });
-    if (longer != names.end()) hint = " (did you mean \"" + *longer + "\"?)";
-  }
-  throw Error("unknown cost profile \"" + shown + "\"" + hint + "; profiles are " +
-              (known.empty() ? "none" : known) +
+  throw Error("unknown cost profile \"" + shown + "\"" + DidYouMean(shown, names) +
+              "; profiles are " + (known.empty() ? "none" : known) +
               ", and a file is a name with a \"/\" or one that ends in .json");
 }
 

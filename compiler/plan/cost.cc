@@ -315,7 +315,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
   }
   if (costs.stages.empty()) {
     throw Error(costs.moe ? "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)"
-                          : "the costs have no stages; give \"stage\" (every stage alike)");
+                          : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
   }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     throw Error("the costs have " + std::to_string(costs.stages.size()) +

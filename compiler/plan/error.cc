@@ -36,7 +36,10 @@ void AssertFailed(const char* condition, const char* file, int line) {
 }
 
 void NearestName::Try(std::string_view known) {
-  const int distance = EditDistance(name_, known);
+  // "--out" is many edits away from "--output", and yet it is clear what is meant.
+  constexpr size_t kClear = 4;
+  const bool begun = name_.size() >= kClear && known.starts_with(name_);
+  const int distance = begun ? 0 : EditDistance(name_, known);
   if (distance >= distance_ || distance >= std::ssize(known) || distance >= std::ssize(name_))
     return;
   best_ = known;

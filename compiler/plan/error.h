@@ -21,7 +21,8 @@ struct InternalError : std::logic_error {
 /// What CF_ASSERT calls: throws InternalError with the condition, the file's name and the line.
 [[noreturn]] void AssertFailed(const char* condition, const char* file, int line);
 
-/// Looks for the known name nearest to another, by the letters to insert, delete or replace.
+/// Looks for the known name nearest to another: one that begins with it, else by the letters to
+/// insert, delete or replace.
 class NearestName {
  public:
   explicit NearestName(std::string_view name) : name_(name) {}

@@ -120,7 +120,7 @@ TEST_SUITE("unit") {
           "--to: must not be behind the makespan, " + length + ", is " +
               std::to_string(makespan / kUnit + 1) + " units");
     CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = 2 * kUnit, .to = kUnit}); }) ==
-          "--to: must be behind --from, 2 units, is 1 unit");
+          "--to (1 unit) must be after --from (2 units)");
   }
 
   TEST_CASE("forward and backward and weights and either all-to-all have colours of their own") {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "compiler/files/file.h"
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
@@ -69,6 +70,8 @@ void Complain(std::string_view program, const ExitError& error) {
 int RunMain(std::string_view program, const std::function<int()>& body) {
   try {
     return body();
+  } catch (const Stopped& stopped) {
+    stopped.EndBySignal();
   } catch (...) {
     const ExitError error = ExitErrorOf(std::current_exception());
     Complain(program, error);
@@ -80,6 +83,8 @@ int RunMain(std::string_view program, int argc, char** argv,
             const std::function<int(const std::vector<std::string>& words)>& body) {
   // A reader that closes its pipe (head, less) ends us quietly, also where the parent ignores it.
   std::signal(SIGPIPE, SIG_DFL);
+  // Writing more than `ulimit -f` allows is an error like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   return RunMain(program, [&] { return body({argv + std::min(argc, 1), argv + argc}); });
 }
 

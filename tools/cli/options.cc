@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <limits>
 
 #include "compiler/files/file.h"
@@ -27,10 +28,10 @@ CLI::Validator IntegerIn(const std::string& name, T low, T high) {
     if (at != end || error == std::errc::invalid_argument) {
       return "must be a whole number, is " + Quoted(text);
     }
-    if (error != std::errc() || value < low || value > high) {
-      const bool negative = text[0] == '-';
-      throw UsageError(name + ": " + Shown(text) + " is too " + (negative ? "small" : "large") +
-                       ", the limit is " + std::to_string(negative ? low : high));
+    const bool small = error == std::errc() ? value < low : text[0] == '-';
+    if (small || error != std::errc() || value > high) {
+      throw UsageError(name + ": " + Shown(text) + " is too " + (small ? "small" : "large") +
+                       ", the limit is " + std::to_string(small ? low : high));
     }
     text = std::to_string(value);
     return "";
@@ -85,13 +86,12 @@ std::string UnknownCommand(const std::string& word, const CLI::App& app) {
 
 /// `app` is a program without commands, or a command.
 std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
-  const std::string left_over = DescribeLeftOver(app);
-  if (!left_over.empty()) return left_over;
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     return text.substr(0, text.find(':')) + " must be given once, with one value";
   }
-  return text;
+  const std::string left_over = DescribeLeftOver(app);
+  return left_over.empty() ? text : left_over;
 }
 
 /// `app` has commands.
@@ -111,11 +111,10 @@ std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& a
 }  // namespace
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
-                        const std::string& help) {
-  using Limits = std::numeric_limits<int>;
+                        const std::string& help, int least) {
   return app->add_option(name, *field, help)
       ->type_name(noun)
-      ->transform(IntegerIn(name, Limits::min(), Limits::max()));
+      ->transform(IntegerIn(name, least, std::numeric_limits<int>::max()));
 }
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
@@ -167,6 +166,19 @@ void CheckCapacity(double capacity) {
 CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,
                       const std::string& help) {
   return app->add_option(name, *field, help)->type_name("");
+}
+
+void RefuseOverwrite(const NamedFile& output, std::initializer_list<NamedFile> inputs) {
+  namespace fs = std::filesystem;
+  if (output.path.empty() || output.path == "-") return;
+  std::error_code error;
+  const fs::path target = fs::weakly_canonical(output.path, error);
+  for (const NamedFile& input : inputs) {
+    if (input.path.empty() || error) continue;
+    if (target != fs::weakly_canonical(input.path, error)) continue;
+    throw Error(output.what + " " + output.path + ": is also " + input.what +
+                ", which it would overwrite; name another file");
+  }
 }
 
 void Require(CLI::Option* option) { option->required(); }

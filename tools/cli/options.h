@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,10 +16,10 @@ class Option;
 
 namespace contraflow {
 
-/// An option that takes a whole number. Text that is none, or does not fit the field, is a usage
-/// error.
+/// An option that takes a whole number, `least` or more. Text that is none, or does not fit the
+/// field, is a usage error.
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
-                        const std::string& help);
+                        const std::string& help, int least = std::numeric_limits<int>::min());
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
                         const std::string& noun, const std::string& help);
 
@@ -41,6 +43,13 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name 
 
 /// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
+
+/// A file, and what the user calls it: "the plan", "--trace".
+struct NamedFile {
+  std::string what, path;
+};
+/// Throws Error if the output is one of the inputs. Empty paths are none.
+void RefuseOverwrite(const NamedFile& output, std::initializer_list<NamedFile> inputs);
 
 /// An option that takes any number of texts.
 CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::string>* field,

@@ -121,7 +121,7 @@ constexpr int64_t kMostSeconds = 7 * 24 * 3600;
 constexpr double kMostNoise = 0.5;
 
 [[noreturn]] void FailBudget(const std::string& text) {
-  throw UsageError("--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" +
+  throw UsageError("--budget: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
                    text.substr(0, 40) + "\"");
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/core/executor.h"
 #include "runtime/launch/world.h"
 #include "runtime/model/model_json.h"
+#include "tools/cli/options.h"
 
 namespace contraflow {
 
@@ -171,18 +172,16 @@ RunInput ReadInputOf(const RunOptions& options, int process) {
 
 void RequireWritable(const RunOptions& options) {
   namespace fs = std::filesystem;
-  struct File {
-    const char* what;
-    const std::string& path;
-  };
-  // What is written first, then what is read.
-  const File files[] = {{"--trace", options.trace}, {"--calibrate", options.calibrate},
-                        {"the plan", options.plan}, {"--data", options.data},
-                        {"--model", options.model}, {"--secret-file", options.secret_file}};
-  constexpr size_t kWritten = 2;
-  for (size_t i = 0; i < kWritten; ++i) {
-    const std::string& path = files[i].path;
+  const NamedFile trace = {"--trace", options.trace},
+                  calibrate = {"--calibrate", options.calibrate};
+  RefuseOverwrite(trace, {calibrate});
+  for (const NamedFile& output : {trace, calibrate}) {
+    const std::string& path = output.path;
     if (path.empty()) continue;
+    RefuseOverwrite(output, {{"the plan", options.plan},
+                             {"--data", options.data},
+                             {"--model", options.model},
+                             {"--secret-file", options.secret_file}});
     std::error_code error;
     if (fs::is_directory(path, error)) {
       throw Error(path + ": cannot be written: is a folder; name a file");
@@ -191,13 +190,6 @@ void RequireWritable(const RunOptions& options) {
     if (access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
       throw Error(path + ": cannot be written: " + std::generic_category().message(errno) +
                   "; does its folder exist?");
-    }
-    const fs::path target = fs::weakly_canonical(path, error);
-    for (size_t other = i + 1; other < std::size(files); ++other) {
-      if (files[other].path.empty()) continue;
-      if (error || target != fs::weakly_canonical(files[other].path, error)) continue;
-      throw Error(std::string(files[i].what) + " " + path + ": is also " + files[other].what +
-                  ", which it would overwrite; name another file");
     }
   }
 }

@@ -128,7 +128,7 @@ std::function<int()> AddCompare(CLI::App* app) {
       ->type_name("M,...")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V",
-             "stages per rank of interleaved schedules (default: 2)");
+             "stages per rank of interleaved schedules (default: 2)", 1);
   AddCostsOptions(app, &options->costs, "f = b = w = 1");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
           "reject schedules that hold more on a rank; several, as in\n1x,1.5x, for a sweep; see "

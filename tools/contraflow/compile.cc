@@ -133,6 +133,8 @@ int RunCompile(const CompileFlags& options) {
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(options.schedule); });
   const bool searched = options.schedule == kAuto.name;
   if (!searched) RefuseSearchOptions(options.search, options.schedule);
+  RefuseOverwrite({"--output", options.output}, {{"--costs", options.costs.file.value_or("")},
+                                                 {"--model", options.model.value_or("")}});
   const CostModel costs = CostsOf(options, schedule);
   Spec spec = SpecOf(options, costs);
   ReadOption([&] {
@@ -170,7 +172,8 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
   AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches of one step")
       ->required();
-  AddInteger(app, "--chunks", &options->chunks, "V", "stages per rank (default: the schedule's)");
+  AddInteger(app, "--chunks", &options->chunks, "V", "stages per rank (default: the schedule's)",
+             1);
   AddInteger(app, "--data-parallel", &options->data_parallel, "N",
              "replicas of the pipeline; REDUCE sums over them (default: 1)");
   AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",

@@ -65,6 +65,9 @@ std::vector<std::string> Lines(const Plan& plan, size_t rank) {
 }
 
 int Diff(const DiffOptions& options) {
+  if (options.left == "-" && options.right == "-") {
+    throw UsageError("only one of the two plans can be - (standard input)");
+  }
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
   if (left == right) return kExitFine;
   std::string body = FormatEdits(Head(left), Head(right), "plan, field");

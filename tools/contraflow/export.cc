@@ -36,6 +36,7 @@ int Export(const ExportOptions& options) {
   if (options.layers && options.to != "megatron-layout") {
     throw UsageError("--layers: is for --to megatron-layout only");
   }
+  RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   WriteFile(options.output, Exported(plan, options));

@@ -24,6 +24,8 @@ struct ImportOptions {
 };
 
 int Import(const ImportOptions& options) {
+  RefuseOverwrite({"--output", options.output},
+                  {{"the schedule", options.file}, {"--costs", options.costs.file.value_or("")}});
   const Level level = ReadOption([&] { return ParseLevel(options.level); });
   const CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);

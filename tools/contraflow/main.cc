@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/files/file.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
@@ -73,5 +74,6 @@ int Main(std::vector<std::string> words) {
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
+  contraflow::RemoveUnfinishedOnSignals();
   return contraflow::RunMain("contraflow", argc, argv, contraflow::Main);
 }

@@ -49,7 +49,7 @@ bool UseColor(const ShowOptions& options) {
 
 int Width(const ShowOptions& options) {
   if (options.width != 0) {
-    if (options.width < kMinGridWidth || options.width > kMaxGridWidth) {
+    if (options.width > kMaxGridWidth) {
       throw UsageError("--width: must be in " + std::to_string(kMinGridWidth) + ".." +
                        std::to_string(kMaxGridWidth) + ", is " + std::to_string(options.width));
     }
@@ -83,6 +83,11 @@ void CheckDrawable(const ShowOptions& options, int64_t count, const std::string&
 }
 
 int Show(const ShowOptions& options) {
+  if (options.format != "grid") {
+    if (options.width != 0) throw UsageError("--width: is for --format grid only");
+    if (options.color != "auto") throw UsageError("--color: is for --format grid only");
+  }
+  RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const int width = Width(options);
   const Plan plan = ReadPlanFile(options.plan);
   const CostModel costs = CostsForPlan({}, plan);
@@ -123,7 +128,7 @@ int Show(const ShowOptions& options) {
 std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
   AddPlan(app, &options->plan);
-  AddInteger(app, "--rank", &options->rank, "R", "this rank only");
+  AddInteger(app, "--rank", &options->rank, "R", "this rank only", 0);
   AddNumber(app, "--from", &options->from, "T", "only what runs at or after this time");
   AddNumber(app, "--to", &options->to, "T", "only what runs at or before this time");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
@@ -131,7 +136,7 @@ std::function<int()> AddShow(CLI::App* app) {
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "of the grid; auto: on a terminal, unless NO_COLOR is set");
   AddInteger(app, "--width", &options->width, "N",
-             "columns of the grid (default: the terminal's, else 100)");
+             "columns of the grid (default: the terminal's, else 100)", kMinGridWidth);
   AddText(app, "-o,--output", &options->output, "FILE", "default: stdout");
   return [options] { return Show(*options); };
 }

@@ -25,6 +25,11 @@ struct SimulateOptions {
 };
 
 int RunSimulate(const SimulateOptions& options) {
+  if (options.trace == "-") {
+    throw UsageError("--trace: must be a file; standard output is for the report");
+  }
+  RefuseOverwrite({"--trace", options.trace},
+                  {{"the plan", options.plan}, {"--costs", options.costs.file.value_or("")}});
   std::optional<Progress> progress("simulating " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);

@@ -104,7 +104,7 @@ void CheckView(const View& view, Time makespan, Unit unit) {
     throw Error("--to: must not be behind the makespan, " + text(makespan) + ", is " + text(to));
   }
   if (to < view.from || (to == view.from && view.to)) {
-    throw Error("--to: must be behind --from, " + text(view.from) + ", is " + text(to));
+    throw Error("--to (" + text(to) + ") must be after --from (" + text(view.from) + ")");
   }
 }
 

@@ -53,9 +53,8 @@ void Stop(int) { stop_now.store(true); }
 
 Interrupt::Interrupt() {
   stop_now.store(false);
-  struct sigaction before = {};
   // A process that is to ignore it (in the background of a shell without jobs) goes on doing so.
-  if (sigaction(SIGINT, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) return;
+  if (sigaction(SIGINT, nullptr, &before_) != 0 || before_.sa_handler == SIG_IGN) return;
   struct sigaction once = {};
   once.sa_handler = Stop;
   once.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
@@ -64,7 +63,7 @@ Interrupt::Interrupt() {
 }
 
 Interrupt::~Interrupt() {
-  if (installed_) std::signal(SIGINT, SIG_DFL);
+  if (installed_) sigaction(SIGINT, &before_, nullptr);
 }
 
 const std::atomic<bool>& Interrupt::stop() { return stop_now; }

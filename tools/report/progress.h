@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -46,6 +47,7 @@ class Interrupt {
   bool happened() const { return stop().load(); }
 
  private:
+  struct sigaction before_ = {};
   bool installed_ = false;
 };
 

@@ -65,11 +65,18 @@ std::string DescribePlan(const Plan& plan) {
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
 
+/// "local search" of "local search from policy ahead 0 fill 100": what a reader needs of how the
+/// search came to its order; the plan file has it all.
+std::string Origin(const std::string& from) {
+  if (from.starts_with("policy") || from.starts_with("rules")) return "list scheduling";
+  return from.substr(0, from.find(" from "));
+}
+
 std::string DescribeSearch(const Plan& plan) {
   if (!plan.provenance || !plan.costs) return "";
   const Provenance& p = *plan.provenance;
   const Unit unit = plan.costs->unit;
-  std::string text = "searched: " + p.placement + " placement, from " + p.from + ", " +
+  std::string text = "searched: " + p.placement + " placement, from " + Origin(p.from) + ", " +
                      FormatWithUnit(p.makespan, unit) + " in its compute order, bound " +
                      FormatWithUnit(p.bound, unit) + "; seed " + std::to_string(p.seed);
   if (p.cost_stages) {

@@ -125,7 +125,7 @@ Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run
     Stage& whole = expected.stage_at(s);
     for (const Device& device : run.devices()) {
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      if (!comparer.SameStage(s, device, run.StageAt(device, s), whole)) return comparer.Take();
+      if (!comparer.SameStage(s, device, run.At(device).StageAt(s), whole)) return comparer.Take();
     }
   }
   return comparer.Take();

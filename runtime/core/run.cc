@@ -30,9 +30,10 @@ size_t DeviceCount(const Plan& plan) {
 }
 
 StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Time duration) {
-  CF_ASSERT(devices.size() == DeviceCount(plan));
   StepResult result;
   result.duration = duration;
+  if (devices.empty()) return result;
+  CF_ASSERT(devices.size() == DeviceCount(plan));
   result.timeline = {true, Unit::kMicroseconds, {}};
   for (int rank = 0; rank < plan.ranks; ++rank) {
     result.timeline.ranks.push_back(devices[static_cast<size_t>(rank)].spans);
@@ -81,7 +82,7 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
   std::vector<StateBlock> saved;
   EachCopy(plan, run, [&](int s, Device device, bool first) {
     if (!first || device.replica != 0) return;
-    Stage& stage = run.StageAt(device, s);
+    Stage& stage = run.At(device).StageAt(s);
     const float* const experts = stage.parameters().data() + stage.dense_gradients().size();
     for (StateBlock& block : StateOf(stage)) {
       const bool expert = block.parameters.data() >= experts;
@@ -94,7 +95,7 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   std::vector<StateBlock> all;
   EachCopy(plan, run, [&](int s, Device device, bool) {
-    std::vector<StateBlock> blocks = StateOf(run.StageAt(device, s));
+    std::vector<StateBlock> blocks = StateOf(run.At(device).StageAt(s));
     all.insert(all.end(), std::make_move_iterator(blocks.begin()),
                std::make_move_iterator(blocks.end()));
   });
@@ -102,7 +103,7 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
 }
 
 void PutState(const Plan& plan, Run& run) {
-  EachCopy(plan, run, [&](int s, Device device, bool) { run.Put(device, s); });
+  EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }
 
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks) {

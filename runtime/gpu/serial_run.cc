@@ -38,7 +38,7 @@ size_t Place(const LayerShape& shape, std::span<const int> layers, std::byte* at
              std::vector<WholeLayer>* all) {
   int64_t bytes = 0;
   const auto place = [&](Value value, GpuViews* views) {
-    bytes += PlaceGpuValue(shape, value, at == nullptr ? nullptr : at + bytes, views);
+    bytes += PlaceValue(shape, value, at == nullptr ? nullptr : at + bytes, views);
   };
   for (size_t s = 0; s < layers.size(); ++s) {
     for (int layer = 0; layer < layers[s]; ++layer) {
@@ -71,13 +71,6 @@ std::vector<WholeLayer> PlaceWholeLayers(const LayerShape& shape, std::span<cons
     }
   }
   return placed;
-}
-
-Model Checked(const Plan& plan, const Model& model) {
-  const Model fitted =
-      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
-  CheckGpuModel(fitted);
-  return fitted;
 }
 
 }  // namespace
@@ -153,7 +146,7 @@ struct GpuSerialRun::Impl {
 GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset,
                          uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms)
     : plan(the_plan),
-      model(Checked(the_plan, the_model)),
+      model(FitGpuModel(the_model, plan.stages, plan.layers, plan.expert_parallel)),
       dataset(the_dataset),
       seed(the_seed),
       members(plan.expert_parallel),

@@ -18,19 +18,19 @@ Exchange::Exchange(const LayerShape& shape, Transport& transport)
 
 void Exchange::Dispatch(const Instruction& i, const LayerViews<float>& v) {
   Count(i, v);
-  ToExperts(i, v, v.dispatched, v.rows);
+  Move(i, v, Way::kToExperts, v.dispatched, v.rows);
 }
 
 void Exchange::Combine(const Instruction& i, const LayerViews<float>& v) {
-  ToTokens(i, v, v.expert_out, v.combined);
+  Move(i, v, Way::kToTokens, v.combined, v.expert_out);
 }
 
 void Exchange::CombineBackward(const Instruction& i, const LayerViews<float>& v) {
-  ToExperts(i, v, v.dcombined, v.drows);
+  Move(i, v, Way::kToExperts, v.dcombined, v.drows);
 }
 
 void Exchange::DispatchBackward(const Instruction& i, const LayerViews<float>& v) {
-  ToTokens(i, v, v.dsorted, v.ddispatched);
+  Move(i, v, Way::kToTokens, v.ddispatched, v.dsorted);
 }
 
 void Exchange::Count(const Instruction& i, const LayerViews<float>& v) {
@@ -74,31 +74,20 @@ void Exchange::FindParts(const LayerViews<float>& v, int local, float* tokens, f
   }
 }
 
-void Exchange::ToExperts(const Instruction& i, const LayerViews<float>& v, float* tokens,
-                         float* experts) {
+void Exchange::Move(const Instruction& i, const LayerViews<float>& v, Way way, float* tokens,
+                    float* experts) {
+  const bool to_experts = way == Way::kToExperts;
+  const auto &from = to_experts ? of_tokens_ : of_experts_,
+             &to = to_experts ? of_experts_ : of_tokens_;
   for (int local = 0; local < shape_.local_experts; ++local) {
     FindParts(v, local, tokens, experts);
-    std::transform(of_tokens_.begin(), of_tokens_.end(), send_.begin(),
-                   [](std::span<float> part) { return std::as_bytes(part); });
-    std::transform(of_experts_.begin(), of_experts_.end(), receive_.begin(),
-                   [](std::span<float> part) { return std::as_writable_bytes(part); });
+    for (size_t m = 0; m < from.size(); ++m) {
+      send_[m] = std::as_bytes(from[m]);
+      receive_[m] = std::as_writable_bytes(to[m]);
+    }
     Swap(i);
   }
 }
-
-void Exchange::ToTokens(const Instruction& i, const LayerViews<float>& v, float* experts,
-                        float* tokens) {
-  for (int local = 0; local < shape_.local_experts; ++local) {
-    FindParts(v, local, tokens, experts);
-    std::transform(of_experts_.begin(), of_experts_.end(), send_.begin(),
-                   [](std::span<float> part) { return std::as_bytes(part); });
-    std::transform(of_tokens_.begin(), of_tokens_.end(), receive_.begin(),
-                   [](std::span<float> part) { return std::as_writable_bytes(part); });
-    Swap(i);
-  }
-}
-
-namespace {}  // namespace
 
 HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& dataset,
                          uint64_t seed, Device device, Transport& transport, bool fill)
@@ -191,70 +180,41 @@ void HostBackend::Run(const Instruction& i) {
                 " layers; verify the plan");
   }
   const LayerViews<float> v = Touch(i);
-  switch (i.op) {
-    case Op::ATTN_F:
-      dropped_ += stage.AttentionForward(layer, Draw(i), v);
-      break;
-    case Op::ATTN_R:
-      stage.AttentionForward(layer, Draw(i), v);
-      break;
-    case Op::DISPATCH_F:
-    case Op::DISPATCH_R:
-      exchange_.Dispatch(i, v);
-      break;
-    case Op::MLP_F:
-    case Op::MLP_R:
-      stage.ExpertsForward(layer, v);
-      break;
-    case Op::COMBINE_R:
-      exchange_.Combine(i, v);
-      // What the next stage was sent is not made again.
-      if (v.z != nullptr) stage.CombineForward(layer, Draw(i), v);
-      break;
-    case Op::COMBINE_F: {
-      exchange_.Combine(i, v);
-      const float loss = stage.CombineForward(layer, Draw(i), v);
-      if (!stage.HasHead(layer)) break;
+  if (i.op == Op::ATTN_F) {
+    dropped_ += stage.AttentionForward(layer, Draw(i), v);
+  } else if (i.op == Op::ATTN_R) {
+    stage.AttentionForward(layer, Draw(i), v);
+  } else if (Repeated(i.op) == Op::DISPATCH_F) {
+    exchange_.Dispatch(i, v);
+  } else if (Repeated(i.op) == Op::MLP_F) {
+    stage.ExpertsForward(layer, v);
+  } else if (Repeated(i.op) == Op::COMBINE_F) {
+    exchange_.Combine(i, v);
+    // What the next stage was sent is not made again.
+    if (i.op == Op::COMBINE_R && v.z == nullptr) return Leave();
+    const float loss = stage.CombineForward(layer, Draw(i), v);
+    if (i.op == Op::COMBINE_F && stage.HasHead(layer)) {
       auto node = no_losses_.extract(i.microbatch);
       CF_ASSERT(!node.empty());
       node.mapped() = loss;
       losses_.insert(std::move(node));
-      break;
     }
-    case Op::COMBINE_B:
-      stage.CombineBackward(layer, Draw(i), loss_scale_, v);
-      exchange_.CombineBackward(i, v);
-      break;
-    case Op::MLP_B:
-      stage.ExpertsBackward(layer, v);
-      break;
-    case Op::MLP_W:
-      stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
-      if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
-      break;
-    case Op::DISPATCH_B:
-      exchange_.DispatchBackward(i, v);
-      stage.DispatchBackward(layer, v);
-      break;
-    case Op::ATTN_B:
-      stage.AttentionBackward(layer, v);
-      break;
-    case Op::ATTN_W:
-      stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
-      break;
-    case Op::F:
-    case Op::B:
-    case Op::W:
-    case Op::BW:
-    case Op::FB:
-    case Op::SEND_F:
-    case Op::RECV_F:
-    case Op::SEND_B:
-    case Op::RECV_B:
-    case Op::REDUCE:
-    case Op::STEP:
-    case Op::R:
-      CF_ASSERT(false && "not a component");
+  } else if (i.op == Op::COMBINE_B) {
+    stage.CombineBackward(layer, Draw(i), loss_scale_, v);
+    exchange_.CombineBackward(i, v);
+  } else if (i.op == Op::MLP_B) {
+    stage.ExpertsBackward(layer, v);
+  } else if (i.op == Op::MLP_W) {
+    stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
+    if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
+  } else if (i.op == Op::DISPATCH_B) {
+    exchange_.DispatchBackward(i, v);
+    stage.DispatchBackward(v);
+  } else if (i.op == Op::ATTN_B) {
+    stage.AttentionBackward(layer, v);
+  } else {
+    CF_ASSERT(i.op == Op::ATTN_W);
+    stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
   }
   Leave();
 }

@@ -166,7 +166,7 @@ std::vector<T> WholeStage<T>::BackwardInput(const std::vector<T>& output_gradien
     }
     stage_->ExpertsBackward(layer, stash->experts_[l].views);
     for (size_t m = 0; m < members; ++m) {
-      stage_->DispatchBackward(layer, stash->tokens_[l][m].views);
+      stage_->DispatchBackward(stash->tokens_[l][m].views);
       stage_->AttentionBackward(layer, stash->tokens_[l][m].views);
     }
   }

@@ -92,8 +92,8 @@ void ValueStore::Place(const std::vector<Slot>& slots, const std::string& model)
     if (bytes == needed) return;
     throw Error("this plan was compiled for another model: value " + std::string(Name(key.value)) +
                 " has " + std::to_string(bytes) + " bytes, model \"" + model + "\" needs " +
-                std::to_string(needed) + "; compile it with --model " + model +
-                " --device cpu, and with the --capacity it is to run with");
+                std::to_string(needed) + "; compile it with `model` " + model +
+                " `device` cpu, and with the `capacity` it is to run with");
   };
   placed_ = true;
   arena_bytes_ = ArenaBytes(slots);

@@ -151,21 +151,12 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& da
 StepResult ThreadedRun::Step(int step) {
   const Clock::time_point start = Clock::now();
   launch_->Step(step);
-  const auto duration =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  const Time duration = Nanoseconds(Clock::now() - start);
   std::vector<DeviceStep> steps;
   for (size_t w = 0; w < backends_.size(); ++w) {
     steps.push_back(DeviceStepOf(*backends_[w], launch_->spans(w)));
   }
   return JoinDevices(plan_, steps, duration);
-}
-
-Stage& ThreadedRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
-
-void ThreadedRun::Put(Device, int) {}  // StageAt is the stage itself.
-
-const std::array<int64_t, kArenaCount>& ThreadedRun::ArenasAt(Device device) {
-  return At(device).arena_bytes();
 }
 
 HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }

@@ -84,10 +84,7 @@ class ThreadedRun : public Run {
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
-  Stage& StageAt(Device device, int stage) override;
-  void Put(Device device, int stage) override;
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
-  HostBackend& At(Device device);
+  HostBackend& At(Device device) override;
 
  private:
   const Plan& plan_;

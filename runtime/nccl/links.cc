@@ -145,7 +145,7 @@ const Plan& CheckPlan(const Plan& plan, int capacity) {
   if (plan.expert_parallel == 1 || capacity > 0) return plan;
   throw Error(
       "expert groups over NCCL need to know how many rows go to each expert before the device "
-      "does; give --capacity, 1.25 for example, or train in one process (--transport threads)");
+      "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
 }
 
 }  // namespace
@@ -237,13 +237,7 @@ void NcclLinks::ExchangeAlone(const Participant& self, const ExchangePart& part)
   peers.peer[0] = part.peer;
   peers.members = 1;
   peers.local_experts = part.local_experts;
-  const int ctas = self.stream.sms;
-  if (part.to_experts) {
-    gpu::PullToExperts(self.stream, peers, 0, part.width, part.capacity, part.most_rows, part.first,
-                       part.received, part.overflow, ctas);
-  } else {
-    gpu::PullToTokens(self.stream, peers, 0, part.width, part.sent_rows, ctas);
-  }
+  Pull(self.stream, part, peers, 0, self.stream.sms);
 }
 
 /// The rows of one member's tokens for one expert are one part: at the tokens by expert, at the

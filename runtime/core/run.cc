@@ -29,6 +29,16 @@ size_t DeviceCount(const Plan& plan) {
          static_cast<size_t>(plan.ranks);
 }
 
+std::vector<Device> AllDevices(const Plan& plan) {
+  std::vector<Device> devices;
+  for (int replica = 0; replica < plan.data_parallel; ++replica) {
+    for (int member = 0; member < plan.expert_parallel; ++member) {
+      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
+    }
+  }
+  return devices;
+}
+
 StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Time duration) {
   StepResult result;
   result.duration = duration;

@@ -43,6 +43,8 @@ double MeanLoss(const std::vector<float>& losses);
 size_t DeviceNumber(const Plan& plan, Device device);
 /// Replicas x members x ranks.
 size_t DeviceCount(const Plan& plan);
+/// In the order of their numbers.
+std::vector<Device> AllDevices(const Plan& plan);
 
 /// Joins what the devices did, in the order of their numbers; of no devices, which is what a
 /// process other than 0 knows of, the result has the duration alone. Throws Error if a loss is

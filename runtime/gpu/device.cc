@@ -74,12 +74,8 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
       host_output_(gpu.AllocateHost(OutputBytes(microbatches_))),
       output_(gpu.Allocate(OutputBytes(microbatches_))) {
-  const auto rank = static_cast<size_t>(device.rank);
-  PlaceValues(plan, plan.slots[rank], plan.programs[rank]);
-  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
-  for (int s = 0; s < plan.stages; ++s) {
-    const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
-    if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+  PlaceValues(plan, plan.slots[static_cast<size_t>(device.rank)], plan.program(device.rank));
+  for (const int s : StagesOf(plan, device.rank)) {
     copies_[s].stage = std::make_unique<GpuStage>(model_, products_, device.member, s, plan.stages,
                                                   seed, gpu, setup);
   }
@@ -256,8 +252,7 @@ ExchangePart GpuDevice::Exchange(const Instruction& i) {
 std::span<std::byte> GpuDevice::Message(const Instruction& i) {
   const auto found = messages_.find(KeyOf(i));
   CF_ASSERT(found != messages_.end());
-  const size_t count = static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.width);
-  return {found->second, count * sizeof(gpu::Bf16)};
+  return {found->second, shape_.activation() * sizeof(gpu::Bf16)};
 }
 
 std::span<float> GpuDevice::Gradients(int stage) { return At(stage).dense_gradients(); }

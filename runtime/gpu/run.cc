@@ -29,16 +29,6 @@ const Plan& CheckForGpu(const Plan& plan) {
   return plan;
 }
 
-std::vector<Device> AllDevices(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int replica = 0; replica < plan.data_parallel; ++replica) {
-    for (int member = 0; member < plan.expert_parallel; ++member) {
-      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
-    }
-  }
-  return devices;
-}
-
 SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
   const size_t devices = DeviceCount(CheckForGpu(plan));
   // More than any GPU has SMs is as wrong as any such number.

@@ -45,9 +45,10 @@ class Exchange {
   void Move(const Instruction& instruction, const LayerViews<float>& v, Way way, float* tokens,
             float* experts);
   void Swap(const Instruction& instruction);
-  void FindParts(const LayerViews<float>& v, int local, float* tokens, float* experts);
+  void FindParts(const LayerViews<float>& v, size_t local, float* tokens, float* experts);
 
   const LayerShape shape_;
+  const size_t members_, owned_;  // experts of each member
   Transport& transport_;
   // By member: the rows that this device's tokens send to one expert there, and those that one
   // expert here has of that member's tokens.

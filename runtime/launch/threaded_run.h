@@ -89,7 +89,7 @@ class ThreadedRun : public Run {
  private:
   const Plan& plan_;
   ThreadNetwork network_;
-  std::vector<Device> devices_;                         // replica by replica, member by member
+  const std::vector<Device> devices_;
   std::vector<std::unique_ptr<HostBackend>> backends_;  // by device
   std::optional<Launch> launch_;
 };

@@ -23,6 +23,9 @@ struct LayerShape {
 
   /// The model is checked (FitModel); `local_experts` divides its experts.
   LayerShape(const Model& model, int group_members, int owned_experts);
+
+  /// Numbers of an activation, [T x d].
+  size_t activation() const { return static_cast<size_t>(tokens) * static_cast<size_t>(width); }
 };
 
 /// Where the values of one layer and micro-batch lie, part by part. Of a part that the instruction

@@ -5,6 +5,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {
@@ -163,12 +164,9 @@ NcclLinks::NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int
 void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
   comms_.Join(id);
   const gpu::Stream stream = gpu_.NewStream(0, Priority::kNormal, "connect");
-  const std::vector<std::vector<int>> holders = HoldersOfStage(plan_);
   std::vector<std::pair<int, Over>> sums;
   size_t elements = 1;
-  for (int stage = 0; stage < plan_.stages; ++stage) {
-    const std::vector<int>& of_stage = holders[static_cast<size_t>(stage)];
-    if (std::find(of_stage.begin(), of_stage.end(), device_.rank) == of_stage.end()) continue;
+  for (const int stage : StagesOf(plan_, device_.rank)) {
     for (const auto& [over, size] :
          {std::pair(Over::kAllMembers, backend.Gradients(stage).size()),
           std::pair(Over::kSameMember, backend.ExpertGradients(stage).size())}) {

@@ -1,8 +1,10 @@
 #include "kernels/attention/attention.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace contraflow::gpu {
 namespace {
@@ -32,8 +34,10 @@ void CheckShape(const AttentionShape& shape) {
 }
 
 /// Copies of 16 bytes need it.
-void CheckAligned(const AttentionShape& shape, const char* name, const void* operand) {
-  if (operand == nullptr || reinterpret_cast<uintptr_t>(operand) % 16 != 0) {
+void CheckAligned(const AttentionShape& shape,
+                  std::initializer_list<std::pair<const char*, const void*>> operands) {
+  for (const auto& [name, operand] : operands) {
+    if (operand != nullptr && reinterpret_cast<uintptr_t>(operand) % 16 == 0) continue;
     throw GpuError(ToString(shape) + name +
                    (operand == nullptr ? " is null" : " is not 16-aligned"));
   }
@@ -61,45 +65,30 @@ class MmaAttention : public AttentionEngine {
 
 }  // namespace
 
-struct Attention::Impl {
-  AttentionShape shape;
-  std::unique_ptr<AttentionEngine> engine;
-  std::string_view name;
-};
-
 Attention::Attention(const AttentionShape& shape, int sms, Engine engine)
-    : impl_(std::make_unique<Impl>()) {
+    : shape_(shape), name_("cudnn") {
   CheckShape(shape);
   if (sms < 1) throw GpuError(ToString(shape) + "it needs at least 1 SM");
-  impl_->shape = shape;
-  impl_->name = "cudnn";
-  if (engine == Engine::kBest) impl_->engine = CudnnAttention(shape);
-  if (impl_->engine != nullptr) return;
-  impl_->name = "own";
-  impl_->engine = std::make_unique<MmaAttention>(shape);
+  if (engine == Engine::kBest) engine_ = CudnnAttention(shape);
+  if (engine_ != nullptr) return;
+  name_ = "own";
+  engine_ = std::make_unique<MmaAttention>(shape);
 }
 Attention::~Attention() = default;
 
-size_t Attention::work_bytes() const { return impl_->engine->work_bytes(); }
-std::string_view Attention::engine() const { return impl_->name; }
+size_t Attention::work_bytes() const { return engine_->work_bytes(); }
 
 void Attention::Forward(Stream stream, const Bf16* qkv, void* work, Bf16* out, float* lse) const {
-  CheckAligned(impl_->shape, "qkv", qkv);
-  CheckAligned(impl_->shape, "out", out);
-  CheckAligned(impl_->shape, "lse", lse);
-  CheckAligned(impl_->shape, "work", work);
-  impl_->engine->Forward(stream, qkv, work, out, lse);
+  CheckAligned(shape_, {{"qkv", qkv}, {"out", out}, {"lse", lse}, {"work", work}});
+  engine_->Forward(stream, qkv, work, out, lse);
 }
 
 void Attention::BackwardInput(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
                               const Bf16* dout, void* work, Bf16* dqkv) const {
-  CheckAligned(impl_->shape, "qkv", qkv);
-  CheckAligned(impl_->shape, "out", out);
-  CheckAligned(impl_->shape, "lse", lse);
-  CheckAligned(impl_->shape, "dout", dout);
-  CheckAligned(impl_->shape, "work", work);
-  CheckAligned(impl_->shape, "dqkv", dqkv);
-  impl_->engine->Backward(stream, qkv, out, lse, dout, work, dqkv);
+  CheckAligned(
+      shape_,
+      {{"qkv", qkv}, {"out", out}, {"lse", lse}, {"dout", dout}, {"work", work}, {"dqkv", dqkv}});
+  engine_->Backward(stream, qkv, out, lse, dout, work, dqkv);
 }
 
 }  // namespace contraflow::gpu

@@ -10,6 +10,8 @@
 
 namespace contraflow::gpu {
 
+class AttentionEngine;
+
 /// Causal self-attention over qkv[batch * sequence x 3 * heads * head_width] (queries, keys, values
 /// of a token side by side, heads contiguous in each), deterministic in both directions: cuDNN's
 /// where it takes the shape, else our own kernels. head_width is a multiple of 8, at most 128.
@@ -24,7 +26,7 @@ class Attention {
   /// Bytes of work memory, of either direction.
   size_t work_bytes() const;
   /// "cudnn" or "own".
-  std::string_view engine() const;
+  std::string_view engine() const { return name_; }
 
   /// out[batch * sequence x heads * head_width] = softmax(q k^T / sqrt(head_width)) v;
   /// lse[batch x heads x sequence] the logarithms of the sums of exponentials.
@@ -34,8 +36,9 @@ class Attention {
                      const Bf16* dout, void* work, Bf16* dqkv) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  AttentionShape shape_;
+  std::unique_ptr<AttentionEngine> engine_;
+  std::string_view name_;
 };
 
 /// One way to compute attention of one shape; operands as Attention has them.

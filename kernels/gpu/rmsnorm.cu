@@ -63,15 +63,6 @@ __device__ void LoadGain(const float* gain, int width, Floats<8> (&held)[kVector
 }
 
 template <int N>
-__device__ Bf16s<N> Sum(const Bf16s<N>& a, const Bf16s<N>& b) {
-  const Floats<N> x = Unpack(a), y = Unpack(b);
-  Floats<N> sum;
-  CF_UNROLL
-  for (int j = 0; j < N; ++j) sum.at[j] = x.at[j] + y.at[j];
-  return Pack(sum);
-}
-
-template <int N>
 __device__ float SquaresOf(const Bf16s<N>& packed, float sum) {
   const Floats<N> x = Unpack(packed);
   CF_UNROLL
@@ -87,11 +78,9 @@ __device__ Bf16s<N> Scaled(const Bf16s<N>& packed, const Floats<N>& gain, float 
   return Pack(x);
 }
 
-/// Where residual is null, sum is neither read nor written.
 template <int kTeam, int kVectors>
 __global__ void __launch_bounds__(kBlock<kTeam>, kThreadsAnSm / kBlock<kTeam>)
-    ForwardKernel(const Bf16* x, const Bf16* residual, const float* gain, int rows, int width,
-                  Bf16* sum, float* rstd, Bf16* y) {
+    ForwardKernel(const Bf16* x, const float* gain, int rows, int width, float* rstd, Bf16* y) {
   Floats<8> gains[kVectors];
   LoadGain<kTeam>(gain, width, gains);
   Bf16s<8> held[kVectors];
@@ -102,14 +91,6 @@ __global__ void __launch_bounds__(kBlock<kTeam>, kThreadsAnSm / kBlock<kTeam>)
   int turn = 0;
   for (int row = FirstRow<kTeam>(); row < rows; row += RowStep<kTeam>(), turn ^= 1) {
     const ptrdiff_t begin = static_cast<ptrdiff_t>(row) * width;
-    if (residual != nullptr) {
-      CF_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        const int column = Column<kTeam, 8>(i);
-        held[i] = Sum(held[i], LoadPart<kTeam>(residual, row, rows, width, i));
-        if (column < width) Store<8>(sum + begin + column, held[i]);
-      }
-    }
     float squares = 0;
     CF_UNROLL
     for (int i = 0; i < kVectors; ++i) squares = SquaresOf(held[i], squares);
@@ -189,26 +170,19 @@ __global__ void __launch_bounds__(kBlock<kTeam>, kThreadsAnSm / kBlock<kTeam>)
 constexpr int kOddBlock = 256;
 
 __global__ void __launch_bounds__(kOddBlock)
-    OddForwardKernel(const Bf16* x, const Bf16* residual, const float* gain, int rows, int width,
-                     Bf16* sum, float* rstd, Bf16* y) {
+    OddForwardKernel(const Bf16* x, const float* gain, int rows, int width, float* rstd, Bf16* y) {
   int turn = 0;
   for (int row = BlockIndex(); row < rows; row += BlockCount(), turn ^= 1) {
     const ptrdiff_t begin = static_cast<ptrdiff_t>(row) * width;
     float squares = 0;
     for (int j = ThreadIndex(); j < width; j += kOddBlock) {
-      Bf16s<1> value = Load<1>(x + begin + j);
-      if (residual != nullptr) {
-        value = Sum(value, Load<1>(residual + begin + j));
-        Store<1>(sum + begin + j, value);
-      }
-      squares = SquaresOf(value, squares);
+      squares = SquaresOf(Load<1>(x + begin + j), squares);
     }
     const float mean = TeamSum<kOddBlock>(squares, turn) / static_cast<float>(width);
     const float scale = rsqrtf(mean + kEpsilon);
     if (ThreadIndex() == 0) rstd[row] = scale;
-    const Bf16* const from = residual != nullptr ? sum : x;
     for (int j = ThreadIndex(); j < width; j += kOddBlock) {
-      Store<1>(y + begin + j, Scaled(Load<1>(from + begin + j), LoadFloats<1>(gain + j), scale));
+      Store<1>(y + begin + j, Scaled(Load<1>(x + begin + j), LoadFloats<1>(gain + j), scale));
     }
   }
 }
@@ -264,30 +238,21 @@ void ForWidth(int width, bool aligned, const F& launch) {
   }
 }
 
-void Forward(const char* name, Stream stream, const Bf16* x, const Bf16* residual,
-             const float* gain, int rows, int width, Bf16* sum, float* rstd, Bf16* y) {
-  if (rows == 0) return;
-  ForWidth(width, Aligned(x, residual, sum, y) && Aligned(gain), [&]<int kTeam, int kVectors>() {
-    if constexpr (kTeam == 0) {
-      Launch(name, stream, Blocks<kOddBlock>(stream, rows), kOddBlock, 0, OddForwardKernel, x,
-             residual, gain, rows, width, sum, rstd, y);
-    } else {
-      Launch(name, stream, Blocks<kTeam>(stream, rows), kBlock<kTeam>, 0,
-             ForwardKernel<kTeam, kVectors>, x, residual, gain, rows, width, sum, rstd, y);
-    }
-  });
-}
-
 }  // namespace
 
 void RmsNormForward(Stream stream, const Bf16* x, const float* gain, int rows, int width,
                     float* rstd, Bf16* y) {
-  Forward("RmsNormForward", stream, x, nullptr, gain, rows, width, nullptr, rstd, y);
-}
-
-void RmsNormForwardAdd(Stream stream, const Bf16* x, const Bf16* residual, const float* gain,
-                       int rows, int width, Bf16* sum, float* rstd, Bf16* y) {
-  Forward("RmsNormForwardAdd", stream, x, residual, gain, rows, width, sum, rstd, y);
+  if (rows == 0) return;
+  const char* const name = "RmsNormForward";
+  ForWidth(width, Aligned(x, y) && Aligned(gain), [&]<int kTeam, int kVectors>() {
+    if constexpr (kTeam == 0) {
+      Launch(name, stream, Blocks<kOddBlock>(stream, rows), kOddBlock, 0, OddForwardKernel, x, gain,
+             rows, width, rstd, y);
+    } else {
+      Launch(name, stream, Blocks<kTeam>(stream, rows), kBlock<kTeam>, 0,
+             ForwardKernel<kTeam, kVectors>, x, gain, rows, width, rstd, y);
+    }
+  });
 }
 
 void RmsNormBackwardInput(Stream stream, const Bf16* x, const float* gain, const float* rstd,

@@ -13,11 +13,6 @@ namespace contraflow::gpu {
 void RmsNormForward(Stream stream, const Bf16* x, const float* gain, int rows, int width,
                     float* rstd, Bf16* y);
 
-/// The same of sum = x + residual, which is stored too; sum may be x or residual. Traffic: 8 bytes
-/// a value.
-void RmsNormForwardAdd(Stream stream, const Bf16* x, const Bf16* residual, const float* gain,
-                       int rows, int width, Bf16* sum, float* rstd, Bf16* y);
-
 /// dx = residual + the gradient through the norm; residual may be null (none), dx may be residual.
 /// Traffic: 8 bytes a value, 6 without residual.
 void RmsNormBackwardInput(Stream stream, const Bf16* x, const float* gain, const float* rstd,

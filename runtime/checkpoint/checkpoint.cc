@@ -40,7 +40,7 @@ Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
     const int64_t bytes = FileSize(path);
     if (bytes < 0) {
       throw Error(path +
-                  ": is not there, though its process has written it; give --checkpoint a "
+                  ": is not there, though its process has written it; give `checkpoint` a "
                   "folder that all machines share");
     }
     if (bytes != blocks.bytes()) {
@@ -79,7 +79,7 @@ void CheckComplete(const Manifest& manifest) {
 }  // namespace
 
 void PrepareCheckpoints(const std::string& directory) {
-  if (directory.empty()) throw Error("--checkpoint: the name of the folder is empty");
+  if (directory.empty()) throw Error("`checkpoint`: the name of the folder is empty");
   WithRemedy([&] {
     CreateFolders(directory);
     RemoveLeftovers(directory);
@@ -171,7 +171,7 @@ std::string OlderThan(const std::string& directory, int step) {
     newest = older;
   }
   if (newest == 0) return "; there is no older checkpoint in " + directory;
-  return "; older checkpoints in " + directory + " are of step " + list + ": --resume-step " +
+  return "; older checkpoints in " + directory + " are of step " + list + ": `resume_step` " +
          std::to_string(newest) + " resumes from that one";
 }
 
@@ -297,20 +297,20 @@ std::optional<Checkpoint> Checkpoint::Open(const std::string& directory, std::op
 void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::string& text) const {
   const CheckpointHead& head = manifest_->head;
   const auto refuse = [this](const std::string& what, const std::string& remedy) {
-    throw Error(path_ + ": " + what + "; " + remedy + ", or use another --checkpoint folder");
+    throw Error(path_ + ": " + what + "; " + remedy + ", or use another `checkpoint` folder");
   };
   if (head.seed != seed) {
     refuse(
         "was made with seed " + std::to_string(head.seed) + ", here it is " + std::to_string(seed),
-        "use --seed " + std::to_string(head.seed));
+        "use `seed` " + std::to_string(head.seed));
   }
   const std::string difference = DifferenceOf(head.model, model);
   if (!difference.empty()) {
-    refuse("was made with another model: " + difference, "use the same --model");
+    refuse("was made with another model: " + difference, "use the same `model`");
   }
   if (head.text != text) {
     refuse("was made with another text: its SHA-256 is " + head.text + ", here it is " + text,
-           "use the same --data");
+           "use the same `data`");
   }
 }
 

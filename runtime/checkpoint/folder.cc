@@ -69,12 +69,12 @@ std::string AsideOf(const std::string& directory, int step) {
 
 std::string RemedyFor(int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    return "; make room, or use another --checkpoint folder: earlier checkpoints are intact";
+    return "; make room, or use another `checkpoint` folder: earlier checkpoints are intact";
   }
   if (error == EACCES || error == EPERM || error == EROFS) {
-    return "; use a --checkpoint folder of your own";
+    return "; use a `checkpoint` folder of your own";
   }
-  if (error == EEXIST) return "; do two jobs write to the same --checkpoint folder?";
+  if (error == EEXIST) return "; do two jobs write to the same `checkpoint` folder?";
   if (error == ENOTDIR) return "; a file stands where a folder should be";
   if (error == ENOENT) {
     return "; was it removed meanwhile, or is it a folder that other machines do not see?";

@@ -45,6 +45,12 @@ std::span<const float> PartOf(Stage& whole, std::span<const float> values,
   return values.subspan(same->offset, same->size);
 }
 
+std::string MemberName(const Plan& plan, int replica, int member) {
+  std::string name = "replica " + std::to_string(replica);
+  if (plan.expert_parallel > 1) name += " member " + std::to_string(member);
+  return name;
+}
+
 /// Compares one step, and remembers the first difference.
 class Comparer {
  public:
@@ -54,12 +60,7 @@ class Comparer {
     const size_t i = FirstDifference(run, reference);
     comparison_.values += static_cast<int64_t>(i);
     if (i == run.size()) return true;
-    const auto micros = static_cast<size_t>(plan_.microbatches);
-    const auto device = static_cast<int>(i / micros);
-    comparison_.difference = Describe(
-        at_ + "loss of " + NameOf(device / plan_.expert_parallel, device % plan_.expert_parallel) +
-            ", micro-batch " + std::to_string(i % micros),
-        run[i], reference[i]);
+    comparison_.difference = Describe(at_ + NameOfLoss(plan_, i), run[i], reference[i]);
     return false;
   }
 
@@ -81,12 +82,6 @@ class Comparer {
   Comparison Take() { return std::move(comparison_); }
 
  private:
-  std::string NameOf(int replica, int member) const {
-    std::string name = "replica " + std::to_string(replica);
-    if (plan_.expert_parallel > 1) name += " member " + std::to_string(member);
-    return name;
-  }
-
   bool SameValues(const char* what, int s, Device device, Stage& copy,
                   std::span<const float> values, Stage& whole, std::span<const float> expected) {
     for (const ParameterBlock& block : copy.blocks()) {
@@ -97,8 +92,8 @@ class Comparer {
       if (i == part.size()) continue;
       comparison_.difference = Describe(
           at_ + what + " of stage " + std::to_string(s) + ", block \"" + block.name + "\", index " +
-              std::to_string(i) + ", on " + NameOf(device.replica, device.member) + " rank " +
-              std::to_string(device.rank),
+              std::to_string(i) + ", on " + MemberName(plan_, device.replica, device.member) +
+              " rank " + std::to_string(device.rank),
           part[i], wanted[i]);
       return false;
     }
@@ -111,6 +106,14 @@ class Comparer {
 };
 
 }  // namespace
+
+std::string NameOfLoss(const Plan& plan, size_t place) {
+  const auto micros = static_cast<size_t>(plan.microbatches);
+  const auto device = static_cast<int>(place / micros);
+  return "loss of " +
+         MemberName(plan, device / plan.expert_parallel, device % plan.expert_parallel) +
+         ", micro-batch " + std::to_string(place % micros);
+}
 
 Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,
                        const ExpectedStep& expected) {
@@ -125,7 +128,7 @@ Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run
     Stage& whole = expected.stage_at(s);
     for (const Device& device : run.devices()) {
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      if (!comparer.SameStage(s, device, run.StageAt(device, s), whole)) return comparer.Take();
+      if (!comparer.SameStage(s, device, run.At(device).StageAt(s), whole)) return comparer.Take();
     }
   }
   return comparer.Take();

@@ -23,6 +23,9 @@ struct ExpectedStep {
   std::function<Stage&(int)> stage_at;  ///< a stage with all of its experts
 };
 
+/// `loss of replica 0 member 1, micro-batch 3`: of the one at that place among those of a step.
+std::string NameOfLoss(const Plan& plan, size_t place);
+
 /// Compares every loss and how many tokens were dropped (in the process that knows them), and on
 /// every device of this process every gradient and every updated parameter it has.
 Comparison CompareStep(const Plan& plan, int step, const StepResult& result, Run& run,

@@ -8,18 +8,17 @@
 #include "compiler/plan/error.h"
 
 namespace contraflow {
-namespace {}  // namespace
 
 void CheckExecutable(const Plan& plan) {
   if (plan.level == Level::kCompute) {
     throw Error(
         "a plan of level compute has no messages and cannot be executed; compile it with "
-        "--level comm");
+        "`level` comm");
   }
   if (plan.level == Level::kBuffer && plan.layers == 0) {
     throw Error(
         "this plan places the buffers of stages without components, which cannot be executed; "
-        "compile it with \"moe\" costs, or with --level comm");
+        "compile it with \"moe\" costs, or with `level` comm");
   }
 }
 
@@ -122,9 +121,7 @@ void Executor::Enter(int64_t index) {
   if (progress_ != nullptr) progress_->Enter(step_, index);
 }
 
-Time Executor::Since(Clock::time_point moment) const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(moment - origin_).count();
-}
+Time Executor::Since(Clock::time_point moment) const { return Nanoseconds(moment - origin_); }
 
 /// One behind the messages that are posted together with the instruction `first`.
 size_t Executor::GroupEnd(size_t first) const {

@@ -29,10 +29,21 @@ size_t DeviceCount(const Plan& plan) {
          static_cast<size_t>(plan.ranks);
 }
 
+std::vector<Device> AllDevices(const Plan& plan) {
+  std::vector<Device> devices;
+  for (int replica = 0; replica < plan.data_parallel; ++replica) {
+    for (int member = 0; member < plan.expert_parallel; ++member) {
+      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
+    }
+  }
+  return devices;
+}
+
 StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Time duration) {
-  CF_ASSERT(devices.size() == DeviceCount(plan));
   StepResult result;
   result.duration = duration;
+  if (devices.empty()) return result;
+  CF_ASSERT(devices.size() == DeviceCount(plan));
   result.timeline = {true, Unit::kMicroseconds, {}};
   for (int rank = 0; rank < plan.ranks; ++rank) {
     result.timeline.ranks.push_back(devices[static_cast<size_t>(rank)].spans);
@@ -81,7 +92,7 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
   std::vector<StateBlock> saved;
   EachCopy(plan, run, [&](int s, Device device, bool first) {
     if (!first || device.replica != 0) return;
-    Stage& stage = run.StageAt(device, s);
+    Stage& stage = run.At(device).StageAt(s);
     const float* const experts = stage.parameters().data() + stage.dense_gradients().size();
     for (StateBlock& block : StateOf(stage)) {
       const bool expert = block.parameters.data() >= experts;
@@ -94,7 +105,7 @@ std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   std::vector<StateBlock> all;
   EachCopy(plan, run, [&](int s, Device device, bool) {
-    std::vector<StateBlock> blocks = StateOf(run.StageAt(device, s));
+    std::vector<StateBlock> blocks = StateOf(run.At(device).StageAt(s));
     all.insert(all.end(), std::make_move_iterator(blocks.begin()),
                std::make_move_iterator(blocks.end()));
   });
@@ -102,7 +113,7 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
 }
 
 void PutState(const Plan& plan, Run& run) {
-  EachCopy(plan, run, [&](int s, Device device, bool) { run.Put(device, s); });
+  EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }
 
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -44,8 +43,12 @@ double MeanLoss(const std::vector<float>& losses);
 size_t DeviceNumber(const Plan& plan, Device device);
 /// Replicas x members x ranks.
 size_t DeviceCount(const Plan& plan);
+/// In the order of their numbers.
+std::vector<Device> AllDevices(const Plan& plan);
 
-/// Joins what the devices did, in the order of their numbers. Throws Error if a loss is missing.
+/// Joins what the devices did, in the order of their numbers; of no devices, which is what a
+/// process other than 0 knows of, the result has the duration alone. Throws Error if a loss is
+/// missing.
 StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Time duration);
 
 /// A training with a plan, as one process sees it.
@@ -58,14 +61,8 @@ class Run {
   virtual StepResult Step(int step) = 0;
   /// The devices that this process has.
   virtual const std::vector<Device>& devices() const = 0;
-  /// One of their copies of a stage, as of the last step: parameters, gradients, moments. Throws
-  /// Error if the device holds none. Valid as long as the run, and what it says until the next
-  /// Step.
-  virtual Stage& StageAt(Device device, int stage) = 0;
-  /// What was changed in StageAt(device, stage) since holds from now on.
-  virtual void Put(Device device, int stage) = 0;
-  /// Bytes that one of them has allocated for each arena; 0 below level buffer.
-  virtual const std::array<int64_t, kArenaCount>& ArenasAt(Device device) = 0;
+  /// One of them, as long as the run.
+  virtual StageHolder& At(Device device) = 0;
 };
 
 /// What this process saves of a run: over all processes every block of the model exactly once. Of

@@ -1,5 +1,7 @@
 #include "runtime/core/transport.h"
 
+#include <algorithm>
+
 namespace contraflow {
 
 Tag TagOf(const Instruction& message) {
@@ -23,8 +25,28 @@ Error OtherOrder(const std::string& rule, const std::string& self, const Instruc
 
 }  // namespace
 
-Error NoSuchRank(int rank) {
-  return Error("there is no other rank " + std::to_string(rank) + " to exchange messages with");
+void BeginPost(std::span<Transfer* const> group, int self, int ranks) {
+  const Clock::time_point posted = Clock::now();
+  for (Transfer* transfer : group) {
+    CF_ASSERT(!transfer->done);
+    const int peer = transfer->instruction.peer;
+    if (peer < 0 || peer >= ranks || peer == self) {
+      throw Error("there is no other rank " + std::to_string(peer) + " to exchange messages with");
+    }
+    transfer->start = posted;
+  }
+}
+
+void RequireHolder(std::span<const int> holders, int rank) {
+  if (std::find(holders.begin(), holders.end(), rank) != holders.end()) return;
+  throw Error("this rank holds no copy of the stage");
+}
+
+void RequireParts(const Instruction& exchange, size_t members, size_t send, size_t receive) {
+  if (send == members && receive == members) return;
+  throw Error(ToString(exchange) + ": an expert group of " + std::to_string(members) +
+              " cannot exchange " + std::to_string(send) + " and " + std::to_string(receive) +
+              " parts");
 }
 
 Error WrongMessage(const Instruction& receive, const std::string& who, const Instruction& sent) {
@@ -38,17 +60,9 @@ Error WrongSize(const Instruction& receive, size_t expected, const std::string& 
                " sent " + std::to_string(sent));
 }
 
-Error NoHolder() { return Error("this rank holds no copy of the stage"); }
-
 Error OtherCount(size_t count, const std::string& who) {
   return Error("has " + std::to_string(count) + " gradients to sum, but " + who +
                " another number");
-}
-
-Error WrongParts(const Instruction& exchange, size_t members, size_t send, size_t receive) {
-  return Error(ToString(exchange) + ": an expert group of " + std::to_string(members) +
-               " cannot exchange " + std::to_string(send) + " and " + std::to_string(receive) +
-               " parts");
 }
 
 Error WrongPart(const Instruction& exchange, size_t expected, const std::string& who,
@@ -69,6 +83,18 @@ Error OtherReduction(const std::string& self, const Instruction& here, const std
 
 bool SameExchange(const Instruction& a, const Instruction& b) {
   return a.op == b.op && a.stage == b.stage && a.layer == b.layer && a.microbatch == b.microbatch;
+}
+
+void AddShares(std::span<const std::span<const float>> shares, std::span<float> sum) {
+  float block[512];
+  for (size_t i = 0; i < sum.size(); i += std::size(block)) {
+    const size_t count = std::min(std::size(block), sum.size() - i);
+    std::copy_n(shares[0].data() + i, count, block);
+    for (const std::span<const float> share : shares.subspan(1)) {
+      for (size_t k = 0; k < count; ++k) block[k] += share[i + k];
+    }
+    std::copy_n(block, count, sum.data() + i);
+  }
 }
 
 }  // namespace contraflow

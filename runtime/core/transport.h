@@ -8,10 +8,15 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/instruction.h"
+#include "compiler/plan/timeline.h"
 
 namespace contraflow {
 
 using Clock = std::chrono::steady_clock;
+
+inline Time Nanoseconds(Clock::duration duration) {
+  return std::chrono::nanoseconds(duration).count();
+}
 
 /// One of the devices that execute a plan: replicas x members of the expert group x ranks.
 struct Device {
@@ -87,14 +92,19 @@ class Transport {
   virtual void Abort() = 0;
 };
 
-// What every transport says about messages that do not fit together. `who` is the other device.
+// What every transport checks, and says about messages that do not fit together. `who` is the other
+// device.
 
-Error NoSuchRank(int rank);
+/// Begins a Post of rank `self` of so many: sets when the transfers start. Throws Error if there is
+/// no such peer.
+void BeginPost(std::span<Transfer* const> group, int self, int ranks);
+/// Throws Error unless the rank is one of the holders in a Sum.
+void RequireHolder(std::span<const int> holders, int rank);
+/// Throws Error unless an AllToAll has a part for every member.
+void RequireParts(const Instruction& exchange, size_t members, size_t send, size_t receive);
 Error WrongMessage(const Instruction& receive, const std::string& who, const Instruction& sent);
 Error WrongSize(const Instruction& receive, size_t expected, const std::string& who, uint64_t sent);
-Error NoHolder();
 Error OtherCount(size_t count, const std::string& who);
-Error WrongParts(const Instruction& exchange, size_t members, size_t send, size_t receive);
 Error WrongPart(const Instruction& exchange, size_t expected, const std::string& who,
                 uint64_t sent);
 /// `here` and `there` are the instructions that two members of an expert group are at.
@@ -106,5 +116,14 @@ Error OtherReduction(const std::string& self, const Instruction& here, const std
 
 /// Whether two members are at the same exchange.
 bool SameExchange(const Instruction& a, const Instruction& b);
+
+/// The elements that the device `place` of `count` adds up in a Sum.
+template <typename T>
+std::span<T> ShareOf(std::span<T> values, size_t place, size_t count) {
+  const size_t begin = values.size() * place / count;
+  return values.subspan(begin, values.size() * (place + 1) / count - begin);
+}
+/// Adds up the shares of all devices in their order into `sum`, which may be one of them.
+void AddShares(std::span<const std::span<const float>> shares, std::span<float> sum);
 
 }  // namespace contraflow

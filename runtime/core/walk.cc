@@ -35,6 +35,25 @@ float LossScale(const Plan& plan) {
                  static_cast<float>(plan.expert_parallel));
 }
 
+size_t MicrobatchesOfStep(const Plan& plan) {
+  return MicrobatchPlace(plan, plan.data_parallel, 0, 0);
+}
+
+size_t MicrobatchPlace(const Plan& plan, int replica, int member, int microbatch) {
+  const int64_t device = int64_t{replica} * plan.expert_parallel + member;
+  return static_cast<size_t>(device * plan.microbatches + microbatch);
+}
+
+std::vector<int> StagesOf(const Plan& plan, int rank) {
+  std::vector<int> stages;
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (size_t s = 0; s < holders.size(); ++s) {
+    const bool holds = std::find(holders[s].begin(), holders[s].end(), rank) != holders[s].end();
+    if (holds) stages.push_back(static_cast<int>(s));
+  }
+  return stages;
+}
+
 ComponentWalk::Even::Even(const Plan& like, int layers)
     : plan(PlaceOnly(like, layers)), accesses(plan) {}
 
@@ -56,7 +75,10 @@ void ComponentWalk::AccessesOf(const Instruction& i, std::vector<Access>* access
 }
 
 SerialOrder::SerialOrder(const Plan& plan)
-    : holders_(HoldersOfStage(plan)), route_of_(RouteOfMicrobatch(plan)) {
+    : replicas_(static_cast<size_t>(plan.data_parallel)),
+      members_(static_cast<size_t>(plan.expert_parallel)),
+      holders_(HoldersOfStage(plan)),
+      route_of_(RouteOfMicrobatch(plan)) {
   // By stage and copy: what is still to be added, the next one last.
   std::vector<std::vector<std::vector<int>>> left;
   for (int s = 0; s < plan.stages; ++s) {
@@ -102,6 +124,15 @@ SerialOrder::SerialOrder(const Plan& plan)
       --stages_left[at];
     }
   }
+}
+
+size_t SerialOrder::DenseSumOf(int stage, int replica, int member, int microbatch) const {
+  const size_t device = static_cast<size_t>(replica) * members_ + static_cast<size_t>(member);
+  return device * CopiesOf(stage) + CopyOf(stage, microbatch);
+}
+
+size_t SerialOrder::ExpertSumOf(int stage, int replica, int microbatch) const {
+  return static_cast<size_t>(replica) * CopiesOf(stage) + CopyOf(stage, microbatch);
 }
 
 size_t SerialOrder::CopyOf(int stage, int microbatch) const {

@@ -13,6 +13,14 @@ namespace contraflow {
 /// The share of one micro-batch of one device in the loss of a step.
 float LossScale(const Plan& plan);
 
+/// How many micro-batches a step has over all replicas and members, and the place of one among
+/// them, and of its loss: [replica][member][micro-batch].
+size_t MicrobatchesOfStep(const Plan& plan);
+size_t MicrobatchPlace(const Plan& plan, int replica, int member, int microbatch);
+
+/// The stages that a rank holds a copy of, ascending.
+std::vector<int> StagesOf(const Plan& plan, int rank);
+
 /// What the instructions of a plan come down to: the components of its chunks, where it has chunks,
 /// and the values that components and messages touch, layer by layer.
 class ComponentWalk {
@@ -91,12 +99,22 @@ class SerialOrder {
   /// Every stage of every micro-batch once. Where all copies agree on an order, ascending for all
   /// that this library makes, that is one pass for each micro-batch; otherwise some come again.
   const std::vector<Pass>& passes() const { return passes_; }
+  /// How many sums over micro-batches there are of a stage's gradients: of what all members of an
+  /// expert group have, [replica][member][copy]; of the experts, which only one has,
+  /// [replica][copy].
+  size_t DenseSums(int stage) const { return ExpertSums(stage) * members_; }
+  size_t ExpertSums(int stage) const { return replicas_ * CopiesOf(stage); }
+  /// Which of them a micro-batch is added to.
+  size_t DenseSumOf(int stage, int replica, int member, int microbatch) const;
+  size_t ExpertSumOf(int stage, int replica, int microbatch) const;
+
+ private:
   /// Copies of a stage in a replica.
   size_t CopiesOf(int stage) const { return holders_[static_cast<size_t>(stage)].size(); }
   /// Which of them, in the order of HoldersOfStage, works on a micro-batch.
   size_t CopyOf(int stage, int microbatch) const;
 
- private:
+  const size_t replicas_, members_;
   const std::vector<std::vector<int>> holders_;
   std::vector<std::vector<size_t>> copy_of_;  // by stage and route
   const std::vector<int> route_of_;

@@ -59,14 +59,8 @@ class HostComparer {
         found_(comparison) {}
 
   void Losses(const std::vector<float>& gpu, const std::vector<float>& host) {
-    const auto micros = static_cast<size_t>(plan_.microbatches);
     for (size_t i = 0; i < gpu.size(); ++i) {
-      const auto device = static_cast<int>(i / micros);
-      const int replica = device / plan_.expert_parallel, member = device % plan_.expert_parallel;
-      Meet("loss of replica " + std::to_string(replica) +
-               (plan_.expert_parallel > 1 ? " member " + std::to_string(member) : "") +
-               ", micro-batch " + std::to_string(i % micros),
-           ErrorOf({&gpu[i], 1}, {&host[i], 1}), bound_);
+      Meet(NameOfLoss(plan_, i), ErrorOf({&gpu[i], 1}, {&host[i], 1}), bound_);
     }
   }
 

@@ -16,16 +16,14 @@ namespace {
 Model Checked(const Plan& plan, const Model& model) {
   if (plan.level != Level::kBuffer) {
     throw Error("a GPU runs plans of level buffer, this one is of level " +
-                std::string(Name(plan.level)) + "; compile it with --level buffer --model " +
-                model.name + " --device cuda");
+                std::string(Name(plan.level)) + "; compile it with `level` buffer `model` " +
+                model.name + " `device` cuda");
   }
-  const Model fitted =
-      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
-  CheckGpuModel(fitted);
+  Model fitted = FitGpuModel(model, plan.stages, plan.layers, plan.expert_parallel);
   if (plan.expert_parallel > gpu::kMaxPeers) {
     throw Error("on GPUs an expert group has at most " + std::to_string(gpu::kMaxPeers) +
                 " members, this plan's have " + std::to_string(plan.expert_parallel) +
-                "; compile it with a smaller --expert-parallel");
+                "; compile it with a smaller `expert_parallel`");
   }
   return fitted;
 }
@@ -76,12 +74,8 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
       host_output_(gpu.AllocateHost(OutputBytes(microbatches_))),
       output_(gpu.Allocate(OutputBytes(microbatches_))) {
-  const auto rank = static_cast<size_t>(device.rank);
-  PlaceValues(plan, plan.slots[rank], plan.programs[rank]);
-  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
-  for (int s = 0; s < plan.stages; ++s) {
-    const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
-    if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+  PlaceValues(plan, plan.slots[static_cast<size_t>(device.rank)], plan.program(device.rank));
+  for (const int s : StagesOf(plan, device.rank)) {
     copies_[s].stage = std::make_unique<GpuStage>(model_, products_, device.member, s, plan.stages,
                                                   seed, gpu, setup);
   }
@@ -98,8 +92,8 @@ void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
     throw Error("this plan was compiled for another model or device: value " +
                 std::string(Name(value)) + " has " + std::to_string(has) + " bytes, model \"" +
                 model_.name + "\" needs " + std::to_string(needed) +
-                " on a GPU; compile it with --model " + model_.name +
-                " --device cuda, and with the --capacity it is to run with");
+                " on a GPU; compile it with `model` " + model_.name +
+                " `device` cuda, and with the `capacity` it is to run with");
   };
   arena_bytes_ = ArenaBytes(slots);
   std::array<std::byte*, kArenaCount> arenas{};
@@ -150,7 +144,7 @@ void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
         CF_ASSERT(value == Value::input || value == Value::doutput);
         value = value == Value::input ? Value::output : Value::dinput;
       }
-      PlaceGpuValue(shape_, value, find(access), &views);
+      PlaceValue(shape_, value, find(access), &views);
     }
   }
   for (const Slot& slot : slots) {
@@ -191,44 +185,22 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
   GpuStage& stage = At(i.stage);
   const GpuViews& v = ViewsOf(i);
   const GpuLane at = LaneOf(i, stream);
-  switch (i.op) {
-    case Op::ATTN_F:
-      return stage.AttentionForward(i.layer, TokensOf(i.microbatch), dropped(), v, at);
-    case Op::ATTN_R:  // what is dropped has been counted
-      return stage.AttentionForward(i.layer, TokensOf(i.microbatch), nullptr, v, at);
-    case Op::MLP_F:
-    case Op::MLP_R:
-      return stage.ExpertsForward(i.layer, v, stream);
-    case Op::MLP_B:
-      return stage.ExpertsBackward(i.layer, v, stream);
-    case Op::MLP_W:
-      stage.ExpertsWeight(i.layer, v, stage.expert_gradients().data(), stream);
-      if (stage.HasHead(i.layer)) stage.HeadWeight(v, stage.dense_gradients().data(), at);
-      return;
-    case Op::ATTN_B:
-      return stage.AttentionBackward(i.layer, v, at);
-    case Op::ATTN_W:
-      return stage.AttentionWeight(i.layer, TokensOf(i.microbatch), v,
-                                   stage.dense_gradients().data(), at);
-    case Op::DISPATCH_F:
-    case Op::COMBINE_F:
-    case Op::DISPATCH_B:
-    case Op::COMBINE_B:
-    case Op::F:
-    case Op::B:
-    case Op::W:
-    case Op::BW:
-    case Op::FB:
-    case Op::SEND_F:
-    case Op::RECV_F:
-    case Op::SEND_B:
-    case Op::RECV_B:
-    case Op::REDUCE:
-    case Op::STEP:
-    case Op::R:
-    case Op::DISPATCH_R:
-    case Op::COMBINE_R:
-      CF_ASSERT(false && "not a component that computes");
+  if (Repeated(i.op) == Op::ATTN_F) {
+    // What is dropped again has been counted.
+    int32_t* const drops = i.op == Op::ATTN_F ? dropped() : nullptr;
+    stage.AttentionForward(i.layer, TokensOf(i.microbatch), drops, v, at);
+  } else if (Repeated(i.op) == Op::MLP_F) {
+    stage.ExpertsForward(i.layer, v, stream);
+  } else if (i.op == Op::MLP_B) {
+    stage.ExpertsBackward(i.layer, v, stream);
+  } else if (i.op == Op::MLP_W) {
+    stage.ExpertsWeight(i.layer, v, stage.expert_gradients().data(), stream);
+    if (stage.HasHead(i.layer)) stage.HeadWeight(v, stage.dense_gradients().data(), at);
+  } else if (i.op == Op::ATTN_B) {
+    stage.AttentionBackward(i.layer, v, at);
+  } else {
+    CF_ASSERT(i.op == Op::ATTN_W);
+    stage.AttentionWeight(i.layer, TokensOf(i.microbatch), v, stage.dense_gradients().data(), at);
   }
 }
 
@@ -280,8 +252,7 @@ ExchangePart GpuDevice::Exchange(const Instruction& i) {
 std::span<std::byte> GpuDevice::Message(const Instruction& i) {
   const auto found = messages_.find(KeyOf(i));
   CF_ASSERT(found != messages_.end());
-  const size_t count = static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.width);
-  return {found->second, count * sizeof(gpu::Bf16)};
+  return {found->second, shape_.activation() * sizeof(gpu::Bf16)};
 }
 
 std::span<float> GpuDevice::Gradients(int stage) { return At(stage).dense_gradients(); }

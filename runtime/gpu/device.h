@@ -22,7 +22,7 @@ namespace contraflow {
 
 /// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
 /// arenas, and where each value lies.
-class GpuDevice : public GpuBackend {
+class GpuDevice : public GpuBackend, public StageHolder {
  public:
   /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
   /// streams; matrix products are chosen for `compute_sms` SMs. Returns once all is in place;
@@ -44,13 +44,10 @@ class GpuDevice : public GpuBackend {
   void Download(gpu::Stream stream) override;
   DeviceStep Results() override;
 
-  /// This device's copy of a stage as it is now, on the host; waits for the GPU. The same object
-  /// every time. Throws Error if the device holds none.
-  Stage& StageAt(int stage);
-  /// What was changed in StageAt(stage) since holds from now on; waits for the GPU.
-  void Put(int stage);
-  /// Bytes allocated for each arena.
-  const std::array<int64_t, kArenaCount>& arena_bytes() const { return arena_bytes_; }
+  /// On the host. Both wait for the GPU.
+  Stage& StageAt(int stage) override;
+  void Put(int stage) override;
+  const std::array<int64_t, kArenaCount>& arena_bytes() const override { return arena_bytes_; }
 
  private:
   using Key = std::tuple<Op, int, int, int>;  // of an instruction: stage, layer, micro-batch

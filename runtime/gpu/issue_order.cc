@@ -18,12 +18,14 @@ namespace {
 
 /// An instruction of a rank.
 struct At {
+  static constexpr uint32_t kNone = UINT32_MAX;
+
   int32_t rank = -1;
-  int32_t index = -1;
+  uint32_t index = kNone;
 };
 
 std::string TextOf(const Plan& plan, At at) {
-  const Instruction& i = plan.program(at.rank)[static_cast<size_t>(at.index)];
+  const Instruction& i = plan.program(at.rank)[at.index];
   return "rank " + std::to_string(at.rank) + ", instruction " + std::to_string(at.index) + " (" +
          ToString(i) + ")";
 }
@@ -45,7 +47,7 @@ class ProgramOrder {
       const std::vector<At>& participants = ParticipantsOf(ready_[next]);
       visit(participants);
       for (const At at : participants) {
-        State& state = states_[static_cast<size_t>(at.rank)];
+        State& state = StateOf(at.rank);
         if (--state.left > 0) continue;
         state.begin = state.end;
         Enter(at.rank);
@@ -60,19 +62,16 @@ class ProgramOrder {
   /// Where a rank is: at instructions [begin, end), several if they are posted together, of which
   /// `left` have not met their partners.
   struct State {
-    size_t begin = 0, end = 0, left = 0;
+    uint32_t begin = 0, end = 0, left = 0;
   };
 
-  const Instruction& Of(At at) const {
-    return plan_.program(at.rank)[static_cast<size_t>(at.index)];
-  }
-  At& PartnerOf(At at) {
-    return partners_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
-  }
+  const Instruction& Of(At at) const { return plan_.program(at.rank)[at.index]; }
+  At& PartnerOf(At at) { return partners_[static_cast<size_t>(at.rank)][at.index]; }
+  State& StateOf(int32_t rank) { return states_[static_cast<size_t>(rank)]; }
+  /// Those who take part in the REDUCE of a stage.
+  std::vector<At>& HoldersOf(int32_t stage) { return reduces_[static_cast<size_t>(stage)]; }
   /// The rank has come to the instruction, or is past it.
-  bool Arrived(At at) const {
-    return static_cast<size_t>(at.index) < states_[static_cast<size_t>(at.rank)].end;
-  }
+  bool Arrived(At at) { return at.index < StateOf(at.rank).end; }
 
   /// Messages of a directed edge meet in the order of both programs.
   void PairMessages() {
@@ -87,8 +86,8 @@ class ProgramOrder {
     const auto each_message = [&](auto visit) {
       for (int32_t rank = 0; rank < plan_.ranks; ++rank) {
         const Program& program = plan_.program(rank);
-        for (size_t index = 0; index < program.size(); ++index) {
-          if (IsMessage(program[index].op)) visit(At{rank, static_cast<int32_t>(index)});
+        for (uint32_t index = 0; index < program.size(); ++index) {
+          if (IsMessage(program[index].op)) visit(At{rank, index});
         }
       }
     };
@@ -125,35 +124,36 @@ class ProgramOrder {
     reduces_.resize(holders_.size());
     arrived_.resize(holders_.size());
     for (size_t s = 0; s < holders_.size(); ++s) {
-      for (const int rank : holders_[s]) reduces_[s].push_back({rank, -1});
+      for (const int rank : holders_[s]) reduces_[s].push_back({rank});
     }
     std::vector<At> first(holders_.size());  // REDUCE of each stage
     for (int32_t rank = 0; rank < plan_.ranks; ++rank) {
       const Program& program = plan_.program(rank);
-      for (size_t index = 0; index < program.size(); ++index) {
+      for (uint32_t index = 0; index < program.size(); ++index) {
         if (WorkOf(program[index].op) != Work::kReduce) continue;
-        const At at = {rank, static_cast<int32_t>(index)};
+        const At at = {rank, index};
         const int32_t stage = program[index].stage;
         At* mine = nullptr;
         if (stage >= 0 && stage < plan_.stages) {
-          for (At& holder : reduces_[static_cast<size_t>(stage)]) {
+          for (At& holder : HoldersOf(stage)) {
             if (holder.rank == rank) mine = &holder;
           }
         }
         if (mine == nullptr) {
           throw Error(TextOf(plan_, at) + ": the rank does not hold the stage; verify the plan");
         }
-        if (mine->index >= 0) {
+        if (mine->index != At::kNone) {
           throw Error(TextOf(plan_, at) + ": a second one of the same stage; verify the plan");
         }
         *mine = at;
-        if (first[static_cast<size_t>(stage)].rank < 0) first[static_cast<size_t>(stage)] = at;
+        At& of_stage = first[static_cast<size_t>(stage)];
+        if (of_stage.rank < 0) of_stage = at;
       }
     }
     for (size_t s = 0; s < holders_.size(); ++s) {
       if (first[s].rank < 0) continue;
       for (const At holder : reduces_[s]) {
-        if (holder.index >= 0) continue;
+        if (holder.index != At::kNone) continue;
         throw Error(TextOf(plan_, first[s]) + ": rank " + std::to_string(holder.rank) +
                     " holds the stage too, and has no such instruction; verify the plan");
       }
@@ -162,7 +162,7 @@ class ProgramOrder {
 
   const std::vector<At>& ParticipantsOf(At at) {
     const Work work = WorkOf(Of(at).op);
-    if (work == Work::kReduce) return reduces_[static_cast<size_t>(Of(at).stage)];
+    if (work == Work::kReduce) return HoldersOf(Of(at).stage);
     one_.assign(1, at);
     if (work == Work::kSend) one_.push_back(PartnerOf(at));
     return one_;
@@ -171,12 +171,12 @@ class ProgramOrder {
   /// The rank has come to its next instructions: what waited for it alone is ready.
   void Enter(int32_t rank) {
     const Program& program = plan_.program(rank);
-    State& state = states_[static_cast<size_t>(rank)];
+    State& state = StateOf(rank);
     if (state.begin == program.size()) return;
-    state.end = GroupEnd(program, state.begin);
+    state.end = static_cast<uint32_t>(GroupEnd(program, state.begin));
     state.left = state.end - state.begin;
-    for (size_t index = state.begin; index < state.end; ++index) {
-      const At at = {rank, static_cast<int32_t>(index)};
+    for (uint32_t index = state.begin; index < state.end; ++index) {
+      const At at = {rank, index};
       const Instruction& i = program[index];
       if (IsMessage(i.op)) {
         const At partner = PartnerOf(at);
@@ -193,14 +193,14 @@ class ProgramOrder {
   /// What one rank waits for, where there is nothing that could go on: where it is, and where the
   /// other will be.
   std::pair<At, At> Wait(int32_t rank) {
-    const State& state = states_[static_cast<size_t>(rank)];
-    for (size_t index = state.begin; index < state.end; ++index) {
-      const At at = {rank, static_cast<int32_t>(index)};
+    const State& state = StateOf(rank);
+    for (uint32_t index = state.begin; index < state.end; ++index) {
+      const At at = {rank, index};
       if (IsMessage(Of(at).op)) {
         if (!Arrived(PartnerOf(at))) return {at, PartnerOf(at)};
         continue;
       }
-      for (const At other : reduces_[static_cast<size_t>(Of(at).stage)]) {
+      for (const At other : HoldersOf(Of(at).stage)) {
         if (!Arrived(other)) return {at, other};
       }
     }
@@ -278,11 +278,10 @@ size_t GroupEnd(const Program& program, size_t first) {
 
 IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
   std::vector<std::vector<Present>> here(plan.programs.size());
-  for (size_t d = 0; d < devices.size(); ++d) {
+  for (uint32_t d = 0; d < devices.size(); ++d) {
     const Device& device = devices[d];
     CF_ASSERT(device.rank >= 0 && device.rank < plan.ranks);
-    here[static_cast<size_t>(device.rank)].push_back(
-        {device.replica, device.member, 0, {static_cast<int32_t>(d), 0}});
+    here[static_cast<size_t>(device.rank)].push_back({device.replica, device.member, 0, {d, 0}});
   }
   std::vector<Present> present;
   const auto visit = [&](const std::vector<At>& participants) {
@@ -300,7 +299,7 @@ IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
       return std::tie(a.replica, a.member, a.order) < std::tie(b.replica, b.member, b.order);
     });
     const At first = participants.front();
-    const Work work = WorkOf(plan.program(first.rank)[static_cast<size_t>(first.index)].op);
+    const Work work = WorkOf(plan.program(first.rank)[first.index].op);
     for (size_t p = 0; p < present.size(); ++p) {
       if (p > 0 && !Together(work, present[p - 1], present[p])) begins_.push_back(places_.size());
       places_.push_back(present[p].place);
@@ -313,7 +312,7 @@ IssueOrder::IssueOrder(const Plan& plan, std::span<const Device> devices) {
   if (one_rank && plan.ranks > 1 && !devices.empty()) {
     const int32_t rank = devices[0].rank;
     const size_t size = plan.program(rank).size();
-    for (size_t index = 0; index < size; ++index) visit({{rank, static_cast<int32_t>(index)}});
+    for (uint32_t index = 0; index < size; ++index) visit({{rank, index}});
     return;
   }
   ProgramOrder(plan).Walk(visit);
@@ -349,9 +348,9 @@ void CheckWait(const Program& program, int rank, size_t index, int32_t on, size_
 
 GpuLanes::GpuLanes(const Plan& plan, Device device, Gpu& gpu, int partition, int sms) {
   const Program& program = plan.program(device.rank);
-  std::map<LaneKey, int32_t> numbers;
+  std::map<LaneKey, uint32_t> numbers;
   const auto number = [&](LaneKey key) {
-    const auto [at, is_new] = numbers.emplace(key, static_cast<int32_t>(streams_.size()));
+    const auto [at, is_new] = numbers.emplace(key, static_cast<uint32_t>(streams_.size()));
     if (is_new) {
       const Priority priority = key.first == Lane::kCompute ? Priority::kNormal : Priority::kHigh;
       streams_.push_back(gpu.NewStream(partition, priority, NameOf(device, key)));

@@ -14,8 +14,8 @@ namespace contraflow {
 
 /// An instruction of one of the devices that a process has.
 struct IssuePlace {
-  int32_t device;  ///< index into those devices
-  int32_t index;   ///< into the program of its rank
+  uint32_t device;  ///< index into those devices
+  uint32_t index;   ///< into the program of its rank
 
   bool operator==(const IssuePlace&) const = default;
 };
@@ -66,7 +66,7 @@ class GpuLanes {
   /// By lane.
   const std::vector<gpu::Stream>& streams() const { return streams_; }
   /// The lane of an instruction.
-  size_t LaneAt(size_t index) const { return static_cast<size_t>(lanes_[index]); }
+  size_t LaneAt(size_t index) const { return lanes_[index]; }
   gpu::Stream StreamAt(size_t index) const { return streams_[LaneAt(index)]; }
   /// What stands for the end of an instruction that another lane waits for; null: none does.
   GpuEvent* EventAt(size_t index) const { return events_[index]; }
@@ -78,7 +78,7 @@ class GpuLanes {
 
  private:
   std::vector<gpu::Stream> streams_;
-  std::vector<int32_t> lanes_;       // by instruction
+  std::vector<uint32_t> lanes_;      // by instruction
   std::vector<GpuEvent*> events_;    // by instruction
   std::vector<size_t> waits_begin_;  // by instruction, and the end
   std::vector<int32_t> waits_;

@@ -102,13 +102,11 @@ std::vector<Span> GpuIssuer::SpansOf(size_t device) const {
     const bool together = IsMessage(i.op) || WorkOf(i.op) == Work::kReduce;
     uint64_t last = 0;
     for (const IssuePlace place : places) {
-      last = std::max(
-          last, stamps_[static_cast<size_t>(place.device)].begin(static_cast<size_t>(place.index)));
+      last = std::max(last, stamps_[place.device].begin(place.index));
     }
     for (const IssuePlace place : places) {
-      const auto index = static_cast<size_t>(place.index);
-      if (static_cast<size_t>(place.device) != device) continue;
-      begins[index] = together ? last : stamps_[device].begin(index);
+      if (place.device != device) continue;
+      begins[place.index] = together ? last : stamps_[device].begin(place.index);
     }
   }
   std::vector<Span> spans;
@@ -191,10 +189,9 @@ void GpuIssuer::IssueUnit(size_t first, size_t end) {
 void GpuIssuer::Meet(size_t point) {
   participants_.clear();
   for (const IssuePlace place : order_[point]) {
-    const IssuedDevice& device = devices_[static_cast<size_t>(place.device)];
+    const IssuedDevice& device = devices_[place.device];
     participants_.push_back({device.device, &InstructionAt(place),
-                             device.lanes->StreamAt(static_cast<size_t>(place.index)),
-                             device.backend});
+                             device.lanes->StreamAt(place.index), device.backend});
   }
   const Participant& first = participants_[0];
   switch (WorkOf(first.instruction->op)) {
@@ -219,11 +216,11 @@ void GpuIssuer::Meet(size_t point) {
     case Work::kCompute:
       break;
   }
-  throw Error("chunks that have no components cannot run on a GPU; compile the plan with --model");
+  throw Error("chunks that have no components cannot run on a GPU; compile the plan with `model`");
 }
 
 void GpuIssuer::BeginInstruction(IssuePlace place) {
-  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const auto [device, index] = place;
   const GpuLanes& lanes = *devices_[device].lanes;
   if (!options_.graph) KeepPace(place);
   const gpu::Stream stream = lanes.StreamAt(index);
@@ -234,7 +231,7 @@ void GpuIssuer::BeginInstruction(IssuePlace place) {
 }
 
 void GpuIssuer::EndInstruction(IssuePlace place) {
-  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const auto [device, index] = place;
   const GpuLanes& lanes = *devices_[device].lanes;
   const gpu::Stream stream = lanes.StreamAt(index);
   if (options_.stamps) stamps_[device].End(index, stream);
@@ -243,7 +240,7 @@ void GpuIssuer::EndInstruction(IssuePlace place) {
 
 /// Halves of what the host may be ahead end with an event; the half before last must be over.
 void GpuIssuer::KeepPace(IssuePlace place) {
-  const auto device = static_cast<size_t>(place.device), index = static_cast<size_t>(place.index);
+  const auto [device, index] = place;
   const GpuLanes& lanes = *devices_[device].lanes;
   Pace& pace = paces_[device][lanes.LaneAt(index)];
   const int64_t half = options_.run_ahead / 2;
@@ -269,16 +266,15 @@ void GpuIssuer::Await(GpuEvent* event) {
 }
 
 const Instruction& GpuIssuer::InstructionAt(IssuePlace place) const {
-  const int rank = devices_[static_cast<size_t>(place.device)].device.rank;
-  return plan_.program(rank)[static_cast<size_t>(place.index)];
+  const int rank = devices_[place.device].device.rank;
+  return plan_.program(rank)[place.index];
 }
 
 std::string GpuIssuer::Place() const {
   if (at_ >= order_.size()) return "";
   const IssuePlace place = order_[at_][0];
-  return "rank " + std::to_string(devices_[static_cast<size_t>(place.device)].device.rank) +
-         ", instruction " + std::to_string(place.index) + " (" + ToString(InstructionAt(place)) +
-         "): ";
+  return "rank " + std::to_string(devices_[place.device].device.rank) + ", instruction " +
+         std::to_string(place.index) + " (" + ToString(InstructionAt(place)) + "): ";
 }
 
 }  // namespace contraflow

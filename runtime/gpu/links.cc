@@ -21,6 +21,16 @@ void CheckCount(size_t count, const std::string& what) {
 
 }  // namespace
 
+void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers& peers, int self,
+          int ctas) {
+  if (part.to_experts) {
+    gpu::PullToExperts(stream, peers, self, part.width, part.capacity, part.most_rows, part.first,
+                       part.received, part.overflow, ctas);
+  } else {
+    gpu::PullToTokens(stream, peers, self, part.width, part.sent_rows, ctas);
+  }
+}
+
 VirtualLinks::VirtualLinks(const Plan& plan, const SmBudget& budget, Gpu& gpu,
                            std::span<const gpu::Stream> streams)
     : budget_(budget), gpu_(gpu) {
@@ -63,15 +73,8 @@ void VirtualLinks::Exchange(std::span<const Participant> members) {
   peers.local_experts = parts_[0].local_experts;
   Join(members);
   for (size_t m = 0; m < members.size(); ++m) {
-    const ExchangePart& part = parts_[m];
     const gpu::Stream stream = members[m].stream;
-    const int self = static_cast<int>(m);
-    if (part.to_experts) {
-      gpu::PullToExperts(stream, peers, self, part.width, part.capacity, part.most_rows, part.first,
-                         part.received, part.overflow, ExpertCtas(stream));
-    } else {
-      gpu::PullToTokens(stream, peers, self, part.width, part.sent_rows, ExpertCtas(stream));
-    }
+    Pull(stream, parts_[m], peers, static_cast<int>(m), ExpertCtas(stream));
   }
   // What others read of a member stays as it is until they have.
   Join(members);

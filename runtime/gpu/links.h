@@ -27,6 +27,10 @@ struct ExchangePart {
   int local_experts, width, capacity, most_rows, sent_rows;
 };
 
+/// Gives a stream the pull of member `self` of an expert group, whose part that is.
+void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers& peers, int self,
+          int ctas);
+
 /// What the instructions of one device are on a GPU: work that is given to a stream, and the memory
 /// that messages and exchanges move. Everything but Upload and Results may be captured once and
 /// replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by the

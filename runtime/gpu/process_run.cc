@@ -82,11 +82,6 @@ struct GpuProcessRun::Impl {
     if (!closed) links->Abort();
   }
 
-  GpuDevice& At(Device device) {
-    CF_ASSERT(device == devices[0]);
-    return *backend;
-  }
-
   const Plan& plan;
   const Model& model;
   const Dataset& dataset;
@@ -127,31 +122,17 @@ StepResult GpuProcessRun::Step(int step) {
   impl_->progress.Enter(step, Progress::kEnd);
   DeviceStep here = impl_->backend->Results();
   here.spans = impl_->issuer->SpansOf(0);
-  const std::vector<std::string> all = control.Gather(WriteDeviceStep(here));
-  const Time duration =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  if (all.empty()) {
-    StepResult result;
-    result.duration = duration;
-    return result;
-  }
-  std::vector<DeviceStep> steps(all.size());
-  for (size_t process = 0; process < all.size(); ++process) {
-    const Device device = impl_->order.DeviceOf(static_cast<int>(process));
-    steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
-  }
+  std::vector<DeviceStep> steps = GatherSteps(plan, impl_->order, control, here);
+  const Time duration = Nanoseconds(Clock::now() - start);
   JoinSpans(plan, &steps);
   return JoinDevices(plan, steps, duration);
 }
 
 const std::vector<Device>& GpuProcessRun::devices() const { return impl_->devices; }
 
-Stage& GpuProcessRun::StageAt(Device device, int stage) { return impl_->At(device).StageAt(stage); }
-
-void GpuProcessRun::Put(Device device, int stage) { impl_->At(device).Put(stage); }
-
-const std::array<int64_t, kArenaCount>& GpuProcessRun::ArenasAt(Device device) {
-  return impl_->At(device).arena_bytes();
+StageHolder& GpuProcessRun::At(Device device) {
+  CF_ASSERT(device == impl_->devices[0]);
+  return *impl_->backend;
 }
 
 std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {

@@ -34,9 +34,7 @@ class GpuProcessRun : public Run {
   /// All processes begin together, as their measured times count from there.
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override;
-  Stage& StageAt(Device device, int stage) override;
-  void Put(Device device, int stage) override;
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  StageHolder& At(Device device) override;
 
   /// A run without a pipeline beside it on the same GPU, for as many SMs.
   std::unique_ptr<GpuSerialRun> NewSerialRun();

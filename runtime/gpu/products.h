@@ -29,7 +29,7 @@ class GpuProducts {
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
-  /// For `compute_sms` SMs; of a model that is checked (CheckGpuModel). Returns once all is in
+  /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Returns once all is in
   /// place.
   GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
 

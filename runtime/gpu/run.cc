@@ -20,23 +20,13 @@ namespace {
 
 /// The plan, if it says all that a GPU needs.
 const Plan& CheckForGpu(const Plan& plan) {
-  const std::string remedy = "; compile it with --level buffer --device cuda --model MODEL";
+  const std::string remedy = "; compile it with `level` buffer `device` cuda `model` MODEL";
   if (plan.level != Level::kBuffer) {
     throw Error("a plan of level " + std::string(Name(plan.level)) + " does not run on a GPU" +
                 remedy);
   }
   if (plan.layers == 0) throw Error("a plan without components does not run on a GPU" + remedy);
   return plan;
-}
-
-std::vector<Device> AllDevices(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int replica = 0; replica < plan.data_parallel; ++replica) {
-    for (int member = 0; member < plan.expert_parallel; ++member) {
-      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
-    }
-  }
-  return devices;
 }
 
 SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
@@ -82,8 +72,6 @@ struct GpuRun::Impl {
     watch = std::make_unique<HangWatch>(plan, std::move(watched), gpu, options.timeout);
   }
 
-  GpuDevice& At(Device device) { return *backends[DeviceNumber(plan, device)]; }
-
   const Plan& plan;
   Gpu& gpu;
   const SmBudget budget;
@@ -105,8 +93,7 @@ StepResult GpuRun::Step(int step) {
   const Clock::time_point start = Clock::now();
   if (impl_->watch != nullptr) impl_->watch->Begin(step);
   impl_->issuer->Step(step);
-  const auto duration =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  const Time duration = Nanoseconds(Clock::now() - start);
   std::vector<DeviceStep> steps;
   for (size_t d = 0; d < impl_->devices.size(); ++d) {
     steps.push_back(impl_->backends[d]->Results());
@@ -117,12 +104,8 @@ StepResult GpuRun::Step(int step) {
 
 const std::vector<Device>& GpuRun::devices() const { return impl_->devices; }
 
-Stage& GpuRun::StageAt(Device device, int stage) { return impl_->At(device).StageAt(stage); }
-
-void GpuRun::Put(Device device, int stage) { impl_->At(device).Put(stage); }
-
-const std::array<int64_t, kArenaCount>& GpuRun::ArenasAt(Device device) {
-  return impl_->At(device).arena_bytes();
+StageHolder& GpuRun::At(Device device) {
+  return *impl_->backends[DeviceNumber(impl_->plan, device)];
 }
 
 }  // namespace contraflow

@@ -39,9 +39,7 @@ class GpuRun : public Run {
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override;
-  Stage& StageAt(Device device, int stage) override;
-  void Put(Device device, int stage) override;
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
+  StageHolder& At(Device device) override;
 
  private:
   struct Impl;

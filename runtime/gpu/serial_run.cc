@@ -24,6 +24,8 @@ struct WholeLayer {
   int stage, layer;
   GpuViews experts;               ///< what the experts do for all members at once
   std::vector<GpuViews> members;  ///< what the members do alone
+
+  const GpuViews& MemberAt(int member) const { return members[static_cast<size_t>(member)]; }
 };
 
 constexpr Value kOfMember[] = {
@@ -38,7 +40,7 @@ size_t Place(const LayerShape& shape, std::span<const int> layers, std::byte* at
              std::vector<WholeLayer>* all) {
   int64_t bytes = 0;
   const auto place = [&](Value value, GpuViews* views) {
-    bytes += PlaceGpuValue(shape, value, at == nullptr ? nullptr : at + bytes, views);
+    bytes += PlaceValue(shape, value, at == nullptr ? nullptr : at + bytes, views);
   };
   for (size_t s = 0; s < layers.size(); ++s) {
     for (int layer = 0; layer < layers[s]; ++layer) {
@@ -73,13 +75,6 @@ std::vector<WholeLayer> PlaceWholeLayers(const LayerShape& shape, std::span<cons
   return placed;
 }
 
-Model Checked(const Plan& plan, const Model& model) {
-  const Model fitted =
-      FitModel(model, plan.stages, plan.layers, plan.expert_parallel, Hardware::kGpus);
-  CheckGpuModel(fitted);
-  return fitted;
-}
-
 }  // namespace
 
 struct GpuSerialRun::Impl {
@@ -101,10 +96,6 @@ struct GpuSerialRun::Impl {
   void AddUp(const std::vector<std::span<float>>& copies);
 
   GpuStage& At(int stage) { return *stages[static_cast<size_t>(stage)]; }
-  /// Of a micro-batch of a member.
-  size_t PlaceOf(int replica, int member, int microbatch) const {
-    return static_cast<size_t>((replica * members + member) * plan.microbatches + microbatch);
-  }
   const int32_t* TokensOf(size_t place) const {
     return reinterpret_cast<const int32_t*>(input) + place * static_cast<size_t>(shape.tokens);
   }
@@ -138,9 +129,8 @@ struct GpuSerialRun::Impl {
   std::vector<std::unique_ptr<GpuStage>> stages;
   std::vector<std::unique_ptr<Stage>> mirrors;  // once they were asked for
   std::vector<WholeLayer> layers;               // of all stages
-  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * copies + copy]
-  // and, for the experts, [stage][replica * copies + copy]. The first of each is the gradient of
-  // the stage, the others lie behind each other in `sums`.
+  // Sums over micro-batches, by stage (SerialOrder). The first of each is the gradient of the
+  // stage, the others lie behind each other in `sums`.
   std::vector<std::vector<std::span<float>>> dense, experts;
   float* sums = nullptr;
   size_t sums_size = 0;
@@ -153,12 +143,11 @@ struct GpuSerialRun::Impl {
 GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset,
                          uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms)
     : plan(the_plan),
-      model(Checked(the_plan, the_model)),
+      model(FitGpuModel(the_model, plan.stages, plan.layers, plan.expert_parallel)),
       dataset(the_dataset),
       seed(the_seed),
       members(plan.expert_parallel),
-      micros(static_cast<size_t>(plan.data_parallel) * static_cast<size_t>(members) *
-             static_cast<size_t>(plan.microbatches)),
+      micros(MicrobatchesOfStep(plan)),
       shape(model, members, model.experts),
       gpu(the_gpu),
       stream(the_stream),
@@ -184,10 +173,8 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
 }
 
 void GpuSerialRun::Impl::PlaceSums() {
-  const auto replicas = static_cast<size_t>(plan.data_parallel);
-  const auto copies_of = [&](int s) { return replicas * order.CopiesOf(s); };
   for (int s = 0; s < plan.stages; ++s) {
-    const size_t copies = copies_of(s), dense_copies = copies * static_cast<size_t>(members);
+    const size_t copies = order.ExpertSums(s), dense_copies = order.DenseSums(s);
     if (dense_copies > static_cast<size_t>(gpu::kMaxPeers)) {
       throw Error("on GPUs a stage has at most " + std::to_string(gpu::kMaxPeers) +
                   " copies, this plan has " + std::to_string(dense_copies) + " of stage " +
@@ -204,8 +191,8 @@ void GpuSerialRun::Impl::PlaceSums() {
     return parts;
   };
   for (int s = 0; s < plan.stages; ++s) {
-    dense.push_back(add(At(s).dense_gradients(), copies_of(s) * static_cast<size_t>(members)));
-    experts.push_back(add(At(s).expert_gradients(), copies_of(s)));
+    dense.push_back(add(At(s).dense_gradients(), order.DenseSums(s)));
+    experts.push_back(add(At(s).expert_gradients(), order.ExpertSums(s)));
   }
 }
 
@@ -218,7 +205,7 @@ void GpuSerialRun::Impl::Upload(int step) {
       for (int m = 0; m < plan.microbatches; ++m) {
         DrawMicroBatch(dataset, model, seed, step, d * members + e, m, &micro);
         CF_ASSERT(micro.tokens.size() == tokens && micro.targets.size() == tokens);
-        const size_t place = PlaceOf(d, e, m);
+        const size_t place = MicrobatchPlace(plan, d, e, m);
         std::copy(micro.tokens.begin(), micro.tokens.end(), all + place * tokens);
         std::copy(micro.targets.begin(), micro.targets.end(), all + (micros + place) * tokens);
       }
@@ -259,8 +246,8 @@ void GpuSerialRun::Impl::ToTokens(const WholeLayer& at, int member, gpu::Bf16* G
 void GpuSerialRun::Impl::Forward(const WholeLayer& at, int replica, int microbatch, bool again) {
   const GpuStage& stage = At(at.stage);
   for (int e = 0; e < members; ++e) {
-    const size_t place = PlaceOf(replica, e, microbatch);
-    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    const size_t place = MicrobatchPlace(plan, replica, e, microbatch);
+    const GpuViews& v = at.MemberAt(e);
     stage.AttentionForward(at.layer, TokensOf(place), again ? nullptr : counts(), v, lane);
     gpu.CopyToHost(stream, ChoiceAt(static_cast<size_t>(&at - layers.data()), place), v.expert,
                    choice_size() * sizeof(int32_t));
@@ -268,10 +255,10 @@ void GpuSerialRun::Impl::Forward(const WholeLayer& at, int replica, int microbat
   ToExperts(at, &GpuViews::dispatched, &GpuViews::rows, true);
   stage.ExpertsForward(at.layer, at.experts, stream);
   for (int e = 0; e < members; ++e) {
-    const size_t place = PlaceOf(replica, e, microbatch);
+    const size_t place = MicrobatchPlace(plan, replica, e, microbatch);
     ToTokens(at, e, &GpuViews::combined, &GpuViews::expert_out);
     stage.CombineForward(at.layer, TargetsOf(place), LossScale(plan), losses() + place,
-                         at.members[static_cast<size_t>(e)], lane);
+                         at.MemberAt(e), lane);
   }
 }
 
@@ -281,7 +268,7 @@ void GpuSerialRun::Impl::BackwardInput(const WholeLayer& at) {
   ToExperts(at, &GpuViews::dcombined, &GpuViews::drows, false);
   stage.ExpertsBackward(at.layer, at.experts, stream);
   for (int e = 0; e < members; ++e) {
-    const GpuViews& v = at.members[static_cast<size_t>(e)];
+    const GpuViews& v = at.MemberAt(e);
     ToTokens(at, e, &GpuViews::ddispatched, &GpuViews::dsorted);
     stage.DispatchBackward(v, stream);
     stage.AttentionBackward(at.layer, v, lane);
@@ -292,15 +279,14 @@ void GpuSerialRun::Impl::BackwardInput(const WholeLayer& at) {
 void GpuSerialRun::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
   const GpuStage& stage = At(at.stage);
   const auto s = static_cast<size_t>(at.stage);
-  const size_t copies = order.CopiesOf(at.stage), copy = order.CopyOf(at.stage, microbatch);
-  stage.ExpertsWeight(at.layer, at.experts,
-                      experts[s][static_cast<size_t>(replica) * copies + copy].data(), stream);
+  const size_t of_experts = order.ExpertSumOf(at.stage, replica, microbatch);
+  stage.ExpertsWeight(at.layer, at.experts, experts[s][of_experts].data(), stream);
   for (int e = 0; e < members; ++e) {
-    const GpuViews& v = at.members[static_cast<size_t>(e)];
-    const auto device = static_cast<size_t>(replica * members + e);
-    float* const sum = dense[s][device * copies + copy].data();
+    const GpuViews& v = at.MemberAt(e);
+    float* const sum = dense[s][order.DenseSumOf(at.stage, replica, e, microbatch)].data();
     if (stage.HasHead(at.layer)) stage.HeadWeight(v, sum, lane);
-    stage.AttentionWeight(at.layer, TokensOf(PlaceOf(replica, e, microbatch)), v, sum, lane);
+    stage.AttentionWeight(at.layer, TokensOf(MicrobatchPlace(plan, replica, e, microbatch)), v, sum,
+                          lane);
   }
 }
 
@@ -372,7 +358,7 @@ const int32_t* GpuSerialRun::ChoiceAt(int stage, int layer, int replica, int mem
   });
   CF_ASSERT(at != all.layers.end());
   return all.ChoiceAt(static_cast<size_t>(at - all.layers.begin()),
-                      all.PlaceOf(replica, member, microbatch));
+                      MicrobatchPlace(all.plan, replica, member, microbatch));
 }
 
 int GpuSerialRun::LayersOf(int stage) const {

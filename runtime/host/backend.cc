@@ -9,47 +9,47 @@ namespace contraflow {
 
 Exchange::Exchange(const LayerShape& shape, Transport& transport)
     : shape_(shape),
+      members_(static_cast<size_t>(shape.members)),
+      owned_(static_cast<size_t>(shape.local_experts)),
       transport_(transport),
-      of_tokens_(static_cast<size_t>(shape.members)),
-      of_experts_(static_cast<size_t>(shape.members)),
+      of_tokens_(members_),
+      of_experts_(members_),
       counts_(static_cast<size_t>(shape.experts)),
-      send_(static_cast<size_t>(shape.members)),
-      receive_(static_cast<size_t>(shape.members)) {}
+      send_(members_),
+      receive_(members_) {}
 
 void Exchange::Dispatch(const Instruction& i, const LayerViews<float>& v) {
   Count(i, v);
-  ToExperts(i, v, v.dispatched, v.rows);
+  Move(i, v, Way::kToExperts, v.dispatched, v.rows);
 }
 
 void Exchange::Combine(const Instruction& i, const LayerViews<float>& v) {
-  ToTokens(i, v, v.expert_out, v.combined);
+  Move(i, v, Way::kToTokens, v.combined, v.expert_out);
 }
 
 void Exchange::CombineBackward(const Instruction& i, const LayerViews<float>& v) {
-  ToExperts(i, v, v.dcombined, v.drows);
+  Move(i, v, Way::kToExperts, v.dcombined, v.drows);
 }
 
 void Exchange::DispatchBackward(const Instruction& i, const LayerViews<float>& v) {
-  ToTokens(i, v, v.dsorted, v.ddispatched);
+  Move(i, v, Way::kToTokens, v.ddispatched, v.dsorted);
 }
 
 void Exchange::Count(const Instruction& i, const LayerViews<float>& v) {
-  const auto members = static_cast<size_t>(shape_.members);
-  const auto local = static_cast<size_t>(shape_.local_experts);
   if (shape_.capacity > 0) {
-    std::fill_n(v.received, members * local, shape_.capacity);
+    std::fill_n(v.received, members_ * owned_, shape_.capacity);
   } else {
     for (size_t e = 0; e < counts_.size(); ++e) counts_[e] = v.sent[e + 1] - v.sent[e];
-    for (size_t m = 0; m < members; ++m) {
-      send_[m] = std::as_bytes(std::span(counts_).subspan(m * local, local));
-      receive_[m] = std::as_writable_bytes(std::span(v.received + m * local, local));
+    for (size_t m = 0; m < members_; ++m) {
+      send_[m] = std::as_bytes(std::span(counts_).subspan(m * owned_, owned_));
+      receive_[m] = std::as_writable_bytes(std::span(v.received + m * owned_, owned_));
     }
     Swap(i);
   }
   v.first[0] = 0;
-  for (size_t e = 0; e < local; ++e) {
+  for (size_t e = 0; e < owned_; ++e) {
     v.first[e + 1] = v.first[e];
-    for (size_t m = 0; m < members; ++m) v.first[e + 1] += v.received[m * local + e];
+    for (size_t m = 0; m < members_; ++m) v.first[e + 1] += v.received[m * owned_ + e];
   }
 }
 
@@ -59,46 +59,31 @@ void Exchange::Swap(const Instruction& i) {
 }
 
 /// The parts for the expert `local` of every member.
-void Exchange::FindParts(const LayerViews<float>& v, int local, float* tokens, float* experts) {
-  const auto width = static_cast<size_t>(shape_.width);
-  const auto owned = static_cast<size_t>(shape_.local_experts), l = static_cast<size_t>(local);
-  auto row = static_cast<size_t>(v.first[l]);
-  for (size_t m = 0; m < of_tokens_.size(); ++m) {
-    const size_t expert = m * owned + l;
-    const auto begin = static_cast<size_t>(v.sent[expert]);
-    const auto end = static_cast<size_t>(v.sent[expert + 1]);
-    of_tokens_[m] = std::span(tokens + begin * width, (end - begin) * width);
-    const auto count = static_cast<size_t>(v.received[expert]);
-    of_experts_[m] = std::span(experts + row * width, count * width);
-    row += count;
+void Exchange::FindParts(const LayerViews<float>& v, size_t local, float* tokens, float* experts) {
+  const ptrdiff_t width = shape_.width;
+  float* row = experts + v.first[local] * width;
+  for (size_t m = 0; m < members_; ++m) {
+    const size_t expert = m * owned_ + local;
+    of_tokens_[m] = {tokens + v.sent[expert] * width, tokens + v.sent[expert + 1] * width};
+    of_experts_[m] = {row, row + v.received[expert] * width};
+    row = of_experts_[m].data() + of_experts_[m].size();
   }
 }
 
-void Exchange::ToExperts(const Instruction& i, const LayerViews<float>& v, float* tokens,
-                         float* experts) {
-  for (int local = 0; local < shape_.local_experts; ++local) {
+void Exchange::Move(const Instruction& i, const LayerViews<float>& v, Way way, float* tokens,
+                    float* experts) {
+  const bool to_experts = way == Way::kToExperts;
+  const auto &from = to_experts ? of_tokens_ : of_experts_,
+             &to = to_experts ? of_experts_ : of_tokens_;
+  for (size_t local = 0; local < owned_; ++local) {
     FindParts(v, local, tokens, experts);
-    std::transform(of_tokens_.begin(), of_tokens_.end(), send_.begin(),
-                   [](std::span<float> part) { return std::as_bytes(part); });
-    std::transform(of_experts_.begin(), of_experts_.end(), receive_.begin(),
-                   [](std::span<float> part) { return std::as_writable_bytes(part); });
+    for (size_t m = 0; m < members_; ++m) {
+      send_[m] = std::as_bytes(from[m]);
+      receive_[m] = std::as_writable_bytes(to[m]);
+    }
     Swap(i);
   }
 }
-
-void Exchange::ToTokens(const Instruction& i, const LayerViews<float>& v, float* experts,
-                        float* tokens) {
-  for (int local = 0; local < shape_.local_experts; ++local) {
-    FindParts(v, local, tokens, experts);
-    std::transform(of_experts_.begin(), of_experts_.end(), send_.begin(),
-                   [](std::span<float> part) { return std::as_bytes(part); });
-    std::transform(of_tokens_.begin(), of_tokens_.end(), receive_.begin(),
-                   [](std::span<float> part) { return std::as_writable_bytes(part); });
-    Swap(i);
-  }
-}
-
-namespace {}  // namespace
 
 HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& dataset,
                          uint64_t seed, Device device, Transport& transport, bool fill)
@@ -112,13 +97,11 @@ HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& da
       walk_(plan, model_),
       values_(BytesOfValues<float>(shape_), fill),
       exchange_(shape_, transport) {
-  const auto rank = static_cast<size_t>(device.rank);
-  CountUses(plan.programs[rank]);
-  if (plan.level == Level::kBuffer) values_.Place(plan.slots[rank], model_.name);
-  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
-  for (int s = 0; s < plan.stages; ++s) {
-    const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
-    if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+  CountUses(plan.program(device.rank));
+  if (plan.level == Level::kBuffer) {
+    values_.Place(plan.slots[static_cast<size_t>(device.rank)], model_.name);
+  }
+  for (const int s : StagesOf(plan, device.rank)) {
     copies_[s] = std::make_unique<Stage>(model_, shape_, device.member, s, plan.stages, seed);
   }
 }
@@ -191,70 +174,41 @@ void HostBackend::Run(const Instruction& i) {
                 " layers; verify the plan");
   }
   const LayerViews<float> v = Touch(i);
-  switch (i.op) {
-    case Op::ATTN_F:
-      dropped_ += stage.AttentionForward(layer, Draw(i), v);
-      break;
-    case Op::ATTN_R:
-      stage.AttentionForward(layer, Draw(i), v);
-      break;
-    case Op::DISPATCH_F:
-    case Op::DISPATCH_R:
-      exchange_.Dispatch(i, v);
-      break;
-    case Op::MLP_F:
-    case Op::MLP_R:
-      stage.ExpertsForward(layer, v);
-      break;
-    case Op::COMBINE_R:
-      exchange_.Combine(i, v);
-      // What the next stage was sent is not made again.
-      if (v.z != nullptr) stage.CombineForward(layer, Draw(i), v);
-      break;
-    case Op::COMBINE_F: {
-      exchange_.Combine(i, v);
-      const float loss = stage.CombineForward(layer, Draw(i), v);
-      if (!stage.HasHead(layer)) break;
+  if (i.op == Op::ATTN_F) {
+    dropped_ += stage.AttentionForward(layer, Draw(i), v);
+  } else if (i.op == Op::ATTN_R) {
+    stage.AttentionForward(layer, Draw(i), v);
+  } else if (Repeated(i.op) == Op::DISPATCH_F) {
+    exchange_.Dispatch(i, v);
+  } else if (Repeated(i.op) == Op::MLP_F) {
+    stage.ExpertsForward(layer, v);
+  } else if (Repeated(i.op) == Op::COMBINE_F) {
+    exchange_.Combine(i, v);
+    // What the next stage was sent is not made again.
+    if (i.op == Op::COMBINE_R && v.z == nullptr) return Leave();
+    const float loss = stage.CombineForward(layer, Draw(i), v);
+    if (i.op == Op::COMBINE_F && stage.HasHead(layer)) {
       auto node = no_losses_.extract(i.microbatch);
       CF_ASSERT(!node.empty());
       node.mapped() = loss;
       losses_.insert(std::move(node));
-      break;
     }
-    case Op::COMBINE_B:
-      stage.CombineBackward(layer, Draw(i), loss_scale_, v);
-      exchange_.CombineBackward(i, v);
-      break;
-    case Op::MLP_B:
-      stage.ExpertsBackward(layer, v);
-      break;
-    case Op::MLP_W:
-      stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
-      if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
-      break;
-    case Op::DISPATCH_B:
-      exchange_.DispatchBackward(i, v);
-      stage.DispatchBackward(layer, v);
-      break;
-    case Op::ATTN_B:
-      stage.AttentionBackward(layer, v);
-      break;
-    case Op::ATTN_W:
-      stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
-      break;
-    case Op::F:
-    case Op::B:
-    case Op::W:
-    case Op::BW:
-    case Op::FB:
-    case Op::SEND_F:
-    case Op::RECV_F:
-    case Op::SEND_B:
-    case Op::RECV_B:
-    case Op::REDUCE:
-    case Op::STEP:
-    case Op::R:
-      CF_ASSERT(false && "not a component");
+  } else if (i.op == Op::COMBINE_B) {
+    stage.CombineBackward(layer, Draw(i), loss_scale_, v);
+    exchange_.CombineBackward(i, v);
+  } else if (i.op == Op::MLP_B) {
+    stage.ExpertsBackward(layer, v);
+  } else if (i.op == Op::MLP_W) {
+    stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
+    if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
+  } else if (i.op == Op::DISPATCH_B) {
+    exchange_.DispatchBackward(i, v);
+    stage.DispatchBackward(v);
+  } else if (i.op == Op::ATTN_B) {
+    stage.AttentionBackward(layer, v);
+  } else {
+    CF_ASSERT(i.op == Op::ATTN_W);
+    stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
   }
   Leave();
 }
@@ -263,8 +217,7 @@ std::span<std::byte> HostBackend::Message(const Instruction& message) {
   StageAt(message.stage);
   walk_.AccessesOf(message, &accesses_);
   CF_ASSERT(accesses_.size() == 1);
-  const size_t count = static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.width);
-  return {values_.Touch(accesses_[0]), count * sizeof(float)};
+  return {values_.Touch(accesses_[0]), shape_.activation() * sizeof(float)};
 }
 
 std::span<std::byte> HostBackend::Outgoing(const Instruction& send) { return Message(send); }

@@ -41,14 +41,14 @@ class Exchange {
 
  private:
   void Count(const Instruction& instruction, const LayerViews<float>& v);
-  void ToExperts(const Instruction& instruction, const LayerViews<float>& v, float* tokens,
-                 float* experts);
-  void ToTokens(const Instruction& instruction, const LayerViews<float>& v, float* experts,
-                float* tokens);
+  enum class Way : bool { kToExperts, kToTokens };
+  void Move(const Instruction& instruction, const LayerViews<float>& v, Way way, float* tokens,
+            float* experts);
   void Swap(const Instruction& instruction);
-  void FindParts(const LayerViews<float>& v, int local, float* tokens, float* experts);
+  void FindParts(const LayerViews<float>& v, size_t local, float* tokens, float* experts);
 
   const LayerShape shape_;
+  const size_t members_, owned_;  // experts of each member
   Transport& transport_;
   // By member: the rows that this device's tokens send to one expert there, and those that one
   // expert here has of that member's tokens.
@@ -61,7 +61,7 @@ class Exchange {
 /// Runs the instructions of one device on the host's processor. At level buffer the values of a
 /// step lie in arenas as the plan says, and once a first step has been done nothing is allocated
 /// any more; at other levels they come from the heap.
-class HostBackend : public Backend {
+class HostBackend : public Backend, public StageHolder {
  public:
   /// Makes a copy of every stage that the plan's routes put on this rank, with this member's share
   /// of the experts. Plan, dataset and transport must outlive the backend. With `fill` memory
@@ -79,14 +79,15 @@ class HostBackend : public Backend {
   void OptimizerStep(int stage) override;
   void EndStep() override;
 
-  /// This device's copy of a stage. Throws Error if it holds none.
-  Stage& StageAt(int stage);
+  Stage& StageAt(int stage) override;
+  void Put(int) override {}  // StageAt is the stage itself.
   /// Losses of the micro-batches whose last stage ran here in this step.
   const std::map<int, float>& losses() const { return losses_; }
   /// (token, expert) pairs of this step that an expert had no capacity left for.
   int64_t dropped() const { return dropped_; }
-  /// Bytes allocated for each arena; 0 below level buffer.
-  const std::array<int64_t, kArenaCount>& arena_bytes() const { return values_.arena_bytes(); }
+  const std::array<int64_t, kArenaCount>& arena_bytes() const override {
+    return values_.arena_bytes();
+  }
 
  private:
   void CountUses(const Program& program);

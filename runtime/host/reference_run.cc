@@ -31,11 +31,6 @@ WholeStage<T>::WholeStage(const Model& model, int stage, int stages, int members
       stage_(std::make_unique<BasicStage<T>>(model, alone_, 0, stage, stages, seed)) {}
 
 template <typename T>
-size_t WholeStage<T>::activation_size() const {
-  return static_cast<size_t>(alone_.tokens) * static_cast<size_t>(alone_.width);
-}
-
-template <typename T>
 typename WholeStash<T>::Part WholeStage<T>::Allocate(const LayerShape& shape,
                                                      std::span<const Value> values) const {
   const ValueBytes bytes = BytesOfValues<T>(shape);
@@ -100,7 +95,7 @@ template <typename T>
 std::vector<T> WholeStage<T>::Forward(std::span<const MicroBatch> micros,
                                       const std::vector<T>& input, WholeStash<T>* stash,
                                       std::vector<T>* losses, const Choices& choices) const {
-  const size_t members = micros.size(), size = activation_size();
+  const size_t members = micros.size(), size = alone_.activation();
   CF_ASSERT(members == static_cast<size_t>(experts_.members));
   CF_ASSERT(input.size() == (stage_->HasEmbedding(0) ? 0 : members * size));
   *stash = {};
@@ -150,7 +145,7 @@ std::vector<T> WholeStage<T>::BackwardInput(const std::vector<T>& output_gradien
                                             WholeStash<T>* stash) const {
   CF_ASSERT(stash->phase_ == WholeStash<T>::Phase::kForward);
   stash->phase_ = WholeStash<T>::Phase::kBackward;
-  const size_t members = stash->micros_.size(), size = activation_size();
+  const size_t members = stash->micros_.size(), size = alone_.activation();
   const int last = stage_->layers() - 1;
   CF_ASSERT(output_gradient.size() == (stage_->HasHead(last) ? 0 : members * size));
   for (int layer = last; layer >= 0; --layer) {
@@ -166,7 +161,7 @@ std::vector<T> WholeStage<T>::BackwardInput(const std::vector<T>& output_gradien
     }
     stage_->ExpertsBackward(layer, stash->experts_[l].views);
     for (size_t m = 0; m < members; ++m) {
-      stage_->DispatchBackward(layer, stash->tokens_[l][m].views);
+      stage_->DispatchBackward(stash->tokens_[l][m].views);
       stage_->AttentionBackward(layer, stash->tokens_[l][m].views);
     }
   }
@@ -227,11 +222,10 @@ ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& 
       order_(plan) {
   for (int s = 0; s < plan.stages; ++s) {
     stages_.emplace_back(model_, s, plan.stages, plan.expert_parallel, seed);
-    const size_t copies = order_.CopiesOf(s) * static_cast<size_t>(plan.data_parallel);
-    const size_t members = static_cast<size_t>(plan.expert_parallel);
     Stage& stage = stages_.back().stage();
-    dense_.emplace_back(copies * members, std::vector<float>(stage.dense_gradients().size()));
-    experts_.emplace_back(copies, std::vector<float>(stage.expert_gradients().size()));
+    dense_.emplace_back(order_.DenseSums(s), std::vector<float>(stage.dense_gradients().size()));
+    experts_.emplace_back(order_.ExpertSums(s),
+                          std::vector<float>(stage.expert_gradients().size()));
   }
 }
 
@@ -243,9 +237,7 @@ std::vector<float> ReferenceRun::Step(int step) {
   }
   dropped_ = 0;
   strayed_ = 0;
-  std::vector<float> losses(static_cast<size_t>(plan_.data_parallel) *
-                            static_cast<size_t>(plan_.expert_parallel) *
-                            static_cast<size_t>(plan_.microbatches));
+  std::vector<float> losses(MicrobatchesOfStep(plan_));
   for (int d = 0; d < plan_.data_parallel; ++d) {
     for (const SerialOrder::Pass& pass : order_.passes()) TrainOn(step, d, pass, &losses);
   }
@@ -280,8 +272,7 @@ void ReferenceRun::TrainOn(int step, int replica, const SerialOrder::Pass& pass,
     strayed_ = std::max(strayed_, WholeStage<float>::Strayed(stashes[s]));
   }
   for (int e = 0; e < members; ++e) {
-    (*losses)[static_cast<size_t>((replica * members + e) * plan_.microbatches + microbatch)] =
-        loss[static_cast<size_t>(e)];
+    (*losses)[MicrobatchPlace(plan_, replica, e, microbatch)] = loss[static_cast<size_t>(e)];
   }
   value.clear();
   for (size_t s = stages_.size(); s-- > 0;) {
@@ -290,13 +281,11 @@ void ReferenceRun::TrainOn(int step, int replica, const SerialOrder::Pass& pass,
   for (const int stage : pass.stages) {
     // Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
     const auto s = static_cast<size_t>(stage);
-    const size_t copies = order_.CopiesOf(stage), copy = order_.CopyOf(stage, microbatch);
     std::vector<float*> dense;
     for (int e = 0; e < members; ++e) {
-      const auto device = static_cast<size_t>(replica * members + e);
-      dense.push_back(dense_[s][device * copies + copy].data());
+      dense.push_back(dense_[s][order_.DenseSumOf(stage, replica, e, microbatch)].data());
     }
-    std::vector<float>& experts = experts_[s][static_cast<size_t>(replica) * copies + copy];
+    std::vector<float>& experts = experts_[s][order_.ExpertSumOf(stage, replica, microbatch)];
     stages_[s].BackwardWeight(dense, experts.data(), &stashes[s]);
   }
   if (moved_) moved_();

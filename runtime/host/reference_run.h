@@ -82,7 +82,6 @@ class WholeStage {
   Part Allocate(const LayerShape& shape, std::span<const Value> values) const;
   void Choose(const int32_t* choice, const LayerViews<T>& v, WholeStash<T>* stash) const;
   void Route(int layer, WholeStash<T>* stash) const;
-  size_t activation_size() const;
 
   const LayerShape alone_;    // of one member, and without a limit to the rows of an expert
   const LayerShape experts_;  // of all experts and members
@@ -129,8 +128,7 @@ class ReferenceRun {
   const uint64_t seed_;
   const SerialOrder order_;
   std::vector<WholeStage<float>> stages_;
-  // Sums over the micro-batches of a copy: [stage][(replica * members + member) * copies + copy]
-  // and, for the experts, [stage][replica * copies + copy].
+  // Sums over micro-batches, by stage (SerialOrder).
   std::vector<std::vector<std::vector<float>>> dense_, experts_;
   int64_t dropped_ = 0;
   double strayed_ = 0;

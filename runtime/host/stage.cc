@@ -24,122 +24,6 @@ ExpertsShape ShapeOfExperts(const LayerShape& n, const int32_t* first) {
   return {n.local_experts, n.width, n.expert_width, first};
 }
 
-}  // namespace
-
-template <typename T>
-RopeTable<T>::RopeTable(const LayerShape& n)
-    : cosine(static_cast<size_t>(n.sequence) * static_cast<size_t>(n.head_width / 2)),
-      sine(cosine.size()) {
-  FillRopeTable(n.sequence, n.head_width, cosine.data(), sine.data());
-}
-
-// x -> norm -> qkv -> rope -> attention -> output projection -> + x = y
-// y -> norm -> router, sort by expert
-template <typename T>
-int Layer<T>::AttentionForward(const T* dense, const LayerViews<T>& v) const {
-  const LayerShape& n = *shape;
-  RmsNormForward(v.x, dense + offsets.attention_norm, n.tokens, n.width, v.attention_rstd,
-                 v.attention_xn);
-  LinearForward(v.attention_xn, dense + offsets.qkv, n.tokens, n.width, 3 * n.width, v.qkv);
-  RopeForward(rope->cosine.data(), rope->sine.data(), n.tokens, n.sequence, n.heads, n.head_width,
-              v.qkv);
-  contraflow::AttentionForward(ShapeOfAttention(n), v.qkv, v.probabilities, v.context);
-  std::copy_n(v.x, static_cast<ptrdiff_t>(n.tokens) * n.width, v.y);
-  LinearForwardAdd(v.context, dense + offsets.output, n.tokens, n.width, n.width, v.y);
-
-  RmsNormForward(v.y, dense + offsets.expert_norm, n.tokens, n.width, v.expert_rstd, v.expert_xn);
-  LinearForward(v.expert_xn, dense + offsets.router, n.tokens, n.width, n.experts, v.router);
-  RouterForward(n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
-  int dropped = 0;
-  if (n.capacity == 0) {
-    SortByExpert(v.expert, n.tokens, n.experts, n.top_k, v.sent, v.token_of, v.row_of);
-  } else {
-    dropped = SortIntoCapacity(v.expert, n.tokens, n.experts, n.top_k, n.capacity, v.sent,
-                               v.token_of, v.row_of);
-  }
-  GatherTokens(v.expert_xn, v.token_of, n.sent_rows, n.width, v.dispatched);
-  return dropped;
-}
-
-template <typename T>
-void Layer<T>::ExpertsForward(const T* experts, const LayerViews<T>& v) const {
-  contraflow::ExpertsForward(ShapeOfExperts(*shape, v.first), v.rows, experts + offsets.gate_up,
-                             experts + offsets.down, v.gate, v.hidden, v.expert_out);
-}
-
-template <typename T>
-void Layer<T>::CombineForward(const LayerViews<T>& v) const {
-  contraflow::CombineForward(v.y, v.combined, v.row_of, v.weight, shape->tokens, shape->top_k,
-                             shape->width, v.z);
-}
-
-template <typename T>
-void Layer<T>::CombineBackward(const LayerViews<T>& v) const {
-  const LayerShape& n = *shape;
-  // Rows that no token took are sent all the same.
-  if (n.capacity > 0) std::fill_n(v.dcombined, static_cast<ptrdiff_t>(n.sent_rows) * n.width, T{0});
-  CombineBackwardInput(v.dz, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width,
-                       v.dcombined, v.dweight);
-}
-
-template <typename T>
-void Layer<T>::ExpertsBackward(const T* experts, const LayerViews<T>& v) const {
-  ExpertsBackwardInput(ShapeOfExperts(*shape, v.first), experts + offsets.gate_up,
-                       experts + offsets.down, v.gate, v.drows, v.dgate, v.dsorted);
-}
-
-template <typename T>
-void Layer<T>::DispatchBackward(const LayerViews<T>& v) const {
-  GatherTokensBackwardInput(v.ddispatched, v.row_of, shape->tokens, shape->top_k, shape->width,
-                            v.dexpert);
-}
-
-// ATTN_F in reverse, the residual gradients joining at the norms.
-template <typename T>
-void Layer<T>::AttentionBackward(const T* dense, const LayerViews<T>& v) const {
-  const LayerShape& n = *shape;
-  RouterBackwardInput(v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k, v.dlogits);
-  LinearBackwardInputAdd(v.dlogits, dense + offsets.router, n.tokens, n.width, n.experts,
-                         v.dexpert);
-  RmsNormBackwardInput(v.y, dense + offsets.expert_norm, v.expert_rstd, v.dexpert, v.dz, n.tokens,
-                       n.width, v.dy);
-
-  LinearBackwardInput(v.dy, dense + offsets.output, n.tokens, n.width, n.width, v.dcontext);
-  AttentionBackwardInput(ShapeOfAttention(n), v.qkv, v.probabilities, v.dcontext, v.dscores,
-                         v.dqkv);
-  RopeBackwardInput(rope->cosine.data(), rope->sine.data(), n.tokens, n.sequence, n.heads,
-                    n.head_width, v.dqkv);
-  LinearBackwardInput(v.dqkv, dense + offsets.qkv, n.tokens, n.width, 3 * n.width, v.dattention_xn);
-  RmsNormBackwardInput(v.x, dense + offsets.attention_norm, v.attention_rstd, v.dattention_xn, v.dy,
-                       n.tokens, n.width, v.dx);
-}
-
-template <typename T>
-void Layer<T>::ExpertsWeight(const LayerViews<T>& v, T* experts) const {
-  ExpertsBackwardWeight(ShapeOfExperts(*shape, v.first), v.rows, v.hidden, v.dgate, v.drows,
-                        experts + offsets.gate_up, experts + offsets.down);
-}
-
-template <typename T>
-void Layer<T>::AttentionWeight(const LayerViews<T>& v, T* dense) const {
-  const LayerShape& n = *shape;
-  LinearBackwardWeight(v.expert_xn, v.dlogits, n.tokens, n.width, n.experts,
-                       dense + offsets.router);
-  RmsNormBackwardWeight(v.y, v.expert_rstd, v.dexpert, n.tokens, n.width,
-                        dense + offsets.expert_norm);
-  LinearBackwardWeight(v.context, v.dy, n.tokens, n.width, n.width, dense + offsets.output);
-  LinearBackwardWeight(v.attention_xn, v.dqkv, n.tokens, n.width, 3 * n.width, dense + offsets.qkv);
-  RmsNormBackwardWeight(v.x, v.attention_rstd, v.dattention_xn, n.tokens, n.width,
-                        dense + offsets.attention_norm);
-}
-
-template struct RopeTable<float>;
-template struct RopeTable<double>;
-template struct Layer<float>;
-template struct Layer<double>;
-
-namespace {
-
 ExpertRange ExpertsOf(const LayerShape& shape, int member) {
   CF_ASSERT(member >= 0 && (member + 1) * shape.local_experts <= shape.experts);
   return {member * shape.local_experts, (member + 1) * shape.local_experts};
@@ -155,13 +39,14 @@ BasicStage<T>::BasicStage(const Model& model, const LayerShape& shape, int membe
       stage_(stage),
       stages_(stages),
       layout_(LayoutOfStage(model, stage, stages, ExpertsOf(shape, member))),
-      rope_(shape),
+      cosine_(static_cast<size_t>(shape.sequence) * static_cast<size_t>(shape.head_width / 2)),
+      sine_(cosine_.size()),
       parameters_(layout_.size),
       gradients_(layout_.size),
       m_(layout_.size),
       v_(layout_.size) {
   CF_ASSERT(model.layers >= stages && stage >= 0 && stage < stages);
-  for (const LayerOffsets& offsets : layout_.layers) layers_.push_back({&shape_, &rope_, offsets});
+  FillRopeTable(shape.sequence, shape.head_width, cosine_.data(), sine_.data());
   DrawParameters(model_, stage_, stages_, ExpertsOf(shape, member), seed, parameters_.data());
 }
 
@@ -172,28 +57,51 @@ void BasicStage<T>::CheckTokens(const std::vector<int32_t>& tokens) const {
                         [&](int32_t t) { return t >= 0 && t < model_.vocabulary; }));
 }
 
+// x -> norm -> qkv -> rope -> attention -> output projection -> + x = y
+// y -> norm -> router, sort by expert
 template <typename T>
 int BasicStage<T>::AttentionForward(int layer, const MicroBatch& micro,
                                     const LayerViews<T>& v) const {
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
   if (HasEmbedding(layer)) {
     CheckTokens(micro.tokens);
-    EmbeddingForward(micro.tokens.data(), dense() + layout_.embedding, shape_.tokens, shape_.width,
-                     v.x);
+    EmbeddingForward(micro.tokens.data(), dense() + layout_.embedding, n.tokens, n.width, v.x);
   }
-  return At(layer).AttentionForward(dense(), v);
+  RmsNormForward(v.x, dense() + o.attention_norm, n.tokens, n.width, v.attention_rstd,
+                 v.attention_xn);
+  LinearForward(v.attention_xn, dense() + o.qkv, n.tokens, n.width, 3 * n.width, v.qkv);
+  RopeForward(cosine_.data(), sine_.data(), n.tokens, n.sequence, n.heads, n.head_width, v.qkv);
+  contraflow::AttentionForward(ShapeOfAttention(n), v.qkv, v.probabilities, v.context);
+  std::copy_n(v.x, static_cast<ptrdiff_t>(n.tokens) * n.width, v.y);
+  LinearForwardAdd(v.context, dense() + o.output, n.tokens, n.width, n.width, v.y);
+
+  RmsNormForward(v.y, dense() + o.expert_norm, n.tokens, n.width, v.expert_rstd, v.expert_xn);
+  LinearForward(v.expert_xn, dense() + o.router, n.tokens, n.width, n.experts, v.router);
+  RouterForward(n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
+  int dropped = 0;
+  if (n.capacity == 0) {
+    SortByExpert(v.expert, n.tokens, n.experts, n.top_k, v.sent, v.token_of, v.row_of);
+  } else {
+    dropped = SortIntoCapacity(v.expert, n.tokens, n.experts, n.top_k, n.capacity, v.sent,
+                               v.token_of, v.row_of);
+  }
+  GatherTokens(v.expert_xn, v.token_of, n.sent_rows, n.width, v.dispatched);
+  return dropped;
 }
 
 template <typename T>
 void BasicStage<T>::ExpertsForward(int layer, const LayerViews<T>& v) const {
-  At(layer).ExpertsForward(experts(), v);
+  contraflow::ExpertsForward(ShapeOfExperts(shape_, v.first), v.rows, experts() + At(layer).gate_up,
+                             experts() + At(layer).down, v.gate, v.hidden, v.expert_out);
 }
 
 template <typename T>
 T BasicStage<T>::CombineForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const {
-  At(layer).CombineForward(v);
+  const LayerShape& n = shape_;
+  contraflow::CombineForward(v.y, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width, v.z);
   if (!HasHead(layer)) return 0;
   CheckTokens(micro.targets);
-  const LayerShape& n = shape_;
   RmsNormForward(v.z, dense() + layout_.final_norm, n.tokens, n.width, v.final_rstd, v.final_xn);
   LinearForward(v.final_xn, dense() + layout_.head, n.tokens, n.width, n.vocabulary, v.logits);
   return CrossEntropyForward(micro.targets.data(), n.tokens, n.vocabulary, v.logits);
@@ -202,8 +110,8 @@ T BasicStage<T>::CombineForward(int layer, const MicroBatch& micro, const LayerV
 template <typename T>
 void BasicStage<T>::CombineBackward(int layer, const MicroBatch& micro, T loss_scale,
                                     const LayerViews<T>& v) const {
+  const LayerShape& n = shape_;
   if (HasHead(layer)) {
-    const LayerShape& n = shape_;
     CrossEntropyBackwardInput(micro.targets.data(), loss_scale, n.tokens, n.vocabulary, v.logits);
     LinearBackwardInput(v.logits, dense() + layout_.head, n.tokens, n.width, n.vocabulary,
                         v.dfinal_xn);
@@ -212,27 +120,63 @@ void BasicStage<T>::CombineBackward(int layer, const MicroBatch& micro, T loss_s
     RmsNormBackwardInput(v.z, dense() + layout_.final_norm, v.final_rstd, v.dfinal_xn, v.dz,
                          n.tokens, n.width, v.dz);
   }
-  At(layer).CombineBackward(v);
+  // Rows that no token took are sent all the same.
+  if (n.capacity > 0) std::fill_n(v.dcombined, static_cast<ptrdiff_t>(n.sent_rows) * n.width, T{0});
+  CombineBackwardInput(v.dz, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width,
+                       v.dcombined, v.dweight);
 }
 
 template <typename T>
 void BasicStage<T>::ExpertsBackward(int layer, const LayerViews<T>& v) const {
-  At(layer).ExpertsBackward(experts(), v);
+  ExpertsBackwardInput(ShapeOfExperts(shape_, v.first), experts() + At(layer).gate_up,
+                       experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted);
 }
 
 template <typename T>
-void BasicStage<T>::DispatchBackward(int layer, const LayerViews<T>& v) const {
-  At(layer).DispatchBackward(v);
+void BasicStage<T>::DispatchBackward(const LayerViews<T>& v) const {
+  GatherTokensBackwardInput(v.ddispatched, v.row_of, shape_.tokens, shape_.top_k, shape_.width,
+                            v.dexpert);
 }
 
+// ATTN_F in reverse, the residual gradients joining at the norms.
 template <typename T>
 void BasicStage<T>::AttentionBackward(int layer, const LayerViews<T>& v) const {
-  At(layer).AttentionBackward(dense(), v);
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
+  RouterBackwardInput(v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k, v.dlogits);
+  LinearBackwardInputAdd(v.dlogits, dense() + o.router, n.tokens, n.width, n.experts, v.dexpert);
+  RmsNormBackwardInput(v.y, dense() + o.expert_norm, v.expert_rstd, v.dexpert, v.dz, n.tokens,
+                       n.width, v.dy);
+
+  LinearBackwardInput(v.dy, dense() + o.output, n.tokens, n.width, n.width, v.dcontext);
+  AttentionBackwardInput(ShapeOfAttention(n), v.qkv, v.probabilities, v.dcontext, v.dscores,
+                         v.dqkv);
+  RopeBackwardInput(cosine_.data(), sine_.data(), n.tokens, n.sequence, n.heads, n.head_width,
+                    v.dqkv);
+  LinearBackwardInput(v.dqkv, dense() + o.qkv, n.tokens, n.width, 3 * n.width, v.dattention_xn);
+  RmsNormBackwardInput(v.x, dense() + o.attention_norm, v.attention_rstd, v.dattention_xn, v.dy,
+                       n.tokens, n.width, v.dx);
 }
 
 template <typename T>
 void BasicStage<T>::ExpertsWeight(int layer, const LayerViews<T>& v, T* experts) const {
-  At(layer).ExpertsWeight(v, experts);
+  ExpertsBackwardWeight(ShapeOfExperts(shape_, v.first), v.rows, v.hidden, v.dgate, v.drows,
+                        experts + At(layer).gate_up, experts + At(layer).down);
+}
+
+template <typename T>
+void BasicStage<T>::AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v,
+                                    T* dense) const {
+  const LayerShape& n = shape_;
+  const LayerOffsets& o = At(layer);
+  LinearBackwardWeight(v.expert_xn, v.dlogits, n.tokens, n.width, n.experts, dense + o.router);
+  RmsNormBackwardWeight(v.y, v.expert_rstd, v.dexpert, n.tokens, n.width, dense + o.expert_norm);
+  LinearBackwardWeight(v.context, v.dy, n.tokens, n.width, n.width, dense + o.output);
+  LinearBackwardWeight(v.attention_xn, v.dqkv, n.tokens, n.width, 3 * n.width, dense + o.qkv);
+  RmsNormBackwardWeight(v.x, v.attention_rstd, v.dattention_xn, n.tokens, n.width,
+                        dense + o.attention_norm);
+  if (!HasEmbedding(layer)) return;
+  EmbeddingBackwardWeight(micro.tokens.data(), v.dx, n.tokens, n.width, dense + layout_.embedding);
 }
 
 template <typename T>
@@ -241,15 +185,6 @@ void BasicStage<T>::HeadWeight(const LayerViews<T>& v, T* dense) const {
   LinearBackwardWeight(v.final_xn, v.logits, n.tokens, n.width, n.vocabulary, dense + layout_.head);
   RmsNormBackwardWeight(v.z, v.final_rstd, v.dfinal_xn, n.tokens, n.width,
                         dense + layout_.final_norm);
-}
-
-template <typename T>
-void BasicStage<T>::AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v,
-                                    T* dense) const {
-  At(layer).AttentionWeight(v, dense);
-  if (!HasEmbedding(layer)) return;
-  EmbeddingBackwardWeight(micro.tokens.data(), v.dx, shape_.tokens, shape_.width,
-                          dense + layout_.embedding);
 }
 
 template <typename T>

@@ -80,7 +80,7 @@ std::string ValueStore::Describe(const Key& key) {
 }
 
 void ValueStore::Expect(const Access& access) {
-  Entry& entry = entries_[{access.stage, access.microbatch, access.layer, access.value}];
+  Entry& entry = entries_[KeyOf(access)];
   // What is touched before it is made is told when that happens.
   if (access.makes || entry.lives.empty()) entry.lives.emplace_back();
   ++entry.lives.back().uses;
@@ -92,8 +92,8 @@ void ValueStore::Place(const std::vector<Slot>& slots, const std::string& model)
     if (bytes == needed) return;
     throw Error("this plan was compiled for another model: value " + std::string(Name(key.value)) +
                 " has " + std::to_string(bytes) + " bytes, model \"" + model + "\" needs " +
-                std::to_string(needed) + "; compile it with --model " + model +
-                " --device cpu, and with the --capacity it is to run with");
+                std::to_string(needed) + "; compile it with `model` " + model +
+                " `device` cpu, and with the `capacity` it is to run with");
   };
   placed_ = true;
   arena_bytes_ = ArenaBytes(slots);
@@ -147,16 +147,15 @@ void ValueStore::BeginStep() {
 }
 
 ValueStore::Entry& ValueStore::At(const Access& access) {
-  const auto entry = entries_.find({access.stage, access.microbatch, access.layer, access.value});
+  const auto entry = entries_.find(KeyOf(access));
   if (entry != entries_.end() && (entry->second.alive || (access.makes && Awaits(entry->second)))) {
     return entry->second;
   }
-  throw Error("the " + Describe({access.stage, access.microbatch, access.layer, access.value}) +
-              " is not on this rank; verify the plan");
+  throw Error("the " + Describe(KeyOf(access)) + " is not on this rank; verify the plan");
 }
 
 std::byte* ValueStore::Touch(const Access& access) {
-  const Key key = {access.stage, access.microbatch, access.layer, access.value};
+  const Key key = KeyOf(access);
   Entry& entry = At(access);
   if (access.makes) {
     if (entry.alive) throw Error("the " + Describe(key) + " is here already; verify the plan");
@@ -171,7 +170,7 @@ void ValueStore::Leave(const Access& access) {
   // Of what was made for others and no other touches EndStep tells, but it may be made again.
   const bool last = entry.life + 1 == entry.lives.size();
   if (access.makes && last && !IsScratch(access.value)) return;
-  End({access.stage, access.microbatch, access.layer, access.value}, &entry);
+  End(KeyOf(access), &entry);
 }
 
 void ValueStore::EndStep() const {

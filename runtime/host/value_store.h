@@ -89,6 +89,9 @@ class ValueStore {
     }
   };
 
+  static Key KeyOf(const Access& access) {
+    return {access.stage, access.microbatch, access.layer, access.value};
+  }
   static std::string Describe(const Key& key);
   size_t BytesOf(const Key& key) const {
     return static_cast<size_t>(bytes_[static_cast<size_t>(key.value)]);

@@ -128,14 +128,8 @@ std::string Acceptor::Advance(PendingPeer* pending) {
   if (pending->challenge.empty()) {
     const std::string reason = ReadHello(pending->inbox.bytes(), &pending->claim);
     if (!reason.empty()) {
-      if (IsOtherVersion(pending->inbox.bytes())) {
-        const std::string version = WriteVersion();
-        try {
-          SendAll(pending->socket, std::as_bytes(std::span(version)), Clock::now());
-        } catch (const Error&) {
-          // It is sent away anyway.
-        }
-      }
+      // It is sent away anyway.
+      if (IsOtherVersion(pending->inbox.bytes())) TrySend(pending->socket, WriteVersion());
       return reason;
     }
     if (pending->inbox.full()) return Answer(pending);
@@ -189,19 +183,14 @@ std::string Acceptor::Refused() const {
   return more_refused_ == 0 ? text : text + " and " + std::to_string(more_refused_) + " more";
 }
 
-namespace {
-
-/// What is sent here is small and fits into the buffers of a new connection.
-bool Send(const Socket& socket, const std::string& bytes) {
+bool TrySend(const Socket& socket, const std::string& bytes, Clock::time_point deadline) {
   try {
-    SendAll(socket, std::as_bytes(std::span(bytes)), Clock::now());
+    SendAll(socket, std::as_bytes(std::span(bytes)), deadline);
     return true;
   } catch (const Error&) {
     return false;
   }
 }
-
-}  // namespace
 
 Call::Call(Socket socket, const Claim& claim, std::string secret, std::string whom)
     : socket_(std::move(socket)),
@@ -220,7 +209,7 @@ Call::State Call::Serve(const Readiness& readiness) {
       throw Error("cannot connect to " + whom_ + ": " + error.what());
     }
     connected_ = true;
-    return Send(socket_, hello_) ? State::kGoing : State::kClosed;
+    return TrySend(socket_, hello_) ? State::kGoing : State::kClosed;
   }
   if (!proven_) return Answer();
   try {
@@ -248,8 +237,8 @@ Call::State Call::Answer() {
     throw Error("what answers as " + whom_ + " " + error.what());
   }
   proven_ = true;
-  return Send(socket_, WriteProof(secret_, hello_, inbox_.bytes())) ? State::kGoing
-                                                                    : State::kClosed;
+  return TrySend(socket_, WriteProof(secret_, hello_, inbox_.bytes())) ? State::kGoing
+                                                                       : State::kClosed;
 }
 
 namespace {
@@ -276,13 +265,9 @@ void MeetingSide::TakeIn(Peer* peer) {
   const auto from = static_cast<size_t>(claim.from);
   // Nobody of the job does otherwise.
   if (sockets == nullptr || claim.from <= point.rank || (*sockets)[from]) return;
-  try {
-    const std::string frame = WriteFrame(Word::kConnected);
-    SendAll(peer->socket, std::as_bytes(std::span(frame)), Clock::now());
-    (*sockets)[from] = std::move(peer->socket);
-  } catch (const Error&) {
-    // It has left; who watches over the meeting connection sees that too.
-  }
+  // Where it has left, who watches over the meeting connection sees that too.
+  if (!TrySend(peer->socket, WriteFrame(Word::kConnected))) return;
+  (*sockets)[from] = std::move(peer->socket);
 }
 
 bool MeetingSide::HasAll(const std::vector<Socket>& sockets, int first) const {
@@ -296,12 +281,8 @@ void Part(std::span<Socket* const> sockets, const std::string& frame) {
   const Clock::time_point deadline = Clock::now() + kFarewell;
   std::vector<const Socket*> open;
   for (Socket* socket : sockets) {
-    if (!*socket) continue;
-    try {
-      SendAll(*socket, std::as_bytes(std::span(frame)), Clock::now());
-      if (shutdown(socket->fd(), SHUT_WR) == 0) open.push_back(socket);
-    } catch (const Error&) {
-    }
+    if (!*socket || !TrySend(*socket, frame)) continue;
+    if (shutdown(socket->fd(), SHUT_WR) == 0) open.push_back(socket);
   }
   Readiness readiness;
   while (!open.empty() && Clock::now() < deadline) {

@@ -140,9 +140,16 @@ Membership VisitMeeting(const MeetingPoint& point);
 /// later; and the host to a guest that knows which of its connections is missing.
 constexpr std::chrono::milliseconds kGuestGrace{1'000}, kHostGrace{500};
 
+/// Sends what is small and fits into the buffers of a new connection; whether it could.
+bool TrySend(const Socket& socket, const std::string& bytes,
+             Clock::time_point deadline = Clock::now());
+
 /// Sends a frame over all of them as far as that goes, and lets the other sides close them (for a
 /// moment at most): closing first could destroy what they have not read yet.
 void Part(std::span<Socket* const> sockets, const std::string& frame);
+inline void Part(Socket* socket, const std::string& frame) {
+  Part(std::span<Socket* const>(&socket, 1), frame);
+}
 
 /// `60 s` or `250 ms`.
 std::string Seconds(std::chrono::milliseconds time);

@@ -14,20 +14,40 @@ namespace {
 
 constexpr size_t kMostFacts = 1000;
 
+// The machines of a job are of one kind: numbers go as they lie in memory.
+
+template <typename T>
+void Put(const T& value, std::string* bytes) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
 void PutText(std::string_view text, std::string* bytes) {
-  uint64_t size = text.size();
-  for (int i = 0; i < 8; ++i, size >>= 8) bytes->push_back(static_cast<char>(size & 0xff));
+  Put(uint64_t{text.size()}, bytes);
   bytes->append(text);
 }
 
+/// What `what` says is cut off where bytes are missing.
+template <typename T>
+T Take(std::string_view* bytes, const char* what) {
+  T value;
+  if (bytes->size() < sizeof value) throw Error(std::string(what) + " cut off");
+  std::memcpy(&value, bytes->data(), sizeof value);
+  bytes->remove_prefix(sizeof value);
+  return value;
+}
+
+/// A count of records of `size` bytes, which must all be there.
+size_t TakeCount(std::string_view* bytes, size_t size, const char* what) {
+  const auto count = Take<uint64_t>(bytes, what);
+  if (count > bytes->size() / size) throw Error(std::string(what) + " cut off");
+  return static_cast<size_t>(count);
+}
+
 std::string TakeText(std::string_view* bytes) {
-  if (bytes->size() < 8) throw Error("the facts of a process are cut off");
-  uint64_t size = 0;
-  for (size_t i = 8; i-- > 0;) size = size << 8 | static_cast<unsigned char>((*bytes)[i]);
-  bytes->remove_prefix(8);
-  if (size > bytes->size()) throw Error("the facts of a process are cut off");
-  std::string text(bytes->substr(0, static_cast<size_t>(size)));
-  bytes->remove_prefix(static_cast<size_t>(size));
+  const size_t size = TakeCount(bytes, 1, "the facts of a process are");
+  const std::string text(bytes->substr(0, size));
+  bytes->remove_prefix(size);
   return text;
 }
 
@@ -96,28 +116,7 @@ const Plan& CheckProcesses(const Plan& plan, const Control& control) {
   return plan;
 }
 
-template <typename T>
-void Put(const T& value, std::string* bytes) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  bytes->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-template <typename T>
-T Take(std::string_view* bytes) {
-  T value;
-  if (bytes->size() < sizeof value) throw Error("the record of a step is cut off");
-  std::memcpy(&value, bytes->data(), sizeof value);
-  bytes->remove_prefix(sizeof value);
-  return value;
-}
-
-/// A count of records of `size` bytes, which must all be there.
-size_t TakeCount(std::string_view* bytes, size_t size) {
-  const auto count = Take<uint64_t>(bytes);
-  if (count > bytes->size() / size) throw Error("the record of a step is cut off");
-  return static_cast<size_t>(count);
-}
-
+constexpr const char* kStepIs = "the record of a step is";
 constexpr size_t kLossBytes = sizeof(int32_t) + sizeof(float);
 constexpr size_t kSpanBytes = 2 * sizeof(int64_t);
 
@@ -143,19 +142,30 @@ std::string WriteDeviceStep(const DeviceStep& step) {
 
 DeviceStep ReadDeviceStep(std::string_view bytes) {
   DeviceStep step;
-  step.dropped = Take<int64_t>(&bytes);
-  step.losses.resize(TakeCount(&bytes, kLossBytes));
+  step.dropped = Take<int64_t>(&bytes, kStepIs);
+  step.losses.resize(TakeCount(&bytes, kLossBytes, kStepIs));
   for (auto& [microbatch, loss] : step.losses) {
-    microbatch = Take<int32_t>(&bytes);
-    loss = Take<float>(&bytes);
+    microbatch = Take<int32_t>(&bytes, kStepIs);
+    loss = Take<float>(&bytes, kStepIs);
   }
-  step.spans.resize(TakeCount(&bytes, kSpanBytes));
+  step.spans.resize(TakeCount(&bytes, kSpanBytes, kStepIs));
   for (Span& span : step.spans) {
-    span.start = Take<int64_t>(&bytes);
-    span.end = Take<int64_t>(&bytes);
+    span.start = Take<int64_t>(&bytes, kStepIs);
+    span.end = Take<int64_t>(&bytes, kStepIs);
   }
   if (!bytes.empty()) throw Error("the record of a step has bytes behind its end");
   return step;
+}
+
+std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Control& control,
+                                    const DeviceStep& here) {
+  const std::vector<std::string> all = control.Gather(WriteDeviceStep(here));
+  std::vector<DeviceStep> steps(all.size());
+  for (size_t process = 0; process < all.size(); ++process) {
+    const Device device = order.DeviceOf(static_cast<int>(process));
+    steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
+  }
+  return steps;
 }
 
 ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
@@ -178,20 +188,9 @@ StepResult ProcessRun::Step(int step) {
   } catch (...) {
     std::rethrow_exception(NamingDevice(plan_, devices_[0], std::current_exception()));
   }
-  const std::vector<std::string> all =
-      control_.Gather(WriteDeviceStep(DeviceStepOf(backend_, executor_.spans())));
-  const Time duration =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  if (all.empty()) {
-    StepResult result;
-    result.duration = duration;
-    return result;
-  }
-  std::vector<DeviceStep> steps(all.size());
-  for (size_t process = 0; process < all.size(); ++process) {
-    const Device device = order_.DeviceOf(static_cast<int>(process));
-    steps[DeviceNumber(plan_, device)] = ReadDeviceStep(all[process]);
-  }
+  const std::vector<DeviceStep> steps =
+      GatherSteps(plan_, order_, control_, DeviceStepOf(backend_, executor_.spans()));
+  const Time duration = Nanoseconds(Clock::now() - start);
   for (size_t d = 0; d < steps.size(); ++d) {
     const size_t rank = d % static_cast<size_t>(plan_.ranks);
     if (steps[d].spans.size() != plan_.programs[rank].size()) {
@@ -200,14 +199,6 @@ StepResult ProcessRun::Step(int step) {
     }
   }
   return JoinDevices(plan_, steps, duration);
-}
-
-Stage& ProcessRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
-
-void ProcessRun::Put(Device, int) {}  // StageAt is the stage itself.
-
-const std::array<int64_t, kArenaCount>& ProcessRun::ArenasAt(Device device) {
-  return At(device).arena_bytes();
 }
 
 HostBackend& ProcessRun::At(Device device) {

@@ -50,10 +50,7 @@ class ProcessRun : public Run {
   /// All processes begin together, as their measured times count from there.
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
-  Stage& StageAt(Device device, int stage) override;
-  void Put(Device device, int stage) override;
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
-  HostBackend& At(Device device);
+  HostBackend& At(Device device) override;
 
  private:
   const Plan& plan_;
@@ -73,5 +70,10 @@ std::string DescribeProgress(const Plan* plan, const RankOrder* order, int proce
 /// step.
 std::string WriteDeviceStep(const DeviceStep& step);
 DeviceStep ReadDeviceStep(std::string_view bytes);
+
+/// The steps of all devices of a job, by DeviceNumber, in process 0; in the others nothing. All
+/// processes call it, each with its own.
+std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Control& control,
+                                    const DeviceStep& here);
 
 }  // namespace contraflow

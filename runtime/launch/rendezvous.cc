@@ -23,10 +23,8 @@ struct Guest {
   bool ready = false;
 };
 
-void Say(const Socket& socket, const std::string& frame) {
-  // What a guest does not take within a second, it never will.
-  SendAll(socket, std::as_bytes(std::span(frame)), Clock::now() + std::chrono::seconds(1));
-}
+/// What a guest does not take until then, it never will.
+Clock::time_point InASecond() { return Clock::now() + std::chrono::seconds(1); }
 
 class Host {
  public:
@@ -44,7 +42,9 @@ class Host {
       while (!Step()) {
       }
       const std::string go = WriteFrame(Word::kGo);
-      for (size_t rank = 1; rank < guests_.size(); ++rank) Say(guests_[rank].socket, go);
+      for (size_t rank = 1; rank < guests_.size(); ++rank) {
+        SendAll(guests_[rank].socket, std::as_bytes(std::span(go)), InASecond());
+      }
     } catch (const Error& error) {
       std::vector<Socket*> sockets;
       for (Guest& guest : guests_) sockets.push_back(&guest.socket);
@@ -86,8 +86,7 @@ class Host {
     const std::string misfit = Misfit(claim);
     if (!misfit.empty()) {
       side_.acceptor->Refuse(peer->address, misfit);
-      Socket* const socket = &peer->socket;
-      Part(std::span(&socket, 1), WriteFrame(Word::kFailed, misfit));
+      Part(&peer->socket, WriteFrame(Word::kFailed, misfit));
       return;
     }
     if (claim.purpose != Purpose::kMeet) return side_.TakeIn(peer);
@@ -99,18 +98,14 @@ class Host {
                                listens.Text() +
                                "; give every process its own number (RANK, or what the "
                                "launcher sets)";
-      Socket* const socket = &peer->socket;
-      Part(std::span(&socket, 1), WriteFrame(Word::kFailed, text));
+      Part(&peer->socket, WriteFrame(Word::kFailed, text));
       throw Error(text);
     }
     guest.socket = std::move(peer->socket);
     guest.from = peer->address;
     guest.listens = listens;
-    try {
-      Say(guest.socket, WriteFrame(Word::kConnected));
-    } catch (const Error&) {
-      // Hear finds it closed.
-    }
+    // Where it cannot, Hear finds it closed.
+    TrySend(guest.socket, WriteFrame(Word::kConnected), InASecond());
   }
 
   /// Why a process that knows the secret is not one of this meeting, or "".
@@ -124,7 +119,7 @@ class Host {
     if (claim.mesh != side_.point.mesh) {
       return rank +
              " and rank 0 were told different transports; give all processes the same "
-             "--transport";
+             "`transport`";
     }
     if (claim.purpose == Purpose::kMeet && claim.from == 0) {
       return "rank 0 is here already, at " + here_.Text() +
@@ -148,20 +143,19 @@ class Host {
     guest.ready = true;
   }
 
-  std::vector<int> Missing() const {
+  template <typename IsSo>
+  std::vector<int> GuestsThat(const IsSo& is_so) const {
     std::vector<int> ranks;
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (!guests_[rank].socket) ranks.push_back(static_cast<int>(rank));
+      if (is_so(guests_[rank])) ranks.push_back(static_cast<int>(rank));
     }
     return ranks;
   }
-
+  std::vector<int> Missing() const {
+    return GuestsThat([](const Guest& guest) { return !guest.socket; });
+  }
   std::vector<int> NotReady() const {
-    std::vector<int> ranks;
-    for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (!guests_[rank].ready) ranks.push_back(static_cast<int>(rank));
-    }
-    return ranks;
+    return GuestsThat([](const Guest& guest) { return !guest.ready; });
   }
 
   void HandOutRoster() {
@@ -180,12 +174,9 @@ class Host {
       if (!outside.empty() && IsLoopback(roster[rank].host)) roster[rank].host = outside;
     }
     const std::string frame = WriteFrame(Word::kRoster, WriteRoster(roster));
+    // Where it cannot, Hear finds it closed, or the deadline finds it silent.
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      try {
-        Say(guests_[rank].socket, frame);
-      } catch (const Error&) {
-        // Hear finds it closed, or the deadline finds it silent.
-      }
+      TrySend(guests_[rank].socket, frame, InASecond());
     }
   }
 

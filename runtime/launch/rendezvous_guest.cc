@@ -37,8 +37,7 @@ class GuestVisit {
     } catch (const MeetingOver&) {
       throw;
     } catch (const Error& error) {
-      Socket* const socket = &host_;
-      Part(std::span(&socket, 1), WriteFrame(Word::kFailed, error.what()));
+      Part(&host_, WriteFrame(Word::kFailed, error.what()));
       throw;
     }
     side_.members.watch[0] = std::move(host_);
@@ -121,12 +120,7 @@ class GuestVisit {
     std::erase_if(errands_, [&](Errand& errand) { return Go(&errand); });
     if (!said_ready_ && HasAllConnections()) {
       said_ready_ = true;
-      const std::string frame = WriteFrame(Word::kReady);
-      try {
-        SendAll(host_, std::as_bytes(std::span(frame)), Clock::now());
-      } catch (const Error&) {
-        // Hear finds out why.
-      }
+      TrySend(host_, WriteFrame(Word::kReady));  // Where it cannot, Hear finds out why.
     }
     RequireTime();
     return false;

@@ -127,20 +127,15 @@ const Plan& CheckSize(const Plan& plan) {
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
                          uint64_t seed, ThreadNetwork::Options options, bool fill)
     : plan_(CheckSize(plan)),
-      network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {
+      network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options),
+      devices_(AllDevices(plan)) {
   std::vector<Worker> workers;
   try {
-    for (int replica = 0; replica < plan.data_parallel; ++replica) {
-      for (int member = 0; member < plan.expert_parallel; ++member) {
-        for (int rank = 0; rank < plan.ranks; ++rank) {
-          const Device device = {replica, member, rank};
-          devices_.push_back(device);
-          Transport& transport = network_.At(device);
-          backends_.push_back(
-              std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
-          workers.push_back({device, backends_.back().get(), &transport});
-        }
-      }
+    for (const Device& device : devices_) {
+      Transport& transport = network_.At(device);
+      backends_.push_back(
+          std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
+      workers.push_back({device, backends_.back().get(), &transport});
     }
     launch_.emplace(plan, workers);
   } catch (const std::bad_alloc&) {
@@ -151,21 +146,12 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& da
 StepResult ThreadedRun::Step(int step) {
   const Clock::time_point start = Clock::now();
   launch_->Step(step);
-  const auto duration =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  const Time duration = Nanoseconds(Clock::now() - start);
   std::vector<DeviceStep> steps;
   for (size_t w = 0; w < backends_.size(); ++w) {
     steps.push_back(DeviceStepOf(*backends_[w], launch_->spans(w)));
   }
   return JoinDevices(plan_, steps, duration);
-}
-
-Stage& ThreadedRun::StageAt(Device device, int stage) { return At(device).StageAt(stage); }
-
-void ThreadedRun::Put(Device, int) {}  // StageAt is the stage itself.
-
-const std::array<int64_t, kArenaCount>& ThreadedRun::ArenasAt(Device device) {
-  return At(device).arena_bytes();
 }
 
 HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }

@@ -84,15 +84,12 @@ class ThreadedRun : public Run {
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
-  Stage& StageAt(Device device, int stage) override;
-  void Put(Device device, int stage) override;
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override;
-  HostBackend& At(Device device);
+  HostBackend& At(Device device) override;
 
  private:
   const Plan& plan_;
   ThreadNetwork network_;
-  std::vector<Device> devices_;                         // replica by replica, member by member
+  const std::vector<Device> devices_;
   std::vector<std::unique_ptr<HostBackend>> backends_;  // by device
   std::optional<Launch> launch_;
 };

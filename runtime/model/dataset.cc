@@ -25,7 +25,7 @@ std::string DefaultText() {
     if (std::filesystem::is_regular_file(path, error)) return path;
     tried += (tried.empty() ? "" : ", ") + std::string(path);
   }
-  throw Error("no default text on this machine (looked for " + tried + "); give one with --data");
+  throw Error("no default text on this machine (looked for " + tried + "); give one with `data`");
 }
 
 }  // namespace

@@ -1,10 +1,33 @@
 #include "runtime/model/views.h"
 
-#include <algorithm>
+#include <type_traits>
 
+#include "kernels/host/bf16.h"
 #include "runtime/model/parameters.h"
 
 namespace contraflow {
+namespace {
+
+/// Hands out the parts of a value, one behind the other, each at a multiple of kSlotAlignment from
+/// its base; with a null base it only counts.
+class ValueParts {
+ public:
+  explicit ValueParts(std::byte* base) : base_(base) {}
+
+  /// The next rows x columns elements. Returns the bytes of all parts so far.
+  template <typename T>
+  int64_t Take(int rows, int columns, T** part) {
+    if (base_ != nullptr) *part = reinterpret_cast<T*>(base_ + bytes_);
+    const int64_t bytes = int64_t{rows} * columns * static_cast<int64_t>(sizeof(T));
+    return bytes_ += (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  }
+
+ private:
+  std::byte* const base_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
 
 LayerShape::LayerShape(const Model& model, int group_members, int owned_experts)
     : batch(model.batch),
@@ -23,120 +46,106 @@ LayerShape::LayerShape(const Model& model, int group_members, int owned_experts)
       sent_rows(capacity > 0 ? experts * capacity : tokens * top_k),
       expert_rows(static_cast<int>(MostExpertRows(model, members, local_experts))) {}
 
-template <typename T>
-int64_t PlaceValue(const LayerShape& n, Value value, std::byte* base, LayerViews<T>* v) {
+template <typename T, typename S>
+int64_t PlaceValue(const LayerShape& n, Value value, std::byte* base, LayerViews<T, S>* v) {
+  constexpr bool kGpu = std::is_same_v<T, gpu::Bf16>;
   ValueParts parts(base);
   const int d = n.width, f = n.expert_width;
   switch (value) {
     case Value::input:
-      parts.Take(n.tokens, d, &v->x);
-      break;
+      return parts.Take(n.tokens, d, &v->x);
     case Value::output:
-      parts.Take(n.tokens, d, &v->z);
-      break;
+      return parts.Take(n.tokens, d, &v->z);
     case Value::attention:
       parts.Take(n.tokens, 1, &v->attention_rstd);
       parts.Take(n.tokens, d, &v->attention_xn);
       parts.Take(n.tokens, d, &v->context);
       parts.Take(n.tokens, d, &v->y);
       parts.Take(n.tokens, 1, &v->expert_rstd);
-      parts.Take(n.tokens, d, &v->expert_xn);
-      break;
+      return parts.Take(n.tokens, d, &v->expert_xn);
     case Value::scores:
       parts.Take(n.tokens, 3 * d, &v->qkv);
-      parts.Take(n.tokens, n.heads * n.sequence, &v->probabilities);
+      if constexpr (kGpu) {
+        parts.Take(n.tokens, n.heads, &v->lse);
+      } else {
+        parts.Take(n.tokens, n.heads * n.sequence, &v->probabilities);
+      }
       parts.Take(n.tokens, n.experts, &v->router);
       parts.Take(n.tokens, n.top_k, &v->weight);
       parts.Take(n.tokens, n.top_k, &v->expert);
       parts.Take(n.tokens, n.top_k, &v->row_of);
       parts.Take(n.sent_rows, 1, &v->token_of);
-      parts.Take(n.experts + 1, 1, &v->sent);
-      break;
+      return parts.Take(n.experts + 1, 1, &v->sent);
     case Value::dispatched:
-      parts.Take(n.sent_rows, d, &v->dispatched);
-      break;
+      return parts.Take(n.sent_rows, d, &v->dispatched);
     case Value::rows:
       parts.Take(n.expert_rows, d, &v->rows);
       parts.Take(n.local_experts + 1, 1, &v->first);
-      parts.Take(n.members, n.local_experts, &v->received);
-      break;
+      return parts.Take(n.members, n.local_experts, &v->received);
     case Value::gate:
-      parts.Take(n.expert_rows, 2 * f, &v->gate);
-      break;
+      return parts.Take(n.expert_rows, 2 * f, &v->gate);
     case Value::hidden:
-      parts.Take(n.expert_rows, f, &v->hidden);
-      break;
+      return parts.Take(n.expert_rows, f, &v->hidden);
     case Value::expert_out:
-      parts.Take(n.expert_rows, d, &v->expert_out);
-      break;
+      return parts.Take(n.expert_rows, d, &v->expert_out);
     case Value::combined:
-      parts.Take(n.sent_rows, d, &v->combined);
-      break;
+      return parts.Take(n.sent_rows, d, &v->combined);
     case Value::head:
       parts.Take(n.tokens, 1, &v->final_rstd);
       parts.Take(n.tokens, d, &v->final_xn);
       parts.Take(n.tokens, n.vocabulary, &v->logits);
-      parts.Take(n.tokens, d, &v->dfinal_xn);
-      break;
+      if constexpr (kGpu) parts.Take(n.tokens, 1, &v->row_loss);
+      return parts.Take(n.tokens, d, &v->dfinal_xn);
     case Value::doutput:
-      parts.Take(n.tokens, d, &v->dz);
-      break;
+      return parts.Take(n.tokens, d, &v->dz);
     case Value::dcombined:
-      parts.Take(n.sent_rows, d, &v->dcombined);
-      break;
+      return parts.Take(n.sent_rows, d, &v->dcombined);
     case Value::dweight:
-      parts.Take(n.tokens, n.top_k, &v->dweight);
-      break;
+      return parts.Take(n.tokens, n.top_k, &v->dweight);
     case Value::drows:
-      parts.Take(n.expert_rows, d, &v->drows);
-      break;
+      return parts.Take(n.expert_rows, d, &v->drows);
     case Value::dgate:
-      parts.Take(n.expert_rows, 2 * f, &v->dgate);
-      break;
+      return parts.Take(n.expert_rows, 2 * f, &v->dgate);
     case Value::dsorted:
-      parts.Take(n.expert_rows, d, &v->dsorted);
-      break;
+      return parts.Take(n.expert_rows, d, &v->dsorted);
     case Value::ddispatched:
-      parts.Take(n.sent_rows, d, &v->ddispatched);
-      break;
+      return parts.Take(n.sent_rows, d, &v->ddispatched);
     case Value::dexpert:
-      parts.Take(n.tokens, d, &v->dexpert);
-      break;
+      return parts.Take(n.tokens, d, &v->dexpert);
     case Value::dattention:
       parts.Take(n.tokens, 3 * d, &v->dqkv);
       parts.Take(n.tokens, d, &v->dy);
       parts.Take(n.tokens, d, &v->dattention_xn);
-      parts.Take(n.tokens, n.experts, &v->dlogits);
-      break;
+      return parts.Take(n.tokens, n.experts, &v->dlogits);
     case Value::attention_work:
+      if constexpr (kGpu) return parts.Take(n.tokens, d, &v->dcontext);
       parts.Take(n.tokens, d, &v->dcontext);
-      parts.Take(n.sequence, n.sequence, &v->dscores);
-      break;
+      return parts.Take(n.sequence, n.sequence, &v->dscores);
     case Value::dinput:
-      parts.Take(n.tokens, d, &v->dx);
-      break;
+      return parts.Take(n.tokens, d, &v->dx);
     case Value::activation:
     case Value::stash:
       break;
   }
-  return parts.bytes();
+  return 0;
 }
 
-template <typename T>
+template <typename T, typename S>
 ValueBytes BytesOfValues(const LayerShape& shape) {
   ValueBytes bytes{};
-  LayerViews<T> nowhere;
+  LayerViews<T, S> nowhere;
   for (size_t v = 0; v < kValueCount; ++v) {
-    bytes[v] = PlaceValue<T>(shape, static_cast<Value>(v), nullptr, &nowhere);
+    bytes[v] = PlaceValue(shape, static_cast<Value>(v), nullptr, &nowhere);
   }
   return bytes;
 }
 
-#define CF_INSTANTIATE(T)                                                            \
-  template int64_t PlaceValue(const LayerShape&, Value, std::byte*, LayerViews<T>*); \
-  template ValueBytes BytesOfValues<T>(const LayerShape&);
-CF_INSTANTIATE(float)
-CF_INSTANTIATE(double)
+#define CF_INSTANTIATE(T, S)                                                            \
+  template int64_t PlaceValue(const LayerShape&, Value, std::byte*, LayerViews<T, S>*); \
+  template ValueBytes BytesOfValues<T, S>(const LayerShape&);
+CF_INSTANTIATE(float, float)
+CF_INSTANTIATE(double, double)
+CF_INSTANTIATE(gpu::Bf16, float)
 #undef CF_INSTANTIATE
 
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel) {

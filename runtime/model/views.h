@@ -9,27 +9,6 @@
 
 namespace contraflow {
 
-/// Hands out the parts of a value, one behind the other, each at a multiple of kSlotAlignment from
-/// its base; with a null base it only counts.
-class ValueParts {
- public:
-  explicit ValueParts(std::byte* base) : base_(base) {}
-
-  /// The next rows x columns elements.
-  template <typename T>
-  void Take(int rows, int columns, T** part) {
-    if (base_ != nullptr) *part = reinterpret_cast<T*>(base_ + bytes_);
-    const int64_t bytes = int64_t{rows} * columns * static_cast<int64_t>(sizeof(T));
-    bytes_ += (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-  }
-  /// Of all parts so far.
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* const base_;
-  int64_t bytes_ = 0;
-};
-
 /// Sizes that the values of a layer have on one device of an expert group.
 struct LayerShape {
   int batch, sequence, heads, head_width;
@@ -44,12 +23,16 @@ struct LayerShape {
 
   /// The model is checked (FitModel); `local_experts` divides its experts.
   LayerShape(const Model& model, int group_members, int owned_experts);
+
+  /// Numbers of an activation, [T x d].
+  size_t activation() const { return static_cast<size_t>(tokens) * static_cast<size_t>(width); }
 };
 
 /// Where the values of one layer and micro-batch lie, part by part. Of a part that the instruction
-/// at hand does not touch the pointer is stale or null. Counts are in elements; T is float on a
-/// device.
-template <typename T>
+/// at hand does not touch the pointer is stale or null. Counts are in elements; values are T, and
+/// S what is computed with higher precision: float and float on the host (or double, in a proof),
+/// bf16 and float on a GPU (GpuViews).
+template <typename T, typename S = T>
 struct LayerViews {
   T* x = nullptr;   ///< input
   T* z = nullptr;   ///< output, or input of the layer behind
@@ -57,16 +40,18 @@ struct LayerViews {
   T* dx = nullptr;  ///< dinput, or doutput of the layer before
 
   // attention
-  T *attention_rstd = nullptr, *attention_xn = nullptr;  ///< [T], [T x d]
-  T* context = nullptr;                                  ///< [T x d] values by their probabilities
-  T* y = nullptr;                                        ///< [T x d] residual behind the attention
-  T *expert_rstd = nullptr, *expert_xn = nullptr;        ///< [T], [T x d]
+  S *attention_rstd = nullptr, *expert_rstd = nullptr;  ///< [T]
+  T *attention_xn = nullptr, *expert_xn = nullptr;      ///< [T x d]
+  T* context = nullptr;                                 ///< [T x d] values by their probabilities
+  T* y = nullptr;                                       ///< [T x d] residual behind the attention
   // scores
-  T *qkv = nullptr, *probabilities = nullptr;  ///< [T x 3 d], [T x heads x sequence]
-  T *router = nullptr, *weight = nullptr;      ///< [T x experts], [T x k]
-  int32_t* expert = nullptr;                   ///< [T x k] the experts a token visits
-  int32_t* row_of = nullptr;                   ///< [T x k] their rows of dispatched; -1: dropped
-  int32_t* token_of = nullptr;                 ///< [sent_rows] -1: an empty row
+  T* qkv = nullptr;            ///< [T x 3 d]
+  T* probabilities = nullptr;  ///< [T x heads x sequence] on the host; on a GPU in their place:
+  S* lse = nullptr;            ///< [batch x heads x sequence]
+  S *router = nullptr, *weight = nullptr;  ///< [T x experts], [T x k]
+  int32_t* expert = nullptr;               ///< [T x k] the experts a token visits
+  int32_t* row_of = nullptr;               ///< [T x k] their rows of dispatched; -1: dropped
+  int32_t* token_of = nullptr;             ///< [sent_rows] -1: an empty row
   int32_t* sent = nullptr;  ///< [experts + 1]: rows sent[e] .. sent[e + 1] go to expert e
   T* dispatched = nullptr;  ///< [sent_rows x d]
   // rows
@@ -76,27 +61,31 @@ struct LayerViews {
   T *gate = nullptr, *hidden = nullptr;  ///< [expert_rows x 2 i], [expert_rows x i]
   T *expert_out = nullptr, *combined = nullptr;  ///< [expert_rows x d], [sent_rows x d]
   // head
-  T *final_rstd = nullptr, *final_xn = nullptr;  ///< [T], [T x d]
-  T* logits = nullptr;     ///< [T x vocabulary]; probabilities; from the backward on gradients
-  T* dfinal_xn = nullptr;  ///< [T x d]
+  S* final_rstd = nullptr;                      ///< [T]
+  T *final_xn = nullptr, *dfinal_xn = nullptr;  ///< [T x d]
+  T* logits = nullptr;    ///< [T x vocabulary]; probabilities; from the backward (on a GPU from the
+                          ///< loss) on gradients
+  S* row_loss = nullptr;  ///< [T], on a GPU
 
-  T *dcombined = nullptr, *dweight = nullptr;      ///< [sent_rows x d], [T x k]
+  T* dcombined = nullptr;                          ///< [sent_rows x d]
+  S* dweight = nullptr;                            ///< [T x k]
   T *drows = nullptr, *dgate = nullptr;            ///< [expert_rows x d], [expert_rows x 2 i]
   T *dsorted = nullptr, *ddispatched = nullptr;    ///< [expert_rows x d], [sent_rows x d]
   T* dexpert = nullptr;                            ///< [T x d]
   T *dqkv = nullptr, *dy = nullptr;                ///< dattention: [T x 3 d], [T x d]
   T *dattention_xn = nullptr, *dlogits = nullptr;  ///< dattention: [T x d], [T x experts]
-  T *dcontext = nullptr, *dscores = nullptr;  ///< attention_work: [T x d], [sequence x sequence]
+  T* dcontext = nullptr;                           ///< attention_work: [T x d]
+  T* dscores = nullptr;  ///< attention_work: [sequence x sequence], on the host
 };
 
 /// Points the parts of a value at `base`, one behind the other, each at a multiple of 64 bytes
 /// (kSlotAlignment). `input` is x, `output` z, `doutput` dz, `dinput` dx. Returns the bytes of the
 /// value, a multiple of 64; with a null base that is all it does.
-template <typename T>
-int64_t PlaceValue(const LayerShape& shape, Value value, std::byte* base, LayerViews<T>* views);
+template <typename T, typename S>
+int64_t PlaceValue(const LayerShape& shape, Value value, std::byte* base, LayerViews<T, S>* views);
 
 /// Bytes of every value of one layer; 0 for those of opaque stages.
-template <typename T>
+template <typename T, typename S = T>
 ValueBytes BytesOfValues(const LayerShape& shape);
 
 /// What a model takes on each device of the host runtime, as the memory costs of a plan: the values

@@ -5,6 +5,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {
@@ -145,7 +146,7 @@ const Plan& CheckPlan(const Plan& plan, int capacity) {
   if (plan.expert_parallel == 1 || capacity > 0) return plan;
   throw Error(
       "expert groups over NCCL need to know how many rows go to each expert before the device "
-      "does; give --capacity, 1.25 for example, or train in one process (--transport threads)");
+      "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
 }
 
 }  // namespace
@@ -163,12 +164,9 @@ NcclLinks::NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int
 void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
   comms_.Join(id);
   const gpu::Stream stream = gpu_.NewStream(0, Priority::kNormal, "connect");
-  const std::vector<std::vector<int>> holders = HoldersOfStage(plan_);
   std::vector<std::pair<int, Over>> sums;
   size_t elements = 1;
-  for (int stage = 0; stage < plan_.stages; ++stage) {
-    const std::vector<int>& of_stage = holders[static_cast<size_t>(stage)];
-    if (std::find(of_stage.begin(), of_stage.end(), device_.rank) == of_stage.end()) continue;
+  for (const int stage : StagesOf(plan_, device_.rank)) {
     for (const auto& [over, size] :
          {std::pair(Over::kAllMembers, backend.Gradients(stage).size()),
           std::pair(Over::kSameMember, backend.ExpertGradients(stage).size())}) {
@@ -237,13 +235,7 @@ void NcclLinks::ExchangeAlone(const Participant& self, const ExchangePart& part)
   peers.peer[0] = part.peer;
   peers.members = 1;
   peers.local_experts = part.local_experts;
-  const int ctas = self.stream.sms;
-  if (part.to_experts) {
-    gpu::PullToExperts(self.stream, peers, 0, part.width, part.capacity, part.most_rows, part.first,
-                       part.received, part.overflow, ctas);
-  } else {
-    gpu::PullToTokens(self.stream, peers, 0, part.width, part.sent_rows, ctas);
-  }
+  Pull(self.stream, part, peers, 0, self.stream.sms);
 }
 
 /// The rows of one member's tokens for one expert are one part: at the tokens by expert, at the

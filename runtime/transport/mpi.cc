@@ -29,7 +29,7 @@ void RequireLauncher() {
     if (IsSet(variable)) return;
   }
   throw Error(
-      "--transport mpi needs an MPI launcher (mpirun, or srun with PMIx); use --transport tcp");
+      "`transport` mpi needs an MPI launcher (mpirun, or srun with PMIx); use `transport` tcp");
 }
 
 /// On one machine OpenMPI would read the sender's memory, which is forbidden in many containers,
@@ -73,7 +73,7 @@ void Await(MPI_Request* request, Clock::time_point deadline) {
     if (Clock::now() > deadline) {
       throw Error(
           "timed out waiting for the other processes of the job to meet over MPI; see whether all "
-          "of them are running, or raise --rendezvous-timeout");
+          "of them are running, or raise `rendezvous_timeout`");
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
@@ -138,7 +138,7 @@ Mpi::Mpi(const World& world) : state_(std::make_unique<State>()) {
   // Communicators made from it inherit this.
   CheckMpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   if (provided < MPI_THREAD_FUNNELED) {
-    throw Error("this MPI cannot be used by a process with threads; use --transport tcp");
+    throw Error("this MPI cannot be used by a process with threads; use `transport` tcp");
   }
   CheckMpi(MPI_Comm_rank(MPI_COMM_WORLD, &state_->rank), "MPI_Comm_rank");
   CheckMpi(MPI_Comm_size(MPI_COMM_WORLD, &state_->size), "MPI_Comm_size");
@@ -147,7 +147,7 @@ Mpi::Mpi(const World& world) : state_(std::make_unique<State>()) {
                 std::to_string(state_->size) + " for MPI, but " + std::to_string(world.rank) +
                 " of " + std::to_string(world.size) +
                 " by its environment; start it by the mpirun of the MPI it was built with, or by "
-                "srun --mpi=pmix, and without RANK and WORLD_SIZE; or use --transport tcp");
+                "srun --mpi=pmix, and without RANK and WORLD_SIZE; or use `transport` tcp");
   }
   state_->one_machine = AllOnOneMachine(state_->size);
   for (MPI_Comm& channel : state_->channels) {

@@ -80,6 +80,7 @@ class MpiWire : public Wire {
     bool is_label = false;
   };
 
+  Operation& At(int ticket) { return operations_[static_cast<size_t>(ticket)]; }
   MPI_Comm Of(Channel channel) const { return channels_[static_cast<size_t>(channel)]; }
   Edge& EdgeOf(Channel channel, int peer) {
     return edges_[static_cast<size_t>(channel)][static_cast<size_t>(peer)];
@@ -112,7 +113,7 @@ MpiWire::~MpiWire() {
   // The caller's memory may go now. MPI gives a receive back at once; a send it may still read.
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
-    const Operation& operation = operations_[static_cast<size_t>(owners_[i].ticket)];
+    const Operation& operation = At(owners_[i].ticket);
     if (operation.receives && !operation.cancelled) MPI_Cancel(&requests_[i]);
     MPI_Request_free(&requests_[i]);
   }
@@ -127,7 +128,7 @@ int MpiWire::Begin(Channel channel, int peer, bool receives) {
   }
   const int ticket = free_.back();
   free_.pop_back();
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = At(ticket);
   operation = Operation{};
   operation.receives = receives;
   operation.peer = peer;
@@ -139,14 +140,14 @@ int MpiWire::Begin(Channel channel, int peer, bool receives) {
 void MpiWire::Add(int ticket, bool is_label, MPI_Request request) {
   requests_.push_back(request);
   owners_.push_back({ticket, is_label});
-  ++operations_[static_cast<size_t>(ticket)].pending;
+  ++At(ticket).pending;
 }
 
 int MpiWire::Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
                   bool rendezvous) {
   CF_ASSERT(label.bytes == bytes.size());
   const int ticket = Begin(channel, to, false);
-  PackedLabel& packed = operations_[static_cast<size_t>(ticket)].label;
+  PackedLabel& packed = At(ticket).label;
   packed.sequence = EdgeOf(channel, to).sent++;
   packed.bytes = label.bytes;
   packed.stage = label.instruction.stage;
@@ -173,7 +174,7 @@ int MpiWire::Send(Channel channel, int to, const Label& label, std::span<const s
 
 int MpiWire::Receive(Channel channel, int from, std::span<std::byte> bytes) {
   const int ticket = Begin(channel, from, true);
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = At(ticket);
   operation.size = bytes.size();
   operation.sequence = EdgeOf(channel, from).received++;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -196,7 +197,7 @@ int MpiWire::Receive(Channel channel, int from, std::span<std::byte> bytes) {
 /// receive is taken back: they may be another number, or none, and its memory belongs to its caller
 /// as soon as it is done.
 void MpiWire::Break(int ticket) {
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = At(ticket);
   operation.cancelled = true;
   EdgeOf(operation.channel, operation.peer).broken = true;
   for (size_t i = 0; i < requests_.size(); ++i) {
@@ -206,7 +207,7 @@ void MpiWire::Break(int ticket) {
 }
 
 void MpiWire::TakeLabel(int ticket, const MPI_Status& status, int code) {
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = At(ticket);
   operation.begun = Clock::now();
   int count = 0;
   if (code == MPI_SUCCESS) {
@@ -221,7 +222,7 @@ void MpiWire::TakeLabel(int ticket, const MPI_Status& status, int code) {
 
 void MpiWire::Complete(size_t place, const MPI_Status& status, int code) {
   const Owner owner = owners_[place];
-  Operation& operation = operations_[static_cast<size_t>(owner.ticket)];
+  Operation& operation = At(owner.ticket);
   --operation.pending;
   if (operation.receives) {
     if (owner.is_label) {
@@ -261,7 +262,7 @@ void MpiWire::Progress() {
 
 Wire::Status MpiWire::Test(int ticket) {
   RequireAlive();
-  Operation& operation = operations_[static_cast<size_t>(ticket)];
+  Operation& operation = At(ticket);
   if (operation.pending > 0) Progress();
   if (operation.pending > 0) return {};
   Status status;

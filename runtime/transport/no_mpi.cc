@@ -8,7 +8,7 @@ namespace {
 
 [[noreturn]] void Refuse() {
   throw Error(
-      "this build has no MPI: use --transport tcp, or install libopenmpi-dev and build again with "
+      "this build has no MPI: use `transport` tcp, or install libopenmpi-dev and build again with "
       "-DCF_MPI=ON");
 }
 

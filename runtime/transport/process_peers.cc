@@ -33,26 +33,6 @@ namespace {
 /// share, back. Where a reduction has two sums, those over the same member come behind the others.
 enum Message : int32_t { kSize, kShare, kSum, kMessages };
 
-/// The elements that one of `parts` adds up.
-template <typename T>
-std::span<T> ShareOf(std::span<T> values, size_t place, size_t parts) {
-  const size_t begin = values.size() * place / parts;
-  return values.subspan(begin, values.size() * (place + 1) / parts - begin);
-}
-
-/// Sums the shares in their order into `sum`, which may be one of them.
-void Add(std::span<const std::span<const float>> shares, std::span<float> sum) {
-  float block[512];
-  for (size_t i = 0; i < sum.size(); i += std::size(block)) {
-    const size_t count = std::min(std::size(block), sum.size() - i);
-    std::copy_n(shares[0].data() + i, count, block);
-    for (const std::span<const float> share : shares.subspan(1)) {
-      for (size_t k = 0; k < count; ++k) block[k] += share[i + k];
-    }
-    std::copy_n(block, count, sum.data() + i);
-  }
-}
-
 }  // namespace
 
 const OrderedSum::Parts& OrderedSum::PartsOf(int stage, Transport::Over over,
@@ -145,7 +125,7 @@ Clock::time_point OrderedSum::Run(const Instruction& reduce, Transport::Over ove
         return std::as_writable_bytes(room);
       });
   Finish(parts, label);
-  Add(shares_, own);
+  AddShares(shares_, own);
 
   label.part = first + kSum;
   Begin(

@@ -1,11 +1,14 @@
 #pragma once
 
-#include <memory>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/core/progress.h"
 #include "runtime/core/transport.h"
 #include "runtime/launch/world.h"
+#include "runtime/transport/process_peers.h"
 #include "runtime/transport/wire.h"
 
 namespace contraflow {
@@ -37,8 +40,32 @@ class ProcessTransport : public Transport {
   void Abort() override;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  /// A transfer that is not done.
+  struct Pending {
+    Transfer* transfer;
+    int ticket;
+  };
+
+  Device RankAt(int rank) const { return {peers_.device().replica, peers_.device().member, rank}; }
+  Device MemberAt(size_t member) const {
+    return {peers_.device().replica, static_cast<int>(member), peers_.device().rank};
+  }
+  void Start(Transfer* transfer);
+  bool Test(size_t place);
+  size_t PlaceOf(const Transfer& transfer) const;
+  void Check(const Transfer& receive, const Label& label) const;
+  void Exchange(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive);
+  template <typename WorkOnMemory>
+  auto AbortIfFails(const WorkOnMemory& work);
+
+  const Options options_;
+  Wire& wire_;
+  const ProcessPeers peers_;
+  OrderedSum sum_;
+  std::map<std::pair<bool, Tag>, int64_t> index_of_;  // instructions, by whether they send
+  std::vector<Pending> pending_;                      // as posted
+  std::vector<int> sends_, receives_;                 // tickets of an exchange, by member
 };
 
 }  // namespace contraflow

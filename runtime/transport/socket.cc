@@ -103,11 +103,11 @@ Socket NewSocket(int family) {
   return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-/// Waits for events of one descriptor; false at the deadline.
-bool Await(int fd, short events, Clock::time_point deadline) {
+/// Waits until a descriptor can be written to; false at the deadline.
+bool AwaitRoom(int fd, Clock::time_point deadline) {
   while (true) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    pollfd entry{fd, events, 0};
+    pollfd entry{fd, POLLOUT, 0};
     const int wait = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
     const int ready = poll(&entry, 1, wait);
     if (ready > 0) return true;
@@ -139,7 +139,7 @@ int TryConnect(const Endpoint& to, Clock::time_point deadline, Socket* socket) {
   SetOption(*socket, IPPROTO_TCP, TCP_NODELAY, 1);
   if (connect(socket->fd(), to.address(), to.size) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return errno;
-    if (!Await(socket->fd(), POLLOUT, deadline)) return ETIMEDOUT;
+    if (!AwaitRoom(socket->fd(), deadline)) return ETIMEDOUT;
   }
   return ConnectError(*socket);
 }
@@ -344,24 +344,9 @@ void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time
     if (sent >= 0) {
       bytes = bytes.subspan(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!Await(socket.fd(), POLLOUT, deadline)) throw Error("timed out");
+      if (!AwaitRoom(socket.fd(), deadline)) throw Error("timed out");
     } else if (errno == EPIPE || errno == ECONNRESET) {
       throw Error("the connection was closed");
-    } else if (errno != EINTR) {
-      throw Error(std::strerror(errno));
-    }
-  }
-}
-
-void ReceiveAll(const Socket& socket, std::span<std::byte> bytes, Clock::time_point deadline) {
-  while (!bytes.empty()) {
-    const ssize_t got = recv(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (got > 0) {
-      bytes = bytes.subspan(static_cast<size_t>(got));
-    } else if (got == 0 || errno == ECONNRESET) {
-      throw Error("the connection was closed");
-    } else if (errno == EAGAIN) {
-      if (!Await(socket.fd(), POLLIN, deadline)) throw Error("timed out");
     } else if (errno != EINTR) {
       throw Error(std::strerror(errno));
     }

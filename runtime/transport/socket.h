@@ -63,9 +63,8 @@ Socket Connect(const Address& to, Clock::time_point deadline);
 Socket BeginConnect(const Address& to);
 void EndConnect(const Socket& socket);
 
-/// Sends or receives exactly so many bytes, at most until the deadline. Throw Error: "timed out",
-/// "the connection was closed", or what the system says.
+/// Sends exactly so many bytes, at most until the deadline. Throws Error: "timed out", "the
+/// connection was closed", or what the system says.
 void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline);
-void ReceiveAll(const Socket& socket, std::span<std::byte> bytes, Clock::time_point deadline);
 
 }  // namespace contraflow

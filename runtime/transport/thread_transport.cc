@@ -9,224 +9,14 @@
 #include "runtime/transport/thread_transport.h"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/error.h"
-#include "runtime/core/transport.h"
+#include "runtime/transport/thread_gate.h"
 
 namespace contraflow {
 namespace {
-
-/// Threads that come together to work on each other's memory, again and again: nobody begins before
-/// all are here, nobody leaves before all have finished. Guarded by the gate's mutex.
-struct Meeting {
-  std::vector<int> workers;  ///< who takes part
-  std::vector<char> here;    ///< those of them that have come this time
-  size_t arrived = 0, finished = 0;
-  int64_t round = 0;  ///< how many times they have met and left
-  Clock::time_point last_arrival{};
-};
-
-/// Where the threads of a run wait for each other. One mutex guards all that they share; each
-/// worker (one device) sleeps on a condition variable of its own. Nothing here allocates memory
-/// once it stands, but messages of errors.
-class ThreadGate {
- public:
-  using Lock = std::unique_lock<std::mutex>;
-
-  /// A worker gives up when it waits while no worker has called for `timeout`.
-  ThreadGate(int ranks, int replicas, int members, std::chrono::milliseconds timeout);
-
-  const int ranks, replicas, members;
-
-  /// The number of a device: replica by replica, member by member, rank by rank.
-  int WorkerOf(Device device) const {
-    return (device.replica * members + device.member) * ranks + device.rank;
-  }
-  Device DeviceOf(int worker) const {
-    return {worker / ranks / members, worker / ranks % members, worker % ranks};
-  }
-  /// `replica 0 member 1 rank 2`, without what there is only one of.
-  std::string NameOf(int worker) const;
-
-  /// Begins a call: takes the mutex, notes that the run goes on. Throws Aborted after Abort.
-  Lock Enter();
-  /// Sleeps until `ready()`, which is asked with the mutex held. Throws Aborted after Abort, Error
-  /// with all that is known about who waits for whom after the timeout, which aborts. `at` is what
-  /// the worker is doing, `meeting` whom it meets there, if anybody.
-  template <typename Ready>
-  void Wait(Lock& lock, int worker, const Instruction& at, const Meeting* meeting,
-            const Ready& ready) {
-    Begin(worker, at, meeting);
-    while (!ready()) Sleep(lock, worker);
-    End(worker);
-  }
-  /// Takes part in a meeting. `publish()` runs with the mutex held and says what this worker has
-  /// for the others; `work()` runs without it once all are here, must not wait for anything and
-  /// must not throw. Returns when all have finished their work: from then on nobody touches this
-  /// worker's memory, also where the run is aborted meanwhile.
-  template <typename Publish, typename Work>
-  void Meet(Meeting* meeting, int worker, const Instruction& at, const Publish& publish,
-            const Work& work) {
-    Lock lock = Enter();
-    publish();
-    Arrive(meeting, worker);
-    Wait(lock, worker, at, meeting, [&] { return meeting->arrived == meeting->workers.size(); });
-    const int64_t round = meeting->round;
-    lock.unlock();
-    work();
-    lock.lock();
-    Finish(meeting);
-    Sleeper& self = sleepers_[static_cast<size_t>(worker)];
-    while (meeting->round == round) self.wake.wait(lock);
-  }
-  /// Has a worker look again whether it is ready; with the mutex held.
-  void Wake(int worker);
-  /// Ends all waiting, now and from now on.
-  void Abort();
-
- private:
-  struct Sleeper {
-    std::condition_variable wake;
-    bool waits = false;
-    Instruction at{};                  // where it waits
-    const Meeting* meeting = nullptr;  // for whom, or its peer
-  };
-
-  void Begin(int worker, const Instruction& at, const Meeting* meeting);
-  void Sleep(Lock& lock, int worker);
-  void End(int worker) { sleepers_[static_cast<size_t>(worker)].waits = false; }
-  void Arrive(Meeting* meeting, int worker);
-  void Finish(Meeting* meeting);
-  void WakeAll(const Meeting& meeting);
-  std::string WhoWaits() const;
-  std::string Absent(const Meeting& meeting) const;
-
-  const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
-  std::vector<Sleeper> sleepers_;  // by worker
-  bool aborted_ = false;
-  Clock::time_point last_call_ = Clock::now();
-};
-
-/// `0.05`, without zeros behind it.
-std::string DecimalSeconds(std::chrono::milliseconds time) {
-  std::string text = std::to_string(std::chrono::duration<double>(time).count());
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
-
-ThreadGate::ThreadGate(int rank_count, int replica_count, int member_count,
-                       std::chrono::milliseconds timeout)
-    : ranks(rank_count),
-      replicas(replica_count),
-      members(member_count),
-      timeout_(timeout),
-      sleepers_(static_cast<size_t>(replicas) * static_cast<size_t>(members) *
-                static_cast<size_t>(ranks)) {
-  CF_ASSERT(replicas > 0 && members > 0 && ranks > 0);
-}
-
-std::string ThreadGate::NameOf(int worker) const {
-  const Device device = DeviceOf(worker);
-  std::string name;
-  if (replicas > 1) name += "replica " + std::to_string(device.replica) + " ";
-  if (members > 1) name += "member " + std::to_string(device.member) + " ";
-  return name + "rank " + std::to_string(device.rank);
-}
-
-ThreadGate::Lock ThreadGate::Enter() {
-  Lock lock(mutex_);
-  if (aborted_) throw Aborted();
-  last_call_ = Clock::now();
-  return lock;
-}
-
-void ThreadGate::Begin(int worker, const Instruction& at, const Meeting* meeting) {
-  Sleeper& self = sleepers_[static_cast<size_t>(worker)];
-  self.waits = true;
-  self.at = at;
-  self.meeting = meeting;
-}
-
-void ThreadGate::Sleep(Lock& lock, int worker) {
-  if (aborted_) throw Aborted();
-  const Clock::time_point deadline = last_call_ + timeout_;
-  if (Clock::now() >= deadline) {
-    // Nobody may begin to work on the memory of a worker that has given up.
-    aborted_ = true;
-    throw Error("no rank has made progress for " + DecimalSeconds(timeout_) + " s: " + WhoWaits() +
-                "; verify the plan, or allow more time with --timeout");
-  }
-  // Whether it was woken, woke by itself or overslept: the caller looks again.
-  sleepers_[static_cast<size_t>(worker)].wake.wait_until(lock, deadline);
-}
-
-void ThreadGate::Wake(int worker) { sleepers_[static_cast<size_t>(worker)].wake.notify_one(); }
-
-void ThreadGate::WakeAll(const Meeting& meeting) {
-  for (const int worker : meeting.workers) Wake(worker);
-}
-
-void ThreadGate::Arrive(Meeting* meeting, int worker) {
-  const auto self = std::find(meeting->workers.begin(), meeting->workers.end(), worker);
-  CF_ASSERT(self != meeting->workers.end());
-  char& here = meeting->here[static_cast<size_t>(self - meeting->workers.begin())];
-  CF_ASSERT(here == 0);
-  here = 1;
-  if (++meeting->arrived < meeting->workers.size()) return;
-  meeting->last_arrival = Clock::now();
-  WakeAll(*meeting);
-}
-
-void ThreadGate::Finish(Meeting* meeting) {
-  if (++meeting->finished < meeting->workers.size()) return;
-  meeting->arrived = meeting->finished = 0;
-  std::fill(meeting->here.begin(), meeting->here.end(), 0);
-  ++meeting->round;
-  WakeAll(*meeting);
-}
-
-void ThreadGate::Abort() {
-  const Lock lock(mutex_);
-  aborted_ = true;
-  for (Sleeper& sleeper : sleepers_) sleeper.wake.notify_one();
-}
-
-std::string ThreadGate::WhoWaits() const {
-  std::string text;
-  for (size_t w = 0; w < sleepers_.size(); ++w) {
-    const Sleeper& sleeper = sleepers_[w];
-    text += (w == 0 ? "" : "; ") + NameOf(static_cast<int>(w));
-    if (!sleeper.waits) {
-      text += " waits for nobody";
-    } else {
-      text += " waits at " + ToString(sleeper.at) + " for " +
-              (sleeper.meeting != nullptr ? Absent(*sleeper.meeting)
-                                          : "rank " + std::to_string(sleeper.at.peer));
-    }
-  }
-  return text;
-}
-
-std::string ThreadGate::Absent(const Meeting& meeting) const {
-  constexpr size_t kNamed = 3;
-  const size_t absent = meeting.workers.size() - meeting.arrived;
-  std::string text;
-  size_t named = 0;
-  for (size_t i = 0; i < meeting.workers.size() && named < kNamed; ++i) {
-    if (meeting.here[i] != 0) continue;
-    text += (named++ == 0 ? "" : ", ") + NameOf(meeting.workers[i]);
-  }
-  return absent > named ? text + " and " + std::to_string(absent - named) + " more" : text;
-}
 
 /// Transfers of one directed edge that were posted and not met yet: all SENDs or all RECVs.
 struct Edge {
@@ -245,30 +35,6 @@ struct Exchange {
   int first_worker = 0;
   std::vector<std::span<const std::byte>> parts;  // [from][to]
 };
-
-Meeting MeetingOf(std::vector<int> workers) {
-  Meeting meeting;
-  meeting.here.assign(workers.size(), 0);
-  meeting.workers = std::move(workers);
-  return meeting;
-}
-
-/// Adds up one worker's share of the elements, in the order of the parts, for all of them.
-void AddShare(const std::vector<std::span<float>>& parts, size_t place) {
-  const size_t size = parts[place].size();
-  size_t i = size * place / parts.size();
-  const size_t end = size * (place + 1) / parts.size();
-  float sum[512];
-  while (i < end) {
-    const size_t count = std::min(std::size(sum), end - i);
-    std::copy_n(parts[0].begin() + static_cast<std::ptrdiff_t>(i), count, sum);
-    for (size_t p = 1; p < parts.size(); ++p) {
-      for (size_t k = 0; k < count; ++k) sum[k] += parts[p][i + k];
-    }
-    for (const std::span<float> part : parts) std::copy_n(sum, count, part.data() + i);
-    i += count;
-  }
-}
 
 }  // namespace
 
@@ -291,15 +57,7 @@ class ThreadNetwork::Face : public Transport {
       : state_(state), gate_(state.gate), worker_(worker), device_(state.gate.DeviceOf(worker)) {}
 
   void Post(std::span<Transfer* const> group) override {
-    const Clock::time_point posted = Clock::now();
-    for (Transfer* transfer : group) {
-      CF_ASSERT(!transfer->done);
-      const int peer = transfer->instruction.peer;
-      if (peer < 0 || peer >= gate_.ranks || peer == device_.rank) {
-        throw NoSuchRank(peer);
-      }
-      transfer->start = posted;
-    }
+    BeginPost(group, device_.rank, gate_.ranks);
     ThreadGate::Lock lock = gate_.Enter();
     for (Transfer* transfer : group) Offer(lock, transfer);
     if (!state_.options.strict) return;
@@ -318,21 +76,29 @@ class ThreadNetwork::Face : public Transport {
 
   Clock::time_point Sum(const Instruction& reduce, Over over, std::span<const int> holders,
                         std::span<float> values) override {
-    if (std::find(holders.begin(), holders.end(), device_.rank) == holders.end()) {
-      throw NoHolder();
-    }
+    RequireHolder(holders, device_.rank);
     Reduction& reduction = ReductionOf(reduce.stage, over, holders);
     const std::vector<int>& workers = reduction.meeting.workers;
     const auto place =
         static_cast<size_t>(std::find(workers.begin(), workers.end(), worker_) - workers.begin());
+    const size_t count = reduction.parts.size();
+    shares_.resize(count);
     size_t other = place;  // whose part has a different size
     gate_.Meet(
         &reduction.meeting, worker_, reduce, [&] { reduction.parts[place] = values; },
         [&] {
-          for (size_t p = 0; p < reduction.parts.size(); ++p) {
+          for (size_t p = 0; p < count; ++p) {
             if (reduction.parts[p].size() != values.size()) other = p;
           }
-          if (other == place) AddShare(reduction.parts, place);
+          if (other != place) return;
+          // This worker's share of the elements, for all of them.
+          const std::span<float> sum = ShareOf(values, place, count);
+          for (size_t p = 0; p < count; ++p) shares_[p] = ShareOf(reduction.parts[p], place, count);
+          AddShares(shares_, sum);
+          for (const std::span<float> part : reduction.parts) {
+            if (part.data() == values.data()) continue;
+            std::copy(sum.begin(), sum.end(), ShareOf(part, place, count).begin());
+          }
         });
     if (other != place) {
       throw OtherCount(values.size(), gate_.NameOf(workers[other]));
@@ -343,9 +109,7 @@ class ThreadNetwork::Face : public Transport {
   void AllToAll(const Instruction& instruction, std::span<const std::span<const std::byte>> send,
                 std::span<const std::span<std::byte>> receive) override {
     const auto members = static_cast<size_t>(gate_.members);
-    if (send.size() != members || receive.size() != members) {
-      throw WrongParts(instruction, members, send.size(), receive.size());
-    }
+    RequireParts(instruction, members, send.size(), receive.size());
     Exchange& exchange =
         state_.exchanges[static_cast<size_t>(device_.replica * gate_.ranks + device_.rank)];
     const auto self = static_cast<size_t>(device_.member);
@@ -433,7 +197,7 @@ class ThreadNetwork::Face : public Transport {
       }
     }
     reduction.parts.resize(workers.size());
-    reduction.meeting = MeetingOf(std::move(workers));
+    reduction.meeting = Meeting(std::move(workers));
     return reduction;
   }
 
@@ -452,6 +216,7 @@ class ThreadNetwork::Face : public Transport {
   ThreadGate& gate_;
   const int worker_;
   const Device device_;
+  std::vector<std::span<const float>> shares_;  // of the sum under way
 };
 
 ThreadNetwork::ThreadNetwork(int ranks, int replicas, int members, Options options)
@@ -468,7 +233,7 @@ ThreadNetwork::ThreadNetwork(int ranks, int replicas, int members, Options optio
         workers.push_back(gate.WorkerOf({replica, member, rank}));
       }
       exchange.parts.resize(workers.size() * workers.size());
-      exchange.meeting = MeetingOf(std::move(workers));
+      exchange.meeting = Meeting(std::move(workers));
     }
   }
 }

@@ -111,29 +111,6 @@ TEST_SUITE("kernel") {
     CHECK((result.y[20] == gpu::ToBf16(-2)));
   }
 
-  TEST_CASE("rmsnorm: forward of a sum is the sum and then the norm") {
-    for (const Shape& shape : {Shape{3, 4096}, Shape{5, 72}, Shape{4, 77}, Shape{2, 600}}) {
-      CAPTURE(shape.width);
-      const std::vector<Bf16> x = RandomBf16(shape.size(), 5, 2);
-      const std::vector<Bf16> residual = RandomBf16(shape.size(), 6, 2);
-      const std::vector<float> gain = Gain(shape.width);
-      std::vector<Bf16> sum;
-      for (size_t i = 0; i < x.size(); ++i) {
-        sum.push_back(gpu::ToBf16(gpu::ToFloat(x[i]) + gpu::ToFloat(residual[i])));
-      }
-      const Result wanted = Forward(TestStream(), shape, sum, gain);
-
-      Guarded<Bf16> device_x(x), device_residual(residual), y(shape.size());
-      Guarded<float> device_gain(gain), rstd(static_cast<size_t>(shape.rows));
-      gpu::RmsNormForwardAdd(NarrowStream(), device_x.data(), device_residual.data(),
-                             device_gain.data(), shape.rows, shape.width, device_residual.data(),
-                             rstd.data(), y.data());
-      CHECK((device_residual.Get() == sum));
-      CHECK((device_x.Get() == x));
-      CHECK((Result{y.Get(), rstd.Get()} == wanted));
-    }
-  }
-
   TEST_CASE("rmsnorm: gradient of the input") {
     unsigned seed = 200;
     for (const Shape& shape : Shapes()) {

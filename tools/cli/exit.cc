@@ -14,9 +14,13 @@ namespace {
 
 /// Fields of the library that are flags of the command line.
 constexpr std::string_view kFlagFields[] = {
-    "ranks",           "microbatches", "chunks",       "data_parallel",
-    "expert_parallel", "costs",        "memory_limit", "recompute",
-    "placement",       "no_auto",      "model"};
+    "ranks",         "microbatches",    "chunks",
+    "data_parallel", "expert_parallel", "costs",
+    "memory_limit",  "recompute",       "placement",
+    "no_auto",       "model",           "level",
+    "device",        "capacity",        "data",
+    "seed",          "timeout",         "rendezvous_timeout",
+    "transport",     "checkpoint",      "resume_step"};
 
 }  // namespace
 

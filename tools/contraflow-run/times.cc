@@ -178,7 +178,7 @@ std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job) {
   std::string records;
   for (const Device& device : run.devices()) {
     records += std::to_string(device.rank);
-    for (const int64_t bytes : run.ArenasAt(device)) records += " " + std::to_string(bytes);
+    for (const int64_t bytes : run.At(device).arena_bytes()) records += " " + std::to_string(bytes);
     records += "\n";
   }
   std::vector<RankArenas> ranks;

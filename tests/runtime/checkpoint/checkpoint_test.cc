@@ -49,7 +49,7 @@ struct Trained {
   /// What follows the reason.
   std::string Older() const {
     return "; older checkpoints in " + folder.path() +
-           " are of step 2: --resume-step 2 resumes from that one";
+           " are of step 2: `resume_step` 2 resumes from that one";
   }
 };
 
@@ -210,23 +210,23 @@ TEST_SUITE("unit") {
     const Checkpoint checkpoint = OpenNewest(t.folder);
     const Model model = CheckpointModel();
     const std::string text(64, 'a'), other(64, 'b');
-    const std::string end = ", or use another --checkpoint folder";
+    const std::string end = ", or use another `checkpoint` folder";
     const auto refusal = [&](uint64_t seed, const Model& m, const std::string& sha) {
       return Failure([&] { checkpoint.RequireSame(seed, m, sha); });
     };
     CHECK(refusal(7, model, text) == "accepted");
     CHECK(refusal(8, model, text) == checkpoint.path() +
-                                         ": was made with seed 7, here it is 8; use --seed "
+                                         ": was made with seed 7, here it is 8; use `seed` "
                                          "7" +
                                          end);
     Model wider = model;
     wider.width = 8;
     CHECK(refusal(7, wider, text) ==
           checkpoint.path() +
-              ": was made with another model: width 4, here 8; use the same --model" + end);
+              ": was made with another model: width 4, here 8; use the same `model`" + end);
     CHECK(refusal(7, model, other) == checkpoint.path() +
                                           ": was made with another text: its SHA-256 is " + text +
-                                          ", here it is " + other + "; use the same --data" + end);
+                                          ", here it is " + other + "; use the same `data`" + end);
   }
 
   TEST_CASE("checkpoint: blocks that it does not have or of another size are refused") {
@@ -304,7 +304,7 @@ TEST_SUITE("unit") {
     const std::string shard = AsideOf(folder.path(), 6) + "/shard-0001";
     CHECK(commit([](const std::string& file, std::string&) { fs::remove(file); }) ==
           begin + shard +
-              ": is not there, though its process has written it; give --checkpoint a folder that "
+              ": is not there, though its process has written it; give `checkpoint` a folder that "
               "all machines share");
     const std::string cut_off =
         commit([](const std::string& file, std::string&) { fs::resize_file(file, 100); });

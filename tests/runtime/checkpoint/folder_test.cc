@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOfYourOwn = "Permission denied; use a --checkpoint folder of your own";
+constexpr const char* kOfYourOwn = "Permission denied; use a `checkpoint` folder of your own";
 
 /// What a call in a process of its own says: its Error, or "accepted".
 template <typename Call>
@@ -155,7 +155,7 @@ TEST_SUITE("unit") {
     const CheckpointFolder folder;
     const std::string path = folder.path();
     CHECK(Failure([] { PrepareCheckpoints(""); }) ==
-          "--checkpoint: the name of the folder is empty");
+          "`checkpoint`: the name of the folder is empty");
     WriteBytes(path, "a file");
     CHECK(Failure([&] { PrepareCheckpoints(path); }) ==
           path + ": is not a folder: Not a directory; a file stands where a folder should be");
@@ -221,7 +221,7 @@ TEST_SUITE("unit") {
       });
     };
     const std::string reason =
-        ": cannot be written: File too large; make room, or use another --checkpoint folder: "
+        ": cannot be written: File too large; make room, or use another `checkpoint` folder: "
         "earlier checkpoints are intact";
     for (const rlim_t room : {rlim_t{0}, rlim_t{1}, shard / 2, shard - 1}) {
       CAPTURE(room);
@@ -249,7 +249,7 @@ TEST_SUITE("unit") {
             CommitCheckpoint(folder.path(), cut.Head(2), std::span(&note, 1), 2);
           }) == "the checkpoint of step 2 was not made: " + AsideOf(folder.path(), 2) +
                     "/manifest.json: cannot be written: File too large; make room, or use another "
-                    "--checkpoint folder: earlier checkpoints are intact");
+                    "`checkpoint` folder: earlier checkpoints are intact");
     CHECK(folder.Names() == "step-00000001");
     CHECK(
         Failure([&] { WriteShard(folder.path(), 2, 0, cut.All()); }) ==
@@ -261,7 +261,7 @@ TEST_SUITE("unit") {
     CHECK(
         Failure([&] { WriteShard(folder.path(), 2, 0, cut.All()); }) ==
         AsideOf(folder.path(), 2) +
-            "/shard-0000: cannot be made: File exists; do two jobs write to the same --checkpoint "
+            "/shard-0000: cannot be made: File exists; do two jobs write to the same `checkpoint` "
             "folder?");
   }
 }

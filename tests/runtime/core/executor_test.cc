@@ -201,7 +201,7 @@ TEST_SUITE("unit") {
     CHECK(failure("F s0 m0\nSEND_F s0 m0 to=1", "") ==
           "rank 0, instruction 1 (SEND_F s0 m0 to=1): no rank has made progress for 0.1 s: rank 0 "
           "waits at SEND_F s0 m0 to=1 for rank 1; rank 1 waits for nobody; verify the plan, or "
-          "allow more time with --timeout");
+          "allow more time with `timeout`");
     CHECK(
         failure("F s0 m0\nSEND_F s0 m0 to=0", "") ==
         "rank 0, instruction 1 (SEND_F s0 m0 to=0): there is no other rank 0 to exchange messages "
@@ -220,12 +220,12 @@ TEST_SUITE("unit") {
     Plan plan = TwoRankPlan();
     plan.level = Level::kCompute;
     CHECK(Failure([&] { CheckExecutable(plan); }) ==
-          "a plan of level compute has no messages and cannot be executed; compile it with --level "
+          "a plan of level compute has no messages and cannot be executed; compile it with `level` "
           "comm");
     plan.level = Level::kBuffer;
     CHECK(Failure([&] { CheckExecutable(plan); }) ==
           "this plan places the buffers of stages without components, which cannot be executed; "
-          "compile it with \"moe\" costs, or with --level comm");
+          "compile it with \"moe\" costs, or with `level` comm");
     plan.layers = 1;
     CheckExecutable(plan);
     plan.level = Level::kComponent;

@@ -32,12 +32,7 @@ class OneByOneRun : public Run {
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
-  Stage& StageAt(Device device, int stage) override { return At(device).StageAt(stage); }
-  void Put(Device device, int stage) override { At(device).Put(stage); }
-  const std::array<int64_t, kArenaCount>& ArenasAt(Device device) override {
-    return At(device).arena_bytes();
-  }
-  GpuDevice& At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }
+  GpuDevice& At(Device device) override { return *backends_[DeviceNumber(plan_, device)]; }
 
  private:
   struct Window;

@@ -30,8 +30,8 @@ std::vector<Device> DevicesOf(const Plan& plan) {
 }
 
 const Instruction& At(const Plan& plan, const std::vector<Device>& devices, IssuePlace place) {
-  const int rank = devices[static_cast<size_t>(place.device)].rank;
-  return plan.program(rank)[static_cast<size_t>(place.index)];
+  const int rank = devices[place.device].rank;
+  return plan.program(rank)[place.index];
 }
 
 /// What every participant of a point must have in common, and who they must be: written down from
@@ -96,24 +96,23 @@ void CheckOrder(const Plan& plan, const IssueOrder& order, const std::vector<Dev
   for (size_t point = 0; point < order.size(); ++point) {
     REQUIRE(!order[point].empty());
     const IssuePlace first = order[point][0];
-    const auto expected =
-        Expected(plan, devices[static_cast<size_t>(first.device)], At(plan, devices, first));
+    const auto expected = Expected(plan, devices[first.device], At(plan, devices, first));
     REQUIRE(order[point].size() == expected.size());
     for (size_t p = 0; p < expected.size(); ++p) {
       const IssuePlace place = order[point][p];
-      CHECK(devices[static_cast<size_t>(place.device)] == expected[p].first);
+      CHECK(devices[place.device] == expected[p].first);
       CHECK(At(plan, devices, place) == expected[p].second);
     }
     for (const IssuePlace place : order[point]) {
-      const auto device = static_cast<size_t>(place.device);
-      const auto index = static_cast<size_t>(place.index);
+      const auto device = place.device;
+      const auto index = place.index;
       State& state = states[device];
       REQUIRE(index >= state.begin);
       REQUIRE(index < state.end);
       REQUIRE(state.done.insert(index).second);
     }
     for (const IssuePlace place : order[point]) {
-      const auto device = static_cast<size_t>(place.device);
+      const auto device = place.device;
       if (states[device].done.size() == states[device].end - states[device].begin) open(device);
     }
   }
@@ -129,8 +128,8 @@ std::vector<std::vector<IssuePlace>> Restricted(const IssueOrder& order,
   for (size_t point = 0; point < order.size(); ++point) {
     std::vector<IssuePlace> left;
     for (const IssuePlace place : order[point]) {
-      const int32_t number = number_of[static_cast<size_t>(place.device)];
-      if (number >= 0) left.push_back({number, place.index});
+      const int32_t number = number_of[place.device];
+      if (number >= 0) left.push_back({static_cast<uint32_t>(number), place.index});
     }
     if (!left.empty()) points.push_back(left);
   }
@@ -239,7 +238,7 @@ TEST_SUITE("unit") {
       REQUIRE(order.size() == plan.program(rank).size());
       for (size_t point = 0; point < order.size(); ++point) {
         REQUIRE(order[point].size() == 1);
-        CHECK(order[point][0] == IssuePlace{0, static_cast<int32_t>(point)});
+        CHECK(order[point][0] == IssuePlace{0, static_cast<uint32_t>(point)});
       }
     }
     CHECK(IssueOrder(plan, {}).size() == 0);
@@ -271,7 +270,7 @@ rank
 )");
     const std::vector<Device> devices = DevicesOf(plan);
     const IssueOrder order(plan, devices);
-    std::map<std::pair<int32_t, int32_t>, size_t> when;
+    std::map<std::pair<uint32_t, uint32_t>, size_t> when;
     for (size_t point = 0; point < order.size(); ++point) {
       for (const IssuePlace place : order[point]) when[{place.device, place.index}] = point;
     }

@@ -290,7 +290,7 @@ TEST_SUITE("unit") {
     Issue issue(chunks, AllDevicesOf(chunks), kEager);
     CHECK(StepError(&issue) ==
           "rank 0, instruction 0 (F s0 m0 lane=compute): chunks that have no components cannot run "
-          "on a GPU; compile the plan with --model");
+          "on a GPU; compile the plan with `model`");
 
     GpuRunOptions still = kEager;
     still.run_ahead = 1;

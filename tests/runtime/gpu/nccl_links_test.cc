@@ -259,7 +259,7 @@ TEST_SUITE("unit") {
     const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
     CHECK(Failure([&] { LinkedJob(plan, 0); }) ==
           "expert groups over NCCL need to know how many rows go to each expert before the device "
-          "does; give --capacity, 1.25 for example, or train in one process (--transport threads)");
+          "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
   }
 
   TEST_CASE("nccl links: what is aborted takes no more calls and leaves nothing behind") {

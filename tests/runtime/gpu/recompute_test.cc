@@ -50,7 +50,7 @@ std::pair<std::string, int64_t> Train(const Plan& plan, const Model& model,
   const StepResult result = run.Step(1);
   Append(result.losses, &bits);
   for (const Device& device : run.devices()) {
-    Stage& stage = run.StageAt(device, device.rank);
+    Stage& stage = run.At(device).StageAt(device.rank);
     Append(stage.gradients(), &bits);
     Append(stage.parameters(), &bits);
   }

@@ -125,11 +125,11 @@ TEST_SUITE("kernel") {
     CHECK(far.gradient > 0);
     CHECK(far.gradient < far.largest);
 
-    Stage& stage = trial.run.StageAt({0, 0, 0}, 0);
+    Stage& stage = trial.run.At({0, 0, 0}).StageAt(0);
     for (const ParameterBlock& block : stage.blocks()) {
       if (block.name == "final_norm") stage.parameters()[block.offset] += 0.5f;
     }
-    trial.run.Put({0, 0, 0}, 0);
+    trial.run.At({0, 0, 0}).Put(0);
     const StepResult other = trial.run.Step(2);
     const GpuComparison near =
         CompareGpuStep(trial.plan, 2, other, trial.run, trial.reference, nullptr);
@@ -157,8 +157,8 @@ TEST_SUITE("kernel") {
     CHECK(refusal(other) == "this plan was compiled for another model or device: value " + value +
                                 " has " + std::to_string(slot.bytes) +
                                 " bytes, model \"small-gpu\" needs " + bytes +
-                                " on a GPU; compile it with --model small-gpu --device cuda, and "
-                                "with the --capacity it is to run with");
+                                " on a GPU; compile it with `model` small-gpu `device` cuda, and "
+                                "with the `capacity` it is to run with");
 
     other = plan;
     other.slots[0].pop_back();
@@ -178,7 +178,7 @@ TEST_SUITE("kernel") {
     other.level = Level::kComponent;
     CHECK(refusal(other) ==
           "a GPU runs plans of level buffer, this one is of level component; compile it with "
-          "--level buffer --model small-gpu --device cuda");
+          "`level` buffer `model` small-gpu `device` cuda");
   }
 
   TEST_CASE("GPU device: arenas are those of the plan and begin aligned") {
@@ -213,12 +213,12 @@ TEST_SUITE("kernel") {
     const Plan plan = GpuPlanFor(model, "1f1b", 1, 1, 1, 3);
     OneByOneRun run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms);
     run.Step(1);
-    Stage& stage = run.StageAt({0, 0, 0}, 0);
+    Stage& stage = run.At({0, 0, 0}).StageAt(0);
     const auto blocks = stage.blocks();
     for (const ParameterBlock& block : blocks) {
       if (block.name == "final_norm") stage.parameters()[block.offset] = 1e38f * 10;
     }
-    run.Put({0, 0, 0}, 0);
+    run.At({0, 0, 0}).Put(0);
     CHECK_THROWS_WITH_AS(run.Step(2),
                          "the loss of micro-batch 0 is not finite; lower the model's "
                          "learning_rate, or resume from a checkpoint",

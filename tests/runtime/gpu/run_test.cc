@@ -120,7 +120,7 @@ Outcome OutcomeOf(const Plan& plan, Run* run) {
     for (int s = 0; s < plan.stages; ++s) {
       const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
       if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      Stage& stage = run->StageAt(device, s);
+      Stage& stage = run->At(device).StageAt(s);
       const std::string name = std::to_string(device.replica) + "." +
                                std::to_string(device.member) + "." + std::to_string(device.rank) +
                                " s" + std::to_string(s);
@@ -230,19 +230,19 @@ TEST_SUITE("kernel") {
     GpuRun run(plan, model, dataset, kSeed, gpu), other(plan, model, dataset, kSeed, other_gpu);
     run.Step(1);
     for (const Device& device : run.devices()) {
-      Stage& from = run.StageAt(device, device.rank);
-      Stage& to = other.StageAt(device, device.rank);
+      Stage& from = run.At(device).StageAt(device.rank);
+      Stage& to = other.At(device).StageAt(device.rank);
       CHECK(BitsOf(from.parameters()) != BitsOf(to.parameters()));
       std::ranges::copy(from.parameters(), to.parameters().begin());
       std::ranges::copy(from.first_moments(), to.first_moments().begin());
       std::ranges::copy(from.second_moments(), to.second_moments().begin());
-      other.Put(device, device.rank);
+      other.At(device).Put(device.rank);
     }
     CHECK(BitsOf(run.Step(2).losses) == BitsOf(other.Step(2).losses));
     CHECK(OutcomeOf(plan, &run) == OutcomeOf(plan, &other));
     for (const Device& device : run.devices()) {
       const auto& slots = plan.slots[static_cast<size_t>(device.rank)];
-      CHECK(run.ArenasAt(device) == ArenaBytes(slots));
+      CHECK(run.At(device).arena_bytes() == ArenaBytes(slots));
     }
   }
 }
@@ -300,10 +300,10 @@ TEST_SUITE("unit") {
       return Lower(GeneratePlan(MakeSpec("1f1b", 2, 2, costs)), costs, {.target = level});
     };
     CHECK(error_of(plan_of(Level::kComponent)) ==
-          "a plan of level component does not run on a GPU; compile it with --level buffer "
-          "--device cuda --model MODEL");
+          "a plan of level component does not run on a GPU; compile it with `level` buffer "
+          "`device` cuda `model` MODEL");
     // Its slots are of the sizes that the host's runtime stores values in.
-    CHECK(error_of(plan_of(Level::kBuffer)).find("--device cuda") != std::string::npos);
+    CHECK(error_of(plan_of(Level::kBuffer)).find("`device` cuda") != std::string::npos);
     CHECK(error_of(PlanOf({"1f1b", 17, 17}, model)) ==
           "a GPU of 132 SMs can stand for at most 16 devices (partitions of at least 8 SMs), not "
           "for 17; compile the plan for fewer ranks, or run it on more GPUs");

@@ -84,7 +84,7 @@ struct OnHost {
       const LayerViews<float>& v = views[static_cast<size_t>(layer)];
       stage.CombineBackward(layer, micro, kLossScale, v);
       stage.ExpertsBackward(layer, v);
-      stage.DispatchBackward(layer, v);
+      stage.DispatchBackward(v);
       stage.AttentionBackward(layer, v);
       stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
       if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
@@ -116,7 +116,7 @@ struct OnGpu {
       GpuViews& v = views.emplace_back();
       for (size_t i = 0; i < kValueCount; ++i) {
         memory.emplace_back(static_cast<size_t>(bytes[i]));
-        PlaceGpuValue(shape, static_cast<Value>(i), memory.back().data(), &v);
+        PlaceValue(shape, static_cast<Value>(i), memory.back().data(), &v);
       }
       Shorten(&v);
     }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "compiler/plan/error.h"
+#include "tests/support/receive_all.h"
 
 namespace contraflow {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/launch/rendezvous.h"
+#include "tests/support/receive_all.h"
 
 namespace {
 

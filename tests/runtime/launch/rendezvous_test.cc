@@ -196,7 +196,7 @@ TEST_SUITE("unit") {
     points[1].mesh = true;
     const std::vector<Attendance> all = Gather(points);
     const std::string text =
-        "rank 1 and rank 0 were told different transports; give all processes the same --transport";
+        "rank 1 and rank 0 were told different transports; give all processes the same `transport`";
     CHECK(all[1].error == text);
     CHECK(Has(all[0].error, "127.0.0.1 (" + text + ")"));
   }

@@ -125,7 +125,7 @@ TEST_SUITE("unit") {
         const auto value = static_cast<Value>(i);
         CAPTURE(Name(value));
         GpuViews views;
-        CHECK(PlaceGpuValue(shape, value, base, &views) == bytes[i]);
+        CHECK(PlaceValue(shape, value, base, &views) == bytes[i]);
         int64_t end = 0;
         for (const Part& part : PartsOf(shape, value, views)) {
           CHECK(static_cast<const std::byte*>(part.at) - base == end);
@@ -140,7 +140,7 @@ TEST_SUITE("unit") {
     const Model model = SmallGpuModel();
     const LayerShape shape(model, 1, model.experts);
     GpuViews views;
-    CHECK(PlaceGpuValue(shape, Value::attention, nullptr, &views) ==
+    CHECK(PlaceValue(shape, Value::attention, nullptr, &views) ==
           2 * 64 + 4 * shape.tokens * shape.width * 2);
     CHECK(views.context == nullptr);
   }
@@ -174,7 +174,7 @@ TEST_SUITE("unit") {
     const auto refusal = [](const std::function<void(Model*)>& change) {
       Model model = SmallGpuModel();
       change(&model);
-      const std::string text = Failure([&] { CheckGpuModel(model); });
+      const std::string text = Failure([&] { FitGpuModel(model, 1, 0, 1); });
       // What the plan is compiled for is refused there already.
       CHECK(Failure([&] { GpuFootprintOf(model, 1, 0, 1); }) == text);
       return text;

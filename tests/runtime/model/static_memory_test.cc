@@ -147,9 +147,8 @@ TEST_SUITE("equivalence") {
     CHECK(Failure([&] { ThreadedRun(c.plan, other, dataset, 7, {}); }) ==
           "this plan was compiled for another model: value gate has " + bytes(right) +
               " bytes, model \"./other.json\" needs " + bytes(wrong) +
-              "; compile it with --model ./other.json --device cpu, and with the --capacity it is "
-              "to run "
-              "with");
+              "; compile it with `model` ./other.json `device` cpu, and with the `capacity` it is "
+              "to run with");
     Case less = c;
     std::erase_if(less.plan.slots[0], [](const Slot& s) { return s.value == Value::hidden; });
     CHECK(Failure([&] {

@@ -21,6 +21,7 @@
 #include "runtime/transport/process_transport.h"
 #include "runtime/transport/socket.h"
 #include "tests/runtime/transport/mpi_wire_cases.h"
+#include "tests/support/receive_all.h"
 #include "tests/support/run_support.h"
 
 namespace contraflow {

@@ -25,9 +25,9 @@ TEST_SUITE("unit") {
     world.size = 2;
     const char* const expected =
         HasMpi()
-            ? "--transport mpi needs an MPI launcher (mpirun, or srun with PMIx); use "
-              "--transport tcp"
-            : "this build has no MPI: use --transport tcp, or install libopenmpi-dev and build "
+            ? "`transport` mpi needs an MPI launcher (mpirun, or srun with PMIx); use "
+              "`transport` tcp"
+            : "this build has no MPI: use `transport` tcp, or install libopenmpi-dev and build "
               "again with -DCF_MPI=ON";
     CHECK(Failure([&] { Mpi mpi(world); }) == expected);
     // A variable that is empty is none.

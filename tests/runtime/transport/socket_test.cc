@@ -11,6 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "tests/support/failure.h"
+#include "tests/support/receive_all.h"
 
 namespace contraflow::socket_test {
 namespace {

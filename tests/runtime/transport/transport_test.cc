@@ -154,7 +154,7 @@ TEST_SUITE("unit") {
         CHECK(failures[first ? 0 : 1] ==
               "no rank has made progress for 0.05 s: rank 0 waits at SEND_F s0 m0 to=1 for rank 1; "
               "rank 1 waits at SEND_F s0 m1 to=0 for rank 0; verify the plan, or allow more time "
-              "with --timeout");
+              "with `timeout`");
         CHECK(failures[first ? 1 : 0] == "stopped because another rank failed");
       }
     };
@@ -229,7 +229,7 @@ TEST_SUITE("unit") {
           "no rank has made progress for 0.02 s: replica 0 rank 0 waits for nobody; replica 0 rank "
           "1 waits for nobody; replica 0 rank 2 waits for nobody; replica 1 rank 0 waits for "
           "nobody; replica 1 rank 1 waits for nobody; replica 1 rank 2 waits at RECV_B s1 m4 "
-          "from=0 for rank 0; verify the plan, or allow more time with --timeout");
+          "from=0 for rank 0; verify the plan, or allow more time with `timeout`");
     // Whoever gives up ends the run: nobody works on memory that it may let go of.
     Parcel late("SEND_B s2 m4 to=2", {5});
     CHECK_THROWS_AS(Post(network.At({1, 0, 0}), late), Aborted);

@@ -34,6 +34,11 @@ namespace {
 
 constexpr int64_t kMaxSecretBytes = 4096;
 
+void RefuseSecret(const RunOptions& options, const std::string& why) {
+  if (options.secret_file.empty()) return;
+  throw Error("--secret-file: is for processes that meet over TCP, " + why + "; leave it out");
+}
+
 /// Without a secret only processes of this machine can join, and only where they name the same job.
 std::string SecretOf(const RunOptions& options, const World& world) {
   std::string secret;
@@ -134,6 +139,7 @@ Membership Member::Join() {
   // NCCL joins GPUs once processes have met, in whatever way.
   const bool host = !make_;
   if ((host ? options_.transport : HostTransport(world_)) == "mpi") {
+    RefuseSecret(options_, "these meet over MPI");
     mpi_ = std::make_unique<Mpi>(world_);
     try {
       Membership membership = mpi_->Meet(world_, PointOf(options_, world_));
@@ -310,7 +316,11 @@ int TrainThreaded(const RunOptions& options) {
 void RequireAlone(const RunOptions& options, const World& world) {
   // The script of a SLURM job has the variables of a task, but only srun starts steps.
   const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
-  if (world.size == 1 || script) return;
+  if (world.size == 1 || script) {
+    RefuseSecret(options, "this one is alone");
+    static_cast<void>(RankOrder(options.rank_order, Plan()));  // even if it changes nothing
+    return;
+  }
   throw Error("--transport threads: " + std::to_string(world.size) +
               " processes were launched, and each would train on its own; use --transport " +
               (options.device == "cuda" ? "nccl" : "tcp or mpi") + ", or launch one");

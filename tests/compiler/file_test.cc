@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ std::string Write(const std::string& path, const std::string& content = "content
   return Failure([&] { WriteFile(path, content); });
 }
 
-/// Exit status of `call` in a process of its own.
+/// Exit status of `call` in a process of its own, or -N where signal N ended it.
 template <typename Call>
 int InChild(Call call) {
   std::fflush(nullptr);  // Else the child would print what is buffered again.
@@ -54,7 +55,7 @@ int InChild(Call call) {
   if (child == 0) _exit(call());
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 TEST_SUITE("unit") {
@@ -146,6 +147,38 @@ TEST_SUITE("unit") {
     CHECK(status == 0);
     CHECK(ReadFile(path, kLimit) == "old");
     CHECK(folder.Count() == 1);
+  }
+
+  TEST_CASE("a signal ends the process once what is half written is removed") {
+    const std::string piece(1 << 19, 'x');
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+      CAPTURE(signal);
+      const Folder folder;
+      const auto write = [&](bool in_folder) {
+        return InChild([&] {
+          RemoveUnfinishedOnSignals();
+          try {
+            std::optional<NewFolder> made;
+            if (in_folder) made.emplace(folder / "made");
+            WriteFile(in_folder ? PathIn(made->path(), "a") : folder / "a", [&](const auto& put) {
+              put(piece);
+              std::raise(signal);
+              if (folder.Count() == 1) put(piece);
+            });
+          } catch (const Stopped& stopped) {
+            if (folder.Count() == 0) stopped.EndBySignal();
+          }
+          return 1;
+        });
+      };
+      CHECK(write(false) == -signal);
+      CHECK(write(true) == -signal);
+      CHECK(InChild([&] {
+              RemoveUnfinishedOnSignals();
+              std::raise(signal);
+              return 1;
+            }) == -signal);
+    }
   }
 
   TEST_CASE("devices and pipes are written straight") {

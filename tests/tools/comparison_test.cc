@@ -155,8 +155,8 @@ TEST_SUITE("unit") {
     for (const char* const wrong : {"", "1", "s", "-1s", "1h", "1 s", "nans", "8000000s", "1e3s"}) {
       CAPTURE(wrong);
       CHECK(Failure<UsageError>([&] { ParseBudget(wrong); }) ==
-            "--budget: must be a time up to 7 days as 500ms, 1s or 2m, is \"" + std::string(wrong) +
-                "\"");
+            "--budget: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
+                std::string(wrong) + "\"");
     }
     CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);
     CHECK(Failure<UsageError>([] { ResolveSearch({.placement = "vee"}); }) ==

@@ -43,33 +43,21 @@ class Parser {
   Instruction Parse() {
     Instruction result;
     result.op = ParseOp(Word("an operation"));
-    switch (OperandsOf(result.op)) {
-      case Operands::kCell:
-      case Operands::kMessage:
-        result.stage = Letter('s');
-        result.microbatch = Letter('m');
-        break;
-      case Operands::kPair:
-        result.stage = Letter('s');
-        result.microbatch = Letter('m');
-        if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
-        result.back_stage = Letter('s');
-        result.back_microbatch = Letter('m');
-        break;
-      case Operands::kLayer: {
-        result.stage = Letter('s');
-        const int layer = Letter('l');
-        if (layer > INT16_MAX) Fail("layer " + std::to_string(layer) + " is over 32767");
-        result.layer = static_cast<int16_t>(layer);
-        result.microbatch = Letter('m');
-        break;
-      }
-      case Operands::kStage:
-        result.stage = Letter('s');
-        break;
+    const Operands operands = OperandsOf(result.op);
+    result.stage = Letter('s');
+    if (operands == Operands::kLayer) {
+      const int layer = Letter('l');
+      if (layer > INT16_MAX) Fail("layer " + std::to_string(layer) + " is over 32767");
+      result.layer = static_cast<int16_t>(layer);
+    }
+    if (operands != Operands::kStage) result.microbatch = Letter('m');
+    if (operands == Operands::kPair) {
+      if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
+      result.back_stage = Letter('s');
+      result.back_microbatch = Letter('m');
     }
     while (!rest_.empty()) Key(&result);
-    if (OperandsOf(result.op) == Operands::kMessage && result.peer < 0) {
+    if (operands == Operands::kMessage && result.peer < 0) {
       Fail("missing the peer (" + std::string(PeerKey(result.op)) + "=RANK)");
     }
     return result;

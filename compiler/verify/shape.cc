@@ -234,38 +234,29 @@ void CheckKeys(const Plan& plan, int rank, int index, const Instruction& i, Find
 void CheckShape(const Plan& plan, Findings* findings) {
   if (!CheckSizes(plan, findings)) return;
   CheckRoutes(plan, findings);
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    for (size_t index = 0; index < program.size(); ++index) {
-      const Instruction& i = program[index];
-      if (static_cast<size_t>(i.op) >= std::size(kOperands)) {
-        findings->Add(Check::kShape, r, static_cast<int>(index),
-                      "operation " + std::to_string(static_cast<int>(i.op)) + " does not exist");
-        continue;
-      }
-      const InstructionShape shape(plan, i);
-      if (!shape.Right()) shape.Explain(r, static_cast<int>(index), findings);
+  ForEachInstruction(plan, [&](int r, int32_t index, const Instruction& i) {
+    if (static_cast<size_t>(i.op) >= std::size(kOperands)) {
+      findings->Add(Check::kShape, r, index,
+                    "operation " + std::to_string(static_cast<int>(i.op)) + " does not exist");
+      return;
     }
-  }
+    const InstructionShape shape(plan, i);
+    if (!shape.Right()) shape.Explain(r, index, findings);
+  });
 }
 
 bool CheckLevel(const Plan& plan, Findings* findings) {
   if (!CheckHead(plan, findings)) return false;
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    for (size_t at = 0; at < program.size(); ++at) {
-      const Instruction& i = program[at];
-      const int index = static_cast<int>(at);
-      if (!BelongsIn(plan, i.op)) {
-        findings->Add(Check::kLevel, r, index,
-                      ToString(i) + " does not belong at level " + std::string(Name(plan.level)) +
-                          WhyNot(plan));
-      }
-      if (i.group >= 0 || i.slot >= 0 || i.lane != Lane::kNone || i.after_count > 0) {
-        CheckKeys(plan, r, index, i, findings);
-      }
+  ForEachInstruction(plan, [&](int r, int32_t index, const Instruction& i) {
+    if (!BelongsIn(plan, i.op)) {
+      findings->Add(Check::kLevel, r, index,
+                    ToString(i) + " does not belong at level " + std::string(Name(plan.level)) +
+                        WhyNot(plan));
     }
-  }
+    if (i.group >= 0 || i.slot >= 0 || i.lane != Lane::kNone || i.after_count > 0) {
+      CheckKeys(plan, r, index, i, findings);
+    }
+  });
   return true;
 }
 

@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include "compiler/plan/error.h"
+
 namespace contraflow {
 
 struct JsonObject;
@@ -72,6 +74,15 @@ class JsonCursor {
 
   /// Throws Error "PLACE: PATH: what".
   [[noreturn]] void Fail(const std::string& what) const;
+  /// What `read` makes of this value; the text of its Error becomes that of Fail.
+  template <typename Read>
+  auto Checked(Read read) const {
+    try {
+      return read();
+    } catch (const Error& error) {
+      Fail(error.what());
+    }
+  }
   /// "PLACE: PATH", for messages made elsewhere.
   std::string where() const;
 

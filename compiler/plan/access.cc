@@ -29,12 +29,8 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
       if (i.op == Op::RECV_F) return touch(Value::input, whole, true);
       if (i.op == Op::SEND_B) return touch(Value::dinput, whole, false);
       return touch(Value::doutput, last, true);
-    case Operands::kLayer: {
-      const Op op = Repeated(i.op);
-      const bool forward =
-          op == Op::ATTN_F || op == Op::DISPATCH_F || op == Op::MLP_F || op == Op::COMBINE_F;
-      return forward ? Forward(i, accesses) : Backward(i, accesses);
-    }
+    case Operands::kLayer:
+      return IsForwardComponent(i.op) ? Forward(i, accesses) : Backward(i, accesses);
     case Operands::kCell:
     case Operands::kPair:
       return Chunk(i, accesses);

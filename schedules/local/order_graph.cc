@@ -253,7 +253,7 @@ Time OrderGraph::Estimate(const Move& move) const {
     time = previous.head + previous.duration;
   }
   for (size_t place = low; place <= high; ++place) {
-    const Node& moved = At(AfterMove(move, place));
+    const Node& moved = At(Moved(list, move, place));
     time = std::max(time, Arrival(moved));
     heads[place - low] = time;
     time += moved.duration;
@@ -265,7 +265,7 @@ Time OrderGraph::Estimate(const Move& move) const {
     time = next.duration + next.tail;
   }
   for (size_t place = high + 1; place-- > low;) {
-    const Node& moved = At(AfterMove(move, place));
+    const Node& moved = At(Moved(list, move, place));
     time = std::max(time, Demand(moved)) + moved.duration;
     through = std::max(through, heads[place - low] + time);
   }

@@ -94,9 +94,8 @@ class OrderGraph {
   const Role& RoleOf(int32_t node) const { return roles_[static_cast<size_t>(node)]; }
   std::vector<int32_t>& ListOf(int rank) { return lists_[static_cast<size_t>(rank)]; }
   const std::vector<int32_t>& ListOf(int rank) const { return lists_[static_cast<size_t>(rank)]; }
-  /// The node that comes to stand at a place.
-  int32_t AfterMove(const Move& move, size_t place) const {
-    const std::vector<int32_t>& list = ListOf(move.rank);
+  /// The node that a move brings to a place of a list.
+  static int32_t Moved(const std::vector<int32_t>& list, const Move& move, size_t place) {
     if (place == static_cast<size_t>(move.to)) return list[static_cast<size_t>(move.from)];
     return list[move.to > move.from ? place + 1 : place - 1];
   }

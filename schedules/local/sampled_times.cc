@@ -102,7 +102,7 @@ int64_t SampledTimes::Worse(const OrderGraph::Move& move) const {
   int32_t* const heads = time + lanes_;
   Pass(heads_, low > 0 ? list[low - 1] : kNone, time);
   for (size_t place = low; place <= high; ++place) {
-    const int32_t moved = graph_.AfterMove(move, place);
+    const int32_t moved = OrderGraph::Moved(list, move, place);
     Hop(heads_, graph_.At(moved).in, time);
     std::copy_n(time, lanes_, heads + (place - low) * lanes_);
     const int32_t* duration = Row(durations_, moved);
@@ -111,7 +111,7 @@ int64_t SampledTimes::Worse(const OrderGraph::Move& move) const {
   Pass(tails_, high + 1 < list.size() ? list[high + 1] : kNone, time);
   std::copy(makespans_.begin(), makespans_.end(), through);
   for (size_t place = high + 1; place-- > low;) {
-    const int32_t moved = graph_.AfterMove(move, place);
+    const int32_t moved = OrderGraph::Moved(list, move, place);
     Hop(tails_, graph_.At(moved).out, time);
     const int32_t* duration = Row(durations_, moved);
     const int32_t* head = heads + (place - low) * lanes_;

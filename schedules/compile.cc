@@ -12,7 +12,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
-#include "schedules/search/memory_advice.h"
+#include "schedules/search/candidates.h"
 
 namespace contraflow {
 namespace {

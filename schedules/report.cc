@@ -48,29 +48,22 @@ double Report::gap() const {
   return static_cast<double>(simulation.makespan - bound.value) / static_cast<double>(bound.value);
 }
 
-int Report::peak_activations() const {
-  int peak = 0;
-  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_activations);
-  return peak;
-}
+namespace {
 
-int64_t Report::peak_bytes() const {
-  int64_t peak = 0;
-  for (const RankFigures& rank : simulation.ranks) peak = std::max(peak, rank.peak_bytes);
-  return peak;
-}
-
-Time Report::largest_exposed() const {
-  Time largest = 0;
-  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.exposed);
+/// The largest of a figure of all ranks; 0 where there are none.
+template <typename Figure>
+Figure Largest(const Simulation& simulation, Figure RankFigures::*figure) {
+  Figure largest = 0;
+  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.*figure);
   return largest;
 }
 
-Time Report::largest_bubble() const {
-  Time largest = 0;
-  for (const RankFigures& rank : simulation.ranks) largest = std::max(largest, rank.bubble);
-  return largest;
-}
+}  // namespace
+
+int Report::peak_activations() const { return Largest(simulation, &RankFigures::peak_activations); }
+int64_t Report::peak_bytes() const { return Largest(simulation, &RankFigures::peak_bytes); }
+Time Report::largest_exposed() const { return Largest(simulation, &RankFigures::exposed); }
+Time Report::largest_bubble() const { return Largest(simulation, &RankFigures::bubble); }
 
 Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
                   Keep keep) {

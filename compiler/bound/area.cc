@@ -69,17 +69,17 @@ Bound BoundOfSlots(const RankArea& rank, int64_t slots) {
       .head = rank.head, .work = Ceiling((rank.held + ramps) / n, rank.count), .tail = rank.tail};
 }
 
-Bound BoundOfBytes(const RankArea& rank, const BoundMemory& memory) {
-  const bool whole = memory.stash == memory.activation;
+Bound BoundOfBytes(const RankArea& rank, const MemoryLimit& memory) {
+  const bool whole = memory.stash() == memory.activation();
   const auto n = static_cast<double>(std::min(memory.slots(), rank.count));
-  const auto activation = static_cast<double>(memory.activation);
+  const auto activation = static_cast<double>(memory.activation());
   const Time ramp = rank.f + (whole ? rank.rest : 0);
   const double ramps = n * (n - 1) / 2 * static_cast<double>(ramp) * activation;
   const double area =
-      activation * rank.held + static_cast<double>(memory.stash) * rank.rests + ramps;
+      activation * rank.held + static_cast<double>(memory.stash()) * rank.rests + ramps;
   // With fewer chunks than slots even all of them at once hold no more than n activations.
   const bool full = !whole && memory.slots() <= rank.count;
-  const double limit = full ? static_cast<double>(memory.limit) : n * activation;
+  const double limit = full ? static_cast<double>(*memory.amount()) : n * activation;
   return {.head = rank.head, .work = Ceiling(area / limit, rank.count)};
 }
 

@@ -73,7 +73,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
 
 /// A micro-batch is on all of a rank's stages of its route when the last of them runs: of those
 /// that are recomputed with its input, or less.
-void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan, const CostModel& costs,
+void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostModel& costs,
                       const RecomputedCells& recomputed) {
   const int64_t input = BytesOfCell(costs, recomputed.any()).input;
   for (const Route& route : plan.routes) {
@@ -83,13 +83,13 @@ void CheckMemoryLimit(const BoundMemory& memory, const Plan& plan, const CostMod
     int over = -1;  // the first rank beyond the limit
     for (size_t s = 0; s < route.ranks.size(); ++s) {
       const auto rank = static_cast<size_t>(route.ranks[s]);
-      most[rank] = std::max(most[rank], held[rank] + memory.activation);
-      held[rank] += recomputed.HasStage(static_cast<int>(s)) ? input : memory.activation;
-      if (over < 0 && most[rank] > memory.limit) over = route.ranks[s];
+      most[rank] = std::max(most[rank], held[rank] + memory.activation());
+      held[rank] += recomputed.HasStage(static_cast<int>(s)) ? input : memory.activation();
+      if (over < 0 && most[rank] > *memory.amount()) over = route.ranks[s];
     }
     if (over < 0) continue;
-    throw Error("no schedule fits a memory limit of " + std::to_string(memory.limit) + ": rank " +
-                std::to_string(over) + " holds at least " +
+    throw Error("no schedule fits a memory limit of " + std::to_string(*memory.amount()) +
+                ": rank " + std::to_string(over) + " holds at least " +
                 std::to_string(most[static_cast<size_t>(over)]) +
                 " (one micro-batch on all of its stages); raise the limit");
   }
@@ -136,17 +136,12 @@ std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& r
   return TimesWith(input, route, [&](size_t s) { return route.least[s]; });
 }
 
-BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit) {
-  if (!costs.memory || costs.memory->activation_bytes == 0) return {1, 1, limit};
-  return {costs.memory->activation_bytes, costs.memory->w_stash_bytes, limit};
-}
-
-Time MostHeld(const BoundMemory& memory, int64_t count, Time backward, Time rest) {
+Time MostHeld(const MemoryLimit& memory, int64_t count, Time backward, Time rest) {
   Time most = 0;
   for (int64_t a = 0; a <= std::min(memory.slots(), count); ++a) {
-    const int64_t left = memory.limit - a * memory.activation;
+    const int64_t left = *memory.amount() - a * memory.activation();
     const int64_t others = count - a;
-    const int64_t w = memory.stash == 0 ? others : std::min(others, left / memory.stash);
+    const int64_t w = memory.stash() == 0 ? others : std::min(others, left / memory.stash());
     most = std::max(most, a * backward + (a + w) * rest);
   }
   return most;
@@ -161,7 +156,7 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
   input.occupancy = costs.comm.occupancy;
   input.exclusive = costs.comm.exclusive();
   if (memory_limit) {
-    input.memory = MemoryOfCosts(costs, *memory_limit);
+    input.memory = MemoryLimit(costs, memory_limit);
     CheckMemoryLimit(*input.memory, plan, costs, recomputed);
   }
   input.recomputes.assign(static_cast<size_t>(plan.ranks), false);
@@ -183,28 +178,10 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 }
 
 std::string_view Name(BoundKind kind) {
-  switch (kind) {
-    case BoundKind::kNothing:
-      return "nothing to do";
-    case BoundKind::kCriticalPath:
-      return "critical path";
-    case BoundKind::kBusyRank:
-      return "busy rank";
-    case BoundKind::kOrder:
-      return "order of micro-batches";
-    case BoundKind::kTwoWindows:
-      return "two windows";
-    case BoundKind::kPairs:
-      return "pairs";
-    case BoundKind::kMemoryArea:
-      return "memory x time";
-    case BoundKind::kLink:
-      return "link";
-    case BoundKind::kLane:
-      return "lane of components";
-  }
-  CF_ASSERT(false && "a bound without a name");
-  return "";
+  constexpr std::string_view kNames[] = {
+      "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
+      "pairs",         "memory x time", "link",      "lane of components"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 void KeepLarger(Bound* best, const Bound& bound) {

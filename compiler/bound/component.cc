@@ -147,7 +147,7 @@ void Add(const Route& route, const Components& work, Time hop, std::vector<LaneW
   }
 }
 
-Bound BoundOfLane(const LaneFigures& lane, int64_t count, const BoundMemory& memory) {
+Bound BoundOfLane(const LaneFigures& lane, int64_t count, const MemoryLimit& memory) {
   const int64_t slots = std::min(memory.slots(), count);
   const Time first = std::max<Time>(0, lane.first - lane.head - slots * lane.longest_f);
   const Time last =
@@ -190,7 +190,7 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
 }
 
 void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best) {
-  const BoundMemory memory = MemoryOfCosts(costs, limit);
+  const MemoryLimit memory(costs, limit);
   const Time hop = costs.comm.latency + costs.comm.occupancy;
   std::vector<LaneWindows> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {

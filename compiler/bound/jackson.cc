@@ -75,18 +75,18 @@ void Jackson::Add(Time head, Time duration, Time tail) { jobs_.push_back({head, 
 
 Time Jackson::Makespan() { return Run().first; }
 
-Jackson::Reason Jackson::Binding() {
+Jackson::Reason Jackson::Binding() { return BindingBefore(Run().second); }
+
+Jackson::Reason Jackson::BindingBefore(Time tail) {
   // The job that ends it, and all that ran before it without a gap and have tails no shorter: those
   // from some head on. Which head it is, the largest sum tells.
-  const Time tail = Run().second;
-  Reason best = {0, 0, 0};
+  std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.head < b.head; });
+  Reason best = {0, 0, tail};
   Time work = 0;
   for (size_t i = jobs_.size(); i-- > 0;) {
     if (jobs_[i].tail < tail) continue;
     work += jobs_[i].duration;
-    if (jobs_[i].head + work + tail >= best.head + best.work + best.tail) {
-      best = {jobs_[i].head, work, tail};
-    }
+    if (jobs_[i].head + work >= best.head + best.work) best = {jobs_[i].head, work, tail};
   }
   return best;
 }
@@ -135,23 +135,13 @@ QueueBound ScheduleQueues(const std::vector<JobQueue>& queues) {
 }
 
 Jackson::Reason ReasonOf(const std::vector<JobQueue>& queues, const QueueBound& bound) {
-  struct Job {
-    Time head, duration;
-  };
-  std::vector<Job> jobs;
+  Jackson jobs;
   for (const JobQueue& queue : queues) {
     for (size_t k = 0; k < queue.count; ++k) {
-      if (queue.TailOf(k) >= bound.last_tail) jobs.push_back({queue.HeadOf(k), queue.duration});
+      jobs.Add(queue.HeadOf(k), queue.duration, queue.TailOf(k));
     }
   }
-  std::sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) { return a.head > b.head; });
-  Jackson::Reason best = {0, 0, bound.last_tail};
-  Time work = 0;
-  for (const Job& job : jobs) {
-    work += job.duration;
-    if (job.head + work >= best.head + best.work) best = {job.head, work, bound.last_tail};
-  }
-  return best;
+  return jobs.BindingBefore(bound.last_tail);
 }
 
 }  // namespace contraflow

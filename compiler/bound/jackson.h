@@ -26,6 +26,8 @@ class Jackson {
 
   /// A set of jobs whose head, work and tail add up to the makespan; nothing without jobs.
   Reason Binding();
+  /// The same, where the tail of the job that determines the makespan is known.
+  Reason BindingBefore(Time tail);
 
  private:
   struct Job {

@@ -87,13 +87,13 @@ class RuleMaker {
 
  private:
   void AddPrecedencesOf(const std::vector<size_t>& stages, size_t j) {
-    const BoundMemory& memory = *input_.memory;
+    const MemoryLimit& memory = *input_.memory;
     const auto nested = static_cast<int64_t>(j);
     const auto least = [this](size_t s) { return route_.least[s]; };
     Add(Pass::kBackward, stages[0], stages[j], memory.slots() - nested, least(stages[0]).b);
-    if (memory.stash > 0) {
-      const int64_t kept = (nested + 1) * (memory.activation - memory.stash);
-      const int64_t shift = (memory.limit - kept) / memory.stash - nested;
+    if (memory.stash() > 0) {
+      const int64_t kept = (nested + 1) * (memory.activation() - memory.stash());
+      const int64_t shift = (*memory.amount() - kept) / memory.stash() - nested;
       Add(Pass::kRest, stages[0], stages[j], shift, input_.RestOfPosition(route_, stages[0]));
       if (j > 0)
         Add(Pass::kRest, stages[j], stages[j], shift, input_.RestOfPosition(route_, stages[j]));
@@ -114,12 +114,12 @@ class RuleMaker {
   }
 
   void AddTogether(const std::vector<size_t>& stages) {
-    const BoundMemory& memory = *input_.memory;
+    const MemoryLimit& memory = *input_.memory;
     const auto all = static_cast<int64_t>(stages.size());
     Together together = {stages, static_cast<size_t>(memory.slots() - all), SIZE_MAX};
-    if (memory.stash > 0) {
-      const int64_t kept = all * (memory.activation - memory.stash);
-      together.rests = static_cast<size_t>((memory.limit - kept) / memory.stash - all);
+    if (memory.stash() > 0) {
+      const int64_t kept = all * (memory.activation() - memory.stash());
+      together.rests = static_cast<size_t>((*memory.amount() - kept) / memory.stash() - all);
     }
     rules_.together[stages.back()] = together;
   }
@@ -310,26 +310,23 @@ class Finder {
   size_t At(size_t s, size_t k) const { return s * size_ + k; }
   Time RestOf(size_t s) const { return input_.RestOfPosition(route_, s); }
 
-  /// The largest of `times` (each with its stage's `plus`) at numbers below k, but for the `spared`
-  /// largest: of a few ascending lists, from their ends. 0 where there are none.
-  template <typename Plus>
-  Time Latest(const std::vector<size_t>& stages, const std::vector<Time>& times, Plus plus,
-              size_t k, size_t spared) const {
-    if (spared > kMostTogether || spared >= k * stages.size()) return 0;
-    std::vector<size_t>& next = latest_;  // how many of each list are left
-    next.assign(stages.size(), k);
+  /// The largest of what a few lists of `length` have, but for the `spared` largest; 0 where there
+  /// are none. `time(i, k)`: the k-th of list i, of lists that descend.
+  template <typename TimeOf>
+  Time Largest(size_t lists, size_t length, size_t spared, TimeOf time) const {
+    if (spared > kMostTogether || spared >= length * lists) return 0;
+    std::vector<size_t>& next = latest_;
+    next.assign(lists, 0);
     for (;; --spared) {
-      size_t best = stages.size();
+      size_t best = lists;
       Time largest = -1;
-      for (size_t i = 0; i < stages.size(); ++i) {
-        if (next[i] == 0) continue;
-        const Time time = times[At(stages[i], next[i] - 1)] + plus(stages[i]);
-        if (time <= largest) continue;
-        largest = time;
+      for (size_t i = 0; i < lists; ++i) {
+        if (next[i] == length || time(i, next[i]) <= largest) continue;
+        largest = time(i, next[i]);
         best = i;
       }
       if (spared == 0) return largest;
-      --next[best];
+      ++next[best];
     }
   }
 
@@ -337,32 +334,24 @@ class Finder {
   Time HeadTogether(size_t s, size_t k) const {
     const Together& together = rules_.together[s];
     if (together.stages.empty()) return 0;
-    const auto b = [this](size_t stage) { return route_.least[stage].b; };
-    const auto rest = [this](size_t stage) { return RestOf(stage); };
-    return std::max(Latest(together.stages, b_head_, b, k, together.backwards),
-                    Latest(together.stages, w_head_, rest, k, together.rests));
+    const auto b = [&](size_t i, size_t back) {
+      const size_t stage = together.stages[i];
+      return b_head_[At(stage, k - 1 - back)] + route_.least[stage].b;
+    };
+    const auto rest = [&](size_t i, size_t back) {
+      const size_t stage = together.stages[i];
+      return w_head_[At(stage, k - 1 - back)] + RestOf(stage);
+    };
+    return std::max(Largest(together.stages.size(), k, together.backwards, b),
+                    Largest(together.stages.size(), k, together.rests, rest));
   }
 
   /// What follows the end of B of s, k by the forwards that come after it together.
   Time LeftTogether(size_t s, size_t k) const {
     const Together& together = rules_.together[s];
-    const size_t spared = together.backwards, stages = together.stages.size();
-    if (stages == 0 || spared > kMostTogether || spared >= (size_ - k - 1) * stages) return 0;
-    std::vector<size_t>& next = latest_;  // of each list, whose latest are the last
-    next.assign(stages, k + 1);
-    for (size_t left = spared;; --left) {
-      size_t best = stages;
-      Time largest = -1;
-      for (size_t i = 0; i < stages; ++i) {
-        if (next[i] == size_) continue;
-        const Time time = f_left_[At(together.stages[i], next[i])];
-        if (time <= largest) continue;
-        largest = time;
-        best = i;
-      }
-      if (left == 0) return largest;
-      ++next[best];
-    }
+    return Largest(
+        together.stages.size(), size_ - k - 1, together.backwards,
+        [&](size_t i, size_t ahead) { return f_left_[At(together.stages[i], k + 1 + ahead)]; });
   }
 
   std::vector<Time>& HeadsOf(Pass from) {
@@ -400,7 +389,7 @@ class Finder {
   const Remainder remainder_;
   std::vector<Time>&f_head_, &b_head_, &w_head_, &f_left_, &b_left_, &w_left_;
   Reaches to_, from_;                   // work between, by its ends
-  mutable std::vector<size_t> latest_;  // of Latest and LeftTogether, to allocate once
+  mutable std::vector<size_t> latest_;  // of Largest, to allocate once
 };
 
 }  // namespace

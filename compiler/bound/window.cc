@@ -105,17 +105,17 @@ WindowRank SumsOf(const RouteWork& route, size_t s, int64_t slots) {
 }
 
 /// The work of the second window for x = 0: the largest (a - 1) b + (a + w) rest.
-Time LastWindow(const BoundMemory& memory, const CellWork& most, int64_t count) {
+Time LastWindow(const MemoryLimit& memory, const CellWork& most, int64_t count) {
   Time largest = 0;
   for (int64_t a = 1; a <= std::min(memory.slots(), count); ++a) {
-    const int64_t left = memory.limit - a * memory.activation;
-    const int64_t w = memory.stash == 0 ? count - a : std::min(count - a, left / memory.stash);
+    const int64_t left = *memory.amount() - a * memory.activation();
+    const int64_t w = memory.stash() == 0 ? count - a : std::min(count - a, left / memory.stash());
     largest = std::max(largest, (a - 1) * most.b + (a + w) * most.weight);
   }
   return largest;
 }
 
-Bound BoundOfRank(const BoundMemory& memory, const RouteWork& route, size_t s,
+Bound BoundOfRank(const MemoryLimit& memory, const RouteWork& route, size_t s,
                   const ChunkTimes& times) {
   const WindowRank rank = SumsOf(route, s, memory.slots());
   const CellWork &least = route.least[s], &most = route.most[s];
@@ -135,7 +135,7 @@ Bound BoundOfRank(const BoundMemory& memory, const RouteWork& route, size_t s,
     best.tail = tail;
   };
   const int64_t most_left =
-      memory.stash == 0 ? rank.count : std::min(rank.count, memory.limit / memory.stash);
+      memory.stash() == 0 ? rank.count : std::min(rank.count, *memory.amount() / memory.stash());
   for (int64_t x = 0; x <= most_left; ++x) {
     const Time rests = std::max<Time>(0, rank.rests - x * most.weight);
     const Time tail = std::max(x * least.weight, times.tail);
@@ -235,8 +235,8 @@ void RaiseByWindows(const BoundInput& input, Bound* best) {
     for (const int rank : route.ranks) ++stages[static_cast<size_t>(rank)];
   }
   for (const RouteWork& route : input.routes) {
-    const BoundMemory memory =
-        input.memory.value_or(BoundMemory{1, 1, static_cast<int64_t>(route.count)});
+    const MemoryLimit roomy(CostModel(), static_cast<int64_t>(route.count));
+    const MemoryLimit memory = input.memory.value_or(roomy);
     const std::vector<ChunkTimes> times = LeastTimesOf(input, route);
     for (size_t s = 0; s < route.stages(); ++s) {
       if (stages[static_cast<size_t>(route.ranks[s])] > 1 || route.recomputed[s]) continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/plan/memory_limit.h"
 
 namespace contraflow {
 
@@ -50,19 +51,9 @@ struct RouteWork {
   const CellWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }
 };
 
-/// Spec::memory_limit: `activation` from the start of F to the end of W, less what is beyond
-/// `stash` at the end of B.
-struct BoundMemory {
-  int64_t activation = 1, stash = 1, limit = 0;
-
-  int64_t slots() const { return limit / activation; }  ///< chunks between F and B, at most
-};
-
-BoundMemory MemoryOfCosts(const CostModel& costs, int64_t limit);
-
 /// The most backward work of `count` chunks that a rank can hold: the largest a backward +
 /// (a + w) rest for a activations and w stashes.
-Time MostHeld(const BoundMemory& memory, int64_t count, Time backward, Time rest);
+Time MostHeld(const MemoryLimit& memory, int64_t count, Time backward, Time rest);
 
 /// An instance as the bounds see it.
 struct BoundInput {
@@ -71,7 +62,7 @@ struct BoundInput {
   bool exclusive = false;  ///< one message at a time on each directed edge
   bool pairs = false;      ///< some pair is shorter than its parts
   std::vector<RouteWork> routes;
-  std::optional<BoundMemory> memory;
+  std::optional<MemoryLimit> memory;  ///< with an amount
   /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
   /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
   std::vector<Time> least_backward;

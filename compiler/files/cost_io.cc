@@ -236,11 +236,7 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
-  try {
-    costs.unit = ParseUnit(name);
-  } catch (const Error& error) {
-    unit.Fail(error.what());
-  }
+  costs.unit = unit.Checked([&] { return ParseUnit(name); });
   if (const auto source = root.Optional("source")) {
     costs.source = source->String("where the figures are from");
   }
@@ -249,11 +245,7 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
   if (const auto overlap = root.Optional("overlap")) {
     const std::string& mode = overlap->String("an overlap (published or all)");
-    try {
-      costs.derived = ParseOverlap(mode);
-    } catch (const Error& error) {
-      overlap->Fail(error.what());
-    }
+    costs.derived = overlap->Checked([&] { return ParseOverlap(mode); });
     if (!costs.moe) {
       overlap->Fail(
           "says how chunk costs follow from \"moe\", which is missing; add it, or drop this");

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/plan/error.h"
+
 namespace contraflow {
 
 /// Members in document order; integers and reals stay apart, nothing is narrowed.
@@ -49,6 +51,15 @@ class JsonCursor {
 
   /// Throws Error "PLACE: PATH: what".
   [[noreturn]] void Fail(const std::string& what) const;
+  /// What `read` makes of this value; the text of its Error becomes that of Fail.
+  template <typename Read>
+  auto Checked(Read read) const {
+    try {
+      return read();
+    } catch (const Error& error) {
+      Fail(error.what());
+    }
+  }
   /// "PLACE: PATH", for messages made elsewhere.
   std::string where() const;
 

@@ -60,16 +60,6 @@ std::vector<Route> ReadRoutes(const JsonCursor& list, const Plan& plan) {
   return routes;
 }
 
-CostModel ReadPlanCosts(const JsonCursor& field, const Plan& plan) {
-  CostModel costs = ReadCosts(field);
-  try {
-    CheckCosts(costs, plan.stages, plan.microbatches);
-  } catch (const Error& error) {
-    field.Fail(error.what());
-  }
-  return costs;
-}
-
 std::string ReadName(const JsonCursor& field) {
   const std::string& name = field.String("the name of a schedule", kMaxName);
   const auto fits = [](char c) {
@@ -139,11 +129,7 @@ Plan ReadHead(const JsonCursor& root) {
   plan.schedule = ReadName(root.Required("schedule"));
   const JsonCursor level = root.Required("level");
   const std::string& level_name = level.String("a level");
-  try {
-    plan.level = ParseLevel(level_name);
-  } catch (const Error& error) {
-    level.Fail(error.what());
-  }
+  plan.level = level.Checked([&] { return ParseLevel(level_name); });
   plan.ranks = ReadSize(root, "ranks", "a number of ranks", kMaxRanks);
   plan.stages = ReadSize(root, "stages", "a number of stages", kMaxStages);
   plan.microbatches = ReadSize(root, "microbatches", "a number of micro-batches", kMaxMicrobatches);
@@ -163,7 +149,10 @@ Plan ReadHead(const JsonCursor& root) {
     plan.layers = ReadSize(root, "layers", "a number of layers of a stage", kMaxLayers);
   }
   plan.routes = ReadRoutes(root.Required("routes"), plan);
-  if (const auto costs = root.Optional("costs")) plan.costs = ReadPlanCosts(*costs, plan);
+  if (const auto costs = root.Optional("costs")) {
+    plan.costs = ReadCosts(*costs);
+    costs->Checked([&] { CheckCosts(*plan.costs, plan.stages, plan.microbatches); });
+  }
   if (const auto provenance = root.Optional("provenance")) {
     if (!plan.costs) provenance->Fail("says what came of the costs, and the plan has no \"costs\"");
     plan.provenance = ReadProvenance(*provenance, plan.costs->unit);

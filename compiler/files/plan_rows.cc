@@ -14,12 +14,6 @@ constexpr Op kOps[] = {
     CF_OPS(CF_OP)
 #undef CF_OP
 };
-// Looked at for every instruction of plans with millions: a table here, not a call elsewhere.
-constexpr Operands kOperands[] = {
-#define CF_OPERANDS(name, operands, work) Operands::operands,
-    CF_OPS(CF_OPERANDS)
-#undef CF_OPERANDS
-};
 constexpr Lane kLanes[] = {Lane::kCompute, Lane::kAllToAll, Lane::kSend, Lane::kRecv,
                            Lane::kReduce};
 
@@ -213,26 +207,14 @@ PackedInstruction::PackedInstruction(const Instruction& i) {
   const auto put = [this](int32_t number) { numbers[size++] = number; };
   put(static_cast<int32_t>(i.op));
   put(i.stage);
-  switch (kOperands[static_cast<size_t>(i.op)]) {
-    case Operands::kCell:
-      put(i.microbatch);
-      break;
-    case Operands::kPair:
-      put(i.microbatch);
-      put(i.back_stage);
-      put(i.back_microbatch);
-      break;
-    case Operands::kMessage:
-      put(i.microbatch);
-      put(i.peer);
-      break;
-    case Operands::kLayer:
-      put(i.layer);
-      put(i.microbatch);
-      break;
-    case Operands::kStage:
-      break;
+  const Operands operands = OperandsOf(i.op);
+  if (operands == Operands::kLayer) put(i.layer);
+  if (operands != Operands::kStage) put(i.microbatch);
+  if (operands == Operands::kPair) {
+    put(i.back_stage);
+    put(i.back_microbatch);
   }
+  if (operands == Operands::kMessage) put(i.peer);
   put(i.group);
   put(i.slot);
   put(static_cast<int32_t>(i.lane) - 1);
@@ -258,26 +240,16 @@ Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   Instruction i;
   i.op = ops_[static_cast<size_t>(numbers.Index("the operation", 0, ops_.size()))];
   i.stage = numbers.Operand("the stage");
-  switch (kOperands[static_cast<size_t>(i.op)]) {
-    case Operands::kCell:
-      i.microbatch = numbers.Operand("the micro-batch");
-      break;
-    case Operands::kPair:
-      i.microbatch = numbers.Operand("the micro-batch");
-      i.back_stage = numbers.Operand("the backward stage");
-      i.back_microbatch = numbers.Operand("the backward micro-batch");
-      break;
-    case Operands::kMessage:
-      i.microbatch = numbers.Operand("the micro-batch");
-      i.peer = numbers.Operand("the peer");
-      break;
-    case Operands::kLayer:
-      i.layer = static_cast<int16_t>(numbers.Operand("the layer", INT16_MAX));
-      i.microbatch = numbers.Operand("the micro-batch");
-      break;
-    case Operands::kStage:
-      break;
+  const Operands operands = OperandsOf(i.op);
+  if (operands == Operands::kLayer) {
+    i.layer = static_cast<int16_t>(numbers.Operand("the layer", INT16_MAX));
   }
+  if (operands != Operands::kStage) i.microbatch = numbers.Operand("the micro-batch");
+  if (operands == Operands::kPair) {
+    i.back_stage = numbers.Operand("the backward stage");
+    i.back_microbatch = numbers.Operand("the backward micro-batch");
+  }
+  if (operands == Operands::kMessage) i.peer = numbers.Operand("the peer");
   if (numbers.empty()) return i;
   if (!numbers.ends_well()) numbers.Fail("ends with -1; leave out what it does not have");
   i.group = numbers.Take(-1, INT32_MAX, "the group");

@@ -17,24 +17,9 @@ constexpr int kAllToAllThread = 1;
 constexpr int kFirstPeerThread = 2;
 
 std::string_view Category(Op op) {
-  switch (WorkOf(op)) {
-    case Work::kCompute:
-      return "compute";
-    case Work::kSend:
-      return "send";
-    case Work::kRecv:
-      return "receive";
-    case Work::kComponent:
-      return "component";
-    case Work::kAllToAll:
-      return "all-to-all";
-    case Work::kReduce:
-      return "reduce";
-    case Work::kStep:
-      return "step";
-  }
-  CF_ASSERT(false && "a kind of work without a name");
-  return {};
+  constexpr std::string_view kNames[] = {"compute",    "send",   "receive", "component",
+                                         "all-to-all", "reduce", "step"};
+  return kNames[static_cast<size_t>(WorkOf(op))];
 }
 
 void Append(std::string* out, const char* key, int64_t value) {

@@ -10,9 +10,7 @@ namespace {
 
 int ChainOf(Op op) {
   if (op == Op::MLP_W || op == Op::ATTN_W) return 2;
-  const bool forward =
-      op == Op::ATTN_F || op == Op::DISPATCH_F || op == Op::MLP_F || op == Op::COMBINE_F;
-  return forward ? 0 : 1;
+  return IsForwardComponent(op) ? 0 : 1;
 }
 
 /// The component of R that repeats this one of a forward.
@@ -50,22 +48,13 @@ void Append(const Interleaving& part, ChunkShape* shape) {
 MoeCost ChunkShapes::ScaledFor(int microbatch) const {
   MoeCost scaled = *costs_.moe;
   if (microbatch < 0 || costs_.microbatch_scale.empty()) return scaled;
-  const auto scale = [&](std::vector<Time>* times, Op op) {
-    times->resize(static_cast<size_t>(scaled.layers_per_stage));
-    for (size_t layer = 0; layer < times->size(); ++layer) {
-      (*times)[layer] = costs_.Duration(Component(op, 0, static_cast<int>(layer), microbatch));
+  for (const ComponentCost& component : kComponentCosts) {
+    std::vector<Time>& times = scaled.*component.times;
+    times.clear();
+    for (int layer = 0; layer < scaled.layers_per_stage; ++layer) {
+      times.push_back(costs_.Duration(Component(component.op, 0, layer, microbatch)));
     }
-  };
-  scale(&scaled.attn_f, Op::ATTN_F);
-  scale(&scaled.dispatch_f, Op::DISPATCH_F);
-  scale(&scaled.mlp_f, Op::MLP_F);
-  scale(&scaled.combine_f, Op::COMBINE_F);
-  scale(&scaled.combine_b, Op::COMBINE_B);
-  scale(&scaled.mlp_b, Op::MLP_B);
-  scale(&scaled.dispatch_b, Op::DISPATCH_B);
-  scale(&scaled.attn_b, Op::ATTN_B);
-  scale(&scaled.mlp_w, Op::MLP_W);
-  scale(&scaled.attn_w, Op::ATTN_W);
+  }
   return scaled;
 }
 

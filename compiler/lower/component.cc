@@ -12,6 +12,7 @@
 #include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/engine.h"
 
 namespace contraflow {
@@ -115,9 +116,9 @@ class Writer {
       ranks_[static_cast<size_t>(r)].weight[static_cast<size_t>(i->stage)] = index;
       return;
     }
-    const bool forward = i->op == Op::ATTN_F || i->op == Op::DISPATCH_F || i->op == Op::MLP_F ||
-                         i->op == Op::COMBINE_F;
-    int& chain = (forward ? forward_ : IsRecompute(i->op) ? recompute_ : backward_)(s, m);
+    int& chain = (IsRecompute(i->op)          ? recompute_
+                  : IsForwardComponent(i->op) ? forward_
+                                              : backward_)(s, m);
     int follows = chain;
     // Behind the forward that it runs again; the backward behind it is on COMBINE_R's lane.
     if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_(s, m);
@@ -192,60 +193,42 @@ std::vector<LanePolicy> Candidates(Time typical) {
           {.window = 6, .patience = 2 * typical}};
 }
 
-Time TypicalComponent(const CostModel& costs) {
-  Time sum = 0;
-  int count = 0;
-  for (int layer = 0; layer < costs.moe->layers_per_stage; ++layer) {
-    for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F, Op::COMBINE_B,
-                        Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B, Op::MLP_W, Op::ATTN_W}) {
-      sum += costs.moe->Of(op, layer);
-      ++count;
-    }
-  }
-  return sum / count;
-}
-
-/// How much a rank may hold: bytes, or activations where the costs give no bytes.
+/// How much a rank may hold.
 class Memory {
  public:
   Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
-      : each_(costs.memory ? costs.memory->activation_bytes : 0), serial_(Simulate(plan, costs)) {
-    for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, HeldBy(rank));
-    limit_ = limit.value_or(own_);
+      : limit_(costs), serial_(Simulate(plan, costs)) {
+    for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, limit_.Peak(rank));
+    limit_ = MemoryLimit(costs, limit.value_or(own_));
   }
 
   /// The most activations that each rank may hold, in the order to be tried: what the fullest rank
   /// of the schedule holds, and, where that is more, what the limit allows.
   std::vector<std::vector<int>> Caps() const {
-    std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, limit_))};
-    if (limit_ > own_) caps.push_back(CapsFor(limit_));
+    const int64_t most = *limit_.amount();
+    std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, most))};
+    if (most > own_) caps.push_back(CapsFor(most));
     return caps;
   }
 
   bool Fits(const Plan& plan, const CostModel& costs) const {
-    const Simulation simulation = Simulate(plan, costs);
-    return std::all_of(simulation.ranks.begin(), simulation.ranks.end(),
-                       [&](const RankFigures& rank) { return HeldBy(rank) <= limit_; });
+    return limit_.Fits(Simulate(plan, costs));
   }
 
  private:
-  int64_t HeldBy(const RankFigures& rank) const {
-    return each_ > 0 ? rank.peak_bytes : rank.peak_activations;
-  }
   /// No fewer than the chunks one behind the other need.
   std::vector<int> CapsFor(int64_t limit) const {
-    const int64_t count = each_ > 0 ? limit / each_ : limit;
     std::vector<int> caps;
     for (const RankFigures& rank : serial_.ranks) {
-      caps.push_back(static_cast<int>(
-          std::clamp<int64_t>(count, rank.peak_activations, std::numeric_limits<int>::max())));
+      caps.push_back(static_cast<int>(std::clamp<int64_t>(
+          limit / limit_.activation(), rank.peak_activations, std::numeric_limits<int>::max())));
     }
     return caps;
   }
 
-  const int64_t each_;
+  MemoryLimit limit_;
   const Simulation serial_;
-  int64_t own_ = 0, limit_ = 0;
+  int64_t own_ = 0;
 };
 
 /// A rule of sharing and what came of it.
@@ -285,10 +268,12 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
   };
   if (overlap == Overlap::kPublished) return write(serially, &serial_shapes, caps.front());
 
+  const Time typical =
+      SerialSum(*costs.moe) / (std::ssize(kComponentCosts) * costs.moe->layers_per_stage);
   ChunkShapes shapes(costs, false);
   std::vector<Try> tries;
   for (const std::vector<int>& cap : caps) {
-    for (const LanePolicy& policy : Candidates(TypicalComponent(costs))) {
+    for (const LanePolicy& policy : Candidates(typical)) {
       const SharedRun run = ShareLanes(plan, costs, &shapes, policy, cap, false);
       const auto peak = std::max_element(run.peak_activations.begin(), run.peak_activations.end());
       tries.push_back({run.makespan, *peak, policy, &cap});

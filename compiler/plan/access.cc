@@ -1,6 +1,7 @@
 #include "compiler/plan/access.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "compiler/plan/plan.h"
 
@@ -19,40 +20,21 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
   accesses->clear();
   const auto whole = static_cast<int16_t>(plan_.layers > 0 ? 0 : -1);
   const auto last = static_cast<int16_t>(plan_.layers > 0 ? last_layer_ : -1);
-  switch (i.op) {
-    case Op::SEND_F:
-      return accesses->push_back({Value::output, last, i.stage, i.microbatch, false});
-    case Op::RECV_F:
-      return accesses->push_back({Value::input, whole, i.stage, i.microbatch, true});
-    case Op::SEND_B:
-      return accesses->push_back({Value::dinput, whole, i.stage, i.microbatch, false});
-    case Op::RECV_B:
-      return accesses->push_back({Value::doutput, last, i.stage, i.microbatch, true});
-    case Op::ATTN_F:
-    case Op::DISPATCH_F:
-    case Op::MLP_F:
-    case Op::COMBINE_F:
-    case Op::ATTN_R:
-    case Op::DISPATCH_R:
-    case Op::MLP_R:
-    case Op::COMBINE_R:
-      return Forward(i, accesses);
-    case Op::COMBINE_B:
-    case Op::MLP_B:
-    case Op::MLP_W:
-    case Op::DISPATCH_B:
-    case Op::ATTN_B:
-    case Op::ATTN_W:
-      return Backward(i, accesses);
-    case Op::F:
-    case Op::B:
-    case Op::W:
-    case Op::BW:
-    case Op::FB:
-    case Op::R:
+  const auto touch = [&](Value value, int16_t layer, bool makes) {
+    accesses->push_back({value, layer, i.stage, i.microbatch, makes});
+  };
+  switch (OperandsOf(i.op)) {
+    case Operands::kMessage:
+      if (i.op == Op::SEND_F) return touch(Value::output, last, false);
+      if (i.op == Op::RECV_F) return touch(Value::input, whole, true);
+      if (i.op == Op::SEND_B) return touch(Value::dinput, whole, false);
+      return touch(Value::doutput, last, true);
+    case Operands::kLayer:
+      return IsForwardComponent(i.op) ? Forward(i, accesses) : Backward(i, accesses);
+    case Operands::kCell:
+    case Operands::kPair:
       return Chunk(i, accesses);
-    case Op::REDUCE:
-    case Op::STEP:
+    case Operands::kStage:
       return;  // parameters and gradients are not values of a step
   }
 }
@@ -60,44 +42,36 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
 // The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
 // again but for the input of the stage, which was kept, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
-  const auto touch = [&](Value value, bool makes) {
-    accesses->push_back({value, i.layer, i.stage, i.microbatch, makes});
+  using enum Value;
+  const auto touch = [&](bool makes, std::initializer_list<Value> values) {
+    for (const Value v : values) accesses->push_back({v, i.layer, i.stage, i.microbatch, makes});
   };
   const bool recompute = IsRecompute(i.op);
   const Op op = Repeated(i.op);
   if (op == Op::ATTN_F) {
     const bool embedding = i.stage == 0 && i.layer == 0;  // makes the input of the first layer
-    touch(Value::input, embedding && !recompute);
-    touch(Value::attention, true);
-    touch(Value::scores, true);
-    touch(Value::dispatched, true);
+    touch(embedding && !recompute, {input});
+    touch(true, {attention, scores, dispatched});
   } else if (op == Op::DISPATCH_F) {
-    touch(Value::dispatched, false);
-    touch(Value::scores, false);
-    touch(Value::rows, true);
+    touch(false, {dispatched, scores});
+    touch(true, {rows});
   } else if (op == Op::MLP_F) {
-    touch(Value::rows, false);
-    touch(Value::gate, true);
-    touch(Value::hidden, true);
-    touch(Value::expert_out, true);
+    touch(false, {rows});
+    touch(true, {gate, hidden, expert_out});
   } else {
-    touch(Value::expert_out, false);
-    touch(Value::rows, false);
-    touch(Value::scores, false);
-    touch(Value::attention, false);
-    touch(Value::combined, true);
+    touch(false, {expert_out, rows, scores, attention});
+    touch(true, {combined});
     if (i.layer < last_layer_) {
       const auto next = static_cast<int16_t>(i.layer + 1);
-      accesses->push_back({Value::input, next, i.stage, i.microbatch, true});
+      accesses->push_back({input, next, i.stage, i.microbatch, true});
     } else if (i.stage + 1 == plan_.stages) {
-      touch(Value::output, true);
-      touch(Value::head, true);
+      touch(true, {output, head});
     } else if (recompute) {
       return;
     } else if (SameRank(i.stage, i.stage + 1, i.microbatch)) {
-      accesses->push_back({Value::input, 0, i.stage + 1, i.microbatch, true});
+      accesses->push_back({input, 0, i.stage + 1, i.microbatch, true});
     } else {
-      touch(Value::output, true);
+      touch(true, {output});
     }
   }
 }
@@ -105,67 +79,40 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
 // The order inside a layer: COMBINE_B, MLP_B, DISPATCH_B, ATTN_B; MLP_W somewhere behind MLP_B,
 // ATTN_W behind ATTN_B.
 void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) const {
-  const auto touch = [&](Value value, bool makes) {
-    accesses->push_back({value, i.layer, i.stage, i.microbatch, makes});
+  using enum Value;
+  const auto touch = [&](bool makes, std::initializer_list<Value> values) {
+    for (const Value v : values) accesses->push_back({v, i.layer, i.stage, i.microbatch, makes});
   };
-  const bool head = i.layer == last_layer_ && i.stage + 1 == plan_.stages;
+  const bool at_head = i.layer == last_layer_ && i.stage + 1 == plan_.stages;
   if (i.op == Op::COMBINE_B) {
-    touch(Value::doutput, head);  // of the last layer made by the head
-    if (head) {
-      touch(Value::output, false);
-      touch(Value::head, false);
-    }
-    touch(Value::combined, false);
-    touch(Value::scores, false);
-    touch(Value::rows, false);
-    touch(Value::dcombined, true);
-    touch(Value::dweight, true);
-    touch(Value::drows, true);
+    touch(at_head, {doutput});  // of the last layer made by the head
+    if (at_head) touch(false, {output, head});
+    touch(false, {combined, scores, rows});
+    touch(true, {dcombined, dweight, drows});
   } else if (i.op == Op::MLP_B) {
-    touch(Value::drows, false);
-    touch(Value::rows, false);
-    touch(Value::gate, false);
-    touch(Value::dgate, true);
-    touch(Value::dsorted, true);
+    touch(false, {drows, rows, gate});
+    touch(true, {dgate, dsorted});
   } else if (i.op == Op::MLP_W) {
-    touch(Value::rows, false);
-    touch(Value::hidden, false);
-    touch(Value::drows, false);
-    touch(Value::dgate, false);
-    if (head) {
-      touch(Value::output, false);
-      touch(Value::head, false);
-    }
+    touch(false, {rows, hidden, drows, dgate});
+    if (at_head) touch(false, {output, head});
   } else if (i.op == Op::DISPATCH_B) {
-    touch(Value::dsorted, false);
-    touch(Value::rows, false);
-    touch(Value::scores, false);
-    touch(Value::ddispatched, true);
-    touch(Value::dexpert, true);
+    touch(false, {dsorted, rows, scores});
+    touch(true, {ddispatched, dexpert});
   } else if (i.op == Op::ATTN_B) {
-    touch(Value::doutput, false);
-    touch(Value::dexpert, false);
-    touch(Value::dweight, false);
-    touch(Value::scores, false);
-    touch(Value::attention, false);
-    touch(Value::input, false);
-    touch(Value::attention_work, true);
-    touch(Value::dattention, true);
+    touch(false, {doutput, dexpert, dweight, scores, attention, input});
+    touch(true, {attention_work, dattention});
     if (i.layer > 0) {
       const auto before = static_cast<int16_t>(i.layer - 1);
-      accesses->push_back({Value::doutput, before, i.stage, i.microbatch, true});
+      accesses->push_back({doutput, before, i.stage, i.microbatch, true});
     } else if (i.stage > 0 && SameRank(i.stage, i.stage - 1, i.microbatch)) {
       const auto last = static_cast<int16_t>(last_layer_);
-      accesses->push_back({Value::doutput, last, i.stage - 1, i.microbatch, true});
+      accesses->push_back({doutput, last, i.stage - 1, i.microbatch, true});
     } else {
-      touch(Value::dinput, true);
+      touch(true, {dinput});
     }
   } else {
-    touch(Value::input, false);
-    touch(Value::attention, false);
-    touch(Value::dexpert, false);
-    touch(Value::dattention, false);
-    if (i.layer == 0 && i.stage == 0) touch(Value::dinput, false);  // of the embedding
+    touch(false, {input, attention, dexpert, dattention});
+    if (i.layer == 0 && i.stage == 0) touch(false, {dinput});  // of the embedding
   }
 }
 

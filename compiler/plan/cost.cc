@@ -167,55 +167,25 @@ bool CostModel::uniform() const {
 Time CostModel::Duration(const Instruction& i) const {
   const double scale = i.microbatch >= 0 ? Scale(*this, i.microbatch) : 1.0;
   const StageCost& cost = stage(i.stage);
-  switch (i.op) {
-    case Op::F:
-      return Scaled(cost.f, scale);
-    case Op::B:
-      return Scaled(cost.b, scale);
-    case Op::W:
-      return Scaled(cost.w, scale);
-    case Op::R:
-      return Scaled(cost.recompute(), scale);
-    case Op::BW:
-      return Scaled(cost.bw, scale);
-    case Op::FB: {
-      const StageCost& back = stage(i.back_stage);
-      const double back_scale = Scale(*this, i.back_microbatch);
-      const Time f = Scaled(cost.f, scale);
-      const Time bw = Scaled(back.bw, back_scale);
-      const Time saving = std::min(Scaled(cost.f + cost.bw - cost.fb, scale),
-                                   Scaled(back.f + back.bw - back.fb, back_scale));
-      // An overlapped pair cannot end before the longer of its two chains.
-      return std::max({f, Scaled(back.b, back_scale), f + bw - saving});
-    }
-    case Op::REDUCE:
-      return cost.reduce;
-    case Op::STEP:
-      return cost.step;
-    case Op::ATTN_F:
-    case Op::MLP_F:
-    case Op::ATTN_B:
-    case Op::MLP_B:
-    case Op::ATTN_W:
-    case Op::MLP_W:
-    case Op::DISPATCH_F:
-    case Op::COMBINE_F:
-    case Op::DISPATCH_B:
-    case Op::COMBINE_B:
-    case Op::ATTN_R:
-    case Op::MLP_R:
-    case Op::DISPATCH_R:
-    case Op::COMBINE_R:
-      CF_ASSERT(moe);
-      return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
-    case Op::SEND_F:
-    case Op::RECV_F:
-    case Op::SEND_B:
-    case Op::RECV_B:
-      break;
+  if (i.op == Op::F) return Scaled(cost.f, scale);
+  if (i.op == Op::B) return Scaled(cost.b, scale);
+  if (i.op == Op::W) return Scaled(cost.w, scale);
+  if (i.op == Op::R) return Scaled(cost.recompute(), scale);
+  if (i.op == Op::BW) return Scaled(cost.bw, scale);
+  if (i.op == Op::FB) {
+    const StageCost& back = stage(i.back_stage);
+    const double back_scale = Scale(*this, i.back_microbatch);
+    const Time f = Scaled(cost.f, scale);
+    const Time bw = Scaled(back.bw, back_scale);
+    const Time saving = std::min(Scaled(cost.f + cost.bw - cost.fb, scale),
+                                 Scaled(back.f + back.bw - back.fb, back_scale));
+    // An overlapped pair cannot end before the longer of its two chains.
+    return std::max({f, Scaled(back.b, back_scale), f + bw - saving});
   }
-  CF_ASSERT(false && "an operation without a stage cost");
-  return 0;
+  if (i.op == Op::REDUCE) return cost.reduce;
+  if (i.op == Op::STEP) return cost.step;
+  CF_ASSERT(moe && OperandsOf(i.op) == Operands::kLayer);
+  return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
 }
 
 CostModel UniformCosts(Time f, Time b, Time w, Time comm) {

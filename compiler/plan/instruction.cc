@@ -8,25 +8,13 @@
 namespace contraflow {
 namespace {
 
-struct OpRow {
-  std::string_view name;
-  Operands operands;
-  Work work;
-};
-
-constexpr OpRow kOpRows[] = {
-#define CF_OP(name, operands, work) {#name, Operands::operands, Work::work},
+constexpr std::string_view kOpNames[] = {
+#define CF_OP(name, operands, work) #name,
     CF_OPS(CF_OP)
 #undef CF_OP
 };
 
 constexpr std::string_view kLaneNames[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
-
-const OpRow& Row(Op op) {
-  const auto index = static_cast<size_t>(op);
-  CF_ASSERT(index < std::size(kOpRows));
-  return kOpRows[index];
-}
 
 void Append(std::string* out, std::string_view prefix, int value) {
   char digits[16];
@@ -43,33 +31,21 @@ class Parser {
   Instruction Parse() {
     Instruction result;
     result.op = ParseOp(Word("an operation"));
-    switch (OperandsOf(result.op)) {
-      case Operands::kCell:
-      case Operands::kMessage:
-        result.stage = Letter('s');
-        result.microbatch = Letter('m');
-        break;
-      case Operands::kPair:
-        result.stage = Letter('s');
-        result.microbatch = Letter('m');
-        if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
-        result.back_stage = Letter('s');
-        result.back_microbatch = Letter('m');
-        break;
-      case Operands::kLayer: {
-        result.stage = Letter('s');
-        const int layer = Letter('l');
-        if (layer > INT16_MAX) Fail("layer " + std::to_string(layer) + " is over 32767");
-        result.layer = static_cast<int16_t>(layer);
-        result.microbatch = Letter('m');
-        break;
-      }
-      case Operands::kStage:
-        result.stage = Letter('s');
-        break;
+    const Operands operands = OperandsOf(result.op);
+    result.stage = Letter('s');
+    if (operands == Operands::kLayer) {
+      const int layer = Letter('l');
+      if (layer > INT16_MAX) Fail("layer " + std::to_string(layer) + " is over 32767");
+      result.layer = static_cast<int16_t>(layer);
+    }
+    if (operands != Operands::kStage) result.microbatch = Letter('m');
+    if (operands == Operands::kPair) {
+      if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
+      result.back_stage = Letter('s');
+      result.back_microbatch = Letter('m');
     }
     while (!rest_.empty()) Key(&result);
-    if (OperandsOf(result.op) == Operands::kMessage && result.peer < 0) {
+    if (operands == Operands::kMessage && result.peer < 0) {
       Fail("missing the peer (" + std::string(PeerKey(result.op)) + "=RANK)");
     }
     return result;
@@ -96,13 +72,11 @@ class Parser {
   }
 
   Op ParseOp(std::string_view word) const {
-    for (size_t i = 0; i < std::size(kOpRows); ++i) {
-      if (kOpRows[i].name == word) return static_cast<Op>(i);
+    for (size_t i = 0; i < std::size(kOpNames); ++i) {
+      if (kOpNames[i] == word) return static_cast<Op>(i);
     }
-    std::vector<std::string_view> names;
-    for (const OpRow& row : kOpRows) names.push_back(row.name);
     const std::string name(word.substr(0, 32));
-    Fail("unknown operation \"" + name + "\"" + DidYouMean(name, names));
+    Fail("unknown operation \"" + name + "\"" + DidYouMean(name, kOpNames));
   }
 
   int Number(std::string_view digits, std::string_view word) const {
@@ -205,9 +179,10 @@ Instruction Message(Op op, int stage, int microbatch, int peer) {
 
 Instruction StageOp(Op op, int stage) { return {.op = op, .stage = stage}; }
 
-std::string_view Name(Op op) { return Row(op).name; }
-Operands OperandsOf(Op op) { return Row(op).operands; }
-Work WorkOf(Op op) { return Row(op).work; }
+std::string_view Name(Op op) {
+  CF_ASSERT(static_cast<size_t>(op) < std::size(kOpNames));
+  return kOpNames[static_cast<size_t>(op)];
+}
 
 std::string_view Name(Lane lane) {
   CF_ASSERT(static_cast<size_t>(lane) < std::size(kLaneNames));
@@ -220,21 +195,9 @@ Instruction Component(Op op, int stage, int layer, int microbatch) {
 }
 
 Lane LaneOf(Op op) {
-  switch (WorkOf(op)) {
-    case Work::kCompute:
-    case Work::kComponent:
-    case Work::kStep:
-      return Lane::kCompute;
-    case Work::kAllToAll:
-      return Lane::kAllToAll;
-    case Work::kSend:
-      return Lane::kSend;
-    case Work::kRecv:
-      return Lane::kRecv;
-    case Work::kReduce:
-      return Lane::kReduce;
-  }
-  return Lane::kNone;
+  constexpr Lane kLanes[] = {Lane::kCompute,  Lane::kSend,   Lane::kRecv,   Lane::kCompute,
+                             Lane::kAllToAll, Lane::kReduce, Lane::kCompute};
+  return kLanes[static_cast<size_t>(WorkOf(op))];
 }
 
 Op Repeated(Op op) {
@@ -243,6 +206,12 @@ Op Repeated(Op op) {
   if (op == Op::MLP_R) return Op::MLP_F;
   if (op == Op::DISPATCH_R) return Op::DISPATCH_F;
   return op == Op::COMBINE_R ? Op::COMBINE_F : op;
+}
+
+bool IsForwardComponent(Op op) {
+  const Op first = Repeated(op);
+  return first == Op::ATTN_F || first == Op::DISPATCH_F || first == Op::MLP_F ||
+         first == Op::COMBINE_F;
 }
 
 std::string ToString(const Instruction& i) {

@@ -106,9 +106,20 @@ Instruction StageOp(Op op, int stage);
 
 std::string_view Name(Op op);      ///< as in the list, "SEND_F"
 std::string_view Name(Lane lane);  ///< "compute" "alltoall" "send" "recv" "reduce"; kNone: ""
-/// Columns of the list of operations.
-Operands OperandsOf(Op op);
-Work WorkOf(Op op);
+/// Columns of the list of operations. Plans of millions of instructions are asked for them: a table
+/// here, not a call elsewhere. The operation must be one of the list.
+inline Operands OperandsOf(Op op) {
+#define CF_OPERANDS(name, operands, work) Operands::operands,
+  constexpr Operands kOperands[] = {CF_OPS(CF_OPERANDS)};
+#undef CF_OPERANDS
+  return kOperands[static_cast<size_t>(op)];
+}
+inline Work WorkOf(Op op) {
+#define CF_WORK(name, operands, work) Work::work,
+  constexpr Work kWork[] = {CF_OPS(CF_WORK)};
+#undef CF_WORK
+  return kWork[static_cast<size_t>(op)];
+}
 /// The lane that an operation runs on where plans have lanes.
 Lane LaneOf(Op op);
 
@@ -116,6 +127,8 @@ Lane LaneOf(Op op);
 inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }
 /// The operation whose work it does again, of R and its components; of any other the same.
 Op Repeated(Op op);
+/// True for the components of a forward, or of one that is run again.
+bool IsForwardComponent(Op op);
 
 inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
 inline bool IsRecv(Op op) { return op == Op::RECV_F || op == Op::RECV_B; }

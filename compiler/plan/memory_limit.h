@@ -24,6 +24,8 @@ class MemoryLimit {
   int64_t activation() const { return activation_; }  ///< of a cell, from its F to its B
   int64_t stash() const { return stash_; }            ///< of that what stays up to its W
   std::optional<int64_t> amount() const { return amount_; }
+  /// Cells between F and B, at most, of a limit with an amount.
+  int64_t slots() const { return *amount_ / activation_; }
 
   /// " bytes" or " activations"
   std::string unit() const { return bytes_ ? " bytes" : " activations"; }

@@ -163,12 +163,49 @@ struct Tables {
   }
 };
 
+/// Calls visit(rank, index, instruction) for all instructions, rank by rank.
+template <typename Visit>
+void ForEachInstruction(const Plan& plan, const Visit& visit) {
+  for (int r = 0; r < plan.ranks; ++r) {
+    int32_t index = 0;
+    for (const Instruction& i : plan.program(r)) visit(r, index++, i);
+  }
+}
+
+/// Of all instructions in their order what stands where: the one it is at, and what it finds.
+class Placing {
+ public:
+  Placing(Tables* tables, Findings* findings)
+      : tables_(*tables), plan_(tables->plan), findings_(*findings) {}
+
+ protected:
+  template <typename Place>
+  void PlaceAll(const Place& place) {
+    ForEachInstruction(plan_, [&](int rank, int32_t index, const Instruction& i) {
+      rank_ = rank;
+      index_ = index;
+      place(i);
+    });
+  }
+  void Add(Check check, const Instruction& i, const std::string& what) {
+    findings_.Add(check, rank_, index_, ToString(i) + what);
+  }
+
+  Tables& tables_;
+  const Plan& plan_;
+  Findings& findings_;
+  int rank_ = 0;
+  int32_t index_ = 0;
+};
+
 /// What an instruction needs of its own rank, by index: negative where it is missing.
 struct Inputs {
   std::array<int32_t, 3> at{};
   int count = 0;
 
   void Add(int32_t index) { at[static_cast<size_t>(count++)] = index; }
+  auto begin() const { return at.begin(); }
+  auto end() const { return at.begin() + count; }
 };
 /// Nothing for instructions on the wrong rank.
 Inputs InputsOf(const Tables& tables, int rank, const Instruction& i);

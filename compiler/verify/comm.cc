@@ -13,31 +13,21 @@ Op PartnerOp(Op op) {
 }
 
 /// Walks the programs and notes where messages, reductions and steps stand.
-class MessagePlacer {
+class MessagePlacer : Placing {
  public:
-  MessagePlacer(Tables* tables, Findings* findings)
-      : tables_(*tables), plan_(tables->plan), findings_(*findings) {}
+  using Placing::Placing;
 
   void Run() {
-    for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.program(rank_);
-      for (size_t at = 0; at < program.size(); ++at) {
-        index_ = static_cast<int32_t>(at);
-        const Instruction& i = program[at];
-        if (IsMessage(i.op)) {
-          PlaceMessage(i);
-        } else if (i.op == Op::REDUCE || i.op == Op::STEP) {
-          PlaceStageOp(i);
-        }
+    PlaceAll([this](const Instruction& i) {
+      if (IsMessage(i.op)) {
+        PlaceMessage(i);
+      } else if (i.op == Op::REDUCE || i.op == Op::STEP) {
+        PlaceStageOp(i);
       }
-    }
+    });
   }
 
  private:
-  void Add(Check check, const Instruction& i, const std::string& what) {
-    findings_.Add(check, rank_, index_, ToString(i) + what);
-  }
-
   void PlaceMessage(const Instruction& i) {
     const int other = OtherStage(i);
     if (other < 0 || other >= plan_.stages) {
@@ -98,12 +88,6 @@ class MessagePlacer {
     }
     place = index_;
   }
-
-  Tables& tables_;
-  const Plan& plan_;
-  Findings& findings_;
-  int rank_ = 0;
-  int32_t index_ = 0;
 };
 
 void AddMissing(const Tables& tables, Op op, int stage, int other, int m, Findings* findings) {
@@ -150,25 +134,21 @@ void CheckEdgeOrder(const Tables& tables, Findings* findings) {
   };
   const Plan& plan = tables.plan;
   std::vector<Edge> edges(static_cast<size_t>(plan.ranks));  // of one sender, by receiver
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    for (size_t at = 0; at < program.size(); ++at) {
-      const Instruction& i = program[at];
-      if (!IsSend(i.op)) continue;
-      const int32_t partner = Partner(tables, r, static_cast<int32_t>(at));
-      if (partner < 0) continue;
-      Edge& edge = edges[static_cast<size_t>(i.peer)];
-      if (edge.from == r && partner < edge.partner) {
-        findings->Add(Check::kMessage, r, static_cast<int>(at),
-                      ToString(i) + " leaves behind " + tables.Place(r, edge.send) + ", but rank " +
-                          std::to_string(i.peer) + " receives it before, at " +
-                          std::to_string(partner) + " and " + std::to_string(edge.partner) +
-                          "; both sides of an edge must have one order");
-      } else {
-        edge = {r, static_cast<int32_t>(at), partner};
-      }
+  ForEachInstruction(plan, [&](int r, int32_t index, const Instruction& i) {
+    if (!IsSend(i.op)) return;
+    const int32_t partner = Partner(tables, r, index);
+    if (partner < 0) return;
+    Edge& edge = edges[static_cast<size_t>(i.peer)];
+    if (edge.from == r && partner < edge.partner) {
+      findings->Add(Check::kMessage, r, index,
+                    ToString(i) + " leaves behind " + tables.Place(r, edge.send) + ", but rank " +
+                        std::to_string(i.peer) + " receives it before, at " +
+                        std::to_string(partner) + " and " + std::to_string(edge.partner) +
+                        "; both sides of an edge must have one order");
+    } else {
+      edge = {r, index, partner};
     }
-  }
+  });
 }
 
 /// Messages of one group are neighbours: no group begins twice on a rank.

@@ -11,32 +11,25 @@
 // same rank; the backward chain likewise, and behind the end of its own forward chain.
 
 #include <algorithm>
-#include <limits>
+#include <utility>
 
-#include "compiler/plan/error.h"
 #include "compiler/verify/checks.h"
 
 namespace contraflow::check {
 namespace {
 
 /// Walks the programs and notes where every component stands.
-class PartPlacer {
+class PartPlacer : Placing {
  public:
   PartPlacer(Tables* tables, Findings* findings)
-      : tables_(*tables),
-        plan_(tables->plan),
-        findings_(*findings),
+      : Placing(tables, findings),
         turns_(tables->At(plan_.stages, 0), kMissing),
         latest_(tables->copies.size() * static_cast<size_t>(plan_.layers) * 2, kMissing) {}
 
   void Run() {
-    for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.program(rank_);
-      for (size_t at = 0; at < program.size(); ++at) {
-        index_ = static_cast<int32_t>(at);
-        if (IsComponent(program[at].op)) Place(program[at]);
-      }
-    }
+    PlaceAll([this](const Instruction& i) {
+      if (IsComponent(i.op)) Place(i);
+    });
   }
 
  private:
@@ -49,14 +42,12 @@ class PartPlacer {
     const int owner = tables_.Owner(i.stage, i.microbatch);
     if (owner != rank_) {
       if (place == kMissing) place = kMisplaced;
-      findings_.Add(Check::kOwner, rank_, index_,
-                    ToString(i) + " is on rank " + std::to_string(rank_) + "; route " +
-                        std::to_string(tables_.route_of[static_cast<size_t>(i.microbatch)]) +
-                        " has stage " + std::to_string(i.stage) + " on rank " +
-                        std::to_string(owner));
+      Add(Check::kOwner, i,
+          " is on rank " + std::to_string(rank_) + "; route " +
+              std::to_string(tables_.route_of[static_cast<size_t>(i.microbatch)]) + " has stage " +
+              std::to_string(i.stage) + " on rank " + std::to_string(owner));
     } else if (place >= 0) {
-      findings_.Add(Check::kComplete, rank_, index_,
-                    ToString(i) + " repeats " + tables_.Place(rank_, place) + "; drop one");
+      Add(Check::kComplete, i, " repeats " + tables_.Place(rank_, place) + "; drop one");
     } else {
       place = index_;
       if (i.op == Op::MLP_W || i.op == Op::ATTN_W) Weight(i);
@@ -75,27 +66,21 @@ class PartPlacer {
     int32_t& latest = latest_[sum + (i.op == Op::ATTN_W ? 1 : 0)];
     const int before = latest < 0 ? -1 : tables_.InstructionAt(rank_, latest).microbatch;
     if (before >= 0 && turns_[tables_.At(i.stage, before)] > turn) {
-      findings_.Add(Check::kWeightOrder, rank_, index_,
-                    ToString(i) + " adds to its weight gradient after " +
-                        tables_.Place(rank_, latest) +
-                        ", but another component of the stage adds " + "micro-batch " +
-                        std::to_string(i.microbatch) + " before " + std::to_string(before) +
-                        "; all components of a stage must add micro-batches in one order");
+      Add(Check::kWeightOrder, i,
+          " adds to its weight gradient after " + tables_.Place(rank_, latest) +
+              ", but another component of the stage adds micro-batch " +
+              std::to_string(i.microbatch) + " before " + std::to_string(before) +
+              "; all components of a stage must add micro-batches in one order");
     } else {
       latest = index_;
     }
   }
 
-  Tables& tables_;
-  const Plan& plan_;
-  Findings& findings_;
   // By stage and micro-batch: when any of its components was the first to add it.
   std::vector<int32_t> turns_;
   int32_t next_turn_ = 0;
   // By copy, layer, MLP_W or ATTN_W: where that of the micro-batch whose turn is last stands.
   std::vector<int32_t> latest_;
-  int rank_ = 0;
-  int32_t index_ = 0;
 };
 
 void CheckMissingComponents(const Tables& tables, Findings* findings) {
@@ -140,22 +125,23 @@ void CheckRecomputed(const Tables& tables, Findings* findings) {
 }
 
 void CheckOrder(const Tables& tables, Findings* findings) {
-  for (int r = 0; r < tables.plan.ranks; ++r) {
-    const Program& program = tables.plan.program(r);
-    for (size_t at = 0; at < program.size(); ++at) {
-      if (!IsComponent(program[at].op)) continue;
-      const auto index = static_cast<int32_t>(at);
-      const Inputs inputs = InputsOf(tables, r, program[at]);
-      for (int k = 0; k < inputs.count; ++k) {
-        const int32_t input = inputs.at[static_cast<size_t>(k)];
-        if (input <= index) continue;
-        findings->Add(Check::kOrder, r, index,
-                      ToString(program[at]) + " stands before " + tables.Place(r, input) +
-                          ", which it needs; move it after");
-      }
+  ForEachInstruction(tables.plan, [&](int r, int32_t index, const Instruction& i) {
+    if (!IsComponent(i.op)) return;
+    for (const int32_t input : InputsOf(tables, r, i)) {
+      if (input <= index) continue;
+      findings->Add(Check::kOrder, r, index,
+                    ToString(i) + " stands before " + tables.Place(r, input) +
+                        ", which it needs; move it after");
     }
-  }
+  });
 }
+
+/// Components and those of the same layer that they need.
+constexpr std::pair<Op, Op> kWithinLayer[] = {
+    {Op::DISPATCH_F, Op::ATTN_F}, {Op::MLP_F, Op::DISPATCH_F}, {Op::COMBINE_F, Op::MLP_F},
+    {Op::DISPATCH_R, Op::ATTN_R}, {Op::MLP_R, Op::DISPATCH_R}, {Op::COMBINE_R, Op::MLP_R},
+    {Op::MLP_B, Op::COMBINE_B},   {Op::MLP_W, Op::MLP_B},      {Op::DISPATCH_B, Op::MLP_B},
+    {Op::ATTN_B, Op::DISPATCH_B}, {Op::ATTN_W, Op::ATTN_B}};
 
 /// What a component needs, messages included where they are known.
 class ChainInputs {
@@ -163,78 +149,29 @@ class ChainInputs {
   ChainInputs(const Tables& tables, const Instruction& i) : tables_(tables), i_(i) {}
 
   Inputs Find() {
-    switch (i_.op) {
-      case Op::ATTN_F:
-        if (i_.layer > 0) {
-          Need(Op::COMBINE_F, i_.stage, i_.layer - 1);
-        } else if (i_.stage > 0) {
-          FromNeighbour(Op::RECV_F, Op::COMBINE_F, i_.stage - 1, tables_.plan.layers - 1);
-        }
-        break;
-      case Op::ATTN_R:
-        if (i_.layer > 0) {
-          inputs_.Add(RecomputeAt(Op::COMBINE_R, i_.layer - 1));
-        } else {
-          Need(Op::COMBINE_F, i_.stage, tables_.plan.layers - 1);
-        }
-        break;
-      case Op::DISPATCH_R:
-        inputs_.Add(RecomputeAt(Op::ATTN_R, i_.layer));
-        break;
-      case Op::MLP_R:
-        inputs_.Add(RecomputeAt(Op::DISPATCH_R, i_.layer));
-        break;
-      case Op::COMBINE_R:
-        inputs_.Add(RecomputeAt(Op::MLP_R, i_.layer));
-        break;
-      case Op::DISPATCH_F:
-        Need(Op::ATTN_F);
-        break;
-      case Op::MLP_F:
-        Need(Op::DISPATCH_F);
-        break;
-      case Op::COMBINE_F:
-        Need(Op::MLP_F);
-        break;
-      case Op::COMBINE_B:
-        if (i_.layer + 1 < tables_.plan.layers) {
-          Need(Op::ATTN_B, i_.stage, i_.layer + 1);
-          break;
-        }
-        Need(Op::COMBINE_F);
-        if (const int32_t recompute = RecomputeAt(Op::COMBINE_R, i_.layer); recompute != kMissing) {
-          inputs_.Add(recompute);
-        }
-        if (i_.stage + 1 < tables_.plan.stages) {
-          FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
-        }
-        break;
-      case Op::DISPATCH_B:
-      case Op::MLP_W:
-        Need(Op::MLP_B);
-        break;
-      case Op::MLP_B:
-        Need(Op::COMBINE_B);
-        break;
-      case Op::ATTN_B:
-        Need(Op::DISPATCH_B);
-        break;
-      case Op::ATTN_W:
-        Need(Op::ATTN_B);
-        break;
-      case Op::F:
-      case Op::B:
-      case Op::W:
-      case Op::BW:
-      case Op::FB:
-      case Op::SEND_F:
-      case Op::RECV_F:
-      case Op::SEND_B:
-      case Op::RECV_B:
-      case Op::REDUCE:
-      case Op::STEP:
-      case Op::R:
-        CF_ASSERT(false && "not a component");
+    const int last = tables_.plan.layers - 1;
+    if (i_.op == Op::ATTN_F && i_.layer > 0) {
+      Need(Op::COMBINE_F, i_.stage, i_.layer - 1);
+    } else if (i_.op == Op::ATTN_F && i_.stage > 0) {
+      FromNeighbour(Op::RECV_F, Op::COMBINE_F, i_.stage - 1, last);
+    } else if (i_.op == Op::ATTN_R && i_.layer > 0) {
+      inputs_.Add(RecomputeAt(Op::COMBINE_R, i_.layer - 1));
+    } else if (i_.op == Op::ATTN_R) {
+      Need(Op::COMBINE_F, i_.stage, last);
+    } else if (i_.op == Op::COMBINE_B && i_.layer < last) {
+      Need(Op::ATTN_B, i_.stage, i_.layer + 1);
+    } else if (i_.op == Op::COMBINE_B) {
+      Need(Op::COMBINE_F);
+      if (const int32_t recompute = RecomputeAt(Op::COMBINE_R, i_.layer); recompute != kMissing) {
+        inputs_.Add(recompute);
+      }
+      if (i_.stage + 1 < tables_.plan.stages) {
+        FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
+      }
+    }
+    for (const auto& [op, needs] : kWithinLayer) {
+      if (op != i_.op) continue;
+      IsRecompute(op) ? inputs_.Add(RecomputeAt(needs, i_.layer)) : Need(needs);
     }
     return inputs_;
   }

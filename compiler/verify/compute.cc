@@ -17,22 +17,16 @@ std::string Text(Op op, int stage, int microbatch) {
 }
 
 /// Walks the programs and notes where everything stands.
-class Placer {
+class Placer : Placing {
  public:
-  Placer(Tables* tables, Findings* findings)
-      : tables_(*tables), plan_(tables->plan), findings_(*findings) {}
+  using Placing::Placing;
 
   void Run() {
-    for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Program& program = plan_.program(rank_);
-      for (size_t at = 0; at < program.size(); ++at) {
-        index_ = static_cast<int32_t>(at);
-        const Instruction& i = program[at];
-        if (HasForward(i.op)) Forward(i);
-        if (i.op == Op::B || HasWeight(i.op)) Backward(i);
-        if (i.op == Op::R) Recompute(i);
-      }
-    }
+    PlaceAll([this](const Instruction& i) {
+      if (HasForward(i.op)) Forward(i);
+      if (i.op == Op::B || HasWeight(i.op)) Backward(i);
+      if (i.op == Op::R) Recompute(i);
+    });
   }
 
  private:
@@ -83,25 +77,18 @@ class Placer {
   bool Owned(const Instruction& i, int stage, int m, const char* part) {
     const int owner = tables_.Owner(stage, m);
     if (owner == rank_) return true;
-    findings_.Add(Check::kOwner, rank_, index_,
-                  ToString(i) + " runs the " + part + OfChunk(stage, m) + " on rank " +
-                      std::to_string(rank_) + "; route " +
-                      std::to_string(tables_.route_of[static_cast<size_t>(m)]) +
-                      " has it on rank " + std::to_string(owner));
+    Add(Check::kOwner, i,
+        std::string(" runs the ") + part + OfChunk(stage, m) + " on rank " + std::to_string(rank_) +
+            "; route " + std::to_string(tables_.route_of[static_cast<size_t>(m)]) +
+            " has it on rank " + std::to_string(owner));
     return false;
   }
 
   void Repeats(const Instruction& i, const char* part, int stage, int m, int32_t first) {
-    findings_.Add(Check::kComplete, rank_, index_,
-                  ToString(i) + " repeats the " + part + OfChunk(stage, m) + ", done at " +
-                      tables_.Place(rank_, first) + "; drop one");
+    Add(Check::kComplete, i,
+        std::string(" repeats the ") + part + OfChunk(stage, m) + ", done at " +
+            tables_.Place(rank_, first) + "; drop one");
   }
-
-  Tables& tables_;
-  const Plan& plan_;
-  Findings& findings_;
-  int rank_ = 0;
-  int32_t index_ = 0;
 };
 
 void AddMissing(const Tables& tables, int stage, int m, Findings* findings) {

@@ -167,9 +167,7 @@ void CheckLanes(const Tables& tables, Findings* findings) {
       const auto index = static_cast<int32_t>(at);
       CheckLane(r, index, program[at], findings);
       CheckAfter(program, r, index, findings);
-      const Inputs inputs = InputsOf(tables, r, program[at]);
-      for (int k = 0; k < inputs.count; ++k) {
-        const int32_t input = inputs.at[static_cast<size_t>(k)];
+      for (const int32_t input : InputsOf(tables, r, program[at])) {
         // What is missing or stands behind is the business of other checks.
         if (input < 0 || input >= index || clocks.Before(input, index)) continue;
         findings->Add(Check::kEvent, r, index,

@@ -9,18 +9,6 @@
 namespace contraflow::check {
 namespace {
 
-// The verifier looks at every operation of plans with millions: a table here, not a call elsewhere.
-constexpr Operands kOperands[] = {
-#define CF_OPERANDS(name, operands, work) Operands::operands,
-    CF_OPS(CF_OPERANDS)
-#undef CF_OPERANDS
-};
-constexpr Work kWork[] = {
-#define CF_WORK(name, operands, work) Work::work,
-    CF_OPS(CF_WORK)
-#undef CF_WORK
-};
-
 std::string Range(int size) { return "0.." + std::to_string(size - 1); }
 
 bool CheckSize(const char* name, int value, int limit, Findings* findings) {
@@ -114,7 +102,7 @@ bool Fits(int value, bool there, int size) {
 class InstructionShape {
  public:
   InstructionShape(const Plan& plan, const Instruction& i) : plan_(plan), i_(i) {
-    const Operands operands = kOperands[static_cast<size_t>(i.op)];
+    const Operands operands = OperandsOf(i.op);
     chunk_ = operands != Operands::kStage;
     pair_ = operands == Operands::kPair;
     message_ = operands == Operands::kMessage;
@@ -164,7 +152,7 @@ class InstructionShape {
 bool HasComponents(const Plan& plan) { return plan.level > Level::kComm && plan.layers > 0; }
 
 bool BelongsIn(const Plan& plan, Op op) {
-  switch (kWork[static_cast<size_t>(op)]) {
+  switch (WorkOf(op)) {
     case Work::kCompute:
       return !HasComponents(plan);
     case Work::kComponent:
@@ -234,38 +222,29 @@ void CheckKeys(const Plan& plan, int rank, int index, const Instruction& i, Find
 void CheckShape(const Plan& plan, Findings* findings) {
   if (!CheckSizes(plan, findings)) return;
   CheckRoutes(plan, findings);
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    for (size_t index = 0; index < program.size(); ++index) {
-      const Instruction& i = program[index];
-      if (static_cast<size_t>(i.op) >= std::size(kOperands)) {
-        findings->Add(Check::kShape, r, static_cast<int>(index),
-                      "operation " + std::to_string(static_cast<int>(i.op)) + " does not exist");
-        continue;
-      }
-      const InstructionShape shape(plan, i);
-      if (!shape.Right()) shape.Explain(r, static_cast<int>(index), findings);
+  ForEachInstruction(plan, [&](int r, int32_t index, const Instruction& i) {
+    if (static_cast<int>(i.op) >= kOpCount) {
+      findings->Add(Check::kShape, r, index,
+                    "operation " + std::to_string(static_cast<int>(i.op)) + " does not exist");
+      return;
     }
-  }
+    const InstructionShape shape(plan, i);
+    if (!shape.Right()) shape.Explain(r, index, findings);
+  });
 }
 
 bool CheckLevel(const Plan& plan, Findings* findings) {
   if (!CheckHead(plan, findings)) return false;
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    for (size_t at = 0; at < program.size(); ++at) {
-      const Instruction& i = program[at];
-      const int index = static_cast<int>(at);
-      if (!BelongsIn(plan, i.op)) {
-        findings->Add(Check::kLevel, r, index,
-                      ToString(i) + " does not belong at level " + std::string(Name(plan.level)) +
-                          WhyNot(plan));
-      }
-      if (i.group >= 0 || i.slot >= 0 || i.lane != Lane::kNone || i.after_count > 0) {
-        CheckKeys(plan, r, index, i, findings);
-      }
+  ForEachInstruction(plan, [&](int r, int32_t index, const Instruction& i) {
+    if (!BelongsIn(plan, i.op)) {
+      findings->Add(Check::kLevel, r, index,
+                    ToString(i) + " does not belong at level " + std::string(Name(plan.level)) +
+                        WhyNot(plan));
     }
-  }
+    if (i.group >= 0 || i.slot >= 0 || i.lane != Lane::kNone || i.after_count > 0) {
+      CheckKeys(plan, r, index, i, findings);
+    }
+  });
   return true;
 }
 

@@ -23,22 +23,17 @@ constexpr int64_t kBatch = 64, kPerProposal = 2;
 /// What an action counts that is laid out in a graph.
 constexpr int64_t kLayout = 10;
 
-int64_t ActionsOf(const Order& order) {
-  int64_t actions = 0;
-  for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
-  return actions;
-}
-
 /// The order with full backwards and pairs taken apart wherever that takes no longer: what comes
 /// after them can then only come earlier, and more can be moved.
 Order TakenApart(const SearchProblem& problem, const Order& order) {
-  std::vector<int> f(problem.stages.size(), 0), b(problem.stages.size(), 0);
+  StageCounts counts(problem.stages.size());
   Order apart(order.size());
   for (size_t r = 0; r < order.size(); ++r) {
     for (const Action& action : order[r]) {
-      const int32_t back = action.op == Op::FB ? action.back : action.stage;
-      const int k = HasForward(action.op) ? f[static_cast<size_t>(action.stage)]++ : 0;
-      const int j = HasBackward(action.op) ? b[static_cast<size_t>(back)]++ : 0;
+      const int32_t back = BackStage(action);
+      const int k = HasForward(action.op) ? counts[action.stage].f : 0;
+      const int j = HasBackward(action.op) ? counts[back].b : 0;
+      counts.Pass(action);
       std::vector<Action> parts;
       if (action.op == Op::FB) parts.push_back({Op::F, action.stage});
       if (action.op == Op::FB || action.op == Op::BW) {
@@ -200,7 +195,7 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
   const auto ranks = static_cast<Time>(best->order.size());
   if (best->makespan > std::numeric_limits<Time>::max() / (64 * ranks)) return;
   // What is left must let the search look at a good part of the actions once it has laid them out.
-  const int64_t layout = kLayout * ActionsOf(best->order);
+  const int64_t layout = kLayout * ActionCount(best->order);
   if (layout > budget / 2 || !work->Spend(layout)) return;
   work->Enter("local search");
   const Time before = best->makespan;

@@ -30,14 +30,9 @@ int64_t DrawNormal(std::mt19937_64* random) {
 
 NoiseDraw::NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed)
     : problem_(problem) {
-  size_t chunks = 0;
-  for (const RouteStage& stage : problem.stages) {
-    first_.push_back(chunks);
-    chunks += static_cast<size_t>(stage.count);
-  }
   const int64_t deviation = std::llround(sigma * static_cast<double>(kOne));
   std::mt19937_64 random(seed);
-  factors_.resize(3 * chunks);
+  factors_.resize(3 * static_cast<size_t>(problem.chunks()));
   for (int32_t& factor : factors_) {
     // No time is negative, however large the deviation.
     const int64_t drawn = kOne + deviation * DrawNormal(&random) / kOne;
@@ -46,9 +41,8 @@ NoiseDraw::NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed)
 }
 
 Time NoiseDraw::Duration(const Action& action, int k, int j) const {
-  const size_t chunk = first_[static_cast<size_t>(action.stage)] + static_cast<size_t>(k);
   const size_t part = HasForward(action.op) ? 0 : HasBackward(action.op) ? 1 : 2;
-  const int64_t factor = factors_[3 * chunk + part];
+  const int64_t factor = factors_[3 * problem_.Chunk(action.stage, k) + part];
   const Time time = problem_.Duration(action, k, j);
   return time / kOne * factor + time % kOne * factor / kOne;
 }
@@ -117,11 +111,7 @@ class Pool {
     Time mean = 0;
   };
 
-  void Spend(const Order& order, int64_t times) {
-    int64_t actions = 0;
-    for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
-    Count(times * actions);
-  }
+  void Spend(const Order& order, int64_t times) { Count(times * ActionCount(order)); }
 
   const SearchProblem& problem_;
   const SearchOptions& options_;

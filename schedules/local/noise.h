@@ -23,7 +23,6 @@ class NoiseDraw {
 
  private:
   const SearchProblem& problem_;
-  std::vector<size_t> first_;     // chunk of each stage's first micro-batch
   std::vector<int32_t> factors_;  // in 65536ths, three for each chunk
 };
 

@@ -150,8 +150,7 @@ void LowerExpected(const SearchProblem& problem, std::span<const Plan> seeds,
                    const SearchOptions& options, SearchWork* work, SearchResult* best) {
   if (!(options.noise > 0)) return;
   work->Enter("noise");
-  int64_t actions = 0;
-  for (const ActionList& list : best->order) actions += static_cast<int64_t>(list.size());
+  const int64_t actions = ActionCount(best->order);
   // Too little to tell three orders apart with, let alone to find another.
   if (work->left() < 4 * kChosen * actions) return;
   const auto expected = [&](const SearchResult& found) {

@@ -29,36 +29,30 @@ OrderGraph::OrderGraph(const SearchProblem& problem, const Order& order, const N
 
 /// Names the chunks of each action.
 void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
-  struct Counts {
-    int32_t f = 0, b = 0, w = 0;
-  };
-  std::vector<Counts> counts(problem_.stages.size());
+  StageCounts counts(problem_.stages.size());
   for (size_t r = 0; r < order.size(); ++r) {
     std::vector<int32_t>& list = lists_.emplace_back();
     std::vector<int64_t>& levels = levels_.emplace_back();
     int64_t level = 0;
     for (const Action& action : order[r]) {
-      const int32_t back = action.op == Op::FB ? action.back : action.stage;
-      Role role;
+      const int32_t back = BackStage(action);
+      Role role = {.taken = problem_.Taken(action), .given = problem_.Given(action)};
       Node node;
       node.rank = static_cast<int32_t>(r);
       node.place = static_cast<int32_t>(list.size());
       if (HasForward(action.op)) {
         role.f_stage = action.stage;
-        role.f = counts[static_cast<size_t>(action.stage)].f++;
-        role.taken = problem_.stage(action.stage).held;
+        role.f = counts[action.stage].f;
       }
-      const RouteStage& stage = problem_.stage(back);
       if (HasBackward(action.op)) {
         role.b_stage = back;
-        role.b = counts[static_cast<size_t>(back)].b++;
-        role.given += stage.held - stage.stash;
+        role.b = counts[back].b;
       }
       if (HasWeight(action.op)) {
         role.w_stage = back;
-        role.w = counts[static_cast<size_t>(back)].w++;
-        role.given += stage.stash;
+        role.w = counts[back].w;
       }
+      counts.Pass(action);
       const int k = HasForward(action.op) ? role.f : HasBackward(action.op) ? role.b : role.w;
       node.duration = draw != nullptr ? draw->Duration(action, k, role.b)
                                       : problem_.Duration(action, k, role.b);
@@ -74,20 +68,12 @@ void OrderGraph::Build(const Order& order, const NoiseDraw* draw) {
 
 /// Finds what each action waits for.
 void OrderGraph::Link() {
-  std::vector<size_t> first;  // chunk of each stage's first micro-batch
-  size_t chunks = 0;
-  for (const RouteStage& stage : problem_.stages) {
-    first.push_back(chunks);
-    chunks += static_cast<size_t>(stage.count);
-  }
-  std::vector<int32_t> forward(chunks, kNone), backward(chunks, kNone);
-  const auto chunk = [&](int32_t stage, int32_t k) {
-    return first[static_cast<size_t>(stage)] + static_cast<size_t>(k);
-  };
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    const Role& role = roles_[n];
-    if (role.f_stage >= 0) forward[chunk(role.f_stage, role.f)] = static_cast<int32_t>(n);
-    if (role.b_stage >= 0) backward[chunk(role.b_stage, role.b)] = static_cast<int32_t>(n);
+  const auto nodes = static_cast<int32_t>(nodes_.size());
+  std::vector<int32_t> forward(static_cast<size_t>(problem_.chunks()), kNone), backward = forward;
+  for (int32_t n = 0; n < nodes; ++n) {
+    const Role& role = RoleOf(n);
+    if (role.f_stage >= 0) forward[problem_.Chunk(role.f_stage, role.f)] = n;
+    if (role.b_stage >= 0) backward[problem_.Chunk(role.b_stage, role.b)] = n;
   }
   for (const std::vector<int32_t>& list : lists_) {
     for (size_t i = 1; i < list.size(); ++i) {
@@ -101,17 +87,12 @@ void OrderGraph::Link() {
     At(from).out[out] = to;
     At(to).in[in] = from;
   };
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    const Role& role = roles_[n];
-    const auto node = static_cast<int32_t>(n);
-    if (role.f_stage >= 0) {
-      const int before = problem_.stage(role.f_stage).before;
-      if (before >= 0) connect(forward[chunk(before, role.f)], 0, node, 0);
-    }
-    if (role.b_stage >= 0) {
-      const int after = problem_.stage(role.b_stage).after;
-      if (after >= 0) connect(backward[chunk(after, role.b)], 1, node, 1);
-    }
+  for (int32_t n = 0; n < nodes; ++n) {
+    const Role& role = RoleOf(n);
+    const int before = role.f_stage >= 0 ? problem_.stage(role.f_stage).before : -1;
+    const int after = role.b_stage >= 0 ? problem_.stage(role.b_stage).after : -1;
+    if (before >= 0) connect(forward[problem_.Chunk(before, role.f)], 0, n, 0);
+    if (after >= 0) connect(backward[problem_.Chunk(after, role.b)], 1, n, 1);
   }
 }
 
@@ -262,35 +243,29 @@ bool OrderGraph::Fits(const Move& move) const {
 
 Time OrderGraph::Estimate(const Move& move) const {
   const std::vector<int32_t>& list = ListOf(move.rank);
-  const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
-  const bool forward = move.to > move.from;
-  // Place in the list before the move of what comes to stand at a place.
-  const auto node = [&](int place) -> const Node& {
-    if (place == move.to) return At(list[static_cast<size_t>(move.from)]);
-    return At(list[static_cast<size_t>(forward ? place + 1 : place - 1)]);
-  };
-  constexpr int kMost = 64;
+  const size_t low = move.low(), high = move.high();
+  constexpr size_t kMost = 64;
   CF_ASSERT(high - low < kMost);
   Time heads[kMost];
   Time time = 0;
   if (low > 0) {
-    const Node& previous = At(list[static_cast<size_t>(low) - 1]);
+    const Node& previous = At(list[low - 1]);
     time = previous.head + previous.duration;
   }
-  for (int place = low; place <= high; ++place) {
-    const Node& moved = node(place);
+  for (size_t place = low; place <= high; ++place) {
+    const Node& moved = At(Moved(list, move, place));
     time = std::max(time, Arrival(moved));
     heads[place - low] = time;
     time += moved.duration;
   }
   Time through = 0;
   time = 0;
-  if (static_cast<size_t>(high) + 1 < list.size()) {
-    const Node& next = At(list[static_cast<size_t>(high) + 1]);
+  if (high + 1 < list.size()) {
+    const Node& next = At(list[high + 1]);
     time = next.duration + next.tail;
   }
-  for (int place = high; place >= low; --place) {
-    const Node& moved = node(place);
+  for (size_t place = high + 1; place-- > low;) {
+    const Node& moved = At(Moved(list, move, place));
     time = std::max(time, Demand(moved)) + moved.duration;
     through = std::max(through, heads[place - low] + time);
   }

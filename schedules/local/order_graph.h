@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -25,6 +26,9 @@ class OrderGraph {
   /// closes up.
   struct Move {
     int rank = 0, from = 0, to = 0;
+
+    size_t low() const { return static_cast<size_t>(std::min(from, to)); }
+    size_t high() const { return static_cast<size_t>(std::max(from, to)); }
   };
 
   /// The order must run and fit. The problem must outlive it. With a draw (noise.h) everything
@@ -90,6 +94,11 @@ class OrderGraph {
   const Role& RoleOf(int32_t node) const { return roles_[static_cast<size_t>(node)]; }
   std::vector<int32_t>& ListOf(int rank) { return lists_[static_cast<size_t>(rank)]; }
   const std::vector<int32_t>& ListOf(int rank) const { return lists_[static_cast<size_t>(rank)]; }
+  /// The node that a move brings to a place of a list.
+  static int32_t Moved(const std::vector<int32_t>& list, const Move& move, size_t place) {
+    if (place == static_cast<size_t>(move.to)) return list[static_cast<size_t>(move.from)];
+    return list[move.to > move.from ? place + 1 : place - 1];
+  }
   void Build(const Order& order, const NoiseDraw* draw);
   void Link();
   void Sort();

@@ -49,8 +49,7 @@ void OrderGraph::Relocate(const Move& move) {
   } else {
     std::rotate(begin + move.to, begin + move.from, begin + move.from + 1);
   }
-  const auto low = static_cast<size_t>(std::min(move.from, move.to));
-  const auto high = static_cast<size_t>(std::max(move.from, move.to));
+  const size_t low = move.low(), high = move.high();
   int64_t level = levels[low];
   for (size_t i = low; i <= high; ++i) {
     const int32_t node = list[i];
@@ -119,8 +118,7 @@ void OrderGraph::Mark(int32_t node) {
 
 void OrderGraph::PropagateHeads() {
   const std::vector<int32_t>& list = ListOf(move_.rank);
-  const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
-  const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
+  const size_t low = move_.low(), high = move_.high();
   // What is moved must come before all else that it changes: the first place has the least
   // position.
   marked_.StartAt(At(list[low]).position);
@@ -151,8 +149,7 @@ void OrderGraph::PropagateHeads() {
 
 void OrderGraph::PropagateTails() {
   const std::vector<int32_t>& list = ListOf(move_.rank);
-  const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
-  const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
+  const size_t low = move_.low(), high = move_.high();
   marked_.StartAt(At(list[high]).position);
   for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(list[i]);
   while (!marked_.empty()) {

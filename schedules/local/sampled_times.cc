@@ -41,58 +41,40 @@ SampledTimes::SampledTimes(const SearchProblem& problem, const OrderGraph& graph
   scratch_.resize(64 * lanes_);
 }
 
-void SampledTimes::Arrive(int32_t node, int32_t* time) const {
-  for (const int32_t in : graph_.At(node).in) {
-    if (in == kNone) continue;
-    const int32_t* head = Row(heads_, in);
-    const int32_t* duration = Row(durations_, in);
-    for (size_t wide = 0; wide < lanes_; wide += kWide) {
-      for (size_t i = wide; i < wide + kWide; ++i) {
-        time[i] = std::max(time[i], head[i] + duration[i] + hop_);
-      }
-    }
+void SampledTimes::Pass(const std::vector<int32_t>& rows, int32_t node, int32_t* time) const {
+  if (node == kNone) {
+    std::fill_n(time, lanes_, 0);
+    return;
+  }
+  const int32_t* row = Row(rows, node);
+  const int32_t* duration = Row(durations_, node);
+  for (size_t wide = 0; wide < lanes_; wide += kWide) {
+    for (size_t i = wide; i < wide + kWide; ++i) time[i] = row[i] + duration[i];
   }
 }
 
-void SampledTimes::Demand(int32_t node, int32_t* time) const {
-  for (const int32_t out : graph_.At(node).out) {
-    if (out == kNone) continue;
-    const int32_t* tail = Row(tails_, out);
-    const int32_t* duration = Row(durations_, out);
+void SampledTimes::Hop(const std::vector<int32_t>& rows, const int32_t (&nodes)[2],
+                       int32_t* time) const {
+  for (const int32_t node : nodes) {
+    if (node == kNone) continue;
+    const int32_t* row = Row(rows, node);
+    const int32_t* duration = Row(durations_, node);
     for (size_t wide = 0; wide < lanes_; wide += kWide) {
       for (size_t i = wide; i < wide + kWide; ++i) {
-        time[i] = std::max(time[i], tail[i] + duration[i] + hop_);
+        time[i] = std::max(time[i], row[i] + duration[i] + hop_);
       }
     }
   }
 }
 
 void SampledTimes::HeadOf(int32_t node, int32_t* time) const {
-  const int32_t previous = graph_.At(node).previous;
-  if (previous == kNone) {
-    std::fill_n(time, lanes_, 0);
-  } else {
-    const int32_t* head = Row(heads_, previous);
-    const int32_t* duration = Row(durations_, previous);
-    for (size_t wide = 0; wide < lanes_; wide += kWide) {
-      for (size_t i = wide; i < wide + kWide; ++i) time[i] = head[i] + duration[i];
-    }
-  }
-  Arrive(node, time);
+  Pass(heads_, graph_.At(node).previous, time);
+  Hop(heads_, graph_.At(node).in, time);
 }
 
 void SampledTimes::TailOf(int32_t node, int32_t* time) const {
-  const int32_t next = graph_.At(node).next;
-  if (next == kNone) {
-    std::fill_n(time, lanes_, 0);
-  } else {
-    const int32_t* tail = Row(tails_, next);
-    const int32_t* duration = Row(durations_, next);
-    for (size_t wide = 0; wide < lanes_; wide += kWide) {
-      for (size_t i = wide; i < wide + kWide; ++i) time[i] = tail[i] + duration[i];
-    }
-  }
-  Demand(node, time);
+  Pass(tails_, graph_.At(node).next, time);
+  Hop(tails_, graph_.At(node).out, time);
 }
 
 /// The makespans from the last ends of all ranks.
@@ -112,48 +94,27 @@ void SampledTimes::SumUp() {
 
 int64_t SampledTimes::Worse(const OrderGraph::Move& move) const {
   const std::vector<int32_t>& list = graph_.ListOf(move.rank);
-  const int low = std::min(move.from, move.to), high = std::max(move.from, move.to);
-  const bool forward = move.to > move.from;
-  // What comes to stand at a place.
-  const auto node = [&](int place) {
-    if (place == move.to) return list[static_cast<size_t>(move.from)];
-    return list[static_cast<size_t>(forward ? place + 1 : place - 1)];
-  };
-  const auto count = static_cast<size_t>(high - low + 1);
+  const size_t low = move.low(), high = move.high(), count = high - low + 1;
   if (scratch_.size() < (count + 2) * lanes_) scratch_.resize((count + 2) * lanes_);
   work_ += static_cast<int64_t>(count);
   int32_t* const through = scratch_.data();
   int32_t* const time = through + lanes_;
   int32_t* const heads = time + lanes_;
-  if (low > 0) {
-    const int32_t previous = list[static_cast<size_t>(low) - 1];
-    for (size_t i = 0; i < lanes_; ++i) {
-      time[i] = Row(heads_, previous)[i] + Row(durations_, previous)[i];
-    }
-  } else {
-    std::fill_n(time, lanes_, 0);
-  }
-  for (int place = low; place <= high; ++place) {
-    const int32_t moved = node(place);
-    Arrive(moved, time);
-    std::copy_n(time, lanes_, heads + static_cast<size_t>(place - low) * lanes_);
+  Pass(heads_, low > 0 ? list[low - 1] : kNone, time);
+  for (size_t place = low; place <= high; ++place) {
+    const int32_t moved = OrderGraph::Moved(list, move, place);
+    Hop(heads_, graph_.At(moved).in, time);
+    std::copy_n(time, lanes_, heads + (place - low) * lanes_);
     const int32_t* duration = Row(durations_, moved);
     for (size_t i = 0; i < lanes_; ++i) time[i] += duration[i];
   }
-  if (static_cast<size_t>(high) + 1 < list.size()) {
-    const int32_t next = list[static_cast<size_t>(high) + 1];
-    for (size_t i = 0; i < lanes_; ++i) {
-      time[i] = Row(tails_, next)[i] + Row(durations_, next)[i];
-    }
-  } else {
-    std::fill_n(time, lanes_, 0);
-  }
+  Pass(tails_, high + 1 < list.size() ? list[high + 1] : kNone, time);
   std::copy(makespans_.begin(), makespans_.end(), through);
-  for (int place = high; place >= low; --place) {
-    const int32_t moved = node(place);
-    Demand(moved, time);
+  for (size_t place = high + 1; place-- > low;) {
+    const int32_t moved = OrderGraph::Moved(list, move, place);
+    Hop(tails_, graph_.At(moved).out, time);
     const int32_t* duration = Row(durations_, moved);
-    const int32_t* head = heads + static_cast<size_t>(place - low) * lanes_;
+    const int32_t* head = heads + (place - low) * lanes_;
     for (size_t i = 0; i < lanes_; ++i) {
       time[i] += duration[i];
       through[i] = std::max(through[i], head[i] + time[i]);
@@ -175,8 +136,7 @@ void SampledTimes::Apply(const OrderGraph::Move& move) {
   old_makespans_ = makespans_;
   old_sum_ = sum_;
   const std::vector<int32_t>& list = graph_.ListOf(move.rank);
-  const auto low = static_cast<size_t>(std::min(move.from, move.to));
-  const auto high = static_cast<size_t>(std::max(move.from, move.to));
+  const size_t low = move.low(), high = move.high();
   marked_.StartAt(graph_.At(list[low]).position);
   for (size_t i = low; i <= high + 1 && i < list.size(); ++i) Mark(list[i]);
   int32_t* const time = scratch_.data();
@@ -202,8 +162,7 @@ void SampledTimes::Apply(const OrderGraph::Move& move) {
 
 void SampledTimes::Commit() {
   const std::vector<int32_t>& list = graph_.ListOf(move_.rank);
-  const auto low = static_cast<size_t>(std::min(move_.from, move_.to));
-  const auto high = static_cast<size_t>(std::max(move_.from, move_.to));
+  const size_t low = move_.low(), high = move_.high();
   marked_.StartAt(graph_.At(list[high]).position);
   for (size_t i = low > 0 ? low - 1 : 0; i <= high; ++i) Mark(list[i]);
   int32_t* const time = scratch_.data();

@@ -55,8 +55,10 @@ class SampledTimes {
     return Row(rows, node)[draw];
   }
   bool Waits(int32_t node, int32_t in, size_t draw) const;
-  void Arrive(int32_t node, int32_t* time) const;
-  void Demand(int32_t node, int32_t* time) const;
+  /// With heads_ when a node ends, with tails_ how much follows its start; 0 of no node.
+  void Pass(const std::vector<int32_t>& rows, int32_t node, int32_t* time) const;
+  /// Raises the times to those of `nodes`, a hop away.
+  void Hop(const std::vector<int32_t>& rows, const int32_t (&nodes)[2], int32_t* time) const;
   void HeadOf(int32_t node, int32_t* time) const;
   void TailOf(int32_t node, int32_t* time) const;
   void SumUp();

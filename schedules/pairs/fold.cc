@@ -32,7 +32,7 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   if (frame.routes.size() != 2 || frame.ranks % 2 != 0 || frame.stages != frame.ranks) {
     return std::nullopt;
   }
-  if (!problem.scale.empty()) return std::nullopt;
+  if (!problem.alike()) return std::nullopt;
   const auto stages = static_cast<size_t>(frame.stages);
   for (size_t s = 0; s < stages; ++s) {
     const RouteStage &down = problem.stages[s], &up = problem.stages[stages + s];
@@ -95,9 +95,12 @@ void Insert(const std::vector<int>& stages, int further, size_t at, ActionList* 
 }  // namespace
 
 SearchProblem WithCount(const SearchProblem& problem, int count) {
-  CF_ASSERT(count > 0 && problem.scale.empty());
+  CF_ASSERT(count > 0 && problem.alike());
   SearchProblem other = problem;
-  for (RouteStage& stage : other.stages) stage.count = count;
+  for (size_t i = 0; i < other.stages.size(); ++i) {
+    other.stages[i].count = count;
+    other.stages[i].first = i * static_cast<size_t>(count);
+  }
   other.frame.microbatches = 0;
   for (Route& route : other.frame.routes) {
     route.microbatches.clear();

@@ -8,18 +8,27 @@
 namespace contraflow {
 namespace {
 
-constexpr int64_t kNobody = -1;
+constexpr int32_t kNobody = -1;
+
+/// How much is to do from each step on.
+template <typename Step>
+void SumFromEnd(const std::vector<Step>& steps, std::vector<Time>* rest) {
+  rest->resize(steps.size());
+  Time sum = 0;
+  for (size_t i = steps.size(); i-- > 0;) (*rest)[i] = sum += steps[i].duration;
+}
 
 }  // namespace
 
 bool IncrementalEvaluator::Takes(const SearchProblem& problem) {
-  return problem.scale.empty() && !problem.costs.comm.exclusive();
+  return problem.alike() && !problem.costs.comm.exclusive();
 }
 
 IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const Order& order)
-    : problem_(problem) {
+    : problem_(problem),
+      times_(2 * static_cast<size_t>(problem.chunks())),
+      counts_(problem.stages.size()) {
   CF_ASSERT(Takes(problem) && order.size() == problem.stages_of.size());
-  size_t chunks = 0;
   const auto stages = static_cast<int32_t>(problem.stages.size());
   place_.resize(problem.stages.size());
   for (const std::vector<int>& here : problem.stages_of) {
@@ -27,8 +36,6 @@ IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const O
   }
   for (int32_t stage = 0; stage < stages; ++stage) {
     const RouteStage& own = problem.stage(stage);
-    first_.push_back(chunks);
-    chunks += static_cast<size_t>(own.count);
     cost_of_.push_back({});
     pair_.emplace_back();
     if (own.count == 0) continue;
@@ -40,15 +47,8 @@ IncrementalEvaluator::IncrementalEvaluator(const SearchProblem& problem, const O
       pair_.back().push_back(some ? problem.Duration({Op::FB, stage, back}, 0, 0) : 0);
     }
   }
-  counts_.resize(problem.stages.size());
-  for (std::vector<Time>* times : {&f_start_, &f_end_, &b_start_, &b_end_, &f_new_, &b_new_}) {
-    times->assign(chunks, 0);
-  }
-  f_mark_.assign(chunks, 0);
-  b_mark_.assign(chunks, 0);
   ranks_.resize(order.size());
   trials_.resize(order.size());
-  ends_.resize(order.size());
   for (size_t r = 0; r < order.size(); ++r) {
     Rank& rank = ranks_[r];
     rank.list = order[r];
@@ -91,36 +91,25 @@ Time IncrementalEvaluator::DurationOf(const Action& action) const {
   return cost_of_[stage][CostIndex(action.op)];
 }
 
-void IncrementalEvaluator::SetForward(int stage, int k, Step* step) const {
+IncrementalEvaluator::Part IncrementalEvaluator::PartOf(int stage, int k, bool backward) const {
   const RouteStage& own = problem_.stage(stage);
-  step->forward = static_cast<int32_t>(At(stage, k));
-  if (own.before >= 0) {
-    step->needs_f = static_cast<int32_t>(At(own.before, k));
-    step->hop_f = own.hop;
+  const int from = backward ? own.after : own.before, to = backward ? own.before : own.after;
+  const auto number = [&](int of) {
+    return static_cast<int32_t>(2 * problem_.Chunk(of, k)) + (backward ? 1 : 0);
+  };
+  Part part = {.number = number(stage)};
+  if (from >= 0) {
+    part.needs = number(from);
+    part.hop = problem_.stage(backward ? from : stage).hop;
   }
-  if (own.after >= 0) step->wakes_f = problem_.stage(own.after).rank;
-}
-
-void IncrementalEvaluator::SetBackward(int stage, int k, Step* step) const {
-  const RouteStage& own = problem_.stage(stage);
-  step->backward = static_cast<int32_t>(At(stage, k));
-  if (own.after >= 0) {
-    step->needs_b = static_cast<int32_t>(At(own.after, k));
-    step->hop_b = problem_.stage(own.after).hop;
-  }
-  if (own.before >= 0) step->wakes_b = problem_.stage(own.before).rank;
+  if (to >= 0) part.wakes = problem_.stage(to).rank;
+  return part;
 }
 
 /// Sets counts_ to what runs before a place of a list.
 void IncrementalEvaluator::CountBefore(const ActionList& list, size_t at) const {
-  std::fill(counts_.begin(), counts_.end(), Counts{});
-  for (size_t i = 0; i < at; ++i) {
-    const Action& action = list[i];
-    Counts& back = counts_[static_cast<size_t>(action.op == Op::FB ? action.back : action.stage)];
-    counts_[static_cast<size_t>(action.stage)].f += HasForward(action.op);
-    back.b += HasBackward(action.op);
-    back.w += HasWeight(action.op);
-  }
+  counts_.Reset();
+  for (size_t i = 0; i < at; ++i) counts_.Pass(list[i]);
 }
 
 /// Appends the steps of actions that run behind what counts_ says.
@@ -128,14 +117,12 @@ void IncrementalEvaluator::StepsOf(const ActionList& piece, std::vector<Step>* s
   for (const Action& action : piece) {
     Step step;
     step.duration = DurationOf(action);
-    const int back = action.op == Op::FB ? action.back : action.stage;
+    const int32_t back = BackStage(action);
     if (HasForward(action.op)) {
-      SetForward(action.stage, counts_[static_cast<size_t>(action.stage)].f++, &step);
+      step.parts[0] = PartOf(action.stage, counts_[action.stage].f, false);
     }
-    if (HasBackward(action.op)) {
-      SetBackward(back, counts_[static_cast<size_t>(back)].b++, &step);
-    }
-    if (HasWeight(action.op)) ++counts_[static_cast<size_t>(back)].w;
+    if (HasBackward(action.op)) step.parts[1] = PartOf(back, counts_[back].b, true);
+    counts_.Pass(action);
     steps->push_back(step);
   }
 }
@@ -146,25 +133,17 @@ bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionLi
   int64_t held = from < rank.held.size() ? rank.held[from] : 0;
   CF_ASSERT(to <= rank.list.size());
   for (const Action& action : piece) {
-    Counts& own = counts_[static_cast<size_t>(action.stage)];
-    const int back = action.op == Op::FB ? action.back : action.stage;
-    Counts& other = counts_[static_cast<size_t>(back)];
-    const RouteStage& back_stage = problem_.stage(back);
+    const auto [f, b, w] = counts_[BackStage(action)];
     if (action.op == Op::R) return false;
     if (HasBackward(action.op)) {
-      if (other.b == other.f || (HasWeight(action.op) && other.w != other.b)) return false;
-    } else if (HasWeight(action.op) && other.w == other.b) {
+      if (b == f || (HasWeight(action.op) && w != b)) return false;
+    } else if (HasWeight(action.op) && w == b) {
       return false;
     }
-    if (HasForward(action.op)) {
-      held += problem_.stage(action.stage).held;
-      if (problem_.limit && held > *problem_.limit) return false;
-    }
-    own.f += HasForward(action.op);
-    other.b += HasBackward(action.op);
-    other.w += HasWeight(action.op);
-    if (HasBackward(action.op)) held -= back_stage.held - back_stage.stash;
-    if (HasWeight(action.op)) held -= back_stage.stash;
+    held += problem_.Taken(action);
+    if (HasForward(action.op) && problem_.limit && held > *problem_.limit) return false;
+    held -= problem_.Given(action);
+    counts_.Pass(action);
   }
   return true;
 }
@@ -189,9 +168,7 @@ std::optional<Time> IncrementalEvaluator::Try(size_t r, size_t from, size_t to,
 void IncrementalEvaluator::Start(Time since) {
   since_ = since;
   ++mark_;
-  rest_.resize(steps_.size());
-  Time rest = 0;
-  for (size_t i = steps_.size(); i-- > 0;) rest_[i] = rest += steps_[i].duration;
+  SumFromEnd(steps_, &rest_);
   ready_.clear();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Trial& trial = trials_[r];
@@ -227,17 +204,12 @@ bool IncrementalEvaluator::Run(Time most) {
   return true;
 }
 
-bool IncrementalEvaluator::Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const {
-  const auto at = static_cast<size_t>(chunk);
-  Time end;
-  if ((backward ? b_mark_ : f_mark_)[at] == mark_) {
-    end = (backward ? b_new_ : f_new_)[at];
-  } else if ((backward ? b_start_ : f_start_)[at] < since_) {
-    end = (backward ? b_end_ : f_end_)[at];
-  } else {
-    return false;
-  }
-  *ready = std::max(*ready, end + hop);
+bool IncrementalEvaluator::Arrived(const Part& part, Time* ready) const {
+  if (part.needs < 0) return true;
+  const PartTimes& times = times_[static_cast<size_t>(part.needs)];
+  const bool tried = times.mark == mark_;
+  if (!tried && times.start >= since_) return false;
+  *ready = std::max(*ready, (tried ? times.tried_end : times.end) + part.hop);
   return true;
 }
 
@@ -248,37 +220,28 @@ bool IncrementalEvaluator::Walk(size_t r, Time most) {
   const std::vector<Time>& rest = r == rank_ ? rest_ : ranks_[r].rest;
   Time lane = trial.lane;
   size_t at = trial.next;
-  const auto wake = [&](int32_t other, int64_t key) {
-    Trial& waiting = trials_[static_cast<size_t>(other)];
-    if (waiting.waits != key) return;
-    waiting.waits = kNobody;
-    ready_.push_back(static_cast<size_t>(other));
-  };
   for (; at < steps.size(); ++at) {
     const Step& step = steps[at];
     Time start = lane;
-    if (step.needs_f >= 0 && !Arrived(step.needs_f, false, step.hop_f, &start)) {
-      trial.waits = int64_t{2} * step.needs_f;
-      break;
-    }
-    if (step.needs_b >= 0 && !Arrived(step.needs_b, true, step.hop_b, &start)) {
-      trial.waits = int64_t{2} * step.needs_b + 1;
+    const auto* const late = std::find_if(step.parts.begin(), step.parts.end(),
+                                          [&](const Part& p) { return !Arrived(p, &start); });
+    if (late != step.parts.end()) {
+      trial.waits = late->needs;
       break;
     }
     if (!rest.empty() && start + rest[at] > most) return false;
     trial.starts.push_back(start);
     lane = start + step.duration;
-    if (step.forward >= 0) {
-      const auto chunk = static_cast<size_t>(step.forward);
-      f_new_[chunk] = lane;
-      f_mark_[chunk] = mark_;
-      if (step.wakes_f >= 0) wake(step.wakes_f, int64_t{2} * step.forward);
-    }
-    if (step.backward >= 0) {
-      const auto chunk = static_cast<size_t>(step.backward);
-      b_new_[chunk] = lane;
-      b_mark_[chunk] = mark_;
-      if (step.wakes_b >= 0) wake(step.wakes_b, int64_t{2} * step.backward + 1);
+    for (const Part& part : step.parts) {
+      if (part.number < 0) continue;
+      PartTimes& times = times_[static_cast<size_t>(part.number)];
+      times.tried_end = lane;
+      times.mark = mark_;
+      if (part.wakes < 0) continue;
+      const auto other = static_cast<size_t>(part.wakes);
+      if (trials_[other].waits != part.number) continue;
+      trials_[other].waits = kNobody;
+      ready_.push_back(other);
     }
   }
   work_ += static_cast<int64_t>(at - trial.next) + 1;
@@ -302,31 +265,20 @@ void IncrementalEvaluator::Commit() {
       const Time start = trial.starts[i];
       const Step& step = rank.steps[trial.first + i];
       rank.start[trial.first + i] = start;
-      if (step.forward >= 0) {
-        f_start_[static_cast<size_t>(step.forward)] = start;
-        f_end_[static_cast<size_t>(step.forward)] = start + step.duration;
-      }
-      if (step.backward >= 0) {
-        b_start_[static_cast<size_t>(step.backward)] = start;
-        b_end_[static_cast<size_t>(step.backward)] = start + step.duration;
+      for (const Part& part : step.parts) {
+        if (part.number < 0) continue;
+        PartTimes& times = times_[static_cast<size_t>(part.number)];
+        times.start = start;
+        times.end = start + step.duration;
       }
     }
-    rank.end = trial.lane;
-    if (rank.rest.empty()) {
-      rank.rest.resize(rank.steps.size());
-      Time rest = 0;
-      for (size_t i = rank.steps.size(); i-- > 0;) rank.rest[i] = rest += rank.steps[i].duration;
-    }
+    if (rank.rest.empty()) SumFromEnd(rank.steps, &rank.rest);
     if (r != rank_ && !rank.held.empty()) continue;
     rank.held.clear();
     int64_t held = 0;
     for (const Action& action : rank.list) {
       rank.held.push_back(held);
-      const RouteStage& own = problem_.stage(action.stage);
-      const RouteStage& back = problem_.stage(action.op == Op::FB ? action.back : action.stage);
-      if (HasForward(action.op)) held += own.held;
-      if (HasBackward(action.op)) held -= back.held - back.stash;
-      if (HasWeight(action.op)) held -= back.stash;
+      held += problem_.Taken(action) - problem_.Given(action);
     }
   }
   makespan_ = tried_makespan_;

@@ -44,57 +44,56 @@ class IncrementalEvaluator {
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
-  /// An action with its place among its stage's forwards and backwards.
-  struct Step {
-    int32_t forward = -1, backward = -1;  // chunk that it runs F or B of; -1: none
-    int32_t needs_f = -1, needs_b = -1;   // chunks whose F or B it waits for
-    Time hop_f = 0, hop_b = 0;
-    Time duration = 0;
-    int32_t wakes_f = -1, wakes_b = -1;  // ranks that may wait for its F or B
+  /// The F or the B of a chunk as part of an action. These are numbered: chunk * 2, + 1 for B.
+  struct Part {
+    int32_t number = -1;  // -1: the action has none
+    int32_t needs = -1;   // the part of another stage that it waits for
+    int32_t wakes = -1;   // the rank that may wait for it
+    Time hop = 0;         // behind what it needs
   };
-  struct Counts {
-    int32_t f = 0, b = 0, w = 0;
+  struct Step {
+    std::array<Part, 2> parts;
+    Time duration = 0;
+  };
+  /// When a part runs, and when it ended in the run that is tried (`mark`).
+  struct PartTimes {
+    Time start = 0, end = 0, tried_end = 0;
+    int32_t mark = 0;
   };
   struct Rank {
     ActionList list;
     std::vector<Step> steps;
     std::vector<Time> start, rest;  // of each action: when it starts; from then on so much to do
     std::vector<int64_t> held;      // before each action
-    Time end = 0;
   };
   /// A rank in the run that is tried.
   struct Trial {
     size_t first = 0, next = 0;
     Time lane = 0;
-    int64_t waits = -1;        // chunk * 2, + 1 for its B
+    int32_t waits = -1;        // for this part
     std::vector<Time> starts;  // from `first` on
   };
 
   IncrementalEvaluator(const SearchProblem& problem, const Order& order);
   bool Begin();
-  size_t At(int stage, int k) const {
-    return first_[static_cast<size_t>(stage)] + static_cast<size_t>(k);
-  }
   Time DurationOf(const Action& action) const;
-  void SetForward(int stage, int k, Step* step) const;
-  void SetBackward(int stage, int k, Step* step) const;
+  Part PartOf(int stage, int k, bool backward) const;
   void CountBefore(const ActionList& list, size_t at) const;
   void StepsOf(const ActionList& piece, std::vector<Step>* steps) const;
   void Start(Time since);
   bool Run(Time most);
   bool Walk(size_t r, Time most);
-  bool Arrived(int32_t chunk, bool backward, Time hop, Time* ready) const;
+  bool Arrived(const Part& part, Time* ready) const;
 
   const SearchProblem& problem_;
-  std::vector<size_t> first_;                 // chunk of each stage
   std::vector<std::array<Time, 4>> cost_of_;  // F, B, W, BW by stage
   std::vector<std::vector<Time>> pair_;       // FB by stage and place of the other on its rank
   std::vector<size_t> place_;                 // of each stage among those of its rank
   std::vector<Rank> ranks_;
-  std::vector<Time> f_start_, f_end_, b_start_, b_end_;  // by chunk
+  std::vector<PartTimes> times_;  // by part
   Time makespan_ = 0, cost_ = 0;
 
-  mutable std::vector<Counts> counts_;  // of each stage, while a list is gone through
+  mutable StageCounts counts_;  // while a list is gone through
 
   // The run that is tried.
   size_t rank_ = 0, from_ = 0, to_ = 0;
@@ -103,11 +102,8 @@ class IncrementalEvaluator {
   std::vector<Time> rest_;
   Time since_ = 0;
   std::vector<Trial> trials_;
-  std::vector<Time> f_new_, b_new_;
-  std::vector<int32_t> f_mark_, b_mark_;
   int32_t mark_ = 0;
   std::vector<size_t> ready_;
-  std::vector<Time> ends_;
   Time tried_makespan_ = 0, tried_cost_ = 0;
   int64_t work_ = 0;
 };

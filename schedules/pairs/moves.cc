@@ -9,8 +9,6 @@ namespace {
 /// Farthest that an action moves or finds another one.
 constexpr size_t kFar = 24, kNear = 4;
 
-int32_t BackIndex(const Action& action) { return action.op == Op::FB ? action.back : action.stage; }
-
 class Drawing {
  public:
   Drawing(const ActionList& list, std::mt19937_64* random) : list_(list), random_(random) {}
@@ -18,30 +16,14 @@ class Drawing {
   std::optional<PairMove> Draw() {
     if (list_.size() < 2) return std::nullopt;
     at_ = Of(list_.size());
-    switch (Of(16)) {
-      case 0:
-      case 1:
-      case 2:
-      case 3:
-      case 4:
-        return Shift();
-      case 5:
-      case 6:
-        return Swap();
-      case 7:
-      case 8:
-      case 9:
-        return Form();
-      case 10:
-      case 11:
-        return Split();
-      case 12:
-        return Exchange();
-      case 13:
-        return Slide();
-      default:
-        return Weight();
-    }
+    const size_t kind = Of(16);
+    if (kind < 5) return Shift();
+    if (kind < 7) return Swap();
+    if (kind < 10) return Form();
+    if (kind < 12) return Split();
+    if (kind < 13) return Exchange();
+    if (kind < 14) return Slide();
+    return Weight();
   }
 
  private:
@@ -167,15 +149,11 @@ class Drawing {
         piece.insert(piece.end(), back.begin(), back.end());
       }
     };
-    if (at_ == low) {
-      put(!f_moves);
-      for (size_t i = low + 1; i <= high; ++i) piece.push_back(list_[i]);
-      put(f_moves);
-    } else {
-      put(f_moves);
-      for (size_t i = low; i < high; ++i) piece.push_back(list_[i]);
-      put(!f_moves);
+    put(f_moves != (at_ == low));
+    for (size_t i = low; i <= high; ++i) {
+      if (i != at_) piece.push_back(list_[i]);
     }
+    put(f_moves == (at_ == low));
     return move;
   }
 
@@ -188,7 +166,7 @@ class Drawing {
     if (!has(list_[at_])) return std::nullopt;
     const auto other = Find(at_, true, 1 + Of(kFar), [&](const Action& t) {
       return has(t) &&
-             (forward ? t.stage != list_[at_].stage : BackIndex(t) != BackIndex(list_[at_]));
+             (forward ? t.stage != list_[at_].stage : BackStage(t) != BackStage(list_[at_]));
     });
     if (!other) return std::nullopt;
     PairMove move = Window(at_, *other);

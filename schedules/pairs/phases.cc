@@ -89,7 +89,7 @@ class Filling {
       }
     }
     if (HasBackward(action.op)) {
-      const int32_t own = action.op == Op::FB ? action.back : action.stage;
+      const int32_t own = BackStage(action);
       const RouteStage& stage = Of(own);
       const size_t k = At(own).b;
       const Time end = stage.after >= 0 ? At(stage.after).b_end[k] : At(own).f_end[k];
@@ -142,7 +142,7 @@ class Filling {
       rank.held += Of(action.stage).held;
     }
     if (!HasBackward(action.op)) return;
-    const int32_t own = action.op == Op::FB ? action.back : action.stage;
+    const int32_t own = BackStage(action);
     Done& done = At(own);
     done.b_end[done.b++] = rank.lane;
     rank.held -= Of(own).held - Of(own).stash;

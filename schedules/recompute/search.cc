@@ -19,7 +19,6 @@
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search/memory_advice.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {

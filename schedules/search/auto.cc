@@ -26,7 +26,6 @@
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search/memory_advice.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
 

@@ -51,4 +51,13 @@ std::string RejectRepartition(const CostModel& costs, int from, int to);
 /// merged. What a hop takes stays, and so does the input of a stage.
 CostModel Repartition(const CostModel& costs, int from, int to);
 
+/// Smallest limit `auto` can meet for the spec, whose own limit does not matter: the peak of one
+/// micro-batch in its cheapest placement. With every chunk recomputed or none; nothing where the
+/// spec has no placement, or its costs do not say what a recomputed chunk holds. In the unit of
+/// Spec::memory_limit.
+std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed);
+
+/// Why `auto` does not fit the memory limit of the spec, and what would help.
+std::string MemoryAdvice(const Spec& spec);
+
 }  // namespace contraflow

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,14 +24,17 @@ class Evaluator {
   const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
 
  private:
+  /// The stage before or after one.
+  struct Neighbour {
+    int32_t stage = -1, rank = -1;
+    int32_t edge = -1;  // the directed edge to it; -1 where links are free
+    bool here = false;  // on the same rank
+  };
   /// What a stage costs and where its messages go, in one piece of memory.
   struct StageState {
     size_t first = 0;  // of its chunks in the tables by chunk
     int32_t count = 0;
-    int32_t before = -1, after = -1;
-    bool before_here = false, after_here = false;  // on the same rank
-    int32_t rank_before = -1, rank_after = -1;
-    int32_t edge_before = -1, edge_after = -1;  // directed edges to them; -1 where links are free
+    Neighbour before, after;
     int64_t held = 0, stash = 0;
     int32_t f = 0, b = 0, w = 0;  // how many have run
     Time cost[4] = {};            // F, B, W, BW where all micro-batches cost the same
@@ -39,22 +43,29 @@ class Evaluator {
 
   StageState& At(int32_t stage) { return states_[static_cast<size_t>(stage)]; }
   const StageState& At(int32_t stage) const { return states_[static_cast<size_t>(stage)]; }
+  /// What comes for the F (0) or the B (1) of a chunk, in the table of arrivals.
+  static size_t MessageOf(const StageState& stage, int32_t k, size_t backward) {
+    return 2 * (stage.first + static_cast<size_t>(k)) + backward;
+  }
+  size_t PairIndex(int32_t stage, int32_t back) const {
+    return static_cast<size_t>(stage) * places_ + place_[static_cast<size_t>(back)];
+  }
   void Reset();
   bool Walk(int r, const ActionList& list);
   Step Ready(int r, const Action& action, Time* ready);
+  Step Arrived(int r, const StageState& stage, bool backward, Time* ready);
   Time Duration(const Action& action) const;
-  void Depart(int32_t to, int32_t edge, Time made, std::vector<Time>* arrivals, size_t at,
-              int64_t wait);
+  void Depart(const Neighbour& to, int32_t k, size_t backward, Time made);
 
   const SearchProblem& problem_;
   const NoiseDraw* draw_ = nullptr;
   std::vector<StageState> states_;
-  std::vector<Time> scaled_[4];  // F, B, W, BW of each chunk; empty where no scale is given
-  std::vector<Time> pair_;       // FB by stage and place of the other among its rank's stages
-  std::vector<int32_t> place_;   // of a stage among its rank's stages
+  std::array<std::vector<Time>, 4> scaled_;  // by chunk; empty where no scale is given
+  std::vector<Time> pair_;     // FB by stage and place of the other among its rank's stages
+  std::vector<size_t> place_;  // of a stage among its rank's stages
   size_t places_ = 0;
   Time occupancy_ = 0, latency_ = 0;
-  std::vector<Time> f_in_, b_in_;  // when what F and B of a chunk need from another rank is there
+  std::vector<Time> arrivals_;  // when what F and B of a chunk need from another rank is there
   std::vector<Time> edge_free_, lane_free_, first_start_;
   std::vector<int64_t> waits_, held_;
   std::vector<size_t> next_;

@@ -36,39 +36,26 @@ class Joiner {
  private:
   bool Done() const { return best_->makespan <= bound_ || left_ <= 0 || work_->spent(); }
 
-  /// How many backwards and weight gradients of each stage have come so far.
-  struct Counts {
-    explicit Counts(size_t stages) : backwards(stages, 0), weights(stages, 0) {}
-
-    void Pass(const Action& action) {
-      const auto stage = static_cast<size_t>(action.op == Op::FB ? action.back : action.stage);
-      backwards[stage] += HasBackward(action.op);
-      weights[stage] += HasWeight(action.op);
-    }
-
-    std::vector<int> backwards, weights;
-  };
-
   /// True for a B that takes less with its W and is not behind a chunk whose W is still to come:
   /// these have to stay in order.
-  bool Joins(const Action& action, const Counts& counts) const {
-    if (action.op != Op::B) return false;
-    const auto stage = static_cast<size_t>(action.stage);
-    const StageCost& cost = problem_.stages[stage].cost;
-    return counts.weights[stage] == counts.backwards[stage] && cost.bw < cost.b + cost.w;
+  bool Joins(const Action& action, const StageCounts& counts) const {
+    const StageCost& cost = problem_.stage(action.stage).cost;
+    const auto [f, b, w] = counts[action.stage];
+    return action.op == Op::B && w == b && cost.bw < cost.b + cost.w;
   }
 
   ActionList AllJoined(const ActionList& list) const {
-    Counts counts(problem_.stages.size());
+    StageCounts counts(problem_.stages.size());
     std::vector<int> gone(problem_.stages.size(), 0);  // W that have been joined, still to come
     ActionList joined;
     for (Action action : list) {
-      if (action.op == Op::W && gone[static_cast<size_t>(action.stage)] > 0) {
-        --gone[static_cast<size_t>(action.stage)];
+      int& left = gone[static_cast<size_t>(action.stage)];
+      if (action.op == Op::W && left > 0) {
+        --left;
         continue;
       }
       if (Joins(action, counts)) {
-        ++gone[static_cast<size_t>(action.stage)];
+        ++left;
         action.op = Op::BW;
       }
       counts.Pass(action);
@@ -79,7 +66,7 @@ class Joiner {
 
   /// Each backward of a rank the other way; true if one made the order shorter.
   bool TryEach(size_t r) {
-    Counts counts(problem_.stages.size());
+    StageCounts counts(problem_.stages.size());
     bool shorter = false;
     for (size_t at = 0; at < best_->order[r].size() && !Done(); ++at) {
       const Action action = best_->order[r][at];
@@ -102,8 +89,7 @@ class Joiner {
   }
 
   bool Take(Order order) {
-    int64_t actions = 0;
-    for (const ActionList& list : order) actions += static_cast<int64_t>(list.size());
+    const int64_t actions = ActionCount(order);
     left_ -= actions;
     work_->Spend(actions);
     const Evaluation& evaluation = evaluator_.Run(order);

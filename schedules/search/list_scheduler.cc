@@ -20,17 +20,8 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
 
 ListScheduler::ListScheduler(const SearchProblem& problem)
     : limit_(problem.limit.value_or(kNoLimit)) {
-  const CommCost& comm = problem.costs.comm;
-  occupancy_ = comm.occupancy;
-  latency_ = comm.latency;
-  std::map<std::pair<int, int>, int32_t> edges;
+  occupancy_ = problem.costs.comm.occupancy;
   std::vector<int32_t> state_of(problem.stages.size());
-  std::vector<size_t> first(problem.stages.size());
-  size_t chunks = 0;
-  for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
-    first[stage] = chunks;
-    chunks += static_cast<size_t>(problem.stages[stage].count);
-  }
   int32_t next = 0;
   for (const std::vector<int>& here : problem.stages_of) {
     CF_ASSERT(here.size() < (1 << 14));
@@ -49,21 +40,19 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
       state.route = stage.route;
       state.number = stage.number;
       state.count = stage.count;
-      state.first = first[static_cast<size_t>(index)];
+      state.first = stage.first;
       state.held = stage.held;
       state.stash = stage.stash;
-      const auto meet = [&](int other, int32_t* to, int32_t* edge, Time* hop) {
-        if (other < 0) return;
-        *to = state_of[static_cast<size_t>(other)];
-        const RouteStage& end = problem.stage(other);
-        if (end.rank == stage.rank) return;
-        *hop = comm.latency + comm.occupancy;
-        if (!comm.exclusive()) return;
-        *edge = edges.emplace(std::pair(stage.rank, end.rank), static_cast<int32_t>(edges.size()))
-                    .first->second;
-      };
-      meet(stage.before, &state.before, &state.edge_before, &state.hop_before);
-      meet(stage.after, &state.after, &state.edge_after, &state.hop_after);
+      if (stage.before >= 0) {
+        state.before = state_of[static_cast<size_t>(stage.before)];
+        state.edge_before = stage.edge_before;
+        state.hop_before = stage.hop;
+      }
+      if (stage.after >= 0) {
+        state.after = state_of[static_cast<size_t>(stage.after)];
+        state.edge_after = stage.edge_after;
+        state.hop_after = problem.stage(stage.after).hop;
+      }
       if (stage.count > 0) {
         state.f = problem.Duration({Op::F, index}, 0);
         state.b = problem.Duration({Op::B, index}, 0);
@@ -77,20 +66,12 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
     ranks_.push_back(rank);
     looks_ = std::max(looks_, int64_t{rank.end - rank.begin} / kStagesAtOnce);
   }
-  if (!problem.scale.empty()) {
-    for (size_t i = 0; i < 4; ++i) {
-      scaled_[i].reserve(chunks);
-      for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
-        for (int k = 0; k < problem.stages[stage].count; ++k) {
-          scaled_[i].push_back(problem.Duration({kCosted[i], static_cast<int32_t>(stage)}, k));
-        }
-      }
-    }
-  }
+  if (!problem.alike()) scaled_ = problem.ChunkDurations();
+  const auto chunks = static_cast<size_t>(problem.chunks());
   codes_.resize(code);
   f_in_.resize(chunks);
   b_in_.resize(chunks);
-  edge_free_.resize(edges.size());
+  edge_free_.resize(problem.edges);
   claims_.resize(ranks_.size());
   for (size_t r = 0; r < ranks_.size(); ++r) {
     std::map<int32_t, Claim> claims;
@@ -134,14 +115,7 @@ void ListScheduler::Reset(const Rules& rules) {
   }
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    rank.size = 0;
-    rank.held = 0;
-    rank.due = 0;
-    rank.last = 0;
-    rank.rule = rules.ranks[r];
-    rank.idle = true;
-    rank.was_forward = false;
-    rank.left = 0;
+    rank = {.begin = rank.begin, .end = rank.end, .first = rank.first, .rule = rules.ranks[r]};
     for (int32_t t = rank.begin; t < rank.end; ++t) {
       const StageState& state = At(t);
       if (scaled_[0].empty()) {

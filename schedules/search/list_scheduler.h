@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -106,7 +107,7 @@ class ListScheduler {
     int64_t held = 0;
     Time left = 0;  // durations of all it has not started
     Time last = 0;  // end of what it started last
-    bool idle = false, was_forward = false;
+    bool idle = true, was_forward = false;
   };
   /// The last stage of each route on a rank, and what a micro-batch of it takes there in all.
   struct Claim {
@@ -134,14 +135,14 @@ class ListScheduler {
   Time Duration(Op op, const StageState& state) const;
 
   int64_t limit_ = 0;
-  Time below_ = 0, end_ = 0, occupancy_ = 0, latency_ = 0;
+  Time below_ = 0, end_ = 0, occupancy_ = 0;
   int64_t started_ = 0, total_ = 0, looks_ = 1;
   bool given_up_ = false, fused_ = false;
   std::vector<StageState> states_;
   std::vector<Rank> ranks_;
-  std::vector<std::vector<Claim>> claims_;  // of ranks with several stages
-  std::vector<Time> scaled_[4];             // F, B, W, BW of each chunk; empty where all are alike
-  std::vector<Time> f_in_, b_in_;           // arrivals by chunk
+  std::vector<std::vector<Claim>> claims_;   // of ranks with several stages
+  std::array<std::vector<Time>, 4> scaled_;  // by chunk; empty where all are alike
+  std::vector<Time> f_in_, b_in_;            // arrivals by chunk
   std::vector<Time> edge_free_;
   std::vector<uint16_t> codes_;  // place of the stage on its rank * 4 + F, B, W, BW
   std::vector<uint16_t> guide_;  // as codes_

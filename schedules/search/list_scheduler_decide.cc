@@ -6,7 +6,6 @@
 #include "schedules/search/list_scheduler.h"
 
 namespace contraflow {
-namespace {}  // namespace
 
 // A forward takes memory that only the backward of the same micro-batch gives back, so a rank may
 // fill up with forwards none of which can ever come back. That cannot happen while all
@@ -108,27 +107,26 @@ void ListScheduler::Decide(int r, Time now) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   Time next_f = RankQueue::kNever, next_b = RankQueue::kNever, f_arrival = 0, b_arrival = 0;
   int32_t f = -1, b = -1;
+  // What has arrived may be first; of what has not, the next.
+  const auto look = [&](int32_t t, const std::vector<Time>& arrivals, int32_t StageState::*started,
+                        Pick pick, int32_t* first, Time* first_arrival, Time* next) {
+    const StageState& state = At(t);
+    const Time arrival = arrivals[state.first + static_cast<size_t>(state.*started)];
+    if (arrival > now) {
+      *next = std::min(*next, arrival);
+    } else if (*first < 0 || Before(pick, state, arrival, state.*started, At(*first),
+                                    *first_arrival, At(*first).*started)) {
+      *first = t;
+      *first_arrival = arrival;
+    }
+  };
   for (int32_t t = rank.begin; t < rank.end; ++t) {
     const StageState& state = At(t);
     if (state.nb < state.kb) {
-      const Time arrival = b_in_[state.first + static_cast<size_t>(state.nb)];
-      if (arrival > now) {
-        next_b = std::min(next_b, arrival);
-      } else if (b < 0 ||
-                 Before(rank.rule.backward, state, arrival, state.nb, At(b), b_arrival, At(b).nb)) {
-        b = t;
-        b_arrival = arrival;
-      }
+      look(t, b_in_, &StageState::nb, rank.rule.backward, &b, &b_arrival, &next_b);
     }
     if (state.nf < state.kf && Below(state) && Admits(rank, t)) {
-      const Time arrival = f_in_[state.first + static_cast<size_t>(state.nf)];
-      if (arrival > now) {
-        next_f = std::min(next_f, arrival);
-      } else if (f < 0 ||
-                 Before(rank.rule.forward, state, arrival, state.nf, At(f), f_arrival, At(f).nf)) {
-        f = t;
-        f_arrival = arrival;
-      }
+      look(t, f_in_, &StageState::nf, rank.rule.forward, &f, &f_arrival, &next_f);
     }
   }
   if (b < 0 && f >= 0 && rank.rule.wait_forward > 0 && next_f != RankQueue::kNever) {

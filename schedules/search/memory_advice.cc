@@ -1,5 +1,3 @@
-#include "schedules/search/memory_advice.h"
-
 #include <algorithm>
 
 #include "compiler/plan/error.h"

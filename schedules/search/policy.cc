@@ -1,52 +1,30 @@
 #include "schedules/search/policy.h"
 
 #include <algorithm>
-#include <string_view>
+
+#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
 
-std::string_view Name(Turn turn) {
-  switch (turn) {
-    case Turn::kBackward:
-      return "backward";
-    case Turn::kAlternate:
-      return "alternate";
-    case Turn::kForward:
-      return "forward";
-  }
-  return "";
+std::string Name(Turn turn) {
+  constexpr const char* kNames[] = {"backward", "alternate", "forward"};
+  return kNames[static_cast<size_t>(turn)];
 }
 
-std::string_view Name(Pick pick) {
-  switch (pick) {
-    case Pick::kDeep:
-      return "deep";
-    case Pick::kShallow:
-      return "shallow";
-    case Pick::kEarly:
-      return "early";
-    case Pick::kOld:
-      return "old";
-  }
-  return "";
+std::string Name(Pick pick) {
+  constexpr const char* kNames[] = {"deep", "shallow", "early", "old"};
+  return kNames[static_cast<size_t>(pick)];
 }
 
 }  // namespace
 
 std::string ToString(const Policy& policy) {
-  std::string text = "policy ahead " + std::to_string(policy.ahead) +
-                     (policy.depth == Depth::kLag ? " of lag" : "") + " fill " +
-                     std::to_string(policy.fill) + " wait " + std::to_string(policy.wait) + " " +
-                     std::to_string(policy.wait_forward) + " " +
-                     std::to_string(policy.wait_backward);
-  for (const std::string_view name :
-       {Name(policy.turn), Name(policy.forward), Name(policy.backward)}) {
-    text += ' ';
-    text += name;
-  }
-  if (policy.fused) text += " fused";
-  return text;
+  return "policy ahead " + std::to_string(policy.ahead) +
+         (policy.depth == Depth::kLag ? " of lag" : "") + " fill " + std::to_string(policy.fill) +
+         " wait " + std::to_string(policy.wait) + " " + std::to_string(policy.wait_forward) + " " +
+         std::to_string(policy.wait_backward) + " " + Name(policy.turn) + " " +
+         Name(policy.forward) + " " + Name(policy.backward) + (policy.fused ? " fused" : "");
 }
 
 Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
@@ -102,11 +80,7 @@ std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
                               {150, Depth::kStages}, {200, Depth::kStages}, {100, Depth::kLag},
                               {125, Depth::kLag},    {150, Depth::kLag},    {175, Depth::kLag},
                               {200, Depth::kLag},    {250, Depth::kLag},    {300, Depth::kLag}};
-  bool several = false, faster = false;
-  for (const std::vector<int>& stages : problem.stages_of) several = several || stages.size() > 1;
-  for (const RouteStage& stage : problem.stages) {
-    faster = faster || stage.cost.bw < stage.cost.b + stage.cost.w;
-  }
+  const bool several = problem.several(), faster = JoiningPays(problem);
   std::vector<Policy> grid;
   const auto add = [&](Policy policy) {
     for (const int fill : {100, 50, 0, 25, 75}) {

@@ -7,7 +7,6 @@
 #include "schedules/local/noise.h"
 #include "schedules/pairs/pairs.h"
 #include "schedules/search/evaluator.h"
-#include "schedules/search/small_start.h"
 
 namespace contraflow {
 namespace {

@@ -144,11 +144,8 @@ class PolicySearch {
         work_(*work),
         needed_(needed),
         left_for_others_(work->left() / 2),
-        scheduler_(problem) {
-    for (const std::vector<int>& stages : problem.stages_of) {
-      several_ = several_ || stages.size() > 1;
-    }
-  }
+        scheduler_(problem),
+        several_(problem.several()) {}
 
   std::optional<SearchResult> Run() {
     std::vector<Policy> grid = PolicyGrid(problem_);
@@ -237,7 +234,7 @@ class PolicySearch {
   const bool needed_;
   const int64_t left_for_others_;  // of the work
   ListScheduler scheduler_;
-  bool several_ = false;
+  const bool several_;
   Time below_ = RankQueue::kNever;
   Rules rules_;
   std::optional<SearchResult> best_;

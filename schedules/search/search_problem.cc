@@ -1,6 +1,7 @@
 #include "schedules/search/search_problem.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -10,10 +11,20 @@
 namespace contraflow {
 namespace {
 
-/// How many of each kind a stage has run.
-struct Counts {
-  int f = 0, b = 0, w = 0;
-};
+/// The directed edges between the ranks of neighbouring stages.
+void NumberEdges(SearchProblem* problem) {
+  std::map<std::pair<int, int>, int> edges;
+  for (RouteStage& stage : problem->stages) {
+    const auto number = [&](int other) {
+      if (other < 0 || problem->stage(other).rank == stage.rank) return -1;
+      const std::pair<int, int> edge(stage.rank, problem->stage(other).rank);
+      return edges.emplace(edge, static_cast<int>(edges.size())).first->second;
+    };
+    stage.edge_before = number(stage.before);
+    stage.edge_after = number(stage.after);
+  }
+  problem->edges = edges.size();
+}
 
 /// Route and place among the route's micro-batches of each micro-batch.
 std::vector<std::pair<int, int>> PlacesOf(const Plan& plan) {
@@ -29,8 +40,19 @@ std::vector<std::pair<int, int>> PlacesOf(const Plan& plan) {
 
 }  // namespace
 
+int64_t ActionCount(const Order& order) {
+  int64_t count = 0;
+  for (const ActionList& list : order) count += std::ssize(list);
+  return count;
+}
+
 int64_t SearchProblem::chunks() const {
   return int64_t{frame.stages} * int64_t{frame.microbatches};
+}
+
+bool SearchProblem::several() const {
+  return std::any_of(stages_of.begin(), stages_of.end(),
+                     [](const std::vector<int>& here) { return here.size() > 1; });
 }
 
 Time SearchProblem::Duration(const Action& action, int k, int j) const {
@@ -46,6 +68,19 @@ Time SearchProblem::Duration(const Action& action, int k, int j) const {
   return costs.Duration(instruction);
 }
 
+std::array<std::vector<Time>, 4> SearchProblem::ChunkDurations() const {
+  std::array<std::vector<Time>, 4> durations;
+  for (size_t i = 0; i < durations.size(); ++i) {
+    durations[i].reserve(static_cast<size_t>(chunks()));
+    for (int32_t index = 0; index < std::ssize(stages); ++index) {
+      for (int k = 0; k < stage(index).count; ++k) {
+        durations[i].push_back(Duration({kCosted[i], index}, k));
+      }
+    }
+  }
+  return durations;
+}
+
 SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int64_t> limit) {
   CheckCosts(costs, frame.stages, frame.microbatches);
   SearchProblem problem;
@@ -53,6 +88,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   problem.limit = limit;
   problem.stages_of.resize(static_cast<size_t>(frame.ranks));
   const MemoryLimit unit(costs);
+  size_t chunks = 0;
   for (size_t route = 0; route < frame.routes.size(); ++route) {
     const std::vector<int>& ranks = frame.routes[route].ranks;
     for (int s = 0; s < frame.stages; ++s) {
@@ -64,6 +100,8 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
       stage.before = s > 0 ? index - 1 : -1;
       stage.after = s + 1 < frame.stages ? index + 1 : -1;
       stage.count = static_cast<int>(frame.routes[route].microbatches.size());
+      stage.first = chunks;
+      chunks += static_cast<size_t>(stage.count);
       if (s > 0 && problem.stages.back().rank != stage.rank) {
         stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
@@ -75,14 +113,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
       problem.stages.push_back(stage);
     }
   }
-  if (!costs.microbatch_scale.empty()) {
-    for (const Route& route : frame.routes) {
-      std::vector<double>& scale = problem.scale.emplace_back();
-      for (const int m : route.microbatches) {
-        scale.push_back(costs.microbatch_scale[static_cast<size_t>(m)]);
-      }
-    }
-  }
+  if (costs.comm.exclusive()) NumberEdges(&problem);
   frame.programs.assign(static_cast<size_t>(frame.ranks), {});
   problem.frame = std::move(frame);
   return problem;
@@ -142,7 +173,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
 Plan ToPlan(const SearchProblem& problem, const Order& order) {
   CF_ASSERT(order.size() == problem.stages_of.size());
   Plan plan = problem.frame;
-  std::vector<Counts> counts(problem.stages.size());
+  StageCounts counts(problem.stages.size());
   const auto microbatch = [&](const RouteStage& stage, int k) {
     CF_ASSERT(k < stage.count);
     return plan.routes[static_cast<size_t>(stage.route)].microbatches[static_cast<size_t>(k)];
@@ -151,22 +182,17 @@ Plan ToPlan(const SearchProblem& problem, const Order& order) {
     Program& program = plan.programs[r];
     program.reserve(order[r].size());
     for (const Action& action : order[r]) {
-      const auto own = static_cast<size_t>(action.stage);
-      const RouteStage& stage = problem.stages[own];
+      const RouteStage &stage = problem.stage(action.stage),
+                       &back = problem.stage(BackStage(action));
+      const auto [f, b, w] = counts[BackStage(action)];
       if (action.op == Op::FB) {
-        const auto other = static_cast<size_t>(action.back);
-        const RouteStage& back = problem.stages[other];
-        program.push_back(Pair(stage.number, microbatch(stage, counts[own].f++), back.number,
-                               microbatch(back, counts[other].b++)));
-        ++counts[other].w;
-        continue;
+        program.push_back(Pair(stage.number, microbatch(stage, counts[action.stage].f), back.number,
+                               microbatch(back, b)));
+      } else {
+        const int k = HasForward(action.op) ? f : HasBackward(action.op) ? b : w;
+        program.push_back(CellOp(action.op, stage.number, microbatch(stage, k)));
       }
-      Counts& count = counts[own];
-      const int k = HasForward(action.op) ? count.f : HasBackward(action.op) ? count.b : count.w;
-      program.push_back(CellOp(action.op, stage.number, microbatch(stage, k)));
-      count.f += HasForward(action.op);
-      count.b += HasBackward(action.op);
-      count.w += HasWeight(action.op);
+      counts.Pass(action);
     }
   }
   return plan;
@@ -175,7 +201,7 @@ Plan ToPlan(const SearchProblem& problem, const Order& order) {
 std::optional<Order> ToOrder(const SearchProblem& problem, const Plan& plan) {
   CF_ASSERT(plan.routes == problem.frame.routes && plan.level == Level::kCompute);
   const std::vector<std::pair<int, int>> places = PlacesOf(plan);
-  std::vector<Counts> counts(problem.stages.size());
+  StageCounts counts(problem.stages.size());
   // The stage of a chunk and which of its micro-batches it is.
   const auto find = [&](int stage, int microbatch) {
     const auto [route, k] = places[static_cast<size_t>(microbatch)];
@@ -187,10 +213,11 @@ std::optional<Order> ToOrder(const SearchProblem& problem, const Plan& plan) {
     for (const Instruction& i : plan.programs[r]) {
       const auto [stage, k] = find(i.stage, i.microbatch);
       const auto [back, j] = find(BackStage(i), BackMicrobatch(i));
-      if (HasForward(i.op) && counts[static_cast<size_t>(stage)].f++ != k) return std::nullopt;
-      if (HasBackward(i.op) && counts[static_cast<size_t>(back)].b++ != j) return std::nullopt;
-      if (HasWeight(i.op) && counts[static_cast<size_t>(back)].w++ != j) return std::nullopt;
+      if (HasForward(i.op) && counts[stage].f != k) return std::nullopt;
+      if (HasBackward(i.op) && counts[back].b != j) return std::nullopt;
+      if (HasWeight(i.op) && counts[back].w != j) return std::nullopt;
       order[r].push_back({i.op, stage, i.op == Op::FB ? back : -1});
+      counts.Pass(order[r].back());
     }
   }
   return order;

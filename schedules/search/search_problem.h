@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -17,7 +18,9 @@ inline size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op =
 struct RouteStage {
   int route = 0, number = 0, rank = 0;
   int before = -1, after = -1;  ///< stages of the stages before and after it on the route; -1: none
-  int count = 0;                ///< micro-batches of the route
+  int edge_before = -1, edge_after = -1;  ///< directed edges to these; -1: none, or links are free
+  int count = 0;                          ///< micro-batches of the route
+  size_t first = 0;                       ///< of its chunks, in tables by chunk
   Time hop = 0;       ///< of a message from the stage before it, or of one back; 0 on the same rank
   StageCost cost;     ///< for a micro-batch of scale 1
   int64_t held = 0;   ///< memory from the start of F to the end of B (bytes or activations) ...
@@ -34,9 +37,39 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
+/// The stage of the backward part: of an FB its second one, else the only one.
+inline int32_t BackStage(const Action& action) {
+  return action.op == Op::FB ? action.back : action.stage;
+}
+
 /// What each rank runs, in order.
 using ActionList = std::vector<Action>;
 using Order = std::vector<ActionList>;
+
+/// Actions of all ranks.
+int64_t ActionCount(const Order& order);
+
+/// How many F, B and W of each stage have come, where lists of actions are gone through.
+class StageCounts {
+ public:
+  struct Counts {
+    int32_t f = 0, b = 0, w = 0;
+  };
+
+  explicit StageCounts(size_t stages) : counts_(stages) {}
+
+  const Counts& operator[](int32_t stage) const { return counts_[static_cast<size_t>(stage)]; }
+  void Reset() { counts_.assign(counts_.size(), {}); }
+  void Pass(const Action& action) {
+    counts_[static_cast<size_t>(action.stage)].f += HasForward(action.op);
+    Counts& back = counts_[static_cast<size_t>(BackStage(action))];
+    back.b += HasBackward(action.op);
+    back.w += HasWeight(action.op);
+  }
+
+ private:
+  std::vector<Counts> counts_;
+};
 
 /// What is searched: a placement, costs and a limit, laid out for speed.
 struct SearchProblem {
@@ -45,15 +78,30 @@ struct SearchProblem {
   std::optional<int64_t> limit;             ///< of each rank, in the unit of RouteStage::held
   std::vector<RouteStage> stages;           ///< by route, then stage
   std::vector<std::vector<int>> stages_of;  ///< of each rank, ascending
+  size_t edges = 0;                         ///< that messages queue on
   bool pairs = false;                       ///< some FB is shorter than its parts
-  /// Scale of the k-th micro-batch of each route; empty where all are 1.
-  std::vector<std::vector<double>> scale;
 
   const RouteStage& stage(int index) const { return stages[static_cast<size_t>(index)]; }
   int64_t chunks() const;  ///< stages * micro-batches
+  /// Place of the k-th chunk of a stage in tables by chunk.
+  size_t Chunk(int index, int k) const { return stage(index).first + static_cast<size_t>(k); }
+  bool alike() const { return costs.microbatch_scale.empty(); }  ///< all micro-batches
+  /// Some rank has several stages.
+  bool several() const;
+  /// Memory that an action takes when it starts, and gives back when it ends.
+  int64_t Taken(const Action& action) const {
+    return HasForward(action.op) ? stage(action.stage).held : 0;
+  }
+  int64_t Given(const Action& action) const {
+    const RouteStage& back = stage(BackStage(action));
+    return (HasBackward(action.op) ? back.held - back.stash : 0) +
+           (HasWeight(action.op) ? back.stash : 0);
+  }
   /// Of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
   /// backward.
   Time Duration(const Action& action, int k, int j = -1) const;
+  /// Durations of F, B, W and BW (kCosted), each by chunk.
+  std::array<std::vector<Time>, 4> ChunkDurations() const;
 };
 
 /// `frame` has routes and no programs. The costs must fit it (CheckCosts).

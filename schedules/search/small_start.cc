@@ -5,8 +5,6 @@
 // mean, 2 P micro-batches, policies and local search; then that order with the costs as they are;
 // then with its middle repeated. After each step another local search.
 
-#include "schedules/search/small_start.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

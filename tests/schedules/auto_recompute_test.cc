@@ -14,7 +14,6 @@
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search/memory_advice.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
 #include "tests/support/support.h"

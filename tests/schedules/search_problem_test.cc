@@ -78,7 +78,7 @@ TEST_SUITE("property") {
         }
         CHECK(ToPlan(problem, *order).programs == plan.programs);
         pairs += problem.pairs;
-        scaled += !problem.scale.empty();
+        scaled += !problem.alike();
       }
       exclusive += spec.costs.comm.exclusive();
       bytes += spec.costs.memory.has_value();

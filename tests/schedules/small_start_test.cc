@@ -1,7 +1,5 @@
 // Orders for many micro-batches that come of orders for few.
 
-#include "schedules/search/small_start.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include "schedules/published/placement.h"
 #include "schedules/search/evaluator.h"
 #include "schedules/search/list_scheduler.h"
+#include "schedules/search/search.h"
 #include "tests/support/support.h"
 
 namespace contraflow::small_start_test {

@@ -7,6 +7,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
@@ -34,11 +35,8 @@ struct CheckOptions {
 template <typename Figure>
 std::string Where(const Report& report, Figure figure) {
   const auto& ranks = report.simulation.ranks;
-  size_t worst = 0;
-  for (size_t r = 1; r < ranks.size(); ++r) {
-    if (figure(ranks[r]) > figure(ranks[worst])) worst = r;
-  }
-  return " on rank " + std::to_string(worst);
+  const auto worst = std::ranges::max_element(ranks, {}, figure);
+  return " on rank " + std::to_string(worst - ranks.begin());
 }
 
 /// What --max-bytes bounds, of each rank: activations by the costs or, where buffers have their
@@ -64,8 +62,7 @@ std::string Broken(const CheckOptions& options, const Plan& plan, const Report& 
   if (options.max_bubble) {
     const Time bound = ticks(*options.max_bubble, "--max-bubble");
     if (report.largest_bubble() > bound) {
-      lines += "bubble " + time(report.largest_bubble()) +
-               Where(report, [](const RankFigures& rank) { return rank.bubble; }) +
+      lines += "bubble " + time(report.largest_bubble()) + Where(report, &RankFigures::bubble) +
                " is over --max-bubble " + time(bound) + "\n";
     }
   }
@@ -90,14 +87,14 @@ std::string Broken(const CheckOptions& options, const Plan& plan, const Report& 
     const Time bound = ticks(*options.max_exposed, "--max-exposed");
     if (report.largest_exposed() > bound) {
       lines += "exposed all-to-all " + time(report.largest_exposed()) +
-               Where(report, [](const RankFigures& rank) { return rank.exposed; }) +
-               " is over --max-exposed " + time(bound) + "\n";
+               Where(report, &RankFigures::exposed) + " is over --max-exposed " + time(bound) +
+               "\n";
     }
   }
   if (options.max_activations && report.peak_activations() > *options.max_activations) {
     lines += "activations " + std::to_string(report.peak_activations()) +
-             Where(report, [](const RankFigures& rank) { return rank.peak_activations; }) +
-             " are over --max-activations " + std::to_string(*options.max_activations) + "\n";
+             Where(report, &RankFigures::peak_activations) + " are over --max-activations " +
+             std::to_string(*options.max_activations) + "\n";
   }
   if (options.max_bytes) {
     const std::vector<int64_t> bytes = BytesOf(plan, report);
@@ -122,8 +119,7 @@ int Check(const CheckOptions& options) {
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   const CostModel costs = CostsForPlan(options.costs, plan);
-  const bool bytes_known =
-      plan.level == Level::kBuffer || (costs.memory && costs.memory->activation_bytes > 0);
+  const bool bytes_known = plan.level == Level::kBuffer || MemoryLimit(costs).bytes();
   if (options.max_bytes && !bytes_known) {
     throw Error(
         "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "

@@ -48,19 +48,12 @@ std::vector<std::string> Head(const Plan& plan) {
   return lines;
 }
 
-std::vector<std::string> SlotLines(const Plan& plan, size_t rank) {
+/// The instructions or slots of a rank; none if the plan has no such rank.
+template <typename Entry>
+std::vector<std::string> Lines(const std::vector<std::vector<Entry>>& ranks, size_t rank) {
   std::vector<std::string> lines;
-  if (rank >= plan.slots.size()) return lines;
-  for (const Slot& slot : plan.slots[rank]) lines.push_back(ToString(slot));
-  return lines;
-}
-
-std::vector<std::string> Lines(const Plan& plan, size_t rank) {
-  std::vector<std::string> lines;
-  if (rank >= plan.programs.size()) return lines;
-  for (const Instruction& instruction : plan.programs[rank]) {
-    lines.push_back(ToString(instruction));
-  }
+  if (rank >= ranks.size()) return lines;
+  for (const Entry& entry : ranks[rank]) lines.push_back(ToString(entry));
   return lines;
 }
 
@@ -74,10 +67,10 @@ int Diff(const DiffOptions& options) {
   // Costs that differ in what one line does not show.
   if (left.costs != right.costs && Head(left) == Head(right)) body += "@@ costs differ in detail\n";
   for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
-    body += FormatEdits(Lines(left, rank), Lines(right, rank),
-                        "rank " + std::to_string(rank) + ", instruction");
-    body += FormatEdits(SlotLines(left, rank), SlotLines(right, rank),
-                        "rank " + std::to_string(rank) + ", slot");
+    const std::string place = "rank " + std::to_string(rank) + ", ";
+    body +=
+        FormatEdits(Lines(left.programs, rank), Lines(right.programs, rank), place + "instruction");
+    body += FormatEdits(Lines(left.slots, rank), Lines(right.slots, rank), place + "slot");
   }
   WriteFile("-", "--- " + options.left + "\n+++ " + options.right + "\n" + body);
   return kExitInput;

@@ -141,7 +141,7 @@ void Training::Keep(int step, double seconds, double tokens) {
   row["ms"] = seconds * 1e3;
   row["tokens_per_second"] = tokens;
   row["dropped"] = last_.dropped;
-  steps_.push_back({std::move(row)});
+  steps_.push_back(std::move(row));
 }
 
 /// What the report needs of all processes together, for the one that leads.

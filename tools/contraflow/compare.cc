@@ -77,7 +77,7 @@ std::string Text(const CompareFlags& options, const std::vector<Point>& points, 
   if (sweep) {
     return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
   }
-  if (options.json) return FormatJson({ComparisonToJson(first.request, first.rows)});
+  if (options.json) return FormatJson(ComparisonToJson(first.request, first.rows));
   return ComparisonText(first.request, first.rows, options.costs.given());
 }
 

@@ -41,7 +41,7 @@ int RunSimulate(const SimulateOptions& options) {
   }
   progress.reset();
   if (options.json) {
-    WriteFile("-", FormatJson({ReportToJson(report)}));
+    WriteFile("-", FormatJson(ReportToJson(report)));
     return kExitFine;
   }
   std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +

@@ -52,7 +52,7 @@ class Parser {
       case Operands::kPair:
         result.stage = Letter('s');
         result.microbatch = Letter('m');
-        if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
+        if (Word("\"+\"") != "+") Fail("expected \"+\" between the two cells");
         result.back_stage = Letter('s');
         result.back_microbatch = Letter('m');
         break;

@@ -124,7 +124,7 @@ std::string MemoryTable(const Report& report) {
       table.rows.back().push_back(FormatCount(kind.bytes));
     }
   }
-  return "memory by kind, bytes:\n" + FormatTable(table);
+  return "memory by kind, bytes (activations without their weight stashes):\n" + FormatTable(table);
 }
 
 std::string FormatRange(Time low, Time high, Unit unit) {

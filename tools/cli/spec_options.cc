@@ -36,8 +36,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
                   std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
   AddNumber(app, "--f", &option->f, "T",
-            "forward of a stage; T is a number in the costs' unit (plain units\nwithout --costs). "
-            "This and the flags below override the file");
+            "forward of a stage; T is a number in the unit of the costs. This\n"
+            "and the flags below override the costs");
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
@@ -49,8 +49,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
 
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
-                  "how far MoE components overlap: published (only in a forward paired\n"
-                  "with a backward, as in the papers) or all (default: all)")
+                  "how far MoE components overlap: published (only a forward with a\n"
+                  "backward, as in the papers) or all (default: all)")
       ->type_name("published|all");
 }
 

@@ -129,7 +129,7 @@ std::function<int()> AddCompare(CLI::App* app) {
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V",
              "stages per rank of interleaved schedules (default: 2)");
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
           "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
           "contraflow compile --help");

@@ -176,7 +176,7 @@ std::function<int()> AddCompile(CLI::App* app) {
              "replicas of the pipeline, whose gradients are summed (default: 1)");
   AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",
              "devices per rank, which split its experts (default: 1)");
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
   app->add_option(
          "--model", options->model,
          "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes replace "

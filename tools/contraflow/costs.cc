@@ -63,10 +63,11 @@ std::string PairText(const MoeCost& moe, Unit unit) {
   const Interleaving pair = PairOf(moe);
   const Time serial = SerialSum(moe);
   const std::string name(Name(unit));
-  std::string text = "F&B     of " + std::to_string(moe.layers_per_stage) + " layer" +
-                     (moe.layers_per_stage == 1 ? "" : "s") + " in " +
-                     FormatTime(pair.makespan, unit) + " " + name + ", one after the other " +
-                     FormatTime(serial, unit) + " " + name + "\n\n";
+  std::string text = "F&B     a forward and a full backward of " +
+                     std::to_string(moe.layers_per_stage) + " layer" +
+                     (moe.layers_per_stage == 1 ? "" : "s") + ": " +
+                     FormatTime(pair.makespan, unit) + " " + name + " overlapped, " +
+                     FormatTime(serial, unit) + " " + name + " one after the other\n\n";
   Table table;
   table.columns = {">start", ">end", "compute", "all-to-all"};
   for (size_t i = 0; i < pair.order.size(); ++i) {
@@ -137,7 +138,7 @@ std::function<int()> AddCosts(CLI::App* app) {
 const Command kCostsCommand = {
     .name = "costs",
     .summary =
-        "the costs of each stage and, with MoE costs, how a forward and a backward interleave",
+        "show the costs of each stage and, with MoE costs, how a forward and a backward interleave",
     .example = "contraflow costs deepseek-v3-h800",
     .add = AddCosts,
 };

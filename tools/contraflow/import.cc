@@ -44,7 +44,7 @@ std::function<int()> AddImport(CLI::App* app) {
   AddChoice(app, "--from", &options->from, "torch-csv",
             "PyTorch's CSV, with or without communication; Contraflow makes its\nown messages")
       ->required();
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
   app->add_option(
          "--level", options->level,
          "how far to lower: compute, comm, component or buffer; see\ncontraflow compile --help "

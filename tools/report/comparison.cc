@@ -137,12 +137,12 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   });
   if (others) {
     text +=
-        "* has a different number of stages per rank, each as long as the costs say: another "
-        "model, so not\n  in the advice (auto compares placements of the same model).\n";
+        "* has a different number of stages per rank, each as long as the costs say. So it runs "
+        "another model\n  and is not in the advice (auto compares placements of the same model).\n";
   }
   text +=
       "span: the longest time from a rank's first start to its last end.\n"
-      "bubble: makespan minus busy time, of the rank with the least and of the one with the most.\n"
+      "bubble: makespan minus a rank's busy time, lowest to highest.\n"
       "ratio: all bubbles together, as a share of all ranks' time.\n"
       "gap: how far the makespan is above a proven lower bound for the row's placement and "
       "memory limit.\n"
@@ -158,22 +158,25 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   };
   if (knows(&CompareRow::parameters))
     text += "parameters: bytes of the rank that holds the most.\n";
-  text += knows(&CompareRow::message_bytes) ? "sent: bytes between ranks in one step.\n"
-                                            : "messages: between ranks in one step.\n";
+  text += knows(&CompareRow::message_bytes)
+              ? "sent: bytes between ranks in one step.\n"
+              : "messages: how many are sent between ranks in one step.\n";
   if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
   const std::string formula =
       "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
       std::string(kFormulaLegend);
   if (!request.components) return text + formula;
   text +=
-      "exposed: the longest that a rank is in all-to-all with its compute lane idle.\n"
+      "exposed: the longest time for which a rank is in all-to-all with its compute lane idle.\n"
       "These are MoE costs, so all rows are at level component (compile --level component makes "
       "these\nplans), and bubbles are of the compute lane.\n";
   if (request.overlap() == Overlap::kPublished) return text + formula;
   return text +
-         "published: with the papers' overlap, only in a forward paired with a backward (--overlap "
-         "published).\nIn all other figures components overlap wherever that shortens the step and "
-         "no rank exceeds\n--memory-limit or, without one, the schedule's own peak.\n";
+         "published: with the papers' overlap, only of a forward with a backward (--overlap "
+         "published).\n"
+         "In all other figures components overlap wherever that shortens the step and no rank "
+         "exceeds\n"
+         "--memory-limit or, without one, the schedule's own peak.\n";
 }
 
 /// A field of CSV (RFC 4180).

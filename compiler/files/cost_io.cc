@@ -77,7 +77,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     if (root.Optional("moe") && may_derive) return {};
     root.Fail(
         root.Optional("moe")
-            ? "has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+            ? "has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
               "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
             : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
               "stage alike), \"stages\" with one such entry for each stage, or \"moe\"");
@@ -248,7 +248,7 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
     costs.derived = overlap->Checked([&] { return ParseOverlap(mode); });
     if (!costs.moe) {
       overlap->Fail(
-          "says how chunk costs follow from \"moe\", which is missing; add it, or drop this");
+          "says how stage costs follow from \"moe\", which is missing; add it, or drop this");
     }
   }
   if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory, costs.moe);

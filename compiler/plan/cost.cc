@@ -54,11 +54,11 @@ void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, i
   const double chunks = static_cast<double>(stages) * microbatches;
   if (static_cast<double>(memory.activation_bytes) * chunks > 0x1p62) {
     throw Error(
-        "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
+        "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
   }
   const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
   if (layer * chunks * (costs.moe ? costs.moe->layers_per_stage : 1) > 0x1p62) {
-    throw Error("\"values\" of all chunks add up to more than 2^62 bytes; are they in bytes?");
+    throw Error("\"values\" of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
 
@@ -215,7 +215,7 @@ CellBytes BytesOfCell(const CostModel& costs, bool recomputes) {
   const std::optional<int64_t> input = InputBytes(costs);
   if (!input) {
     throw Error(
-        "the costs do not say what a recomputed chunk holds between F and R, its stage input; give "
+        "the costs do not say what a recomputed cell holds between F and R, its stage input; give "
         "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
   }
   bytes.input = *input;
@@ -284,8 +284,9 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
                 " layers a stage (\"layers_per_stage\"), this plan has " + std::to_string(layers));
   }
   if (costs.stages.empty()) {
-    throw Error(costs.moe ? "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)"
-                          : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
+    throw Error(costs.moe
+                    ? "the stage costs are not derived from \"moe\" yet (DeriveChunkCosts)"
+                    : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
   }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     throw Error("the costs have " + std::to_string(costs.stages.size()) +

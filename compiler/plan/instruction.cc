@@ -40,7 +40,7 @@ class Parser {
     }
     if (operands != Operands::kStage) result.microbatch = Letter('m');
     if (operands == Operands::kPair) {
-      if (Word("\"+\"") != "+") Fail("expected \"+\" between the two chunks");
+      if (Word("\"+\"") != "+") Fail("expected \"+\" between the two cells");
       result.back_stage = Letter('s');
       result.back_microbatch = Letter('m');
     }

@@ -127,7 +127,7 @@ void CheckSpec(const Spec& spec) {
                 (spec.chunks > 0 ? " with `chunks` " + std::to_string(spec.chunks) : "") +
                 " and `microbatches` " + std::to_string(spec.microbatches) + ": makes " +
                 std::to_string(stages * spec.microbatches) +
-                " chunks (stages * micro-batches), at most " + std::to_string(kMaxCells) +
+                " cells (stages * micro-batches), at most " + std::to_string(kMaxCells) +
                 " are supported");
   }
 }

@@ -182,7 +182,7 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
 }
 
 std::string Breakdown(const MemoryFigures& figures) {
-  constexpr const char* kNames[] = {"activations", "stashes", "gradients in flight",
+  constexpr const char* kNames[] = {"activations without stashes", "stashes", "gradients in flight",
                                     "exchange buffers"};
   static_assert(std::size(kNames) == kArenaCount);
   std::string text;

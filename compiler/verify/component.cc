@@ -119,7 +119,7 @@ void CheckRecomputed(const Tables& tables, Findings* findings) {
                     "no " +
                         ToString(Component(op, stage, static_cast<int>(at / kRecomputeCount), m)) +
                         "; rank " + std::to_string(rank) +
-                        " recomputes parts of this chunk and must recompute all of it");
+                        " recomputes parts of this cell and must recompute all of it");
     }
   }
 }

@@ -216,7 +216,7 @@ void GpuIssuer::Meet(size_t point) {
     case Work::kCompute:
       break;
   }
-  throw Error("chunks that have no components cannot run on a GPU; compile the plan with `model`");
+  throw Error("cells without components cannot run on a GPU; compile the plan with `model`");
 }
 
 void GpuIssuer::BeginInstruction(IssuePlace place) {

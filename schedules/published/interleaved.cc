@@ -120,8 +120,10 @@ Plan InterleavedInRounds(const Spec& spec, int rounds) {
 const Schedule kInterleaved = {
     .name = "interleaved-1f1b",
     .summary = "1F1B with several stages per rank: a shorter fill, more messages",
-    .limits = "any P, M a multiple of P or of M/P rounded down, any `chunks` (default 2)",
-    .memory = "R(V-1)+2(P-1-r)+1 activations of 1/V rank on rank r, with V chunks and rounds of R",
+    .limits = "any P, M <= P or divisible by floor(M/P), any `chunks` V (default 2)",
+    .memory =
+        "R(V-1)+2(P-1-r)+1 activations of 1/V of a rank each on rank r, in rounds of "
+        "R = M/floor(M/P) micro-batches",
     .stages = [](const Spec& spec) { return spec.ranks * ChunksOf(spec); },
     .reject = RejectInterleaved,
     .generate = GenerateInterleaved,

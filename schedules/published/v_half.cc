@@ -33,7 +33,7 @@ Plan GenerateVHalf(const Spec& spec) {
 
 const Schedule kVHalf = {
     .name = "v-half",
-    .summary = "two stages per rank in a V, with half the activations",
+    .summary = "two stages per rank in a V, with half the activations of 1F1B",
     .limits = "any P and M",
     .memory = "P+2 (P even) or P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },

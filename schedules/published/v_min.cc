@@ -38,7 +38,7 @@ int VMinPeak(const Spec& spec, int rank) {
 
 const Schedule kVMin = {
     .name = "v-min",
-    .summary = "two stages per rank in a V, with a third of the activations",
+    .summary = "two stages per rank in a V, with a third of the activations of 1F1B",
     .limits = "any P and M",
     .memory = "2(P+4)/3, rounded down to even, activations of half a rank each",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },

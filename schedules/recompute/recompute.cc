@@ -325,7 +325,7 @@ void CheckRecomputeLimit(const Spec& spec) {
   const CostModel& costs = spec.costs;
   if (!MemoryLimit(costs).bytes()) {
     throw Error(
-        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
   BytesOfCell(costs, true);
@@ -347,7 +347,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
     throw Error(name + " would make " + std::to_string(stages) + " stages x " +
                 std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
                 std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-                " chunks; use fewer `ranks` or `microbatches`");
+                " cells; use fewer `ranks` or `microbatches`");
   }
   CheckCosts(spec.costs, stages, spec.microbatches);
   return schedule.search != nullptr ? schedule.search(spec, control) : schedule.generate(spec);

@@ -228,7 +228,7 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
 const Schedule kAuto = {
     .name = "auto",
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
-    .limits = "any P and M, `placement`, costs of P stages or a multiple of it",
+    .limits = "any P and M, any `placement`; if the costs list stages, P of them or a multiple",
     .memory = "as `memory_limit` says",
     // Of its costs: where the placement has a different number of stages, they are cut or merged.
     .stages = CostStages,

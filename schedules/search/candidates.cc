@@ -54,7 +54,7 @@ std::string Reject(const Spec& spec, Placement placement) {
     return "would make " + std::to_string(stages) + " stages x " +
            std::to_string(spec.microbatches) + " micro-batches, more than the limit of " +
            std::to_string(kMaxStages) + " stages and " + std::to_string(kMaxCells) +
-           " chunks; use fewer `ranks` or `microbatches`";
+           " cells; use fewer `ranks` or `microbatches`";
   }
   std::string why_not = RejectRepartition(spec.costs, given, stages);
   if (!why_not.empty()) return why_not;

@@ -179,7 +179,7 @@ TEST_SUITE("unit") {
          "c.json: /moe: the components of one stage add up to more than 1125899906842.624 us, the "
          "largest cost there is"},
         {With(R"("overlap": "all")"),
-         "c.json: /overlap: says how chunk costs follow from \"moe\", which is missing; add it, or "
+         "c.json: /overlap: says how stage costs follow from \"moe\", which is missing; add it, or "
          "drop this"},
         {With(R"("overlap": "most")"),
          "c.json: /overlap: unknown overlap \"most\"; it is published (F&B pairs only) or all"},
@@ -224,7 +224,7 @@ TEST_SUITE("unit") {
     CHECK_FALSE(costs.derived);
     CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
-          "the chunk costs are not derived from \"moe\" yet (DeriveChunkCosts)");
+          "the stage costs are not derived from \"moe\" yet (DeriveChunkCosts)");
     costs = ReadCosts(ComponentsWith(R"("overlap": "published")"), "c.json");
     CHECK(costs.derived == Overlap::kPublished);
     DeriveChunkCosts(&costs, *costs.derived);
@@ -233,10 +233,10 @@ TEST_SUITE("unit") {
           std::string::npos);
     CHECK(text.find("\"overlap\": \"published\"") != std::string::npos);
     CHECK(ReadCosts(text, "again") == costs);
-    // A plan keeps the chunk costs it was made with.
+    // A plan keeps the stage costs it was made with.
     const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
     CHECK(Failure([&] { ReadCosts(document.Root()); }) ==
-          "p.json: has \"moe\" and no stage costs; a plan keeps the chunk costs it was made with: "
+          "p.json: has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
           "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it");
   }
 

@@ -79,7 +79,7 @@ TEST_SUITE("unit") {
     costs = UniformCosts(1, 1, 1);
     costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
     CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==
-          "\"activation_bytes\" of all chunks add up to more than 2^62 bytes; is it in bytes?");
+          "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
     costs = UniformCosts(kMaxCost / 4, 1, 1);
     CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
@@ -133,7 +133,7 @@ TEST_SUITE("unit") {
     costs.memory->optimizer_bytes = {1};
     costs.memory->values.assign(2, int64_t{1} << 40);
     CHECK(Failure([&] { CheckCosts(costs, 2048, 2048); }) ==
-          "\"values\" of all chunks add up to more than 2^62 bytes; are they in bytes?");
+          "\"values\" of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
 

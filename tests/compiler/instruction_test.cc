@@ -58,7 +58,7 @@ TEST_SUITE("unit") {
           "instruction \"F  s1 m2\": words are separated by exactly one space");
     CHECK(ParseFailure("F s1 m2 ") == "instruction \"F s1 m2 \": ends with a space");
     CHECK(ParseFailure("FB s1 m2 s2 m1") ==
-          "instruction \"FB s1 m2 s2 m1\": expected \"+\" between the two chunks");
+          "instruction \"FB s1 m2 s2 m1\": expected \"+\" between the two cells");
     CHECK(ParseFailure("SEND_F s1 m2") ==
           "instruction \"SEND_F s1 m2\": missing the peer (to=RANK)");
     CHECK(ParseFailure("RECV_F s1 m2 to=1") ==

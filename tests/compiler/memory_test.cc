@@ -74,19 +74,19 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a breakdown names what is known") {
     MemoryFigures figures;
-    CHECK(Breakdown(figures) == "activations 0, stashes 0");
+    CHECK(Breakdown(figures) == "activations without stashes 0, stashes 0");
     figures.arenas = {1234567, 999, 0, 1000};
     figures.parameters = 5;
     figures.optimizer = 0;
     CHECK(Breakdown(figures) ==
-          "activations 1,234,567, stashes 999, exchange buffers 1,000; beside them "
+          "activations without stashes 1,234,567, stashes 999, exchange buffers 1,000; beside them "
           "parameters 5, optimizer state 0");
     figures.arenas[2] = 1;
     figures.gradients = 12;
-    CHECK(
-        Breakdown(figures) ==
-        "activations 1,234,567, stashes 999, gradients in flight 1, exchange buffers 1,000; beside "
-        "them parameters 5, gradients 12, optimizer state 0");
+    CHECK(Breakdown(figures) ==
+          "activations without stashes 1,234,567, stashes 999, gradients in flight 1, exchange "
+          "buffers 1,000; beside "
+          "them parameters 5, gradients 12, optimizer state 0");
   }
 
   TEST_CASE("DualPipe holds one activation more than 1F1B") {

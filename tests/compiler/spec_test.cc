@@ -39,10 +39,10 @@ TEST_SUITE("unit") {
         {16384, 1, 3, 1,
          "`ranks` 16384 with `chunks` 3: makes 49152 stages, at most 32768 are supported"},
         {16384, 1048576, 0, 1,
-         "`ranks` 16384 and `microbatches` 1048576: makes 17179869184 chunks (stages * "
+         "`ranks` 16384 and `microbatches` 1048576: makes 17179869184 cells (stages * "
          "micro-batches), at most 134217728 are supported"},
         {64, 1048576, 4, 1,
-         "`ranks` 64 with `chunks` 4 and `microbatches` 1048576: makes 268435456 chunks (stages * "
+         "`ranks` 64 with `chunks` 4 and `microbatches` 1048576: makes 268435456 cells (stages * "
          "micro-batches), at most 134217728 are supported"},
     };
     for (const auto& row : rows) {

@@ -265,7 +265,7 @@ TEST_SUITE("unit") {
     spec.recompute = {.choice = Choice::kFull};
     spec.memory_limit = 400;
     const std::string refused =
-        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}";
     CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
     spec.schedule = "1f1b";

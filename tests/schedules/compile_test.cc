@@ -32,12 +32,14 @@ TEST_SUITE("unit") {
     const Spec spec = MakeSpec("dualpipe", 4, 8, costs);
     CHECK(Failure([&] { CompileWithin(spec, "1x"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
-          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations 3,000, "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations without "
+          "stashes 3,000, "
           "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take auto, which "
           "fits");
     CHECK(Failure([&] { CompileWithin(spec, "900"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
-          "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations 3,000, "
+          "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations without "
+          "stashes 3,000, "
           "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to 1,000 and take "
           "auto, which then fits");
     Spec forgetful = spec;
@@ -47,7 +49,8 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(forgetful, "2x"); }) == "accepted");
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) ==
           "gpipe does not fit `memory_limit`: rank 0 holds 8,000 bytes during instruction 7 of its "
-          "compute order (F s0 m7), the limit is 4,000 bytes (activations 4,800, stashes 3,200); "
+          "compute order (F s0 m7), the limit is 4,000 bytes (activations without stashes 4,800, "
+          "stashes 3,200); "
           "raise it to 8,000, give `recompute` auto, or take auto, which fits");
     forgetful.recompute = {.choice = Recompute::Choice::kAuto};
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");

@@ -169,7 +169,7 @@ TEST_SUITE("unit") {
     CHECK_FALSE(InputBytes(costs).has_value());
     const Plan plan = PlanFromText("level compute\nrank\nF s0 m0\nR s0 m0\nBW s0 m0");
     CHECK(Failure([&] { Simulate(plan, costs); }) ==
-          "the costs do not say what a recomputed chunk holds between F and R, its stage input; "
+          "the costs do not say what a recomputed cell holds between F and R, its stage input; "
           "give \"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
     costs.comm.bytes = 30;
     CHECK(InputBytes(costs) == 30);
@@ -200,7 +200,7 @@ TEST_SUITE("unit") {
     spec.memory_limit = 4;
     CHECK(
         Failure([&] { GeneratePlan(spec); }) ==
-        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed chunk "
+        "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
 

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <filesystem>
+#include <string>
+
 #include "compiler/plan/spec.h"
 #include "tests/support/failure.h"
 #include "tools/cli/exit.h"
@@ -23,6 +26,16 @@ TEST_SUITE("unit") {
     CHECK(WithFlags("` `chunks`") == "` --chunks");
     CHECK(Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
           "--recompute: must be none, full, auto or stages as in \"0,3,5-7\", is \"x\"");
+  }
+
+  TEST_CASE("the help of --costs names every profile that ships") {
+    namespace fs = std::filesystem;
+    const fs::path profiles = fs::path(CF_TEST_DIR).parent_path() / "tools/profiles";
+    for (const auto& entry : fs::directory_iterator(profiles)) {
+      if (entry.path().extension() != ".json") continue;
+      CAPTURE(entry.path());
+      CHECK(std::string(kCostsHelp).find(entry.path().stem().string()) != std::string::npos);
+    }
   }
 
   TEST_CASE("chunk costs are derived as --overlap says") {
@@ -96,7 +109,7 @@ TEST_SUITE("unit") {
     };
     CHECK(
         refusal([](CostsOption* o) { o->w = 1; }) ==
-        "--w: a plan of components takes the times in \"moe\", chunks have none of their own; give "
+        "--w: a plan of components takes the times in \"moe\", cells have none of their own; give "
         "--costs with other times there");
     CHECK(
         refusal([](CostsOption* o) { o->overlap = "all"; }) ==

@@ -297,14 +297,14 @@ void AddBudget(CLI::App* app, BenchOptions* options) {
   text.resize(text.find('.'));
   AddNumber(app, "--budget", &options->budget, "S",
             "seconds of search for each figure (default: " + text + ")");
-  AddInteger(app, "--seed", &options->seed, "N", "of the search (default: 0)");
+  AddInteger(app, "--seed", &options->seed, "N", "seed of the search (default: 0)");
 }
 
 void AddSelection(CLI::App* app, BenchOptions* options) {
-  AddInteger(app, "--ranks", &options->ranks, "MOST", "leaves out larger instances (default: 16)");
-  AddText(app, "--only", &options->only, "TEXT",
-          "leaves out those that have the text neither in their class nor\nin their name");
-  AddFlag(app, "--each", &options->each, "a line for each instance");
+  AddInteger(app, "--ranks", &options->ranks, "MOST",
+             "leave out instances with more ranks (default: 16)");
+  AddText(app, "--only", &options->only, "TEXT", "only instances with TEXT in their class or name");
+  AddFlag(app, "--each", &options->each, "print a line for each instance");
 }
 
 }  // namespace contraflow

@@ -191,8 +191,9 @@ int main(int argc, char** argv) {
   return contraflow::RunTool(
       "bench_compile", "How long it takes to make a plan. Ratios and absolute figures.", argc, argv,
       [&](CLI::App* app) {
-        contraflow::AddText(app, "SCHEDULE", &schedule, "", "default: dualpipe");
-        contraflow::AddFlag(app, "--large", &large, "larger plans, too");
+        contraflow::AddText(app, "SCHEDULE", &schedule, "",
+                            "name of a schedule (default: dualpipe)");
+        contraflow::AddFlag(app, "--large", &large, "also larger plans");
       },
       [&] {
         contraflow::Bench(schedule, large);

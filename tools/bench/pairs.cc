@@ -107,8 +107,9 @@ int main(int argc, char** argv) {
             contraflow::AddText(app, "COSTS", &options.costs, "", "a cost file with \"moe\""));
         contraflow::AddBudget(app, &options);
         contraflow::AddInteger(app, "--ranks", &options.ranks, "MOST", "8 or 16 (default: 16)");
-        contraflow::AddNumber(app, "--memory", &options.memory, "FACTOR",
-                              "so many times the P+1 activations of DualPipe (default: 1)");
+        contraflow::AddNumber(
+            app, "--memory", &options.memory, "FACTOR",
+            "memory limit: FACTOR times the P+1 activations of DualPipe\n(default: 1)");
       },
       [&] { return contraflow::Main(options); });
 }

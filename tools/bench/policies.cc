@@ -84,7 +84,8 @@ int main(int argc, char** argv) {
       [&](CLI::App* app) {
         contraflow::AddChoice(app, "PLACEMENT", &placement, "linear|v|bidirectional",
                               "default: linear");
-        contraflow::AddNumber(app, "MEMORY", &memory, "", "times that of 1F1B (default: 1)");
+        contraflow::AddNumber(app, "MEMORY", &memory, "",
+                              "memory limit, in multiples of 1F1B's (default: 1)");
       },
       [&] { return contraflow::Main(placement, memory); });
 }

@@ -221,7 +221,7 @@ int main(int argc, char** argv) {
       "bench_scale",
       "Plans of up to a hundred million instructions, from making to simulating them.", argc, argv,
       [&](CLI::App* app) {
-        contraflow::AddText(app, "SCHEDULE", &schedule, "", "default: 1f1b");
+        contraflow::AddText(app, "SCHEDULE", &schedule, "", "name of a schedule (default: 1f1b)");
         contraflow::AddNumber(app, "MILLIONS", &millions, "",
                               "instructions of the largest plan, 0.1 to 500 (default: 100)");
       },

@@ -223,11 +223,11 @@ int Main(const Options& options) {
 int main(int argc, char** argv) {
   contraflow::Options options{{.budget = 5}};
   return contraflow::RunTool(
-      "bench_search", "How good searched schedules are and what they take.", argc, argv,
+      "bench_search", "How good searched schedules are, and how long the search takes.", argc, argv,
       [&](CLI::App* app) {
-        contraflow::Require(
-            contraflow::AddChoice(app, "SUITE", &options.suite, "linear|v|bidirectional|real|speed",
-                                  "instances; real: of COSTS; speed: of evaluation alone"));
+        contraflow::Require(contraflow::AddChoice(
+            app, "SUITE", &options.suite, "linear|v|bidirectional|real|speed",
+            "which instances; real: those of COSTS; speed: times evaluation only"));
         contraflow::AddTexts(app, "COSTS", &options.files, "for real: cost files or profiles");
         contraflow::AddBudget(app, &options);
         contraflow::AddSelection(app, &options);

@@ -151,7 +151,7 @@ CLI::Option* AddChoice(CLI::App* app, const std::string& name, std::string* fiel
 
 CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name) {
   return app->add_option(name, *field, "plan file or folder; - is standard input")
-      ->type_name("FILE")
+      ->type_name("")
       ->required();
 }
 
@@ -212,6 +212,7 @@ int RunTool(const std::string& program, const std::string& description, int argc
   return RunMain(program, argc, argv, [&](const std::vector<std::string>& words) {
     CLI::App app(description, program);
     app.get_formatter()->column_width(34);
+    app.get_formatter()->label("REQUIRED", "(required)");
     add(&app);
     return Parse(&app, words) ? run() : kExitFine;
   });

@@ -91,63 +91,69 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   std::optional<int64_t> every, resume_step;
   bool graph = false, no_graph = false, no_stamps = false;
   CLI::App app(
-      "Execute a plan: train a small MoE language model with it. On its own, ranks are threads; "
-      "under mpirun, srun or torchrun each process is one rank.",
+      "Execute a plan: train a small MoE language model with it. Ranks are threads of this\n"
+      "process; under mpirun, srun or torchrun each process is one rank (one device of a rank\n"
+      "with --expert-parallel).\n",
       "contraflow-run");
   app.get_formatter()->column_width(34);
+  app.get_formatter()->label("REQUIRED", "(required)");
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan);
-  AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute; default: cpu");
+  AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
   AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
-            "how ranks exchange messages; default: under a launcher nccl for GPUs and mpi or tcp "
-            "for CPUs, else threads (on a GPU: virtual ranks, which share it)");
-  app.add_option("--model", options.model, "model file or preset: default, tiny")
+            "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
+            "and mpi or tcp for CPUs; else threads, which share one GPU)");
+  app.add_option(
+         "--model", options.model,
+         "model file (runtime/model/README.md), or preset: default or tiny\n(default: default)")
       ->type_name("FILE|PRESET");
   AddNumber(&app, "--capacity", &options.capacity, "X",
-            "an expert takes at most X times its even share of a device's tokens, the rest are "
-            "dropped; default: the model's capacity_factor");
+            "each expert takes at most X times its even share of a device's\n"
+            "tokens; the rest are dropped (default: the model's\ncapacity_factor)");
   app.add_option("--data", options.data,
-                 "text to train on; default: a licence text found on this machine")
+                 "text to train on (default: a licence text found on this machine)")
       ->type_name("FILE");
-  AddInteger(&app, "--steps", &options.steps, "N", "optimizer steps; default: 10");
+  AddInteger(&app, "--steps", &options.steps, "N", "optimizer steps (default: 10)");
   app.add_flag("--check", options.check,
-               "train the same steps without a pipeline too, and compare every loss, gradient and "
-               "weight bit for bit");
+               "train the same steps without a pipeline too, and compare every\n"
+               "loss, gradient and weight bit for bit");
   app.add_option("--trace", options.trace,
-                 "write the measured timeline of the last step as a Chrome/Perfetto trace")
+                 "write the measured timeline of the last step as a Chrome/Perfetto\ntrace")
       ->type_name("FILE");
   app.add_option("--calibrate", options.calibrate,
                  "write measured times to a cost file for contraflow compile")
       ->type_name("FILE");
-  AddInteger(&app, "--seed", &seed, "N", "seeds the weights and the choice of text; default: 1");
+  AddInteger(&app, "--seed", &seed, "N",
+             "seed of the weights and of the choice of text (default: 1)");
   app.add_flag("--strict", options.strict,
-               "every message waits for its receiver (rendezvous), as in the proof");
-  app.add_flag("--graph", graph, "on a GPU: capture a step once and replay it; the default");
-  app.add_flag("--no-graph", no_graph, "on a GPU: issue every step again instead");
+               "make every message wait for its receiver (rendezvous), as in the\nproof");
+  app.add_flag("--graph", graph, "on a GPU: capture a step once and replay it (the default)");
+  app.add_flag("--no-graph", no_graph, "on a GPU: issue every step anew");
   app.add_flag("--no-stamps", no_stamps,
-               "on a GPU: do not time instructions (timing one takes two small kernels)");
+               "on a GPU: do not time instructions (timing one takes two small\nkernels)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
-             "on a GPU: SMs per rank, a multiple of 8; default: an equal share");
+             "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
   AddNumber(&app, "--timeout", &options.timeout, "SECONDS",
-            "give up if no rank makes progress for this long; default: 120");
-  app.add_option("--checkpoint", options.checkpoint,
-                 "folder for checkpoints; at least one is saved, at the end")
+            "give up if no rank makes progress for this long (default: 120)");
+  app.add_option("--checkpoint", options.checkpoint, "folder for checkpoints; saves one at the end")
       ->type_name("DIR");
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
   AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
-             "how many checkpoints to keep; default: 2");
+             "how many checkpoints to keep (default: 2)");
   app.add_flag("--resume", options.resume,
-               "resume from the newest checkpoint, bit-identically; start from the beginning if "
+               "resume from the newest checkpoint; start from the beginning if\n"
                "there is none yet");
   AddInteger(&app, "--resume-step", &resume_step, "N", "resume from the checkpoint of step N");
-  app.add_option("--rank-order", options.rank_order,
-                 "how launched processes map to devices, fastest dimension first: ep (member of an "
-                 "expert group), dp (replica), pp (rank); default: ep-dp-pp")
+  app.add_option(
+         "--rank-order", options.rank_order,
+         "how launched processes map to devices, fastest dimension first:\nep (member of an "
+         "expert group), dp (replica), pp (rank)\n(default: ep-dp-pp)")
       ->type_name("ORDER");
   AddNumber(&app, "--rendezvous-timeout", &options.rendezvous_timeout, "SECONDS",
-            "how long launched processes wait for each other at the start; default: 60");
+            "how long launched processes wait for each other at the start\n(default: 60)");
   app.add_option("--secret-file", options.secret_file,
-                 "file with the job's secret; default: CONTRAFLOW_SECRET from the environment")
+                 "file with the job's secret, which keeps strangers out (default: the\nenvironment "
+                 "variable CONTRAFLOW_SECRET)")
       ->type_name("FILE");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");

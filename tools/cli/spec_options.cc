@@ -33,10 +33,11 @@ void Override(const CostsOption& option, Unit unit, StageCost* cost) {
 
 void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise) {
   app->add_option("--costs", option->file,
-                  "cost file, or a profile such as deepseek-v3-h800\n(default: " + otherwise + ")")
+                  std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
   AddNumber(app, "--f", &option->f, "T",
-            "forward of a stage; this and the flags below override the file");
+            "forward of a stage; T is a number in the unit of the costs. This\n"
+            "and the flags below override the costs");
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
@@ -48,8 +49,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
 
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
-                  "how far MoE components overlap: published (F&B pairs only,\n"
-                  "as in the papers) or all (default: all)")
+                  "how far MoE components overlap: published (only a forward with a\n"
+                  "backward, as in the papers) or all (default: all)")
       ->type_name("published|all");
 }
 
@@ -84,7 +85,7 @@ void RefuseChunkCosts(const CostsOption& option) {
   for (const auto& [name, given] : flags) {
     if (!given) continue;
     throw Error(std::string(name) +
-                ": a plan of components takes the times in \"moe\", chunks have none of their own; "
+                ": a plan of components takes the times in \"moe\", cells have none of their own; "
                 "give --costs with other times there");
   }
 }
@@ -130,18 +131,20 @@ constexpr double kMostNoise = 0.5;
 void AddSearchOptions(CLI::App* app, SearchOption* option) {
   app->add_option("--placement", option->placement,
                   "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
-                  "(--chunks), bidirectional (two routes, parameters\ntwice) or any; stages are "
-                  "split or merged to keep the same\nmodel (default: any)")
+                  "(--chunks), bidirectional (two routes, parameters\ntwice) or any (tries all); "
+                  "stages are split or merged to keep\nthe same model (default: any)")
       ->type_name("PLACEMENT");
-  app->add_option(
-         "--budget", option->budget,
-         "for auto: search time per placement, and the same again for\n--noise; it counts "
-         "evaluated instructions, so the result is the\nsame on every machine (default: 1s)")
+  app->add_option("--budget", option->budget,
+                  "for auto: search time for each placement tried, and the same again\nfor "
+                  "--noise; it counts "
+                  "evaluated instructions, not seconds, so the\nresult is the same on every "
+                  "machine (default: 1s)")
       ->type_name("500ms|1s|2m");
-  AddInteger(app, "--seed", &option->seed, "N", "for auto: another search (default: 0)");
-  AddNumber(app, "--noise", &option->noise, "X",
-            "for auto: among equally short orders, prefer the one least\nsensitive to durations "
-            "that vary by this share (standard\ndeviation; default: 0)");
+  AddInteger(app, "--seed", &option->seed, "N", "for auto: another N, another search (default: 0)");
+  AddNumber(
+      app, "--noise", &option->noise, "X",
+      "for auto: among equally short orders, prefer the one least\nsensitive to random durations, "
+      "with standard deviation X times\neach duration (0 to 0.5; default: 0)");
 }
 
 SearchOptions ResolveSearch(const SearchOption& option) {

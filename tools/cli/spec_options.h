@@ -24,6 +24,13 @@ struct CostsOption {
   bool given() const { return file || f || b || w || bw || fb || comm; }
 };
 
+/// What --costs takes; a test compares it with the profiles that ship.
+inline constexpr const char* kCostsHelp =
+    "cost file (tools/README.md), or a profile that ships:\n"
+    "deepseek-v3-h800, deepseek-v3-pp16, gemma-2-9b-pp8,\n"
+    "gpt3-175b-pp16, kimi-k2-pp16, llama-3-405b-pp16,\n"
+    "mixtral-8x22b-pp8, mixtral-8x7b-pp8 or moe-unit";
+
 /// Adds those options to a command. `otherwise` says what is used where none of them is given.
 void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise);
 

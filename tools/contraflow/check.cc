@@ -133,7 +133,7 @@ int Check(const CheckOptions& options) {
   if (options.formula && !report.formula) {
     throw Error("--formula: none is known for schedule \"" + plan.schedule.substr(0, 64) +
                 (plan.layers > 0
-                     ? "\" with components (formulas are for whole chunks, level comm)"
+                     ? "\" with components (formulas are for whole cells, level comm)"
                      : "\" with these sizes and costs (formulas are for equal stages and "
                        "micro-batches)"));
   }
@@ -150,18 +150,18 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddNumber(app, "--max-bubble", &options->max_bubble, "T",
-            "bubble of any rank, in the costs' unit");
+            "longest bubble of a rank, in the costs' unit");
   AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
-            "bubble ratio of all ranks together, 0 to 1");
+            "bubbles as a share of all ranks' time, 0 to 1");
   AddNumber(app, "--max-makespan", &options->max_makespan, "T", "makespan, in the costs' unit");
   AddNumber(app, "--max-exposed", &options->max_exposed, "T",
-            "all-to-all time of any rank while its compute lane is idle");
+            "exposed all-to-all of a rank (its compute lane is idle), in the\ncosts' unit");
   AddInteger(app, "--max-activations", &options->max_activations, "N",
-             "activations held at once by any rank");
+             "most activations that a rank holds at once");
   AddInteger(app, "--max-bytes", &options->max_bytes, "N",
-             "activation bytes of any rank; at level buffer, its arenas");
+             "most bytes of activations on a rank; at level buffer, the total\nof its arenas");
   app->add_flag("--formula", options->formula,
-                "the bubble of every rank equals the published formula");
+                "require every rank's bubble to equal the published formula");
   return [options] { return Check(*options); };
 }
 

@@ -122,25 +122,25 @@ int Run(const CompareFlags& options) {
 
 std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareFlags>();
-  AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
+  AddInteger(app, "--ranks", &options->ranks, "P", "ranks of the pipeline")->required();
   app->add_option("--microbatches", options->microbatches,
-                  "micro-batches of one step; several, as in 16,32,64, for a sweep")
+                  "micro-batches per step; a list such as 16,32,64 makes a sweep")
       ->type_name("M,...")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V",
              "stages per rank of interleaved schedules (default: 2)", 1);
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
-          "reject schedules that hold more on a rank; several, as in\n1x,1.5x, for a sweep; see "
+          "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
           "contraflow compile --help");
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again, in every schedule; see\n"
                   "contraflow compile --help")
       ->type_name("STAGES");
-  app->add_flag("--no-auto", options->no_auto, "published schedules only, without a search");
+  app->add_flag("--no-auto", options->no_auto, "compare published schedules only; do not search");
   AddJson(app, &options->json);
-  app->add_flag("--csv", options->csv, "print one line per schedule and nothing else");
+  app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
   return [options] { return Run(*options); };
 }
 
@@ -148,7 +148,7 @@ std::function<int()> AddCompare(CLI::App* app) {
 
 const Command kCompareCommand = {
     .name = "compare",
-    .summary = "which schedule for these costs: all side by side, with advice",
+    .summary = "compare all schedules side by side for your costs, and recommend one",
     .example =
         "contraflow compare --ranks 16 --microbatches 32 --costs llama-3-405b-pp16 "
         "--memory-limit 1x",

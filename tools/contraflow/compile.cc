@@ -166,45 +166,51 @@ int RunCompile(const CompileFlags& options) {
 
 std::function<int()> AddCompile(CLI::App* app) {
   const auto options = std::make_shared<CompileFlags>();
-  app->add_option("--schedule", options->schedule, "see contraflow list")
+  app->add_option("--schedule", options->schedule,
+                  "name of a schedule; contraflow list shows them all")
       ->type_name("NAME")
       ->required();
-  AddInteger(app, "--ranks", &options->ranks, "P", "members of the pipeline")->required();
-  AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches of one step")
+  AddInteger(app, "--ranks", &options->ranks, "P", "ranks of the pipeline")->required();
+  AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches per step")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V", "stages per rank (default: the schedule's)",
              1);
   AddInteger(app, "--data-parallel", &options->data_parallel, "N",
-             "replicas of the pipeline; REDUCE sums over them (default: 1)");
+             "replicas of the pipeline, whose gradients are summed (default: 1)");
   AddInteger(app, "--expert-parallel", &options->expert_parallel, "N",
-             "devices per rank, which share its experts (default: 1)");
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
-  app->add_option("--model", options->model,
-                  "model file or preset (default, tiny) that sizes the buffers; needs\ncosts with "
-                  "\"moe\", and replaces their \"memory\"")
+             "devices per rank, which split its experts (default: 1)");
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
+  app->add_option(
+         "--model", options->model,
+         "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes replace "
+         "\"memory\" in the costs, which must have \"moe\"")
       ->type_name("FILE|PRESET");
   AddNumber(app, "--capacity", &options->capacity, "X",
-            "an expert takes at most X times its even share of tokens\n"
+            "each expert takes at most X times its even share of tokens\n"
             "(default: the model's capacity_factor)");
   app->add_option("--device", options->device,
-                  "cpu or cuda: where the plan will run; the values of a --model\nhave other sizes "
-                  "on a GPU (default: cpu)")
+                  "where the plan will run, cpu or cuda; sets the size of the values\nof a --model "
+                  "(default: cpu)")
       ->type_name("DEVICE");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx",
-          "most bytes of activations and weight stashes per rank (a count\nif the costs give no "
-          "bytes), or N times what 1F1B's first rank\nholds; without it, only overlapping is "
-          "limited: to the\npeak of the schedule itself");
+          "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
+          "give no bytes), or N times what 1F1B's first\nrank holds; without it nothing is "
+          "limited, except that overlapping\nnever raises the schedule's own peak");
   AddSearchOptions(app, &options->search);
-  app->add_option("--recompute", options->recompute,
-                  "stages that run their forward again before their backward and\nhold only their "
-                  "input in between: none, full, a list such as\n0,3,5-7, or auto: the cheapest "
-                  "stages that make the schedule\nfit --memory-limit (default: none)")
+  app->add_option(
+         "--recompute", options->recompute,
+         "stages that run their forward again before their backward and\nhold only their "
+         "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
+         "cheapest stages that make the\nschedule fit --memory-limit (default: none)")
       ->type_name("STAGES");
-  app->add_option("--level", options->level,
-                  "how far to lower: compute, comm, component or buffer\n"
-                  "(default: comm)")
+  app->add_option(
+         "--level", options->level,
+         "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the default), "
+         "component (plus attention, experts and\nall-to-alls of MoE layers) or buffer (plus "
+         "memory addresses)")
       ->type_name("LEVEL");
-  app->add_option("--dump-after", options->dump_after, "print the plan to stderr after this pass")
+  app->add_option("--dump-after", options->dump_after,
+                  "print the plan to stderr after this pass, or after each")
       ->type_name("PASS|all");
   AddText(app, "-o,--output", &options->output, "FILE",
           "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")

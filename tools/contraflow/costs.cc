@@ -63,10 +63,11 @@ std::string PairText(const MoeCost& moe, Unit unit) {
   const Interleaving pair = PairOf(moe);
   const Time serial = SerialSum(moe);
   const std::string name(Name(unit));
-  std::string text = "F&B     of " + std::to_string(moe.layers_per_stage) + " layer" +
-                     (moe.layers_per_stage == 1 ? "" : "s") + " in " +
-                     FormatTime(pair.makespan, unit) + " " + name + ", one after the other " +
-                     FormatTime(serial, unit) + " " + name + "\n\n";
+  std::string text = "F&B     a forward and a full backward of " +
+                     std::to_string(moe.layers_per_stage) + " layer" +
+                     (moe.layers_per_stage == 1 ? "" : "s") + ": " +
+                     FormatTime(pair.makespan, unit) + " " + name + " overlapped, " +
+                     FormatTime(serial, unit) + " " + name + " one after the other\n\n";
   Table table;
   table.columns = {">start", ">end", "compute", "all-to-all"};
   for (size_t i = 0; i < pair.order.size(); ++i) {
@@ -93,7 +94,7 @@ std::string CostsText(const CostModel& costs) {
   std::string out;
   if (!costs.source.empty()) out += "source  " + costs.source + "\n";
   out += "unit    " + std::string(Name(costs.unit)) + "\n\n" + FormatTable(table) + "\n";
-  out += "comm    " + text(costs.comm.latency) + " a hop";
+  out += "comm    " + text(costs.comm.latency) + " per message";
   if (costs.comm.exclusive()) {
     out += ", and " + text(costs.comm.occupancy) + " of its edge (" +
            FormatCount(costs.comm.bytes) + " bytes)";
@@ -101,11 +102,11 @@ std::string CostsText(const CostModel& costs) {
   out += "\n";
   if (costs.memory) {
     out += "memory  activation " + FormatCount(costs.memory->activation_bytes) +
-           " bytes a stage and micro-batch, of which " + FormatCount(costs.memory->w_stash_bytes) +
-           " are held on to the end of W\n";
+           " bytes per stage and micro-batch; " + FormatCount(costs.memory->w_stash_bytes) +
+           " of them are held until the end of W\n";
   }
   if (!costs.microbatch_scale.empty()) {
-    out += "scale   of each micro-batch:";
+    out += "scale   of each micro-batch's compute times:";
     for (const double scale : costs.microbatch_scale) out += " " + FormatReal(scale);
     out += "\n";
   }
@@ -121,9 +122,7 @@ std::string CostsText(const CostModel& costs) {
 
 std::function<int()> AddCosts(CLI::App* app) {
   const auto options = std::make_shared<CostsOptions>();
-  app->add_option("FILE|PROFILE", options->file, "cost file, or a profile such as deepseek-v3-h800")
-      ->type_name("")
-      ->required();
+  app->add_option("FILE|PROFILE", options->file, kCostsHelp)->type_name("")->required();
   AddOverlapOption(app, &options->costs);
   AddJson(app, &options->json);
   return [options] {
@@ -138,7 +137,8 @@ std::function<int()> AddCosts(CLI::App* app) {
 
 const Command kCostsCommand = {
     .name = "costs",
-    .summary = "stage costs as used or derived, and the component order of F&B",
+    .summary =
+        "show the costs of each stage and, with MoE costs, how a forward and a backward interleave",
     .example = "contraflow costs deepseek-v3-h800",
     .add = AddCosts,
 };

@@ -87,7 +87,7 @@ std::function<int()> AddDiff(CLI::App* app) {
 
 const Command kDiffCommand = {
     .name = "diff",
-    .summary = "what differs between two plans; exit 1 if anything does",
+    .summary = "show what differs between two plans; exit 1 if anything does",
     .example = "contraflow diff plan.json other.json",
     .add = AddDiff,
 };

@@ -48,12 +48,12 @@ std::function<int()> AddExport(CLI::App* app) {
   AddPlan(app, &options->plan);
   AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace|dot|megatron-layout",
             "PyTorch's compute order; the predicted timeline; a graph for\n"
-            "Graphviz; the arguments with which Megatron-LM runs the plan")
+            "Graphviz; the arguments that make Megatron-LM run the plan")
       ->required();
   AddInteger(app, "--layers", &options->layers, "N",
              "transformer layers of the model, for megatron-layout\n"
              "(default: those of the costs, else one per stage)");
-  AddText(app, "-o,--output", &options->output, "FILE", "- is stdout")->required();
+  AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout")->required();
   return [options] { return Export(*options); };
 }
 

@@ -40,16 +40,17 @@ int Import(const ImportOptions& options) {
 
 std::function<int()> AddImport(CLI::App* app) {
   const auto options = std::make_shared<ImportOptions>();
-  app->add_option("FILE", options->file, "one row per rank; - is standard input")
-      ->type_name("FILE")
+  app->add_option("FILE", options->file, "CSV with one row per rank; - is standard input")
+      ->type_name("")
       ->required();
   AddChoice(app, "--from", &options->from, "torch-csv",
-            "PyTorch's CSV, with or without communication; messages are made anew")
+            "PyTorch's CSV, with or without communication; Contraflow makes its\nown messages")
       ->required();
-  AddCostsOptions(app, &options->costs, "f = b = w = 1");
-  app->add_option("--level", options->level,
-                  "how far to lower: compute, comm, component or buffer\n"
-                  "(default: comm)")
+  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
+  app->add_option(
+         "--level", options->level,
+         "how far to lower: compute, comm, component or buffer; see\ncontraflow compile --help "
+         "(default: comm)")
       ->type_name("LEVEL");
   AddText(app, "-o,--output", &options->output, "FILE", "plan file; - is stdout, .cbor is binary")
       ->required();

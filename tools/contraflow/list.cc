@@ -44,7 +44,10 @@ std::string ListText() {
     }
     text += "\n";
   }
-  return text + "P ranks, M micro-batches; r is a rank.\n" + std::string(kFormulaLegend);
+  return text +
+         "P ranks, M micro-batches, V stages per rank (--chunks); r is a rank, from 0 to P-1. An "
+         "activation\nof half a rank is that of half a rank's layers.\n" +
+         std::string(kFormulaLegend);
 }
 
 std::function<int()> AddList(CLI::App* app) {
@@ -60,7 +63,8 @@ std::function<int()> AddList(CLI::App* app) {
 
 const Command kListCommand = {
     .name = "list",
-    .summary = "the schedules: what each one is, which P and M it takes, what it holds",
+    .summary =
+        "list the schedules: what each is, which P and M it takes, how many activations it holds",
     .example = "contraflow list",
     .add = AddList,
 };

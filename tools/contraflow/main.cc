@@ -33,8 +33,8 @@ std::string TopHelp() {
   }
   help +=
       "\n"
-      "Exit codes: 0 success; 1 wrong input, or a check failed (for diff: the plans differ); 2 "
-      "wrong\ncommand line; 70 a bug in contraflow.\n";
+      "Exit codes: 0 success; 1 bad input, or a check failed (for diff: the plans differ); 2 "
+      "bad\ncommand line; 70 a bug in contraflow.\n";
   return help;
 }
 
@@ -54,6 +54,7 @@ int Main(std::vector<std::string> words) {
   app.set_version_flag("--version", "contraflow " CF_VERSION);
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
+  app.get_formatter()->label("REQUIRED", "(required)");
   for (const Command* command : kCommands) {
     CLI::App* const added =
         app.add_subcommand(std::string(command->name), Sentence(command->summary));

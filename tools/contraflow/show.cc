@@ -128,16 +128,18 @@ int Show(const ShowOptions& options) {
 std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
   AddPlan(app, &options->plan);
-  AddInteger(app, "--rank", &options->rank, "R", "this rank only", 0);
-  AddNumber(app, "--from", &options->from, "T", "only what runs at or after this time");
-  AddNumber(app, "--to", &options->to, "T", "only what runs at or before this time");
+  AddInteger(app, "--rank", &options->rank, "R", "only this rank", 0);
+  AddNumber(app, "--from", &options->from, "T",
+            "only what runs at or after this time, in the costs' unit");
+  AddNumber(app, "--to", &options->to, "T",
+            "only what runs at or before this time, in the costs' unit");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
             "instructions with times, or a drawing (default: text)");
   AddChoice(app, "--color", &options->color, "auto|always|never",
-            "of the grid; auto: on a terminal, unless NO_COLOR is set");
+            "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",
              "columns of the grid (default: the terminal's, else 100)", kMinGridWidth);
-  AddText(app, "-o,--output", &options->output, "FILE", "default: stdout");
+  AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout (default)");
   return [options] { return Show(*options); };
 }
 
@@ -145,7 +147,7 @@ std::function<int()> AddShow(CLI::App* app) {
 
 const Command kShowCommand = {
     .name = "show",
-    .summary = "a plan as text, as the grid that papers draw, as SVG or HTML",
+    .summary = "show a plan as text, as the grid that papers draw, as SVG or as HTML",
     .example = "contraflow show plan.json --format grid",
     .add = AddShow,
 };

@@ -68,7 +68,7 @@ std::function<int()> AddSimulate(CLI::App* app) {
 
 const Command kSimulateCommand = {
     .name = "simulate",
-    .summary = "makespan, bubbles, memory and critical path of a plan",
+    .summary = "predict makespan, bubbles, memory and critical path of a plan",
     .example = "contraflow simulate plan.json --comm 0.1",
     .add = AddSimulate,
 };

@@ -406,7 +406,7 @@ class Reader {
     if (int64_t{plan_.stages} * plan_.microbatches > kMaxCells) {
       throw Error(file_ + ": has " + std::to_string(plan_.stages) + " stages and " +
                   std::to_string(microbatches_) + " micro-batches, more than " +
-                  std::to_string(kMaxCells) + " chunks");
+                  std::to_string(kMaxCells) + " cells");
     }
   }
 

@@ -123,8 +123,10 @@ std::string GridLegend(const Picture& picture, bool color) {
   }
   if (components) {
     const std::string name = color ? "A3.1" : "AF3.1";
-    out += name + " is ATTN_F of micro-batch 3 in layer 1 of its stage; narrow boxes say less" +
-           (color ? "" : ", at last only\nF forward, B backward, W weight gradient") + ". ";
+    out +=
+        name +
+        " is ATTN_F of micro-batch 3 in layer 1 of its stage. Narrow boxes drop the layer, then" +
+        (color ? "\nthe micro-batch. " : "\nthe micro-batch; the narrowest show only F, B or W. ");
   } else {
     out += "Numbers are micro-batches; ";
   }

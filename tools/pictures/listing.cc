@@ -88,8 +88,8 @@ class Listing {
     const auto time = [&](Time ticks) { return FormatTime(ticks, costs_.unit); };
     std::string text = ": busy " + time(figures.busy) + ", bubble " + time(figures.bubble);
     if (plan_.layers > 0) {
-      text += ", all-to-all " + time(figures.all_to_all) + " of which " + time(figures.exposed) +
-              " exposed";
+      text +=
+          ", all-to-all " + time(figures.all_to_all) + " (" + time(figures.exposed) + " exposed)";
     }
     return text + ", at most " + std::to_string(figures.peak_activations) + " activations";
   }
@@ -122,7 +122,7 @@ class Listing {
   std::string Legend() const {
     if (plan_.layers > 0) {
       return "\n_F forward, _B backward for the input gradient only, _W for the weight gradient "
-             "only;\nDISPATCH and COMBINE are all-to-alls; after: instructions it waits for; s "
+             "only;\nDISPATCH and COMBINE are all-to-alls; after: what it waits for; s "
              "stage, l layer,\nm micro-batch.\n";
     }
     return "\nF forward, B backward for the input gradient only, W for the weight gradient only, "

@@ -81,14 +81,15 @@ std::string FiguresText(const Simulation& simulation, Unit unit, bool components
   const auto [low, high] = std::minmax_element(
       ranks.begin(), ranks.end(),
       [](const RankFigures& a, const RankFigures& b) { return a.bubble < b.bubble; });
-  std::string text = "makespan " + FormatWithUnit(simulation.makespan, unit) +
-                     ", bubble of a rank " + FormatRange(low->bubble, high->bubble, unit) + ", " +
-                     FormatPercent(simulation.bubble_ratio()) + " of the time of all ranks";
+  std::string text = "makespan " + FormatWithUnit(simulation.makespan, unit) + ", bubble " +
+                     FormatRange(low->bubble, high->bubble, unit) + " per rank (" +
+                     FormatPercent(simulation.bubble_ratio()) + " of all ranks' time)";
   if (!components) return text;
   const auto [least, most] = std::minmax_element(
       ranks.begin(), ranks.end(),
       [](const RankFigures& a, const RankFigures& b) { return a.exposed < b.exposed; });
-  return text + "; exposed all-to-all " + FormatRange(least->exposed, most->exposed, unit);
+  return text + "; exposed all-to-all " + FormatRange(least->exposed, most->exposed, unit) +
+         " per rank";
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
                         return std::to_string(row.report->peak_activations());
                       }});
   if (both) {
-    columns->push_back({">published", [](const CompareRow& row) {
+    columns->push_back({">published activations", [](const CompareRow& row) {
                           return std::to_string(row.published->peak_activations());
                         }});
   }
@@ -100,7 +100,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
       {"schedule", NameOf},
       {">makespan", [=](const CompareRow& row) { return FormatTime(row.makespan(), unit); }}};
   if (both) {
-    columns.push_back({">published", [=](const CompareRow& row) {
+    columns.push_back({">published makespan", [=](const CompareRow& row) {
                          return FormatTime(makespan(*row.published), unit);
                        }});
     columns.push_back({">shorter", [=](const CompareRow& row) {
@@ -137,29 +137,46 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   });
   if (others) {
     text +=
-        "* has a different number of stages per rank, each as long as the costs say: another "
-        "model, so not\n  in the advice (auto compares placements of the same model).\n";
+        "* has a different number of stages per rank, each as long as the costs say. So it runs "
+        "another model\n  and is not in the advice (auto compares placements of the same model).\n";
   }
   text +=
-      "bubble: of a rank, makespan minus busy time.\n"
-      "gap: to a proven lower bound for the row's placement and --memory-limit, if given.\n"
-      "activations: the most a rank holds at once, from F to the end of W.\n";
+      "span: the longest time from a rank's first start to its last end.\n"
+      "bubble: makespan minus a rank's busy time, lowest to highest.\n"
+      "ratio: all bubbles together, as a share of all ranks' time.\n"
+      "gap: how far the makespan is above a proven lower bound for the row's placement and "
+      "memory limit.\n"
+      "activations: the most a rank holds at once, each from F to the end of W.\n";
+  if (request.spec.costs.memory) {
+    text +=
+        "bytes: the most that a rank's activations take at once. B frees part of an activation, W "
+        "the rest,\n  its weight stash.\n";
+  }
   const auto knows = [&](auto member) {
     return std::any_of(rows.begin(), rows.end(),
                        [&](const CompareRow& row) { return (row.*member).has_value(); });
   };
   if (knows(&CompareRow::parameters))
     text += "parameters: bytes of the rank that holds the most.\n";
-  text += knows(&CompareRow::message_bytes) ? "sent: bytes between ranks in one step.\n"
-                                            : "messages: between ranks in one step.\n";
+  text += knows(&CompareRow::message_bytes)
+              ? "sent: bytes between ranks in one step.\n"
+              : "messages: how many are sent between ranks in one step.\n";
   if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
-  if (!request.components) return text + std::string(kFormulaLegend);
-  text += "exposed: the longest that a rank is in all-to-all with its compute lane idle.\n";
-  if (request.overlap() == Overlap::kPublished) return text + std::string(kFormulaLegend);
+  const std::string formula =
+      "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
+      std::string(kFormulaLegend);
+  if (!request.components) return text + formula;
+  text +=
+      "exposed: the longest time for which a rank is in all-to-all with its compute lane idle.\n"
+      "These are MoE costs, so all rows are at level component (compile --level component makes "
+      "these\nplans), and bubbles are of the compute lane.\n";
+  if (request.overlap() == Overlap::kPublished) return text + formula;
   return text +
-         "published: with the papers' overlap, F&B pairs only (--overlap published). In all other "
-         "figures\ncomponents overlap wherever that shortens the step and no rank exceeds "
-         "--memory-limit or,\nwithout one, the schedule's own peak.\n";
+         "published: with the papers' overlap, only of a forward with a backward (--overlap "
+         "published).\n"
+         "In all other figures components overlap wherever that shortens the step and no rank "
+         "exceeds\n"
+         "--memory-limit or, without one, the schedule's own peak.\n";
 }
 
 /// A field of CSV (RFC 4180).

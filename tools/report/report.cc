@@ -37,8 +37,8 @@ std::string OnOneLine(const Json& value) {
 }  // namespace
 
 const std::string_view kFormulaLegend =
-    "In formulas, as in the papers: PP ranks, F forward, B the FULL backward (bw), W its weight\n"
-    "gradient, F&B a forward overlapped with a full backward (fb). Everywhere else in Contraflow "
+    "In formulas, as in the papers: PP ranks, F forward, B the FULL backward (BW), W its weight\n"
+    "gradient, F&B a forward overlapped with a full backward (FB). Everywhere else in Contraflow "
     "B\n"
     "is the backward for the input gradient only.\n";
 

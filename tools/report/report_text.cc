@@ -80,7 +80,7 @@ std::string DescribeSearch(const Plan& plan) {
                      FormatWithUnit(p.makespan, unit) + " in its compute order, bound " +
                      FormatWithUnit(p.bound, unit) + "; seed " + std::to_string(p.seed);
   if (p.cost_stages) {
-    text += "; the costs given were of " + Count(*p.cost_stages, "stage") + ", these are of " +
+    text += "; the costs given had " + Count(*p.cost_stages, "stage") + ", the plan has " +
             std::to_string(plan.stages);
   }
   return text + (p.interrupted ? "; interrupted" : "") + "\n";
@@ -131,7 +131,7 @@ std::string MemoryTable(const Report& report) {
       table.rows.back().push_back(FormatCount(kind.bytes));
     }
   }
-  return "memory by kind, bytes:\n" + FormatTable(table);
+  return "memory by kind, bytes (activations without their weight stashes):\n" + FormatTable(table);
 }
 
 std::string FormatRange(Time low, Time high, Unit unit) {
@@ -184,8 +184,8 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   if (report.components) {
     std::vector<Time> exposed;
     for (const RankFigures& rank : simulation.ranks) exposed.push_back(rank.exposed);
-    table.rows.push_back({"exposed", "all-to-all while the compute lane is idle, of a rank " +
-                                         RangeOf(exposed, report.unit)});
+    table.rows.push_back({"exposed", RangeOf(exposed, report.unit) +
+                                         " per rank, all-to-all while the compute lane is idle"});
   }
   table.rows.push_back({"lower bound", time(report.bound.value) + " on the makespan, gap " +
                                            FormatPercent(report.gap())});

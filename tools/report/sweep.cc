@@ -108,8 +108,10 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   return std::to_string(request.spec.ranks) + " ranks\n" +
          DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
          advices +
-         "\nMakespans of the schedules that run the model in the costs; -: does not fit.\n"
-         "gap: of the schedule to take, to a proven lower bound for its placement and memory.\n";
+         "\nThe columns are makespans, of the schedules that run the model in the costs; -: does "
+         "not fit.\n"
+         "gap: how far the makespan of the schedule to take is above a proven lower bound for its "
+         "placement\nand memory.\n";
 }
 
 std::string SweepJson(std::span<const Point> points) {

@@ -289,7 +289,7 @@ TEST_SUITE("unit") {
     const Plan chunks = PlanFromText("rank\n F s0 m0 lane=compute\n");
     Issue issue(chunks, AllDevicesOf(chunks), kEager);
     CHECK(StepError(&issue) ==
-          "rank 0, instruction 0 (F s0 m0 lane=compute): chunks that have no components cannot run "
+          "rank 0, instruction 0 (F s0 m0 lane=compute): cells without components cannot run "
           "on a GPU; compile the plan with `model`");
 
     GpuRunOptions still = kEager;

@@ -191,7 +191,12 @@ std::string NothingFits(std::span<const CompareRow> rows) {
     return "none of these schedules fits the model in the costs; give costs with one stage per "
            "rank, or drop `no_auto`";
   }
-  return "no schedule fits; raise `memory_limit`, or see above what each of them needs";
+  const bool limited = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
+    return row.rejected.find("`memory_limit`") != std::string::npos;
+  });
+  return limited
+             ? "no schedule fits; raise `memory_limit`, or see above what each of them needs"
+             : "no schedule takes this model on so many ranks; see above what each of them needs";
 }
 
 }  // namespace

@@ -364,13 +364,15 @@ std::string PathIn(const std::string& folder, std::string_view name) {
 
 std::vector<std::string> NamesInFolder(const std::string& path) {
   std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator at(path, error);
-  if (error == std::errc::no_such_file_or_directory) return names;
-  for (; !error && at != fs::directory_iterator(); at.increment(error)) {
-    names.push_back(at->path().filename().string());
+  // Not with an error_code: that is noexcept, and ends the process where memory is short.
+  try {
+    for (const auto& entry : fs::directory_iterator(path)) {
+      names.push_back(entry.path().filename().string());
+    }
+  } catch (const fs::filesystem_error& error) {
+    if (error.code() == std::errc::no_such_file_or_directory) return names;
+    throw FileError(path, "cannot be read", error.code().value());
   }
-  if (error) throw FileError(path, "cannot be read", error.value());
   std::sort(names.begin(), names.end());
   return names;
 }

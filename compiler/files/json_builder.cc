@@ -88,7 +88,9 @@ class TextEvents {
       const size_t expected = what.find("; expected", read);
       what.erase(read, (expected == std::string::npos ? what.size() : expected) - read);
     }
-    return what;
+    // It may quote a number of any length.
+    constexpr size_t kMost = 200;
+    return what.size() <= kMost ? what : what.substr(0, kMost) + "...";
   }
 
   const std::string_view document_;

@@ -43,14 +43,20 @@ std::string HeadPath(const std::string& folder) {
   return PathIn(folder, kHeadName);
 }
 
+/// A file in a folder. Pipes, which a reader would wait for, are none.
+std::string RegularFile(std::string path) {
+  static_cast<void>(FileSize(path));
+  return path;
+}
+
 FolderHead ReadHeadFile(const std::string& folder) {
-  InputFile file(HeadPath(folder), int64_t{kPlanLimits.bytes});
+  InputFile file(RegularFile(HeadPath(folder)), int64_t{kPlanLimits.bytes});
   return ReadFolderHead(ParsePlanFile(&file, {}, nullptr));
 }
 
 /// Puts the program and the slots of a rank into its place.
 void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
-  InputFile file(PathIn(folder, RankFileName(rank)), int64_t{kPlanLimits.bytes});
+  InputFile file(RegularFile(PathIn(folder, RankFileName(rank))), int64_t{kPlanLimits.bytes});
   PlanRows rows(file.name());
   Checksum sum;
   const JsonDocument json = ParsePlanFile(&file, rows.members(), &sum);
@@ -134,7 +140,7 @@ RankPlan ReadRankFile(const std::string& folder, int rank) {
 }
 
 std::string ReadRankFilesHead(const std::string& folder) {
-  return ReadFile(HeadPath(folder), int64_t{kPlanLimits.bytes});
+  return ReadFile(RegularFile(HeadPath(folder)), int64_t{kPlanLimits.bytes});
 }
 
 Plan ReadRankFilesPlan(const std::string& folder) { return ReadHeadFile(folder).plan; }

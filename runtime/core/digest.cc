@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "compiler/plan/error.h"
 
@@ -69,8 +70,11 @@ std::string RandomBytes(size_t count) {
 }
 
 Sha256Stream::Sha256Stream() : state_(EVP_MD_CTX_new()) {
-  CF_ASSERT(state_ != nullptr);
-  CF_ASSERT(EVP_DigestInit_ex(ContextOf(state_), EVP_sha256(), nullptr) == 1);
+  // With SHA-256 nothing but memory can be missing.
+  if (state_ == nullptr) throw std::bad_alloc();
+  if (EVP_DigestInit_ex(ContextOf(state_), EVP_sha256(), nullptr) == 1) return;
+  EVP_MD_CTX_free(ContextOf(state_));
+  throw std::bad_alloc();
 }
 
 Sha256Stream::~Sha256Stream() { EVP_MD_CTX_free(ContextOf(state_)); }

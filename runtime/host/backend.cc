@@ -1,6 +1,8 @@
 #include "runtime/host/backend.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <string>
 
 #include "compiler/plan/error.h"
@@ -49,7 +51,17 @@ void Exchange::Count(const Instruction& i, const LayerViews<float>& v) {
   v.first[0] = 0;
   for (size_t e = 0; e < owned_; ++e) {
     v.first[e + 1] = v.first[e];
-    for (size_t m = 0; m < members_; ++m) v.first[e + 1] += v.received[m * owned_ + e];
+    for (size_t m = 0; m < members_; ++m) {
+      const int32_t rows = v.received[m * owned_ + e], room = shape_.expert_rows - v.first[e + 1];
+      // It is another process's word, and says how much of our memory is written.
+      if (rows < 0 || rows > std::min(room, shape_.sent_rows)) {
+        throw Error("member " + std::to_string(m) + " of the expert group says that it sends " +
+                    std::to_string(rows) + " rows to one expert, for which there is room for " +
+                    std::to_string(std::min(room, shape_.sent_rows)) +
+                    "; start the same program on all processes");
+      }
+      v.first[e + 1] += rows;
+    }
   }
 }
 
@@ -188,6 +200,7 @@ void HostBackend::Run(const Instruction& i) {
     if (i.op == Op::COMBINE_R && v.z == nullptr) return Leave();
     const float loss = stage.CombineForward(layer, Draw(i), v);
     if (i.op == Op::COMBINE_F && stage.HasHead(layer)) {
+      if (!std::isfinite(loss)) FailNotFinite("the loss of micro-batch", i.microbatch);
       auto node = no_losses_.extract(i.microbatch);
       CF_ASSERT(!node.empty());
       node.mapped() = loss;
@@ -239,7 +252,22 @@ std::span<float> HostBackend::ExpertGradients(int stage) {
   return StageAt(stage).expert_gradients();
 }
 
-void HostBackend::OptimizerStep(int stage) { StageAt(stage).OptimizerStep(step_); }
+void HostBackend::OptimizerStep(int stage) {
+  Stage& copy = StageAt(stage);
+  for (const std::span<const float> gradients : {copy.dense_gradients(), copy.expert_gradients()}) {
+    uint32_t largest = 0;  // bits without the sign grow with the magnitude; infinity and NaN last
+    for (const float gradient : gradients) {
+      largest = std::max(largest, std::bit_cast<uint32_t>(gradient) & 0x7FFFFFFF);
+    }
+    if (!std::isfinite(std::bit_cast<float>(largest))) FailNotFinite("a gradient of stage", stage);
+  }
+  copy.OptimizerStep(step_);
+}
+
+void HostBackend::FailNotFinite(const char* what, int number) const {
+  throw Error("step " + std::to_string(step_) + ": " + what + " " + std::to_string(number) +
+              " is not finite; lower the model's learning_rate, or resume from a checkpoint");
+}
 
 void HostBackend::EndStep() { values_.EndStep(); }
 

@@ -76,6 +76,7 @@ class HostBackend : public Backend, public StageHolder {
   std::span<std::byte> Incoming(const Instruction& receive) override;
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
+  /// Like Compute of a loss, throws Error if something is not finite; nothing is updated then.
   void OptimizerStep(int stage) override;
   void EndStep() override;
 
@@ -96,6 +97,7 @@ class HostBackend : public Backend, public StageHolder {
   void Run(const Instruction& component);
   const MicroBatch& Draw(const Instruction& component);
   std::span<std::byte> Message(const Instruction& message);
+  [[noreturn]] void FailNotFinite(const char* what, int number) const;
 
   const Model model_;
   const Dataset& dataset_;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "compiler/plan/error.h"
+#include "runtime/launch/handshake.h"
 
 namespace contraflow {
 namespace {
@@ -96,15 +97,11 @@ class BodyReader {
     if (value > 1) Refuse();
     return value == 1;
   }
-  /// Texts end up on a terminal: what could steer one is shown as a question mark.
   std::string Text(size_t limit) {
     const size_t size = Number(4);
     if (size > limit || size > body_.size()) Refuse();
-    std::string text(body_.substr(0, size));
+    const std::string text = PlainText(body_.substr(0, size));
     body_.remove_prefix(size);
-    std::replace_if(
-        text.begin(), text.end(),
-        [](char c) { return (static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127; }, '?');
     return text;
   }
   Beat ReadBeat() {

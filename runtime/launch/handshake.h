@@ -65,6 +65,10 @@ std::string WriteFrame(Word word, std::string_view payload = {});
 std::string WriteRoster(const std::vector<Address>& roster);
 std::vector<Address> ReadRoster(std::string_view payload, int size);
 
+/// What a peer wrote as it may be shown on a terminal: what could steer one becomes a question
+/// mark.
+std::string PlainText(std::string_view text);
+
 /// Collects exactly so many bytes of a connection, not one more, as they come.
 class Inbox {
  public:

@@ -54,11 +54,13 @@ bool Readiness::Has(const Socket& socket) const {
   return socket && fd < ready_.size() && ready_[fd];
 }
 
-Acceptor::Acceptor(Socket listener, std::string secret, int rank, int size)
+Acceptor::Acceptor(Socket listener, std::string secret, int rank, int size,
+                   std::optional<uint32_t> user)
     : listener_(std::move(listener)),
       secret_(std::move(secret)),
       rank_(rank),
       size_(size),
+      user_(user),
       most_(2 * static_cast<size_t>(size) + 64) {}
 
 void Acceptor::Ask(Readiness* readiness) const {
@@ -117,6 +119,11 @@ void Acceptor::LetIn() {
       pending.address = PeerAddress(pending.socket);
     } catch (const Error&) {
       continue;  // it has left already
+    }
+    if (const auto user = user_ ? PeerUser(pending.socket) : user_; user != user_) {
+      Refuse(pending.address, std::string(user ? "of another user" : "does not show its user") +
+                                  ", and this job has no secret");
+      continue;
     }
     pending.deadline = Clock::now() + kPatience;
     pending_.push_back(std::move(pending));
@@ -192,11 +199,13 @@ bool TrySend(const Socket& socket, const std::string& bytes, Clock::time_point d
   }
 }
 
-Call::Call(Socket socket, const Claim& claim, std::string secret, std::string whom)
+Call::Call(Socket socket, const Claim& claim, std::string secret, std::string whom,
+           std::optional<uint32_t> user)
     : socket_(std::move(socket)),
       secret_(std::move(secret)),
       whom_(std::move(whom)),
-      hello_(WriteHello(claim)) {}
+      hello_(WriteHello(claim)),
+      user_(user) {}
 
 void Call::Ask(Readiness* readiness) const { readiness->Add(socket_, !connected_); }
 
@@ -217,7 +226,7 @@ Call::State Call::Serve(const Readiness& readiness) {
   } catch (const Error&) {
     return State::kClosed;
   }
-  if (frames_.word() == Word::kFailed) throw ToldError(frames_.payload());
+  if (frames_.word() == Word::kFailed) throw ToldError(PlainText(frames_.payload()));
   if (frames_.word() == Word::kConnected) return State::kStands;
   throw Error(whom_ + " sent something unexpected");
 }
@@ -233,6 +242,12 @@ Call::State Call::Answer() {
       if (!inbox_.full()) return open ? State::kGoing : State::kClosed;
     }
     ReadChallenge(secret_, hello_, inbox_.bytes());
+    if (const auto user = user_ ? PeerUser(socket_) : user_; user != user_) {
+      throw Error(
+          std::string(user ? "belongs to another user" : "does not show its user") +
+          ", and this job has no secret; set another MASTER_PORT, or give all processes the "
+          "same CONTRAFLOW_SECRET");
+    }
   } catch (const Error& error) {
     throw Error("what answers as " + whom_ + " " + error.what());
   }

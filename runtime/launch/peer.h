@@ -43,7 +43,9 @@ struct Peer {
 /// the job: each has a few seconds to do so, and none waits for another.
 class Acceptor {
  public:
-  Acceptor(Socket listener, std::string secret, int rank, int size);
+  /// With a `user`, connections of others are closed at once.
+  Acceptor(Socket listener, std::string secret, int rank, int size,
+           std::optional<uint32_t> user = {});
 
   const Socket& listener() const { return listener_; }
 
@@ -76,6 +78,7 @@ class Acceptor {
   const Socket listener_;
   const std::string secret_;
   const int rank_, size_;
+  const std::optional<uint32_t> user_;
   size_t most_;                       // pending peers at a time
   std::vector<PendingPeer> pending_;  // the oldest first
   std::map<std::string, int> refused_;
@@ -94,7 +97,9 @@ class Call {
   enum class State { kGoing, kStands, kClosed };
 
   /// `socket` is connected or about to be; `whom` is for messages: "rank 2 at 10.0.0.2:4711".
-  Call(Socket socket, const Claim& claim, std::string secret, std::string whom);
+  /// With a `user`, one who is another's is none of the job.
+  Call(Socket socket, const Claim& claim, std::string secret, std::string whom,
+       std::optional<uint32_t> user = {});
 
   void Ask(Readiness* readiness) const;
   /// Goes on as far as it can; never waits. kClosed: the other side closed the connection before it
@@ -109,6 +114,7 @@ class Call {
 
   Socket socket_;
   std::string secret_, whom_, hello_;
+  std::optional<uint32_t> user_;
   bool connected_ = false, proven_ = false;
   Inbox inbox_{kMagicBytes};
   FrameInbox frames_;

@@ -30,7 +30,7 @@ class Host {
  public:
   explicit Host(const MeetingPoint& point)
       : side_(point), guests_(static_cast<size_t>(point.size)) {
-    side_.acceptor.emplace(Listen(point.address), point.secret, 0, point.size);
+    side_.acceptor.emplace(Listen(point.address), point.secret, 0, point.size, point.user);
     here_ = LocalAddress(side_.acceptor->listener());
     const bool every = here_.host == "::" || here_.host == "0.0.0.0";
     if (every) here_.host = point.address.host.empty() ? OwnName() : point.address.host;

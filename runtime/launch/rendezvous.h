@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct MeetingPoint {
   /// Known to the processes of the job and to nobody else; proven by both sides of every
   /// connection, never sent (HMAC-SHA-256 of nonces of both sides).
   std::string secret;
+  /// For a secret that others can guess: only processes of this user are of the job. All must be on
+  /// one machine.
+  std::optional<uint32_t> user;
   std::chrono::milliseconds timeout{60'000};
   /// Also connects every pair of processes, for messages between them.
   bool mesh = false;

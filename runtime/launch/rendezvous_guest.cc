@@ -66,7 +66,8 @@ class GuestVisit {
                     "firewalls");
       }
       ListenBeside(socket);
-      Call call(std::move(socket), ClaimFor(Purpose::kMeet, 0), side_.point.secret, HostName());
+      Call call(std::move(socket), ClaimFor(Purpose::kMeet, 0), side_.point.secret, HostName(),
+                side_.point.user);
       if (Finish(&call)) return;
       closed = true;
       std::this_thread::sleep_until(std::min(side_.deadline, Clock::now() + kAgain));
@@ -104,7 +105,8 @@ class GuestVisit {
     at.port = 0;
     const std::string& host = side_.point.address.host;
     if (IsLoopback(at.host) && !IsLoopback(host)) at.host.clear();
-    side_.acceptor.emplace(Listen(at), side_.point.secret, side_.point.rank, side_.point.size);
+    side_.acceptor.emplace(Listen(at), side_.point.secret, side_.point.rank, side_.point.size,
+                           side_.point.user);
   }
 
   /// Whether the host lets all go.
@@ -134,7 +136,7 @@ class GuestVisit {
       if (Clock::now() < errand->again) return false;
       try {
         errand->call.emplace(BeginConnect(there), ClaimFor(errand->purpose, errand->to),
-                             side_.point.secret, whom);
+                             side_.point.secret, whom, side_.point.user);
       } catch (const Error& error) {
         throw Error(Name() + " cannot connect to " + whom + ": " + error.what());
       }

@@ -64,7 +64,6 @@ constexpr RealField kReals[] = {
 };
 
 constexpr std::string_view kCapacityNoun = "a capacity factor (leave it out to drop no token)";
-constexpr double kLeastCapacity = 0.01, kMostCapacity = 64;
 
 Model Tiny() {
   Model model;
@@ -195,8 +194,10 @@ void CheckFields(const Model& model, const std::string& place) {
          "must be at most experts " + std::to_string(model.experts) + ", is " +
              std::to_string(model.top_k));
   }
-  const double capacity = static_cast<double>(model.capacity_factor);
-  if (capacity != 0 && !(capacity >= kLeastCapacity && capacity <= kMostCapacity)) {
+  const float capacity = model.capacity_factor;
+  constexpr auto kLeast = static_cast<float>(kLeastCapacity),
+                 kMost = static_cast<float>(kMostCapacity);
+  if (capacity != 0 && !(capacity >= kLeast && capacity <= kMost)) {
     Fail(place, "capacity_factor",
          "must be " + std::string(kCapacityNoun) + " in " + FormatReal(kLeastCapacity) + ".." +
              FormatReal(kMostCapacity));

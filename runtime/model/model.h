@@ -5,6 +5,8 @@
 
 namespace contraflow {
 
+inline constexpr double kLeastCapacity = 0.01, kMostCapacity = 64;
+
 /// A decoder-only MoE language model over bytes, and how it is trained. Per layer: RMSNorm, causal
 /// multi-head attention, residual; RMSNorm, router (softmax over all experts, top-k, ties to the
 /// lower index), experts with SwiGLU, weighted combine, residual. Byte embedding before the first

@@ -1,6 +1,9 @@
 #include "runtime/transport/socket.h"
 
 #include <arpa/inet.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -295,6 +298,55 @@ Address PeerAddress(const Socket& socket) {
     throw Error(std::string("no address of the other side: ") + std::strerror(errno));
   }
   return AddressOf(endpoint);
+}
+
+std::optional<uint32_t> PeerUser(const Socket& socket) {
+  // sock_diag(7): the system's record of the connection from the other side's view.
+  struct {
+    nlmsghdr head{};
+    inet_diag_req_v2 body{};
+  } request;
+  Endpoint here, there;
+  if (getsockname(socket.fd(), here.address(), &here.size) != 0) return std::nullopt;
+  if (getpeername(socket.fd(), there.address(), &there.size) != 0) return std::nullopt;
+  const auto put = [](const Endpoint& endpoint, __be16* port, __be32* address) {
+    if (endpoint.storage.ss_family == AF_INET) {
+      const auto& in = reinterpret_cast<const sockaddr_in&>(endpoint.storage);
+      *port = in.sin_port;
+      std::memcpy(address, &in.sin_addr, sizeof in.sin_addr);
+    } else {
+      const auto& in = reinterpret_cast<const sockaddr_in6&>(endpoint.storage);
+      *port = in.sin6_port;
+      std::memcpy(address, &in.sin6_addr, sizeof in.sin6_addr);
+    }
+  };
+  put(there, &request.body.id.idiag_sport, request.body.id.idiag_src);
+  put(here, &request.body.id.idiag_dport, request.body.id.idiag_dst);
+  request.body.id.idiag_cookie[0] = request.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+  request.body.sdiag_family = static_cast<__u8>(here.storage.ss_family);
+  request.body.sdiag_protocol = IPPROTO_TCP;
+  request.body.idiag_states = UINT32_MAX;
+  request.head = {.nlmsg_len = sizeof request,
+                  .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+                  .nlmsg_flags = NLM_F_REQUEST,
+                  .nlmsg_seq = 1,
+                  .nlmsg_pid = 0};
+  struct {
+    nlmsghdr head{};
+    inet_diag_msg body{};
+    char attributes[4096];
+  } answer;
+  const Socket system(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!system || send(system.fd(), &request, sizeof request, 0) != sizeof request) {
+    return std::nullopt;
+  }
+  const ssize_t got = recv(system.fd(), &answer, sizeof answer, 0);
+  constexpr auto kLeast = static_cast<ssize_t>(sizeof answer.head + sizeof answer.body);
+  if (got < kLeast || answer.head.nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
+  // Closed by that side, it is nobody's any more.
+  const int state = answer.body.idiag_state;
+  if (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT) return std::nullopt;
+  return answer.body.idiag_uid;
 }
 
 Socket Connect(const Address& to, Clock::time_point deadline) {

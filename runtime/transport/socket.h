@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -53,6 +55,9 @@ Socket Accept(const Socket& listener);
 Address LocalAddress(const Socket& socket);
 /// That of the other side of a connection; numeric.
 Address PeerAddress(const Socket& socket);
+/// The user who holds the other side of a connection inside this machine, once that side has
+/// accepted it; none where it is on another machine, has closed, or cannot be known.
+std::optional<uint32_t> PeerUser(const Socket& socket);
 
 /// Connects, again and again while nobody listens there, until the deadline. Throws Error naming
 /// the address and what went wrong last.

@@ -72,6 +72,14 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("a message quotes no more than a line of the document") {
+    for (const std::string& text :
+         {"{\"a\": 1" + std::string(1000, '0') + "e9}", "{\"a\": " + std::string(1000, '1') + "}",
+          "{\"a\": 0." + std::string(1000, '0') + "1}", "[" + std::string(1000, 'x') + "]"}) {
+      CHECK(Failure([&] { ParseJson(text, "f"); }).size() < 300);
+    }
+  }
+
   TEST_CASE("what JSON allows and we do not is refused with its path") {
     const struct {
       std::string text, message;

@@ -1,6 +1,7 @@
 // Plans as folders: what is written is what is read, and what does not belong together is refused.
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -180,6 +181,19 @@ TEST_SUITE("unit") {
     WriteFile(own, kept);
     fs::remove(place / "plan/rank-0003.cbor");
     CHECK(ReadPlanFile(place / "plan") == plan);
+  }
+
+  TEST_CASE("a pipe in a folder is not waited for") {
+    for (const char* const name : {"plan.cbor", "rank-0001.cbor"}) {
+      CAPTURE(name);
+      const Place place;
+      const std::string folder = place / "plan";
+      WritePlanFile(folder + "/", SomePlan());
+      const std::string file = PathIn(folder, name);
+      fs::remove(file);
+      REQUIRE(mkfifo(file.c_str(), 0600) == 0);
+      CHECK(Failure([&] { ReadPlanFile(folder); }) == file + ": is not a regular file");
+    }
   }
 
   TEST_CASE("parts of a folder are not taken for plans") {

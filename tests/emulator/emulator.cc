@@ -165,6 +165,11 @@ void Begin() {
 
 /// Prepares a stack on which contraflow_emulator_switch goes to Begin.
 void* Prepare(const Stack& stack) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Begin and what it ended with never returned, and left marks around what was theirs.
+  constexpr size_t kTheirs = 4096;
+  __asan_unpoison_memory_region(stack.top() - kTheirs, kTheirs);
+#endif
   auto* top = reinterpret_cast<void**>(stack.top());
   *--top = nullptr;  // A return address for Begin, which never returns; keeps calls aligned.
   *--top = reinterpret_cast<void*>(&Begin);

@@ -8,6 +8,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "runtime/model/model.h"
 #include "tools/cli/exit.h"
 
 namespace contraflow {
@@ -156,10 +157,9 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name)
 }
 
 void CheckCapacity(double capacity) {
-  constexpr double kMost = 1e6;
-  if (capacity > 0 && capacity <= kMost) return;
+  if (capacity >= kLeastCapacity && capacity <= kMostCapacity) return;
   throw UsageError(
-      "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the model's "
+      "--capacity: must be in 0.01..64, such as 1.25; leave it out for the model's "
       "own, which by default serves every token");
 }
 

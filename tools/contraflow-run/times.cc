@@ -18,11 +18,11 @@ namespace contraflow {
 
 namespace {
 
-/// Where instructions have lanes it is the compute lane; without them messages overlap with
-/// compute, and all else takes the rank's time, as in Simulate.
+/// Where instructions have lanes it is the compute lane; without them messages and REDUCE run
+/// beside compute, as in Simulate.
 bool OnComputeLane(const Plan& plan, Op op) {
   if (plan.level >= Level::kComponent) return LaneOf(op) == Lane::kCompute;
-  return WorkOf(op) != Work::kSend && WorkOf(op) != Work::kRecv;
+  return WorkOf(op) == Work::kCompute || WorkOf(op) == Work::kStep;
 }
 
 double Share(const RunTimes& times, Op op) {

@@ -1,5 +1,7 @@
 #include "tools/contraflow-run/train.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -39,8 +41,9 @@ void RefuseSecret(const RunOptions& options, const std::string& why) {
   throw Error("--secret-file: is for processes that meet over TCP, " + why + "; leave it out");
 }
 
-/// Without a secret only processes of this machine can join, and only where they name the same job.
-std::string SecretOf(const RunOptions& options, const World& world) {
+/// Without a secret only processes of this machine and user can join, and only where they name the
+/// same job.
+void SetSecret(const RunOptions& options, const World& world, MeetingPoint* point) {
   std::string secret;
   if (!options.secret_file.empty()) {
     secret = ReadFile(options.secret_file, kMaxSecretBytes);
@@ -50,14 +53,18 @@ std::string SecretOf(const RunOptions& options, const World& world) {
     secret = value;
     if (secret.empty()) throw Error("CONTRAFLOW_SECRET: is empty; unset it or give it a value");
   }
-  if (!secret.empty()) return "secret:" + secret;
+  if (!secret.empty()) {
+    point->secret = "secret:" + secret;
+    return;
+  }
   if (!IsLoopback(world.master_address)) {
     throw Error("MASTER_ADDR " + world.master_address +
                 " can be reached from other machines, and this job has no secret to keep strangers "
                 "out: set CONTRAFLOW_SECRET to the same random text on all processes (openssl "
                 "rand -hex 16 makes one), or use --secret-file");
   }
-  return "job:" + world.job;
+  point->secret = "job:" + world.job;
+  point->user = geteuid();
 }
 
 MeetingPoint PointOf(const RunOptions& options, const World& world) {
@@ -78,7 +85,7 @@ Membership MeetOverTcp(const RunOptions& options, const World& world) {
   }
   MeetingPoint point = PointOf(options, world);
   point.address = {world.master_address, world.master_port};
-  point.secret = SecretOf(options, world);
+  SetSecret(options, world, &point);
   return Meet(point);
 }
 

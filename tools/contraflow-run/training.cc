@@ -111,7 +111,7 @@ void Training::Step(int step) {
   if (check_ != nullptr) Check(step);
   const double seconds = static_cast<double>(last_.duration) * 1e-9;
   const double tokens = static_cast<double>(TokensOfStep()) / std::max(seconds, 1e-9);
-  if (options_.json) Keep(step, seconds, tokens);
+  if (options_.json && job_.leads()) Keep(step, seconds, tokens);
   const std::string number = std::to_string(step);
   const size_t width = std::to_string(options_.steps).size();
   const std::string line = "step " + std::string(width - number.size(), ' ') + number + "  loss " +
@@ -136,8 +136,7 @@ void Training::Check(int step) {
 void Training::Keep(int step, double seconds, double tokens) {
   Json row = Json::object();
   row["step"] = step;
-  // JSON has no NaN: a training that has diverged has no loss.
-  row["loss"] = std::isfinite(last_.loss) ? Json(last_.loss) : Json();
+  row["loss"] = last_.loss;
   row["ms"] = seconds * 1e3;
   row["tokens_per_second"] = tokens;
   row["dropped"] = last_.dropped;

@@ -4,11 +4,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "compiler/plan/error.h"
+#include "runtime/launch/threaded_run.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 
@@ -191,6 +193,31 @@ TEST_SUITE("unit") {
     CHECK(message(Kind::kMemory) ==
           place + "out of memory; use a smaller model, or fewer ranks or micro-batches");
     CHECK(message(Kind::kForeign) == "bug: " + place + "internal error: injected by a library");
+  }
+
+  TEST_CASE("fault: a loss or a gradient that is not finite ends the step that made it") {
+    const Plan plan = TwoRankPlan();
+    const Model model = SmallModel(2);
+    const Dataset dataset = SmallDataset();
+    const std::string remedy =
+        " is not finite; lower the model's learning_rate, or resume from a checkpoint";
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      ThreadedRun run(plan, model, dataset, 1, {}, false);
+      run.Step(1);
+      run.At({.rank = 1}).StageAt(1).parameters().back() = value;
+      CHECK(Failure([&] { run.Step(2); }) ==
+            "rank 1, instruction 1 (F s1 m0): step 2: the loss of micro-batch 0" + remedy);
+
+      ThreadedRun other(plan, model, dataset, 1, {}, false);
+      HostBackend& backend = other.At({.rank = 0});
+      const std::vector<float> before(backend.StageAt(0).parameters().begin(),
+                                      backend.StageAt(0).parameters().end());
+      backend.BeginStep(3);
+      backend.Gradients(0).back() = value;
+      CHECK(Failure([&] { backend.OptimizerStep(0); }) == "step 3: a gradient of stage 0" + remedy);
+      CHECK(std::ranges::equal(before, backend.StageAt(0).parameters()));
+    }
   }
 
   TEST_CASE("fault: a plan for too many threads is refused") {

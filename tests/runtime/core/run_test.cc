@@ -297,9 +297,9 @@ TEST_SUITE("cli") {
       CHECK(run.err == "contraflow-run: error: " + error + "\n");
     };
     const std::string plan = folder.GroupFile(tiny, "1f1b", 2, Level::kComponent);
-    for (const char* capacity : {"0", "-1", "nan"}) {
+    for (const char* capacity : {"0", "-1", "nan", "0.009", "65"}) {
       expect(plan + " --model tiny --capacity " + capacity,
-             "--capacity: must be above 0 and at most 1000000, as in 1.25; leave it out for the "
+             "--capacity: must be in 0.01..64, such as 1.25; leave it out for the "
              "model's own, which by default serves every token",
              2);
     }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "compiler/plan/value.h"
 #include "compiler/verify/verify.h"
 #include "runtime/core/check.h"
+#include "runtime/host/backend.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
@@ -85,6 +87,69 @@ void Shuffle(Program* program, size_t tries, std::mt19937_64* random) {
         *a = *a == index ? index + 1 : *a == index + 1 ? index : *a;
       }
       std::sort(other.after.begin(), end);
+    }
+  }
+}
+
+/// A transport of the first of two members of an expert group; the other says that it sends `rows`
+/// rows to each expert.
+class LyingMember : public Transport {
+ public:
+  explicit LyingMember(int32_t rows) : rows_(rows) {}
+
+  void Post(std::span<Transfer* const>) override {}
+  bool Done(Transfer&) override { return true; }
+  void Wait(Transfer&) override {}
+  Clock::time_point Sum(const Instruction&, Over, std::span<const int>, std::span<float>) override {
+    return {};
+  }
+  void AllToAll(const Instruction&, std::span<const std::span<const std::byte>> send,
+                std::span<const std::span<std::byte>> receive) override {
+    std::copy(send[0].begin(), send[0].end(), receive[0].begin());
+    if (calls++ > 0) return;
+    for (size_t at = 0; at < receive[1].size(); at += sizeof rows_) {
+      std::memcpy(receive[1].data() + at, &rows_, sizeof rows_);
+    }
+  }
+  void Abort() override {}
+
+  int calls = 0;
+
+ private:
+  const int32_t rows_;
+};
+
+TEST_SUITE("unit") {
+  TEST_CASE("expert groups: what a member says of its rows is checked before memory is") {
+    Model model = SmallModel(1);
+    model.capacity_factor = 0;
+    const LayerShape shape(model, 2, model.experts / 2);
+    const size_t numbers = static_cast<size_t>(std::max(shape.sent_rows, shape.expert_rows)) *
+                           static_cast<size_t>(shape.width);
+    std::vector<float> dispatched(numbers), rows(numbers);
+    std::vector<int32_t> sent(static_cast<size_t>(shape.experts) + 1, 0), first(sent),
+        received(sent);
+    LayerViews<float> views;
+    views.dispatched = dispatched.data();
+    views.rows = rows.data();
+    views.sent = sent.data();
+    views.first = first.data();
+    views.received = received.data();
+    const auto said = [&](int32_t lie) {
+      LyingMember transport(lie);
+      Exchange exchange(shape, transport);
+      const std::string error =
+          Failure([&] { exchange.Dispatch(Instruction{.op = Op::DISPATCH_F}, views); });
+      CHECK((transport.calls > 1) == (error == "accepted"));
+      return error;
+    };
+    CHECK(said(0) == "accepted");
+    CHECK(said(shape.expert_rows / shape.local_experts) == "accepted");
+    for (const int32_t lie : {-1, INT32_MIN, INT32_MAX, shape.sent_rows + 1,
+                              shape.expert_rows / shape.local_experts + 1}) {
+      CAPTURE(lie);
+      CHECK(said(lie).starts_with("member 1 of the expert group says that it sends " +
+                                  std::to_string(lie) + " rows to one expert, "));
     }
   }
 }

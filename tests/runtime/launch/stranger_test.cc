@@ -182,6 +182,35 @@ TEST_SUITE("unit") {
     CheckMet(all, false);
   }
 
+  TEST_CASE("strangers: without a secret only processes of the same user") {
+    for (const char* const host : {"127.0.0.1", "::1"}) {
+      CAPTURE(host);
+      const Socket listener = Listen({host, 0});
+      const Socket near = Connect(LocalAddress(listener), Soon());
+      Socket far;
+      while (!far) far = Accept(listener);
+      CHECK(PeerUser(near) == geteuid());
+      CHECK(PeerUser(far) == geteuid());
+    }
+    std::vector<MeetingPoint> points = Points(2, true);
+    for (MeetingPoint& point : points) point.user = geteuid();
+    CheckMet(Gather(points), true);
+    // A guest that takes the host for a stranger, then a host that takes the guest for one.
+    points[1].user = geteuid() + 1;
+    for (MeetingPoint& point : points) point.timeout = milliseconds(500);
+    std::vector<Attendance> all = Gather(points);
+    CHECK(all[1].error.find(" belongs to another user, ") != std::string::npos);
+    std::swap(points[0].user, points[1].user);
+    all = Gather(points);
+    CHECK(all[0].error.find("127.0.0.1 (of another user, and this job has no secret") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("strangers: what they write cannot steer a terminal") {
+    CHECK(PlainText("plain, \xC3\xA9\n\x1B[2J\x7F\xC2\x9B"
+                    "31m") == "plain, \xC3\xA9\n?[2J???31m");
+  }
+
   TEST_CASE("strangers: random bytes on connections") {
     const std::vector<Attendance> all = Gather(Points(2, true), [&](const Address& at) {
       CHECK(Try(at, {Purpose::kMesh, 0, 0, 2, 1, true}, kSame, kSameProof) == "");  // from itself

@@ -314,7 +314,7 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers) {
     if (!costs.memory || costs.memory->values.empty()) {
       throw Error(
           "the costs do not say how large the values of a layer are; give \"memory\": "
-          "{\"values\": {..}}, or name the model with `model`");
+          "{\"values\": {..}}, or compile with `model`");
     }
     CF_ASSERT(costs.memory->values.size() == kValueCount);
     std::copy(costs.memory->values.begin(), costs.memory->values.end(), bytes.begin());

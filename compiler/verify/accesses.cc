@@ -200,7 +200,7 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
   const bool known = costs.memory && (layers == 0 || !costs.memory->values.empty());
   if (!known) {
     *missing = layers > 0 ? "the costs do not say how large the values of a layer are; give "
-                            "\"memory\": {\"values\": {..}}, or name the model with `model`"
+                            "\"memory\": {\"values\": {..}}, or compile with `model`"
                           : "the costs do not say how large activations are; give \"memory\": "
                             "{\"activation_bytes\": .., \"w_stash_bytes\": ..}";
     return std::nullopt;

@@ -168,7 +168,7 @@ TEST_SUITE("unit") {
           "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
     const std::string values =
         "the costs do not say how large the values of a layer are; give \"memory\": "
-        "{\"values\": {..}}, or name the model with `model`";
+        "{\"values\": {..}}, or compile with `model`";
     CHECK(Failure([&] { ValueBytesOf(costs, 2); }) == values);
     costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400};
     costs.comm.bytes = 7;

@@ -159,8 +159,12 @@ void Control::OnStop(std::function<void()> wake) {
     stopped = desk.stopped;
   }
   // If it stops from now on, the control thread waits for this lock, and calls the new one.
-  desk.wake = stopped ? nullptr : std::move(wake);
-  if (stopped && wake) wake();
+  desk.wake = nullptr;
+  if (!stopped) {
+    desk.wake = std::move(wake);
+  } else if (wake) {
+    wake();
+  }
 }
 
 std::vector<std::string> Control::Gather(std::string_view bytes) {

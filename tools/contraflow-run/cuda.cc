@@ -129,7 +129,8 @@ class NcclRun : public LaunchedRun {
 
 }  // namespace
 
-int TrainOnCuda(RunOptions options, char**) {
+int TrainOnCuda(const RunOptions& given, char**) {
+  RunOptions options = given;
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
   const int devices = RequireDevices();
   if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "nccl";

@@ -12,7 +12,7 @@ namespace contraflow {
 
 #ifdef CF_CUDA
 
-int TrainOnCuda(RunOptions, char** argv) {
+int TrainOnCuda(const RunOptions&, char** argv) {
   std::error_code ignored;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const std::string program = self.parent_path() / "contraflow-run-cuda";
@@ -24,7 +24,7 @@ int TrainOnCuda(RunOptions, char** argv) {
 
 #else
 
-int TrainOnCuda(RunOptions, char**) {
+int TrainOnCuda(const RunOptions&, char**) {
   throw Error(
       "--device cuda: this build has no CUDA: use --device cpu, or build it again where the CUDA "
       "Toolkit 13, NCCL and cuDNN are installed");

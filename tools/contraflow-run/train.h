@@ -55,6 +55,6 @@ int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunc
 /// they are in a program of their own, contraflow-run-cuda, which this one becomes; `argv` is for
 /// that. Throws Error, before anything is written, if this build has no CUDA or the machine no
 /// device.
-int TrainOnCuda(RunOptions options, char** argv);
+int TrainOnCuda(const RunOptions& options, char** argv);
 
 }  // namespace contraflow

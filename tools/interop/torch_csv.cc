@@ -212,10 +212,12 @@ class Reader {
   /// "(0F7;7B3)OVERLAP_F_B"
   void ReadPair(std::string_view cell, Place place) {
     const size_t close = cell.find(')');
-    const std::string_view inside = cell.substr(1, close == cell.npos ? close : close - 1);
+    const std::string_view inside =
+        cell.substr(1, close == std::string_view::npos ? close : close - 1);
     const size_t semicolon = inside.find(';');
-    if (close == cell.npos || Trimmed(cell.substr(close + 1)) != kPair || semicolon == cell.npos ||
-        inside.find(';', semicolon + 1) != cell.npos) {
+    if (close == std::string_view::npos || Trimmed(cell.substr(close + 1)) != kPair ||
+        semicolon == std::string_view::npos ||
+        inside.find(';', semicolon + 1) != std::string_view::npos) {
       Fail(place, Shown(cell) + ": a pair is written (0F7;7B3)OVERLAP_F_B");
     }
     Action f = ReadAction(Trimmed(inside.substr(0, semicolon)), cell, place);

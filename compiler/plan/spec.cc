@@ -112,7 +112,7 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
 void CheckSpec(const Spec& spec) {
   CheckRange("`ranks`", spec.ranks, 1, kMaxRanks);
   CheckRange("`microbatches`", spec.microbatches, 1, kMaxMicrobatches);
-  CheckRange("`chunks`", spec.chunks, 0, kMaxStages);
+  if (spec.chunks != 0) CheckRange("`chunks`", spec.chunks, 1, kMaxStages);
   CheckRange("`data_parallel`", spec.data_parallel, 1, kMaxDataParallel);
   CheckRange("`expert_parallel`", spec.expert_parallel, 1, kMaxExpertParallel);
   if (spec.memory_limit) CheckRange("`memory_limit`", *spec.memory_limit, 1, kMaxMemory);

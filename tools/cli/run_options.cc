@@ -92,8 +92,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   bool graph = false, no_graph = false, no_stamps = false;
   CLI::App app(
       "Execute a plan: train a small MoE language model with it. Ranks are threads of this\n"
-      "process; under mpirun, srun or torchrun each process is one rank (one device of a rank\n"
-      "with --expert-parallel).\n",
+      "process; under mpirun, srun or torchrun each process is one device of the plan: a rank or,\n"
+      "if it was compiled with --expert-parallel or --data-parallel, a part of one.\n",
       "contraflow-run");
   app.get_formatter()->column_width(34);
   app.get_formatter()->label("REQUIRED", "(required)");
@@ -157,7 +157,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
       ->type_name("FILE");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
-  app.footer("\nExample: contraflow-run plan.json --steps 20 --check");
+  app.footer("Example: contraflow-run plan.json --steps 20 --check");
   if (!Parse(&app, words)) return std::nullopt;
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   for (const auto& [flag, file] :

@@ -124,7 +124,8 @@ std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareFlags>();
   AddInteger(app, "--ranks", &options->ranks, "P", "ranks of the pipeline")->required();
   app->add_option("--microbatches", options->microbatches,
-                  "micro-batches per step; a list such as 16,32,64 makes a sweep")
+                  "micro-batches per step, of each replica and of each device of an\n"
+                  "expert group; a list such as 16,32,64 makes a sweep")
       ->type_name("M,...")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V",

@@ -171,7 +171,8 @@ std::function<int()> AddCompile(CLI::App* app) {
       ->type_name("NAME")
       ->required();
   AddInteger(app, "--ranks", &options->ranks, "P", "ranks of the pipeline")->required();
-  AddInteger(app, "--microbatches", &options->microbatches, "M", "micro-batches per step")
+  AddInteger(app, "--microbatches", &options->microbatches, "M",
+             "micro-batches per step, of each replica and of each device of an\nexpert group")
       ->required();
   AddInteger(app, "--chunks", &options->chunks, "V", "stages per rank (default: the schedule's)",
              1);
@@ -194,14 +195,16 @@ std::function<int()> AddCompile(CLI::App* app) {
       ->type_name("DEVICE");
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx",
           "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
-          "give no bytes), or N times what 1F1B's first\nrank holds; without it nothing is "
-          "limited, except that overlapping\nnever raises the schedule's own peak");
+          "give no bytes), or N times what 1F1B's first\nrank holds of the same model; without it "
+          "nothing is limited, except\nthat overlapping "
+          "never raises the schedule's own peak");
   AddSearchOptions(app, &options->search);
   app->add_option(
          "--recompute", options->recompute,
          "stages that run their forward again before their backward and\nhold only their "
          "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
-         "cheapest stages that make the\nschedule fit --memory-limit (default: none)")
+         "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
+         "(default: none)")
       ->type_name("STAGES");
   app->add_option(
          "--level", options->level,
@@ -210,7 +213,8 @@ std::function<int()> AddCompile(CLI::App* app) {
          "memory addresses)")
       ->type_name("LEVEL");
   app->add_option("--dump-after", options->dump_after,
-                  "print the plan to stderr after this pass, or after each")
+                  "print the plan to stderr after this pass: comm, component or buffer;\n"
+                  "all: after each")
       ->type_name("PASS|all");
   AddText(app, "-o,--output", &options->output, "FILE",
           "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")

@@ -52,7 +52,8 @@ std::function<int()> AddImport(CLI::App* app) {
          "how far to lower: compute, comm, component or buffer; see\ncontraflow compile --help "
          "(default: comm)")
       ->type_name("LEVEL");
-  AddText(app, "-o,--output", &options->output, "FILE", "plan file; - is stdout, .cbor is binary")
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")
       ->required();
   return [options] { return Import(*options); };
 }

@@ -91,7 +91,7 @@ class Listing {
       text +=
           ", all-to-all " + time(figures.all_to_all) + " (" + time(figures.exposed) + " exposed)";
     }
-    return text + ", at most " + std::to_string(figures.peak_activations) + " activations";
+    return text + ", at most " + Counted(figures.peak_activations, "activation");
   }
 
   std::string Slots(size_t r) const {

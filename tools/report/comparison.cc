@@ -44,6 +44,17 @@ std::string FormulaOf(const CompareRow& row, Unit unit) {
          (formula.holds ? "" : ", does not hold");
 }
 
+bool OverlapsFurther(const CompareRequest& request) {
+  return request.components && request.overlap() == Overlap::kAll;
+}
+
+/// Published bubbles are of equal stages and micro-batches that overlap as published.
+bool ShowsFormulas(const CompareRequest& request, std::span<const CompareRow> rows) {
+  return !OverlapsFurther(request) &&
+         std::any_of(rows.begin(), rows.end(),
+                     [](const CompareRow& row) { return row.report && row.report->formula; });
+}
+
 /// "0, 2-5", or "none".
 std::string Ranges(const std::vector<int>& stages) {
   std::string text;
@@ -95,7 +106,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
                                     std::span<const CompareRow> rows) {
   const Unit unit = request.spec.costs.unit;
   const auto makespan = [](const Report& report) { return report.simulation.makespan; };
-  const bool both = request.components && request.overlap() == Overlap::kAll;
+  const bool both = OverlapsFurther(request);
   std::vector<ComparedFigure> columns = {
       {"schedule", NameOf},
       {">makespan", [=](const CompareRow& row) { return FormatTime(row.makespan(), unit); }}};
@@ -125,7 +136,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
   if (request.recomputes()) {
     columns.push_back({"recomputed", [](const CompareRow& row) { return Ranges(row.recomputed); }});
   }
-  if (both) return columns;
+  if (!ShowsFormulas(request, rows)) return columns;
   columns.push_back({"formula", [=](const CompareRow& row) { return FormulaOf(row, unit); }});
   return columns;
 }
@@ -162,9 +173,11 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
               ? "sent: bytes between ranks in one step.\n"
               : "messages: how many are sent between ranks in one step.\n";
   if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
-  const std::string formula =
-      "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
-      std::string(kFormulaLegend);
+  std::string formula;
+  if (ShowsFormulas(request, rows)) {
+    formula = "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
+              std::string(kFormulaLegend);
+  }
   if (!request.components) return text + formula;
   text +=
       "exposed: the longest time for which a rank is in all-to-all with its compute lane idle.\n"
@@ -235,8 +248,8 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
     table.rows.emplace_back();
     for (const ComparedFigure& column : columns) table.rows.back().push_back(column.cell(row));
   }
-  std::string text = std::to_string(request.spec.ranks) + " ranks, " +
-                     std::to_string(request.spec.microbatches) + " micro-batches\n" +
+  std::string text = Counted(request.spec.ranks, "rank") + ", " +
+                     Counted(request.spec.microbatches, "micro-batch") + "\n" +
                      DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n";
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";

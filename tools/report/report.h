@@ -35,6 +35,9 @@ std::string FormatJson(const Json& document);
 /// What the letters of the formulas mean; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;
 
+/// "1 rank", "8 ranks", "1,024 micro-batches"
+std::string Counted(int64_t n, const std::string& noun);
+
 /// "dualpipe: 8 ranks, 8 stages, 20 micro-batches (level comm)"
 std::string DescribePlan(const Plan& plan);
 

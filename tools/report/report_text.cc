@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 #include "tools/report/report.h"
@@ -6,10 +7,6 @@
 
 namespace contraflow {
 namespace {
-
-std::string Count(int64_t n, const std::string& noun) {
-  return FormatCount(n) + " " + noun + (n == 1 ? "" : "s");
-}
 
 std::vector<Time> Bubbles(const Report& report) {
   std::vector<Time> bubbles;
@@ -56,12 +53,17 @@ std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
 
 }  // namespace
 
+std::string Counted(int64_t n, const std::string& noun) {
+  return FormatCount(n) + " " + noun + (n == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
+}
+
 std::string DescribePlan(const Plan& plan) {
-  std::string text = plan.schedule + ": " + Count(plan.ranks, "rank") + ", " +
-                     Count(plan.stages, "stage") + ", " + FormatCount(plan.microbatches) +
-                     (plan.microbatches == 1 ? " micro-batch" : " micro-batches");
-  if (plan.expert_parallel > 1) text += ", " + Count(plan.expert_parallel, "device") + " per rank";
-  if (plan.data_parallel > 1) text += ", " + Count(plan.data_parallel, "replica");
+  std::string text = plan.schedule + ": " + Counted(plan.ranks, "rank") + ", " +
+                     Counted(plan.stages, "stage") + ", " +
+                     Counted(plan.microbatches, "micro-batch");
+  if (plan.expert_parallel > 1)
+    text += ", " + Counted(plan.expert_parallel, "device") + " per rank";
+  if (plan.data_parallel > 1) text += ", " + Counted(plan.data_parallel, "replica");
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
 
@@ -80,7 +82,7 @@ std::string DescribeSearch(const Plan& plan) {
                      FormatWithUnit(p.makespan, unit) + " in its compute order, bound " +
                      FormatWithUnit(p.bound, unit) + "; seed " + std::to_string(p.seed);
   if (p.cost_stages) {
-    text += "; the costs given had " + Count(*p.cost_stages, "stage") + ", the plan has " +
+    text += "; the costs given had " + Counted(*p.cost_stages, "stage") + ", the plan has " +
             std::to_string(plan.stages);
   }
   return text + (p.interrupted ? "; interrupted" : "") + "\n";
@@ -142,16 +144,14 @@ std::string FormatRange(Time low, Time high, Unit unit) {
 std::string CompareWithFormula(const Report& report) {
   const FormulaFigures& formula = *report.formula;
   if (formula.holds) return "holds on every rank";
-  const auto difference = [&](const Time& bubble) { return bubble - formula.published; };
-  std::vector<Time> off;
-  for (const Time bubble : Bubbles(report)) off.push_back(difference(bubble));
-  const auto [low, high] = std::minmax_element(off.begin(), off.end());
-  const auto sign = [&](Time ticks) {
-    return (ticks >= 0 ? "+" : "") + FormatTime(ticks, report.unit);
-  };
-  std::string text = "does not hold for these costs: off by " + sign(*low);
-  if (*low != *high) text += " to " + sign(*high);
-  return text;
+  const std::vector<Time> bubbles = Bubbles(report);
+  const auto [least, most] = std::minmax_element(bubbles.begin(), bubbles.end());
+  const Time low = *least - formula.published, high = *most - formula.published;
+  const auto size = [&](Time difference) { return FormatTime(std::abs(difference), report.unit); };
+  const std::string text = "does not hold for these costs: bubbles are ";
+  if (low == high) return text + size(low) + (low < 0 ? " shorter" : " longer");
+  if (high < 0) return text + size(high) + " to " + size(low) + " shorter";
+  return text + size(low) + (low < 0 ? " shorter" : "") + " to " + size(high) + " longer";
 }
 
 std::string DescribeBound(const Bound& bound, Unit unit) {

@@ -49,7 +49,7 @@ std::vector<std::string> ColumnsOf(std::span<const Point> points) {
 
 std::string PointName(const Point& point) {
   const std::string& limit = point.request.memory_limit;
-  return std::to_string(point.request.spec.microbatches) + " micro-batches" +
+  return Counted(point.request.spec.microbatches, "micro-batch") +
          (limit.empty() ? "" : ", " + limit);
 }
 
@@ -105,7 +105,7 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
     advices += "advice for " + PointName(point) + ": " + WithFlags(advice.text) + ".\n";
   }
-  return std::to_string(request.spec.ranks) + " ranks\n" +
+  return Counted(request.spec.ranks, "rank") + "\n" +
          DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
          advices +
          "\nThe columns are makespans, of the schedules that run the model in the costs; -: does "

@@ -103,9 +103,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
             "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
             "and mpi or tcp for CPUs; else threads, which share one GPU)");
-  app.add_option(
-         "--model", options.model,
-         "model file (runtime/model/README.md), or preset: default or tiny\n(default: default)")
+  app.add_option("--model", options.model,
+                 "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
+                 "default); must be that of the plan, if it was compiled with one")
       ->type_name("FILE|PRESET");
   AddNumber(&app, "--capacity", &options.capacity, "X",
             "each expert takes at most X times its even share of a device's\n"
@@ -113,7 +113,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   app.add_option("--data", options.data,
                  "text to train on (default: a licence text found on this machine)")
       ->type_name("FILE");
-  AddInteger(&app, "--steps", &options.steps, "N", "optimizer steps (default: 10)");
+  AddInteger(&app, "--steps", &options.steps, "N",
+             "optimizer steps of the whole training, with those before\na checkpoint it resumes "
+             "from (default: 10)");
   app.add_flag("--check", options.check,
                "train the same steps without a pipeline too, and compare every\n"
                "loss, gradient and weight bit for bit");
@@ -140,10 +142,12 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
   AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
              "how many checkpoints to keep (default: 2)");
-  app.add_flag("--resume", options.resume,
-               "resume from the newest checkpoint; start from the beginning if\n"
-               "there is none yet");
-  AddInteger(&app, "--resume-step", &resume_step, "N", "resume from the checkpoint of step N");
+  app.add_flag(
+      "--resume", options.resume,
+      "resume from the newest checkpoint in --checkpoint DIR; start from the beginning if\n"
+      "there is none yet");
+  AddInteger(&app, "--resume-step", &resume_step, "N",
+             "resume from the checkpoint of step N in --checkpoint DIR");
   app.add_option(
          "--rank-order", options.rank_order,
          "how launched processes map to devices, fastest dimension first:\nep (member of an "

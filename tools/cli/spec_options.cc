@@ -37,7 +37,8 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
       ->type_name("FILE|PROFILE");
   AddNumber(app, "--f", &option->f, "T",
             "forward of a stage; T is a number in the unit of the costs. This\n"
-            "and the flags below override the costs");
+            "and the flags below override the costs; without costs, those of\n"
+            "--f, --b and --w that are left out are 1");
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
@@ -50,7 +51,7 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
                   "how far MoE components overlap: published (only a forward with a\n"
-                  "backward, as in the papers) or all (default: all)")
+                  "backward, as in the papers) or all (default: what the costs say,\nelse all)")
       ->type_name("published|all");
 }
 

@@ -150,7 +150,7 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddNumber(app, "--max-bubble", &options->max_bubble, "T",
-            "longest bubble of a rank, in the costs' unit");
+            "most idle time of any rank in a step, all its gaps together,\nin the costs' unit");
   AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
             "bubbles as a share of all ranks' time, 0 to 1");
   AddNumber(app, "--max-makespan", &options->max_makespan, "T", "makespan, in the costs' unit");

@@ -33,6 +33,8 @@ std::string TopHelp() {
   }
   help +=
       "\n"
+      "To execute a plan: contraflow-run --help\n"
+      "\n"
       "Exit codes: 0 success; 1 bad input, or a check failed (for diff: the plans differ); 2 "
       "bad\ncommand line; 70 a bug in contraflow.\n";
   return help;

@@ -102,7 +102,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
   AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
             "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
-            "and mpi or tcp for CPUs; else threads, which share one GPU)");
+            "and mpi or tcp for CPUs; else threads, which with\n--device cuda share one GPU)");
   app.add_option("--model", options.model,
                  "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
                  "default); must be that of the plan, if it was compiled with one")

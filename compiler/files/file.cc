@@ -52,6 +52,7 @@ int Opened(const std::string& path, int flags, mode_t mode = 0) {
 std::atomic<int> unfinished{0}, stopped_by{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
+/// As if the signal had never been held back, so that a calling shell knows.
 void EndBy(int signal) {
   std::signal(signal, SIG_DFL);
   std::raise(signal);
@@ -65,7 +66,7 @@ void OnSignal(int signal) {
 /// 0, or why not all of it was written.
 int WriteAll(int fd, std::string_view content) {
   while (!content.empty()) {
-    if (const int signal = stopped_by.load(); signal != 0) throw Stopped(signal);
+    if (stopped_by.load() != 0) throw Error("stopped by a signal");
     const ssize_t written = write(fd, content.data(), content.size());
     if (written >= 0) {
       content.remove_prefix(static_cast<size_t>(written));
@@ -162,7 +163,11 @@ FileError::FileError(const std::string& path, const std::string& what, int error
     : Error(path + ": " + what + ": " + Reason(error)), number(error) {}
 
 Unfinished::Unfinished() { ++unfinished; }
-Unfinished::~Unfinished() { --unfinished; }
+Unfinished::~Unfinished() {
+  if (--unfinished > 0) return;
+  // Not before: a signal that comes from now on takes effect at once.
+  if (const int signal = stopped_by.load(); signal != 0) EndBy(signal);
+}
 
 void RemoveUnfinishedOnSignals() {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
@@ -172,13 +177,6 @@ void RemoveUnfinishedOnSignals() {
     action.sa_handler = OnSignal;
     sigaction(signal, &action, nullptr);
   }
-}
-
-Stopped::Stopped(int signal) : Error("stopped by a signal"), number(signal) {}
-
-void Stopped::EndBySignal() const {
-  EndBy(number);
-  std::abort();  // the signal is blocked
 }
 
 std::string ReadFile(const std::string& path, int64_t limit) {

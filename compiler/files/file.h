@@ -28,7 +28,8 @@ void WriteFile(const std::string& path, std::string_view content);
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
 
-/// Something that is half made, as long as it lives.
+/// Something that is half made, as long as it lives. With the last of them a signal takes effect
+/// that RemoveUnfinishedOnSignals has held back.
 struct Unfinished {
   Unfinished();
   Unfinished(const Unfinished&) = delete;
@@ -37,16 +38,8 @@ struct Unfinished {
 };
 
 /// From now on SIGHUP, SIGINT and SIGTERM end the process only once what WriteFile and NewFolder
-/// have half made is removed: their calls throw Stopped then, to be answered with EndBySignal.
+/// have half made is removed: what writes then throws Error.
 void RemoveUnfinishedOnSignals();
-struct Stopped : Error {
-  explicit Stopped(int number);
-
-  /// Ends the process as the signal would have, so that a calling shell knows.
-  [[noreturn]] void EndBySignal() const;
-
-  int number;  ///< of the signal
-};
 
 /// A folder that is being made: under a temporary name beside `target`, gone at the end unless it
 /// is kept.

@@ -31,7 +31,7 @@ Json RankHead(int rank) {
   return {{"format", kRankFormat}, {"version", kPlanVersion}, {"rank", rank}};
 }
 
-/// Path of the head of a folder, which is there unless there is not a folder.
+/// Path of the head of a folder, which is there if there is such a folder.
 std::string HeadPath(const std::string& folder) {
   if (IsFolder(folder)) {
     const std::vector<std::string> names = NamesInFolder(folder);

@@ -157,22 +157,30 @@ TEST_SUITE("unit") {
       const auto write = [&](bool in_folder) {
         return InChild([&] {
           RemoveUnfinishedOnSignals();
-          try {
-            std::optional<NewFolder> made;
-            if (in_folder) made.emplace(folder / "made");
-            WriteFile(in_folder ? PathIn(made->path(), "a") : folder / "a", [&](const auto& put) {
-              put(piece);
-              std::raise(signal);
-              if (folder.Count() == 1) put(piece);
-            });
-          } catch (const Stopped& stopped) {
-            if (folder.Count() == 0) stopped.EndBySignal();
-          }
+          std::optional<NewFolder> made;
+          if (in_folder) made.emplace(folder / "made");
+          WriteFile(in_folder ? PathIn(made->path(), "a") : folder / "a", [&](const auto& put) {
+            put(piece);
+            std::raise(signal);
+            if (folder.Count() == 1) put(piece);
+          });
           return 1;
         });
       };
       CHECK(write(false) == -signal);
+      CHECK(folder.Count() == 0);
       CHECK(write(true) == -signal);
+      CHECK(folder.Count() == 0);
+      // One that comes when all is written takes effect then.
+      CHECK(InChild([&] {
+              RemoveUnfinishedOnSignals();
+              WriteFile(folder / "whole", [&](const auto& put) {
+                put(piece);
+                std::raise(signal);
+              });
+              return 1;
+            }) == -signal);
+      CHECK(ReadFile(folder / "whole", kLimit) == piece);
       CHECK(InChild([&] {
               RemoveUnfinishedOnSignals();
               std::raise(signal);

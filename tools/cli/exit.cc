@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "compiler/files/file.h"
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
@@ -74,8 +73,6 @@ void Complain(std::string_view program, const ExitError& error) {
 int RunMain(std::string_view program, const std::function<int()>& body) {
   try {
     return body();
-  } catch (const Stopped& stopped) {
-    stopped.EndBySignal();
   } catch (...) {
     const ExitError error = ExitErrorOf(std::current_exception());
     Complain(program, error);

@@ -59,7 +59,7 @@ struct ExpectedLane {
 
 std::map<LaneName, ExpectedLane> ExpectedLanes(const Plan& plan) {
   std::map<LaneName, ExpectedLane> lanes;
-  for (const Device& device : AllDevicesOf(plan)) {
+  for (const Device& device : AllDevices(plan)) {
     const Program& program = plan.program(device.rank);
     const std::string begin = "begin " + NameOf(device), download = "download " + NameOf(device);
     const LaneName compute = NameOf(device) + " compute";
@@ -102,16 +102,6 @@ struct SeenStream {
 };
 
 }  // namespace
-
-std::vector<Device> AllDevicesOf(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int d = 0; d < plan.data_parallel; ++d) {
-    for (int e = 0; e < plan.expert_parallel; ++e) {
-      for (int r = 0; r < plan.ranks; ++r) devices.push_back({d, e, r});
-    }
-  }
-  return devices;
-}
 
 NamedBackend::NamedBackend(const Plan& plan, Device device, Executed* executed)
     : program_(plan.program(device.rank)), device_(device), executed_(executed) {}

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "runtime/core/run.h"
 #include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
 #include "runtime/gpu/links.h"
@@ -20,9 +21,6 @@ namespace contraflow {
 
 /// The names of kernels that have run, in the order in which they did.
 using Executed = std::vector<std::string>;
-
-/// All devices of a plan, or those of one replica, member and rank.
-std::vector<Device> AllDevicesOf(const Plan& plan);
 
 /// A device whose instructions are kernels that only leave their names, which say what, on which
 /// device and in which instruction: `compute 0.1.2#7` for the eighth instruction of rank 2 of

@@ -19,16 +19,6 @@
 namespace contraflow::issue_order_test {
 namespace {
 
-std::vector<Device> DevicesOf(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int d = 0; d < plan.data_parallel; ++d) {
-    for (int e = 0; e < plan.expert_parallel; ++e) {
-      for (int r = 0; r < plan.ranks; ++r) devices.push_back({d, e, r});
-    }
-  }
-  return devices;
-}
-
 const Instruction& At(const Plan& plan, const std::vector<Device>& devices, IssuePlace place) {
   const int rank = devices[place.device].rank;
   return plan.program(rank)[place.index];
@@ -145,7 +135,7 @@ std::vector<std::vector<IssuePlace>> PointsOf(const IssueOrder& order) {
 }
 
 std::string ErrorOf(const Plan& plan) {
-  const std::vector<Device> devices = DevicesOf(plan);
+  const std::vector<Device> devices = AllDevices(plan);
   try {
     const IssueOrder order(plan, devices);
   } catch (const Error& error) {
@@ -185,7 +175,7 @@ TEST_SUITE("unit") {
       CAPTURE(spec.microbatches);
       Plan plan = Compile(spec);
       plan.expert_parallel = 1 + static_cast<int>(random() % 3);
-      const std::vector<Device> devices = DevicesOf(plan);
+      const std::vector<Device> devices = AllDevices(plan);
       const IssueOrder order(plan, devices);
       CheckOrder(plan, order, devices);
       CHECK(PointsOf(order) == PointsOf(IssueOrder(plan, devices)));
@@ -204,7 +194,7 @@ TEST_SUITE("unit") {
         Plan plan = GeneratePlan(spec);
         plan.expert_parallel = members;
         plan = Lower(std::move(plan), costs, {.target = Level::kComponent});
-        const std::vector<Device> devices = DevicesOf(plan);
+        const std::vector<Device> devices = AllDevices(plan);
         CheckOrder(plan, IssueOrder(plan, devices), devices);
       }
     }
@@ -214,7 +204,7 @@ TEST_SUITE("unit") {
     std::mt19937_64 random(3);
     for (const Spec& spec : RandomSpecs(&random, 30, 6, 6)) {
       const Plan plan = Compile(spec);
-      const std::vector<Device> devices = DevicesOf(plan);
+      const std::vector<Device> devices = AllDevices(plan);
       const IssueOrder whole(plan, devices);
       std::vector<Device> some;
       std::vector<int32_t> number_of(devices.size(), -1);
@@ -246,7 +236,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("issue order: what is posted together does not wait for each other") {
     const Plan together = PlanFromText(Crossing(" group=0"));
-    const std::vector<Device> devices = DevicesOf(together);
+    const std::vector<Device> devices = AllDevices(together);
     const IssueOrder order(together, devices);
     CheckOrder(together, order, devices);
     CHECK(order.size() == 6);
@@ -268,7 +258,7 @@ rank
  RECV_B s0 m1 from=1
  F s2 m0
 )");
-    const std::vector<Device> devices = DevicesOf(plan);
+    const std::vector<Device> devices = AllDevices(plan);
     const IssueOrder order(plan, devices);
     std::map<std::pair<uint32_t, uint32_t>, size_t> when;
     for (size_t point = 0; point < order.size(); ++point) {

@@ -26,7 +26,7 @@ TEST_SUITE("unit") {
     }
     for (const int run_ahead : {2, 3, 8}) {
       CAPTURE(run_ahead);
-      Issue bounded(plan, AllDevicesOf(plan),
+      Issue bounded(plan, AllDevices(plan),
                     {.graph = false, .stamps = true, .run_ahead = run_ahead});
       bounded.Step(1);
       bounded.Step(2);
@@ -35,7 +35,7 @@ TEST_SUITE("unit") {
       // of what it may be ahead ends with an event, and so do both ends of the step.
       CHECK(bounded.gpu.most_waiting() <= static_cast<size_t>(run_ahead) * 14 + 8);
     }
-    Issue unbounded(plan, AllDevicesOf(plan), kEager);
+    Issue unbounded(plan, AllDevices(plan), kEager);
     unbounded.Step(1);
     CHECK(unbounded.gpu.most_waiting() > 8 * 14 + 8);
     CHECK(instructions > 100);
@@ -45,7 +45,7 @@ TEST_SUITE("unit") {
     for (const bool graph : {false, true}) {
       CAPTURE(graph);
       const Plan plan = PlanOf("zb-1p", 3, 5, 2);
-      const std::vector<Device> devices = AllDevicesOf(plan);
+      const std::vector<Device> devices = AllDevices(plan);
       Issue issue(plan, devices, {.graph = graph, .stamps = true});
       issue.links.joining = &issue.gpu;
       for (int step = 1; step <= 2; ++step) {
@@ -76,7 +76,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("issuer: both ends of a message begin at the same time") {
     const Plan plan = PlanOf("1f1b", 2, 3, 1);
-    Issue issue(plan, AllDevicesOf(plan), {.graph = false, .stamps = true});
+    Issue issue(plan, AllDevices(plan), {.graph = false, .stamps = true});
     issue.Step(1);
     const auto starts = [&](int rank, Op op) {
       std::vector<Time> times;
@@ -95,7 +95,7 @@ TEST_SUITE("unit") {
   TEST_CASE("issuer: who waits is asked whether to go on waiting") {
     int asked = 0;
     const Plan plan = PlanOf("1f1b", 2, 3, 1);
-    Issue issue(plan, AllDevicesOf(plan), kEager, 1, [&] {
+    Issue issue(plan, AllDevices(plan), kEager, 1, [&] {
       if (++asked == 5) throw Aborted();
     });
     CHECK_THROWS_AS(issue.Step(1), Aborted);

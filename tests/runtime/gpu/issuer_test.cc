@@ -84,7 +84,7 @@ TEST_SUITE("unit") {
         CAPTURE(schedule);
         CAPTURE(members);
         const Plan plan = PlanOf(schedule, 4, 8, members);
-        Issue issue(plan, AllDevicesOf(plan), kEager);
+        Issue issue(plan, AllDevices(plan), kEager);
         for (int step = 1; step <= 2; ++step) {
           issue.links.calls.clear();
           issue.Step(step);
@@ -104,7 +104,7 @@ TEST_SUITE("unit") {
         CAPTURE(schedule);
         CAPTURE(members);
         const Plan plan = PlanOf(schedule, 4, 8, members);
-        Issue issue(plan, AllDevicesOf(plan), kGraph, 3);
+        Issue issue(plan, AllDevices(plan), kGraph, 3);
         issue.Step(1);
         // What is captured, without the launch that follows.
         using Kind = GpuCall::Kind;
@@ -143,7 +143,7 @@ TEST_SUITE("unit") {
             Instruction& less = other.program(rank)[index];
             std::copy(i.after.begin() + a + 1, i.after.end(), less.after.begin() + a);
             --less.after_count;
-            Issue issue(other, AllDevicesOf(other), kEager);
+            Issue issue(other, AllDevices(other), kEager);
             issue.Step(1);
             CAPTURE(rank);
             CAPTURE(ToString(i));
@@ -161,7 +161,7 @@ TEST_SUITE("unit") {
     Plan plan = PlanFromText(kGroup);
     plan.programs[0][3].after = {0, 2};
     plan.programs[0][3].after_count = 2;
-    Issue issue(plan, AllDevicesOf(plan), kEager);
+    Issue issue(plan, AllDevices(plan), kEager);
     issue.Step(1);
     CHECK(FlawOfIssue(plan, issue.log) == "");
   }
@@ -231,7 +231,7 @@ TEST_SUITE("unit") {
       }
       CHECK(kinds == std::vector<GpuCall::Kind>{GpuCall::Kind::kKernel});
     }
-    Issue both(plan, AllDevicesOf(plan), kEager);
+    Issue both(plan, AllDevices(plan), kEager);
     both.Step(1);
     CHECK(FlawOfIssue(plan, both.log) == "");
     CHECK(both.links.calls == std::vector<std::string>{"transfer 2", "transfer 2"});
@@ -254,7 +254,7 @@ TEST_SUITE("unit") {
       std::vector<std::unique_ptr<GpuLanes>> lanes;
       std::vector<std::unique_ptr<Failing>> backends;
       std::vector<IssuedDevice> issued;
-      for (const Device& device : AllDevicesOf(plan)) {
+      for (const Device& device : AllDevices(plan)) {
         lanes.push_back(std::make_unique<GpuLanes>(plan, device, gpu, device.rank, 8));
         backends.push_back(std::make_unique<Failing>(plan, device, &executed));
         issued.push_back({device, backends.back().get(), lanes.back().get()});
@@ -277,24 +277,24 @@ TEST_SUITE("unit") {
     Plan plan = PlanFromText(kGroup);
     plan.programs[0][2].after = {1};
     plan.programs[0][2].after_count = 1;
-    CHECK_THROWS_WITH_AS(Issue(plan, AllDevicesOf(plan), kEager),
+    CHECK_THROWS_WITH_AS(Issue(plan, AllDevices(plan), kEager),
                          "rank 0, instruction 2 (RECV_F s1 m1 from=1 group=3 lane=recv after=1): "
                          "waits for 1, which is not issued before it; verify the plan",
                          Error);
     plan.programs[0][2].after = {3};
-    CHECK_THROWS_AS(Issue(plan, AllDevicesOf(plan), kEager), Error);
+    CHECK_THROWS_AS(Issue(plan, AllDevices(plan), kEager), Error);
     plan.programs[0][2].after = {-1};
-    CHECK_THROWS_AS(Issue(plan, AllDevicesOf(plan), kEager), Error);
+    CHECK_THROWS_AS(Issue(plan, AllDevices(plan), kEager), Error);
 
     const Plan chunks = PlanFromText("rank\n F s0 m0 lane=compute\n");
-    Issue issue(chunks, AllDevicesOf(chunks), kEager);
+    Issue issue(chunks, AllDevices(chunks), kEager);
     CHECK(StepError(&issue) ==
           "rank 0, instruction 0 (F s0 m0 lane=compute): cells without components cannot run "
           "on a GPU; compile the plan with `model`");
 
     GpuRunOptions still = kEager;
     still.run_ahead = 1;
-    CHECK_THROWS_WITH_AS(Issue(chunks, AllDevicesOf(chunks), still),
+    CHECK_THROWS_WITH_AS(Issue(chunks, AllDevices(chunks), still),
                          "a host that is at most 1 instructions ahead of the GPU stands still; "
                          "let it be 2 or more",
                          Error);

@@ -26,16 +26,6 @@ namespace {
 
 using Over = Transport::Over;
 
-std::vector<Device> DevicesOf(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int replica = 0; replica < plan.data_parallel; ++replica) {
-    for (int member = 0; member < plan.expert_parallel; ++member) {
-      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
-    }
-  }
-  return devices;
-}
-
 bool SameBits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
@@ -50,7 +40,7 @@ std::string Difference(const Plan& plan, const Model& model, bool strict, std::s
   TcpNetwork network(plan, {.strict = strict}, order);
   std::vector<std::unique_ptr<HostBackend>> backends;
   std::vector<Worker> workers;
-  for (const Device device : DevicesOf(plan)) {
+  for (const Device device : AllDevices(plan)) {
     Transport& transport = network.At(device);
     backends.push_back(std::make_unique<HostBackend>(plan, model, dataset, 7, device, transport));
     workers.push_back({device, backends.back().get(), &transport});

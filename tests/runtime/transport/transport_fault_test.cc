@@ -54,15 +54,6 @@ struct Outcome {
   std::vector<std::vector<float>> sums;
 };
 
-std::vector<Device> DevicesOf(const Plan& plan) {
-  std::vector<Device> devices;
-  for (int w = 0; w < static_cast<int>(DeviceCount(plan)); ++w) {
-    devices.push_back({w / plan.ranks / plan.expert_parallel, w / plan.ranks % plan.expert_parallel,
-                       w % plan.ranks});
-  }
-  return devices;
-}
-
 /// The gradients of all devices after a run.
 template <typename Backends>
 std::vector<std::vector<float>> SumsOf(Backends& backends) {
@@ -107,7 +98,7 @@ Outcome RunProcesses(const Case& one, CallFault fault) {
   for (int p = 0; p < processes; ++p) {
     wires.push_back(std::make_unique<TcpWire>(p, std::move(mesh[static_cast<size_t>(p)])));
   }
-  for (const Device device : DevicesOf(one.plan)) {
+  for (const Device device : AllDevices(one.plan)) {
     const auto w = static_cast<float>(backends.size());
     FakeBackend& backend = backends.emplace_back(one.plan, device, nullptr);
     for (int s = 0; s < one.plan.stages; ++s) {
@@ -115,7 +106,7 @@ Outcome RunProcesses(const Case& one, CallFault fault) {
       if (one.plan.expert_parallel > 1) backend.experts[s] = {w, 1};
     }
   }
-  const int victim = order.ProcessOf(DevicesOf(one.plan)[one.victim]);
+  const int victim = order.ProcessOf(AllDevices(one.plan)[one.victim]);
   Control::Options options;
   options.timeout = TimeoutFor(fault.harm);
   options.name = [&](int process) { return NameOf(one.plan, order.DeviceOf(process)); };
@@ -224,7 +215,7 @@ bool Has(const std::string& text, std::string_view part) {
 TEST_SUITE("unit") {
   TEST_CASE("transport fault: a call that fails ends the run and is named") {
     for (const Plan& plan : SmallPlans()) {
-      const std::vector<Device> devices = DevicesOf(plan);
+      const std::vector<Device> devices = AllDevices(plan);
       for (const Place& place : kPlaces) {
         CAPTURE(std::string(place.name));
         const int met = ForEveryCall(
@@ -284,7 +275,7 @@ TEST_SUITE("unit") {
                 CHECK(in_vain);
               }
               if (!in_vain) return;
-              for (const Device device : DevicesOf(plan)) {
+              for (const Device device : AllDevices(plan)) {
                 CHECK(Has(message, NameOf(plan, device)));
               }
               if (outcome.kind == CallKind::kAwait) ++awaited;

@@ -1,9 +1,9 @@
 #pragma once
 
-// What executes plans: a training on the threads of this process (ThreadedRun), or one rank's
-// program walked by an Executor with a Backend and a Transport of your own. Others write
-// #include <contraflow/runtime.h> and link contraflow::runtime; <contraflow/contraflow.h> makes the
-// plans.
+// What executes plans: a training on the threads of this process (ThreadedRun), of stages of your
+// own too (CustomRun), or one rank's program walked by an Executor with a Backend and a Transport
+// of your own. Others write #include <contraflow/runtime.h> and link contraflow::runtime;
+// <contraflow/contraflow.h> makes the plans.
 
 #include "runtime/core/executor.h"
 #include "runtime/core/run.h"
@@ -11,4 +11,5 @@
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
+#include "runtime/stages/custom_run.h"
 #include "runtime/transport/thread_transport.h"

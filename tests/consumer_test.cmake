@@ -1,7 +1,7 @@
 # Installs the build into staging folders, builds tests/consumer against it and runs it: the component
 # `compiler` where nothing that executes plans can be found, and the runtime where it is built.
 # cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=... -DFLAGS=...
-#       -DRUNTIME=ON|OFF -P this
+#       -DRUNTIME=ON|OFF -DHARDENED=ON|OFF -P this
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -31,6 +31,20 @@ function(check_run_path)
   endforeach()
 endfunction()
 
+# check_hardened(<program>...): as the release is built.
+function(check_hardened)
+  foreach(program IN LISTS ARGV)
+    execute_process(COMMAND readelf --wide -hld --dyn-syms ${program} OUTPUT_VARIABLE elf
+      COMMAND_ERROR_IS_FATAL ANY)
+    foreach(sign "Type: +DYN" "GNU_RELRO" "FLAGS.* BIND_NOW|FLAGS_1.* NOW" "GNU_STACK.* RW  "
+                 "__stack_chk_fail" "__mem[a-z]*_chk|__[a-z]*printf_chk" "__glibcxx_assert_fail")
+      if(NOT elf MATCHES "${sign}")
+        message(FATAL_ERROR "${program} is not hardened: nothing matches ${sign}")
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+
 file(REMOVE_RECURSE ${WORK_DIR})
 set(stage ${WORK_DIR}/stage)
 step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${stage} --component compiler)
@@ -55,3 +69,6 @@ endif()
 file(GLOB programs ${BUILD_DIR}/tools/contraflow ${BUILD_DIR}/tools/contraflow-run*
      ${stage}/bin/* ${WORK_DIR}/whole/bin/*)
 check_run_path(${programs})
+if(HARDENED)
+  check_hardened(${programs})
+endif()

@@ -1,118 +1,368 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call of less than 9 minutes: builds, tests every kernel against
-# its reference, checks gradients of whole steps, looks for races and bad accesses with
-# compute-sanitizer, runs NCCL with several processes on the one GPU, times every kernel and the
-# schedules. Prints what each part came to, and one table of figure, target and ratio; what could not
-# be done is a SKIP with its reason. Logs stay in build/gpu_check (or the folder given).
+# Everything that needs a GPU, in one or two calls of less than 9 minutes each:
 #
-#   tools/gpu_check.sh [folder for the logs]
+#   tools/gpu_check.sh [correctness|speed|all] [--out DIR] [--pack FILE]
 #
-# Libraries in unusual places: set CMAKE_PREFIX_PATH. Exit code 0: nothing failed; 1: something
-# did, or there was no time for it; 77: there is no GPU.
+# correctness: partitions of SMs, NCCL with several ranks on the one GPU, each test case of the kernels,
+# gradients of whole steps (bit for bit against one rank, closely against the CPU), compute-sanitizer.
+# speed: each family of kernels, each schedule, what ncu sees of the largest kernels.
+#
+# It runs what tools/gpu_pack.sh has packed; the machine then needs a driver, cuBLASLt, cuDNN and NCCL,
+# in CUDA's toolkit or in PyTorch's packages, and no compiler. Where nothing is packed, it builds.
+# Without a GPU everything is run all the same, up to where it needs one.
+#
+# Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
+# results.jsonl, a JSON object a line as soon as it is known: of each part its status (ok, FAILED, SKIP),
+# reason and seconds; of each figure its value, unit, target and ratio, at least 1 where the target is
+# met. log.txt has what the parts have said.
+#
+# Exit code 0: nothing failed; 1: something did, or there was no time for it; 77: there is no GPU.
 set -u
-cd "$(dirname "$0")/.." || exit 1
-logs=${1:-build/gpu_check}
-build=build/cuda
-limit=540
-mkdir -p "$logs"
-results=$logs/results.txt
-: >"$results"
-failed=0
+root=$(cd "$(dirname "$0")/.." && pwd)
+limit=530 # of each call, in seconds
+case_limit=40
+mode=all
+out=$root/build/gpu_check
+pack=$root/build/gpu-pack/pack.tar.gz
 
-left() { echo $((limit - SECONDS)); }
-note() { printf '%-34s %s\n' "$1" "$2" | tee -a "$results"; }
-
-# part NAME SECONDS COMMAND...: at most so long, and no longer than what is left.
-part() {
-  local name=$1 most=$2 began=$SECONDS code
-  shift 2
-  [ "$(left)" -lt "$most" ] && most=$(left)
-  if [ "$most" -lt 10 ]; then
-    note "$name" "SKIP: no time left of $limit s"
-    failed=1
-    return 1
-  fi
-  timeout -k 5 "$most" bash -c '"$@"' part "$@" >"$logs/$name.log" 2>&1
-  code=$?
-  case $code in
-    0) note "$name" "ok, $((SECONDS - began)) s" ;;
-    77) note "$name" "$(grep -m 1 SKIP "$logs/$name.log" | cut -c 1-100)" ;;
-    124 | 137) note "$name" "FAILED: took more than $most s, see $logs/$name.log" ;;
-    *) note "$name" "FAILED with $code, see $logs/$name.log" ;;
+usage() {
+  echo "gpu_check.sh: error: $1; see gpu_check.sh --help" >&2
+  exit 2
+}
+given=
+while [ $# -gt 0 ]; do
+  case $1 in
+    correctness | speed | all) mode=$1 ;;
+    -h | --help)
+      sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
+    --out | --pack)
+      [ -n "${2-}" ] || usage "$1: a path must follow"
+      if [ "$1" = --out ]; then out=$2; else pack=$2 given=$2; fi
+      shift
+      ;;
+    *) usage "unknown argument \"$1\"" ;;
   esac
-  if [ $code -ne 0 ] && [ $code -ne 77 ]; then
-    failed=1
-    tail -n 5 "$logs/$name.log"
-  fi
-  return $code
-}
-
-if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
-  echo "SKIP: nvidia-smi finds no GPU here"
-  exit 77
-fi
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-
-part configure 60 cmake --preset cuda || exit 1
-part build 300 cmake --build "$build" -j "$(nproc)" \
-  --target contraflow contraflow-run contraflow-run-cuda contraflow_gpu_test bench_gpu || exit 1
-tool=$build/tools
-kernel_tests=$build/tests/contraflow_gpu_test
-
-# A figure of a kernel that is wrong means nothing.
-part kernel-tests 60 "$kernel_tests"
-
-# Gradients of whole steps: virtual ranks against the one-rank run on the GPU, bit for bit, and
-# against the CPU. `part` starts them in a shell of their own.
-# shellcheck disable=SC2317
-plan() { # SCHEDULE RANKS EP NAME
-  "$tool/contraflow" compile --schedule "$1" --ranks "$2" --microbatches 8 --costs moe-unit \
-    --expert-parallel "$3" --level buffer --model default --device cuda -o "$logs/$4.json"
-}
-# shellcheck disable=SC2317
-gradients() {
-  local schedule digest="" other
-  for schedule in 1f1b zb-1p dualpipe; do
-    plan "$schedule" 4 1 "$schedule" || return
-    "$tool/contraflow-run" "$logs/$schedule.json" --device cuda --steps 3 --check || return
-    "$tool/contraflow-run" "$logs/$schedule.json" --device cuda --steps 3 --no-graph --check ||
-      return
-  done
-  plan dualpipe 4 2 groups || return
-  "$tool/contraflow-run" "$logs/groups.json" --device cuda --steps 2 --check || return
-  # Again: the same bits.
-  digest=$("$tool/contraflow-run" "$logs/dualpipe.json" --device cuda --steps 3 | grep weights)
-  other=$("$tool/contraflow-run" "$logs/dualpipe.json" --device cuda --steps 3 | grep weights)
-  echo "$digest"
-  [ -n "$digest" ] && [ "$digest" = "$other" ]
-}
-export tool logs
-export -f plan gradients
-part gradients 60 gradients
-
-part kernels 90 "$tool/bench_gpu" kernels host
-part schedules 120 "$tool/bench_gpu" schedules
-part nccl-one-gpu 60 tests/runtime/gpu/nccl_one_gpu_test.sh "$tool/contraflow" "$tool/contraflow-run"
-
-if command -v compute-sanitizer >/dev/null; then
-  # shellcheck disable=SC2317
-  sanitize() { # TOOL
-    plan dualpipe 2 1 small || return
-    compute-sanitizer --tool "$1" --error-exitcode 9 "$tool/contraflow-run-cuda" \
-      "$logs/small.json" --device cuda --steps 1 --no-graph
-  }
-  export -f sanitize
-  for check in memcheck racecheck synccheck; do
-    part "sanitizer-$check" 60 sanitize $check
-  done
-else
-  note sanitizer "SKIP: no compute-sanitizer on the PATH"
-fi
-
-printf '\n'
-cat "$results"
-for log in kernels schedules; do
-  [ -s "$logs/$log.log" ] && printf '\n' && cat "$logs/$log.log"
+  shift
 done
-printf '\n%s s in all\n' "$SECONDS"
-exit $failed
+[ -z "$given" ] || [ -e "$given" ] || usage "--pack: $given is not there"
+mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
+results=$(cd -- "$out" && pwd)/results.jsonl
+log=${results%/*}/log.txt
+# GPU time is not spent on what cannot be kept.
+for file in "$results" "$log"; do
+  { : >"$file" && head -c 65536 /dev/zero >"$file" && : >"$file"; } 2>/dev/null ||
+    usage "--out: $file cannot be written"
+done
+if ! work=$(mktemp -d 2>/dev/null) || ! cp /bin/sh "$work/try" || ! "$work/try" -c : 2>/dev/null; then
+  usage "programs cannot be put into ${TMPDIR:-/tmp} and run from there; set TMPDIR"
+fi
+rm "$work/try"
+bin=$work/bin
+failed=0
+export part_name= # of the part that runs
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+escape() { printf '%s' "$1" | tr '\t' ' ' | LC_ALL=C tr -c ' -~' '?' | sed 's/[\\"]/\\&/g'; }
+report() { # NAME STATUS REASON SECONDS
+  printf '%-34s %-6s %3s s  %s\n' "$1" "$2" "$4" "$3" | sed 's/ *$//'
+  printf '{"part":"%s","status":"%s","reason":"%s","seconds":%s}\n' "$(escape "$1")" "$2" \
+    "$(escape "$3")" "$4" >>"$results"
+  if [ "$2" = FAILED ]; then failed=1; fi
+}
+# A figure that a part prints: WHAT VALUE UNIT TARGET RATIO
+figure() {
+  printf '{"part":"%s","figure":"%s","value":%s,"unit":"%s","target":%s,"ratio":%s}\n' \
+    "$part_name" "$@" >>"$results"
+}
+
+running=()
+width=1 # parts at a time
+declare -A pid began most_of
+finish() { # NAME CODE
+  local name=$1 code=$2 status=FAILED reason
+  # A part that says very much does not hold up the others.
+  if [ "$(stat -c %s "$work/$name.log")" -gt 1000000 ]; then
+    { head -c 500000 "$work/$name.log" && echo ' ..' && tail -c 500000 "$work/$name.log"; } \
+      >"$work/short" && mv "$work/short" "$work/$name.log"
+  fi
+  reason=$(grep -a -m 1 -E 'SKIP|[Ee]rror|ERROR|FAILED|cannot|not found' "$work/$name.log" ||
+    tail -n 1 "$work/$name.log")
+  case $code in
+    0) status=ok reason=$(sed -n 's/^note: //p' "$work/$name.log" | tail -n 1) ;;
+    77) status=SKIP reason=${reason#*SKIP: } ;;
+    124 | 137 | stuck) reason="took more than ${most_of[$name]} s" ;;
+    stopped) reason="was stopped with the whole check" ;;
+    129 | 13? | 14? | 15?) reason="ended by SIG$(kill -l "$code"): $reason" ;;
+    *) reason="exit code $code: $reason" ;;
+  esac
+  if [ -n "$no_gpu" ] && [ $status = FAILED ] && grep -a -q -e 'no CUDA device' -e 'loading shared libraries' -e '=> not found' "$work/$name.log"; then
+    status=SKIP reason=$no_gpu
+  fi
+  report "$name" $status "${reason:0:200}" $((SECONDS - began[$name]))
+  { echo "== $name: $status" && tail -c 100000 "$work/$name.log" && echo; } >>"$log"
+}
+# Reports what has ended. What survives its end (a process that the driver holds) is left behind.
+reap() {
+  local name still=()
+  for name in "${running[@]}"; do
+    if ! kill -0 "${pid[$name]}" 2>/dev/null; then
+      wait "${pid[$name]}"
+      finish "$name" $?
+    elif [ $((SECONDS - began[$name])) -gt $((most_of[$name] + 10)) ]; then
+      finish "$name" stuck
+    else
+      still+=("$name")
+    fi
+  done
+  running=("${still[@]}")
+}
+leave() {
+  local name
+  for name in "${running[@]}"; do
+    kill "${pid[$name]}" 2>/dev/null
+    finish "$name" stopped
+  done
+  rm -rf "$work"
+}
+trap leave EXIT
+trap 'exit 1' INT TERM
+at_once() { width=$((${#no_gpu} > 0 ? 4 : $1)); } # without a GPU none disturbs another
+await() { # MOST: until no more are running
+  while [ ${#running[@]} -gt "$1" ]; do
+    reap
+    [ ${#running[@]} -le "$1" ] || sleep 0.05
+  done
+}
+part() { # NAME SECONDS COMMAND...: in the background, at most so long and no longer than what is left
+  local name=$1 most=$2 left
+  shift 2
+  await $((width - 1))
+  left=$((deadline - SECONDS))
+  if [ $left -lt 5 ]; then
+    report "$name" SKIP "no time left of $limit s" 0
+    failed=1
+    return
+  fi
+  most_of[$name]=$((most < left ? most : left))
+  began[$name]=$SECONDS
+  running+=("$name")
+  part_name=$name timeout -k 5 "${most_of[$name]}" bash -o pipefail -c '"$@"' part "$@" \
+    >"$work/$name.log" 2>&1 </dev/null &
+  pid[$name]=$!
+}
+
+# --- What runs, and its libraries ----------------------------------------------------------------
+
+programs=(contraflow contraflow-run contraflow-run-cuda contraflow_gpu_test bench_gpu probe_nccl)
+prepare() {
+  local build=$root/build/cuda program
+  if [ -e "$pack" ]; then
+    tar -xzf "$pack" -C "$work" && return
+    report programs FAILED "$pack cannot be unpacked: run tools/gpu_pack.sh again" $SECONDS
+  elif command -v cmake >/dev/null && command -v nvcc >/dev/null; then
+    if (cd "$root" && cmake --preset cuda && cmake --build "$build" -j "$(nproc)" \
+      --target "${programs[@]}" contraflow_mlp_stages) >>"$log" 2>&1; then
+      mkdir "$bin"
+      for program in "${programs[@]}"; do ln -s "$build"/t*/"$program" "$bin"; done
+      ln -s "$build/runtime/mlp_stages.so" "$bin"
+      return
+    fi
+    report programs FAILED "cannot be built, see $log" $SECONDS
+  else
+    report programs FAILED "$pack is not there, nor cmake and nvcc: run tools/gpu_pack.sh first" 0
+  fi
+  exit 1
+}
+# Folders of CUDA's libraries: the toolkit's, then those of Python packages.
+library_folders() {
+  local base
+  ls -d /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib
+  {
+    python3 -c 'import sys; print(*filter(None, sys.path), sep="\n")'
+    ls -d /opt/*/lib/python3*/site-packages /opt/*/.venv/lib/python3*/site-packages \
+      /usr/local/lib/python3*/dist-packages /usr/lib/python3/dist-packages \
+      "${HOME:-/root}"/.local/lib/python3*/site-packages
+  } | while read -r base; do ls -d "$base"/nvidia/*/lib; done
+}
+libraries() {
+  cat "$work/version" 2>/dev/null
+  uname -a && nproc && ldd --version | head -n 1
+  ! command -v nvidia-smi >/dev/null || nvidia-smi
+  echo "LD_LIBRARY_PATH=$LD_LIBRARY_PATH"
+  ldd "$bin"/*
+  ! ldd "$bin"/* | grep 'not found' || return
+  local gpu='no nvidia-smi'
+  ! command -v nvidia-smi >/dev/null ||
+    gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
+  echo "note: $gpu; $(ldd "$bin"/* | awk '/lib(cublasLt|cudnn|nccl)/ { print $3 }' | sort -u | paste -s -d ' ')"
+}
+
+# --- Parts that are more than one command --------------------------------------------------------
+
+plan() { # FILE SCHEDULE RANKS EP MICROBATCHES MODEL
+  "$bin/contraflow" compile --schedule "$2" --ranks "$3" --expert-parallel "$4" --microbatches "$5" \
+    --costs moe-unit --level buffer --model "$6" --device cuda -o "$1"
+}
+train() { "$bin/contraflow-run" "$@" --device cuda --data "$root/tools/gpu_check.sh"; }
+gradients() { # SCHEDULE RANKS EP MICROBATCHES MODEL [OPTION...]
+  local file=$work/$part_name.json
+  plan "$file" "$1" "$2" "$3" "$4" "$5" || return
+  train "$file" --model "$5" --check "${@:6}" | tee "$work/$part_name.said" || return
+  sed -n 's/.*within \([0-9.e+-]*\) of the host.*/\1/p' "$work/$part_name.said" | tail -n 1 |
+    while read -r error; do
+      figure "$1: largest difference from the CPU" "$error" "" 0.01 \
+        "$(awk "BEGIN { print ($error > 0 ? 0.01 / $error : \"null\") }")"
+    done
+}
+repeats() { # the same bits every time, in streams and as a graph
+  plan "$work/repeats.json" dualpipe 4 1 8 default || return
+  local first again
+  first=$(train "$work/repeats.json" --steps 3 | grep SHA-256) || return
+  for option in --graph --no-graph --stamps=1; do
+    again=$(train "$work/repeats.json" --steps 3 "$option" | grep SHA-256) || return
+    [ "$first" = "$again" ] || { echo "error: $option: $again, not $first" && return 1; }
+  done
+  echo "note: $first"
+}
+custom_stages() { # stages of a library: the same bits under every schedule of one route
+  local schedule option first='' again
+  for schedule in 1f1b zb-1p; do
+    "$bin/contraflow" compile --schedule $schedule --ranks 4 --microbatches 8 \
+      -o "$work/custom-$schedule.json" || return
+    for option in --graph --no-graph; do
+      again=$("$bin/contraflow-run" "$work/custom-$schedule.json" --stages "$bin/mlp_stages.so" \
+        --device cuda --steps 3 $option | grep SHA-256) || return
+      [ "${first:=$again}" = "$again" ] ||
+        { echo "error: $schedule $option: $again, not $first" && return 1; }
+    done
+  done
+  echo "note: $first"
+}
+# For the kernels that are ours; small shapes, as each access is looked at.
+sanitize() { # TOOL COMMAND...
+  command -v compute-sanitizer >/dev/null ||
+    { echo "SKIP: no compute-sanitizer on the PATH" && return 77; }
+  compute-sanitizer --tool "$1" --kernel-name kns=contraflow --error-exitcode 9 "${@:2}"
+}
+sanitize_step() { # TOOL
+  plan "$work/$part_name.json" dualpipe 2 1 4 tiny || return
+  sanitize "$1" "$bin/contraflow-run-cuda" "$work/$part_name.json" --model tiny --device cuda --steps 1 \
+    --no-graph --data "$root/tools/gpu_check.sh"
+}
+profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as figures too, in % of the peak
+  command -v ncu >/dev/null || { echo "SKIP: no ncu on the PATH" && return 77; }
+  ncu --clock-control none -k "regex:$2" -c 3 --section SpeedOfLight --section Occupancy \
+    --section ComputeWorkloadAnalysis --section WarpStateStats --print-details all "$bin/bench_gpu" "$1" |
+    tee "$work/$part_name.said" || return
+  awk '/Context [0-9]+, Stream/ { match($0, /[A-Za-z]+Kernel/); kernel = substr($0, RSTART, RLENGTH)
+      ++launch }
+    /(Compute \(SM\)|DRAM) Throughput +%/ { print launch, kernel, $1, $NF }' \
+    "$work/$part_name.said" | while read -r launch kernel unit value; do
+    local target=
+    [ "$unit" != "$3" ] || target=$4
+    figure "$kernel, launch $launch: $unit throughput" "$value" % "${target:-null}" \
+      "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
+  done
+}
+export -f plan train gradients repeats custom_stages sanitize sanitize_step profile figure libraries
+export bin work root results
+
+list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
+list_families() { cat "$work/lists/families" 2>/dev/null || "$bin/bench_gpu" --list 2>>"$log"; }
+
+# --- The two calls -------------------------------------------------------------------------------
+
+correctness() {
+  local name number=0 tool order
+  at_once 1
+  part partitions 60 "$bin/bench_gpu" partitions --json "$results"
+  part probe-nccl 60 "$bin/probe_nccl" --json "$results"
+  at_once 4
+  # The kernels that decide come first.
+  if [ ! -s "$work/lists/cases" ]; then
+    mkdir -p "$work/lists"
+    list_cases >"$work/lists/cases"
+  fi
+  grep '^[^=[].*: ' "$work/lists/cases" >"$work/cases"
+  [ -s "$work/cases" ] || report cases FAILED "contraflow_gpu_test lists none, see $log" 0
+  order='^(experts|padded experts|CUDA):'
+  while read -r name; do
+    number=$((number + 1))
+    part "case-$number ${name//\//-}" $case_limit "$bin/contraflow_gpu_test" "--test-case=$name"
+  done < <(grep -E "$order" "$work/cases"; grep -v -E "$order" "$work/cases")
+  await 0
+  at_once 2
+  for name in dualpipe zb-1p 1f1b; do
+    part "gradients-$name" 60 gradients $name 4 1 8 default --steps 3
+  done
+  cat >"$work/real.json" <<<'{"width": 1024, "heads": 8, "experts": 8, "expert_width": 1024,
+    "sequence": 1024, "batch": 1, "layers": 4}'
+  part gradients-real-size 120 gradients zb-1p 2 1 2 "$work/real.json" --steps 1
+  part gradients-groups 60 gradients dualpipe 4 2 8 default --steps 2
+  for name in dualpipe zb-1p 1f1b; do
+    part "gradients-$name-streams" 60 gradients $name 4 1 8 default --steps 3 --no-graph
+  done
+  part repeats 60 repeats
+  part custom-stages 60 custom_stages
+  await 0
+  part nccl-one-gpu 120 "$root/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
+    "$bin/contraflow-run"
+  await 0
+  at_once 3
+  for tool in memcheck racecheck synccheck; do
+    for name in 'experts:*' 'attention:*' 'permutation:*,combine:*,router:*' \
+      'exchange:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*'; do
+      part "$tool ${name%%:*}" 60 sanitize $tool "$bin/contraflow_gpu_test" "--test-case=$name"
+    done
+    part "$tool step" 60 sanitize_step $tool
+  done
+  await 0
+}
+speed() {
+  local name first="ceilings experts layers dualpipe-4-16 overlap projections attention"
+  at_once 1
+  measure() { part "$1" 90 "$bin/bench_gpu" "$1" --json "$results"; }
+  for name in $first; do measure "$name"; done
+  part ncu-experts 60 profile experts GroupedKernel Compute 80
+  for name in $(list_families); do
+    [[ " $first partitions " == *" $name "* ]] || measure "$name"
+  done
+  part ncu-routing 60 profile routing 'Spread|Gather|Combine' DRAM 76 # 85 % of a copy
+  await 0
+}
+
+deadline=$limit
+no_gpu='' cudnn=there
+prepare
+LD_LIBRARY_PATH=$work/lib:$(library_folders 2>/dev/null | awk '!seen[$0]++' | paste -s -d :)
+for folder in /usr/local/cuda*/bin /opt/nvidia/nsight-compute/*; do PATH=$PATH:$folder; done
+export LD_LIBRARY_PATH PATH
+# What stands for cuDNN refuses every call, so that all but its own attention runs.
+if ldd "$bin/contraflow_gpu_test" 2>/dev/null | grep -q 'libcudnn.* not found'; then
+  cudnn=missing
+  LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$work/lib/no-cudnn
+fi
+no_gpu=$(timeout 30 "$bin/contraflow_gpu_test" --test-case=none 2>&1)
+case $? in
+  77) no_gpu=${no_gpu#SKIP: } ;;
+  # Without CUDA's libraries nothing starts that could tell.
+  127) if [ -e /dev/nvidiactl ]; then no_gpu=; else no_gpu="no GPU: no driver, nor CUDA's libraries"; fi ;;
+  *) no_gpu= ;;
+esac
+if [ $cudnn = missing ]; then
+  report cudnn "$([ -n "$no_gpu" ] && echo SKIP || echo FAILED)" \
+    "${no_gpu:-there is no libcudnn.so.9: attention is computed by our own kernels}" 0
+fi
+part libraries 30 libraries
+await 0
+for call in correctness speed; do
+  [ "$mode" = $call ] || [ "$mode" = all ] || continue
+  deadline=$((SECONDS + limit))
+  $call
+done
+printf '%s s; %s\n' $SECONDS "$results"
+[ $failed -ne 0 ] && exit 1
+[ -z "$no_gpu" ] || exit 77

@@ -354,9 +354,9 @@ Json CostsToJson(const CostModel& costs) {
   if (costs.stages.size() == 1) {
     object["stage"] = StageToJson(costs.stages[0], costs.unit);
   } else if (!costs.stages.empty()) {
-    for (const StageCost& stage : costs.stages) {
-      object["stages"].push_back(StageToJson(stage, costs.unit));
-    }
+    Json stages = Json::array();
+    for (const StageCost& stage : costs.stages) stages.push_back(StageToJson(stage, costs.unit));
+    object["stages"] = std::move(stages);
   }
   object["comm"] = CommToJson(costs.comm, costs.unit);
   if (costs.moe) object["moe"] = MoeToJson(*costs.moe, costs.unit);

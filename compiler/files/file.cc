@@ -1,5 +1,6 @@
 #include "compiler/files/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,8 +14,10 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 namespace contraflow {
 namespace {
@@ -40,17 +43,19 @@ std::string Reason(int error) { return std::generic_category().message(error); }
               (missing ? "; does the folder that it is to be in exist?" : ""));
 }
 
-int Opened(const std::string& path, int flags, mode_t mode = 0) {
-  int fd = -1;
-  do {
-    fd = open(path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode);
-  } while (fd < 0 && errno == EINTR);
-  return fd;
+DIR* OpenFolder(const std::string& path) {
+  const int fd = OpenFile(path, O_RDONLY | O_DIRECTORY);
+  DIR* const folder = fd < 0 ? nullptr : fdopendir(fd);
+  if (folder == nullptr && fd >= 0) close(fd);
+  return folder;
 }
 
 // A handler can reach nothing but globals, and of them lock-free atomics only.
 std::atomic<int> unfinished{0}, stopped_by{0};
 static_assert(std::atomic<int>::is_always_lock_free);
+
+std::mutex list_mutex;
+Unfinished* all_unfinished = nullptr;
 
 /// As if the signal had never been held back, so that a calling shell knows.
 void EndBy(int signal) {
@@ -123,7 +128,7 @@ void WriteStandardOutput(const Content& write) {
 
 /// Straight into what is there: a device, a pipe.
 void WriteThrough(const std::string& path, const Content& write) {
-  Descriptor file(Opened(path, O_WRONLY));
+  Descriptor file(OpenFile(path, O_WRONLY));
   if (file.get() < 0) FailWrite(path, errno);
   write([&](std::string_view piece) {
     if (const int error = WriteAll(file.get(), piece); error != 0) FailWrite(path, error);
@@ -162,11 +167,31 @@ void Replace(const std::string& path, const Content& write, const struct stat* e
 FileError::FileError(const std::string& path, const std::string& what, int error)
     : Error(path + ": " + what + ": " + Reason(error)), number(error) {}
 
-Unfinished::Unfinished() { ++unfinished; }
+Unfinished::Unfinished(const std::string* file) : path(file) {
+  ++unfinished;
+  const std::lock_guard lock(list_mutex);
+  behind = std::exchange(all_unfinished, this);
+  if (behind != nullptr) behind->before = this;
+}
+
 Unfinished::~Unfinished() {
+  {
+    const std::lock_guard lock(list_mutex);
+    if (behind != nullptr) behind->before = before;
+    (before != nullptr ? before->behind : all_unfinished) = behind;
+  }
   if (--unfinished > 0) return;
   // Not before: a signal that comes from now on takes effect at once.
   if (const int signal = stopped_by.load(); signal != 0) EndBy(signal);
+}
+
+void RemoveUnfinished() {
+  const std::unique_lock lock(list_mutex, std::try_to_lock);
+  std::error_code ignored;
+  for (const Unfinished* file = lock ? all_unfinished : nullptr; file != nullptr;
+       file = file->behind) {
+    if (!file->path->empty()) fs::remove_all(*file->path, ignored);
+  }
 }
 
 void RemoveUnfinishedOnSignals() {
@@ -209,7 +234,7 @@ void WriteFile(const std::string& path, const std::function<void(const PutBytes&
 InputFile::InputFile(const std::string& path, int64_t limit)
     : name_(path == "-" ? "standard input" : path),
       limit_(limit),
-      file_(path == "-" ? dup(STDIN_FILENO) : Opened(path, O_RDONLY)) {
+      file_(path == "-" ? dup(STDIN_FILENO) : OpenFile(path, O_RDONLY)) {
   if (path.empty()) throw Error("the file name is empty");
   if (file_.get() < 0) FailRead(name_, errno);
   struct stat status {};
@@ -254,7 +279,7 @@ void InputFile::ReadRest(std::string* content) {
   content->resize(size);
 }
 
-SeekableFile::SeekableFile(const std::string& path) : path_(path), file_(Opened(path, O_RDONLY)) {
+SeekableFile::SeekableFile(const std::string& path) : path_(path), file_(OpenFile(path, O_RDONLY)) {
   if (file_.get() < 0) throw FileError(path, "cannot be read", errno);
 }
 
@@ -273,7 +298,7 @@ void SeekableFile::Read(int64_t offset, std::span<std::byte> bytes) const {
 }
 
 OutputFile::OutputFile(const std::string& path)
-    : path_(path), file_(Opened(path, O_WRONLY | O_CREAT | O_EXCL, 0666)) {
+    : path_(path), file_(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, 0666)) {
   if (file_.get() < 0) throw FileError(path, "cannot be made", errno);
 }
 
@@ -295,6 +320,21 @@ void OutputFile::Write(std::string_view text) {
 
 void OutputFile::Write(std::span<const std::byte> bytes) {
   Write(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+void OutputFile::WriteThrough(std::span<const std::byte> pages) {
+  Flush();
+  const std::string_view text(reinterpret_cast<const char*>(pages.data()), pages.size());
+  const int flags = fcntl(file_.get(), F_GETFL);
+  const bool direct = fcntl(file_.get(), F_SETFL, flags | O_DIRECT) == 0;
+  int error = WriteAll(file_.get(), text);
+  if (direct) fcntl(file_.get(), F_SETFL, flags);
+  // Some file systems cannot, and say it only here; others want larger pages.
+  if (direct && error == EINVAL && lseek(file_.get(), size_, SEEK_SET) == size_) {
+    error = WriteAll(file_.get(), text);
+  }
+  Check(error);
+  size_ += std::ssize(text);
 }
 
 void OutputFile::Flush() {
@@ -362,15 +402,16 @@ std::string PathIn(const std::string& folder, std::string_view name) {
 
 std::vector<std::string> NamesInFolder(const std::string& path) {
   std::vector<std::string> names;
-  // Not with an error_code: that is noexcept, and ends the process where memory is short.
-  try {
-    for (const auto& entry : fs::directory_iterator(path)) {
-      names.push_back(entry.path().filename().string());
-    }
-  } catch (const fs::filesystem_error& error) {
-    if (error.code() == std::errc::no_such_file_or_directory) return names;
-    throw FileError(path, "cannot be read", error.code().value());
+  // Not with std::filesystem, which ends the process where memory is short or takes a signal for an
+  // error.
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(OpenFolder(path), closedir);
+  if (folder == nullptr && errno == ENOENT) return names;
+  if (folder == nullptr) throw FileError(path, "cannot be read", errno);
+  for (errno = 0; const dirent* const entry = readdir(folder.get()); errno = 0) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
   }
+  if (errno != 0) throw FileError(path, "cannot be read", errno);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -399,12 +440,13 @@ void CreateFolders(const std::string& path) {
 
 void RemoveTree(const std::string& path) {
   std::error_code error;
-  fs::remove_all(path, error);
+  do fs::remove_all(path, error);
+  while (error == std::errc::interrupted);
   if (error) throw FileError(path, "cannot be removed", error.value());
 }
 
 void FlushFolder(const std::string& path) {
-  const Descriptor folder(Opened(path, O_RDONLY | O_DIRECTORY));
+  const Descriptor folder(OpenFile(path, O_RDONLY | O_DIRECTORY));
   if (folder.get() < 0) throw FileError(path, "cannot be opened", errno);
   if (const int error = Sync(folder.get()); error != 0) {
     throw FileError(path, "cannot be written", error);
@@ -426,10 +468,18 @@ int64_t FileSize(const std::string& path) {
   return status.st_size;
 }
 
+int OpenFile(const std::string& path, int flags, unsigned mode) {
+  int fd = -1;
+  do fd = open(path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
 int Descriptor::Close() {
   const int fd = fd_;
   fd_ = -1;
-  return fd < 0 || close(fd) == 0 ? 0 : errno;
+  // A signal may interrupt it; it is closed all the same.
+  return fd < 0 || close(fd) == 0 || errno == EINTR ? 0 : errno;
 }
 
 }  // namespace contraflow

@@ -31,11 +31,18 @@ void WriteFile(const std::string& path, const std::function<void(const PutBytes&
 /// Something that is half made, as long as it lives. With the last of them a signal takes effect
 /// that RemoveUnfinishedOnSignals has held back.
 struct Unfinished {
-  Unfinished();
+  /// `file` is its path, which must outlive it.
+  explicit Unfinished(const std::string* file);
   Unfinished(const Unfinished&) = delete;
   Unfinished& operator=(const Unfinished&) = delete;
   ~Unfinished();
+
+  const std::string* path;
+  Unfinished *before = nullptr, *behind = nullptr;  ///< of all that live
 };
+
+/// Removes the files and folders that are half made: for who ends the process without destructors.
+void RemoveUnfinished();
 
 /// From now on SIGHUP, SIGINT and SIGTERM end the process only once what WriteFile and NewFolder
 /// have half made is removed: what writes then throws Error.
@@ -58,7 +65,7 @@ class NewFolder {
  private:
   const std::string target_;
   std::string path_;
-  const Unfinished unfinished_;
+  const Unfinished unfinished_{&path_};
 };
 
 /// True if there is a folder of this name.
@@ -92,6 +99,10 @@ void FlushFolder(const std::string& path);
 void RenameFile(const std::string& from, const std::string& to);
 /// Bytes of a regular file; -1 if it is not there. Throws Error if it is something else.
 int64_t FileSize(const std::string& path);
+
+/// open(2), again where a signal has interrupted it, with flags that programs started from here get
+/// nothing of it. -1 where errno says why not.
+int OpenFile(const std::string& path, int flags, unsigned mode = 0);
 
 /// An open file of the system, closed at the end.
 class Descriptor {
@@ -152,6 +163,8 @@ class OutputFile {
 
   void Write(std::string_view text);
   void Write(std::span<const std::byte> bytes);
+  /// Whole pages of the system, to the disk without a copy in memory where its file system can.
+  void WriteThrough(std::span<const std::byte> pages);
   /// The permissions of a file that it is to replace.
   void SetMode(unsigned mode);
   /// Flushes it to the disk.
@@ -165,8 +178,8 @@ class OutputFile {
   void Flush();
   void Check(int error) const;
 
-  const Unfinished unfinished_;
   const std::string path_;
+  const Unfinished unfinished_{&path_};
   Descriptor file_;
   bool kept_ = false;
   int64_t size_ = 0;

@@ -15,7 +15,8 @@
 
 namespace contraflow {
 
-/// Members in document order; integers and reals stay apart, nothing is narrowed.
+/// Members in document order; integers and reals stay apart, nothing is narrowed. Begin with
+/// Json::array() or Json::object(): a null that becomes one crashes where memory is short.
 using Json = nlohmann::ordered_json;
 
 /// Sizes above which a document is refused, whatever it says about itself.

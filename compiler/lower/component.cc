@@ -12,6 +12,7 @@
 #include "compiler/lower/sharing.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/lanes.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/engine.h"
 

@@ -52,12 +52,4 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers);
 /// here. Throws Error if the costs do not give the bytes (ValueBytesOf).
 Plan AssignBuffers(const Plan& plan, const CostModel& costs);
 
-/// Makes an instruction wait for the earlier one of this index, unless it does; `after` stays
-/// ascending.
-void AddEvent(int32_t index, Instruction* i);
-
-/// Gives every instruction of a comm-level plan of opaque stages its lane and the `after` events
-/// that its data needs.
-void AddLanes(Plan* plan);
-
 }  // namespace contraflow

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
 
-Accesses::Accesses(const Plan& plan)
-    : plan_(plan), route_of_(RouteOfMicrobatch(plan)), last_layer_(std::max(plan.layers, 1) - 1) {}
+Accesses::Accesses(const Plan& plan, std::vector<int> layers)
+    : plan_(plan), route_of_(RouteOfMicrobatch(plan)), layers_(std::move(layers)) {
+  if (layers_.empty()) layers_.assign(static_cast<size_t>(plan.stages), plan.layers);
+}
 
 bool Accesses::SameRank(int stage, int other, int microbatch) const {
   const int route = route_of_[static_cast<size_t>(microbatch)];
@@ -18,8 +21,7 @@ bool Accesses::SameRank(int stage, int other, int microbatch) const {
 
 void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
   accesses->clear();
-  const auto whole = static_cast<int16_t>(plan_.layers > 0 ? 0 : -1);
-  const auto last = static_cast<int16_t>(plan_.layers > 0 ? last_layer_ : -1);
+  const int16_t last = LastLayer(i.stage), whole = std::min(last, int16_t{0});
   const auto touch = [&](Value value, int16_t layer, bool makes) {
     accesses->push_back({value, layer, i.stage, i.microbatch, makes});
   };
@@ -61,7 +63,7 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
   } else {
     touch(false, {expert_out, rows, scores, attention});
     touch(true, {combined});
-    if (i.layer < last_layer_) {
+    if (i.layer < LastLayer(i.stage)) {
       const auto next = static_cast<int16_t>(i.layer + 1);
       accesses->push_back({input, next, i.stage, i.microbatch, true});
     } else if (i.stage + 1 == plan_.stages) {
@@ -83,7 +85,7 @@ void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) con
   const auto touch = [&](bool makes, std::initializer_list<Value> values) {
     for (const Value v : values) accesses->push_back({v, i.layer, i.stage, i.microbatch, makes});
   };
-  const bool at_head = i.layer == last_layer_ && i.stage + 1 == plan_.stages;
+  const bool at_head = i.layer == LastLayer(i.stage) && i.stage + 1 == plan_.stages;
   if (i.op == Op::COMBINE_B) {
     touch(at_head, {doutput});  // of the last layer made by the head
     if (at_head) touch(false, {output, head});
@@ -105,8 +107,7 @@ void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) con
       const auto before = static_cast<int16_t>(i.layer - 1);
       accesses->push_back({doutput, before, i.stage, i.microbatch, true});
     } else if (i.stage > 0 && SameRank(i.stage, i.stage - 1, i.microbatch)) {
-      const auto last = static_cast<int16_t>(last_layer_);
-      accesses->push_back({doutput, last, i.stage - 1, i.microbatch, true});
+      accesses->push_back({doutput, LastLayer(i.stage - 1), i.stage - 1, i.microbatch, true});
     } else {
       touch(true, {dinput});
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -22,8 +23,9 @@ struct Access {
 /// a table of its own.
 class Accesses {
  public:
-  /// The plan must outlive this; its shape is right (Verify's "shape").
-  explicit Accesses(const Plan& plan);
+  /// The plan must outlive this; its shape is right (Verify's "shape"). With `layers`, how many
+  /// each stage has, what a plan without components comes down to can be followed too.
+  explicit Accesses(const Plan& plan, std::vector<int> layers = {});
 
   /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
   /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
@@ -33,13 +35,16 @@ class Accesses {
 
  private:
   bool SameRank(int stage, int other, int microbatch) const;
+  int16_t LastLayer(int stage) const {
+    return static_cast<int16_t>(layers_[static_cast<size_t>(stage)] - 1);
+  }
   void Forward(const Instruction& i, std::vector<Access>* accesses) const;
   void Backward(const Instruction& i, std::vector<Access>* accesses) const;
   void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
 
   const Plan& plan_;
-  std::vector<int> route_of_;
-  int last_layer_;
+  const std::vector<int> route_of_;
+  std::vector<int> layers_;  // by stage; 0: opaque stages
 };
 
 }  // namespace contraflow

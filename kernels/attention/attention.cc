@@ -43,44 +43,61 @@ void CheckAligned(const AttentionShape& shape,
   }
 }
 
-class MmaAttention : public AttentionEngine {
- public:
-  explicit MmaAttention(const AttentionShape& shape) : shape_(shape) {}
+AttentionForward OwnForward(const AttentionShape& shape) {
+  return {"own", 0, [shape](Stream stream, const Bf16* qkv, void*, Bf16* out, float* lse) {
+            MmaAttentionForward(stream, shape, qkv, out, lse);
+          }};
+}
 
-  size_t work_bytes() const override {
-    return sizeof(float) * static_cast<size_t>(shape_.batch) *
-           static_cast<size_t>(shape_.sequence) * static_cast<size_t>(shape_.heads);
-  }
-  void Forward(Stream stream, const Bf16* qkv, void*, Bf16* out, float* lse) const override {
-    MmaAttentionForward(stream, shape_, qkv, out, lse);
-  }
-  void Backward(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse, const Bf16* dout,
-                void* work, Bf16* dqkv) const override {
-    MmaAttentionBackward(stream, shape_, qkv, out, lse, dout, static_cast<float*>(work), dqkv);
-  }
+AttentionBackward OwnBackward(const AttentionShape& shape) {
+  return {"own",
+          sizeof(float) * static_cast<size_t>(shape.batch) * static_cast<size_t>(shape.sequence) *
+              static_cast<size_t>(shape.heads),
+          [shape](Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
+                  const Bf16* dout, void* work, Bf16* dqkv) {
+            MmaAttentionBackward(stream, shape, qkv, out, lse, dout, static_cast<float*>(work),
+                                 dqkv);
+          }};
+}
 
- private:
-  AttentionShape shape_;
-};
+/// cuDNN's or, where it has none, our own with its reason.
+template <typename Direction>
+Direction Best(const AttentionShape& shape, size_t most_work,
+               Direction (*cudnn)(const AttentionShape&, size_t),
+               Direction (*own)(const AttentionShape&)) {
+  try {
+    return cudnn(shape, most_work);
+  } catch (const GpuError& error) {
+    Direction ours = own(shape);
+    ours.why_own = error.what();
+    return ours;
+  }
+}
 
 }  // namespace
 
-Attention::Attention(const AttentionShape& shape, int sms, Engine engine)
-    : shape_(shape), name_("cudnn") {
+Attention::Attention(const AttentionShape& shape, int sms, Engine engine, size_t most_work)
+    : shape_(shape) {
   CheckShape(shape);
   if (sms < 1) throw GpuError(ToString(shape) + "it needs at least 1 SM");
-  if (engine == Engine::kBest) engine_ = CudnnAttention(shape);
-  if (engine_ != nullptr) return;
-  name_ = "own";
-  engine_ = std::make_unique<MmaAttention>(shape);
+  const bool best = engine == Engine::kBest;
+  forward_ = best ? Best(shape, most_work, CudnnForward, OwnForward) : OwnForward(shape);
+  backward_ = best ? Best(shape, most_work, CudnnBackward, OwnBackward) : OwnBackward(shape);
 }
-Attention::~Attention() = default;
 
-size_t Attention::work_bytes() const { return engine_->work_bytes(); }
+std::string Attention::engine() const {
+  if (forward_.engine == backward_.engine) return forward_.engine;
+  return forward_.engine + " forward, " + backward_.engine + " backward";
+}
+
+std::string Attention::Report() const {
+  const std::string& why = backward_.why_own.empty() ? forward_.why_own : backward_.why_own;
+  return why.empty() ? engine() : engine() + " (" + why + ")";
+}
 
 void Attention::Forward(Stream stream, const Bf16* qkv, void* work, Bf16* out, float* lse) const {
   CheckAligned(shape_, {{"qkv", qkv}, {"out", out}, {"lse", lse}, {"work", work}});
-  engine_->Forward(stream, qkv, work, out, lse);
+  forward_.run(stream, qkv, work, out, lse);
 }
 
 void Attention::BackwardInput(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
@@ -88,7 +105,7 @@ void Attention::BackwardInput(Stream stream, const Bf16* qkv, const Bf16* out, c
   CheckAligned(
       shape_,
       {{"qkv", qkv}, {"out", out}, {"lse", lse}, {"dout", dout}, {"work", work}, {"dqkv", dqkv}});
-  engine_->Backward(stream, qkv, out, lse, dout, work, dqkv);
+  backward_.run(stream, qkv, out, lse, dout, work, dqkv);
 }
 
 }  // namespace contraflow::gpu

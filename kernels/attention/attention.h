@@ -1,8 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <memory>
-#include <string_view>
+#include <functional>
+#include <string>
 
 #include "kernels/gpu/stream.h"
 #include "kernels/host/attention.h"
@@ -10,23 +11,43 @@
 
 namespace contraflow::gpu {
 
-class AttentionEngine;
+/// How a direction is computed. Operands as Attention has them.
+struct AttentionForward {
+  std::string engine;  ///< "cudnn", "cudnn in 2 parts", "own"
+  size_t work_bytes;
+  std::function<void(Stream, const Bf16* qkv, void* work, Bf16* out, float* lse)> run;
+  std::string why_own{};  ///< what cuDNN says, if it was asked
+};
+struct AttentionBackward {
+  std::string engine;
+  size_t work_bytes;
+  std::function<void(Stream, const Bf16* qkv, const Bf16* out, const float* lse, const Bf16* dout,
+                     void* work, Bf16* dqkv)>
+      run;
+  std::string why_own{};
+};
 
 /// Causal self-attention over qkv[batch * sequence x 3 * heads * head_width] (queries, keys, values
-/// of a token side by side, heads contiguous in each), deterministic in both directions: cuDNN's
-/// where it takes the shape, else our own kernels. head_width is a multiple of 8, at most 128.
+/// of a token side by side, heads contiguous in each), deterministic in both directions: each
+/// cuDNN's where that takes the shape, else our own kernels. head_width is a multiple of 8, at most
+/// 128.
 class Attention {
  public:
   enum class Engine { kBest, kOwn };
+  /// cuDNN's backward keeps a number for every score, and is given that much for it.
+  static constexpr size_t kMostWork = size_t{4} << 30;
 
-  /// Prepares for `sms` SMs. Throws GpuError if the shape is not possible.
-  Attention(const AttentionShape& shape, int sms, Engine engine = Engine::kBest);
-  ~Attention();
+  /// Prepares for `sms` SMs, and for at most `most_work` bytes of work memory where cuDNN computes.
+  /// Throws GpuError if the shape is not possible.
+  Attention(const AttentionShape& shape, int sms, Engine engine = Engine::kBest,
+            size_t most_work = kMostWork);
 
   /// Bytes of work memory, of either direction.
-  size_t work_bytes() const;
-  /// "cudnn" or "own".
-  std::string_view engine() const { return name_; }
+  size_t work_bytes() const { return std::max(forward_.work_bytes, backward_.work_bytes); }
+  /// Of both directions: "cudnn", or "cudnn forward, own backward" where they differ.
+  std::string engine() const;
+  /// The same with the reason why cuDNN computes less than it could, for a reader.
+  std::string Report() const;
 
   /// out[batch * sequence x heads * head_width] = softmax(q k^T / sqrt(head_width)) v;
   /// lse[batch x heads x sequence] the logarithms of the sums of exponentials.
@@ -37,26 +58,14 @@ class Attention {
 
  private:
   AttentionShape shape_;
-  std::unique_ptr<AttentionEngine> engine_;
-  std::string_view name_;
+  AttentionForward forward_;
+  AttentionBackward backward_;
 };
 
-/// One way to compute attention of one shape; operands as Attention has them.
-class AttentionEngine {
- public:
-  virtual ~AttentionEngine() = default;
-  virtual size_t work_bytes() const = 0;
-  virtual void Forward(Stream stream, const Bf16* qkv, void* work, Bf16* out, float* lse) const = 0;
-  virtual void Backward(Stream stream, const Bf16* qkv, const Bf16* out, const float* lse,
-                        const Bf16* dout, void* work, Bf16* dqkv) const = 0;
-};
-
-/// The most work memory that is worth what cuDNN gains: it keeps a number for every score.
-inline constexpr size_t kMostAttentionWork = size_t{4} << 30;
-
-/// cuDNN's for the shape on the current device, or null where cuDNN is not there, will not have it,
-/// or wants more work memory than that.
-std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape& shape);
+/// cuDNN's for the shape on the current device. Throw GpuError with the reason where it will not
+/// have the shape, or one head takes more work memory than that.
+AttentionForward CudnnForward(const AttentionShape& shape, size_t most_work);
+AttentionBackward CudnnBackward(const AttentionShape& shape, size_t most_work);
 
 /// Our own kernels, by the matrix instructions of a warp (mma): for head_width a multiple of 8 and
 /// at most 128; operands as Attention has them. No score is ever written to memory: the backward

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -119,25 +119,49 @@ class CudnnPlan {
 };
 
 /// Causal attention as graphs of cuDNN's operations, in the form that its fused engines know, and
-/// the plans to compute them; operands as Attention (attention.h) has them. The backward graph is
-/// the one without sums in no fixed order: it keeps the gradients of all scores of a head, in bf16,
-/// in work memory.
-class CudnnAttentionPlans {
+/// the plans to compute them; operands as Attention (attention.h) has them. A plan computes a part:
+/// some of the sequences or, where those of one sequence take too much work memory, some of its
+/// heads; all parts are alike and run one after the other.
+class CudnnAttention {
  public:
-  /// Throws GpuError, with what cuDNN says, if it will not have the shape.
-  CudnnAttentionPlans(const AttentionShape& shape, const CudnnDescriptor& device);
+  int parts() const { return whole_.batch / part_.batch * (whole_.heads / part_.heads); }
+  /// 256-aligned; the parts share it.
+  size_t work_bytes() const { return work_bytes_; }
 
-  /// Of either direction, 256-aligned.
-  size_t work_bytes() const;
+ protected:
+  using PlanOf = CudnnPlan (*)(const AttentionShape& whole, const AttentionShape& part,
+                               const CudnnDescriptor& device);
 
-  void Forward(cudnnHandle_t handle, const Bf16* qkv, void* work, Bf16* out, float* lse) const;
-  void Backward(cudnnHandle_t handle, const Bf16* qkv, const Bf16* out, const float* lse,
-                const Bf16* dout, void* work, Bf16* dqkv) const;
+  /// The largest part that takes at most `most_work` bytes, `own_work` of them for itself. Throws
+  /// GpuError, with what cuDNN says, if it will not have the shape.
+  CudnnAttention(const AttentionShape& shape, const CudnnDescriptor& device, size_t most_work,
+                 PlanOf plan_of, size_t (*own_work)(const AttentionShape& part));
 
- private:
-  AttentionShape shape_;
+  /// Calls run(first token, first element of a row, first sum) for each part.
+  template <typename Function>
+  void EachPart(const Function& run) const;
+
+  AttentionShape whole_, part_{};
   float scale_;
-  CudnnPlan forward_, backward_;
+  std::optional<CudnnPlan> plan_;
+  size_t work_bytes_ = 0;
+};
+
+class CudnnAttentionForward : public CudnnAttention {
+ public:
+  CudnnAttentionForward(const AttentionShape& shape, const CudnnDescriptor& device,
+                        size_t most_work);
+  void Run(cudnnHandle_t handle, const Bf16* qkv, void* work, Bf16* out, float* lse) const;
+};
+
+/// The graph without sums in no fixed order: it keeps the gradients of all scores of a part, in
+/// bf16, in work memory.
+class CudnnAttentionBackward : public CudnnAttention {
+ public:
+  CudnnAttentionBackward(const AttentionShape& shape, const CudnnDescriptor& device,
+                         size_t most_work);
+  void Run(cudnnHandle_t handle, const Bf16* qkv, const Bf16* out, const float* lse,
+           const Bf16* dout, void* work, Bf16* dqkv) const;
 };
 
 }  // namespace contraflow::gpu

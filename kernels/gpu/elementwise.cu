@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cfloat>
 
 #include "kernels/gpu/elementwise.h"
 #include "kernels/gpu/rows.h"
 #include "kernels/gpu/vector.h"
+#include "kernels/host/random.h"
 
 namespace contraflow::gpu {
 namespace {
@@ -197,14 +199,17 @@ __device__ Factors FactorsOf(const AdamWStepSize& step, const AdamWRates& rates)
           1.0f - step.learning_rate * rates.weight_decay};
 }
 
+/// Returns whether all gradients are finite.
 template <int N>
-__device__ void Update(const Factors& f, size_t i, const float* gradient, float* m, float* v,
+__device__ bool Update(const Factors& f, size_t i, const float* gradient, float* m, float* v,
                        float* parameter, Bf16* copy) {
   const Floats<N> g = LoadFloats<N>(gradient + i);
+  bool finite = true;
   Floats<N> first = LoadFloats<N>(m + i), second = LoadFloats<N>(v + i);
   Floats<N> p = LoadFloats<N>(parameter + i);
   CF_UNROLL
   for (int j = 0; j < N; ++j) {
+    finite = finite && fabsf(g.at[j]) <= FLT_MAX;
     first.at[j] = f.beta1 * first.at[j] + (1.0f - f.beta1) * g.at[j];
     second.at[j] = f.beta2 * second.at[j] + (1.0f - f.beta2) * g.at[j] * g.at[j];
     p.at[j] =
@@ -214,19 +219,22 @@ __device__ void Update(const Factors& f, size_t i, const float* gradient, float*
   StoreFloats<N>(v + i, second);
   StoreFloats<N>(parameter + i, p);
   Store<N>(copy + i, Pack(p));
+  return finite;
 }
 
 template <int N>
 __global__ void __launch_bounds__(kBlock, kBlocksAnSm)
     AdamWKernel(const AdamWStepSize* step, AdamWRates rates, size_t n, const float* gradient,
-                float* m, float* v, float* parameter, Bf16* copy) {
+                float* m, float* v, float* parameter, Bf16* copy, int32_t* not_finite) {
   const Factors factors = FactorsOf(*step, rates);
   const size_t whole = n / N * N;
+  bool finite = true;
   for (size_t i = First() * N; i < whole; i += Step() * N) {
-    Update<N>(factors, i, gradient, m, v, parameter, copy);
+    finite = Update<N>(factors, i, gradient, m, v, parameter, copy) && finite;
   }
   const size_t rest = whole + First();
-  if (rest < n) Update<1>(factors, rest, gradient, m, v, parameter, copy);
+  if (rest < n) finite = Update<1>(factors, rest, gradient, m, v, parameter, copy) && finite;
+  if (!finite) *not_finite = 1;  // the same by whoever writes it
 }
 
 template <int N>
@@ -240,17 +248,23 @@ __global__ void __launch_bounds__(kBlock, kBlocksAnSm)
   if (rest < n) Store<1>(copy + rest, Pack(LoadFloats<1>(parameter + rest)));
 }
 
+__global__ void __launch_bounds__(kBlock, kBlocksAnSm)
+    UniformKernel(uint64_t key, float limit, size_t n, float* x) {
+  for (size_t i = First(); i < n; i += Step()) x[i] = UniformDraw(key, limit, i);
+}
+
 }  // namespace
 
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
-               const float* gradient, float* m, float* v, float* parameter, Bf16* copy) {
+               const float* gradient, float* m, float* v, float* parameter, Bf16* copy,
+               int32_t* not_finite) {
   if (n == 0) return;
   if (Aligned(gradient, m, v, parameter) && Aligned(copy)) {
     Launch("AdamWStep", stream, Blocks(stream, n / 4), kBlock, 0, AdamWKernel<4>, step, rates, n,
-           gradient, m, v, parameter, copy);
+           gradient, m, v, parameter, copy, not_finite);
   } else {
     Launch("AdamWStep", stream, Blocks(stream, n), kBlock, 0, AdamWKernel<1>, step, rates, n,
-           gradient, m, v, parameter, copy);
+           gradient, m, v, parameter, copy, not_finite);
   }
 }
 
@@ -262,6 +276,11 @@ void RoundToBf16(Stream stream, size_t n, const float* parameter, Bf16* copy) {
   } else {
     Launch("RoundToBf16", stream, Blocks(stream, n), kBlock, 0, RoundKernel<1>, n, parameter, copy);
   }
+}
+
+void FillUniform(Stream stream, uint64_t key, float limit, size_t n, float* x) {
+  if (n == 0) return;
+  Launch("FillUniform", stream, Blocks(stream, n), kBlock, 0, UniformKernel, key, limit, n, x);
 }
 
 }  // namespace contraflow::gpu

@@ -1,6 +1,6 @@
 #pragma once
 
-// Layer parts that do as much to each value as its neighbours: the rotary embedding, SwiGLU, AdamW.
+// What does as much to each value as to its neighbours: the rotary embedding, SwiGLU, AdamW, draws.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,12 +22,17 @@ struct AdamWRates {
 
 /// AdamW with decoupled weight decay on n parameters, as kernels/host/adamw.h has it; m and v are
 /// its moments. copy[n] becomes the parameters in bf16. All blocks of a stage lie in one, so this
-/// is the multi-tensor form: 30 bytes of traffic a parameter.
+/// is the multi-tensor form: 30 bytes of traffic a parameter. *not_finite becomes 1 if a gradient
+/// is not finite.
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
-               const float* gradient, float* m, float* v, float* parameter, Bf16* copy);
+               const float* gradient, float* m, float* v, float* parameter, Bf16* copy,
+               int32_t* not_finite);
 
 /// copy[n] = parameter[n] in bf16. Traffic: 6 bytes a parameter.
 void RoundToBf16(Stream stream, size_t n, const float* parameter, Bf16* copy);
+
+/// x[i] = UniformDraw(key, limit, i), the bits of the host's FillUniform. Traffic: 4 bytes a value.
+void FillUniform(Stream stream, uint64_t key, float limit, size_t n, float* x);
 
 /// Rotates, in place, the pairs (2i, 2i + 1) of every head of the queries and keys in
 /// qkv[rows x 3 * heads * head_width] by the angle of the row's position, row mod sequence.

@@ -197,6 +197,13 @@ void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
          wide ? &SumKernel<4> : &SumKernel<1>, parts, n);
 }
 
+void CountRows(Stream stream, const ExchangePeers& peers, int self, int capacity, int most_rows,
+               int32_t* first, int32_t* received, int32_t* overflow) {
+  CheckPeers("CountRows", peers, self);
+  Launch("CountRows", stream, 1, kCountThreads, 0, CountKernel, peers, self, capacity, most_rows,
+         first, received, overflow);
+}
+
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
                    int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas) {
   const char* const name = "PullToExperts";
@@ -207,8 +214,7 @@ void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int widt
   }
   const ExchangePeer& mine = peers.peer[self];
   if (first != nullptr) {
-    Launch("PullToExperts count", stream, 1, kCountThreads, 0, CountKernel, peers, self, capacity,
-           most_rows, first, received, overflow);
+    CountRows(stream, peers, self, capacity, most_rows, first, received, overflow);
   }
   if (most_rows == 0) return;
   Launch(name, stream, BlocksForCopy(size_t{kWarp} * static_cast<size_t>(most_rows), ctas),

@@ -42,13 +42,16 @@ struct ExchangePeers {
   int owners = 0;     ///< only the first so many members own experts; 0: all
 };
 
-/// DISPATCH_F and COMBINE_B of the member `self`, which owns experts [self * local_experts, ...):
-/// pulls their rows, `width` wide, out of every member's tokens. If `first` and `received` are not
-/// null it writes its own as well (DISPATCH_F), otherwise it reads those that its peer entry points
-/// at. It never writes beyond most_rows rows: if there are more, *overflow = 1, and `first` and
-/// `received` leave them out, so that their readers stay in bounds. Counts stay on the device. A
-/// `capacity` above 0 is what SortByExpert (routing.h) sorted with: every member sends as many rows
-/// to every expert.
+/// What the member `self`, which owns experts [self * local_experts, ...), gets in DISPATCH_F: its
+/// `first` and `received`. If that is more than most_rows rows, *overflow = 1, and they leave out
+/// the rest, so that their readers stay in bounds. Counts stay on the device. A `capacity` above 0
+/// is what SortByExpert (routing.h) sorted with: every member sends as many rows to every expert.
+void CountRows(Stream stream, const ExchangePeers& peers, int self, int capacity, int most_rows,
+               int32_t* first, int32_t* received, int32_t* overflow);
+
+/// DISPATCH_F and COMBINE_B of the member `self`: pulls its experts' rows, `width` wide, out of
+/// every member's tokens. If `first` and `received` are not null it counts them before (CountRows,
+/// DISPATCH_F), otherwise it reads those that its peer entry points at.
 void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int width, int capacity,
                    int most_rows, int32_t* first, int32_t* received, int32_t* overflow, int ctas);
 

@@ -15,6 +15,9 @@
 //             <----------------------------------
 //               empty[s]: each of the 8 warps is done with them
 //
+// One consumer keeps ahead of the other by some slabs, so that each stores its half of a tile while
+// the other multiplies, and the matrix units need not wait.
+//
 // Rows of a tile beyond its expert's are computed from whatever rows come next, and dropped: a row
 // of a product depends on no other. Where rows are what is summed over (weight gradients), those
 // of the last slab that are not the expert's are cleared in shared memory first.
@@ -25,6 +28,9 @@ namespace {
 constexpr int kSlab = 64;
 constexpr int kStages = 4;
 constexpr int kConsumers = 2 * kWarpgroup, kConsumerWarps = kConsumers / kWarp;
+/// Slabs that the first consumer begins before the second does. Those between the two stay in the
+/// ring, and the rest of it has to cover the time that a load takes.
+constexpr int kHeadStart = 2;
 constexpr int kGroupedThreads = kWarpgroup + kConsumers;
 /// 64 x 64 bf16: what an operand that is not K-major is made of.
 constexpr int kPanelBytes = kSlab * kBoxRowBytes;
@@ -34,6 +40,7 @@ constexpr int kStageBytes = kABytes + kBBytes;
 struct GroupedShared {
   unsigned char stages[kStages][kStageBytes];  ///< of A, then of B
   Mbarrier full[kStages], empty[kStages];
+  Mbarrier begun;  ///< the first consumer has its head start
 };
 
 /// How the operands of a product lie, and what is summed over.
@@ -194,6 +201,10 @@ __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue,
   Tile tile;
   Turn turn;
   float sums[kAccumulators];
+  // Where rows are cleared the consumers do that together.
+  constexpr bool kAhead = form != Form::kRows;
+  int begun = 0;  // slabs of the first consumer, up to its head start
+  if (kAhead && group == 1) MbarrierWait(&shared->begun, 0);
   while (walk.Next(&tile)) {
     const int slabs = SlabsOf<form>(sizes, tile.expert);
     [[maybe_unused]] const int rows = RowsOf(sizes, tile.expert);
@@ -206,6 +217,9 @@ __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue,
         if (left < kSlab) ClearRows(stage, left);
       }
       MultiplySlab<form>(stage, group, slab > 0, sums);
+      if (kAhead && group == 0 && begun < kHeadStart && ++begun == kHeadStart && lane == 0) {
+        MbarrierArrive(&shared->begun);
+      }
       // The matrix units go on with this slab while the one before is given back.
       WgmmaWait<1>(sums);
       if (slab > 0 && lane == 0) MbarrierArrive(&shared->empty[before]);
@@ -215,6 +229,8 @@ __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue,
     if (lane == 0) MbarrierArrive(&shared->empty[before]);
     epilogue(PlaceOf<form>(sizes, tile, own_row), sums);
   }
+  // There may have been fewer.
+  if (kAhead && group == 0 && begun < kHeadStart && lane == 0) MbarrierArrive(&shared->begun);
 }
 
 template <Form form, typename Epilogue>
@@ -227,6 +243,7 @@ __global__ void __launch_bounds__(kGroupedThreads, 1)
       MbarrierInit(&shared->full[s], 1);
       MbarrierInit(&shared->empty[s], kConsumerWarps);
     }
+    MbarrierInit(&shared->begun, kConsumerWarps / 2);
     MbarrierInitFence();
   }
   __syncthreads();

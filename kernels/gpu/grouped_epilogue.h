@@ -196,7 +196,8 @@ struct StoreSwigluGradient {
   }
 };
 
-/// out[experts x rows x columns] += the sums.
+/// out[experts x rows x columns] += the sums, in the L2: nothing is read back, and as a tile has
+/// its elements to itself each gets one addition.
 struct AddInPlace {
   float* out;
   int rows, columns;
@@ -208,35 +209,25 @@ struct AddInPlace {
     PrefetchTile(Matrix(at), columns, columns, at);
   }
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
-    constexpr int kAtOnce = 8;  // blocks of 8 columns on their way
-    const int first = at.column + 2 * static_cast<int>(threadIdx.x % 4);
-    float* const matrix = Matrix(at);
+    // Two neighbours have two columns each of the same two rows; each gets one row of both, so that
+    // it adds four at once.
+    const int lane = static_cast<int>(threadIdx.x % 4);
+    const bool second = lane % 2 != 0;
+    const int row = at.row + (second ? 8 : 0), first = at.column + 4 * (lane / 2);
+    float* const to = Matrix(at) + static_cast<int64_t>(row) * columns;
     CF_UNROLL
-    for (int i = 0; i < kAccumulators / 4; i += kAtOnce) {
-      float2 old[kAtOnce][2];
+    for (int i = 0; i < kAccumulators / 4; ++i) {
+      const float* const of = sums + 4 * i;
+      float pairs[2][2];
       CF_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        CF_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          const int row = at.row + 8 * h, column = first + 8 * (i + j);
-          old[j][h] = make_float2(0, 0);
-          if (row < at.rows_end && column < columns) {
-            old[j][h] = *reinterpret_cast<const float2*>(
-                matrix + static_cast<int64_t>(row) * columns + column);
-          }
-        }
+      for (int j = 0; j < 2; ++j) {
+        const float got = __shfl_xor_sync(~0u, second ? of[j] : of[2 + j], 1);
+        pairs[0][j] = second ? got : of[j];
+        pairs[1][j] = second ? of[2 + j] : got;
       }
-      CF_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        CF_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          const int row = at.row + 8 * h, column = first + 8 * (i + j);
-          const int from = 4 * (i + j) + 2 * h;
-          if (row < at.rows_end && column < columns) {
-            *reinterpret_cast<float2*>(matrix + static_cast<int64_t>(row) * columns + column) =
-                make_float2(old[j][h].x + sums[from], old[j][h].y + sums[from + 1]);
-          }
-        }
+      const int column = first + 8 * i;
+      if (row < at.rows_end && column < columns) {
+        AddFour(to + column, pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]);
       }
     }
   }

@@ -52,9 +52,11 @@ void GatherTokensBackwardInput(Stream stream, const Bf16* dsorted, const int32_t
                                int top_k, int width, Bf16* dx);
 
 /// y[t] = residual[t] + sum over k, ascending and in fp32, of weight[t][k] * sorted[row_of[t][k]];
-/// a pair of row -1 adds nothing.
+/// a pair of row -1 adds nothing. `kept`, if not null, becomes a copy of the rows of sorted that a
+/// pair has.
 void CombineForward(Stream stream, const Bf16* residual, const Bf16* sorted, const int32_t* row_of,
-                    const float* weight, int rows, int top_k, int width, Bf16* y);
+                    const float* weight, int rows, int top_k, int width, Bf16* y,
+                    Bf16* kept = nullptr);
 
 /// dsorted[row_of[t][k]] = weight[t][k] * dy[t]; dweight[t][k] = dot(dy[t], sorted[row_of[t][k]]),
 /// of a pair of row -1 only dweight, which becomes 0. Rows of token -1, of sorted_rows, become 0.

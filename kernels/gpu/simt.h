@@ -61,8 +61,9 @@ void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t share
 }
 
 __device__ inline uint4 Load16(const void* from) { return *static_cast<const uint4*>(from); }
-__device__ inline void Store16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
-__device__ inline void Store8(void* to, uint2 value) { *static_cast<uint2*>(to) = value; }
+// Assigned, nvcc 13 splits some into their words.
+__device__ inline void Store16(void* to, uint4 value) { __stwb(static_cast<uint4*>(to), value); }
+__device__ inline void Store8(void* to, uint2 value) { __stwb(static_cast<uint2*>(to), value); }
 
 __device__ inline uint32_t PackBf16(float low, float high) {
   uint32_t packed;

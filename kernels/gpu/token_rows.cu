@@ -25,7 +25,7 @@ __device__ Choice MyChoice(const int32_t* row_of, const float* weight, int token
 template <int N>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     CombineForwardKernel(const Bf16* residual, const Bf16* sorted, const int32_t* row_of,
-                         const float* weight, int rows, int top_k, int width, Bf16* y) {
+                         const float* weight, int rows, int top_k, int width, Bf16* y, Bf16* kept) {
   for (int t = WarpInGrid(); t < rows; t += WarpsOfGrid()) {
     const Choice mine = MyChoice(row_of, weight, t, top_k);
     for (int begin = 0; begin < width; begin += kWarp * N) {
@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
           const Floats<N> from = Unpack<N>(held[i]);
           CF_UNROLL
           for (int j = 0; j < N; ++j) sum.at[j] += w * from.at[j];
+          if (kept != nullptr && at < width) Store<N>(Row(kept, row[i], width) + at, held[i]);
         }
       }
       if (at < width) Store<N>(Row(y, t, width) + at, Pack<N>(sum));
@@ -212,13 +213,13 @@ void GatherTokensBackwardInput(Stream stream, const Bf16* dsorted, const int32_t
 }
 
 void CombineForward(Stream stream, const Bf16* residual, const Bf16* sorted, const int32_t* row_of,
-                    const float* weight, int rows, int top_k, int width, Bf16* y) {
+                    const float* weight, int rows, int top_k, int width, Bf16* y, Bf16* kept) {
   CheckTopK("CombineForward", top_k);
   if (rows == 0) return;
-  const bool wide = width % kWide == 0 && Aligned(residual, sorted, y);
+  const bool wide = width % kWide == 0 && Aligned(residual, sorted, y, kept);
   Launch("CombineForward", stream, BlocksForWarps(stream, rows), kRowThreads, 0,
          wide ? &CombineForwardKernel<kWide> : &CombineForwardKernel<1>, residual, sorted, row_of,
-         weight, rows, top_k, width, y);
+         weight, rows, top_k, width, y, kept);
 }
 
 void CombineBackwardInput(Stream stream, const Bf16* dy, const Bf16* sorted, const int32_t* row_of,

@@ -1,6 +1,7 @@
 #include "kernels/host/adamw.h"
 
 #include <cmath>
+#include <iterator>
 
 namespace contraflow {
 
@@ -23,7 +24,24 @@ void AdamWStep(const AdamW& settings, int step, size_t n, const T* gradient, T* 
   }
 }
 
-#define CF_INSTANTIATE(T) template void AdamWStep(const AdamW&, int, size_t, const T*, T*, T*, T*);
+template <typename T>
+double SumOfSquares(size_t n, const T* values) {
+  double sums[8] = {};
+  size_t i = 0;
+  for (; i + std::size(sums) <= n; i += std::size(sums)) {
+    for (size_t k = 0; k < std::size(sums); ++k) {
+      sums[k] += static_cast<double>(values[i + k]) * static_cast<double>(values[i + k]);
+    }
+  }
+  for (; i < n; ++i) sums[0] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+#define CF_INSTANTIATE(T)                                                   \
+  template void AdamWStep(const AdamW&, int, size_t, const T*, T*, T*, T*); \
+  template double SumOfSquares(size_t, const T*);
 CF_INSTANTIATE(float)
 CF_INSTANTIATE(double)
 #undef CF_INSTANTIATE

@@ -14,4 +14,9 @@ template <typename T>
 void AdamWStep(const AdamW& settings, int step, size_t n, const T* gradient, T* m, T* v,
                T* parameter);
 
+/// In double, and always in the same order: eight sums side by side, then from the first to the
+/// last.
+template <typename T>
+double SumOfSquares(size_t n, const T* values);
+
 }  // namespace contraflow

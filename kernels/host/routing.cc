@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 
 #include "kernels/host/linear.h"
 #include "kernels/host/normalization.h"
@@ -9,7 +10,8 @@
 namespace contraflow {
 
 template <typename T>
-void RouterForward(int rows, int experts, int top_k, T* probabilities, int32_t* expert, T* weight) {
+void RouterForward(int rows, int experts, int top_k, bool renormalise, T* probabilities,
+                   int32_t* expert, T* weight) {
   for (int r = 0; r < rows; ++r) {
     T* p = Row(probabilities, r, experts);
     int32_t* chosen = Row(expert, r, top_k);
@@ -25,20 +27,60 @@ void RouterForward(int rows, int experts, int top_k, T* probabilities, int32_t* 
       chosen[k] = best;
       w[k] = p[best];
     }
+    if (!renormalise) continue;
+    const T sum = std::accumulate(w, w + top_k, T{0});
+    for (int k = 0; k < top_k; ++k) w[k] /= sum;
   }
+}
+
+namespace {
+
+/// Of all choices those of an expert, times the experts.
+template <typename T>
+T LoadOf(const int32_t* expert, int pairs, int experts, int e) {
+  return static_cast<T>(std::count(expert, expert + pairs, e)) * static_cast<T>(experts) /
+         static_cast<T>(pairs);
+}
+
+}  // namespace
+
+template <typename T>
+T RouterBalance(const T* probabilities, const int32_t* expert, int rows, int experts, int top_k) {
+  T balance = 0;
+  for (int e = 0; e < experts; ++e) {
+    T sum = 0;
+    for (int r = 0; r < rows; ++r) sum += Row(probabilities, r, experts)[e];
+    balance += LoadOf<T>(expert, rows * top_k, experts, e) * sum / static_cast<T>(rows);
+  }
+  return balance;
 }
 
 template <typename T>
 void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T* dweight, int rows,
-                         int experts, int top_k, T* dlogits) {
+                         int experts, int top_k, bool renormalise, T balance, T* dlogits) {
+  // Of every row alike; it waits in the last, which is written last.
+  T* const loads = Row(dlogits, rows - 1, experts);
+  for (int e = 0; e < experts && balance != 0; ++e) {
+    loads[e] = balance * LoadOf<T>(expert, rows * top_k, experts, e) / static_cast<T>(rows);
+  }
   for (int r = 0; r < rows; ++r) {
+    const T* p = Row(probabilities, r, experts);
+    const int32_t* chosen = Row(expert, r, top_k);
+    const T* dw = Row(dweight, r, top_k);
     T* d = Row(dlogits, r, experts);
-    std::fill(d, d + experts, T{0});
-    for (int k = 0; k < top_k; ++k) {
-      const ptrdiff_t at = static_cast<ptrdiff_t>(r) * top_k + k;
-      d[expert[at]] = dweight[at];
+    if (balance == 0) {
+      std::fill(d, d + experts, T{0});
+    } else if (d != loads) {
+      std::copy_n(loads, experts, d);
     }
-    SoftmaxBackwardInput(Row(probabilities, r, experts), d, experts, d);
+    T sum = 1, common = 0;  // of w = p / sum the gradient is (dw - dot(dw, w)) / sum
+    if (renormalise) {
+      sum = 0;
+      for (int k = 0; k < top_k; ++k) sum += p[chosen[k]];
+      for (int k = 0; k < top_k; ++k) common += dw[k] * p[chosen[k]] / sum;
+    }
+    for (int k = 0; k < top_k; ++k) d[chosen[k]] += (dw[k] - common) / sum;
+    SoftmaxBackwardInput(p, d, experts, d);
   }
 }
 
@@ -61,6 +103,10 @@ void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32
 
 int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, int capacity,
                      int32_t* first, int32_t* token_of, int32_t* row_of) {
+  if (capacity == 0) {
+    SortByExpert(expert, rows, experts, top_k, first, token_of, row_of);
+    return 0;
+  }
   // first[e + 1] counts the rows of e that are taken, until it becomes where e ends.
   std::fill(first, first + experts + 1, 0);
   std::fill(token_of, Row(token_of, experts, capacity), -1);
@@ -140,8 +186,10 @@ void CombineBackwardInput(const T* dy, const T* sorted, const int32_t* row_of, c
 }
 
 #define CF_INSTANTIATE(T)                                                                         \
-  template void RouterForward(int, int, int, T*, int32_t*, T*);                                   \
-  template void RouterBackwardInput(const T*, const int32_t*, const T*, int, int, int, T*);       \
+  template void RouterForward(int, int, int, bool, T*, int32_t*, T*);                             \
+  template T RouterBalance(const T*, const int32_t*, int, int, int);                              \
+  template void RouterBackwardInput(const T*, const int32_t*, const T*, int, int, int, bool, T,   \
+                                    T*);                                                          \
   template void GatherTokens(const T*, const int32_t*, int, int, T*);                             \
   template void GatherTokensBackwardInput(const T*, const int32_t*, int, int, int, T*);           \
   template void CombineForward(const T*, const T*, const int32_t*, const T*, int, int, int, T*);  \

@@ -8,15 +8,23 @@ namespace contraflow {
 
 /// probabilities[rows x experts] holds the logits and becomes their softmax over all experts. The
 /// top_k most probable experts of a row, in descending order and ties to the lower index, go to
-/// expert[rows x top_k]; their probabilities, not renormalised, to weight[rows x top_k].
-/// (Renormalised weights would leave the router of a top-1 model without a gradient.)
+/// expert[rows x top_k]; their probabilities to weight[rows x top_k], with `renormalise` divided by
+/// their sum. (That leaves the router of a top-1 model without a gradient.)
 template <typename T>
-void RouterForward(int rows, int experts, int top_k, T* probabilities, int32_t* expert, T* weight);
+void RouterForward(int rows, int experts, int top_k, bool renormalise, T* probabilities,
+                   int32_t* expert, T* weight);
 
-/// Gradient of the logits from that of the weights; the choice itself is constant.
+/// The load-balancing loss of the Switch Transformer for top_k choices: experts times the sum, over
+/// them, of an expert's share of the rows * top_k choices and its mean probability. 1 where both
+/// are even; nothing that is dropped later changes it.
+template <typename T>
+T RouterBalance(const T* probabilities, const int32_t* expert, int rows, int experts, int top_k);
+
+/// Gradient of the logits from that of the weights, plus `balance` times that of RouterBalance; the
+/// choice itself is constant.
 template <typename T>
 void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T* dweight, int rows,
-                         int experts, int top_k, T* dlogits);
+                         int experts, int top_k, bool renormalise, T balance, T* dlogits);
 
 /// Sorts the rows * top_k (token, choice) pairs by expert, tokens ascending inside each expert.
 /// first[experts + 1]: the sorted rows of expert e are first[e] .. first[e + 1].
@@ -27,7 +35,8 @@ void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32
 
 /// As SortByExpert, with `capacity` rows for every expert: of e they begin at first[e] = e *
 /// capacity, and its pairs, tokens ascending, take one each. A pair that finds none left has row
-/// -1, a row that no pair took token -1. Returns the number of pairs without a row.
+/// -1, a row that no pair took token -1. Returns the number of pairs without a row. A capacity of 0
+/// is none: SortByExpert.
 int SortIntoCapacity(const int32_t* expert, int rows, int experts, int top_k, int capacity,
                      int32_t* first, int32_t* token_of, int32_t* row_of);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "compiler/files/file.h"
@@ -11,153 +10,11 @@
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/folder.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/model/parameters.h"
 
 namespace contraflow {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian");
-
-/// The shards as their processes wrote them, if this process sees them too.
-Manifest ManifestOf(const std::string& aside, const CheckpointHead& head,
-                    std::span<const std::string> shards) {
-  if (shards.empty() || shards.size() > kMaxShards) {
-    throw Error(aside + ": " + std::to_string(shards.size()) + " shards; a checkpoint has 1.." +
-                std::to_string(kMaxShards));
-  }
-  Manifest manifest{head, {}, {}};
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const int shard = static_cast<int>(i);
-    ShardBlocks blocks(shard, &manifest.blocks);
-    for (std::string_view note = shards[i]; !note.empty();) {
-      const size_t end = note.find('\n');
-      const std::string wrong =
-          end == std::string_view::npos ? "a truncated note" : blocks.Add(note.substr(0, end));
-      if (!wrong.empty()) throw Error(ShardName(shard) + ": " + wrong);
-      note.remove_prefix(end + 1);
-    }
-    const std::string path = aside + "/" + ShardName(shard);
-    const int64_t bytes = FileSize(path);
-    if (bytes < 0) {
-      throw Error(path +
-                  ": is not there, though its process has written it; give `checkpoint` a "
-                  "folder that all machines share");
-    }
-    if (bytes != blocks.bytes()) {
-      throw Error(path + ": has " + std::to_string(bytes) + " bytes, its process has written " +
-                  std::to_string(blocks.bytes()));
-    }
-    manifest.shards.push_back(bytes);
-  }
-  return manifest;
-}
-
-/// Throws Error unless the blocks are those of the model, each with its size.
-void CheckComplete(const Manifest& manifest) {
-  const Model& model = manifest.head.model;
-  const ParameterLayout layout = LayoutOfStage(model, 0, 1, {0, model.experts});
-  for (const ParameterBlock& block : layout.blocks) {
-    const auto saved = manifest.blocks.find(block.name);
-    if (saved == manifest.blocks.end()) {
-      throw Error("block " + QuoteJson(block.name) + " of the model is in no shard");
-    }
-    if (saved->second.size == static_cast<int64_t>(block.size)) continue;
-    throw Error("block " + QuoteJson(block.name) + " has " + std::to_string(saved->second.size) +
-                " values, in the model " + std::to_string(block.size));
-  }
-  // The names of a layout are all different, so what is left over is not of the model.
-  CF_ASSERT(manifest.blocks.size() >= layout.blocks.size());
-  if (manifest.blocks.size() == layout.blocks.size()) return;
-  std::map<std::string_view, bool> known;
-  for (const ParameterBlock& block : layout.blocks) known[block.name] = true;
-  for (const auto& [name, saved] : manifest.blocks) {
-    if (known.count(name) > 0) continue;
-    throw Error(ShardName(saved.shard) + ": block " + QuoteJson(name) + " is not of the model");
-  }
-}
-
-}  // namespace
-
-void PrepareCheckpoints(const std::string& directory) {
-  if (directory.empty()) throw Error("`checkpoint`: the name of the folder is empty");
-  WithRemedy([&] {
-    CreateFolders(directory);
-    RemoveLeftovers(directory);
-    // There is no step 0. Better now than after the first steps of the training.
-    const std::string trial = AsideOf(directory, 0);
-    CreateFolder(trial);
-    RemoveTree(trial);
-  });
-}
-
-void BeginCheckpoint(const std::string& directory, int step) {
-  CF_ASSERT(step >= 1);
-  const std::string aside = AsideOf(directory, step);
-  WithRemedy([&] {
-    RemoveTree(aside);
-    CreateFolder(aside);
-  });
-}
-
-std::string WriteShard(const std::string& directory, int step, int shard,
-                       std::span<const StateBlock> blocks) {
-  return WithRemedy([&] {
-    OutputFile file(AsideOf(directory, step) + "/" + ShardName(shard));
-    file.Write(ShardHead(step, shard));
-    std::string note;  // The text of each block, a line each.
-    for (const StateBlock& block : blocks) {
-      CF_ASSERT(!block.parameters.empty() && block.m.size() == block.parameters.size() &&
-                block.v.size() == block.parameters.size());
-      const int64_t offset = file.size();
-      Sha256Stream digest;
-      for (const std::span<const float> values : {block.parameters, block.m, block.v}) {
-        const std::span<const std::byte> bytes = std::as_bytes(values);
-        digest.Add(bytes);
-        file.Write(bytes);
-      }
-      note += BlockText(offset, static_cast<int64_t>(block.parameters.size()), digest.Finish(),
-                        block.name) +
-              "\n";
-    }
-    file.Close();
-    return note;
-  });
-}
-
-void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
-                      std::span<const std::string> shards, int keep) {
-  CF_ASSERT(keep >= 1);
-  const std::string aside = AsideOf(directory, head.step);
-  try {
-    WithRemedy([&] {
-      const Manifest manifest = ManifestOf(aside, head, shards);
-      CheckComplete(manifest);
-      OutputFile file(aside + "/" + std::string(kManifestName));
-      file.Write(WriteManifest(manifest));
-      file.Close();
-      FlushFolder(aside);
-      Publish(directory, head.step);
-    });
-  } catch (const Error& error) {
-    try {
-      RemoveTree(aside);
-    } catch (const Error&) {
-      // The first error says more; PrepareCheckpoints removes the rest.
-    }
-    throw Error("the checkpoint of step " + std::to_string(head.step) +
-                " was not made: " + error.what());
-  }
-  // Newer ones are of a run that went on from a later step; it is for the user to say that they
-  // are not wanted.
-  std::map<int, std::string> steps = CompleteSteps(directory);
-  auto past = steps.upper_bound(head.step);
-  for (int kept = 0; past != steps.begin();) {
-    --past;
-    if (++kept > keep) WithRemedy([&] { RemoveStep(directory, past->first); });
-  }
-}
-
-namespace {
 
 constexpr size_t kPiece = size_t{1} << 20;
 
@@ -175,35 +32,25 @@ std::string OlderThan(const std::string& directory, int step) {
          std::to_string(newest) + " resumes from that one";
 }
 
-void CheckShards(const std::string& path, const Manifest& manifest) {
-  std::set<std::string> shards;
-  for (size_t i = 0; i < manifest.shards.size(); ++i) {
-    const std::string name = ShardName(static_cast<int>(i)), shard = path + "/" + name;
-    shards.insert(name);
-    const int64_t bytes = FileSize(shard);
-    if (bytes < 0) throw Error(shard + ": is missing");
-    if (bytes == manifest.shards[i]) continue;
-    throw Error(shard + ": has " + std::to_string(bytes) + " bytes, but was written with " +
-                std::to_string(manifest.shards[i]));
-  }
-  for (const std::string& name : NamesInFolder(path)) {
-    // Network file systems keep hidden files of their own.
-    if (shards.count(name) > 0 || name == kManifestName || name[0] == '.') continue;
-    throw Error(path + "/" + name + ": is not in the manifest; files of two checkpoints are mixed");
-  }
+void CheckSize(const std::string& shard, int64_t wanted) {
+  const int64_t bytes = FileSize(shard);
+  if (bytes < 0) throw Error(shard + ": is missing");
+  if (bytes == wanted) return;
+  throw Error(shard + ": has " + std::to_string(bytes) + " bytes, but was written with " +
+              std::to_string(wanted));
 }
 
 Manifest ReadCheckpoint(const std::string& path, int step) {
   const std::string name = path + "/" + std::string(kManifestName);
-  // Reading from a pipe of that name would wait.
-  if (FileSize(name) < 0) throw Error(name + ": is missing");
-  Manifest manifest = ReadManifest(ReadFile(name, kMaxManifestBytes), name);
+  Manifest manifest = ReadManifest(ReadSealed(name), name);
   if (manifest.head.step != step) {
     throw Error(name + ": is of step " + std::to_string(manifest.head.step) +
                 ", the folder of step " + std::to_string(step) +
                 "; files of two checkpoints are mixed");
   }
-  CheckShards(path, manifest);
+  for (size_t i = 0; i < manifest.shards.size(); ++i) {
+    CheckSize(path + "/" + ShardName(static_cast<int>(i)), manifest.shards[i]);
+  }
   return manifest;
 }
 
@@ -235,39 +82,29 @@ void ShardReader::Open(int shard) {
   file_ = std::make_unique<SeekableFile>(name_);
   std::string head(kShardHeadBytes, ' ');
   file_->Read(0, std::as_writable_bytes(std::span(head.data(), head.size())));
-  const std::string wanted = ShardHead(step_, shard);
-  if (head == wanted) return;
-  const auto line = [](const std::string& text) {
-    return QuoteJson(text.substr(0, text.find_last_not_of(" \n") + 1));
-  };
-  throw Error(name_ + ": begins with " + line(head) + ", not with " + line(wanted) +
-              "; it is damaged, or belongs to another checkpoint");
+  if (head == ShardHead(step_, shard)) return;
+  throw Error(name_ + ": does not begin with `" + ShardTitle(step_, shard) +
+              "`; it is damaged, or belongs to another checkpoint");
 }
 
 void ShardReader::Check(const std::string& name, const SavedBlock& saved, const StateBlock* into) {
   Open(saved.shard);
-  Sha256Stream digest;
+  Checksum checksum;
+  const auto size = static_cast<size_t>(saved.size) * sizeof(float);
   int64_t offset = saved.offset;
-  const auto read = [&](std::span<std::byte> bytes) {
-    file_->Read(offset, bytes);
-    digest.Add(bytes);
-    offset += static_cast<int64_t>(bytes.size());
-  };
-  if (into != nullptr) {
-    for (const std::span<float> values : {into->parameters, into->m, into->v}) {
-      for (std::span<std::byte> rest = std::as_writable_bytes(values); !rest.empty();) {
-        const size_t size = std::min(rest.size(), kPiece);
-        read(rest.first(size));
-        rest = rest.subspan(size);
-      }
-    }
-  } else {
-    const int64_t end = saved.offset + saved.size * static_cast<int64_t>(3 * sizeof(float));
-    while (offset < end) {
-      read(std::span(piece_).first(std::min(kPiece, static_cast<size_t>(end - offset))));
+  for (const auto array : {&StateBlock::parameters, &StateBlock::m, &StateBlock::v}) {
+    for (size_t at = 0; at < size;) {
+      const size_t piece = std::min(size - at, kPiece);
+      const std::span<std::byte> bytes =
+          into == nullptr ? std::span(piece_).first(piece)
+                          : std::as_writable_bytes(into->*array).subspan(at, piece);
+      file_->Read(offset, bytes);
+      checksum.Add(bytes);
+      at += piece;
+      offset += static_cast<int64_t>(piece);
     }
   }
-  if (SameDigest(digest.Finish(), saved.digest)) return;
+  if (checksum.Finish() == saved.checksum) return;
   throw Error(name_ + ": the values of block " + QuoteJson(name) +
               " have changed since they were saved: their checksum differs; the shard is damaged, "
               "or belongs to another checkpoint");
@@ -314,6 +151,21 @@ void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::strin
   }
 }
 
+Checkpoint Checkpoint::OpenShard(const std::string& folder, int step, int shard) {
+  Manifest manifest;
+  manifest.head.step = step;
+  const std::string note = folder + "/" + NoteName(shard), text = ReadSealed(note);
+  std::string_view rest = text;
+  CheckSize(folder + "/" + ShardName(shard), TakeNote(&rest, note, step, shard, &manifest.blocks));
+  if (!rest.empty()) throw Error(note + ": has more than the blocks of the shard");
+  return Checkpoint(folder, std::make_shared<const Manifest>(std::move(manifest)));
+}
+
+void Checkpoint::Verify() const {
+  ShardReader reader(path_, manifest_->head.step);
+  for (const auto& [name, saved] : manifest_->blocks) reader.Check(name, saved, nullptr);
+}
+
 void Checkpoint::Load(std::span<const StateBlock> blocks) const {
   using Wanted = std::pair<const SavedBlock*, const StateBlock*>;
   std::vector<Wanted> wanted;
@@ -343,7 +195,9 @@ void Checkpoint::Load(std::span<const StateBlock> blocks) const {
     });
   } catch (const Error& error) {
     const std::string directory = path_.substr(0, path_.rfind('/'));
-    throw Error(error.what() + OlderThan(directory, manifest_->head.step));
+    // Of a shard alone there is no other.
+    throw Error(error.what() +
+                (manifest_->shards.empty() ? "" : OlderThan(directory, manifest_->head.step)));
   }
 }
 

@@ -32,26 +32,6 @@ struct StateBlock {
   std::span<float> parameters, m, v;
 };
 
-// Writing. A checkpoint is DIR/step-NUMBER, with one shard for each process and manifest.json. All
-// of it is written into a folder aside, every file is flushed to the disk, the manifest last; then
-// the folder is renamed. So whatever is called step-NUMBER is complete, at any moment.
-
-/// Makes the folder where it is missing and removes what killed runs have left half done. One
-/// process calls it, before the training. Throws Error if it cannot be written.
-void PrepareCheckpoints(const std::string& directory);
-/// Begins a checkpoint: makes the folder aside. One process; the others may write shards after it.
-void BeginCheckpoint(const std::string& directory, int step);
-/// Writes the blocks of one process; no block is written by two. Returns what CommitCheckpoint
-/// needs to know about it, as bytes that can be sent. An error leaves the checkpoint without this
-/// shard.
-std::string WriteShard(const std::string& directory, int step, int shard,
-                       std::span<const StateBlock> blocks);
-/// Completes the checkpoint and removes all but the newest `keep` up to this step. One process,
-/// when all shards are written; `shards` by number. Throws Error if the shards are not all there (a
-/// folder that the processes do not share), or do not have every block of the model exactly once.
-void CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
-                      std::span<const std::string> shards, int keep);
-
 struct Manifest;
 
 /// A complete checkpoint whose manifest is sound.
@@ -62,6 +42,10 @@ class Checkpoint {
   /// and how to ask for one), or a shard is missing or has a different size.
   static std::optional<Checkpoint> Open(const std::string& directory, std::optional<int> step);
 
+  /// One shard alone with its note, from a folder of shards. Throws Error if they do not belong to
+  /// the step and to each other.
+  static Checkpoint OpenShard(const std::string& folder, int step, int shard);
+
   const CheckpointHead& head() const;
   const std::string& path() const { return path_; }
   /// Throws Error, naming both values, unless a training with this seed, model and text may go on
@@ -70,6 +54,8 @@ class Checkpoint {
   /// Fills the blocks with what was saved under their names. Checks every checksum before it
   /// changes anything; throws Error if one does not hold, or a block is missing or of another size.
   void Load(std::span<const StateBlock> blocks) const;
+  /// Throws Error if the checksum of any block does not hold.
+  void Verify() const;
 
  private:
   Checkpoint(std::string path, std::shared_ptr<const Manifest> manifest);

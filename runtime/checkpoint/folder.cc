@@ -1,7 +1,9 @@
 #include "runtime/checkpoint/folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +17,7 @@ namespace contraflow {
 namespace {
 
 constexpr std::string_view kStep = "step-", kShard = "shard-";
-constexpr std::string_view kNew = ".new", kOld = ".old", kGone = ".gone";
+constexpr std::string_view kNew = ".new", kOld = ".old";
 
 std::string Numbered(std::string_view prefix, int number, size_t digits) {
   std::string text = std::to_string(number);
@@ -23,22 +25,16 @@ std::string Numbered(std::string_view prefix, int number, size_t digits) {
   return std::string(prefix) + text;
 }
 
-/// The step whose StepName this is.
-std::optional<int> StepOf(std::string_view name) {
-  if (name.substr(0, kStep.size()) != kStep) return std::nullopt;
-  const std::string_view digits = name.substr(kStep.size());
-  int step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
+/// The step of a name between these, as StepName has it.
+std::optional<int> StepOf(std::string_view name, std::string_view before = "",
+                          std::string_view behind = "") {
+  if (!name.starts_with(before) || !name.ends_with(behind)) return std::nullopt;
+  name = name.substr(before.size(), name.size() - before.size() - behind.size());
+  if (!name.starts_with(kStep)) return std::nullopt;
+  int step = -1;
+  std::from_chars(name.data() + kStep.size(), name.data() + name.size(), step);
   // One step has one name.
-  return StepName(step) == name ? std::optional(step) : std::nullopt;
-}
-
-/// The step of a hidden folder with this ending.
-std::optional<int> HiddenStepOf(std::string_view name, std::string_view ending) {
-  if (name.size() < 1 + ending.size() || name[0] != '.') return std::nullopt;
-  if (name.substr(name.size() - ending.size()) != ending) return std::nullopt;
-  return StepOf(name.substr(1, name.size() - 1 - ending.size()));
+  return step >= 0 && StepName(step) == name ? std::optional(step) : std::nullopt;
 }
 
 std::string Hidden(const std::string& directory, int step, std::string_view ending) {
@@ -50,21 +46,38 @@ bool Exists(const std::string& path) {
   return lstat(path.c_str(), &status) == 0;
 }
 
-/// Under a name that no reader takes for anything, then for good.
-void RemoveAside(const std::string& directory, int step, const std::string& path) {
-  const std::string gone = Hidden(directory, step, kGone);
-  RemoveTree(gone);
-  RenameFile(path, gone);
-  RemoveTree(gone);
-}
-
 }  // namespace
 
 std::string StepName(int step) { return Numbered(kStep, step, 8); }
 std::string ShardName(int shard) { return Numbered(kShard, shard, 4); }
+std::string NoteName(int shard) { return "." + ShardName(shard) + ".note"; }
 
 std::string AsideOf(const std::string& directory, int step) {
   return Hidden(directory, step, kNew);
+}
+
+FolderLock::FolderLock(const std::string& directory, const std::string& name)
+    : file_(OpenFile(directory + "/" + name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666)) {
+  if (file_.get() < 0) throw FileError(directory + "/" + name, "cannot be locked", errno);
+  char holder[128] = "";
+  while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return;  // This file system has no locks.
+    const ssize_t size = pread(file_.get(), holder, sizeof holder - 1, 0);
+    for (ssize_t i = 0; i < size; ++i) {
+      if (holder[i] < ' ' || holder[i] > '~') holder[i] = '?';
+    }
+    throw Error(directory + ": is in use by another job (" + (size > 0 ? holder : "of a process") +
+                "); wait until it ends, or use another folder");
+  }
+  char host[64] = "";
+  if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+  const int size = std::snprintf(holder, sizeof holder, "process %d on %s", getpid(), host);
+  // On a full disk it stays as it was: it is the lock that counts.
+  if (ftruncate(file_.get(), 0) == 0 &&
+      pwrite(file_.get(), holder, static_cast<size_t>(size), 0) < 0) {
+    return;
+  }
 }
 
 std::string RemedyFor(int error) {
@@ -89,46 +102,39 @@ std::map<int, std::string> CompleteSteps(const std::string& directory) {
     const std::string path = directory + "/" + name;
     if (const auto step = StepOf(name)) steps[*step] = path;
     // Of a step that has no other, if it was killed between two renames.
-    if (const auto old = HiddenStepOf(name, kOld)) steps.emplace(*old, path);
+    if (const auto old = StepOf(name, ".", kOld)) steps.emplace(*old, path);
   }
   return steps;
 }
 
-void Publish(const std::string& directory, int step, bool exchange) {
-  const std::string aside = AsideOf(directory, step), path = directory + "/" + StepName(step);
-  if (!Exists(path)) {
-    RenameFile(aside, path);
-    return FlushFolder(directory);
+void Publish(const std::string& directory, int step) {
+  const std::string path = directory + "/" + StepName(step), old = Hidden(directory, step, kOld);
+  const bool again = Exists(path);
+  if (again) {
+    // `path` is there, so an old one is none that counts.
+    RemoveTree(old);
+    RenameFile(path, old);
   }
-  const std::string old = Hidden(directory, step, kOld);
-  if (exchange &&
-      renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
-    FlushFolder(directory);
-    return RemoveAside(directory, step, aside);
-  }
-  // `path` is there, so this one is none that counts.
-  RemoveTree(old);
-  RenameFile(path, old);
-  RenameFile(aside, path);
+  RenameFile(AsideOf(directory, step), path);
   FlushFolder(directory);
-  RemoveAside(directory, step, old);
+  if (again) RemoveTree(old);
 }
 
 void RemoveStep(const std::string& directory, int step) {
-  RemoveAside(directory, step, directory + "/" + StepName(step));
+  // First it gets a name that no reader takes for anything.
+  const std::string aside = AsideOf(directory, step);
+  RemoveTree(aside);
+  RenameFile(directory + "/" + StepName(step), aside);
+  RemoveTree(aside);
 }
 
 void RemoveLeftovers(const std::string& directory) {
   for (const std::string& name : NamesInFolder(directory)) {
     const std::string path = directory + "/" + name;
-    if (const auto step = HiddenStepOf(name, kOld)) {
-      const std::string complete = directory + "/" + StepName(*step);
-      if (Exists(complete)) {
-        RemoveAside(directory, *step, path);
-      } else {
-        RenameFile(path, complete);
-      }
-    } else if (HiddenStepOf(name, kNew) || HiddenStepOf(name, kGone)) {
+    const auto old = StepOf(name, ".", kOld);
+    if (old && !Exists(directory + "/" + StepName(*old))) {
+      RenameFile(path, directory + "/" + StepName(*old));
+    } else if (old || StepOf(name, ".", kNew)) {
       RemoveTree(path);
     }
   }

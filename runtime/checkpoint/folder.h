@@ -9,19 +9,21 @@
 
 namespace contraflow {
 
-// The names in a folder of checkpoints. Hidden ones are never a checkpoint: what is being written,
-// what a newer one of the same step replaces, what is being removed.
+// The names in a folder of checkpoints.
 //
 //     step-00000010            a complete checkpoint
-//     .step-00000020.new       is being written
+//     .step-00000020.new       is being written, or being removed
 //     .step-00000010.old       was complete; step-00000010 takes its place at this moment
-//     .step-00000005.gone      is being removed
+//     .lock                    is locked by the job that writes here, and names its first process
 
 /// `step-00000010`; more digits where the step has them.
 std::string StepName(int step);
 /// `shard-0003`; likewise.
 std::string ShardName(int shard);
-inline constexpr std::string_view kManifestName = "manifest.json";
+inline constexpr std::string_view kManifestName = "manifest";
+
+/// `.shard-0003.note`: what is in a shard that is complete, for who did not write it.
+std::string NoteName(int shard);
 
 /// The folder in which the checkpoint of a step is written.
 std::string AsideOf(const std::string& directory, int step);
@@ -31,13 +33,22 @@ std::string AsideOf(const std::string& directory, int step);
 std::map<int, std::string> CompleteSteps(const std::string& directory);
 
 /// Gives the folder aside its name, in the place of the checkpoint that has it, if there is one: at
-/// every moment one of the two is complete and found by CompleteSteps. `exchange` says whether the
-/// file system is asked to swap them at once; not all of them can.
-void Publish(const std::string& directory, int step, bool exchange = true);
+/// every moment one of the two is complete and found by CompleteSteps.
+void Publish(const std::string& directory, int step);
 /// Removes a checkpoint, which stops being one at once, whatever happens meanwhile.
 void RemoveStep(const std::string& directory, int step);
 /// Brings back what a killed Publish has left, and removes all else that is hidden.
 void RemoveLeftovers(const std::string& directory);
+
+/// Holds a folder for this process, by a lock of the system on a hidden file that ends with the
+/// process. Throws Error, naming who has it, where another process does.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& directory, const std::string& name = ".lock");
+
+ private:
+  const Descriptor file_;
+};
 
 /// What to do about an error number of the system, as the end of a message: "; remedy", or "".
 std::string RemedyFor(int error);

@@ -3,36 +3,34 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <span>
 #include <utility>
 
-#include "compiler/files/json_builder.h"
+#include "compiler/files/file.h"
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/folder.h"
+#include "runtime/core/digest.h"
 #include "runtime/model/model_json.h"
 
 namespace contraflow {
 namespace {
 
-// The checksum comes first, so that it is found without reading the rest.
-constexpr std::string_view kBeforeChecksum = "{\"checksum\": \"";
-constexpr size_t kDigits = 2 * sizeof(Digest);
-constexpr std::string_view kZeros =
-    "0000000000000000000000000000000000000000000000000000000000000000";
-static_assert(kZeros.size() == kDigits);
+constexpr std::string_view kFormat = "contraflow-checkpoint";
+constexpr int kVersion = 2;
 
-constexpr size_t kMaxName = 128;   // Of a block.
-constexpr size_t kMaxLabel = 256;  // Of a model and a schedule.
-constexpr int64_t kMaxShardBytes = int64_t{1} << 50;
-constexpr int kMost = 1 << 20;  // Ranks, stages, replicas and so on.
+// The most of a checkpoint.
+constexpr size_t kMaxBlocks = size_t{1} << 20, kMaxShards = size_t{1} << 16;
+constexpr int64_t kMaxSealedBytes = int64_t{1} << 28, kMaxShardBytes = int64_t{1} << 50;
+constexpr size_t kMaxName = 128;  // of a block
+constexpr int kMost = 1 << 20;    // ranks, stages, replicas and so on
 
 struct HeadField {
   std::string_view key, noun;
   int CheckpointHead::*field;
+  int most = kMost;
 };
 constexpr HeadField kHeadFields[] = {
+    {"step", "a step", &CheckpointHead::step, std::numeric_limits<int>::max()},
     {"ranks", "a number of ranks", &CheckpointHead::ranks},
     {"stages", "a number of stages", &CheckpointHead::stages},
     {"microbatches", "a number of micro-batches", &CheckpointHead::microbatches},
@@ -40,279 +38,156 @@ constexpr HeadField kHeadFields[] = {
     {"expert_parallel", "a number of members", &CheckpointHead::expert_parallel},
 };
 
-bool HasChecksum(std::string_view text) {
-  return text.size() > kBeforeChecksum.size() + kDigits &&
-         text.substr(0, kBeforeChecksum.size()) == kBeforeChecksum;
+/// Up to the next `end`, which goes with it; nothing if there is none.
+std::optional<std::string_view> TakeUntil(char end, std::string_view* text) {
+  const size_t at = text->find(end);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view taken = text->substr(0, at);
+  text->remove_prefix(at + 1);
+  return taken;
 }
 
-/// With zeros in the place of the checksum.
-std::string ChecksumOf(std::string_view text) {
-  Sha256Stream stream;
-  const auto add = [&stream](std::string_view part) {
-    stream.Add(std::as_bytes(std::span(part.data(), part.size())));
-  };
-  add(kBeforeChecksum);
-  add(kZeros);
-  add(text.substr(kBeforeChecksum.size() + kDigits));
-  return Hex(stream.Finish());
+/// The whole text as a number.
+template <typename T>
+bool Parse(std::string_view text, T* number) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, *number);
+  return error == std::errc() && stop == end;
 }
 
-std::optional<Digest> DigestOf(std::string_view digits) {
-  Digest digest{};
-  if (digits.size() != kDigits) return std::nullopt;
-  for (size_t i = 0; i < digest.size(); ++i) {
-    const std::string_view two = digits.substr(2 * i, 2);
-    // One value has one text: capitals are not digits here.
-    if (two.find_first_not_of("0123456789abcdef") != std::string_view::npos) return std::nullopt;
-    std::from_chars(two.data(), two.data() + 2, digest[i], 16);
-  }
-  return digest;
-}
-
-/// The number up to the next space, which goes with it.
-std::optional<int64_t> TakeNumber(std::string_view* text) {
-  int64_t number = 0;
-  const size_t space = text->find(' ');
-  if (space == std::string_view::npos) return std::nullopt;
-  const char *begin = text->data(), *end = begin + space;
-  const auto [stop, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || stop != end || number < 0) return std::nullopt;
-  if (*begin == '-' || (*begin == '0' && space > 1)) return std::nullopt;
-  text->remove_prefix(space + 1);
-  return number;
-}
-
-/// A name as a document can hold it: that of a model may be a path of any bytes.
-std::string Label(std::string name) {
-  const bool fits = ValidUtf8(name);
-  for (char& c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F || (byte > 0x7F && !fits)) c = '?';
-  }
-  return name.size() <= kMaxLabel ? name : "a long name";
-}
-
-/// The fields of a model that matter to a training, as they are written.
-std::map<std::string, std::string> FieldsOf(const Model& model) {
-  std::map<std::string, std::string> fields;
-  const Json json = ModelToJson(model);
-  for (const auto& [key, value] : json.items()) {
-    if (key != "name") WriteJson(value, &fields[key]);
-  }
-  return fields;
-}
-
-uint64_t SeedFrom(const JsonCursor& cursor) {
-  const std::string& text = cursor.String("a seed");
-  uint64_t seed = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-  if (error != std::errc() || end != text.data() + text.size() || std::to_string(seed) != text) {
-    cursor.Fail("must be a number of 64 bits in quotes, is " + QuoteJson(text));
-  }
-  return seed;
+/// The model as it is written: its name may be a path of any bytes, and does not matter.
+Json JsonOf(const Model& model) {
+  Json json = ModelToJson(model);
+  json.erase("name");
+  return json;
 }
 
 CheckpointHead HeadFrom(const JsonCursor& root, const std::string& place) {
-  CheckpointHead head;
-  head.step =
-      static_cast<int>(root.Required("step").Integer("a step", 1, std::numeric_limits<int>::max()));
-  head.seed = SeedFrom(root.Required("seed"));
-  const JsonCursor text = root.Required("text");
-  head.text = text.String("a SHA-256", kDigits);
-  if (!DigestOf(head.text)) text.Fail("must be 64 hexadecimal digits");
-  head.schedule = root.Required("schedule").String("a schedule", kMaxLabel);
-  for (const HeadField& f : kHeadFields) {
-    head.*f.field = static_cast<int>(root.Required(f.key).Integer(f.noun, 1, kMost));
+  std::vector<std::string_view> keys = {"format", "version", "seed", "text", "model", "schedule"};
+  for (const HeadField& f : kHeadFields) keys.push_back(f.key);
+  root.Keys("a manifest (an object)", keys);
+  const JsonCursor format = root.Required("format"), version = root.Required("version");
+  if (format.String("a format") != kFormat) format.Fail("must be " + QuoteJson(kFormat));
+  if (version.Integer("a version", 0, kMost) != kVersion) {
+    version.Fail("this program reads version " + std::to_string(kVersion) +
+                 " only; use the one that wrote it");
   }
-  const JsonCursor model = root.Required("model");
+  CheckpointHead head;
+  for (const HeadField& f : kHeadFields) {
+    head.*f.field = static_cast<int>(root.Required(f.key).Integer(f.noun, 1, f.most));
+  }
+  const JsonCursor seed = root.Required("seed"), model = root.Required("model");
+  if (!Parse(seed.String("a seed"), &head.seed)) seed.Fail("must be a number of 64 bits in quotes");
+  head.text = root.Required("text").String("a SHA-256", 2 * sizeof(Digest));
+  head.schedule = root.Required("schedule").String("a schedule");
   head.model = ModelFromJson(model);
-  // It does not say what computed it, and the larger models are those of GPUs.
-  CheckModel(head.model, place + ": /model", head.expert_parallel, head.stages, Hardware::kGpus);
+  CheckModel(head.model, place + ": /model");
   if (head.model.layers == 0) model.Required("layers").Fail("must be at least 1, is 0");
   return head;
 }
 
-std::vector<int64_t> ShardsFrom(const JsonCursor& cursor) {
-  const size_t count = cursor.Size("an array of shards");
-  if (count == 0 || count > kMaxShards) {
-    cursor.Fail("must have 1.." + std::to_string(kMaxShards) + " shards, has " +
-                std::to_string(count));
-  }
-  std::vector<int64_t> shards;
-  for (size_t i = 0; i < count; ++i) {
-    const JsonCursor shard = cursor.Item(i);
-    shard.Keys("a shard (an object)", {"file", "bytes"});
-    const JsonCursor file = shard.Required("file");
-    const std::string name = ShardName(static_cast<int>(i));
-    // No other name, so none with a path.
-    if (file.String("a file name") != name) file.Fail("must be \"" + name + "\"");
-    shards.push_back(
-        shard.Required("bytes").Integer("a number of bytes", kShardHeadBytes, kMaxShardBytes));
-  }
-  return shards;
-}
-
 }  // namespace
 
+std::string ShardTitle(int step, int shard) {
+  return "contraflow " + ShardName(shard) + " of " + StepName(step);
+}
+
 std::string ShardHead(int step, int shard) {
-  std::string head = "contraflow " + ShardName(shard) + " of " + StepName(step);
+  std::string head = ShardTitle(step, shard);
   CF_ASSERT(head.size() < kShardHeadBytes);
   head.resize(kShardHeadBytes - 1, ' ');
   return head + "\n";
 }
 
-std::string BlockText(int64_t offset, int64_t size, const Digest& digest, const std::string& name) {
-  return std::to_string(offset) + " " + std::to_string(size) + " " + Hex(digest) + " " + name;
+std::string BlockLine(int64_t size, const std::string& checksum, const std::string& name) {
+  return std::to_string(size) + " " + checksum + " " + name + "\n";
 }
 
-std::string ShardBlocks::Add(std::string_view text) {
-  const auto offset = TakeNumber(&text);
-  const auto size = offset ? TakeNumber(&text) : std::nullopt;
-  const auto digest = size && text.size() > kDigits && text[kDigits] == ' '
-                          ? DigestOf(text.substr(0, kDigits))
-                          : std::nullopt;
-  if (!digest) return "must be `OFFSET SIZE SHA-256 NAME`";
-  const std::string name(text.substr(kDigits + 1));
-  if (name.empty() || name.size() > kMaxName) {
-    return "the name must have 1.." + std::to_string(kMaxName) + " bytes";
-  }
-  if (*offset != bytes_) {
-    return "must begin at byte " + std::to_string(bytes_) +
-           ", where the block before it ends, not at " + std::to_string(*offset);
-  }
-  constexpr int64_t kBytes = 3 * sizeof(float);
-  if (*size < 1 || *size > (kMaxShardBytes - bytes_) / kBytes) {
-    return "must have at least 1 value, and end within the " + std::to_string(kMaxShardBytes) +
-           " bytes that a shard can have";
-  }
-  if (blocks_->size() == kMaxBlocks) {
-    return "is one block more than the " + std::to_string(kMaxBlocks) + " of a checkpoint";
-  }
-  if (!blocks_->emplace(name, SavedBlock{shard_, *offset, *size, *digest}).second) {
-    return "block " + QuoteJson(name) + " is there already; every block is written once";
-  }
-  bytes_ += *size * kBytes;
-  return "";
-}
-
-std::string WriteManifest(const Manifest& manifest) {
-  const CheckpointHead& head = manifest.head;
-  std::string out = std::string(kBeforeChecksum) + std::string(kZeros) + "\",\n";
-  const auto add = [&out](std::string_view key, const Json& value, const char* separator = ",\n") {
-    out += QuoteJson(key) + ": ";
-    WriteJson(value, &out);
-    out += separator;
+int64_t TakeNote(std::string_view* text, const std::string& place, int step, int shard,
+                 std::map<std::string, SavedBlock>* blocks) {
+  const std::string title = ShardTitle(step, shard);
+  const auto refuse = [&](const std::string& what) {
+    throw Error(place + ": " + ShardName(shard) + ": " + what);
   };
-  add("format", kManifestFormat, ", ");
-  add("version", kManifestVersion);
-  add("step", head.step);
-  add("seed", std::to_string(head.seed));
-  add("text", head.text);
-  Model model = head.model;
-  model.name = Label(model.name);
-  add("model", ModelToJson(model));
-  add("schedule", Label(head.schedule));
-  for (const HeadField& f : kHeadFields) add(f.key, head.*f.field);
-  Json shards;
-  for (size_t i = 0; i < manifest.shards.size(); ++i) {
-    shards.push_back({{"file", ShardName(static_cast<int>(i))}, {"bytes", manifest.shards[i]}});
-  }
-  add("shards", shards);
-  using Entry = std::map<std::string, SavedBlock>::value_type;
-  std::vector<std::vector<const Entry*>> rows(manifest.shards.size());
-  for (const Entry& entry : manifest.blocks) {
-    rows.at(static_cast<size_t>(entry.second.shard)).push_back(&entry);
-  }
-  out += "\"blocks\": [";
-  for (size_t r = 0; r < rows.size(); ++r) {
-    std::sort(rows[r].begin(), rows[r].end(),
-              [](const Entry* a, const Entry* b) { return a->second.offset < b->second.offset; });
-    out += r == 0 ? "\n[" : ",\n[";
-    for (size_t i = 0; i < rows[r].size(); ++i) {
-      const auto& [name, block] = *rows[r][i];
-      out += i == 0 ? "\n" : ",\n";
-      out += QuoteJson(BlockText(block.offset, block.size, block.digest, name));
+  if (TakeUntil('\n', text) != title) refuse("must begin with `" + title + "`");
+  int64_t end = kShardHeadBytes;
+  // Another shard begins with a letter.
+  while (!text->empty() && text->front() <= '9') {
+    auto rest = TakeUntil('\n', text);
+    if (!rest) refuse("the last line is cut off");
+    const std::string line(*rest);
+    const auto wrong = [&](const std::string& what) { refuse(Excerpt(line) + ": " + what); };
+    SavedBlock block = {.shard = shard, .offset = end};
+    const auto size = TakeUntil(' ', &*rest), checksum = TakeUntil(' ', &*rest);
+    if (!size || !checksum || !Parse(*size, &block.size)) wrong("must be `SIZE CHECKSUM NAME`");
+    if (rest->empty() || rest->size() > kMaxName) {
+      wrong("the name must have 1.." + std::to_string(kMaxName) + " bytes");
     }
-    out += "\n]";
+    if (block.size < 1 || block.size > (kMaxShardBytes - end) / kValueBytes) {
+      wrong("must have at least 1 value, and end within the " + std::to_string(kMaxShardBytes) +
+            " bytes that a shard can have");
+    }
+    if (blocks->size() == kMaxBlocks) {
+      wrong("is one more than the " + std::to_string(kMaxBlocks) + " of a checkpoint");
+    }
+    end += block.size * kValueBytes;
+    block.checksum = *checksum;
+    if (!blocks->emplace(*rest, std::move(block)).second) {
+      wrong("is there already; every block is written once");
+    }
   }
-  out += "\n]\n}\n";
-  CF_ASSERT(SealManifest(&out));
-  return out;
+  return end;
 }
 
-bool SealManifest(std::string* text) {
-  if (!HasChecksum(*text)) return false;
-  text->replace(kBeforeChecksum.size(), kDigits, ChecksumOf(*text));
-  return true;
+std::string Seal(std::string_view text) { return Hex(Sha256(text)) + "\n" + std::string(text); }
+
+std::string_view Unseal(std::string_view sealed, const std::string& place) {
+  std::string_view text = sealed;
+  const auto digest = TakeUntil('\n', &text);
+  if (digest && *digest == Hex(Sha256(text))) return text;
+  throw Error(place + ": is damaged: its first line is not the SHA-256 of what follows");
+}
+
+std::string ReadSealed(const std::string& path) {
+  // Reading from a pipe of that name would wait.
+  if (FileSize(path) < 0) throw Error(path + ": is missing");
+  return std::string(Unseal(ReadFile(path, kMaxSealedBytes), path));
+}
+
+std::string WriteManifest(const CheckpointHead& head, const std::string& notes) {
+  Json json = {{"format", kFormat}, {"version", kVersion}};
+  for (const HeadField& f : kHeadFields) json[f.key] = head.*f.field;
+  json["schedule"] = head.schedule;
+  json["seed"] = std::to_string(head.seed);  // it may have 64 bits
+  json["text"] = head.text;
+  json["model"] = JsonOf(head.model);
+  return json.dump() + "\n" + notes;
 }
 
 Manifest ReadManifest(std::string_view text, const std::string& place) {
-  if (!HasChecksum(text)) {
-    throw Error(place +
-                ": is not a checkpoint manifest, or is damaged: it does not begin with a checksum");
-  }
-  const std::string saved(text.substr(kBeforeChecksum.size(), kDigits)), now = ChecksumOf(text);
-  if (saved != now) {
-    throw Error(place + ": is damaged: its checksum is " + now + ", it was written with " +
-                QuoteJson(saved));
-  }
+  const auto line = TakeUntil('\n', &text);
+  if (!line) throw Error(place + ": is cut off");
   Manifest manifest;
-  std::vector<ShardBlocks> rows;
-  const JsonRows blocks = {
-      "blocks",
-      [&](size_t row) {
-        if (row == kMaxShards) {
-          throw Error(place + ": /blocks: has more than " + std::to_string(kMaxShards) + " shards");
-        }
-        rows.emplace_back(static_cast<int>(row), &manifest.blocks);
-      },
-      [&](size_t row, size_t index, std::string_view entry) {
-        const std::string wrong = rows[row].Add(entry);
-        if (wrong.empty()) return;
-        throw Error(place + ": /blocks/" + std::to_string(row) + "/" + std::to_string(index) +
-                    ": " + wrong);
-      }};
-  const JsonLimits limits = {static_cast<size_t>(kMaxManifestBytes), size_t{4} * kMaxShards};
-  const JsonDocument document = ParseJson(text, place, limits, std::span(&blocks, 1));
-  const JsonCursor root = document.Root();
-  std::vector<std::string_view> keys = {"checksum", "format", "version",  "step",   "seed",
-                                        "text",     "model",  "schedule", "shards", "blocks"};
-  for (const HeadField& f : kHeadFields) keys.push_back(f.key);
-  root.Keys("a manifest (an object)", keys);
-  const JsonCursor format = root.Required("format");
-  if (format.String("a format") != kManifestFormat) {
-    format.Fail("must be \"" + std::string(kManifestFormat) + "\"");
-  }
-  const JsonCursor version = root.Required("version");
-  if (version.Integer("a version", 0, kMost) != kManifestVersion) {
-    version.Fail("this program reads version " + std::to_string(kManifestVersion) +
-                 " only; use the one that wrote it");
-  }
-  manifest.head = HeadFrom(root, place);
-  manifest.shards = ShardsFrom(root.Required("shards"));
-  const JsonCursor lists = root.Required("blocks");
-  if (rows.size() != manifest.shards.size()) {
-    lists.Fail("must have a list for each of the " + std::to_string(manifest.shards.size()) +
-               " shards, has " + std::to_string(rows.size()));
-  }
-  for (size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r].bytes() == manifest.shards[r]) continue;
-    throw Error(place + ": /blocks/" + std::to_string(r) + ": the blocks end at byte " +
-                std::to_string(rows[r].bytes()) + ", the shard has " +
-                std::to_string(manifest.shards[r]));
+  manifest.head = HeadFrom(ParseJson(*line, place).Root(), place);
+  while (!text.empty() || manifest.shards.empty()) {
+    if (manifest.shards.size() == kMaxShards) {
+      throw Error(place + ": has more than " + std::to_string(kMaxShards) + " shards");
+    }
+    manifest.shards.push_back(TakeNote(&text, place, manifest.head.step,
+                                       static_cast<int>(manifest.shards.size()), &manifest.blocks));
   }
   return manifest;
 }
 
 std::string DifferenceOf(const Model& saved, const Model& here) {
-  std::map<std::string, std::string> theirs = FieldsOf(saved), ours = FieldsOf(here);
+  Json theirs = JsonOf(saved), ours = JsonOf(here);
   // A field may be left out where it is 0.
-  for (const auto& [key, value] : theirs) ours.emplace(key, "0");
-  for (const auto& [key, value] : ours) theirs.emplace(key, "0");
+  for (const auto& [key, value] : ours.items()) theirs.emplace(key, 0);
   std::string all;
-  for (const auto& [key, value] : theirs) {
-    if (value == ours[key]) continue;
-    all += (all.empty() ? "" : "; ") + key + " " + value + ", here " + ours[key];
+  for (const auto& [key, value] : theirs.items()) {
+    const Json now = ours.value(key, Json(0));
+    if (value == now) continue;
+    all += (all.empty() ? "" : "; ") + key + " " + value.dump() + ", here " + now.dump();
   }
   // Fails when a model has a field that is not written.
   Model renamed = saved;

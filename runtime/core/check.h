@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,7 @@ struct Comparison {
 struct ExpectedStep {
   std::vector<float> losses;  ///< [replica][member][micro-batch]
   int64_t dropped = 0;
-  std::function<Stage&(int)> stage_at;  ///< a stage with all of its experts
+  std::vector<Stage*> stages;  ///< with all experts; together they are the model
 };
 
 /// `loss of replica 0 member 1, micro-batch 3`: of the one at that place among those of a step.

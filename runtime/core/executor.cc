@@ -1,7 +1,6 @@
 #include "runtime/core/executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <new>
 
@@ -30,71 +29,76 @@ Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& tran
       backend_(backend),
       transport_(transport),
       progress_(progress),
+      needs_(program_.size()),
       transfers_(program_.size()),
       spans_(program_.size()) {
   FindNeeds(plan);
-  size_t longest = 0;
-  for (size_t first = 0; first < program_.size(); first = GroupEnd(first)) {
-    longest = std::max(longest, GroupEnd(first) - first);
-  }
-  group_.reserve(longest);
-  leaving_.reserve(static_cast<size_t>(std::count_if(
-      program_.begin(), program_.end(), [](const Instruction& i) { return IsSend(i.op); })));
+  const auto messages = static_cast<size_t>(std::count_if(
+      program_.begin(), program_.end(), [](const Instruction& i) { return IsMessage(i.op); }));
+  group_.reserve(messages);
+  leaving_.reserve(messages);
 }
 
 void Executor::FindNeeds(const Plan& plan) {
   std::map<Tag, size_t> arriving;  // RECVs that nothing has consumed yet
-  const auto consume = [&](const Tag& tag) {
-    const auto receive = arriving.find(tag);
-    if (receive == arriving.end()) return;  // made on this rank
-    needs_.push_back(receive->second);
-    arriving.erase(receive);
-  };
   for (size_t index = 0; index < program_.size(); ++index) {
     const Instruction& i = program_[index];
-    needs_begin_.push_back(needs_.size());
+    const auto consume = [&](const Tag& tag) {
+      const auto receive = arriving.find(tag);
+      if (receive == arriving.end()) return;  // made on this rank
+      needs_[index].push_back(receive->second);
+      arriving.erase(receive);
+    };
     if (plan.level != Level::kComm) {
       for (int a = 0; a < i.after_count; ++a) {
         const auto other = static_cast<size_t>(i.after[static_cast<size_t>(a)]);
         CF_ASSERT(other < index);
-        if (IsMessage(program_[other].op)) needs_.push_back(other);
+        if (IsMessage(program_[other].op)) needs_[index].push_back(other);
       }
       continue;
     }
     if (HasForward(i.op)) consume({true, i.stage - 1, i.microbatch});
     if (HasBackward(i.op)) consume({false, BackStage(i) + 1, BackMicrobatch(i)});
     if (WorkOf(i.op) == Work::kRecv && !arriving.emplace(TagOf(i), index).second) {
-      at_ = index;
-      begun_ = true;
+      at_ = static_cast<int64_t>(index);
       throw Error(Place() + "receives what is already on its way to this rank");
     }
   }
-  needs_begin_.push_back(needs_.size());
+}
+
+void Executor::Enter(int64_t index) {
+  at_ = index;
+  if (progress_ != nullptr) progress_->Enter(step_, index);
 }
 
 void Executor::Run(int step, Clock::time_point origin) {
   origin_ = origin;
-  begun_ = false;
-  next_ = at_ = 0;
   step_ = step;
   Enter(Progress::kStart);
   try {
     backend_.BeginStep(step);
-    begun_ = true;
-    while (next_ < program_.size()) {
-      const size_t first = next_;
-      next_ = GroupEnd(first);
+    for (size_t first = 0; first < program_.size();) {
+      // Messages of one group are posted together.
+      const Instruction& i = program_[first];
+      size_t end = first + 1;
+      while (IsMessage(i.op) && i.group >= 0 && end < program_.size() &&
+             program_[end].group == i.group) {
+        ++end;
+      }
       Enter(static_cast<int64_t>(first));
       transport_.Poll();
-      for (at_ = first; at_ < next_; ++at_) AwaitNeeds(at_);
-      at_ = first;
+      for (size_t index = first; index < end; ++index) {
+        at_ = static_cast<int64_t>(index);
+        for (const size_t needed : needs_[index]) transport_.Wait(transfers_[needed]);
+      }
+      at_ = static_cast<int64_t>(first);
       // Before the instruction: it may reuse the memory of what has left.
       FreeSent();
-      Execute(first);
+      Execute(first, end);
+      first = end;
     }
     Enter(Progress::kEnd);
     Finish();
-    backend_.EndStep();
     // From here on the rank waits for the others, or does what is not in the plan.
     Enter(Progress::kEnd);
   } catch (const Aborted&) {
@@ -112,37 +116,22 @@ void Executor::Run(int step, Clock::time_point origin) {
 
 std::string Executor::Place() const {
   const std::string place = "rank " + std::to_string(rank_) + ", ";
-  if (!begun_) return place + "start of step: ";
-  if (at_ >= program_.size()) return place + "end of step: ";
-  return place + "instruction " + std::to_string(at_) + " (" + ToString(program_[at_]) + "): ";
+  if (at_ < 0) return place + (at_ == Progress::kEnd ? "end" : "start") + " of step: ";
+  return place + "instruction " + std::to_string(at_) + " (" +
+         ToString(program_[static_cast<size_t>(at_)]) + "): ";
 }
 
-void Executor::Enter(int64_t index) {
-  if (progress_ != nullptr) progress_->Enter(step_, index);
-}
-
-Time Executor::Since(Clock::time_point moment) const { return Nanoseconds(moment - origin_); }
-
-/// One behind the messages that are posted together with the instruction `first`.
-size_t Executor::GroupEnd(size_t first) const {
-  size_t end = first + 1;
-  if (program_[first].group < 0 || !IsMessage(program_[first].op)) return end;
-  while (end < program_.size() && program_[end].group == program_[first].group) ++end;
-  return end;
-}
-
-void Executor::Execute(size_t index) {
-  const Instruction& i = program_[index];
-  const Work work = WorkOf(i.op);
-  if (work == Work::kSend || work == Work::kRecv) return PostGroup(index);
-  if (work == Work::kReduce) return Reduce(index);
+void Executor::Execute(size_t first, size_t end) {
+  const Instruction& i = program_[first];
+  if (IsMessage(i.op)) return PostGroup(first, end);
+  if (WorkOf(i.op) == Work::kReduce) return Reduce(first);
   const Clock::time_point start = Clock::now();
-  if (work == Work::kStep) {
+  if (WorkOf(i.op) == Work::kStep) {
     backend_.OptimizerStep(i.stage);
   } else {
     backend_.Compute(i);
   }
-  spans_[index] = {Since(start), Since(Clock::now())};
+  spans_[first] = {Since(start), Since(Clock::now())};
 }
 
 void Executor::Reduce(size_t index) {
@@ -155,24 +144,18 @@ void Executor::Reduce(size_t index) {
   spans_[index] = {Since(start), Since(Clock::now())};
 }
 
-void Executor::PostGroup(size_t first) {
+void Executor::PostGroup(size_t first, size_t end) {
   group_.clear();
-  for (size_t index = first; index < next_; ++index) {
-    at_ = index;
+  for (size_t index = first; index < end; ++index) {
+    at_ = static_cast<int64_t>(index);
     const Instruction& i = program_[index];
     if (!IsMessage(i.op)) throw Error("only SEND and RECV can be posted together as a group");
     transfers_[index] = {i, IsSend(i.op) ? backend_.Outgoing(i) : backend_.Incoming(i)};
     if (IsSend(i.op)) leaving_.push_back(index);
     group_.push_back(&transfers_[index]);
   }
-  at_ = first;
+  at_ = static_cast<int64_t>(first);
   transport_.Post(group_);
-}
-
-void Executor::AwaitNeeds(size_t index) {
-  for (size_t n = needs_begin_[index]; n < needs_begin_[index + 1]; ++n) {
-    transport_.Wait(transfers_[needs_[n]]);
-  }
 }
 
 /// Gives back the bytes of messages that have left.
@@ -187,12 +170,11 @@ void Executor::FreeSent() {
 void Executor::Finish() {
   for (size_t index = 0; index < program_.size(); ++index) {
     if (!IsMessage(program_[index].op)) continue;
-    at_ = index;
+    at_ = static_cast<int64_t>(index);
     transport_.Wait(transfers_[index]);
     spans_[index] = {Since(transfers_[index].start), Since(transfers_[index].end)};
   }
   FreeSent();
-  at_ = program_.size();
 }
 
 }  // namespace contraflow

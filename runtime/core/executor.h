@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/instruction.h"
@@ -13,10 +16,17 @@
 
 namespace contraflow {
 
+/// What one device did in a step.
+struct DeviceStep {
+  std::vector<std::pair<int, float>> losses;  ///< of the micro-batches that end here: number, loss
+  int64_t dropped = 0;                        ///< (token, expert) pairs without capacity
+  std::map<std::string, double> squares;  ///< of the gradients it has, by block; only to clip them
+  std::vector<Span> spans;                ///< by instruction of its program
+};
+
 /// What the instructions of one rank do, on some device. It keeps what one instruction leaves for
 /// another: activations and gradients between stages, stashes between F, B and W. Stages that are
-/// neighbours on the same rank hand over without a message. A value that is asked for and not
-/// there, or made twice, is an Error. Used by one thread at a time.
+/// neighbours on the same rank hand over without a message. Used by one thread at a time.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -38,14 +48,10 @@ class Backend {
   virtual std::span<float> Gradients(int stage) = 0;
   /// The gradients of the experts that this member of the expert group owns, to be summed over
   /// replicas and holders that are the same member. Empty where `Gradients` has them all.
-  virtual std::span<float> ExpertGradients(int stage);
+  virtual std::span<float> ExpertGradients(int /*stage*/) { return {}; }
   /// STEP.
   virtual void OptimizerStep(int stage) = 0;
-  /// Throws Error if a value was made that nothing has used.
-  virtual void EndStep() = 0;
 };
-
-inline std::span<float> Backend::ExpertGradients(int) { return {}; }
 
 /// Throws Error, with the remedy, unless the plan can be executed: level comm, or components at
 /// level component or buffer.
@@ -79,14 +85,12 @@ class Executor {
   void FindNeeds(const Plan& plan);
   std::string Place() const;
   void Enter(int64_t index);
-  size_t GroupEnd(size_t first) const;
-  void Execute(size_t index);
+  void Execute(size_t first, size_t end);
   void Reduce(size_t index);
-  void PostGroup(size_t first);
-  void AwaitNeeds(size_t index);
+  void PostGroup(size_t first, size_t end);
   void FreeSent();
   void Finish();
-  Time Since(Clock::time_point moment) const;
+  Time Since(Clock::time_point moment) const { return Nanoseconds(moment - origin_); }
 
   const Program& program_;
   const int rank_;
@@ -94,16 +98,15 @@ class Executor {
   Backend& backend_;
   Transport& transport_;
   Progress* const progress_;
-  // What instruction i waits for: messages needs_[needs_begin_[i] .. needs_begin_[i + 1]).
-  std::vector<size_t> needs_begin_, needs_;
-  std::vector<Transfer> transfers_;  // by instruction
+  // By instruction: the messages that it waits for, its own transfer if it is one, and when it ran.
+  std::vector<std::vector<size_t>> needs_;
+  std::vector<Transfer> transfers_;
   std::vector<Span> spans_;
   std::vector<Transfer*> group_;
   std::vector<size_t> leaving_;  // SENDs that are not done yet
   Clock::time_point origin_;
   int step_ = 0;
-  bool begun_ = false;
-  size_t next_ = 0, at_ = 0;  // where the walk goes on; what it is doing, for messages
+  int64_t at_ = Progress::kStart;  // what it is doing, for messages
 };
 
 }  // namespace contraflow

@@ -1,40 +1,26 @@
 #include "runtime/core/run.h"
 
 #include <algorithm>
-#include <span>
-#include <string>
+#include <iterator>
+#include <numeric>
 
 #include "compiler/plan/error.h"
-#include "runtime/host/stage.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
-
-DeviceStep DeviceStepOf(const HostBackend& backend, const std::vector<Span>& spans) {
-  return {{backend.losses().begin(), backend.losses().end()}, backend.dropped(), spans};
-}
-
-double MeanLoss(const std::vector<float>& losses) {
-  double sum = 0;
-  for (const float loss : losses) sum += static_cast<double>(loss);
-  return losses.empty() ? 0 : sum / static_cast<double>(losses.size());
-}
 
 size_t DeviceNumber(const Plan& plan, Device device) {
   return static_cast<size_t>((device.replica * plan.expert_parallel + device.member) * plan.ranks +
                              device.rank);
 }
 
-size_t DeviceCount(const Plan& plan) {
-  return static_cast<size_t>(plan.data_parallel) * static_cast<size_t>(plan.expert_parallel) *
-         static_cast<size_t>(plan.ranks);
-}
+size_t DeviceCount(const Plan& plan) { return DeviceNumber(plan, {plan.data_parallel, 0, 0}); }
 
 std::vector<Device> AllDevices(const Plan& plan) {
   std::vector<Device> devices;
-  for (int replica = 0; replica < plan.data_parallel; ++replica) {
-    for (int member = 0; member < plan.expert_parallel; ++member) {
-      for (int rank = 0; rank < plan.ranks; ++rank) devices.push_back({replica, member, rank});
-    }
+  for (int d = 0; d < static_cast<int>(DeviceCount(plan)); ++d) {
+    const int group = d / plan.ranks;
+    devices.push_back({group / plan.expert_parallel, group % plan.expert_parallel, d % plan.ranks});
   }
   return devices;
 }
@@ -48,72 +34,69 @@ StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Ti
   for (int rank = 0; rank < plan.ranks; ++rank) {
     result.timeline.ranks.push_back(devices[static_cast<size_t>(rank)].spans);
   }
-  for (const DeviceStep& device : devices) result.dropped += device.dropped;
-  const std::vector<int> route_of = RouteOfMicrobatch(plan);
-  for (int replica = 0; replica < plan.data_parallel; ++replica) {
-    for (int member = 0; member < plan.expert_parallel; ++member) {
-      for (int m = 0; m < plan.microbatches; ++m) {
-        const Route& route = plan.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
-        const auto& here =
-            devices[DeviceNumber(plan, {replica, member, route.ranks.back()})].losses;
-        const auto loss = std::find_if(here.begin(), here.end(),
-                                       [&](const auto& entry) { return entry.first == m; });
-        if (loss == here.end()) {
-          throw Error("micro-batch " + std::to_string(m) +
-                      " never reached the last stage; verify the plan");
-        }
-        result.losses.push_back(loss->second);
-      }
-    }
+  std::map<std::string, double> squares;  // copies of a block have the same gradients
+  for (const DeviceStep& device : devices) {
+    result.dropped += device.dropped;
+    squares.insert(device.squares.begin(), device.squares.end());
   }
-  result.loss = MeanLoss(result.losses);
+  result.gradient_norm = NormOf(squares);
+  const std::vector<int> route_of = RouteOfMicrobatch(plan);
+  for (size_t place = 0; place < MicrobatchesOfStep(plan); ++place) {
+    const int m = static_cast<int>(place) % plan.microbatches;
+    const size_t group = place / static_cast<size_t>(plan.microbatches);
+    const Route& route = plan.routes[static_cast<size_t>(route_of[static_cast<size_t>(m)])];
+    const auto& here =
+        devices[group * static_cast<size_t>(plan.ranks) + static_cast<size_t>(route.ranks.back())]
+            .losses;
+    const auto loss = std::ranges::find(here, m, &std::pair<int, float>::first);
+    if (loss == here.end()) {
+      throw Error("micro-batch " + std::to_string(m) +
+                  " never reached the last stage; verify the plan");
+    }
+    result.losses.push_back(loss->second);
+  }
+  result.loss = std::accumulate(result.losses.begin(), result.losses.end(), 0.0) /
+                static_cast<double>(result.losses.size());
   return result;
 }
 
-namespace {
-
-/// Calls take(s, device, first) for every stage and device of this process that has a copy of it;
-/// `first` tells whether it is the stage's first holder.
-template <typename Take>
-void EachCopy(const Plan& plan, Run& run, const Take& take) {
+std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run) {
+  std::vector<StageCopy> copies;
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
     for (const Device& device : run.devices()) {
-      if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
-      take(s, device, device.rank == ranks.front());
+      if (std::ranges::find(ranks, device.rank) == ranks.end()) continue;
+      copies.push_back({s, device, device.rank == ranks.front(), &run.At(device).StageAt(s)});
     }
   }
+  return copies;
 }
-
-}  // namespace
 
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
   std::vector<StateBlock> saved;
-  EachCopy(plan, run, [&](int s, Device device, bool first) {
-    if (!first || device.replica != 0) return;
-    Stage& stage = run.At(device).StageAt(s);
-    const float* const experts = stage.parameters().data() + stage.dense_gradients().size();
-    for (StateBlock& block : StateOf(stage)) {
+  for (const StageCopy& copy : CopiesOf(plan, run)) {
+    if (!copy.first || copy.device.replica != 0) continue;
+    const float* const experts =
+        copy.held->parameters().data() + copy.held->dense_gradients().size();
+    for (StateBlock& block : StateOf(*copy.held)) {
       const bool expert = block.parameters.data() >= experts;
-      if (expert || device.member == 0) saved.push_back(std::move(block));
+      if (expert || copy.device.member == 0) saved.push_back(std::move(block));
     }
-  });
+  }
   return saved;
 }
 
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   std::vector<StateBlock> all;
-  EachCopy(plan, run, [&](int s, Device device, bool) {
-    std::vector<StateBlock> blocks = StateOf(run.At(device).StageAt(s));
-    all.insert(all.end(), std::make_move_iterator(blocks.begin()),
-               std::make_move_iterator(blocks.end()));
-  });
+  for (const StageCopy& copy : CopiesOf(plan, run)) {
+    std::ranges::move(StateOf(*copy.held), std::back_inserter(all));
+  }
   return all;
 }
 
 void PutState(const Plan& plan, Run& run) {
-  EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
+  for (const StageCopy& copy : CopiesOf(plan, run)) run.At(copy.device).Put(copy.stage);
 }
 
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks) {
@@ -124,30 +107,14 @@ std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& bl
   return digests;
 }
 
-std::string WriteDigests(const std::map<std::string, Digest>& digests) {
-  std::string bytes;
-  for (const auto& [name, digest] : digests) {
-    bytes += name;
-    bytes += '\0';
-    bytes.append(reinterpret_cast<const char*>(digest.data()), digest.size());
+double Validate(const Dataset& text, int batches, int step, Run& run) {
+  double sum = 0;
+  for (int batch = 1; batch <= batches + 1; ++batch) {
+    const Dataset* const now = batch <= batches ? &text : nullptr;
+    for (const Device& device : run.devices()) run.At(device).ReadText(now, batch);
+    if (now != nullptr) sum += run.Step(step).loss;
   }
-  return bytes;
-}
-
-std::map<std::string, Digest> ReadDigests(std::string_view bytes) {
-  std::map<std::string, Digest> digests;
-  while (!bytes.empty()) {
-    const size_t end = bytes.find('\0');
-    Digest digest;
-    if (end == std::string_view::npos || bytes.size() - end - 1 < digest.size()) {
-      throw Error("the digests of a process are cut off");
-    }
-    std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(end) + 1, digest.size(),
-                reinterpret_cast<char*>(digest.data()));
-    digests[std::string(bytes.substr(0, end))] = digest;
-    bytes.remove_prefix(end + 1 + digest.size());
-  }
-  return digests;
+  return sum / batches;
 }
 
 }  // namespace contraflow

@@ -4,15 +4,15 @@
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/core/executor.h"
 #include "runtime/core/transport.h"
-#include "runtime/host/backend.h"
+#include "runtime/host/stage.h"
 
 namespace contraflow {
 
@@ -21,22 +21,10 @@ struct StepResult {
   double loss = 0;            ///< mean over all micro-batches, members and replicas
   std::vector<float> losses;  ///< [replica][member][micro-batch]
   int64_t dropped = 0;        ///< (token, expert) pairs that an expert had no capacity for
+  double gradient_norm = 0;   ///< before clipping; 0 where nothing limits it
   Time duration = 0;          ///< of the whole step, in nanoseconds
   Timeline timeline;          ///< measured, of replica 0
 };
-
-/// What one device did in a step.
-struct DeviceStep {
-  std::vector<std::pair<int, float>> losses;  ///< of the micro-batches that end here: number, loss
-  int64_t dropped = 0;
-  std::vector<Span> spans;  ///< by instruction of its program
-};
-
-/// Of a backend that has just ended a step.
-DeviceStep DeviceStepOf(const HostBackend& backend, const std::vector<Span>& spans);
-
-/// Mean of the losses, summed in their order.
-double MeanLoss(const std::vector<float>& losses);
 
 /// The device's place among all devices of a plan: replica by replica, member by member, rank by
 /// rank.
@@ -65,6 +53,16 @@ class Run {
   virtual StageHolder& At(Device device) = 0;
 };
 
+/// A copy of a stage that this process has.
+struct StageCopy {
+  int stage;
+  Device device;
+  bool first;  ///< whether the device's rank is the first that holds the stage
+  Stage* held;
+};
+/// Stage by stage.
+std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
+
 /// What this process saves of a run: over all processes every block of the model exactly once. Of
 /// the copies of a stage that is the one of replica 0 on its first holder, and of what every member
 /// of an expert group has, member 0's.
@@ -76,10 +74,11 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
 /// What was changed there holds from now on.
 void PutState(const Plan& plan, Run& run);
 
-/// SHA-256 of the parameters of each block, by name; as bytes for other processes, and back.
-/// Throws Error if they are no such digests.
-std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks);
-std::string WriteDigests(const std::map<std::string, Digest>& digests);
-std::map<std::string, Digest> ReadDigests(std::string_view bytes);
+/// The mean loss of the first `batches` steps on a text held out, forward only: the plan is walked
+/// as in a step, but what is not forward is left out. The same for all runs whose steps have the
+/// same micro-batches; 0 where the result of a step is not known. All processes call it.
+double Validate(const Dataset& text, int batches, int step, Run& run);
 
+/// SHA-256 of the parameters of each block, by name.
+std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks);
 }  // namespace contraflow

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/instruction.h"
@@ -46,11 +45,18 @@ struct Tag {
   bool operator==(const Tag&) const = default;
   auto operator<=>(const Tag&) const = default;
 };
-Tag TagOf(const Instruction& message);
+inline Tag TagOf(const Instruction& message) {
+  const Op op = message.op;
+  CF_ASSERT(WorkOf(op) == Work::kSend || WorkOf(op) == Work::kRecv);
+  int producer = message.stage;
+  if (op == Op::RECV_F) --producer;  // Names the stage that it is the input of.
+  if (op == Op::RECV_B) ++producer;  // Names the stage whose output it is the gradient of.
+  return {op == Op::SEND_F || op == Op::RECV_F, producer, message.microbatch};
+}
 
 /// Thrown out of a transport's calls after Abort: another rank has the reason.
 struct Aborted : Error {
-  Aborted();
+  Aborted() : Error("stopped because another rank failed") {}
 };
 
 /// One rank's face to its peers. All calls but Abort are made by that rank's own thread. Messages
@@ -91,39 +97,5 @@ class Transport {
   /// Aborted. From any thread.
   virtual void Abort() = 0;
 };
-
-// What every transport checks, and says about messages that do not fit together. `who` is the other
-// device.
-
-/// Begins a Post of rank `self` of so many: sets when the transfers start. Throws Error if there is
-/// no such peer.
-void BeginPost(std::span<Transfer* const> group, int self, int ranks);
-/// Throws Error unless the rank is one of the holders in a Sum.
-void RequireHolder(std::span<const int> holders, int rank);
-/// Throws Error unless an AllToAll has a part for every member.
-void RequireParts(const Instruction& exchange, size_t members, size_t send, size_t receive);
-Error WrongMessage(const Instruction& receive, const std::string& who, const Instruction& sent);
-Error WrongSize(const Instruction& receive, size_t expected, const std::string& who, uint64_t sent);
-Error OtherCount(size_t count, const std::string& who);
-Error WrongPart(const Instruction& exchange, size_t expected, const std::string& who,
-                uint64_t sent);
-/// `here` and `there` are the instructions that two members of an expert group are at.
-Error OtherExchange(const std::string& self, const Instruction& here, const std::string& who,
-                    const Instruction& there);
-/// Likewise of two holders of a stage.
-Error OtherReduction(const std::string& self, const Instruction& here, const std::string& who,
-                     const Instruction& there);
-
-/// Whether two members are at the same exchange.
-bool SameExchange(const Instruction& a, const Instruction& b);
-
-/// The elements that the device `place` of `count` adds up in a Sum.
-template <typename T>
-std::span<T> ShareOf(std::span<T> values, size_t place, size_t count) {
-  const size_t begin = values.size() * place / count;
-  return values.subspan(begin, values.size() * (place + 1) / count - begin);
-}
-/// Adds up the shares of all devices in their order into `sum`, which may be one of them.
-void AddShares(std::span<const std::span<const float>> shares, std::span<float> sum);
 
 }  // namespace contraflow

@@ -49,6 +49,17 @@ std::string Short(double value) {
   return text;
 }
 
+/// The blocks of a stage, each with the same one of the whole model on the host.
+std::vector<std::pair<ParameterBlock, ParameterBlock>> BlocksOf(Stage& gpu, Stage* host) {
+  std::vector<std::pair<ParameterBlock, ParameterBlock>> blocks;
+  for (const ParameterBlock& block : gpu.blocks()) {
+    const auto there = std::ranges::find(host->blocks(), block.name, &ParameterBlock::name);
+    CF_ASSERT(there != host->blocks().end() && there->size == block.size);
+    blocks.emplace_back(block, *there);
+  }
+  return blocks;
+}
+
 /// Compares what the GPU computed with what the host did.
 class HostComparer {
  public:
@@ -65,14 +76,13 @@ class HostComparer {
   }
 
   void Gradients(int s, Stage& gpu, Stage& host) {
-    for (const ParameterBlock& block : gpu.blocks()) {
-      const auto part = [&block](std::span<float> all) {
-        return all.subspan(block.offset, block.size);
-      };
-      Meet("gradient of stage " + std::to_string(s) + ", block \"" + block.name + "\"",
-           ErrorOf(part(gpu.gradients()), part(host.gradients())), kBlockSlack * bound_);
+    for (const auto& [here, there] : BlocksOf(gpu, &host)) {
+      const auto of_gpu = gpu.gradients().subspan(here.offset, here.size),
+                 of_host = host.gradients().subspan(there.offset, there.size);
+      Meet("gradient of stage " + std::to_string(s) + ", block \"" + here.name + "\"",
+           ErrorOf(of_gpu, of_host), kBlockSlack * bound_);
+      whole_.Add(of_gpu, of_host);
     }
-    whole_.Add(gpu.gradients(), host.gradients());
   }
 
   /// Of all stages that were compared.
@@ -116,45 +126,57 @@ class HostComparer {
 
 /// What matrix products of the GPU multiply by: its gains stay in fp32, the other weights do not.
 void CopyWeights(Stage& gpu, Stage* host) {
-  const std::span<const float> from = gpu.parameters();
-  const std::span<float> to = host->parameters();
-  CF_ASSERT(from.size() == to.size());
-  for (const ParameterBlock& block : gpu.blocks()) {
-    const bool gain = block.name.ends_with("norm");
-    for (size_t i = block.offset; i < block.offset + block.size; ++i) {
-      to[i] = gain ? from[i] : gpu::ToFloat(gpu::ToBf16(from[i]));
-    }
+  for (const auto& [here, there] : BlocksOf(gpu, host)) {
+    const bool gain = here.name.ends_with("norm");
+    std::ranges::transform(gpu.parameters().subspan(here.offset, here.size),
+                           host->parameters().subspan(there.offset).begin(),
+                           [&](float x) { return gain ? x : gpu::ToFloat(gpu::ToBf16(x)); });
   }
 }
 
 }  // namespace
 
+double ChooseAs(const LayerShape& shape, const int32_t* choice, const LayerViews<float>& v) {
+  double strayed = 0;
+  for (int pair = 0; pair < shape.tokens * shape.top_k; ++pair) {
+    const int32_t expert = choice[pair];
+    CF_ASSERT(expert >= 0 && expert < shape.experts);
+    const int token = pair / shape.top_k;
+    const float chosen = v.router[static_cast<ptrdiff_t>(token) * shape.experts + expert];
+    const double preferred = static_cast<double>(v.weight[pair]);
+    strayed = std::max(strayed, std::abs(static_cast<double>(chosen) - preferred) / preferred);
+    v.expert[pair] = expert;
+    v.weight[pair] = chosen;
+  }
+  return strayed;
+}
+
 GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& result, Run& run,
                              GpuSerialRun& reference, ReferenceRun* host, double bound) {
   if (host != nullptr) {
     // Weights grow apart, step by step, by their rounding: the host begins where the GPU does.
-    for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->StageAt(s));
+    for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->stage());
   }
   const std::vector<float> losses = reference.Step(step);
-  Comparison same = CompareStep(
-      plan, step, result, run,
-      {losses, reference.dropped(), [&](int s) -> Stage& { return reference.StageAt(s); }});
+  std::vector<Stage*> stages;
+  for (int s = 0; s < plan.stages; ++s) stages.push_back(&reference.StageAt(s));
+  Comparison same = CompareStep(plan, step, result, run, {losses, reference.dropped(), stages});
   GpuComparison comparison{same.values, std::move(same.difference), 0, 0, ""};
   if (host == nullptr) return comparison;
-  host->ChooseBy([&](int s, int layer, int replica, int member, int microbatch) {
-    return reference.ChoiceAt(s, layer, replica, member, microbatch);
+  const LayerShape shape(host->model(), 1, host->model().experts);
+  double strayed = 0;
+  host->OnRouted([&](int layer, size_t place, const LayerViews<float>& v) {
+    strayed = std::max(strayed, ChooseAs(shape, reference.ChoiceAt(layer, place), v));
   });
-  int layers = 0;
-  for (int s = 0; s < plan.stages; ++s) layers += reference.LayersOf(s);
-  const double depth = std::sqrt(std::max(1.0, layers / 2.0));
+  const double depth = std::sqrt(std::max(1.0, host->model().layers / 2.0));
   HostComparer comparer(plan, step, bound * depth, &comparison);
   comparer.Losses(losses, host->Step(step));
-  host->ChooseBy({});
+  host->OnRouted({});
   for (int s = 0; s < plan.stages; ++s) {
-    comparer.Gradients(s, reference.StageAt(s), host->StageAt(s));
+    comparer.Gradients(s, *stages[static_cast<size_t>(s)], host->stage());
   }
   comparer.WholeGradient();
-  comparer.Choices(host->strayed());
+  comparer.Choices(strayed);
   return comparison;
 }
 

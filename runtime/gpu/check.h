@@ -19,6 +19,11 @@ struct GpuComparison {
   std::string where;
 };
 
+/// Makes the tokens of a micro-batch visit these experts, [T x k], in place of those the router
+/// prefers. Returns how far they were from that: the largest difference of a chosen expert's
+/// probability from that of the one the router prefers in its place, relative to the latter.
+double ChooseAs(const LayerShape& shape, const int32_t* choice, const LayerViews<float>& v);
+
 /// Does the step that `run` has just done on `reference`, and compares every loss, how many tokens
 /// were dropped, and on every device of this process every gradient and every updated weight, bit
 /// for bit. Then, unless `host` is null, it does the step on it too, from the weights that the

@@ -3,22 +3,30 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/value.h"
 #include "kernels/gpu/exchange.h"
+#include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"
 
 namespace contraflow {
+
+const Plan& CheckGpuPlan(const Plan& plan, const Model& model) {
+  if (plan.level == Level::kBuffer && plan.layers > 0) return plan;
+  throw Error(std::string("a GPU runs plans of level buffer") +
+              (plan.level == Level::kBuffer
+                   ? " with components, this one has whole chunks"
+                   : ", this one is of level " + std::string(Name(plan.level))) +
+              "; compile it with `level` buffer `model` " + model.name + " `device` cuda");
+}
+
 namespace {
 
 Model Checked(const Plan& plan, const Model& model) {
-  if (plan.level != Level::kBuffer) {
-    throw Error("a GPU runs plans of level buffer, this one is of level " +
-                std::string(Name(plan.level)) + "; compile it with `level` buffer `model` " +
-                model.name + " `device` cuda");
-  }
+  CheckGpuPlan(plan, model);
   Model fitted = FitGpuModel(model, plan.stages, plan.layers, plan.expert_parallel);
   if (plan.expert_parallel > gpu::kMaxPeers) {
     throw Error("on GPUs an expert group has at most " + std::to_string(gpu::kMaxPeers) +
@@ -36,11 +44,6 @@ size_t TokenBytes(const LayerShape& shape, int microbatches) {
 size_t InputBytes(const LayerShape& shape, int microbatches) {
   return TokenBytes(shape, microbatches) + sizeof(gpu::AdamWStepSize);
 }
-/// A loss each, and the counters.
-size_t OutputBytes(int microbatches) {
-  return static_cast<size_t>(microbatches) * sizeof(float) + 2 * sizeof(int32_t);
-}
-
 /// Micro-batches whose stage `stage` is on this rank, ascending.
 std::vector<int> MicrobatchesAt(const Plan& plan, int stage, int rank) {
   std::vector<int> here;
@@ -50,6 +53,11 @@ std::vector<int> MicrobatchesAt(const Plan& plan, int stage, int rank) {
   }
   std::sort(here.begin(), here.end());
   return here;
+}
+
+/// What the next stage was sent is not made again.
+bool Combines(Op op, const GpuViews& v) {
+  return op == Op::COMBINE_F || (op == Op::COMBINE_R && v.z != nullptr);
 }
 
 }  // namespace
@@ -72,30 +80,20 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       end_here_(MicrobatchesAt(plan, plan.stages - 1, device.rank)),
       host_input_(gpu.AllocateHost(InputBytes(shape_, microbatches_))),
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
-      host_output_(gpu.AllocateHost(OutputBytes(microbatches_))),
-      output_(gpu.Allocate(OutputBytes(microbatches_))) {
-  PlaceValues(plan, plan.slots[static_cast<size_t>(device.rank)], plan.program(device.rank));
+      host_output_(gpu.AllocateHost(OutputBytes())),
+      output_(gpu.Allocate(OutputBytes())) {
+  PlaceValues(plan, device.rank);
   for (const int s : StagesOf(plan, device.rank)) {
     copies_[s].stage = std::make_unique<GpuStage>(model_, products_, device.member, s, plan.stages,
                                                   seed, gpu, setup);
   }
 }
 
-/// Where every value is, from the slots; then what every instruction touches of them.
-void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
-                            const Program& program) {
-  using ValueKey = std::tuple<int, int, int, Value>;  // stage, layer, micro-batch
-  const ValueBytes bytes = BytesOfGpuValues(shape_);
-  const auto require = [&](Value value, int64_t has) {
-    const int64_t needed = bytes[static_cast<size_t>(value)];
-    if (has == needed) return;
-    throw Error("this plan was compiled for another model or device: value " +
-                std::string(Name(value)) + " has " + std::to_string(has) + " bytes, model \"" +
-                model_.name + "\" needs " + std::to_string(needed) +
-                " on a GPU; compile it with `model` " + model_.name +
-                " `device` cuda, and with the `capacity` it is to run with");
-  };
-  arena_bytes_ = ArenaBytes(slots);
+/// Where the parts lie of all values that an instruction touches.
+void GpuDevice::PlaceValues(const Plan& plan, int rank) {
+  const ComponentWalk walk(plan, model_);
+  const ValuePlaces places(plan, rank, walk, BytesOfGpuValues(shape_), model_.name, "cuda");
+  arena_bytes_ = places.arena_bytes();
   std::array<std::byte*, kArenaCount> arenas{};
   for (size_t a = 0; a < kArenaCount; ++a) {
     if (arena_bytes_[a] == 0) continue;
@@ -103,59 +101,44 @@ void GpuDevice::PlaceValues(const Plan& plan, const std::vector<Slot>& slots,
     arenas[a] = gpu_.Allocate(size);
     PoisonOnDevice(gpu_, setup_, arenas[a], size);
   }
-  /// Where a value lies: every time that it is made, in that order.
-  struct Found {
-    std::vector<std::byte*> places;
-    size_t made = 0;
-  };
-  std::map<ValueKey, Found> values;
-  for (const Slot& slot : slots) {
-    require(slot.value, slot.bytes);
-    values[{slot.stage, slot.layer, slot.microbatch, slot.value}].places.push_back(
-        arenas[static_cast<size_t>(slot.arena)] + slot.offset);
-  }
-  const auto find = [&](const Access& access) {
-    const auto found = values.find({access.stage, access.layer, access.microbatch, access.value});
-    if (found == values.end()) {
-      require(access.value, 0);
-      return static_cast<std::byte*>(nullptr);
-    }
-    auto& [places, made] = found->second;
-    if (access.makes || made == 0) ++made;
-    CF_ASSERT(made <= places.size());
-    return places[made - 1];
-  };
-  const ComponentWalk walk(plan, model_);
-  std::vector<Access> accesses;
-  for (const Instruction& i : program) {
+  for (const Instruction& i : plan.program(rank)) {
     if (OperandsOf(i.op) == Operands::kStage) continue;
-    walk.AccessesOf(i, &accesses);
-    if (OperandsOf(i.op) == Operands::kMessage) {
-      CF_ASSERT(accesses.size() == 1);
-      messages_[KeyOf(i)] = find(accesses[0]);
-      continue;
-    }
-    CF_ASSERT(OperandsOf(i.op) == Operands::kLayer);
-    GpuViews& views = views_[KeyOf(i)];
-    for (const Access& access : accesses) {
-      Value value = access.value;
-      if (access.stage != i.stage || access.layer != i.layer) {
-        // Handed to a neighbouring layer: its input is this one's output, and so with gradients.
-        CF_ASSERT(value == Value::input || value == Value::doutput);
-        value = value == Value::input ? Value::output : Value::dinput;
-      }
-      PlaceValue(shape_, value, find(access), &views);
+    const std::vector<ValuePlaces::Use>& uses = places.Of(i);
+    for (const ValuePlaces::Use& use : uses) {
+      std::byte* const at = arenas[static_cast<size_t>(use.place->arena)] + use.place->offset;
+      if (OperandsOf(i.op) == Operands::kMessage) messages_[KeyOf(i)] = at;
+      PlaceValue(shape_, use.value, at, &views_[KeyOf(i)]);
     }
   }
-  for (const Slot& slot : slots) {
-    const Found& found = values[{slot.stage, slot.layer, slot.microbatch, slot.value}];
-    if (found.made == found.places.size()) continue;
-    throw Error("the plan has a slot, \"" + ToString(slot) +
-                "\", which no instruction of the rank touches; verify the plan");
+  if (Alone()) ShareOnePlace();
+}
+
+/// What an exchange would copy is written where it goes, or read where it is. ATTN_F comes before
+/// the rows have a place, so that DISPATCH_F makes them out of what ATTN_F has kept.
+void GpuDevice::ShareOnePlace() {
+  for (auto& [key, v] : views_) {
+    const auto [op, stage, layer, microbatch] = key;
+    if (Repeated(op) == Op::ATTN_F) {
+      v.dispatched = nullptr;
+    } else if (Repeated(op) == Op::DISPATCH_F) {
+      const Op attention = op == Op::DISPATCH_F ? Op::ATTN_F : Op::ATTN_R;
+      v.expert_xn = views_.at({attention, stage, layer, microbatch}).expert_xn;
+      v.dispatched = v.rows;
+    } else if (op == Op::COMBINE_B) {
+      v.dcombined = v.drows;
+    } else if (op == Op::DISPATCH_B) {
+      v.ddispatched = v.dsorted;
+    }
   }
 }
 
+size_t GpuDevice::OutputBytes() const {
+  return static_cast<size_t>(microbatches_) * sizeof(float) +
+         static_cast<size_t>(2 + stages_) * sizeof(int32_t);
+}
+
 void GpuDevice::Upload(int step, gpu::Stream stream) {
+  step_ = step;
   auto* const all = reinterpret_cast<int32_t*>(host_input_);
   const auto put = [&](const std::vector<int32_t>& drawn, int place) {
     CF_ASSERT(drawn.size() == static_cast<size_t>(shape_.tokens));
@@ -178,7 +161,7 @@ void GpuDevice::Upload(int step, gpu::Stream stream) {
 
 void GpuDevice::BeginStep(gpu::Stream stream) {
   for (auto& [s, copy] : copies_) copy.stage->ZeroGradients(stream);
-  gpu_.Zero(stream, output_, OutputBytes(microbatches_));
+  gpu_.Zero(stream, output_, OutputBytes());
 }
 
 void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
@@ -205,48 +188,38 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
 }
 
 void GpuDevice::BeforeExchange(const Instruction& i, gpu::Stream stream) {
-  if (i.op != Op::COMBINE_B) return;
-  At(i.stage).CombineBackward(i.layer, ViewsOf(i), LaneOf(i, stream));
+  if (i.op == Op::COMBINE_B) At(i.stage).CombineBackward(i.layer, ViewsOf(i), LaneOf(i, stream));
+  if (Alone() && Repeated(i.op) == Op::DISPATCH_F) At(i.stage).Dispatch(ViewsOf(i), stream);
 }
 
 void GpuDevice::AfterExchange(const Instruction& i, gpu::Stream stream) {
-  // What the next stage was sent is not made again.
-  if (i.op == Op::COMBINE_F || (i.op == Op::COMBINE_R && ViewsOf(i).z != nullptr)) {
+  const GpuViews& v = ViewsOf(i);
+  if (Combines(i.op, v)) {
     At(i.stage).CombineForward(i.layer, TargetsOf(i.microbatch), loss_scale_,
-                               losses() + i.microbatch, ViewsOf(i), LaneOf(i, stream));
+                               losses() + i.microbatch, v, LaneOf(i, stream),
+                               Alone() ? v.expert_out : nullptr);
   } else if (i.op == Op::DISPATCH_B) {
-    At(i.stage).DispatchBackward(ViewsOf(i), stream);
+    At(i.stage).DispatchBackward(v, stream);
   }
 }
 
 ExchangePart GpuDevice::Exchange(const Instruction& i) {
   const GpuViews& v = ViewsOf(i);
   const Op op = Repeated(i.op);
-  ExchangePart part{.peer = {v.sent, nullptr, v.first, v.received, nullptr},
-                    .to_experts = op == Op::DISPATCH_F || op == Op::COMBINE_B,
-                    .overflow = overflow(),
-                    .local_experts = shape_.local_experts,
-                    .width = shape_.width,
-                    .capacity = shape_.capacity,
-                    .most_rows = shape_.expert_rows,
-                    .sent_rows = shape_.sent_rows};
-  if (op == Op::DISPATCH_F) {
-    part.peer.tokens = v.dispatched;
-    part.peer.experts = v.rows;
-    part.first = v.first;
-    part.received = v.received;
-  } else if (op == Op::COMBINE_F) {
-    part.peer.tokens = v.combined;
-    part.peer.experts = v.expert_out;
-  } else if (op == Op::COMBINE_B) {
-    part.peer.tokens = v.dcombined;
-    part.peer.experts = v.drows;
-  } else {
-    CF_ASSERT(op == Op::DISPATCH_B);
-    part.peer.tokens = v.ddispatched;
-    part.peer.experts = v.dsorted;
-  }
-  return part;
+  Ends<gpu::Bf16> ends = EndsOf(op, v);
+  // What comes back is kept as it is combined.
+  if (Alone() && (op != Op::COMBINE_F || Combines(i.op, v))) ends.tokens = ends.experts;
+  const bool counts = op == Op::DISPATCH_F;
+  return {.peer = {v.sent, ends.tokens, v.first, v.received, ends.experts},
+          .to_experts = ends.to_experts,
+          .first = counts ? v.first : nullptr,
+          .received = counts ? v.received : nullptr,
+          .overflow = overflow(),
+          .local_experts = shape_.local_experts,
+          .width = shape_.width,
+          .capacity = shape_.capacity,
+          .most_rows = shape_.expert_rows,
+          .sent_rows = shape_.sent_rows};
 }
 
 std::span<std::byte> GpuDevice::Message(const Instruction& i) {
@@ -261,11 +234,12 @@ std::span<float> GpuDevice::ExpertGradients(int stage) { return At(stage).expert
 
 void GpuDevice::OptimizerStep(int stage, gpu::Stream stream) {
   const std::byte* const size = input_ + TokenBytes(shape_, microbatches_);
-  At(stage).OptimizerStep(reinterpret_cast<const gpu::AdamWStepSize*>(size), stream);
+  At(stage).OptimizerStep(reinterpret_cast<const gpu::AdamWStepSize*>(size), not_finite() + stage,
+                          stream);
 }
 
 void GpuDevice::Download(gpu::Stream stream) {
-  gpu_.CopyToHost(stream, host_output_, output_, OutputBytes(microbatches_));
+  gpu_.CopyToHost(stream, host_output_, output_, OutputBytes());
 }
 
 DeviceStep GpuDevice::Results() {
@@ -276,14 +250,18 @@ DeviceStep GpuDevice::Results() {
                 std::to_string(shape_.expert_rows) +
                 "; this is no fault of the plan, please report it with the model");
   }
+  const auto fail = [this](const std::string& what) {
+    throw Error("step " + std::to_string(step_) + ": " + what +
+                " is not finite; lower the model's learning_rate, or resume from a checkpoint");
+  };
   DeviceStep result;
   result.dropped = counts[0];
   for (const int m : end_here_) {
-    if (!std::isfinite(losses[m])) {
-      throw Error("the loss of micro-batch " + std::to_string(m) +
-                  " is not finite; lower the model's learning_rate, or resume from a checkpoint");
-    }
+    if (!std::isfinite(losses[m])) fail("the loss of micro-batch " + std::to_string(m));
     result.losses.emplace_back(m, losses[m]);
+  }
+  for (const auto& [s, copy] : copies_) {
+    if (counts[2 + s] != 0) fail("a gradient of stage " + std::to_string(s));
   }
   return result;
 }
@@ -292,7 +270,7 @@ Stage& GpuDevice::StageAt(int stage) {
   GpuStage& copy = At(stage);
   std::unique_ptr<Stage>& mirror = copies_.at(stage).mirror;
   if (!mirror) {
-    mirror = std::make_unique<Stage>(model_, shape_, member_, stage, stages_, seed_);
+    mirror = std::make_unique<Stage>(model_, shape_, member_, stage, stages_, std::nullopt);
   }
   copy.Get(mirror.get(), setup_);
   return *mirror;

@@ -15,10 +15,13 @@
 #include "runtime/gpu/links.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
+#include "runtime/gpu/views.h"
 #include "runtime/model/dataset.h"
-#include "runtime/model/gpu_views.h"
 
 namespace contraflow {
+
+/// The plan, if it says all that GpuDevice needs; else throws Error with the remedy.
+const Plan& CheckGpuPlan(const Plan& plan, const Model& model);
 
 /// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
 /// arenas, and where each value lies.
@@ -57,7 +60,10 @@ class GpuDevice : public GpuBackend, public StageHolder {
   };
 
   static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
-  void PlaceValues(const Plan& plan, const std::vector<Slot>& slots, const Program& program);
+  void PlaceValues(const Plan& plan, int rank);
+  void ShareOnePlace();
+  /// Whether all experts are here, so that exchanges move nothing.
+  bool Alone() const { return shape_.members == 1; }
   GpuStage& At(int stage);
   const GpuViews& ViewsOf(const Instruction& component) const;
   GpuLane LaneOf(const Instruction& component, gpu::Stream stream) const;
@@ -68,6 +74,8 @@ class GpuDevice : public GpuBackend, public StageHolder {
   float* losses() const { return reinterpret_cast<float*>(output_); }
   int32_t* dropped() const { return reinterpret_cast<int32_t*>(losses() + microbatches_); }
   int32_t* overflow() const { return dropped() + 1; }
+  int32_t* not_finite() const { return overflow() + 1; }
+  size_t OutputBytes() const;
 
   const Model model_;
   const Dataset& dataset_;
@@ -81,12 +89,14 @@ class GpuDevice : public GpuBackend, public StageHolder {
   const GpuProducts products_;
   std::array<int64_t, kArenaCount> arena_bytes_{};
   std::map<int, Copy> copies_;                    // by stage
-  std::map<Key, GpuViews> views_;                 // of the components
+  std::map<Key, GpuViews> views_;                 // of components and messages
   std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move
   const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
   MicroBatch micro_;
+  int step_ = 0;
   // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
-  // gives: losses [micro-batches], dropped, overflow.
+  // gives: losses [micro-batches], dropped, overflow, and of each stage whether a gradient is not
+  // finite.
   std::byte *const host_input_, *const input_, *const host_output_, *const output_;
 };
 

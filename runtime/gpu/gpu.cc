@@ -1,16 +1,21 @@
 #include "runtime/gpu/gpu.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "compiler/plan/error.h"
 
 namespace contraflow {
 namespace {
 
-// Of 132 SMs a link takes 4 CTAs and an exchange among experts 16, which leaves 112 to compute: the
-// shares that DeepSeek trained with. Smaller partitions are divided in the same proportion.
-constexpr int kOf = 132, kLinkCtas = 4, kExpertCtas = 16;
+// Of 132 SMs a link takes 2 CTAs and an exchange among experts 16; with two links that leaves 112
+// to compute, the shares that DeepSeek trained with. A sum takes 4 more; with nothing beside it, as
+// many as an exchange. Smaller partitions are divided in the same proportion. NCCL takes powers of
+// two.
+constexpr int kOf = 132, kLinkCtas = 2, kExpertCtas = 16, kSumCtas = 4, kLoneSumCtas = 16;
 
 int Share(int sms, int ctas) { return std::clamp((sms * ctas + kOf / 2) / kOf, 1, ctas); }
 
@@ -47,7 +52,28 @@ int SmsOfPartition(int sms, int devices, int wanted) {
 
 }  // namespace
 
-SmBudget BudgetOf(int sms, int devices, bool expert_parallel, int wanted) {
+SmUse UseOf(const Plan& plan) {
+  SmUse use = {.experts = plan.expert_parallel > 1};
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  std::vector<int> stages_of(static_cast<size_t>(plan.ranks));
+  for (const std::vector<int>& ranks : holders) {
+    for (const int rank : ranks) ++stages_of[static_cast<size_t>(rank)];
+  }
+  for (const std::vector<int>& ranks : holders) {
+    if (!NeedsReduce(plan, ranks.size())) continue;
+    for (const int rank : ranks) use.sums |= stages_of[static_cast<size_t>(rank)] > 1;
+  }
+  for (const Program& program : plan.programs) {
+    std::set<std::pair<int, bool>> edges;
+    for (const Instruction& i : program) {
+      if (IsMessage(i.op)) edges.emplace(i.peer, IsSend(i.op));
+    }
+    use.links = std::max(use.links, static_cast<int>(edges.size()));
+  }
+  return use;
+}
+
+SmBudget BudgetOf(int sms, int devices, SmUse use, int wanted) {
   if (devices < 1) {
     throw Error("a GPU stands for at least 1 device, not " + std::to_string(devices));
   }
@@ -57,12 +83,14 @@ SmBudget BudgetOf(int sms, int devices, bool expert_parallel, int wanted) {
   if (!whole) budget.sms = SmsOfPartition(sms, devices, wanted);
   const int available = whole ? sms : budget.sms;
   budget.link_ctas = Share(available, kLinkCtas);
-  budget.expert_ctas = expert_parallel ? Share(available, kExpertCtas) : 0;
-  budget.compute = available - budget.link_ctas - budget.expert_ctas;
+  budget.expert_ctas = use.experts ? Share(available, kExpertCtas) : 0;
+  budget.sum_ctas = Share(available, use.sums ? kSumCtas : kLoneSumCtas);
+  const int communication =
+      use.links * budget.link_ctas + budget.expert_ctas + (use.sums ? budget.sum_ctas : 0);
+  budget.compute = available - communication;
   if (budget.compute < 1) {
     throw Error("a GPU of " + Count(sms, "SM") + " has none left for compute: " +
-                std::to_string(budget.link_ctas + budget.expert_ctas) +
-                " are needed to communicate");
+                std::to_string(communication) + " are needed to communicate");
   }
   return budget;
 }

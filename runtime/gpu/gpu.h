@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "compiler/plan/plan.h"
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
@@ -70,23 +71,36 @@ class Gpu {
   virtual void Synchronize() = 0;
 };
 
+/// What a device does while it computes.
+struct SmUse {
+  int links = 0;         ///< to and from other ranks that can be in flight at once
+  bool experts = false;  ///< exchanges in an expert group
+  bool sums = false;     ///< REDUCE of one stage while another computes
+};
+/// Of the busiest rank, with a link for each of its directed edges. Copies between virtual ranks
+/// end soon, and NCCL's kernels hold their CTAs while they wait, but both leave the same SMs to
+/// compute, as the bits of matrix products depend on their number.
+SmUse UseOf(const Plan& plan);
+
 /// How the SMs of a GPU are shared: between the devices of a plan that it stands for (a green
-/// context each), and in each of them between compute and communication. CTAs of the links and of
-/// compute kernels are one a SM.
+/// context each), and in each of them between compute and communication. Every CTA of a link, an
+/// exchange, a sum and a static grid of a compute kernel has an SM: compute + links * link_ctas +
+/// expert_ctas, and sum_ctas where SmUse says so, are the SMs of a partition.
 struct SmBudget {
   int partitions = 1;
   int sms = 0;          ///< of a partition; 0: the whole GPU, which is not partitioned
   int compute = 0;      ///< what compute kernels count on
-  int link_ctas = 0;    ///< of a pipeline link (2 to 4 of 132)
-  int expert_ctas = 0;  ///< of an exchange among experts (16 to 20 of 132); 0 where there is none
+  int link_ctas = 0;    ///< of a pipeline link
+  int expert_ctas = 0;  ///< of an exchange among experts; 0 where there is none
+  int sum_ctas = 1;     ///< of a REDUCE
 };
 
 /// Smallest partition and its granularity on compute capability 9.0.
 inline constexpr int kPartitionSms = 8;
 
-/// For `devices` devices on a GPU of `sms` SMs, in partitions of `wanted` SMs each or, where that
-/// is 0, as large as possible. Throws Error, with how many devices or SMs are possible, if they do
-/// not fit.
-SmBudget BudgetOf(int sms, int devices, bool expert_parallel, int wanted = 0);
+/// For `devices` devices on a GPU of `sms` SMs that do so much at once, in partitions of `wanted`
+/// SMs each or, where that is 0, as large as possible. Throws Error, with how many devices or SMs
+/// are possible, if they do not fit.
+SmBudget BudgetOf(int sms, int devices, SmUse use, int wanted = 0);
 
 }  // namespace contraflow

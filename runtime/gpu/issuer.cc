@@ -36,7 +36,7 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
                 " instructions ahead of the GPU stands still; let it be 2 or more");
   }
   for (const IssuedDevice& device : devices_) {
-    if (options_.stamps) {
+    if (options_.stamps > 0) {
       stamps_.emplace_back(plan.program(device.device.rank).size(), gpu);
     }
     std::vector<GpuEvent*>& ends = ends_.emplace_back();
@@ -55,17 +55,19 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
 
 void GpuIssuer::Step(int step) {
   at_ = order_.size();
+  stamped_ = options_.StampsIn(step);
+  GpuGraph*& graph = graphs_[stamped_ ? 1 : 0];
   try {
     for (const IssuedDevice& device : devices_) device.backend->Upload(step, origin_);
     if (!options_.graph) {
       Issue();
     } else {
-      if (graph_ == nullptr) {
+      if (graph == nullptr) {
         gpu_.BeginCapture(origin_);
         Issue();
-        graph_ = gpu_.EndCapture(origin_);
+        graph = gpu_.EndCapture(origin_);
       }
-      gpu_.Launch(graph_, origin_);
+      gpu_.Launch(graph, origin_);
     }
     gpu_.Record(end_, origin_);
     Await(end_);
@@ -82,13 +84,15 @@ void GpuIssuer::Step(int step) {
   }
 }
 
-void GpuIssuer::DropGraph() noexcept {
-  if (graph_ != nullptr) gpu_.Drop(graph_);
-  graph_ = nullptr;
+void GpuIssuer::DropGraphs() noexcept {
+  for (GpuGraph*& graph : graphs_) {
+    if (graph != nullptr) gpu_.Drop(graph);
+    graph = nullptr;
+  }
 }
 
 std::vector<Span> GpuIssuer::SpansOf(size_t device) const {
-  if (stamps_.empty()) return {};
+  if (!stamped_) return {};
   uint64_t first = ~uint64_t{0};
   for (const StepStamps& stamps : stamps_) {
     for (size_t index = 0; index < stamps.size(); ++index) {
@@ -150,7 +154,7 @@ void GpuIssuer::Join() {
       gpu_.Wait(compute, ends_[d][lane]);
     }
     devices_[d].backend->Download(compute);
-    if (options_.stamps) stamps_[d].Download(compute);
+    if (stamped_) stamps_[d].Download(compute);
     gpu_.Record(ends_[d][GpuLanes::kCompute], compute);
     gpu_.Wait(origin_, ends_[d][GpuLanes::kCompute]);
   }
@@ -195,6 +199,7 @@ void GpuIssuer::Meet(size_t point) {
   }
   const Participant& first = participants_[0];
   switch (WorkOf(first.instruction->op)) {
+    case Work::kCompute:
     case Work::kComponent:
       return first.backend->Compute(*first.instruction, first.stream);
     case Work::kStep:
@@ -213,10 +218,7 @@ void GpuIssuer::Meet(size_t point) {
         p.backend->AfterExchange(*p.instruction, p.stream);
       }
       return;
-    case Work::kCompute:
-      break;
   }
-  throw Error("cells without components cannot run on a GPU; compile the plan with `model`");
 }
 
 void GpuIssuer::BeginInstruction(IssuePlace place) {
@@ -227,14 +229,14 @@ void GpuIssuer::BeginInstruction(IssuePlace place) {
   for (const int32_t on : lanes.WaitsAt(index)) {
     gpu_.Wait(stream, lanes.EventAt(static_cast<size_t>(on)));
   }
-  if (options_.stamps) stamps_[device].Begin(index, stream);
+  if (stamped_) stamps_[device].Begin(index, stream);
 }
 
 void GpuIssuer::EndInstruction(IssuePlace place) {
   const auto [device, index] = place;
   const GpuLanes& lanes = *devices_[device].lanes;
   const gpu::Stream stream = lanes.StreamAt(index);
-  if (options_.stamps) stamps_[device].End(index, stream);
+  if (stamped_) stamps_[device].End(index, stream);
   if (GpuEvent* const event = lanes.EventAt(index)) gpu_.Record(event, stream);
 }
 

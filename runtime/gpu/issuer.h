@@ -37,22 +37,23 @@ class GpuIssuer {
   GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& gpu, GpuLinks& links,
             const GpuRunOptions& options, std::function<void()> waiting = {});
   GpuIssuer(const GpuIssuer&) = delete;
-  ~GpuIssuer() { DropGraph(); }
+  ~GpuIssuer() { DropGraphs(); }
 
-  /// One step, from Upload to Download, done when it returns; steps count from 1. The first with a
-  /// graph captures it. An error names the instruction that was issued when it came; after one the
-  /// issuer is good for nothing but its destruction.
+  /// One step, from Upload to Download, done when it returns; steps count from 1. With graphs, the
+  /// first that is stamped captures one, and the first that is not. An error names the instruction
+  /// that was issued when it came; after one the issuer is good for nothing but its destruction.
   void Step(int step);
 
-  /// Gives the captured step back; the next one captures it anew. NCCL does not end a communicator
-  /// that a graph still has messages of.
-  void DropGraph() noexcept;
+  /// Gives captured steps back; the next one captures anew. NCCL does not end a communicator that a
+  /// graph still has messages of.
+  void DropGraphs() noexcept;
 
   /// When each instruction of a device ran in the last step, in nanoseconds since the first of this
   /// process began: from when its lane was free and what it waits for was done, messages and REDUCE
-  /// from when the last that takes part was. Empty without stamps.
+  /// from when the last that takes part was. Empty if that step had no stamps.
   std::vector<Span> SpansOf(size_t device) const;
-  /// The stamps themselves; null without.
+  bool StampsIn(int step) const { return options_.StampsIn(step); }
+  /// The stamps themselves; null where no step has any.
   const StepStamps* StampsOf(size_t device) const {
     return stamps_.empty() ? nullptr : &stamps_[device];
   }
@@ -90,8 +91,9 @@ class GpuIssuer {
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand
-  GpuGraph* graph_ = nullptr;
-  size_t at_ = 0;  // point, for messages
+  std::array<GpuGraph*, 2> graphs_{};         // without stamps, with
+  bool stamped_ = false;                      // the last step
+  size_t at_ = 0;                             // point, for messages
 };
 
 }  // namespace contraflow

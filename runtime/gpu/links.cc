@@ -23,7 +23,12 @@ void CheckCount(size_t count, const std::string& what) {
 
 void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers& peers, int self,
           int ctas) {
-  if (part.to_experts) {
+  if (part.peer.tokens == part.peer.experts) {
+    CF_ASSERT(peers.members == 1);
+    if (part.first == nullptr) return;
+    gpu::CountRows(stream, peers, self, part.capacity, part.most_rows, part.first, part.received,
+                   part.overflow);
+  } else if (part.to_experts) {
     gpu::PullToExperts(stream, peers, self, part.width, part.capacity, part.most_rows, part.first,
                        part.received, part.overflow, ctas);
   } else {
@@ -114,7 +119,7 @@ void VirtualLinks::SumOver(std::span<const Participant> holders, int member) {
       CF_ASSERT(span.size() == size);
       parts.part[parts.count++] = span.data() + begin;
     }
-    gpu::OrderedSum(p.stream, parts, end - begin, ExpertCtas(p.stream));
+    gpu::OrderedSum(p.stream, parts, end - begin, budget_.sum_ctas);
   }
 }
 

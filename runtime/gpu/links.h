@@ -17,7 +17,8 @@
 namespace contraflow {
 
 /// What one member of an expert group has to do with an all-to-all component: what it shows to the
-/// others, and where it pulls their rows.
+/// others, and where it pulls their rows. In a group of one both ends of `peer` may be one place:
+/// the rows are there already.
 struct ExchangePart {
   gpu::ExchangePeer peer;
   bool to_experts;           ///< DISPATCH_F, COMBINE_B; else COMBINE_F, DISPATCH_B
@@ -44,11 +45,12 @@ class GpuBackend {
   virtual void Upload(int step, gpu::Stream stream) = 0;
   /// Forgets the gradients, losses and counts of the last step.
   virtual void BeginStep(gpu::Stream stream) = 0;
-  /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W; ATTN_R, MLP_R.
-  virtual void Compute(const Instruction& component, gpu::Stream stream) = 0;
+  /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W; ATTN_R, MLP_R. Or a chunk of opaque stages.
+  virtual void Compute(const Instruction& work, gpu::Stream stream) = 0;
   /// What an all-to-all component does on this device before its exchange (COMBINE_B: the gradient
-  /// of combine, and of the head), and behind it (COMBINE_F: combine, head and loss; DISPATCH_B:
-  /// the gradient of the gather). Nothing for the others.
+  /// of combine, and of the head; DISPATCH_F in a group of one: the rows), and behind it
+  /// (COMBINE_F: combine, head and loss; DISPATCH_B: the gradient of the gather). Nothing for the
+  /// others.
   virtual void BeforeExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual void AfterExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual ExchangePart Exchange(const Instruction& component) = 0;

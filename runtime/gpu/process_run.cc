@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/device.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/issue_order.h"
@@ -41,33 +42,28 @@ class AbortOnStop {
 
 }  // namespace
 
-struct GpuProcessRun::Impl {
-  Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset, uint64_t the_seed,
-       const RankOrder& the_order, Gpu& the_gpu, Nccl& the_nccl, Control& the_control,
-       Progress& the_progress, std::chrono::milliseconds timeout, const GpuRunOptions& options)
+struct GpuRank::Impl {
+  Impl(const Plan& the_plan, int capacity, const GpuProcess& process, const GpuRunOptions& options,
+       const MakeGpuBackend& make)
       : plan(the_plan),
-        model(the_model),
-        dataset(the_dataset),
-        seed(the_seed),
-        order(the_order),
-        gpu(the_gpu),
-        control(the_control),
-        progress(the_progress),
-        budget(BudgetOf(gpu.sms(), 1, plan.expert_parallel > 1, options.partition_sms)),
+        order(process.order),
+        control(process.control),
+        progress(process.progress),
+        budget(BudgetOf(process.gpu.sms(), 1, UseOf(plan), options.partition_sms)),
         devices{order.DeviceOf(control.rank())} {
+    Gpu& gpu = process.gpu;
     CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
     gpu.Partition(budget.partitions, budget.sms);
     setup = gpu.NewStream(0, Priority::kNormal, "setup");
-    backend = std::make_unique<GpuDevice>(plan, model, dataset, seed, devices[0], gpu, setup,
-                                          budget.compute);
+    backend = make(devices[0], setup, budget.compute);
     lanes = std::make_unique<GpuLanes>(plan, devices[0], gpu, 0, budget.compute);
     progress.Move();
-    links = std::make_unique<NcclLinks>(plan, CapacityOf(plan, model), order, control.rank(),
-                                        budget, the_nccl, gpu,
-                                        NcclComms::Options{timeout, [this] { progress.Move(); }});
+    links = std::make_unique<NcclLinks>(
+        plan, capacity, order, control.rank(), budget, process.nccl, gpu,
+        NcclComms::Options{process.timeout, [this] { progress.Move(); }});
     stop = std::make_unique<AbortOnStop>(control, *links);
     const bool leads = control.rank() == 0;
-    links->Connect(control.Broadcast(leads ? the_nccl.NewId() : ""), *backend);
+    links->Connect(control.Broadcast(leads ? process.nccl.NewId() : ""), *backend);
     issuer = std::make_unique<GpuIssuer>(
         plan, std::vector<IssuedDevice>{{devices[0], backend.get(), lanes.get()}}, gpu, *links,
         options, [this] { watch->Look(); });
@@ -83,18 +79,14 @@ struct GpuProcessRun::Impl {
   }
 
   const Plan& plan;
-  const Model& model;
-  const Dataset& dataset;
-  const uint64_t seed;
   const RankOrder& order;
-  Gpu& gpu;
   Control& control;
   Progress& progress;
   const SmBudget budget;
   const std::vector<Device> devices;
   gpu::Stream setup{};
   std::unique_ptr<GpuLanes> lanes;
-  std::unique_ptr<GpuDevice> backend;
+  std::unique_ptr<GpuBackend> backend;
   std::unique_ptr<NcclLinks> links;
   std::unique_ptr<AbortOnStop> stop;
   std::unique_ptr<GpuIssuer> issuer;
@@ -102,21 +94,17 @@ struct GpuProcessRun::Impl {
   bool closed = false;
 };
 
-GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset& dataset,
-                             uint64_t seed, const RankOrder& order, Gpu& gpu, Nccl& nccl,
-                             Control& control, Progress& progress,
-                             std::chrono::milliseconds timeout, GpuRunOptions options)
-    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, order, gpu, nccl, control, progress,
-                                   timeout, options)) {}
+GpuRank::GpuRank(const Plan& plan, int capacity, const GpuProcess& process,
+                 const GpuRunOptions& options, const MakeGpuBackend& make)
+    : impl_(std::make_unique<Impl>(plan, capacity, process, options, make)) {}
 
-GpuProcessRun::~GpuProcessRun() = default;
+GpuRank::~GpuRank() = default;
 
-StepResult GpuProcessRun::Step(int step) {
+StepResult GpuRank::Step(int step) {
   const Plan& plan = impl_->plan;
   Control& control = impl_->control;
-  control.Barrier();
   impl_->progress.Enter(step, Progress::kStart);
-  impl_->watch->Begin(step);
+  impl_->watch->Begin(step, impl_->issuer->StampsIn(step));
   const Clock::time_point start = Clock::now();
   impl_->issuer->Step(step);
   impl_->progress.Enter(step, Progress::kEnd);
@@ -128,31 +116,59 @@ StepResult GpuProcessRun::Step(int step) {
   return JoinDevices(plan, steps, duration);
 }
 
-const std::vector<Device>& GpuProcessRun::devices() const { return impl_->devices; }
+const std::vector<Device>& GpuRank::devices() const { return impl_->devices; }
+GpuBackend& GpuRank::backend() { return *impl_->backend; }
+const SmBudget& GpuRank::budget() const { return impl_->budget; }
+gpu::Stream GpuRank::setup() const { return impl_->setup; }
+
+void GpuRank::Close() {
+  impl_->issuer->DropGraphs();
+  impl_->links->Close();
+  impl_->closed = true;
+}
+
+GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                             uint64_t seed, const GpuProcess& process, GpuRunOptions options)
+    : plan_(plan),
+      model_(model),
+      dataset_(dataset),
+      seed_(seed),
+      gpu_(process.gpu),
+      rank_(CheckGpuPlan(plan, model), CapacityOf(plan, model), process, options,
+            [&](Device device, gpu::Stream setup, int sms) {
+              return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, process.gpu,
+                                                 setup, sms);
+            }) {}
 
 StageHolder& GpuProcessRun::At(Device device) {
-  CF_ASSERT(device == impl_->devices[0]);
-  return *impl_->backend;
+  CF_ASSERT(device == devices()[0]);
+  return static_cast<GpuDevice&>(rank_.backend());
 }
 
 std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
-  return std::make_unique<GpuSerialRun>(impl_->plan, impl_->model, impl_->dataset, impl_->seed,
-                                        impl_->gpu, impl_->setup, impl_->budget.compute);
+  return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.setup(),
+                                        rank_.budget().compute);
 }
 
-void GpuProcessRun::Close() {
-  impl_->issuer->DropGraph();
-  impl_->links->Close();
-  impl_->closed = true;
+GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,
+                                         GpuRunOptions options)
+    : plan_(WithLanes(stages.plan())),
+      rank_(plan_, 0, process, options, [&](Device device, gpu::Stream setup, int sms) {
+        return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms);
+      }) {}
+
+CustomDevice& GpuCustomProcessRun::At(Device device) {
+  CF_ASSERT(device == devices()[0]);
+  return static_cast<GpuCustomDevice&>(rank_.backend()).device();
 }
 
 void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps) {
   // The clocks of GPUs know nothing of each other. Processes begin a step together, and every
   // device has lanes that begin with it, so that its first instruction marks the beginning.
-  using Edge = std::tuple<Tag, int, int>;
+  using Message = std::tuple<Tag, int, int>;
   const auto ranks = static_cast<size_t>(plan.ranks);
   for (size_t first = 0; first < steps->size(); first += ranks) {
-    std::map<Edge, Time> ready;
+    std::map<Message, Time> ready;
     const auto each_message = [&](const auto& visit) {
       for (size_t r = 0; r < ranks; ++r) {
         const Program& program = plan.programs[r];
@@ -160,17 +176,20 @@ void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps) {
         for (size_t i = 0; i < spans.size(); ++i) {
           const Work work = WorkOf(program[i].op);
           const auto self = static_cast<int>(r);
-          if (work == Work::kSend) visit(Edge(TagOf(program[i]), self, program[i].peer), &spans[i]);
-          if (work == Work::kRecv) visit(Edge(TagOf(program[i]), program[i].peer, self), &spans[i]);
+          if (work == Work::kSend)
+            visit(Message(TagOf(program[i]), self, program[i].peer), &spans[i]);
+          if (work == Work::kRecv)
+            visit(Message(TagOf(program[i]), program[i].peer, self), &spans[i]);
         }
       }
     };
-    each_message([&](const Edge& edge, const Span* span) {
+    each_message([&](const Message& edge, const Span* span) {
       const auto [at, is_new] = ready.try_emplace(edge, span->start);
       if (!is_new) at->second = std::max(at->second, span->start);
     });
-    each_message(
-        [&](const Edge& edge, Span* span) { span->start = std::min(ready.at(edge), span->end); });
+    each_message([&](const Message& edge, Span* span) {
+      span->start = std::min(ready.at(edge), span->end);
+    });
   }
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/device.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/issue_order.h"
@@ -18,30 +19,17 @@
 namespace contraflow {
 namespace {
 
-/// The plan, if it says all that a GPU needs.
-const Plan& CheckForGpu(const Plan& plan) {
-  const std::string remedy = "; compile it with `level` buffer `device` cuda `model` MODEL";
-  if (plan.level != Level::kBuffer) {
-    throw Error("a plan of level " + std::string(Name(plan.level)) + " does not run on a GPU" +
-                remedy);
-  }
-  if (plan.layers == 0) throw Error("a plan without components does not run on a GPU" + remedy);
-  return plan;
-}
-
 SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
-  const size_t devices = DeviceCount(CheckForGpu(plan));
   // More than any GPU has SMs is as wrong as any such number.
   constexpr size_t kTooMany = 1 << 20;
-  return BudgetOf(gpu.sms(), static_cast<int>(std::min(devices, kTooMany)),
-                  plan.expert_parallel > 1, partition_sms);
+  return BudgetOf(gpu.sms(), static_cast<int>(std::min(DeviceCount(plan), kTooMany)), UseOf(plan),
+                  partition_sms);
 }
 
 }  // namespace
 
-struct GpuRun::Impl {
-  Impl(const Plan& the_plan, const Model& model, const Dataset& dataset, uint64_t seed,
-       Gpu& the_gpu, const GpuRunOptions& options)
+struct VirtualRanks::Impl {
+  Impl(const Plan& the_plan, Gpu& the_gpu, const GpuRunOptions& options, const MakeGpuBackend& make)
       : plan(the_plan), gpu(the_gpu), budget(BudgetFor(plan, gpu, options.partition_sms)) {
     gpu.Partition(budget.partitions, budget.sms);
     devices = AllDevices(plan);
@@ -54,9 +42,7 @@ struct GpuRun::Impl {
     }
     std::vector<IssuedDevice> issued;
     for (size_t d = 0; d < devices.size(); ++d) {
-      backends.push_back(std::make_unique<GpuDevice>(plan, model, dataset, seed, devices[d], gpu,
-                                                     lanes[d]->streams()[GpuLanes::kCompute],
-                                                     budget.compute));
+      backends.push_back(make(devices[d], lanes[d]->streams()[GpuLanes::kCompute], budget.compute));
       issued.push_back({devices[d], backends[d].get(), lanes[d].get()});
     }
     links = std::make_unique<VirtualLinks>(plan, budget, gpu, streams);
@@ -76,22 +62,22 @@ struct GpuRun::Impl {
   Gpu& gpu;
   const SmBudget budget;
   std::vector<Device> devices;
-  std::vector<std::unique_ptr<GpuLanes>> lanes;      // by device
-  std::vector<std::unique_ptr<GpuDevice>> backends;  // by device
+  std::vector<std::unique_ptr<GpuLanes>> lanes;       // by device
+  std::vector<std::unique_ptr<GpuBackend>> backends;  // by device
   std::unique_ptr<VirtualLinks> links;
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<HangWatch> watch;  // none without a timeout
 };
 
-GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-               Gpu& gpu, GpuRunOptions options)
-    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, options)) {}
+VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
+                           const MakeGpuBackend& make)
+    : impl_(std::make_unique<Impl>(plan, gpu, options, make)) {}
 
-GpuRun::~GpuRun() = default;
+VirtualRanks::~VirtualRanks() = default;
 
-StepResult GpuRun::Step(int step) {
+StepResult VirtualRanks::Step(int step) {
   const Clock::time_point start = Clock::now();
-  if (impl_->watch != nullptr) impl_->watch->Begin(step);
+  if (impl_->watch != nullptr) impl_->watch->Begin(step, impl_->issuer->StampsIn(step));
   impl_->issuer->Step(step);
   const Time duration = Nanoseconds(Clock::now() - start);
   std::vector<DeviceStep> steps;
@@ -102,10 +88,29 @@ StepResult GpuRun::Step(int step) {
   return JoinDevices(impl_->plan, steps, duration);
 }
 
-const std::vector<Device>& GpuRun::devices() const { return impl_->devices; }
+const std::vector<Device>& VirtualRanks::devices() const { return impl_->devices; }
 
-StageHolder& GpuRun::At(Device device) {
+GpuBackend& VirtualRanks::At(Device device) {
   return *impl_->backends[DeviceNumber(impl_->plan, device)];
+}
+
+GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+               Gpu& gpu, GpuRunOptions options)
+    : ranks_(
+          CheckGpuPlan(plan, model), gpu, options, [&](Device device, gpu::Stream setup, int sms) {
+            return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, gpu, setup, sms);
+          }) {}
+
+StageHolder& GpuRun::At(Device device) { return static_cast<GpuDevice&>(ranks_.At(device)); }
+
+GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, GpuRunOptions options)
+    : plan_(WithLanes(stages.plan())),
+      ranks_(plan_, gpu, options, [&](Device device, gpu::Stream setup, int sms) {
+        return std::make_unique<GpuCustomDevice>(stages, device, gpu, setup, sms);
+      }) {}
+
+CustomDevice& GpuCustomRun::At(Device device) {
+  return static_cast<GpuCustomDevice&>(ranks_.At(device)).device();
 }
 
 }  // namespace contraflow

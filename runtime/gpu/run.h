@@ -2,8 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "compiler/plan/plan.h"
@@ -11,23 +11,50 @@
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
 #include "runtime/model/dataset.h"
+#include "runtime/stages/custom_stages.h"
 
 namespace contraflow {
 
 /// How a GPU run issues its work.
 struct GpuRunOptions {
-  bool graph = true;   ///< capture the step once and replay it; else issue it anew every time
-  bool stamps = true;  ///< measure when each instruction runs; two small kernels an instruction
+  bool graph = true;  ///< capture the step once and replay it; else issue it anew every time
+  /// Every so many steps it is measured when each instruction runs, by two small kernels for each;
+  /// 0: never.
+  int stamps = 1;
   int run_ahead =
       256;  ///< without a graph: instructions the host may be ahead in a lane; 2 or more
   /// A GpuHang (runtime/gpu/step_watch.h) where a GPU with all devices makes no progress for so
-  /// long: no stamp changes, or, without stamps, a step takes longer. 0: never.
+  /// long: no stamp changes, or a step without stamps takes longer. 0: never.
   std::chrono::milliseconds timeout{0};
   int partition_sms = 0;  ///< SMs of each device, a multiple of 8; 0: as many as there are for each
+
+  bool StampsIn(int step) const { return stamps > 0 && step % stamps == 0; }
 };
 
-/// Trains with a plan on one GPU, which is all of the plan's devices at once: virtual ranks, each
-/// in its partition of the SMs, linked by copies.
+/// Makes one device of a plan: on a stream of its own for the setup, for so many SMs.
+using MakeGpuBackend =
+    std::function<std::unique_ptr<GpuBackend>(Device device, gpu::Stream setup, int sms)>;
+
+/// One GPU that is all devices of a plan at once: virtual ranks, each in its partition of the SMs,
+/// linked by copies.
+class VirtualRanks {
+ public:
+  /// The plan is sound (Verify) and has lanes. What is passed must outlive it. Throws Error with
+  /// the remedy if the GPU has not SMs enough, or a device cannot be made.
+  VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
+               const MakeGpuBackend& make);
+  ~VirtualRanks();
+
+  StepResult Step(int step);
+  const std::vector<Device>& devices() const;
+  GpuBackend& At(Device device);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Trains with a plan on one GPU.
 class GpuRun : public Run {
  public:
   /// The plan is sound (Verify) and of level buffer, compiled for a GPU; the model fitted to its
@@ -35,15 +62,29 @@ class GpuRun : public Run {
   /// model or the GPU do not suit.
   GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed, Gpu& gpu,
          GpuRunOptions options = {});
-  ~GpuRun() override;
 
-  StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override;
+  StepResult Step(int step) override { return ranks_.Step(step); }
+  const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  VirtualRanks ranks_;
+};
+
+/// Trains custom stages with a plan on one GPU.
+class GpuCustomRun {
+ public:
+  /// `stages` were made for a GPU, `gpu`'s device is current, and both outlive the run. Throws
+  /// Error if a stage cannot be made, or the GPU does not suit.
+  GpuCustomRun(const CustomStages& stages, Gpu& gpu, GpuRunOptions options = {});
+
+  StepResult Step(int step) { return ranks_.Step(step); }
+  const std::vector<Device>& devices() const { return ranks_.devices(); }
+  CustomDevice& At(Device device);
+
+ private:
+  const Plan plan_;  // with lanes
+  VirtualRanks ranks_;
 };
 
 }  // namespace contraflow

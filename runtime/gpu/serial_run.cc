@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,13 +14,13 @@
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
-#include "runtime/model/gpu_views.h"
+#include "runtime/gpu/views.h"
 
 namespace contraflow {
 namespace {
 
 /// The values of one layer of the model for one micro-batch of all members of an expert group: as
-/// WholeStash, on a GPU.
+/// WholeModel, on a GPU.
 struct WholeLayer {
   int stage, layer;
   GpuViews experts;               ///< what the experts do for all members at once
@@ -112,7 +113,7 @@ struct GpuSerialRun::Impl {
   }
   float* losses() const { return reinterpret_cast<float*>(output); }
   int32_t* counts() const { return reinterpret_cast<int32_t*>(losses() + micros); }
-  size_t output_bytes() const { return micros * sizeof(float) + 2 * sizeof(int32_t); }
+  size_t output_bytes() const { return micros * sizeof(float) + 3 * sizeof(int32_t); }
 
   const Plan& plan;
   const Model model;
@@ -174,7 +175,8 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
 
 void GpuSerialRun::Impl::PlaceSums() {
   for (int s = 0; s < plan.stages; ++s) {
-    const size_t copies = order.ExpertSums(s), dense_copies = order.DenseSums(s);
+    const size_t copies = order.Sums(s, plan.data_parallel),
+                 dense_copies = order.Sums(s, plan.data_parallel * plan.expert_parallel);
     if (dense_copies > static_cast<size_t>(gpu::kMaxPeers)) {
       throw Error("on GPUs a stage has at most " + std::to_string(gpu::kMaxPeers) +
                   " copies, this plan has " + std::to_string(dense_copies) + " of stage " +
@@ -191,8 +193,9 @@ void GpuSerialRun::Impl::PlaceSums() {
     return parts;
   };
   for (int s = 0; s < plan.stages; ++s) {
-    dense.push_back(add(At(s).dense_gradients(), order.DenseSums(s)));
-    experts.push_back(add(At(s).expert_gradients(), order.ExpertSums(s)));
+    dense.push_back(
+        add(At(s).dense_gradients(), order.Sums(s, plan.data_parallel * plan.expert_parallel)));
+    experts.push_back(add(At(s).expert_gradients(), order.Sums(s, plan.data_parallel)));
   }
 }
 
@@ -279,11 +282,12 @@ void GpuSerialRun::Impl::BackwardInput(const WholeLayer& at) {
 void GpuSerialRun::Impl::BackwardWeight(const WholeLayer& at, int replica, int microbatch) {
   const GpuStage& stage = At(at.stage);
   const auto s = static_cast<size_t>(at.stage);
-  const size_t of_experts = order.ExpertSumOf(at.stage, replica, microbatch);
+  const size_t of_experts = order.SumOf(at.stage, replica, microbatch);
   stage.ExpertsWeight(at.layer, at.experts, experts[s][of_experts].data(), stream);
   for (int e = 0; e < members; ++e) {
     const GpuViews& v = at.MemberAt(e);
-    float* const sum = dense[s][order.DenseSumOf(at.stage, replica, e, microbatch)].data();
+    float* const sum =
+        dense[s][order.SumOf(at.stage, replica * plan.expert_parallel + e, microbatch)].data();
     if (stage.HasHead(at.layer)) stage.HeadWeight(v, sum, lane);
     stage.AttentionWeight(at.layer, TokensOf(MicrobatchPlace(plan, replica, e, microbatch)), v, sum,
                           lane);
@@ -327,7 +331,7 @@ std::vector<float> GpuSerialRun::Step(int step) {
   for (int s = 0; s < all.plan.stages; ++s) {
     all.AddUp(all.dense[static_cast<size_t>(s)]);
     all.AddUp(all.experts[static_cast<size_t>(s)]);
-    all.At(s).OptimizerStep(size, all.stream);
+    all.At(s).OptimizerStep(size, all.counts() + 2, all.stream);
   }
   all.gpu.CopyToHost(all.stream, all.host_output, all.output, all.output_bytes());
   all.gpu.Synchronize();
@@ -339,7 +343,7 @@ Stage& GpuSerialRun::StageAt(int stage) {
   Impl& all = *impl_;
   std::unique_ptr<Stage>& mirror = all.mirrors.at(static_cast<size_t>(stage));
   if (!mirror) {
-    mirror = std::make_unique<Stage>(all.model, all.shape, 0, stage, all.plan.stages, all.seed);
+    mirror = std::make_unique<Stage>(all.model, all.shape, 0, stage, all.plan.stages, std::nullopt);
   }
   all.At(stage).Get(mirror.get(), all.stream);
   return *mirror;
@@ -350,19 +354,8 @@ void GpuSerialRun::Put(int stage) {
   if (mirror) impl_->At(stage).Put(*mirror, impl_->stream);
 }
 
-const int32_t* GpuSerialRun::ChoiceAt(int stage, int layer, int replica, int member,
-                                      int microbatch) const {
-  const Impl& all = *impl_;
-  const auto at = std::find_if(all.layers.begin(), all.layers.end(), [&](const WholeLayer& other) {
-    return other.stage == stage && other.layer == layer;
-  });
-  CF_ASSERT(at != all.layers.end());
-  return all.ChoiceAt(static_cast<size_t>(at - all.layers.begin()),
-                      MicrobatchPlace(all.plan, replica, member, microbatch));
-}
-
-int GpuSerialRun::LayersOf(int stage) const {
-  return impl_->stages.at(static_cast<size_t>(stage))->layers();
+const int32_t* GpuSerialRun::ChoiceAt(int layer, size_t place) const {
+  return impl_->ChoiceAt(static_cast<size_t>(layer), place);
 }
 
 int64_t GpuSerialRun::dropped() const {

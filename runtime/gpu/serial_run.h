@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -29,15 +30,15 @@ class GpuSerialRun {
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].
   std::vector<float> Step(int step);
 
-  /// The experts that the tokens of a micro-batch visited in the last step, [T x k], on the host.
-  const int32_t* ChoiceAt(int stage, int layer, int replica, int member, int microbatch) const;
+  /// The experts that the tokens of a micro-batch (MicrobatchPlace) visited in a layer of the model
+  /// in the last step, [T x k], on the host.
+  const int32_t* ChoiceAt(int layer, size_t place) const;
 
   /// A stage with all of its experts, with the gradients and updated parameters of the last step,
   /// on the host. The same object every time.
   Stage& StageAt(int stage);
   /// What was changed in StageAt(stage) since holds from now on.
   void Put(int stage);
-  int LayersOf(int stage) const;
   /// (token, expert) pairs of the last step that an expert had no capacity left for.
   int64_t dropped() const;
 

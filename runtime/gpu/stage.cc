@@ -13,11 +13,6 @@
 namespace contraflow {
 namespace {
 
-ExpertRange ExpertsOf(const LayerShape& shape, int member) {
-  CF_ASSERT(member >= 0 && (member + 1) * shape.local_experts <= shape.experts);
-  return {member * shape.local_experts, (member + 1) * shape.local_experts};
-}
-
 gpu::ExpertsSizes SizesOf(const LayerShape& n) {
   return {n.local_experts, n.width, n.expert_width, n.expert_rows};
 }
@@ -32,12 +27,11 @@ float* FloatWork(GpuLane at) { return reinterpret_cast<float*>(at.work); }
 
 gpu::AdamWStepSize StepSizeOf(const Model& model, int step) {
   CF_ASSERT(step >= 1);
-  double rate = static_cast<double>(model.learning_rate);
-  if (step < model.warmup_steps) rate *= static_cast<double>(step) / model.warmup_steps;
   const auto correction = [step](float beta) {
     return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), step)));
   };
-  return {static_cast<float>(rate), correction(model.beta1), correction(model.beta2)};
+  return {static_cast<float>(LearningRate(model, step)), correction(model.beta1),
+          correction(model.beta2)};
 }
 
 GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, int stage,
@@ -48,15 +42,19 @@ GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, 
       stage_(stage),
       stages_(stages),
       gpu_(gpu),
-      layout_(LayoutOfStage(model, stage, stages, ExpertsOf(shape_, member))),
+      layout_(LayoutOfStage(model, stage, stages, OwnedBy(member, shape_.local_experts))),
       parameters_(Floats(gpu, layout_.size)),
       gradients_(Floats(gpu, layout_.size)),
       m_(Floats(gpu, layout_.size)),
       v_(Floats(gpu, layout_.size)),
       copy_(reinterpret_cast<gpu::Bf16*>(gpu.Allocate(layout_.size * sizeof(gpu::Bf16)))) {
-  std::vector<float> drawn(layout_.size);
-  DrawParameters(model_, stage_, stages_, ExpertsOf(shape_, member), seed, drawn.data());
-  gpu_.CopyToDevice(setup, parameters_, drawn.data(), bytes());
+  const std::vector<float> gains(layout_.gains, 1.0f);
+  gpu_.CopyToDevice(setup, parameters_, gains.data(), gains.size() * sizeof(float));
+  for (const ParameterBlock& block : layout_.blocks) {
+    if (block.offset < layout_.gains) continue;
+    const ParameterDraw draw = DrawOf(block, seed);
+    gpu::FillUniform(setup, draw.key, draw.limit, block.size, parameters_ + block.offset);
+  }
   gpu::RoundToBf16(setup, layout_.size, parameters_, copy_);
   for (float* block : {gradients_, m_, v_}) gpu_.Zero(setup, block, bytes());
   gpu_.Synchronize();
@@ -86,8 +84,12 @@ void GpuStage::AttentionForward(int layer, const int32_t* tokens, int32_t* dropp
   gpu::RouterForward(stream, n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
   gpu::SortByExpert(stream, v.expert, n.tokens, n.experts, n.top_k, n.capacity, at.work, v.sent,
                     v.token_of, v.row_of, dropped);
-  gpu::SpreadTokens(stream, v.expert_xn, v.row_of, v.token_of, n.tokens, n.sent_rows, n.top_k,
-                    n.width, v.dispatched);
+  if (v.dispatched != nullptr) Dispatch(v, stream);
+}
+
+void GpuStage::Dispatch(const GpuViews& v, gpu::Stream stream) const {
+  gpu::SpreadTokens(stream, v.expert_xn, v.row_of, v.token_of, shape_.tokens, shape_.sent_rows,
+                    shape_.top_k, shape_.width, v.dispatched);
 }
 
 void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const {
@@ -96,10 +98,10 @@ void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) 
 }
 
 void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
-                              const GpuViews& v, GpuLane at) const {
+                              const GpuViews& v, GpuLane at, const gpu::Bf16* came) const {
   const LayerShape& n = shape_;
-  gpu::CombineForward(at.stream, v.y, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width,
-                      v.z);
+  gpu::CombineForward(at.stream, v.y, came != nullptr ? came : v.combined, v.row_of, v.weight,
+                      n.tokens, n.top_k, n.width, v.z, came != nullptr ? v.combined : nullptr);
   if (!HasHead(layer)) return;
   gpu::RmsNormForward(at.stream, v.z, parameters_ + layout_.final_norm, n.tokens, n.width,
                       v.final_rstd, v.final_xn);
@@ -183,9 +185,15 @@ void GpuStage::AttentionWeight(int layer, const int32_t* tokens, const GpuViews&
 
 void GpuStage::ZeroGradients(gpu::Stream stream) { gpu_.Zero(stream, gradients_, bytes()); }
 
-void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, gpu::Stream stream) {
-  const gpu::AdamWRates rates = {model_.beta1, model_.beta2, model_.epsilon, model_.weight_decay};
-  gpu::AdamWStep(stream, step, rates, layout_.size, gradients_, m_, v_, parameters_, copy_);
+void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite,
+                             gpu::Stream stream) {
+  const auto update = [&](size_t begin, size_t end, float decay) {
+    gpu::AdamWStep(stream, step, {model_.beta1, model_.beta2, model_.epsilon, decay}, end - begin,
+                   gradients_ + begin, m_ + begin, v_ + begin, parameters_ + begin, copy_ + begin,
+                   not_finite);
+  };
+  update(0, layout_.gains, 0);
+  update(layout_.gains, layout_.size, model_.weight_decay);
 }
 
 void GpuStage::Get(Stage* mirror, gpu::Stream stream) const {

@@ -8,8 +8,8 @@
 #include "kernels/host/bf16.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/products.h"
+#include "runtime/gpu/views.h"
 #include "runtime/host/stage.h"
-#include "runtime/model/gpu_views.h"
 #include "runtime/model/model.h"
 #include "runtime/model/parameters.h"
 
@@ -33,15 +33,18 @@ class GpuStage {
   GpuStage& operator=(const GpuStage&) = delete;
 
   /// ATTN_F. `tokens` [T], read by the embedding only. *dropped += (token, expert) pairs that got
-  /// no row.
+  /// no row. Where `dispatched` is null its rows are left to Dispatch.
   void AttentionForward(int layer, const int32_t* tokens, int32_t* dropped, const GpuViews& v,
                         GpuLane at) const;
+  /// The rows of the tokens to their places in `dispatched`.
+  void Dispatch(const GpuViews& v, gpu::Stream stream) const;
   /// MLP_F.
   void ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const;
   /// COMBINE_F, behind its exchange. With the head, *loss becomes the mean cross-entropy of the
   /// micro-batch and the logits become the gradient of `loss_scale` times it; `targets` [T].
+  /// `came`, if not null, are the rows that `combined` becomes as they are read.
   void CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
-                      const GpuViews& v, GpuLane at) const;
+                      const GpuViews& v, GpuLane at, const gpu::Bf16* came = nullptr) const;
   /// COMBINE_B, before its exchange. The head makes dz.
   void CombineBackward(int layer, const GpuViews& v, GpuLane at) const;
   /// MLP_B.
@@ -59,8 +62,9 @@ class GpuStage {
                        GpuLane at) const;
 
   void ZeroGradients(gpu::Stream stream);
-  /// AdamW with the gradients as they are; refreshes the bf16 copy.
-  void OptimizerStep(const gpu::AdamWStepSize* step, gpu::Stream stream);
+  /// AdamW with the gradients as they are; refreshes the bf16 copy. *not_finite becomes 1 if one of
+  /// them is not finite.
+  void OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite, gpu::Stream stream);
 
   /// Copies parameters, gradients and moments to a stage of the same layout on the host, or from
   /// it. Both wait for the GPU.

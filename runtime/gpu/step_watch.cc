@@ -64,8 +64,9 @@ HangWatch::HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu, m
   copying_ = false;
 }
 
-void HangWatch::Begin(int step) {
+void HangWatch::Begin(int step, bool stamped) {
   step_ = step;
+  stamped_ = stamped && now_ != nullptr;
   still_ = {};
   looked_ = Clock::now();
   next_ = looked_ + interval_;
@@ -86,25 +87,24 @@ void HangWatch::Look() {
   // A process that was stopped for a while has not waited meanwhile.
   still_ += std::min<Clock::duration>(now - looked_, interval_);
   looked_ = now;
-  if (now_ != nullptr && copying_ && gpu_.Done(copied_)) {
+  if (copying_ && gpu_.Done(copied_)) {
     copying_ = false;
     const std::span<const uint64_t> stamps(now_, last_.size());
     if (!std::equal(stamps.begin(), stamps.end(), last_.begin())) {
       std::copy(stamps.begin(), stamps.end(), last_.begin());
       still_ = {};
     }
-  } else if (now_ != nullptr && !copying_ && now >= next_) {
+  } else if (stamped_ && !copying_ && now >= next_) {
     Peek();
     next_ = now + interval_;
   }
   if (still_ < timeout_) return;
-  throw GpuHang("the GPU has made no progress for " +
-                SecondsText(std::chrono::duration<double>(timeout_).count()) + " in step " +
+  throw GpuHang("the GPU has made no progress for " + SecondsText(timeout_) + " in step " +
                 std::to_string(step_) + "; " + Running());
 }
 
 std::string HangWatch::Running() const {
-  if (now_ == nullptr) return "what it is at is not known without stamps";
+  if (!stamped_) return "what it is at is not known without stamps";
   std::string text;
   int count = 0;
   const uint64_t* at = last_.data();
@@ -145,8 +145,9 @@ StepWatch::StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress)
   gpu.Synchronize(copied_);
 }
 
-void StepWatch::Begin(int step) {
+void StepWatch::Begin(int step, bool stamped) {
   step_ = step;
+  stamped_ = stamped;
   published_ = Progress::kStart;
   next_ = Clock::now() + kInterval;
   if (copying_) gpu_.Synchronize(copied_);
@@ -154,7 +155,7 @@ void StepWatch::Begin(int step) {
 }
 
 void StepWatch::Look() {
-  if (stamps_ == nullptr || Clock::now() < next_) return;
+  if (stamps_ == nullptr || !stamped_ || Clock::now() < next_) return;
   if (!copying_) {
     stamps_->Peek(side_, now_);
     gpu_.Record(copied_, side_);

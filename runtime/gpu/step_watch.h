@@ -62,8 +62,8 @@ class HangWatch {
   HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu,
             std::chrono::milliseconds timeout);
 
-  /// The host gives a step to the GPU.
-  void Begin(int step);
+  /// The host gives a step to the GPU, with stamps or without.
+  void Begin(int step, bool stamped);
   /// Called again and again while it waits; never waits itself. Throws GpuHang with the step and
   /// the instructions that have begun and not ended, if no stamp has changed for the timeout.
   void Look();
@@ -81,6 +81,7 @@ class HangWatch {
   uint64_t* now_ = nullptr;     // stamps of all devices as they were a moment ago; null without
   std::vector<uint64_t> last_;  // and as they were before they changed last
   bool copying_ = false;
+  bool stamped_ = false;
   int step_ = 0;
   Clock::time_point looked_, next_;  // when it looked last, and when to copy stamps again
   Clock::duration still_{};          // how long nothing has changed
@@ -95,8 +96,8 @@ class StepWatch {
   /// outlive it.
   StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress);
 
-  /// The host gives a step to the GPU.
-  void Begin(int step);
+  /// The host gives a step to the GPU, with stamps or without.
+  void Begin(int step, bool stamped);
   /// Called again and again while it waits; never waits itself.
   void Look();
 
@@ -110,6 +111,7 @@ class StepWatch {
   GpuEvent* copied_ = nullptr;
   uint64_t* now_ = nullptr;  // stamps as they were a moment ago
   bool copying_ = false;
+  bool stamped_ = false;
   int step_ = 0;
   int64_t published_ = Progress::kStart;
   Clock::time_point next_;  // when to look again

@@ -14,27 +14,15 @@ Exchange::Exchange(const LayerShape& shape, Transport& transport)
       members_(static_cast<size_t>(shape.members)),
       owned_(static_cast<size_t>(shape.local_experts)),
       transport_(transport),
-      of_tokens_(members_),
-      of_experts_(members_),
       counts_(static_cast<size_t>(shape.experts)),
       send_(members_),
       receive_(members_) {}
 
-void Exchange::Dispatch(const Instruction& i, const LayerViews<float>& v) {
-  Count(i, v);
-  Move(i, v, Way::kToExperts, v.dispatched, v.rows);
-}
-
-void Exchange::Combine(const Instruction& i, const LayerViews<float>& v) {
-  Move(i, v, Way::kToTokens, v.combined, v.expert_out);
-}
-
-void Exchange::CombineBackward(const Instruction& i, const LayerViews<float>& v) {
-  Move(i, v, Way::kToExperts, v.dcombined, v.drows);
-}
-
-void Exchange::DispatchBackward(const Instruction& i, const LayerViews<float>& v) {
-  Move(i, v, Way::kToTokens, v.ddispatched, v.dsorted);
+void Exchange::Run(const Instruction& i, const LayerViews<float>& v) {
+  const Op op = Repeated(i.op);
+  if (op == Op::DISPATCH_F) Count(i, v);
+  const Ends<float> ends = EndsOf(op, v);
+  Move(i, v, ends.to_experts, ends.tokens, ends.experts);
 }
 
 void Exchange::Count(const Instruction& i, const LayerViews<float>& v) {
@@ -70,28 +58,21 @@ void Exchange::Swap(const Instruction& i) {
   std::copy(send_[0].begin(), send_[0].end(), receive_[0].begin());
 }
 
-/// The parts for the expert `local` of every member.
-void Exchange::FindParts(const LayerViews<float>& v, size_t local, float* tokens, float* experts) {
+void Exchange::Move(const Instruction& i, const LayerViews<float>& v, bool to_experts,
+                    float* tokens, float* experts) {
   const ptrdiff_t width = shape_.width;
-  float* row = experts + v.first[local] * width;
-  for (size_t m = 0; m < members_; ++m) {
-    const size_t expert = m * owned_ + local;
-    of_tokens_[m] = {tokens + v.sent[expert] * width, tokens + v.sent[expert + 1] * width};
-    of_experts_[m] = {row, row + v.received[expert] * width};
-    row = of_experts_[m].data() + of_experts_[m].size();
-  }
-}
-
-void Exchange::Move(const Instruction& i, const LayerViews<float>& v, Way way, float* tokens,
-                    float* experts) {
-  const bool to_experts = way == Way::kToExperts;
-  const auto &from = to_experts ? of_tokens_ : of_experts_,
-             &to = to_experts ? of_experts_ : of_tokens_;
   for (size_t local = 0; local < owned_; ++local) {
-    FindParts(v, local, tokens, experts);
+    float* row = experts + v.first[local] * width;
     for (size_t m = 0; m < members_; ++m) {
-      send_[m] = std::as_bytes(from[m]);
-      receive_[m] = std::as_writable_bytes(to[m]);
+      // What this device's tokens have with one expert there, and one expert here with that
+      // member's.
+      const size_t expert = m * owned_ + local;
+      const std::span<float> there(tokens + v.sent[expert] * width,
+                                   tokens + v.sent[expert + 1] * width);
+      const std::span<float> here(row, row + v.received[expert] * width);
+      send_[m] = std::as_bytes(to_experts ? there : here);
+      receive_[m] = std::as_writable_bytes(to_experts ? here : there);
+      row += here.size();
     }
     Swap(i);
   }
@@ -107,39 +88,22 @@ HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& da
       shape_(model_, plan.expert_parallel, model_.experts / plan.expert_parallel),
       loss_scale_(LossScale(plan)),
       walk_(plan, model_),
-      values_(BytesOfValues<float>(shape_), fill),
+      bytes_(BytesOfValues<float>(shape_)),
+      places_(plan, device.rank, walk_, bytes_, model_.name, "cpu"),
+      arenas_(places_, bytes_, fill),
       exchange_(shape_, transport) {
-  CountUses(plan.program(device.rank));
-  if (plan.level == Level::kBuffer) {
-    values_.Place(plan.slots[static_cast<size_t>(device.rank)], model_.name);
-  }
+  losses_.reserve(static_cast<size_t>(plan.microbatches));
   for (const int s : StagesOf(plan, device.rank)) {
     copies_[s] = std::make_unique<Stage>(model_, shape_, device.member, s, plan.stages, seed);
-  }
-}
-
-void HostBackend::CountUses(const Program& program) {
-  const auto count = [&](const Instruction& i) {
-    walk_.AccessesOf(i, &accesses_);
-    for (const Access& access : accesses_) values_.Expect(access);
-  };
-  for (const Instruction& i : program) {
-    if (IsMessage(i.op)) {
-      count(i);
-    } else if (OperandsOf(i.op) != Operands::kStage) {
-      walk_.Each(i, count);
-      if (i.stage + 1 == stages_ && (HasForward(i.op) || i.op == Op::COMBINE_F)) {
-        no_losses_.emplace(i.microbatch, 0.0f);
-      }
-    }
   }
 }
 
 void HostBackend::BeginStep(int step) {
   step_ = step;
   dropped_ = 0;
-  no_losses_.merge(losses_);
-  values_.BeginStep();
+  losses_.clear();
+  squares_.clear();
+  stepping_.clear();
   for (auto& [s, stage] : copies_) stage->ZeroGradients();
 }
 
@@ -147,129 +111,117 @@ void HostBackend::Compute(const Instruction& instruction) {
   walk_.Each(instruction, [&](const Instruction& component) { Run(component); });
 }
 
-LayerViews<float> HostBackend::Touch(const Instruction& i) {
-  LayerViews<float> views;
-  walk_.AccessesOf(i, &accesses_);
-  for (const Access& access : accesses_) {
-    std::byte* const bytes = values_.Touch(access);
-    if (access.stage == i.stage && access.layer == i.layer) {
-      PlaceValue<float>(shape_, access.value, bytes, &views);
-    } else {
-      // Handed to a neighbouring layer: its input is this one's output, and so with the gradients.
-      CF_ASSERT(access.value == Value::input || access.value == Value::doutput);
-      const Value here = access.value == Value::input ? Value::output : Value::dinput;
-      PlaceValue<float>(shape_, here, bytes, &views);
-    }
-  }
-  return views;
-}
-
-void HostBackend::Leave() {
-  for (const Access& access : accesses_) values_.Leave(access);
-}
-
 const MicroBatch& HostBackend::Draw(const Instruction& i) {
   const bool reads = i.stage == 0 || i.stage + 1 == stages_;
-  if (reads && (drawn_step_ != step_ || drawn_microbatch_ != i.microbatch)) {
-    DrawMicroBatch(dataset_, model_, seed_, step_, device_number_, i.microbatch, &micro_);
-    drawn_step_ = step_;
-    drawn_microbatch_ = i.microbatch;
+  const std::pair wanted(text_ != nullptr ? batch_ : step_, i.microbatch);
+  if (reads && drawn_ != wanted) {
+    const Dataset& text = text_ != nullptr ? *text_ : dataset_;
+    DrawMicroBatch(text, model_, seed_, wanted.first, device_number_, i.microbatch, &micro_);
+    drawn_ = wanted;
   }
   return micro_;
 }
 
 void HostBackend::Run(const Instruction& i) {
   Stage& stage = StageAt(i.stage);
+  const HostArenas::Uses& uses = places_.Of(i);
+  arenas_.Enter(uses);
+  LayerViews<float> views;
+  for (const ValuePlaces::Use& use : uses) {
+    PlaceValue<float>(shape_, use.value, arenas_.At(use), &views);
+  }
+  // A validation leaves out all but the forward; what its messages hold nobody reads.
+  if (text_ == nullptr || (IsForwardComponent(i.op) && !IsRecompute(i.op))) Do(i, &stage, views);
+  arenas_.Leave(uses);
+}
+
+void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>& v) {
   const int layer = i.layer;
-  if (layer >= stage.layers()) {
-    throw Error("stage " + std::to_string(i.stage) + " has only " + std::to_string(stage.layers()) +
-                " layers; verify the plan");
-  }
-  const LayerViews<float> v = Touch(i);
-  if (i.op == Op::ATTN_F) {
-    dropped_ += stage.AttentionForward(layer, Draw(i), v);
-  } else if (i.op == Op::ATTN_R) {
-    stage.AttentionForward(layer, Draw(i), v);
-  } else if (Repeated(i.op) == Op::DISPATCH_F) {
-    exchange_.Dispatch(i, v);
-  } else if (Repeated(i.op) == Op::MLP_F) {
-    stage.ExpertsForward(layer, v);
-  } else if (Repeated(i.op) == Op::COMBINE_F) {
-    exchange_.Combine(i, v);
+  const bool again = IsRecompute(i.op);
+  const Op op = Repeated(i.op);
+  if (op == Op::ATTN_F) {
+    const int dropped = stage->AttentionForward(layer, Draw(i), v);
+    if (!again) dropped_ += dropped;
+  } else if (op == Op::DISPATCH_F) {
+    exchange_.Run(i, v);
+  } else if (op == Op::MLP_F) {
+    stage->ExpertsForward(layer, v);
+  } else if (op == Op::COMBINE_F) {
+    exchange_.Run(i, v);
     // What the next stage was sent is not made again.
-    if (i.op == Op::COMBINE_R && v.z == nullptr) return Leave();
-    const float loss = stage.CombineForward(layer, Draw(i), v);
-    if (i.op == Op::COMBINE_F && stage.HasHead(layer)) {
-      if (!std::isfinite(loss)) FailNotFinite("the loss of micro-batch", i.microbatch);
-      auto node = no_losses_.extract(i.microbatch);
-      CF_ASSERT(!node.empty());
-      node.mapped() = loss;
-      losses_.insert(std::move(node));
-    }
-  } else if (i.op == Op::COMBINE_B) {
-    stage.CombineBackward(layer, Draw(i), loss_scale_, v);
-    exchange_.CombineBackward(i, v);
-  } else if (i.op == Op::MLP_B) {
-    stage.ExpertsBackward(layer, v);
-  } else if (i.op == Op::MLP_W) {
-    stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
-    if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
-  } else if (i.op == Op::DISPATCH_B) {
-    exchange_.DispatchBackward(i, v);
-    stage.DispatchBackward(v);
-  } else if (i.op == Op::ATTN_B) {
-    stage.AttentionBackward(layer, v);
+    if (again && v.z == nullptr) return;
+    const float loss = stage->CombineForward(layer, Draw(i), v);
+    if (again || !stage->HasHead(layer)) return;
+    if (!AllFinite({&loss, 1})) FailNotFinite("the loss of micro-batch", i.microbatch);
+    losses_.emplace_back(i.microbatch, loss);
+  } else if (op == Op::COMBINE_B) {
+    stage->CombineBackward(layer, Draw(i), loss_scale_, v);
+    exchange_.Run(i, v);
+  } else if (op == Op::MLP_B) {
+    stage->ExpertsBackward(layer, v);
+  } else if (op == Op::MLP_W) {
+    stage->ExpertsWeight(layer, v, stage->expert_gradients().data());
+    if (stage->HasHead(layer)) stage->HeadWeight(v, stage->dense_gradients().data());
+  } else if (op == Op::DISPATCH_B) {
+    exchange_.Run(i, v);
+    stage->DispatchBackward(v);
+  } else if (op == Op::ATTN_B) {
+    stage->AttentionBackward(layer, loss_scale_, v);
   } else {
-    CF_ASSERT(i.op == Op::ATTN_W);
-    stage.AttentionWeight(layer, Draw(i), v, stage.dense_gradients().data());
+    CF_ASSERT(op == Op::ATTN_W);
+    stage->AttentionWeight(layer, Draw(i), v, stage->dense_gradients().data());
   }
-  Leave();
 }
 
 std::span<std::byte> HostBackend::Message(const Instruction& message) {
-  StageAt(message.stage);
-  walk_.AccessesOf(message, &accesses_);
-  CF_ASSERT(accesses_.size() == 1);
-  return {values_.Touch(accesses_[0]), shape_.activation() * sizeof(float)};
+  const HostArenas::Uses& uses = places_.Of(message);
+  CF_ASSERT(uses.size() == 1);
+  arenas_.Enter(uses);
+  return {arenas_.At(uses[0]), shape_.activation() * sizeof(float)};
 }
 
-std::span<std::byte> HostBackend::Outgoing(const Instruction& send) { return Message(send); }
-
-void HostBackend::Sent(const Instruction& send) {
-  walk_.AccessesOf(send, &accesses_);
-  Leave();
+std::span<float> HostBackend::Gradients(int stage) {
+  return text_ != nullptr ? std::span<float>() : StageAt(stage).dense_gradients();
 }
-
-std::span<std::byte> HostBackend::Incoming(const Instruction& receive) {
-  const std::span<std::byte> bytes = Message(receive);
-  Leave();
-  return bytes;
-}
-
-std::span<float> HostBackend::Gradients(int stage) { return StageAt(stage).dense_gradients(); }
 
 std::span<float> HostBackend::ExpertGradients(int stage) {
-  return StageAt(stage).expert_gradients();
+  return text_ != nullptr ? std::span<float>() : StageAt(stage).expert_gradients();
 }
 
 void HostBackend::OptimizerStep(int stage) {
+  if (text_ != nullptr) return;
   Stage& copy = StageAt(stage);
-  for (const std::span<const float> gradients : {copy.dense_gradients(), copy.expert_gradients()}) {
-    uint32_t largest = 0;  // bits without the sign grow with the magnitude; infinity and NaN last
-    for (const float gradient : gradients) {
-      largest = std::max(largest, std::bit_cast<uint32_t>(gradient) & 0x7FFFFFFF);
-    }
-    if (!std::isfinite(std::bit_cast<float>(largest))) FailNotFinite("a gradient of stage", stage);
+  for (const ParameterBlock& block : copy.blocks()) {
+    if (AllFinite(copy.gradients().subspan(block.offset, block.size))) continue;
+    FailNotFinite("a gradient of \"" + block.name + "\" in stage", stage);
   }
-  copy.OptimizerStep(step_);
+  if (model_.clip == 0) return copy.OptimizerStep(step_);
+  copy.AddSquares(&squares_);
+  stepping_.push_back(&copy);
 }
 
-void HostBackend::FailNotFinite(const char* what, int number) const {
+void HostBackend::ClippedStep(double norm) {
+  for (Stage* const stage : stepping_) stage->OptimizerStep(step_, norm);
+}
+
+void HostBackend::ReadText(const Dataset* text, int batch) {
+  text_ = text;
+  batch_ = batch;
+  drawn_ = {};
+}
+
+void HostBackend::FailNotFinite(const std::string& what, int number) const {
   throw Error("step " + std::to_string(step_) + ": " + what + " " + std::to_string(number) +
               " is not finite; lower the model's learning_rate, or resume from a checkpoint");
 }
 
-void HostBackend::EndStep() { values_.EndStep(); }
+bool AllFinite(std::span<const float> values) {
+  uint32_t largest = 0;  // bits without the sign grow with the magnitude; infinity and NaN last
+  for (const float value : values) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7FFFFFFF);
+  }
+  return std::isfinite(std::bit_cast<float>(largest));
+}
 
 Stage& HostBackend::StageAt(int stage) {
   const auto copy = copies_.find(stage);

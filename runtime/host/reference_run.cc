@@ -1,11 +1,11 @@
 #include "runtime/host/reference_run.h"
 
 #include <algorithm>
-#include <cmath>
-#include <span>
+#include <map>
+#include <string>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/walk.h"
+#include "kernels/host/routing.h"
 
 namespace contraflow {
 namespace {
@@ -25,66 +25,61 @@ Model WithoutCapacity(Model model) {
 }  // namespace
 
 template <typename T>
-WholeStage<T>::WholeStage(const Model& model, int stage, int stages, int members, uint64_t seed)
+WholeModel<T>::WholeModel(const Model& model, int members, uint64_t seed)
     : alone_(WithoutCapacity(model), 1, model.experts),
       experts_(model, members, model.experts),
-      stage_(std::make_unique<BasicStage<T>>(model, alone_, 0, stage, stages, seed)) {}
-
-template <typename T>
-typename WholeStash<T>::Part WholeStage<T>::Allocate(const LayerShape& shape,
-                                                     std::span<const Value> values) const {
-  const ValueBytes bytes = BytesOfValues<T>(shape);
-  Part part;
-  int64_t size = 0;
-  for (const Value value : values) size += bytes[static_cast<size_t>(value)];
-  part.memory.resize(static_cast<size_t>(size));
-  std::byte* at = part.memory.data();
-  for (const Value value : values) at += PlaceValue<T>(shape, value, at, &part.views);
-  return part;
+      stage_(model, alone_, 0, 0, 1, seed),
+      layers_(static_cast<size_t>(stage_.layers())) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    layers_[l].experts = Allocate(experts_, kOfExperts);
+    for (size_t m = 0; m < static_cast<size_t>(members); ++m) {
+      LayerViews<T>& v = layers_[l].members.emplace_back(Allocate(alone_, kOfMember));
+      // Every member finds its rows where the experts leave them, and a layer what the one before
+      // it, or behind it, has made.
+      v.combined = layers_[l].experts.expert_out;
+      v.dcombined = layers_[l].experts.drows;
+      v.ddispatched = layers_[l].experts.dsorted;
+      if (l == 0) continue;
+      layers_[l - 1].members[m].z = v.x;
+      v.dx = layers_[l - 1].members[m].dz;
+    }
+  }
 }
 
 template <typename T>
-void WholeStage<T>::Choose(const int32_t* choice, const LayerViews<T>& v,
-                           WholeStash<T>* stash) const {
-  for (int pair = 0; pair < alone_.tokens * alone_.top_k; ++pair) {
-    const int32_t expert = choice[pair];
-    CF_ASSERT(expert >= 0 && expert < alone_.experts);
-    const int token = pair / alone_.top_k;
-    const T chosen = v.router[static_cast<ptrdiff_t>(token) * alone_.experts + expert];
-    const double preferred = static_cast<double>(v.weight[pair]);
-    const double off = std::abs(static_cast<double>(chosen) - preferred) / preferred;
-    stash->strayed_ = std::max(stash->strayed_, off);
-    v.expert[pair] = expert;
-    v.weight[pair] = chosen;
-  }
+LayerViews<T> WholeModel<T>::Allocate(const LayerShape& shape, std::span<const Value> values) {
+  const ValueBytes bytes = BytesOfValues<T>(shape);
+  int64_t size = 0;
+  for (const Value value : values) size += bytes[static_cast<size_t>(value)];
+  std::byte* at = memory_.emplace_back(static_cast<size_t>(size)).data();
+  LayerViews<T> views;
+  for (const Value value : values) at += PlaceValue<T>(shape, value, at, &views);
+  return views;
 }
 
 // By the tokens' choices alone: expert by expert, of each member by member, token by token, as many
 // as the expert takes of a member.
 template <typename T>
-void WholeStage<T>::Route(int layer, WholeStash<T>* stash) const {
-  const auto l = static_cast<size_t>(layer);
+void WholeModel<T>::Route(const Layer& layer) {
+  const LayerViews<T>& to = layer.experts;
   const int pairs = alone_.tokens * alone_.top_k;
-  const LayerViews<T>& to = stash->experts_[l].views;
-  std::vector<Buffer<int32_t>>& row_of = stash->row_of_[l];
-  for (Buffer<int32_t>& rows : row_of) rows.assign(static_cast<size_t>(pairs), -1);
+  for (const LayerViews<T>& from : layer.members) std::fill_n(from.row_of, pairs, -1);
   int row = 0;
   to.first[0] = 0;
   for (int e = 0; e < experts_.experts; ++e) {
-    for (size_t member = 0; member < row_of.size(); ++member) {
-      const LayerViews<T>& from = stash->tokens_[l][member].views;
+    for (const LayerViews<T>& from : layer.members) {
       int taken = 0;
       for (int pair = 0; pair < pairs; ++pair) {
         if (from.expert[pair] != e) continue;
         if (experts_.capacity > 0 && taken == experts_.capacity) {
-          ++stash->dropped_;
+          ++dropped_;
           continue;
         }
         std::copy_n(from.expert_xn + static_cast<ptrdiff_t>(pair / alone_.top_k) * alone_.width,
                     alone_.width, to.rows + static_cast<ptrdiff_t>(row + taken) * alone_.width);
-        row_of[member][static_cast<size_t>(pair)] = row + taken++;
+        from.row_of[pair] = row + taken++;
       }
-      // Rows that stay empty are zero, as all memory of a stash is at first.
+      // Rows that stay empty are zero, as all memory is before a forward.
       row += experts_.capacity > 0 ? experts_.capacity : taken;
     }
     to.first[e + 1] = row;
@@ -92,126 +87,61 @@ void WholeStage<T>::Route(int layer, WholeStash<T>* stash) const {
 }
 
 template <typename T>
-std::vector<T> WholeStage<T>::Forward(std::span<const MicroBatch> micros,
-                                      const std::vector<T>& input, WholeStash<T>* stash,
-                                      std::vector<T>* losses, const Choices& choices) const {
-  const size_t members = micros.size(), size = alone_.activation();
-  CF_ASSERT(members == static_cast<size_t>(experts_.members));
-  CF_ASSERT(input.size() == (stage_->HasEmbedding(0) ? 0 : members * size));
-  *stash = {};
-  stash->phase_ = WholeStash<T>::Phase::kForward;
-  stash->micros_.assign(micros.begin(), micros.end());
-  stash->row_of_.assign(static_cast<size_t>(stage_->layers()),
-                        std::vector<Buffer<int32_t>>(members));
-  for (int layer = 0; layer < stage_->layers(); ++layer) {
-    stash->experts_.push_back(Allocate(experts_, kOfExperts));
-    std::vector<Part>& parts = stash->tokens_.emplace_back();
-    for (size_t m = 0; m < members; ++m) {
-      parts.push_back(Allocate(alone_, kOfMember));
-      LayerViews<T>& v = parts.back().views;
-      if (layer > 0) {
-        const T* z = stash->tokens_[static_cast<size_t>(layer) - 1][m].views.z;
-        std::copy_n(z, size, v.x);
-      } else if (!input.empty()) {
-        std::copy_n(input.data() + m * size, size, v.x);
-      }
-      stage_->AttentionForward(layer, micros[m], v);
-      if (choices) Choose(choices(layer, m), v, stash);
+std::vector<T> WholeModel<T>::Forward(std::span<const MicroBatch> micros, const Routed& routed) {
+  CF_ASSERT(micros.size() == static_cast<size_t>(experts_.members));
+  for (Buffer<std::byte>& memory : memory_) std::fill(memory.begin(), memory.end(), std::byte{});
+  micros_.assign(micros.begin(), micros.end());
+  dropped_ = 0;
+  balance_ = 0;
+  std::vector<T> losses;
+  for (int l = 0; l < stage_.layers(); ++l) {
+    const Layer& layer = layers_[static_cast<size_t>(l)];
+    for (size_t m = 0; m < micros.size(); ++m) {
+      const LayerViews<T>& v = layer.members[m];
+      stage_.AttentionForward(l, micros[m], v);
+      balance_ += RouterBalance(v.router, v.expert, alone_.tokens, alone_.experts, alone_.top_k);
+      if (routed) routed(l, static_cast<int>(m), v);
     }
-    Route(layer, stash);
-    const LayerViews<T>& shared = stash->experts_.back().views;
-    stage_->ExpertsForward(layer, shared);
-    for (size_t m = 0; m < members; ++m) {
-      // Every member finds its rows where the experts left them.
-      LayerViews<T>& v = parts[m].views;
-      v.row_of = stash->row_of_[static_cast<size_t>(layer)][m].data();
-      v.combined = shared.expert_out;
-      v.dcombined = shared.drows;
-      v.ddispatched = shared.dsorted;
-      const T loss = stage_->CombineForward(layer, micros[m], v);
-      if (stage_->HasHead(layer)) losses->push_back(loss);
+    Route(layer);
+    stage_.ExpertsForward(l, layer.experts);
+    for (size_t m = 0; m < micros.size(); ++m) {
+      const T loss = stage_.CombineForward(l, micros[m], layer.members[m]);
+      if (stage_.HasHead(l)) losses.push_back(loss);
     }
   }
-  if (stage_->HasHead(stage_->layers() - 1)) return {};
-  std::vector<T> output(members * size);
-  for (size_t m = 0; m < members; ++m) {
-    std::copy_n(stash->tokens_.back()[m].views.z, size, output.data() + m * size);
-  }
-  return output;
+  return losses;
 }
 
 template <typename T>
-std::vector<T> WholeStage<T>::BackwardInput(const std::vector<T>& output_gradient, T loss_scale,
-                                            WholeStash<T>* stash) const {
-  CF_ASSERT(stash->phase_ == WholeStash<T>::Phase::kForward);
-  stash->phase_ = WholeStash<T>::Phase::kBackward;
-  const size_t members = stash->micros_.size(), size = alone_.activation();
-  const int last = stage_->layers() - 1;
-  CF_ASSERT(output_gradient.size() == (stage_->HasHead(last) ? 0 : members * size));
-  for (int layer = last; layer >= 0; --layer) {
-    const auto l = static_cast<size_t>(layer);
-    for (size_t m = 0; m < members; ++m) {
-      const LayerViews<T>& v = stash->tokens_[l][m].views;
-      if (layer < last) {
-        std::copy_n(stash->tokens_[l + 1][m].views.dx, size, v.dz);
-      } else if (!output_gradient.empty()) {
-        std::copy_n(output_gradient.data() + m * size, size, v.dz);
-      }
-      stage_->CombineBackward(layer, stash->micros_[m], loss_scale, v);
+void WholeModel<T>::BackwardInput(T loss_scale) {
+  for (int l = stage_.layers(); l-- > 0;) {
+    const Layer& layer = layers_[static_cast<size_t>(l)];
+    for (size_t m = 0; m < micros_.size(); ++m) {
+      stage_.CombineBackward(l, micros_[m], loss_scale, layer.members[m]);
     }
-    stage_->ExpertsBackward(layer, stash->experts_[l].views);
-    for (size_t m = 0; m < members; ++m) {
-      stage_->DispatchBackward(stash->tokens_[l][m].views);
-      stage_->AttentionBackward(layer, stash->tokens_[l][m].views);
+    stage_.ExpertsBackward(l, layer.experts);
+    for (const LayerViews<T>& v : layer.members) {
+      stage_.DispatchBackward(v);
+      stage_.AttentionBackward(l, loss_scale, v);
     }
   }
-  if (stage_->HasEmbedding(0)) return {};
-  std::vector<T> input_gradient(members * size);
-  for (size_t m = 0; m < members; ++m) {
-    std::copy_n(stash->tokens_[0][m].views.dx, size, input_gradient.data() + m * size);
-  }
-  return input_gradient;
 }
 
 template <typename T>
-void WholeStage<T>::BackwardWeight(std::span<T* const> dense, T* experts,
-                                   WholeStash<T>* stash) const {
-  CF_ASSERT(stash->phase_ == WholeStash<T>::Phase::kBackward);
-  CF_ASSERT(dense.size() == stash->micros_.size());
-  for (int layer = stage_->layers() - 1; layer >= 0; --layer) {
-    const auto l = static_cast<size_t>(layer);
-    stage_->ExpertsWeight(layer, stash->experts_[l].views, experts);
+void WholeModel<T>::BackwardWeight(LayerRange layers, std::span<T* const> dense, T* experts) const {
+  CF_ASSERT(dense.size() == micros_.size());
+  for (int l = layers.first; l < layers.last; ++l) {
+    const Layer& layer = layers_[static_cast<size_t>(l)];
+    stage_.ExpertsWeight(l, layer.experts, experts);
     for (size_t m = 0; m < dense.size(); ++m) {
-      const LayerViews<T>& v = stash->tokens_[l][m].views;
-      if (stage_->HasHead(layer)) stage_->HeadWeight(v, dense[m]);
-      stage_->AttentionWeight(layer, stash->micros_[m], v, dense[m]);
+      if (stage_.HasHead(l)) stage_.HeadWeight(layer.members[m], dense[m]);
+      stage_.AttentionWeight(l, micros_[m], layer.members[m], dense[m]);
     }
   }
-  *stash = {};
 }
 
-template <typename T>
-void WholeStage<T>::BackwardWeight(WholeStash<T>* stash) {
-  const std::vector<T*> dense(static_cast<size_t>(experts_.members),
-                              stage_->dense_gradients().data());
-  BackwardWeight(dense, stage_->expert_gradients().data(), stash);
-}
-
-template class WholeStage<float>;
-template class WholeStage<double>;
-
-namespace {
-
-using Sums = std::vector<std::vector<float>>;
-
-void AddUp(const Sums& copies, std::span<float> total) {
-  std::copy(copies[0].begin(), copies[0].end(), total.begin());
-  for (size_t copy = 1; copy < copies.size(); ++copy) {
-    for (size_t i = 0; i < total.size(); ++i) total[i] += copies[copy][i];
-  }
-}
-
-}  // namespace
+template class WholeModel<float>;
+template class WholeModel<double>;
 
 ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& dataset,
                            uint64_t seed)
@@ -219,74 +149,64 @@ ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& 
       model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
       dataset_(dataset),
       seed_(seed),
-      order_(plan) {
+      order_(plan),
+      whole_(model_, plan.expert_parallel, seed) {
+  size_t dense = 0, experts = 0;
   for (int s = 0; s < plan.stages; ++s) {
-    stages_.emplace_back(model_, s, plan.stages, plan.expert_parallel, seed);
-    Stage& stage = stages_.back().stage();
-    dense_.emplace_back(order_.DenseSums(s), std::vector<float>(stage.dense_gradients().size()));
-    experts_.emplace_back(order_.ExpertSums(s),
-                          std::vector<float>(stage.expert_gradients().size()));
+    dense = std::max(dense, order_.Sums(s, plan.data_parallel * plan.expert_parallel));
+    experts = std::max(experts, order_.Sums(s, plan.data_parallel));
   }
+  dense_.resize(dense, std::vector<float>(stage().dense_gradients().size()));
+  experts_.resize(experts, std::vector<float>(stage().expert_gradients().size()));
 }
 
 std::vector<float> ReferenceRun::Step(int step) {
   for (auto* sums : {&dense_, &experts_}) {
-    for (Sums& copies : *sums) {
-      for (std::vector<float>& sum : copies) std::fill(sum.begin(), sum.end(), 0.0f);
-    }
+    for (std::vector<float>& sum : *sums) std::fill(sum.begin(), sum.end(), 0.0f);
   }
   dropped_ = 0;
-  strayed_ = 0;
   std::vector<float> losses(MicrobatchesOfStep(plan_));
   for (int d = 0; d < plan_.data_parallel; ++d) {
     for (const SerialOrder::Pass& pass : order_.passes()) TrainOn(step, d, pass, &losses);
   }
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    Stage& stage = stages_[s].stage();
-    AddUp(dense_[s], stage.dense_gradients());
-    AddUp(experts_[s], stage.expert_gradients());
-    stage.OptimizerStep(step);
+  for (const auto& [sums, total] : {std::pair(&dense_, stage().dense_gradients()),
+                                    std::pair(&experts_, stage().expert_gradients())}) {
+    std::copy(sums->front().begin(), sums->front().end(), total.begin());
+    for (size_t copy = 1; copy < sums->size(); ++copy) {
+      for (size_t i = 0; i < total.size(); ++i) total[i] += (*sums)[copy][i];
+    }
   }
+  std::map<std::string, double> squares;
+  if (model_.clip > 0) stage().AddSquares(&squares);
+  stage().OptimizerStep(step, NormOf(squares));
   return losses;
 }
 
 void ReferenceRun::TrainOn(int step, int replica, const SerialOrder::Pass& pass,
                            std::vector<float>* losses) {
-  const int members = plan_.expert_parallel, microbatch = pass.microbatch;
+  const int members = plan_.expert_parallel;
+  const auto place = [&](int e) { return MicrobatchPlace(plan_, replica, e, pass.microbatch); };
   std::vector<MicroBatch> micros;
   for (int e = 0; e < members; ++e) {
     micros.push_back(
-        DrawMicroBatch(dataset_, model_, seed_, step, replica * members + e, microbatch));
+        DrawMicroBatch(dataset_, model_, seed_, step, replica * members + e, pass.microbatch));
   }
-  std::vector<WholeStash<float>> stashes(stages_.size());
-  std::vector<float> value, loss;
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    WholeStage<float>::Choices choices;
-    if (choices_) {
-      choices = [&](int layer, size_t member) {
-        return choices_(static_cast<int>(s), layer, replica, static_cast<int>(member), microbatch);
-      };
-    }
-    value = stages_[s].Forward(micros, value, &stashes[s], &loss, choices);
-    if (!pass.again) dropped_ += WholeStage<float>::Dropped(stashes[s]);
-    strayed_ = std::max(strayed_, WholeStage<float>::Strayed(stashes[s]));
+  WholeModel<float>::Routed routed;
+  if (routed_) {
+    routed = [&](int layer, int e, const LayerViews<float>& v) { routed_(layer, place(e), v); };
   }
-  for (int e = 0; e < members; ++e) {
-    (*losses)[MicrobatchPlace(plan_, replica, e, microbatch)] = loss[static_cast<size_t>(e)];
-  }
-  value.clear();
-  for (size_t s = stages_.size(); s-- > 0;) {
-    value = stages_[s].BackwardInput(value, LossScale(plan_), &stashes[s]);
-  }
-  for (const int stage : pass.stages) {
+  const std::vector<float> loss = whole_.Forward(micros, routed);
+  for (int e = 0; e < members; ++e) (*losses)[place(e)] = loss[static_cast<size_t>(e)];
+  if (!pass.again) dropped_ += whole_.dropped();
+  whole_.BackwardInput(LossScale(plan_));
+  for (const int s : pass.stages) {
     // Into the sums themselves, as a rank does: adding up finished gradients rounds differently.
-    const auto s = static_cast<size_t>(stage);
     std::vector<float*> dense;
     for (int e = 0; e < members; ++e) {
-      dense.push_back(dense_[s][order_.DenseSumOf(stage, replica, e, microbatch)].data());
+      dense.push_back(dense_[order_.SumOf(s, replica * members + e, pass.microbatch)].data());
     }
-    std::vector<float>& experts = experts_[s][order_.ExpertSumOf(stage, replica, microbatch)];
-    stages_[s].BackwardWeight(dense, experts.data(), &stashes[s]);
+    whole_.BackwardWeight(LayersOfStage(model_, s, plan_.stages), dense,
+                          experts_[order_.SumOf(s, replica, pass.microbatch)].data());
   }
   if (moved_) moved_();
 }

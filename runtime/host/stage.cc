@@ -1,6 +1,7 @@
 #include "runtime/host/stage.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 #include "compiler/plan/error.h"
@@ -24,21 +25,16 @@ ExpertsShape ShapeOfExperts(const LayerShape& n, const int32_t* first) {
   return {n.local_experts, n.width, n.expert_width, first};
 }
 
-ExpertRange ExpertsOf(const LayerShape& shape, int member) {
-  CF_ASSERT(member >= 0 && (member + 1) * shape.local_experts <= shape.experts);
-  return {member * shape.local_experts, (member + 1) * shape.local_experts};
-}
-
 }  // namespace
 
 template <typename T>
 BasicStage<T>::BasicStage(const Model& model, const LayerShape& shape, int member, int stage,
-                          int stages, uint64_t seed)
+                          int stages, std::optional<uint64_t> seed)
     : model_(model),
       shape_(shape),
       stage_(stage),
       stages_(stages),
-      layout_(LayoutOfStage(model, stage, stages, ExpertsOf(shape, member))),
+      layout_(LayoutOfStage(model, stage, stages, OwnedBy(member, shape.local_experts))),
       cosine_(static_cast<size_t>(shape.sequence) * static_cast<size_t>(shape.head_width / 2)),
       sine_(cosine_.size()),
       parameters_(layout_.size),
@@ -47,7 +43,7 @@ BasicStage<T>::BasicStage(const Model& model, const LayerShape& shape, int membe
       v_(layout_.size) {
   CF_ASSERT(model.layers >= stages && stage >= 0 && stage < stages);
   FillRopeTable(shape.sequence, shape.head_width, cosine_.data(), sine_.data());
-  DrawParameters(model_, stage_, stages_, ExpertsOf(shape, member), seed, parameters_.data());
+  if (seed) DrawParameters(layout_, *seed, parameters_.data());
 }
 
 template <typename T>
@@ -78,14 +74,10 @@ int BasicStage<T>::AttentionForward(int layer, const MicroBatch& micro,
 
   RmsNormForward(v.y, dense() + o.expert_norm, n.tokens, n.width, v.expert_rstd, v.expert_xn);
   LinearForward(v.expert_xn, dense() + o.router, n.tokens, n.width, n.experts, v.router);
-  RouterForward(n.tokens, n.experts, n.top_k, v.router, v.expert, v.weight);
-  int dropped = 0;
-  if (n.capacity == 0) {
-    SortByExpert(v.expert, n.tokens, n.experts, n.top_k, v.sent, v.token_of, v.row_of);
-  } else {
-    dropped = SortIntoCapacity(v.expert, n.tokens, n.experts, n.top_k, n.capacity, v.sent,
-                               v.token_of, v.row_of);
-  }
+  RouterForward(n.tokens, n.experts, n.top_k, model_.renormalise_top_k, v.router, v.expert,
+                v.weight);
+  const int dropped = SortIntoCapacity(v.expert, n.tokens, n.experts, n.top_k, n.capacity, v.sent,
+                                       v.token_of, v.row_of);
   GatherTokens(v.expert_xn, v.token_of, n.sent_rows, n.width, v.dispatched);
   return dropped;
 }
@@ -140,10 +132,12 @@ void BasicStage<T>::DispatchBackward(const LayerViews<T>& v) const {
 
 // ATTN_F in reverse, the residual gradients joining at the norms.
 template <typename T>
-void BasicStage<T>::AttentionBackward(int layer, const LayerViews<T>& v) const {
+void BasicStage<T>::AttentionBackward(int layer, T loss_scale, const LayerViews<T>& v) const {
   const LayerShape& n = shape_;
   const LayerOffsets& o = At(layer);
-  RouterBackwardInput(v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k, v.dlogits);
+  RouterBackwardInput(v.router, v.expert, v.dweight, n.tokens, n.experts, n.top_k,
+                      model_.renormalise_top_k, loss_scale * static_cast<T>(model_.balance_loss),
+                      v.dlogits);
   LinearBackwardInputAdd(v.dlogits, dense() + o.router, n.tokens, n.width, n.experts, v.dexpert);
   RmsNormBackwardInput(v.y, dense() + o.expert_norm, v.expert_rstd, v.dexpert, v.dz, n.tokens,
                        n.width, v.dy);
@@ -188,20 +182,34 @@ void BasicStage<T>::HeadWeight(const LayerViews<T>& v, T* dense) const {
 }
 
 template <typename T>
-void BasicStage<T>::ZeroGradients() {
-  std::fill(gradients_.begin(), gradients_.end(), T{0});
+void BasicStage<T>::OptimizerStep(int step, double norm) {
+  CF_ASSERT(step >= 1);
+  const auto most = static_cast<double>(model_.clip);
+  if (most > 0 && norm > most) {
+    for (T& gradient : gradients_) gradient *= static_cast<T>(most / norm);
+  }
+  AdamW settings{LearningRate(model_, step), static_cast<double>(model_.beta1),
+                 static_cast<double>(model_.beta2), static_cast<double>(model_.epsilon), 0};
+  const auto update = [&](size_t begin, size_t end) {
+    AdamWStep(settings, step, end - begin, gradients_.data() + begin, m_.data() + begin,
+              v_.data() + begin, parameters_.data() + begin);
+  };
+  update(0, layout_.gains);
+  settings.weight_decay = static_cast<double>(model_.weight_decay);
+  update(layout_.gains, layout_.size);
 }
 
 template <typename T>
-void BasicStage<T>::OptimizerStep(int step) {
-  CF_ASSERT(step >= 1);
-  double rate = static_cast<double>(model_.learning_rate);
-  if (step < model_.warmup_steps) rate *= static_cast<double>(step) / model_.warmup_steps;
-  const AdamW settings{rate, static_cast<double>(model_.beta1), static_cast<double>(model_.beta2),
-                       static_cast<double>(model_.epsilon),
-                       static_cast<double>(model_.weight_decay)};
-  AdamWStep(settings, step, parameters_.size(), gradients_.data(), m_.data(), v_.data(),
-            parameters_.data());
+void BasicStage<T>::AddSquares(std::map<std::string, double>* squares) const {
+  for (const ParameterBlock& block : layout_.blocks) {
+    (*squares)[block.name] = SumOfSquares(block.size, gradients_.data() + block.offset);
+  }
+}
+
+double NormOf(const std::map<std::string, double>& squares) {
+  double sum = 0;
+  for (const auto& [name, square] : squares) sum += square;
+  return std::sqrt(sum);
 }
 
 std::vector<StateBlock> StateOf(Stage& stage) {

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "kernels/host/buffer.h"
 #include "runtime/model/model.h"
 #include "runtime/model/parameters.h"
@@ -12,6 +17,7 @@
 
 namespace contraflow {
 
+struct Dataset;
 struct StateBlock;
 
 /// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
@@ -33,9 +39,9 @@ class BasicStage {
  public:
   /// Owns the experts of member `member` of the expert group. Parameters are drawn from (seed,
   /// layer), so every copy of a stage, every partition of the model into stages and of its experts
-  /// over a group starts from the same weights.
+  /// over a group starts from the same weights. Without a seed they are 0, for the caller to fill.
   BasicStage(const Model& model, const LayerShape& shape, int member, int stage, int stages,
-             uint64_t seed);
+             std::optional<uint64_t> seed);
   BasicStage(const BasicStage&) = delete;
   BasicStage& operator=(const BasicStage&) = delete;
 
@@ -55,8 +61,8 @@ class BasicStage {
   void ExpertsBackward(int layer, const LayerViews<T>& v) const;
   /// DISPATCH_B, behind its exchange: ddispatched to dexpert.
   void DispatchBackward(const LayerViews<T>& v) const;
-  /// ATTN_B: dz, dexpert and dweight to dx.
-  void AttentionBackward(int layer, const LayerViews<T>& v) const;
+  /// ATTN_B: dz, dexpert, dweight and `loss_scale` times the load-balancing loss to dx.
+  void AttentionBackward(int layer, T loss_scale, const LayerViews<T>& v) const;
   /// The experts' part of MLP_W: adds to gradients laid out as expert_gradients().
   void ExpertsWeight(int layer, const LayerViews<T>& v, T* experts) const;
   /// The head's part of MLP_W of the last layer: adds to gradients laid out as dense_gradients().
@@ -64,9 +70,12 @@ class BasicStage {
   /// ATTN_W.
   void AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v, T* dense) const;
 
-  void ZeroGradients();
-  /// AdamW with the gradients as they are; `step` counts from 1.
-  void OptimizerStep(int step);
+  void ZeroGradients() { std::fill(gradients_.begin(), gradients_.end(), T{0}); }
+  /// Sets the sum of the squares of each block's gradients, by name.
+  void AddSquares(std::map<std::string, double>* squares) const;
+  /// AdamW; `step` counts from 1. Where the model has a limit to the norm of all gradients, which
+  /// is `norm`, they are scaled down to it first.
+  void OptimizerStep(int step, double norm = 0);
 
   int layers() const { return static_cast<int>(layout_.layers.size()); }
   bool HasEmbedding(int layer) const { return stage_ == 0 && layer == 0; }
@@ -98,6 +107,10 @@ class BasicStage {
 
 using Stage = BasicStage<float>;
 
+/// The norm of all gradients from the squares of all blocks, each once: summed in the order of the
+/// names, so that it does not depend on any partition.
+double NormOf(const std::map<std::string, double>& squares);
+
 /// What one device of a plan holds while it trains: its copies of stages, and their memory.
 class StageHolder {
  public:
@@ -109,7 +122,13 @@ class StageHolder {
   virtual Stage& StageAt(int stage) = 0;
   /// What was changed in StageAt(stage) since holds from now on.
   virtual void Put(int stage) = 0;
-  /// Bytes that it has allocated for each arena; 0 below level buffer.
+  /// From the next step on it only goes forward, and changes no weights: on micro-batches of batch
+  /// number `batch`, 1 or more, of a text held out; null: it trains again. Throws Error if the
+  /// device cannot.
+  virtual void ReadText(const Dataset* /*text*/, int /*batch*/) {
+    throw Error("validation is for the CPU only; leave out `validation`");
+  }
+  /// Bytes that it has allocated for each arena.
   virtual const std::array<int64_t, kArenaCount>& arena_bytes() const = 0;
 };
 

@@ -1,23 +1,18 @@
 #include "runtime/launch/control.h"
 
-#include <signal.h>
-#include <sys/eventfd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/control_thread.h"
+#include "runtime/launch/signals.h"
+#include "runtime/launch/watch.h"
 
 namespace contraflow {
 namespace {
 
-enum Operation : uint8_t { kGather, kBroadcast, kBarrier };
+/// Ahead of a main thread's bytes: what it is at.
+enum Operation : char { kGather = 'g', kBroadcast = 'b', kBarrier = 'w', kExchange = 'x' };
 
 constexpr size_t kMaxBytes = size_t{1} << 30;
 
@@ -32,181 +27,174 @@ Control::Options Filled(Control::Options options) {
   return options;
 }
 
-/// Signals are the main thread's, but for the two that stop the job: those may come at any.
-class SignalMask {
- public:
-  SignalMask() {
-    sigset_t set;
-    ::sigfillset(&set);
-    for (const int signal : {SIGTERM, SIGINT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
-      ::sigdelset(&set, signal);
-    }
-    ::pthread_sigmask(SIG_BLOCK, &set, &old_);
-  }
-  SignalMask(const SignalMask&) = delete;
-  ~SignalMask() { ::pthread_sigmask(SIG_SETMASK, &old_, nullptr); }
-
- private:
-  sigset_t old_;
-};
-
 }  // namespace
 
 struct Control::State {
-  State(Membership membership, const Progress& progress, Options options)
-      : rank(membership.rank),
+  State(Membership membership, const Progress& progress, Options given)
+      : options(Filled(std::move(given))),
+        rank(membership.rank),
         size(membership.size),
-        prefix(options.prefix),
-        print(options.print),
-        waiting(options.waiting),
-        exit(options.exit) {
-    CF_ASSERT(size > 0 && rank >= 0 && rank < size);
-    CF_ASSERT(membership.watch.size() == static_cast<size_t>(size));
-    desk.incoming.resize(static_cast<size_t>(size));
-    desk.bell = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!desk.bell) {
-      throw Error(std::string("cannot watch over the job: ") + std::strerror(errno) +
-                  "; raise the limit of open files (ulimit -n)");
-    }
-    work.emplace(std::move(membership), progress, std::move(options), desk);
-    try {
-      const SignalMask mask;
-      thread = std::thread([this] { work->Run(); });
-    } catch (const std::system_error& error) {
-      throw Error(std::string("cannot start a thread to watch over the job: ") + error.what() +
-                  "; raise the limit of processes (ulimit -u)");
-    }
+        links(rank, std::move(membership.links)),
+        watch(links, progress, options),
+        door(std::move(membership.door)) {
+    CF_ASSERT(rank >= 0 && rank < size && links.size() == size);
+    links.Start(&watch);
+    if (door == nullptr) return;
+    door->Serve([this] {
+      const std::lock_guard lock(links.mutex());
+      return watch.Status();
+    });
   }
 
-  /// Everybody's bytes go to rank 0, and, once all have come, its own to everybody. On rank 0 what
-  /// came, by rank; elsewhere what came from rank 0, alone.
-  std::vector<std::string> Exchange(Operation operation, std::string_view up,
-                                    std::string_view down);
-  std::string Await(std::unique_lock<std::mutex>& lock, int from, Operation operation);
+  ~State() {
+    door.reset();
+    {
+      LinkSet::Lock lock(links.mutex());
+      watch.Leave();
+      links.Wake();
+      links.changed().wait(lock, [&] { return watch.over(); });
+    }
+    links.Stop();  // its thread works for the watch
+  }
+
+  /// Everybody's bytes go to rank 0, and, once all have come, what `answer` makes of them to
+  /// everybody. What came, by rank, on rank 0; the answer elsewhere.
+  template <typename Answer>
+  std::vector<std::string> Collect(Operation operation, std::string_view bytes,
+                                   const Answer& answer);
+  std::string Await(LinkSet::Lock& lock, int from, Operation operation);
   void Post(int to, Operation operation, std::string_view bytes) {
-    desk.outgoing.push_back({to, operation, std::string(bytes)});
+    watch.SendData(to, char{operation} + std::string(bytes));
+    links.Flush(to);
+  }
+  void Require(size_t bytes) const {
+    if (bytes > kMaxBytes) {
+      throw Error("processes cannot tell each other " + std::to_string(bytes) +
+                  " bytes at once; the limit is 1 GiB");
+    }
+    if (watch.stopped()) throw Aborted();
   }
 
+  const Options options;
   const int rank, size;
-  const std::string prefix;
-  const std::function<void(const std::string&)> print;
-  const std::function<void(int)> waiting;
-  const std::function<void(int)> exit;
-  ControlDesk desk;
-  std::optional<ControlThread> work;
-  std::thread thread;
+  LinkSet links;
+  Watch watch;
+  std::unique_ptr<Door> door;
 };
 
-std::string Control::State::Await(std::unique_lock<std::mutex>& lock, int from,
-                                  Operation operation) {
-  std::optional<ControlDesk::Parcel>& place = desk.incoming[static_cast<size_t>(from)];
-  const auto ready = [&] { return place || desk.stopped; };
-  if (!ready() && waiting) waiting(from);
-  desk.changed.wait(lock, ready);
-  if (waiting && !desk.stopped) waiting(-1);
-  if (desk.stopped) throw Aborted();
-  CF_ASSERT(place->operation == operation);
-  std::string bytes = std::move(place->bytes);
-  place.reset();
-  return bytes;
+std::string Control::State::Await(LinkSet::Lock& lock, int from, Operation operation) {
+  std::deque<std::string>& incoming = watch.Incoming(from);
+  const auto ready = [&] { return !incoming.empty() || watch.stopped(); };
+  if (!ready() && options.waiting) options.waiting(from);
+  links.changed().wait(lock, ready);
+  if (options.waiting && !watch.stopped()) options.waiting(-1);
+  if (watch.stopped()) throw Aborted();
+  std::string bytes = std::move(incoming.front());
+  incoming.pop_front();
+  if (bytes.empty() || bytes.front() != operation) {
+    throw Error(options.name(from) + " sent something unexpected");
+  }
+  return bytes.substr(1);
 }
 
-std::vector<std::string> Control::State::Exchange(Operation operation, std::string_view up,
-                                                  std::string_view down) {
-  if (up.size() > kMaxBytes || down.size() > kMaxBytes) {
-    throw Error("processes cannot tell each other " + std::to_string(up.size() + down.size()) +
-                " bytes at once; the limit is 1 GiB");
-  }
-  std::vector<std::string> received;
-  std::unique_lock lock(desk.mutex);
-  if (desk.stopped) throw Aborted();
-  CF_ASSERT(!desk.finish);
+template <typename Answer>
+std::vector<std::string> Control::State::Collect(Operation operation, std::string_view bytes,
+                                                 const Answer& answer) {
+  LinkSet::Lock lock(links.mutex());
+  Require(bytes.size());
   if (rank != 0) {
-    Post(0, operation, up);
-    desk.Ring();
-    received.push_back(Await(lock, 0, operation));
-    return received;
+    Post(0, operation, bytes);
+    return {Await(lock, 0, operation)};
   }
-  received.emplace_back(up);
+  std::vector<std::string> received = {std::string(bytes)};
   for (int from = 1; from < size; ++from) received.push_back(Await(lock, from, operation));
+  const std::string down = answer(received);
+  Require(down.size());
   for (int to = 1; to < size; ++to) Post(to, operation, down);
-  desk.Ring();
   return received;
 }
 
 Control::Control(Membership membership, const Progress& progress, Options options)
-    : state_(std::make_unique<State>(std::move(membership), progress, Filled(std::move(options)))) {
-}
+    : state_(std::make_unique<State>(std::move(membership), progress, std::move(options))) {}
 
-Control::~Control() {
-  {
-    const std::lock_guard lock(state_->desk.mutex);
-    state_->desk.leave = true;
-  }
-  state_->desk.Ring();
-  state_->thread.join();
-}
+Control::~Control() = default;
 
 int Control::rank() const { return state_->rank; }
 int Control::size() const { return state_->size; }
+LinkSet& Control::links() { return state_->links; }
 
 void Control::OnStop(std::function<void()> wake) {
-  ControlDesk& desk = state_->desk;
-  const std::lock_guard wake_lock(desk.wake_mutex);
-  bool stopped = false;
-  {
-    const std::lock_guard lock(desk.mutex);
-    stopped = desk.stopped;
-  }
-  // If it stops from now on, the control thread waits for this lock, and calls the new one.
-  desk.wake = nullptr;
-  if (!stopped) {
-    desk.wake = std::move(wake);
-  } else if (wake) {
-    wake();
-  }
+  State& state = *state_;
+  const std::lock_guard wake_lock(state.watch.wake_mutex);
+  LinkSet::Lock lock(state.links.mutex());
+  // If it stops from now on, the thread waits for this lock, and calls the new one.
+  state.watch.wake = std::move(wake);
+  if (!state.watch.stopped()) return;
+  const auto call = std::exchange(state.watch.wake, nullptr);
+  lock.unlock();
+  if (call) call();
 }
 
 std::vector<std::string> Control::Gather(std::string_view bytes) {
-  std::vector<std::string> received = state_->Exchange(kGather, bytes, "");
+  std::vector<std::string> received =
+      state_->Collect(kGather, bytes, [](const auto&) { return std::string(); });
   if (state_->rank != 0) received.clear();
   return received;
 }
 
 std::string Control::Broadcast(std::string_view bytes) {
-  if (state_->rank != 0) return state_->Exchange(kBroadcast, "", "").front();
-  state_->Exchange(kBroadcast, "", bytes);
-  return std::string(bytes);
+  const std::vector<std::string> received =
+      state_->Collect(kBroadcast, "", [&](const auto&) { return std::string(bytes); });
+  return state_->rank == 0 ? std::string(bytes) : received.front();
 }
 
-void Control::Barrier() { state_->Exchange(kBarrier, "", ""); }
+bool Control::Barrier() {
+  bool asked = false;
+  {
+    const std::lock_guard lock(state_->links.mutex());
+    asked = state_->watch.asked();
+  }
+  std::string all;
+  const std::vector<std::string> received =
+      state_->Collect(kBarrier, asked ? "1" : "", [&](const std::vector<std::string>& said) {
+        for (const std::string& one : said) all = all.empty() ? one : all;
+        return all;
+      });
+  return !(state_->rank == 0 ? all : received.front()).empty();
+}
+
+std::string Control::Exchange(int to, std::string_view bytes, int from) {
+  State& state = *state_;
+  LinkSet::Lock lock(state.links.mutex());
+  state.Require(bytes.size());
+  if (to != state.rank) state.Post(to, kExchange, bytes);
+  return from == state.rank ? std::string(bytes) : state.Await(lock, from, kExchange);
+}
 
 void Control::Fail(FaultKind kind, const std::string& what, int code) {
-  ControlDesk& desk = state_->desk;
-  std::unique_lock lock(desk.mutex);
-  if (desk.finished) {
+  State& state = *state_;
+  LinkSet::Lock lock(state.links.mutex());
+  if (state.watch.finished()) {
     // Nobody watches any more: what happens now is this process's own.
     lock.unlock();
-    if (!what.empty()) state_->print(state_->prefix + what + "\n");
-    if (!state_->exit) EndProcess(code == 0 ? 1 : code, 0);
-    return state_->exit(code == 0 ? 1 : code);
+    if (!what.empty()) state.options.print(PlainText(state.options.prefix + what + "\n"));
+    if (!state.options.exit) EndProcess(code == 0 ? 1 : code, 0);
+    return state.options.exit(code == 0 ? 1 : code);
   }
-  if (!desk.failing) {
-    desk.failing = true;
-    desk.code = code;
-    if (!what.empty()) desk.failed = Fault{kind, state_->rank, -1, false, what};
-  }
-  desk.Ring();
-  desk.changed.wait(lock, [&] { return desk.ended; });
+  std::optional<Fault> fault;
+  if (!what.empty()) fault = Fault{kind, state.rank, -1, false, what};
+  state.watch.Fail(std::move(fault), code);
+  state.links.Wake();
+  state.links.changed().wait(lock, [&] { return state.watch.ended(); });
 }
 
 void Control::Finish() {
-  ControlDesk& desk = state_->desk;
-  std::unique_lock lock(desk.mutex);
-  desk.finish = true;
-  desk.Ring();
-  desk.changed.wait(lock, [&] { return desk.finished || desk.stopped; });
-  if (!desk.finished) throw Aborted();
+  State& state = *state_;
+  LinkSet::Lock lock(state.links.mutex());
+  state.watch.Finish();
+  state.links.Wake();
+  state.links.changed().wait(lock, [&] { return state.watch.finished() || state.watch.stopped(); });
+  if (!state.watch.finished()) throw Aborted();
 }
 
 }  // namespace contraflow

@@ -9,26 +9,34 @@
 
 #include "runtime/core/progress.h"
 #include "runtime/launch/fault_report.h"
-#include "runtime/launch/rendezvous.h"
+#include "runtime/launch/meeting.h"
+#include "runtime/transport/link_set.h"
 
 namespace contraflow {
 
-/// Watches over the processes of a job, from a thread of its own in each: every process tells
-/// rank 0 and rank 1 twice a second what it is doing; the lower of the two that lives leads. When a
-/// process fails, is lost (its connection closes, or it is silent for `silence`), is sent SIGTERM
-/// or SIGINT, or when none of them has made progress for `timeout`, the leader stops all: their
-/// transports are aborted, each says what it was doing, the leader prints one report, and all exit
-/// with a code that is not 0. From the moment a process or the leader knows, this takes at most
-/// kStopBound, whatever the main threads do: then the process is ended under them.
+/// Watches over the processes of a job, from the thread that serves its connections: every process
+/// tells rank 0 and rank 1 twice a second what it is doing; the lower of the two that lives leads.
+/// When a process fails, is lost (its connection closes, or it is silent for `silence`), is sent
+/// SIGINT, or does not stop in time when it is asked to, or when none of them has made progress for
+/// `timeout`, the leader stops all: their transports are aborted, each says what it was doing, the
+/// leader prints one report, and all exit with a code that is not 0. From the moment a process or
+/// the leader knows, this takes at most kStopBound, whatever the main threads do: then the process
+/// is ended under them.
 class Control {
  public:
   static constexpr std::chrono::milliseconds kStopBound{3'000};
+  /// The exit code of processes that stop because another was lost or none makes progress: nothing
+  /// is wrong with what they were given.
+  static constexpr int kStoppedCode = 75;
 
   struct Options {
     std::chrono::milliseconds timeout{120'000};  ///< without progress of any process
     std::chrono::milliseconds silence{30'000};   ///< of one process (a machine that is lost)
     std::chrono::milliseconds bound = kStopBound;
-    bool catch_signals = true;  ///< SIGTERM and SIGINT stop the job; one Control of a process may
+    /// After a signal but SIGINT, how long the job has to end in order: Barrier tells it.
+    /// 0: it is stopped at once.
+    std::chrono::milliseconds grace{0};
+    bool catch_signals = true;                       ///< one Control of a process may
     std::string prefix = "contraflow-run: error: ";  ///< of the report
     /// What a process is called in the report, by its number in the job.
     std::function<std::string(int process)> name;
@@ -41,7 +49,7 @@ class Control {
     /// Prints the report; default: stderr. Called at most once, by the leader (or, where both
     /// leaders are lost, by each of the others).
     std::function<void(const std::string& report)> print;
-    /// Ends the process; default: flush and _exit. By a signal where it was sent one.
+    /// Ends the process; default: EndProcess. By a signal where it was sent one.
     std::function<void(int code)> exit;
   };
 
@@ -53,6 +61,8 @@ class Control {
 
   int rank() const;
   int size() const;
+  /// For a TcpWire beside the watch, which must go before it.
+  LinkSet& links();
 
   /// Called, from the control thread, when the job must stop: has to wake the main thread wherever
   /// it waits. At most once; at once if that is so already. Replaces the one before.
@@ -63,8 +73,11 @@ class Control {
   /// others nothing. Broadcast: all get rank 0's.
   std::vector<std::string> Gather(std::string_view bytes);
   std::string Broadcast(std::string_view bytes);
-  /// Returns when all have come.
-  void Barrier();
+  /// Returns when all have come; on all whether one of them was asked to stop by a signal.
+  bool Barrier();
+  /// Sends bytes to one process and gets those that `from` sends here; over a mesh. Either may be
+  /// this one itself.
+  std::string Exchange(int to, std::string_view bytes, int from);
 
   /// This process cannot go on: stops the job and, once the report is out, ends the process. Call
   /// it from the main thread with what stopped it, or with what() "" for Aborted. Returns only if

@@ -149,7 +149,34 @@ std::string Indented(const std::string& text, size_t columns) {
   return result;
 }
 
+/// `  head  text`, with all heads as wide as the widest name.
+class Lines {
+ public:
+  Lines(const ProcessName& name, size_t size) {
+    for (size_t p = 0; p < size; ++p) width_ = std::max(width_, name(static_cast<int>(p)).size());
+  }
+  std::string operator()(std::string head, const std::string& text) const {
+    head.resize(width_, ' ');
+    return "  " + head + "  " + Indented(text, width_ + 4) + "\n";
+  }
+
+ private:
+  size_t width_ = 4;  // "then"
+};
+
 }  // namespace
+
+std::string StandingLines(const ProcessName& name, const std::vector<Standing>& standings) {
+  const Lines line(name, standings.size());
+  std::string text;
+  for (size_t p = 0; p < standings.size(); ++p) {
+    const Standing& standing = standings[p];
+    if (standing.kind == Standing::Kind::kUnwatched) continue;
+    const std::string at = standing.position + " since " + SecondsText(standing.since);
+    text += line(name(static_cast<int>(p)), standing.position.empty() ? "not heard from yet" : at);
+  }
+  return text;
+}
 
 bool MayFollow(const std::vector<Fault>& faults, size_t index) {
   const Fault& fault = faults[index];
@@ -183,13 +210,7 @@ std::string FaultReport(const std::string& prefix, const ProcessName& name,
                         const Findings& findings) {
   const size_t size = findings.standings.size();
   std::vector<Shared> merged = Merge(findings);
-  size_t width = 4;  // "then"
-  for (size_t p = 0; p < size; ++p) width = std::max(width, name(static_cast<int>(p)).size());
-  const auto line = [&](std::string head, const std::string& text) {
-    head.resize(width, ' ');
-    return "  " + head + "  " + Indented(text, width + 4) + "\n";
-  };
-
+  const Lines line(name, size);
   const Shared& cause = merged.front();
   const std::string first = Sentence(cause.fault, cause.processes, size, name);
   std::string report = prefix + Indented(first, 4) + "\n";
@@ -218,6 +239,12 @@ std::string FaultReport(const std::string& prefix, const ProcessName& name,
 std::string SecondsText(double seconds) {
   char text[64];
   std::snprintf(text, sizeof text, "%.1f s", std::max(0.0, seconds));
+  return text;
+}
+
+std::string SecondsText(std::chrono::milliseconds time) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.15g s", static_cast<double>(time.count()) / 1000);
   return text;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -18,6 +19,8 @@ struct Fault {
   int about = -1;     ///< who was lost, where another process tells of it
   bool seen = false;  ///< a loss that the leader saw itself
   std::string text;   ///< kSignal: its name; a loss: how it came; otherwise as it was given
+
+  bool operator==(const Fault&) const = default;
 };
 
 /// Whether a fault, of several in the order of their arrival, may follow from one that has not been
@@ -55,7 +58,13 @@ std::string FaultReport(const std::string& prefix,
                         const std::function<std::string(int process)>& name,
                         const Findings& findings);
 
-/// Seconds with one decimal, as reports have them: `0.3 s`.
+/// What each process of a job that runs is doing, a line each.
+std::string StandingLines(const std::function<std::string(int process)>& name,
+                          const std::vector<Standing>& standings);
+
+/// A time that was measured, with one decimal: `0.3 s`.
 std::string SecondsText(double seconds);
+/// One that was set, as it is: `60 s`, `0.25 s`.
+std::string SecondsText(std::chrono::milliseconds time);
 
 }  // namespace contraflow

@@ -3,53 +3,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
 #include "runtime/launch/threaded_run.h"
 
 namespace contraflow {
 namespace {
 
 constexpr size_t kMostFacts = 1000;
-
-// The machines of a job are of one kind: numbers go as they lie in memory.
-
-template <typename T>
-void Put(const T& value, std::string* bytes) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  bytes->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-void PutText(std::string_view text, std::string* bytes) {
-  Put(uint64_t{text.size()}, bytes);
-  bytes->append(text);
-}
-
-/// What `what` says is cut off where bytes are missing.
-template <typename T>
-T Take(std::string_view* bytes, const char* what) {
-  T value;
-  if (bytes->size() < sizeof value) throw Error(std::string(what) + " cut off");
-  std::memcpy(&value, bytes->data(), sizeof value);
-  bytes->remove_prefix(sizeof value);
-  return value;
-}
-
-/// A count of records of `size` bytes, which must all be there.
-size_t TakeCount(std::string_view* bytes, size_t size, const char* what) {
-  const auto count = Take<uint64_t>(bytes, what);
-  if (count > bytes->size() / size) throw Error(std::string(what) + " cut off");
-  return static_cast<size_t>(count);
-}
-
-std::string TakeText(std::string_view* bytes) {
-  const size_t size = TakeCount(bytes, 1, "the facts of a process are");
-  const std::string text(bytes->substr(0, size));
-  bytes->remove_prefix(size);
-  return text;
-}
 
 /// The first fact in which the two differ, by its place in the longer list; its size if in none.
 size_t FirstDifference(const std::vector<Fact>& a, const std::vector<Fact>& b) {
@@ -61,24 +24,20 @@ size_t FirstDifference(const std::vector<Fact>& a, const std::vector<Fact>& b) {
 }  // namespace
 
 std::string WriteFacts(std::span<const Fact> facts) {
-  std::string bytes;
-  for (const Fact& fact : facts) {
-    PutText(fact.noun, &bytes);
-    PutText(fact.key, &bytes);
-    PutText(fact.shown, &bytes);
-  }
-  return bytes;
+  ByteWriter bytes;
+  for (const Fact& fact : facts) bytes.PutText(fact.noun).PutText(fact.key).PutText(fact.shown);
+  return bytes.Take();
 }
 
-std::vector<Fact> ReadFacts(std::string_view bytes) {
+std::vector<Fact> ReadFacts(std::string_view text) {
+  ByteReader bytes(text, "the facts of a process are");
   std::vector<Fact> facts;
   while (!bytes.empty()) {
     if (facts.size() == kMostFacts) throw Error("a process has more facts than there are");
-    Fact fact;
-    fact.noun = TakeText(&bytes);
-    fact.key = TakeText(&bytes);
-    fact.shown = TakeText(&bytes);
-    facts.push_back(std::move(fact));
+    Fact& fact = facts.emplace_back();
+    fact.noun = bytes.TakeText();
+    fact.key = bytes.TakeText();
+    fact.shown = bytes.TakeText();
   }
   return facts;
 }
@@ -116,44 +75,33 @@ const Plan& CheckProcesses(const Plan& plan, const Control& control) {
   return plan;
 }
 
-constexpr const char* kStepIs = "the record of a step is";
-constexpr size_t kLossBytes = sizeof(int32_t) + sizeof(float);
-constexpr size_t kSpanBytes = 2 * sizeof(int64_t);
-
 }  // namespace
 
 std::string WriteDeviceStep(const DeviceStep& step) {
-  std::string bytes;
-  bytes.reserve(3 * sizeof(uint64_t) + step.losses.size() * kLossBytes +
-                step.spans.size() * kSpanBytes);
-  Put(int64_t{step.dropped}, &bytes);
-  Put(uint64_t{step.losses.size()}, &bytes);
-  for (const auto& [microbatch, loss] : step.losses) {
-    Put(int32_t{microbatch}, &bytes);
-    Put(loss, &bytes);
-  }
-  Put(uint64_t{step.spans.size()}, &bytes);
-  for (const Span& span : step.spans) {
-    Put(int64_t{span.start}, &bytes);
-    Put(int64_t{span.end}, &bytes);
-  }
-  return bytes;
+  ByteWriter bytes;
+  bytes.Put(int64_t{step.dropped}).Put(uint64_t{step.losses.size()});
+  for (const auto& [microbatch, loss] : step.losses) bytes.Put(int32_t{microbatch}).Put(loss);
+  bytes.PutByName(step.squares).Put(uint64_t{step.spans.size()});
+  for (const Span& span : step.spans) bytes.Put(int64_t{span.start}).Put(int64_t{span.end});
+  return bytes.Take();
 }
 
-DeviceStep ReadDeviceStep(std::string_view bytes) {
+DeviceStep ReadDeviceStep(std::string_view text) {
+  ByteReader bytes(text, "the record of a step is");
   DeviceStep step;
-  step.dropped = Take<int64_t>(&bytes, kStepIs);
-  step.losses.resize(TakeCount(&bytes, kLossBytes, kStepIs));
+  step.dropped = bytes.Take<int64_t>();
+  step.losses.resize(bytes.TakeCount(sizeof(int32_t) + sizeof(float)));
   for (auto& [microbatch, loss] : step.losses) {
-    microbatch = Take<int32_t>(&bytes, kStepIs);
-    loss = Take<float>(&bytes, kStepIs);
+    microbatch = bytes.Take<int32_t>();
+    loss = bytes.Take<float>();
   }
-  step.spans.resize(TakeCount(&bytes, kSpanBytes, kStepIs));
+  step.squares = bytes.TakeByName<double>();
+  step.spans.resize(bytes.TakeCount(2 * sizeof(int64_t)));
   for (Span& span : step.spans) {
-    span.start = Take<int64_t>(&bytes, kStepIs);
-    span.end = Take<int64_t>(&bytes, kStepIs);
+    span.start = bytes.Take<int64_t>();
+    span.end = bytes.Take<int64_t>();
   }
-  if (!bytes.empty()) throw Error("the record of a step has bytes behind its end");
+  bytes.RequireEnd();
   return step;
 }
 
@@ -163,7 +111,12 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
   std::vector<DeviceStep> steps(all.size());
   for (size_t process = 0; process < all.size(); ++process) {
     const Device device = order.DeviceOf(static_cast<int>(process));
-    steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
+    DeviceStep& step = steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
+    // A span for each instruction, or none.
+    const size_t spans = step.spans.size();
+    if (spans != 0 && spans != plan.program(device.rank).size()) {
+      throw Error("the record of a step is another plan's");
+    }
   }
   return steps;
 }
@@ -174,31 +127,44 @@ ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& data
     : plan_(CheckProcesses(plan, control)),
       order_(order),
       control_(control),
+      clips_(model.clip > 0),
       devices_{order.DeviceOf(control.rank())},
       backend_(plan, model, dataset, seed, devices_[0], transport, fill),
       executor_(plan, devices_[0].rank, backend_, transport, &progress) {}
 
-StepResult ProcessRun::Step(int step) {
-  control_.Barrier();
-  const Clock::time_point start = Clock::now();
+std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
+                                      Device device, int step, Executor* executor,
+                                      const std::function<DeviceStep(std::vector<Span>)>& results) {
   try {
-    executor_.Run(step, start);
+    executor->Run(step, Clock::now());
   } catch (const Aborted&) {
     throw;
   } catch (...) {
-    std::rethrow_exception(NamingDevice(plan_, devices_[0], std::current_exception()));
+    std::rethrow_exception(NamingDevice(plan, device, std::current_exception()));
   }
-  const std::vector<DeviceStep> steps =
-      GatherSteps(plan_, order_, control_, DeviceStepOf(backend_, executor_.spans()));
-  const Time duration = Nanoseconds(Clock::now() - start);
+  std::vector<DeviceStep> steps = GatherSteps(plan, order, control, results(executor->spans()));
   for (size_t d = 0; d < steps.size(); ++d) {
-    const size_t rank = d % static_cast<size_t>(plan_.ranks);
-    if (steps[d].spans.size() != plan_.programs[rank].size()) {
+    const size_t rank = d % static_cast<size_t>(plan.ranks);
+    if (steps[d].spans.size() != plan.programs[rank].size()) {
       throw Error("the record of a step is of another program than rank " + std::to_string(rank) +
                   "'s");
     }
   }
-  return JoinDevices(plan_, steps, duration);
+  return steps;
+}
+
+StepResult ProcessRun::Step(int step) {
+  const Clock::time_point start = Clock::now();
+  const std::vector<DeviceStep> steps =
+      WalkAndGather(plan_, order_, control_, devices_[0], step, &executor_,
+                    [this](std::vector<Span> spans) { return backend_.Results(std::move(spans)); });
+  StepResult result = JoinDevices(plan_, steps, 0);
+  if (clips_) {
+    const std::string norm = control_.Broadcast(ByteWriter().Put(result.gradient_norm).Take());
+    backend_.ClippedStep(ByteReader(norm, "the norm of the gradients is").Take<double>());
+  }
+  result.duration = Nanoseconds(Clock::now() - start);
+  return result;
 }
 
 HostBackend& ProcessRun::At(Device device) {

@@ -36,6 +36,13 @@ std::vector<Fact> ReadFacts(std::string_view bytes);
 std::string Disagreement(std::span<const std::vector<Fact>> by_process,
                          const std::function<std::string(int process)>& name);
 
+/// Walks a step of this process's device; then all processes gather what the devices did, by
+/// DeviceNumber, in process 0. An error names the device. `results` makes the device's step of the
+/// times that its instructions took.
+std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
+                                      Device device, int step, Executor* executor,
+                                      const std::function<DeviceStep(std::vector<Span>)>& results);
+
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.
 class ProcessRun : public Run {
@@ -47,7 +54,7 @@ class ProcessRun : public Run {
              const RankOrder& order, Transport& transport, Control& control, Progress& progress,
              bool fill = kFillUnused);
 
-  /// All processes begin together, as their measured times count from there.
+  /// All processes begin together (Control::Barrier), as their measured times count from there.
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return devices_; }
   HostBackend& At(Device device) override;
@@ -56,6 +63,7 @@ class ProcessRun : public Run {
   const Plan& plan_;
   const RankOrder& order_;
   Control& control_;
+  const bool clips_;
   const std::vector<Device> devices_;
   HostBackend backend_;
   Executor executor_;

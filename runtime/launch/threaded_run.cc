@@ -2,11 +2,11 @@
 
 #include <new>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
+#include "runtime/transport/link_set.h"
 
 namespace contraflow {
 
@@ -26,22 +26,17 @@ std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_
 
 Launch::Launch(const Plan& plan, std::span<const Worker> workers)
     : plan_(plan), workers_(workers.begin(), workers.end()) {
-  CheckExecutable(plan);
-  if (workers_.size() > kMaxThreads) {
-    throw Error("the plan needs " + std::to_string(workers_.size()) +
-                " threads (ranks times replicas times members of an expert group), at most " +
-                std::to_string(kMaxThreads) + " are possible in one process");
-  }
   for (const Worker& worker : workers_) {
     executors_.push_back(
         std::make_unique<Executor>(plan, worker.device.rank, *worker.backend, *worker.transport));
   }
   try {
-    for (size_t w = 0; w < workers_.size(); ++w) threads_.emplace_back([this, w] { Serve(w); });
-  } catch (const std::system_error& error) {
+    for (size_t w = 0; w < workers_.size(); ++w) {
+      threads_.push_back(StartQuietly("a rank", [this, w] { Serve(w); }));
+    }
+  } catch (...) {
     Join();
-    throw Error("cannot start " + std::to_string(workers_.size()) +
-                " threads: " + error.code().message() + "; use a plan with fewer ranks");
+    throw;
   }
 }
 
@@ -95,21 +90,16 @@ void Launch::Run(size_t w, int step) {
     aborted_ = true;
   } catch (...) {
     // Kept before anyone is woken: what the others then throw comes later.
-    Keep(NamingDevice(plan_, worker.device, std::current_exception()));
+    {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = NamingDevice(plan_, worker.device, std::current_exception());
+    }
     worker.transport->Abort();
   }
 }
 
-void Launch::Keep(std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  if (!error_) error_ = std::move(error);
-}
-
-namespace {
-
-/// The plan, if this process may start a thread for each of its devices.
-const Plan& CheckSize(const Plan& plan) {
-  CheckExecutable(plan);
+const Plan& CheckThreads(const Plan& plan) {
+  constexpr size_t kMaxThreads = 1024;
   if (DeviceCount(plan) > kMaxThreads) {
     std::string text = "the plan has " + std::to_string(plan.ranks) + " ranks in " +
                        std::to_string(plan.data_parallel) + " replica(s)";
@@ -122,13 +112,12 @@ const Plan& CheckSize(const Plan& plan) {
   return plan;
 }
 
-}  // namespace
-
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
                          uint64_t seed, ThreadNetwork::Options options, bool fill)
-    : plan_(CheckSize(plan)),
+    : plan_(CheckThreads(plan)),
       network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options),
       devices_(AllDevices(plan)) {
+  CheckExecutable(plan);
   std::vector<Worker> workers;
   try {
     for (const Device& device : devices_) {
@@ -146,12 +135,14 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& da
 StepResult ThreadedRun::Step(int step) {
   const Clock::time_point start = Clock::now();
   launch_->Step(step);
-  const Time duration = Nanoseconds(Clock::now() - start);
   std::vector<DeviceStep> steps;
   for (size_t w = 0; w < backends_.size(); ++w) {
-    steps.push_back(DeviceStepOf(*backends_[w], launch_->spans(w)));
+    steps.push_back(backends_[w]->Results(launch_->spans(w)));
   }
-  return JoinDevices(plan_, steps, duration);
+  StepResult result = JoinDevices(plan_, steps, 0);
+  for (const auto& backend : backends_) backend->ClippedStep(result.gradient_norm);
+  result.duration = Nanoseconds(Clock::now() - start);
+  return result;
 }
 
 HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }

@@ -30,14 +30,14 @@ struct Worker {
 /// The same error, which begins with the replica and the member where the plan has several.
 std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error);
 
-/// Most threads of one run.
-inline constexpr int kMaxThreads = 1024;
+/// The plan, if this process may start a thread for each of its devices; else throws Error.
+const Plan& CheckThreads(const Plan& plan);
 
 /// The threads of a run, one for each worker, from the first step to the last.
 class Launch {
  public:
-  /// Starts the threads. Throws Error if the plan cannot be executed, or not so many threads be
-  /// started. The plan, and what the workers point to, must outlive it.
+  /// Starts the threads. Throws Error if not so many can be started. The plan, and what the workers
+  /// point to, must outlive it.
   Launch(const Plan& plan, std::span<const Worker> workers);
   Launch(const Launch&) = delete;
   /// Joins the threads.
@@ -54,7 +54,6 @@ class Launch {
  private:
   void Serve(size_t w);
   void Run(size_t w, int step);
-  void Keep(std::exception_ptr error);
   void Join();
 
   const Plan& plan_;

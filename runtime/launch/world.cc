@@ -69,14 +69,9 @@ int Required(const Environment& get, const char* name, int64_t most, const char*
               " is; a launcher sets both: set what is missing, or unset the other");
 }
 
-/// Where the processes of a job step can meet if nobody says: all of them find the same, and the
-/// next step of the job another port. Below the ports that the system gives to connections.
-int PortOfStep(const Environment& get) {
-  const int64_t job = Number(get, "SLURM_JOB_ID", 0, INT32_MAX).value_or(0);
-  // Steps that are no numbered ones have numbers from the top of 32 bits.
-  const int64_t step = Number(get, "SLURM_STEP_ID", 0, UINT32_MAX).value_or(0);
-  return static_cast<int>(15'000 + (job * 101 + step) % 15'000);
-}
+/// Where the processes of a job can meet if nobody says: all of them find the same, and the next
+/// job another port. Below the ports that the system gives to connections.
+int PortOf(int64_t job) { return static_cast<int>(15'000 + job % 15'000); }
 
 void AskSlurm(const Environment& get, World* world) {
   if (world->master_address.empty()) {
@@ -91,9 +86,25 @@ void AskSlurm(const Environment& get, World* world) {
       break;
     }
   }
-  if (world->master_port == 0) world->master_port = PortOfStep(get);
+  if (world->master_port == 0) {
+    const int64_t job = Number(get, "SLURM_JOB_ID", 0, INT32_MAX).value_or(0);
+    // Steps that are no numbered ones have numbers from the top of 32 bits.
+    const int64_t number = Number(get, "SLURM_STEP_ID", 0, UINT32_MAX).value_or(0);
+    world->master_port = PortOf(job * 101 + number);
+  }
   const std::string step = Variable(get, "SLURM_STEP_ID");
   if (!world->job.empty() && !step.empty()) world->job += "." + step;
+}
+
+/// On one machine mpirun's processes need no help to meet.
+void AskMpirun(const Environment& get, World* world) {
+  const auto here = Number(get, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxProcesses);
+  if (here != world->size) return;
+  if (world->master_address.empty()) world->master_address = "127.0.0.1";
+  if (world->master_port != 0) return;
+  int64_t job = 0;
+  for (const char c : world->job) job = (job * 31 + static_cast<unsigned char>(c)) % INT32_MAX;
+  world->master_port = PortOf(job);
 }
 
 const char* FirstSet(const Environment& get, std::array<const char*, 2> names) {
@@ -120,6 +131,7 @@ World ReadLauncher(const Environment& get, const Variables& names) {
     world.master_port += world.master_port < 65535 ? 1 : -1;
   }
   if (names.launcher == Launcher::kSrun) AskSlurm(get, &world);
+  if (names.launcher == Launcher::kMpirun) AskMpirun(get, &world);
   return world;
 }
 

@@ -31,7 +31,8 @@ using Environment = std::function<const char*(const char* name)>;
 /// the first whose rank is there counts, and none of them means one process on its own. Where
 /// torchrun's agent holds MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE), the port is the next
 /// one. MASTER_ADDR and MASTER_PORT belong to any launcher; srun without them gives the first host
-/// of its node list and a port that follows from the numbers of job and step. Throws Error, naming
+/// of its node list, mpirun on one machine that machine, and both a port that follows from the name
+/// of the job. Throws Error, naming
 /// the variable, where one is missing, no number, or out of range.
 World ReadWorld(const Environment& get);
 

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <memory>
+#include <numbers>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "compiler/files/file.h"
@@ -23,20 +24,14 @@ constexpr int kDefaultLayers = 8;
 // many GiB.
 constexpr double kMaxParameters = 1 << 28;
 constexpr double kMaxActivations = 1 << 28;
-// Of one value, or the weights of one product: GPU kernels count them with 32 bits.
-constexpr double kMaxNumbers = std::numeric_limits<int32_t>::max();
-// Of the largest GPU (H200).
-constexpr double kGpuGigabytes = 141;
-// A parameter, its bf16 copy, gradient and two moments.
-constexpr double kGpuBytesOfParameter = 18;
-constexpr double kGpuBytesOfNumber = 2;
 
-struct IntegerField {
+struct Field {
   std::string_view key, noun;
-  int Model::*field;
-  int low, high;
+  std::variant<int Model::*, float Model::*, bool Model::*> at;
+  double low = 0, high = 0;
+  bool optional = false;  // not written where it is 0, which may be out of range
 };
-constexpr IntegerField kIntegers[] = {
+constexpr Field kFields[] = {
     {"layers", "a number of layers (0: one for each stage, at least 8)", &Model::layers, 0,
      1 << 15},
     {"width", "a width", &Model::width, 1, 1 << 14},
@@ -48,240 +43,161 @@ constexpr IntegerField kIntegers[] = {
     {"sequence", "a number of tokens", &Model::sequence, 1, 1 << 16},
     {"batch", "a number of sequences", &Model::batch, 1, 1 << 16},
     {"warmup_steps", "a number of steps", &Model::warmup_steps, 0, 1 << 30},
-};
-
-struct RealField {
-  std::string_view key, noun;
-  float Model::*field;
-  float low, high;
-};
-constexpr RealField kReals[] = {
     {"learning_rate", "a learning rate", &Model::learning_rate, 0, 10},
-    {"beta1", "a decay rate", &Model::beta1, 0, 0.9999f},
-    {"beta2", "a decay rate", &Model::beta2, 0, 0.9999f},
-    {"epsilon", "a small number", &Model::epsilon, 1e-20f, 1},
+    {"beta1", "a decay rate", &Model::beta1, 0, 0.9999},
+    {"beta2", "a decay rate", &Model::beta2, 0, 0.9999},
+    {"epsilon", "a small number", &Model::epsilon, 1e-20, 1},
     {"weight_decay", "a decay", &Model::weight_decay, 0, 1},
+    {"capacity_factor", "a capacity factor (leave it out to drop no token)",
+     &Model::capacity_factor, kLeastCapacity, kMostCapacity, true},
+    {"decay_steps", "a number of steps", &Model::decay_steps, 0, 1 << 30, true},
+    {"minimum_learning_rate", "a learning rate", &Model::minimum_learning_rate, 0, 10, true},
+    {"clip", "a norm", &Model::clip, 0, kMostClip, true},
+    {"balance_loss", "a coefficient", &Model::balance_loss, 0, 100, true},
+    {"renormalise_top_k", "a switch", &Model::renormalise_top_k, 0, 1, true},
 };
-
-constexpr std::string_view kCapacityNoun = "a capacity factor (leave it out to drop no token)";
-
-Model Tiny() {
-  Model model;
-  model.name = "tiny";
-  model.width = 16;
-  model.heads = 2;
-  model.experts = 4;
-  model.expert_width = 16;
-  model.sequence = 8;
-  model.batch = 2;
-  return model;
-}
-
-const std::vector<Model>& Presets() {
-  static const std::vector<Model> presets = {Model{}, Tiny()};
-  return presets;
-}
-
-std::vector<std::string_view> PresetNames() {
-  std::vector<std::string_view> names;
-  for (const Model& preset : Presets()) names.push_back(preset.name);
-  return names;
-}
 
 [[noreturn]] void Fail(const std::string& place, std::string_view key, const std::string& what) {
   throw Error(place + ": /" + std::string(key) + ": " + what);
 }
 
-std::string Millions(double count) {
-  return std::to_string(static_cast<int64_t>(count / 1e6)) + " million";
-}
-
-double ParametersOfLayer(const Model& model, double experts) {
-  const double d = model.width, f = model.expert_width;
-  return 4 * d * d + 2 * d + d * model.experts + 3 * experts * d * f;
-}
-
 void CheckHostSize(const Model& model, const std::string& place, int members) {
+  const auto check = [&](std::string_view key, const char* what, double count, const char* unit,
+                         double most) {
+    const auto millions = [](double n) { return std::to_string(static_cast<int64_t>(n / 1e6)); };
+    if (count <= most) return;
+    Fail(place, key,
+         what + millions(count) + " million " + unit + ", the host backend takes at most " +
+             millions(most) + " million; make one of them smaller");
+  };
   const double d = model.width, f = model.expert_width, experts = model.experts;
-  const double layers = model.layers == 0 ? kDefaultLayers : model.layers;
-  const double vocabulary = model.vocabulary;
-  const double parameters = layers * ParametersOfLayer(model, experts) + 2 * vocabulary * d + d;
-  if (parameters > kMaxParameters) {
-    Fail(place, "width",
-         "with these layers, experts and widths the model has " + Millions(parameters) +
-             " parameters, the host backend takes at most " + Millions(kMaxParameters) +
-             "; make one of them smaller");
-  }
+  const double layers = model.layers, vocabulary = model.vocabulary;
+  const double of_layer = 4 * d * d + 2 * d + d * experts + 3 * experts * d * f;
+  check("width", "with these layers, experts and widths the model has ",
+        layers * of_layer + 2 * vocabulary * d + d, "parameters", kMaxParameters);
   const double rows = static_cast<double>(model.batch) * model.sequence;
   const int owned = std::max(1, model.experts / members);
-  const double experts_rows = static_cast<double>(MostExpertRows(model, members, owned));
+  const double expert_rows = static_cast<double>(MostExpertRows(model, members, owned));
   const double attention = 12 * d + static_cast<double>(model.heads) * model.sequence;
-  const double activations = rows * (layers * (attention + 2 * experts) + vocabulary) +
-                             layers * experts_rows * (3 * d + 5 * f);
-  if (activations > kMaxActivations) {
-    Fail(place, "sequence",
-         "with this sequence, batch and model one micro-batch keeps " + Millions(activations) +
-             " values, the host backend takes at most " + Millions(kMaxActivations) +
-             "; make one of them smaller");
-  }
-}
-
-void CheckGpuSize(const Model& model, const std::string& place, int members, int stages) {
-  const double d = model.width, f = model.expert_width, experts = model.experts;
-  const int owned = std::max(1, model.experts / members);
-  const int all_layers = model.layers == 0 ? kDefaultLayers : model.layers;
-  const double layers = std::max(1, all_layers / stages);
-  const auto check_numbers = [&](std::string_view key, double numbers, const std::string& remedy) {
-    if (numbers <= kMaxNumbers) return;
-    Fail(place, key,
-         "one of the values has " + Millions(numbers) +
-             " numbers on each GPU, kernels take at most " + Millions(kMaxNumbers) + "; " + remedy);
-  };
-  const auto check_memory = [&](std::string_view key, const std::string& what, double bytes,
-                                const std::string& remedy) {
-    if (bytes <= kGpuGigabytes * 1e9) return;
-    Fail(place, key,
-         what + std::to_string(static_cast<int64_t>(bytes / 1e9)) +
-             " GB on each GPU, the largest have " +
-             std::to_string(static_cast<int64_t>(kGpuGigabytes)) + " GB; " + remedy);
-  };
-  const std::string smaller = "make widths or experts smaller, or `expert_parallel` larger";
-  check_numbers("width", owned * d * 2 * f, smaller);
-  check_memory("width", "the parameters of a stage take ",
-               layers * ParametersOfLayer(model, owned) * kGpuBytesOfParameter,
-               smaller + ", or take more stages with fewer layers each");
-
-  const double rows = static_cast<double>(model.batch) * model.sequence;
-  const std::string shorter = "make sequence, batch or widths smaller";
-  check_numbers("sequence", rows * std::max({3 * d, experts, double{1} * model.vocabulary}),
-                shorter);
-  check_numbers("sequence", rows * model.top_k * d, shorter);
-  const auto expert_rows = static_cast<double>(MostExpertRows(model, members, owned));
-  const std::string shorter_or_capped = shorter + ", or give a capacity_factor";
-  check_numbers("sequence", expert_rows * std::max(d, 2 * f), shorter_or_capped);
-  check_memory("sequence", "one micro-batch keeps ",
-               layers * (rows * 8 * d + expert_rows * (d + 3 * f)) * kGpuBytesOfNumber,
-               shorter_or_capped + ", or take more stages with fewer layers each");
-}
-
-void CheckFields(const Model& model, const std::string& place) {
-  for (const IntegerField& f : kIntegers) {
-    const int value = model.*f.field;
-    if (value >= f.low && value <= f.high) continue;
-    Fail(place, f.key,
-         "must be " + std::string(f.noun) + " in " + std::to_string(f.low) + ".." +
-             std::to_string(f.high) + ", is " + std::to_string(value));
-  }
-  for (const RealField& f : kReals) {
-    const float value = model.*f.field;
-    if (value >= f.low && value <= f.high) continue;  // NaN is neither.
-    Fail(place, f.key,
-         "must be " + std::string(f.noun) + " in " + FormatReal(static_cast<double>(f.low)) + ".." +
-             FormatReal(static_cast<double>(f.high)));
-  }
-  if (model.width % model.heads != 0) {
-    Fail(
-        place, "heads",
-        "must divide width " + std::to_string(model.width) + ", is " + std::to_string(model.heads));
-  }
-  if (model.width / model.heads % 2 != 0) {
-    Fail(place, "heads",
-         "each head must have an even width (rotary positions turn pairs), is " +
-             std::to_string(model.width / model.heads));
-  }
-  if (model.top_k > model.experts) {
-    Fail(place, "top_k",
-         "must be at most experts " + std::to_string(model.experts) + ", is " +
-             std::to_string(model.top_k));
-  }
-  const float capacity = model.capacity_factor;
-  constexpr auto kLeast = static_cast<float>(kLeastCapacity),
-                 kMost = static_cast<float>(kMostCapacity);
-  if (capacity != 0 && !(capacity >= kLeast && capacity <= kMost)) {
-    Fail(place, "capacity_factor",
-         "must be " + std::string(kCapacityNoun) + " in " + FormatReal(kLeastCapacity) + ".." +
-             FormatReal(kMostCapacity));
-  }
+  check("sequence", "with this sequence, batch and model one micro-batch keeps ",
+        rows * (layers * (attention + 2 * experts) + vocabulary) +
+            layers * expert_rows * (3 * d + 5 * f),
+        "values", kMaxActivations);
 }
 
 }  // namespace
 
-void CheckModel(const Model& model, const std::string& place, int members, int stages,
-                Hardware on) {
-  CheckFields(model, place);
-  if (on == Hardware::kGpus) {
-    CheckGpuSize(model, place, members, stages);
-  } else {
-    CheckHostSize(model, place, members);
+void CheckModel(const Model& model, const std::string& place) {
+  for (const Field& f : kFields) {
+    const double value = std::visit([&](auto at) { return static_cast<double>(model.*at); }, f.at);
+    // A limit is as exact as the field.
+    const auto limit = [](double exact) { return static_cast<double>(static_cast<float>(exact)); };
+    if (f.optional && value == 0) continue;
+    if (value >= limit(f.low) && value <= limit(f.high)) continue;  // NaN is neither.
+    const bool integer = std::holds_alternative<int Model::*>(f.at);
+    Fail(place, f.key,
+         "must be " + std::string(f.noun) + " in " + FormatReal(f.low) + ".." + FormatReal(f.high) +
+             (integer ? ", is " + FormatReal(value) : ""));
+  }
+  const auto require = [&](bool holds, std::string_view key, const std::string& what, int is) {
+    if (!holds) Fail(place, key, what + ", is " + std::to_string(is));
+  };
+  require(model.width % model.heads == 0, "heads",
+          "must divide width " + std::to_string(model.width), model.heads);
+  require(model.width / model.heads % 2 == 0, "heads",
+          "each head must have an even width (rotary positions turn pairs)",
+          model.width / model.heads);
+  require(model.top_k <= model.experts, "top_k",
+          "must be at most experts " + std::to_string(model.experts), model.top_k);
+  require(model.decay_steps == 0 || model.decay_steps > model.warmup_steps, "decay_steps",
+          "must be 0 or more than warmup_steps " + std::to_string(model.warmup_steps),
+          model.decay_steps);
+  if (model.minimum_learning_rate > model.learning_rate) {
+    Fail(place, "minimum_learning_rate", "must be at most the learning_rate");
   }
 }
 
-Model ReadModel(const std::string& preset_or_path, Hardware on) {
-  for (const Model& preset : Presets()) {
+Model ReadModel(const std::string& preset_or_path) {
+  const Model presets[] = {Model{},
+                           {.name = "tiny",
+                            .width = 16,
+                            .heads = 2,
+                            .experts = 4,
+                            .expert_width = 16,
+                            .sequence = 8,
+                            .batch = 2}};
+  std::vector<std::string_view> names;
+  std::string known;
+  for (const Model& preset : presets) {
     if (preset.name == preset_or_path) return preset;
+    names.push_back(preset.name);
+    known += preset.name + ", ";
   }
   // A bare word is a misspelt preset rather than a file.
   if (preset_or_path.find_first_of("./") == std::string::npos && preset_or_path != "-") {
-    std::string known;
-    for (const std::string_view name : PresetNames()) {
-      known += (known.empty() ? "" : ", ") + std::string(name);
-    }
-    throw Error("unknown model \"" + preset_or_path + "\"" +
-                DidYouMean(preset_or_path, PresetNames()) + "; known are: " + known +
-                ", or a file such as ./model.json");
+    throw Error("unknown model \"" + preset_or_path + "\"" + DidYouMean(preset_or_path, names) +
+                "; known are: " + known + "or a file such as ./model.json");
   }
   const JsonDocument document = ParseJson(ReadFile(preset_or_path, kMaxFileBytes), preset_or_path);
   Model model;
   model.name = preset_or_path;
   model = ModelFromJson(document.Root(), std::move(model));
-  if (on == Hardware::kGpus) {
-    CheckFields(model, preset_or_path);
-  } else {
-    CheckModel(model, preset_or_path);
-  }
+  CheckModel(model, preset_or_path);
   return model;
 }
 
 Json ModelToJson(const Model& model) {
   Json object = Json::object();
   object["name"] = model.name;
-  for (const IntegerField& f : kIntegers) {
-    object[f.key] = model.*f.field;
-  }
-  for (const RealField& f : kReals) {
-    object[f.key] = static_cast<double>(model.*f.field);
-  }
-  if (model.capacity_factor != 0) {
-    object["capacity_factor"] = static_cast<double>(model.capacity_factor);
+  for (const Field& f : kFields) {
+    std::visit(
+        [&](auto at) {
+          const auto value = model.*at;
+          using T = std::remove_const_t<decltype(value)>;
+          if (f.optional && value == T{}) return;
+          if constexpr (std::is_same_v<T, float>) {
+            object[f.key] = static_cast<double>(value);
+          } else {
+            object[f.key] = value;
+          }
+        },
+        f.at);
   }
   return object;
 }
 
 Model ModelFromJson(const JsonCursor& object, Model model) {
-  object.Keys("a model (an object)",
-              {"name", "layers", "width", "heads", "experts", "top_k", "expert_width",
-               "capacity_factor", "vocabulary", "sequence", "batch", "learning_rate",
-               "warmup_steps", "beta1", "beta2", "epsilon", "weight_decay"});
+  std::vector<std::string_view> keys = {"name"};
+  for (const Field& f : kFields) keys.push_back(f.key);
+  object.Keys("a model (an object)", keys);
   if (const auto name = object.Optional("name")) model.name = name->String("a name", 256);
-  for (const IntegerField& f : kIntegers) {
-    if (const auto field = object.Optional(f.key)) {
-      model.*f.field = static_cast<int>(field->Integer(f.noun, f.low, f.high));
+  for (const Field& f : kFields) {
+    const auto field = object.Optional(f.key);
+    if (!field) continue;
+    if (const auto* integer = std::get_if<int Model::*>(&f.at)) {
+      model.** integer = static_cast<int>(
+          field->Integer(f.noun, static_cast<int64_t>(f.low), static_cast<int64_t>(f.high)));
+    } else if (const auto* real = std::get_if<float Model::*>(&f.at)) {
+      model.** real = static_cast<float>(field->Number(f.noun, f.low, f.high));
+    } else {
+      model.*std::get<bool Model::*>(f.at) = field->Boolean(f.noun);
     }
-  }
-  for (const RealField& f : kReals) {
-    if (const auto field = object.Optional(f.key)) {
-      const double low = static_cast<double>(f.low), high = static_cast<double>(f.high);
-      model.*f.field = static_cast<float>(field->Number(f.noun, low, high));
-    }
-  }
-  if (const auto field = object.Optional("capacity_factor")) {
-    model.capacity_factor =
-        static_cast<float>(field->Number(kCapacityNoun, kLeastCapacity, kMostCapacity));
   }
   return model;
 }
 
-Model FitModel(Model model, int stages, int layers, int members, Hardware on) {
+double LearningRate(const Model& model, int step) {
+  const auto rate = static_cast<double>(model.learning_rate);
+  if (step < model.warmup_steps) return rate * (static_cast<double>(step) / model.warmup_steps);
+  if (model.decay_steps == 0) return rate;
+  const auto least = static_cast<double>(model.minimum_learning_rate);
+  if (step >= model.decay_steps) return least;
+  const double part =
+      static_cast<double>(step - model.warmup_steps) / (model.decay_steps - model.warmup_steps);
+  return least + (rate - least) * (1 + std::cos(std::numbers::pi * part)) / 2;
+}
+
+Model SettleModel(Model model, int stages, int layers, int members) {
   CF_ASSERT(stages >= 1 && layers >= 0 && members >= 1);
   const std::string place = "model \"" + model.name + "\"";
   if (model.layers == 0) {
@@ -307,7 +223,13 @@ Model FitModel(Model model, int stages, int layers, int members, Hardware on) {
              " devices of an expert group, is " + std::to_string(model.experts) +
              "; use `model` with such a number, or a plan with another `expert_parallel`");
   }
-  CheckModel(model, place, members, stages, on);
+  CheckModel(model, place);
+  return model;
+}
+
+Model FitModel(Model model, int stages, int layers, int members) {
+  model = SettleModel(std::move(model), stages, layers, members);
+  CheckHostSize(model, "model \"" + model.name + "\"", members);
   return model;
 }
 

@@ -5,7 +5,7 @@
 
 namespace contraflow {
 
-inline constexpr double kLeastCapacity = 0.01, kMostCapacity = 64;
+inline constexpr double kLeastCapacity = 0.01, kMostCapacity = 64, kMostClip = 65536;
 
 /// A decoder-only MoE language model over bytes, and how it is trained. Per layer: RMSNorm, causal
 /// multi-head attention, residual; RMSNorm, router (softmax over all experts, top-k, ties to the
@@ -27,34 +27,40 @@ struct Model {
   int batch = 4;         ///< sequences of one micro-batch
   float learning_rate = 3e-3f;
   int warmup_steps = 10;  ///< linear, from learning_rate / warmup_steps
-  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.01f;
+  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
+  float weight_decay = 0.01f;  ///< of matrices, the embedding among them; not of the norms' gains
+  /// After the warm-up the rate falls by half a cosine to `minimum_learning_rate`, which it has
+  /// from this step on; 0: it does not fall.
+  int decay_steps = 0;
+  float minimum_learning_rate = 0;
+  float clip = 0;  ///< most that the norm of all gradients together may be; 0: no limit
+  /// Of the load-balancing loss of each layer (RouterBalance, kernels/host/routing.h), whose
+  /// gradient is added; the loss that is reported is without it.
+  float balance_loss = 0;
+  bool renormalise_top_k = false;  ///< a token's weights of its experts sum to 1
 
   bool operator==(const Model&) const = default;
   int tokens() const { return sequence * batch; }
 };
 
-/// What is to compute a model: how large it may be there.
-enum class Hardware {
-  kHost,  ///< all of the model in one memory
-  kGpus,  ///< a stage, or a member's part of it, on each
-};
-
 /// A preset's name ("default", "tiny"), or a JSON file with the fields above (all optional, unknown
-/// ones refused). Throws Error with the JSON path and the remedy. Whether GPUs can hold it depends
-/// on the plan, so that is left to FitModel.
-Model ReadModel(const std::string& preset_or_path, Hardware on = Hardware::kHost);
+/// ones refused). Throws Error with the JSON path and the remedy.
+Model ReadModel(const std::string& preset_or_path);
 
-/// Throws Error, beginning with `place` and the JSON path of the field, if a size is out of range,
-/// the sizes do not fit each other, or the model would need absurd amounts of memory on a device of
-/// an expert group of so many members. GPUs hold one of so many stages each.
-void CheckModel(const Model& model, const std::string& place, int members = 1, int stages = 1,
-                Hardware on = Hardware::kHost);
+/// Throws Error, beginning with `place` and the JSON path of the field, if a field is out of range
+/// or some do not fit each other.
+void CheckModel(const Model& model, const std::string& place);
 
 /// The model with `layers` settled for this many stages, of `layers` layers each unless that is 0,
 /// and expert groups of so many members. Throws Error if they do not fit the model: a stage would
 /// have no layer, or not as many as it must have, or the members not as many experts each.
-Model FitModel(Model model, int stages, int layers = 0, int members = 1,
-               Hardware on = Hardware::kHost);
+Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
+/// The same for the host, which has all of the model in one memory. Throws Error, too, if it would
+/// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/gpu/views.h.)
+Model FitModel(Model model, int stages, int layers = 0, int members = 1);
+
+/// Of the optimizer in a step; steps count from 1.
+double LearningRate(const Model& model, int step);
 
 /// Most rows that one device sends to one expert for a micro-batch; 0: no limit.
 int64_t Capacity(const Model& model);

@@ -13,12 +13,18 @@ namespace contraflow {
 struct ParameterBlock {
   std::string name;
   size_t offset, size;
+  // What its initial values are drawn with.
+  uint64_t kind;
+  int layer, member;
+  double deviation;  ///< 0: the gains of a norm, which start at 1
 };
 
 /// Experts [first, last), numbered as in the whole model.
 struct ExpertRange {
   int first, last;
 };
+/// Those of a member of an expert group whose members have so many each.
+inline ExpertRange OwnedBy(int member, int each) { return {member * each, (member + 1) * each}; }
 
 /// Where the parameters of one layer begin: the first five in the flat block of its stage, those of
 /// the experts behind `dense`.
@@ -33,10 +39,12 @@ struct LayerOffsets {
 };
 
 /// How the parameters of a stage lie in its one flat block, without gaps: what every device of an
-/// expert group has alike (embedding of stage 0, layers, final norm and head of the last stage),
-/// then the experts it owns, layer by layer. Gradients and optimizer state have the same layout.
+/// expert group has alike (the gains of all norms, which do not decay; embedding of stage 0,
+/// layers, head of the last stage), then the experts it owns, layer by layer. Gradients and
+/// optimizer state have the same layout.
 struct ParameterLayout {
   size_t size = 0;
+  size_t gains = 0;                    ///< the matrices begin here
   size_t dense = 0;                    ///< the experts begin here
   std::vector<ParameterBlock> blocks;  ///< ascending, covering [0, size)
   size_t embedding = 0;                ///< [vocabulary x d], stage 0 only
@@ -47,10 +55,16 @@ struct ParameterLayout {
 
 ParameterLayout LayoutOfStage(const Model& model, int stage, int stages, ExpertRange experts);
 
+/// The arguments of FillUniform for the initial values of a block; of one that is no norm's.
+struct ParameterDraw {
+  uint64_t key;
+  float limit;
+};
+ParameterDraw DrawOf(const ParameterBlock& block, uint64_t seed);
+
 /// The initial weights: norms 1, every matrix uniform with a deviation that suits its place, drawn
 /// from (seed, global layer, block) alone, so that no partition of the model changes them.
 template <typename T>
-void DrawParameters(const Model& model, int stage, int stages, ExpertRange experts, uint64_t seed,
-                    T* parameters);
+void DrawParameters(const ParameterLayout& layout, uint64_t seed, T* parameters);
 
 }  // namespace contraflow

@@ -6,29 +6,6 @@
 #include "runtime/model/parameters.h"
 
 namespace contraflow {
-namespace {
-
-/// Hands out the parts of a value, one behind the other, each at a multiple of kSlotAlignment from
-/// its base; with a null base it only counts.
-class ValueParts {
- public:
-  explicit ValueParts(std::byte* base) : base_(base) {}
-
-  /// The next rows x columns elements. Returns the bytes of all parts so far.
-  template <typename T>
-  int64_t Take(int rows, int columns, T** part) {
-    if (base_ != nullptr) *part = reinterpret_cast<T*>(base_ + bytes_);
-    const int64_t bytes = int64_t{rows} * columns * static_cast<int64_t>(sizeof(T));
-    return bytes_ += (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-  }
-
- private:
-  std::byte* const base_;
-  int64_t bytes_ = 0;
-};
-
-}  // namespace
-
 LayerShape::LayerShape(const Model& model, int group_members, int owned_experts)
     : batch(model.batch),
       sequence(model.sequence),
@@ -49,85 +26,61 @@ LayerShape::LayerShape(const Model& model, int group_members, int owned_experts)
 template <typename T, typename S>
 int64_t PlaceValue(const LayerShape& n, Value value, std::byte* base, LayerViews<T, S>* v) {
   constexpr bool kGpu = std::is_same_v<T, gpu::Bf16>;
-  ValueParts parts(base);
-  const int d = n.width, f = n.expert_width;
-  switch (value) {
-    case Value::input:
-      return parts.Take(n.tokens, d, &v->x);
-    case Value::output:
-      return parts.Take(n.tokens, d, &v->z);
-    case Value::attention:
-      parts.Take(n.tokens, 1, &v->attention_rstd);
-      parts.Take(n.tokens, d, &v->attention_xn);
-      parts.Take(n.tokens, d, &v->context);
-      parts.Take(n.tokens, d, &v->y);
-      parts.Take(n.tokens, 1, &v->expert_rstd);
-      return parts.Take(n.tokens, d, &v->expert_xn);
-    case Value::scores:
-      parts.Take(n.tokens, 3 * d, &v->qkv);
-      if constexpr (kGpu) {
-        parts.Take(n.tokens, n.heads, &v->lse);
-      } else {
-        parts.Take(n.tokens, n.heads * n.sequence, &v->probabilities);
-      }
-      parts.Take(n.tokens, n.experts, &v->router);
-      parts.Take(n.tokens, n.top_k, &v->weight);
-      parts.Take(n.tokens, n.top_k, &v->expert);
-      parts.Take(n.tokens, n.top_k, &v->row_of);
-      parts.Take(n.sent_rows, 1, &v->token_of);
-      return parts.Take(n.experts + 1, 1, &v->sent);
-    case Value::dispatched:
-      return parts.Take(n.sent_rows, d, &v->dispatched);
-    case Value::rows:
-      parts.Take(n.expert_rows, d, &v->rows);
-      parts.Take(n.local_experts + 1, 1, &v->first);
-      return parts.Take(n.members, n.local_experts, &v->received);
-    case Value::gate:
-      return parts.Take(n.expert_rows, 2 * f, &v->gate);
-    case Value::hidden:
-      return parts.Take(n.expert_rows, f, &v->hidden);
-    case Value::expert_out:
-      return parts.Take(n.expert_rows, d, &v->expert_out);
-    case Value::combined:
-      return parts.Take(n.sent_rows, d, &v->combined);
-    case Value::head:
-      parts.Take(n.tokens, 1, &v->final_rstd);
-      parts.Take(n.tokens, d, &v->final_xn);
-      parts.Take(n.tokens, n.vocabulary, &v->logits);
-      if constexpr (kGpu) parts.Take(n.tokens, 1, &v->row_loss);
-      return parts.Take(n.tokens, d, &v->dfinal_xn);
-    case Value::doutput:
-      return parts.Take(n.tokens, d, &v->dz);
-    case Value::dcombined:
-      return parts.Take(n.sent_rows, d, &v->dcombined);
-    case Value::dweight:
-      return parts.Take(n.tokens, n.top_k, &v->dweight);
-    case Value::drows:
-      return parts.Take(n.expert_rows, d, &v->drows);
-    case Value::dgate:
-      return parts.Take(n.expert_rows, 2 * f, &v->dgate);
-    case Value::dsorted:
-      return parts.Take(n.expert_rows, d, &v->dsorted);
-    case Value::ddispatched:
-      return parts.Take(n.sent_rows, d, &v->ddispatched);
-    case Value::dexpert:
-      return parts.Take(n.tokens, d, &v->dexpert);
-    case Value::dattention:
-      parts.Take(n.tokens, 3 * d, &v->dqkv);
-      parts.Take(n.tokens, d, &v->dy);
-      parts.Take(n.tokens, d, &v->dattention_xn);
-      return parts.Take(n.tokens, n.experts, &v->dlogits);
-    case Value::attention_work:
-      if constexpr (kGpu) return parts.Take(n.tokens, d, &v->dcontext);
-      parts.Take(n.tokens, d, &v->dcontext);
-      return parts.Take(n.sequence, n.sequence, &v->dscores);
-    case Value::dinput:
-      return parts.Take(n.tokens, d, &v->dx);
-    case Value::activation:
-    case Value::stash:
-      break;
-  }
-  return 0;
+  int64_t bytes = 0;
+  // The next part of a value: rows x columns.
+  const auto part = [&]<typename E>(Value of, int rows, int columns, E** place) {
+    if (of != value) return;
+    if (base != nullptr) *place = reinterpret_cast<E*>(base + bytes);
+    const int64_t size = int64_t{rows} * columns * static_cast<int64_t>(sizeof(E));
+    bytes += (size + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  };
+  const int t = n.tokens, d = n.width, f = n.expert_width;
+  part(Value::input, t, d, &v->x);
+  part(Value::output, t, d, &v->z);
+  part(Value::attention, t, 1, &v->attention_rstd);
+  part(Value::attention, t, d, &v->attention_xn);
+  part(Value::attention, t, d, &v->context);
+  part(Value::attention, t, d, &v->y);
+  part(Value::attention, t, 1, &v->expert_rstd);
+  part(Value::attention, t, d, &v->expert_xn);
+  part(Value::scores, t, 3 * d, &v->qkv);
+  if (kGpu) part(Value::scores, t, n.heads, &v->lse);
+  if (!kGpu) part(Value::scores, t, n.heads * n.sequence, &v->probabilities);
+  part(Value::scores, t, n.experts, &v->router);
+  part(Value::scores, t, n.top_k, &v->weight);
+  part(Value::scores, t, n.top_k, &v->expert);
+  part(Value::scores, t, n.top_k, &v->row_of);
+  part(Value::scores, n.sent_rows, 1, &v->token_of);
+  part(Value::scores, n.experts + 1, 1, &v->sent);
+  part(Value::dispatched, n.sent_rows, d, &v->dispatched);
+  part(Value::rows, n.expert_rows, d, &v->rows);
+  part(Value::rows, n.local_experts + 1, 1, &v->first);
+  part(Value::rows, n.members, n.local_experts, &v->received);
+  part(Value::gate, n.expert_rows, 2 * f, &v->gate);
+  part(Value::hidden, n.expert_rows, f, &v->hidden);
+  part(Value::expert_out, n.expert_rows, d, &v->expert_out);
+  part(Value::combined, n.sent_rows, d, &v->combined);
+  part(Value::head, t, 1, &v->final_rstd);
+  part(Value::head, t, d, &v->final_xn);
+  part(Value::head, t, n.vocabulary, &v->logits);
+  if (kGpu) part(Value::head, t, 1, &v->row_loss);
+  part(Value::head, t, d, &v->dfinal_xn);
+  part(Value::doutput, t, d, &v->dz);
+  part(Value::dcombined, n.sent_rows, d, &v->dcombined);
+  part(Value::dweight, t, n.top_k, &v->dweight);
+  part(Value::drows, n.expert_rows, d, &v->drows);
+  part(Value::dgate, n.expert_rows, 2 * f, &v->dgate);
+  part(Value::dsorted, n.expert_rows, d, &v->dsorted);
+  part(Value::ddispatched, n.sent_rows, d, &v->ddispatched);
+  part(Value::dexpert, t, d, &v->dexpert);
+  part(Value::dattention, t, 3 * d, &v->dqkv);
+  part(Value::dattention, t, d, &v->dy);
+  part(Value::dattention, t, d, &v->dattention_xn);
+  part(Value::dattention, t, n.experts, &v->dlogits);
+  part(Value::attention_work, t, d, &v->dcontext);
+  if (!kGpu) part(Value::attention_work, n.sequence, n.sequence, &v->dscores);
+  part(Value::dinput, t, d, &v->dx);
+  return bytes;
 }
 
 template <typename T, typename S>
@@ -151,12 +104,11 @@ CF_INSTANTIATE(gpu::Bf16, float)
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel) {
   const Model fitted = FitModel(model, stages, layers, expert_parallel);
   const LayerShape shape(fitted, expert_parallel, fitted.experts / expert_parallel);
-  return FootprintWith(fitted, stages, expert_parallel, BytesOfValues<float>(shape),
-                       {sizeof(float), sizeof(float), 2 * sizeof(float)});
+  return FootprintWith(fitted, stages, expert_parallel, BytesOfValues<float>(shape));
 }
 
 MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
-                         const ValueBytes& values, ParameterBytes each) {
+                         const ValueBytes& values, int64_t weight_bytes) {
   const LayerRange largest = LayersOfStage(fitted, 0, stages);
   const int64_t held = largest.last - largest.first;
   const int owned = fitted.experts / expert_parallel;
@@ -170,9 +122,9 @@ MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
   }
   for (int s = 0; s < stages; ++s) {
     const auto size = static_cast<int64_t>(LayoutOfStage(fitted, s, stages, {0, owned}).size);
-    memory.parameter_bytes.push_back(size * each.weights);
-    memory.gradient_bytes.push_back(size * each.gradients);
-    memory.optimizer_bytes.push_back(size * each.optimizer);
+    memory.parameter_bytes.push_back(size * weight_bytes);
+    memory.gradient_bytes.push_back(size * int64_t{sizeof(float)});
+    memory.optimizer_bytes.push_back(size * int64_t{2 * sizeof(float)});
   }
   return memory;
 }

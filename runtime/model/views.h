@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/instruction.h"
 #include "compiler/plan/value.h"
 #include "runtime/model/model.h"
 
@@ -78,6 +80,22 @@ struct LayerViews {
   T* dscores = nullptr;  ///< attention_work: [sequence x sequence], on the host
 };
 
+/// What an all-to-all component moves between the device that has a token and the one that owns its
+/// expert, and which way.
+template <typename T>
+struct Ends {
+  T *tokens, *experts;
+  bool to_experts;
+};
+template <typename T, typename S>
+Ends<T> EndsOf(Op op, const LayerViews<T, S>& v) {
+  if (op == Op::DISPATCH_F) return {v.dispatched, v.rows, true};
+  if (op == Op::COMBINE_F) return {v.combined, v.expert_out, false};
+  if (op == Op::COMBINE_B) return {v.dcombined, v.drows, true};
+  CF_ASSERT(op == Op::DISPATCH_B);
+  return {v.ddispatched, v.dsorted, false};
+}
+
 /// Points the parts of a value at `base`, one behind the other, each at a multiple of 64 bytes
 /// (kSlotAlignment). `input` is x, `output` z, `doutput` dz, `dinput` dx. Returns the bytes of the
 /// value, a multiple of 64; with a null base that is all it does.
@@ -96,12 +114,9 @@ ValueBytes BytesOfValues(const LayerShape& shape);
 /// has. Throws Error if the model does not fit (FitModel).
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 
-/// Bytes that a parameter takes.
-struct ParameterBytes {
-  int64_t weights, gradients, optimizer;
-};
-/// The same for a model that is fitted already, and values and parameters of these sizes.
+/// The same for a model that is fitted already, values of these bytes, and so many bytes for each
+/// weight.
 MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
-                         const ValueBytes& values, ParameterBytes each);
+                         const ValueBytes& values, int64_t weight_bytes = sizeof(float));
 
 }  // namespace contraflow

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -26,21 +27,32 @@ int PowerOfTwo(int ctas) {
   return static_cast<int>(std::bit_floor(static_cast<unsigned>(std::max(ctas, 1))));
 }
 
-const char* Name(NcclComms::Use use) {
-  switch (use) {
-    case NcclComms::Use::kDown:
-      return "down";
-    case NcclComms::Use::kUp:
-      return "up";
-    case NcclComms::Use::kExperts:
-      return "experts";
-    case NcclComms::Use::kSums:
-      return "sums";
+/// Edges that can be split off at the same time: none of a group meets another at a rank.
+std::vector<std::vector<Edge>> DisjointGroups(const std::vector<Edge>& edges) {
+  std::vector<std::vector<Edge>> groups;
+  for (const Edge& edge : edges) {
+    const auto meets = [&](const Edge& other) {
+      return other.first == edge.first || other.first == edge.second ||
+             other.second == edge.first || other.second == edge.second;
+    };
+    const auto free = std::ranges::find_if(
+        groups, [&](const auto& group) { return std::ranges::none_of(group, meets); });
+    (free == groups.end() ? groups.emplace_back() : *free).push_back(edge);
   }
-  CF_ASSERT(false);
+  return groups;
 }
 
 }  // namespace
+
+std::vector<Edge> EdgesOf(const Plan& plan) {
+  std::set<Edge> edges;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    for (const Instruction& i : plan.program(rank)) {
+      if (IsSend(i.op)) edges.emplace(rank, i.peer);
+    }
+  }
+  return {edges.begin(), edges.end()};
+}
 
 NcclComms::NcclComms(const Plan& plan, const RankOrder& order, int process, const SmBudget& budget,
                      Nccl& nccl, Options options)
@@ -60,14 +72,10 @@ NcclComms::~NcclComms() {
 
 int NcclComms::CtasOf(Use use) const {
   switch (use) {
-    case Use::kDown:
-    case Use::kUp:
-      return PowerOfTwo(budget_.link_ctas);
     case Use::kExperts:
       return PowerOfTwo(budget_.expert_ctas);
-    // At the end of a step, when the experts' exchanges are over.
     case Use::kSums:
-      return PowerOfTwo(std::max(budget_.link_ctas, budget_.expert_ctas));
+      return PowerOfTwo(budget_.sum_ctas);
   }
   CF_ASSERT(false);
 }
@@ -89,16 +97,40 @@ void NcclComms::Join(const std::string& id) {
   // Which pipeline, and which expert group, this device belongs to.
   const int pipeline = device_.replica * plan_.expert_parallel + device_.member;
   const int group = device_.replica * plan_.ranks + device_.rank;
-  comms_ = {Split(Use::kDown, pipeline, device_.rank), Split(Use::kUp, pipeline, device_.rank),
-            plan_.expert_parallel > 1 ? Split(Use::kExperts, group, device_.member) : nullptr,
-            Split(Use::kSums, 0, process_)};
+  SplitEdges(pipeline);
+  if (plan_.expert_parallel > 1) {
+    comms_[0] = Split("experts", group, device_.member, CtasOf(Use::kExperts));
+  }
+  comms_[1] = Split("sums", 0, process_, CtasOf(Use::kSums));
 }
 
-NcclComm* NcclComms::Split(Use use, int color, int key) {
-  const std::string name = Name(use);
-  NcclComm* const comm = Locked([&] {
-    return nccl_.Split(world_, color, key, {name, CtasOf(use)});
-  });
+/// All processes take part in each split, with an edge of their pipeline or none.
+void NcclComms::SplitEdges(int pipeline) {
+  const std::vector<Edge> edges = EdgesOf(plan_);
+  const int ctas = PowerOfTwo(budget_.link_ctas);
+  for (const std::vector<Edge>& group : DisjointGroups(edges)) {
+    const auto mine = std::ranges::find_if(group, [this](const Edge& edge) {
+      return edge.first == device_.rank || edge.second == device_.rank;
+    });
+    if (mine == group.end()) {
+      Split("", Nccl::kNoColor, 0, ctas);
+      continue;
+    }
+    const auto number = static_cast<int>(std::ranges::find(edges, *mine) - edges.begin());
+    edges_[*mine] =
+        Split("rank " + std::to_string(mine->first) + " to " + std::to_string(mine->second),
+              pipeline * static_cast<int>(edges.size()) + number,
+              mine->first == device_.rank ? 0 : 1, ctas);
+  }
+}
+
+NcclComm* NcclComms::Split(const std::string& name, int color, int key, int ctas) {
+  NcclComm* const comm = Locked([&] { return nccl_.Split(world_, color, key, {name, ctas}); });
+  if (comm == nullptr) {
+    AwaitReady(world_, "communicators of others");
+    return nullptr;
+  }
+  all_.push_back(comm);
   AwaitReady(comm, "communicator \"" + name + "\"");
   return comm;
 }
@@ -112,9 +144,7 @@ void NcclComms::Await(const std::function<bool()>& done, const std::string& what
   while (!done()) {
     if (aborted_) throw Aborted();
     if (Clock::now() > deadline) {
-      throw Error("NCCL: waited " +
-                  SecondsText(std::chrono::duration<double>(options_.timeout).count()) + " for " +
-                  what +
+      throw Error("NCCL: waited " + SecondsText(options_.timeout) + " for " + what +
                   "; look for a process that failed or hangs, for a firewall between the machines, "
                   "and whether NCCL_SOCKET_IFNAME names a network that they share");
     }
@@ -149,17 +179,14 @@ void NcclComms::BeginGroup() {
 void NcclComms::EndGroup() {
   Locked([&] { nccl_.GroupEnd(); });
   if (--depth_ > 0) return;
-  for (NcclComm* comm : comms_) {
-    if (comm == nullptr || Locked([&] { return nccl_.Ready(comm); })) continue;
-    AwaitReady(comm, "messages to be issued");
+  for (NcclComm* comm : all_) {
+    if (!Locked([&] { return nccl_.Ready(comm); })) AwaitReady(comm, "messages to be issued");
   }
 }
 
 void NcclComms::Poll() {
   Locked([&] {
-    for (NcclComm* comm : comms_) {
-      if (comm != nullptr) nccl_.Check(comm);
-    }
+    for (NcclComm* comm : all_) nccl_.Check(comm);
   });
 }
 
@@ -177,24 +204,20 @@ void NcclComms::Abort() {
 /// messages of several is done only when all of these have ended. Then what they were split off.
 void NcclComms::End() {
   std::vector<std::thread> aborts;
-  for (NcclComm* comm : comms_) {
-    if (comm != nullptr) aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
-  }
+  for (NcclComm* comm : all_) aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
   for (std::thread& abort : aborts) abort.join();
   if (world_ != nullptr) nccl_.Abort(world_);
 }
 
 void NcclComms::Close() {
-  for (NcclComm* comm : {comms_[3], comms_[2], comms_[1], comms_[0], world_}) {
-    if (comm == nullptr) continue;
+  std::vector<NcclComm*> last_first(all_.rbegin(), all_.rend());
+  if (world_ != nullptr) last_first.push_back(world_);
+  for (NcclComm* comm : last_first) {
     Locked([&] { nccl_.Finalize(comm); });
     AwaitReady(comm, "the other processes at the end");
   }
   Locked([&] {
-    for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) {
-      if (*comm != nullptr) nccl_.Destroy(*comm);
-    }
-    if (world_ != nullptr) nccl_.Destroy(world_);
+    for (NcclComm* comm : last_first) nccl_.Destroy(comm);
     closed_ = true;
   });
 }

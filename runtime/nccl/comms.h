@@ -4,9 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "runtime/core/transport.h"
 #include "runtime/gpu/gpu.h"
@@ -15,17 +18,21 @@
 
 namespace contraflow {
 
-/// The communicators of one process of a job, from their beginning to their end: one for each use,
-/// so that what is under way for one use does not hold up another.
+/// From one rank of a pipeline to another.
+using Edge = std::pair<int, int>;
+/// Those that carry messages, ascending.
+std::vector<Edge> EdgesOf(const Plan& plan);
+
+/// The communicators of one process of a job, from their beginning to their end: one for each
+/// directed edge of its pipeline and each other use, so that what is under way for one does not
+/// hold up another.
 class NcclComms {
  public:
   enum class Use : uint8_t {
-    kDown,     ///< messages to higher ranks of a pipeline, whose number is the rank
-    kUp,       ///< messages to lower ranks
     kExperts,  ///< an expert group, by member
     kSums,     ///< all processes, by their number in the job
   };
-  static constexpr int kUses = 4;
+  static constexpr int kUses = 2;
   /// NCCL cuts groups of more messages into several kernels, not at the same place everywhere.
   static constexpr size_t kMostMessages = 256;
 
@@ -58,6 +65,8 @@ class NcclComms {
                         const std::function<void(size_t to, size_t from)>& issue);
   Nccl& nccl() { return nccl_; }
   NcclComm* operator[](Use use) const { return comms_[static_cast<size_t>(use)]; }
+  /// Of an edge that begins or ends at this device's rank: its sender is number 0, the receiver 1.
+  NcclComm* operator[](Edge edge) const { return edges_.at(edge); }
   /// Most CTAs that a communicator of this use takes.
   int CtasOf(Use use) const;
 
@@ -74,7 +83,8 @@ class NcclComms {
  private:
   template <typename Call>
   auto Locked(const Call& call);
-  NcclComm* Split(Use use, int color, int key);
+  NcclComm* Split(const std::string& name, int color, int key, int ctas);
+  void SplitEdges(int pipeline);
   void AwaitReady(NcclComm* comm, const std::string& what);
   void End();
 
@@ -85,8 +95,10 @@ class NcclComms {
   Nccl& nccl_;
   const Options options_;
   NcclComm* world_ = nullptr;
+  std::map<Edge, NcclComm*> edges_;
   std::array<NcclComm*, kUses> comms_{};
-  int depth_ = 0;  // of groups
+  std::vector<NcclComm*> all_;  // but `world_`, as they were made
+  int depth_ = 0;               // of groups
 
   std::atomic<bool> aborted_ = false;
   std::timed_mutex calls_;  // held around each call of NCCL

@@ -81,6 +81,7 @@ void NcclLibrary::SetDefaults() {
   constexpr int kKeep = 0;
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", kKeep);
   setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", kKeep);
+  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
 }
 
 NcclLibrary::NcclLibrary() {
@@ -118,6 +119,12 @@ NcclComm* NcclLibrary::Join(const std::string& id, int rank, int size,
 NcclComm* NcclLibrary::Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) {
   auto* const whole = static_cast<Comm*>(parent);
   CF_ASSERT(!whole->pending);
+  if (color == kNoColor) {
+    ncclComm_t none = nullptr;
+    whole->pending = Begun("a communicator of others cannot be split off",
+                           ncclCommSplit(whole->handle, NCCL_SPLIT_NOCOLOR, 0, &none, nullptr));
+    return nullptr;
+  }
   Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, whole)).get();
   ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
   comm->pending = whole->pending =

@@ -15,10 +15,11 @@ std::string NewNcclId();
 /// NCCL itself, for the calling thread's current device. Streams are CUDA's.
 class NcclLibrary : public Nccl {
  public:
-  /// Tells NCCL, in the environment, what this runtime relies on, where the user has not: kernels
-  /// of several communicators are launched in program order, and graphs are not mixed with other
-  /// launches. Before the first call of NCCL, and before there are threads that read the
-  /// environment.
+  /// Tells NCCL and CUDA, in the environment, what this runtime relies on, where the user has not:
+  /// kernels of several communicators are launched in program order, graphs are not mixed with
+  /// other launches, and all kernels are loaded at the start: loading one may wait until the GPU is
+  /// idle, which it never is while a message waits for a peer. Before the first call of NCCL or
+  /// CUDA, and before there are threads that read the environment.
   static void SetDefaults();
 
   /// Throws Error if the library is older than its header.

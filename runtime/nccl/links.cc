@@ -121,20 +121,6 @@ using Over = Transport::Over;
 /// What one message of the connecting carries, and how far apart two are.
 constexpr size_t kProbe = 16;
 
-/// Messages to higher ranks have one communicator, those to lower ranks the other.
-Use UseOf(int from, int to) { return from < to ? Use::kDown : Use::kUp; }
-
-/// Every edge that carries messages in some pipeline: all have the same.
-std::vector<std::pair<int, int>> EdgesOf(const Plan& plan) {
-  std::set<std::pair<int, int>> edges;
-  for (int rank = 0; rank < plan.ranks; ++rank) {
-    for (const Instruction& i : plan.program(rank)) {
-      if (WorkOf(i.op) == Work::kSend) edges.emplace(rank, i.peer);
-    }
-  }
-  return {edges.begin(), edges.end()};
-}
-
 /// The participant of a call.
 const Participant& Self(std::span<const Participant> participants, Device device) {
   CF_ASSERT(participants.size() == 1 && participants[0].device == device);
@@ -143,7 +129,7 @@ const Participant& Self(std::span<const Participant> participants, Device device
 
 /// The plan, if its exchanges can be issued without asking the device.
 const Plan& CheckPlan(const Plan& plan, int capacity) {
-  if (plan.expert_parallel == 1 || capacity > 0) return plan;
+  if (plan.expert_parallel == 1 || plan.layers == 0 || capacity > 0) return plan;
   throw Error(
       "expert groups over NCCL need to know how many rows go to each expert before the device "
       "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
@@ -198,10 +184,10 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
 void NcclLinks::ConnectEdges(std::byte* memory, gpu::Stream stream) {
   for (const auto& [from, to] : edges_) {
     if (device_.rank != from && device_.rank != to) continue;
-    NcclComm* const comm = comms_[UseOf(from, to)];
-    comms_.Group([&, from = from, to = to] {
-      if (device_.rank == from) return nccl_.Send(comm, memory, kProbe, to, stream);
-      nccl_.Recv(comm, memory + kProbe, kProbe, from, stream);
+    NcclComm* const comm = comms_[Edge(from, to)];
+    comms_.Group([&, from = from] {
+      if (device_.rank == from) return nccl_.Send(comm, memory, kProbe, 1, stream);
+      nccl_.Recv(comm, memory + kProbe, kProbe, 0, stream);
     });
   }
 }
@@ -222,10 +208,11 @@ void NcclLinks::Transfer(std::span<const Participant> ends) {
   const Instruction& message = *self.instruction;
   const std::span<std::byte> bytes = self.backend->Message(message);
   const bool sends = WorkOf(message.op) == Work::kSend;
-  const Use use = sends ? UseOf(device_.rank, message.peer) : UseOf(message.peer, device_.rank);
+  NcclComm* const comm =
+      comms_[sends ? Edge(device_.rank, message.peer) : Edge(message.peer, device_.rank)];
   comms_.Group([&] {
-    sends ? nccl_.Send(comms_[use], bytes.data(), bytes.size(), message.peer, self.stream)
-          : nccl_.Recv(comms_[use], bytes.data(), bytes.size(), message.peer, self.stream);
+    sends ? nccl_.Send(comm, bytes.data(), bytes.size(), 1, self.stream)
+          : nccl_.Recv(comm, bytes.data(), bytes.size(), 0, self.stream);
   });
 }
 

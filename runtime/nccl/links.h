@@ -87,7 +87,7 @@ class NcclLinks : public GpuLinks {
 
   const Plan& plan_;
   const Device device_;
-  const std::vector<std::pair<int, int>> edges_;  // of a pipeline, from and to, ascending
+  const std::vector<Edge> edges_;
   Nccl& nccl_;
   Gpu& gpu_;
   NcclComms comms_;

@@ -32,8 +32,9 @@ class Nccl {
   virtual NcclComm* Join(const std::string& id, int rank, int size,
                          const NcclCommOptions& options) = 0;
   /// A communicator of those members of `parent` that give the same color, in the order of their
-  /// keys. Called by all of them, in one order. Until the new one is Ready nothing may be asked of
-  /// the parent.
+  /// keys; null for who gives kNoColor. Called by all members, in one order. Until the new one, or
+  /// where there is none the parent, is Ready nothing may be asked of the parent.
+  static constexpr int kNoColor = -1;
   virtual NcclComm* Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) = 0;
 
   /// Send and Recv are called between these, which may be nested. What is in a group makes progress

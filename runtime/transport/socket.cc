@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -71,9 +73,13 @@ Resolved Resolve(const Address& address, Clock::time_point deadline) {
   if (numeric.error == 0) return numeric;
   std::promise<Resolved> promise;
   std::future<Resolved> answer = promise.get_future();
-  std::thread([address, promise = std::move(promise)]() mutable {
-    promise.set_value(Ask(address.host, address.port, 0));
-  }).detach();
+  try {
+    std::thread([address, promise = std::move(promise)]() mutable {
+      promise.set_value(Ask(address.host, address.port, 0));
+    }).detach();
+  } catch (const std::system_error&) {
+    return Ask(address.host, address.port, 0);  // in its own time
+  }
   if (answer.wait_until(deadline) == std::future_status::ready) return answer.get();
   return {EAI_AGAIN, 0, {}};
 }
@@ -106,19 +112,6 @@ Socket NewSocket(int family) {
   return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-/// Waits until a descriptor can be written to; false at the deadline.
-bool AwaitRoom(int fd, Clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    pollfd entry{fd, POLLOUT, 0};
-    const int wait = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
-    const int ready = poll(&entry, 1, wait);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw Error(std::string("poll: ") + std::strerror(errno));
-    if (Clock::now() >= deadline) return false;
-  }
-}
-
 /// The system's error number of a connection that was begun, 0 if it stands.
 int ConnectError(const Socket& socket) {
   int error = 0;
@@ -142,7 +135,7 @@ int TryConnect(const Endpoint& to, Clock::time_point deadline, Socket* socket) {
   SetOption(*socket, IPPROTO_TCP, TCP_NODELAY, 1);
   if (connect(socket->fd(), to.address(), to.size) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return errno;
-    if (!AwaitRoom(socket->fd(), deadline)) return ETIMEDOUT;
+    if (!AwaitReady(*socket, true, deadline)) return ETIMEDOUT;
   }
   return ConnectError(*socket);
 }
@@ -198,6 +191,37 @@ void Socket::Shutdown() {
   if (fd_ >= 0) (void)shutdown(fd_, SHUT_RDWR);
 }
 
+Socket NewBell() {
+  Socket bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell) {
+    throw Error(std::string("cannot wait for connections: ") + std::strerror(errno) +
+                "; allow this process more open files (ulimit -n)");
+  }
+  return bell;
+}
+
+void Ring(const Socket& bell) {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t count = write(bell.fd(), &one, sizeof one);
+}
+
+void Hush(const Socket& bell) {
+  uint64_t rung = 0;
+  [[maybe_unused]] const ssize_t count = read(bell.fd(), &rung, sizeof rung);
+}
+
+bool AwaitReady(const Socket& socket, bool to_write, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    pollfd entry{socket.fd(), static_cast<short>(to_write ? POLLOUT : POLLIN), 0};
+    const int ready =
+        poll(&entry, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) throw Error(std::string("poll: ") + std::strerror(errno));
+    if (Clock::now() >= deadline) return false;
+  }
+}
+
 std::string Address::Text() const {
   const std::string name = host.find(':') == std::string::npos ? host : "[" + host + "]";
   return name + ":" + std::to_string(port);
@@ -226,19 +250,13 @@ Socket Listen(const Address& at) {
     every = true;
   }
   if (every) {
-    resolved.endpoints.resize(2);
-    sockaddr_in6 six{};
-    six.sin6_family = AF_INET6;
-    six.sin6_port = htons(static_cast<uint16_t>(at.port));
-    sockaddr_in four{};
-    four.sin_family = AF_INET;
-    four.sin_port = six.sin6_port;
-    std::memcpy(&resolved.endpoints[0].storage, &six, sizeof(six));
-    resolved.endpoints[0].size = sizeof(six);
-    std::memcpy(&resolved.endpoints[1].storage, &four, sizeof(four));
-    resolved.endpoints[1].size = sizeof(four);
+    resolved = Ask("", at.port, AI_PASSIVE);
+    // One of IPv6 serves both families.
+    std::stable_partition(
+        resolved.endpoints.begin(), resolved.endpoints.end(),
+        [](const Endpoint& endpoint) { return endpoint.storage.ss_family == AF_INET6; });
   }
-  int error = 0;
+  int error = EADDRNOTAVAIL;
   for (const Endpoint& endpoint : resolved.endpoints) {
     Socket socket;
     error = TryListen(endpoint, every, &socket);
@@ -337,10 +355,14 @@ std::optional<uint32_t> PeerUser(const Socket& socket) {
     char attributes[4096];
   } answer;
   const Socket system(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!system || send(system.fd(), &request, sizeof request, 0) != sizeof request) {
-    return std::nullopt;
-  }
-  const ssize_t got = recv(system.fd(), &answer, sizeof answer, 0);
+  if (!system) return std::nullopt;
+  ssize_t asked = -1;
+  do asked = send(system.fd(), &request, sizeof request, 0);
+  while (asked < 0 && errno == EINTR);
+  if (asked != sizeof request) return std::nullopt;
+  ssize_t got = -1;
+  do got = recv(system.fd(), &answer, sizeof answer, 0);
+  while (got < 0 && errno == EINTR);
   constexpr auto kLeast = static_cast<ssize_t>(sizeof answer.head + sizeof answer.body);
   if (got < kLeast || answer.head.nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
   // Closed by that side, it is nobody's any more.
@@ -368,41 +390,6 @@ Socket Connect(const Address& to, Clock::time_point deadline) {
     std::this_thread::sleep_until(std::min(deadline, Clock::now() + pause));
   } while (Clock::now() < deadline);
   throw Error("cannot connect to " + to.Text() + ": " + reason);
-}
-
-Socket BeginConnect(const Address& to) {
-  RequirePort(to, 1);
-  const Resolved resolved = Ask(to.host, to.port, AI_NUMERICHOST);
-  if (resolved.error != 0) throw Error(resolved.Reason());
-  const Endpoint& endpoint = resolved.endpoints.front();
-  Socket socket = NewSocket(endpoint.storage.ss_family);
-  if (!socket) throw Error(std::strerror(errno));
-  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  if (connect(socket.fd(), endpoint.address(), endpoint.size) != 0 && errno != EINPROGRESS &&
-      errno != EINTR) {
-    throw Error(std::strerror(errno));
-  }
-  return socket;
-}
-
-void EndConnect(const Socket& socket) {
-  const int error = ConnectError(socket);
-  if (error != 0) throw Error(std::strerror(error));
-}
-
-void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline) {
-  while (!bytes.empty()) {
-    const ssize_t sent = send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0) {
-      bytes = bytes.subspan(static_cast<size_t>(sent));
-    } else if (errno == EAGAIN) {
-      if (!AwaitRoom(socket.fd(), deadline)) throw Error("timed out");
-    } else if (errno == EPIPE || errno == ECONNRESET) {
-      throw Error("the connection was closed");
-    } else if (errno != EINTR) {
-      throw Error(std::strerror(errno));
-    }
-  }
 }
 
 }  // namespace contraflow

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -13,8 +12,7 @@
 namespace contraflow {
 
 /// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
-/// have TCP_NODELAY set, do not block, and are not inherited by child processes. No call raises
-/// SIGPIPE.
+/// have TCP_NODELAY set, do not block, and are not inherited by child processes.
 class Socket {
  public:
   Socket() = default;
@@ -63,13 +61,14 @@ std::optional<uint32_t> PeerUser(const Socket& socket);
 /// the address and what went wrong last.
 Socket Connect(const Address& to, Clock::time_point deadline);
 
-/// Begins to connect to a numeric address and returns at once. When the socket can be written to,
-/// EndConnect throws Error unless it is connected.
-Socket BeginConnect(const Address& to);
-void EndConnect(const Socket& socket);
+/// What wakes a thread that waits for descriptors: can be read from once it was rung, until it is
+/// hushed. That a bell rings is not certain where the system refuses calls: who waits for one looks
+/// up now and then. Throws Error where the system has no room for it.
+Socket NewBell();
+void Ring(const Socket& bell);
+void Hush(const Socket& bell);
 
-/// Sends exactly so many bytes, at most until the deadline. Throws Error: "timed out", "the
-/// connection was closed", or what the system says.
-void SendAll(const Socket& socket, std::span<const std::byte> bytes, Clock::time_point deadline);
+/// Waits until a descriptor can be read from, or written to; false at the deadline.
+bool AwaitReady(const Socket& socket, bool to_write, Clock::time_point deadline);
 
 }  // namespace contraflow

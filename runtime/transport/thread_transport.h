@@ -3,15 +3,13 @@
 #include <chrono>
 #include <memory>
 
+#include "compiler/plan/plan.h"
 #include "runtime/core/transport.h"
 
 namespace contraflow {
 
-/// Joins devices that are threads of one process: they copy straight from each other's memory, and
-/// a waiting one takes no processor time. Once every edge, reduction and expert group has been used
-/// a first time, no call allocates memory. Each member of the expert group of each replica has a
-/// net of its own for messages; Sum and AllToAll join them. A transfer and its bytes must live
-/// until it is done, or all threads of the run have ended.
+/// Joins the devices of a plan that are threads of one process: a wire between threads, and a
+/// WireTransport for each of them.
 class ThreadNetwork {
  public:
   struct Options {
@@ -30,7 +28,6 @@ class ThreadNetwork {
   Transport& At(Device device);
 
  private:
-  class Face;
   struct State;
   std::unique_ptr<State> state_;
 };

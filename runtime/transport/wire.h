@@ -15,10 +15,10 @@ struct Label {
   uint64_t bytes = 0;       ///< of the message behind it
 };
 
-/// Carries bytes between the processes of a job. Messages from one process to another on one
-/// channel are taken by receives in the order both were begun in; nothing else is ordered. Used by
-/// one thread, but for Abort. What is under way is known by a ticket, which is 0 or more, and free
-/// for another use once Test has said that it is done.
+/// Carries bytes between the processes of a job, or threads that stand for them. Messages from one
+/// process to another on one channel are taken by receives in the order both were begun in; nothing
+/// else is ordered. Used by one thread, but for Abort. What is under way is known by a ticket,
+/// which is 0 or more, and free for another use once Test has said that it is done.
 class Wire {
  public:
   /// The plan's communicators: messages between stages, REDUCE, exchanges of expert groups.
@@ -30,10 +30,10 @@ class Wire {
   virtual int processes() const = 0;
   virtual int self() const = 0;
 
-  /// Begins to send. The bytes are left alone until it is done; with `rendezvous` that is not
-  /// before the other side has begun to receive them.
-  virtual int Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
-                   bool rendezvous) = 0;
+  /// Begins to send. The bytes are left alone until it is done, which is not before the other side
+  /// has begun to receive them.
+  virtual int Send(Channel channel, int to, const Label& label,
+                   std::span<const std::byte> bytes) = 0;
   /// Begins to receive exactly so many bytes.
   virtual int Receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
 
@@ -50,8 +50,12 @@ class Wire {
   virtual void Poll() = 0;
   /// Waits a little, at most some milliseconds, until something may have changed.
   virtual void Pause() = 0;
+  /// The caller is about to wait for a process, at an instruction; -1: no longer.
+  virtual void Waits(int process, const Instruction& at);
   /// Ends all waiting, now and from now on. From any thread.
   virtual void Abort() = 0;
 };
+
+inline void Wire::Waits(int, const Instruction&) {}
 
 }  // namespace contraflow

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -20,25 +21,41 @@ namespace {
 
 constexpr std::align_val_t kAlignment{4096};
 
-/// All memory of emulated GPUs, and of the host for them: first byte and size.
-struct Blocks {
-  std::map<const std::byte*, size_t> device, host;
-};
-Blocks& Known() {
-  static Blocks blocks;
-  return blocks;
-}
+/// Memory of one kind, of all emulated GPUs, which threads may share: first byte and size.
+class Blocks {
+ public:
+  void Add(const std::byte* block, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[block] = bytes;
+  }
+  void Remove(const std::byte* block) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(block);
+  }
+  bool Hold(const void* at, size_t bytes) {
+    const auto* const first = static_cast<const std::byte*>(at);
+    const std::lock_guard lock(mutex_);
+    auto block = blocks_.upper_bound(first);
+    if (block == blocks_.begin()) return false;
+    --block;
+    return first + bytes <= block->first + block->second;
+  }
 
-bool Holds(const std::map<const std::byte*, size_t>& blocks, const void* at, size_t bytes) {
-  const auto* const first = static_cast<const std::byte*>(at);
-  auto block = blocks.upper_bound(first);
-  if (block == blocks.begin()) return false;
-  --block;
-  return first + bytes <= block->first + block->second;
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> blocks_;
+};
+
+struct Memory {
+  Blocks device, host;
+};
+Memory& Known() {
+  static Memory memory;
+  return memory;
 }
 
 void CheckDevice(const char* what, const void* at, size_t bytes) {
-  if (Holds(Known().device, at, bytes)) return;
+  if (Known().device.Hold(at, bytes)) return;
   throw gpu::GpuError(std::string(what) + ": not " + std::to_string(bytes) +
                       " bytes of one allocation of device memory");
 }
@@ -56,8 +73,8 @@ std::string Name(const GpuEvent* event) { return "event " + std::to_string(event
 }  // namespace
 
 void EmulatedGpu::Free::operator()(std::byte* bytes) const {
-  Known().device.erase(bytes);
-  Known().host.erase(bytes);
+  Known().device.Remove(bytes);
+  Known().host.Remove(bytes);
   ::operator delete(bytes, kAlignment);
 }
 
@@ -102,13 +119,13 @@ std::byte* EmulatedGpu::Allocate(size_t bytes) {
   }
   allocated_ += bytes;
   memory_.emplace_back(NewBlock(bytes));
-  Known().device[memory_.back().get()] = bytes;
+  Known().device.Add(memory_.back().get(), bytes);
   return memory_.back().get();
 }
 
 std::byte* EmulatedGpu::AllocateHost(size_t bytes) {
   host_memory_.emplace_back(NewBlock(bytes));
-  Known().host[host_memory_.back().get()] = bytes;
+  Known().host.Add(host_memory_.back().get(), bytes);
   return host_memory_.back().get();
 }
 
@@ -203,7 +220,7 @@ void EmulatedGpu::CopyToDevice(gpu::Stream stream, void* to, const void* from, s
   if (bytes == 0) return;
   Log(GpuCall::Kind::kCopyToDevice, stream);
   CheckDevice("CopyToDevice", to, bytes);
-  if (Holds(Known().host, from, bytes)) {
+  if (Known().host.Hold(from, bytes)) {
     return Give(QueueOf(stream), "CopyToDevice", [=] { std::memcpy(to, from, bytes); });
   }
   if (capture_) throw gpu::GpuError("CopyToDevice: pageable memory in a capture");
@@ -218,7 +235,7 @@ void EmulatedGpu::CopyToHost(gpu::Stream stream, void* to, const void* from, siz
   if (bytes == 0) return;
   Log(GpuCall::Kind::kCopyToHost, stream);
   CheckDevice("CopyToHost", from, bytes);
-  const bool pinned = Holds(Known().host, to, bytes);
+  const bool pinned = Known().host.Hold(to, bytes);
   if (!pinned && capture_) throw gpu::GpuError("CopyToHost: pageable memory in a capture");
   Queue* const queue = QueueOf(stream);
   Give(queue, "CopyToHost", [=] { std::memcpy(to, from, bytes); });

@@ -91,6 +91,11 @@ void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const 
   });
 }
 
-std::unique_ptr<AttentionEngine> CudnnAttention(const AttentionShape&) { return nullptr; }
+AttentionForward CudnnForward(const AttentionShape&, size_t) {
+  throw GpuError("the emulator has no cuDNN");
+}
+AttentionBackward CudnnBackward(const AttentionShape&, size_t) {
+  throw GpuError("the emulator has no cuDNN");
+}
 
 }  // namespace contraflow::gpu

@@ -88,6 +88,14 @@ template <int kCount>
 void GiveRegisters() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
 }
+inline void AddFour(float* to, float a, float b, float c, float d) {
+  NeedAligned<uint4>(to);
+  const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
+  for (const float x : {a, b, c, d}) {
+    *to = flushed(flushed(*to) + flushed(x));
+    ++to;
+  }
+}
 inline void PrefetchLine(const void* global) {
   // Reads it, so that a sanitizer sees where it lies.
   [[maybe_unused]] const char first = *static_cast<const volatile char*>(global);

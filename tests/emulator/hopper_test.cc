@@ -199,6 +199,13 @@ TEST_SUITE("unit") {
     CHECK(after == 0);
   }
 
+  TEST_CASE("hopper: four floats are added to at once, without subnormal ones") {
+    alignas(16) float sums[8] = {1, 2, 1e-39f, 4, 5};
+    gpu::AddFour(sums, 1, 1e-39f, -1e-38f, -4);
+    CHECK(std::vector<float>(sums, sums + 5) == std::vector<float>{2, 2, 0, 0, 5});
+    CHECK_THROWS_AS(gpu::AddFour(sums + 1, 1, 1, 1, 1), gpu::GpuError);
+  }
+
   TEST_CASE("hopper: misuse is an error that says what") {
     const std::vector<Bf16> values(64 * 64);
     const gpu::TensorMap map = gpu::MapTensor(values.data(), 64, 64, 1, 64);

@@ -111,7 +111,12 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     auto* const from = static_cast<Handle*>(parent);
     RequireReady(*from);
     from->turns = kTurns;
-    return Enter(network_.CommOf(from->comm, from->splits++, color, options), key, from);
+    if (color != kNoColor) {
+      return Enter(network_.CommOf(from->comm, from->splits++, color, options), key, from);
+    }
+    const int others = network_.CommOf(from->comm, from->splits++, color, {"none", 1});
+    network_.comms[static_cast<size_t>(others)].members.emplace_back(0, static_cast<int>(self_));
+    return nullptr;
   }
   void GroupStart() override {
     if (depth_++ == 0) group_ = {};

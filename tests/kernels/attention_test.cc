@@ -36,8 +36,8 @@ struct Results {
 
 /// Both directions, into poisoned memory.
 Results Run(const AttentionShape& n, Attention::Engine engine, const std::vector<Bf16>& qkv,
-            const std::vector<Bf16>& dout) {
-  const Attention attention(n, TestStream().sms, engine);
+            const std::vector<Bf16>& dout, size_t most_work = Attention::kMostWork) {
+  const Attention attention(n, TestStream().sms, engine, most_work);
   if (Emulated() || engine == Attention::Engine::kOwn) CHECK(attention.engine() == "own");
   OnDevice<Bf16> on_qkv(qkv), on_dout(dout);
   OnDevice<Bf16> out(dout.size() + kGuard), dqkv(qkv.size() + kGuard);
@@ -171,6 +171,19 @@ TEST_SUITE("kernel") {
       const std::vector<Bf16> dout = RandomBf16(Rows(n) * Width(n), 7);
       // Keys this large enlarge what is lost where out is rounded.
       CheckAgainstHost(n, Run(n, Attention::Engine::kOwn, qkv, dout), qkv, dout, 0.06);
+    }
+  }
+
+  TEST_CASE("attention: cuDNN computes in parts where there is little work memory") {
+    const AttentionShape n{2, 256, 6, 64};
+    const std::vector<Bf16> qkv = RandomBf16(Rows(n) * 3 * Width(n), 8);
+    const std::vector<Bf16> dout = RandomBf16(Rows(n) * Width(n), 9);
+    const auto best = Attention::Engine::kBest;
+    for (const size_t most : {size_t{1} << 20, size_t{1} << 19}) {  // a sequence, half of its heads
+      if (!Emulated()) {
+        CHECK(Attention(n, TestStream().sms, best, most).engine().ends_with(" parts backward"));
+      }
+      CheckAgainstHost(n, Run(n, best, qkv, dout, most), qkv, dout);
     }
   }
 

@@ -7,6 +7,7 @@
 #include "kernels/host/adamw.h"
 #include "kernels/host/attention.h"
 #include "kernels/host/experts.h"
+#include "kernels/host/random.h"
 #include "tests/support/guarded.h"
 
 namespace contraflow::rope_test {
@@ -218,6 +219,8 @@ TEST_SUITE("kernel") {
       Guarded<float> v(std::vector<float>(shape.size), shape.shift), parameter(begin, shape.shift);
       Guarded<Bf16> copy(shape.size, shape.shift);
       OnDevice<gpu::AdamWStepSize> step_size(1);
+      OnDevice<int32_t> not_finite(1);
+      not_finite.Put({0});
       std::vector<double> host_m(shape.size), host_v(shape.size), host = Doubles(begin);
       for (int step = 1; step <= 3; ++step) {
         const std::vector<float> gradient = RandomFloats(shape.size, 10u + unsigned(step), 2);
@@ -225,13 +228,39 @@ TEST_SUITE("kernel") {
         step_size.Put({StepSize(settings, step)});
         gpu::AdamWStep(step == 2 ? NarrowStream() : TestStream(), step_size.data(), rates,
                        shape.size, device_gradient.data(), m.data(), v.data(), parameter.data(),
-                       copy.data());
+                       copy.data(), not_finite.data());
         AdamWStep(settings, step, shape.size, Doubles(gradient).data(), host_m.data(),
                   host_v.data(), host.data());
         CHECK(RelativeError(Doubles(m.Get()), host_m) < 1e-6);
         CHECK(RelativeError(Doubles(v.Get()), host_v) < 1e-6);
         CHECK(RelativeError(Doubles(parameter.Get()), host) < 1e-6);
         CHECK((copy.Get() == Rounded(parameter.Get())));
+        CHECK(not_finite.Get() == std::vector<int32_t>{0});
+      }
+    }
+  }
+
+  TEST_CASE("adamw: a gradient that is not finite is noticed wherever it is") {
+    const gpu::AdamWRates rates = {0.9f, 0.95f, 1e-3f, 0.1f};
+    for (const Shape& shape : Shapes()) {
+      if (shape.size == 0) continue;
+      for (const size_t at : {size_t{0}, shape.size / 2, shape.size - 1}) {
+        for (const float bad : {INFINITY, -INFINITY, NAN, 3e38f}) {
+          std::vector<float> gradient = RandomFloats(shape.size, 3);
+          gradient[at] = bad;
+          Guarded<float> device_gradient(gradient, shape.shift);
+          Guarded<float> m(std::vector<float>(shape.size), shape.shift),
+              v(std::vector<float>(shape.size), shape.shift),
+              parameter(std::vector<float>(shape.size), shape.shift);
+          Guarded<Bf16> copy(shape.size, shape.shift);
+          OnDevice<gpu::AdamWStepSize> step_size(1);
+          step_size.Put({{0.1f, 1, 1}});
+          OnDevice<int32_t> not_finite(1);
+          not_finite.Put({0});
+          gpu::AdamWStep(TestStream(), step_size.data(), rates, shape.size, device_gradient.data(),
+                         m.data(), v.data(), parameter.data(), copy.data(), not_finite.data());
+          CHECK(not_finite.Get() == std::vector<int32_t>{std::isfinite(bad) ? 0 : 1});
+        }
       }
     }
   }
@@ -246,6 +275,18 @@ TEST_SUITE("kernel") {
         Guarded<Bf16> copy(shape.size, shape.shift);
         gpu::RoundToBf16(stream, shape.size, parameter.data(), copy.data());
         CHECK((copy.Get() == Rounded(values)));
+      }
+    }
+  }
+
+  TEST_CASE("uniform: the bits of the host, on any number of SMs") {
+    for (const Shape& shape : Shapes()) {
+      std::vector<float> host(shape.size);
+      FillUniform(42, 0.3f, shape.size, host.data());
+      for (const gpu::Stream stream : {TestStream(), NarrowStream()}) {
+        Guarded<float> device(shape.size, shape.shift);
+        gpu::FillUniform(stream, 42, 0.3f, shape.size, device.data());
+        CHECK(device.Get() == host);
       }
     }
   }

@@ -115,7 +115,7 @@ void HostForward(const Sizes& s, std::vector<Host>* hosts, std::vector<HostMembe
     h.token_of.resize(static_cast<size_t>(s.sent_rows()));
     HostMember m;
     m.sent.resize(static_cast<size_t>(experts) + 1);
-    RouterForward(s.rows, experts, s.top_k, h.probabilities.data(), h.expert.data(),
+    RouterForward(s.rows, experts, s.top_k, false, h.probabilities.data(), h.expert.data(),
                   h.weight.data());
     if (s.exchange.capacity > 0) {
       SortIntoCapacity(h.expert.data(), s.rows, experts, s.top_k, s.exchange.capacity,
@@ -165,7 +165,7 @@ void HostBackward(const Sizes& s, std::vector<Host>* hosts, std::vector<HostMemb
     GatherTokensBackwardInput((*members)[m].tokens.data(), h.row_of.data(), s.rows, s.top_k, width,
                               h.dx.data());
     RouterBackwardInput(h.probabilities.data(), h.expert.data(), h.dweight.data(), s.rows,
-                        s.exchange.experts(), s.top_k, h.dlogits.data());
+                        s.exchange.experts(), s.top_k, false, {}, h.dlogits.data());
   }
 }
 

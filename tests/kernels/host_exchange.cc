@@ -33,11 +33,7 @@ void Run(const ExchangeShape& shape, Op op, Transport* transport, HostMember* me
   Exchange exchange(ShapeOfLayer(shape), *transport);
   const Instruction instruction = Component(op, 0, 0, 0);
   const LayerViews<float> views = ViewsOf(member);
-  if (op == Op::DISPATCH_F) return exchange.Dispatch(instruction, views);
-  if (op == Op::COMBINE_F) return exchange.Combine(instruction, views);
-  if (op == Op::COMBINE_B) return exchange.CombineBackward(instruction, views);
-  CF_ASSERT(op == Op::DISPATCH_B);
-  exchange.DispatchBackward(instruction, views);
+  exchange.Run(instruction, views);
 }
 
 }  // namespace

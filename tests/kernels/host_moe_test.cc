@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "kernels/host/attention.h"
 #include "kernels/host/experts.h"
@@ -185,7 +186,7 @@ TEST_CASE_TEMPLATE("router: the most probable experts in descending order and th
     const auto dweight = RandomValues<T>(Size(r, k), 2);
     auto p = logits, weight = Poisoned<T>(Size(r, k)), dlogits = Poisoned<T>(logits.size());
     Buffer<int32_t> chosen(Size(r, k), -1);
-    RouterForward(r, e, k, p.data(), chosen.data(), weight.data());
+    RouterForward(r, e, k, false, p.data(), chosen.data(), weight.data());
     for (int row = 0; row < r; ++row) {
       const T* l = logits.data() + row * e;
       std::vector<int32_t> order(static_cast<size_t>(e));
@@ -195,8 +196,50 @@ TEST_CASE_TEMPLATE("router: the most probable experts in descending order and th
     }
     const auto naive = [&](const Doubles& v) { return NaiveRouterWeights(v, chosen, r, e, k); };
     CheckClose(weight, naive(ToDoubles(logits)));
-    RouterBackwardInput(p.data(), chosen.data(), dweight.data(), r, e, k, dlogits.data());
+    RouterBackwardInput(p.data(), chosen.data(), dweight.data(), r, e, k, false, T{0},
+                        dlogits.data());
     CheckClose(dlogits, NumericGradient(naive, ToDoubles(logits), ToDoubles(dweight)));
+  }
+}
+
+TEST_CASE_TEMPLATE("router: renormalised weights and the load-balancing loss and their gradients",
+                   T, float, double) {
+  for (const auto& [rows, experts, top_k] :
+       {std::array{1, 1, 1}, {1, 5, 2}, {7, 4, 1}, {6, 3, 3}, {9, 16, 4}}) {
+    const int r = rows, e = experts, k = top_k;
+    CAPTURE(e);
+    const auto logits = RandomValues<T>(Size(r, e), 1);
+    const auto dweight = RandomValues<T>(Size(r, k), 2);
+    auto p = logits, weight = Poisoned<T>(Size(r, k)), dlogits = Poisoned<T>(logits.size());
+    Buffer<int32_t> chosen(Size(r, k), -1);
+    RouterForward(r, e, k, true, p.data(), chosen.data(), weight.data());
+    // The weights, and the loss behind them.
+    const auto naive = [&](const Doubles& v) {
+      Doubles values = NaiveRouterWeights(v, chosen, r, e, k);
+      for (int row = 0; row < r; ++row) {
+        double* const w = values.data() + row * k;
+        const double sum = std::accumulate(w, w + k, 0.0);
+        for (int i = 0; i < k; ++i) w[i] /= sum;
+      }
+      Buffer<int32_t> all(Size(r, e));
+      for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i) % e;
+      const Doubles every = NaiveRouterWeights(v, all, r, e, e);
+      double loss = 0;
+      for (const int32_t c : chosen) {
+        for (int row = 0; row < r; ++row) loss += every[static_cast<size_t>(row * e + c)];
+      }
+      values.push_back(loss * e / (1.0 * r * r * k));
+      return values;
+    };
+    const Doubles values = naive(ToDoubles(logits));
+    const T balance = RouterBalance(p.data(), chosen.data(), r, e, k);
+    CHECK(static_cast<double>(balance) == doctest::Approx(values.back()).epsilon(1e-5));
+    CheckClose(weight, Doubles(values.begin(), values.end() - 1));
+    Doubles gradient = ToDoubles(dweight);
+    gradient.push_back(0.75);
+    RouterBackwardInput(p.data(), chosen.data(), dweight.data(), r, e, k, true, T{0.75},
+                        dlogits.data());
+    CheckClose(dlogits, NumericGradient(naive, ToDoubles(logits), gradient));
   }
 }
 
@@ -204,7 +247,7 @@ TEST_CASE("router: ties go to the lower index") {
   Buffer<float> logits = {1, 1, 1, 1, 0, 2, 0, 2, 3, 0, 0, 0};
   Buffer<int32_t> chosen(6);
   Buffer<float> weight(6);
-  RouterForward(3, 4, 2, logits.data(), chosen.data(), weight.data());
+  RouterForward(3, 4, 2, false, logits.data(), chosen.data(), weight.data());
   CHECK(chosen == Buffer<int32_t>{0, 1, 1, 3, 0, 1});
   CHECK(weight[0] == 0.25f);
 }

@@ -50,7 +50,7 @@ void CheckForward(int rows, int experts, int top_k, Draws* random) {
   const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(top_k);
   std::vector<double> probabilities = Doubles(logits), weight(pairs);
   std::vector<int32_t> expert(pairs);
-  RouterForward(rows, experts, top_k, probabilities.data(), expert.data(), weight.data());
+  RouterForward(rows, experts, top_k, false, probabilities.data(), expert.data(), weight.data());
 
   const Chosen chosen = RunForward(logits, rows, experts, top_k);
   CHECK(chosen.expert == expert);
@@ -104,12 +104,13 @@ TEST_SUITE("kernel") {
       std::vector<double> probabilities = Doubles(SteppedLogits(r.rows, r.experts, &random));
       std::vector<int32_t> expert(pairs);
       std::vector<double> weight(pairs);
-      RouterForward(r.rows, r.experts, r.top_k, probabilities.data(), expert.data(), weight.data());
+      RouterForward(r.rows, r.experts, r.top_k, false, probabilities.data(), expert.data(),
+                    weight.data());
       const std::vector<float> p(probabilities.begin(), probabilities.end());
       const std::vector<float> dweight = RandomFloats(pairs, random());
       std::vector<double> dlogits(p.size());
       RouterBackwardInput(Doubles(p).data(), expert.data(), Doubles(dweight).data(), r.rows,
-                          r.experts, r.top_k, dlogits.data());
+                          r.experts, r.top_k, false, 0.0, dlogits.data());
 
       OnDevice<float> on_p(p), on_dweight(dweight);
       OnDevice<int32_t> on_expert(expert);

@@ -141,17 +141,26 @@ TEST_SUITE("kernel") {
       OnDevice<Bf16> residual(x.residual), sorted(x.sorted), on_y(y.size());
       OnDevice<int32_t> row_of(x.row_of);
       OnDevice<float> weight(x.weight);
-      const auto run = [&](int sms) {
+      OnDevice<Bf16> on_kept(x.sorted.size());
+      const auto run = [&](int sms, Bf16* kept) {
         on_y.Poison();
+        on_kept.Poison();
         gpu::CombineForward({TestStream().handle, sms}, residual.data(), sorted.data(),
                             row_of.data(), weight.data(), x.routing.rows, x.routing.top_k, x.width,
-                            on_y.data());
+                            on_y.data(), kept);
         return on_y.Get();
       };
-      const std::vector<Bf16> got = run(132);
+      const std::vector<Bf16> got = run(132, nullptr);
       CHECK(RelativeError(Doubles(got), y) < 4e-3);
       ShuffleThreads(random());
-      CHECK(run(1) == got);
+      CHECK(run(1, on_kept.data()) == got);
+      std::vector<Bf16> kept(x.sorted.size(), Bf16{0xffff});
+      for (const int row : x.row_of) {
+        if (row < 0) continue;
+        const ptrdiff_t begin = ptrdiff_t{row} * x.width;
+        std::copy_n(x.sorted.begin() + begin, x.width, kept.begin() + begin);
+      }
+      CHECK(on_kept.Get() == kept);
     }
   }
 

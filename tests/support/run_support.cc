@@ -1,12 +1,15 @@
 #include "tests/support/run_support.h"
 
+#include <chrono>
 #include <random>
 #include <utility>
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "runtime/core/check.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 
 namespace contraflow {
@@ -91,6 +94,27 @@ Dataset SmallDataset() {
   return dataset;
 }
 
+TrainingOutcome TrainBesideReference(const Plan& plan, const Model& model,
+                                     const BesideOptions& options) {
+  TrainingOutcome outcome;
+  const std::string failure = Failure([&] {
+    const Dataset dataset = SmallDataset();
+    ThreadedRun run(plan, model, dataset, 7,
+                    {.strict = options.strict, .timeout = std::chrono::seconds(20)}, options.fill);
+    ReferenceRun reference(options.like != nullptr ? *options.like : plan, model, dataset, 7);
+    for (int step = 1; step <= options.steps && outcome.difference.empty(); ++step) {
+      StepResult result = run.Step(step);
+      if (options.spoil) options.spoil(result, run);
+      const Comparison comparison = CompareStep(plan, step, result, run, reference);
+      outcome.difference = comparison.difference;
+      outcome.dropped += result.dropped;
+      if (outcome.difference.empty() && comparison.values <= 1000) outcome.difference = "too few";
+    }
+  });
+  if (failure != "accepted") outcome.difference = failure;
+  return outcome;
+}
+
 void FakeBackend::BeginStep(int step) { log.push_back("begin " + std::to_string(step)); }
 
 void FakeBackend::Take(const Tag& tag) {
@@ -172,8 +196,6 @@ std::span<float> FakeBackend::ExpertGradients(int stage) {
 }
 
 void FakeBackend::OptimizerStep(int stage) { log.push_back("step " + std::to_string(stage)); }
-
-void FakeBackend::EndStep() { log.push_back("end"); }
 
 FakeRun::FakeRun(const Plan& plan, ThreadNetwork::Options options)
     : network(plan.ranks, plan.data_parallel, plan.expert_parallel, options) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -31,6 +33,21 @@ Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int micro
 /// A text without a period that a sequence could fall into.
 Dataset SmallDataset();
 
+/// How a plan trains beside a run without a pipeline.
+struct BesideOptions {
+  bool strict = true;  ///< sends wait for their receives
+  int steps = 2;
+  bool fill = kFillUnused;
+  const Plan* like = nullptr;  ///< what the run without a pipeline follows; null: the plan
+  std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< behind every step
+};
+struct TrainingOutcome {
+  std::string difference;  ///< the first one, or why the training failed; "" if neither
+  int64_t dropped = 0;     ///< tokens, up to there
+};
+TrainingOutcome TrainBesideReference(const Plan& plan, const Model& model,
+                                     const BesideOptions& options = {});
+
 /// Keeps a log of what it is asked to do and hands symbols on: each value is a number that tells
 /// which stage and micro-batch made it. A value that is used must be the right one. All-to-all
 /// components really exchange, and check what they get.
@@ -47,7 +64,6 @@ class FakeBackend : public Backend {
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage) override;
-  void EndStep() override;
 
   Transport* transport;  // for all-to-all components
   std::vector<std::string> log;

@@ -67,6 +67,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     const std::string run =
         "$ contraflow compile --schedule 1f1b --ranks 2 --microbatches 4 -o plan.json\n"
         "$ cp plan.json other.json\n"
+        "$ echo 'a text' > text.txt\n"
         "$ contraflow export plan.json --to torch-csv -o schedule.csv\n"
         "$ " +
         command + " >/dev/null\n";
@@ -74,7 +75,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 11);
+  CHECK(commands == 12);
 }
 
 TEST_CASE("the driver sees a wrong line or stream or exit code") {

@@ -147,14 +147,14 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("what the options of the search take") {
-    CHECK(ParseBudget("1s") == 1'000'000'000);
-    CHECK(ParseBudget("500ms") == 500'000'000);
-    CHECK(ParseBudget("0.5s") == 500'000'000);
-    CHECK(ParseBudget("2m") == 120'000'000'000);
-    CHECK(ParseBudget("0s") == 0);
+    CHECK(ParseDuration("--budget", "1s") == 1'000'000'000);
+    CHECK(ParseDuration("--budget", "500ms") == 500'000'000);
+    CHECK(ParseDuration("--budget", "0.5s") == 500'000'000);
+    CHECK(ParseDuration("--budget", "2m") == 120'000'000'000);
+    CHECK(ParseDuration("--budget", "0s") == 0);
     for (const char* const wrong : {"", "1", "s", "-1s", "1h", "1 s", "nans", "8000000s", "1e3s"}) {
       CAPTURE(wrong);
-      CHECK(Failure<UsageError>([&] { ParseBudget(wrong); }) ==
+      CHECK(Failure<UsageError>([&] { ParseDuration("--budget", wrong); }) ==
             "--budget: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
                 std::string(wrong) + "\"");
     }

@@ -1,64 +1,157 @@
-#!/bin/sh
-# tools/gpu_check.sh with stand-ins for the GPU and for what is built: every part is run and reported,
-# one that fails or is skipped as such, and the exit code says so. Usage: gpu_check_test.sh SOURCES
+#!/bin/bash
+# tools/gpu_check.sh with stand-ins for all that it runs: every part is reported, one that fails, hangs or
+# is skipped as such, and none changes what is reported of the others. Usage: gpu_check_test.sh SOURCES
+# shellcheck disable=SC2016  # lines of stand-ins
 set -eu
 sources=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/bin" "$work/tools" "$work/tests/runtime/gpu" "$work/build/cuda/tools" "$work/build/cuda/tests"
-cp "$sources/tools/gpu_check.sh" "$work/tools/"
+mkdir -p "$work/path" "$work/bin" "$work/tools" "$work/tests/runtime/gpu"
+# What takes longer than 2 seconds hangs.
+sed -e 's/^case_limit=.*/case_limit=2/' "$sources/tools/gpu_check.sh" >"$work/tools/gpu_check.sh"
+chmod +x "$work/tools/gpu_check.sh"
 
 stand_in() { # FILE LINE...: a program
-  file=$work/$1
+  local file=$work/$1
   shift
-  printf '#!/bin/sh\n' >"$file"
+  printf '#!/bin/bash\n' >"$file"
   printf '%s\n' "$@" >>"$file"
   chmod +x "$file"
 }
 fail() {
-  cat "$work/out"
+  cat "$work/out" "$work/dir/results.jsonl"
   echo "FAILED: $1"
   exit 1
 }
-check() { # WANTED EXIT CODE
-  code=0
-  PATH="$work/bin:/usr/bin:/bin" "$work/tools/gpu_check.sh" >"$work/out" 2>&1 || code=$?
-  [ "$code" = "$1" ] || fail "exit code $code, not $1"
+check() { # WANTED EXIT CODE, ARGUMENT...
+  local code=0 wanted=$1
+  shift
+  tar -czf "$work/pack.tar.gz" -C "$work" bin
+  env -i PATH="$work/path:/usr/bin:/bin" HOME="$work" "$work/tools/gpu_check.sh" "$@" \
+    --out "$work/dir" --pack "$work/pack.tar.gz" >"$work/out" 2>&1 </dev/null || code=$?
+  [ "$code" = "$wanted" ] || fail "exit code $code, not $wanted"
+  # Complete JSON, a line each.
+  text='"([^"\\]|\\["\\])*"' number='(-?[0-9][0-9.e+-]*|null)'
+  ! grep -n -v -E -e "^\{\"part\":$text,\"status\":\"(ok|FAILED|SKIP)\",\"reason\":$text,\"seconds\":[0-9]+\}\$" \
+    -e "^\{\"part\":$text,\"figure\":$text,\"value\":$number,\"unit\":$text,\"target\":$number,\"ratio\":$number\}\$" \
+    "$work/dir/results.jsonl" || fail "not JSON"
 }
-shows() { grep -q "$1" "$work/out" || fail "does not say: $1"; }
+# What is known of a part: its status and reason, without the time.
+results() { sed -n 's/,"seconds":[0-9]*}$//p' "$work/dir/results.jsonl" | sort; }
+shows() { results | grep -q -F -e "$1" || fail "does not say: $1"; }
+same_but() { # PATTERN: nothing else is reported otherwise than where all is well
+  [ "$(results | grep -v -e "$1")" = "$(grep -v -e "$1" "$work/well")" ] ||
+    fail "another part than $1 is reported otherwise"
+}
 
-stand_in bin/nvidia-smi 'exit 9'
-check 77
-shows '^SKIP: nvidia-smi finds no GPU here'
-
-stand_in bin/nvidia-smi 'echo a GPU'
-stand_in bin/cmake 'exit 0'
-stand_in bin/compute-sanitizer 'exit 0'
-stand_in build/cuda/tools/bench_gpu 'echo "figures of $*"'
-stand_in build/cuda/tools/contraflow 'exit 0'
-stand_in build/cuda/tools/contraflow-run 'echo "weights 1234"'
-stand_in build/cuda/tests/contraflow_gpu_test 'exit 0'
+cases=(experts:\ rows 'experts: "odd" \ names' attention:\ rows norms:\ one)
+stand_in bin/contraflow_gpu_test 'case $1 in' \
+  '  --list-test-cases)' \
+  "    printf '%s\n' '[doctest] listing: all' ===== $(printf '%q ' "${cases[@]}") ;;" \
+  "  --test-case=none) echo 'no tests' ;;" \
+  '  *) echo "$@" ;;' 'esac'
+# A plan is trained with the model for which it was compiled.
+stand_in bin/contraflow 'echo " $* " >"${@: -1}"'
+stand_in bin/contraflow-run 'model=$(sed -n "s/.* --model \([^ ]*\) .*/\1/p" "$1")' \
+  '[ "${model:-default}" = default ] || [[ "$*" == *"--model $model "* ]] || { echo "error: not $model"; exit 1; }' \
+  'echo "weights: SHA-256 1234; gradients are within 2.5e-03 of the host'"'"'s"'
+stand_in bin/contraflow-run-cuda 'exit 0'
+stand_in bin/bench_gpu \
+  'if [ $1 = --list ]; then printf "%s\n" partitions experts norms dualpipe-4-16; exit; fi' \
+  'echo "{\"part\":\"$1\",\"figure\":\"of $1\",\"value\":1,\"unit\":\"\",\"target\":2.5,\"ratio\":0.4}" >>"$3"'
+stand_in bin/probe_nccl 'exit 0'
+stand_in path/compute-sanitizer 'exit 0'
+stand_in path/ncu 'cat <<END
+  void contraflow::GroupedKernel<1>(int) (132, 1, 1)x(384, 1, 1), Context 1, Stream 7, Device 0, CC 9.0
+    DRAM Throughput           %        45.10
+    Compute (SM) Throughput   %        83.20
+END'
+stand_in path/nvidia-smi 'echo a GPU'
+stand_in path/ldd 'exit 0'
 stand_in tests/runtime/gpu/nccl_one_gpu_test.sh 'echo "SKIP: no sockets"' 'exit 77'
-check 0
-for part in configure build kernels schedules kernel-tests gradients sanitizer-memcheck \
-  sanitizer-racecheck sanitizer-synccheck; do
-  shows "^$part  *ok, "
-done
-shows '^nccl-one-gpu  *SKIP: no sockets'
-shows '^figures of kernels host'
-shows '^figures of schedules'
 
-# Another digest every time.
-stand_in build/cuda/tools/contraflow-run 'echo "weights $$"'
+check 0
+results >"$work/well"
+for part in libraries partitions probe-nccl gradients-{dualpipe,zb-1p,1f1b,real-size,groups} repeats custom-stages \
+  gradients-dualpipe-streams 'memcheck experts' 'racecheck step' experts norms dualpipe-4-16 ncu-experts; do
+  shows "{\"part\":\"$part\",\"status\":\"ok\""
+done
+shows '{"part":"case-1 experts: rows","status":"ok"'
+shows '{"part":"case-2 experts: \"odd\" \\ names","status":"ok"'
+shows '{"part":"nccl-one-gpu","status":"SKIP","reason":"no sockets"'
+grep -q '"figure":"of experts"' "$work/dir/results.jsonl" || fail "no figure of the benchmark"
+grep -q '"figure":"dualpipe: largest difference from the CPU","value":2.5e-03,"unit":"","target":0.01,"ratio":4}' \
+  "$work/dir/results.jsonl" || fail "no figure of the gradients"
+grep -q '"figure":"GroupedKernel, launch 1: Compute throughput","value":83.20,"unit":"%","target":80,"ratio":1.04}' \
+  "$work/dir/results.jsonl" || fail "no figure of ncu"
+grep -q '^== norms: ok' "$work/dir/log.txt" || fail "no log of a part"
+# Probes first, and what is slow or of value before the rest.
+order() { grep -o '"part":"[^"]*","status"' "$work/dir/results.jsonl" | cut -d '"' -f 4 | tr '\n' ' '; }
+[[ $(order) == 'libraries partitions probe-nccl '*' experts '*' dualpipe-4-16 '*' ncu-experts norms '* ]] ||
+  fail "the order is $(order)"
+
+# One call at a time.
+check 0 speed
+! results | grep -q gradients || fail "gradients in a check of speed"
+check 0 correctness
+! results | grep -q '"norms"' || fail "kernels are timed in a check of correctness"
+
+# A case that crashes, and one that hangs, with a child that outlives it.
+cp "$work/bin/contraflow_gpu_test" "$work/good_test"
+stand_in bin/contraflow_gpu_test 'case $1 in' \
+  '  --test-case=experts:\ rows) echo "what it said"; kill -SEGV $$ ;;' \
+  '  --test-case=norms:\ one) sleep 1000 & sleep 1000 ;;' \
+  "  *) exec $work/good_test \"\$@\" ;;" 'esac'
 check 1
-shows '^gradients  *FAILED with 1'
-stand_in build/cuda/tools/contraflow-run 'echo "no such device"; exit 3'
+shows '{"part":"case-1 experts: rows","status":"FAILED","reason":"ended by SIGSEGV: what it said'
+shows '{"part":"case-4 norms: one","status":"FAILED","reason":"took more than 2 s"'
+same_but '"case-[14] '
+cp "$work/good_test" "$work/bin/contraflow_gpu_test"
+
+# No cuDNN: something stands for it, and only that is reported.
+stand_in path/ldd '[[ $LD_LIBRARY_PATH == */no-cudnn* ]] || echo "libcudnn.so.9 => not found"'
 check 1
-shows '^gradients  *FAILED with 3'
-shows '^sanitizer-memcheck  *ok, '
-rm "$work/bin/compute-sanitizer"
-check 1
-shows '^sanitizer  *SKIP: no compute-sanitizer'
-stand_in bin/cmake 'echo "no CUDA"; exit 1'
-check 1
-shows '^configure  *FAILED with 1'
+shows '{"part":"cudnn","status":"FAILED","reason":"there is no libcudnn.so.9'
+same_but '"part":"cudnn"'
+stand_in path/ldd 'exit 0'
+
+# Other bits every time; a training that fails; no tools.
+stand_in bin/contraflow-run 'echo "SHA-256 $$"'
+check 1 correctness
+shows '{"part":"repeats","status":"FAILED","reason":"exit code 1: error: --graph: SHA-256'
+shows '{"part":"custom-stages","status":"FAILED","reason":"exit code 1: error: 1f1b --no-graph: SHA-256'
+stand_in bin/contraflow-run 'echo "contraflow-run: error: no such device"; exit 3'
+rm "$work/path/compute-sanitizer"
+check 1 correctness
+shows '{"part":"gradients-1f1b","status":"FAILED","reason":"exit code 3: contraflow-run: error: no such device'
+shows '{"part":"memcheck experts","status":"SKIP","reason":"no compute-sanitizer on the PATH"'
+
+# No time.
+sed -i 's/^limit=.*/limit=1/' "$work/tools/gpu_check.sh"
+check 1 speed
+shows '{"part":"norms","status":"SKIP","reason":"no time left of 1 s"'
+sed -i 's/^limit=.*/limit=530/' "$work/tools/gpu_check.sh"
+
+# No GPU: everything is run up to where it needs one, and what fails before that has failed.
+for program in contraflow_gpu_test bench_gpu probe_nccl; do
+  [ $program = bench_gpu ] && list='if [ $1 = --list ]; then echo norms; exit; fi' || list=
+  stand_in bin/$program "$list" \
+    "[ \"\$1\" != --list-test-cases ] || exec $work/good_test \$1" 'echo "SKIP: no GPU: no driver"; exit 77'
+done
+stand_in bin/contraflow-run 'echo "contraflow-run: error: no CUDA device: no driver" >&2; exit 1'
+stand_in path/compute-sanitizer 'shift 6; exec "$@"'
+stand_in bin/contraflow-run-cuda 'echo "error: no CUDA device: no driver" >&2; exit 1'
+stand_in path/ncu 'exec "${@: -2}"'
+check 77
+shows '{"part":"gradients-1f1b","status":"SKIP","reason":"no GPU: no driver"'
+[ "$(results | grep -v -c '"status":"SKIP"')" = 1 ] || fail "more than the libraries is reported"
+stand_in bin/contraflow 'echo "contraflow: error: no such schedule"; exit 1'
+check 1 correctness
+shows '{"part":"gradients-1f1b","status":"FAILED","reason":"exit code 1: contraflow: error: no such schedule"'
+
+# Nothing to run.
+echo nothing >"$work/bad"
+code=0
+env -i PATH=/usr/bin:/bin "$work/tools/gpu_check.sh" --out "$work/dir" --pack "$work/bad" >"$work/out" 2>&1 || code=$?
+[ $code = 1 ] || fail "exit code $code where the pack is bad"
+shows "$work/bad cannot be unpacked: run tools/gpu_pack.sh again"

@@ -1,5 +1,5 @@
-// Times every kernel, the host's part and whole schedules on the machine's GPU, and prints one
-// table: figure, target, ratio. Targets are those that were set before anything was measured.
+// Times partitions, kernels, the host's part and whole schedules on the machine's GPU, and prints
+// one table: figure, target, ratio. Targets are those that were set before anything was measured.
 //
 // Exit code 77, and why, where there is no GPU; 1 if something failed.
 
@@ -7,9 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <iterator>
+#include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -23,57 +22,67 @@ namespace {
 
 constexpr int kExitSkipped = 77;
 
+/// What can be measured on its own.
 struct Part {
-  const char* name;
-  void (*measure)(GpuBench* bench);
+  std::string name;
+  std::function<void(const std::function<void(Figure)>& add)> measure;
 };
 
-int Run(const std::vector<std::string>& parts) {
-  constexpr const char* kParts[] = {"kernels", "host", "schedules"};
-  for (const std::string& part : parts) {
-    if (std::find(std::begin(kParts), std::end(kParts), part) != std::end(kParts)) continue;
-    throw UsageError("PART: must be kernels|host|schedules, is \"" + part + "\"");
+std::unique_ptr<Gpu> NewGpu() { return NewCudaGpu(0); }
+
+std::vector<Part> AllParts() {
+  std::vector<Part> parts;
+  parts.push_back(
+      {"partitions", [](const auto& add) { MeasurePartitions(NewGpu, BenchSizes::Full(), add); }});
+  for (const KernelFamily& family : KernelFamilies()) {
+    parts.push_back({family.name, [measure = family.measure](const auto& add) {
+                       const std::unique_ptr<Gpu> gpu = NewGpu();
+                       gpu->Partition(1, 0);
+                       GpuBench bench(*gpu, BenchSizes::Full());
+                       bench.OnFigure(add);
+                       measure(&bench);
+                     }});
   }
-  std::set<std::string> wanted(parts.begin(), parts.end());
-  if (wanted.empty()) wanted.insert(std::begin(kParts), std::end(kParts));
+  const ScheduleSizes sizes = ScheduleSizes::Full();
+  for (const std::string& name : sizes.Names()) {
+    parts.push_back({name, [=](const auto& add) { MeasureSchedule(name, NewGpu, sizes, add); }});
+  }
+  return parts;
+}
+
+int Run(const std::vector<std::string>& wanted, const std::string& json, bool list) {
+  std::vector<Part> parts = AllParts();
+  if (list) {
+    for (const Part& part : parts) std::printf("%s\n", part.name.c_str());
+    return EXIT_SUCCESS;
+  }
+  for (const std::string& name : wanted) {
+    if (std::any_of(parts.begin(), parts.end(), [&](const Part& p) { return p.name == name; })) {
+      continue;
+    }
+    throw UsageError("PART: must be one of --list, is \"" + name + "\"");
+  }
   std::string why;
   if (CudaDeviceCount(&why) == 0) {
-    std::printf("SKIP: %s\n", why.c_str());
+    std::printf("SKIP: no GPU: %s\n", why.c_str());
     return kExitSkipped;
   }
   std::vector<Figure> figures;
   std::vector<std::string> failures;
-  // At once, for whoever stops it before the end; the table comes at the end.
-  const auto show = [](const Figure& figure) {
-    std::printf("%s", FormatFigure(figure).c_str());
-    std::fflush(stdout);
-  };
-  {
-    const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
-    gpu->Partition(1, 0);
-    std::printf("%s, %d SMs\n\n", gpu->name().c_str(), gpu->sms());
-    GpuBench bench(*gpu, BenchSizes::Full());
-    bench.OnFigure(show);
-    for (const Part& part : {Part{"kernels", MeasureCeilings}, Part{"kernels", MeasureStreams},
-                             Part{"kernels", MeasureRouting}, Part{"kernels", MeasureProducts},
-                             Part{"kernels", MeasureLayers}, Part{"host", MeasureHost}}) {
-      if (wanted.count(part.name) == 0) continue;
-      try {
-        part.measure(&bench);
-      } catch (const std::exception& error) {
-        failures.push_back(std::string(part.name) + ": " + error.what());
-      }
+  for (const Part& part : parts) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), part.name) == wanted.end()) {
+      continue;
     }
-    figures = bench.figures();
-  }
-  if (wanted.count("schedules") > 0) {
-    const auto add = [&](Figure figure) {
-      show(figure);
-      figures.push_back(std::move(figure));
-    };
-    for (std::string& failure :
-         MeasureSchedules([] { return NewCudaGpu(0); }, ScheduleSizes::Full(), add)) {
-      failures.push_back(std::move(failure));
+    try {
+      part.measure([&](const Figure& figure) {
+        // At once, for whoever stops it before the end; the table comes at the end.
+        std::printf("%s", FormatFigure(figure).c_str());
+        std::fflush(stdout);
+        if (!json.empty()) AppendFigure(json, part.name, figure);
+        figures.push_back(figure);
+      });
+    } catch (const std::exception& error) {
+      failures.push_back(part.name + ": " + error.what());
     }
   }
   std::printf("\n%s", FormatFigures(figures).c_str());
@@ -86,10 +95,15 @@ int Run(const std::vector<std::string>& parts) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> parts;
+  std::string json;
+  bool list = false;
   return contraflow::RunTool(
       "bench_gpu", "Times kernels, the host's part and schedules on the machine's GPU.", argc, argv,
       [&](CLI::App* app) {
-        contraflow::AddTexts(app, "PART", &parts, "kernels, host or schedules (default: all)");
+        contraflow::AddTexts(app, "PART", &parts, "what to time, of --list (default: all)");
+        contraflow::AddText(app, "--json", &json, "FILE",
+                            "append each figure to FILE, one JSON object a line");
+        contraflow::AddFlag(app, "--list", &list, "print the names of all parts");
       },
-      [&] { return contraflow::Run(parts); });
+      [&] { return contraflow::Run(parts, json, list); });
 }

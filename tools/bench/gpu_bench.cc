@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/host/random.h"
-#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
@@ -20,24 +18,6 @@ constexpr int64_t kPoolValues = int64_t{1} << 20;
 constexpr int kRounds = 5;
 // Of the event clock; what is shorter is repeated until it is longer.
 constexpr double kClockSeconds = 2e-6;
-
-std::string Short(double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, value >= 100 ? "%.0f" : "%.3g", value);
-  return buffer;
-}
-
-std::vector<std::string> CellsOf(const Figure& figure) {
-  std::vector<std::string> cells = {figure.name, Short(figure.value), figure.unit};
-  if (figure.target > 0) {
-    char ratio[64];
-    std::snprintf(ratio, sizeof ratio, "%.2f",
-                  figure.at_most ? figure.target / figure.value : figure.value / figure.target);
-    cells.push_back((figure.at_most ? "<= " : ">= ") + Short(figure.target));
-    cells.push_back(ratio);
-  }
-  return cells;
-}
 
 }  // namespace
 
@@ -57,7 +37,7 @@ BenchSizes BenchSizes::Full() {
           .layer_tokens = 32768,
           .layer_width = 4096,
           .layers = {{1024, 64, 4, 560, 560}, {512, 128, 8, 505, 512}},
-          .arena_bytes = size_t{48} << 30,
+          .arena_bytes = size_t{24} << 30,
           .seconds = 0.02};
 }
 
@@ -161,9 +141,21 @@ double GpuBench::Seconds(const std::function<void()>& work) {
   return run(kRounds, std::clamp<int64_t>(std::llround(sizes_.seconds / once), 1, 5000));
 }
 
+double GpuBench::CopyRate() {
+  if (copy_rate_ > 0) return copy_rate_;
+  const size_t before = used_;
+  const auto bytes = static_cast<int64_t>(std::min(size_t{2} << 30, sizes_.arena_bytes / 16));
+  const auto* const from = reinterpret_cast<std::byte*>(Random(bytes / 2));
+  std::byte* const to = Take<std::byte>(bytes);
+  const double seconds = Seconds(
+      [&] { gpu::LinkCopy(stream_, from, to, static_cast<size_t>(bytes), 8 * stream_.sms); });
+  used_ = before;
+  return copy_rate_ = 2 * static_cast<double>(bytes) / seconds * 1e-12;
+}
+
 void GpuBench::Bandwidth(const std::string& name, double bytes, double share_of_copy,
                          const std::function<void()>& work) {
-  Add({name, bytes / Seconds(work) * 1e-12, "TB/s", share_of_copy * copy_rate_});
+  Add({name, bytes / Seconds(work) * 1e-12, "TB/s", share_of_copy * CopyRate()});
 }
 
 void GpuBench::Rate(const std::string& name, double operations, double target,
@@ -176,17 +168,16 @@ void GpuBench::Add(Figure figure) {
   if (seen_) seen_(figures_.back());
 }
 
-std::string FormatFigures(const std::vector<Figure>& figures) {
-  Table table;
-  table.columns = {"", ">figure", "unit", ">target", ">ratio"};
-  for (const Figure& figure : figures) table.rows.push_back(CellsOf(figure));
-  return FormatTable(table);
-}
-
-std::string FormatFigure(const Figure& figure) {
-  std::string line;
-  for (const std::string& cell : CellsOf(figure)) line += (line.empty() ? "" : "  ") + cell;
-  return line + "\n";
+std::span<const KernelFamily> KernelFamilies() {
+  static constexpr KernelFamily kFamilies[] = {
+      {"ceilings", MeasureCeilings},   {"experts", MeasureExperts},
+      {"layers", MeasureLayers},       {"projections", MeasureProjections},
+      {"attention", MeasureAttention}, {"host", MeasureHost},
+      {"routing", MeasureRouting},     {"norms", MeasureNorms},
+      {"positions", MeasurePositions}, {"activation", MeasureActivation},
+      {"ends", MeasureEnds},           {"optimizer", MeasureOptimizer},
+  };
+  return kFamilies;
 }
 
 }  // namespace contraflow

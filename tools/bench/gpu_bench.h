@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/host/bf16.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/model/model.h"
+#include "tools/bench/figure.h"
 
 namespace contraflow {
 
@@ -36,15 +38,6 @@ struct BenchSizes {
   static BenchSizes Full();
   /// For the emulator.
   static BenchSizes Tiny();
-};
-
-/// One line of the report. A target of 0 is none; `at_most` says that less is better.
-struct Figure {
-  std::string name;
-  double value = 0;
-  std::string unit;
-  double target = 0;
-  bool at_most = false;
 };
 
 /// Times kernels on one GPU, with the operands they need: values that are random, and results that
@@ -73,7 +66,7 @@ class GpuBench {
   /// many calls as take sizes().seconds, by the clock of the GPU.
   double Seconds(const std::function<void()>& work);
 
-  /// Adds a line: bytes or operations a call by its time.
+  /// Adds a line: bytes or operations a call by its time. The target is a share of CopyRate.
   void Bandwidth(const std::string& name, double bytes, double share_of_copy,
                  const std::function<void()>& work);
   void Rate(const std::string& name, double operations, double target,
@@ -82,9 +75,8 @@ class GpuBench {
   /// Called with every figure once it is there, so that what follows cannot lose it.
   void OnFigure(std::function<void(const Figure&)> seen) { seen_ = std::move(seen); }
   const std::vector<Figure>& figures() const { return figures_; }
-  /// TB/s, read and written, of a large copy; measured by MeasureCeilings.
-  double copy_rate() const { return copy_rate_; }
-  void set_copy_rate(double rate) { copy_rate_ = rate; }
+  /// TB/s, read and written, of a large copy; measured at the first call.
+  double CopyRate();
 
  private:
   std::byte* TakeBytes(size_t bytes);
@@ -102,33 +94,52 @@ class GpuBench {
   double copy_rate_ = 0;
 };
 
-/// The parts of the report, in this order. Targets are those of the issue that asked for the
-/// kernels; where a rate is bounded by memory, shares of the copy rate measured in the same run.
+// Targets are those that were set before anything was measured; where memory bounds a rate, as
+// shares of the copy rate that the same process measured.
 void MeasureCeilings(GpuBench* bench);
-void MeasureStreams(GpuBench* bench);
-void MeasureRouting(GpuBench* bench);
-void MeasureProducts(GpuBench* bench);
+void MeasureExperts(GpuBench* bench);
 void MeasureLayers(GpuBench* bench);
+void MeasureProjections(GpuBench* bench);
+void MeasureAttention(GpuBench* bench);
+void MeasureRouting(GpuBench* bench);
+void MeasureNorms(GpuBench* bench);
+void MeasurePositions(GpuBench* bench);
+void MeasureActivation(GpuBench* bench);
+void MeasureEnds(GpuBench* bench);
+void MeasureOptimizer(GpuBench* bench);
 void MeasureHost(GpuBench* bench);
 
-/// name, figure, target, and figure / target (or target / figure where less is better); with
-/// headings.
-std::string FormatFigures(const std::vector<Figure>& figures);
-/// The same of one figure, on a line of its own.
-std::string FormatFigure(const Figure& figure);
+/// What one process can measure on its own.
+struct KernelFamily {
+  const char* name;
+  void (*measure)(GpuBench* bench);
+};
+/// The most valuable first.
+std::span<const KernelFamily> KernelFamilies();
+
+/// The GPU divided in 4 and in 8: whether partitions keep to themselves, how fast they are alone
+/// and together, and what it costs to go from one to another. A new GPU for each division.
+void MeasurePartitions(const std::function<std::unique_ptr<Gpu>()>& new_gpu,
+                       const BenchSizes& sizes, const std::function<void(Figure)>& add);
 
 /// Schedules to run on virtual ranks.
 struct ScheduleSizes {
   struct Shape {
     int ranks, microbatches, expert_parallel;
   };
+  struct Run {
+    std::string schedule;
+    Shape shape;
+  };
   Model model;
-  std::vector<Shape> shapes;  ///< 1f1b, zb-1p and dualpipe each
-  Shape overlap;              ///< for F&B with its all-to-all overlapped, and without
-  int steps;                  ///< measured, behind the first
+  std::vector<Run> runs;  ///< the most valuable first
+  Shape overlap;          ///< for F&B with its all-to-all overlapped, and without
+  int steps;              ///< measured, behind the first
 
   static ScheduleSizes Full();
   static ScheduleSizes Tiny();
+  /// "dualpipe-4-16" and so on, and "overlap" as the second: what one process can measure.
+  std::vector<std::string> Names() const;
 };
 
 /// How far the all-to-all of one rank hides behind compute between the first and the last start of
@@ -138,18 +149,28 @@ struct Hiding {
 };
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans);
 
+/// Time of the compute lane of a stage for one micro-batch.
+struct ChunkTimes {
+  double f = 0, b = 0, w = 0;  ///< b: the input gradient only
+};
+/// The share of the ranks' time that a schedule computes, by its published bubble: (P-1)(F+B+W) for
+/// 1f1b, (P-1)(F+B-W) for zb-1p, (P/2-1)(F&B+B-2W) for dualpipe, where F&B takes F+B+W.
+double PublishedEfficiency(const std::string& schedule, const ScheduleSizes::Shape& shape,
+                           const ChunkTimes& chunk);
+
 /// The plan of a schedule on virtual ranks, with a layer of the model in each stage.
 Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, const Model& model,
                CostModel costs, Overlap overlap);
 /// Costs of its components before any was measured: all take the same time.
 CostModel AlikeCosts();
 
-/// Runs every schedule twice, first to measure what its instructions cost, then as compiled with
-/// those costs; adds efficiency (the share of the ranks' time that they compute) measured against
-/// simulated, and the same of the makespan. A new GPU for each run. Returns what went wrong, one
-/// line each: a run that failed must not take the others' figures with it.
-std::vector<std::string> MeasureSchedules(const std::function<std::unique_ptr<Gpu>()>& new_gpu,
-                                          const ScheduleSizes& sizes,
-                                          const std::function<void(Figure)>& add);
+/// Measures what one of the names stands for, with a new GPU for each run. First come two runs for
+/// costs: of one micro-batch, so that hardly more than one partition has work at a time (kernels
+/// "alone"), and of the schedule itself (kernels "busy"). A third, of the plan compiled with the
+/// latter, is what is reported, against a simulation with the costs of each of the two and against
+/// PublishedEfficiency; a fourth is issued in streams instead of replayed as a graph. Throws Error,
+/// and what runs throw.
+void MeasureSchedule(const std::string& name, const std::function<std::unique_ptr<Gpu>()>& new_gpu,
+                     const ScheduleSizes& sizes, const std::function<void(Figure)>& add);
 
 }  // namespace contraflow

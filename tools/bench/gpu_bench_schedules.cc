@@ -1,82 +1,155 @@
 #include <algorithm>
-#include <exception>
+#include <random>
 
+#include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "runtime/gpu/run.h"
+#include "runtime/gpu/views.h"
 #include "runtime/model/dataset.h"
-#include "runtime/model/gpu_views.h"
 #include "schedules/compile.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
-#include "tools/contraflow-run/times.h"
 
 namespace contraflow {
 namespace {
 
 constexpr int kLayersOfStage = 1;
+constexpr const char* kOverlap = "overlap";
 
-/// A run's own figures, and its costs for the next.
+using NewGpu = std::function<std::unique_ptr<Gpu>()>;
+using Shape = ScheduleSizes::Shape;
+
+/// From the first start to the last end of what a layer is made of: without the optimizer step.
+Time PipelineTime(const Plan& plan, const Timeline& timeline) {
+  Time begin = 0, end = 0;
+  bool found = false;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+      if (OperandsOf(plan.programs[r][i].op) != Operands::kLayer) continue;
+      const Span& span = timeline.ranks[r][i];
+      begin = found ? std::min(begin, span.start) : span.start;
+      end = found ? std::max(end, span.end) : span.end;
+      found = true;
+    }
+  }
+  return end - begin;
+}
+
+/// A run's own figures, and its costs for others.
 struct Measured {
-  RunTimes times, simulated;
-  CostModel costs;
   Plan plan;
+  CostModel plan_costs, compiler_costs;
+  std::vector<Time> times;  ///< PipelineTime of the steps, ascending
   Timeline last;
+
+  double time() const { return static_cast<double>(times[times.size() / 2]); }
 };
 
-Measured Run(const std::function<std::unique_ptr<Gpu>()>& new_gpu, Plan plan,
-             const ScheduleSizes& sizes) {
+/// Nothing need be on the machine.
+Dataset RandomBytes() {
+  Dataset dataset;
+  dataset.name = "random bytes";
+  std::minstd_rand random;
+  for (int i = 0; i < 1 << 16; ++i) dataset.bytes.push_back(static_cast<char>(random() >> 16));
+  return dataset;
+}
+
+Measured Run(const NewGpu& new_gpu, Plan plan, const ScheduleSizes& sizes, bool graph = true) {
   Measured measured;
   measured.plan = std::move(plan);
-  const Model model = FitModel(sizes.model, measured.plan.stages, kLayersOfStage,
-                               measured.plan.expert_parallel, Hardware::kGpus);
-  const Dataset dataset = ReadDataset("", model);
+  const Model model =
+      SettleModel(sizes.model, measured.plan.stages, kLayersOfStage, measured.plan.expert_parallel);
+  const Dataset dataset = RandomBytes();
   const std::unique_ptr<Gpu> gpu = new_gpu();
-  GpuRun run(measured.plan, model, dataset, 1, *gpu);
+  GpuRun run(measured.plan, model, dataset, 1, *gpu, {.graph = graph, .stamps = 1});
   run.Step(1);
   Calibration calibration(measured.plan);
   for (int step = 2; step <= sizes.steps + 1; ++step) {
-    StepResult result = run.Step(step);
-    AddTimes(measured.plan, result.timeline, &measured.times);
-    calibration.Add(result.timeline);
-    measured.last = std::move(result.timeline);
+    measured.last = run.Step(step).timeline;
+    measured.times.push_back(PipelineTime(measured.plan, measured.last));
+    calibration.Add(measured.last);
   }
-  measured.simulated = SimulatedTimes(measured.plan, calibration.CostsOfPlan());
-  measured.costs = calibration.CostsForCompiler("measured on virtual ranks");
+  std::sort(measured.times.begin(), measured.times.end());
+  measured.plan_costs = calibration.CostsOfPlan();
+  measured.compiler_costs = calibration.CostsForCompiler("measured on virtual ranks");
   return measured;
 }
 
-std::string NameOf(const std::string& schedule, const ScheduleSizes::Shape& shape) {
+/// Hardly more than one partition has work at a time: there is one micro-batch, and a stage's
+/// results leave when all of it is done.
+CostModel CostsAlone(const NewGpu& new_gpu, const Shape& shape, const ScheduleSizes& sizes) {
+  const Shape alone = {shape.ranks, 1, shape.expert_parallel};
+  return Run(new_gpu, BenchPlan("1f1b", alone, sizes.model, AlikeCosts(), Overlap::kPublished),
+             sizes)
+      .compiler_costs;
+}
+
+ChunkTimes ChunkOf(const CostModel& costs) {
+  ChunkTimes chunk;
+  for (int layer = 0; layer < costs.moe->layers_per_stage; ++layer) {
+    const auto time = [&](Op a, Op b) {
+      return static_cast<double>(costs.moe->Of(a, layer) + costs.moe->Of(b, layer));
+    };
+    chunk.f += time(Op::ATTN_F, Op::MLP_F);
+    chunk.b += time(Op::ATTN_B, Op::MLP_B);
+    chunk.w += time(Op::ATTN_W, Op::MLP_W);
+  }
+  return chunk;
+}
+
+double Sum(const ChunkTimes& chunk) { return chunk.f + chunk.b + chunk.w; }
+
+std::string TitleOf(const std::string& schedule, const Shape& shape) {
   std::string name =
       schedule + " P=" + std::to_string(shape.ranks) + " M=" + std::to_string(shape.microbatches);
   if (shape.expert_parallel > 1) name += " EP=" + std::to_string(shape.expert_parallel);
   return name;
 }
 
-void AddSchedule(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const std::string& schedule,
-                 const ScheduleSizes::Shape& shape, const ScheduleSizes& sizes,
-                 const std::function<void(Figure)>& add) {
-  const auto plan = [&](const CostModel& costs) {
+void MeasureOne(const NewGpu& new_gpu, const ScheduleSizes::Run& what, const ScheduleSizes& sizes,
+                const std::function<void(Figure)>& add) {
+  const auto& [schedule, shape] = what;
+  const std::string title = TitleOf(schedule, shape) + ": ";
+  const auto plan = [&, &schedule = schedule, &shape = shape](const CostModel& costs) {
     return BenchPlan(schedule, shape, sizes.model, costs, Overlap::kAll);
   };
-  const CostModel costs = Run(new_gpu, plan(AlikeCosts()), sizes).costs;
-  const Measured run = Run(new_gpu, plan(costs), sizes);
-  const std::string name = NameOf(schedule, shape);
-  add({name + ": efficiency", 100 * (1 - run.times.bubble_ratio()), "%",
-       100 * (1 - run.simulated.bubble_ratio()) - 2});
-  const auto makespan = [&](const RunTimes& times) {
-    return static_cast<double>(times.makespan(run.plan));
+  const CostModel alone = CostsAlone(new_gpu, shape, sizes);
+  const Measured busy = Run(new_gpu, plan(alone), sizes);
+  const ChunkTimes chunk = ChunkOf(busy.compiler_costs);
+  add({title + "kernels, all partitions busy / alone", Sum(chunk) / Sum(ChunkOf(alone)), "", 1.03,
+       true});
+
+  const Measured run = Run(new_gpu, plan(busy.compiler_costs), sizes);
+  const auto simulated = [&](const CostModel& costs) {
+    return static_cast<double>(PipelineTime(run.plan, Simulate(run.plan, costs).timeline));
   };
-  add({name + ": makespan, measured / simulated", makespan(run.times) / makespan(run.simulated), "",
-       1.03, true});
+  const double with_busy = simulated(busy.plan_costs);
+  const auto efficiency = [&, &shape = shape](double time) {
+    return 100 * shape.microbatches * Sum(chunk) / time;
+  };
+  add({title + "efficiency", efficiency(run.time()), "%",
+       100 * PublishedEfficiency(schedule, shape, chunk) - 2});
+  add({title + "efficiency, simulated", efficiency(with_busy), "%"});
+  add({title + "makespan, measured / simulated with busy kernels", run.time() / with_busy, "", 1.03,
+       true});
+  add({title + "makespan, measured / simulated with kernels alone", run.time() / simulated(alone),
+       ""});
+  add({title + "makespan", run.time() * 1e-6, "ms"});
+  add({title + "spread of repeats",
+       100 * static_cast<double>(run.times.back() - run.times.front()) / run.time(), "%"});
+  add({title + "makespan, in streams / as a graph",
+       Run(new_gpu, run.plan, sizes, false).time() / run.time(), ""});
 }
 
-void AddOverlap(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const ScheduleSizes& sizes,
-                const std::function<void(Figure)>& add) {
+void MeasureOverlap(const NewGpu& new_gpu, const ScheduleSizes& sizes,
+                    const std::function<void(Figure)>& add) {
   const auto plan = [&](const std::string& schedule, const CostModel& costs, Overlap overlap) {
     return BenchPlan(schedule, sizes.overlap, sizes.model, costs, overlap);
   };
-  const CostModel costs = Run(new_gpu, plan("dualpipe", AlikeCosts(), Overlap::kAll), sizes).costs;
+  const CostModel costs =
+      Run(new_gpu, plan("dualpipe", AlikeCosts(), Overlap::kAll), sizes).compiler_costs;
   // 1F1B as published overlaps nothing.
+  double before = 0;
   for (const bool on : {false, true}) {
     const std::string schedule = on ? "dualpipe" : "1f1b";
     const Measured run =
@@ -92,11 +165,14 @@ void AddOverlap(const std::function<std::unique_ptr<Gpu>()>& new_gpu, const Sche
     const auto part = [](Time a, Time b) {
       return b == 0 ? 0 : 100 * static_cast<double>(a) / static_cast<double>(b);
     };
-    const std::string name =
-        NameOf(schedule, sizes.overlap) + (on ? ", overlapped: " : ", not overlapped: ");
-    add({name + "all-to-all hidden", part(sum.all_to_all - sum.exposed, sum.all_to_all), "%",
+    const std::string title =
+        TitleOf(schedule, sizes.overlap) + (on ? ", overlapped: " : ", not overlapped: ");
+    add({title + "all-to-all hidden", part(sum.all_to_all - sum.exposed, sum.all_to_all), "%",
          on ? 90.0 : 0.0});
-    add({name + "compute lane busy", part(sum.compute, sum.window), "%", on ? 95.0 : 0.0});
+    add({title + "compute lane busy", part(sum.compute, sum.window), "%", on ? 95.0 : 0.0});
+    add({title + "makespan", run.time() * 1e-6, "ms"});
+    if (on) add({title + "makespan, not overlapped / overlapped", before / run.time(), ""});
+    before = run.time();
   }
 }
 
@@ -112,7 +188,11 @@ ScheduleSizes ScheduleSizes::Full() {
   model.expert_width = 2048;
   model.sequence = 2048;
   model.batch = 2;
-  return {model, {{4, 8, 1}, {4, 16, 1}, {8, 16, 1}}, {4, 16, 2}, 5};
+  std::vector<Run> runs;
+  for (const Shape& shape : {Shape{4, 16, 1}, Shape{8, 16, 1}, Shape{4, 8, 1}}) {
+    for (const char* schedule : {"dualpipe", "zb-1p", "1f1b"}) runs.push_back({schedule, shape});
+  }
+  return {model, std::move(runs), {4, 16, 2}, 5};
 }
 
 ScheduleSizes ScheduleSizes::Tiny() {
@@ -125,7 +205,28 @@ ScheduleSizes ScheduleSizes::Tiny() {
   model.expert_width = 8;
   model.sequence = 4;
   model.batch = 1;
-  return {model, {{2, 4, 1}}, {2, 4, 2}, 1};
+  return {model, {{"dualpipe", {2, 4, 1}}}, {2, 4, 2}, 1};
+}
+
+std::vector<std::string> ScheduleSizes::Names() const {
+  std::vector<std::string> names;
+  for (const auto& [schedule, shape] : runs) {
+    names.push_back(schedule + "-" + std::to_string(shape.ranks) + "-" +
+                    std::to_string(shape.microbatches));
+    if (names.size() == 1) names.push_back(kOverlap);
+  }
+  return names;
+}
+
+double PublishedEfficiency(const std::string& schedule, const Shape& shape,
+                           const ChunkTimes& chunk) {
+  const auto& [f, b, w] = chunk;
+  const double others = shape.ranks - 1, work = shape.microbatches * Sum(chunk);
+  const int pairs = shape.ranks / 2;
+  const double bubble = schedule == "dualpipe" ? (pairs - 1) * (f + 2 * b - w)
+                        : schedule == "zb-1p"  ? others * (f + b - w)
+                                               : others * Sum(chunk);
+  return work / (work + bubble);
 }
 
 CostModel AlikeCosts() {
@@ -188,24 +289,14 @@ Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {
   return hiding;
 }
 
-std::vector<std::string> MeasureSchedules(const std::function<std::unique_ptr<Gpu>()>& new_gpu,
-                                          const ScheduleSizes& sizes,
-                                          const std::function<void(Figure)>& add) {
-  std::vector<std::string> failures;
-  const auto attempt = [&](const std::string& what, const auto& measure) {
-    try {
-      measure();
-    } catch (const std::exception& error) {
-      failures.push_back(what + ": " + error.what());
-    }
-  };
-  for (const ScheduleSizes::Shape& shape : sizes.shapes) {
-    for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
-      attempt(NameOf(schedule, shape), [&] { AddSchedule(new_gpu, schedule, shape, sizes, add); });
-    }
-  }
-  attempt("F&B overlap", [&] { AddOverlap(new_gpu, sizes, add); });
-  return failures;
+void MeasureSchedule(const std::string& name, const NewGpu& new_gpu, const ScheduleSizes& sizes,
+                     const std::function<void(Figure)>& add) {
+  if (name == kOverlap) return MeasureOverlap(new_gpu, sizes, add);
+  const std::vector<std::string> names = sizes.Names();
+  auto at = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  if (at == names.size()) throw Error("there is no schedule \"" + name + "\" to measure");
+  if (at > 0) --at;  // behind the overlap
+  MeasureOne(new_gpu, sizes.runs[at], sizes, add);
 }
 
 }  // namespace contraflow

@@ -17,7 +17,16 @@ using gpu::Bf16;
 // Shares of the copy rate that are asked for: 3.7 and 3.8 of 4.3 TB/s.
 constexpr double kNormShare = 3.7 / 4.3, kOptimizerShare = 3.8 / 4.3, kLossShare = 3.5 / 4.3;
 
+using HostClock = std::chrono::steady_clock;
+
+double Since(HostClock::time_point start) {
+  return std::chrono::duration<double>(HostClock::now() - start).count();
+}
+
+}  // namespace
+
 void MeasureNorms(GpuBench* bench) {
+  bench->Reset();
   const int rows = bench->sizes().tokens, width = bench->sizes().width;
   const double values = static_cast<double>(rows) * width;
   const gpu::Stream stream = bench->stream();
@@ -38,6 +47,7 @@ void MeasureNorms(GpuBench* bench) {
 }
 
 void MeasurePositions(GpuBench* bench) {
+  bench->Reset();
   const BenchSizes& n = bench->sizes();
   const gpu::Stream stream = bench->stream();
   const int64_t angles = int64_t{n.sequence} * (n.head_width / 2);
@@ -50,6 +60,7 @@ void MeasurePositions(GpuBench* bench) {
 }
 
 void MeasureActivation(GpuBench* bench) {
+  bench->Reset();
   const BenchSizes& n = bench->sizes();
   const gpu::Stream stream = bench->stream();
   const int rows = n.tokens * n.top_k;
@@ -67,6 +78,7 @@ void MeasureActivation(GpuBench* bench) {
 }
 
 void MeasureEnds(GpuBench* bench) {
+  bench->Reset();
   const BenchSizes& n = bench->sizes();
   const gpu::Stream stream = bench->stream();
   std::vector<int32_t> words(static_cast<size_t>(n.tokens));
@@ -101,6 +113,7 @@ void MeasureEnds(GpuBench* bench) {
 }
 
 void MeasureOptimizer(GpuBench* bench) {
+  bench->Reset();
   const int64_t n = bench->sizes().parameters;
   const gpu::Stream stream = bench->stream();
   const float* gradient = bench->RandomFloats(n);
@@ -109,32 +122,13 @@ void MeasureOptimizer(GpuBench* bench) {
   Bf16* copy = bench->Take<Bf16>(n);
   const gpu::AdamWStepSize host = {1e-3f, 10.0f, 20.0f};
   auto* step = bench->Take<gpu::AdamWStepSize>(1);
+  auto* not_finite = bench->Take<int32_t>(1);
   bench->gpu().CopyToDevice(stream, step, &host, sizeof host);
   bench->Bandwidth("AdamW", 30.0 * static_cast<double>(n), kOptimizerShare, [=] {
     gpu::AdamWStep(stream, step, {0.9f, 0.95f, 1e-8f, 0.01f}, static_cast<size_t>(n), gradient, m,
-                   v, weights, copy);
+                   v, weights, copy, not_finite);
   });
 }
-
-}  // namespace
-
-void MeasureStreams(GpuBench* bench) {
-  for (const auto measure :
-       {MeasureNorms, MeasurePositions, MeasureActivation, MeasureEnds, MeasureOptimizer}) {
-    bench->Reset();
-    measure(bench);
-  }
-}
-
-namespace {
-
-using HostClock = std::chrono::steady_clock;
-
-double Since(HostClock::time_point start) {
-  return std::chrono::duration<double>(HostClock::now() - start).count();
-}
-
-}  // namespace
 
 /// What it costs the host to give an instruction to a stream, alone and with the events of a hop
 /// between two streams, and to replay the same as a graph.

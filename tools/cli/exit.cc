@@ -1,11 +1,15 @@
 #include "tools/cli/exit.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 
+#include "compiler/files/file.h"
 #include "kernels/gpu/stream.h"
 
 namespace contraflow {
@@ -19,7 +23,8 @@ constexpr std::string_view kFlagFields[] = {
     "no_auto",       "model",           "level",
     "device",        "capacity",        "data",
     "seed",          "timeout",         "rendezvous_timeout",
-    "transport",     "checkpoint",      "resume_step"};
+    "transport",     "checkpoint",      "resume_step",
+    "clip",          "validation"};
 
 }  // namespace
 
@@ -42,6 +47,7 @@ std::string WithFlags(std::string_view text) {
 ExitError ExitErrorOf(const std::exception_ptr& error) {
   const std::string bug = "internal error: ",
                     report = "; this is a bug in contraflow, please report it";
+  if (error == nullptr) return {bug + "std::terminate" + report, kExitBug};
   try {
     std::rethrow_exception(error);
   } catch (const UsageError& e) {
@@ -65,7 +71,9 @@ namespace {
 
 void Complain(std::string_view program, const ExitError& error) {
   const std::string line = std::string(program) + ": error: " + error.text + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  // Who has stopped reading keeps no program from its end.
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&room, 1, 2000) != 0) std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 }  // namespace
@@ -86,11 +94,18 @@ int RunMain(std::string_view program, int argc, char** argv,
   std::signal(SIGPIPE, SIG_DFL);
   // Writing more than `ulimit -f` allows is an error like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
-  return RunMain(program, [&] { return body({argv + std::min(argc, 1), argv + argc}); });
+  // What ends a program without a chance to clean up, such as no memory where nothing may throw.
+  static std::string_view name;
+  name = program;
+  std::set_terminate([] { EndAtOnce(name, std::current_exception()); });
+  const auto run = [&] { return body({argv + std::min(argc, 1), argv + argc}); };
+  return RunMain(program, std::cref(run));  // a copy would be made before there is a handler
 }
 
 void EndAtOnce(std::string_view program, const std::exception_ptr& error) {
+  std::set_terminate(std::abort);  // no second time
   const ExitError what = ExitErrorOf(error);
+  RemoveUnfinished();
   std::fflush(stdout);
   Complain(program, what);
   std::fflush(stderr);

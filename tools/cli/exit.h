@@ -11,11 +11,15 @@
 
 namespace contraflow {
 
-/// Exit codes of every tool (the public contract).
+/// Exit codes of every tool (the public contract). 128 + N, as shells show it, is the end by signal
+/// N.
 inline constexpr int kExitFine = 0;
 inline constexpr int kExitInput = 1;  ///< the input is wrong, or a check did not hold
 inline constexpr int kExitUsage = 2;  ///< the command line is wrong
 inline constexpr int kExitBug = 70;   ///< our own bug
+inline constexpr int kExitLost = 75;  ///< a process of the job was lost or hung; --resume goes on
+inline constexpr int kExitStopped =
+    76;  ///< the training was asked to stop, and did so after a step
 
 /// The command line is wrong: an option is unknown or missing, has a value that it does not take,
 /// or does not go with another. A value that it takes but that the plan, the costs, the schedule or
@@ -54,7 +58,7 @@ int RunMain(std::string_view program, int argc, char** argv,
             const std::function<int(const std::vector<std::string>& words)>& body);
 
 /// Says what RunMain would of an error that nothing can be cleaned up after, and ends the process
-/// with the same exit code, without a destructor.
+/// with the same exit code, without a destructor; what is half written is removed.
 [[noreturn]] void EndAtOnce(std::string_view program, const std::exception_ptr& error);
 
 }  // namespace contraflow

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -45,8 +46,8 @@ CLI::Validator Decimal(const std::string& name) {
     const char* const end = text.data() + text.size();
     double value = 0;
     const auto [at, error] = std::from_chars(text.data(), end, value);
-    if (at != end || error == std::errc::invalid_argument) {
-      return "must be a number, is " + Quoted(text);
+    if (at != end || error == std::errc::invalid_argument || !std::isfinite(value)) {
+      return "must be a finite number, is " + Quoted(text);
     }
     if (error != std::errc()) throw UsageError(name + ": " + Shown(text) + " is out of range");
     return "";

@@ -1,11 +1,15 @@
 #include "tools/cli/run_options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
 #include <optional>
 
+#include "compiler/files/json.h"
+#include "runtime/model/model.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 
 namespace contraflow {
 namespace {
@@ -28,10 +32,9 @@ int SmallNumber(const std::string& flag, int64_t value) {
 void CheckDevice(const CLI::App& app, const RunOptions& options) {
   if (options.device == "cpu") {
     if (options.transport == "nccl") {
-      throw UsageError(
-          "--transport nccl: links GPUs; use --transport mpi or tcp, or add --device cuda");
+      throw UsageError("--transport nccl: links GPUs; leave it out, or add --device cuda");
     }
-    for (const char* const flag : {"--graph", "--no-graph", "--no-stamps", "--partition-sms"}) {
+    for (const char* const flag : {"--graph", "--no-graph", "--stamps", "--partition-sms"}) {
       if (app.count(flag) == 0) continue;
       throw UsageError(std::string(flag) + ": for a GPU only; leave it out, or add --device cuda");
     }
@@ -42,24 +45,27 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
                      ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
                      "threads; leave it out to let the launcher decide");
   }
-  if (options.strict) {
-    throw UsageError("--strict: for --device cpu only; leave it out");
+  for (const char* const flag : {"--strict", "--clip", "--validation"}) {
+    if (app.count(flag) == 0) continue;
+    throw UsageError(std::string(flag) + ": for --device cpu only; leave it out");
   }
   if (app.count("--partition-sms") > 0 &&
       (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
     throw UsageError("--partition-sms: must be a multiple of " + std::to_string(kSmsStep) +
                      ", is " + std::to_string(options.partition_sms));
   }
-  if (options.stamps) return;
+  if (options.stamps > 0 && options.stamps <= options.steps) return;
   for (const char* const flag : {"--trace", "--calibrate"}) {
     if (app.count(flag) == 0) continue;
-    throw UsageError(std::string(flag) + ": needs the times that --no-stamps leaves out");
+    throw UsageError(std::string(flag) + ": needs times, and with --stamps " +
+                     std::to_string(options.stamps) + " no step is timed");
   }
 }
 
 void CheckOptions(const RunOptions& options) {
   for (const auto& [flag, file] :
-       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
+       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate),
+        std::pair("--jsonl", &options.jsonl)}) {
     if (*file != "-") continue;
     throw UsageError(std::string(flag) + ": must be a file; standard output is for the report");
   }
@@ -71,6 +77,16 @@ void CheckOptions(const RunOptions& options) {
                      std::to_string(options.checkpoint_keep));
   }
   if (options.capacity) CheckCapacity(*options.capacity);
+  const auto check_range = [](const char* flag, std::optional<double> value, double low,
+                              double high) {
+    if (!value || (*value >= low && *value <= high)) return;
+    throw UsageError(std::string(flag) + ": must be in " + FormatReal(low) + ".." +
+                     FormatReal(high) + ", is " + FormatReal(*value));
+  };
+  check_range("--lr", options.lr, 0, 10);
+  check_range("--clip", options.clip, 0, kMostClip);
+  check_range("--peak-flops", options.peak_flops, 1, 1e18);
+  HeldOut(options);
   for (const auto& [flag, seconds] :
        {std::pair("--timeout", options.timeout),
         std::pair("--rendezvous-timeout", options.rendezvous_timeout)}) {
@@ -79,7 +95,70 @@ void CheckOptions(const RunOptions& options) {
   }
 }
 
+/// Stages of the user's own know no model, text or checkpoints of ours.
+void CheckStages(const CLI::App& app, const RunOptions& options) {
+  if (options.stages.empty()) {
+    if (app.count("--stages") > 0) throw UsageError("--stages: must be a file, is empty");
+    if (app.count("--stage-options") == 0) return;
+    throw UsageError("--stage-options needs --stages FILE, which it is for");
+  }
+  for (const char* const flag :
+       {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--peak-flops",
+        "--calibrate", "--checkpoint", "--memory-checkpoint", "--restarts"}) {
+    if (app.count(flag) == 0) continue;
+    throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
+  }
+  if (options.check && options.device != "cpu") {
+    throw UsageError("--check: of custom stages for --device cpu only; leave it out");
+  }
+}
+
+void CheckRestarts(const RunOptions& options) {
+  if (options.restarts == 0) {
+    if (options.elastic) throw UsageError("--elastic needs --restarts N, after which it acts");
+    return;
+  }
+  if (options.checkpoint.empty()) {
+    if (options.memory_checkpoint.empty()) {
+      throw UsageError(
+          "--restarts needs --checkpoint DIR or --memory-checkpoint DIR, from which the ranks "
+          "start "
+          "again");
+    }
+    for (const auto& [flag, given] :
+         {std::pair("--check", options.check), std::pair("--elastic", options.elastic)}) {
+      if (!given) continue;
+      throw UsageError(std::string(flag) +
+                       " with --restarts needs --checkpoint DIR: copies in "
+                       "memory have only what the same ranks train with");
+    }
+  }
+  if (options.plan == "-") {
+    throw UsageError("--restarts: standard input can be read only once; name a plan file");
+  }
+  if (options.resume_step) {
+    throw UsageError(
+        "--restarts and --resume-step exclude each other, as a restart goes on from the newest "
+        "checkpoint; move the later ones away and use --resume");
+  }
+  if (options.transport == "threads") {
+    throw UsageError(
+        "--transport threads: a thread that is lost takes all ranks with it; with --restarts leave "
+        "it out, and each rank becomes a process");
+  }
+}
+
 }  // namespace
+
+std::optional<double> HeldOut(const RunOptions& options) {
+  const std::string& text = options.validation;
+  double part = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), part);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (part > 0 && part < 1) return part;
+  throw UsageError("--validation: a part of the data must be above 0 and below 1, is " + text +
+                   "; write ./" + text + " if it is a file");
+}
 
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
@@ -88,8 +167,11 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words) {
   RunOptions options;
   std::optional<int64_t> seed;
-  std::optional<int64_t> every, resume_step;
-  bool graph = false, no_graph = false, no_stamps = false;
+  std::optional<int64_t> every, memory_every, resume_step, restarts;
+  std::optional<int64_t> log_every, validate_every, validate_batches;
+  std::string grace = "30s";
+  bool graph = false, no_graph = false;
+  std::optional<int64_t> stamps;
   CLI::App app(
       "Execute a plan: train a small MoE language model with it. Ranks are threads of this\n"
       "process; under mpirun, srun or torchrun each process is one device of the plan: a rank or,\n"
@@ -98,27 +180,54 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   app.get_formatter()->column_width(34);
   app.get_formatter()->label("REQUIRED", "(required)");
   app.get_formatter()->label("OPTIONS", "OPTIONS");
-  AddPlan(&app, &options.plan);
+  AddPlan(&app, &options.plan)->required(false);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
   AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
             "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
-            "and mpi or tcp for CPUs; else threads, which with\n--device cuda share one GPU)");
+            "and tcp for CPUs, else threads, which with --device cuda share one\nGPU; mpi is an "
+            "older name of tcp)");
   app.add_option("--model", options.model,
                  "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
                  "default); must be that of the plan, if it was compiled with one")
       ->type_name("FILE|PRESET");
+  app.add_option("--stages", options.stages,
+                 "train stages of your own in place of the model: a shared library\n"
+                 "(runtime/stages/README.md)")
+      ->type_name("FILE");
+  app.add_option("--stage-options", options.stage_options, "text for those stages")
+      ->type_name("TEXT");
   AddNumber(&app, "--capacity", &options.capacity, "X",
             "each expert takes at most X times its even share of a device's\n"
             "tokens; the rest are dropped (default: the model's\ncapacity_factor)");
   app.add_option("--data", options.data,
-                 "text to train on (default: a licence text found on this machine)")
+                 "text to train on, or tokens of contraflow tokenize (default: a\nlicence text "
+                 "found on this machine)")
       ->type_name("FILE");
+  AddNumber(&app, "--lr", &options.lr, "X",
+            "highest learning rate (default: the model's learning_rate)");
+  AddNumber(&app, "--clip", &options.clip, "X",
+            "scale all gradients down where their norm is above X; 0: never\n(default: the "
+            "model's clip)");
+  app.add_option("--validation", options.validation,
+                 "also report the loss on this text, or on the last part of the data:\n0.1 holds "
+                 "a tenth of it out")
+      ->type_name("FILE|PART");
+  AddInteger(&app, "--validate-every", &validate_every, "N",
+             "do so after every N steps and the last (default: 100)");
+  AddInteger(&app, "--validate-batches", &validate_batches, "N",
+             "on as many micro-batches as N steps have (default: 4)");
   AddInteger(&app, "--steps", &options.steps, "N",
              "optimizer steps of the whole training, with those before\na checkpoint it resumes "
              "from (default: 10)");
   app.add_flag("--check", options.check,
                "train the same steps without a pipeline too, and compare every\n"
                "loss, gradient and weight bit for bit");
+  AddInteger(&app, "--log-every", &log_every, "N",
+             "print a line every N steps, for the first and for the last\n(default: 1)");
+  app.add_option("--jsonl", options.jsonl, "write one JSON object per step; --resume continues it")
+      ->type_name("FILE");
+  AddNumber(&app, "--peak-flops", &options.peak_flops, "X",
+            "FLOP/s that a device can do, for the model FLOPs utilisation in\n--jsonl");
   app.add_option("--trace", options.trace,
                  "write the measured timeline of the last step as a Chrome/Perfetto\ntrace")
       ->type_name("FILE");
@@ -131,8 +240,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                "make every message wait for its receiver (rendezvous), as in the\nproof");
   app.add_flag("--graph", graph, "on a GPU: capture a step once and replay it (the default)");
   app.add_flag("--no-graph", no_graph, "on a GPU: issue every step anew");
-  app.add_flag("--no-stamps", no_stamps,
-               "on a GPU: do not time instructions (timing one takes two small\nkernels)");
+  AddInteger(&app, "--stamps", &stamps, "N",
+             "on a GPU: time the instructions of every N-th step, each by two small\nkernels; 0: "
+             "never (default: 0, with --trace or --calibrate 1)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
   AddNumber(&app, "--timeout", &options.timeout, "SECONDS",
@@ -142,10 +252,15 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
   AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
              "how many checkpoints to keep (default: 2)");
-  app.add_flag(
-      "--resume", options.resume,
-      "resume from the newest checkpoint in --checkpoint DIR; start from the beginning if\n"
-      "there is none yet");
+  app.add_option("--memory-checkpoint", options.memory_checkpoint,
+                 "folder in the memory of each node (/dev/shm/NAME) for copies of\nthe state, "
+                 "each on two nodes: --resume then needs no disk\nwhen one node is lost")
+      ->type_name("DIR");
+  AddInteger(&app, "--memory-every", &memory_every, "N",
+             "renew the copies in memory after every N steps (default: 10)");
+  app.add_flag("--resume", options.resume,
+               "resume from the newest checkpoint in --checkpoint DIR or\n--memory-checkpoint "
+               "DIR; start from the beginning if there is\nnone yet");
   AddInteger(&app, "--resume-step", &resume_step, "N",
              "resume from the checkpoint of step N in --checkpoint DIR");
   app.add_option(
@@ -159,36 +274,92 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                  "file with the job's secret, which keeps strangers out (default: the\nenvironment "
                  "variable CONTRAFLOW_SECRET)")
       ->type_name("FILE");
+  app.add_option(
+         "--grace", grace,
+         "how long SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU leave for the step\nunder way "
+         "and its checkpoint before the end (default: 30s)")
+      ->type_name("500ms|30s|2m");
+  AddInteger(
+      &app, "--restarts", &restarts, "N",
+      "when a rank is lost or hangs, start all ranks again from the last\ncheckpoint, N times "
+      "between two checkpoints at most. Without a\nlauncher all ranks become processes of "
+      "this machine");
+  app.add_flag("--elastic", options.elastic,
+               "with --restarts: when these are used up, go on with fewer ranks");
+  app.add_option("--ask", options.ask,
+                 "print what the job that meets at this address is doing, and end: step,\n"
+                 "and for each rank its instruction and whom it waits for; needs the\njob's secret")
+      ->type_name("HOST:PORT");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
-  app.footer("Example: contraflow-run plan.json --steps 20 --check");
+  app.footer(
+      "Example: contraflow-run plan.json --steps 20 --check\n\n"
+      "Exit codes: 0 success; 1 bad input, or a check failed; 2 bad command line; 70 a bug in\n"
+      "contraflow; 75 a rank was lost or hung (go on with --resume); 76 asked to stop, and "
+      "stopped\n"
+      "after a step, which is saved where there is a --checkpoint.");
   if (!Parse(&app, words)) return std::nullopt;
+  if (!options.ask.empty()) return options;
+  if (options.plan.empty()) throw UsageError("PLAN is required; see contraflow-run --help");
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   for (const auto& [flag, file] :
-       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate)}) {
+       {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate),
+        std::pair("--jsonl", &options.jsonl), std::pair("--validation", &options.validation)}) {
     if (app.count(flag) == 0 || !file->empty()) continue;
     throw UsageError(std::string(flag) + ": must be a file, is empty");
   }
+  // A variable of the shell that is not set must not train for nothing.
+  for (const auto& [flag, folder] :
+       {std::pair("--checkpoint", &options.checkpoint),
+        std::pair("--memory-checkpoint", &options.memory_checkpoint)}) {
+    if (app.count(flag) == 0 || !folder->empty()) continue;
+    throw UsageError(std::string(flag) + ": must be a folder, is empty");
+  }
+  const auto needs = [&](std::string_view flag, std::string_view other, const std::string& what) {
+    if (app.count(std::string(flag)) == 0) return;
+    throw UsageError(std::string(flag) + " needs " + std::string(other) + " DIR, " + what);
+  };
   if (options.checkpoint.empty()) {
-    // A variable of the shell that is not set must not train for nothing.
-    if (app.count("--checkpoint") > 0) throw UsageError("--checkpoint: must be a folder, is empty");
-    for (const char* const flag :
-         {"--resume", "--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
-      if (app.count(flag) == 0) continue;
-      throw UsageError(std::string(flag) +
-                       " needs --checkpoint DIR, the folder of the checkpoints");
+    for (const char* const flag : {"--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
+      needs(flag, "--checkpoint", "the folder of the checkpoints");
+    }
+    if (options.memory_checkpoint.empty()) {
+      needs("--resume", "--checkpoint", "the folder of the checkpoints");
     }
   }
+  if (options.memory_checkpoint.empty()) {
+    needs("--memory-every", "--memory-checkpoint", "a folder in memory");
+  }
   if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);
+  if (memory_every) options.memory_every = SmallNumber("--memory-every", *memory_every);
   if (resume_step) {
     options.resume_step = SmallNumber("--resume-step", *resume_step);
     options.resume = true;
   }
+  if (log_every) options.log_every = SmallNumber("--log-every", *log_every);
+  for (const char* const flag : {"--validate-every", "--validate-batches"}) {
+    if (app.count(flag) > 0 && options.validation.empty()) {
+      throw UsageError(std::string(flag) + " needs --validation, the text to validate on");
+    }
+  }
+  if (validate_every) options.validate_every = SmallNumber("--validate-every", *validate_every);
+  if (validate_batches) {
+    options.validate_batches = SmallNumber("--validate-batches", *validate_batches);
+  }
+  options.grace = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::nanoseconds(ParseDuration("--grace", grace)));
+  if (restarts) options.restarts = SmallNumber("--restarts", *restarts);
+  CheckRestarts(options);
   if (graph && no_graph) throw UsageError("--graph and --no-graph exclude each other");
   options.graph = !no_graph;
-  options.stamps = !no_stamps;
+  if (options.device == "cuda") {
+    const bool needed = !options.trace.empty() || !options.calibrate.empty();
+    const int64_t timed = stamps.value_or(needed ? 1 : 0);
+    options.stamps = timed == 0 ? 0 : SmallNumber("--stamps", timed);
+  }
   CheckOptions(options);
   CheckDevice(app, options);
+  CheckStages(app, options);
   return options;
 }
 

@@ -14,10 +14,19 @@ namespace contraflow {
 struct RunOptions {
   std::string plan;
   std::string device = "cpu";
-  std::string transport;  ///< "": what suits the launcher
+  std::string transport;      ///< "": what suits the launcher
+  std::string stages;         ///< shared library of custom stages; "": the model's
+  std::string stage_options;  ///< for them alone
   std::string model = "default";
-  std::optional<double> capacity;  ///< instead of the model's capacity factor
-  std::string data;                ///< "": a licence text of the machine
+  std::optional<double> capacity;    ///< instead of the model's capacity factor
+  std::optional<double> lr, clip;    ///< instead of the model's learning rate and limit
+  std::string data;                  ///< "": a licence text of the machine
+  std::string validation;            ///< a file, or a part of the data as a number; "": none
+  int validate_every = 100;          ///< steps; at the end as well
+  int validate_batches = 4;          ///< steps' worth of micro-batches
+  int log_every = 1;                 ///< steps
+  std::string jsonl;                 ///< "": none
+  std::optional<double> peak_flops;  ///< of a device, a second
   int steps = 10;
   bool check = false;
   std::string trace;      ///< "": none
@@ -26,18 +35,27 @@ struct RunOptions {
   bool json = false;
   bool strict = false;
   bool graph = true;      ///< --device cuda: replay a step that was captured once
-  bool stamps = true;     ///< measure when instructions run; on the CPU always
+  int stamps = 1;         ///< measure when instructions run every so many steps; 0: never
   int partition_sms = 0;  ///< --device cuda: of each device; 0: as many as there are for each
   double timeout = 120;   ///< seconds
   double rendezvous_timeout = 60;  ///< seconds
   std::string rank_order{RankOrder::kDefault};
-  std::string secret_file;   ///< "": none
-  std::string checkpoint;    ///< folder; "": none
-  int checkpoint_every = 0;  ///< steps; 0: at the end only
-  int checkpoint_keep = 2;   ///< how many
+  std::string secret_file;        ///< "": none
+  std::string ask;                ///< HOST:PORT of a job that runs; "": train
+  std::string checkpoint;         ///< folder; "": none
+  int checkpoint_every = 0;       ///< steps; 0: at the end only
+  int checkpoint_keep = 2;        ///< how many
+  std::string memory_checkpoint;  ///< folder of each node; "": none
+  int memory_every = 10;          ///< steps
   bool resume = false;
-  std::optional<int> resume_step;  ///< instead of the newest
+  std::optional<int> resume_step;           ///< instead of the newest
+  std::chrono::milliseconds grace{30'000};  ///< between a request to stop and the end
+  int restarts = 0;      ///< of all ranks, after one was lost, without a new checkpoint between
+  bool elastic = false;  ///< then with fewer ranks
 };
+
+/// The part of the data that is held out for validation, if the option is one: above 0, below 1.
+std::optional<double> HeldOut(const RunOptions& options);
 
 /// Seconds of an option, rounded up.
 std::chrono::milliseconds Milliseconds(double seconds);

@@ -122,8 +122,8 @@ constexpr int64_t kMostSeconds = 7 * 24 * 3600;
 /// Durations that vary by more than half are no longer near what was planned for.
 constexpr double kMostNoise = 0.5;
 
-[[noreturn]] void FailBudget(const std::string& text) {
-  throw UsageError("--budget: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
+[[noreturn]] void FailDuration(const std::string& flag, const std::string& text) {
+  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
                    text.substr(0, 40) + "\"");
 }
 
@@ -157,7 +157,7 @@ SearchOptions ResolveSearch(const SearchOption& option) {
       throw UsageError("--placement: " + std::string(error.what()));
     }
   }
-  if (option.budget) search.budget = ParseBudget(*option.budget);
+  if (option.budget) search.budget = ParseDuration("--budget", *option.budget);
   if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
   if (option.noise) {
     if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
@@ -180,17 +180,17 @@ void RefuseSearchOptions(const SearchOption& option, const std::string& schedule
   }
 }
 
-int64_t ParseBudget(const std::string& text) {
+int64_t ParseDuration(const std::string& flag, const std::string& text) {
   const char* const end = text.data() + text.size();
   double value = 0;
   const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
-  if (error != std::errc() || !(value >= 0)) FailBudget(text);
+  if (error != std::errc() || !(value >= 0)) FailDuration(flag, text);
   const std::string unit(at, end);
   const double seconds = unit == "ms"  ? value / 1000
                          : unit == "s" ? value
                          : unit == "m" ? value * 60
                                        : -1;
-  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailBudget(text);
+  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
   return static_cast<int64_t>(seconds * 1e9 + 0.5);
 }
 

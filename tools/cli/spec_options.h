@@ -76,7 +76,7 @@ SearchOptions ResolveSearch(const SearchOption& option);
 /// Throws UsageError that names the first option given, since `schedule` is not searched.
 void RefuseSearchOptions(const SearchOption& option, const std::string& schedule);
 
-/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError.
-int64_t ParseBudget(const std::string& text);
+/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError, about that flag.
+int64_t ParseDuration(const std::string& flag, const std::string& text);
 
 }  // namespace contraflow

@@ -39,7 +39,10 @@ void Calibration::Add(const Timeline& timeline) {
       const Instruction& instruction = plan_.programs[r][i];
       if (WorkOf(instruction.op) == Work::kRecv) continue;
       const Span& span = timeline.ranks[r][i];
-      times_[KeyOf(instruction)].push_back(span.end - span.start);
+      Times& times = times_[KeyOf(instruction)];
+      const size_t at = times.seen++ % kMostTimes;
+      if (at == times.newest.size()) times.newest.emplace_back();
+      times.newest[at] = span.end - span.start;
     }
   }
 }
@@ -47,7 +50,7 @@ void Calibration::Add(const Timeline& timeline) {
 Time Calibration::Of(Op op, int stage, int layer) const {
   const auto found = times_.find({op, stage, layer});
   if (found == times_.end()) return 0;
-  std::vector<Time> times = found->second;
+  std::vector<Time> times = found->second.newest;
   const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / (Waits(op) ? 4 : 2));
   std::nth_element(times.begin(), at, times.end());
   return *at;

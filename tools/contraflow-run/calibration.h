@@ -48,7 +48,13 @@ class Calibration {
   Time LargestOf(Op op) const;
 
   const Plan& plan_;
-  std::map<Key, std::vector<Time>> times_;
+  /// However long a training is, it remembers so many times of each instruction.
+  static constexpr size_t kMostTimes = 4096;
+  struct Times {
+    std::vector<Time> newest;
+    size_t seen = 0;
+  };
+  std::map<Key, Times> times_;
 };
 
 }  // namespace contraflow

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "kernels/attention/attention.h"
 #include "runtime/gpu/check.h"
 #include "runtime/gpu/cuda_gpu.h"
 #include "runtime/gpu/gpu.h"
@@ -13,6 +14,8 @@
 #include "runtime/gpu/step_watch.h"
 #include "runtime/nccl/library.h"
 #include "tools/cli/exit.h"
+#include "tools/contraflow-run/custom.h"
+#include "tools/contraflow-run/output.h"
 #include "tools/contraflow-run/train.h"
 
 namespace contraflow {
@@ -69,6 +72,12 @@ GpuRunOptions GpuOptionsOf(const RunOptions& options) {
   return gpu;
 }
 
+GpuRunOptions WithTimeout(const RunOptions& options) {
+  GpuRunOptions gpu = GpuOptionsOf(options);
+  gpu.timeout = Milliseconds(options.timeout);
+  return gpu;
+}
+
 /// Number of GPUs.
 int RequireDevices() {
   std::string why;
@@ -77,18 +86,25 @@ int RequireDevices() {
   throw Error("--device cuda: no CUDA device: " + why + "; use --device cpu");
 }
 
+/// Says what computes attention, and why not cuDNN, once a run of this plan has chosen.
+void SayAttention(const RunInput& input, const Gpu& gpu) {
+  const int members = input.plan.expert_parallel;
+  const LayerShape n(input.model, members, input.model.experts / members);
+  const gpu::Attention chosen({n.batch, n.sequence, n.heads, n.head_width}, gpu.sms());
+  SayNow("attention: " + chosen.Report());
+}
+
 /// All devices of the plan on the first GPU.
 int TrainVirtually(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
   const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
-  GpuRunOptions gpu_options = GpuOptionsOf(options);
-  gpu_options.timeout = Milliseconds(options.timeout);
-  GpuRun run(input.plan, input.model, input.dataset, options.seed, *gpu, gpu_options);
+  GpuRun run(input.plan, input.model, input.dataset, options.seed, *gpu, WithTimeout(options));
+  SayAttention(input, *gpu);
   std::optional<GpuCheck> check;
   if (options.check) {
     const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
-                                     input.plan.expert_parallel > 1, options.partition_sms);
+                                     UseOf(input.plan), options.partition_sms);
     check.emplace(options, input,
                   std::make_unique<GpuSerialRun>(
                       input.plan, input.model, input.dataset, options.seed, *gpu,
@@ -104,14 +120,75 @@ int TrainVirtually(const RunOptions& options) {
   }
 }
 
+/// Custom stages on a GPU: all devices of the plan, or one.
+template <typename CustomRun>
+class GpuCustomTraining : public CustomTraining {
+ public:
+  template <typename... Arguments>
+  GpuCustomTraining(std::unique_ptr<Gpu> gpu, std::unique_ptr<Nccl> nccl, Arguments&&... arguments)
+      : gpu_(std::move(gpu)),
+        nccl_(std::move(nccl)),
+        run_(std::forward<Arguments>(arguments)...),
+        stream_(gpu_->NewStream(0, Priority::kNormal, "read")) {}
+
+  StepResult Step(int step) override {
+    try {
+      return run_.Step(step);
+    } catch (const GpuHang&) {
+      EndAtOnce("contraflow-run", std::current_exception());
+    }
+  }
+  const std::vector<Device>& devices() const override { return run_.devices(); }
+  CustomDevice& At(Device device) override { return run_.At(device); }
+  std::vector<std::byte> Read(const contraflow_block& block) override {
+    std::vector<std::byte> bytes(block.bytes);
+    gpu_->CopyToHost(stream_, bytes.data(), block.data, block.bytes);
+    gpu_->Synchronize();
+    return bytes;
+  }
+  void Close() override {
+    if constexpr (requires { run_.Close(); }) run_.Close();
+  }
+
+ private:
+  const std::unique_ptr<Gpu> gpu_;
+  const std::unique_ptr<Nccl> nccl_;
+  CustomRun run_;
+  const gpu::Stream stream_;
+};
+
+/// Of this machine's GPUs the one that a process of a job gets.
+MakeCustomTraining CustomOnGpu(const RunOptions& options, int device) {
+  return [&options, device](const CustomStages& stages,
+                            const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
+    std::unique_ptr<Gpu> gpu = NewCudaGpu(device);
+    Gpu& of = *gpu;
+    if (process == nullptr) {
+      return std::make_unique<GpuCustomTraining<GpuCustomRun>>(std::move(gpu), nullptr, stages, of,
+                                                               WithTimeout(options));
+    }
+    auto nccl = std::make_unique<NcclLibrary>();
+    const GpuProcess with = {process->order,
+                             of,
+                             *nccl,
+                             process->control,
+                             process->progress,
+                             Milliseconds(options.timeout)};
+    return std::make_unique<GpuCustomTraining<GpuCustomProcessRun>>(
+        std::move(gpu), std::move(nccl), stages, with, GpuOptionsOf(options));
+  };
+}
+
 /// One device of a job, on one of the GPUs of its machine.
 class NcclRun : public LaunchedRun {
  public:
   NcclRun(const RunOptions& options, const RunInput& input, const RankOrder& order, int device,
           Control& control, Progress& progress)
       : gpu_(NewCudaGpu(device)),
-        run_(input.plan, input.model, input.dataset, options.seed, order, *gpu_, nccl_, control,
-             progress, Milliseconds(options.timeout), GpuOptionsOf(options)) {
+        run_(input.plan, input.model, input.dataset, options.seed,
+             {order, *gpu_, nccl_, control, progress, Milliseconds(options.timeout)},
+             GpuOptionsOf(options)) {
+    if (control.rank() == 0) SayAttention(input, *gpu_);
     if (!options.check) return;
     check_.emplace(options, input, run_.NewSerialRun(), control.rank() == 0,
                    [&progress] { progress.Move(); });
@@ -132,22 +209,22 @@ class NcclRun : public LaunchedRun {
 int TrainOnCuda(const RunOptions& given, char**) {
   RunOptions options = given;
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
-  const int devices = RequireDevices();
   if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "nccl";
+  // Before CUDA reads the environment, and before there are threads that do.
+  if (options.transport == "nccl") NcclLibrary::SetDefaults();
+  const int devices = RequireDevices();
   if (options.transport == "threads") {
     RequireAlone(options, world);
-    return TrainVirtually(options);
+    return options.stages.empty() ? TrainVirtually(options)
+                                  : TrainCustomAlone(options, CustomOnGpu(options, 0), true);
   }
-  // Before there are threads that read the environment.
-  NcclLibrary::SetDefaults();
   // A launcher that does not say which processes share a machine numbers them one after the other.
   const int device = (world.local_rank >= 0 ? world.local_rank : world.rank) % devices;
-  return TrainLaunched(options, world,
-                       [&](const RunInput& input, const RankOrder& order, Control& control,
-                           Progress& progress) -> std::unique_ptr<LaunchedRun> {
-                         return std::make_unique<NcclRun>(options, input, order, device, control,
-                                                          progress);
-                       });
+  const MakeLaunchedRun run = [&](const RunInput& input, const RankOrder& order, Control& control,
+                                  Progress& progress) -> std::unique_ptr<LaunchedRun> {
+    return std::make_unique<NcclRun>(options, input, order, device, control, progress);
+  };
+  return TrainLaunched(options, world, {run, CustomOnGpu(options, device)});
 }
 
 }  // namespace contraflow

@@ -17,13 +17,18 @@
 #include "compiler/verify/verify.h"
 #include "runtime/core/digest.h"
 #include "runtime/core/executor.h"
+#include "runtime/gpu/views.h"
 #include "runtime/launch/world.h"
 #include "runtime/model/model_json.h"
+#include "runtime/stages/custom_stages.h"
 #include "tools/cli/options.h"
 
 namespace contraflow {
 
 namespace {
+
+/// Of a shared library of stages.
+constexpr int64_t kMaxStagesBytes = int64_t{1} << 32;
 
 uint64_t Padded(uint64_t size) { return (size + 3) & ~uint64_t{3}; }
 
@@ -82,30 +87,31 @@ void RequireSoundPlan(const Plan& plan, const std::string& path) {
 
 namespace {
 
-void RequireExecutable(const Plan& plan, const std::string& path) {
+void RequireExecutable(const Plan& plan, const RunOptions& options) {
   try {
-    CheckExecutable(plan);
+    if (options.stages.empty()) return CheckExecutable(plan);
+    CheckCustom(plan);
   } catch (const Error& error) {
-    throw Error(path + ": " + error.what());
+    throw Error(options.plan + ": " + error.what());
   }
 }
 
 Model ModelOf(const RunOptions& options, const Plan& plan) {
-  const Hardware on = options.device == "cuda" ? Hardware::kGpus : Hardware::kHost;
-  Model model = ReadModel(options.model, on);
+  Model model = ReadModel(options.model);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
-  const auto fit = [&](Hardware hardware) {
-    return FitModel(model, plan.stages, plan.layers, plan.expert_parallel, hardware);
-  };
-  if (on == Hardware::kGpus && options.check) {
+  if (options.lr) model.learning_rate = static_cast<float>(*options.lr);
+  if (options.clip) model.clip = static_cast<float>(*options.clip);
+  const bool gpu = options.device == "cuda";
+  const auto fit = gpu ? FitGpuModel : FitModel;
+  if (gpu && options.check) {
     try {
-      fit(Hardware::kHost);
+      FitModel(model, plan.stages, plan.layers, plan.expert_parallel);
     } catch (const Error& error) {
       throw Error(std::string("--check: computes on the host as well; leave it out, as ") +
                   error.what());
     }
   }
-  return fit(on);
+  return fit(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
 }
 
 Fact PlanFact(const std::string& path, const Plan& plan, const std::string& digest) {
@@ -132,10 +138,26 @@ Fact SwitchFact(const std::string& flag, bool on) {
   return {flag, on ? "on" : "off", on ? "with" : "without"};
 }
 
+std::string DigestOf(const Dataset& data) {
+  Sha256Stream stream;
+  data.Visit([&](std::span<const std::byte> bytes) { stream.Add(bytes); });
+  return Hex(stream.Finish());
+}
+
+/// What is not in the plan. Custom stages have neither a model nor a text of ours.
 void ReadRest(const RunOptions& options, RunInput* input) {
+  if (!options.stages.empty()) {
+    input->stages_digest = Hex(Sha256(ReadFile(options.stages, kMaxStagesBytes)));
+    return;
+  }
   input->model = ModelOf(options, input->plan);
   input->dataset = ReadDataset(options.data, input->model);
-  input->dataset_digest = Hex(Sha256(input->dataset.bytes));
+  if (const std::optional<double> part = HeldOut(options)) {
+    input->validation = HoldOut(*part, input->model, &input->dataset);
+  } else if (!options.validation.empty()) {
+    input->validation = ReadDataset(options.validation, input->model);
+  }
+  input->dataset_digest = DigestOf(input->dataset);
 }
 
 }  // namespace
@@ -145,7 +167,7 @@ RunInput ReadInput(const RunOptions& options) {
   input.plan = ReadPlanFile(options.plan);
   input.plan_digest =
       Hex(Sha256(IsFolder(options.plan) ? ReadRankFilesHead(options.plan) : WritePlan(input.plan)));
-  RequireExecutable(input.plan, options.plan);
+  RequireExecutable(input.plan, options);
   RequireSoundPlan(input.plan, options.plan);
   ReadRest(options, &input);
   return input;
@@ -161,7 +183,7 @@ RunInput ReadInputOf(const RunOptions& options, int process) {
   RunInput input;
   input.plan_digest = Hex(Sha256(ReadRankFilesHead(options.plan)));
   const Plan head = ReadRankFilesPlan(options.plan);
-  RequireExecutable(head, options.plan);
+  RequireExecutable(head, options);
   const RankOrder order(options.rank_order, head);
   // A job of another size is refused once all are there.
   const int device = process % order.processes();
@@ -173,13 +195,16 @@ RunInput ReadInputOf(const RunOptions& options, int process) {
 void RequireWritable(const RunOptions& options) {
   namespace fs = std::filesystem;
   const NamedFile trace = {"--trace", options.trace},
-                  calibrate = {"--calibrate", options.calibrate};
-  RefuseOverwrite(trace, {calibrate});
-  for (const NamedFile& output : {trace, calibrate}) {
+                  calibrate = {"--calibrate", options.calibrate},
+                  jsonl = {"--jsonl", options.jsonl};
+  RefuseOverwrite(trace, {calibrate, jsonl});
+  RefuseOverwrite(jsonl, {calibrate});
+  for (const NamedFile& output : {trace, calibrate, jsonl}) {
     const std::string& path = output.path;
     if (path.empty()) continue;
     RefuseOverwrite(output, {{"the plan", options.plan},
                              {"--data", options.data},
+                             {"--validation", options.validation},
                              {"--model", options.model},
                              {"--secret-file", options.secret_file}});
     std::error_code error;
@@ -199,9 +224,21 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
   return {
       {"build", build, build},
       PlanFact(options.plan, input.plan, input.plan_digest),
+      {"library of stages (--stages)", input.stages_digest + " " + options.stage_options,
+       options.stages.empty() ? "none"
+                              : options.stages + " (SHA-256 " + input.stages_digest.substr(0, 12) +
+                                    ") with \"" + options.stage_options + "\""},
       ModelFact(input.model),
       {"text", input.dataset_digest,
        input.dataset.name + " (SHA-256 " + input.dataset_digest.substr(0, 12) + ")"},
+      {"validation text (--validation)",
+       input.validation
+           ? DigestOf(*input.validation) + " " + std::to_string(options.validate_every) + " " +
+                 std::to_string(options.validate_batches)
+           : "",
+       input.validation
+           ? input.validation->name + ", every " + std::to_string(options.validate_every) + " steps"
+           : "none"},
       {"seed", std::to_string(options.seed), std::to_string(options.seed)},
       NumberFact("number of steps (--steps)", options.steps),
       {"--rank-order", options.rank_order, options.rank_order},
@@ -211,6 +248,8 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
       {"--checkpoint", options.checkpoint,
        options.checkpoint.empty() ? "none" : options.checkpoint},
       NumberFact("--checkpoint-every", options.checkpoint_every),
+      SwitchFact("--memory-checkpoint", !options.memory_checkpoint.empty()),
+      NumberFact("--memory-every", options.memory_every),
       SwitchFact("--resume", options.resume),
       NumberFact("--resume-step", options.resume_step.value_or(0)),
   };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,9 +18,11 @@ struct RunInput {
   /// SHA-256, hexadecimal; of a folder's plan that of its head, which has the checksums of the
   /// rest.
   std::string plan_digest;
-  Model model;  ///< settled
+  std::string stages_digest;  ///< of --stages, SHA-256, hexadecimal; "": none, but what follows
+  Model model;                ///< settled
   Dataset dataset;
   std::string dataset_digest;  ///< SHA-256, hexadecimal
+  std::optional<Dataset> validation;
 };
 
 /// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.

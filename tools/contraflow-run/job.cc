@@ -1,12 +1,19 @@
 #include "tools/contraflow-run/job.h"
 
-#include <filesystem>
-#include <optional>
-#include <vector>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <set>
 
 #include "compiler/plan/error.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/core/bytes.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/control.h"
+#include "runtime/launch/door.h"
+#include "tools/cli/exit.h"
+#include "tools/contraflow-run/output.h"
 #include "tools/contraflow-run/training.h"
 
 namespace contraflow {
@@ -24,8 +31,43 @@ std::string Job::Broadcast(std::string_view bytes) {
   return control_ != nullptr ? control_->Broadcast(bytes) : std::string(bytes);
 }
 
-void Job::Barrier() {
-  if (control_ != nullptr) control_->Barrier();
+void Job::Exchange(int to, std::span<const std::byte> send, int from,
+                   std::span<std::byte> receive) {
+  // What processes tell each other at once is limited.
+  constexpr size_t kPiece = size_t{256} << 20;
+  const int self = process();
+  while (!send.empty() || !receive.empty()) {
+    const size_t out = std::min(kPiece, send.size()), in = std::min(kPiece, receive.size());
+    const std::string_view bytes(reinterpret_cast<const char*>(send.data()), out);
+    if (control_ == nullptr) {
+      CF_ASSERT(out == in);
+      std::memcpy(receive.data(), bytes.data(), in);
+    } else {
+      const std::string got = control_->Exchange(out > 0 ? to : self, bytes, in > 0 ? from : self);
+      if (in > 0 && got.size() != in) {
+        throw Error("process " + std::to_string(from) + " has sent other bytes than those to come");
+      }
+      if (in > 0) std::memcpy(receive.data(), got.data(), in);
+      // The next piece is sent when this one was taken: who has sent all may be far ahead.
+      control_->Exchange(in > 0 ? from : self, "", out > 0 ? to : self);
+    }
+    send = send.subspan(out);
+    receive = receive.subspan(in);
+  }
+}
+
+void Job::Move() {
+  if (moves_) moves_();
+}
+
+bool Job::Barrier() { return control_ != nullptr && control_->Barrier(); }
+
+std::string Job::AnyOf(const std::string& text) {
+  std::string first;
+  for (std::string& each : Gather(text)) {
+    if (first.empty()) first = std::move(each);
+  }
+  return Broadcast(first);
 }
 
 void Job::Agree(const std::vector<Fact>& facts) {
@@ -33,20 +75,97 @@ void Job::Agree(const std::vector<Fact>& facts) {
   std::vector<std::vector<Fact>> all;
   for (const std::string& bytes : Gather(WriteFacts(facts))) all.push_back(ReadFacts(bytes));
   const std::string difference = Broadcast(all.empty() ? "" : Disagreement(all, name_));
-  if (!difference.empty()) throw JobError(difference);
+  // Nouns and values are what the others say.
+  if (!difference.empty()) throw JobError(PlainText(difference));
+}
+
+namespace {
+
+/// Neither stalled by who does not read stderr, nor steered by what other processes say.
+void Warn(const std::string& text) {
+  const std::string line = "warning: " + WithFlags(PlainText(text));
+  try {
+    static Output errors(STDERR_FILENO);
+    errors.Say("contraflow-run: " + line + "\n");
+  } catch (const Error&) {
+    SayNow(line);
+  }
+}
+
+/// What a process trains with, each block once: of equal copies of a stage the first.
+std::vector<StateBlock> EachOnce(std::vector<StateBlock> blocks) {
+  std::set<std::string> names;
+  std::erase_if(blocks, [&](const StateBlock& block) { return !names.insert(block.name).second; });
+  return blocks;
+}
+
+}  // namespace
+
+CheckpointHead RunCheckpoints::HeadOf(int step) const {
+  const Plan& plan = input_.plan;
+  return {.step = step,
+          .seed = options_.seed,
+          .model = input_.model,
+          .text = input_.dataset_digest,
+          .schedule = plan.schedule,
+          .ranks = plan.ranks,
+          .stages = plan.stages,
+          .microbatches = plan.microbatches,
+          .data_parallel = plan.data_parallel,
+          .expert_parallel = plan.expert_parallel};
+}
+
+/// All that the processes of a job must have alike to go on with each other's states.
+std::string RunCheckpoints::TrainingName() const {
+  CheckpointHead head = HeadOf(1);
+  head.model.name.clear();
+  return Hex(Sha256(WriteManifest(head, "") + options_.rank_order + " " +
+                    std::to_string(job_.processes())))
+      .substr(0, 16);
 }
 
 int RunCheckpoints::Begin(Run& run, RunCheck* check) {
   const std::string& folder = options_.checkpoint;
-  if (folder.empty()) return 0;
-  if (job_.leads()) PrepareCheckpoints(folder);
-  job_.Barrier();
-  if (!options_.resume) {
-    if (job_.leads() && Checkpoint::Open(folder, std::nullopt)) {
+  if (!folder.empty()) {
+    if (job_.leads()) lock_ = PrepareCheckpoints(folder);
+    job_.Barrier();
+    if (!options_.resume && job_.leads() && Checkpoint::Open(folder, std::nullopt)) {
       throw Error("--checkpoint " + folder +
                   ": has checkpoints of an earlier training; use --resume to continue it, or "
                   "another folder");
     }
+    writer_.emplace(folder, options_.checkpoint_keep, job_, Warn);
+    writer_->Prepare(SavedState(input_.plan, run));
+  }
+  if (!options_.memory_checkpoint.empty()) {
+    memory_.emplace(options_.memory_checkpoint, TrainingName(), job_, Warn);
+    memory_->Prepare(EachOnce(WholeState(input_.plan, run)));
+  }
+  const int step = options_.resume ? Resume(run, check) : 0;
+  // Steps that this training will do anew.
+  if (memory_) memory_->KeepOnly(step);
+  return step;
+}
+
+int RunCheckpoints::Resume(Run& run, RunCheck* check) {
+  const std::string& folder = options_.checkpoint;
+  // The other stages of the check are in no memory of this process.
+  if (memory_ && check == nullptr && !options_.resume_step) {
+    std::map<int, std::string> steps;
+    if (job_.leads() && !folder.empty()) steps = CompleteSteps(folder);
+    // All look for the same: what is newer than the disk, which process 0 has seen.
+    const int32_t here = steps.empty() ? 1 : steps.rbegin()->first;
+    const std::string told = job_.Broadcast(ByteWriter().Put(here).Take());
+    const int newest = ByteReader(told, "the newest checkpoint is").Take<int32_t>();
+    if (const int step = memory_->Load(newest, WholeState(input_.plan, run)); step > 0) {
+      PutState(input_.plan, run);
+      Note(HeadOf(step));
+      note_ += ", from memory";
+      return step;
+    }
+  }
+  if (folder.empty()) {
+    note_ = "no complete step in memory: starting at step 1";
     return 0;
   }
   const std::optional<Checkpoint> checkpoint = Checkpoint::Open(folder, options_.resume_step);
@@ -58,8 +177,11 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
       checkpoint ? "that of step " + std::to_string(checkpoint->head().step) : "none";
   job_.Agree(
       {{"checkpoint in " + folder + " (all processes must see the same folder)", found, found}});
-  Note(checkpoint ? &checkpoint->head() : nullptr);
-  if (!checkpoint) return 0;
+  if (!checkpoint) {
+    note_ = "no checkpoint in " + folder + " yet: starting at step 1";
+    return 0;
+  }
+  Note(checkpoint->head());
   checkpoint->RequireSame(options_.seed, input_.model, input_.dataset_digest);
   checkpoint->Load(WholeState(input_.plan, run));
   PutState(input_.plan, run);
@@ -70,13 +192,9 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
   return checkpoint->head().step;
 }
 
-void RunCheckpoints::Note(const CheckpointHead* head) {
-  if (head == nullptr) {
-    note_ = "no checkpoint in " + options_.checkpoint + " yet: starting at step 1";
-    return;
-  }
-  note_ = "resuming after step " + std::to_string(head->step);
-  if (head->step >= options_.steps) {
+void RunCheckpoints::Note(const CheckpointHead& head) {
+  note_ = "resuming after step " + std::to_string(head.step);
+  if (head.step >= options_.steps) {
     note_ += ": nothing is left to do, --steps is " + std::to_string(options_.steps);
   }
   const Plan& plan = input_.plan;
@@ -86,39 +204,34 @@ void RunCheckpoints::Note(const CheckpointHead* head) {
     other += (other.empty() ? "" : ", ") + std::to_string(now) + " " + noun + " (were " +
              std::to_string(then) + ")";
   };
-  compare("micro-batches", head->microbatches, plan.microbatches);
-  compare("replicas", head->data_parallel, plan.data_parallel);
-  compare("devices of an expert group", head->expert_parallel, plan.expert_parallel);
+  compare("micro-batches", head.microbatches, plan.microbatches);
+  compare("replicas", head.data_parallel, plan.data_parallel);
+  compare("devices of an expert group", head.expert_parallel, plan.expert_parallel);
   // These decide what is trained on; schedule and ranks do not.
   if (!other.empty()) note_ += ", with other data than the run that made the checkpoint: " + other;
 }
 
-bool RunCheckpoints::Due(int step, bool last) const {
-  if (options_.checkpoint.empty()) return false;
-  return last || (options_.checkpoint_every > 0 && step % options_.checkpoint_every == 0);
+void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
+  const auto due = [&](int every) { return every > 0 && step % every == 0; };
+  if (memory_ && step != kept_ && (due(options_.memory_every) || (last && !writer_))) {
+    kept_ = step;
+    memory_->Save(step, EachOnce(WholeState(input_.plan, run)));
+  }
+  if (!writer_) return;
+  writer_->Poll();
+  if ((last && step != saved_) || due(options_.checkpoint_every)) {
+    saved_ = step;
+    writer_->Save(HeadOf(step), SavedState(input_.plan, run));
+  }
+  ended_ = ended_ || last;
 }
 
-void RunCheckpoints::Save(int step, Run& run) {
-  const std::string& folder = options_.checkpoint;
-  if (job_.leads()) BeginCheckpoint(folder, step);
-  job_.Barrier();
-  const std::vector<std::string> shards =
-      job_.Gather(WriteShard(folder, step, job_.process(), SavedState(input_.plan, run)));
-  if (job_.leads()) {
-    const Plan& plan = input_.plan;
-    const CheckpointHead head = {.step = step,
-                                 .seed = options_.seed,
-                                 .model = input_.model,
-                                 .text = input_.dataset_digest,
-                                 .schedule = plan.schedule,
-                                 .ranks = plan.ranks,
-                                 .stages = plan.stages,
-                                 .microbatches = plan.microbatches,
-                                 .data_parallel = plan.data_parallel,
-                                 .expert_parallel = plan.expert_parallel};
-    CommitCheckpoint(folder, head, shards, options_.checkpoint_keep);
-  }
-  job_.Barrier();
+std::string RunCheckpoints::Finish() {
+  if (memory_) memory_->Finish();
+  const std::string failure = writer_ ? writer_->Finish() : "";
+  // The disk has all that the memory has.
+  if (memory_ && ended_ && failure.empty()) memory_->KeepOnly(0);
+  return failure;
 }
 
 }  // namespace contraflow

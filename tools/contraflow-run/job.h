@@ -1,12 +1,17 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/memory.h"
+#include "runtime/checkpoint/writer.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
 #include "tools/cli/run_options.h"
@@ -24,56 +29,73 @@ struct JobError : Error {
 
 /// The processes that train together: this one on its own, or those under a Control. All of them
 /// make the same calls in the same order.
-class Job {
+class Job : public Peers {
  public:
   Job() = default;
-  /// `name` is what a process is called.
-  Job(Control* control, std::function<std::string(int process)> name)
-      : control_(control), name_(std::move(name)) {}
+  /// `name` is what a process is called; `moves` tells the watch over the job that this one gets
+  /// on.
+  Job(Control* control, std::function<std::string(int process)> name, std::function<void()> moves)
+      : control_(control), name_(std::move(name)), moves_(std::move(moves)) {}
 
-  int process() const;
-  int processes() const;
+  int process() const override;
+  int processes() const override;
   /// Whether this is the process that reports.
   bool leads() const { return process() == 0; }
 
-  /// Everybody's bytes, by process, for the one that leads; the others get nothing.
-  std::vector<std::string> Gather(std::string_view bytes);
-  /// Those of the one that leads, for all.
-  std::string Broadcast(std::string_view bytes);
-  void Barrier();
+  std::vector<std::string> Gather(std::string_view bytes) override;
+  std::string Broadcast(std::string_view bytes) override;
+  void Exchange(int to, std::span<const std::byte> send, int from,
+                std::span<std::byte> receive) override;
+  void Move() override;
+  /// Returns when all have come; on all whether one of them was asked to stop.
+  bool Barrier();
+  /// The first of their texts that is not empty, by number; "" if all are.
+  std::string AnyOf(const std::string& text);
   /// Throws JobError, on every process with the same text, unless all have the same facts.
   void Agree(const std::vector<Fact>& facts);
 
  private:
   Control* control_ = nullptr;
   std::function<std::string(int process)> name_;
+  std::function<void()> moves_;
 };
 
-/// The checkpoints of a training. All processes of the job make the same calls.
+/// The checkpoints of a training, on disk and in memory. All processes of the job make the same
+/// calls.
 class RunCheckpoints {
  public:
   /// What is passed must outlive it.
   RunCheckpoints(const RunOptions& options, const RunInput& input, Job& job)
       : options_(options), input_(input), job_(job) {}
 
-  /// Prepares the folder, if there is one, and with --resume loads a checkpoint into the run and
+  /// Prepares the folders, if there are any, and with --resume loads a checkpoint into the run and
   /// the check (may be null). Returns the last step that is done, 0 if none is. Throws Error if
   /// the checkpoint is damaged or of another training.
   int Begin(Run& run, RunCheck* check);
   /// What --resume found, as a line for the report; "" without it.
   const std::string& note() const { return note_; }
 
-  /// Whether a checkpoint is to be made of a step; `last`: the training ends with it.
-  bool Due(int step, bool last) const;
-  void Save(int step, Run& run);
+  /// Behind every step: begins the checkpoints that are due; `last`: the training ends with it.
+  void AfterStep(int step, bool last, Run& run);
+  /// Waits for what is being written. Returns why the last checkpoint on disk was not made, "" if
+  /// it was.
+  std::string Finish();
 
  private:
-  void Note(const CheckpointHead* head);
+  CheckpointHead HeadOf(int step) const;
+  std::string TrainingName() const;
+  int Resume(Run& run, RunCheck* check);
+  void Note(const CheckpointHead& head);
 
   const RunOptions& options_;
   const RunInput& input_;
   Job& job_;
+  std::unique_ptr<const FolderLock> lock_;
+  std::optional<CheckpointWriter> writer_;
+  std::optional<MemoryCheckpoints> memory_;
   std::string note_;
+  int saved_ = 0, kept_ = 0;  ///< the last step of which a checkpoint was begun, on disk, in memory
+  bool ended_ = false;        ///< the last step has its checkpoint
 };
 
 }  // namespace contraflow

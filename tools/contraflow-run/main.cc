@@ -1,12 +1,16 @@
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/cli/exit.h"
 #include "tools/cli/run_options.h"
+#include "tools/contraflow-run/supervisor.h"
 #include "tools/contraflow-run/train.h"
 
 namespace {
@@ -20,15 +24,25 @@ void KeepStandardStreams() {
   if (fd > STDERR_FILENO) close(fd);
 }
 
+/// mpirun cannot end its processes where it is killed itself; a supervisor has seen to it already.
+void EndWithMpirun() {
+  int signal = 0;
+  prctl(PR_GET_PDEATHSIG, &signal);
+  if (signal == 0 && std::getenv("OMPI_COMM_WORLD_RANK")) prctl(PR_SET_PDEATHSIG, SIGTERM);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   KeepStandardStreams();
+  EndWithMpirun();
   using contraflow::RunOptions;
   return contraflow::RunMain(
       "contraflow-run", argc, argv, [&](const std::vector<std::string>& words) {
         const std::optional<RunOptions> options = contraflow::ParseRunOptions(words);
         if (!options) return contraflow::kExitFine;
+        if (!options->ask.empty()) return contraflow::Ask(*options);
+        if (options->restarts > 0) return contraflow::Supervise(*options, words);
         return options->device == "cuda" ? contraflow::TrainOnCuda(*options, argv)
                                          : contraflow::Train(*options);
       });

@@ -191,7 +191,10 @@ std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job) {
     while (lines >> rank) {
       Bytes bytes{};
       for (int64_t& arena : bytes) lines >> arena;
-      Bytes& most = ranks.at(static_cast<size_t>(rank)).allocated;
+      if (!lines || rank < 0 || rank >= plan.ranks) {
+        throw Error("a process tells of arenas that the plan has not");
+      }
+      Bytes& most = ranks[static_cast<size_t>(rank)].allocated;
       if (Sum(bytes) > Sum(most)) most = bytes;
     }
   }

@@ -4,28 +4,34 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "runtime/launch/control.h"
+#include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
-#include "runtime/launch/rendezvous.h"
+#include "runtime/launch/signals.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
-#include "runtime/transport/mpi.h"
-#include "runtime/transport/process_transport.h"
 #include "runtime/transport/socket.h"
 #include "runtime/transport/tcp_wire.h"
+#include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
+#include "tools/contraflow-run/custom.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
 #include "tools/contraflow-run/training.h"
@@ -35,11 +41,6 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kMaxSecretBytes = 4096;
-
-void RefuseSecret(const RunOptions& options, const std::string& why) {
-  if (options.secret_file.empty()) return;
-  throw Error("--secret-file: is for processes that meet over TCP, " + why + "; leave it out");
-}
 
 /// Without a secret only processes of this machine and user can join, and only where they name the
 /// same job.
@@ -54,7 +55,7 @@ void SetSecret(const RunOptions& options, const World& world, MeetingPoint* poin
     if (secret.empty()) throw Error("CONTRAFLOW_SECRET: is empty; unset it or give it a value");
   }
   if (!secret.empty()) {
-    point->secret = "secret:" + secret;
+    point->secret = secret;
     return;
   }
   if (!IsLoopback(world.master_address)) {
@@ -63,27 +64,41 @@ void SetSecret(const RunOptions& options, const World& world, MeetingPoint* poin
                 "out: set CONTRAFLOW_SECRET to the same random text on all processes (openssl "
                 "rand -hex 16 makes one), or use --secret-file");
   }
-  point->secret = "job:" + world.job;
+  point->job = world.job;
   point->user = geteuid();
 }
 
-MeetingPoint PointOf(const RunOptions& options, const World& world) {
-  MeetingPoint point;
-  point.rank = world.rank;
-  point.size = world.size;
-  point.timeout = Milliseconds(options.rendezvous_timeout);
-  point.mesh = options.transport == "tcp";
-  return point;
+/// `host:port` or `[v6]:port`.
+Address AddressOf(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  Address address;
+  const char* const end = text.data() + text.size();
+  const auto read = colon == std::string::npos
+                        ? std::from_chars_result{end, std::errc::invalid_argument}
+                        : std::from_chars(text.data() + colon + 1, end, address.port);
+  if (read.ec != std::errc() || read.ptr != end || colon == 0) {
+    throw UsageError("--ask " + text + ": must be HOST:PORT, as of MASTER_ADDR and MASTER_PORT");
+  }
+  address.host = text.substr(0, colon);
+  if (address.host.front() == '[' && address.host.back() == ']') {
+    address.host = address.host.substr(1, address.host.size() - 2);
+  }
+  return address;
 }
 
-Membership MeetOverTcp(const RunOptions& options, const World& world) {
+Membership MeetOthers(const RunOptions& options, const World& world) {
   if (world.master_address.empty() || world.master_port == 0) {
     throw Error(std::string(world.master_address.empty() ? "MASTER_ADDR" : "MASTER_PORT") +
                 " is not set: the processes of the job do not know where to meet; set MASTER_ADDR "
                 "to the host of rank 0 and MASTER_PORT to a free port there (mpirun: -x "
                 "MASTER_ADDR=... -x MASTER_PORT=...)");
   }
-  MeetingPoint point = PointOf(options, world);
+  MeetingPoint point;
+  point.rank = world.rank;
+  point.size = world.size;
+  point.timeout = Milliseconds(options.rendezvous_timeout);
+  // Copies in memory go from one process to the next.
+  point.mesh = options.transport != "nccl" || !options.memory_checkpoint.empty();
   point.address = {world.master_address, world.master_port};
   SetSecret(options, world, &point);
   return Meet(point);
@@ -93,84 +108,64 @@ Membership MeetOverTcp(const RunOptions& options, const World& world) {
 class HostRun : public LaunchedRun {
  public:
   HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
-          Transport& transport, Control& control, Progress& progress)
-      : run_(input.plan, input.model, input.dataset, options.seed, order, transport, control,
+          Control& control, Progress& progress, std::function<std::string(int)> name)
+      : control_(control),
+        wire_(control.links(), std::move(name)),
+        transport_(input.plan, order, wire_, &progress, options.strict),
+        run_(input.plan, input.model, input.dataset, options.seed, order, transport_, control,
              progress) {
+    control.OnStop([this] { transport_.Abort(); });
     if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
   }
+  ~HostRun() override { control_.OnStop({}); }
   Run& run() override { return run_; }
   RunCheck* check() override { return check_ ? &*check_ : nullptr; }
 
  private:
+  Control& control_;
+  TcpWire wire_;
+  WireTransport transport_;
   ProcessRun run_;
   std::optional<HostCheck> check_;
 };
 
 /// Everything a process of a job has. The watch over the job is the last member: its thread asks
-/// what the process does, and wakes its transport, until the very end.
+/// what the process does until the very end.
 class Member {
  public:
-  Member(const RunOptions& options, const World& world, const MakeLaunchedRun& make)
+  Member(const RunOptions& options, const World& world, const MakeLaunched& make)
       : options_(options),
         world_(world),
         make_(make),
-        control_(Join(), progress_, ControlOptions()) {}
+        control_(MeetOthers(options, world), progress_, ControlOptions()) {}
 
   int Train();
 
  private:
-  Membership Join();
   Control::Options ControlOptions();
   std::string NameOfProcess(int process) const;
   void CheckSize() const;
   void Prepare(Job& job);
   void GatherPrograms(Job& job);
-  std::unique_ptr<LaunchedRun> MakeHostRun();
 
   const RunOptions& options_;
   const World& world_;
-  const MakeLaunchedRun& make_;
+  const MakeLaunched& make_;
   Progress progress_;
-  std::unique_ptr<Mpi> mpi_;
   std::optional<RunInput> input_;
   std::optional<RankOrder> order_;
   // Set once there is something to point to; read by the watch.
   std::atomic<const Plan*> known_plan_ = nullptr;
   std::atomic<const RankOrder*> known_order_ = nullptr;
-  std::unique_ptr<Wire> wire_;
-  std::optional<ProcessTransport> transport_;
   Control control_;
 };
-
-Membership Member::Join() {
-  // NCCL joins GPUs once processes have met, in whatever way.
-  const bool host = !make_;
-  if ((host ? options_.transport : HostTransport(world_)) == "mpi") {
-    RefuseSecret(options_, "these meet over MPI");
-    mpi_ = std::make_unique<Mpi>(world_);
-    try {
-      Membership membership = mpi_->Meet(world_, PointOf(options_, world_));
-      if (host) wire_ = mpi_->MakeWire();
-      return membership;
-    } catch (...) {
-      // The others may never come to the orderly end of MPI, which would wait for them.
-      static_cast<void>(mpi_.release());
-      throw;
-    }
-  }
-  Membership membership = MeetOverTcp(options_, world_);
-  if (!host) return membership;
-  wire_ = std::make_unique<TcpWire>(world_.rank, std::move(membership.mesh),
-                                    [this](int process) { return NameOfProcess(process); });
-  membership.mesh.clear();
-  return membership;
-}
 
 Control::Options Member::ControlOptions() {
   Control::Options options;
   options.timeout = Milliseconds(options_.timeout);
   // Who allows for long pauses allows a single process one too, in a debugger perhaps.
   options.silence = std::min(std::max(options.silence, options.timeout / 4), options.timeout);
+  options.grace = options_.grace;
   options.name = [this](int process) { return NameOfProcess(process); };
   options.waiting = [this](int process) { progress_.WaitFor(process); };
   options.describe = [this](const Progress::Snapshot& at) {
@@ -222,8 +217,14 @@ void Member::GatherPrograms(Job& job) {
   const std::vector<std::string> parts = job.Gather(tells ? WriteRankPlan(plan, self.rank) : "");
   for (size_t process = 0; process < parts.size(); ++process) {
     if (parts[process].empty()) continue;
-    RankPlan part = ReadRankPlan(parts[process], "program of process " + std::to_string(process));
-    const auto rank = static_cast<size_t>(part.rank);
+    const std::string what = "program of process " + std::to_string(process);
+    RankPlan part = ReadRankPlan(parts[process], what);
+    const Device device = order_->DeviceOf(static_cast<int>(process));
+    const auto rank = static_cast<size_t>(device.rank);
+    if (part.rank != device.rank || part.plan.programs.size() != plan.programs.size() ||
+        part.plan.slots.size() != plan.slots.size()) {
+      throw Error(what + ": is not that of rank " + std::to_string(device.rank));
+    }
     plan.programs[rank] = std::move(part.plan.programs[rank]);
     if (!plan.slots.empty()) plan.slots[rank] = std::move(part.plan.slots[rank]);
   }
@@ -231,26 +232,33 @@ void Member::GatherPrograms(Job& job) {
   job.Barrier();  // nobody executes what is not proven
 }
 
-std::unique_ptr<LaunchedRun> Member::MakeHostRun() {
-  transport_.emplace(input_->plan, *order_, *wire_, &progress_,
-                     ProcessTransport::Options{options_.strict});
-  control_.OnStop([this] { transport_->Abort(); });
-  return std::make_unique<HostRun>(options_, *input_, *order_, *transport_, control_, progress_);
-}
-
 int Member::Train() {
   try {
-    Job job(&control_, [this](int process) { return NameOfProcess(process); });
+    Job job(
+        &control_, [this](int process) { return NameOfProcess(process); },
+        [this] { progress_.Move(); });
     if (job.leads()) RequireWritable(options_);
     Prepare(job);
+    if (!options_.stages.empty()) {
+      const CustomProcess process = {*order_, control_, progress_,
+                                     [this](int p) { return NameOfProcess(p); }};
+      const bool on_gpu = make_.custom != nullptr;
+      const int code = TrainCustom(options_, *input_, on_gpu ? make_.custom : OnHost(options_),
+                                   on_gpu, &process, job);
+      control_.Finish();
+      return code;
+    }
     const std::unique_ptr<LaunchedRun> launched =
-        make_ ? make_(*input_, *order_, control_, progress_) : MakeHostRun();
-    Training(options_, *input_, launched->run(), launched->check(), job,
-             {nullptr, [this] { progress_.Move(); }})
-        .Train();
+        make_.run
+            ? make_.run(*input_, *order_, control_, progress_)
+            : std::make_unique<HostRun>(options_, *input_, *order_, control_, progress_,
+                                        [this](int process) { return NameOfProcess(process); });
+    const int code = Training(options_, *input_, launched->run(), launched->check(), job,
+                              {nullptr, [this] { progress_.Move(); }})
+                         .Train();
     launched->Close();
     control_.Finish();
-    return kExitFine;
+    return code;
   } catch (const Aborted&) {
     control_.Fail(FaultKind::kError, "", kExitInput);
   } catch (const JobError& error) {
@@ -266,47 +274,74 @@ int Member::Train() {
 
 }  // namespace
 
-std::string HostTransport(const World& world) {
-  const bool started_by_mpi =
-      world.launcher == Launcher::kMpirun ||
-      (world.launcher == Launcher::kSrun && std::getenv("PMIX_RANK") != nullptr);
-  return started_by_mpi && HasMpi() ? "mpi" : "tcp";
+int Ask(const RunOptions& options) {
+  MeetingPoint point;
+  point.address = AddressOf(options.ask);
+  point.timeout = std::chrono::seconds(5);
+  World world;
+  world.master_address = point.address.host;
+  SetSecret(options, world, &point);
+  WriteFile("-", AskJob(point));
+  return kExitFine;
 }
 
-int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunchedRun& make) {
+int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunched& make) {
   // A reader that closes its pipe is an error for all processes to know of, not the loss of one.
   std::signal(SIGPIPE, SIG_IGN);
   std::unique_ptr<Member> member;
   try {
     member = std::make_unique<Member>(options, world, make);
-  } catch (const MeetingOver&) {
-    return kExitInput;  // Process 0 says why, for all.
+  } catch (const MeetingOver& over) {
+    return over.lost ? kExitLost : kExitInput;  // Process 0 says why, for all.
+  } catch (const MeetingLost& error) {
+    PrintReport(std::string("contraflow-run: error: ") + error.what() + "\n");
+    return kExitLost;
   }
   return member->Train();
 }
 
-namespace {
-
-/// The signal that asked us to stop, 0 if none has.
 volatile std::sig_atomic_t stop_signal = 0;
 
-void AskToStop(int signal) { stop_signal = signal; }
+void EndBySignal(int) {
+  const int signal = stop_signal;
+  std::signal(signal, SIG_DFL);
+  kill(getpid(), signal);
+}
 
-/// From here on the first Ctrl-C ends the training after the step under way, the second at once.
-void CatchSignals() {
+namespace {
+
+timer_t grace_timer;
+itimerspec grace = {};
+
+void AskToStop(int signal) {
+  if (stop_signal != 0) return;
+  stop_signal = signal;
+  if (signal != SIGINT) timer_settime(grace_timer, 0, &grace, nullptr);
+}
+
+}  // namespace
+
+void CatchSignals(std::chrono::milliseconds period) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(period);
+  grace.it_value = {seconds.count(), std::chrono::nanoseconds(period - seconds).count() + 1};
   struct sigaction action = {};
-  action.sa_handler = AskToStop;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = EndBySignal;
+  sigaction(SIGALRM, &action, nullptr);
+  if (timer_create(CLOCK_MONOTONIC, nullptr, &grace_timer) != 0) {
+    throw Error("no timer for --grace: " + std::generic_category().message(errno));
+  }
+  action.sa_handler = AskToStop;
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU}) {
+    // What a process was started to ignore (nohup, the background of a script) it goes on ignoring.
+    struct sigaction before = {};
+    if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
+    action.sa_flags = signal == SIGINT ? static_cast<int>(SA_RESETHAND) : 0;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
-/// Ends as the signal would have ended us, so that a calling shell or script knows.
-void EndBySignal() {
-  std::signal(stop_signal, SIG_DFL);
-  std::raise(stop_signal);
-}
+namespace {
 
 int TrainThreaded(const RunOptions& options) {
   RequireWritable(options);
@@ -324,31 +359,39 @@ void RequireAlone(const RunOptions& options, const World& world) {
   // The script of a SLURM job has the variables of a task, but only srun starts steps.
   const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
   if (world.size == 1 || script) {
-    RefuseSecret(options, "this one is alone");
+    if (!options.secret_file.empty()) {
+      throw Error("--secret-file: is for processes that meet, and this one is alone; leave it out");
+    }
     static_cast<void>(RankOrder(options.rank_order, Plan()));  // even if it changes nothing
     return;
   }
   throw Error("--transport threads: " + std::to_string(world.size) +
               " processes were launched, and each would train on its own; use --transport " +
-              (options.device == "cuda" ? "nccl" : "tcp or mpi") + ", or launch one");
+              (options.device == "cuda" ? "nccl" : "tcp") + ", or launch one");
 }
 
 int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check) {
   Job job;
   Training training(options, input, run, check, job, {&stop_signal, {}});
-  CatchSignals();
-  training.Train();
-  if (stop_signal != 0) EndBySignal();
-  return kExitFine;
+  CatchSignals(options.grace);
+  const int code = training.Train();
+  if (stop_signal == SIGINT) EndBySignal(SIGINT);
+  return code;
+}
+
+int TrainCustomAlone(const RunOptions& options, const MakeCustomTraining& make, bool on_gpu) {
+  RequireWritable(options);
+  const RunInput input = ReadInput(options);
+  Job job;
+  return TrainCustom(options, input, make, on_gpu, nullptr, job);
 }
 
 int Train(RunOptions options) {
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
-  if (options.transport.empty()) {
-    options.transport = world.size == 1 ? "threads" : HostTransport(world);
-  }
+  if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "tcp";
   if (options.transport != "threads") return TrainLaunched(options, world);
   RequireAlone(options, world);
+  if (!options.stages.empty()) return TrainCustomAlone(options, OnHost(options), false);
   return TrainThreaded(options);
 }
 

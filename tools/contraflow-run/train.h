@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <csignal>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +11,7 @@
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
 #include "tools/cli/run_options.h"
+#include "tools/contraflow-run/custom.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/training.h"
 
@@ -22,8 +25,17 @@ int Train(RunOptions options);
 /// Throws Error, with the remedy, if this process is one of several that were launched, and so
 /// cannot be a run of its own.
 void RequireAlone(const RunOptions& options, const World& world);
+/// The signal that asked the training to stop; 0 if none has.
+extern volatile std::sig_atomic_t stop_signal;
+/// From here on a signal ends the training after the step under way: the first Ctrl-C, of which the
+/// second ends it at once; or what batch systems send before they take the machine away, after
+/// which the grace period ends it at once.
+void CatchSignals(std::chrono::milliseconds grace);
+/// Ends as that signal would have ended the process, so that a calling shell or script knows.
+void EndBySignal(int unused);
+
 /// Trains, in this process alone, and reports; a signal ends it after the step under way. `check`
-/// is null without --check. Returns the exit code, unless there was a signal: then the process ends
+/// is null without --check. Returns the exit code, unless there was a Ctrl-C: then the process ends
 /// by that.
 int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check);
 
@@ -41,15 +53,23 @@ class LaunchedRun {
 /// Makes it, in every process of the job, once they have agreed. What is passed outlives it.
 using MakeLaunchedRun = std::function<std::unique_ptr<LaunchedRun>(
     const RunInput& input, const RankOrder& order, Control& control, Progress& progress)>;
+/// That, and its like for custom stages; null: on the host.
+struct MakeLaunched {
+  MakeLaunchedRun run;
+  MakeCustomTraining custom;
+};
 
-/// What suits the launcher where CPUs are joined: mpi where it started the processes, else tcp.
-std::string HostTransport(const World& world);
+/// Trains custom stages in this process alone, and reports. Returns the exit code.
+int TrainCustomAlone(const RunOptions& options, const MakeCustomTraining& make, bool on_gpu);
+
+/// Prints what the job at options.ask does. Throws Error if none runs there, or it does not tell.
+int Ask(const RunOptions& options);
 
 /// Trains as one process of a job: meets the others, agrees with them, trains, and stops with them
-/// if anything goes wrong anywhere. `options.transport` is tcp or mpi; or nccl, for which `make`
-/// makes the run. Returns the exit code, unless the job was stopped: then the process ends here.
+/// if anything goes wrong anywhere. `options.transport` is tcp; or nccl, for which `make` makes the
+/// run. Returns the exit code, unless the job was stopped: then the process ends here.
 /// Throws Error where it cannot join the job.
-int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunchedRun& make = {});
+int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunched& make = {});
 
 /// As Train, for --device cuda. CUDA's libraries take half a second to load, so
 /// they are in a program of their own, contraflow-run-cuda, which this one becomes; `argv` is for

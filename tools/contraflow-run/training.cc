@@ -14,8 +14,10 @@
 #include "compiler/files/file.h"
 #include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
 #include "runtime/core/run.h"
 #include "runtime/model/parameters.h"
+#include "tools/cli/exit.h"
 #include "tools/contraflow-run/times.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -31,13 +33,7 @@ Comparison HostCheck::Compare(int step, const StepResult& result, Run& run) {
   return CompareStep(input_.plan, step, result, run, reference_);
 }
 
-std::vector<StateBlock> HostCheck::State() {
-  std::vector<StateBlock> blocks;
-  for (int s = 0; s < input_.plan.stages; ++s) {
-    for (StateBlock& block : StateOf(reference_.StageAt(s))) blocks.push_back(std::move(block));
-  }
-  return blocks;
-}
+std::vector<StateBlock> HostCheck::State() { return StateOf(reference_.stage()); }
 
 namespace {
 
@@ -45,6 +41,11 @@ std::string Fixed(double value, int digits) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
   return buffer;
+}
+
+/// Whether it is known when instructions ran.
+bool IsTimed(const Timeline& timeline) {
+  return std::ranges::any_of(timeline.ranks, [](const auto& spans) { return !spans.empty(); });
 }
 
 std::string Plural(int count, const std::string& noun) {
@@ -65,32 +66,40 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, R
       job_(job),
       watch_(std::move(watch)),
       checkpoints_(options, input, job),
-      calibration_(input.plan) {
+      calibration_(input.plan),
+      stragglers_(input.plan) {
   if (!job.leads()) return;  // it may not have the programs of the others
+  output_.emplace(STDOUT_FILENO);
+  if (options.json && isatty(STDERR_FILENO) != 0) progress_.emplace(STDERR_FILENO);
   if (!options.calibrate.empty()) Calibration::CheckPlan(plan_);
   if (plan_.costs) times_.predicted = SimulatedTimes(plan_, *plan_.costs);
 }
 
-void Training::Train() {
+int Training::Train() {
   done_ = checkpoints_.Begin(run_, check_);
   first_ = done_ + 1;
-  if (!options_.json) Say(Heading());
-  for (int step = first_; step <= options_.steps && !Stopped() && difference_.empty(); ++step) {
+  if (job_.leads() && !options_.jsonl.empty()) file_.emplace(options_.jsonl, done_);
+  if (!options_.json && output_) output_->Say(Heading());
+  for (int step = first_; step <= options_.steps && difference_.empty(); ++step) {
+    // All processes begin a step together, or end together behind the one before.
+    asked_ = job_.Barrier() || Stopped();
+    if (asked_) break;
     Step(step);
-    const bool last = step == options_.steps || Stopped();
-    if (difference_.empty() && checkpoints_.Due(step, last)) checkpoints_.Save(step, run_);
+    if (difference_.empty()) checkpoints_.AfterStep(step, step == options_.steps, run_);
   }
+  if (asked_ && done_ >= first_) checkpoints_.AfterStep(done_, true, run_);
+  const std::string unsaved = checkpoints_.Finish();
   GatherEnd();
-  if (job_.leads() && done_ >= first_ && options_.stamps) Calibrate();
-  if (!options_.trace.empty() && job_.leads() && done_ >= first_) {
-    WriteFile(options_.trace, WriteTrace(plan_, last_.timeline));
-  }
-  if (job_.leads()) Say(options_.json ? Document() : Summary());
+  if (timed_ > 0) Calibrate();
+  if (!options_.trace.empty() && timed_ > 0)
+    WriteFile(options_.trace, WriteTrace(plan_, timeline_));
+  progress_.reset();
+  const bool printed =
+      !output_ || output_->Finish(options_.json ? Document() : Summary(), [this] { job_.Move(); });
   if (!difference_.empty()) throw JobError("--check: " + difference_);
-}
-
-void Training::Say(const std::string& text) const {
-  if (job_.leads()) WriteFile("-", text);
+  if (!unsaved.empty()) throw JobError(WithFlags(unsaved));
+  if (!printed) return kExitInput;
+  return asked_ && done_ < options_.steps ? kExitStopped : kExitFine;
 }
 
 void Training::Step(int step) {
@@ -98,62 +107,106 @@ void Training::Step(int step) {
   done_ = step;
   dropped_ += last_.dropped;
   if (job_.leads()) {
-    // The first step also pays for first touches of memory; it counts only if it is the only one.
-    if (step == first_ + 1) {
-      times_.measured = {};
-      calibration_.Clear();
-    }
-    if (options_.stamps) {
-      AddTimes(plan_, last_.timeline, &times_.measured);
-      calibration_.Add(last_.timeline);
+    if (IsTimed(last_.timeline)) {
+      // The first step also pays for first touches of memory; it counts only if it is the only one.
+      if (timed_ == first_) {
+        times_.measured = {};
+        calibration_.Clear();
+        stragglers_.Clear();
+      }
+      timed_ = step;
+      timeline_ = last_.timeline;
+      AddTimes(plan_, timeline_, &times_.measured);
+      calibration_.Add(timeline_);
+      stragglers_.Add(timeline_);
     }
   }
   if (check_ != nullptr) Check(step);
+  std::optional<double> validation;
+  if (input_.validation && difference_.empty() &&
+      (step % options_.validate_every == 0 || step == options_.steps)) {
+    validation = Validate(*input_.validation, options_.validate_batches, step, run_);
+  }
+  if (job_.leads()) Tell(step, validation);
+}
+
+/// Says what a step gave.
+void Training::Tell(int step, std::optional<double> validation) {
   const double seconds = static_cast<double>(last_.duration) * 1e-9;
   const double tokens = static_cast<double>(TokensOfStep()) / std::max(seconds, 1e-9);
-  if (options_.json && job_.leads()) Keep(step, seconds, tokens);
+  if (file_ || options_.json) {
+    Json row = RowOf(step, seconds, tokens, validation);
+    if (file_) file_->Add(row);
+    if (options_.json) steps_.push_back(std::move(row));
+  }
+  if (TerminalWidth() > 0) plot_.Add(last_.loss);
+  const bool last = step == options_.steps || Stopped() || !difference_.empty();
+  if (step % options_.log_every != 0 && step != first_ && !last) return;
   const std::string number = std::to_string(step);
   const size_t width = std::to_string(options_.steps).size();
   const std::string line = "step " + std::string(width - number.size(), ' ') + number + "  loss " +
                            Fixed(last_.loss, 4) + "  " + Fixed(seconds * 1e3, 1) + " ms  " +
                            FormatCount(std::llround(tokens)) + " tokens/s" +
+                           (model_.clip > 0 ? "  norm " + Fixed(last_.gradient_norm, 4) : "") +
+                           (validation ? "  validation " + Fixed(*validation, 4) : "") +
                            (model_.capacity_factor > 0 ? "  " + Dropped(last_.dropped) : "") + "\n";
-  if (!options_.json) Say(line);
-  if (options_.json && job_.leads() && isatty(STDERR_FILENO) != 0) std::fputs(line.c_str(), stderr);
+  if (progress_) progress_->Say(line);
+  if (!options_.json && output_) output_->Say(line);
 }
 
 /// Compares this process's devices with the reference; any process's difference ends all.
 void Training::Check(int step) {
   const Comparison comparison = check_->Compare(step, last_, run_);
   compared_ += comparison.values;
-  std::string first;
-  for (std::string& difference : job_.Gather(comparison.difference)) {
-    if (first.empty()) first = std::move(difference);
-  }
-  difference_ = job_.Broadcast(first);
+  difference_ = job_.AnyOf(comparison.difference);
 }
 
-void Training::Keep(int step, double seconds, double tokens) {
+/// A step in JSON; the times come last.
+Json Training::RowOf(int step, double seconds, double tokens, std::optional<double> validation) {
   Json row = Json::object();
   row["step"] = step;
   row["loss"] = last_.loss;
+  row["learning_rate"] = LearningRate(model_, step);
+  if (model_.clip > 0) row["grad_norm"] = last_.gradient_norm;
+  row["dropped"] = last_.dropped;
+  if (validation) row["validation_loss"] = *validation;
   row["ms"] = seconds * 1e3;
   row["tokens_per_second"] = tokens;
-  row["dropped"] = last_.dropped;
-  steps_.push_back(std::move(row));
+  const double flops = FlopsOfToken() * tokens;
+  row["flops_per_second"] = flops;
+  if (options_.peak_flops) {
+    row["mfu"] = flops / (*options_.peak_flops * static_cast<double>(DeviceCount(plan_)));
+  }
+  if (IsTimed(last_.timeline)) {
+    RunTimes times;
+    AddTimes(plan_, last_.timeline, &times);
+    row["bubble_ratio"] = times.bubble_ratio();
+  }
+  return row;
+}
+
+/// What the model needs for a token, forward and backward, whatever is computed again: 6 for each
+/// parameter in a product that it visits, and 12 for each number of a query and key that meet.
+double Training::FlopsOfToken() const {
+  const double d = model_.width, layers = model_.layers;
+  const double visited =
+      4 * d * d + d * model_.experts + 3 * d * model_.top_k * model_.expert_width;
+  return 6 * (layers * visited + d * model_.vocabulary) + 12 * layers * d * model_.sequence;
 }
 
 /// What the report needs of all processes together, for the one that leads.
 void Training::GatherEnd() {
   std::map<std::string, Digest> weights;
-  const std::string mine = WriteDigests(ParameterDigests(SavedState(plan_, run_)));
-  for (const std::string& bytes : job_.Gather(mine)) weights.merge(ReadDigests(bytes));
+  const std::string mine = ByteWriter().PutByName(ParameterDigests(SavedState(plan_, run_))).Take();
+  for (const std::string& bytes : job_.Gather(mine)) {
+    weights.merge(ByteReader(bytes, "the digests of weights are").TakeByName<Digest>());
+  }
   weights_ = Hex(WeightsDigest(weights));
   if (plan_.level == Level::kBuffer) arenas_ = ArenasOf(plan_, run_, job_);
   if (check_ == nullptr) return;
   int64_t compared = 0;
-  for (const std::string& count : job_.Gather(std::to_string(compared_))) {
-    compared += std::stoll(count);
+  for (const std::string& count : job_.Gather(ByteWriter().Put(compared_).Take())) {
+    compared += ByteReader(count, "the number of values compared is").Take<int64_t>();
   }
   compared_ = compared;
 }
@@ -221,14 +274,26 @@ std::string Training::Heading() const {
   return heading;
 }
 
-std::string Training::Summary() {
-  std::string summary;
-  if (Stopped()) summary += "\nstopped after step " + std::to_string(done_) + "\n";
-  if (done_ >= first_ && options_.stamps) summary += "\n" + FormatTimes(plan_, times_);
+/// How many cores the threads share, if there are more threads; else 0.
+int Training::SharedCores() const {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const auto devices = static_cast<int>(DeviceCount(plan_));
-  if (options_.device == "cpu" && job_.processes() == 1 && cores > 0 && devices > cores) {
-    summary += std::to_string(devices) + " threads share " + Plural(cores, "core") +
+  const bool threads = options_.device == "cpu" && job_.processes() == 1;
+  return threads && static_cast<int>(DeviceCount(plan_)) > cores ? cores : 0;
+}
+
+/// None where it is chance which thread waits for a core.
+std::vector<Straggler> Training::SlowRanks() const {
+  return SharedCores() > 0 ? std::vector<Straggler>() : stragglers_.Find();
+}
+
+std::string Training::Summary() {
+  std::string summary = plot_.Draw(TerminalWidth());
+  if (asked_) summary += "\nstopped after step " + std::to_string(done_) + "\n";
+  if (timed_ > 0) {
+    summary += "\n" + FormatTimes(plan_, times_) + FormatStragglers(SlowRanks());
+  }
+  if (const int cores = SharedCores(); cores > 0) {
+    summary += std::to_string(DeviceCount(plan_)) + " threads share " + Plural(cores, "core") +
                ": measured times include waiting for a core.\n";
   }
   if (plan_.level == Level::kBuffer) summary += "\n" + FormatArenas(arenas_);
@@ -258,7 +323,10 @@ std::string Training::Document() {
   document["first_step"] = first_;
   document["steps"] = std::move(steps_);
   document["dropped"] = dropped_;
-  if (options_.stamps) TimesToJson(plan_, times_, &document);
+  if (timed_ > 0) {
+    TimesToJson(plan_, times_, &document);
+    StragglersToJson(SlowRanks(), &document);
+  }
   if (plan_.level == Level::kBuffer) ArenasToJson(arenas_, &document);
   document["weights_sha256"] = weights_;
   if (check_ != nullptr) {

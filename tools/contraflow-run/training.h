@@ -16,6 +16,9 @@
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
+#include "tools/contraflow-run/output.h"
+#include "tools/contraflow-run/step_log.h"
+#include "tools/contraflow-run/stragglers.h"
 #include "tools/contraflow-run/times.h"
 
 namespace contraflow {
@@ -66,15 +69,18 @@ class Training {
   Training(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check, Job& job,
            Watch watch);
 
-  /// Throws JobError if --check found a difference, after the report.
-  void Train();
+  /// Returns the exit code: kExitStopped if it was asked to stop before the last step, kExitInput
+  /// if the report could not be written. Throws JobError if --check found a difference, after the
+  /// report.
+  int Train();
 
  private:
   bool Stopped() const { return watch_.stop != nullptr && *watch_.stop != 0; }
-  void Say(const std::string& text) const;
   void Step(int step);
   void Check(int step);
-  void Keep(int step, double seconds, double tokens);
+  void Tell(int step, std::optional<double> validation);
+  Json RowOf(int step, double seconds, double tokens, std::optional<double> validation);
+  double FlopsOfToken() const;
   void GatherEnd();
   void Calibrate();
   int64_t ParameterCount() const;
@@ -82,6 +88,8 @@ class Training {
   std::string Dropped(int64_t dropped) const;
   std::string Devices() const;
   std::string Heading() const;
+  int SharedCores() const;
+  std::vector<Straggler> SlowRanks() const;
   std::string Summary();
   std::string Document();
 
@@ -94,13 +102,20 @@ class Training {
   Job& job_;
   const Watch watch_;
   RunCheckpoints checkpoints_;
+  std::optional<Output> output_, progress_;  // where it leads; the latter for --json on a terminal
   ComparedTimes times_;
   Calibration calibration_;  // of the same steps as times_.measured
+  Stragglers stragglers_;    // likewise
+  bool asked_ = false;       // to stop before the last step
   StepResult last_;
+  int timed_ = 0;               // the last step of which times are known; 0: none
+  Timeline timeline_;           // of that
   Json steps_ = Json::array();  // for --json
-  int first_ = 1;               // step that this training began with
-  int done_ = 0;                // the last step that is done
-  int64_t compared_ = 0;        // by this process, and at the end by all
+  std::optional<StepFile> file_;
+  LossPlot plot_;
+  int first_ = 1;         // step that this training began with
+  int done_ = 0;          // the last step that is done
+  int64_t compared_ = 0;  // by this process, and at the end by all
   int64_t dropped_ = 0;
   std::string difference_;
   std::string weights_;  // their digest at the end

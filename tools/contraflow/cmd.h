@@ -29,6 +29,7 @@ extern const Command kImportCommand;
 extern const Command kListCommand;
 extern const Command kShowCommand;
 extern const Command kSimulateCommand;
+extern const Command kTokenizeCommand;
 extern const Command kVerifyCommand;
 
 }  // namespace contraflow

@@ -9,7 +9,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/model/gpu_views.h"
+#include "runtime/gpu/views.h"
 #include "runtime/model/views.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
@@ -118,7 +118,7 @@ CostModel CostsOf(const CompileFlags& options, const Schedule& schedule) {
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   const bool on_gpus = options.device == "cuda";
-  Model model = ReadModel(*options.model, on_gpus ? Hardware::kGpus : Hardware::kHost);
+  Model model = ReadModel(*options.model);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
   const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
   costs.memory =

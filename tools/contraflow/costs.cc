@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <utility>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
@@ -45,15 +46,17 @@ std::string CostsJson(const CostModel& costs) {
   if (costs.stages.size() == 1) {
     document.update(StageToJson(costs.stages[0], costs.unit));
   } else {
-    for (const StageCost& cost : costs.stages) {
-      document["stages"].push_back(StageToJson(cost, costs.unit));
-    }
+    Json stages = Json::array();
+    for (const StageCost& cost : costs.stages) stages.push_back(StageToJson(cost, costs.unit));
+    document["stages"] = std::move(stages);
   }
   if (costs.moe) {
     document["serial"] = TimeToJson(SerialSum(*costs.moe), costs.unit);
+    Json order = Json::array();
     for (const Instruction& component : PairOf(*costs.moe).order) {
-      document["fb_order"].push_back(ComponentName(component));
+      order.push_back(ComponentName(component));
     }
+    document["fb_order"] = std::move(order);
   }
   return FormatJson(document);
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr const Command* kCommands[] = {
     &kListCommand,     &kCompileCommand, &kShowCommand,   &kVerifyCommand,
     &kSimulateCommand, &kCompareCommand, &kCheckCommand,  &kDiffCommand,
-    &kCostsCommand,    &kExportCommand,  &kImportCommand,
+    &kCostsCommand,    &kExportCommand,  &kImportCommand, &kTokenizeCommand,
 };
 
 std::string TopHelp() {

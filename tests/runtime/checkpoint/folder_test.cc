@@ -9,9 +9,10 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <string>
 
-#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/writer.h"
 #include "tests/runtime/checkpoint/support.h"
 #include "tests/support/failure.h"
 
@@ -23,47 +24,33 @@ namespace fs = std::filesystem;
 constexpr const char* kOfYourOwn = "Permission denied; use a `checkpoint` folder of your own";
 
 /// What a call in a process of its own says: its Error, or "accepted".
-template <typename Call>
-std::string FailureInChild(Call call) {
-  std::fflush(nullptr);  // Else the child would print what is buffered again.
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    const std::string failure = Failure(call);
-    _exit(write(ends[1], failure.data(), failure.size()) < 0 ? 1 : 0);
-  }
-  close(ends[1]);
-  std::string failure;
-  char bytes[4096];
-  for (ssize_t got = 0; (got = read(ends[0], bytes, sizeof bytes)) > 0;) {
-    failure.append(bytes, static_cast<size_t>(got));
-  }
-  close(ends[0]);
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  REQUIRE(status == 0);
-  return failure;
+std::string FailureInChild(const std::function<void()>& call) {
+  return InProcesses(1, [&](Peers&) { return Failure(call); })[0];
 }
 
-/// Whoever may write everywhere becomes somebody who may not.
-void BecomeNobody() {
-  if (geteuid() != 0) return;
-  if (setgid(65534) != 0 || setuid(65534) != 0) throw Error("cannot become nobody");
+/// The same as somebody who may not write everywhere.
+std::string FailureOfNobody(const std::function<void()>& call) {
+  return FailureInChild([&] {
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) {
+      throw Error("cannot become nobody");
+    }
+    call();
+  });
 }
 
-/// What is newest, loaded and compared.
-std::string NewestIs(const CheckpointFolder& folder, int step) {
-  const auto checkpoint = Checkpoint::Open(folder.path(), std::nullopt);
-  if (!checkpoint) return "there is none";
-  if (checkpoint->head().step != step) {
-    return "step " + std::to_string(checkpoint->head().step);
-  }
-  CutModel cut(CheckpointModel(), 1, 1);
-  checkpoint->Load(cut.All());
-  return cut.Wrong(step);
+/// The same where no file can have more bytes.
+std::string FailureWithRoom(rlim_t bytes, const std::function<void()>& call) {
+  return FailureInChild([&] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{bytes, bytes};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) throw Error("setrlimit");
+    call();
+  });
 }
+
+const std::string kNoRoom =
+    ": cannot be written: File too large; make room, or use another `checkpoint` folder: earlier "
+    "checkpoints are intact";
 
 TEST_SUITE("unit") {
   TEST_CASE("checkpoint folder: the newest are kept by number") {
@@ -75,7 +62,12 @@ TEST_SUITE("unit") {
       cut.Save(folder.path(), step, 3);
     }
     CHECK(folder.Names() == "step-00000010 step-100000000 step-99999999");
-    CHECK(NewestIs(folder, 100000000) == "");
+    // A step that is done again takes the place of the first.
+    CutModel other(CheckpointModel(), 2, 2);
+    other.Set(100000000);
+    other.Save(folder.path(), 100000000, 3);
+    CHECK(Checkpoint::Open(folder.path(), std::nullopt)->head().stages == 2);
+    CHECK(folder.Newest() == "100000000");
     // The newer ones are of a run that this one does not follow.
     cut.Save(folder.path(), 11, 1);
     CHECK(folder.Names() == "step-00000011 step-100000000 step-99999999");
@@ -84,51 +76,58 @@ TEST_SUITE("unit") {
       fs::create_directory(folder.path() + "/" + name);
     }
     CHECK(CompleteSteps(folder.path()).size() == 3);
-    CHECK(NewestIs(folder, 100000000) == "");
+    CHECK(folder.Newest() == "100000000");
     PrepareCheckpoints(folder.path());
-    CHECK(NamesInFolder(folder.path()).size() == 11);
+    CHECK(NamesInFolder(folder.path()).size() == 12);
   }
 
-  TEST_CASE("checkpoint folder: a step that is done again takes the place of the first") {
-    const CheckpointFolder folder;
-    PrepareCheckpoints(folder.path());
-    CutModel one(CheckpointModel(), 1, 1), two(CheckpointModel(), 2, 2);
-    one.Set(8);
-    one.Save(folder.path(), 8);
-    two.Set(8);
-    two.Save(folder.path(), 8);
-    CHECK(folder.Names() == "step-00000008");
-    CHECK(Checkpoint::Open(folder.path(), 8)->head().stages == 2);
-    CHECK(NewestIs(folder, 8) == "");
-  }
-
-  TEST_CASE("checkpoint folder: file systems that cannot exchange folders do as well") {
+  TEST_CASE("checkpoint folder: killed between the renames of a step that is done again") {
     const CheckpointFolder folder;
     CreateFolders(folder.path());
-    const auto publish = [&](const char* content) {
-      RemoveTree(AsideOf(folder.path(), 3));
-      CreateFolder(AsideOf(folder.path(), 3));
-      WriteBytes(AsideOf(folder.path(), 3) + "/a", content);
-      Publish(folder.path(), 3, false);
-      CHECK(folder.Names() == "step-00000003");
-      CHECK(ReadBytes(folder.path() + "/step-00000003/a") == content);
-    };
-    publish("first");
-    publish("second");
-    publish("third");
-    // Killed between the two renames: what was there is found, and then comes back.
-    fs::rename(folder.path() + "/step-00000003", folder.path() + "/.step-00000003.old");
+    const std::string path = folder.path() + "/step-00000003",
+                      old = folder.path() + "/.step-00000003.old";
+    // What was there is found, and then comes back.
+    fs::create_directory(old);
+    WriteBytes(old + "/a", "third");
     fs::create_directory(AsideOf(folder.path(), 3));
-    const auto steps = CompleteSteps(folder.path());
-    CHECK(steps.at(3) == folder.path() + "/.step-00000003.old");
+    CHECK(CompleteSteps(folder.path()).at(3) == old);
     RemoveLeftovers(folder.path());
     CHECK(folder.Names() == "step-00000003");
-    CHECK(ReadBytes(folder.path() + "/step-00000003/a") == "third");
+    CHECK(ReadBytes(path + "/a") == "third");
     // Killed behind them: the new one stays.
-    fs::create_directory(folder.path() + "/.step-00000003.old");
-    CHECK(CompleteSteps(folder.path()).at(3) == folder.path() + "/step-00000003");
+    fs::create_directory(old);
+    CHECK(CompleteSteps(folder.path()).at(3) == path);
     RemoveLeftovers(folder.path());
     CHECK(folder.Names() == "step-00000003");
+    CHECK(ReadBytes(path + "/a") == "third");
+  }
+
+  TEST_CASE("checkpoint folder: one job at a time and a killed one lets go") {
+    const CheckpointFolder folder;
+    int ready[2];
+    REQUIRE(pipe(ready) == 0);
+    const pid_t first = fork();
+    if (first == 0) {
+      const auto lock = PrepareCheckpoints(folder.path());
+      if (write(ready[1], "x", 1) == 1) pause();
+      _exit(3);
+    }
+    char x = 0;
+    REQUIRE(read(ready[0], &x, 1) == 1);
+    WriteBytes(AsideOf(folder.path(), 4), "of the first");
+    char host[64] = "";
+    REQUIRE(gethostname(host, sizeof host - 1) == 0);
+    CHECK(Failure([&] { PrepareCheckpoints(folder.path()); }) ==
+          folder.path() + ": is in use by another job (process " + std::to_string(first) + " on " +
+              host + "); wait until it ends, or use another folder");
+    CHECK(folder.Names() == ".step-00000004.new");
+    WriteBytes(folder.path() + "/.lock", "\x1b[31mme");
+    CHECK(Failure([&] { PrepareCheckpoints(folder.path()); }).find("job (?[31mme); wait") !=
+          std::string::npos);
+    kill(first, SIGKILL);
+    REQUIRE(waitpid(first, nullptr, 0) == first);
+    PrepareCheckpoints(folder.path());
+    CHECK(folder.Names() == "");
   }
 
   TEST_CASE("checkpoint folder: what killed runs leave is removed and nothing else") {
@@ -137,9 +136,8 @@ TEST_SUITE("unit") {
     PrepareCheckpoints(folder.path());
     CHECK(folder.Names() == "deep");
     fs::create_directories(folder.path() + "/.step-00000004.new/shard-0000/x");
-    fs::create_directories(folder.path() + "/.step-00000002.gone");
     fs::create_directories(folder.path() + "/.step-00000000.new");
-    fs::create_directories(folder.path() + "/.step-2.gone");
+    fs::create_directories(folder.path() + "/.step-2.new");
     WriteBytes(folder.path() + "/mine", "");
     // Out of the folder leads a link, which must not be followed.
     fs::create_directory(folder.root / "other");
@@ -147,7 +145,7 @@ TEST_SUITE("unit") {
     fs::create_symlink(folder.root / "other", folder.path() + "/.step-00000004.new/link");
     fs::create_symlink(folder.root / "other", folder.path() + "/.step-00000007.new");
     PrepareCheckpoints(folder.path());
-    CHECK(folder.Names() == ".step-2.gone deep mine");
+    CHECK(folder.Names() == ".step-2.new deep mine");
     CHECK(fs::exists(folder.root / "other/kept"));
   }
 
@@ -171,31 +169,21 @@ TEST_SUITE("unit") {
     cut.Save(path, 1);
     fs::permissions(folder.root, fs::perms(0555));
     fs::permissions(path, fs::perms(0555));
-    CHECK(FailureInChild([&] {
-            BecomeNobody();
-            PrepareCheckpoints(path);
-          }) == AsideOf(path, 0) + ": the folder cannot be made: " + kOfYourOwn);
-    CHECK(FailureInChild([&] {
-            BecomeNobody();
-            PrepareCheckpoints(path + "/deeper");
-          }) == path + "/deeper: the folder cannot be made: " + kOfYourOwn);
-    CHECK(FailureInChild([&] {
-            BecomeNobody();
-            BeginCheckpoint(path, 2);
-          }) == AsideOf(path, 2) + ": the folder cannot be made: " + kOfYourOwn);
+    CHECK(FailureOfNobody([&] { PrepareCheckpoints(path); }) ==
+          path + "/.lock: cannot be locked: " + kOfYourOwn);
+    CHECK(FailureOfNobody([&] { PrepareCheckpoints(path + "/deeper"); }) ==
+          path + "/deeper: the folder cannot be made: " + kOfYourOwn);
+    CHECK(FailureOfNobody([&] { WriteShardOf(path, 2, 0, cut.All()); }) ==
+          AsideOf(path, 2) + ": the folder cannot be made: " + kOfYourOwn);
     fs::permissions(folder.File(1), fs::perms(0));
-    CHECK(FailureInChild([&] {
-            BecomeNobody();
-            Checkpoint::Open(path, std::nullopt);
-          }) == folder.File(1) +
-                    ": cannot be read: Permission denied; there is no older "
-                    "checkpoint in " +
-                    path);
+    CHECK(FailureOfNobody([&] { Checkpoint::Open(path, std::nullopt); }) ==
+          folder.File(1) +
+              ": cannot be read: Permission denied; there is no older "
+              "checkpoint in " +
+              path);
     fs::permissions(path, fs::perms(0));
-    CHECK(FailureInChild([&] {
-            BecomeNobody();
-            Checkpoint::Open(path, std::nullopt);
-          }) == path + ": cannot be read: " + kOfYourOwn);
+    CHECK(FailureOfNobody([&] { Checkpoint::Open(path, std::nullopt); }) ==
+          path + ": cannot be read: " + kOfYourOwn);
     fs::permissions(path, fs::perms(0755));
     fs::permissions(folder.root, fs::perms(0755));
     // Reading from a pipe of this name would never end.
@@ -213,53 +201,29 @@ TEST_SUITE("unit") {
     cut.Save(folder.path(), 1);
     const auto shard = static_cast<rlim_t>(fs::file_size(folder.File(1, 0)));
     const auto save_with_room = [&](rlim_t bytes) {
-      return FailureInChild([&] {
-        std::signal(SIGXFSZ, SIG_IGN);
-        const rlimit limit{bytes, bytes};
-        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) throw Error("setrlimit");
-        cut.Save(folder.path(), 2);
-      });
+      return FailureWithRoom(bytes, [&] { cut.Save(folder.path(), 2); });
     };
-    const std::string reason =
-        ": cannot be written: File too large; make room, or use another `checkpoint` folder: "
-        "earlier checkpoints are intact";
     for (const rlim_t room : {rlim_t{0}, rlim_t{1}, shard / 2, shard - 1}) {
       CAPTURE(room);
-      CHECK(save_with_room(room) == AsideOf(folder.path(), 2) + "/shard-0000" + reason);
+      CHECK(save_with_room(room) == AsideOf(folder.path(), 2) + "/shard-0000" + kNoRoom);
       CHECK(fs::is_empty(AsideOf(folder.path(), 2)));
-      CHECK(NewestIs(folder, 1) == "");
+      CHECK(folder.Newest() == "1");
     }
     PrepareCheckpoints(folder.path());
     CHECK(folder.Names() == "step-00000001");
     CHECK(save_with_room(shard) == "accepted");
     CHECK(folder.Names() == "step-00000001 step-00000002");
-  }
-
-  TEST_CASE("checkpoint folder: without room for the manifest the folder aside goes away") {
-    const CheckpointFolder folder;
-    PrepareCheckpoints(folder.path());
-    CutModel cut(CheckpointModel(), 1, 1);
-    cut.Save(folder.path(), 1);
-    BeginCheckpoint(folder.path(), 2);
-    const std::string note = WriteShard(folder.path(), 2, 0, cut.All());
-    CHECK(FailureInChild([&] {
-            std::signal(SIGXFSZ, SIG_IGN);
-            const rlimit limit{1000, 1000};
-            if (setrlimit(RLIMIT_FSIZE, &limit) != 0) throw Error("setrlimit");
-            CommitCheckpoint(folder.path(), cut.Head(2), std::span(&note, 1), 2);
-          }) == "the checkpoint of step 2 was not made: " + AsideOf(folder.path(), 2) +
-                    "/manifest.json: cannot be written: File too large; make room, or use another "
-                    "`checkpoint` folder: earlier checkpoints are intact");
-    CHECK(folder.Names() == "step-00000001");
+    // Without room for the manifest the folder aside goes away.
+    const std::string note = WriteShardOf(folder.path(), 3, 0, cut.All());
+    CHECK(FailureWithRoom(1000,
+                          [&] {
+                            CommitCheckpoint(folder.path(), cut.Head(3), std::span(&note, 1), 2);
+                          }) == "the checkpoint of step 3 was not made: " +
+                                    AsideOf(folder.path(), 3) + "/manifest" + kNoRoom);
+    CHECK(folder.Names() == "step-00000001 step-00000002");
+    WriteShardOf(folder.path(), 2, 0, cut.All());
     CHECK(
-        Failure([&] { WriteShard(folder.path(), 2, 0, cut.All()); }) ==
-        AsideOf(folder.path(), 2) +
-            "/shard-0000: cannot be made: No such file or directory; was it removed meanwhile, or "
-            "is it a folder that other machines do not see?");
-    BeginCheckpoint(folder.path(), 2);
-    WriteShard(folder.path(), 2, 0, cut.All());
-    CHECK(
-        Failure([&] { WriteShard(folder.path(), 2, 0, cut.All()); }) ==
+        Failure([&] { WriteShardOf(folder.path(), 2, 0, cut.All()); }) ==
         AsideOf(folder.path(), 2) +
             "/shard-0000: cannot be made: File exists; do two jobs write to the same `checkpoint` "
             "folder?");

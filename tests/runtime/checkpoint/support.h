@@ -1,12 +1,14 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/writer.h"
 #include "runtime/host/stage.h"
 
 namespace contraflow {
@@ -21,8 +23,11 @@ struct CheckpointFolder {
   std::string path() const { return (root / "checkpoints").string(); }
   /// Of a file of a checkpoint: shard < 0 is the manifest.
   std::string File(int step, int shard = -1) const;
-  /// The names in path(), hidden ones too, sorted and separated by a space.
+  /// The names in path(), hidden ones too but for the lock, sorted and separated by a space.
   std::string Names() const;
+  /// The step of the newest checkpoint, whose values must be those of CutModel::Set; else with what
+  /// is wrong behind it. "none" if there is none.
+  std::string Newest() const;
 
   std::filesystem::path root;
 };
@@ -49,7 +54,7 @@ class CutModel {
   std::vector<StateBlock> All();
 
   CheckpointHead Head(int step) const;
-  /// Begins, writes and completes a checkpoint.
+  /// Writes and completes a checkpoint.
   void Save(const std::string& directory, int step, int keep = 2);
 
  private:
@@ -58,8 +63,43 @@ class CutModel {
   std::vector<std::unique_ptr<Stage>> devices_;
 };
 
-/// The value that a block has behind a step; `array` is 0 for parameters, 1 for m, 2 for v.
-float ValueOf(const std::string& name, int step, int array, size_t index);
+/// WriteShard of these blocks, into the folder aside.
+std::string WriteShardOf(const std::string& directory, int step, int shard,
+                         const std::vector<StateBlock>& blocks);
+
+/// Processes that talk through pipes; whose peer is gone ends with code 3.
+class PipePeers : public Peers {
+ public:
+  /// Before the processes are made.
+  explicit PipePeers(int processes);
+  PipePeers(const PipePeers&) = delete;
+  ~PipePeers() override;
+
+  /// This process is that one; or, with -1, none of them.
+  void Become(int process);
+  int process() const override { return self_; }
+  int processes() const override { return processes_; }
+  std::vector<std::string> Gather(std::string_view bytes) override;
+  std::string Broadcast(std::string_view bytes) override;
+  void Exchange(int to, std::span<const std::byte> send, int from,
+                std::span<std::byte> receive) override;
+
+ private:
+  int& End(int from, int to, int end) {
+    return ends_[static_cast<size_t>((from * processes_ + to) * 2 + end)];
+  }
+  void Send(int to, std::string_view bytes);
+  std::string Receive(int from);
+
+  const int processes_;
+  int self_ = -1;
+  std::vector<int> ends_;
+};
+
+/// What each of so many processes returns, or "!" and the text of its Error; "no result" of one
+/// that was killed.
+std::vector<std::string> InProcesses(int processes,
+                                     const std::function<std::string(Peers& peers)>& act);
 
 std::string ReadBytes(const std::string& path);
 void WriteBytes(const std::string& path, const std::string& bytes);

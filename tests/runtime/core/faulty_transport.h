@@ -95,10 +95,8 @@ class FaultyWire : public Wire {
 
   int processes() const override { return inner_.processes(); }
   int self() const override { return inner_.self(); }
-  int Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes,
-           bool rendezvous) override {
-    return fault_.Call(CallKind::kBegin) ? kLost
-                                         : inner_.Send(channel, to, label, bytes, rendezvous);
+  int Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes) override {
+    return fault_.Call(CallKind::kBegin) ? kLost : inner_.Send(channel, to, label, bytes);
   }
   int Receive(Channel channel, int from, std::span<std::byte> bytes) override {
     return fault_.Call(CallKind::kBegin) ? kLost : inner_.Receive(channel, from, bytes);

@@ -4,19 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "compiler/lower/lower.h"
-#include "runtime/core/check.h"
-#include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
-#include "tests/runtime/host/beside_reference.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/gpu/gpu.h"
-#include "tests/emulator/sm_probe.h"
 #include "tests/support/failure.h"
+#include "tools/bench/sm_probe.h"
 
 namespace contraflow::cuda_gpu_test {
 namespace {
@@ -89,7 +89,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("CUDA: kernels stay in their partition and partitions are disjoint") {
     const int sms = NewCudaGpu(0)->sms();
     for (const int count : {2, 4, 8}) {
-      const SmBudget budget = BudgetOf(sms, count, true);
+      const SmBudget budget = BudgetOf(sms, count, {});
       for (const bool captured : {false, true}) CheckDisjoint(count, budget.sms, captured);
     }
   }
@@ -141,7 +141,7 @@ TEST_SUITE("kernel") {
   }
 
   TEST_CASE("CUDA: a graph of several partitions is replayed in order") {
-    const SmBudget budget = BudgetOf(NewCudaGpu(0)->sms(), 4, true);
+    const SmBudget budget = BudgetOf(NewCudaGpu(0)->sms(), 4, {});
     Machine machine(budget.partitions, budget.sms);
     int* const counter = machine.NewInts(1);
     int* const seen = machine.NewInts(4);

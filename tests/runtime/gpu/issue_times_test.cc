@@ -41,6 +41,27 @@ TEST_SUITE("unit") {
     CHECK(instructions > 100);
   }
 
+  TEST_CASE("issuer: only every so many steps have stamps") {
+    const Plan plan = PlanFor(GroupModel(), "zb-1p", 2, 4, 1, Level::kBuffer, 1);
+    for (const bool graph : {false, true}) {
+      Issue issue(plan, AllDevices(plan), {.graph = graph, .stamps = 3});
+      int captures = 0;
+      for (int step = 1; step <= 7; ++step) {
+        issue.Step(step);
+        const bool stamped = step % 3 == 0;
+        const auto stamps = std::ranges::count_if(issue.log, [](const GpuCall& call) {
+          return call.kind == GpuCall::Kind::kKernel && call.kernel == "Stamp";
+        });
+        captures += static_cast<int>(
+            std::ranges::count(issue.log, GpuCall::Kind::kBeginCapture, &GpuCall::kind));
+        if (!graph) CHECK(stamps == (stamped ? 2 * InstructionCount(plan) : 0));
+        CHECK(issue.issuer->SpansOf(0).size() == (stamped ? plan.programs[0].size() : 0));
+        CHECK(FlawOfExecution(plan, issue.executed) == "");
+      }
+      CHECK(captures == (graph ? 2 : 0));
+    }
+  }
+
   TEST_CASE("issuer: stamps say when instructions ran") {
     for (const bool graph : {false, true}) {
       CAPTURE(graph);

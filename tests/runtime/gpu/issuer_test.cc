@@ -52,15 +52,6 @@ std::vector<std::string> ExpectedCalls(const Plan& plan) {
   return calls;
 }
 
-std::string StepError(Issue* issue) {
-  try {
-    issue->Step(1);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 /// Two messages of rank 0 that are posted together, and what waits for them.
 const char* const kGroup = R"(
 route 0 1 : 0
@@ -287,11 +278,6 @@ TEST_SUITE("unit") {
     CHECK_THROWS_AS(Issue(plan, AllDevices(plan), kEager), Error);
 
     const Plan chunks = PlanFromText("rank\n F s0 m0 lane=compute\n");
-    Issue issue(chunks, AllDevices(chunks), kEager);
-    CHECK(StepError(&issue) ==
-          "rank 0, instruction 0 (F s0 m0 lane=compute): cells without components cannot run "
-          "on a GPU; compile the plan with `model`");
-
     GpuRunOptions still = kEager;
     still.run_ahead = 1;
     CHECK_THROWS_WITH_AS(Issue(chunks, AllDevices(chunks), still),

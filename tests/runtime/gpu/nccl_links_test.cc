@@ -23,12 +23,12 @@ namespace {
 
 /// A job over NCCL, each of whose processes has issued one step.
 struct LinkedJob {
-  explicit LinkedJob(const Plan& the_plan, int capacity = kCapacity)
+  explicit LinkedJob(const Plan& the_plan, int capacity = kCapacity,
+                     const SmBudget& budget = {.link_ctas = 3, .expert_ctas = 20, .sum_ctas = 7})
       : plan(the_plan),
         holders(HoldersOfStage(plan)),
         order(RankOrder::kDefault, plan),
         network(order.processes(), NcclNetwork::Processes::kInTurn) {
-    const SmBudget budget = {.link_ctas = 3, .expert_ctas = 20};
     for (int p = 0; p < order.processes(); ++p) {
       backends.push_back(std::make_unique<LinkBackend>(plan, order.DeviceOf(p)));
       links.push_back(std::make_unique<NcclLinks>(plan, capacity, order, p, budget,
@@ -185,23 +185,74 @@ TEST_SUITE("unit") {
     REQUIRE(back != steps.end());
     std::rotate(first, back, back + 1);
     const std::string error = Failure([&] { job.network.Run(); });
+    INFO(error);
     CHECK(error.find("deadlock:\n  process 0 receives ") == 0);
-    CHECK(error.find(" in \"up\" from 1\n  process 1 receives ") != std::string::npos);
-    CHECK(error.find(" in \"down\" from 0") != std::string::npos);
+    CHECK(error.find(" in \"rank 1 to 0\" from 1\n  process 1 receives ") != std::string::npos);
+    CHECK(error.find(" in \"rank 0 to 1\" from 0") != std::string::npos);
   }
 
-  TEST_CASE("nccl links: one communicator a use with CTAs of the budget") {
+  TEST_CASE("nccl links: one communicator an edge and use with CTAs of the budget") {
     LinkedJob job(PlanOf("dualpipe", 4, 2, 1, 9));
     std::map<std::string, int> ctas, count;
     for (const NcclNetwork::Comm& comm : job.network.comms) {
+      if (comm.name == "none") continue;
       ctas[comm.name] = comm.max_ctas;
       ++count[comm.name];
     }
-    // 3 CTAs for a link and 20 for experts are no powers of two.
-    CHECK(ctas == std::map<std::string, int>{
-                      {"all", 1}, {"down", 2}, {"up", 2}, {"experts", 16}, {"sums", 16}});
-    CHECK(count == std::map<std::string, int>{
-                       {"all", 1}, {"down", 2}, {"up", 2}, {"experts", 4}, {"sums", 1}});
+    // 3 CTAs for a link, 20 for experts and 7 for sums are no powers of two.
+    std::map<std::string, int> expected = {{"all", 1}, {"experts", 16}, {"sums", 4}};
+    for (const auto& [low, high] :
+         {std::pair("0", "1"), std::pair("1", "2"), std::pair("2", "3")}) {
+      for (const auto& [from, to] : {std::pair(low, high), std::pair(high, low)}) {
+        const std::string name = std::string("rank ") + from + " to " + to;
+        expected[name] = 2;
+        CHECK(count[name] == 2);  // one for each pipeline
+      }
+    }
+    CHECK(ctas == expected);
+    CHECK(count["all"] == 1);
+    CHECK(count["experts"] == 4);
+    CHECK(count["sums"] == 1);
+    // What is split off for others is none of a process.
+    for (const NcclNetwork::Comm& comm : job.network.comms) {
+      if (comm.name.find(" to ") != std::string::npos) CHECK(comm.members.size() == 2);
+    }
+  }
+
+  TEST_CASE("nccl links: what is in flight at once fits beside compute") {
+    constexpr int kSms = 132;
+    for (const auto& [schedule, stages_a_rank, two_copies] :
+         {std::tuple("1f1b", 1, false), std::tuple("zb-v", 2, false),
+          std::tuple("dualpipe", 2, true)}) {
+      for (const int members : {1, 2}) {
+        for (const int replicas : {1, 2}) {
+          CAPTURE(schedule);
+          CAPTURE(members);
+          CAPTURE(replicas);
+          const Plan plan = PlanOf(schedule, 2, members, replicas, 4);
+          const SmUse use = UseOf(plan);
+          CHECK(use.experts == (members > 1));
+          // With one stage a rank nothing computes beside sums; DualPipe has each stage twice.
+          CHECK(use.sums == (stages_a_rank > 1 && (members * replicas > 1 || two_copies)));
+          const SmBudget budget = BudgetOf(kSms, 1, use);
+          LinkedJob job(plan, kCapacity, budget);
+          int fullest = 0;
+          for (int p = 0; p < job.order.processes(); ++p) {
+            int resident = budget.compute;
+            for (const NcclNetwork::Comm& comm : job.network.comms) {
+              const bool has =
+                  std::ranges::count(comm.members, p, &std::pair<int, int>::second) > 0;
+              // "all" carries nothing once the others are split off it.
+              const bool used =
+                  comm.name != "all" && comm.name != "none" && (comm.name != "sums" || use.sums);
+              if (has && used) resident += comm.max_ctas;
+            }
+            fullest = std::max(fullest, resident);
+          }
+          CHECK(fullest == kSms);
+        }
+      }
+    }
   }
 
   TEST_CASE("nccl links: connecting reaches every pair that talks later") {
@@ -270,7 +321,7 @@ TEST_SUITE("unit") {
     {
       NcclLinks links(plan, 0, order, 0, {.link_ctas = 2}, network.NcclOf(0), network.GpuOf(0));
       links.Connect("the one", backend);
-      CHECK(network.OpenOf(0) == 4);
+      CHECK(network.OpenOf(0) == 4);  // all, both ways, sums
       links.Poll();
       std::thread([&] { links.Abort(); }).join();
       CHECK_THROWS_AS(links.Poll(), Aborted);

@@ -35,7 +35,7 @@ launched() {  # name, options of the run
   for rank in 0 1 2 3; do
     RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
       NCCL_HOSTID=machine$rank NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 \
-      timeout 120 "$run" "$folder/$name.json" --device cuda --partition-sms 32 \
+      timeout --foreground 120 "$run" "$folder/$name.json" --device cuda --partition-sms 32 \
       --steps 3 "$@" >"$folder/rank$rank.log" 2>&1 &
     pids+=($!)
   done

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +19,16 @@ TEST_SUITE("unit") {
     const std::string first = NewNcclId();
     CHECK(first.size() == 128);
     CHECK(NewNcclId() != first);
+  }
+
+  TEST_CASE("nccl: the environment says what the runtime relies on unless the user has") {
+    unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    unsetenv("CUDA_MODULE_LOADING");
+    setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1);
+    NcclLibrary::SetDefaults();
+    CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
+    CHECK(std::string(std::getenv("NCCL_GRAPH_MIXING_SUPPORT")) == "1");
+    CHECK(std::string(std::getenv("CUDA_MODULE_LOADING")) == "EAGER");
   }
 
   TEST_CASE("nccl: rank 0 hands an id to all who have met") {

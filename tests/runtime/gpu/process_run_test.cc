@@ -13,7 +13,9 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/check.h"
+#include "runtime/stages/custom_run.h"
 #include "tests/emulator/nccl_network.h"
+#include "tests/runtime/gpu/emulated_stages.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/runtime/launch/watched_job.h"
 #include "tests/support/run_support.h"
@@ -37,8 +39,11 @@ struct Training {
   }
   size_t groups() const { return static_cast<size_t>(plan.data_parallel * plan.expert_parallel); }
   GpuProcessRun NewRun(int p, Control& control, Progress& progress, GpuRunOptions options = {}) {
-    return {plan,    model,    dataset,  kSeed,  order, network.GpuOf(p), network.NcclOf(p),
-            control, progress, kTimeout, options};
+    return {plan, model, dataset, kSeed, ProcessOf(p, control, progress), options};
+  }
+  GpuProcess ProcessOf(int p, Control& control, Progress& progress,
+                       std::chrono::milliseconds timeout = kTimeout) {
+    return {order, network.GpuOf(p), network.NcclOf(p), control, progress, timeout};
   }
 
   Model model;
@@ -97,7 +102,6 @@ TEST_SUITE("unit") {
     job.Run([&](int p, Control& control, Progress& progress) {
       GpuProcessRun run = training.NewRun(p, control, progress);
       if (p == 1) {
-        control.Barrier();  // that of the step
         // Rank 0 now waits for rank 1, and says at which instruction.
         const Clock::time_point give_up = Clock::now() + kTimeout;
         while (reached < 0 && Clock::now() < give_up) {
@@ -124,7 +128,6 @@ TEST_SUITE("unit") {
     job.Run([&](int p, Control& control, Progress& progress) {
       GpuProcessRun run = training.NewRun(p, control, progress);
       if (p == 1) {
-        control.Barrier();  // that of the step
         return WaitForStop(control);
       }
       training.network.Fail(0, "NCCL: communicator \"down\" has failed: remote process exited");
@@ -142,12 +145,43 @@ TEST_SUITE("unit") {
         control.Broadcast("");
         return WaitForStop(control);
       }
-      GpuProcessRun run(training.plan, training.model, training.dataset, kSeed, training.order,
-                        training.network.GpuOf(p), training.network.NcclOf(p), control, progress,
-                        std::chrono::milliseconds(200));
+      GpuProcessRun run(training.plan, training.model, training.dataset, kSeed,
+                        training.ProcessOf(p, control, progress, std::chrono::milliseconds(200)));
     });
     CHECK(job.end(0).error.find("NCCL: waited 0.2 s for the other processes to connect; look ") ==
           0);
+  }
+
+  TEST_CASE("gpu process run: custom stages train as without a pipeline") {
+    const contraflow_stage_api api = EmulatedStages();
+    for (const Level level : {Level::kComm, Level::kBuffer}) {
+      for (const bool graph : {false, true}) {
+        const Plan plan = CustomPlan("dualpipe", 2, 4, level, 2);
+        const CustomStages on_gpu(api, plan, true, 7, "");
+        const CustomStages on_host(*contraflow_stages(), plan, false, 7, "");
+        const RankOrder order(RankOrder::kDefault, plan);
+        CustomSerialRun serial(on_host);
+        std::vector<float> losses;
+        for (int step = 1; step <= 2; ++step) losses = serial.Step(step);
+        NcclNetwork network(order.processes(), NcclNetwork::Processes::kThreads);
+        WatchedJob job(order.processes());
+        std::atomic<int> equal = 0;
+        job.Run([&](int p, Control& control, Progress& progress) {
+          GpuCustomProcessRun run(
+              on_gpu, {order, network.GpuOf(p), network.NcclOf(p), control, progress, kTimeout},
+              {.graph = graph});
+          run.Step(1);
+          const StepResult result = run.Step(2);
+          if (p == 0) CHECK(result.losses == losses);
+          const Device device = run.devices()[0];
+          for (const int s : run.At(device).Held()) {
+            if (WeightsOf(run.At(device).At(s)) == WeightsOf(serial.At(device, s))) ++equal;
+          }
+          run.Close();
+        });
+        CHECK(equal == 2 * order.processes());
+      }
+    }
   }
 
   TEST_CASE("gpu process run: spans of messages begin when both ends are ready") {

@@ -12,7 +12,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "runtime/gpu/run.h"
-#include "runtime/model/gpu_views.h"
+#include "runtime/gpu/views.h"
 #include "schedules/registry.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"

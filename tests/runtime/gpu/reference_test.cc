@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "runtime/gpu/serial_run.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow::reference_test {
@@ -23,22 +25,12 @@ constexpr uint64_t kOneLayer = 1, kTwoLayers = 3;
 
 gpu::Stream FewSms() { return {TestStream().handle, kSms}; }
 
-Dataset SmallGpuDataset() {
-  Dataset dataset{"small text", ""};
-  uint32_t state = 1;
-  for (int i = 0; i < 2000; ++i) {
-    state = state * 1664525u + 1013904223u;
-    dataset.bytes += static_cast<char>('a' + (state >> 24) % 26);
-  }
-  return dataset;
-}
-
 /// A plan, run and compared for some steps.
 struct Trial {
   Trial(std::string_view schedule, int ranks, int microbatches, int members, int data_parallel,
         float capacity_factor = 0, uint64_t seed = kOneLayer)
       : model(SmallGpuModel(capacity_factor)),
-        dataset(SmallGpuDataset()),
+        dataset(SmallDataset()),
         plan(GpuPlanFor(model, schedule, ranks, microbatches, members, seed, data_parallel)),
         run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms),
         reference(plan, model, dataset, 1, TestGpu(), FewSms(), kSms) {}
@@ -89,15 +81,18 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("host reference: tokens visit the experts they are told to") {
     const Model model = SmallGpuModel();
-    const Dataset dataset = SmallGpuDataset();
+    const Dataset dataset = SmallDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 1, 1, 1, kOneLayer);
     ReferenceRun host(plan, model, dataset, 1);
     std::vector<int32_t> choice;
     for (int t = 0; t < model.tokens(); ++t) choice.insert(choice.end(), {3, 1});
-    host.ChooseBy([&](int, int, int, int, int) { return choice.data(); });
+    double strayed = 0;
+    host.OnRouted([&](int, size_t, const LayerViews<float>& v) {
+      strayed = std::max(strayed, ChooseAs(LayerShape(model, 1, model.experts), choice.data(), v));
+    });
     host.Step(1);
-    CHECK(host.strayed() > 0);
-    Stage& stage = host.StageAt(0);
+    CHECK(strayed > 0);
+    Stage& stage = host.stage();
     for (const ParameterBlock& block : stage.blocks()) {
       if (block.name.find("down") == std::string::npos) continue;
       CAPTURE(block.name);
@@ -107,9 +102,12 @@ TEST_SUITE("kernel") {
                         block.name.find("expert 3") != std::string::npos;
       CHECK(zero == !told);
     }
-    host.ChooseBy({});
+    host.OnRouted([&](int, size_t, const LayerViews<float>& v) {
+      const std::vector<int32_t> own(v.expert, v.expert + choice.size());
+      strayed = ChooseAs(LayerShape(model, 1, model.experts), own.data(), v);
+    });
     host.Step(2);
-    CHECK(host.strayed() == 0);
+    CHECK(strayed == 0);
   }
 
   TEST_CASE("GPU comparison: a bit that differs is found and so is what is too far from the host") {
@@ -138,7 +136,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU device: plans that were made for something else are refused with the remedy") {
     const Model model = SmallGpuModel();
-    const Dataset dataset = SmallGpuDataset();
+    const Dataset dataset = SmallDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 2, 2, 1, 3);
     const auto refusal = [&](const Plan& given) -> std::string {
       try {
@@ -157,7 +155,7 @@ TEST_SUITE("kernel") {
     CHECK(refusal(other) == "this plan was compiled for another model or device: value " + value +
                                 " has " + std::to_string(slot.bytes) +
                                 " bytes, model \"small-gpu\" needs " + bytes +
-                                " on a GPU; compile it with `model` small-gpu `device` cuda, and "
+                                "; compile it with `model` small-gpu `device` cuda, and "
                                 "with the `capacity` it is to run with");
 
     other = plan;
@@ -183,7 +181,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU device: arenas are those of the plan and begin aligned") {
     const Model model = SmallGpuModel();
-    const Dataset dataset = SmallGpuDataset();
+    const Dataset dataset = SmallDataset();
     const Plan plan = GpuPlanFor(model, "zb-1p", 2, 2, 1, 4);
     GpuDevice device(plan, model, dataset, 1, {0, 0, 1}, TestGpu(), FewSms(), kSms);
     CHECK(device.arena_bytes() == ArenaBytes(plan.slots[1]));
@@ -207,9 +205,9 @@ TEST_SUITE("kernel") {
                          Error);
   }
 
-  TEST_CASE("GPU device: an overflow and a loss that is not finite end the training") {
+  TEST_CASE("GPU device: an overflow and what is not finite end the training") {
     const Model model = SmallGpuModel();
-    const Dataset dataset = SmallGpuDataset();
+    const Dataset dataset = SmallDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 1, 1, 1, 3);
     OneByOneRun run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms);
     run.Step(1);
@@ -220,10 +218,20 @@ TEST_SUITE("kernel") {
     }
     run.At({0, 0, 0}).Put(0);
     CHECK_THROWS_WITH_AS(run.Step(2),
-                         "the loss of micro-batch 0 is not finite; lower the model's "
+                         "step 2: the loss of micro-batch 0 is not finite; lower the model's "
                          "learning_rate, or resume from a checkpoint",
                          Error);
     GpuDevice& device = run.At({0, 0, 0});
+    device.BeginStep(FewSms());
+    const float infinite = INFINITY;
+    TestGpu().CopyToDevice(FewSms(), &device.Gradients(0)[3], &infinite, sizeof(infinite));
+    device.OptimizerStep(0, FewSms());
+    device.Download(FewSms());
+    TestGpu().Synchronize();
+    CHECK_THROWS_WITH_AS(device.Results(),
+                         "step 2: a gradient of stage 0 is not finite; lower the model's "
+                         "learning_rate, or resume from a checkpoint",
+                         Error);
     device.BeginStep(FewSms());
     for (const Instruction& i : plan.programs[0]) {
       if (i.op != Op::DISPATCH_F) continue;

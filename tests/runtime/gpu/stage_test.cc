@@ -85,7 +85,7 @@ struct OnHost {
       stage.CombineBackward(layer, micro, kLossScale, v);
       stage.ExpertsBackward(layer, v);
       stage.DispatchBackward(v);
-      stage.AttentionBackward(layer, v);
+      stage.AttentionBackward(layer, 0.25f, v);
       stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
       if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
       stage.AttentionWeight(layer, micro, v, stage.dense_gradients().data());
@@ -296,9 +296,10 @@ TEST_SUITE("kernel") {
     std::copy(gradients.begin(), gradients.end(), gpu.mirror.gradients().begin());
     gpu.stage.Put(gpu.mirror, TestStream());
     OnDevice<gpu::AdamWStepSize> size(size_t{1});
+    OnDevice<int32_t> not_finite(size_t{1});
     for (int step = 1; step <= 3; ++step) {
       size.Put({StepSizeOf(model, step)});
-      gpu.stage.OptimizerStep(size.data(), TestStream());
+      gpu.stage.OptimizerStep(size.data(), not_finite.data(), TestStream());
       host.OptimizerStep(step);
       Stage& mirror = gpu.Mirror();
       const auto error = [](std::span<const float> a, std::span<const float> b) {
@@ -311,7 +312,7 @@ TEST_SUITE("kernel") {
       CHECK(error(mirror.second_moments(), host.second_moments()) < 1e-6);
     }
     gpu.Forward();
-    const auto embedding = gpu.Mirror().parameters();
+    const auto embedding = gpu.Mirror().parameters().subspan(static_cast<size_t>(3 * n.width));
     const size_t width = static_cast<size_t>(n.width);
     const std::vector<double> x = ReadDevice(gpu.views[0].x, width);
     for (size_t i = 0; i < width; ++i) {

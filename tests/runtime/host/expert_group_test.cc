@@ -5,22 +5,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "compiler/lower/lower.h"
-#include "compiler/plan/value.h"
 #include "compiler/verify/verify.h"
-#include "runtime/core/check.h"
 #include "runtime/host/backend.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
-#include "tests/runtime/host/beside_reference.h"
+#include "tests/runtime/host/stage_fixture.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
@@ -28,34 +24,15 @@
 namespace contraflow::expert_group_test {
 namespace {
 
-/// A plan for expert groups, with components of random costs if it is of that level.
-Plan GroupPlan(std::string_view schedule, int ranks, int microbatches, int members, Level level,
-               uint64_t seed, int data_parallel = 1) {
-  std::mt19937_64 random(seed);
-  const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
-  Spec spec = MakeSpec(schedule, ranks, microbatches, costs);
-  spec.data_parallel = data_parallel;
-  Plan plan = GeneratePlan(spec);
-  plan.expert_parallel = members;
-  return Lower(std::move(plan), costs, {.target = level});
-}
-
-Model ModelFor(const Plan& plan, float capacity) {
-  Model model = SmallModel(plan.stages);
-  model.layers = plan.stages * std::max(plan.layers, 1);
-  model.capacity_factor = capacity;
-  return model;
-}
-
 void CompareAll(Level level, int members) {
   for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
     for (const float capacity : {0.0f, 0.6f}) {
-      const Plan plan = GroupPlan(schedule, 4, 8, members, level, 11);
+      const Model model = GroupModel(capacity);
+      const Plan plan = PlanFor(model, schedule, 4, 8, members, level, 11);
       CAPTURE(schedule);
       CAPTURE(members);
       CAPTURE(capacity);
-      const TrainingOutcome outcome =
-          TrainBesideReference(plan, ModelFor(plan, capacity), capacity > 0);
+      const TrainingOutcome outcome = TrainBesideReference(plan, model, {.strict = capacity > 0});
       CHECK(outcome.difference == "");
       CHECK((outcome.dropped > 0) == (capacity > 0));
     }
@@ -139,7 +116,7 @@ TEST_SUITE("unit") {
       LyingMember transport(lie);
       Exchange exchange(shape, transport);
       const std::string error =
-          Failure([&] { exchange.Dispatch(Instruction{.op = Op::DISPATCH_F}, views); });
+          Failure([&] { exchange.Run(Instruction{.op = Op::DISPATCH_F}, views); });
       CHECK((transport.calls > 1) == (error == "accepted"));
       return error;
     };
@@ -158,25 +135,25 @@ TEST_SUITE("equivalence") {
   TEST_CASE("expert groups: chunks exchange inside themselves") {
     CompareAll(Level::kComm, 1);
     CompareAll(Level::kComm, 2);
-    const Plan replicas = GroupPlan("dualpipe", 2, 4, 4, Level::kComm, 3, 2);
-    CHECK(TrainBesideReference(replicas, ModelFor(replicas, 0), false).difference == "");
+    const Plan replicas = PlanFor(GroupModel(), "dualpipe", 2, 4, 4, Level::kComm, 3, 2);
+    CHECK(TrainBesideReference(replicas, GroupModel(), {.strict = false}).difference == "");
   }
 
   TEST_CASE("expert groups: components on their lanes") {
     CompareAll(Level::kComponent, 1);
     CompareAll(Level::kComponent, 2);
-    const Plan replicas = GroupPlan("dualpipe-v", 2, 6, 2, Level::kComponent, 3, 2);
-    CHECK(TrainBesideReference(replicas, ModelFor(replicas, 1), true).difference == "");
+    const Plan replicas = PlanFor(GroupModel(1), "dualpipe-v", 2, 6, 2, Level::kComponent, 3, 2);
+    CHECK(TrainBesideReference(replicas, GroupModel(1)).difference == "");
   }
 
   TEST_CASE("chunks: stages of unequally many layers on one rank hand over to each other") {
-    const Plan plan = GroupPlan("dualpipe-v", 2, 6, 2, Level::kComm, 6);
-    Model model = ModelFor(plan, 0);
+    Model model = GroupModel();
+    const Plan plan = PlanFor(model, "dualpipe-v", 2, 6, 2, Level::kComm, 6);
     // The first stages have one layer more, also across the turn of the V.
     for (const int more : {1, 2, 3}) {
       model.layers = plan.stages + more;
       CAPTURE(more);
-      CHECK(TrainBesideReference(plan, model, false).difference == "");
+      CHECK(TrainBesideReference(plan, model, {.strict = false}).difference == "");
     }
   }
 
@@ -186,9 +163,9 @@ TEST_SUITE("equivalence") {
       if (!schedule->reject(MakeSpec(schedule->name, 2, 4, UniformCosts(3, 4, 2))).empty())
         continue;
       const uint64_t seed = 20 + static_cast<uint64_t>(++count);
-      const Plan plan = GroupPlan(schedule->name, 2, 4, 1, Level::kComponent, seed);
+      const Plan plan = PlanFor(GroupModel(), schedule->name, 2, 4, 1, Level::kComponent, seed);
       CAPTURE(plan.schedule);
-      CHECK(TrainBesideReference(plan, ModelFor(plan, 0), count % 2 == 0).difference == "");
+      CHECK(TrainBesideReference(plan, GroupModel(), {.strict = count % 2 == 0}).difference == "");
     }
     CHECK(count >= 5);
   }
@@ -197,7 +174,7 @@ TEST_SUITE("equivalence") {
     std::mt19937_64 random(5);
     int moved = 0;
     for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
-      const Plan plan = GroupPlan(schedule, 4, 8, 2, Level::kComponent, 2);
+      const Plan plan = PlanFor(GroupModel(), schedule, 4, 8, 2, Level::kComponent, 2);
       for (size_t round = 0; round < 30; ++round) {
         Plan shuffled = plan;
         // The more is moved, the likelier two ranks wait for each other in the one order in which
@@ -208,7 +185,7 @@ TEST_SUITE("equivalence") {
         if (shuffled == plan || !Verify(shuffled).empty()) continue;
         ++moved;
         CAPTURE(schedule);
-        CHECK(TrainBesideReference(shuffled, ModelFor(plan, 0), false).difference == "");
+        CHECK(TrainBesideReference(shuffled, GroupModel(), {.strict = false}).difference == "");
       }
     }
     MESSAGE(moved << " of 90 plans in another order are sound");
@@ -218,9 +195,9 @@ TEST_SUITE("equivalence") {
   TEST_CASE(
       "expert groups: as many tokens on one device and more replicas give as good gradients") {
     // Replicas and members draw the same tokens, and share the loss alike.
-    const Plan group = GroupPlan("1f1b", 2, 4, 2, Level::kComponent, 4);
-    const Plan replicas = GroupPlan("1f1b", 2, 4, 1, Level::kComponent, 4, 2);
-    const Model model = ModelFor(group, 0);
+    const Model model = GroupModel();
+    const Plan group = PlanFor(model, "1f1b", 2, 4, 2, Level::kComponent, 4);
+    const Plan replicas = PlanFor(model, "1f1b", 2, 4, 1, Level::kComponent, 4, 2);
     const Dataset dataset = SmallDataset();
     ReferenceRun one(group, model, dataset, 7), other(replicas, model, dataset, 7);
     const std::vector<float> losses = one.Step(1), wanted = other.Step(1);
@@ -228,67 +205,54 @@ TEST_SUITE("equivalence") {
     for (size_t i = 0; i < losses.size(); ++i) {
       CHECK(losses[i] == doctest::Approx(wanted[i]).epsilon(1e-5));
     }
-    for (int s = 0; s < group.stages; ++s) {
-      Stage &a = one.StageAt(s), &b = other.StageAt(s);
-      REQUIRE(a.gradients().size() == b.gradients().size());
-      for (const ParameterBlock& block : a.blocks()) {
-        CAPTURE(block.name);
-        double error = 0, norm = 0;
-        for (size_t i = block.offset; i < block.offset + block.size; ++i) {
-          error += std::pow(static_cast<double>(a.gradients()[i] - b.gradients()[i]), 2);
-          norm += std::pow(static_cast<double>(a.gradients()[i]), 2);
-        }
-        CHECK(norm > 0);
-        CHECK(std::sqrt(error) <= 1e-5 * std::sqrt(norm));
-      }
-    }
+    CHECK(BlocksApart(one.stage(), other.stage(), 1e-5) == "");
   }
 
-  TEST_CASE("expert groups: what differs is named with its member") {
-    const Plan plan = GroupPlan("1f1b", 2, 2, 2, Level::kComponent, 1);
-    const Model model = ModelFor(plan, 0.5f);
-    const Dataset dataset = SmallDataset();
+  TEST_CASE("equivalence: a wrong loss count gradient or weight is named") {
+    const Model model = GroupModel(0.5f);
+    const Plan plan = PlanFor(model, "1f1b", 2, 2, 2, Level::kComponent, 1);
     const auto difference = [&](const auto& spoil) {
-      ThreadedRun run(plan, model, dataset, 7, {});
-      ReferenceRun reference(plan, model, dataset, 7);
-      StepResult result = run.Step(1);
-      spoil(result, run);
-      return CompareStep(plan, 1, result, run, reference).difference;
+      return TrainBesideReference(plan, model, {.spoil = spoil}).difference;
     };
     CHECK(difference([](StepResult&, ThreadedRun&) {}) == "");
-    CHECK(difference([](StepResult& result, ThreadedRun&) {
-            result.losses[3] = 1.5f;
-          }).starts_with("step 1: loss of replica 0 member 1, micro-batch 1 is 1.5 (0x3fc00000)"));
+    CHECK(difference([](StepResult& result, ThreadedRun&) { result.losses[3] = 1.5f; })
+              .starts_with("step 1: loss of replica 0 member 1, micro-batch 1 is 1.5 (0x3fc00000), "
+                           "without a pipeline "));
     CHECK(difference([](StepResult& result, ThreadedRun&) {
             ++result.dropped;
           }).find(" (token, expert) pairs were dropped, without a pipeline ") != std::string::npos);
     const std::string expert = difference([](StepResult&, ThreadedRun& run) {
       run.At({0, 1, 1}).StageAt(1).expert_gradients()[0] = -0.25f;
     });
-    CHECK(expert.find(" expert 2 gate_up\", index 0, on replica 0 member 1 rank 1 is -0.25 ") !=
-          std::string::npos);
+    CHECK(expert.starts_with("step 1: gradient of stage 1, block \"layer "));
+    CHECK(expert.find(" expert 2 gate_up\", index 0, on replica 0 member 1 rank 1 is -0.25 "
+                      "(0xbe800000), without a pipeline ") != std::string::npos);
+    CHECK(difference([](StepResult&, ThreadedRun& run) {
+            float& weight = run.At({0, 0, 0}).StageAt(0).parameters()[0];
+            weight = -weight;
+          }).starts_with("step 1: updated weight of stage 0, block \""));
   }
 
   TEST_CASE("expert groups: a model that does not fit is refused") {
-    const Plan plan = GroupPlan("1f1b", 2, 2, 3, Level::kComponent, 1);
+    Model model = GroupModel();
+    model.experts = 6;
+    const Plan plan = PlanFor(model, "1f1b", 2, 2, 3, Level::kComponent, 1);
     const Dataset dataset = SmallDataset();
-    const auto failure = [&](const Model& model) {
-      return Failure([&] { ThreadedRun(plan, model, dataset, 7, {}); });
-    };
+    const auto failure = [&] { return Failure([&] { ThreadedRun(plan, model, dataset, 7, {}); }); };
+    CHECK(failure() == "accepted");
+    model.experts = 4;
     CHECK(
-        failure(ModelFor(plan, 0)) ==
+        failure() ==
         "model \"small\": /experts: must be a multiple of the 3 devices of an expert group, is 4; "
         "use `model` with such a number, or a plan with another `expert_parallel`");
-    Model model = ModelFor(plan, 0);
     model.experts = 6;
-    CHECK(failure(model) == "accepted");
-    const int right = model.layers;
+    const int right = 2 * plan.layers;
     model.layers = right + 1;
-    CHECK(failure(model) == "model \"small\": /layers: the plan's 2 stages have " +
-                                std::to_string(plan.layers) + " layers each, " +
-                                std::to_string(right) + " together, the model has " +
-                                std::to_string(right + 1) + "; use `model` with layers " +
-                                std::to_string(right) + ", or costs with another layers_per_stage");
+    CHECK(failure() == "model \"small\": /layers: the plan's 2 stages have " +
+                           std::to_string(plan.layers) + " layers each, " + std::to_string(right) +
+                           " together, the model has " + std::to_string(right + 1) +
+                           "; use `model` with layers " + std::to_string(right) +
+                           ", or costs with another layers_per_stage");
     model.layers = 0;
     CHECK(FitModel(model, plan.stages, plan.layers).layers == right);
   }

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,81 +43,44 @@ inline MicroBatch RandomMicroBatch(const Model& model, uint64_t key) {
   return micro;
 }
 
-/// All stages of a model, chained without a pipeline.
+/// A whole model whose members add to one gradient.
 template <typename T>
-struct BasicChain {
-  std::vector<WholeStage<T>> stages;
+struct Training : WholeModel<T> {
+  explicit Training(const Model& model, uint64_t seed = 1, int members = 1)
+      : WholeModel<T>(model, members, seed), layers{0, model.layers} {}
 
-  BasicChain(const Model& model, int count, uint64_t seed = 1, int members = 1) {
-    for (int s = 0; s < count; ++s) stages.emplace_back(model, s, count, members, seed);
+  void Weight(size_t members) {
+    const std::vector<T*> dense(members, this->stage().dense_gradients().data());
+    this->BackwardWeight(layers, dense, this->stage().expert_gradients().data());
   }
-
-  /// One micro-batch of every member between F and W.
-  struct Flight {
-    std::vector<WholeStash<T>> stashes;
-    std::vector<T> losses;                          // by member
-    std::vector<std::vector<T>> inputs, gradients;  // of every stage
-    T loss() const { return losses.at(0); }
-  };
-
-  Flight Forward(std::span<const MicroBatch> micros) const {
-    Flight flight;
-    flight.stashes.resize(stages.size());
-    flight.gradients.resize(stages.size());
-    std::vector<T> x;
-    for (size_t s = 0; s < stages.size(); ++s) {
-      flight.inputs.push_back(x);
-      x = stages[s].Forward(micros, x, &flight.stashes[s], &flight.losses);
-    }
-    return flight;
+  /// F, B and W of a micro-batch of every member; returns their losses.
+  std::vector<T> Train(std::span<const MicroBatch> micros, T loss_scale) {
+    std::vector<T> losses = this->Forward(micros);
+    this->BackwardInput(loss_scale);
+    Weight(micros.size());
+    return losses;
   }
-  Flight Forward(const MicroBatch& micro) const { return Forward(std::span(&micro, 1)); }
-  void BackwardInput(Flight& flight, T loss_scale) {
-    std::vector<T> d;
-    for (size_t s = stages.size(); s > 0; --s) {
-      d = stages[s - 1].BackwardInput(d, loss_scale, &flight.stashes[s - 1]);
-      flight.gradients[s - 1] = d;
-    }
-  }
-  void BackwardWeight(Flight& flight) {
-    for (size_t s = stages.size(); s > 0; --s) {
-      stages[s - 1].BackwardWeight(&flight.stashes[s - 1]);
-    }
-  }
-  /// F, B and W in one go.
-  Flight TrainAll(std::span<const MicroBatch> micros, T loss_scale) {
-    Flight flight = Forward(micros);
-    BackwardInput(flight, loss_scale);
-    BackwardWeight(flight);
-    return flight;
-  }
-  /// The same of one micro-batch; returns the loss.
   T Train(const MicroBatch& micro, T loss_scale) {
-    return TrainAll(std::span(&micro, 1), loss_scale).loss();
+    return Train(std::span(&micro, 1), loss_scale)[0];
   }
 
-  /// Gradients (parameters) of all stages by name of their blocks, which is the same however the
-  /// model is cut into stages.
-  std::map<std::string, std::vector<T>> Gradients() {
-    return Gather([](BasicStage<T>& stage) { return stage.gradients(); });
-  }
-  std::map<std::string, std::vector<T>> Parameters() {
-    return Gather([](BasicStage<T>& stage) { return stage.parameters(); });
-  }
-
- private:
-  template <typename Values>
-  std::map<std::string, std::vector<T>> Gather(Values values) {
-    std::map<std::string, std::vector<T>> all;
-    for (WholeStage<T>& whole : stages) {
-      for (const ParameterBlock& block : whole.stage().blocks()) {
-        const std::span<T> part = values(whole.stage()).subspan(block.offset, block.size);
-        all[block.name].assign(part.begin(), part.end());
-      }
-    }
-    return all;
-  }
+  const LayerRange layers;
 };
-using Chain = BasicChain<float>;
+
+/// Blocks that are not as in `want`, by the relative error of the Euclidean norm.
+template <typename T>
+std::string BlocksApart(BasicStage<float>& got, BasicStage<T>& want, double bound) {
+  std::string apart;
+  for (const ParameterBlock& block : got.blocks()) {
+    double error = 0, norm = 0;
+    for (size_t i = block.offset; i < block.offset + block.size; ++i) {
+      const auto x = static_cast<double>(want.gradients()[i]);
+      error += std::pow(static_cast<double>(got.gradients()[i]) - x, 2);
+      norm += x * x;
+    }
+    if (!(norm > 0 && std::sqrt(error) <= bound * std::sqrt(norm))) apart += block.name + "; ";
+  }
+  return apart;
+}
 
 }  // namespace contraflow

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/bytes.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
 #include "tests/support/failure.h"
@@ -91,7 +92,7 @@ TEST_SUITE("unit") {
     CHECK(read.spans[2].end == int64_t{1} << 60);
     CheckPrefixes(bytes, [](const std::string& part) { ReadDeviceStep(part); });
     CHECK(Failure([&] { ReadDeviceStep(bytes + "x"); }) ==
-          "the record of a step has bytes behind its end");
+          "the record of a step is followed by bytes that belong to nothing");
     std::string huge = bytes;
     huge[15] = '\x7f';
     CHECK(Failure([&] { ReadDeviceStep(huge); }) == "the record of a step is cut off");
@@ -101,11 +102,11 @@ TEST_SUITE("unit") {
     std::map<std::string, Digest> digests;
     digests["layer 0 qkv"] = Sha256("a");
     digests["head"] = Sha256("b");
-    const std::string bytes = WriteDigests(digests);
-    CHECK(ReadDigests(bytes) == digests);
-    CHECK(Failure([&] { ReadDigests(bytes.substr(0, bytes.size() - 1)); }) ==
-          "the digests of a process are cut off");
-    CHECK(Failure([&] { ReadDigests("name"); }) == "the digests of a process are cut off");
+    const std::string bytes = ByteWriter().PutByName(digests).Take();
+    CHECK(ByteReader(bytes, "digests are").TakeByName<Digest>() == digests);
+    const auto cut = std::string_view(bytes).substr(0, bytes.size() - 1);
+    CHECK(Failure([&] { ByteReader(cut, "digests are").TakeByName<Digest>(); }) ==
+          "digests are cut off");
   }
 
   TEST_CASE("progress is described by the plan") {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/rendezvous.h"
+#include "runtime/launch/meeting.h"
 #include "tests/runtime/launch/watched_job.h"
 
 namespace contraflow::control_process_test {
@@ -183,6 +183,7 @@ TEST_SUITE("unit") {
       CHECK(FirstLine(report) ==
             "contraflow-run: error: rank " + std::to_string(dead) +
                 " was lost: its connection closed (it was killed, or its machine is gone)");
+      CAPTURE(report);
       CHECK(report.find("were sent SIGTERM\n") != std::string::npos);
     }
   }
@@ -196,14 +197,14 @@ TEST_SUITE("unit") {
     CHECK(FirstLine(job.ReportOf(0)) == "contraflow-run: error: rank 1: it broke");
   }
 
-  TEST_CASE("control processes: one whose threads are all stuck is ended") {
+  TEST_CASE("control processes: one that is stuck, or whose report nobody reads, is ended") {
     const std::vector<ForkedJob::Body> stuck = {
         // The wake does not come back, and neither does the main thread.
         [](int, Control& control) {
           control.OnStop([] { ::pause(); });
           for (;;) ::pause();
         },
-        // Nobody reads what it prints.
+        // Nobody reads what it prints: that keeps it from nothing.
         [](int, Control& control) {
           int fds[2];
           CF_ASSERT(::pipe2(fds, O_NONBLOCK) == 0);
@@ -214,11 +215,6 @@ TEST_SUITE("unit") {
           ::dup2(fds[1], STDERR_FILENO);
           WaitForStop(control);
         },
-        // It cannot flush what others hold.
-        [](int, Control&) {
-          ::flockfile(stdout);
-          for (;;) ::pause();
-        },
     };
     std::vector<std::unique_ptr<ForkedJob>> jobs;
     for (const ForkedJob::Body& body : stuck) {
@@ -228,7 +224,8 @@ TEST_SUITE("unit") {
     for (const auto& job : jobs) job->Signal(0, SIGTERM);
     for (const auto& job : jobs) {
       CAPTURE(&job - jobs.data());
-      CHECK(job->Wait(0) == "signal " + std::to_string(SIGKILL));
+      const int signal = job == jobs[0] ? SIGKILL : SIGTERM;
+      CHECK(job->Wait(0) == "signal " + std::to_string(signal));
     }
   }
 
@@ -246,12 +243,13 @@ TEST_SUITE("unit") {
     options.silence = milliseconds(2000);
     ForkedJob job(3, options, Work);
     job.Signal(1, SIGSTOP);
-    CHECK(job.Wait(0) == "exit 1");
-    CHECK(job.Wait(2) == "exit 1");
-    CHECK(FirstLine(job.ReportOf(0)).find("rank 1 was lost: it was silent for 2 s") !=
-          std::string::npos);
+    CHECK(job.Wait(0) == "exit 75");
+    CHECK(job.Wait(2) == "exit 75");
+    const std::string report = job.ReportOf(0);
+    CAPTURE(report);
+    CHECK(FirstLine(report).find("rank 1 was lost: it was silent for 2 s") != std::string::npos);
     job.Signal(1, SIGCONT);
-    CHECK(job.Wait(1) == "exit 1");
+    CHECK(job.Wait(1) == "exit 75");
   }
 
   TEST_CASE("control processes: a whole job that was stopped for a while goes on") {
@@ -268,6 +266,26 @@ TEST_SUITE("unit") {
     for (const int rank : {0, 1}) job.Signal(rank, SIGCONT);
     CHECK(job.WaitAll() == Join({"exit 0", "exit 0"}));
     CHECK(job.ReportOf(0) == "");
+  }
+
+  TEST_CASE("control processes: one that is asked to stop has its time and tells all") {
+    Control::Options options;
+    options.grace = milliseconds(20'000);
+    ForkedJob job(3, options, [](int, Control& control) {
+      while (!control.Barrier()) std::this_thread::sleep_for(milliseconds(2));
+      control.Finish();
+      ::_exit(50);
+    });
+    job.Signal(2, SIGUSR1);
+    CHECK(job.WaitAll() == Join({"exit 50", "exit 50", "exit 50"}));
+    CHECK(job.ReportOf(0) == "");
+    // Once the time is over, or at the second signal, all stop.
+    options.grace = milliseconds(300);
+    ForkedJob slow(2, options, Work);
+    slow.Signal(1, SIGTERM);
+    CHECK(slow.WaitAll() == Join({"exit 1", "signal " + std::to_string(SIGTERM)}));
+    CHECK(FirstLine(slow.ReportOf(0)) ==
+          "contraflow-run: error: rank 1 was sent SIGTERM, and its step did not end within 0.3 s");
   }
 
   TEST_CASE("control processes: signals that are ignored stay so and those after the end count") {
@@ -323,7 +341,7 @@ TEST_SUITE("unit") {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    CHECK(codes == std::vector<int>{1, 1, 1, -1});
+    CHECK(codes == std::vector<int>{75, 75, 75, -1});
     REQUIRE(reports.size() == 1);
     CHECK(FirstLine(reports[0]) ==
           "contraflow-run: error: rank 3 was lost: its connection closed (it was killed, or its "

@@ -14,13 +14,12 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/control_link.h"
+#include "runtime/core/bytes.h"
 #include "tests/runtime/launch/watched_job.h"
 
 namespace contraflow::control_talk_test {
 namespace {
 
-using Kind = ControlMessage::Kind;
 using std::chrono::milliseconds;
 
 constexpr const char* kClosed =
@@ -34,32 +33,11 @@ std::string Bytes(int rank, int round, size_t size) {
   return bytes + std::to_string(rank) + "/" + std::to_string(round);
 }
 
-std::string RandomText(std::mt19937& random, size_t most) {
-  std::string text(random() % (most + 1), ' ');
-  for (char& c : text) c = static_cast<char>(' ' + random() % 95);
-  return text;
-}
-
-Fault RandomFault(std::mt19937& random) {
-  return {static_cast<FaultKind>(random() % 5), static_cast<int>(random() % 9),
-          static_cast<int>(random() % 9) - 1, random() % 2 == 0, RandomText(random, 2000)};
-}
-
-ControlMessage RandomMessage(std::mt19937& random) {
-  ControlMessage message(static_cast<Kind>(random() % ControlMessage::kKinds));
-  if (message.kind == Kind::kBeat || message.kind == Kind::kWords) {
-    message.beat = {uint64_t{random()} << 20, static_cast<int32_t>(random() % 9) - 1,
-                    static_cast<uint32_t>(random()), RandomText(random, 1000)};
-  }
-  message.has_fault = message.kind == Kind::kWords && random() % 2 == 0;
-  if (message.kind == Kind::kFault || message.kind == Kind::kStop || message.has_fault) {
-    message.fault = RandomFault(random);
-  }
-  if (message.kind == Kind::kData) message.operation = static_cast<uint8_t>(random());
-  if (message.kind == Kind::kData || message.kind == Kind::kPart) {
-    message.bytes = RandomText(random, 3000);
-  }
-  return message;
+/// What a process tells that it does, of a message of the watch.
+std::string BeatBytes(int waits_for) {
+  ByteWriter bytes;
+  bytes.Put(uint64_t{1}).Put(int32_t{1}).Put(int32_t{waits_for}).Put(uint32_t{0});
+  return bytes.PutText("here").Take();
 }
 
 TEST_SUITE("unit") {
@@ -118,7 +96,7 @@ TEST_SUITE("unit") {
         job.Kill(lost);
         job.Join();
         for (int rank = 0; rank < 4; ++rank) {
-          CHECK(job.end(rank).code == (rank == lost ? -1 : 1));
+          CHECK(job.end(rank).code == (rank == lost ? -1 : Control::kStoppedCode));
           CHECK(job.end(rank).aborted == (rank != lost));
         }
         CHECK(FirstLine(job.Report()) ==
@@ -174,144 +152,114 @@ TEST_SUITE("unit") {
     CHECK(job.end(0).aborted);
   }
 
+  TEST_CASE("control: everybody exchanges bytes with a neighbour") {
+    for (const int size : {1, 2, 3}) {
+      WatchedJob job(size);
+      std::atomic<int> wrong = 0;
+      job.Run([&](int rank, Control& control, Progress&) {
+        for (int round = 0; round < 3; ++round) {
+          const int before = (rank + size - 1) % size;
+          const std::string mine = Bytes(rank, round, 300'000);
+          if (control.Exchange((rank + 1) % size, mine, before) != Bytes(before, round, 300'000)) {
+            ++wrong;
+          }
+          control.Barrier();
+        }
+        control.Finish();
+      });
+      CHECK(wrong == 0);
+    }
+  }
+
   TEST_CASE("control: a connection that carries no messages of the job is lost") {
-    const std::string hello = Encode(ControlMessage(Kind::kFinish));
-    ControlMessage data(Kind::kData), stranger(Kind::kFault);
-    stranger.fault.process = 99;
-    ControlMessage waits(Kind::kBeat);
-    waits.beat.waits_for = 3;
-    std::string long_length("\x05\xff\xff\xff\xff", 5);
     struct Case {
+      uint8_t channel;
       std::string bytes, reason;
     };
-    const std::string none = "it sent something that is not a message of this job";
+    const std::string fault = BytesOf({FaultKind::kError, 1, -1, false, "text"});
     const Case cases[] = {
-        {"GET / HTTP/1.1\r\n\r\n", none},
-        {long_length, none},
-        {hello + Encode(stranger), none},
-        {Encode(waits), none},
-        {Encode(data) + Encode(data), "it sent data that nobody asked for"},
+        {99, "", "it sent something that is not a message of this job"},
+        {Watch::kFault, fault + "x",
+         "a message of the watch is followed by bytes that belong to nothing"},
+        {Watch::kFault, fault.substr(0, 20), "a message of the watch is cut off"},
+        {Watch::kFault, BytesOf({FaultKind::kError, 99, -1, false, ""}),
+         "tells of a fault there is not"},
+        {Watch::kBeat, BeatBytes(3), "names a process there is not"},
     };
     for (const Case& c : cases) {
       CAPTURE(&c - cases);
       WatchedJob job(3, {}, {2});
-      SendAll(job.membership(2).watch[0], std::as_bytes(std::span(c.bytes)),
-              Clock::now() + std::chrono::seconds(30));
+      SendTalk(job.membership(2).links[0], Watch::kFinish);
+      SendTalk(job.membership(2).links[0], c.channel, c.bytes);
       job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
       CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2 was lost: " + c.reason);
     }
+    WatchedJob job(3, {}, {2});
+    for (int i = 0; i < 5; ++i) SendTalk(job.membership(2).links[0], Watch::kData, "g");
+    job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+    CHECK(FirstLine(job.Report()) ==
+          "contraflow-run: error: rank 2 was lost: it sent data that nobody asked for");
+  }
+
+  TEST_CASE("control: what was said before the end is heard though nothing can be sent any more") {
+    std::vector<Membership> members = JoinWatch(2);
+    std::string heard;
+    Link link(1, std::move(members[0].links[1]),
+              [&](int, uint8_t, std::string bytes) { heard += bytes; });
+    SendTalk(members[1].links[0], Watch::kStop, "no memory");
+    members[1].links.clear();
+    link.PutTalk(Watch::kBeat, "here");
+    link.Write();
+    CHECK(link.open());
+    CHECK(!link.writes());
+    for (int reads = 0; link.open() && reads < 3; ++reads) link.Read();
+    CHECK(heard == "no memory");
+    CHECK(link.left());
+  }
+
+  TEST_CASE("control: one who was stopped before tells the others of the fault in its last words") {
+    Control::Options options;
+    options.bound = milliseconds(1000);
+    WatchedJob job(3, options, {2});
+    SendTalk(job.membership(2).links[1], Watch::kWords,
+             BeatBytes(-1) + BytesOf({FaultKind::kError, 2, -1, false, "it broke"}));
+    job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+    CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2: it broke");
   }
 
   TEST_CASE("control: a leader that orders what it may not is not obeyed") {
     // Rank 2 is no hub: neither stops the others nor ends the job.
     WatchedJob job(3, {}, {2});
-    for (const Kind kind : {Kind::kStop, Kind::kEnd, Kind::kFinished}) {
-      for (const int hub : {0, 1}) {
-        SendControl(job.membership(2).watch[static_cast<size_t>(hub)], ControlMessage(kind));
-      }
+    for (const int hub : {0, 1}) {
+      Stream& stream = job.membership(2).links[static_cast<size_t>(hub)];
+      SendTalk(stream, Watch::kStop, BytesOf({FaultKind::kError, 2, -1, false, "now"}));
+      SendTalk(stream, Watch::kEnd);
+      SendTalk(stream, Watch::kFinished);
     }
-    SendControl(job.membership(2).watch[0], ControlMessage(Kind::kFinish));
+    SendTalk(job.membership(2).links[0], Watch::kFinish);
     job.Run([](int, Control& control, Progress&) { control.Finish(); });
     CHECK(job.reports().empty());
     CHECK(job.end(0).code == -1);
     CHECK(job.end(1).code == -1);
   }
 
-  TEST_CASE("control: messages come out as they went in") {
-    std::mt19937 random(1);
-    std::vector<ControlMessage> sent;
-    std::string bytes;
-    for (int i = 0; i < 2000; ++i) {
-      sent.push_back(RandomMessage(random));
-      bytes += Encode(sent.back());
-    }
-    ControlReader reader;
-    size_t received = 0;
-    for (size_t at = 0; at < bytes.size();) {
-      const size_t count = std::min<size_t>(bytes.size() - at, random() % 5000);
-      reader.Add(bytes.data() + at, count);
-      at += count;
-      for (ControlMessage message; reader.Next(&message); ++received) {
-        const ControlMessage& expected = sent.at(received);
-        REQUIRE(message.kind == expected.kind);
-        REQUIRE(Encode(message) == Encode(expected));
-        REQUIRE(message.beat.position == expected.beat.position);
-        REQUIRE(message.beat.moves == expected.beat.moves);
-        REQUIRE(message.beat.waits_for == expected.beat.waits_for);
-        REQUIRE(message.fault.text == expected.fault.text);
-        REQUIRE(message.fault.about == expected.fault.about);
-        REQUIRE(message.bytes == expected.bytes);
-      }
-    }
-    CHECK(received == sent.size());
-  }
-
-  TEST_CASE("control: damaged messages are read or refused") {
-    std::mt19937 random(2);
-    int refused = 0;
-    for (int round = 0; round < 5000; ++round) {
-      std::string bytes = Encode(RandomMessage(random));
-      for (auto i = random() % 3; i > 0; --i) {
-        bytes[random() % bytes.size()] = static_cast<char>(random());
-      }
-      bytes.resize(bytes.size() - random() % std::min<size_t>(bytes.size(), 3));
-      ControlReader reader;
-      reader.Add(bytes.data(), bytes.size());
-      try {
-        for (ControlMessage message; reader.Next(&message);) {
-          CHECK(message.fault.text.size() <= kMaxFaultText);
-        }
-      } catch (const Error& error) {
-        CHECK(std::string(error.what()) == "it sent something that is not a message of this job");
-        ++refused;
-      }
-    }
-    CHECK(refused > 100);
-  }
-
   TEST_CASE("control: texts are cut and cannot steer a terminal") {
-    ControlMessage message(Kind::kFault);
-    message.fault.text = "a\x1b[2Jb\nc\x7f" + std::string(1 << 20, 'x');
-    const std::string bytes = Encode(message);
-    ControlReader reader;
-    reader.Add(bytes.data(), bytes.size());
-    ControlMessage read;
-    REQUIRE(reader.Next(&read));
-    CHECK(read.fault.text.size() == kMaxFaultText);
-    CHECK(read.fault.text.substr(0, 10) == "a?[2Jb\nc?x");
+    WatchedJob job(2, {}, {1});
+    const std::string text = "a\x1b[2Jb\nc\x7f" + std::string(200'000, 'x');
+    SendTalk(job.membership(1).links[0], Watch::kFault,
+             BytesOf({FaultKind::kError, 1, -1, false, text}));
+    job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
+    CHECK(job.Report().starts_with("contraflow-run: error: rank 1: a?[2Jb\n    c?xxx"));
+    CHECK(job.Report().size() < 20'000);
   }
 
-  TEST_CASE("control: who does not read keeps nobody waiting and is given up") {
-    int fds[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-    ControlLink link{Socket(fds[0])};
-    ControlLink other{Socket(fds[1])};
-    // A main thread's data may be large; what is urgent passes it by.
-    const std::string data(size_t{20} << 20, 'd');
-    link.SendBytes(3, data);
-    link.Send(ControlMessage(Kind::kEnd));
-    CHECK(link.open());
-    std::vector<ControlMessage> messages;
-    uint64_t pieces = 0;
-    while (messages.size() < 2) {
-      link.Flush();
-      other.Receive(&messages, &pieces);
-      REQUIRE(other.open());
-    }
-    CHECK(messages[0].kind == Kind::kEnd);
-    CHECK(messages[1].kind == Kind::kData);
-    CHECK(messages[1].operation == 3);
-    CHECK(messages[1].bytes == data);
-    CHECK(pieces == 80);
-    CHECK(!link.Unsent());
-
-    ControlMessage beat(Kind::kBeat);
-    beat.beat.position = std::string(1000, 'p');
-    int sent = 0;
-    for (; link.open() && sent < 100'000; ++sent) link.Send(beat);
-    CHECK(!link.open());
-    CHECK(sent > 1000);
-    CHECK(link.reason() == "it stopped reading (it is suspended, or its machine is gone)");
+  TEST_CASE("control: a signal of one process asks all to stop in order") {
+    WatchedJob job(3);
+    job.Run([&](int, Control& control, Progress&) {
+      CHECK(!control.Barrier());
+      control.Finish();
+    });
+    CHECK(job.reports().empty());
   }
 }
 

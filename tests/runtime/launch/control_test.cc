@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/control_link.h"
 #include "tests/runtime/launch/watched_job.h"
 
 namespace contraflow::control_test {
@@ -37,9 +36,9 @@ std::vector<int> Codes(WatchedJob& job) {
   return codes;
 }
 
-/// One by each rank, with another one by `rank`.
-std::vector<int> CodesBut(int size, int rank, int code) {
-  std::vector<int> codes(static_cast<size_t>(size), 1);
+/// 1, or another one, by each rank, with `code` by `rank`.
+std::vector<int> CodesBut(int size, int rank, int code, int others = 1) {
+  std::vector<int> codes(static_cast<size_t>(size), others);
   codes[static_cast<size_t>(rank)] = code;
   return codes;
 }
@@ -60,7 +59,8 @@ TEST_SUITE("unit") {
             if (rank == failing) return control.Fail(kind, "it broke", 42);
             WaitForStop(control);
           });
-          CHECK(Codes(job) == CodesBut(size, failing, 42));
+          const int others = kind == FaultKind::kLost ? Control::kStoppedCode : 1;
+          CHECK(Codes(job) == CodesBut(size, failing, 42, others));
           const std::string subject = size > 1 ? Name(failing) + ": " : "";
           CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + subject + "it broke");
           for (int rank = 0; rank < size && size > 1; ++rank) {
@@ -84,7 +84,7 @@ TEST_SUITE("unit") {
         }
         job.Kill(lost);
         job.Join();
-        CHECK(Codes(job) == CodesBut(size, lost, -1));
+        CHECK(Codes(job) == CodesBut(size, lost, -1, Control::kStoppedCode));
         CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + Name(lost) + kClosed);
         CHECK(job.reports()[0].first == (lost == 0 ? 1 : 0));
         CHECK(job.Report().find("then") == std::string::npos);
@@ -102,7 +102,7 @@ TEST_SUITE("unit") {
       job.Kill(0);
       job.Kill(1);
       job.Join();
-      for (int rank = 2; rank < size; ++rank) CHECK(job.end(rank).code == 1);
+      for (int rank = 2; rank < size; ++rank) CHECK(job.end(rank).code == Control::kStoppedCode);
       // Rank 1 may have spoken for all before it was lost itself.
       for (const auto& [rank, report] : job.reports()) {
         CHECK(rank >= 1);
@@ -174,7 +174,7 @@ TEST_SUITE("unit") {
     while (!told) Sleep(1);
     job.Kill(3);
     job.Join();
-    CHECK(Codes(job) == std::vector<int>{1, 11, 1, -1});
+    CHECK(Codes(job) == std::vector<int>{75, 11, 75, -1});
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + std::string(kClosed));
     CHECK(job.Report().find("\n  then    rank 1, instruction 4: rank 3 was lost: the connection "
                             "was closed\n") != std::string::npos);
@@ -182,10 +182,9 @@ TEST_SUITE("unit") {
 
   TEST_CASE("control: an error of a rank that is lost after it remains the cause") {
     WatchedJob job(3, {}, {2});
-    Socket& leader = job.membership(2).watch[0];
-    SendControl(leader, ControlMessage(ControlMessage::Kind::kFault,
-                                       {FaultKind::kError, 2, -1, false, "disk full"}));
-    job.membership(2).watch.clear();
+    SendTalk(job.membership(2).links[0], Watch::kFault,
+             BytesOf({FaultKind::kError, 2, -1, false, "disk full"}));
+    job.membership(2).links.clear();
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2: disk full");
     CHECK(job.Report().find("\n  rank 2  lost; never heard from\n") != std::string::npos);
@@ -226,7 +225,7 @@ TEST_SUITE("unit") {
       CAPTURE(silent);
       WatchedJob& job = *jobs[static_cast<size_t>(silent)];
       job.Join();
-      CHECK(Codes(job) == CodesBut(3, silent, -1));
+      CHECK(Codes(job) == CodesBut(3, silent, -1, Control::kStoppedCode));
       CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + Name(silent) +
                                            " was lost: it was silent for 2 s (it is suspended, or "
                                            "its machine or network is gone)");
@@ -250,7 +249,7 @@ TEST_SUITE("unit") {
       job->Join();
       const int size = job->size();
       CAPTURE(size);
-      CHECK(Codes(*job) == std::vector<int>(static_cast<size_t>(size), 1));
+      CHECK(Codes(*job) == std::vector<int>(static_cast<size_t>(size), Control::kStoppedCode));
       const std::string report = job->Report();
       CHECK(FirstLine(report) == (size > 1
                                       ? "contraflow-run: error: no rank has made progress for 1.2 s"
@@ -284,11 +283,10 @@ TEST_SUITE("unit") {
       options.bound = milliseconds(1000);
       WatchedJob job(4, options, {0});
       for (const int rank : {1, 2, 3}) {
-        SendControl(job.membership(0).watch[static_cast<size_t>(rank)],
-                    ControlMessage(ControlMessage::Kind::kStop,
-                                   {FaultKind::kError, 0, -1, false, "no memory"}));
+        SendTalk(job.membership(0).links[static_cast<size_t>(rank)], Watch::kStop,
+                 BytesOf({FaultKind::kError, 0, -1, false, "no memory"}));
       }
-      if (!stays) job.membership(0).watch.clear();
+      if (!stays) job.membership(0).links.clear();
       job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
       CHECK(Codes(job) == std::vector<int>{-1, 1, 1, 1});
       CHECK(job.reports()[0].first == 1);
@@ -329,13 +327,11 @@ TEST_SUITE("unit") {
       CAPTURE(hub);
       WatchedJob job(4, {}, {3});
       Membership& last = job.membership(3);
-      Socket kept = std::move(last.watch[static_cast<size_t>(hub)]);
-      last.watch[static_cast<size_t>(hub)] = Socket(::dup(kept.fd()));
-      last.watch[static_cast<size_t>(hub)].Shutdown();
+      last.links[static_cast<size_t>(hub)].Shutdown();
       job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
       const std::string seen = hub == 1 ? ", as rank 1 saw it" : "";
       CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + (kClosed + seen));
-      CHECK(Codes(job) == std::vector<int>{1, 1, 1, -1});
+      CHECK(Codes(job) == CodesBut(4, 3, -1, Control::kStoppedCode));
     }
   }
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/launch/rendezvous.h"
+#include "runtime/launch/meeting.h"
 #include "runtime/transport/socket.h"
 
 namespace contraflow {
@@ -29,7 +29,8 @@ std::vector<Attendance> Gather(const std::vector<MeetingPoint>& points,
 
 /// Checks that all of them have met: that every connection is there that should be, and no other,
 /// and joins the two that it says.
-void CheckMet(const std::vector<Attendance>& all, bool mesh);
+void CheckMet(std::vector<Attendance>& all, bool mesh);
+inline void CheckMet(std::vector<Attendance>&& all, bool mesh) { CheckMet(all, mesh); }
 
 /// A deadline for what should take no time, however busy the machine.
 Clock::time_point Soon();

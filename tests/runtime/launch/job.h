@@ -56,6 +56,9 @@ struct Ending {
   std::chrono::steady_clock::time_point when;
 };
 
+/// One process without a launcher.
+JobSpec Alone(Words words);
+
 /// A running job, or one that ran. Its processes have a clean environment and their outputs go to
 /// files. Under mpirun all of them are one (mpirun's), but for Signal.
 class LaunchedJob {

@@ -99,7 +99,7 @@ fs::path FolderOf(const std::string& checkpoints, int step) {
 fs::path ShardIn(const fs::path& folder) {
   fs::path shard;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (entry.path().filename() == "manifest.json") continue;
+    if (entry.path().filename() == "manifest") continue;
     if (shard.empty() || entry.file_size() > fs::file_size(shard)) shard = entry.path();
   }
   return shard;
@@ -180,9 +180,9 @@ TEST_SUITE("jobs") {
     fs::remove(shard);
     CheckRefused(resume, {shard.filename(), "is missing", "--resume-step 2"});
     WriteText(shard, sound);
-    const fs::path manifest = newest / "manifest.json";
+    const fs::path manifest = newest / "manifest";
     FlipByte(manifest, fs::file_size(manifest) / 2);
-    CheckRefused(resume, {"manifest.json", "damaged", "--resume-step 2"});
+    CheckRefused(resume, {"manifest", "damaged", "--resume-step 2"});
 
     const Trained trained = Finish(bench.Spec(5, {"--resume-step", "2", "--json"}));
     const Trained expected = TrainWithThreads({bench.plan, "--model", bench.model, "--steps", "5"});

@@ -157,21 +157,6 @@ TEST_SUITE("jobs") {
                "--model tiny --level buffer"},
               {"--strict"});
   }
-
-  TEST_CASE("mpirun: tensors may go over TCP") {
-    const JobFolder folder;
-    const std::string file = CompilePlan(folder, kFour.name, kFour.compile);
-    JobSpec spec;
-    spec.style = JobStyle::kMpirun;
-    spec.processes = 4;
-    spec.words = {file, "--model", "tiny", "--steps", "2", "--json"};
-    const Trained expected = CheckJob(spec);
-    CHECK(expected.losses.size() == 2);
-    spec.words.insert(spec.words.end(), {"--transport", "tcp"});
-    // Without MPI nothing else tells them where to meet.
-    spec.environment = {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(FreePort())}};
-    CheckSame(CheckJob(spec), expected);
-  }
 #endif
 
   TEST_CASE("torchrun: its environment starts the same training") {

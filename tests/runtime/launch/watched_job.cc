@@ -8,6 +8,7 @@
 #include <span>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
 
 namespace contraflow {
 
@@ -17,14 +18,14 @@ std::vector<Membership> JoinWatch(int size) {
     Membership& member = members[static_cast<size_t>(p)];
     member.rank = p;
     member.size = size;
-    member.watch.resize(static_cast<size_t>(size));
+    member.links.resize(static_cast<size_t>(size));
   }
   for (size_t hub = 0; hub < std::min<size_t>(2, members.size()); ++hub) {
     for (size_t p = hub + 1; p < members.size(); ++p) {
       int fds[2];
       CF_ASSERT(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-      members[hub].watch[p] = Socket(fds[0]);
-      members[p].watch[hub] = Socket(fds[1]);
+      members[hub].links[p] = Stream(Socket(fds[0]));
+      members[p].links[hub] = Stream(Socket(fds[1]));
     }
   }
   return members;
@@ -126,9 +127,20 @@ void WaitForStop(Control& control) {
   throw Aborted();
 }
 
-void SendControl(const Socket& socket, const ControlMessage& message) {
-  const std::string bytes = Encode(message);
-  SendAll(socket, std::as_bytes(std::span(bytes)), Clock::now() + std::chrono::seconds(30));
+void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes) {
+  Frame frame;
+  frame.kind = Frame::kTalk;
+  frame.channel = channel;
+  frame.bytes = bytes.size();
+  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(30);
+  stream.WriteAll(std::as_bytes(std::span(&frame, 1)), deadline);
+  stream.WriteAll(std::as_bytes(std::span(bytes)), deadline);
+}
+
+std::string BytesOf(const Fault& fault) {
+  ByteWriter bytes;
+  bytes.Put(fault.kind).Put(int32_t{fault.process}).Put(int32_t{fault.about});
+  return bytes.Put(uint8_t{fault.seen}).PutText(fault.text).Take();
 }
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/launch/control.h"
-#include "runtime/launch/control_link.h"
+#include "runtime/launch/watch.h"
 
 namespace contraflow {
 
@@ -71,8 +71,10 @@ class WatchedJob {
 /// Waits until the job stops, as a main thread in a transport does; throws Aborted.
 void WaitForStop(Control& control);
 
-/// Sends a message as the control thread at this end of a connection would.
-void SendControl(const Socket& socket, const ControlMessage& message);
+/// Sends a message as the watch at this end of a connection would.
+void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes = {});
+/// What a fault is in such a message.
+std::string BytesOf(const Fault& fault);
 
 /// The first line of a text.
 std::string FirstLine(const std::string& text);

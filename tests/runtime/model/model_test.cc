@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "runtime/gpu/views.h"
 #include "runtime/model/model_json.h"
 #include "runtime/model/parameters.h"
 #include "tests/support/failure.h"
@@ -65,7 +66,8 @@ TEST_CASE("model: a file sets what it names and leaves the rest") {
   const Model model = Read(R"({"name": "mine", "layers": 3, "width": 32, "heads": 2, "experts": 4,
       "top_k": 1, "expert_width": 20, "capacity_factor": 1.5, "vocabulary": 300, "sequence": 10, "batch": 2,
       "learning_rate": 0.5, "warmup_steps": 0, "beta1": 0.5, "beta2": 0.25, "epsilon": 1e-6,
-      "weight_decay": 0})");
+      "weight_decay": 0, "decay_steps": 40, "minimum_learning_rate": 0.25, "clip": 1.5,
+      "balance_loss": 0.5, "renormalise_top_k": true})");
   const Model want{.name = "mine",
                    .layers = 3,
                    .width = 32,
@@ -82,7 +84,12 @@ TEST_CASE("model: a file sets what it names and leaves the rest") {
                    .beta1 = 0.5f,
                    .beta2 = 0.25f,
                    .epsilon = 1e-6f,
-                   .weight_decay = 0};
+                   .weight_decay = 0,
+                   .decay_steps = 40,
+                   .minimum_learning_rate = 0.25f,
+                   .clip = 1.5f,
+                   .balance_loss = 0.5f,
+                   .renormalise_top_k = true};
   CHECK(model == want);
   Model unnamed;
   unnamed.name = "m.json";
@@ -96,6 +103,8 @@ TEST_CASE("model: what is written reads back as the same") {
   model.beta2 = 0.9999f;
   for (const float capacity : {0.0f, 1.3f}) {
     model.capacity_factor = capacity;
+    model.clip = capacity / 2;
+    model.renormalise_top_k = capacity != 0;
     std::string text;
     WriteJson(ModelToJson(model), &text);
     const JsonDocument document = ParseJson(text, "written");
@@ -113,6 +122,13 @@ TEST_CASE("model: malformed files are refused with path and remedy") {
         "m.json: /batch: must be a number of sequences in 1..65536, is -1");
   CHECK(ReadFailure(R"({"learning_rate": -1})") ==
         "m.json: /learning_rate: must be a learning rate in 0..10, is -1");
+  CHECK(ReadFailure(R"({"decay_steps": 10})") ==
+        "m.json: /decay_steps: must be 0 or more than warmup_steps 10, is 10");
+  CHECK(ReadFailure(R"({"minimum_learning_rate": 0.1})") ==
+        "m.json: /minimum_learning_rate: must be at most the learning_rate");
+  CHECK(ReadFailure(R"({"clip": -1})") == "m.json: /clip: must be a norm in 0..65536, is -1");
+  CHECK(ReadFailure(R"({"renormalise_top_k": 1})") ==
+        "m.json: /renormalise_top_k: must be a switch, true or false, is 1");
   CHECK(ReadFailure(R"({"heads": 5})") == "m.json: /heads: must divide width 64, is 5");
   CHECK(ReadFailure(R"({"width": 6, "heads": 2})") ==
         "m.json: /heads: each head must have an even width (rotary positions turn pairs), is 3");
@@ -135,13 +151,17 @@ TEST_CASE("model: malformed files are refused with path and remedy") {
 }
 
 TEST_CASE("model: absurd sizes are refused before anything is allocated") {
-  CHECK(ReadFailure(R"({"width": 16384, "heads": 64, "experts": 4096, "expert_width": 65536})") ==
-        "m.json: /width: with these layers, experts and widths the model has 105562251 million "
+  const auto fit_failure = [](const std::string& text) {
+    return Failure([&] { FitModel(Read(text), 1); });
+  };
+  CHECK(fit_failure(R"({"width": 16384, "heads": 64, "experts": 4096, "expert_width": 65536})") ==
+        "model \"m.json\": /width: with these layers, experts and widths the model has 105562251 "
+        "million "
         "parameters, the host backend takes at most 268 million; make one of them smaller");
-  CHECK(ReadFailure(R"({"layers": 32768, "sequence": 65536, "batch": 65536, "width": 2,
+  CHECK(fit_failure(R"({"layers": 32768, "sequence": 65536, "batch": 65536, "width": 2,
                         "heads": 1, "experts": 1, "top_k": 1, "expert_width": 1})")
-            .find("m.json: /sequence: with this sequence, batch and model one micro-batch keeps") ==
-        0);
+            .find("model \"m.json\": /sequence: with this sequence, batch and model one "
+                  "micro-batch keeps") == 0);
   Model model;
   model.learning_rate = std::numeric_limits<float>::quiet_NaN();
   CHECK(Failure([&] { CheckModel(model, "here"); }) ==
@@ -160,9 +180,9 @@ TEST_CASE("model: the size that is checked is the size that is allocated") {
   model.sequence = 1;
   model.batch = 1;
   model.layers = static_cast<int>(((1 << 28) - rest) / layer);
-  CheckModel(model, "here");
+  FitModel(model, 1);
   ++model.layers;
-  CHECK(Failure([&] { CheckModel(model, "here"); }).find("here: /width: ") == 0);
+  CHECK(Failure([&] { FitModel(model, 1); }).find("model \"default\": /width: ") == 0);
 }
 
 TEST_CASE("model: layers are settled for the stages") {
@@ -197,19 +217,19 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
         "model \"big\": /width: with these layers, experts and widths the model has 6983 million "
         "parameters, the host backend takes at most 268 million; make one of them smaller");
   const auto fit = [&](int stages, int members) {
-    return Failure([&] { FitModel(model, stages, 0, members, Hardware::kGpus); });
+    return Failure([&] { FitGpuModel(model, stages, 0, members); });
   };
   const auto is = [](const std::string& text, const std::string& part) {
     CAPTURE(text);
     CHECK(text.find(part) != std::string::npos);
   };
-  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 8);
+  CHECK(FitGpuModel(model, 8, 0, 1).layers == 8);
   model.layers = 64;
   is(fit(1, 1),
      "model \"big\": /width: the parameters of a stage take 1005 GB on each GPU, the largest have "
      "141 GB; make widths or experts smaller, or `expert_parallel` larger, or take more stages");
-  CHECK(FitModel(model, 8, 0, 1, Hardware::kGpus).layers == 64);
-  CHECK(FitModel(model, 4, 0, 4, Hardware::kGpus).layers == 64);
+  CHECK(FitGpuModel(model, 8, 0, 1).layers == 64);
+  CHECK(FitGpuModel(model, 4, 0, 4).layers == 64);
   model.layers = 8;
   model.sequence = 65536;
   model.batch = 4;
@@ -221,7 +241,7 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
   model.top_k = 1;
   is(fit(8, 16), "or give a capacity_factor");
   model.capacity_factor = 1;
-  CHECK(FitModel(model, 8, 0, 16, Hardware::kGpus).layers == 8);
+  CHECK(FitGpuModel(model, 8, 0, 16).layers == 8);
   model.layers = 512;
   model.experts = 1;
   is(fit(8, 1), "/sequence: one micro-batch keeps ");
@@ -234,6 +254,34 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
   is(fit(512, 1), "/sequence: one of the values has ");
   model.top_k = 2;
   is(fit(512, 1), "/top_k: must be at most experts 1");
+}
+
+TEST_CASE("model: what only the CPU computes is refused for GPUs") {
+  for (const char* field : {"\"clip\": 1", "\"balance_loss\": 1", "\"renormalise_top_k\": true"}) {
+    const Model model = Read("{" + std::string(field) + "}");
+    FitModel(model, 1);
+    CHECK(Failure([&] { FitGpuModel(model, 1, 0, 1); }).find("is for the CPU only") !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("model: the learning rate rises in a line and falls in half a cosine") {
+  Model model;
+  model.learning_rate = 0.5f;
+  model.warmup_steps = 4;
+  CHECK(LearningRate(model, 1) == 0.125);
+  CHECK(LearningRate(model, 4) == 0.5);
+  CHECK(LearningRate(model, 1'000'000) == 0.5);
+  model.decay_steps = 12;
+  model.minimum_learning_rate = 0.25f;
+  CHECK(LearningRate(model, 3) == 0.375);
+  CHECK(LearningRate(model, 4) == 0.5);
+  CHECK(LearningRate(model, 8) == doctest::Approx(0.375));
+  CHECK(LearningRate(model, 6) > 0.46);  // slowly at first
+  CHECK(LearningRate(model, 12) == 0.25);
+  CHECK(LearningRate(model, 1'000'000) == 0.25);
+  model.warmup_steps = 0;
+  CHECK(LearningRate(model, 6) == doctest::Approx(0.375));
 }
 
 TEST_CASE("model: an expert takes its share of the tokens times the capacity factor") {

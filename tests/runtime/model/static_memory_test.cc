@@ -5,16 +5,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <random>
 #include <string>
 #include <utility>
 
-#include "compiler/lower/lower.h"
 #include "compiler/plan/value.h"
 #include "compiler/simulate/memory.h"
-#include "runtime/core/check.h"
-#include "runtime/host/value_store.h"
+#include "runtime/core/value_places.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
@@ -25,40 +23,19 @@
 namespace contraflow::static_memory_test {
 namespace {
 
-struct Case {
-  Plan plan;
-  Model model;
-};
+// True in builds with the address sanitizer, where to touch poisoned bytes ends the program.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kPoisonIsFatal = true;
+#elif defined(__has_feature)
+constexpr bool kPoisonIsFatal = __has_feature(address_sanitizer);
+#else
+constexpr bool kPoisonIsFatal = false;
+#endif
 
-/// A plan of level buffer for a small model.
-Case BufferCase(std::string_view schedule, int ranks, int microbatches, int members, float capacity,
-                uint64_t seed) {
-  std::mt19937_64 random(seed);
-  CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
-  Plan plan = GeneratePlan(MakeSpec(schedule, ranks, microbatches, costs));
-  plan.expert_parallel = members;
-  const int layers = costs.moe->layers_per_stage;
-  Model model = SmallModel(plan.stages);
-  model.layers = plan.stages * layers;
-  model.capacity_factor = capacity;
-  costs.memory = FootprintOf(model, plan.stages, layers, members);
-  return {Lower(std::move(plan), costs, {.target = Level::kBuffer}), model};
-}
-
-/// "", or the first difference from the reference in two steps, or why the run failed.
-std::string Compare(const Case& c, bool strict) {
-  const Dataset dataset = SmallDataset();
-  std::string difference;
-  const std::string failure = Failure([&] {
-    const auto timeout = std::chrono::seconds(20);
-    ThreadedRun run(c.plan, c.model, dataset, 7, {.strict = strict, .timeout = timeout}, true);
-    ReferenceRun reference(c.plan, c.model, dataset, 7);
-    for (int step = 1; step <= 2 && difference.empty(); ++step) {
-      const StepResult result = run.Step(step);
-      difference = CompareStep(c.plan, step, result, run, reference).difference;
-    }
-  });
-  return failure == "accepted" ? difference : failure;
+/// "", or what differs from the run without a pipeline, or why the run failed, with every byte that
+/// holds no value full of NaN.
+std::string Compare(const Plan& plan, const Model& model, bool strict = true) {
+  return TrainBesideReference(plan, model, {.strict = strict, .fill = true}).difference;
 }
 
 /// Floats only: a spoiled index would be used as one.
@@ -76,48 +53,43 @@ TEST_SUITE("equivalence") {
     for (const Schedule* schedule : Schedules()) {
       if (!schedule->reject(MakeSpec(schedule->name, 4, 8, UniformCosts(3, 4, 2))).empty())
         continue;
-      const float capacity = count % 3 == 2 ? 0.7f : 0.0f;
+      const Model model = GroupModel(count % 3 == 2 ? 0.7f : 0.0f);
       const uint64_t seed = static_cast<uint64_t>(++count);
-      const Case c = BufferCase(schedule->name, 4, 8, 1 + count % 2, capacity, seed);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(c.plan.expert_parallel);
-      CAPTURE(capacity);
-      CHECK(Compare(c, count % 2 == 0) == "");
+      const Plan plan = PlanFor(model, schedule->name, 4, 8, 1 + count % 2, Level::kBuffer, seed);
+      CAPTURE(plan.schedule);
+      CAPTURE(plan.expert_parallel);
+      CAPTURE(model.capacity_factor);
+      CHECK(Compare(plan, model, count % 2 == 0) == "");
       const Dataset dataset = SmallDataset();
-      ThreadedRun run(c.plan, c.model, dataset, 7, {});
-      const std::vector<MemoryFigures> figures = MemoryOf(c.plan, *c.plan.costs);
-      const std::vector<std::vector<int>> holders = HoldersOfStage(c.plan);
-      for (int member = 0; member < c.plan.expert_parallel; ++member) {
-        for (int rank = 0; rank < c.plan.ranks; ++rank) {
-          const auto r = static_cast<size_t>(rank);
-          HostBackend& backend = run.At({0, member, rank});
-          CHECK(backend.arena_bytes() == ArenaBytes(c.plan.slots[r]));
-          CHECK(backend.arena_bytes() == figures[r].arenas);
-          CHECK(backend.arena_bytes()[0] > 0);
-          int64_t parameters = 0;
-          for (int s = 0; s < c.plan.stages; ++s) {
-            const auto& ranks = holders[static_cast<size_t>(s)];
-            if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-            parameters += static_cast<int64_t>(backend.StageAt(s).parameters().size_bytes());
-          }
-          CHECK(parameters == figures[r].parameters);
-          CHECK(parameters == figures[r].gradients);
-          CHECK(2 * parameters == figures[r].optimizer);
+      ThreadedRun run(plan, model, dataset, 7, {});
+      const std::vector<MemoryFigures> figures = MemoryOf(plan, *plan.costs);
+      for (const Device& device : run.devices()) {
+        HostBackend& backend = run.At(device);
+        const MemoryFigures& predicted = figures[static_cast<size_t>(device.rank)];
+        CHECK(backend.arena_bytes() == predicted.arenas);
+        CHECK(backend.arena_bytes()[0] > 0);
+        int64_t parameters = 0;
+        for (const int s : StagesOf(plan, device.rank)) {
+          parameters += static_cast<int64_t>(backend.StageAt(s).parameters().size_bytes());
         }
+        CHECK(parameters == predicted.parameters);
+        CHECK(parameters == predicted.gradients);
+        CHECK(2 * parameters == predicted.optimizer);
       }
     }
     CHECK(count >= 5);
   }
 
   TEST_CASE("static memory: two values in one place or a life cut short do not go unnoticed") {
-    if (PoisonIsFatal()) return;  // Noticed they would be, and no test would follow.
-    const Case sound = BufferCase("1f1b", 2, 4, 1, 0, 1);
-    REQUIRE(Compare(sound, true) == "");
+    if (kPoisonIsFatal) return;  // Noticed they would be, and no test would follow.
+    const Model model = GroupModel();
+    const Plan sound = PlanFor(model, "1f1b", 2, 4, 1, Level::kBuffer, 1);
+    REQUIRE(Compare(sound, model) == "");
     std::mt19937_64 random(9);
     int spoiled = 0;
     for (int round = 0; round < 20000 && spoiled < 20; ++round) {
-      Case c = sound;
-      std::vector<Slot>& slots = c.plan.slots[static_cast<size_t>(round) % 2];
+      Plan plan = sound;
+      std::vector<Slot>& slots = plan.slots[static_cast<size_t>(round) % 2];
       std::uniform_int_distribution<size_t> draw(0, slots.size() - 1);
       Slot& a = slots[draw(random)];
       const Slot& b = slots[draw(random)];
@@ -129,93 +101,99 @@ TEST_SUITE("equivalence") {
       ++spoiled;
       CAPTURE(ToString(a));
       CAPTURE(ToString(b));
-      CHECK(Compare(c, true) != "");
+      CHECK(Compare(plan, model) != "");
     }
     CHECK(spoiled >= 10);
   }
 
   TEST_CASE("static memory: a plan for another model is refused") {
-    const Case c = BufferCase("1f1b", 2, 2, 2, 0, 1);
+    const Model model = GroupModel();
+    const Plan sound = PlanFor(model, "1f1b", 2, 2, 2, Level::kBuffer, 1);
     const Dataset dataset = SmallDataset();
-    Model other = c.model;
+    const auto failure = [&](const Plan& plan, const Model& the_model) {
+      return Failure([&] { ThreadedRun(plan, the_model, dataset, 7, {}); });
+    };
+    Model other = model;
     other.name = "./other.json";
     other.expert_width = 24;
-    const LayerShape right(c.model, 2, 2), wrong(other, 2, 2);
-    const auto bytes = [](const LayerShape& shape) {
+    const auto bytes = [](const Model& of) {
+      const LayerShape shape(of, 2, 2);
       return std::to_string(BytesOfValues<float>(shape)[static_cast<size_t>(Value::gate)]);
     };
-    CHECK(Failure([&] { ThreadedRun(c.plan, other, dataset, 7, {}); }) ==
-          "this plan was compiled for another model: value gate has " + bytes(right) +
-              " bytes, model \"./other.json\" needs " + bytes(wrong) +
+    CHECK(failure(sound, other) ==
+          "this plan was compiled for another model or device: value gate has " + bytes(model) +
+              " bytes, model \"./other.json\" needs " + bytes(other) +
               "; compile it with `model` ./other.json `device` cpu, and with the `capacity` it is "
               "to run with");
-    Case less = c;
-    std::erase_if(less.plan.slots[0], [](const Slot& s) { return s.value == Value::hidden; });
-    CHECK(Failure([&] {
-            ThreadedRun(less.plan, c.model, dataset, 7, {});
-          }).starts_with("this plan was compiled for another model: value hidden has 0 bytes"));
-    Case more = c;
-    more.plan.slots[1].push_back(c.plan.slots[0][0]);
-    CHECK(Failure([&] {
-            ThreadedRun(more.plan, c.model, dataset, 7, {});
-          }).find("which no instruction of the rank touches; verify the plan") !=
+    Plan less = sound;
+    std::erase_if(less.slots[0], [](const Slot& s) { return s.value == Value::hidden; });
+    CHECK(failure(less, model)
+              .starts_with(
+                  "this plan was compiled for another model or device: value hidden has 0 bytes"));
+    Plan more = sound;
+    more.slots[1].push_back(sound.slots[0][0]);
+    CHECK(failure(more, model).find("which no instruction of the rank touches; verify the plan") !=
           std::string::npos);
   }
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("value store: a value lives from its making to its last use") {
-    ValueBytes bytes{};
-    bytes[static_cast<size_t>(Value::input)] = 128;
-    bytes[static_cast<size_t>(Value::gate)] = 64;
-    const Access made{Value::input, 0, 1, 2, true}, used{Value::input, 0, 1, 2, false};
-    const Access gate{Value::gate, 3, 1, 2, true};
-    for (const bool placed : {false, true}) {
-      CAPTURE(placed);
-      ValueStore store(bytes, true);
-      for (const Access& access : {made, used, used, gate}) store.Expect(access);
-      if (placed) {
-        const Slot input{.value = Value::input,
-                         .layer = 0,
-                         .stage = 1,
-                         .microbatch = 2,
-                         .offset = 64,
-                         .bytes = 128};
-        Slot other = input;
-        other.value = Value::gate;
-        other.layer = 3;
-        other.offset = 0;
-        other.bytes = 64;
-        store.Place({input, other}, "m");
-        CHECK(store.arena_bytes()[0] == 192);
+  TEST_CASE("value places: no two values in one place at the same time") {
+    const Model model = GroupModel();
+    for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
+      CAPTURE(Name(level));
+      const Plan plan = PlanFor(model, "zb-v", 2, 4, 2, level, 3);
+      const Model fitted = FitModel(model, plan.stages, plan.layers, 2);
+      const ComponentWalk walk(plan, fitted);
+      const ValueBytes bytes = BytesOfValues<float>(LayerShape(fitted, 2, 2));
+      const ValuePlaces places(plan, 0, walk, bytes, model.name, "cpu");
+      // Bytes of each arena that hold a value now.
+      std::array<std::vector<bool>, kArenaCount> held;
+      for (size_t a = 0; a < kArenaCount; ++a) {
+        held[a].resize(static_cast<size_t>(places.arena_bytes()[a]));
       }
-      CHECK(store.arena_bytes()[1] == 0);
-      store.BeginStep();
-      CHECK(Failure([&] { store.Touch(used); }) ==
-            "the input of stage 1, layer 0, micro-batch 2 is not on this rank; verify the plan");
-      std::byte* const at = store.Touch(made);
-      CHECK(reinterpret_cast<uintptr_t>(at) % 64 == 0);
-      CHECK(std::isnan(*reinterpret_cast<const float*>(at)));
-      *reinterpret_cast<float*>(at) = 5;
-      CHECK(Failure([&] { store.Touch(made); }) ==
-            "the input of stage 1, layer 0, micro-batch 2 is here already; verify the plan");
-      store.Leave(made);
-      CHECK(store.Touch(used) == at);
-      store.Leave(used);
-      CHECK(Failure([&] { store.EndStep(); }) ==
-            "the input of stage 1, layer 0, micro-batch 2 was never used; verify the plan");
-      CHECK(*reinterpret_cast<const float*>(store.Touch(used)) == 5);
-      store.Leave(used);
-      CHECK(Failure([&] { store.Touch(used); }) != "accepted");
-      store.EndStep();
-      // Made for others, and none came.
-      store.Touch(gate);
-      store.Leave(gate);
-      CHECK(Failure([&] { store.EndStep(); }).starts_with("the gate of stage 1, layer 3, "));
-      store.BeginStep();
-      store.EndStep();
-      CHECK(std::isnan(*reinterpret_cast<const float*>(store.Touch(made))));
+      int begun = 0, ended = 0;
+      const auto run = [&](const Instruction& i) {
+        CAPTURE(ToString(i));
+        for (const bool before : {true, false}) {
+          for (const ValuePlaces::Use& use : places.Of(i)) {
+            const auto first =
+                held[static_cast<size_t>(use.place->arena)].begin() + use.place->offset;
+            const auto end = first + bytes[static_cast<size_t>(use.value)];
+            if (before) {
+              CHECK(use.place->offset % kSlotAlignment == 0);
+              CHECK(std::all_of(first, end, [&](bool b) { return b != use.begins(); }));
+              std::fill(first, end, true);
+              begun += use.begins();
+            } else if (use.ends()) {
+              ++ended;
+              // What is sent keeps its place, where no event says when it has left.
+              if (level == Level::kBuffer || !IsSend(i.op)) std::fill(first, end, false);
+            }
+          }
+        }
+      };
+      for (const Instruction& i : plan.programs[0]) {
+        if (IsMessage(i.op)) run(i);
+        if (!IsMessage(i.op) && OperandsOf(i.op) != Operands::kStage) walk.Each(i, run);
+      }
+      CHECK(begun > 100);
+      CHECK(begun == ended);
     }
+  }
+
+  TEST_CASE("value places: what is not there or never used is refused") {
+    const Model model = SmallModel(1);
+    const auto failure = [&](const std::string& program) {
+      const Plan plan = PlanFromText("level comm\nrank\n" + program);
+      const ValueBytes bytes = BytesOfValues<float>(LayerShape(model, 1, model.experts));
+      return Failure([&] { ValuePlaces(plan, 0, ComponentWalk(plan, model), bytes, "m", "cpu"); });
+    };
+    CHECK(failure("F s0 m0\nBW s0 m0") == "accepted");
+    CHECK(failure("W s0 m0") ==
+          "rank 0, MLP_W s0 l0 m0: the rows of stage 0, layer 0, micro-batch 0 is not on this "
+          "rank; verify the plan");
+    CHECK(failure("F s0 m0\nB s0 m0").ends_with(" is never used; verify the plan"));
   }
 
   TEST_CASE("views: the parts of a value lie side by side inside of it") {

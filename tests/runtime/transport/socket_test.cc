@@ -5,13 +5,12 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <cstring>
+#include <algorithm>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "compiler/plan/error.h"
 #include "tests/support/failure.h"
-#include "tests/support/receive_all.h"
 
 namespace contraflow::socket_test {
 namespace {
@@ -40,12 +39,17 @@ struct Pair {
   }
 };
 
+/// What comes next; "" where the other side has closed.
+std::string Receive(const Socket& socket) {
+  REQUIRE(AwaitReady(socket, false, Soon()));
+  char bytes[16];
+  const ssize_t count = recv(socket.fd(), bytes, sizeof bytes, 0);
+  return {bytes, static_cast<size_t>(std::max<ssize_t>(0, count))};
+}
+
 void CheckJoined(const Socket& a, const Socket& b) {
-  const std::string word = "word";
-  std::string got(word.size(), ' ');
-  SendAll(a, std::as_bytes(std::span(word)), Soon());
-  ReceiveAll(b, std::as_writable_bytes(std::span(got)), Soon());
-  CHECK(got == word);
+  REQUIRE(send(a.fd(), "word", 4, MSG_NOSIGNAL) == 4);
+  CHECK(Receive(b) == "word");
   CHECK(LocalAddress(a).Text() == PeerAddress(b).Text());
   CHECK(LocalAddress(b).Text() == PeerAddress(a).Text());
 }
@@ -108,8 +112,7 @@ TEST_SUITE("unit") {
     CHECK_FALSE(pair.a);
     CHECK(moved);
     moved = Socket();
-    std::byte byte;
-    CHECK(Failure([&] { ReceiveAll(pair.b, {&byte, 1}, Soon()); }) == "the connection was closed");
+    CHECK(Receive(pair.b) == "");
   }
 
   TEST_CASE("socket: a port that is taken") {
@@ -132,8 +135,7 @@ TEST_SUITE("unit") {
       const Socket a = Connect(address, Soon());
       Socket b = Await(listener);
       b = Socket();  // the side of the listener first: its port goes to TIME_WAIT
-      std::byte byte;
-      CHECK_THROWS_AS(ReceiveAll(a, {&byte, 1}, Soon()), Error);
+      CHECK(Receive(a) == "");
     }
   }
 
@@ -156,7 +158,6 @@ TEST_SUITE("unit") {
     const std::string nowhere = Failure([] { Connect({"no such host", 80}, In(300)); });
     CAPTURE(nowhere);
     CHECK(nowhere.find("cannot connect to no such host:80: ") == 0);
-    CHECK(Failure([] { BeginConnect({"localhost", 80}); }) != "accepted");
   }
 
   TEST_CASE("socket: connects as soon as somebody listens") {
@@ -178,72 +179,6 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { Connect(address, In(120)); }) ==
           "cannot connect to " + address.Text() + ": Connection refused");
     CHECK(Clock::now() - begin >= milliseconds(120));
-    const Socket begun = BeginConnect(address);
-    pollfd entry{begun.fd(), POLLOUT, 0};
-    REQUIRE(poll(&entry, 1, 30'000) == 1);
-    CHECK(Failure([&] { EndConnect(begun); }) == "Connection refused");
-  }
-
-  TEST_CASE("socket: begun and ended") {
-    const Socket listener = Listen({"127.0.0.1", 0});
-    const Socket a = BeginConnect(LocalAddress(listener));
-    pollfd entry{a.fd(), POLLOUT, 0};
-    REQUIRE(poll(&entry, 1, 30'000) == 1);
-    EndConnect(a);
-    CheckJoined(a, Await(listener));
-  }
-
-  TEST_CASE("socket: much in both directions at once") {
-    Pair pair;
-    std::vector<std::byte> sent(8'000'000), got(sent.size()), back(sent.size());
-    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 7 >> 3);
-    std::thread sender([&] { SendAll(pair.a, sent, Soon()); });
-    std::thread echo([&] {
-      ReceiveAll(pair.b, got, Soon());
-      SendAll(pair.b, got, Soon());
-    });
-    ReceiveAll(pair.a, back, Soon());
-    sender.join();
-    echo.join();
-    CHECK(back == sent);
-  }
-
-  TEST_CASE("socket: deadlines of what nobody sends or takes") {
-    Pair pair;
-    std::byte byte;
-    CHECK(Failure([&] { ReceiveAll(pair.a, {&byte, 1}, In(50)); }) == "timed out");
-    const std::vector<std::byte> much(64'000'000);
-    CHECK(Failure([&] { SendAll(pair.a, much, In(50)); }) == "timed out");
-    ReceiveAll(pair.a, {}, In(0));
-    SendAll(pair.a, {}, In(0));
-  }
-
-  TEST_CASE("socket: sending to who has left raises no signal") {
-    Pair pair;
-    pair.b = Socket();
-    const std::vector<std::byte> much(1'000'000);
-    std::string failure = "accepted";
-    for (int i = 0; i < 100 && failure == "accepted"; ++i) {
-      failure = Failure([&] { SendAll(pair.a, much, Soon()); });
-    }
-    CHECK(failure == "the connection was closed");
-  }
-
-  TEST_CASE("socket: shut down it wakes who waits on either side") {
-    Pair pair;
-    std::string here, there;
-    const auto wait = [](const Socket& socket) {
-      std::byte byte;
-      return Failure([&] { ReceiveAll(socket, {&byte, 1}, Soon()); });
-    };
-    std::thread first([&] { here = wait(pair.a); }), second([&] { there = wait(pair.b); });
-    pair.a.Shutdown();
-    first.join();
-    second.join();
-    CHECK(here == "the connection was closed");
-    CHECK(there == "the connection was closed");
-    CHECK(pair.a.fd() >= 0);
-    Socket().Shutdown();
   }
 }
 

@@ -1,17 +1,12 @@
 #include "tests/runtime/transport/tcp_network.h"
 
-#include <sys/socket.h>
-
-#include <string>
 #include <utility>
 
-#include "compiler/plan/error.h"
-#include "runtime/transport/process_transport.h"
+#include "runtime/transport/wire_transport.h"
+#include "tests/runtime/transport/tcp_wires.h"
 
 namespace contraflow {
 namespace {
-
-constexpr std::chrono::milliseconds kNoGrace{0};
 
 Plan EmptyPlan(int ranks, int replicas, int members) {
   Plan plan;
@@ -23,21 +18,6 @@ Plan EmptyPlan(int ranks, int replicas, int members) {
 }
 
 }  // namespace
-
-std::vector<std::vector<Socket>> SocketMesh(int processes) {
-  const auto count = static_cast<size_t>(processes);
-  std::vector<std::vector<Socket>> mesh(count);
-  for (auto& ends : mesh) ends.resize(count);
-  for (size_t a = 0; a < count; ++a) {
-    for (size_t b = a + 1; b < count; ++b) {
-      int fds[2];
-      CF_ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-      mesh[a][b] = Socket(fds[0]);
-      mesh[b][a] = Socket(fds[1]);
-    }
-  }
-  return mesh;
-}
 
 /// A transport of one process; its Abort is that of all.
 class TcpNetwork::Face : public Transport {
@@ -65,15 +45,14 @@ class TcpNetwork::Face : public Transport {
 
 struct TcpNetwork::Process {
   Process(TcpNetwork& network, const Plan& plan, const RankOrder& order, int self,
-          std::vector<Socket> connections, bool strict)
-      : wire(std::make_unique<TcpWire>(self, std::move(connections), nullptr, kNoGrace)),
-        transport(std::make_unique<ProcessTransport>(plan, order, *wire, &progress,
-                                                     ProcessTransport::Options{.strict = strict})),
+          std::vector<Stream> streams, bool strict)
+      : wire(std::make_unique<LinkedWire>(self, std::move(streams))),
+        transport(std::make_unique<WireTransport>(plan, order, *wire, &progress, strict)),
         face(network, *transport) {}
 
   Progress progress;
-  std::unique_ptr<TcpWire> wire;
-  std::unique_ptr<ProcessTransport> transport;
+  std::unique_ptr<LinkedWire> wire;
+  std::unique_ptr<WireTransport> transport;
   Face face;
 };
 
@@ -83,18 +62,19 @@ void TcpNetwork::Face::Abort() {
   }
 }
 
-TcpNetwork::TcpNetwork(const Plan& plan, ThreadNetwork::Options options, std::string_view order)
-    : order_(order, plan) {
-  std::vector<std::vector<Socket>> mesh = SocketMesh(order_.processes());
+TcpNetwork::TcpNetwork(const Plan& plan, ThreadNetwork::Options options, std::string_view order,
+                       const std::string& secret)
+    : plan_(plan), order_(order, plan_) {
+  std::vector<std::vector<Stream>> mesh = StreamMesh(order_.processes(), secret);
   for (int p = 0; p < order_.processes(); ++p) {
     processes_.push_back(std::make_unique<Process>(
-        *this, plan, order_, p, std::move(mesh[static_cast<size_t>(p)]), options.strict));
+        *this, plan_, order_, p, std::move(mesh[static_cast<size_t>(p)]), options.strict));
   }
 }
 
 TcpNetwork::TcpNetwork(int ranks, int replicas, int members, ThreadNetwork::Options options,
-                       std::string_view order)
-    : TcpNetwork(EmptyPlan(ranks, replicas, members), options, order) {}
+                       const std::string& secret)
+    : TcpNetwork(EmptyPlan(ranks, replicas, members), options, RankOrder::kDefault, secret) {}
 
 TcpNetwork::~TcpNetwork() = default;
 

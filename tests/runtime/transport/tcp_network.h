@@ -1,19 +1,16 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/core/progress.h"
 #include "runtime/launch/world.h"
-#include "runtime/transport/tcp_wire.h"
 #include "runtime/transport/thread_transport.h"
 
 namespace contraflow {
-
-/// Connections between every two of so many processes: [a][b] is the end that a has to b.
-std::vector<std::vector<Socket>> SocketMesh(int processes);
 
 /// What ThreadNetwork is to threads, for processes that are joined by TCP wires, all of them in
 /// this program: each is used by one thread at a time. Abort at one of them is one at all.
@@ -21,9 +18,9 @@ class TcpNetwork {
  public:
   /// Timeouts are not a transport's between processes.
   TcpNetwork(int ranks, int replicas, int members, ThreadNetwork::Options options,
-             std::string_view order = RankOrder::kDefault);
+             const std::string& secret = "");
   TcpNetwork(const Plan& plan, ThreadNetwork::Options options,
-             std::string_view order = RankOrder::kDefault);
+             std::string_view order = RankOrder::kDefault, const std::string& secret = "");
   ~TcpNetwork();
 
   Transport& At(Device device);
@@ -35,8 +32,15 @@ class TcpNetwork {
   class Face;
   struct Process;
 
+  const Plan plan_;
   const RankOrder order_;
   std::vector<std::unique_ptr<Process>> processes_;
+};
+
+/// The same over TLS.
+struct TlsNetwork : TcpNetwork {
+  TlsNetwork(int ranks, int replicas, int members, ThreadNetwork::Options options)
+      : TcpNetwork(ranks, replicas, members, options, "a secret") {}
 };
 
 }  // namespace contraflow

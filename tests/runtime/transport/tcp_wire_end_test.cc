@@ -12,9 +12,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/transport/tcp_traffic.h"
 #include "runtime/transport/tcp_wire.h"
-#include "tests/runtime/transport/tcp_network.h"
 #include "tests/runtime/transport/tcp_wires.h"
 #include "tests/support/failure.h"
 
@@ -33,20 +31,19 @@ TEST_SUITE("unit") {
   TEST_CASE("tcp wire: a process that ends early has left everything behind") {
     // It ends at once after its last message; the others go on with each other.
     for (int round = 0; round < 20; ++round) {
-      auto wires = Wires(3, round % 2 == 0);
+      auto wires = Wires(3, round % 2 == 0 ? "" : "secret", true);
       const Bytes sent = Pattern(600000, 5);
       Bytes got_a(sent.size()), got_b(sent.size()), got_late(sent.size());
       std::jthread first([&] {
-        const int a = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent.size()), sent, false);
-        const int b = wires[0]->Send(Channel::kMessages, 2, LabelOf(0, sent.size()), sent, false);
+        const int a = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent.size()), sent);
+        const int b = wires[0]->Send(Channel::kMessages, 2, LabelOf(0, sent.size()), sent);
         Await(*wires[0], a);
         Await(*wires[0], b);
         wires[0].reset();
       });
       std::jthread second([&] {
         Await(*wires[1], wires[1]->Receive(Channel::kMessages, 0, got_a));
-        Await(*wires[1],
-              wires[1]->Send(Channel::kMessages, 2, LabelOf(1, sent.size()), sent, true));
+        Await(*wires[1], wires[1]->Send(Channel::kMessages, 2, LabelOf(1, sent.size()), sent));
         wires[1]->Poll();
       });
       Await(*wires[2], wires[2]->Receive(Channel::kMessages, 0, got_b));
@@ -64,7 +61,7 @@ TEST_SUITE("unit") {
   TEST_CASE("tcp wire: a refusal is handed over before the end") {
     auto wires = Wires(2);
     Bytes sent(8), got(4);
-    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, 8), sent, true);
+    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, 8), sent);
     Await(*wires[1], wires[1]->Receive(Channel::kMessages, 0, got));
     wires[1].reset();
     Await(*wires[0], send);
@@ -74,7 +71,7 @@ TEST_SUITE("unit") {
     auto wires = Wires(3);
     Bytes from_lost(4), to_lost(4), from_other(4), other(4, std::byte{7});
     const int receive = wires[0]->Receive(Channel::kMessages, 1, from_lost);
-    const int send = wires[0]->Send(Channel::kSums, 1, LabelOf(0, 4), to_lost, false);
+    const int send = wires[0]->Send(Channel::kSums, 1, LabelOf(0, 4), to_lost);
     const int good = wires[0]->Receive(Channel::kMessages, 2, from_other);
     wires[1].reset();
     const std::string lost = "lost the connection to process 1: it was closed at the other end";
@@ -82,19 +79,19 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { wires[0]->Test(send); }) == lost);
     CHECK(Failure([&] { wires[0]->Poll(); }) == lost);
     CHECK(Failure([&] { wires[0]->Pause(); }) == lost);
-    const int sent = wires[2]->Send(Channel::kMessages, 0, LabelOf(0, 4), other, false);
+    const int sent = wires[2]->Send(Channel::kMessages, 0, LabelOf(0, 4), other);
     while (!wires[0]->Test(good).done) std::this_thread::yield();
     Await(*wires[2], sent);
     CHECK(from_other == other);
     // Whatever is begun later is as lost.
     Bytes more(4);
     CHECK(Failure([&] {
-            wires[0]->Test(wires[0]->Send(Channel::kMessages, 1, LabelOf(0, 4), more, false));
+            wires[0]->Test(wires[0]->Send(Channel::kMessages, 1, LabelOf(0, 4), more));
           }) == lost);
   }
 
   TEST_CASE("tcp wire: who watches has the first word about a lost process") {
-    auto wires = Wires(2, false, Milliseconds(200));
+    auto wires = Wires(2, "", false, Milliseconds(200));
     Bytes in(4);
     const int ticket = wires[0]->Receive(Channel::kMessages, 1, in);
     const Clock::time_point start = Clock::now();
@@ -102,7 +99,7 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { Await(*wires[0], ticket); }).starts_with("lost the connection"));
     CHECK(Clock::now() - start >= Milliseconds(200));
 
-    auto watched = Wires(2, false, Milliseconds(600'000));
+    auto watched = Wires(2, "", false, Milliseconds(600'000));
     const int other = watched[0]->Receive(Channel::kMessages, 1, in);
     watched[1].reset();
     std::jthread watch([&] {
@@ -113,12 +110,14 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("tcp wire: a lost process is called by its name") {
-    auto mesh = SocketMesh(2);
+    auto mesh = StreamMesh(2);
+    LinkSet links(0, std::move(mesh[0]));
+    links.Start(nullptr);
     TcpWire wire(
-        0, std::move(mesh[0]), [](int p) { return "rank " + std::to_string(p + 10); }, kNoGrace);
+        links, [](int p) { return "rank " + std::to_string(p + 10); }, kNoGrace);
     Bytes in(1);
     const int ticket = wire.Receive(Channel::kMessages, 1, in);
-    mesh[1][0] = Socket();
+    mesh[1][0] = Stream();
     CHECK(Failure([&] { Await(wire, ticket); }) ==
           "lost the connection to rank 11: it was closed at the other end");
   }
@@ -126,7 +125,7 @@ TEST_SUITE("unit") {
   TEST_CASE("tcp wire: abort ends all waiting and leaves the caller's memory alone") {
     auto wires = Wires(2);
     auto sent = std::make_unique<Bytes>(size_t{8} << 20), got = std::make_unique<Bytes>(*sent);
-    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent->size()), *sent, false);
+    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent->size()), *sent);
     const int receive = wires[1]->Receive(Channel::kMessages, 0, *got);
     Bytes never(1);
     const int waits = wires[0]->Receive(Channel::kSums, 1, never);

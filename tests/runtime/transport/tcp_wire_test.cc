@@ -1,5 +1,5 @@
 // The wire over TCP connections: what arrives, and in which order. Here the processes are threads,
-// joined by socket pairs.
+// joined by socket pairs, plain or with a secret.
 
 #include "runtime/transport/tcp_wire.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 TEST_SUITE("unit") {
   TEST_CASE("tcp wire: a message of every size arrives with its label") {
-    auto wires = Wires(2, true);
+    auto wires = Wires(2, "", true);
     for (const size_t size : {size_t{0}, size_t{1}, size_t{39}, size_t{1960}, size_t{2000},
                               size_t{262144}, size_t{262145}, size_t{3000000}}) {
       CAPTURE(size);
@@ -27,7 +27,7 @@ TEST_SUITE("unit") {
       Bytes got(size);
       Label label = {Component(Op::COMBINE_B, 3, 4, 5), 6, size};
       const Clock::time_point before = Clock::now();
-      const int send = wires[0]->Send(Channel::kExperts, 1, label, sent, false);
+      const int send = wires[0]->Send(Channel::kExperts, 1, label, sent);
       const int receive = wires[1]->Receive(Channel::kExperts, 0, got);
       const Wire::Status status = Await(*wires[1], receive);
       CHECK(status.label.instruction.op == Op::COMBINE_B);
@@ -47,7 +47,7 @@ TEST_SUITE("unit") {
     constexpr int kMessages = 150;
     for (const uint32_t seed : {1u, 2u, 3u}) {
       CAPTURE(seed);
-      auto wires = Wires(3);
+      auto wires = Wires(3, seed == 2 ? "secret" : "");
       // Every process sends everybody messages of random sizes on random channels, each with its
       // number on the channel, and receives them in an order of its own.
       const auto size_of = [&](int from, int to, int channel, int number) {
@@ -83,7 +83,7 @@ TEST_SUITE("unit") {
               one->ticket = receive
                                 ? wire.Receive(static_cast<Channel>(channel), process, one->bytes)
                                 : wire.Send(static_cast<Channel>(channel), process,
-                                            LabelOf(one->number, size), one->bytes, false);
+                                            LabelOf(one->number, size), one->bytes);
               open.push_back(std::move(one));
               --left;
             }
@@ -110,7 +110,7 @@ TEST_SUITE("unit") {
     auto wires = Wires(2);
     for (const size_t size : {size_t{0}, size_t{4}}) {
       Bytes sent(size), got(size);
-      const int send = wires[0]->Send(Channel::kSums, 1, LabelOf(0, size), sent, false);
+      const int send = wires[0]->Send(Channel::kSums, 1, LabelOf(0, size), sent);
       std::this_thread::sleep_for(Milliseconds(10));
       wires[1]->Poll();
       CHECK_FALSE(wires[0]->Test(send).done);
@@ -127,10 +127,10 @@ TEST_SUITE("unit") {
     // Nobody takes the first for now, or it is long on its way.
     for (const bool taken : {false, true}) {
       CAPTURE(taken);
-      const int a = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, large.size()), large, false);
+      const int a = wires[0]->Send(Channel::kMessages, 1, LabelOf(0, large.size()), large);
       int in = -1;
       if (taken) in = wires[1]->Receive(Channel::kMessages, 0, got_large);
-      const int b = wires[0]->Send(Channel::kExperts, 1, LabelOf(1, 100), small, false);
+      const int b = wires[0]->Send(Channel::kExperts, 1, LabelOf(1, 100), small);
       Await(*wires[1], wires[1]->Receive(Channel::kExperts, 0, got_small));
       Await(*wires[0], b);
       CHECK(got_small == small);
@@ -149,7 +149,7 @@ TEST_SUITE("unit") {
     for (const bool receive_first : {false, true}) {
       int send = -1, receive = -1;
       const auto begin_send = [&] {
-        send = wires[0]->Send(Channel::kMessages, 1, LabelOf(1, 8), sent, true);
+        send = wires[0]->Send(Channel::kMessages, 1, LabelOf(1, 8), sent);
       };
       if (!receive_first) begin_send();
       receive = wires[1]->Receive(Channel::kMessages, 0, got);
@@ -161,7 +161,7 @@ TEST_SUITE("unit") {
       Await(*wires[0], send);
     }
     Bytes right(8);
-    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(2, 8), sent, true);
+    const int send = wires[0]->Send(Channel::kMessages, 1, LabelOf(2, 8), sent);
     Await(*wires[1], wires[1]->Receive(Channel::kMessages, 0, right));
     Await(*wires[0], send);
     CHECK(right == sent);

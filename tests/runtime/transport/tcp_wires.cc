@@ -2,36 +2,64 @@
 
 #include <sys/socket.h>
 
-#include <utility>
+#include <csignal>
+#include <future>
+#include <tuple>
 
-#include "runtime/transport/tcp_traffic.h"
-#include "tests/runtime/transport/tcp_network.h"
+#include "compiler/plan/error.h"
 
 namespace contraflow {
-namespace {
 
-/// As SocketMesh, of TCP connections on this machine.
-std::vector<std::vector<Socket>> LoopbackMesh(int processes) {
-  auto mesh = SocketMesh(processes);
-  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(30);
-  const Socket listener = Listen({"127.0.0.1", 0});
-  for (size_t a = 0; a < mesh.size(); ++a) {
-    for (size_t b = a + 1; b < mesh.size(); ++b) {
-      mesh[a][b] = Connect(LocalAddress(listener), deadline);
-      mesh[b][a] = Socket(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+std::pair<Socket, Socket> Joined(bool loopback) {
+  if (loopback) {
+    const Socket listener = Listen({"127.0.0.1", 0});
+    Socket here = Connect(LocalAddress(listener), Soon());
+    CF_ASSERT(AwaitReady(listener, false, Soon()));
+    return {std::move(here), Accept(listener)};
+  }
+  int fds[2];
+  CF_ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
+  return {Socket(fds[0]), Socket(fds[1])};
+}
+
+std::pair<Stream, Stream> JoinedStreams(const std::string& secret, bool loopback) {
+  auto [a, b] = Joined(loopback);
+  if (secret.empty()) return {Stream(std::move(a)), Stream(std::move(b))};
+  // As the tools do: one with a secret may end while it is written to.
+  std::signal(SIGPIPE, SIG_IGN);
+  auto accepted = std::async(
+      std::launch::async, [&, &end = b] { return Stream::Accept(std::move(end), secret, Soon()); });
+  Stream connected = Stream::Connect(std::move(a), secret, Soon());
+  return {std::move(connected), accepted.get()};
+}
+
+std::vector<std::vector<Stream>> StreamMesh(int processes, const std::string& secret,
+                                            bool loopback) {
+  const auto count = static_cast<size_t>(processes);
+  std::vector<std::vector<Stream>> mesh(count);
+  for (auto& ends : mesh) ends.resize(count);
+  for (size_t a = 0; a < count; ++a) {
+    for (size_t b = a + 1; b < count; ++b) {
+      std::tie(mesh[a][b], mesh[b][a]) = JoinedStreams(secret, loopback);
     }
   }
   return mesh;
 }
 
-}  // namespace
+LinkedWire::LinkedWire(int self, std::vector<Stream> streams, Milliseconds grace)
+    : OwnLinks{LinkSet(self, std::move(streams))},
+      TcpWire(
+          links, [](int p) { return "process " + std::to_string(p); }, grace) {
+  links.Start(nullptr);
+}
 
-std::vector<std::unique_ptr<TcpWire>> Wires(int processes, bool loopback, Milliseconds grace) {
-  std::vector<std::unique_ptr<TcpWire>> wires;
-  auto mesh = loopback ? LoopbackMesh(processes) : SocketMesh(processes);
+std::vector<std::unique_ptr<LinkedWire>> Wires(int processes, const std::string& secret,
+                                               bool loopback, Milliseconds grace) {
+  std::vector<std::unique_ptr<LinkedWire>> wires;
+  auto mesh = StreamMesh(processes, secret, loopback);
   for (int p = 0; p < processes; ++p) {
     wires.push_back(
-        std::make_unique<TcpWire>(p, std::move(mesh[static_cast<size_t>(p)]), nullptr, grace));
+        std::make_unique<LinkedWire>(p, std::move(mesh[static_cast<size_t>(p)]), grace));
   }
   return wires;
 }

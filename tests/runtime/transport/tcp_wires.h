@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/transport/tcp_wire.h"
@@ -17,10 +19,35 @@ using Milliseconds = std::chrono::milliseconds;
 /// Nobody watches for lost processes.
 inline constexpr Milliseconds kNoGrace{0};
 
-/// The wires of so many processes that are threads here, joined by socket pairs or by TCP
-/// connections on this machine.
-std::vector<std::unique_ptr<TcpWire>> Wires(int processes, bool loopback = false,
-                                            Milliseconds grace = kNoGrace);
+/// A deadline for what should take no time, however busy the machine.
+inline Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(30); }
+
+/// The two ends of a connection, a socket pair or a TCP connection on this machine.
+std::pair<Socket, Socket> Joined(bool loopback = false);
+/// The same once both have proven the secret; "": plain.
+std::pair<Stream, Stream> JoinedStreams(const std::string& secret, bool loopback = false);
+/// Connections between every two of so many processes: [a][b] is the end that a has to b.
+std::vector<std::vector<Stream>> StreamMesh(int processes, const std::string& secret = "",
+                                            bool loopback = false);
+
+struct OwnLinks {
+  LinkSet links;
+};
+/// A wire and the connections below it, which nobody watches.
+class LinkedWire : private OwnLinks, public TcpWire {
+ public:
+  LinkedWire(int self, std::vector<Stream> streams, Milliseconds grace = kNoGrace);
+  /// From here on the thread of the links does not call it: it is becoming another class.
+  ~LinkedWire() override {
+    const std::lock_guard lock(links.mutex());
+    links.SetTensors(nullptr);
+  }
+};
+
+/// The wires of so many processes that are threads here.
+std::vector<std::unique_ptr<LinkedWire>> Wires(int processes, const std::string& secret = "",
+                                               bool loopback = false,
+                                               Milliseconds grace = kNoGrace);
 
 Label LabelOf(int microbatch, size_t bytes);
 

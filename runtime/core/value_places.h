@@ -1,0 +1,83 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "runtime/core/walk.h"
+
+namespace contraflow {
+
+/// Where the values lie that the instructions of one rank touch, and when they
+/// begin and end. The same in every step, so it is found before the first.
+/// Below level buffer values are packed in the order of the program: where one
+/// has ended the next of its kind may lie, but for what is sent, as nothing
+/// says when that has left.
+class ValuePlaces {
+ public:
+  /// Where a value lies, from its making to its last use. Components and
+  /// messages count from 0.
+  struct Place {
+    Value value;
+    size_t first, last;
+    bool sent = false;
+    Arena arena = {};
+    int64_t offset = -1;
+  };
+  /// An instruction touching a value.
+  struct Use {
+    Value value;  ///< what it is to the layer of the instruction (SeenFrom)
+    const Place* place;
+    size_t now;
+
+    bool begins() const { return now == place->first; }
+    bool ends() const { return now == place->last; }
+  };
+
+  /// The plan is sound (Verify); `bytes` are those of each value. Throws Error,
+  /// with the remedy, if the plan's slots are for another model (its name) or
+  /// device ("cpu", "cuda"), and if a value is touched that was not made, or
+  /// made and not used.
+  ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk, const ValueBytes& bytes,
+              const std::string& model, const std::string& device);
+  /// The same for opaque stages, whose slots may also have more bytes than they
+  /// need. With `lanes` messages move while the rank computes: below level
+  /// buffer they share no bytes then.
+  ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk, const ValueBytes& bytes,
+              bool lanes);
+  ValuePlaces(const ValuePlaces&) = delete;
+
+  /// Of a component or message of the rank.
+  const std::vector<Use>& Of(const Instruction& i) const;
+  /// Bytes that each arena needs.
+  const std::array<int64_t, kArenaCount>& arena_bytes() const { return arena_bytes_; }
+
+ private:
+  using Key = std::tuple<Op, int, int, int>;  // stage, layer, micro-batch
+  static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
+
+  /// Throws Error if a slot has not the bytes that its value needs.
+  using Fit = std::function<void(Value value, int64_t has)>;
+
+  ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk, const ValueBytes& bytes,
+              bool lanes, const Fit& fit);
+  void FindUses(const Plan& plan, int rank, const ComponentWalk& walk);
+  void Follow(const std::vector<Slot>& slots, const Fit& fit);
+  void Pack(const ValueBytes& bytes, bool lanes);
+
+  using ValueKey = std::tuple<int, int, int, Value>;  // stage, layer, micro-batch
+
+  std::deque<Place> places_;                      // in the order in which they begin
+  std::map<ValueKey, std::vector<Place*>> made_;  // once for every time that a value is made
+  std::map<Key, std::vector<Use>> uses_;
+  std::array<int64_t, kArenaCount> arena_bytes_{};
+};
+
+}  // namespace contraflow

@@ -1,0 +1,75 @@
+#include "runtime/gpu/custom_device.h"
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/lanes.h"
+#include "runtime/gpu/products.h"
+
+namespace contraflow {
+
+Plan WithLanes(const Plan& plan) {
+  Plan with = plan;
+  if (plan.level == Level::kComm) AddLanes(&with);
+  return with;
+}
+
+GpuCustomDevice::GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu,
+                                 gpu::Stream setup, int sms)
+    : gpu_(gpu),
+      microbatches_(static_cast<size_t>(stages.plan().microbatches)),
+      device_(stages, device, /*lanes=*/true, setup.handle, sms),
+      losses_(gpu.Allocate(LossBytes())),
+      host_losses_(gpu.AllocateHost(LossBytes())) {
+  std::array<std::byte*, kArenaCount> arenas{};
+  for (size_t a = 0; a < kArenaCount; ++a) {
+    const auto bytes = static_cast<size_t>(device_.places().arena_bytes()[a]);
+    if (bytes == 0) continue;
+    arenas[a] = gpu.Allocate(bytes);
+    PoisonOnDevice(gpu, setup, arenas[a], bytes);
+  }
+  device_.PutValues(arenas, reinterpret_cast<float*>(losses_));
+  gpu.Synchronize();
+}
+
+void GpuCustomDevice::Upload(int step, gpu::Stream stream) {
+  device_.BeginStep(step, stream.handle);
+}
+
+void GpuCustomDevice::BeginStep(gpu::Stream stream) { gpu_.Zero(stream, losses_, LossBytes()); }
+
+void GpuCustomDevice::Compute(const Instruction& chunk, gpu::Stream stream) {
+  device_.Compute(chunk, stream.handle);
+}
+
+std::span<std::byte> GpuCustomDevice::Message(const Instruction& message) {
+  return device_.Message(message);
+}
+
+void GpuCustomDevice::OptimizerStep(int stage, gpu::Stream stream) {
+  device_.At(stage).OptimizerStep(stream.handle);
+}
+
+void GpuCustomDevice::Download(gpu::Stream stream) {
+  gpu_.CopyToHost(stream, host_losses_, losses_, LossBytes());
+}
+
+DeviceStep GpuCustomDevice::Results() {
+  const auto* const losses = reinterpret_cast<const float*>(host_losses_);
+  DeviceStep result;
+  for (const int m : device_.losses_here()) {
+    if (!std::isfinite(losses[m])) {
+      throw Error("the loss of micro-batch " + std::to_string(m) + " is not finite");
+    }
+    result.losses.emplace_back(m, losses[m]);
+  }
+  return result;
+}
+
+ExchangePart GpuCustomDevice::Exchange(const Instruction& component) {
+  throw InternalError(ToString(component) + ": custom stages have no exchanges");
+}
+
+}  // namespace contraflow

@@ -1,0 +1,520 @@
+// The times of a stop, as shares of its bound (3 s):
+//
+//   0 s      a process knows of a fault and tells both hubs
+//   0.15 s   the leader has waited for what the fault may follow from, and says STOP
+//   0.55 s   a main thread that has not come back by now is described as it stands
+//   0.75 s   who has not answered by now is described as it was heard of last; report, END, exit
+//   1 s      rank 1 says STOP if rank 0 has not
+//   2.7 s    a process that nobody told END ends itself
+//   3 s      the kernel ends it
+//
+// mpirun sends SIGTERM to all that live when one process dies and SIGKILL one second later: by then
+// the report must be out.
+
+#include "runtime/launch/watch.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <type_traits>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
+
+namespace contraflow {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{10}, kEndOfJob{1000};
+constexpr size_t kMaxFaultText = size_t{1} << 14;
+/// Messages of one process that this main thread has not taken: no more than two are ever under
+/// way.
+constexpr size_t kMaxIncoming = 4;
+
+double InSeconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string Cut(const std::string& text) { return text.substr(0, kMaxFaultText); }
+
+void PutBeat(const Beat& beat, ByteWriter* bytes) {
+  bytes->Put(beat.moves).Put(beat.step).Put(beat.waits_for).Put(beat.age_ms);
+  bytes->PutText(Cut(beat.position));
+}
+
+/// Throws Error unless it is one of a job of so many processes.
+Beat TakeBeat(ByteReader* bytes, int size) {
+  Beat beat;
+  beat.moves = bytes->Take<uint64_t>();
+  beat.step = bytes->Take<int32_t>();
+  beat.waits_for = bytes->Take<int32_t>();
+  beat.age_ms = bytes->Take<uint32_t>();
+  beat.position = PlainText(Cut(bytes->TakeText()));
+  if (beat.waits_for < -1 || beat.waits_for >= size) throw Error("names a process there is not");
+  return beat;
+}
+
+void PutFault(const Fault& fault, ByteWriter* bytes) {
+  bytes->Put(fault.kind).Put(int32_t{fault.process}).Put(int32_t{fault.about});
+  bytes->Put(uint8_t{fault.seen}).PutText(Cut(fault.text));
+}
+
+std::string FaultBytes(const Fault& fault) {
+  ByteWriter bytes;
+  PutFault(fault, &bytes);
+  return bytes.Take();
+}
+
+Fault TakeFaultBytes(ByteReader* bytes, int size) {
+  Fault fault;
+  const auto kind = bytes->Take<std::underlying_type_t<FaultKind>>();
+  fault.process = bytes->Take<int32_t>();
+  fault.about = bytes->Take<int32_t>();
+  fault.seen = bytes->Take<uint8_t>() != 0;
+  fault.text = PlainText(Cut(bytes->TakeText()));
+  const bool known = kind >= 0 && kind <= static_cast<int>(FaultKind::kJob) && fault.process >= 0 &&
+                     fault.process < size && fault.about >= -1 && fault.about < size;
+  if (!known) throw Error("tells of a fault there is not");
+  fault.kind = static_cast<FaultKind>(kind);
+  return fault;
+}
+
+}  // namespace
+
+Watch::Watch(LinkSet& links, const Progress& progress, const Control::Options& options)
+    : links_(links),
+      rank_(links.self()),
+      size_(links.size()),
+      progress_(progress),
+      options_(options),
+      members_(static_cast<size_t>(size_)) {
+  for (int p = 0; p < size_; ++p) {
+    // In a mesh the others hear what the hubs say; only those hear everybody.
+    At(p).watched = p == rank_ || (links_.At(p) != nullptr && (rank_ < kHubs || p < kHubs));
+    At(p).told = At(p).moved = now_;
+  }
+  if (options_.catch_signals) catcher_.emplace();
+}
+
+Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
+  const Clock::time_point before = std::exchange(now_, Clock::now());
+  // If this process itself was stopped for a while, silence is nobody's fault.
+  if (now_ - before > std::max<Clock::duration>(std::chrono::seconds(1), options_.silence / 4)) {
+    if (phase_ == Phase::kWatching && !known_) away_ = now_ - before;
+    for (int p = 0; p < size_; ++p) {
+      At(p).moved = now_;
+      if (Link* const link = links_.At(p)) link->Excuse(now_);
+    }
+  }
+  if (phase_ != Phase::kOver) Advance();
+  WakeOnce(lock);
+  const bool calm = phase_ == Phase::kWatching && !known_;
+  return calm ? next_beat_ : now_ + kTick;
+}
+
+void Watch::Advance() {
+  ReadSignals();
+  NoticeLosses();
+  if (finish_ && !finish_told_) {
+    finish_told_ = true;
+    At(rank_).finished = true;
+    SendTo(0, kFinish);
+  }
+  if (failed_ && phase_ == Phase::kWatching && !fault_told_) {
+    fault_told_ = true;
+    Tell(*failed_);
+  }
+  // Who leaves while all is well is lost to the others; otherwise what was begun goes its way.
+  if (leave_ && phase_ == Phase::kWatching && !known_) Over();
+  if (phase_ == Phase::kWatching) Keep();
+  if (phase_ == Phase::kWatching) Decide();
+  if (phase_ == Phase::kStopped) GoOn();
+  if (phase_ == Phase::kEnding && (!links_.AnyOpen() || now_ >= end_at_)) End();
+  if (phase_ == Phase::kFinishing && (!links_.AnyOpen() || now_ >= end_at_)) Over();
+  if (phase_ != Phase::kOver && known_) Enforce();
+}
+
+/// Wakes the main thread, however the job came to its stop.
+void Watch::WakeOnce(LinkSet::Lock& lock) {
+  if (!stopped_ || !wake) return;
+  lock.unlock();
+  {
+    const std::lock_guard wake_lock(wake_mutex);
+    lock.lock();
+    const auto call = std::exchange(wake, nullptr);
+    lock.unlock();
+    if (call) call();
+  }
+  lock.lock();
+}
+
+void Watch::ReadSignals() {
+  const int signal = catcher_ ? catcher_->Take() : 0;
+  // The first one counts, and only if nothing else ends this process.
+  const bool counts = signal_ == 0 && !failed_ && phase_ != Phase::kFinishing;
+  if (signal != 0 && counts) {
+    if (asked_ == 0 && options_.grace.count() > 0 && signal != SIGINT) {
+      asked_ = signal;
+      grace_until_ = now_ + options_.grace;
+      return;
+    }
+    signal_ = signal;
+    Tell(Own(FaultKind::kSignal, SignalName(signal)));
+  } else if (asked_ != 0 && now_ >= grace_until_ && counts) {
+    signal_ = asked_;
+    Tell(Own(FaultKind::kSignal, SignalName(asked_) + ", and its step did not end within " +
+                                     SecondsText(options_.grace)));
+  }
+}
+
+void Watch::NoticeLosses() {
+  for (int p = 0; p < size_; ++p) {
+    const Link* const link = links_.At(p);
+    if (link == nullptr || link->open() || At(p).lost || At(p).left) continue;
+    At(p).lost = true;
+    At(p).gone = now_;
+    if (phase_ != Phase::kWatching) continue;
+    const std::string reason = link->left()
+                                   ? "its connection closed (it was killed, or its machine is gone)"
+                                   : link->reason();
+    Fault fault{FaultKind::kLost, p, -1, true, reason};
+    Add(fault);
+    Suspect();
+    // A hub sees it itself, unless it is only this connection that broke.
+    fault.about = std::exchange(fault.process, rank_);
+    fault.seen = false;
+    SendToHubs(kFault, FaultBytes(fault));
+  }
+}
+
+void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
+  if (phase_ == Phase::kFinishing || phase_ == Phase::kOver) return;
+  if (channel == kData) {
+    std::deque<std::string>& incoming = Incoming(from);
+    if (incoming.size() == kMaxIncoming) throw Error("it sent data that nobody asked for");
+    ++pieces_;
+    incoming.push_back(std::move(bytes));
+    return;
+  }
+  if (channel > kFinished) throw Error("it sent something that is not a message of this job");
+  ByteReader reader(bytes, "a message of the watch is");
+  Beat beat;
+  std::optional<Fault> fault;
+  if (channel == kBeat || channel == kWords) beat = TakeBeat(&reader, size_);
+  const bool faulty = channel == kFault || channel == kStop || channel == kWords;
+  if (faulty && (channel != kWords || !reader.empty())) fault = TakeFaultBytes(&reader, size_);
+  reader.RequireEnd();
+  // From here on it is sound; whether it is this one's to say is another matter.
+  switch (static_cast<Talk>(channel)) {
+    case kBeat:
+      Hear(from, beat);
+      break;
+    case kFault:
+      TakeFault(from, *fault);
+      break;
+    case kStop:
+      if (from >= kHubs) break;
+      stop_heard_ = true;
+      if (from < rank_) took_over_ = false;
+      if (phase_ == Phase::kWatching) Stop(*fault);
+      break;
+    case kWords:
+      Hear(from, beat);
+      At(from).answered = true;
+      if (fault) TakeFault(from, *fault);
+      break;
+    case kEnd:
+      if (from >= kHubs || reported_) break;
+      end_heard_ = true;
+      End();
+      break;
+    case kFinish:
+      At(from).finished = true;
+      break;
+    case kFinished:
+      At(from).left = true;
+      if (from == 0 && finish_told_ && phase_ == Phase::kWatching) BeginFinishing();
+      break;
+    case kData:
+      break;
+  }
+}
+
+void Watch::TakeFault(int from, Fault fault) {
+  fault.process = from;
+  fault.seen = false;
+  Add(fault);
+  Suspect();
+}
+
+void Watch::Keep() {
+  for (int p = 0; p < size_; ++p) {
+    Link* const link = links_.At(p);
+    // Only hubs are heard from regularly, and they hear everybody.
+    if (link == nullptr || (rank_ >= kHubs && p >= kHubs)) continue;
+    if (link->open() && now_ - link->heard() > options_.silence) {
+      link->Close("it was silent for " + SecondsText(options_.silence) +
+                  " (it is suspended, or its machine or network is gone)");
+      away_ = {};  // this one was back in time to see it
+    }
+  }
+  NoticeLosses();
+  if (now_ < next_beat_) return;
+  next_beat_ =
+      now_ + std::max(milliseconds(1),
+                      std::min({milliseconds(500), options_.timeout / 4, options_.silence / 4}));
+  const Beat beat = Look();
+  if (beat.step != step_) {
+    if (step_ > 0) step_seconds_ = InSeconds(now_ - step_began_) / std::max(1, beat.step - step_);
+    step_ = beat.step;
+    step_began_ = now_;
+  }
+  Hear(rank_, beat);
+  ByteWriter bytes;
+  PutBeat(beat, &bytes);
+  const std::string text = bytes.Take();
+  rank_ < kHubs ? SendToAll(kBeat, text) : SendToHubs(kBeat, text);
+  const bool still =
+      AllWatched([&](const Member& member) { return now_ - member.moved > options_.timeout; });
+  if (!known_ && still && Leads()) {
+    const std::string nobody = size_ > 1 ? "no rank has made progress for " : "no progress for ";
+    Tell(Own(FaultKind::kTimeout, nobody + SecondsText(options_.timeout)));
+  }
+}
+
+void Watch::Decide() {
+  if (faults_.empty()) {
+    const auto finished = [](const Member& member) { return member.finished; };
+    if (rank_ == 0 && finish_told_ && AllWatched(finished)) BeginFinishing();
+    return;
+  }
+  if (rank_ == 1 && now_ >= *known_ + options_.bound / 3) took_over_ = true;
+  const size_t cause = CauseOf(faults_);
+  if (!Leads() || (MayFollow(faults_, cause) && now_ < *known_ + options_.bound / 20)) return;
+  Stop(Fault(faults_[cause]));
+}
+
+void Watch::GoOn() {
+  const bool late = now_ >= stopped_at_ + options_.bound * 2 / 15;
+  if ((!answered_ && (failing_ || leave_ || late)) || (failed_ && !error_told_)) SayWords();
+  if (!Leads() || reported_) return;
+  const bool all = AllWatched([](const Member& member) { return member.answered || member.lost; });
+  if (all || now_ >= stopped_at_ + options_.bound / 5) Report();
+}
+
+void Watch::Enforce() {
+  if (now_ < *known_ + options_.bound * 9 / 10) return;
+  // Nobody has said that the report is out. Where a leader said STOP and then nothing, the other
+  // hub speaks for all.
+  if (!reported_ && !end_heard_ && (rank_ < kHubs || !stop_heard_)) {
+    if (!answered_) SayWords();
+    Report();
+  }
+  End();
+}
+
+void Watch::Hear(int process, const Beat& beat) {
+  Member& member = At(process);
+  if (!member.heard || member.beat.moves != beat.moves) member.moved = now_;
+  member.heard = true;
+  member.beat = beat;
+  member.told = now_;
+}
+
+void Watch::Add(const Fault& fault) {
+  if (faults_.size() >= 4 * members_.size() + 4) return;  // nobody of the job has so many
+  if (std::find(faults_.begin(), faults_.end(), fault) == faults_.end()) faults_.push_back(fault);
+}
+
+std::vector<Standing> Watch::Standings(Clock::time_point now) const {
+  std::vector<Standing> standings;
+  for (const Member& member : members_) {
+    Standing& standing = standings.emplace_back();
+    if (!member.watched) continue;
+    standing.kind = member.answered ? Standing::Kind::kAnswered
+                    : member.lost   ? Standing::Kind::kLost
+                                    : Standing::Kind::kUnheard;
+    standing.position = member.beat.position;
+    standing.waits_for = member.beat.waits_for;
+    // A position that was told in time is still held; an older one is as old as it was told.
+    standing.since = member.beat.age_ms / 1000.0;
+    if (member.answered) standing.since += InSeconds(now - member.told);
+    standing.heard = InSeconds((member.lost ? member.gone : now) - member.told);
+  }
+  return standings;
+}
+
+template <typename IsSo>
+bool Watch::AllWatched(const IsSo& is_so) const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [&](const Member& member) { return !member.watched || is_so(member); });
+}
+
+bool Watch::Leads() const {
+  if (rank_ == 0 || took_over_) return true;
+  for (int hub = 0; hub < std::min(kHubs, rank_); ++hub) {
+    const Link* const link = links_.At(hub);
+    if (link != nullptr && link->open()) return false;
+  }
+  return true;
+}
+
+Fault Watch::Own(FaultKind kind, std::string text) const {
+  return {kind, rank_, -1, false, std::move(text)};
+}
+
+void Watch::Suspect() {
+  if (known_) return;
+  known_ = looked_ = now_;
+  last_beat_ = Look();
+  if (!options_.exit) backstop_.emplace(options_.bound);
+}
+
+/// It may have gone on since it knew of the fault; unless it has given up meanwhile.
+void Watch::LookAgain() {
+  if (failing_) return;
+  looked_ = now_;
+  last_beat_ = Look();
+}
+
+void Watch::Fail(std::optional<Fault> fault, int code) {
+  if (failing_) return;
+  failing_ = true;
+  code_ = code;
+  failed_ = std::move(fault);
+}
+
+void Watch::Tell(const Fault& fault) {
+  Add(fault);
+  if (phase_ != Phase::kWatching && phase_ != Phase::kStopped) return;
+  Suspect();
+  SendToHubs(kFault, FaultBytes(fault));
+}
+
+void Watch::Stop(const Fault& cause) {
+  Suspect();
+  Add(cause);
+  cause_ = cause;
+  stopped_at_ = now_;
+  phase_ = Phase::kStopped;
+  LookAgain();
+  if (Leads()) SendToAll(kStop, FaultBytes(cause));
+  stopped_ = true;
+  links_.changed().notify_all();
+}
+
+void Watch::SayWords() {
+  Beat beat = last_beat_;
+  beat.age_ms +=
+      static_cast<uint32_t>(std::chrono::duration_cast<milliseconds>(now_ - looked_).count());
+  answered_ = true;
+  error_told_ = failed_.has_value();
+  Hear(rank_, beat);
+  At(rank_).answered = true;
+  ByteWriter bytes;
+  PutBeat(beat, &bytes);
+  if (failed_) {
+    Add(*failed_);
+    PutFault(*failed_, &bytes);
+  }
+  SendToHubs(kWords, bytes.Take());
+}
+
+void Watch::Report() {
+  reported_ = true;
+  if (!cause_) cause_ = faults_[CauseOf(faults_)];
+  if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero()) {
+    // The others have reported this one, and gone.
+    options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
+                   SecondsText(InSeconds(away_)) + ", and the job ended without it\n");
+  } else {
+    Findings findings{*cause_, {}, Standings(now_)};
+    std::copy_if(faults_.begin(), faults_.end(), std::back_inserter(findings.later),
+                 [&](const Fault& fault) { return fault != *cause_; });
+    options_.print(PlainText(FaultReport(options_.prefix, options_.name, findings)));
+  }
+  SendToAll(kEnd);
+  phase_ = Phase::kEnding;
+  end_at_ = Clock::now() + options_.bound / 15;
+}
+
+void Watch::End() {
+  // Who has not heard from the first hub hears from the second.
+  if (!reported_ && rank_ < kHubs) SendToAll(kEnd);
+  if (!cause_ && !faults_.empty()) cause_ = faults_[CauseOf(faults_)];
+  const FaultKind kind = cause_ ? cause_->kind : FaultKind::kError;
+  const bool comes_back = kind == FaultKind::kLost || kind == FaultKind::kTimeout;
+  int code = failed_ && code_ != 0 ? code_ : 1;
+  if (comes_back && code == 1) code = Control::kStoppedCode;
+  if (signal_ != 0) code = 128 + signal_;
+  stopped_ = true;
+  if (!options_.exit) EndProcess(code, signal_);
+  options_.exit(code);
+  ended_ = true;
+  Over();
+}
+
+void Watch::BeginFinishing() {
+  phase_ = Phase::kFinishing;
+  end_at_ = now_ + kEndOfJob;
+  known_.reset();
+  backstop_.reset();
+  // Who hears of the end from rank 0 only later must not take this one for lost.
+  SendToAll(kFinished);
+  for (int p = 0; p < size_; ++p) {
+    if (Link* const link = links_.At(p)) link->EndSending();
+    // The main thread may end the process at once.
+    links_.Flush(p);
+  }
+  finished_ = true;
+  links_.changed().notify_all();
+}
+
+void Watch::Over() {
+  phase_ = Phase::kOver;
+  catcher_.reset();
+  links_.changed().notify_all();
+}
+
+std::string Watch::Status() const {
+  char text[96];
+  std::snprintf(text, sizeof text, "step %d", step_);
+  std::string status = text;
+  if (step_seconds_ > 0) {
+    std::snprintf(text, sizeof text, ", %.3g s a step", step_seconds_);
+    status += text;
+  }
+  return status + "\n" + StandingLines(options_.name, Standings(Clock::now()));
+}
+
+void Watch::SendData(int process, std::string bytes) {
+  if (Link* const link = links_.At(process)) link->PutLongTalk(kData, std::move(bytes));
+}
+
+void Watch::SendTo(int process, Talk talk, const std::string& bytes) {
+  if (Link* const link = links_.At(process)) link->PutTalk(talk, bytes);
+}
+
+void Watch::SendToHubs(Talk talk, const std::string& bytes) {
+  for (int hub = 0; hub < std::min(kHubs, size_); ++hub) SendTo(hub, talk, bytes);
+}
+
+void Watch::SendToAll(Talk talk, const std::string& bytes) {
+  for (int p = 0; p < size_; ++p) SendTo(p, talk, bytes);
+}
+
+Beat Watch::Look() const {
+  const Progress::Snapshot at = progress_.Read();
+  Beat beat;
+  beat.moves = at.moves + pieces_;
+  beat.step = at.step;
+  beat.waits_for = at.process >= 0 && at.process < size_ ? at.process : -1;
+  const auto age = std::chrono::duration_cast<milliseconds>(Clock::now() - at.since).count();
+  beat.age_ms = static_cast<uint32_t>(std::clamp<int64_t>(age, 0, UINT32_MAX));
+  beat.position = options_.describe(at);
+  return beat;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,246 @@
+#include "runtime/stages/custom_run.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/check.h"
+#include "runtime/host/backend.h"
+#include "runtime/launch/process_run.h"
+
+namespace contraflow {
+
+CustomBackend::CustomBackend(const CustomStages& stages, Device device, bool fill)
+    : stages_(stages.plan().stages),
+      losses_(static_cast<size_t>(stages.plan().microbatches)),
+      device_(stages, device, /*lanes=*/false, nullptr, 0),
+      arenas_(device_.places(), stages.bytes(), fill) {
+  device_.PutValues(arenas_.data(), losses_.data());
+}
+
+void CustomBackend::BeginStep(int step) {
+  step_ = step;
+  std::ranges::fill(losses_, std::numeric_limits<float>::quiet_NaN());
+  device_.BeginStep(step, nullptr);
+}
+
+void CustomBackend::Compute(const Instruction& i) {
+  const HostArenas::Uses& uses = device_.places().Of(i);
+  arenas_.Enter(uses);
+  device_.Compute(i, nullptr);
+  arenas_.Leave(uses);
+  if (!HasForward(i.op) || i.stage + 1 < stages_) return;
+  if (AllFinite({&losses_[static_cast<size_t>(i.microbatch)], 1})) return;
+  throw Error("step " + std::to_string(step_) + ": the loss of micro-batch " +
+              std::to_string(i.microbatch) + " is not finite, or was not written");
+}
+
+std::span<std::byte> CustomBackend::Message(const Instruction& message) {
+  arenas_.Enter(device_.places().Of(message));
+  return device_.Message(message);
+}
+
+void CustomBackend::OptimizerStep(int stage) {
+  CustomStage& copy = device_.At(stage);
+  if (!AllFinite(copy.gradients())) {
+    throw Error("step " + std::to_string(step_) + ": a gradient of stage " + std::to_string(stage) +
+                " is not finite");
+  }
+  copy.OptimizerStep(nullptr);
+}
+
+DeviceStep CustomBackend::Results(std::vector<Span> spans) const {
+  DeviceStep step;
+  for (const int m : device_.losses_here()) {
+    step.losses.emplace_back(m, losses_[static_cast<size_t>(m)]);
+  }
+  step.spans = std::move(spans);
+  return step;
+}
+
+CustomRun::CustomRun(const CustomStages& stages, ThreadNetwork::Options options, bool fill)
+    : plan_(CheckThreads(stages.plan())),
+      network_(plan_.ranks, plan_.data_parallel, plan_.expert_parallel, options),
+      devices_(AllDevices(plan_)) {
+  std::vector<Worker> workers;
+  for (const Device& device : devices_) {
+    backends_.push_back(std::make_unique<CustomBackend>(stages, device, fill));
+    workers.push_back({device, backends_.back().get(), &network_.At(device)});
+  }
+  launch_.emplace(plan_, workers);
+}
+
+StepResult CustomRun::Step(int step) {
+  const Clock::time_point start = Clock::now();
+  launch_->Step(step);
+  const Time duration = Nanoseconds(Clock::now() - start);
+  std::vector<DeviceStep> steps;
+  for (size_t w = 0; w < backends_.size(); ++w) {
+    steps.push_back(backends_[w]->Results(launch_->spans(w)));
+  }
+  return JoinDevices(plan_, steps, duration);
+}
+
+CustomProcessRun::CustomProcessRun(const CustomStages& stages, const RankOrder& order,
+                                   Transport& transport, Control& control, Progress& progress,
+                                   bool fill)
+    : plan_(stages.plan()),
+      order_(order),
+      control_(control),
+      devices_{order.DeviceOf(control.rank())},
+      backend_(stages, devices_[0], fill),
+      executor_(plan_, devices_[0].rank, backend_, transport, &progress) {}
+
+StepResult CustomProcessRun::Step(int step) {
+  const Clock::time_point start = Clock::now();
+  const std::vector<DeviceStep> steps =
+      WalkAndGather(plan_, order_, control_, devices_[0], step, &executor_,
+                    [this](std::vector<Span> spans) { return backend_.Results(std::move(spans)); });
+  return JoinDevices(plan_, steps, Nanoseconds(Clock::now() - start));
+}
+
+CustomDevice& CustomProcessRun::At(Device device) {
+  CF_ASSERT(device == devices_[0]);
+  return backend_.device();
+}
+
+CustomSerialRun::CustomSerialRun(const CustomStages& stages)
+    : plan_(stages.plan()),
+      order_(plan_),
+      route_of_(RouteOfMicrobatch(plan_)),
+      values_(static_cast<size_t>(plan_.stages)) {
+  for (const Device& device : AllDevices(plan_)) {
+    for (const int s : StagesOf(plan_, device.rank)) {
+      copies_[{DeviceNumber(plan_, device), s}] =
+          std::make_unique<CustomStage>(stages, s, device, nullptr, 0);
+    }
+  }
+  for (std::vector<Buffer<std::byte>>& values : values_) {
+    for (const int64_t bytes : stages.bytes()) values.emplace_back(static_cast<size_t>(bytes));
+  }
+}
+
+std::vector<float> CustomSerialRun::Step(int step) {
+  for (const auto& [key, copy] : copies_) copy->BeginStep(step, nullptr);
+  std::vector<float> losses(MicrobatchesOfStep(plan_));
+  const int replicas = plan_.data_parallel * plan_.expert_parallel;
+  for (int replica = 0; replica < replicas; ++replica) {
+    for (const SerialOrder::Pass& pass : order_.passes()) Train(pass, replica, &losses);
+  }
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan_);
+  for (int s = 0; s < plan_.stages; ++s) {
+    std::vector<CustomStage*> all;
+    for (int replica = 0; replica < replicas; ++replica) {
+      for (const int rank : holders[static_cast<size_t>(s)]) {
+        const Device device = {replica / plan_.expert_parallel, replica % plan_.expert_parallel,
+                               rank};
+        all.push_back(&At(device, s));
+      }
+    }
+    const std::span<float> sum = all.front()->gradients();
+    for (CustomStage* const other : std::span(all).subspan(1)) {
+      const std::span<const float> more = other->gradients();
+      CF_ASSERT(more.size() == sum.size());
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+    }
+    for (CustomStage* const other : std::span(all).subspan(1)) {
+      std::ranges::copy(sum, other->gradients().begin());
+    }
+    for (CustomStage* const copy : all) copy->OptimizerStep(nullptr);
+  }
+  return losses;
+}
+
+void CustomSerialRun::Train(const SerialOrder::Pass& pass, int replica,
+                            std::vector<float>* losses) {
+  const int m = pass.microbatch, last = plan_.stages - 1;
+  const Route& route = plan_.routes[static_cast<size_t>(route_of_[static_cast<size_t>(m)])];
+  const auto copy = [&](int s) -> CustomStage& {
+    const int rank = route.ranks[static_cast<size_t>(s)];
+    return At({replica / plan_.expert_parallel, replica % plan_.expert_parallel, rank}, s);
+  };
+  const auto value = [&](int s, Value v) -> void* {
+    Buffer<std::byte>& bytes = values_[static_cast<size_t>(s)][static_cast<size_t>(v)];
+    return bytes.empty() ? nullptr : bytes.data();
+  };
+  const auto cell = [&](int s) {
+    contraflow_cell kept = {};
+    kept.microbatch = m;
+    kept.activation = value(s, Value::activation);
+    kept.stash = value(s, Value::stash);
+    return kept;
+  };
+  for (int s = 0; s <= last; ++s) {
+    contraflow_cell forward = cell(s);
+    if (s > 0) forward.input = value(s, Value::input);
+    if (s < last) forward.output = value(s + 1, Value::input);
+    if (s == last) {
+      forward.loss = &(*losses)[MicrobatchPlace(plan_, 0, replica, m)];
+    }
+    copy(s).Forward(forward, nullptr);
+  }
+  for (int s = last; s >= 0; --s) {
+    contraflow_cell backward = cell(s);
+    if (s < last) backward.doutput = value(s, Value::doutput);
+    if (s > 0) backward.dinput = value(s - 1, Value::doutput);
+    const bool adds = std::ranges::binary_search(pass.stages, s);
+    copy(s).BackwardInput(backward, nullptr);
+    if (adds) copy(s).BackwardWeight(WeightCell(backward), nullptr);
+  }
+}
+
+std::string DifferenceOf(const Plan& plan, int step, const StepResult& result,
+                         const std::vector<Device>& devices,
+                         const std::function<CustomDevice&(Device)>& device_at,
+                         CustomSerialRun& serial, int64_t* bytes) {
+  const std::vector<float> losses = serial.Step(step);
+  const std::string at = "step " + std::to_string(step) + ": ";
+  const auto compare = [&](std::span<const std::byte> here, std::span<const std::byte> there) {
+    *bytes += static_cast<int64_t>(here.size());
+    return std::ranges::equal(here, there);
+  };
+  for (size_t i = 0; i < result.losses.size(); ++i) {
+    if (!compare(std::as_bytes(std::span(&losses[i], 1)),
+                 std::as_bytes(std::span(&result.losses[i], 1)))) {
+      return at + NameOfLoss(plan, i) + " is " + std::to_string(result.losses[i]) +
+             ", without a pipeline " + std::to_string(losses[i]);
+    }
+  }
+  const auto data = [](const contraflow_block& block) {
+    return std::span(static_cast<const std::byte*>(block.data), block.bytes);
+  };
+  const auto differs = [&](CustomStage& here, CustomStage& there, bool count) -> std::string {
+    const std::vector<contraflow_block> blocks = here.Blocks(), others = there.Blocks();
+    CF_ASSERT(blocks.size() == others.size());
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (!std::ranges::equal(data(blocks[b]), data(others[b]))) return blocks[b].name;
+      if (count) *bytes += static_cast<int64_t>(blocks[b].bytes);
+    }
+    return "";
+  };
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (const Device& device : devices) {
+    for (const int s : device_at(device).Held()) {
+      const std::string where = " of stage " + std::to_string(s) + " on replica " +
+                                std::to_string(device.replica) + " rank " +
+                                std::to_string(device.rank) + " is not the same as ";
+      CustomStage &here = device_at(device).At(s), &there = serial.At(device, s);
+      if (!compare(std::as_bytes(here.gradients()), std::as_bytes(there.gradients()))) {
+        return at + "the gradient" + where + "without a pipeline";
+      }
+      std::string block = differs(here, there, true);
+      if (!block.empty()) return at + "block \"" + block + "\"" + where + "without a pipeline";
+      const int first = holders[static_cast<size_t>(s)].front();
+      block = differs(here, serial.At({0, 0, first}, s), false);
+      if (!block.empty()) {
+        return at + "block \"" + block + "\"" + where + "that of the copy on replica 0 rank " +
+               std::to_string(first) +
+               "; copies of a stage must begin alike, and name all of "
+               "their gradients";
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace contraflow

@@ -1,0 +1,213 @@
+// Custom stages on an emulated GPU: what the issuer makes of their plans, and what they compute
+// there when the GPU takes every liberty that streams and events leave it.
+
+#include "runtime/stages/custom_run.h"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "runtime/gpu/custom_device.h"
+#include "runtime/gpu/run.h"
+#include "runtime/stages/stage_api.h"
+#include "tests/emulator/emulated_gpu.h"
+#include "tests/emulator/emulator.h"
+#include "tests/runtime/gpu/emulated_stages.h"
+#include "tests/runtime/gpu/issue_log.h"
+
+namespace contraflow::gpu_custom_test {
+namespace {
+
+/// Trains on an emulated GPU beside the serial run on the host; "" if all is equal.
+std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed) try {
+  const contraflow_stage_api api = EmulatedStages();
+  const CustomStages on_gpu(api, plan, true, 7, ""),
+      on_host(*contraflow_stages(), plan, false, 7, "");
+  EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
+  GpuCustomRun run(on_gpu, gpu, options);
+  CustomSerialRun serial(on_host);
+  for (int step = 1; step <= 3; ++step) {
+    const StepResult result = run.Step(step);
+    const std::vector<float> losses = serial.Step(step);
+    if (losses != result.losses) return "losses of step " + std::to_string(step);
+    for (const Device& device : run.devices()) {
+      for (const int s : run.At(device).Held()) {
+        if (WeightsOf(run.At(device).At(s)) != WeightsOf(serial.At(device, s))) {
+          return "weights of stage " + std::to_string(s) + " in step " + std::to_string(step);
+        }
+      }
+    }
+  }
+  return "";
+} catch (const Error& error) {
+  return error.what();
+}
+
+/// What stages were called with that do nothing else.
+struct Recorded {
+  Executed executed;
+  std::vector<std::string> calls;  // "1 s2 F m3": on rank 1, of stage 2
+};
+Recorded* recorded = nullptr;
+
+contraflow_stage_api Recording() {
+  struct Copy {
+    contraflow_copy copy;
+    float gradient = 0;
+  };
+  static const auto call = [](void* self, const char* what, int m, void* stream) -> const char* {
+    const contraflow_copy& copy = static_cast<Copy*>(self)->copy;
+    recorded->calls.push_back(std::to_string(copy.rank) + " s" + std::to_string(copy.stage) + " " +
+                              what + " m" + std::to_string(m));
+    emulator::Enqueue(stream, recorded->calls.back().c_str(), [] {});
+    return nullptr;
+  };
+  contraflow_stage_api api = *contraflow_stages();
+  api.create = [](const contraflow_job*, const contraflow_copy* copy, void** self) -> const char* {
+    *self = new Copy{*copy};
+    return nullptr;
+  };
+  api.destroy = [](void* self) { delete static_cast<Copy*>(self); };
+  api.begin_step = [](void*, int32_t, void*) -> const char* { return nullptr; };
+  api.gradients = [](void* self, float** values, size_t* count) -> const char* {
+    *values = &static_cast<Copy*>(self)->gradient;
+    *count = 1;
+    return nullptr;
+  };
+  api.forward = [](void* self, const contraflow_cell* cell, void* stream) {
+    return call(self, "F", cell->microbatch, stream);
+  };
+  api.backward_input = [](void* self, const contraflow_cell* cell, void* stream) {
+    return call(self, "B", cell->microbatch, stream);
+  };
+  api.backward_weight = [](void* self, const contraflow_cell* cell, void* stream) {
+    return call(self, "W", cell->microbatch, stream);
+  };
+  api.optimizer_step = [](void* self, void* stream) { return call(self, "STEP", -1, stream); };
+  api.block = nullptr;
+  api.backward = nullptr;
+  api.forward_backward = nullptr;
+  return api;
+}
+
+/// The calls that a rank's program comes down to.
+std::vector<std::string> CallsOf(const Plan& plan, int rank) {
+  std::vector<std::string> calls;
+  const auto add = [&](int stage, const char* what, int m) {
+    calls.push_back(std::to_string(rank) + " s" + std::to_string(stage) + " " + what + " m" +
+                    std::to_string(m));
+  };
+  for (const Instruction& i : plan.program(rank)) {
+    if (HasForward(i.op)) add(i.stage, "F", i.microbatch);
+    if (HasBackward(i.op)) add(BackStage(i), "B", BackMicrobatch(i));
+    if (HasWeight(i.op)) add(BackStage(i), "W", BackMicrobatch(i));
+    if (WorkOf(i.op) == Work::kStep) add(i.stage, "STEP", -1);
+  }
+  return calls;
+}
+
+/// A custom device whose instructions also leave their names.
+class NamedCustomDevice : public NamedBackend {
+ public:
+  NamedCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup,
+                    Executed* executed)
+      : NamedBackend(stages.plan(), device, executed), device_(stages, device, gpu, setup, 8) {}
+
+  void Compute(const Instruction& chunk, gpu::Stream stream) override {
+    device_.Compute(chunk, stream);
+    NamedBackend::Compute(chunk, stream);
+  }
+  void OptimizerStep(int stage, gpu::Stream stream) override {
+    device_.OptimizerStep(stage, stream);
+    NamedBackend::OptimizerStep(stage, stream);
+  }
+
+ private:
+  GpuCustomDevice device_;
+};
+
+TEST_SUITE("equivalence") {
+  TEST_CASE("custom stages on a GPU: as without a pipeline, whatever order streams allow") {
+    for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "dualpipe"}) {
+      for (const Level level : {Level::kComm, Level::kBuffer}) {
+        const Plan plan = CustomPlan(schedule, 4, 8, level);
+        CAPTURE(schedule);
+        CAPTURE(Name(level));
+        CHECK(Train(plan, {.graph = false}, 1) == "");
+        CHECK(Train(plan, {.graph = true}, 2) == "");
+        CHECK(Train(plan, {.graph = true, .stamps = false}, 3) == "");
+      }
+    }
+  }
+
+  TEST_CASE("custom stages on a GPU: an event that is missing is noticed") {
+    const Plan plan = CustomPlan("1f1b", 2, 6, Level::kBuffer);
+    int removed = 0, noticed = 0;
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      for (size_t index = 0; index < plan.program(rank).size(); ++index) {
+        const Instruction& i = plan.program(rank)[index];
+        if (i.op != Op::F || i.after_count == 0) continue;
+        ++removed;
+        Plan other = plan;
+        other.program(rank)[index].after_count = 0;
+        for (uint64_t seed = 1; seed <= 8; ++seed) {
+          if (Train(other, {.stamps = false}, seed).empty()) continue;
+          ++noticed;
+          break;
+        }
+      }
+    }
+    CHECK(removed >= 6);
+    CHECK(noticed == removed);
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("custom stages on a GPU: exactly the plan's instructions, lanes and events") {
+    for (const char* schedule : {"1f1b", "zb-1p", "dualpipe", "interleaved-1f1b"}) {
+      CAPTURE(schedule);
+      const Plan plan = CustomPlan(schedule, 4, 8, Level::kBuffer);
+      Recorded record;
+      recorded = &record;
+      const contraflow_stage_api api = Recording();
+      const CustomStages stages(api, plan, true, 7, "");
+      std::vector<GpuCall> log;
+      EmulatedGpu gpu(EmulatedGpuOptions{.log = &log});
+      gpu.Partition(plan.ranks, 8);
+      NamedLinks links;
+      std::vector<std::unique_ptr<GpuLanes>> lanes;
+      std::vector<std::unique_ptr<NamedCustomDevice>> devices;
+      std::vector<IssuedDevice> issued;
+      for (const Device& device : AllDevices(plan)) {
+        lanes.push_back(std::make_unique<GpuLanes>(plan, device, gpu, device.rank, 8));
+        devices.push_back(std::make_unique<NamedCustomDevice>(
+            stages, device, gpu, lanes.back()->streams()[0], &record.executed));
+        issued.push_back({device, devices.back().get(), lanes.back().get()});
+      }
+      GpuIssuer issuer(plan, issued, gpu, links,
+                       {.graph = false, .stamps = false, .run_ahead = 1 << 20});
+      log.clear();
+      record.calls.clear();
+      issuer.Step(1);
+      // The interface's own kernels are no instructions.
+      std::erase_if(log, [](const GpuCall& call) {
+        return call.kind == GpuCall::Kind::kKernel && call.kernel.find(" m") != std::string::npos;
+      });
+      CHECK(FlawOfIssue(plan, log) == "");
+      CHECK(FlawOfExecution(plan, record.executed) == "");
+      for (int rank = 0; rank < plan.ranks; ++rank) {
+        std::vector<std::string> of_rank;
+        for (const std::string& call : record.calls) {
+          if (call.rfind(std::to_string(rank) + " ", 0) == 0) of_rank.push_back(call);
+        }
+        CHECK(of_rank == CallsOf(plan, rank));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::gpu_custom_test

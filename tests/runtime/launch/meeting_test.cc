@@ -1,0 +1,354 @@
+#include "runtime/launch/meeting.h"
+
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
+#include "tests/runtime/launch/gathering.h"
+#include "tests/support/failure.h"
+
+namespace contraflow::meeting_test {
+namespace {
+
+using std::chrono::milliseconds;
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// A listener that greets everyone with `words`, and then stays silent or closes.
+class Impostor {
+ public:
+  Impostor(std::string words, bool closes) : listener_(Listen({"127.0.0.1", 0})) {
+    thread_ = std::thread([this, words, closes] {
+      std::vector<Socket> kept;
+      while (!ended_) {
+        Socket socket = Accept(listener_);
+        if (!socket) {
+          std::this_thread::sleep_for(milliseconds(2));
+          continue;
+        }
+        // Nothing is left unread, so that closing does not take back what was said.
+        if (closes && !words.empty()) (void)ReceiveText(socket, 60);
+        SendText(socket, words);
+        if (!closes) kept.push_back(std::move(socket));
+      }
+    });
+  }
+  ~Impostor() {
+    ended_ = true;
+    thread_.join();
+  }
+
+  Address address() const { return LocalAddress(listener_); }
+
+ private:
+  const Socket listener_;
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
+};
+
+/// What a process says that comes to `address` as rank 1 of 2.
+std::string FailureAt(const Address& address, int timeout_ms = 5'000) {
+  std::vector<MeetingPoint> points = Points(2, false, timeout_ms);
+  points[1].address = address;
+  return Failure([&] { Meet(points[1]); });
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("meeting: every connection joins the pair it says") {
+    for (const int size : {1, 2, 3, 8}) {
+      for (const bool mesh : {false, true}) {
+        CAPTURE(size);
+        CAPTURE(mesh);
+        std::vector<MeetingPoint> points = Points(size, mesh);
+        if (size == 1) points[0].address.port = 29'500;  // it does not listen there
+        CheckMet(Gather(points), mesh);
+      }
+    }
+  }
+
+  TEST_CASE("meeting: by name and over IPv6 and where every interface is listened at") {
+    for (const auto& [at, to] : std::vector<std::pair<std::string, std::string>>{
+             {"localhost", "localhost"}, {"::1", "::1"}, {"", "127.0.0.1"}}) {
+      CAPTURE(at);
+      if (at == "::1" && Failure([] { Listen({"::1", 0}); }) != "accepted") continue;
+      std::vector<MeetingPoint> points = Points(3, true);
+      Address free;
+      { free = LocalAddress(Listen({at, 0})); }
+      points[0].address = {at, free.port};
+      points[1].address = points[2].address = {to, free.port};
+      CheckMet(Gather(points), true);
+    }
+  }
+
+  TEST_CASE("meeting: the others may come first") {
+    const Address address = LocalAddress(Listen({"127.0.0.1", 0}));
+    std::vector<MeetingPoint> points = Points(3, true);
+    for (MeetingPoint& point : points) point.address = address;
+    std::vector<Attendance> all(3);
+    std::thread late([&] {
+      std::this_thread::sleep_for(milliseconds(200));
+      all[0] = std::move(Gather({points[0]}).front());
+    });
+    std::vector<Attendance> early = Gather({points[1], points[2]});
+    late.join();
+    all[1] = std::move(early[0]);
+    all[2] = std::move(early[1]);
+    CheckMet(std::move(all), true);
+  }
+
+  TEST_CASE("meeting: a port is free again as soon as all have met") {
+    Address address = LocalAddress(Listen({"127.0.0.1", 0}));
+    for (int round = 0; round < 2; ++round) {
+      std::vector<MeetingPoint> points = Points(2, true);
+      points[0].address = points[1].address = address;
+      CheckMet(Gather(points), true);
+    }
+  }
+
+  TEST_CASE("meeting: ranks that do not come") {
+    std::vector<MeetingPoint> points = Points(6, true, 1'000);
+    std::string address;
+    const std::vector<Attendance> all =
+        Gather({points[0], points[2]}, [&](const Address& at) { address = at.Text(); });
+    CHECK(all[0].error == "ranks 1, 3-5 of 6 did not reach rank 0 at " + address +
+                              " within 1 s; were they started, with the same MASTER_ADDR, "
+                              "MASTER_PORT and secret?");
+    CHECK(all[1].error == all[0].error);
+    CHECK(all[0].seconds >= 1);
+  }
+
+  TEST_CASE("meeting: nobody is there") {
+    const Address address = LocalAddress(Listen({"127.0.0.1", 0}));
+    CHECK(FailureAt(address, 200) ==
+          "cannot connect to " + address.Text() +
+              ": Connection refused, for 0.2 s; rank 0 must run there and be reachable: check "
+              "MASTER_ADDR, MASTER_PORT and firewalls");
+  }
+
+  TEST_CASE("meeting: the port is taken") {
+    const Impostor other("", false);
+    std::vector<MeetingPoint> points = Points(2, false);
+    points[0].address = other.address();
+    CHECK(Has(Failure([&] { Meet(points[0]); }), " is taken "));
+  }
+
+  TEST_CASE("meeting: what answers is none") {
+    const auto answers = [](const std::string& words, bool closes, int timeout_ms) {
+      const Impostor other(words, closes);
+      const std::string place = "rank 0 at " + other.address().Text();
+      std::string text = FailureAt(other.address(), timeout_ms);
+      const size_t at = text.find(place);
+      REQUIRE(at != std::string::npos);
+      return text.replace(at, place.size(), "HOST");
+    };
+    const std::string none =
+        "what answers as HOST does not know the secret of this job, or is another program; give "
+        "all "
+        "processes the same secret, or set another MASTER_PORT";
+    CHECK(answers("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", true, 30'000) == none);
+    CHECK(answers("SSH-2.0-OpenSSH_9.2p1\r\n", false, 30'000) == none);
+    CHECK(answers(std::string(10'000, '\0'), false, 30'000) == none);
+    CHECK(answers("", false, 200) ==
+          "what answers as HOST did not answer within 0.2 s: it is stopped, or another "
+          "program uses the port; end it, or set another MASTER_PORT");
+    CHECK(
+        answers("", true, 1'000) ==
+        "what answers as HOST closes every connection silently: it has another secret, or another "
+        "program uses the port; give all processes the same secret, or set another MASTER_PORT");
+  }
+
+  TEST_CASE("meeting: a secret that differs") {
+    std::vector<MeetingPoint> points = Points(3, false, 1'000);
+    points[1].secret = "another";
+    const std::vector<Attendance> all = Gather(points);
+    CHECK(Has(all[1].error, "what answers as rank 0 at 127.0.0.1:"));
+    CHECK(Has(all[1].error, " does not know the secret of this job, or is another program"));
+    CHECK(Has(all[0].error, "rank 1 of 3 did not reach rank 0 at "));
+    CHECK(Has(all[0].error,
+              "; refused meanwhile: 127.0.0.1 (what came does not show the secret of this job)"));
+    CHECK(all[2].error == all[0].error);
+  }
+
+  TEST_CASE("meeting: a job of another size") {
+    std::vector<MeetingPoint> points = Points(4, false, 1'000);
+    points[2].size = 3;
+    const std::vector<Attendance> all = Gather(points);
+    const std::string text =
+        "rank 2 was started as one of 3 processes, rank 0 as one of 4; start all with the same "
+        "number of processes";
+    CHECK(all[2].error == text);
+    CHECK(Has(all[0].error, "rank 2 of 4 did not reach rank 0 at "));
+    CHECK(Has(all[0].error, "127.0.0.1 (" + text + ")"));
+    CHECK(all[1].error == all[0].error);
+    CHECK(all[3].error == all[0].error);
+  }
+
+  TEST_CASE("meeting: another transport") {
+    std::vector<MeetingPoint> points = Points(2, false, 1'000);
+    points[1].mesh = true;
+    const std::vector<Attendance> all = Gather(points);
+    const std::string text =
+        "rank 1 and rank 0 were told different transports; give all processes the same `transport`";
+    CHECK(all[1].error == text);
+    CHECK(Has(all[0].error, "127.0.0.1 (" + text + ")"));
+  }
+}
+
+/// Comes to rank 0 by hand; returns the connection as soon as it stands.
+Stream Come(const Address& address, const MeetingPoint& point, int port) {
+  const Claim claim{Purpose::kMeet, point.rank, 0, point.size, port, point.mesh};
+  Stream stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
+  REQUIRE(stream);
+  return stream;
+}
+
+/// What rank 0 says to one that has come, until it closes.
+std::vector<Said> Rest(Stream& stream) {
+  std::vector<Said> rest;
+  try {
+    for (;;) rest.push_back(Hear(&stream, Soon()));
+  } catch (const Stream::Closed&) {
+  }
+  return rest;
+}
+
+void CheckTold(Stream& stream, const std::string& error) {
+  const std::vector<Said> rest = Rest(stream);
+  REQUIRE(!rest.empty());
+  CHECK((rest.back().word == Word::kFailed || rest.back().word == Word::kLost));
+  CHECK(rest.back().text == error);
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("meeting: two processes with the same number") {
+    const std::vector<MeetingPoint> points = Points(4, false);
+    Stream rank1, rank2;
+    const std::vector<Attendance> all = Gather({points[0], points[2]}, [&](const Address& at) {
+      rank1 = Come(at, points[1], 1);
+      rank2 = Come(at, points[2], 2);
+    });
+    CHECK(Has(all[0].error,
+              "two processes claim to be rank 2: one listens at 127.0.0.1:2, "
+              "the other at 127.0.0.1:"));
+    CHECK(Has(all[0].error, "; give every process its own number"));
+    CHECK(all[0].seconds < 25);
+    // Everyone is told.
+    CHECK(all[1].error == all[0].error);
+    CheckTold(rank1, all[0].error);
+    CheckTold(rank2, all[0].error);
+  }
+
+  TEST_CASE("meeting: one that leaves before all have come") {
+    std::vector<MeetingPoint> points = Points(4, true);
+    points[2].timeout = milliseconds(1'000);
+    Stream rank1;
+    const std::vector<Attendance> all =
+        Gather({points[0], points[2]}, [&](const Address& at) { rank1 = Come(at, points[1], 1); });
+    CHECK(Has(all[1].error, " did not say within 1 s that all processes of the job have met"));
+    // Its last words are everyone's.
+    CHECK(all[0].error == all[1].error);
+    CheckTold(rank1, all[0].error);
+    CHECK(all[0].seconds < 25);
+  }
+
+  TEST_CASE("meeting: one that is killed before all have come") {
+    std::vector<MeetingPoint> points = Points(4, true);
+    Stream rank1;
+    const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
+      rank1 = Come(at, points[1], 1);
+      Come(at, points[2], 1);
+    });
+    CHECK(Has(all[0].error, "rank 2 (127.0.0.1:"));
+    CHECK(Has(all[0].error, "left before all processes of the job had met; see its output"));
+    CHECK(all[0].seconds < 25);
+    CheckTold(rank1, all[0].error);
+  }
+
+  TEST_CASE("meeting: rank 0 is killed before all have come") {
+    std::vector<MeetingPoint> points = Points(3, true);
+    auto host = std::make_unique<Door>(Address{"127.0.0.1", 0}, points[0]);
+    points[1].address = host->address();
+    std::string failure;
+    std::thread guest([&] { failure = Failure([&] { Meet(points[1]); }); });
+    REQUIRE(host->Next(Soon()));
+    guest.join();
+    CHECK(failure == "rank 0 at " + points[1].address.Text() +
+                         " left before all processes of the job had met; see its output");
+  }
+
+  TEST_CASE("meeting: one that cannot be reached by another") {
+    std::vector<MeetingPoint> points = Points(4, true, 2'000);
+    // Rank 1 is here, but says that it listens where nobody does.
+    const int port = LocalAddress(Listen({"127.0.0.1", 0})).port;
+    Stream rank1;
+    const std::vector<Attendance> all =
+        Gather({points[0], points[2], points[3]},
+               [&](const Address& at) { rank1 = Come(at, points[1], port); });
+    const std::string place = ": cannot connect to 127.0.0.1:" + std::to_string(port) +
+                              ": Connection refused within 2 s; can the machines reach each other "
+                              "at all ports?";
+    const std::string two = "rank 2" + place, three = "rank 3" + place;
+    CHECK((all[0].error == two || all[0].error == three));
+    CHECK((all[1].error == two || all[1].error == three));
+    CHECK((all[2].error == two || all[2].error == three));
+    // Rank 1 is told as well.
+    CheckTold(rank1, all[0].error);
+  }
+
+  TEST_CASE("meeting: one that does not connect") {
+    std::vector<MeetingPoint> points = Points(3, true, 1'000);
+    const Impostor silent("", false);
+    Stream rank1;
+    const std::vector<Attendance> all = Gather({points[0], points[2]}, [&](const Address& at) {
+      rank1 = Come(at, points[1], silent.address().port);
+    });
+    CHECK(Has(all[0].error, "rank 2: what answers as rank 1 at " + silent.address().Text() +
+                                " did not answer within 1 s"));
+    CHECK(all[1].error == all[0].error);
+  }
+
+  TEST_CASE("meeting: garbage from a process of the job") {
+    const auto frame = [](uint32_t word, uint32_t length, const std::string& text) {
+      return ByteWriter().Put(word).Put(length).Take() + text;
+    };
+    for (const std::string& garbage :
+         {std::string(64, '\xff'), frame(2, 0, ""), frame(1, 1, "x"), frame(4, 7, "because")}) {
+      // Rank 3 never comes.
+      const std::vector<MeetingPoint> points = Points(4, false);
+      Stream rank1, rank2;
+      const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
+        rank2 = Come(at, points[2], 1);
+        rank1 = Come(at, points[1], 1);
+        rank1.WriteAll(std::as_bytes(std::span(garbage)), Soon());
+      });
+      CHECK((Has(all[0].error, "sent something ") || all[0].error == "because"));
+      CHECK(all[0].seconds < 25);
+      CheckTold(rank2, all[0].error);
+    }
+  }
+
+  TEST_CASE("meeting: a job that runs answers who asks") {
+    std::vector<MeetingPoint> points = Points(2, true);
+    std::vector<Attendance> all = Gather(points);
+    REQUIRE(all[0].members.has_value());
+    Door& door = *all[0].members->door;
+    MeetingPoint ask = points[0];
+    ask.address = door.address();
+    CHECK(Failure([&] { AskJob(ask); }) == "the job has not begun");
+    door.Serve([] { return std::string("step 3\n\x1b[2J"); });
+    CHECK(AskJob(ask) == "step 3\n?[2J");
+    ask.secret = "another";
+    CHECK(Has(Failure([&] { AskJob(ask); }), "does not know the secret of this job"));
+    // Who comes too late to train is told.
+    MeetingPoint late = points[1];
+    late.address = door.address();
+    CHECK(Failure([&] { Meet(late); }) == "the job has begun without rank 1");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::meeting_test

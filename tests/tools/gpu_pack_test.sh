@@ -1,0 +1,38 @@
+#!/bin/bash
+# What tools/gpu_pack.sh packs is small enough, and tools/gpu_check.sh runs all of it from there where
+# there is no GPU and no compiler: every part gets as far as to need one, and says so.
+# Usage: gpu_pack_test.sh SOURCES BUILD
+set -eu
+sources=$1 build=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+  cat "$work/out"
+  echo "FAILED: $1"
+  exit 1
+}
+"$sources/tools/gpu_pack.sh" "$build" "$work/pack.tar.gz" >"$work/out"
+bytes=$(stat -c %s "$work/pack.tar.gz")
+[ "$bytes" -lt $((60 << 20)) ] || fail "the pack has $bytes bytes"
+
+# What stands for cuDNN is enough to start with.
+tar -xzf "$work/pack.tar.gz" -C "$work"
+LD_LIBRARY_PATH=$work/lib/no-cudnn "$work/bin/contraflow_gpu_test" --list-test-cases >"$work/out" 2>&1 ||
+  fail "without cuDNN nothing starts"
+
+mkdir "$work/path"
+for program in awk bash cat cp cut date dirname env grep head ldd ls mkdir mktemp mv nproc paste python3 rm sed \
+  sleep sort stat tail tar gzip tee timeout tr uname; do
+  [ ! -e "/usr/bin/$program" ] || ln -s "/usr/bin/$program" "$work/path"
+done
+code=0
+env -i PATH="$work/path" CUDA_VISIBLE_DEVICES= "$sources/tools/gpu_check.sh" --out "$work/dir" \
+  --pack "$work/pack.tar.gz" >"$work/out" 2>&1 || code=$?
+[ $code = 77 ] || fail "exit code $code, not 77"
+parts() { grep -c "$1" "$work/dir/results.jsonl" || true; }
+[ "$(parts '{"part":"libraries","status":"ok"')" = 1 ] || fail "a library is missing"
+[ "$(parts '"status":"SKIP","reason":"[^"]')" = $(($(parts .) - 1)) ] || fail "not all is skipped"
+[ "$(parts '"part":"case-')" -gt 70 ] || fail "cases are missing"
+[ "$(parts '"part":"gradients-')" = 8 ] || fail "gradients are missing"
+[ "$(parts '"part":"[a-z0-9-]*-[48]-\(8\|16\)"')" = 9 ] || fail "schedules are missing"
+tail -n 1 "$work/out"

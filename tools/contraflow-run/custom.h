@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/core/progress.h"
+#include "runtime/core/run.h"
+#include "runtime/launch/control.h"
+#include "runtime/launch/world.h"
+#include "runtime/stages/custom_stages.h"
+#include "tools/cli/run_options.h"
+#include "tools/contraflow-run/input.h"
+#include "tools/contraflow-run/job.h"
+
+namespace contraflow {
+
+/// A training of custom stages (--stages), as one process sees it.
+class CustomTraining {
+ public:
+  virtual ~CustomTraining() = default;
+
+  virtual StepResult Step(int step) = 0;
+  /// Those of this process.
+  virtual const std::vector<Device>& devices() const = 0;
+  virtual CustomDevice& At(Device device) = 0;
+  /// Bytes of a block, on the host.
+  virtual std::vector<std::byte> Read(const contraflow_block& block);
+  /// Behind the last step; all processes.
+  virtual void Close() {}
+};
+
+/// A process of a job, of which there are others.
+struct CustomProcess {
+  const RankOrder& order;
+  Control& control;
+  Progress& progress;
+  std::function<std::string(int process)> name;
+};
+/// Makes it in every process; `process` is null where this is the only one.
+using MakeCustomTraining = std::function<std::unique_ptr<CustomTraining>(
+    const CustomStages& stages, const CustomProcess* process)>;
+
+/// On the host: all devices are threads of this process, or it is one of them.
+MakeCustomTraining OnHost(const RunOptions& options);
+
+/// Trains and reports; all processes of the job. Returns the exit code. Throws JobError if --check
+/// found a difference.
+int TrainCustom(const RunOptions& options, const RunInput& input, const MakeCustomTraining& make,
+                bool on_gpu, const CustomProcess* process, Job& job);
+
+}  // namespace contraflow

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+
+namespace contraflow {
+
+/// A rank that computes slower than the others.
+struct Straggler {
+  int rank = 0;
+  double slower = 0;  ///< 0.23: its instructions take 1.23 times as long as those of others
+
+  bool operator==(const Straggler&) const = default;
+};
+
+/// Finds the ranks whose machine is slower, by what the computing instructions of measured steps
+/// take: of each rank and kind of instruction the shortest of 8 steps is compared with the mean of
+/// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
+/// windows counts. What only one rank computes compares with nothing: forwards of the first stage,
+/// which embed the text, and chunks of the last, which have the head, are kinds of their own.
+class Stragglers {
+ public:
+  /// What is slower by this or less, noise may be.
+  static constexpr double kNoise = 0.1;
+
+  explicit Stragglers(const Plan& plan) : plan_(plan), slower_(plan.programs.size()) {}
+
+  /// Adds a step.
+  void Add(const Timeline& timeline);
+  /// Forgets all steps.
+  void Clear();
+  /// By rank; none before a step was added.
+  std::vector<Straggler> Find() const;
+
+ private:
+  static constexpr int kWindow = 8;
+  /// However long a training is, the newest so many windows count.
+  static constexpr size_t kMostWindows = 128;
+
+  /// Operation, whether it embeds the text, and whether its forward and its backward have the head.
+  using Kind = std::tuple<Op, bool, bool, bool>;
+  /// Of the instructions of a kind. The others may have waited for a core.
+  struct Shortest {
+    double time = 0;
+    int count = 0;
+  };
+
+  Kind KindOf(const Instruction& instruction) const;
+  std::vector<double> SlowerInWindow() const;
+
+  const Plan& plan_;
+  std::map<Kind, std::vector<Shortest>> window_;  // by rank
+  int steps_ = 0;                                 // in it
+  std::vector<std::deque<double>> slower_;        // by rank, of each window before
+};
+
+/// "slower than the others: rank 2 (+23 %), rank 3 (+11 %)\n"; "" without any.
+std::string FormatStragglers(const std::vector<Straggler>& stragglers);
+
+/// The same as a member "stragglers" of a document, a list that may be empty.
+void StragglersToJson(const std::vector<Straggler>& stragglers, Json* document);
+
+}  // namespace contraflow

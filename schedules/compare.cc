@@ -15,26 +15,14 @@
 namespace contraflow {
 namespace {
 
-/// Stages of the model: as many as costs are listed or, where they are for any, one a rank.
-int ModelStages(const CompareRequest& request) {
-  const size_t listed = request.spec.costs.stages.size();
-  return listed > 1 ? static_cast<int>(listed) : request.spec.ranks;
-}
-
 Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
   Spec spec = request.spec;
   spec.schedule = schedule.name;
   spec.memory_limit.reset();
   if (&schedule != &kInterleaved && &schedule != &kAuto) spec.chunks = 0;
+  // All rows run one model.
+  if (!spec.partition) spec.partition = PartitionChoice();
   return spec;
-}
-
-/// `auto` takes Spec::chunks for its interleaved placement only, and the costs for one stage a
-/// rank.
-void ListStages(Spec* spec) {
-  if (spec->chunks == 0 || spec->costs.stages.size() != 1) return;
-  if (spec->ranks == 1) spec->chunks = 0;
-  spec->costs.stages.resize(static_cast<size_t>(spec->ranks), spec->costs.stages.front());
 }
 
 struct Built {
@@ -45,14 +33,13 @@ struct Built {
 Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Level level) {
   const std::string& memory_limit = request.memory_limit;
   spec.costs = costs;
-  if (spec.schedule == kAuto.name) ListStages(&spec);
   if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
   Plan plan = Compile(spec, {.level = level, .control = request.control});
   std::optional<int64_t> limit;
   if (plan.provenance) {
     limit = plan.provenance->memory_limit;
-  } else if (!memory_limit.empty()) {
-    limit = ParseMemoryLimit(memory_limit, spec, plan.stages);
+  } else {
+    limit = spec.memory_limit;
   }
   Report report = MakeReport(plan, *plan.costs, limit);
   return {std::move(plan), std::move(report)};
@@ -101,7 +88,6 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   CompareRow row;
   row.schedule = spec.schedule;
   row.stages = schedule.stages(spec);
-  row.same_model = &schedule == &kAuto || row.stages == ModelStages(request);
   try {
     if (!request.components) {
       Fill(Build(spec, spec.costs, request, Level::kComm), &row);
@@ -129,7 +115,7 @@ constexpr double kWorthwhile = 0.01;
 std::vector<const CompareRow*> SimplestFirst(std::span<const CompareRow> rows) {
   std::vector<const CompareRow*> fit;
   for (const CompareRow& row : rows) {
-    if (row.report && row.same_model) fit.push_back(&row);
+    if (row.report) fit.push_back(&row);
   }
   std::stable_partition(fit.begin(), fit.end(),
                         [](const CompareRow* row) { return row->schedule == kOneFOneB.name; });
@@ -185,12 +171,6 @@ std::string Price(const CompareRow& taken) {
 }
 
 std::string NothingFits(std::span<const CompareRow> rows) {
-  const bool any = std::any_of(rows.begin(), rows.end(),
-                               [](const CompareRow& row) { return row.report.has_value(); });
-  if (any) {
-    return "none of these schedules fits the model in the costs; give costs with one stage per "
-           "rank, or drop `no_auto`";
-  }
   const bool limited = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
     return row.rejected.find("`memory_limit`") != std::string::npos;
   });

@@ -14,9 +14,11 @@
 
 namespace contraflow {
 
-/// What schedules are compared for: a shape, costs, a limit, a search.
+/// What schedules are compared for: a shape, the costs of one model, a limit, a search.
 struct CompareRequest {
-  Spec spec;  ///< `schedule` is nothing yet; `chunks` those of interleaved ones
+  /// `schedule` is nothing yet; `chunks` those of interleaved ones. Costs for every stage alike are
+  /// of P stages.
+  Spec spec;
   /// "80000" bytes (or activations), "1.5x" of what the first rank of 1F1B holds, or "" for none:
   /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
   /// not looked at.
@@ -36,9 +38,6 @@ struct CompareRequest {
 struct CompareRow {
   std::string schedule;
   int stages = 0;
-  /// True if it runs the model that the costs describe, so that steps compare; else its ranks hold
-  /// other numbers of the same stages.
-  bool same_model = false;
   bool twice = false;  ///< holds two copies of every stage's parameters
   std::optional<Report> report;
   std::optional<Provenance> provenance;  ///< of what was searched
@@ -67,7 +66,7 @@ struct Advice {
   std::string text;
 };
 
-/// The simplest of the rows of the costs' own model whose step is within a hundredth of the
+/// The simplest of the rows whose step is within a hundredth of the
 /// shortest: 1F1B where nothing gains more than that.
 Advice Advise(std::span<const CompareRow> rows);
 

@@ -31,7 +31,8 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   Spec searched = spec;
   searched.chunks = 0;
   searched.search.placement = Placement::kAny;
-  const std::optional<int64_t> least = LeastLimit(searched, !plain);
+  const std::optional<int64_t> least =
+      spec.costs.layers.empty() ? LeastLimit(searched, !plain) : std::nullopt;
   if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
   if (*least <= *spec.memory_limit) return text + ", or take auto, which fits";
   return text + ", or to " + FormatCount(*least) + " and take auto, which then fits";
@@ -58,12 +59,49 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
 
 }  // namespace
 
+Spec WithStages(Spec spec) {
+  CostModel& costs = spec.costs;
+  if (!costs.layers.empty() || !spec.partition) return spec;
+  const Schedule& schedule = FindSchedule(spec.schedule);
+  using Kind = PartitionChoice::Kind;
+  if (spec.partition->kind == Kind::kList) {
+    throw Error(
+        "`partition`: says how many layers each stage has, and these costs are of stages; give "
+        "costs with \"layers\", or even");
+  }
+  if (&schedule == &kAuto) {
+    // It takes Spec::chunks for its interleaved placement only.
+    if (spec.chunks > 0 && costs.stages.size() == 1) {
+      costs.stages.resize(static_cast<size_t>(spec.ranks), costs.stages.front());
+      if (spec.ranks == 1) spec.chunks = 0;
+    }
+    return spec;
+  }
+  const auto listed = static_cast<int>(costs.stages.size());
+  const int from = listed > 1 ? listed : spec.ranks, to = schedule.stages(spec);
+  const std::string why_not = RejectRepartition(costs, from, to);
+  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
+  costs = Repartition(costs, from, to);
+  spec.partition.reset();
+  return spec;
+}
+
 Plan Compile(Spec spec, const CompileOptions& options) {
   FindSchedule(spec.schedule);
   CheckSpec(spec);
   const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
-  spec.search.components = options.level >= Level::kComponent;
+  spec = WithStages(std::move(spec));
+  if (!spec.costs.layers.empty()) {
+    if (options.level == Level::kComponent) {
+      throw Error(
+          "costs by layer make stages that differ, and a plan of level component needs stages "
+          "alike; "
+          "compile to level comm, or give costs with \"moe\"");
+    }
+    spec.costs.derived = overlap;
+  }
+  spec.search.components = options.level >= Level::kComponent && spec.costs.moe;
   Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
@@ -77,7 +115,8 @@ Plan Compile(Spec spec, const CompileOptions& options) {
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
-  return ParseMemoryLimit(text, spec, schedule.stages(spec));
+  const Spec staged = WithStages(spec);
+  return ParseMemoryLimit(text, staged, schedule.stages(staged));
 }
 
 }  // namespace contraflow

@@ -34,6 +34,11 @@ struct CompileOptions {
 /// limit that would do. Throws InternalError if a pass breaks the plan (a bug of ours).
 Plan Compile(Spec spec, const CompileOptions& options = {});
 
+/// The spec with costs of the stages that its schedule makes, where Spec::partition says that its
+/// costs are of stages of a model: cut or merged; for `auto`, which finds its own, those of P
+/// stages. Costs of layers stay as they are. Throws Error if the costs cannot be cut or merged so.
+Spec WithStages(Spec spec);
+
 /// The limit that `text` means for the schedule of the spec: "80000" bytes of activations on a rank
 /// (activations where the costs give no bytes), or "1.5x" of what the first rank of 1F1B holds.
 /// Throws Error if it means none, or the spec is out of range.

@@ -7,6 +7,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/layered.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 
@@ -40,6 +41,7 @@ Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl())
 Plan GeneratePlan(const Spec& spec, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
+  if (!spec.costs.layers.empty()) return GenerateFromLayers(schedule, spec, control);
   if (spec.recompute.choice == Recompute::Choice::kNone) {
     return GenerateOrder(schedule, spec, control);
   }

@@ -72,6 +72,7 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   report.unit = costs.unit;
   report.level = plan.level;
   report.components = plan.layers > 0;
+  report.partition = costs.partition;
   report.simulation = Simulate(plan, costs, keep);
   if (costs.memory) report.memory = MemoryOf(plan, costs);
   // The limit that a searched plan was made for holds for its own costs.

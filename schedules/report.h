@@ -26,6 +26,7 @@ struct Report {
   Unit unit = Unit::kUnit;
   Level level = Level::kComm;
   bool components = false;  ///< the all-to-all lanes are busy, too
+  Partition partition;      ///< layers of each stage, where stages were made of layers
   Simulation simulation;
   std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
   Bound bound;                        ///< on the makespan

@@ -95,8 +95,8 @@ void RaiseByArea(const BoundInput& input, Bound* best) {
   for (int r = 0; r < input.ranks; ++r) {
     const RankArea& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
-    for (Bound bound :
-         {BoundOfSlots(rank, input.memory->slots()), BoundOfBytes(rank, *input.memory)}) {
+    const MemoryLimit& memory = input.memory_of[static_cast<size_t>(r)];
+    for (Bound bound : {BoundOfSlots(rank, memory.slots()), BoundOfBytes(rank, memory)}) {
       bound.kind = BoundKind::kMemoryArea;
       bound.rank = r;
       bound.value = bound.head + bound.work + bound.tail;

@@ -75,7 +75,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
 /// that are recomputed with its input, or less.
 void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostModel& costs,
                       const RecomputedCells& recomputed) {
-  const int64_t input = BytesOfCell(costs, recomputed.any()).input;
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
     // Of each rank: what its stages so far hold, and the most that one of them needs.
@@ -83,8 +83,9 @@ void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostMod
     int over = -1;  // the first rank beyond the limit
     for (size_t s = 0; s < route.ranks.size(); ++s) {
       const auto rank = static_cast<size_t>(route.ranks[s]);
-      most[rank] = std::max(most[rank], held[rank] + memory.activation());
-      held[rank] += recomputed.HasStage(static_cast<int>(s)) ? input : memory.activation();
+      const int64_t whole = memory.bytes() ? cells[s].activation : 1;
+      most[rank] = std::max(most[rank], held[rank] + whole);
+      held[rank] += recomputed.HasStage(static_cast<int>(s)) ? cells[s].input : whole;
       if (over < 0 && most[rank] > *memory.amount()) over = route.ranks[s];
     }
     if (over < 0) continue;
@@ -158,6 +159,15 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
   if (memory_limit) {
     input.memory = MemoryLimit(costs, memory_limit);
     CheckMemoryLimit(*input.memory, plan, costs, recomputed);
+    std::vector<std::vector<int>> stages(static_cast<size_t>(plan.ranks));
+    for (const Route& route : plan.routes) {
+      for (int s = 0; s < plan.stages; ++s) {
+        stages[static_cast<size_t>(route.ranks[static_cast<size_t>(s)])].push_back(s);
+      }
+    }
+    for (const std::vector<int>& of : stages) {
+      input.memory_of.emplace_back(costs, memory_limit, of);
+    }
   }
   input.recomputes.assign(static_cast<size_t>(plan.ranks), false);
   input.least_backward.assign(static_cast<size_t>(plan.ranks), kNever);

@@ -180,13 +180,12 @@ void AddRoute(const BoundInput& input, const RouteWork& route, size_t k, size_t 
   }
 }
 
-Bound BoundOfRank(const RankOpening& rank, const BoundInput& input) {
+Bound BoundOfRank(const RankOpening& rank, const MemoryLimit* memory) {
   const BoundKind kind = rank.least_saving > 0 ? BoundKind::kPairs : BoundKind::kTwoWindows;
   Bound best = {.value = kNever, .kind = kind, .head = rank.head};
-  const int64_t slots = input.memory ? std::min(input.memory->slots(), rank.count) : rank.count;
-  const Time held = input.memory
-                        ? MostHeld(*input.memory, rank.count, rank.longest_b, rank.longest_rest)
-                        : rank.count * (rank.longest_b + rank.longest_rest);
+  const int64_t slots = memory ? std::min(memory->slots(), rank.count) : rank.count;
+  const Time held = memory ? MostHeld(*memory, rank.count, rank.longest_b, rank.longest_rest)
+                           : rank.count * (rank.longest_b + rank.longest_rest);
   // A larger u without savings only fills the windows.
   for (int64_t u = rank.least_saving > 0 ? 1 : rank.count; u <= rank.count; ++u) {
     const Time forwards = std::min(u, slots) * rank.longest_f;
@@ -236,10 +235,11 @@ void RaiseByWindows(const BoundInput& input, Bound* best) {
   }
   for (const RouteWork& route : input.routes) {
     const MemoryLimit roomy(CostModel(), static_cast<int64_t>(route.count));
-    const MemoryLimit memory = input.memory.value_or(roomy);
     const std::vector<ChunkTimes> times = LeastTimesOf(input, route);
     for (size_t s = 0; s < route.stages(); ++s) {
       if (stages[static_cast<size_t>(route.ranks[s])] > 1 || route.recomputed[s]) continue;
+      const auto rank = static_cast<size_t>(route.ranks[s]);
+      const MemoryLimit& memory = input.memory ? input.memory_of[rank] : roomy;
       KeepLarger(best, BoundOfRank(memory, route, s, times[s]));
     }
   }
@@ -262,7 +262,8 @@ void RaiseByRankWindows(const BoundInput& input, Bound* best) {
   for (int r = 0; r < input.ranks; ++r) {
     const RankOpening& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0 || input.recomputes[static_cast<size_t>(r)]) continue;
-    Bound bound = BoundOfRank(rank, input);
+    const auto index = static_cast<size_t>(r);
+    Bound bound = BoundOfRank(rank, input.memory ? &input.memory_of[index] : nullptr);
     bound.rank = r;
     KeepLarger(best, bound);
   }

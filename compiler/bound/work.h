@@ -62,7 +62,8 @@ struct BoundInput {
   bool exclusive = false;  ///< one message at a time on each directed edge
   bool pairs = false;      ///< some pair is shorter than its parts
   std::vector<RouteWork> routes;
-  std::optional<MemoryLimit> memory;  ///< with an amount
+  std::optional<MemoryLimit> memory;   ///< with an amount, for any stage
+  std::vector<MemoryLimit> memory_of;  ///< of each rank, by the stages it has; empty: no limit
   /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
   /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
   std::vector<Time> least_backward;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "compiler/files/cost_fields.h"
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
@@ -16,25 +17,9 @@ namespace {
 /// Room for kMaxStages stages and kMaxMicrobatches factors.
 constexpr JsonLimits kLimits = {.bytes = size_t{64} << 20, .values = size_t{1} << 22};
 
-/// Bytes of one activation, message or copy of a stage: a terabyte.
-constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr double kMaxBandwidth = 1e18;
 /// Factors beyond a million either way are a mistake of units.
 constexpr double kMaxScale = 1e6;
-
-Time ReadTime(const JsonCursor& field, Unit unit) {
-  const double value = field.Number("a cost (a number >= 0)");
-  if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
-  return ToTicks(value, unit, field.where());
-}
-
-Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
-  return field ? ReadTime(*field, unit) : absent;
-}
-
-int64_t ReadBytes(const JsonCursor& field) {
-  return field.Integer("a number of bytes", 0, kMaxBytes);
-}
 
 /// What `read` makes of each entry of an array of 1..most.
 template <typename Read>
@@ -51,15 +36,7 @@ auto ReadList(const JsonCursor& list, const char* noun, int most, Read read) {
 StageCost ReadStage(const JsonCursor& stage, Unit unit) {
   stage.Keys("an object with the costs of a stage",
              {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
-  StageCost cost;
-  cost.f = ReadTime(stage.Required("f"), unit);
-  cost.b = ReadTime(stage.Required("b"), unit);
-  cost.w = ReadTime(stage.Required("w"), unit);
-  cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
-  cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
-  cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
-  cost.step = ReadTime(stage.Optional("step"), unit, 0);
-  cost.r = ReadTime(stage.Optional("r"), unit, -1);
+  const StageCost cost = ReadStageCost(stage, unit);
   const std::string flaw = FlawOf(cost, unit);
   if (!flaw.empty()) stage.Fail(flaw);
   return cost;
@@ -73,6 +50,17 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
   }
   if (alike) return {ReadStage(*alike, unit)};
+  if (root.Optional("layers")) {
+    if (!may_derive) {
+      root.Fail("has \"layers\"; a plan keeps the costs of the stages that were made of them");
+    }
+    for (const char* key : {"stage", "stages", "moe", "overlap", "memory", "partition"}) {
+      if (!root.Optional(key)) continue;
+      root.Fail("has \"layers\", which stages are made of, and \"" + std::string(key) +
+                "\", which is about stages; keep one");
+    }
+    return {};
+  }
   if (!list) {
     if (root.Optional("moe") && may_derive) return {};
     root.Fail(
@@ -80,7 +68,8 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
             ? "has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
               "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
             : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
-              "stage alike), \"stages\" with one such entry for each stage, or \"moe\"");
+              "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
+              "\"moe\"");
   }
   return ReadList(*list, "an array with one entry for each stage", kMaxStages,
                   [unit](const JsonCursor& stage) { return ReadStage(stage, unit); });
@@ -164,13 +153,44 @@ void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost*
   if (!memory.Optional("w_stash_bytes")) cost->w_stash_bytes = stash * moe.layers_per_stage;
 }
 
+/// Activations and stashes: of each the least, and lists of both if either is one.
+void ReadActivations(const JsonCursor& memory, const std::optional<JsonCursor>& activation,
+                     const std::optional<JsonCursor>& stash, MemoryCost* cost) {
+  std::vector<int64_t> activations = ReadStageBytes(activation), stashes = ReadStageBytes(stash);
+  const size_t stages = std::max(activations.size(), stashes.size());
+  for (std::vector<int64_t>* list : {&activations, &stashes}) {
+    if (list->empty()) list->push_back(0);
+    if (list->size() == 1) list->resize(std::max<size_t>(stages, 1), list->front());
+  }
+  if (activations.size() != stashes.size()) {
+    memory.Fail("\"activation_bytes\" has " + std::to_string(activations.size()) +
+                " entries and \"w_stash_bytes\" has " + std::to_string(stashes.size()) +
+                "; give one number or as many of both");
+  }
+  if (stages > 1 &&
+      (!activation || *std::min_element(activations.begin(), activations.end()) < 1)) {
+    memory.Fail(
+        "where stages differ in \"activation_bytes\" or \"w_stash_bytes\", each needs an "
+        "activation "
+        "of 1 byte or more");
+  }
+  for (size_t s = 0; activation && s < stages; ++s) {
+    if (stashes[s] <= activations[s]) continue;
+    (stash->IsArray() ? stash->Item(s) : *stash)
+        .Fail("is part of \"activation_bytes\" and must be at most " +
+              std::to_string(activations[s]) + ", is " + std::to_string(stashes[s]));
+  }
+  cost->activation_bytes = *std::min_element(activations.begin(), activations.end());
+  cost->w_stash_bytes = *std::min_element(stashes.begin(), stashes.end());
+  if (stages < 2) return;
+  cost->activation_of = std::move(activations);
+  cost->stash_of = std::move(stashes);
+}
+
 MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
   memory.Keys("an object with numbers of bytes",
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
                "optimizer_bytes", "values", "input_bytes"});
-  const auto read = [](const std::optional<JsonCursor>& field) -> int64_t {
-    return field ? ReadBytes(*field) : 0;
-  };
   MemoryCost cost;
   const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
   const std::optional<JsonCursor> values = memory.Optional("values");
@@ -180,13 +200,12 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
         "has \"values\" and no \"activation_bytes\", which follows from them only beside \"moe\"; "
         "give one of the two");
   }
-  cost.activation_bytes = read(activation);
-  cost.w_stash_bytes = read(memory.Optional("w_stash_bytes"));
+  ReadActivations(memory, activation, memory.Optional("w_stash_bytes"), &cost);
   cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
   cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
   cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
   if (values) cost.values = ReadValues(*values);
-  if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = read(input);
+  if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = ReadBytes(*input);
   if (!activation) DeriveActivations(memory, *moe, &cost);
   if (cost.input_bytes > cost.activation_bytes) {
     memory.Required("input_bytes")
@@ -205,34 +224,17 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
   moe.Keys("an object with the costs of a layer's components",
            {"layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
             "dispatch_b", "attn_b", "mlp_w", "attn_w"});
-  MoeCost cost;
   const JsonCursor count = moe.Required("layers_per_stage");
-  cost.layers_per_stage = static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers));
-  const auto layers = static_cast<size_t>(cost.layers_per_stage);
-  for (const ComponentCost& component : kComponentCosts) {
-    const JsonCursor field = moe.Required(component.key);
-    std::vector<Time>& times = cost.*component.times;
-    if (!field.IsArray()) {
-      times.push_back(ReadTime(field, unit));
-      continue;
-    }
-    if (field.Size("") != layers) {
-      field.Fail("must be one number or a list with one for each of the " + std::to_string(layers) +
-                 " layers, has " + std::to_string(field.Size("")) + " entries");
-    }
-    for (size_t i = 0; i < layers; ++i) times.push_back(ReadTime(field.Item(i), unit));
-  }
-  const std::string flaw = FlawOf(cost, unit);
-  if (!flaw.empty()) moe.Fail(flaw);
-  return cost;
+  return ReadComponents(moe, unit,
+                        static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers)));
 }
 
 CostModel Read(const JsonCursor& root, bool may_derive) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
-  root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "comm", "moe", "overlap",
-                                     "memory", "microbatch_scale"});
+  root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "layers", "partition",
+                                     "comm", "moe", "overlap", "memory", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -241,6 +243,14 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
     costs.source = source->String("where the figures are from");
   }
   costs.stages = ReadStages(root, costs.unit, may_derive);
+  if (const auto layers = root.Optional("layers")) costs.layers = ReadLayers(*layers, costs.unit);
+  if (const auto partition = root.Optional("partition")) {
+    costs.partition =
+        ReadList(*partition, "an array with the layers of each stage", kMaxStages,
+                 [](const JsonCursor& stage) {
+                   return static_cast<int>(stage.Integer("a number of layers", 1, kMaxModelLayers));
+                 });
+  }
   if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
   if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
   if (const auto overlap = root.Optional("overlap")) {
@@ -259,25 +269,6 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
                                       });
   }
   return costs;
-}
-
-Json TimesToJson(const std::vector<Time>& times, Unit unit) {
-  Json list = Json::array();
-  for (const Time time : times) list.push_back(TimeToJson(time, unit));
-  return list;
-}
-
-Json StageToJson(const StageCost& cost, Unit unit) {
-  Json object = Json::object();
-  object["f"] = TimeToJson(cost.f, unit);
-  object["b"] = TimeToJson(cost.b, unit);
-  object["w"] = TimeToJson(cost.w, unit);
-  object["bw"] = TimeToJson(cost.bw, unit);
-  object["fb"] = TimeToJson(cost.fb, unit);
-  if (cost.reduce != 0) object["reduce"] = TimeToJson(cost.reduce, unit);
-  if (cost.step != 0) object["step"] = TimeToJson(cost.step, unit);
-  if (cost.r >= 0) object["r"] = TimeToJson(cost.r, unit);
-  return object;
 }
 
 Json CommToJson(const CommCost& comm, Unit unit) {
@@ -300,6 +291,8 @@ Json MemoryToJson(const MemoryCost& memory) {
   Json object = Json::object();
   object["activation_bytes"] = memory.activation_bytes;
   object["w_stash_bytes"] = memory.w_stash_bytes;
+  AddStageBytes("activation_bytes", memory.activation_of, &object);
+  AddStageBytes("w_stash_bytes", memory.stash_of, &object);
   AddStageBytes("parameter_bytes", memory.parameter_bytes, &object);
   AddStageBytes("gradient_bytes", memory.gradient_bytes, &object);
   AddStageBytes("optimizer_bytes", memory.optimizer_bytes, &object);
@@ -312,17 +305,6 @@ Json MemoryToJson(const MemoryCost& memory) {
     object["values"] = std::move(values);
   }
   if (memory.input_bytes >= 0) object["input_bytes"] = memory.input_bytes;
-  return object;
-}
-
-Json MoeToJson(const MoeCost& moe, Unit unit) {
-  Json object = Json::object();
-  object["layers_per_stage"] = moe.layers_per_stage;
-  for (const ComponentCost& component : kComponentCosts) {
-    const std::vector<Time>& times = moe.*component.times;
-    object[component.key] =
-        times.size() == 1 ? TimeToJson(times[0], unit) : TimesToJson(times, unit);
-  }
   return object;
 }
 
@@ -347,7 +329,7 @@ Json TimeToJson(Time ticks, Unit unit) {
 }
 
 Json CostsToJson(const CostModel& costs) {
-  CF_ASSERT(!costs.stages.empty() || costs.moe);
+  CF_ASSERT(!costs.stages.empty() || costs.moe || !costs.layers.empty());
   Json object = Json::object();
   object["unit"] = Name(costs.unit);
   if (!costs.source.empty()) object["source"] = costs.source;
@@ -355,11 +337,18 @@ Json CostsToJson(const CostModel& costs) {
     object["stage"] = StageToJson(costs.stages[0], costs.unit);
   } else if (!costs.stages.empty()) {
     Json stages = Json::array();
-    for (const StageCost& stage : costs.stages) stages.push_back(StageToJson(stage, costs.unit));
+    for (const StageCost& stage : costs.stages) {
+      stages.push_back(StageToJson(stage, costs.unit));
+    }
     object["stages"] = std::move(stages);
   }
+  if (!costs.layers.empty()) object["layers"] = LayersToJson(costs.layers, costs.unit);
+  if (!costs.partition.empty()) object["partition"] = costs.partition;
   object["comm"] = CommToJson(costs.comm, costs.unit);
-  if (costs.moe) object["moe"] = MoeToJson(*costs.moe, costs.unit);
+  if (costs.moe) {
+    object["moe"] = {{"layers_per_stage", costs.moe->layers_per_stage}};
+    AddComponents(*costs.moe, costs.unit, &object["moe"]);
+  }
   if (costs.derived) object["overlap"] = Name(*costs.derived);
   if (costs.memory) object["memory"] = MemoryToJson(*costs.memory);
   if (!costs.microbatch_scale.empty()) object["microbatch_scale"] = costs.microbatch_scale;

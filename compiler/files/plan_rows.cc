@@ -73,7 +73,7 @@ void Append(std::span<const T> known, std::string_view name, const char* noun,
   list->push_back(*found);
 }
 
-constexpr const char* kNames = "names";
+constexpr const char* kNamesKey = "names";
 constexpr const char* kPrograms = "programs";
 constexpr const char* kSlots = "slots";
 
@@ -270,7 +270,7 @@ Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
 
 PlanRows::PlanRows(const std::string& place) : place_(place) {
   members_[0] = {
-      kNames,
+      kNamesKey,
       [this](size_t row) {
         if (row >= 2) throw Error(place_ + ": /names: more than two lists");
       },

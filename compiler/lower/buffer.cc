@@ -35,10 +35,11 @@ size_t KindOf(Op op) { return IsMessage(op) ? 2 : WorkOf(op) == Work::kAllToAll 
 class ValueFinder {
  public:
   ValueFinder(const Plan& plan, const CostModel& costs)
-      : bytes_(ValueBytesOf(costs, plan.layers)),
-        accesses_(plan),
+      : accesses_(plan),
         layers_(static_cast<size_t>(std::max(plan.layers, 1))),
-        chunk_at_(plan.stages, plan.microbatches, -1) {}
+        chunk_at_(plan.stages, plan.microbatches, -1) {
+    for (int s = 0; s < plan.stages; ++s) bytes_.push_back(ValueBytesOf(costs, plan.layers, s));
+  }
 
   Values Find(Program* program) {
     Values values;
@@ -47,8 +48,7 @@ class ValueFinder {
     for (size_t at = 0; at < program->size(); ++at) {
       Instruction& i = (*program)[at];
       accesses_.Of(i, &touched_);
-      std::erase_if(touched_,
-                    [&](const Access& a) { return bytes_[static_cast<size_t>(a.value)] <= 0; });
+      std::erase_if(touched_, [&](const Access& a) { return BytesOf(a) <= 0; });
       Make(static_cast<int32_t>(at), &values);
       for (const Access& access : touched_) {
         const int number = SlotAt(access);
@@ -66,6 +66,10 @@ class ValueFinder {
   }
 
  private:
+  int64_t BytesOf(const Access& access) const {
+    return bytes_[static_cast<size_t>(access.stage)][static_cast<size_t>(access.value)];
+  }
+
   /// Slots for what an instruction makes.
   void Make(int32_t index, Values* values) {
     const size_t begin = values->slots.size();
@@ -78,7 +82,7 @@ class ValueFinder {
                                .microbatch = a.microbatch,
                                .first = index,
                                .last = index,
-                               .bytes = bytes_[static_cast<size_t>(a.value)]});
+                               .bytes = BytesOf(a)});
     }
     std::sort(values->slots.begin() + static_cast<std::ptrdiff_t>(begin), values->slots.end(),
               [](const Slot& a, const Slot& b) {
@@ -103,7 +107,7 @@ class ValueFinder {
                     static_cast<size_t>(a.value)];
   }
 
-  const ValueBytes bytes_;
+  std::vector<ValueBytes> bytes_;  // by stage
   const Accesses accesses_;
   const size_t layers_;
   Grid<int> chunk_at_;        // its number on its rank
@@ -219,7 +223,7 @@ class Packer {
 
 }  // namespace
 
-ValueBytes ValueBytesOf(const CostModel& costs, int layers) {
+ValueBytes ValueBytesOf(const CostModel& costs, int layers, int s) {
   ValueBytes bytes{};
   if (layers > 0) {
     if (!costs.memory || costs.memory->values.empty()) {
@@ -237,8 +241,8 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers) {
         "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
   }
   const auto at = [&](Value value) -> int64_t& { return bytes[static_cast<size_t>(value)]; };
-  at(Value::activation) = costs.memory->activation_bytes - costs.memory->w_stash_bytes;
-  at(Value::stash) = costs.memory->w_stash_bytes;
+  at(Value::activation) = costs.memory->activation(s) - costs.memory->stash(s);
+  at(Value::stash) = costs.memory->stash(s);
   for (const Value message : {Value::input, Value::output, Value::doutput, Value::dinput}) {
     at(message) = costs.comm.bytes;
   }

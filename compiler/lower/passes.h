@@ -41,10 +41,10 @@ Plan InsertCommunication(Plan plan, const CostModel& costs);
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit);
 
-/// Bytes of each value of one layer, by the memory costs; of opaque stages (layers == 0) those of
-/// input, output, doutput, dinput, activation and stash. Values of no bytes have no slot. Throws
+/// Bytes of each value of one layer, by the memory costs; of an opaque stage s (layers == 0) those
+/// of input, output, doutput, dinput, activation and stash. Values of no bytes have no slot. Throws
 /// Error if the costs have no memory figures for it.
-ValueBytes ValueBytesOf(const CostModel& costs, int layers);
+ValueBytes ValueBytesOf(const CostModel& costs, int layers, int s = 0);
 
 /// Component (or, for opaque stages, comm) to buffer: a slot for every value of every rank, packed
 /// so that a range is used again only where events order its last use before the next first one;

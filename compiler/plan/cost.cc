@@ -51,8 +51,12 @@ void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, i
   CheckStageBytes("parameter_bytes", memory.parameter_bytes, stages);
   CheckStageBytes("gradient_bytes", memory.gradient_bytes, stages);
   CheckStageBytes("optimizer_bytes", memory.optimizer_bytes, stages);
+  CheckStageBytes("activation_bytes", memory.activation_of, stages);
+  CheckStageBytes("w_stash_bytes", memory.stash_of, stages);
   const double chunks = static_cast<double>(stages) * microbatches;
-  if (static_cast<double>(memory.activation_bytes) * chunks > 0x1p62) {
+  int64_t most = memory.activation_bytes;
+  for (const int64_t bytes : memory.activation_of) most = std::max(most, bytes);
+  if (static_cast<double>(most) * chunks > 0x1p62) {
     throw Error(
         "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
   }
@@ -188,6 +192,11 @@ Time CostModel::Duration(const Instruction& i) const {
   return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
 }
 
+int CostModel::LayerCount() const {
+  return std::accumulate(layers.begin(), layers.end(), 0,
+                         [](int sum, const LayerCost& layer) { return sum + layer.repeat; });
+}
+
 CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
   CostModel costs;
   costs.stages = {{.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w}};
@@ -195,9 +204,14 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
   return costs;
 }
 
-std::optional<int64_t> InputBytes(const CostModel& costs) {
+int64_t MemoryCost::ActivationOfAll(int stages) const {
+  if (activation_of.empty()) return activation_bytes * stages;
+  return std::accumulate(activation_of.begin(), activation_of.end(), int64_t{0});
+}
+
+std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
   const auto part = [&](int64_t bytes) {
-    return costs.memory ? std::min(bytes, costs.memory->activation_bytes) : bytes;
+    return costs.memory ? std::min(bytes, costs.memory->activation(s)) : bytes;
   };
   if (costs.memory && costs.memory->input_bytes >= 0) return part(costs.memory->input_bytes);
   if (costs.memory && !costs.memory->values.empty()) {
@@ -207,12 +221,11 @@ std::optional<int64_t> InputBytes(const CostModel& costs) {
   return std::nullopt;
 }
 
-CellBytes BytesOfCell(const CostModel& costs, bool recomputes) {
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes) {
   if (!costs.memory || costs.memory->activation_bytes == 0) return {};
-  CellBytes bytes = {.activation = costs.memory->activation_bytes,
-                     .stash = costs.memory->w_stash_bytes};
+  CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
   if (!recomputes) return bytes;
-  const std::optional<int64_t> input = InputBytes(costs);
+  const std::optional<int64_t> input = InputBytes(costs, s);
   if (!input) {
     throw Error(
         "the costs do not say what a recomputed cell holds between F and R, its stage input; give "
@@ -220,6 +233,12 @@ CellBytes BytesOfCell(const CostModel& costs, bool recomputes) {
   }
   bytes.input = *input;
   return bytes;
+}
+
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages, bool recomputes) {
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < stages; ++s) cells.push_back(BytesOfCell(costs, s, recomputes));
+  return cells;
 }
 
 std::string FlawOf(const StageCost& cost, Unit unit) {
@@ -242,6 +261,14 @@ std::string FlawOf(const StageCost& cost, Unit unit) {
            std::string(Name(unit)) + ", the largest cost there is";
   }
   return "";
+}
+
+std::string FlawOf(const LayerCost& layer, Unit unit) {
+  if (layer.w_stash_bytes > layer.activation_bytes) {
+    return "\"w_stash_bytes\" is part of \"activation_bytes\" and must be at most " +
+           std::to_string(layer.activation_bytes) + ", is " + std::to_string(layer.w_stash_bytes);
+  }
+  return layer.moe ? FlawOf(*layer.moe, unit) : FlawOf(layer.cost, unit);
 }
 
 std::string FlawOf(const MoeCost& cost, Unit unit) {
@@ -283,6 +310,9 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
     throw Error("the costs have " + std::to_string(costs.moe->layers_per_stage) +
                 " layers a stage (\"layers_per_stage\"), this plan has " + std::to_string(layers));
   }
+  if (costs.stages.empty() && !costs.layers.empty()) {
+    throw Error("the costs are by layer, and no stages are made of them; compile a plan with them");
+  }
   if (costs.stages.empty()) {
     throw Error(costs.moe
                     ? "the stage costs are not derived from \"moe\" yet (DeriveChunkCosts)"
@@ -293,6 +323,10 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
                 " stages, this schedule has " + std::to_string(stages) +
                 "; give \"stage\" (every stage alike) or \"stages\" with " +
                 std::to_string(stages) + " entries");
+  }
+  if (!costs.partition.empty() && costs.partition.size() != static_cast<size_t>(stages)) {
+    throw Error("\"partition\" has " + std::to_string(costs.partition.size()) +
+                " entries, this plan has " + std::to_string(stages) + " stages");
   }
   for (size_t s = 0; s < costs.stages.size(); ++s) {
     const std::string flaw = FlawOf(costs.stages[s], costs.unit);

@@ -60,8 +60,10 @@ struct CommCost {
 
 /// Bytes of one stage and micro-batch.
 struct MemoryCost {
-  int64_t activation_bytes = 0;  ///< held from the start of F to the end of B (less the stash)
-  int64_t w_stash_bytes = 0;     ///< of those, held on to the end of W; at most activation_bytes
+  /// Held from the start of F to the end of B (less the stash); where stages differ, the least.
+  int64_t activation_bytes = 0;
+  /// Of those, held on to the end of W; at most activation_bytes.
+  int64_t w_stash_bytes = 0;
   /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
   /// Of the values of one layer, by Value (compiler/plan/value.h); empty: not known.
@@ -69,7 +71,17 @@ struct MemoryCost {
   /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
   /// -1: not given (InputBytes).
   int64_t input_bytes = -1;
+  /// activation_bytes and w_stash_bytes of each stage; empty: every stage alike.
+  std::vector<int64_t> activation_of = {}, stash_of = {};
 
+  int64_t activation(int s) const {
+    return activation_of.empty() ? activation_bytes : activation_of[static_cast<size_t>(s)];
+  }
+  int64_t stash(int s) const {
+    return stash_of.empty() ? w_stash_bytes : stash_of[static_cast<size_t>(s)];
+  }
+  /// What one micro-batch holds on all of so many stages.
+  int64_t ActivationOfAll(int stages) const;
   bool operator==(const MemoryCost&) const = default;
 };
 
@@ -117,13 +129,41 @@ std::string_view Name(Overlap overlap);  ///< "published" "all"
 /// Throws Error with the known names.
 Overlap ParseOverlap(std::string_view name);
 
+/// One layer of a model, or `repeat` alike ones in a row: what a partition puts into stages. Bytes
+/// are those of one layer on one rank; activations are of one micro-batch.
+struct LayerCost {
+  std::string name;
+  int repeat = 1;
+  StageCost cost;              ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
+  std::optional<MoeCost> moe;  ///< the components of one layer
+  std::optional<int64_t> parameter_bytes, gradient_bytes, optimizer_bytes;  ///< nothing: not known
+  int64_t activation_bytes = 0, w_stash_bytes = 0;                          ///< as in MemoryCost
+  /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
+  int64_t output_bytes = 0;
+  /// The name of another layer that has the same parameters and counts them, such as the head of a
+  /// tied embedding; "" for none.
+  std::string tied;
+
+  bool operator==(const LayerCost&) const = default;
+};
+
+/// Most layers of a model, repeats counted.
+inline constexpr int kMaxModelLayers = 4096;
+
+/// Layers of each stage in data-flow order, each at least 1.
+using Partition = std::vector<int>;
+
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;
   std::string source;  ///< where the figures are from
   /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
-  /// file with `moe` alone, until DeriveChunkCosts (compiler/lower/interleave.h) fills it in.
+  /// file with `moe` alone, until DeriveChunkCosts (compiler/lower/interleave.h) fills it in, and
+  /// in costs with `layers`, until a partition (schedules/partition/stages.h) makes stages of them.
   std::vector<StageCost> stages;
+  /// The layers of the model in data-flow order, where no stages are made of them yet.
+  std::vector<LayerCost> layers;
+  Partition partition;  ///< where `stages` was made of layers
   CommCost comm;
   std::optional<MemoryCost> memory;
   std::optional<MoeCost> moe;
@@ -147,6 +187,8 @@ struct CostModel {
   }
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
+  /// Of the model, repeats counted.
+  int LayerCount() const;
 
   /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a
   /// component. FB of two different stages: f of the one + bw of the other, less the smaller of the
@@ -157,11 +199,11 @@ struct CostModel {
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 
-/// What a chunk that is recomputed holds between F and R: "input_bytes" where the costs give it,
-/// else the value `input` of a layer, else the bytes of a message between stages, which is a stage
-/// input; no more than the activation that it is part of. Nothing where the costs say none of
-/// these.
-std::optional<int64_t> InputBytes(const CostModel& costs);
+/// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
+/// give it, else the value `input` of a layer, else the bytes of a message between stages, which is
+/// a stage input; no more than the activation that it is part of. Nothing where the costs say none
+/// of these.
+std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 
 /// What the activations of one cell take, in bytes (all zero where the costs have no
 /// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
@@ -171,13 +213,18 @@ struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
 };
 
-/// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile
-/// (InputBytes).
-CellBytes BytesOfCell(const CostModel& costs, bool recomputes);
+/// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they
+/// hold meanwhile (InputBytes).
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes);
+/// Of a chunk of each of so many stages.
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages, bool recomputes);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".
 std::string FlawOf(const StageCost& cost, Unit unit);
+
+/// Why a layer does not hold (more stash than activation, a sum over kMaxCost), or "".
+std::string FlawOf(const LayerCost& layer, Unit unit);
 
 /// Why component costs do not hold (no layers, a list of the wrong length, a negative cost, a sum
 /// over kMaxCost), or "".

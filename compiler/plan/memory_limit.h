@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "compiler/plan/cost.h"
 
@@ -18,11 +19,28 @@ class MemoryLimit {
       : bytes_(costs.memory && costs.memory->activation_bytes > 0),
         activation_(bytes_ ? costs.memory->activation_bytes : 1),
         stash_(bytes_ ? costs.memory->w_stash_bytes : 1),
-        amount_(amount) {}
+        largest_(activation_),
+        amount_(amount) {
+    if (!bytes_) return;
+    for (const int64_t bytes : costs.memory->activation_of) largest_ = std::max(largest_, bytes);
+  }
 
-  bool bytes() const { return bytes_; }               ///< else activations
-  int64_t activation() const { return activation_; }  ///< of a cell, from its F to its B
-  int64_t stash() const { return stash_; }            ///< of that what stays up to its W
+  /// The same for a rank with these stages.
+  MemoryLimit(const CostModel& costs, std::optional<int64_t> amount, const std::vector<int>& stages)
+      : MemoryLimit(costs, amount) {
+    if (!bytes_ || stages.empty()) return;
+    activation_ = stash_ = INT64_MAX;
+    for (const int s : stages) {
+      activation_ = std::min(activation_, costs.memory->activation(s));
+      stash_ = std::min(stash_, costs.memory->stash(s));
+    }
+  }
+
+  bool bytes() const { return bytes_; }  ///< else activations
+  /// Of a cell, from its F to its B; where stages differ, the least.
+  int64_t activation() const { return activation_; }
+  int64_t stash() const { return stash_; }      ///< of that what stays up to its W
+  int64_t largest() const { return largest_; }  ///< activation of any stage of the plan
   std::optional<int64_t> amount() const { return amount_; }
   /// Cells between F and B, at most, of a limit with an amount.
   int64_t slots() const { return *amount_ / activation_; }
@@ -44,7 +62,7 @@ class MemoryLimit {
 
  private:
   bool bytes_;
-  int64_t activation_, stash_;
+  int64_t activation_, stash_, largest_;
   std::optional<int64_t> amount_;
 };
 

@@ -77,6 +77,55 @@ Recompute ParseRecompute(std::string_view text) {
   return recompute;
 }
 
+PartitionChoice ParsePartition(std::string_view text) {
+  if (text == "auto") return {};
+  if (text == "even") return {.kind = PartitionChoice::Kind::kEven};
+  const auto fail = [&](const std::string& what) {
+    throw Error("`partition`: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
+  };
+  const auto number = [&](std::string_view digits, int most) {
+    int value = -1;
+    const char* const end = digits.data() + digits.size();
+    const auto [at, error] = std::from_chars(digits.data(), end, value);
+    if (error == std::errc::invalid_argument || at != end || digits.front() == '-') {
+      fail("must be auto, even or the layers of each stage as in \"4,4,5,3\" or \"4x15,1\"");
+    }
+    if (value < 1 || value > most) fail("a number must be in 1.." + std::to_string(most));
+    return value;
+  };
+  PartitionChoice choice = {.kind = PartitionChoice::Kind::kList};
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const size_t times = part.find('x');
+    const int layers = number(part.substr(0, times), kMaxModelLayers);
+    const int count =
+        times == std::string_view::npos ? 1 : number(part.substr(times + 1), kMaxModelLayers);
+    if (choice.layers.size() + static_cast<size_t>(count) > kMaxModelLayers) {
+      fail("has more than " + std::to_string(kMaxModelLayers) + " stages");
+    }
+    choice.layers.insert(choice.layers.end(), static_cast<size_t>(count), layers);
+    begin = end + 1;
+  }
+  return choice;
+}
+
+std::string FormatPartition(const Partition& partition) {
+  std::string text;
+  for (size_t begin = 0; begin < partition.size();) {
+    size_t end = begin + 1;
+    while (end < partition.size() && partition[end] == partition[begin]) ++end;
+    const size_t count = end - begin;
+    // "4,4" is no longer than "4x2" and easier to read.
+    for (size_t k = 0; k < (count > 2 ? 1 : count); ++k) {
+      text += (text.empty() ? "" : ",") + std::to_string(partition[begin]);
+    }
+    if (count > 2) text += "x" + std::to_string(count);
+    begin = end;
+  }
+  return text;
+}
+
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
   constexpr const char* kForm =
       "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
@@ -99,7 +148,11 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   if (!(factor > 0)) FailLimit(text, "must be positive");
   // P activations of a whole rank: that is one of every stage.
   const MemoryLimit unit(spec.costs);
-  const double limit = std::floor(factor * stages * static_cast<double>(unit.activation()));
+  int64_t all = unit.bytes() ? spec.costs.memory->ActivationOfAll(stages) : stages;
+  int64_t layers = 0;
+  for (const LayerCost& layer : spec.costs.layers) layers += layer.repeat * layer.activation_bytes;
+  if (layers > 0) all = layers;
+  const double limit = std::floor(factor * static_cast<double>(all));
   if (limit < 1)
     FailLimit(text, "must leave room for at least one " +
                         std::string(unit.bytes() ? "byte" : "activation"));

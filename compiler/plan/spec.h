@@ -54,6 +54,25 @@ struct Recompute {
 /// wrong. That the stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
+/// How the layers of the costs become stages.
+struct PartitionChoice {
+  enum class Kind : uint8_t {
+    kAuto,  ///< the shortest step that is found
+    kEven,  ///< as many layers in each stage, the first ones one more where that does not divide
+    kList,  ///< `layers`
+  };
+  Kind kind = Kind::kAuto;
+  Partition layers = {};
+
+  bool operator==(const PartitionChoice&) const = default;
+};
+
+/// "auto", "even" or a list with the layers of each stage, "4,4,5,3", where "4x3" is 4,4,4. Throws
+/// Error that says what is wrong.
+PartitionChoice ParsePartition(std::string_view text);
+/// "4,4,5,3", with repeats as "4x15,1".
+std::string FormatPartition(const Partition& partition);
+
 /// What a schedule is generated for. CheckSpec says which values are in range.
 struct Spec {
   std::string schedule;     ///< a name that FindSchedule knows
@@ -62,11 +81,15 @@ struct Spec {
   int chunks = 0;           ///< stages a rank holds; 0: the schedule's own default
   int data_parallel = 1;    ///< replicas of the whole pipeline
   int expert_parallel = 1;  ///< devices of one rank (plan/plan.h)
-  CostModel costs;          ///< of the stages that the schedule makes, or one for every stage
+  /// Of the stages that the schedule makes, one for every stage, or of the layers of a model.
+  CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
   SearchOptions search = {};  ///< of `auto` only
   Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
+  /// Of costs with layers; nothing: auto. Given for costs of stages, these are those of a model in
+  /// P stages or as many as they list, which are cut or merged evenly for the schedule.
+  std::optional<PartitionChoice> partition = {};
 };
 
 /// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this

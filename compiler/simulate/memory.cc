@@ -53,7 +53,9 @@ std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vecto
 class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs)
-      : plan_(plan), recomputed_(plan), bytes_(BytesOfCell(costs, recomputed_.any())) {
+      : plan_(plan),
+        recomputed_(plan),
+        cells_(BytesOfCells(costs, plan.stages, recomputed_.any())) {
     if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
@@ -65,30 +67,38 @@ class MemoryWalk {
       const bool whole = OperandsOf(i.op) != Operands::kLayer;
       if (!ending_.empty()) EndForwards(program, index);
       if (whole ? HasForward(i.op) : i.op == Op::ATTN_F && i.layer == 0) Begin(i);
-      if (whole ? i.op == Op::R : i.op == Op::ATTN_R && i.layer == 0) Hold(1);
+      if (whole ? i.op == Op::R : i.op == Op::ATTN_R && i.layer == 0) Hold(1, i.stage);
       if (Sum(held_) > figures->peak) {
         figures->arenas = held_;
         figures->peak = Sum(held_);
         figures->peak_index = static_cast<int>(index);
       }
-      if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) Hold(-1);
+      if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
+        Hold(-1, i.stage);
+      }
       if (i.op == Op::COMBINE_F && i.layer + 1 == plan_.layers &&
           recomputed_.Has(i.stage, i.microbatch)) {
         ending_.push_back(index);
       }
       if (whole ? HasBackward(i.op) : i.op == Op::ATTN_B && i.layer == 0) {
-        At(Arena::kActivation) -= bytes_.activation - bytes_.stash;
+        const CellBytes& bytes = BytesOf(BackStage(i));
+        At(Arena::kActivation) -= bytes.activation - bytes.stash;
       }
-      if (whole ? HasWeight(i.op) : EndsWeights(i)) At(Arena::kStash) -= bytes_.stash;
+      if (whole ? HasWeight(i.op) : EndsWeights(i)) {
+        At(Arena::kStash) -= BytesOf(BackStage(i)).stash;
+      }
     }
   }
 
  private:
   int64_t& At(Arena arena) { return held_[static_cast<size_t>(arena)]; }
 
+  const CellBytes& BytesOf(int stage) const { return cells_[static_cast<size_t>(stage)]; }
+
   void Begin(const Instruction& i) {
-    At(Arena::kActivation) += bytes_.activation - bytes_.stash;
-    At(Arena::kStash) += bytes_.stash;
+    const CellBytes& bytes = BytesOf(i.stage);
+    At(Arena::kActivation) += bytes.activation - bytes.stash;
+    At(Arena::kStash) += bytes.stash;
     if (plan_.layers > 0) weights_left_(i.stage, i.microbatch) = 2 * plan_.layers;
   }
 
@@ -102,16 +112,17 @@ class MemoryWalk {
       if (LaneOf(program[on].op) == Lane::kAllToAll) known = std::max(known, on + 1);
     }
     const auto ended = std::lower_bound(ending_.begin(), ending_.end(), known);
-    for (auto end = ending_.begin(); end != ended; ++end) Hold(-1);
+    for (auto end = ending_.begin(); end != ended; ++end) Hold(-1, program[*end].stage);
     ending_.erase(ending_.begin(), ended);
   }
 
   /// What a recomputed chunk makes again (1) or drops after its first forward (-1): all but its
   /// input, which is no part of the stash unless there is nothing else.
-  void Hold(int sign) {
-    const int64_t kept = std::min(bytes_.input, bytes_.activation - bytes_.stash);
-    At(Arena::kActivation) += sign * (bytes_.activation - bytes_.stash - kept);
-    At(Arena::kStash) += sign * (bytes_.stash - (bytes_.input - kept));
+  void Hold(int sign, int stage) {
+    const CellBytes& bytes = BytesOf(stage);
+    const int64_t kept = std::min(bytes.input, bytes.activation - bytes.stash);
+    At(Arena::kActivation) += sign * (bytes.activation - bytes.stash - kept);
+    At(Arena::kStash) += sign * (bytes.stash - (bytes.input - kept));
   }
 
   /// True for the last weight part of a chunk.
@@ -121,7 +132,7 @@ class MemoryWalk {
 
   const Plan& plan_;
   const RecomputedCells recomputed_;
-  const CellBytes bytes_;
+  const std::vector<CellBytes> cells_;  // by stage
   Arenas held_{};
   std::vector<size_t> ending_;  // COMBINE_F of forwards that are recomputed
   Grid<int> weights_left_;
@@ -208,7 +219,7 @@ std::string Breakdown(const MemoryFigures& figures) {
 
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
-  const CellBytes memory = BytesOfCell(costs, recomputed.any());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
   const Program& program = plan.programs[r];
   std::vector<Change> changes;
   // Weight parts seen of a chunk, and the end of the latest.
@@ -216,6 +227,8 @@ void FollowActivations(const Plan& plan, const CostModel& costs, const Recompute
   for (size_t at = 0; at < program.size(); ++at) {
     const Instruction& i = program[at];
     const int index = static_cast<int>(at);
+    const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
+    const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
     const bool first = i.layer <= 0, last = i.layer < 0 || i.layer + 1 == plan.layers;
     if (HasForward(i.op) || (i.op == Op::ATTN_F && first)) {
       changes.push_back({spans[at].start, index, false, 1, memory.activation});
@@ -228,18 +241,19 @@ void FollowActivations(const Plan& plan, const CostModel& costs, const Recompute
       changes.push_back({spans[at].start, index, false, 1, memory.activation - memory.input});
     }
     if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {
-      changes.push_back({spans[at].end, index, true, 0, memory.stash - memory.activation});
+      changes.push_back({spans[at].end, index, true, 0, back.stash - back.activation});
     }
     const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
     if (!part && !HasWeight(i.op)) continue;
     auto& [seen, end] = weights[{BackStage(i), BackMicrobatch(i)}];
     end = std::max(end, spans[at].end);
     if (!part || ++seen == 2 * plan.layers) {
-      changes.push_back({end, index, true, -1, -memory.stash});
+      changes.push_back({end, index, true, -1, -back.stash});
       weights.erase({BackStage(i), BackMicrobatch(i)});
     }
   }
   std::sort(changes.begin(), changes.end());
+  const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
   int activations = 0;
   int64_t bytes = 0;
   for (const Change& change : changes) {
@@ -247,7 +261,7 @@ void FollowActivations(const Plan& plan, const CostModel& costs, const Recompute
     bytes += change.bytes;
     const bool more_bytes = bytes > figures->peak_bytes;
     const bool more = activations > figures->peak_activations;
-    if (more_bytes || (more && memory.activation == 0)) figures->peak_index = change.index;
+    if (more_bytes || (more && !in_bytes)) figures->peak_index = change.index;
     figures->peak_bytes = std::max(figures->peak_bytes, bytes);
     figures->peak_activations = std::max(figures->peak_activations, activations);
   }

@@ -26,7 +26,7 @@ class Simulator {
         reductions_(plan, costs),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
-        bytes_(BytesOfCell(costs, recomputed_.any())),
+        cells_(BytesOfCells(costs, plan.stages, recomputed_.any())),
         f_end_(plan.stages, plan.microbatches, kUnset),
         b_end_(plan.stages, plan.microbatches, kUnset),
         f_message_(plan.stages, plan.microbatches, {kUnset, kUnset}),
@@ -156,12 +156,14 @@ class Simulator {
   void Remember(int r, const Instruction& i) {
     RankState& state = rank_[static_cast<size_t>(r)];
     RankFigures& figures = result_.ranks[static_cast<size_t>(r)];
+    const CellBytes& own = cells_[static_cast<size_t>(i.stage)];
+    const CellBytes& back = cells_[static_cast<size_t>(BackStage(i))];
     if (HasForward(i.op) || i.op == Op::R) {
       ++state.activations;
-      state.bytes += bytes_.activation - (i.op == Op::R ? bytes_.input : 0);
+      state.bytes += own.activation - (i.op == Op::R ? own.input : 0);
       const bool more_bytes = state.bytes > figures.peak_bytes;
       const bool more = state.activations > figures.peak_activations;
-      if (more_bytes || (more && bytes_.activation == 0)) {
+      if (more_bytes || (more && own.activation == 0)) {
         figures.peak_index = engine_.At(r).index;
       }
       figures.peak_bytes = std::max(figures.peak_bytes, state.bytes);
@@ -169,11 +171,11 @@ class Simulator {
     }
     if (HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
       --state.activations;
-      state.bytes -= bytes_.activation - bytes_.input;
+      state.bytes -= own.activation - own.input;
     }
-    if (HasBackward(i.op)) state.bytes -= bytes_.activation - bytes_.stash;
+    if (HasBackward(i.op)) state.bytes -= back.activation - back.stash;
     if (HasWeight(i.op)) {
-      state.bytes -= bytes_.stash;
+      state.bytes -= back.stash;
       --state.activations;
     }
   }
@@ -244,7 +246,7 @@ class Simulator {
   Reductions reductions_;
   const bool explicit_messages_;
   const RecomputedCells recomputed_;
-  const CellBytes bytes_;
+  const std::vector<CellBytes> cells_;  // by stage
   Grid<Time> f_end_, b_end_;
   Grid<Span> f_message_, b_message_;  // leaving that stage
   std::vector<Time> weights_end_;     // of each stage: last weight gradient so far, over all copies

@@ -196,7 +196,8 @@ void Touches::Add(Op op, int stage, int layer, int microbatch, std::vector<Touch
   }
 }
 
-std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::string* missing) {
+std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::string* missing,
+                                  int stage) {
   const bool known = costs.memory && (layers == 0 || !costs.memory->values.empty());
   if (!known) {
     *missing = layers > 0 ? "the costs do not say how large the values of a layer are; give "
@@ -213,8 +214,8 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
       {V::output, costs.comm.bytes},
       {V::doutput, costs.comm.bytes},
       {V::dinput, costs.comm.bytes},
-      {V::activation, costs.memory->activation_bytes - costs.memory->w_stash_bytes},
-      {V::stash, costs.memory->w_stash_bytes},
+      {V::activation, costs.memory->activation(stage) - costs.memory->stash(stage)},
+      {V::stash, costs.memory->stash(stage)},
   };
   ValueBytes bytes{};
   for (const auto& row : opaque) bytes[static_cast<size_t>(row.value)] = row.bytes;

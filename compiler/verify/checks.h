@@ -320,9 +320,10 @@ class Touches {
   std::array<std::vector<size_t>, kOpCount> rows_;  // of the table, by operation
 };
 
-/// Bytes of each value of a layer, or of an opaque stage (layers == 0); nothing, and what is
-/// missing, where the costs do not say.
-std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::string* missing);
+/// Bytes of each value of a layer, or of the opaque stage `stage` (layers == 0); nothing, and what
+/// is missing, where the costs do not say.
+std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::string* missing,
+                                  int stage = 0);
 
 // The checks. Those of one level run in this order; each needs the tables that the ones before
 // fill.

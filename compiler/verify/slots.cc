@@ -39,10 +39,10 @@ struct Use {
 
 class SlotCheck {
  public:
-  SlotCheck(const Tables& tables, const ValueBytes& bytes, Findings* findings)
+  SlotCheck(const Tables& tables, std::vector<ValueBytes> bytes, Findings* findings)
       : tables_(tables),
         plan_(tables.plan),
-        bytes_(bytes),
+        bytes_(std::move(bytes)),
         findings_(*findings),
         layers_(std::max<size_t>(static_cast<size_t>(plan_.layers), 1)),
         columns_(plan_.layers > 0 ? kValueCount : 6),
@@ -138,6 +138,10 @@ class SlotCheck {
            second_.try_emplace(first, static_cast<int32_t>(number)).second;
   }
 
+  int64_t BytesOf(Value value, int stage) const {
+    return bytes_[static_cast<size_t>(stage)][static_cast<size_t>(value)];
+  }
+
   void AddUntouched(size_t number) {
     Add(Check::kSlot, -1, Text(number) + ": nothing on this rank touches it; drop it");
     uses_[number].first = kReported;
@@ -146,7 +150,7 @@ class SlotCheck {
   void CheckPlace(size_t number) {
     const Slot& slot = Slots()[number];
     const auto add = [&](const std::string& what) { Add(Check::kSlot, -1, Text(number) + what); };
-    const int64_t bytes = bytes_[static_cast<size_t>(slot.value)];
+    const int64_t bytes = BytesOf(slot.value, slot.stage);
     if (slot.arena != ArenaOf(slot.value)) {
       add(": the arena of " + std::string(Name(slot.value)) + " is " +
           std::string(Name(ArenaOf(slot.value))));
@@ -173,7 +177,7 @@ class SlotCheck {
       touches_.Of(i, &touches);
       int32_t slot_of_message = kNoSlot;
       for (const Touch& touch : touches) {
-        if (bytes_[static_cast<size_t>(touch.value)] <= 0) continue;
+        if (BytesOf(touch.value, touch.stage) <= 0) continue;
         int32_t& number = SlotAt(touch.value, touch.stage, touch.layer, touch.microbatch);
         if (number >= 0 && touch.makes && uses_[static_cast<size_t>(number)].first >= 0) {
           const auto second = second_.find(static_cast<size_t>(number));
@@ -206,8 +210,8 @@ class SlotCheck {
     text += " m" + std::to_string(touch.microbatch);
     Add(Check::kSlot, index,
         ToString(Instructions()[static_cast<size_t>(index)]) + " touches " + text +
-            ", which has no slot; add one of " +
-            std::to_string(bytes_[static_cast<size_t>(touch.value)]) + " bytes");
+            ", which has no slot; add one of " + std::to_string(BytesOf(touch.value, touch.stage)) +
+            " bytes");
   }
 
   void AddMessage(const Instruction& i, int32_t index, int32_t number) {
@@ -280,7 +284,7 @@ class SlotCheck {
 
   const Tables& tables_;
   const Plan& plan_;
-  const ValueBytes& bytes_;
+  const std::vector<ValueBytes> bytes_;  // by stage
   Findings& findings_;
   size_t layers_, columns_;
   std::vector<int32_t> slot_at_;  // by stage, micro-batch, layer, value: of the rank at work
@@ -304,9 +308,13 @@ void CheckSlots(const Tables& tables, Findings* findings) {
     return;
   }
   std::string missing;
-  const std::optional<ValueBytes> bytes = SizesOf(*plan.costs, plan.layers, &missing);
-  if (!bytes) return findings->Add(Check::kSlot, -1, -1, missing);
-  SlotCheck(tables, *bytes, findings).Run();
+  std::vector<ValueBytes> bytes;
+  for (int s = 0; s < plan.stages; ++s) {
+    const std::optional<ValueBytes> of_stage = SizesOf(*plan.costs, plan.layers, &missing, s);
+    if (!of_stage) return findings->Add(Check::kSlot, -1, -1, missing);
+    bytes.push_back(*of_stage);
+  }
+  SlotCheck(tables, std::move(bytes), findings).Run();
 }
 
 }  // namespace contraflow::check

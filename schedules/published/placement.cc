@@ -105,16 +105,20 @@ Plan SerialOrder(const Plan& frame) {
 }
 
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  const CellBytes bytes = BytesOfCell(costs, recomputed);
-  const bool counted = bytes.activation == 0;
-  const int64_t whole = counted ? 1 : bytes.activation;
-  const int64_t between = recomputed && !counted ? bytes.input : whole;
+  const std::vector<CellBytes> cells = BytesOfCells(costs, frame.stages, recomputed);
   int64_t peak = 0;
   for (const Route& route : frame.routes) {
-    std::vector<int64_t> chunks(static_cast<size_t>(frame.ranks), 0);
-    for (const int rank : route.ranks) ++chunks[static_cast<size_t>(rank)];
-    const int64_t most = *std::max_element(chunks.begin(), chunks.end());
-    peak = std::max(peak, whole + (most - 1) * between);
+    // Between the last F and the first B the whole of one chunk beside what is kept of the others;
+    // of the last on a rank, whose backward comes first, all of it.
+    std::vector<int64_t> held(static_cast<size_t>(frame.ranks), 0);
+    for (size_t s = 0; s < route.ranks.size(); ++s) {
+      const CellBytes& bytes = cells[s];
+      const bool counted = bytes.activation == 0;
+      const int64_t whole = counted ? 1 : bytes.activation;
+      int64_t& here = held[static_cast<size_t>(route.ranks[s])];
+      peak = std::max(peak, here + whole);
+      here += recomputed && !counted ? bytes.input : whole;
+    }
   }
   return peak;
 }

@@ -25,7 +25,9 @@ namespace {
 
 /// What 2P activations take before their B, or less.
 int64_t LimitOf(const Spec& spec) {
-  const int64_t twice = 2 * int64_t{spec.ranks} * MemoryLimit(spec.costs).activation();
+  const MemoryLimit memory(spec.costs);
+  const int64_t all = memory.bytes() ? spec.costs.memory->ActivationOfAll(spec.ranks) : spec.ranks;
+  const int64_t twice = std::max(2 * all, memory.largest());
   return std::min(twice, spec.memory_limit.value_or(twice));
 }
 
@@ -38,8 +40,11 @@ struct Zb2pPolicy {
 class Zb2pHeuristic {
  public:
   Zb2pHeuristic(const Spec& spec, Zb2pPolicy policy)
-      : spec_(spec), policy_(policy), memory_(spec.costs), ranks_(spec.ranks) {
+      : spec_(spec), policy_(policy), ranks_(spec.ranks) {
     limit_ = LimitOf(spec);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      memory_.emplace_back(spec.costs, std::nullopt, std::vector<int>{rank});
+    }
     state_.resize(static_cast<size_t>(ranks_));
     for (State& state : state_) {
       state.end_f.resize(static_cast<size_t>(spec.microbatches));
@@ -99,6 +104,8 @@ class Zb2pHeuristic {
     return 0;
   }
 
+  const MemoryLimit& Memory(int rank) const { return memory_[static_cast<size_t>(rank)]; }
+
   void Put(int rank, Op op) {
     State& state = At(rank);
     int& next = op == Op::F ? state.f : op == Op::B ? state.b : state.w;
@@ -112,14 +119,14 @@ class Zb2pHeuristic {
     }
     state.now = end;
     if (op == Op::F) {
-      state.held += memory_.activation();
+      state.held += Memory(rank).activation();
       CF_ASSERT(state.held <= limit_);
       state.end_f[static_cast<size_t>(next)] = end;
     } else if (op == Op::B) {
-      state.held -= memory_.activation() - memory_.stash();
+      state.held -= Memory(rank).activation() - Memory(rank).stash();
       state.end_b[static_cast<size_t>(next)] = end;
     } else {
-      state.held -= memory_.stash();
+      state.held -= Memory(rank).stash();
     }
     state.program.push_back(CellOp(op, rank, next++));
   }
@@ -135,7 +142,7 @@ class Zb2pHeuristic {
       int& more = ahead[static_cast<size_t>(rank)];
       Time end = state.now;
       while (state.f + more < spec_.microbatches &&
-             state.held + (more + 1) * memory_.activation() <= limit_) {
+             state.held + (more + 1) * Memory(rank).activation() <= limit_) {
         const Time cost = Cost(rank, Op::F, state.f + more);
         if (policy_.wait_before_first_b ? end + cost > back + comm : end >= back + comm) break;
         end += cost;
@@ -166,10 +173,10 @@ class Zb2pHeuristic {
     if (state.now >= back) return false;
     // Weight gradients that have to go first, to make room.
     Time end = state.now + Cost(rank, Op::F, state.f);
-    int64_t held = state.held + memory_.activation();
+    int64_t held = state.held + Memory(rank).activation();
     for (int w = state.w; held > limit_ && w < state.b; ++w) {
       end += Cost(rank, Op::W, w);
-      held -= memory_.stash();
+      held -= Memory(rank).stash();
     }
     return end <= back || back - state.now > largest_bubble_ - state.bubble;
   }
@@ -184,7 +191,7 @@ class Zb2pHeuristic {
     }
     for (int rank = 0; rank < ranks_; ++rank) {
       if (!wanted[static_cast<size_t>(rank)]) continue;
-      while (At(rank).held + memory_.activation() > limit_) PutForcedWeight(rank);
+      while (At(rank).held + Memory(rank).activation() > limit_) PutForcedWeight(rank);
       if (rank > 0) FillWithWeights(rank, Arrival(rank, Op::F));
       Put(rank, Op::F);
     }
@@ -219,7 +226,7 @@ class Zb2pHeuristic {
 
   const Spec& spec_;
   const Zb2pPolicy policy_;
-  const MemoryLimit memory_;
+  std::vector<MemoryLimit> memory_;  // of one activation on each rank
   const int ranks_;
   int64_t limit_ = 0;
   Time largest_bubble_ = 0;
@@ -227,7 +234,7 @@ class Zb2pHeuristic {
 };
 
 std::string RejectZb2p(const Spec& spec) {
-  const int64_t least = MemoryLimit(spec.costs).activation();
+  const int64_t least = MemoryLimit(spec.costs).largest();
   if (spec.memory_limit && *spec.memory_limit < least) {
     return "needs room for one activation of " + std::to_string(least) +
            " on a rank, `memory_limit` is " + std::to_string(*spec.memory_limit);

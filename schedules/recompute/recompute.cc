@@ -28,26 +28,31 @@ constexpr size_t kMostTried = 10;
 /// program order is the order in time.
 class RankPeak {
  public:
-  RankPeak(const Program& program, const CellBytes& bytes) : program_(program), bytes_(bytes) {}
+  /// `cells`: bytes by stage.
+  RankPeak(const Program& program, const std::vector<CellBytes>& cells)
+      : program_(program), cells_(cells) {}
 
   /// With these stages recomputed, R being directly before the backward.
   int64_t With(const std::vector<bool>& recomputed) const {
     int64_t held = 0, peak = 0;
-    const int64_t dropped = bytes_.activation - bytes_.input;
     for (const Instruction& i : program_) {
-      const bool back = HasBackward(i.op) && recomputed[static_cast<size_t>(BackStage(i))];
-      if (back) peak = std::max(peak, held += dropped);
-      if (HasForward(i.op)) peak = std::max(peak, held += bytes_.activation);
-      if (HasForward(i.op) && recomputed[static_cast<size_t>(i.stage)]) held -= dropped;
-      if (HasBackward(i.op)) held -= bytes_.activation - bytes_.stash;
-      if (HasWeight(i.op)) held -= bytes_.stash;
+      const CellBytes& own = cells_[static_cast<size_t>(i.stage)];
+      const CellBytes& back = cells_[static_cast<size_t>(BackStage(i))];
+      const bool again = HasBackward(i.op) && recomputed[static_cast<size_t>(BackStage(i))];
+      if (again) peak = std::max(peak, held += back.activation - back.input);
+      if (HasForward(i.op)) peak = std::max(peak, held += own.activation);
+      if (HasForward(i.op) && recomputed[static_cast<size_t>(i.stage)]) {
+        held -= own.activation - own.input;
+      }
+      if (HasBackward(i.op)) held -= back.activation - back.stash;
+      if (HasWeight(i.op)) held -= back.stash;
     }
     return peak;
   }
 
  private:
   const Program& program_;
-  const CellBytes bytes_;
+  const std::vector<CellBytes>& cells_;
 };
 
 /// The stages of a rank that its program has not chosen yet, cheapest first.
@@ -122,19 +127,20 @@ void AddGreedily(const RankPeak& peak, std::vector<int> stages, const CostModel&
 class Hoister {
  public:
   Hoister(const Plan& plan, const RecomputedCells& recomputed, size_t rank,
-          const std::vector<Span>& spans, const CostModel& costs, const CellBytes& bytes,
-          int64_t most)
-      : program_(plan.programs[rank]), spans_(spans), costs_(costs), bytes_(bytes), most_(most) {
+          const std::vector<Span>& spans, const CostModel& costs,
+          const std::vector<CellBytes>& cells, int64_t most)
+      : program_(plan.programs[rank]), spans_(spans), costs_(costs), cells_(cells), most_(most) {
     int64_t held = 0;
     for (size_t at = 0; at < program_.size(); ++at) {
       const Instruction& i = program_[at];
       idle_.push_back(spans[at].start - (at > 0 ? spans[at - 1].end : 0));
-      if (HasForward(i.op)) held += bytes.activation;
-      if (i.op == Op::R) held += Dropped();
+      const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
+      if (HasForward(i.op)) held += cells[static_cast<size_t>(i.stage)].activation;
+      if (i.op == Op::R) held += Dropped(i);
       held_.push_back(held);
-      if (HasForward(i.op) && recomputed.Has(i.stage, i.microbatch)) held -= Dropped();
-      if (HasBackward(i.op)) held -= bytes.activation - bytes.stash;
-      if (HasWeight(i.op)) held -= bytes.stash;
+      if (HasForward(i.op) && recomputed.Has(i.stage, i.microbatch)) held -= Dropped(i);
+      if (HasBackward(i.op)) held -= back.activation - back.stash;
+      if (HasWeight(i.op)) held -= back.stash;
     }
   }
 
@@ -146,7 +152,7 @@ class Hoister {
       const size_t to = Place(at);
       if (to == at) continue;
       idle_[to] -= costs_.Duration(program_[at]);
-      for (size_t k = to; k < at; ++k) held_[k] += Dropped();
+      for (size_t k = to; k < at; ++k) held_[k] += Dropped(program_[at]);
       moved[to].push_back(at);
       gone[at] = true;
     }
@@ -160,7 +166,11 @@ class Hoister {
   }
 
  private:
-  int64_t Dropped() const { return bytes_.activation - bytes_.input; }
+  /// What the chunk of a recomputed forward, or of an R, lets go in between.
+  int64_t Dropped(const Instruction& i) const {
+    const CellBytes& bytes = cells_[static_cast<size_t>(i.stage)];
+    return bytes.activation - bytes.input;
+  }
 
   /// True if what follows R begins no earlier because of it.
   bool HoldsUp(size_t at) const {
@@ -176,7 +186,7 @@ class Hoister {
       const Instruction& before = program_[to];
       const bool own = HasForward(before.op) && before.stage == recompute.stage &&
                        before.microbatch == recompute.microbatch;
-      if (own || held_[to] > most_ - Dropped()) break;
+      if (own || held_[to] > most_ - Dropped(recompute)) break;
       if (idle_[to] >= duration && duration > 0) return to;
     }
     return at;
@@ -185,7 +195,7 @@ class Hoister {
   const Program& program_;
   const std::vector<Span>& spans_;
   const CostModel& costs_;
-  const CellBytes bytes_;
+  const std::vector<CellBytes>& cells_;  // by stage
   const int64_t most_;
   std::vector<Time> idle_;     // before each instruction
   std::vector<int64_t> held_;  // during each
@@ -233,22 +243,31 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
     cost.fb += r;
   }
   if (!all || !spec.memory_limit) return fused;
-  const CellBytes bytes = BytesOfCell(spec.costs, true);
-  const int64_t held = std::max({bytes.input, bytes.stash, int64_t{1}});
-  fused.costs.memory->activation_bytes = held;
-  fused.costs.memory->input_bytes = -1;
-  fused.memory_limit =
-      std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * (bytes.activation - held));
+  MemoryCost& memory = *fused.costs.memory;
+  const auto held = [](const CellBytes& bytes) {
+    return std::max({bytes.input, bytes.stash, int64_t{1}});
+  };
+  int64_t beside = 0;
+  memory.activation_bytes = std::numeric_limits<int64_t>::max();
+  const bool alike = memory.activation_of.empty();
+  for (int s = 0; s < (alike ? 1 : schedule.stages(spec)); ++s) {
+    const CellBytes bytes = BytesOfCell(spec.costs, s, true);
+    beside = std::max(beside, bytes.activation - held(bytes));
+    memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
+    if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
+  }
+  memory.input_bytes = -1;
+  fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * beside);
   return fused;
 }
 
 }  // namespace
 
 std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit) {
-  const CellBytes bytes = BytesOfCell(costs, true);
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, true);
   std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
   for (const Program& program : plan.programs) {
-    const RankPeak peak(program, bytes);
+    const RankPeak peak(program, cells);
     if (peak.With(chosen) <= limit) continue;
     const std::vector<int> stages = OpenStages(program, chosen, costs);
     if (stages.size() <= kMostTried && AddCheapest(peak, stages, costs, limit, &chosen)) continue;
@@ -266,7 +285,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   Simulation now = Simulate(plan, costs);
   // Which chunks are recomputed does not change by moving R.
   const RecomputedCells recomputed(plan);
-  const CellBytes bytes = BytesOfCell(costs, recomputed.any());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
   int64_t most = limit.value_or(0);
   if (!limit) {
     for (const RankFigures& rank : now.ranks) most = std::max(most, rank.peak_bytes);
@@ -275,7 +294,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
     Plan next = plan;
     for (size_t r = 0; r < next.programs.size(); ++r) {
       next.programs[r] =
-          Hoister(plan, recomputed, r, now.timeline.ranks[r], costs, bytes, most).Run();
+          Hoister(plan, recomputed, r, now.timeline.ranks[r], costs, cells, most).Run();
     }
     if (next.programs == plan.programs) break;
     Simulation then = Simulate(next, costs);
@@ -328,7 +347,7 @@ void CheckRecomputeLimit(const Spec& spec) {
         "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
-  BytesOfCell(costs, true);
+  BytesOfCell(costs, 0, true);
 }
 
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {

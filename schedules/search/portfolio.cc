@@ -47,7 +47,7 @@ bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
 /// schedule holds is known before it is made, and to make it may take long.
 bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
   const Spec& spec = candidate.spec;
-  const int64_t held = most * MemoryLimit(spec.costs).activation();
+  const int64_t held = most * MemoryLimit(spec.costs).largest();
   // Within the limit itself `enough` is no longer than the bound.
   if (spec.memory_limit && held >= *spec.memory_limit) return false;
   return ProveBound(candidate.frame, spec.costs, held).value > enough;

@@ -106,8 +106,8 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
         stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
       stage.cost = costs.stage(s);
-      stage.held = unit.activation();
-      stage.stash = unit.stash();
+      stage.held = unit.bytes() ? costs.memory->activation(s) : 1;
+      stage.stash = unit.bytes() ? costs.memory->stash(s) : 1;
       problem.pairs = problem.pairs || stage.cost.fb < stage.cost.f + stage.cost.bw;
       problem.stages_of[static_cast<size_t>(stage.rank)].push_back(index);
       problem.stages.push_back(stage);
@@ -134,6 +134,8 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   CostModel costs = problem.costs;
   costs.microbatch_scale.clear();
   costs.stages.clear();
+  std::optional<MemoryCost>& memory = costs.memory;
+  if (memory) memory->activation_of = memory->stash_of = {};
   size_t stages = static_cast<size_t>(large.stages);
   for (size_t route = 0; route < large.routes.size(); ++route) {
     std::vector<int> kept;
@@ -141,7 +143,11 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
       const int rank = small_rank(large.routes[route].ranks[s]);
       if (rank < 0) continue;
       kept.push_back(rank);
-      if (route == 0) costs.stages.push_back(problem.costs.stage(static_cast<int>(s)));
+      if (route != 0) continue;
+      costs.stages.push_back(problem.costs.stage(static_cast<int>(s)));
+      if (!memory) continue;
+      memory->activation_of.push_back(problem.costs.memory->activation(static_cast<int>(s)));
+      memory->stash_of.push_back(problem.costs.memory->stash(static_cast<int>(s)));
     }
     stages = std::min(stages, kept.size());
     frame.routes[route].ranks = std::move(kept);
@@ -154,6 +160,8 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   }
   for (Route& route : frame.routes) route.ranks.resize(stages);
   costs.stages.resize(stages);
+  if (memory) memory->activation_of.resize(stages);
+  if (memory) memory->stash_of.resize(stages);
   frame.stages = static_cast<int>(stages);
   std::optional<int64_t> limit = problem.limit;
   if (limit) {

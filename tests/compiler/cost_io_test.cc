@@ -72,14 +72,15 @@ TEST_SUITE("unit") {
         {R"({"unit": 3})", "c.json: /unit: must be a unit (ns, us, ms, s or unit) in quotes, is 3"},
         {R"({"unit": "us"})",
          "c.json: has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
-         "stage alike), \"stages\" with one such entry for each stage, or \"moe\""},
+         "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
+         "\"moe\""},
         {R"({"unit": "us", "moe": {}})",
          "c.json: /moe: the key \"layers_per_stage\" is missing; add it"},
         {With("\"stages\": []"),
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "stage, stages, comm, moe, overlap, memory, microbatch_scale"},
+         "stage, stages, layers, partition, comm, moe, overlap, memory, microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},
         {R"({"unit": "us", "stages": []})", "c.json: /stages: must have 1..32768 entries, has 0"},

@@ -9,6 +9,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/value.h"
 #include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
@@ -70,6 +71,35 @@ TEST_SUITE("unit") {
     CHECK(ranks[1].peak == 10);
     CHECK(ranks[1].peak_index == 0);
     CHECK(MemoryOf(plan, UniformCosts(1, 1, 1))[0].peak_index == -1);
+  }
+
+  TEST_CASE("each stage holds its own") {
+    CostModel costs = Bytes(10, 4);
+    costs.memory->activation_of = {30, 10, 20, 10};
+    costs.memory->stash_of = {12, 4, 4, 10};
+    const Plan line = PlanOf(MakeSpec("1f1b", 4, 8, costs), Level::kCompute);
+    const Simulation simulation = Simulate(line, costs);
+    // Rank r has P - r at once.
+    const int64_t expected[] = {4 * 30, 3 * 10, 2 * 20, 10};
+    for (size_t r = 0; r < 4; ++r) {
+      CHECK(MemoryOf(line, costs)[r].peak == expected[r]);
+      CHECK(simulation.ranks[r].peak_bytes == expected[r]);
+    }
+    CHECK(MemoryOf(line, costs)[0].arenas[kStashes] == 4 * 12);
+    // A plan of slots says the same or, where they do not pack tightly, more.
+    const Plan buffers = PlanOf(MakeSpec("1f1b", 4, 8, costs), Level::kBuffer);
+    for (const Slot& slot : buffers.slots[0]) {
+      if (slot.value == Value::activation) CHECK(slot.bytes == 18);
+      if (slot.value == Value::stash) CHECK(slot.bytes == 12);
+    }
+    CHECK(Verify(buffers).empty());
+    Plan wrong = buffers;
+    wrong.costs->memory->activation_of[0] = 31;
+    CHECK_FALSE(Verify(wrong).empty());
+    costs.memory->stash_of.pop_back();
+    CHECK(Failure([&] { Simulate(line, costs); }) ==
+          "\"w_stash_bytes\" has 3 entries, this plan has 4 stages; give one number (every stage "
+          "alike) or one for each stage");
   }
 
   TEST_CASE("a breakdown names what is known") {

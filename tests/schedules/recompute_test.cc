@@ -325,7 +325,7 @@ TEST_SUITE("property") {
       CHECK(after.makespan >= before.makespan);
       CHECK(after.timeline.ranks == FixpointTimes(comm, costs).ranks);
       const std::vector<int64_t> peaks =
-          PeaksOf(comm, after.timeline, BytesOfCell(costs, !stages.empty()));
+          PeaksOf(comm, after.timeline, BytesOfCell(costs, 0, !stages.empty()));
       const std::vector<MemoryFigures> figures = MemoryOf(comm, costs);
       for (size_t r = 0; r < peaks.size(); ++r) {
         CHECK(after.ranks[r].peak_bytes == peaks[r]);

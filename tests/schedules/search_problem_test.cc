@@ -34,6 +34,15 @@ CostModel Costs(std::mt19937_64* random, const Schedule& schedule, const Spec& s
     costs.memory = MemoryCost{.activation_bytes = bytes,
                               .w_stash_bytes = static_cast<int64_t>((*random)()) % (bytes + 1)};
     costs.memory->w_stash_bytes = std::abs(costs.memory->w_stash_bytes);
+    // Stages that hold more than the least.
+    for (int s = 0; (*random)() % 2 == 0 && s < schedule.stages(spec); ++s) {
+      const auto more = static_cast<int64_t>((*random)() % 50);
+      costs.memory->activation_of.resize(static_cast<size_t>(schedule.stages(spec)), bytes);
+      costs.memory->stash_of.resize(costs.memory->activation_of.size(),
+                                    costs.memory->w_stash_bytes);
+      costs.memory->activation_of[static_cast<size_t>(s)] += more;
+      costs.memory->stash_of[static_cast<size_t>(s)] += more / 2;
+    }
   }
   return costs;
 }

@@ -50,8 +50,10 @@ class Search {
         most_(most),
         limit_(limit.value_or(int64_t{1} << 60)) {
     const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
-    activation_ = bytes ? costs.memory->activation_bytes : 1;
-    stash_ = bytes ? costs.memory->w_stash_bytes : 1;
+    for (int s = 0; s < plan.stages; ++s) {
+      activation_.push_back(bytes ? costs.memory->activation(s) : 1);
+      stash_.push_back(bytes ? costs.memory->stash(s) : 1);
+    }
     input_ = bytes ? costs.memory->input_bytes : 0;
     AddChunks(plan);
     FindTails();
@@ -70,6 +72,10 @@ class Search {
   }
 
  private:
+  static int64_t Of(const std::vector<int64_t>& bytes, const Chunk& chunk) {
+    return bytes[static_cast<size_t>(chunk.stage)];
+  }
+
   void AddChunks(const Plan& plan) {
     for (size_t route = 0; route < plan.routes.size(); ++route) {
       const std::vector<int>& ranks = plan.routes[route].ranks;
@@ -206,7 +212,8 @@ class Search {
 
   bool ForwardReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
-    if (done_[c] != kNothing || held_[static_cast<size_t>(chunk.rank)] + activation_ > limit_) {
+    if (done_[c] != kNothing ||
+        held_[static_cast<size_t>(chunk.rank)] + Of(activation_, chunk) > limit_) {
       return false;
     }
     if (chunk.before >= 0 && done_[static_cast<size_t>(chunk.before)] == kNothing) return false;
@@ -215,7 +222,7 @@ class Search {
 
   bool AgainReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
-    const int64_t more = activation_ - input_;
+    const int64_t more = Of(activation_, chunk) - input_;
     if (done_[c] != kForward || held_[static_cast<size_t>(chunk.rank)] + more > limit_) {
       return false;
     }
@@ -317,7 +324,7 @@ class Search {
   void FinishForward(size_t c, Time end) {
     const Chunk& chunk = chunks_[c];
     done_[c] = chunk.recomputed ? kForward : kReady;
-    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : activation_;
+    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : Of(activation_, chunk);
     if (chunk.after < 0) {
       backward_at_[c] = end;
       return;
@@ -330,7 +337,7 @@ class Search {
   void FinishBackward(size_t c, Time end) {
     const Chunk& chunk = chunks_[c];
     done_[c] = kBackward;
-    held_[static_cast<size_t>(chunk.rank)] -= activation_ - stash_;
+    held_[static_cast<size_t>(chunk.rank)] -= Of(activation_, chunk) - Of(stash_, chunk);
     backward_at_[c] = end;  // from when on its weight gradient can run
     if (chunk.before < 0) return;
     const auto before = static_cast<size_t>(chunk.before);
@@ -339,7 +346,7 @@ class Search {
 
   void FinishWeights(size_t c) {
     done_[c] = kAll;
-    held_[static_cast<size_t>(chunks_[c].rank)] -= stash_;
+    held_[static_cast<size_t>(chunks_[c].rank)] -= Of(stash_, chunks_[c]);
   }
 
   void Start(const Choice& choice) {
@@ -351,7 +358,7 @@ class Search {
     if (forward) FinishForward(choice.chunk, end);
     if (choice.op == Op::R) {
       done_[choice.chunk] = kReady;
-      held_[static_cast<size_t>(choice.rank)] += activation_ - input_;
+      held_[static_cast<size_t>(choice.rank)] += Of(activation_, chunks_[choice.chunk]) - input_;
     }
     if (HasBackward(choice.op)) FinishBackward(back, end);
     if (HasWeight(choice.op)) FinishWeights(back);
@@ -382,7 +389,8 @@ class Search {
   const size_t ranks_;
   const int64_t most_;
   const int64_t limit_;
-  int64_t activation_ = 1, stash_ = 1, input_ = 0;
+  std::vector<int64_t> activation_, stash_;  // by stage
+  int64_t input_ = 0;
   size_t stride_ = 1;  // stages: from a chunk to the one of the next micro-batch
   bool pairs_ = false;
   std::vector<Chunk> chunks_;

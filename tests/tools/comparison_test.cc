@@ -52,21 +52,32 @@ TEST_SUITE("unit") {
     rows = Compare(request);
     CHECK(rows.back().schedule != "auto");
     advice = Advise(rows);
-    CHECK(advice.schedule == "zb-1p");
-    CHECK(advice.text.find("18.18 % shorter than 1f1b") != std::string::npos);
-    CHECK(advice.text.find("27 units, 0.00 % above") != std::string::npos);
+    // Cut into two stages a rank: 24 units of work and a bubble of 1.5.
+    CHECK(advice.schedule == "zb-v");
+    CHECK(advice.text.find("22.73 % shorter than 1f1b") != std::string::npos);
+    CHECK(advice.text.find("25.5 units, 0.00 % above") != std::string::npos);
   }
 
-  TEST_CASE("advice names no schedule of another model and none where none fits") {
+  TEST_CASE(
+      "every row runs the model that the costs describe, and advice names none that does not fit") {
     CompareRequest request = MakeRequest(4, 8, UnitCosts());
-    std::vector<CompareRow> rows = Compare(request);
+    const std::vector<CompareRow> rows = Compare(request);
     CHECK(rows.back().schedule == "auto");
-    CHECK(rows.back().same_model);
-    CHECK_FALSE(Find(rows, "zb-v").same_model);
-    CHECK(Find(rows, "dualpipe").same_model);
     CHECK(Find(rows, "dualpipe").twice);
-    std::erase_if(rows, [](const CompareRow& row) { return row.same_model; });
-    CHECK(Advise(rows).schedule == "");
+    for (const CompareRow& row : rows) {
+      CAPTURE(row.schedule);
+      if (!row.report) continue;
+      Time busy = 0;
+      for (const RankFigures& rank : row.report->simulation.ranks) busy += rank.busy;
+      CHECK(busy == 4 * 8 * 3 * TicksPerUnit(Unit::kUnit));
+    }
+    CHECK(Find(rows, "zb-v").report);
+    // As many as are listed, cut or merged for each.
+    CostModel listed = UnitCosts();
+    listed.stages.resize(8, listed.stages.front());
+    for (const CompareRow& row : Compare(MakeRequest(4, 8, listed))) {
+      if (row.report) CHECK(row.report->simulation.ranks[0].busy == 2 * 8 * 3'000'000);
+    }
     request.memory_limit = "0.2x";
     request.no_auto = true;
     CHECK(Advise(Compare(request)).text ==
@@ -74,7 +85,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {
-    CompareRequest request = MakeRequest(4, 8, UnitCosts());
+    const Time three = 3 * TicksPerUnit(Unit::kUnit);
+    CompareRequest request = MakeRequest(4, 8, UniformCosts(three, three, three));
     request.spec.chunks = 3;
     const std::vector<CompareRow> rows = Compare(request);
     const CompareRow& interleaved = Find(rows, "interleaved-1f1b");
@@ -87,7 +99,7 @@ TEST_SUITE("unit") {
     // The model of one stage a rank, whatever is cut.
     Time busy = 0;
     for (const RankFigures& rank : rows.back().report->simulation.ranks) busy += rank.busy;
-    CHECK(busy == 4 * 8 * 3 * TicksPerUnit(Unit::kUnit));
+    CHECK(busy == 4 * 8 * 3 * three);
   }
 
   TEST_CASE("rows say what ranks send and what parameters they hold") {
@@ -206,13 +218,14 @@ TEST_SUITE("property") {
       REQUIRE(advice.schedule != "");
       const CompareRow& taken = Find(rows, advice.schedule);
       REQUIRE(taken.report);
-      CHECK(taken.same_model);
       const CompareRow& found = rows.back();
       for (const CompareRow& row : rows) {
-        if (!row.report || !row.same_model) continue;
+        if (!row.report) continue;
         CHECK(static_cast<double>(taken.makespan()) * 0.99 <=
               static_cast<double>(row.makespan()) + 1e-9);
-        CHECK(found.makespan() <= row.makespan());
+        CAPTURE(row.schedule);
+        // On one rank it has one stage, where half of one may overlap with the other half.
+        if (ranks > 1) CHECK(found.makespan() <= row.makespan());
       }
       simple += advice.schedule == "1f1b";
       searched += advice.schedule == "auto";

@@ -1,6 +1,7 @@
 #include "tools/cli/spec_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -60,24 +61,7 @@ CostModel UnitCosts() {
   return UniformCosts(one, one, one);
 }
 
-CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
-  CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
-  const Overlap overlap = OverlapOf(option, costs);
-  if (option.overlap && !costs.moe) {
-    throw Error(
-        "--overlap: says how components overlap, and these costs have none; drop it, or give costs "
-        "with \"moe\", such as --costs deepseek-v3-h800");
-  }
-  // Derived with the other overlap or not at all; figures that were given as such stay.
-  if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
-    DeriveChunkCosts(&costs, overlap);
-  }
-  for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
-  if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
-  return costs;
-}
-
-void RefuseChunkCosts(const CostsOption& option) {
+void RefuseChunkCosts(const CostsOption& option, bool layers) {
   const std::pair<const char*, bool> flags[] = {{"--f", option.f.has_value()},
                                                 {"--b", option.b.has_value()},
                                                 {"--w", option.w.has_value()},
@@ -86,9 +70,33 @@ void RefuseChunkCosts(const CostsOption& option) {
   for (const auto& [name, given] : flags) {
     if (!given) continue;
     throw Error(std::string(name) +
-                ": a plan of components takes the times in \"moe\", cells have none of their own; "
-                "give --costs with other times there");
+                (layers
+                     ? ": these costs are of layers, and it is of whole stages; give --costs with "
+                       "other times there"
+                     : ": a plan of components takes the times in \"moe\", cells have none of "
+                       "their own; give --costs with other times there"));
   }
+}
+
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
+  CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
+  const Overlap overlap = OverlapOf(option, costs);
+  const bool in_layers = std::any_of(costs.layers.begin(), costs.layers.end(),
+                                     [](const LayerCost& layer) { return layer.moe; });
+  if (option.overlap && !costs.moe && !in_layers) {
+    throw Error(
+        "--overlap: says how components overlap, and these costs have none; drop it, or give costs "
+        "with \"moe\", such as --costs deepseek-v3-h800");
+  }
+  // Derived with the other overlap or not at all; figures that were given as such stay.
+  if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
+    DeriveChunkCosts(&costs, overlap);
+  }
+  if (in_layers && option.overlap) costs.derived = overlap;
+  if (!costs.layers.empty()) RefuseChunkCosts(option, true);
+  for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
+  if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
+  return costs;
 }
 
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
@@ -104,6 +112,15 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;
+}
+
+void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help) {
+  app->add_option("--partition", *text, help)->type_name("auto|even|N,N,...");
+}
+
+std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  return ReadOption([&] { return ParsePartition(*text); });
 }
 
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {

@@ -49,12 +49,17 @@ CostModel UnitCosts();
 /// without components.
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
 
-/// Throws Error if a cost of chunks is given, which a plan of components has no use for.
-void RefuseChunkCosts(const CostsOption& option);
+/// Throws Error if a cost of chunks is given, which a plan of components, or costs of `layers`,
+/// have no use for.
+void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 
 /// The costs for a plan that is read from a file: the options over its own costs, else over unit
 /// costs. Throws Error for options that cannot change a plan of components.
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
+
+/// --partition; nothing where it is not given. Throws UsageError.
+void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help);
+std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text);
 
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);

@@ -49,6 +49,13 @@ MemoryCost MergeMemory(MemoryCost memory, int before, int after) {
   const auto grow = [&](int64_t* bytes) {
     *bytes = static_cast<int64_t>(std::ceil(static_cast<double>(*bytes) * before / after));
   };
+  if (!memory.activation_of.empty()) {
+    memory.activation_bytes =
+        *std::max_element(memory.activation_of.begin(), memory.activation_of.end());
+    memory.w_stash_bytes = *std::max_element(memory.stash_of.begin(), memory.stash_of.end());
+    memory.activation_of.clear();
+    memory.stash_of.clear();
+  }
   grow(&memory.activation_bytes);
   grow(&memory.w_stash_bytes);
   for (auto* list : {&memory.parameter_bytes, &memory.gradient_bytes, &memory.optimizer_bytes}) {

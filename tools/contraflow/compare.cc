@@ -29,6 +29,7 @@ struct CompareFlags {
   std::string memory_limit;
   SearchOption search;
   std::string recompute = "none";
+  std::optional<std::string> partition;
   bool no_auto = false, json = false, csv = false;
 };
 
@@ -42,7 +43,8 @@ CompareRequest MakeRequest(const CompareFlags& options) {
                .costs = ResolveCosts(options.costs, UnitCosts()),
                .memory_limit = {},
                .search = ResolveSearch(options.search),
-               .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })},
+               .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
+               .partition = ReadPartition(options.partition)},
       .memory_limit = "",
       .no_auto = options.no_auto};
   const CostsOption& costs = options.costs;
@@ -139,6 +141,9 @@ std::function<int()> AddCompare(CLI::App* app) {
                   "stages that run their forward again, in every schedule; see\n"
                   "contraflow compile --help")
       ->type_name("STAGES");
+  AddPartitionOption(app, &options->partition,
+                     "how each schedule makes its stages of the model in the costs; see\n"
+                     "contraflow compile --help");
   app->add_flag("--no-auto", options->no_auto, "compare published schedules only; do not search");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");

@@ -32,6 +32,7 @@ struct CompileFlags {
   std::string memory_limit;
   SearchOption search;
   std::string recompute = "none";
+  std::optional<std::string> partition;
   std::string level = "comm";
   std::string dump_after;
   std::string output;
@@ -63,6 +64,9 @@ PassObserver Dumper(const std::string& dump_after) {
 }
 
 Spec SpecOf(const CompileFlags& options, const CostModel& costs) {
+  std::optional<PartitionChoice> partition = ReadPartition(options.partition);
+  // As compare has it.
+  if (!partition && options.schedule == kAuto.name) partition.emplace();
   return {.schedule = options.schedule,
           .ranks = options.ranks,
           .microbatches = options.microbatches,
@@ -72,7 +76,8 @@ Spec SpecOf(const CompileFlags& options, const CostModel& costs) {
           .costs = costs,
           .memory_limit = {},
           .search = ResolveSearch(options.search),
-          .recompute = ReadOption([&] { return ParseRecompute(options.recompute); })};
+          .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
+          .partition = partition};
 }
 
 void CheckDevice(const CompileFlags& options) {
@@ -206,6 +211,11 @@ std::function<int()> AddCompile(CLI::App* app) {
          "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
          "(default: none)")
       ->type_name("STAGES");
+  AddPartitionOption(app, &options->partition,
+                     "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
+                     "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
+                     "costs of stages, even cuts or merges those of P stages, or as many as\n"
+                     "are listed, into what the schedule makes (default: as they are)");
   app->add_option(
          "--level", options->level,
          "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the default), "

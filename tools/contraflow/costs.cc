@@ -6,6 +6,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/lower/interleave.h"
+#include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
@@ -40,10 +41,36 @@ Json StageToJson(const StageCost& cost, Unit unit) {
           {"fb", TimeToJson(cost.fb, unit)}};
 }
 
+/// One entry of the layers: what one of its layers costs as a stage of its own.
+struct LayerRow {
+  std::string name;
+  int repeat = 1;
+  StageCost cost;
+};
+
+std::vector<LayerRow> RowsOf(const CostModel& costs) {
+  LayerStages stages(costs, costs.derived.value_or(Overlap::kAll));
+  std::vector<LayerRow> rows;
+  int first = 0;
+  for (const LayerCost& layer : costs.layers) {
+    rows.push_back({layer.name, layer.repeat, stages.CostOf(first, first + 1)});
+    first += layer.repeat;
+  }
+  return rows;
+}
+
 std::string CostsJson(const CostModel& costs) {
   Json document = Json::object();
   document["unit"] = Name(costs.unit);
-  if (costs.stages.size() == 1) {
+  if (!costs.layers.empty()) {
+    Json layers = Json::array();
+    for (const LayerRow& row : RowsOf(costs)) {
+      Json layer = {{"name", row.name}, {"repeat", row.repeat}};
+      layer.update(StageToJson(row.cost, costs.unit));
+      layers.push_back(std::move(layer));
+    }
+    document["layers"] = std::move(layers);
+  } else if (costs.stages.size() == 1) {
     document.update(StageToJson(costs.stages[0], costs.unit));
   } else {
     Json stages = Json::array();
@@ -88,7 +115,16 @@ std::string CostsText(const CostModel& costs) {
   const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
   Table table;
   const bool alike = costs.stages.size() == 1;
-  table.columns = {"stage", ">f", ">b", ">w", ">bw", ">fb", ">reduce", ">step"};
+  const std::vector<LayerRow> layers =
+      costs.layers.empty() ? std::vector<LayerRow>() : RowsOf(costs);
+  table.columns = {
+      layers.empty() ? "stage" : "layer", ">f", ">b", ">w", ">bw", ">fb", ">reduce", ">step"};
+  for (const LayerRow& row : layers) {
+    const StageCost& c = row.cost;
+    const std::string times = row.repeat > 1 ? " x" + std::to_string(row.repeat) : "";
+    table.rows.push_back({row.name + times, text(c.f), text(c.b), text(c.w), text(c.bw), text(c.fb),
+                          text(c.reduce), text(c.step)});
+  }
   for (size_t s = 0; s < costs.stages.size(); ++s) {
     const StageCost& c = costs.stages[s];
     table.rows.push_back({alike ? "every" : std::to_string(s), text(c.f), text(c.b), text(c.w),

@@ -21,7 +21,7 @@ std::string Saving(Time now, Time before) {
 std::string NameOf(const CompareRow& row) {
   std::string name = row.schedule;
   if (row.provenance) name += " (" + row.provenance->placement + ")";
-  return name + (row.same_model ? "" : " *");
+  return name;
 }
 
 /// One column of the table: its heading, and what stands in it for a schedule.
@@ -143,21 +143,16 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
 
 std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows) {
   std::string text;
-  const bool others = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
-    return row.report && !row.same_model;
-  });
-  if (others) {
-    text +=
-        "* has a different number of stages per rank, each as long as the costs say. So it runs "
-        "another model\n  and is not in the advice (auto compares placements of the same model).\n";
-  }
   text +=
       "span: the longest time from a rank's first start to its last end.\n"
       "bubble: makespan minus a rank's busy time, lowest to highest.\n"
       "ratio: all bubbles together, as a share of all ranks' time.\n"
       "gap: how far the makespan is above a proven lower bound for the row's placement and "
-      "memory limit.\n"
-      "activations: the most a rank holds at once, each from F to the end of W.\n";
+      "memory limit" +
+      std::string(request.spec.costs.layers.empty() ? "" : "\n  and its partition") +
+      ".\n"
+      "activations: the most a rank holds at once, each of one of its stages, from F to the end of "
+      "W.\n";
   if (request.spec.costs.memory) {
     text +=
         "bytes: the most that a rank's activations take at once. B frees part of an activation, W "
@@ -211,7 +206,6 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   }
   Json object = ReportToJson(*row.report);
   object["stages"] = row.stages;
-  object["same_model"] = row.same_model;
   object["messages"] = row.messages;
   if (row.message_bytes) object["message_bytes"] = *row.message_bytes;
   if (row.parameters) object["parameter_bytes"] = *row.parameters;
@@ -267,7 +261,7 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
 }
 
 std::string ComparisonCsvHeader() {
-  return "microbatches,memory_limit,schedule,placement,stages,same_model,advised,unit,makespan,"
+  return "microbatches,memory_limit,schedule,placement,stages,advised,unit,makespan,"
          "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,messages,"
          "message_bytes,stages_recomputed,rejected\n";
 }
@@ -278,8 +272,7 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
   for (const CompareRow& row : rows) {
     text += std::to_string(request.spec.microbatches) + "," + Field(request.memory_limit) + "," +
             row.schedule + "," + (row.provenance ? row.provenance->placement : "") + "," +
-            std::to_string(row.stages) + "," + (row.same_model ? "1" : "0") + "," +
-            (row.schedule == advice.schedule ? "1" : "0") + ",";
+            std::to_string(row.stages) + "," + (row.schedule == advice.schedule ? "1" : "0") + ",";
     if (!row.report) {
       text += ",,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
       continue;

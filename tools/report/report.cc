@@ -99,6 +99,7 @@ Json ReportToJson(const Report& report) {
   }
   Json object = Json::object();
   object["schedule"] = report.schedule;
+  if (!report.partition.empty()) object["partition"] = report.partition;
   object["unit"] = Name(report.unit);
   object["makespan"] = time(simulation.makespan);
   object["span"] = time(simulation.span);

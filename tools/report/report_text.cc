@@ -209,11 +209,16 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
 
 std::string DescribeCosts(const CostModel& costs) {
   const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
-  const StageCost& c = costs.stage(0);
   std::string line;
-  if (costs.stages.size() > 1) {
-    line = std::to_string(costs.stages.size()) + " stages, each its own costs";
+  if (!costs.layers.empty()) {
+    const int layers = costs.LayerCount();
+    line = std::to_string(layers) + (layers == 1 ? " layer" : " layers");
+  } else if (costs.stages.size() > 1) {
+    line = std::to_string(costs.stages.size()) + " stages" +
+           (costs.partition.empty() ? "" : " of " + FormatPartition(costs.partition) + " layers") +
+           ", each its own costs";
   } else {
+    const StageCost& c = costs.stage(0);
     line = "f " + text(c.f) + ", b " + text(c.b) + ", w " + text(c.w) + ", bw " + text(c.bw) +
            ", fb " + text(c.fb);
     if (c.reduce > 0) line += ", reduce " + text(c.reduce);

@@ -39,7 +39,7 @@ std::vector<std::string> ColumnsOf(std::span<const Point> points) {
   for (const CompareRow& first : points.front().rows) {
     const bool fits = std::any_of(points.begin(), points.end(), [&](const Point& point) {
       return std::any_of(point.rows.begin(), point.rows.end(), [&](const CompareRow& row) {
-        return row.schedule == first.schedule && row.report && row.same_model;
+        return row.schedule == first.schedule && row.report;
       });
     });
     if (fits) names.push_back(first.schedule);
@@ -108,8 +108,7 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   return Counted(request.spec.ranks, "rank") + "\n" +
          DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
          advices +
-         "\nThe columns are makespans, of the schedules that run the model in the costs; -: does "
-         "not fit.\n"
+         "\nThe columns are makespans; -: does not fit.\n"
          "gap: how far the makespan of the schedule to take is above a proven lower bound for its "
          "placement\nand memory.\n";
 }

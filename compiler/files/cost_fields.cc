@@ -1,0 +1,196 @@
+#include "compiler/files/cost_fields.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "compiler/files/plan_document.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+Time ReadTime(const JsonCursor& field, Unit unit) {
+  const double value = field.Number("a cost (a number >= 0)");
+  if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
+  return ToTicks(value, unit, field.where());
+}
+
+Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
+  return field ? ReadTime(*field, unit) : absent;
+}
+
+int64_t ReadBytes(const JsonCursor& field) {
+  return field.Integer("a number of bytes", 0, kMaxBytes);
+}
+
+StageCost ReadStageCost(const JsonCursor& stage, Unit unit) {
+  StageCost cost;
+  cost.f = ReadTime(stage.Required("f"), unit);
+  cost.b = ReadTime(stage.Required("b"), unit);
+  cost.w = ReadTime(stage.Required("w"), unit);
+  cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
+  cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
+  cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
+  cost.step = ReadTime(stage.Optional("step"), unit, 0);
+  cost.r = ReadTime(stage.Optional("r"), unit, -1);
+  return cost;
+}
+
+Json StageToJson(const StageCost& cost, Unit unit) {
+  Json object = Json::object();
+  object["f"] = TimeToJson(cost.f, unit);
+  object["b"] = TimeToJson(cost.b, unit);
+  object["w"] = TimeToJson(cost.w, unit);
+  object["bw"] = TimeToJson(cost.bw, unit);
+  object["fb"] = TimeToJson(cost.fb, unit);
+  if (cost.reduce != 0) object["reduce"] = TimeToJson(cost.reduce, unit);
+  if (cost.step != 0) object["step"] = TimeToJson(cost.step, unit);
+  if (cost.r >= 0) object["r"] = TimeToJson(cost.r, unit);
+  return object;
+}
+
+MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers) {
+  MoeCost cost;
+  cost.layers_per_stage = layers;
+  const auto size = static_cast<size_t>(layers);
+  for (const ComponentCost& component : kComponentCosts) {
+    const JsonCursor field = moe.Required(component.key);
+    std::vector<Time>& times = cost.*component.times;
+    if (!field.IsArray()) {
+      times.push_back(ReadTime(field, unit));
+      continue;
+    }
+    if (field.Size("") != size) {
+      field.Fail("must be one number or a list with one for each of the " + std::to_string(layers) +
+                 " layers, has " + std::to_string(field.Size("")) + " entries");
+    }
+    for (size_t i = 0; i < size; ++i) times.push_back(ReadTime(field.Item(i), unit));
+  }
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) moe.Fail(flaw);
+  return cost;
+}
+
+void AddComponents(const MoeCost& moe, Unit unit, Json* object) {
+  for (const ComponentCost& component : kComponentCosts) {
+    const std::vector<Time>& times = moe.*component.times;
+    if (times.size() == 1) {
+      (*object)[component.key] = TimeToJson(times[0], unit);
+      continue;
+    }
+    Json list = Json::array();
+    for (const Time time : times) list.push_back(TimeToJson(time, unit));
+    (*object)[component.key] = std::move(list);
+  }
+}
+
+namespace {
+
+LayerCost ReadLayer(const JsonCursor& layer, Unit unit) {
+  layer.Keys("an object, a layer of the model",
+             {"name", "repeat", "f", "b", "w", "bw", "fb", "reduce", "step", "r", "moe",
+              "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
+              "w_stash_bytes", "output_bytes", "tied"});
+  LayerCost cost;
+  cost.name = layer.Required("name").String("the name of a layer");
+  if (const auto repeat = layer.Optional("repeat")) {
+    cost.repeat = static_cast<int>(repeat->Integer("a number of layers", 1, kMaxModelLayers));
+  }
+  const std::optional<JsonCursor> moe = layer.Optional("moe");
+  if (moe) {
+    moe->Keys("an object with the costs of a layer's components",
+              {"attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b", "dispatch_b",
+               "attn_b", "mlp_w", "attn_w"});
+    cost.moe = ReadComponents(*moe, unit, 1);
+    for (const char* key : {"f", "b", "w", "bw", "fb", "r"}) {
+      if (layer.Optional(key)) {
+        layer.Fail("has \"moe\" and \"" + std::string(key) +
+                   "\", which follows from it; keep one of them");
+      }
+    }
+    cost.cost.reduce = ReadTime(layer.Optional("reduce"), unit, 0);
+    cost.cost.step = ReadTime(layer.Optional("step"), unit, 0);
+  } else {
+    cost.cost = ReadStageCost(layer, unit);
+  }
+  const auto bytes = [&](const char* key) -> std::optional<int64_t> {
+    const std::optional<JsonCursor> field = layer.Optional(key);
+    return field ? std::optional(ReadBytes(*field)) : std::nullopt;
+  };
+  cost.parameter_bytes = bytes("parameter_bytes");
+  cost.gradient_bytes = bytes("gradient_bytes");
+  cost.optimizer_bytes = bytes("optimizer_bytes");
+  cost.activation_bytes = bytes("activation_bytes").value_or(0);
+  cost.w_stash_bytes = bytes("w_stash_bytes").value_or(0);
+  cost.output_bytes = bytes("output_bytes").value_or(0);
+  if (const auto tied = layer.Optional("tied")) {
+    cost.tied = tied->String("the name of the layer that has the same parameters");
+  }
+  const std::string flaw = FlawOf(cost, unit);
+  if (!flaw.empty()) layer.Fail(flaw);
+  return cost;
+}
+
+}  // namespace
+
+std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit) {
+  constexpr const char* kNoun = "an array with the layers of the model";
+  const size_t size = layers.Size(kNoun);
+  std::vector<LayerCost> costs;
+  int64_t count = 0;
+  for (size_t i = 0; i < size; ++i) {
+    costs.push_back(ReadLayer(layers.Item(i), unit));
+    count += costs.back().repeat;
+  }
+  if (count < 1 || count > kMaxModelLayers) {
+    layers.Fail("must have 1.." + std::to_string(kMaxModelLayers) + " layers, has " +
+                std::to_string(count));
+  }
+  for (size_t i = 0; i < size; ++i) {
+    if (costs[i].tied.empty()) continue;
+    const auto same = [&](const LayerCost& other) { return other.name == costs[i].tied; };
+    const JsonCursor tied = layers.Item(i).Required("tied");
+    if (std::count_if(costs.begin(), costs.end(), same) != 1 || same(costs[i])) {
+      tied.Fail("must be the name of one other layer, is \"" + costs[i].tied.substr(0, 64) + "\"");
+    }
+  }
+  return costs;
+}
+
+Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit) {
+  Json list = Json::array();
+  for (const LayerCost& layer : layers) {
+    Json object = Json::object();
+    object["name"] = layer.name;
+    if (layer.repeat != 1) object["repeat"] = layer.repeat;
+    if (layer.moe) {
+      Json components = Json::object();
+      AddComponents(*layer.moe, unit, &components);
+      object["moe"] = std::move(components);
+      if (layer.cost.reduce != 0) object["reduce"] = TimeToJson(layer.cost.reduce, unit);
+      if (layer.cost.step != 0) object["step"] = TimeToJson(layer.cost.step, unit);
+    } else {
+      const Json cost = StageToJson(layer.cost, unit);
+      for (const auto& [key, value] : cost.items()) object[key] = value;
+    }
+    const std::pair<const char*, std::optional<int64_t>> known[] = {
+        {"parameter_bytes", layer.parameter_bytes},
+        {"gradient_bytes", layer.gradient_bytes},
+        {"optimizer_bytes", layer.optimizer_bytes}};
+    for (const auto& [key, bytes] : known) {
+      if (bytes) object[key] = *bytes;
+    }
+    const std::pair<const char*, int64_t> others[] = {{"activation_bytes", layer.activation_bytes},
+                                                      {"w_stash_bytes", layer.w_stash_bytes},
+                                                      {"output_bytes", layer.output_bytes}};
+    for (const auto& [key, bytes] : others) {
+      if (bytes != 0) object[key] = bytes;
+    }
+    if (!layer.tied.empty()) object["tied"] = layer.tied;
+    list.push_back(std::move(object));
+  }
+  return list;
+}
+
+}  // namespace contraflow

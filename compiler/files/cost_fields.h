@@ -1,0 +1,35 @@
+#pragma once
+
+// Fields that costs by stage and costs by layer share.
+
+#include <optional>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/cost.h"
+
+namespace contraflow {
+
+/// Bytes of one activation, message or copy of a stage: a terabyte.
+inline constexpr int64_t kMaxBytes = int64_t{1} << 40;
+
+/// A cost >= 0, in ticks.
+Time ReadTime(const JsonCursor& field, Unit unit);
+Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent);
+/// 0..kMaxBytes
+int64_t ReadBytes(const JsonCursor& field);
+
+/// "f", "b", "w" and, unless they follow from these, "bw", "fb", "reduce", "step" and "r" of an
+/// object that may have other keys, too.
+StageCost ReadStageCost(const JsonCursor& stage, Unit unit);
+Json StageToJson(const StageCost& cost, Unit unit);
+
+/// The components of so many layers ("attn_f" ..), each one number or a list.
+MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers);
+void AddComponents(const MoeCost& moe, Unit unit, Json* object);
+
+/// The layers of a model: an array of objects with "name", "repeat", a cost or "moe", and bytes.
+std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit);
+Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit);
+
+}  // namespace contraflow

@@ -1,0 +1,278 @@
+// From layers to a plan. A published schedule fixes how many stages there are and where they live;
+// `auto` tries placements and depths. For each, a balanced partition comes first; then layers move
+// as long as the simulated step of the schedule's own order gets shorter. For `auto` an order is
+// searched for that partition, layers move under this order, and it is searched again for the
+// stages that come of it.
+
+#include "schedules/partition/layered.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/partition/choose.h"
+#include "schedules/partition/stages.h"
+#include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+/// Instructions that may be simulated to improve one partition, about.
+constexpr int64_t kMostSimulated = 4'000'000;
+/// Ways that the depth of an interleaved placement is tried.
+constexpr int kDepths[] = {2, 3, 4, 6, kMostChunks};
+
+Overlap OverlapOf(const Spec& spec) { return spec.costs.derived.value_or(Overlap::kAll); }
+
+PartitionChoice ChoiceOf(const Spec& spec) { return spec.partition.value_or(PartitionChoice()); }
+
+/// The spec with the stages of a partition in place of the layers.
+Spec Staged(const Spec& spec, LayerStages* layers, const Partition& partition) {
+  Spec staged = spec;
+  staged.costs = layers->Make(partition);
+  staged.partition = {};
+  return staged;
+}
+
+PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
+  const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
+  PartitionWorth worth = {0, simulation.makespan};
+  if (LongerThanOrder(staged.costs, staged.search)) {
+    worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+  }
+  // What is recomputed is chosen later, and may be what makes it fit.
+  if (!staged.memory_limit || staged.recompute.choice != Recompute::Choice::kNone) return worth;
+  const MemoryLimit limit(staged.costs, staged.memory_limit);
+  for (const RankFigures& rank : simulation.ranks) {
+    worth.excess = std::max(worth.excess, limit.Peak(rank) - *staged.memory_limit);
+  }
+  return worth;
+}
+
+int64_t MostJudged(const Spec& spec, int stages) {
+  const int64_t instructions = int64_t{3} * stages * spec.microbatches;
+  return std::max<int64_t>(1, kMostSimulated / instructions);
+}
+
+/// Routes and no programs of a published schedule.
+Plan FrameOf(const Schedule& schedule, Spec spec) {
+  spec.costs = UniformCosts(1, 1, 1);
+  spec.memory_limit.reset();
+  Plan frame = schedule.generate(spec);
+  frame.programs.clear();
+  return frame;
+}
+
+void RequirePartition(const Schedule& schedule, const Spec& spec, int stages) {
+  const std::string why_not = RejectPartition(spec.costs, ChoiceOf(spec), stages);
+  if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
+}
+
+/// What the spec asks for where that leaves nothing to choose.
+std::optional<Partition> FixedPartition(const Spec& spec, int stages) {
+  using Kind = PartitionChoice::Kind;
+  const PartitionChoice choice = ChoiceOf(spec);
+  if (choice.kind == Kind::kList) return choice.layers;
+  const int layers = spec.costs.LayerCount();
+  if (choice.kind == Kind::kEven || layers == stages) return EvenPartition(layers, stages);
+  return std::nullopt;
+}
+
+Partition PartitionOf(const Schedule& schedule, const Spec& spec, LayerStages* layers) {
+  const int stages = schedule.stages(spec);
+  if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
+  const Plan frame = FrameOf(schedule, spec);
+  const auto judge = [&](const Partition& partition) {
+    const Spec staged = Staged(spec, layers, partition);
+    return WorthOf(schedule.generate(staged), staged);
+  };
+  const int64_t most = MostJudged(spec, stages) / 2;
+  // Balance is a good start and not always the best one.
+  Partition best;
+  std::optional<PartitionWorth> least;
+  for (Partition start :
+       {BalancedPartition(*layers, frame, spec.costs), EvenPartition(layers->layers(), stages)}) {
+    Partition improved = ImprovePartition(std::move(start), judge, std::max<int64_t>(most, 1));
+    const PartitionWorth worth = judge(improved);
+    if (least && worth >= *least) continue;
+    least = worth;
+    best = std::move(improved);
+  }
+  return best;
+}
+
+Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  const std::string why_not = schedule.reject(spec);
+  if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
+  RequirePartition(schedule, spec, schedule.stages(spec));
+  LayerStages layers(spec.costs, OverlapOf(spec));
+  const Spec staged = Staged(spec, &layers, PartitionOf(schedule, spec, &layers));
+  Plan plan = GeneratePlan(staged, control);
+  plan.costs = staged.costs;
+  return plan;
+}
+
+/// A placement and depth to search, simplest first.
+struct Shape {
+  Placement placement;
+  int chunks = 1;
+};
+
+std::vector<Shape> ShapesOf(const Spec& spec) {
+  const Placement asked = spec.search.placement;
+  const int deepest = spec.costs.LayerCount() / spec.ranks;
+  std::vector<Shape> shapes;
+  const auto offer = [&](Placement placement, int chunks) {
+    if (asked != Placement::kAny && asked != placement) return;
+    if (chunks > deepest || (asked == Placement::kAny && chunks > 1 && spec.ranks == 1)) return;
+    if (placement == Placement::kBidirectional &&
+        (spec.microbatches < 2 || (asked == Placement::kAny && spec.ranks == 1))) {
+      return;
+    }
+    const int64_t stages = int64_t{chunks} * spec.ranks;
+    if (stages > kMaxStages || stages * spec.microbatches > kMaxCells) return;
+    const PartitionChoice choice = ChoiceOf(spec);
+    if (choice.kind == PartitionChoice::Kind::kList &&
+        !RejectPartition(spec.costs, choice, static_cast<int>(stages)).empty()) {
+      return;
+    }
+    shapes.push_back({placement, chunks});
+  };
+  offer(Placement::kLinear, 1);
+  offer(Placement::kV, 2);
+  if (spec.chunks > 0) {
+    offer(Placement::kInterleaved, spec.chunks);
+  } else {
+    for (const int chunks : kDepths) offer(Placement::kInterleaved, chunks);
+  }
+  offer(Placement::kBidirectional, 1);
+  return shapes;
+}
+
+/// The spec of a shape, still with its layers.
+Spec OfShape(const Spec& spec, const Shape& shape) {
+  Spec of = spec;
+  of.search.placement = shape.placement;
+  of.chunks = shape.chunks;
+  // Without bytes a limit counts activations of a rank's whole share.
+  const bool bytes = std::any_of(spec.costs.layers.begin(), spec.costs.layers.end(),
+                                 [](const LayerCost& layer) { return layer.activation_bytes > 0; });
+  if (of.memory_limit && !bytes) of.memory_limit = *of.memory_limit * shape.chunks;
+  return of;
+}
+
+/// What the search has found: the plan, and how long its step takes.
+struct Found {
+  Plan plan;
+  Time step = 0;
+};
+
+Found SearchStaged(const Spec& staged, const SearchControl& control) {
+  Plan plan = GeneratePlan(staged, control);
+  const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+  return {std::move(plan), step};
+}
+
+/// The order of a searched plan for other stages of the same routes.
+std::optional<Found> WithStages(const Found& found, const Spec& staged) {
+  Plan plan = found.plan;
+  plan.costs = staged.costs;
+  const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
+  if (!MemoryLimit(staged.costs, staged.memory_limit).Fits(simulation)) return std::nullopt;
+  plan.provenance->makespan = simulation.makespan;
+  const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+  return Found{std::move(plan), step};
+}
+
+/// The frame of a shape; the costs of its stages do not matter for it.
+Plan FrameOf(const Spec& of) {
+  Spec uniform = of;
+  uniform.costs = UniformCosts(1, 1, 1);
+  uniform.costs.stages.resize(static_cast<size_t>(of.ranks) * static_cast<size_t>(of.chunks),
+                              uniform.costs.stages.front());
+  uniform.memory_limit.reset();
+  return CandidatesOf(uniform).front().frame;
+}
+
+Partition StartOf(const Spec& of, LayerStages* layers) {
+  const Plan frame = FrameOf(of);
+  if (std::optional<Partition> fixed = FixedPartition(of, frame.stages)) return *fixed;
+  const auto judge = [&](const Partition& partition) {
+    const Spec staged = Staged(of, layers, partition);
+    const std::vector<Candidate> candidates = CandidatesOf(staged);
+    CF_ASSERT(candidates.size() == 1);
+    PartitionWorth best = {INT64_MAX, 0};
+    for (const Plan& plan : PublishedOrders(candidates.front())) {
+      best = std::min(best, WorthOf(plan, staged));
+    }
+    return best;
+  };
+  // Up to four published orders each.
+  return ImprovePartition(BalancedPartition(*layers, frame, of.costs), judge,
+                          std::max<int64_t>(1, MostJudged(of, frame.stages) / 4));
+}
+
+Found SearchShape(const Spec& of, const SearchControl& control) {
+  LayerStages layers(of.costs, OverlapOf(of));
+  Partition partition = StartOf(of, &layers);
+  const bool chosen = FixedPartition(of, static_cast<int>(partition.size())).has_value();
+  Spec staged = Staged(of, &layers, partition);
+  if (!chosen) staged.search.budget /= 2;
+  Found best = SearchStaged(staged, control);
+  if (chosen || control.stopped()) return best;
+  // Recomputed stages are chosen with the order, so that another partition may not have them.
+  const auto judge = [&](const Partition& moved) {
+    return WorthOf(best.plan, Staged(of, &layers, moved));
+  };
+  const Partition moved =
+      ImprovePartition(partition, judge, MostJudged(of, static_cast<int>(partition.size())));
+  if (moved == partition) return best;
+  staged = Staged(of, &layers, moved);
+  staged.search.budget = of.search.budget - of.search.budget / 2;
+  if (std::optional<Found> same = WithStages(best, staged); same && same->step < best.step) {
+    best = std::move(*same);
+  }
+  Found again = SearchStaged(staged, control);
+  return again.step < best.step ? again : best;
+}
+
+Plan Searched(const Spec& spec, const SearchControl& control) {
+  const std::vector<Shape> shapes = ShapesOf(spec);
+  if (shapes.empty()) {
+    RequirePartition(kAuto, spec, spec.ranks);
+    throw Error("auto has no such placement of " + std::to_string(spec.costs.LayerCount()) +
+                " layers on " + std::to_string(spec.ranks) +
+                " ranks; give another `placement` or `chunks`");
+  }
+  std::optional<Found> best;
+  std::optional<Error> first_error;
+  for (const Shape& shape : shapes) {
+    if (best && control.stopped()) break;
+    try {
+      Found found = SearchShape(OfShape(spec, shape), control);
+      if (!best || found.step < best->step) best = std::move(found);
+    } catch (const Error& error) {
+      // A limit that this placement cannot have; another one may.
+      if (!first_error) first_error = error;
+    }
+  }
+  if (!best) throw *first_error;
+  best->plan.provenance->budget = spec.search.budget;
+  return std::move(best->plan);
+}
+
+}  // namespace
+
+Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  return &schedule == &kAuto ? Searched(spec, control) : FromPublished(schedule, spec, control);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,219 @@
+#include "schedules/partition/stages.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "compiler/lower/interleave.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+namespace {
+
+void Add(const StageCost& cost, StageCost* sum) {
+  // A layer that says what it takes again makes the others say it, too.
+  if (sum->r >= 0 || cost.r >= 0) sum->r = sum->recompute() + cost.recompute();
+  sum->f += cost.f;
+  sum->b += cost.b;
+  sum->w += cost.w;
+  sum->bw += cost.bw;
+  sum->fb += cost.fb;
+  sum->reduce += cost.reduce;
+  sum->step += cost.step;
+}
+
+/// The components of these layers in a row; a layer without has its compute in those of attention.
+MoeCost ComponentsOf(const std::vector<const LayerCost*>& layers) {
+  MoeCost moe;
+  moe.layers_per_stage = static_cast<int>(layers.size());
+  for (const LayerCost* layer : layers) {
+    for (const ComponentCost& component : kComponentCosts) {
+      Time time = 0;
+      if (layer->moe) {
+        time = layer->moe->Of(component.op, 0);
+      } else if (component.op == Op::ATTN_F) {
+        time = layer->cost.f;
+      } else if (component.op == Op::ATTN_B) {
+        time = layer->cost.b;
+      } else if (component.op == Op::ATTN_W) {
+        time = layer->cost.w;
+      }
+      (moe.*component.times).push_back(time);
+    }
+  }
+  return moe;
+}
+
+std::optional<StageCost> Interleaved(const MoeCost& moe, Overlap overlap) {
+  if (moe.layers_per_stage > kMaxLayers) return std::nullopt;
+  CostModel costs;
+  costs.moe = moe;
+  try {
+    DeriveChunkCosts(&costs, overlap);
+  } catch (const Error&) {
+    return std::nullopt;  // too many different layers to interleave exactly
+  }
+  return costs.stages.front();
+}
+
+}  // namespace
+
+LayerStages::LayerStages(const CostModel& costs, Overlap overlap)
+    : costs_(costs), overlap_(overlap), sums_(1) {
+  CF_ASSERT(!costs.layers.empty());
+  for (size_t kind = 0; kind < costs.layers.size(); ++kind) {
+    for (int k = 0; k < costs.layers[kind].repeat; ++k) kinds_.push_back(static_cast<int>(kind));
+  }
+  for (int i = 0; i < layers(); ++i) {
+    const StageCost& cost = CostOf(i, i + 1);
+    Sums sum = sums_.back();
+    sum.f += cost.f;
+    sum.b += cost.b;
+    sum.work += cost.f + std::min(cost.bw, cost.b + cost.w);
+    sums_.push_back(sum);
+  }
+}
+
+const StageCost& LayerStages::CostOf(int first, int last) {
+  const std::vector<int> kinds(kinds_.begin() + first, kinds_.begin() + last);
+  const auto [at, added] = known_.try_emplace(kinds);
+  if (added) at->second = Overlapped(kinds);
+  return at->second;
+}
+
+StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
+  std::vector<const LayerCost*> layers;
+  for (const int kind : kinds) layers.push_back(&costs_.layers[static_cast<size_t>(kind)]);
+  StageCost sum;
+  for (const LayerCost* layer : layers) {
+    StageCost cost = layer->cost;
+    if (layer->moe) {
+      const std::optional<StageCost> derived = Interleaved(*layer->moe, overlap_);
+      CF_ASSERT(derived);
+      cost = *derived;
+      cost.reduce = layer->cost.reduce;
+      cost.step = layer->cost.step;
+    }
+    Add(cost, &sum);
+  }
+  const bool components =
+      std::any_of(layers.begin(), layers.end(), [](const auto* layer) { return layer->moe; });
+  if (!components || layers.size() == 1) return sum;
+  const std::optional<StageCost> whole = Interleaved(ComponentsOf(layers), overlap_);
+  if (whole) {
+    // Layers that overlap more than their components say keep that.
+    sum.bw = std::min(sum.bw, whole->bw);
+    sum.fb = std::min(sum.fb, whole->fb);
+  }
+  return sum;
+}
+
+const LayerCost* LayerStages::SharedElsewhere(const LayerCost& layer, int first, int last) const {
+  if (layer.tied.empty()) return nullptr;
+  for (int i = first; i < last; ++i) {
+    if (Layer(i).name == layer.tied) return nullptr;
+  }
+  for (const LayerCost& other : costs_.layers) {
+    if (other.name == layer.tied) return &other;
+  }
+  return nullptr;
+}
+
+CostModel LayerStages::Make(const Partition& partition) {
+  CF_ASSERT(std::accumulate(partition.begin(), partition.end(), 0) == layers());
+  CostModel made;
+  made.unit = costs_.unit;
+  made.source = costs_.source;
+  made.comm = costs_.comm;
+  made.microbatch_scale = costs_.microbatch_scale;
+  made.partition = partition;
+  MemoryCost memory;
+  int64_t message = 0;
+  bool holds = false;
+  int first = 0;
+  for (size_t s = 0; s < partition.size(); ++s) {
+    const int last = first + partition[s];
+    made.stages.push_back(CostOf(first, last));
+    int64_t activation = 0, stash = 0;
+    std::pair<std::vector<int64_t>*, std::optional<int64_t> LayerCost::*> const known[] = {
+        {&memory.parameter_bytes, &LayerCost::parameter_bytes},
+        {&memory.gradient_bytes, &LayerCost::gradient_bytes},
+        {&memory.optimizer_bytes, &LayerCost::optimizer_bytes}};
+    for (const auto& [list, bytes] : known) list->push_back(0);
+    for (int i = first; i < last; ++i) {
+      const LayerCost& layer = Layer(i);
+      activation += layer.activation_bytes;
+      stash += layer.w_stash_bytes;
+      const LayerCost* const shared = SharedElsewhere(layer, first, last);
+      for (const auto& [list, bytes] : known) {
+        list->back() += (layer.*bytes).value_or(0) + (shared ? (shared->*bytes).value_or(0) : 0);
+      }
+    }
+    memory.activation_of.push_back(std::max<int64_t>(activation, 1));
+    memory.stash_of.push_back(stash);
+    holds = holds || activation > 0;
+    if (last < layers()) message = std::max(message, Layer(last - 1).output_bytes);
+    first = last;
+  }
+  if (message > 0) {
+    made.comm.bytes = message;
+    if (made.comm.exclusive()) {
+      made.comm.occupancy = static_cast<Time>(static_cast<double>(message) / made.comm.bandwidth *
+                                                  static_cast<double>(TicksPerUnit(made.unit)) +
+                                              0.5);
+    }
+  }
+  const auto any = [&](const auto& bytes) {
+    return std::any_of(costs_.layers.begin(), costs_.layers.end(), bytes);
+  };
+  if (!any([](const LayerCost& layer) { return layer.parameter_bytes.has_value(); })) {
+    memory.parameter_bytes.clear();
+  }
+  if (!any([](const LayerCost& layer) { return layer.gradient_bytes.has_value(); })) {
+    memory.gradient_bytes.clear();
+  }
+  if (!any([](const LayerCost& layer) { return layer.optimizer_bytes.has_value(); })) {
+    memory.optimizer_bytes.clear();
+  }
+  if (!holds) {
+    memory.activation_of.clear();
+    memory.stash_of.clear();
+  } else {
+    memory.activation_bytes =
+        *std::min_element(memory.activation_of.begin(), memory.activation_of.end());
+    memory.w_stash_bytes = *std::min_element(memory.stash_of.begin(), memory.stash_of.end());
+  }
+  const bool empty = !holds && memory.parameter_bytes.empty() && memory.gradient_bytes.empty() &&
+                     memory.optimizer_bytes.empty();
+  if (!empty) made.memory = std::move(memory);
+  return made;
+}
+
+Partition EvenPartition(int layers, int stages) {
+  Partition partition(static_cast<size_t>(stages), layers / stages);
+  for (int s = 0; s < layers % stages; ++s) ++partition[static_cast<size_t>(s)];
+  return partition;
+}
+
+std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages) {
+  const int layers = costs.LayerCount();
+  if (layers < stages) {
+    return "makes " + std::to_string(stages) + " stages, and the model has " +
+           std::to_string(layers) + (layers == 1 ? " layer" : " layers") +
+           "; use fewer `ranks` or `chunks`";
+  }
+  if (choice.kind != PartitionChoice::Kind::kList) return "";
+  if (choice.layers.size() != static_cast<size_t>(stages)) {
+    return "makes " + std::to_string(stages) + " stages, `partition` is of " +
+           std::to_string(choice.layers.size()) + "; give one number of layers for each stage";
+  }
+  const int64_t sum = std::accumulate(choice.layers.begin(), choice.layers.end(), int64_t{0});
+  if (sum == layers) return "";
+  return "has a `partition` of " + std::to_string(sum) + " layers, and the model has " +
+         std::to_string(layers);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "compiler/plan/cost.h"
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// What stages cost that are made of the layers of a model.
+class LayerStages {
+ public:
+  /// `costs` has layers and must outlive this.
+  LayerStages(const CostModel& costs, Overlap overlap);
+
+  int layers() const { return static_cast<int>(kinds_.size()); }
+
+  /// Of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
+  /// components, bw and fb are what DeriveChunkCosts makes of these or, for more layers than can be
+  /// interleaved exactly, sums as well.
+  const StageCost& CostOf(int first, int last);
+
+  /// Costs with these stages in place of the layers: what each costs and holds, and messages as
+  /// large as the largest output of a layer that a stage ends with. The layers of the partition
+  /// must add up to those of the model.
+  CostModel Make(const Partition& partition);
+
+  /// Sums over the layers before the i-th, 0..layers(), in ticks: without what overlap saves.
+  Time forward_before(int i) const { return sums_[static_cast<size_t>(i)].f; }
+  Time backward_before(int i) const { return sums_[static_cast<size_t>(i)].b; }
+  Time work_before(int i) const { return sums_[static_cast<size_t>(i)].work; }
+
+ private:
+  struct Sums {
+    Time f = 0, b = 0, work = 0;
+  };
+  const LayerCost& Layer(int i) const {
+    return costs_.layers[static_cast<size_t>(kinds_[static_cast<size_t>(i)])];
+  }
+  /// The layer that this one shares its parameters with, if that is in no such stage: then this one
+  /// needs a copy.
+  const LayerCost* SharedElsewhere(const LayerCost& layer, int first, int last) const;
+  StageCost Overlapped(const std::vector<int>& kinds) const;
+
+  const CostModel& costs_;
+  const Overlap overlap_;
+  std::vector<int> kinds_;  // entry of costs_.layers, by layer
+  std::vector<Sums> sums_;
+  std::map<std::vector<int>, StageCost> known_;  // by the kinds of the layers
+};
+
+/// Why the layers cannot become so many stages as the choice says, or "".
+std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages);
+
+/// As many layers in each stage; the first ones have one more where that does not divide.
+Partition EvenPartition(int layers, int stages);
+
+}  // namespace contraflow

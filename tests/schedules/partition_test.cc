@@ -1,0 +1,331 @@
+// Layers that become stages: what stages cost and hold, which partition is chosen, and what `auto`
+// makes of layers.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
+#include "schedules/compare.h"
+#include "schedules/compile.h"
+#include "schedules/partition/choose.h"
+#include "schedules/partition/stages.h"
+#include "schedules/published/placement.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow::partition_test {
+namespace {
+
+using Kind = PartitionChoice::Kind;
+
+/// A model of `layers` layers of some kinds.
+CostModel RandomLayers(std::mt19937_64* random, int layers, bool bytes) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(*random);
+  };
+  CostModel costs;
+  costs.comm.latency = draw(0, 3);
+  int left = layers;
+  while (left > 0) {
+    LayerCost layer = {.name = "layer " + std::to_string(costs.layers.size()),
+                       .repeat = draw(1, left),
+                       .cost = {.f = draw(1, 9), .b = draw(1, 9), .w = draw(1, 9)}};
+    layer.cost.bw = layer.cost.b + layer.cost.w;
+    layer.cost.fb = layer.cost.f + layer.cost.bw;
+    if (bytes) {
+      layer.activation_bytes = draw(1, 9);
+      layer.w_stash_bytes = draw(0, static_cast<int>(layer.activation_bytes));
+      layer.parameter_bytes = draw(0, 9);
+    }
+    left -= layer.repeat;
+    costs.layers.push_back(layer);
+  }
+  return costs;
+}
+
+/// Every way to put `layers` layers in a row into so many stages.
+std::vector<Partition> AllPartitions(int layers, int stages) {
+  if (stages == 1) return {{layers}};
+  std::vector<Partition> all;
+  for (int first = 1; first <= layers - stages + 1; ++first) {
+    for (Partition rest : AllPartitions(layers - first, stages - 1)) {
+      rest.insert(rest.begin(), first);
+      all.push_back(rest);
+    }
+  }
+  return all;
+}
+
+Time StepOf(Spec spec, const Partition& partition) {
+  spec.partition = PartitionChoice{.kind = Kind::kList, .layers = partition};
+  const Plan plan = Compile(spec);
+  return Simulate(plan, *plan.costs).makespan;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("stages have all of the model, and plans of them are sound and fit") {
+    std::mt19937_64 random(11);
+    int made = 0;
+    for (int round = 0; round < 60; ++round) {
+      const int ranks = 1 + static_cast<int>(random() % 4),
+                layers = 8 + static_cast<int>(random() % 12);
+      Spec spec = MakeSpec("", ranks, 2 * ranks + 2 * static_cast<int>(random() % 3),
+                           RandomLayers(&random, layers, round % 2 == 0));
+      spec.search.budget = 1'000'000;
+      int64_t activations = 0, parameters = 0;
+      Time f = 0;
+      for (const LayerCost& layer : spec.costs.layers) {
+        f += layer.repeat * layer.cost.f;
+        activations += layer.repeat * layer.activation_bytes;
+        parameters += layer.repeat * layer.parameter_bytes.value_or(0);
+      }
+      for (const Schedule* schedule : Schedules()) {
+        spec.schedule = schedule->name;
+        spec.partition.reset();
+        if (random() % 3 == 0) spec.partition = PartitionChoice{.kind = Kind::kEven};
+        if (!schedule->reject(spec).empty()) continue;
+        CAPTURE(spec.schedule);
+        CAPTURE(round);
+        const Plan plan = Compile(spec);
+        ++made;
+        CHECK(Verify(plan).empty());
+        const CostModel& costs = *plan.costs;
+        CHECK(costs.layers.empty());
+        REQUIRE(costs.partition.size() == static_cast<size_t>(plan.stages));
+        CHECK(std::accumulate(costs.partition.begin(), costs.partition.end(), 0) == layers);
+        Time sum = 0;
+        for (int s = 0; s < plan.stages; ++s) sum += costs.stage(s).f;
+        CHECK(sum == f);
+        if (activations == 0) continue;
+        CHECK(costs.memory->ActivationOfAll(plan.stages) == activations);
+        const std::vector<int64_t>& bytes = costs.memory->parameter_bytes;
+        CHECK(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}) == parameters);
+        // The costs that a plan brings can be read again.
+        CHECK(Compile({.schedule = spec.schedule,
+                       .ranks = ranks,
+                       .microbatches = spec.microbatches,
+                       .chunks = plan.stages / ranks,
+                       .costs = costs,
+                       .memory_limit = {},
+                       .search = spec.search})
+                  .stages == plan.stages);
+      }
+    }
+    CHECK(made > 300);
+  }
+
+  TEST_CASE("a partition is no worse than an even one, and mostly the best there is") {
+    std::mt19937_64 random(5);
+    int best_found = 0, cases = 0, better = 0;
+    for (int round = 0; round < 40; ++round) {
+      const int ranks = 2 + static_cast<int>(random() % 2);
+      const int layers = 2 * ranks + static_cast<int>(random() % 4);
+      for (const char* name : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe"}) {
+        Spec spec = MakeSpec(name, ranks, 2 * ranks, RandomLayers(&random, layers, false));
+        const Schedule& schedule = FindSchedule(name);
+        if (!schedule.reject(spec).empty()) continue;
+        CAPTURE(name);
+        CAPTURE(round);
+        const Plan plan = Compile(spec);
+        const Time found = Simulate(plan, *plan.costs).makespan;
+        const int stages = schedule.stages(spec);
+        const Time even = StepOf(spec, EvenPartition(layers, stages));
+        Time least = found;
+        for (const Partition& partition : AllPartitions(layers, stages)) {
+          least = std::min(least, StepOf(spec, partition));
+        }
+        CHECK(found <= even);
+        CHECK(StepOf(spec, plan.costs->partition) == found);
+        better += found < even;
+        best_found += found == least;
+        ++cases;
+      }
+    }
+    MESSAGE("the best partition in " << best_found << " of " << cases << " cases, better than an "
+                                     << "even one in " << better);
+    CHECK(best_found >= cases * 8 / 10);
+    CHECK(better > cases / 6);
+  }
+
+  TEST_CASE("a balanced partition of one stage a rank is the best by what it looks at") {
+    std::mt19937_64 random(3);
+    for (int round = 0; round < 60; ++round) {
+      const int ranks = 1 + static_cast<int>(random() % 4);
+      const int layers = ranks + static_cast<int>(random() % 6),
+                count = 1 + static_cast<int>(random() % 9);
+      const CostModel costs = RandomLayers(&random, layers, false);
+      const Plan frame = SingleRoutePlan(MakeSpec("", ranks, count, UniformCosts(1, 1, 1)),
+                                         LinearPlacement(ranks));
+      LayerStages stages(costs, Overlap::kAll);
+      const auto value = [&](const Partition& partition) {
+        Time most = 0;
+        int first = 0;
+        for (size_t s = 0; s < partition.size(); ++s) {
+          const int last = first + partition[s];
+          const Time before = stages.forward_before(first) + stages.backward_before(first) +
+                              2 * static_cast<Time>(s) * costs.comm.latency;
+          const StageCost& own = stages.CostOf(first, last);
+          most = std::max(most, before + count * (own.f + own.bw));
+          first = last;
+        }
+        return most;
+      };
+      Time least = std::numeric_limits<Time>::max();
+      for (const Partition& partition : AllPartitions(layers, ranks)) {
+        least = std::min(least, value(partition));
+      }
+      CHECK(value(BalancedPartition(stages, frame, costs)) == least);
+    }
+  }
+
+  TEST_CASE("auto is no longer than any published schedule of the same layers") {
+    std::mt19937_64 random(21);
+    for (int round = 0; round < 12; ++round) {
+      const int ranks = 2 + 2 * static_cast<int>(random() % 2);
+      CompareRequest request;
+      request.spec = MakeSpec("", ranks, 2 * ranks, RandomLayers(&random, 4 * ranks, true));
+      request.spec.search.placement = Placement::kAny;
+      request.spec.search.budget = 20'000'000;
+      const std::vector<CompareRow> rows = Compare(request);
+      REQUIRE(rows.back().report);
+      for (const CompareRow& row : rows) {
+        CAPTURE(row.schedule);
+        CAPTURE(round);
+        if (row.report) CHECK(rows.back().makespan() <= row.makespan());
+      }
+    }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("layers with components cost what they do interleaved") {
+    CostModel costs;
+    LayerCost moe = {.name = "moe", .repeat = 3, .cost = {}};
+    moe.moe = MoeCost{.layers_per_stage = 1,
+                      .attn_f = {4},
+                      .dispatch_f = {3},
+                      .mlp_f = {5},
+                      .combine_f = {3},
+                      .combine_b = {3},
+                      .mlp_b = {5},
+                      .dispatch_b = {3},
+                      .attn_b = {4},
+                      .mlp_w = {5},
+                      .attn_w = {4}};
+    LayerCost head = {.name = "head", .cost = {.f = 2, .b = 3, .w = 1, .bw = 4, .fb = 6}};
+    costs.layers = {moe, head};
+    LayerStages stages(costs, Overlap::kPublished);
+    const StageCost one = stages.CostOf(0, 1), whole = stages.CostOf(0, 4);
+    CHECK(one.f == 15);
+    CHECK(one.bw == one.b + one.w);
+    CHECK(one.fb < one.f + one.bw);
+    CHECK(whole.f == 3 * 15 + 2);
+    CHECK(whole.b == 3 * 15 + 3);
+    CHECK(whole.w == 3 * 9 + 1);
+    CHECK(whole.fb <= 3 * one.fb + 6);
+    CHECK(whole.fb >= 3 * 27 + 6);  // the compute lane alone
+    LayerStages overlapped(costs, Overlap::kAll);
+    CHECK(overlapped.CostOf(0, 4).bw < whole.bw);
+  }
+
+  TEST_CASE("messages are as large as what a stage ends with, and a tied layer has its own copy") {
+    CostModel costs = ReadCosts(R"({"unit": "us", "comm": {"bytes": 1, "bandwidth": 2},
+      "layers": [
+        {"name": "embedding", "f": 1, "b": 1, "w": 1, "tied": "head", "output_bytes": 40},
+        {"name": "block", "repeat": 2, "f": 1, "b": 1, "w": 1, "output_bytes": 30, "parameter_bytes": 5},
+        {"name": "head", "f": 1, "b": 1, "w": 1, "parameter_bytes": 70}]})",
+                                "c.json");
+    LayerStages stages(costs, Overlap::kAll);
+    CostModel made = stages.Make({1, 3});
+    CHECK(made.comm.bytes == 40);
+    CHECK(made.comm.occupancy == 20'000);
+    CHECK(made.memory->parameter_bytes == std::vector<int64_t>{70, 80});
+    made = stages.Make({2, 2});
+    CHECK(made.comm.bytes == 30);
+    CHECK(made.memory->parameter_bytes == std::vector<int64_t>{75, 75});
+    CHECK(stages.Make({4}).memory->parameter_bytes == std::vector<int64_t>{80});
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK(ReadCosts(WriteCosts(made), "again") == made);
+  }
+
+  TEST_CASE("partitions in words") {
+    CHECK(ParsePartition("auto") == PartitionChoice{});
+    CHECK(ParsePartition("even").kind == Kind::kEven);
+    CHECK(ParsePartition("5,4x3,2").layers == Partition{5, 4, 4, 4, 2});
+    for (const Partition& partition : {Partition{1}, {4, 4}, {4, 4, 4, 1}, {1, 2, 2, 2, 2, 3}}) {
+      CHECK(ParsePartition(FormatPartition(partition)).layers == partition);
+    }
+    CHECK(FormatPartition({5, 4, 4, 4, 2}) == "5,4x3,2");
+    const char* const kForm =
+        "`partition`: must be auto, even or the layers of each stage as in \"4,4,5,3\" or "
+        "\"4x15,1\", is \"";
+    for (const char* text : {"", "4,", ",4", "4;4", "x3", "4x", "4x3x2", "-1", "4.5", "evenly"}) {
+      CHECK(Failure([&] { ParsePartition(text); }) == kForm + std::string(text) + "\"");
+    }
+    CHECK(Failure([] { ParsePartition("0,4"); }) ==
+          "`partition`: a number must be in 1..4096, is \"0,4\"");
+    CHECK(Failure([] { ParsePartition("1x4096,1"); }) ==
+          "`partition`: has more than 4096 stages, is \"1x4096,1\"");
+  }
+
+  TEST_CASE("what does not fit the model says so") {
+    std::mt19937_64 random(1);
+    Spec spec = MakeSpec("zb-v", 4, 8, RandomLayers(&random, 7, false));
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "zb-v makes 8 stages, and the model has 7 layers; use fewer `ranks` or `chunks`");
+    spec.schedule = "1f1b";
+    spec.partition = ParsePartition("2,2,2,2");
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "1f1b has a `partition` of 8 layers, and the model has 7");
+    spec.partition = ParsePartition("3,4");
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "1f1b makes 4 stages, `partition` is of 2; give one number of layers for each stage");
+    spec.partition.reset();
+    CHECK(Failure([&] { Compile(spec, {.level = Level::kComponent}); }) ==
+          "costs by layer make stages that differ, and a plan of level component needs stages "
+          "alike; compile to level comm, or give costs with \"moe\"");
+    spec.costs = UniformCosts(2, 2, 2);
+    spec.partition = ParsePartition("1,1,1,1");
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "`partition`: says how many layers each stage has, and these costs are of stages; give "
+          "costs with \"layers\", or even");
+    spec.partition = ParsePartition("even");
+    spec.schedule = "zb-v";
+    CHECK(Compile(spec).costs->stage(0).f == 1);
+  }
+
+  TEST_CASE("a file of layers that does not hold says where") {
+    const auto failure = [](const std::string& layers, const std::string& more = "") {
+      return Failure(
+          [&] { ReadCosts("{\"unit\": \"us\", \"layers\": " + layers + more + "}", "c.json"); });
+    };
+    CHECK(failure("[]") == "c.json: /layers: must have 1..4096 layers, has 0");
+    CHECK(failure(R"([{"name": "a", "repeat": 4097, "f": 1, "b": 1, "w": 1}])") ==
+          "c.json: /layers/0/repeat: must be a number of layers in 1..4096, is 4097");
+    CHECK(failure(R"([{"name": "a", "repeat": 4096, "f": 1, "b": 1, "w": 1},
+                      {"name": "b", "f": 1, "b": 1, "w": 1}])") ==
+          "c.json: /layers: must have 1..4096 layers, has 4097");
+    CHECK(failure(R"([{"name": "a", "f": 1, "b": 1}])") ==
+          "c.json: /layers/0: the key \"w\" is missing; add it");
+    CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "tied": "a"}])") ==
+          "c.json: /layers/0/tied: must be the name of one other layer, is \"a\"");
+    CHECK(
+        failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "w_stash_bytes": 1}])") ==
+        "c.json: /layers/0: \"w_stash_bytes\" is part of \"activation_bytes\" and must be at most "
+        "0, is 1");
+    CHECK(
+        failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1}])", R"(, "memory": {})") ==
+        "c.json: has \"layers\", which stages are made of, and \"memory\", which is about stages; "
+        "keep one");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::partition_test

@@ -34,7 +34,7 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
   const std::string& memory_limit = request.memory_limit;
   spec.costs = costs;
   if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
-  Plan plan = Compile(spec, {.level = level, .control = request.control});
+  Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
   std::optional<int64_t> limit;
   if (plan.provenance) {
     limit = plan.provenance->memory_limit;
@@ -64,6 +64,9 @@ void Fill(const Built& built, CompareRow* row) {
   for (const MemoryFigures& rank : built.report.memory) {
     if (!rank.parameters) continue;
     row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
+  }
+  for (const MemoryFigures& rank : built.report.memory) {
+    row->total = std::max(row->total.value_or(0), rank.total());
   }
 }
 
@@ -97,6 +100,7 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
       Fill(Build(spec, spec.costs, request, Level::kComponent), &row);
       row.published = Build(spec, published, request, Level::kComm).report;
     }
+    row.fits = !spec.device_memory || row.total <= spec.device_memory;
   } catch (const Error& error) {
     row.report.reset();
     row.rejected = error.what();
@@ -115,7 +119,7 @@ constexpr double kWorthwhile = 0.01;
 std::vector<const CompareRow*> SimplestFirst(std::span<const CompareRow> rows) {
   std::vector<const CompareRow*> fit;
   for (const CompareRow& row : rows) {
-    if (row.report) fit.push_back(&row);
+    if (row.report && row.fits) fit.push_back(&row);
   }
   std::stable_partition(fit.begin(), fit.end(),
                         [](const CompareRow* row) { return row->schedule == kOneFOneB.name; });
@@ -172,7 +176,8 @@ std::string Price(const CompareRow& taken) {
 
 std::string NothingFits(std::span<const CompareRow> rows) {
   const bool limited = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
-    return row.rejected.find("`memory_limit`") != std::string::npos;
+    return !row.fits || row.rejected.find("`memory_limit`") != std::string::npos ||
+           row.rejected.find("`device_memory`") != std::string::npos;
   });
   return limited
              ? "no schedule fits; raise `memory_limit`, or see above what each of them needs"

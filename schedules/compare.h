@@ -44,6 +44,8 @@ struct CompareRow {
   int64_t messages = 0;                  ///< between ranks, in one step
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
   std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
+  std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
+  bool fits = true;                      ///< no rank holds more than Spec::device_memory
   std::vector<int> recomputed;           ///< stages, ascending
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
   /// papers.
@@ -66,7 +68,7 @@ struct Advice {
   std::string text;
 };
 
-/// The simplest of the rows whose step is within a hundredth of the
+/// The simplest of the rows that fit whose step is within a hundredth of the
 /// shortest: 1F1B where nothing gains more than that.
 Advice Advise(std::span<const CompareRow> rows);
 

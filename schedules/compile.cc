@@ -57,6 +57,20 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
   throw Error(text + "; raise it to " + holds + WaysToFit(spec, control));
 }
 
+/// Parameters and all else of each rank against its device.
+void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+  const auto fullest =
+      std::max_element(ranks.begin(), ranks.end(),
+                       [](const auto& a, const auto& b) { return a.total() < b.total(); });
+  if (fullest->total() <= *spec.device_memory) return;
+  throw Error(plan.schedule + " does not fit `device_memory`: rank " +
+              std::to_string(fullest - ranks.begin()) + " holds " + FormatCount(fullest->total()) +
+              " bytes, its device has " + FormatCount(*spec.device_memory) + " (" +
+              Breakdown(*fullest) +
+              "); use more `ranks`, `zero` with `data_parallel`, `recompute`, or another schedule");
+}
+
 }  // namespace
 
 Spec WithStages(Spec spec) {
@@ -108,6 +122,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const bool searched = plan.provenance && plan.provenance->memory_limit;
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
+  if (spec.device_memory && !options.any_device) CheckDevice(plan, costs, spec);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   return Lower(std::move(plan), costs, lower, options.observer);
 }

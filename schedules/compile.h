@@ -22,6 +22,8 @@ struct CompileOptions {
   /// Follows the search where the schedule is searched ("auto"), and may end it early with the best
   /// so far: the plan's provenance says then that it was interrupted.
   SearchControl control = {};
+  /// Takes a plan that does not fit Spec::device_memory as well.
+  bool any_device = false;
 };
 
 /// The plan of a spec: generated, held against Spec::memory_limit, lowered to the level, and proven
@@ -30,8 +32,9 @@ struct CompileOptions {
 /// its own stages.
 ///
 /// Throws Error if the spec is out of range or the schedule does not take it, and if a rank would
-/// hold more than the limit: which rank, during which instruction, how much of what, and the least
-/// limit that would do. Throws InternalError if a pass breaks the plan (a bug of ours).
+/// hold more than the limit or its device: which rank, during which instruction, how much of what,
+/// and the least limit that would do. Throws InternalError if a pass breaks the plan (a bug of
+/// ours).
 Plan Compile(Spec spec, const CompileOptions& options = {});
 
 /// The spec with costs of the stages that its schedule makes, where Spec::partition says that its

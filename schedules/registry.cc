@@ -10,6 +10,7 @@
 #include "schedules/partition/layered.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
+#include "schedules/search/candidates.h"
 
 namespace contraflow {
 
@@ -36,12 +37,27 @@ const Schedule& FindSchedule(const std::string& name) {
               known);
 }
 
+Plan FrameOf(const Schedule& schedule, Spec spec) {
+  spec.costs = UniformCosts(1, 1, 1);
+  spec.memory_limit.reset();
+  Plan frame = schedule.generate(spec);
+  frame.programs.clear();
+  return frame;
+}
+
 Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl()); }
 
-Plan GeneratePlan(const Spec& spec, const SearchControl& control) {
-  const Schedule& schedule = FindSchedule(spec.schedule);
-  CheckSpec(spec);
-  if (!spec.costs.layers.empty()) return GenerateFromLayers(schedule, spec, control);
+Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
+  const Schedule& schedule = FindSchedule(asked.schedule);
+  CheckSpec(asked);
+  if (!asked.costs.layers.empty()) return GenerateFromLayers(schedule, asked, control);
+  Spec spec = asked;
+  // What heeds a limit heeds that of the device; `auto` has one for each placement.
+  if (spec.device_memory && &schedule != &kAuto && schedule.reject(spec).empty()) {
+    LimitByDevice(FrameOf(schedule, spec), &spec);
+    // What then has no room at all is made as if it had, to say by how much it does not fit.
+    if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;
+  }
   if (spec.recompute.choice == Recompute::Choice::kNone) {
     return GenerateOrder(schedule, spec, control);
   }

@@ -52,6 +52,9 @@ std::span<const Schedule* const> Schedules();
 /// The row of that name ("1f1b", "auto"). Throws Error with the known names and the nearest one.
 const Schedule& FindSchedule(const std::string& name);
 
+/// Routes and no programs of a published schedule for a spec that it takes, whatever the costs.
+Plan FrameOf(const Schedule& schedule, Spec spec);
+
 /// The compute order alone, at level compute: no messages, nothing proven; Compile does the rest.
 /// With the recompute that the spec asks for; a searched plan comes with its costs and its
 /// provenance. Deterministic: equal specs give equal plans. Checks the spec and asks the schedule

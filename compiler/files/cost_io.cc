@@ -54,7 +54,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     if (!may_derive) {
       root.Fail("has \"layers\"; a plan keeps the costs of the stages that were made of them");
     }
-    for (const char* key : {"stage", "stages", "moe", "overlap", "memory", "partition"}) {
+    for (const char* key : {"stage", "stages", "moe", "overlap", "partition"}) {
       if (!root.Optional(key)) continue;
       root.Fail("has \"layers\", which stages are made of, and \"" + std::string(key) +
                 "\", which is about stages; keep one");
@@ -153,6 +153,16 @@ void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost*
   if (!memory.Optional("w_stash_bytes")) cost->w_stash_bytes = stash * moe.layers_per_stage;
 }
 
+/// What is known without stages.
+void ReadShares(const JsonCursor& memory, MemoryCost* cost) {
+  if (const auto zero = memory.Optional("zero")) {
+    cost->zero = static_cast<int>(zero->Integer("a stage of ZeRO", 0, 2));
+  }
+  if (const auto bytes = memory.Optional("workspace_bytes")) {
+    cost->workspace_bytes = ReadBytes(*bytes);
+  }
+}
+
 /// Activations and stashes: of each the least, and lists of both if either is one.
 void ReadActivations(const JsonCursor& memory, const std::optional<JsonCursor>& activation,
                      const std::optional<JsonCursor>& stash, MemoryCost* cost) {
@@ -190,8 +200,9 @@ void ReadActivations(const JsonCursor& memory, const std::optional<JsonCursor>& 
 MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
   memory.Keys("an object with numbers of bytes",
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
-               "optimizer_bytes", "values", "input_bytes"});
+               "optimizer_bytes", "values", "input_bytes", "zero", "workspace_bytes"});
   MemoryCost cost;
+  ReadShares(memory, &cost);
   const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
   const std::optional<JsonCursor> values = memory.Optional("values");
   if (!activation && !values) memory.Required("activation_bytes");
@@ -261,7 +272,12 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
           "says how stage costs follow from \"moe\", which is missing; add it, or drop this");
     }
   }
-  if (const auto memory = root.Optional("memory")) costs.memory = ReadMemory(*memory, costs.moe);
+  const auto memory = root.Optional("memory");
+  if (memory && costs.layers.empty()) costs.memory = ReadMemory(*memory, costs.moe);
+  if (memory && !costs.layers.empty()) {
+    memory->Keys("an object with what layers do not say", {"zero", "workspace_bytes"});
+    ReadShares(*memory, &costs.memory.emplace());
+  }
   if (const auto scale = root.Optional("microbatch_scale")) {
     costs.microbatch_scale = ReadList(*scale, "an array with one factor for each micro-batch",
                                       kMaxMicrobatches, [](const JsonCursor& factor) {
@@ -287,10 +303,10 @@ void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, Json* obj
   if (!bytes.empty()) (*object)[key] = bytes.size() == 1 ? Json(bytes[0]) : Json(bytes);
 }
 
-Json MemoryToJson(const MemoryCost& memory) {
+Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
   Json object = Json::object();
-  object["activation_bytes"] = memory.activation_bytes;
-  object["w_stash_bytes"] = memory.w_stash_bytes;
+  if (!of_layers) object["activation_bytes"] = memory.activation_bytes;
+  if (!of_layers) object["w_stash_bytes"] = memory.w_stash_bytes;
   AddStageBytes("activation_bytes", memory.activation_of, &object);
   AddStageBytes("w_stash_bytes", memory.stash_of, &object);
   AddStageBytes("parameter_bytes", memory.parameter_bytes, &object);
@@ -305,6 +321,8 @@ Json MemoryToJson(const MemoryCost& memory) {
     object["values"] = std::move(values);
   }
   if (memory.input_bytes >= 0) object["input_bytes"] = memory.input_bytes;
+  if (memory.zero != 0) object["zero"] = memory.zero;
+  if (memory.workspace_bytes != 0) object["workspace_bytes"] = memory.workspace_bytes;
   return object;
 }
 
@@ -350,7 +368,9 @@ Json CostsToJson(const CostModel& costs) {
     AddComponents(*costs.moe, costs.unit, &object["moe"]);
   }
   if (costs.derived) object["overlap"] = Name(*costs.derived);
-  if (costs.memory) object["memory"] = MemoryToJson(*costs.memory);
+  if (costs.memory) {
+    object["memory"] = MemoryToJson(*costs.memory, !costs.layers.empty());
+  }
   if (!costs.microbatch_scale.empty()) object["microbatch_scale"] = costs.microbatch_scale;
   return object;
 }

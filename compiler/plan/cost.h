@@ -71,6 +71,10 @@ struct MemoryCost {
   /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
   /// -1: not given (InputBytes).
   int64_t input_bytes = -1;
+  /// How far replicas share what they would hold alike (ZeRO, arXiv 1910.02054, section 5): the
+  /// optimizer state from 1 on, the gradients from 2 on.
+  int zero = 0;
+  int64_t workspace_bytes = 0;  ///< of a rank, beside all that is counted: libraries, fragments
   /// activation_bytes and w_stash_bytes of each stage; empty: every stage alike.
   std::vector<int64_t> activation_of = {}, stash_of = {};
 
@@ -135,14 +139,15 @@ struct LayerCost {
   std::string name;
   int repeat = 1;
   StageCost cost;              ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
-  std::optional<MoeCost> moe;  ///< the components of one layer
-  std::optional<int64_t> parameter_bytes, gradient_bytes, optimizer_bytes;  ///< nothing: not known
+  std::optional<MoeCost> moe = {};  ///< the components of one layer
+  /// Nothing: not known.
+  std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
   int64_t activation_bytes = 0, w_stash_bytes = 0;                          ///< as in MemoryCost
   /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
   int64_t output_bytes = 0;
   /// The name of another layer that has the same parameters and counts them, such as the head of a
   /// tied embedding; "" for none.
-  std::string tied;
+  std::string tied = {};
 
   bool operator==(const LayerCost&) const = default;
 };

@@ -24,6 +24,50 @@ void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
               std::to_string(high) + ", is " + std::to_string(value));
 }
 
+constexpr const char* kForm =
+    "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
+/// More than that are bytes.
+constexpr int64_t kManyActivations = 1'000'000;
+
+struct Amount {
+  int64_t value = 0;
+  bool unit = false;  ///< one was given
+};
+
+Amount ReadAmount(const std::string& text, const std::string& flag, const std::string& form) {
+  const auto fail = [&](const std::string& what) {
+    throw Error(flag + ": " + what + ", is \"" + text.substr(0, 40) + "\"");
+  };
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  int64_t whole = 0;
+  const auto [digits, error] = std::from_chars(begin, end, whole);
+  if (digits == end && error == std::errc()) {
+    if (whole <= 0) fail("must be positive");
+    if (whole > kMaxMemory) fail("must be at most " + std::to_string(kMaxMemory));
+    return {whole, false};
+  }
+  double value = 0;
+  const auto [at, flaw] = std::from_chars(begin, end, value);
+  if (flaw == std::errc::result_out_of_range) {
+    fail("must be at most " + std::to_string(kMaxMemory));
+  }
+  if (flaw != std::errc() || !std::isfinite(value)) fail(form);
+  constexpr std::pair<std::string_view, double> kByteUnits[] = {
+      {"", 1},      {"B", 1},        {"kB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  const std::string_view name(at, static_cast<size_t>(end - at));
+  const auto unit = std::find_if(std::begin(kByteUnits), std::end(kByteUnits),
+                                 [&](const auto& known) { return known.first == name; });
+  if (unit == std::end(kByteUnits)) fail(form);
+  const double bytes = std::round(value * unit->second);
+  if (!(bytes >= 1)) fail("must be positive");
+  if (bytes > static_cast<double>(kMaxMemory)) {
+    fail("must be at most " + std::to_string(kMaxMemory));
+  }
+  return {static_cast<int64_t>(bytes), !name.empty()};
+}
+
 [[noreturn]] void FailLimit(const std::string& text, const std::string& what) {
   throw Error("`memory_limit`: " + what + ", is \"" + text.substr(0, 40) + "\"");
 }
@@ -126,21 +170,32 @@ std::string FormatPartition(const Partition& partition) {
   return text;
 }
 
+int64_t ParseBytes(const std::string& text, const char* flag) {
+  return ReadAmount(text, flag, "must be a number of bytes such as 80GB or 74.5GiB").value;
+}
+
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
-  constexpr const char* kForm =
-      "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
   const char* const begin = text.data();
   const char* const end = begin + text.size();
   if (text.empty() || text.back() != 'x') {
-    int64_t limit = 0;
-    const auto [at, error] = std::from_chars(begin, end, limit);
-    if (error == std::errc::result_out_of_range) {
-      FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
+    const Amount amount = ReadAmount(text, "`memory_limit`", kForm);
+    const bool in_bytes = MemoryLimit(spec.costs).bytes() ||
+                          std::any_of(spec.costs.layers.begin(), spec.costs.layers.end(),
+                                      [](const LayerCost& l) { return l.activation_bytes > 0; });
+    if (!in_bytes && amount.unit) {
+      FailLimit(
+          text,
+          "counts activations, since the costs give no \"activation_bytes\"; give a number of "
+          "them, or costs that do");
     }
-    if (error != std::errc() || at != end) FailLimit(text, kForm);
-    if (limit <= 0) FailLimit(text, "must be positive");
-    if (limit > kMaxMemory) FailLimit(text, "must be at most " + std::to_string(kMaxMemory));
-    return limit;
+    const int64_t all = int64_t{stages} * spec.microbatches;
+    if (!in_bytes && amount.value > all && amount.value > kManyActivations) {
+      FailLimit(text,
+                "counts activations, since the costs give no \"activation_bytes\", and there "
+                "are " +
+                    std::to_string(all) + "; for bytes, give costs that do");
+    }
+    return amount.value;
   }
   double factor = 0;
   const auto [at, error] = std::from_chars(begin, end - 1, factor, std::chars_format::fixed);
@@ -169,6 +224,7 @@ void CheckSpec(const Spec& spec) {
   CheckRange("`data_parallel`", spec.data_parallel, 1, kMaxDataParallel);
   CheckRange("`expert_parallel`", spec.expert_parallel, 1, kMaxExpertParallel);
   if (spec.memory_limit) CheckRange("`memory_limit`", *spec.memory_limit, 1, kMaxMemory);
+  if (spec.device_memory) CheckRange("`device_memory`", *spec.device_memory, 1, kMaxMemory);
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {
     throw Error("`ranks` " + std::to_string(spec.ranks) + " with `chunks` " +

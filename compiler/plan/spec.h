@@ -85,12 +85,18 @@ struct Spec {
   CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
+  /// Bytes of a rank's device, for all that it holds (MemoryFigures::total); nothing: any.
+  std::optional<int64_t> device_memory = {};
   SearchOptions search = {};  ///< of `auto` only
   Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
   /// Of costs with layers; nothing: auto. Given for costs of stages, these are those of a model in
   /// P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};
 };
+
+/// "80000000000", "80e9", "80GB" or "74.5GiB": a whole number of bytes, 1..2^62. Throws Error that
+/// begins with `flag`.
+int64_t ParseBytes(const std::string& text, const char* flag);
 
 /// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this
 /// spec. Throws Error if malformed, not positive or too large.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -22,7 +23,7 @@ int64_t Sum(const Arenas& arenas) {
 
 /// The stages that each rank holds a copy of.
 std::vector<std::vector<int>> StagesOfRank(const Plan& plan) {
-  std::vector<std::vector<int>> stages(plan.programs.size());
+  std::vector<std::vector<int>> stages(static_cast<size_t>(plan.ranks));
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
     for (const int rank : holders[static_cast<size_t>(s)]) {
@@ -169,20 +170,59 @@ struct Change {
   }
 };
 
-}  // namespace
+/// Directed edges between each rank and others.
+std::vector<int> EdgesOfRank(const Plan& plan) {
+  std::set<std::pair<int, int>> edges;
+  for (const Route& route : plan.routes) {
+    for (size_t s = 1; s < route.ranks.size(); ++s) {
+      const int from = route.ranks[s - 1], to = route.ranks[s];
+      if (from == to) continue;
+      edges.insert({from, to});
+      edges.insert({to, from});
+    }
+  }
+  std::vector<int> count(static_cast<size_t>(plan.ranks), 0);
+  for (const auto& [from, to] : edges) {
+    ++count[static_cast<size_t>(from)];
+    ++count[static_cast<size_t>(to)];
+  }
+  return count;
+}
 
-std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
+std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
   const MemoryCost memory = costs.memory.value_or(MemoryCost{});
   CheckStages("parameter_bytes", memory.parameter_bytes, plan.stages);
   CheckStages("gradient_bytes", memory.gradient_bytes, plan.stages);
   CheckStages("optimizer_bytes", memory.optimizer_bytes, plan.stages);
   const std::vector<std::vector<int>> stages = StagesOfRank(plan);
-  std::vector<MemoryFigures> ranks(plan.programs.size());
-  MemoryWalk walk(plan, costs);
+  const std::vector<int> edges = EdgesOfRank(plan);
+  const auto shared = [&](std::optional<int64_t> bytes, int from) {
+    const int64_t parts = memory.zero >= from ? plan.data_parallel : 1;
+    return bytes ? std::optional((*bytes + parts - 1) / parts) : bytes;
+  };
+  std::vector<MemoryFigures> ranks(static_cast<size_t>(plan.ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
     ranks[r].parameters = SumOf(memory.parameter_bytes, stages[r]);
-    ranks[r].gradients = SumOf(memory.gradient_bytes, stages[r]);
-    ranks[r].optimizer = SumOf(memory.optimizer_bytes, stages[r]);
+    ranks[r].gradients = shared(SumOf(memory.gradient_bytes, stages[r]), 2);
+    ranks[r].optimizer = shared(SumOf(memory.optimizer_bytes, stages[r]), 1);
+    ranks[r].workspace = memory.workspace_bytes;
+    if (plan.level != Level::kBuffer) ranks[r].messages = edges[r] * costs.comm.bytes;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+int64_t RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device) {
+  int64_t most = 0;
+  for (const MemoryFigures& rank : FixedOf(frame, costs)) most = std::max(most, rank.fixed());
+  return device - most;
+}
+
+std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
+  std::vector<MemoryFigures> ranks = FixedOf(plan, costs);
+  MemoryWalk walk(plan, costs);
+  for (size_t r = 0; r < ranks.size(); ++r) {
     if (plan.slots.empty()) {
       walk.Run(plan.programs[r], &ranks[r]);
     } else {
@@ -207,7 +247,9 @@ std::string Breakdown(const MemoryFigures& figures) {
   const std::pair<const char*, std::optional<int64_t>> beside[] = {
       {"parameters", figures.parameters},
       {"gradients", figures.gradients},
-      {"optimizer state", figures.optimizer}};
+      {"optimizer state", figures.optimizer},
+      {"messages", figures.messages > 0 ? std::optional(figures.messages) : std::nullopt},
+      {"workspace", figures.workspace > 0 ? std::optional(figures.workspace) : std::nullopt}};
   const char* separator = "; beside them ";
   for (const auto& [name, bytes] : beside) {
     if (!bytes) continue;

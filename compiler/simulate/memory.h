@@ -13,12 +13,24 @@ namespace contraflow {
 /// Bytes of one rank (of one device, where a rank is a group of them) before anything runs.
 struct MemoryFigures {
   /// Of all copies of stages that the rank holds; nothing where the costs do not say.
+  /// Replicas that share them (MemoryCost::zero) hold a part each.
   std::optional<int64_t> parameters, gradients, optimizer;
+  int64_t workspace = 0;  ///< MemoryCost::workspace_bytes
+  /// Below level buffer: one message to and from each neighbour at a time. At it they have an
+  /// arena.
+  int64_t messages = 0;
   /// By Arena. At level buffer what the runtime allocates; below it what is held at the peak: of
   /// the activations of all chunks the part kept up to B, and the stash kept up to W.
   std::array<int64_t, kArenaCount> arenas{};
   int64_t peak = 0;     ///< sum of `arenas`
   int peak_index = -1;  ///< the instruction during which most is held; -1: nothing ever is
+
+  /// What is there before any activation is.
+  int64_t fixed() const {
+    return parameters.value_or(0) + gradients.value_or(0) + optimizer.value_or(0) + workspace +
+           messages;
+  }
+  int64_t total() const { return fixed() + peak; }
 };
 
 /// The figures of every rank, by the memory costs. Below level buffer the accounting is that of
@@ -26,6 +38,10 @@ struct MemoryFigures {
 /// stash up to the end of W (all zero where the costs have no activation_bytes). The plan must be
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
+
+/// What activations may take on the rank with least room for them, of a device with so many bytes:
+/// what is fixed on a rank of these routes taken off. Less than 1 where there is none.
+int64_t RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device);
 
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them
 /// parameters 1,024".

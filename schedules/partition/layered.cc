@@ -14,6 +14,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/choose.h"
 #include "schedules/partition/stages.h"
@@ -49,6 +50,11 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
   // What is recomputed is chosen later, and may be what makes it fit.
+  if (staged.device_memory && staged.recompute.choice == Recompute::Choice::kNone) {
+    for (const MemoryFigures& rank : MemoryOf(plan, staged.costs)) {
+      worth.excess = std::max(worth.excess, rank.total() - *staged.device_memory);
+    }
+  }
   if (!staged.memory_limit || staged.recompute.choice != Recompute::Choice::kNone) return worth;
   const MemoryLimit limit(staged.costs, staged.memory_limit);
   for (const RankFigures& rank : simulation.ranks) {
@@ -60,15 +66,6 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
 int64_t MostJudged(const Spec& spec, int stages) {
   const int64_t instructions = int64_t{3} * stages * spec.microbatches;
   return std::max<int64_t>(1, kMostSimulated / instructions);
-}
-
-/// Routes and no programs of a published schedule.
-Plan FrameOf(const Schedule& schedule, Spec spec) {
-  spec.costs = UniformCosts(1, 1, 1);
-  spec.memory_limit.reset();
-  Plan frame = schedule.generate(spec);
-  frame.programs.clear();
-  return frame;
 }
 
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages) {
@@ -199,6 +196,7 @@ Plan FrameOf(const Spec& of) {
   uniform.costs.stages.resize(static_cast<size_t>(of.ranks) * static_cast<size_t>(of.chunks),
                               uniform.costs.stages.front());
   uniform.memory_limit.reset();
+  uniform.device_memory.reset();
   return CandidatesOf(uniform).front().frame;
 }
 

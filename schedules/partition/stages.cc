@@ -186,8 +186,12 @@ CostModel LayerStages::Make(const Partition& partition) {
         *std::min_element(memory.activation_of.begin(), memory.activation_of.end());
     memory.w_stash_bytes = *std::min_element(memory.stash_of.begin(), memory.stash_of.end());
   }
-  const bool empty = !holds && memory.parameter_bytes.empty() && memory.gradient_bytes.empty() &&
-                     memory.optimizer_bytes.empty();
+  if (costs_.memory) {
+    memory.zero = costs_.memory->zero;
+    memory.workspace_bytes = costs_.memory->workspace_bytes;
+  }
+  const bool empty = !holds && !costs_.memory && memory.parameter_bytes.empty() &&
+                     memory.gradient_bytes.empty() && memory.optimizer_bytes.empty();
   if (!empty) made.memory = std::move(memory);
   return made;
 }

@@ -162,12 +162,20 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
     candidate.spec.search.budget /= kSearches;
-    if (freely && !spec.memory_limit) continue;
+    if (freely && !candidate.spec.memory_limit) continue;
     OfferAll(candidate, BoundOfCandidate(candidate), &shortest, &first_error);
     if (shortest.stopped()) break;
   }
-  if (!shortest.best() && first_error && !(spec.memory_limit && LeastLimit(spec, true)))
+  if (!shortest.best() && first_error &&
+      (spec.device_memory || !(spec.memory_limit && LeastLimit(spec, true)))) {
     throw *first_error;
+  }
+  if (!shortest.best() && spec.device_memory) {
+    throw Error(
+        spec.schedule +
+        " does not fit `device_memory`, whatever is recomputed; use more `ranks`, or `zero` "
+        "with `data_parallel`");
+  }
   if (!shortest.best()) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   return std::move(*shortest.best());
 }

@@ -218,6 +218,11 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
     }
   }
   if (!best && first_error) throw *first_error;
+  if (!best && spec.device_memory) {
+    throw Error(spec.schedule +
+                " does not fit `device_memory`: no placement leaves room for one micro-batch; use "
+                "more `ranks`, `zero` with `data_parallel`, or `recompute`");
+  }
   if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   best->plan.provenance->interrupted = control.stopped();
   return std::move(best->plan);

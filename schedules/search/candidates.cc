@@ -8,6 +8,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
+#include "compiler/simulate/memory.h"
 #include "schedules/published/placement.h"
 
 namespace contraflow {
@@ -112,6 +113,7 @@ Candidate Make(const Spec& spec, Placement placement) {
       candidate.frame = BidirectionalPlan(spec);
       break;
   }
+  LimitByDevice(candidate.frame, &candidate.spec);
   return candidate;
 }
 
@@ -148,6 +150,17 @@ std::vector<Candidate> CandidatesOf(const Spec& spec) {
   std::vector<Candidate> candidates;
   for (const Placement placement : PlacementsOf(spec)) candidates.push_back(Make(spec, placement));
   return candidates;
+}
+
+void LimitByDevice(const Plan& frame, Spec* spec) {
+  if (!spec->device_memory) return;
+  if (!MemoryLimit(spec->costs).bytes()) {
+    throw Error(
+        "`device_memory`: the costs do not say what activations take; give \"activation_bytes\"");
+  }
+  const int64_t room = RoomForActivations(frame, spec->costs, *spec->device_memory);
+  const int64_t limit = spec->memory_limit.value_or(room);
+  spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));
 }
 
 Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,

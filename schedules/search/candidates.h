@@ -30,6 +30,10 @@ std::string RejectPlacement(const Spec& spec);
 /// "".
 std::vector<Candidate> CandidatesOf(const Spec& spec);
 
+/// Lowers the memory limit of the spec to what its device leaves for activations on these routes,
+/// where it has one; no less than 1. Throws Error if the costs do not say what activations take.
+void LimitByDevice(const Plan& frame, Spec* spec);
+
 /// Where a plan of the candidate comes from that was searched for the spec `asked`.
 Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,
                         Time makespan, Time bound);

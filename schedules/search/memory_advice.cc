@@ -12,6 +12,7 @@ std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
   if (recomputed && (!bytes || !InputBytes(spec.costs))) return std::nullopt;
   Spec roomy = spec;
   roomy.memory_limit.reset();
+  roomy.device_memory.reset();
   std::optional<int64_t> least;
   for (const Candidate& candidate : CandidatesOf(roomy)) {
     const int64_t held = SerialPeak(candidate.frame, candidate.spec.costs, recomputed);

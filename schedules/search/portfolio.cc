@@ -30,6 +30,7 @@ Candidate SmallOne(const Candidate& candidate) {
   spec.microbatches = 8;
   spec.costs = UniformCosts(1, 1, 1);
   spec.memory_limit.reset();
+  spec.device_memory.reset();
   const std::vector<Candidate> small = CandidatesOf(spec);
   CF_ASSERT(small.size() == 1);
   return small.front();

@@ -320,10 +320,12 @@ TEST_SUITE("unit") {
         failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "w_stash_bytes": 1}])") ==
         "c.json: /layers/0: \"w_stash_bytes\" is part of \"activation_bytes\" and must be at most "
         "0, is 1");
-    CHECK(
-        failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1}])", R"(, "memory": {})") ==
-        "c.json: has \"layers\", which stages are made of, and \"memory\", which is about stages; "
-        "keep one");
+    CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1}])", R"(, "moe": {})") ==
+          "c.json: has \"layers\", which stages are made of, and \"moe\", which is about stages; "
+          "keep one");
+    CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1}])",
+                  R"(, "memory": {"activation_bytes": 1})") ==
+          "c.json: /memory: unknown key \"activation_bytes\"; known are: zero, workspace_bytes");
   }
 }
 

@@ -16,15 +16,32 @@ namespace contraflow {
 namespace {
 
 /// Fields of the library that are flags of the command line.
-constexpr std::string_view kFlagFields[] = {
-    "ranks",         "microbatches",    "chunks",
-    "data_parallel", "expert_parallel", "costs",
-    "memory_limit",  "recompute",       "placement",
-    "no_auto",       "model",           "level",
-    "device",        "capacity",        "data",
-    "seed",          "timeout",         "rendezvous_timeout",
-    "transport",     "checkpoint",      "resume_step",
-    "clip",          "validation"};
+constexpr std::string_view kFlagFields[] = {"ranks",
+                                            "microbatches",
+                                            "chunks",
+                                            "data_parallel",
+                                            "expert_parallel",
+                                            "costs",
+                                            "memory_limit",
+                                            "recompute",
+                                            "placement",
+                                            "no_auto",
+                                            "model",
+                                            "level",
+                                            "device",
+                                            "capacity",
+                                            "data",
+                                            "seed",
+                                            "timeout",
+                                            "rendezvous_timeout",
+                                            "transport",
+                                            "checkpoint",
+                                            "resume_step",
+                                            "clip",
+                                            "validation",
+                                            "partition",
+                                            "device_memory",
+                                            "zero"};
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "compiler/files/profiles.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 
@@ -112,6 +113,36 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;
+}
+
+void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
+  app->add_option("--device-memory", option->bytes,
+                  "bytes of a rank's device, such as 80GB, for all that it holds:\nparameters (of "
+                  "every copy), gradients, optimizer state,\nactivations, messages and workspace")
+      ->type_name("BYTES");
+  AddInteger(app, "--zero", &option->zero, "N",
+             "ZeRO stage: replicas (--data-parallel) share the optimizer state\n(1), and gradients "
+             "too (2) (default: what the costs say, else 0)");
+}
+
+void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
+  CostModel& costs = spec->costs;
+  if (option.zero) {
+    if (*option.zero < 0 || *option.zero > 2) {
+      throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
+    }
+    if (*option.zero > 0 && !costs.memory) costs.memory.emplace();
+    if (costs.memory) costs.memory->zero = static_cast<int>(*option.zero);
+  }
+  if (!option.bytes) return;
+  spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
+  const bool known = MemoryLimit(costs).bytes() ||
+                     std::any_of(costs.layers.begin(), costs.layers.end(),
+                                 [](const LayerCost& layer) { return layer.activation_bytes > 0; });
+  if (known) return;
+  throw Error(
+      "--device-memory: the costs do not say what activations take; give costs with "
+      "\"activation_bytes\"");
 }
 
 void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help) {

@@ -57,6 +57,16 @@ void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 /// costs. Throws Error for options that cannot change a plan of components.
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
 
+/// --device-memory and --zero.
+struct DeviceMemoryOption {
+  std::optional<std::string> bytes;
+  std::optional<int64_t> zero;
+};
+void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option);
+/// Puts them into the spec and its costs. Throws UsageError for what is no size, Error where the
+/// costs do not say what activations take.
+void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec);
+
 /// --partition; nothing where it is not given. Throws UsageError.
 void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help);
 std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text);

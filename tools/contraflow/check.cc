@@ -39,21 +39,8 @@ std::string Where(const Report& report, Figure figure) {
   return " on rank " + std::to_string(worst - ranks.begin());
 }
 
-/// What --max-bytes bounds, of each rank: activations by the costs or, where buffers have their
-/// places, all that the runtime allocates for them.
-std::vector<int64_t> BytesOf(const Plan& plan, const Report& report) {
-  std::vector<int64_t> bytes;
-  for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
-    bytes.push_back(report.simulation.ranks[r].peak_bytes);
-    if (plan.level != Level::kBuffer) continue;
-    const auto arenas = ArenaBytes(plan.slots[r]);
-    bytes.back() = std::accumulate(arenas.begin(), arenas.end(), int64_t{0});
-  }
-  return bytes;
-}
-
 /// One line for each bound that is broken.
-std::string Broken(const CheckOptions& options, const Plan& plan, const Report& report) {
+std::string Broken(const CheckOptions& options, const Report& report) {
   const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
   const auto ticks = [&](double value, const char* flag) {
     return ReadOption([&] { return ToTicks(value, report.unit, flag); });
@@ -97,11 +84,12 @@ std::string Broken(const CheckOptions& options, const Plan& plan, const Report& 
              std::to_string(*options.max_activations) + "\n";
   }
   if (options.max_bytes) {
-    const std::vector<int64_t> bytes = BytesOf(plan, report);
-    const auto worst = std::max_element(bytes.begin(), bytes.end());
-    if (*worst > *options.max_bytes) {
-      lines += "bytes " + std::to_string(*worst) + " on rank " +
-               std::to_string(worst - bytes.begin()) + " are over --max-bytes " +
+    const auto worst = std::max_element(
+        report.memory.begin(), report.memory.end(),
+        [](const MemoryFigures& a, const MemoryFigures& b) { return a.total() < b.total(); });
+    if (worst->total() > *options.max_bytes) {
+      lines += "bytes " + std::to_string(worst->total()) + " on rank " +
+               std::to_string(worst - report.memory.begin()) + " are over --max-bytes " +
                std::to_string(*options.max_bytes) + "\n";
     }
   }
@@ -137,7 +125,7 @@ int Check(const CheckOptions& options) {
                      : "\" with these sizes and costs (formulas are for equal stages and "
                        "micro-batches)"));
   }
-  const std::string broken = Broken(options, plan, report);
+  const std::string broken = Broken(options, report);
   const int bounds = options.bounds();
   WriteFile("-", !broken.empty() ? broken
                                  : "ok: " + std::to_string(bounds) +
@@ -159,7 +147,8 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddInteger(app, "--max-activations", &options->max_activations, "N",
              "most activations that a rank holds at once");
   AddInteger(app, "--max-bytes", &options->max_bytes, "N",
-             "most bytes of activations on a rank; at level buffer, the total\nof its arenas");
+             "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
+             "gradients, optimizer state and messages");
   app->add_flag("--formula", options->formula,
                 "require every rank's bubble to equal the published formula");
   return [options] { return Check(*options); };

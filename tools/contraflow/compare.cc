@@ -30,6 +30,7 @@ struct CompareFlags {
   SearchOption search;
   std::string recompute = "none";
   std::optional<std::string> partition;
+  DeviceMemoryOption device_memory;
   bool no_auto = false, json = false, csv = false;
 };
 
@@ -47,6 +48,7 @@ CompareRequest MakeRequest(const CompareFlags& options) {
                .partition = ReadPartition(options.partition)},
       .memory_limit = "",
       .no_auto = options.no_auto};
+  ApplyDeviceMemory(options.device_memory, &request.spec);
   const CostsOption& costs = options.costs;
   const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
   request.components = request.spec.costs.moe && request.spec.costs.derived && !chunks_given;
@@ -136,6 +138,9 @@ std::function<int()> AddCompare(CLI::App* app) {
   AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
           "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
           "contraflow compile --help");
+  AddInteger(app, "--data-parallel", &options->data_parallel, "N",
+             "replicas of the pipeline (default: 1)");
+  AddDeviceMemoryOptions(app, &options->device_memory);
   AddSearchOptions(app, &options->search);
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again, in every schedule; see\n"

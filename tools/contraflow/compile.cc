@@ -33,6 +33,7 @@ struct CompileFlags {
   SearchOption search;
   std::string recompute = "none";
   std::optional<std::string> partition;
+  DeviceMemoryOption device_memory;
   std::string level = "comm";
   std::string dump_after;
   std::string output;
@@ -142,6 +143,7 @@ int RunCompile(const CompileFlags& options) {
                                                  {"--model", options.model.value_or("")}});
   const CostModel costs = CostsOf(options, schedule);
   Spec spec = SpecOf(options, costs);
+  ApplyDeviceMemory(options.device_memory, &spec);
   ReadOption([&] {
     CheckSpec(spec);
     if (options.memory_limit.empty()) return;
@@ -203,6 +205,7 @@ std::function<int()> AddCompile(CLI::App* app) {
           "give no bytes), or N times what 1F1B's first\nrank holds of the same model; without it "
           "nothing is limited, except\nthat overlapping "
           "never raises the schedule's own peak");
+  AddDeviceMemoryOptions(app, &options->device_memory);
   AddSearchOptions(app, &options->search);
   app->add_option(
          "--recompute", options->recompute,

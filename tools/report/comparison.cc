@@ -68,6 +68,14 @@ std::string Ranges(const std::vector<int>& stages) {
   return text.empty() ? "none" : text;
 }
 
+/// True if the costs say what activations take.
+bool CountsBytes(const CostModel& costs) {
+  return costs.layers.empty()
+             ? costs.memory.has_value()
+             : std::any_of(costs.layers.begin(), costs.layers.end(),
+                           [](const auto& layer) { return layer.activation_bytes; });
+}
+
 /// What a rank holds and what ranks send.
 void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool both,
                  std::vector<ComparedFigure>* columns) {
@@ -79,7 +87,7 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
                           return std::to_string(row.published->peak_activations());
                         }});
   }
-  if (request.spec.costs.memory) {
+  if (CountsBytes(request.spec.costs)) {
     columns->push_back(
         {">bytes", [](const CompareRow& row) { return FormatCount(row.report->peak_bytes()); }});
   }
@@ -91,6 +99,13 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
     columns->push_back({">parameters", [](const CompareRow& row) {
                           return row.parameters ? FormatCount(*row.parameters) : "";
                         }});
+  }
+  if (knows(&CompareRow::parameters) || request.spec.device_memory) {
+    columns->push_back(
+        {">total", [](const CompareRow& row) { return row.total ? FormatCount(*row.total) : ""; }});
+  }
+  if (request.spec.device_memory) {
+    columns->push_back({"fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; }});
   }
   if (knows(&CompareRow::message_bytes)) {
     columns->push_back({">sent", [](const CompareRow& row) {
@@ -153,7 +168,7 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
       ".\n"
       "activations: the most a rank holds at once, each of one of its stages, from F to the end of "
       "W.\n";
-  if (request.spec.costs.memory) {
+  if (CountsBytes(request.spec.costs)) {
     text +=
         "bytes: the most that a rank's activations take at once. B frees part of an activation, W "
         "the rest,\n  its weight stash.\n";
@@ -164,6 +179,12 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   };
   if (knows(&CompareRow::parameters))
     text += "parameters: bytes of the rank that holds the most.\n";
+  if (knows(&CompareRow::parameters) || request.spec.device_memory) {
+    text +=
+        "total: bytes of all that the fullest rank holds: parameters, gradients, optimizer state,\n"
+        "  activations, messages and workspace, as far as the costs say.\n";
+  }
+  if (request.spec.device_memory) text += "fits: in --device-memory.\n";
   text += knows(&CompareRow::message_bytes)
               ? "sent: bytes between ranks in one step.\n"
               : "messages: how many are sent between ranks in one step.\n";
@@ -209,6 +230,8 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   object["messages"] = row.messages;
   if (row.message_bytes) object["message_bytes"] = *row.message_bytes;
   if (row.parameters) object["parameter_bytes"] = *row.parameters;
+  if (row.total) object["total_bytes"] = *row.total;
+  if (request.spec.device_memory) object["fits"] = row.fits;
   if (row.provenance) {
     object["placement"] = row.provenance->placement;
     object["from"] = row.provenance->from;

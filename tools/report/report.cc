@@ -64,15 +64,15 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {
   if (figures.parameters) add("parameters", "parameters", *figures.parameters);
   if (figures.gradients) add("gradients", "gradients", *figures.gradients);
   if (figures.optimizer) add("optimizer", "optimizer", *figures.optimizer);
+  if (figures.workspace > 0) add("workspace", "workspace", figures.workspace);
+  if (figures.messages > 0) add("messages", "messages", figures.messages);
   add("activations", "activations", arena(Arena::kActivation));
   add("stashes", "stashes", arena(Arena::kStash));
   if (level == Level::kBuffer) {
     add("gradients_in_flight", "in flight", arena(Arena::kGradient));
     add("exchange", "exchange", arena(Arena::kExchange));
   }
-  int64_t total = 0;
-  for (const MemoryKind& kind : kinds) total += kind.bytes;
-  add("total", "total", total);
+  add("total", "total", figures.total());
   return kinds;
 }
 

@@ -1,0 +1,195 @@
+// Spec::device_memory: what a rank holds in all, what fits, and what `auto` makes of it.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "compiler/plan/error.h"
+#include "compiler/simulate/memory.h"
+#include "schedules/compare.h"
+#include "schedules/compile.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow::device_memory_test {
+namespace {
+
+CostModel RandomBytes(std::mt19937_64* random, int stages) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(*random);
+  };
+  CostModel costs = UniformCosts(2, 2, 2);
+  costs.stages.resize(static_cast<size_t>(stages), costs.stages.front());
+  MemoryCost memory = {.activation_bytes = draw(1, 20)};
+  memory.w_stash_bytes = draw(0, static_cast<int>(memory.activation_bytes));
+  memory.workspace_bytes = draw(0, 5);
+  memory.zero = draw(0, 2);
+  for (int s = 0; s < stages; ++s) {
+    memory.parameter_bytes.push_back(draw(0, 30));
+    memory.gradient_bytes.push_back(draw(0, 60));
+    memory.optimizer_bytes.push_back(draw(0, 90));
+  }
+  costs.comm.bytes = draw(0, 4);
+  costs.memory = memory;
+  return costs;
+}
+
+/// The fullest rank, counted from the plan alone.
+int64_t MostHeld(const Plan& plan, const CostModel& costs) {
+  const MemoryCost& memory = *costs.memory;
+  int64_t most = 0;
+  for (int r = 0; r < plan.ranks; ++r) {
+    int64_t parameters = 0, gradients = 0, optimizer = 0, held = 0, peak = 0, edges = 0;
+    for (int s = 0; s < plan.stages; ++s) {
+      const auto at = static_cast<size_t>(s);
+      bool here = false;
+      for (const Route& route : plan.routes) here = here || route.ranks[at] == r;
+      if (!here) continue;
+      parameters += memory.parameter_bytes[at];
+      gradients += memory.gradient_bytes[at];
+      optimizer += memory.optimizer_bytes[at];
+    }
+    for (int other = 0; other < plan.ranks; ++other) {
+      bool neighbour = false;
+      for (const Route& route : plan.routes) {
+        for (size_t s = 1; s < route.ranks.size(); ++s) {
+          const int a = route.ranks[s - 1], b = route.ranks[s];
+          neighbour = neighbour || (a != b && std::minmax(a, b) == std::minmax(r, other));
+        }
+      }
+      edges += neighbour ? 2 : 0;
+    }
+    for (const Instruction& i : plan.programs[static_cast<size_t>(r)]) {
+      if (HasForward(i.op)) peak = std::max(peak, held += memory.activation_bytes);
+      if (HasBackward(i.op)) held -= memory.activation_bytes - memory.w_stash_bytes;
+      if (HasWeight(i.op)) held -= memory.w_stash_bytes;
+    }
+    const auto part = [&](int64_t bytes, int from) {
+      if (memory.zero < from) return bytes;
+      return (bytes + plan.data_parallel - 1) / plan.data_parallel;
+    };
+    most = std::max(most, parameters + part(gradients, 2) + part(optimizer, 1) + peak +
+                              edges * costs.comm.bytes + memory.workspace_bytes);
+  }
+  return most;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("a plan fits exactly the devices that hold all of its fullest rank") {
+    std::mt19937_64 random(4);
+    int made = 0;
+    for (int round = 0; round < 60; ++round) {
+      const int ranks = 1 + static_cast<int>(random() % 5);
+      for (const Schedule* schedule : Schedules()) {
+        if (schedule->search != nullptr) continue;
+        Spec spec = MakeSpec(std::string(schedule->name), ranks, 2 * ranks, UniformCosts(1, 1, 1));
+        spec.data_parallel = 1 + static_cast<int>(random() % 4);
+        if (!schedule->reject(spec).empty()) continue;
+        spec.costs = RandomBytes(&random, schedule->stages(spec));
+        CAPTURE(spec.schedule);
+        CAPTURE(round);
+        const Plan plan = Compile(spec, {.level = Level::kCompute});
+        const int64_t most = MostHeld(plan, spec.costs);
+        int64_t said = 0;
+        for (const MemoryFigures& rank : MemoryOf(plan, spec.costs)) {
+          said = std::max(said, rank.total());
+        }
+        CHECK(said == most);
+        ++made;
+        spec.device_memory = most;
+        // What heeds a limit may make another plan for the room there is, and that fits as well.
+        CHECK_NOTHROW(Compile(spec));
+        if (schedule->name == "zb-2p" || most == 1) continue;
+        spec.device_memory = most - 1;
+        CHECK(Failure([&] { Compile(spec); }).find(" does not fit `device_memory`: rank ") !=
+              std::string::npos);
+        CHECK_NOTHROW(Compile(spec, {.any_device = true}));
+      }
+    }
+    CHECK(made > 300);
+  }
+
+  TEST_CASE("auto fits the device on every rank, or says that nothing does") {
+    std::mt19937_64 random(9);
+    int fitted = 0, once = 0;
+    for (int round = 0; round < 30; ++round) {
+      Spec spec = MakeSpec("auto", 4, 8, RandomBytes(&random, 4));
+      spec.search.placement = Placement::kAny;
+      spec.search.budget = 2'000'000;
+      spec.device_memory = 100 + static_cast<int64_t>(random() % 400);
+      try {
+        const Plan plan = Compile(spec);
+        const std::vector<MemoryFigures> ranks = MemoryOf(plan, *plan.costs);
+        for (const MemoryFigures& rank : ranks) CHECK(rank.total() <= *spec.device_memory);
+        ++fitted;
+        once += plan.provenance->placement != "bidirectional";
+      } catch (const Error& error) {
+        CHECK(std::string(error.what()).find("`device_memory`") != std::string::npos);
+      }
+    }
+    CHECK(fitted > 5);
+    CHECK(fitted < 30);
+    CHECK(once > 2);
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("compare shows what does not fit a device, and does not advise it") {
+    CostModel costs = UniformCosts(4, 4, 4);
+    costs.memory = {.activation_bytes = 10, .w_stash_bytes = 4, .parameter_bytes = {100}};
+    CompareRequest request;
+    request.spec = MakeSpec("", 4, 8, costs);
+    request.spec.device_memory = 160;
+    request.no_auto = true;
+    int fit = 0, not_fit = 0;
+    for (const CompareRow& row : Compare(request)) {
+      if (!row.report) continue;
+      CAPTURE(row.schedule);
+      CHECK(row.fits == (*row.total <= 160));
+      // Two copies of the parameters are more than the device has.
+      if (row.twice) CHECK_FALSE(row.fits);
+      (row.fits ? fit : not_fit)++;
+    }
+    CHECK(fit > 3);
+    CHECK(not_fit > 2);
+    const std::vector<CompareRow> rows = Compare(request);
+    for (const CompareRow& row : rows) {
+      if (row.schedule == Advise(rows).schedule) CHECK(row.fits);
+    }
+    request.spec.device_memory = 20;
+    CHECK(Advise(Compare(request)).schedule == "");
+  }
+
+  TEST_CASE("sizes in words") {
+    CHECK(ParseBytes("80GB", "x") == 80'000'000'000);
+    CHECK(ParseBytes("1.5KiB", "x") == 1536);
+    CHECK(ParseBytes("80e9", "x") == 80'000'000'000);
+    CHECK(ParseBytes("7", "x") == 7);
+    CHECK(ParseBytes("2TiB", "x") == int64_t{1} << 41);
+    for (const char* text : {"", "GB", "80gb", "80 GB", "80GBs", "x", "nan", "inf", "0x10"}) {
+      CHECK(Failure([&] { ParseBytes(text, "`device_memory`"); }) ==
+            "`device_memory`: must be a number of bytes such as 80GB or 74.5GiB, is \"" +
+                std::string(text) + "\"");
+    }
+    for (const char* text : {"0", "-1", "-5GB", "0.4"}) {
+      CHECK(Failure([&] { ParseBytes(text, "f"); }) ==
+            "f: must be positive, is \"" + std::string(text) + "\"");
+    }
+    for (const char* text : {"1e300", "99999999999999999999", "5e9TB"}) {
+      CHECK(Failure([&] { ParseBytes(text, "f"); }).find("f: must be at most ") == 0);
+    }
+    // Without bytes in the costs a limit counts activations.
+    const Spec spec = MakeSpec("1f1b", 4, 8, UniformCosts(1, 1, 1));
+    CHECK(MemoryLimitOf(spec, "5") == 5);
+    CHECK(Failure([&] { MemoryLimitOf(spec, "80GB"); }).find("counts activations") !=
+          std::string::npos);
+    CHECK(Failure([&] {
+            MemoryLimitOf(spec, "80000000000");
+          }).find("and there are 32; for bytes") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::device_memory_test

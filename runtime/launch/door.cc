@@ -24,7 +24,7 @@ constexpr milliseconds kPatience{10'000}, kYoung{500}, kFarewell{400};
 constexpr size_t kReasons = 8;         // that are told apart
 constexpr size_t kMostSaid = 1 << 20;  // bytes of a frame; a roster of many thousands fits
 constexpr std::array<char, 8> kMagic = {'C', 'F', 'M', 'E', 'E', 'T', '\r', '\n'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 /// The first words of the side that connects. Version and all before it never change.
 struct Hello {

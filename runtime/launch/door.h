@@ -53,7 +53,7 @@ struct Claim {
 /// word and length, and a text.
 enum class Word : uint32_t {
   kWelcome,  ///< to who connects: this connection stands
-  kRoster,   ///< from rank 0: all have come, and listen there
+  kRoster,   ///< from rank 0: all have come, and listen there; and how long it waits for them
   kReady,    ///< to rank 0: all connections of this process stand
   kGo,       ///< from rank 0: those of all
   kFailed,   ///< the meeting is over: the reason

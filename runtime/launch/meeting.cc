@@ -20,9 +20,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long guests leave the last word to the host, whose clock may have been started a little
-/// later; and the host to a guest that knows which of its connections is missing.
-constexpr milliseconds kGuestGrace{1'000}, kHostGrace{500};
+/// How long guests leave the last word to the host, which knows more of the others; and the host to
+/// a guest that knows which of its connections is missing. Only who is cut off uses them up, so
+/// they are long enough for a machine that has more to do than it can.
+constexpr milliseconds kGuestGrace{6'000}, kHostGrace{3'000};
 constexpr milliseconds kLook{20}, kAgain{50};
 
 Clock::time_point InASecond() { return Clock::now() + std::chrono::seconds(1); }
@@ -40,23 +41,33 @@ std::string RankNames(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-std::string WriteRoster(const std::vector<Address>& roster) {
+/// What the host tells all who have come.
+struct Roster {
+  milliseconds left{};             // until its deadline
+  std::vector<Address> processes;  // where each listens
+};
+
+std::string WriteRoster(const Roster& roster) {
   ByteWriter bytes;
-  for (const Address& address : roster) bytes.PutText(address.host).Put(int32_t{address.port});
+  bytes.Put(static_cast<uint32_t>(std::clamp<int64_t>(roster.left.count(), 0, UINT32_MAX)));
+  for (const Address& address : roster.processes) {
+    bytes.PutText(address.host).Put(int32_t{address.port});
+  }
   return bytes.Take();
 }
 
-std::vector<Address> ReadRoster(const std::string& text, int size) {
+Roster ReadRoster(const std::string& text, int size) {
   ByteReader bytes(text, "the list of processes is");
-  std::vector<Address> roster;
+  Roster roster;
+  roster.left = milliseconds(bytes.Take<uint32_t>());
   while (!bytes.empty()) {
-    if (roster.size() == static_cast<size_t>(size)) break;
+    if (roster.processes.size() == static_cast<size_t>(size)) break;
     std::string host = bytes.TakeText();
     const auto port = bytes.Take<int32_t>();
     if (host.size() > 255 || port < 1 || port > 65535) throw Error("sent something unexpected");
-    roster.push_back({PlainText(host), port});
+    roster.processes.push_back({PlainText(host), port});
   }
-  if (!bytes.empty() || roster.size() != static_cast<size_t>(size)) {
+  if (!bytes.empty() || roster.processes.size() != static_cast<size_t>(size)) {
     throw Error("sent something unexpected");
   }
   return roster;
@@ -182,12 +193,13 @@ class Host {
       const Guest& guest = guests_[rank];
       if (!IsLoopback(guest.from.host)) outside = LocalAddress(guest.stream.socket()).host;
     }
-    std::vector<Address> roster(guests_.size(), here_);
+    std::vector<Address> processes(guests_.size(), here_);
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      roster[rank] = guests_[rank].listens;
-      if (!outside.empty() && IsLoopback(roster[rank].host)) roster[rank].host = outside;
+      processes[rank] = guests_[rank].listens;
+      if (!outside.empty() && IsLoopback(processes[rank].host)) processes[rank].host = outside;
     }
-    const std::string text = WriteRoster(roster);
+    const auto left = std::chrono::floor<milliseconds>(deadline_ - Clock::now());
+    const std::string text = WriteRoster({left, std::move(processes)});
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
       try {
         Say(&guests_[rank].stream, Word::kRoster, text, InASecond());
@@ -232,9 +244,12 @@ class GuestVisit {
   Membership Run() {
     Come();
     try {
-      const std::vector<Address> roster = ReadRoster(Await(Word::kRoster), point_.size);
+      const Roster roster = ReadRoster(Await(Word::kRoster), point_.size);
+      // Who was started later than the host must not name what is missing later than the host gives
+      // up.
+      deadline_ = std::min(deadline_, Clock::now() + roster.left);
       for (int to = 1; to < (point_.mesh ? point_.rank : std::min(point_.rank, 2)); ++to) {
-        Link(to) = Reach(to, roster[static_cast<size_t>(to)]);
+        Link(to) = Reach(to, roster.processes[static_cast<size_t>(to)]);
       }
       while (!HasAll()) TakeIn();
       Say(&Link(0), Word::kReady, "", InASecond());
@@ -275,8 +290,15 @@ class GuestVisit {
                     "firewalls");
       }
       if (!door_) ListenBeside(socket);
-      Link(0) =
-          Greet(std::move(socket), ClaimFor(Purpose::kMeet, 0), point_, HostName(), deadline_);
+      try {
+        Link(0) =
+            Greet(std::move(socket), ClaimFor(Purpose::kMeet, 0), point_, HostName(), deadline_);
+      } catch (const ToldError&) {
+        throw;
+      } catch (const Error&) {
+        if (answered && Clock::now() >= deadline_) break;  // as above
+        throw;
+      }
       if (Link(0)) return;
       answered = true;
       std::this_thread::sleep_until(std::min(deadline_, Clock::now() + kAgain));
@@ -353,7 +375,7 @@ class GuestVisit {
   }
 
   const MeetingPoint& point_;
-  const Clock::time_point deadline_;
+  Clock::time_point deadline_;
   Membership members_;
   std::unique_ptr<Door> door_;
 };

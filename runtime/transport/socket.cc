@@ -374,7 +374,8 @@ std::optional<uint32_t> PeerUser(const Socket& socket) {
 Socket Connect(const Address& to, Clock::time_point deadline) {
   RequirePort(to, 1);
   // Long enough for a lost packet or two, short enough to try a host's other addresses.
-  constexpr milliseconds kAttempt{5'000}, kPause{50}, kLookUpPause{500};
+  // The last attempt, too, has the time in which this machine says that nobody listens there.
+  constexpr milliseconds kAttempt{5'000}, kLeast{300}, kPause{50}, kLookUpPause{500};
   std::string reason;
   do {
     const Resolved resolved = Resolve(to, deadline);
@@ -382,7 +383,9 @@ Socket Connect(const Address& to, Clock::time_point deadline) {
     if (resolved.error != 0) reason = resolved.Reason();
     for (const Endpoint& endpoint : resolved.endpoints) {
       Socket socket;
-      const int error = TryConnect(endpoint, std::min(deadline, Clock::now() + kAttempt), &socket);
+      const Clock::time_point now = Clock::now();
+      const Clock::time_point end = std::max(std::min(deadline, now + kAttempt), now + kLeast);
+      const int error = TryConnect(endpoint, end, &socket);
       if (error == 0) return socket;
       reason = std::strerror(error);
     }

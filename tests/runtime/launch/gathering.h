@@ -7,6 +7,7 @@
 
 #include "runtime/launch/meeting.h"
 #include "runtime/transport/socket.h"
+#include "tests/support/sanitized.h"
 
 namespace contraflow {
 
@@ -17,9 +18,14 @@ struct Attendance {
   double seconds = 0;
 };
 
+/// A timeout that is to run out, in milliseconds: long enough that all else is done before, however
+/// busy the machine. One that is not to run out; what takes seconds less than half of it did not
+/// wait for it.
+constexpr int kBrief = kSanitized ? 6'000 : 3'000, kPlenty = 120'000;
+
 /// The points of `size` processes with one secret; rank 0 takes any free port of the loopback
 /// address.
-std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms = 30'000);
+std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms = kPlenty);
 
 /// Calls Meet for each point, in a thread for each. Those whose address has port 0 get that of the
 /// rank 0 among them; they begin once that one listens, or has failed, and `listening`, in a thread

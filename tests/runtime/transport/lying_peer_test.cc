@@ -199,7 +199,7 @@ Script TalkScript() {
 std::string HelloBytes(Purpose purpose, int from, int to, int size) {
   return ByteWriter()
       .Put(std::array<char, 8>{'C', 'F', 'M', 'E', 'E', 'T', '\r', '\n'})
-      .Put(uint32_t{2})
+      .Put(uint32_t{3})
       .Put(purpose)
       .Put(int32_t{from})
       .Put(int32_t{to})
@@ -214,7 +214,7 @@ std::string WordBytes(Word word, const std::string& text) {
 }
 
 /// How long the meeting of a liar may take; what is not a lie is given enough.
-constexpr Milliseconds kLiar{100}, kHonest{20'000};
+constexpr Milliseconds kLiar{100}, kHonest{100'000};
 
 MeetingPoint PointOf(int rank, const std::string& secret, Milliseconds patience) {
   MeetingPoint point;
@@ -373,6 +373,7 @@ TEST_SUITE("unit") {
     const Script guest = {HelloBytes(Purpose::kMeet, 1, 0, 2), WordBytes(Word::kReady, "")};
     const Script host = {WordBytes(Word::kWelcome, "0"),
                          WordBytes(Word::kRoster, ByteWriter()
+                                                      .Put(uint32_t{20'000})
                                                       .PutText("127.0.0.1")
                                                       .Put(int32_t{4711})
                                                       .PutText("127.0.0.1")

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/failure.h"
+#include "tests/support/held_port.h"
 
 namespace contraflow::socket_test {
 namespace {
@@ -19,11 +20,11 @@ using std::chrono::milliseconds;
 
 Clock::time_point In(int ms) { return Clock::now() + milliseconds(ms); }
 /// For what should take no time, however busy the machine.
-Clock::time_point Soon() { return In(30'000); }
+Clock::time_point Soon() { return In(100'000); }
 
 Socket Await(const Socket& listener) {
   pollfd entry{listener.fd(), POLLIN, 0};
-  REQUIRE(poll(&entry, 1, 30'000) == 1);
+  REQUIRE(poll(&entry, 1, 100'000) == 1);
   Socket socket = Accept(listener);
   REQUIRE(socket);
   return socket;
@@ -128,10 +129,10 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("socket: a port whose last connection has just ended is free") {
-    Address address{"127.0.0.1", 0};
+    const HeldPort held;
+    const Address address{"127.0.0.1", held.port()};
     for (int round = 0; round < 3; ++round) {
       const Socket listener = Listen(address);
-      address = LocalAddress(listener);
       const Socket a = Connect(address, Soon());
       Socket b = Await(listener);
       b = Socket();  // the side of the listener first: its port goes to TIME_WAIT
@@ -161,8 +162,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("socket: connects as soon as somebody listens") {
-    Address address{"127.0.0.1", 0};
-    address = LocalAddress(Listen(address));
+    const HeldPort held;
+    const Address address{"127.0.0.1", held.port()};
     Socket listener;
     std::thread listening([&] {
       std::this_thread::sleep_for(milliseconds(150));
@@ -174,7 +175,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("socket: nobody listens until the deadline") {
-    const Address address = LocalAddress(Listen({"127.0.0.1", 0}));
+    const HeldPort held;
+    const Address address{"127.0.0.1", held.port()};
     const Clock::time_point begin = Clock::now();
     CHECK(Failure([&] { Connect(address, In(120)); }) ==
           "cannot connect to " + address.Text() + ": Connection refused");

@@ -1,22 +1,22 @@
 #include "tests/runtime/launch/job.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <list>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include "tests/support/held_port.h"
 
 namespace contraflow {
 namespace {
@@ -61,8 +61,11 @@ Variables LauncherVariables(JobStyle style, int process, int processes, int port
   switch (style) {
     case JobStyle::kMpirun:
       // Under sanitizers: OpenMPI leaks what it allocates, and its locks and threads are its own.
+      // When one is lost, the others have two seconds for their report, and not one: a busy
+      // machine.
       return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+              {"OMPI_MCA_odls_base_sigkill_timeout", "2"},
               {"ASAN_OPTIONS", "detect_leaks=0"},
               {"TSAN_OPTIONS", "ignore_noninstrumented_modules=1:detect_deadlocks=0"}};
     case JobStyle::kSrun:
@@ -287,7 +290,7 @@ std::vector<pid_t> LaunchedJob::Living() const {
 }
 
 void LaunchedJob::End() {
-  const Clock::time_point deadline = After(10);
+  const Clock::time_point deadline = After(kPatience);
   while (Clock::now() < deadline) {
     const std::vector<pid_t> living = Living();
     for (const pid_t pid : living) kill(pid, SIGKILL);
@@ -323,19 +326,15 @@ std::string LaunchedJob::Story() const {
 }
 
 int FreePort() {
-  // Below what the system hands out for connections, so that none of those can take it meanwhile;
-  // by process, so that tests at the same time do not try the same.
+  static std::list<HeldPort> held;
+  // By process, so that tests at the same time seldom try the same.
   static unsigned next = static_cast<unsigned>(getpid()) * 61;
   for (int tries = 0; tries < 1000; ++tries) {
-    const auto port = static_cast<uint16_t>(20'000 + next++ % 10'000);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    const bool free =
-        fd >= 0 && bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-    if (fd >= 0) close(fd);
-    if (free) return port;
+    try {
+      return held.emplace_back(static_cast<int>(10'000 + next++ % 5'000)).port();
+    } catch (const std::runtime_error&) {
+      continue;  // somebody has it
+    }
   }
   throw std::runtime_error("no free port");
 }
@@ -380,7 +379,7 @@ Trained TrainWithThreads(const Words& words) {
     spec.environment[name] = "";
   }
   LaunchedJob job(spec);
-  if (!job.Wait(60) || job.ending(0).code != 0) throw std::runtime_error(job.Story());
+  if (!job.Wait(kPatience) || job.ending(0).code != 0) throw std::runtime_error(job.Story());
   return TrainedBy(job.Out(0));
 }
 

@@ -13,6 +13,9 @@
 
 namespace contraflow {
 
+/// In seconds: long enough for anything that is not stuck, however busy the machine.
+constexpr double kPatience = 200;
+
 /// A folder for the files of one test; removed with all that is in it.
 class JobFolder {
  public:
@@ -105,7 +108,9 @@ class LaunchedJob {
   std::vector<Member> members_;
 };
 
-/// A TCP port that nobody listens at and that the system gives nobody of its own accord.
+/// A TCP port that this process keeps from all others, until it ends, but for those who listen
+/// there as contraflow-run does. Neither the system nor contraflow-run takes one of these of its
+/// own accord, and no README names one.
 int FreePort();
 
 /// Runs the built tool `contraflow`, which must end well.

@@ -19,9 +19,6 @@
 namespace contraflow::job_misuse_test {
 namespace {
 
-/// Long enough for anything that is not stuck, on a machine that is busy.
-constexpr double kPatience = 25;
-
 /// Another program that listens at a port of this machine: answers every connection with a text,
 /// or, where that is empty, says nothing.
 class Listener {
@@ -47,6 +44,8 @@ class Listener {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(static_cast<uint16_t>(port));
+    const int reuse = 1;  // the test holds it
+    REQUIRE(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) == 0);
     REQUIRE(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
     REQUIRE(listen(fd, 16) == 0);
     return fd;
@@ -62,7 +61,7 @@ class Listener {
       // As a server does: first what the client says, then the answer.
       pollfd ready = {connection, POLLIN, 0};
       char bytes[512];
-      if (poll(&ready, 1, 1000) > 0 && recv(connection, bytes, sizeof bytes, 0) >= 0) {
+      if (poll(&ready, 1, -1) > 0 && recv(connection, bytes, sizeof bytes, 0) >= 0) {
         send(connection, answer_.data(), answer_.size(), MSG_NOSIGNAL);
       }
       shutdown(connection, SHUT_WR);
@@ -85,7 +84,7 @@ struct Bench {
 
   /// The words of a short training, with more of them.
   Words Training(const Words& more = {}) const {
-    Words words = {plan, "--model", "tiny", "--steps", "2", "--rendezvous-timeout", "15"};
+    Words words = {plan, "--model", "tiny", "--steps", "2"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -97,9 +96,18 @@ struct Bench {
     return spec;
   }
 
+  /// Of one that waits for the others for so many seconds, and no longer.
+  Words Waiting(int seconds) const {
+    return {plan, "--model", "tiny", "--rendezvous-timeout", std::to_string(seconds)};
+  }
+
   JobFolder folder;
   std::string plan, other;
 };
+
+/// A wait that is to run out, in seconds: long enough for all processes to start in, however busy
+/// the machine.
+constexpr int kBrief = 4;
 
 /// All that a job printed.
 std::string Everything(const LaunchedJob& job) {
@@ -199,7 +207,7 @@ TEST_SUITE("jobs") {
     spec.words[0] = CompilePlan(bench.folder, "four", "--schedule 1f1b --ranks 4 --microbatches 4");
     CheckRefused(spec, "needs 4 processes (4 ranks), but 3 were launched; ");
     spec = bench.Spec();
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
+    spec.words_of[0] = bench.Waiting(kBrief);
     spec.environment_of[1] = {{"WORLD_SIZE", "3"}};
     CheckRefused(spec, "as one of 3", Voices::kSome);
   }
@@ -207,12 +215,13 @@ TEST_SUITE("jobs") {
   TEST_CASE("refused: a rank that is missing") {
     const Bench bench;
     JobSpec spec;
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
+    spec.words = bench.Waiting(kBrief);
     spec.processes = 3;
     spec.absent = {1};
     CheckRefused(spec, "rank 1 of 3 did not reach rank 0 at 127.0.0.1:");
     spec.absent = {1, 2};
     CheckRefused(spec, "ranks 1, 2 of 3 did not reach rank 0 at ");
+    spec.words = bench.Waiting(1);
     spec.absent = {0};
     CheckRefused(spec, "rank 0 must run there and be reachable", Voices::kSome);
   }
@@ -220,19 +229,19 @@ TEST_SUITE("jobs") {
   TEST_CASE("refused: two ranks with the same number") {
     const Bench bench;
     JobSpec spec;
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "3"};
+    spec.words = bench.Waiting(60);
     spec.processes = 3;
     spec.environment_of[2] = {{"RANK", "1"}};
     CheckRefused(spec, "two processes claim to be rank 1", Voices::kSome);
+    spec.words = bench.Waiting(2);
     spec.environment_of[2] = {{"RANK", "0"}};
     CheckRefused(spec, "address already in use", Voices::kSome);
   }
 
   TEST_CASE("refused: a port where something else listens") {
     const Bench bench;
-    const Words words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     JobSpec spec = bench.Spec();
-    spec.words = words;
+    spec.words = bench.Waiting(2);
     {
       const Listener silent("");
       spec.environment = {{"MASTER_PORT", silent.port()}};
@@ -251,11 +260,10 @@ TEST_SUITE("jobs") {
     JobSpec older = bench.Spec();
     older.absent = {1};
     older.environment = {{"MASTER_PORT", port}, {"CONTRAFLOW_SECRET", "of the older job"}};
-    older.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "5"};
+    older.words = bench.Waiting(5);
     LaunchedJob waiting(older);
     JobSpec spec = bench.Spec();
     spec.absent = {0};  // for it the port is taken
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
     spec.environment = {{"MASTER_PORT", port}, {"CONTRAFLOW_SECRET", "of this job"}};
     CheckRefused(spec, "does not know the secret of this job");
     // The stranger changes nothing for the older job, which names him.
@@ -271,10 +279,12 @@ TEST_SUITE("jobs") {
   TEST_CASE("refused: secrets that differ or are missing") {
     const Bench bench;
     JobSpec spec = bench.Spec();
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
+    spec.words_of[0] = bench.Waiting(kBrief);
     spec.environment = {{"CONTRAFLOW_SECRET", "of all"}};
     spec.environment_of[1] = {{"CONTRAFLOW_SECRET", "of one"}};
     CheckRefused(spec, "does not know the secret of this job", Voices::kSome);
+    spec.words_of.clear();
+    spec.words = bench.Waiting(kBrief);
     spec.environment_of[1] = {{"CONTRAFLOW_SECRET", ""}};
     CheckRefused(spec, "it has another secret, or another program uses the port", Voices::kSome);
 
@@ -302,7 +312,7 @@ TEST_SUITE("jobs") {
     const Bench bench;
     JobSpec spec;
     spec.processes = 1;
-    spec.words = {bench.plan, "--model", "tiny", "--rendezvous-timeout", "2"};
+    spec.words = bench.Waiting(2);
     const auto refuse = [&](const Variables& environment, std::string_view text) {
       spec.environment = environment;
       CheckRefused(spec, text);

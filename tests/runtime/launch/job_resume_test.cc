@@ -13,8 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kPatience = 60;
-
 /// Eight layers, so that 1, 2, 4 and 8 ranks can train it.
 constexpr const char* kModel =
     R"({"name": "eight", "layers": 8, "width": 16, "heads": 2, "experts": 4, "expert_width": 16,

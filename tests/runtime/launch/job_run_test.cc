@@ -25,7 +25,7 @@ constexpr const char* kModelWithFourLayers =
 /// Runs the job, which must end well, and gives what it trained.
 Trained CheckJob(const JobSpec& spec) {
   LaunchedJob job(spec);
-  const bool ended = job.Wait(60);
+  const bool ended = job.Wait(kPatience);
   const std::string story = job.Story();
   CAPTURE(story);
   CHECK(ended);
@@ -117,7 +117,7 @@ TEST_SUITE("jobs") {
     // With the head of another plan its program fits too, but not to the others'.
     part(other, 3);
     LaunchedJob job(spec);
-    CHECK(job.Wait(60));
+    CHECK(job.Wait(kPatience));
     const std::string story = job.Story();
     CAPTURE(story);
     CHECK(job.ending(0).code != 0);

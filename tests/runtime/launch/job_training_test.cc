@@ -13,8 +13,6 @@
 namespace contraflow::job_training_test {
 namespace {
 
-constexpr double kPatience = 60;
-
 constexpr const char* kModel =
     R"({"name": "eight", "layers": 8, "width": 16, "heads": 2, "experts": 4, "expert_width": 16,
         "sequence": 8, "batch": 2, "warmup_steps": 5, "decay_steps": 50,
@@ -45,7 +43,7 @@ struct Bench {
   Words WordsFor(const std::string& plan, const std::string& log, const Words& more = {}) const {
     Words words = {plan,  "--model",      model,   "--steps",          "60", "--clip",
                    "0.5", "--validation", "0.2",   "--validate-every", "7",  "--jsonl",
-                   log,   "--lr",         "0.004", "--log-every",      "20"};
+                   log,   "--lr",         "0.004", "--log-every",      "1"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -72,19 +70,19 @@ TEST_SUITE("jobs") {
     const Trained undisturbed = TrainWithThreads(bench.WordsFor(bench.Plan("1f1b", 2), whole));
     REQUIRE(undisturbed.losses.size() == 60);
 
-    const auto kill_at = [&](const JobSpec& spec, const std::string& line) {
+    const auto kill_after = [&](int steps, const JobSpec& spec) {
       LaunchedJob job(spec);
-      const bool there = job.WaitForLines(line, 1, kPatience);
+      const bool there = job.WaitForLines("step ", steps, kPatience);
       const std::string story = job.Story();
       CAPTURE(story);
       REQUIRE(there);
       for (int p = 0; p < spec.processes; ++p) job.Signal(p, SIGKILL);
       CHECK(job.Wait(kPatience));
     };
-    kill_at(bench.Resuming(bench.Plan("1f1b", 2), 2, log), "step 20 ");
+    kill_after(20, bench.Resuming(bench.Plan("1f1b", 2), 2, log));
     // A kill leaves no torn line, but a machine that stops may.
     WriteText(log, ReadText(log) + "{\"step\": 2");
-    kill_at(bench.Resuming(bench.Plan("zb-1p", 4), 4, log), "step 40 ");
+    kill_after(5, bench.Resuming(bench.Plan("zb-1p", 4), 4, log));
 
     JobSpec last = bench.Resuming(bench.Plan("1f1b", 2), 2, log);
     last.words.push_back("--json");

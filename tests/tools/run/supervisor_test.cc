@@ -16,8 +16,6 @@
 namespace contraflow::supervisor_test {
 namespace {
 
-constexpr double kPatience = 100;
-
 void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 /// The living rank of a job of so many processes; 0 if there is none.
@@ -34,13 +32,18 @@ pid_t RankOf(const LaunchedJob& job, int rank, int size) {
   return 0;
 }
 
+/// Waits for a rank, which may take a moment after a start; 0 if the job has ended before.
+pid_t AwaitRank(LaunchedJob& job, int rank, int size) {
+  while (!job.Wait(0.02)) {
+    if (const pid_t pid = RankOf(job, rank, size); pid != 0) return pid;
+  }
+  return 0;
+}
+
 /// Waits for a rank and kills it; false if the job has ended before.
 bool KillRank(LaunchedJob& job, int rank, int size) {
-  while (!job.Wait(0.02)) {
-    const pid_t pid = RankOf(job, rank, size);
-    if (pid != 0) return kill(pid, SIGKILL) == 0;
-  }
-  return false;
+  const pid_t pid = AwaitRank(job, rank, size);
+  return pid != 0 && kill(pid, SIGKILL) == 0;
 }
 
 /// The digest of weights in a report, or the whole of it.
@@ -64,21 +67,29 @@ int Runs() {
 
 /// A training of four ranks and the weights that it comes to when nothing disturbs it.
 struct Undisturbed {
+  static constexpr int kSteps = 100;
+
   JobFolder folder;
-  Words words;
+  Words words;  // but for the number of steps
   std::string weights;
 
   Undisturbed() {
     words = {CompilePlan(folder, "plan", "--schedule 1f1b --ranks 4 --microbatches 8"), "--model",
-             "tiny", "--steps", "100"};
-    LaunchedJob job(Alone(words));
-    REQUIRE(job.Wait(kPatience));
-    weights = WeightsIn(job.Out(0));
-    REQUIRE(weights.size() == 64);
+             "tiny", "--steps"};
+    weights = WeightsAfter(kSteps);
   }
 
-  Words With(const Words& more) const {
+  std::string WeightsAfter(int steps) const {
+    LaunchedJob job(Alone(With({}, steps)));
+    REQUIRE(job.Wait(kPatience));
+    const std::string digest = WeightsIn(job.Out(0));
+    REQUIRE(digest.size() == 64);
+    return digest;
+  }
+
+  Words With(const Words& more, int steps = kSteps) const {
     Words all = words;
+    all.push_back(std::to_string(steps));
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -124,14 +135,17 @@ TEST_SUITE("jobs") {
       if (disk) words.insert(words.end(), {"--checkpoint", kept});
       LaunchedJob job(Alone(words));
       std::mt19937 random(disk ? 5 : 4);
-      int kills = 0;
-      for (const int lines : {3, 8}) {
-        REQUIRE(job.WaitForLines("step", lines, kPatience));
-        kills += KillRank(job, static_cast<int>(random() % 4), 4);
+      for (const int resumed : {0, 1}) {
+        REQUIRE(job.WaitForLines("resuming after step", resumed, kPatience));
+        // It is looked for before, so that the training does not end meanwhile.
+        const pid_t victim = AwaitRank(job, static_cast<int>(random() % 4), 4);
+        REQUIRE(victim != 0);
+        const int lines = CountOf(job.Out(0), "\nstep ");
+        REQUIRE(job.WaitForLines("step ", lines + 3, kPatience));
+        REQUIRE(kill(victim, SIGKILL) == 0);
       }
       CHECK(job.Wait(kPatience));
       CAPTURE(job.Story());
-      CHECK(kills == 2);
       CHECK(job.ending(0).code == 0);
       CHECK(WeightsIn(job.Out(0)) == Four().weights);
       CHECK(CountOf(job.Err(0), "was ended by signal 9 (Killed); restart 1 of 1, after step ") ==
@@ -144,30 +158,37 @@ TEST_SUITE("jobs") {
 
   TEST_CASE("a node is lost with its memory, and what the other has is enough") {
     const JobFolder folder;
-    JobSpec spec;
-    spec.processes = 4;
-    for (int process = 0; process < 4; ++process) {
-      spec.words_of[process] =
-          Four().With({"--memory-every", "5", "--resume", "--log-every", "5", "--memory-checkpoint",
-                       folder.File("node" + std::to_string(process / 2))});
-    }
+    const auto spec_of = [&](int steps) {
+      JobSpec spec;
+      spec.processes = 4;
+      for (int process = 0; process < 4; ++process) {
+        spec.words_of[process] =
+            Four().With({"--memory-every", "5", "--resume", "--log-every", "5",
+                         "--memory-checkpoint", folder.File("node" + std::to_string(process / 2))},
+                        steps);
+      }
+      return spec;
+    };
+    int steps = 0;                   // that the last one has begun, at most
     for (const int lost : {1, 0}) {  // node
       CAPTURE(lost);
-      LaunchedJob job(spec);
-      REQUIRE(job.WaitForLines("step", 3, kPatience));
+      LaunchedJob job(spec_of(1'000'000));
+      REQUIRE(job.WaitForLines("step ", 3, kPatience));
       REQUIRE(job.Signal(2 * lost + 1, SIGKILL));
       REQUIRE(job.Wait(kPatience));
       CAPTURE(job.Story());
       CHECK(job.ending(2 - 2 * lost).code == 75);
+      const std::string out = job.Out(0);
+      steps = std::stoi(out.substr(out.rfind("\nstep ") + 6)) + 5;
       CHECK(std::filesystem::remove_all(folder.File("node" + std::to_string(lost))) > 0);
     }
-    LaunchedJob job(spec);
+    LaunchedJob job(spec_of(steps + 10));
     CHECK(job.Wait(kPatience));
     CAPTURE(job.Story());
     for (int process = 0; process < 4; ++process) CHECK(job.ending(process).code == 0);
     CHECK(CountOf(job.Out(0), "resuming after step ") == 1);
     CHECK(CountOf(job.Out(0), ", from memory\n") == 1);
-    CHECK(WeightsIn(job.Out(0)) == Four().weights);
+    CHECK(WeightsIn(job.Out(0)) == Four().WeightsAfter(steps + 10));
   }
 
   TEST_CASE("a rank that is lost at every start is done without") {
@@ -180,21 +201,26 @@ TEST_SUITE("jobs") {
       const std::string plan = CompilePlan(folder, "plan", words);
       const std::string kept = folder.File("kept");
       std::filesystem::remove_all(kept);
-      LaunchedJob undisturbed(Alone({plan, "--model", "tiny", "--steps", "12", "--checkpoint", kept,
-                                     "--checkpoint-every", "4", "--checkpoint-keep", "3"}));
+      const auto training = [&](const std::string& steps, const Words& more) {
+        Words all = {plan, "--model", "tiny", "--steps", steps};
+        all.insert(all.end(), more.begin(), more.end());
+        return Alone(all);
+      };
+      LaunchedJob undisturbed(training("40", {}));
       REQUIRE(undisturbed.Wait(kPatience));
-      const double loss = LossOfStep(undisturbed.Out(0), 12);
+      const double loss = LossOfStep(undisturbed.Out(0), 40);
       REQUIRE(loss > 0);
-      for (const char* const later : {"/step-00000008", "/step-00000012"}) {
-        REQUIRE(std::filesystem::remove_all(kept + later) > 0);
-      }
+      LaunchedJob begun(training("4", {"--checkpoint", kept}));
+      REQUIRE(begun.Wait(kPatience));
 
-      LaunchedJob job(Alone({plan, "--model", "tiny", "--steps", "12", "--checkpoint", kept,
-                             "--resume", "--restarts", "1", "--elastic"}));
+      LaunchedJob job(
+          training("40", {"--checkpoint", kept, "--resume", "--restarts", "1", "--elastic"}));
       for (const int start : {1, 2}) {
-        // Once they have met: whom they know, they need not wait for.
+        // It is looked for before, so that the training does not end meanwhile, and killed once
+        // they have met: whom they know, they need not wait for.
+        const pid_t victim = AwaitRank(job, 3, 4);
         REQUIRE(job.WaitForLines("resuming after step 4", start, kPatience));
-        REQUIRE(KillRank(job, 3, 4));
+        REQUIRE(kill(victim, SIGKILL) == 0);
       }
       REQUIRE(job.Wait(kPatience));
       CAPTURE(job.Story());
@@ -205,7 +231,7 @@ TEST_SUITE("jobs") {
       CHECK(CountOf(job.Err(0),
                     "contraflow-run: rank 3 was ended by signal 9 (Killed) at each of 2 "
                     "starts after step 4; going on with ") == 1);
-      CHECK(LossOfStep(job.Out(0), 12) == doctest::Approx(loss).epsilon(0.01));
+      CHECK(LossOfStep(job.Out(0), 40) == doctest::Approx(loss).epsilon(0.01));
     }
   }
 
@@ -278,13 +304,12 @@ TEST_SUITE("jobs") {
                              folder.File("kept" + std::to_string(signal)), "--restarts", "5"}));
       REQUIRE(job.WaitForLines("step", 3, kPatience));
       REQUIRE(job.Signal(0, signal));
-      CHECK(job.Wait(10));
+      CHECK(job.Wait(kPatience));
       CAPTURE(job.Story());
       // Asked by a batch system it may also have stopped in order.
       if (job.ending(0).code != 76 || signal != SIGTERM) CHECK(job.ending(0).signal == signal);
       CHECK(CountOf(job.Err(0), "; restart ") == 0);
-      for (int wait = 0; wait < 500 && !job.Living().empty(); ++wait) Sleep(0.01);
-      CHECK(job.Living().empty());
+      while (!job.Living().empty()) Sleep(0.01);
     }
   }
 }

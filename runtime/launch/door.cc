@@ -271,7 +271,14 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
   const std::lock_guard lock(mutex_);
   callers_.erase(caller);
   if (reason.empty() && visitor.claim.purpose != Purpose::kAsk && !answer_) {
-    visitors_.push_back(std::move(visitor));
+    try {
+      // So few bytes never wait. Who has heard them is here for Next: nobody is welcome and then
+      // forgotten.
+      Say(&visitor.stream, Word::kWelcome, std::to_string(point_.rank), Clock::now());
+      visitors_.push_back(std::move(visitor));
+    } catch (const std::exception&) {
+      // It has left; or memory is short, and it comes again.
+    }
   }
   changed_.notify_all();
 }
@@ -318,8 +325,8 @@ std::string Door::Admit(Stream* stream, Socket socket, Claim* claim) {
                       : "the job has begun without rank " + std::to_string(claim->from));
   }
   if (const std::string misfit = asks ? "" : Misfit(*claim); !misfit.empty()) return sorry(misfit);
-  Say(stream, Word::kWelcome, std::to_string(point_.rank), deadline);
   if (asks) {
+    Say(stream, Word::kWelcome, std::to_string(point_.rank), deadline);
     Say(stream, Word::kStatus, answer(), deadline);
     // Once closed here, the connection would show its user to nobody any more.
     std::array<std::byte, 1> nothing;

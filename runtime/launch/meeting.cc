@@ -105,6 +105,9 @@ class Host {
       for (Guest& guest : guests_) {
         if (guest.stream) streams.push_back(std::move(guest.stream));
       }
+      while (auto visitor = door_->Next(Clock::now())) {
+        streams.push_back(std::move(visitor->stream));
+      }
       const bool lost = dynamic_cast<const MeetingLost*>(&error) != nullptr;
       Part(std::move(streams), lost ? Word::kLost : Word::kFailed, error.what());
       throw;

@@ -453,6 +453,10 @@ void Watch::End() {
   if (!options_.exit) EndProcess(code, signal_);
   options_.exit(code);
   ended_ = true;
+  // As those of a process that has ended: nobody waits for them.
+  for (int p = 0; p < size_; ++p) {
+    if (Link* const link = links_.At(p)) link->EndSending();
+  }
   Over();
 }
 

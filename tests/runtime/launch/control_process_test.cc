@@ -66,9 +66,7 @@ class ForkedJob {
       said_.emplace_back();
     }
     members.clear();
-    for (int rank = 0; rank < size; ++rank) {
-      while (Said(rank).find("ready\n") == std::string::npos) Read(rank);
-    }
+    for (int rank = 0; rank < size; ++rank) Await(rank, "ready\n");
   }
   ~ForkedJob() {
     for (const pid_t pid : pids_) {
@@ -79,10 +77,15 @@ class ForkedJob {
   }
 
   void Signal(int rank, int signal) { ::kill(pids_[static_cast<size_t>(rank)], signal); }
-  /// How it ended: `exit 1`, `signal 9`; or `lives`, after half a minute.
+  /// Waits until it has said this.
+  void Await(int rank, const std::string& line) {
+    while (Said(rank).find(line) == std::string::npos && Read(rank)) {
+    }
+  }
+  /// How it ended: `exit 1`, `signal 9`; or `lives`, after some minutes.
   std::string Wait(int rank) {
     pid_t& pid = pids_[static_cast<size_t>(rank)];
-    const auto deadline = Clock::now() + std::chrono::seconds(30);
+    const auto deadline = Clock::now() + std::chrono::seconds(200);
     int status = 0;
     while (::waitpid(pid, &status, WNOHANG) == 0) {
       if (Clock::now() > deadline) return "lives";
@@ -127,7 +130,7 @@ class ForkedJob {
     char buffer[4096];
     const int fd = pipes_[static_cast<size_t>(rank)].fd();
     pollfd polled = {fd, POLLIN, 0};
-    if (::poll(&polled, 1, 30'000) != 1) return false;
+    if (::poll(&polled, 1, 200'000) != 1) return false;
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
     if (count > 0) Said(rank).append(buffer, static_cast<size_t>(count));
     return count > 0;
@@ -140,21 +143,20 @@ class ForkedJob {
 
 void Work(int, Control& control) { WaitForStop(control); }
 
-/// A second: short, and long enough that a busy machine answers in a fifth of it, mostly.
-Control::Options ShortBound() {
-  Control::Options options;
-  options.bound = milliseconds(1000);
-  return options;
-}
-
 TEST_SUITE("unit") {
   TEST_CASE("control processes: a rank that is sent a signal ends by it and the others by code") {
+    std::vector<std::unique_ptr<ForkedJob>> jobs;
+    for (const int signal : {SIGTERM, SIGINT}) {
+      for (int rank = 0; rank < 3; ++rank) {
+        jobs.push_back(std::make_unique<ForkedJob>(3, Unhurried(), Work));
+        jobs.back()->Signal(rank, signal);
+      }
+    }
     for (const int signal : {SIGTERM, SIGINT}) {
       for (int rank = 0; rank < 3; ++rank) {
         CAPTURE(signal);
         CAPTURE(rank);
-        ForkedJob job(3, {}, Work);
-        job.Signal(rank, signal);
+        ForkedJob& job = *jobs[static_cast<size_t>(rank + (signal == SIGINT ? 3 : 0))];
         Ends expected(3, "exit 1");
         expected[static_cast<size_t>(rank)] = "signal " + std::to_string(signal);
         CHECK(job.WaitAll() == Join(expected));
@@ -170,7 +172,7 @@ TEST_SUITE("unit") {
   TEST_CASE("control processes: a launcher that ends all when one dies is not the cause") {
     for (int dead = 0; dead < 3; ++dead) {
       CAPTURE(dead);
-      ForkedJob job(3, {}, Work);
+      ForkedJob job(3, Unhurried(), Work);
       // The other way round than it happens: the signals are there before the loss can be seen.
       for (int rank = 0; rank < 3; ++rank) {
         if (rank != dead) job.Signal(rank, SIGTERM);
@@ -189,7 +191,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: the code of an error") {
-    ForkedJob job(2, {}, [](int rank, Control& control) {
+    ForkedJob job(2, Unhurried(), [](int rank, Control& control) {
       if (rank == 1) throw Error("it broke");
       WaitForStop(control);
     });
@@ -202,6 +204,7 @@ TEST_SUITE("unit") {
         // The wake does not come back, and neither does the main thread.
         [](int, Control& control) {
           control.OnStop([] { ::pause(); });
+          ::dprintf(STDERR_FILENO, "stuck\n");
           for (;;) ::pause();
         },
         // Nobody reads what it prints: that keeps it from nothing.
@@ -212,16 +215,22 @@ TEST_SUITE("unit") {
           while (::write(fds[1], bytes.data(), bytes.size()) > 0) {
           }
           ::fcntl(fds[1], F_SETFL, 0);
+          const int said = ::dup(STDERR_FILENO);
           ::dup2(fds[1], STDERR_FILENO);
+          ::dprintf(said, "stuck\n");
+          ::close(said);
           WaitForStop(control);
         },
     };
+    // The first takes all of its bound.
+    Control::Options options[] = {Unhurried(), Unhurried()};
+    options[0].bound = milliseconds(1000);
     std::vector<std::unique_ptr<ForkedJob>> jobs;
-    for (const ForkedJob::Body& body : stuck) {
-      jobs.push_back(std::make_unique<ForkedJob>(1, ShortBound(), body));
+    for (size_t i = 0; i < 2; ++i) {
+      jobs.push_back(std::make_unique<ForkedJob>(1, options[i], stuck[i]));
+      jobs.back()->Await(0, "stuck\n");
+      jobs.back()->Signal(0, SIGTERM);
     }
-    std::this_thread::sleep_for(milliseconds(100));
-    for (const auto& job : jobs) job->Signal(0, SIGTERM);
     for (const auto& job : jobs) {
       CAPTURE(&job - jobs.data());
       const int signal = job == jobs[0] ? SIGKILL : SIGTERM;
@@ -230,7 +239,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: a main thread that does not come back is ended under it") {
-    ForkedJob job(2, {}, [](int rank, Control& control) {
+    ForkedJob job(2, Unhurried(), [](int rank, Control& control) {
       if (rank == 1) WaitForStop(control);
       for (;;) ::pause();
     });
@@ -239,21 +248,21 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: one that is stopped is lost and ends when it goes on") {
-    Control::Options options;
-    options.silence = milliseconds(2000);
+    Control::Options options = Unhurried();
+    options.silence = milliseconds(4000);
     ForkedJob job(3, options, Work);
     job.Signal(1, SIGSTOP);
     CHECK(job.Wait(0) == "exit 75");
     CHECK(job.Wait(2) == "exit 75");
     const std::string report = job.ReportOf(0);
     CAPTURE(report);
-    CHECK(FirstLine(report).find("rank 1 was lost: it was silent for 2 s") != std::string::npos);
+    CHECK(FirstLine(report).find("rank 1 was lost: it was silent for 4 s") != std::string::npos);
     job.Signal(1, SIGCONT);
     CHECK(job.Wait(1) == "exit 75");
   }
 
   TEST_CASE("control processes: a whole job that was stopped for a while goes on") {
-    Control::Options options;
+    Control::Options options = Unhurried();
     options.silence = milliseconds(1700);
     options.timeout = milliseconds(1700);
     const auto end = Clock::now() + milliseconds(2700);
@@ -269,8 +278,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: one that is asked to stop has its time and tells all") {
-    Control::Options options;
-    options.grace = milliseconds(20'000);
+    Control::Options options = Unhurried();
+    options.grace = milliseconds(200'000);
     ForkedJob job(3, options, [](int, Control& control) {
       while (!control.Barrier()) std::this_thread::sleep_for(milliseconds(2));
       control.Finish();
@@ -289,14 +298,14 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: signals that are ignored stay so and those after the end count") {
-    ForkedJob job(2, {}, [](int, Control& control) {
+    ForkedJob job(2, Unhurried(), [](int, Control& control) {
       ::raise(SIGINT);
       control.Finish();
     });
     CHECK(job.WaitAll().find("exit 0") == std::string::npos);
 
     const auto old = std::signal(SIGINT, SIG_IGN);
-    ForkedJob ignoring(2, {}, [](int, Control& control) {
+    ForkedJob ignoring(2, Unhurried(), [](int, Control& control) {
       ::raise(SIGINT);
       control.Finish();
     });
@@ -319,7 +328,7 @@ TEST_SUITE("unit") {
         point.secret = "known to the job";
         point.address = rank == 0 ? Address{"127.0.0.1", 0} : address.get();
         point.ready = [&](const Address& at) { ready.set_value(at); };
-        Control::Options options;
+        Control::Options options = Unhurried();
         options.catch_signals = false;
         options.exit = [&, rank](int code) {
           const std::lock_guard lock(mutex);

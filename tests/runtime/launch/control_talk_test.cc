@@ -188,13 +188,13 @@ TEST_SUITE("unit") {
     };
     for (const Case& c : cases) {
       CAPTURE(&c - cases);
-      WatchedJob job(3, {}, {2});
+      WatchedJob job(3, Unhurried(), {2});
       SendTalk(job.membership(2).links[0], Watch::kFinish);
       SendTalk(job.membership(2).links[0], c.channel, c.bytes);
       job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
       CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2 was lost: " + c.reason);
     }
-    WatchedJob job(3, {}, {2});
+    WatchedJob job(3, Unhurried(), {2});
     for (int i = 0; i < 5; ++i) SendTalk(job.membership(2).links[0], Watch::kData, "g");
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
     CHECK(FirstLine(job.Report()) ==
@@ -219,7 +219,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("control: one who was stopped before tells the others of the fault in its last words") {
     Control::Options options;
-    options.bound = milliseconds(1000);
+    options.bound = milliseconds(6000);  // of which a third
     WatchedJob job(3, options, {2});
     SendTalk(job.membership(2).links[1], Watch::kWords,
              BeatBytes(-1) + BytesOf({FaultKind::kError, 2, -1, false, "it broke"}));
@@ -229,7 +229,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("control: a leader that orders what it may not is not obeyed") {
     // Rank 2 is no hub: neither stops the others nor ends the job.
-    WatchedJob job(3, {}, {2});
+    WatchedJob job(3, Unhurried(), {2});
     for (const int hub : {0, 1}) {
       Stream& stream = job.membership(2).links[static_cast<size_t>(hub)];
       SendTalk(stream, Watch::kStop, BytesOf({FaultKind::kError, 2, -1, false, "now"}));

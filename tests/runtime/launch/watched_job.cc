@@ -31,6 +31,12 @@ std::vector<Membership> JoinWatch(int size) {
   return members;
 }
 
+Control::Options Unhurried() {
+  Control::Options options;
+  options.bound = std::chrono::seconds(20);
+  return options;
+}
+
 WatchedJob::WatchedJob(int size, const Control::Options& options,
                        const std::vector<int>& unwatched) {
   for (Membership& membership : JoinWatch(size)) {
@@ -132,7 +138,7 @@ void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes) {
   frame.kind = Frame::kTalk;
   frame.channel = channel;
   frame.bytes = bytes.size();
-  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(30);
+  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(120);
   stream.WriteAll(std::as_bytes(std::span(&frame, 1)), deadline);
   stream.WriteAll(std::as_bytes(std::span(bytes)), deadline);
 }

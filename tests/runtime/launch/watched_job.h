@@ -17,6 +17,11 @@ namespace contraflow {
 /// socket pairs.
 std::vector<Membership> JoinWatch(int size);
 
+/// With a bound so long that each share of it is enough for what is to happen in it, however busy
+/// the machine: a second for what an error may follow from, 2.7 s for a main thread to come back, 4
+/// s for all to answer. What does happen takes no longer for it.
+Control::Options Unhurried();
+
 /// A job whose processes are threads: each has a Control, none of them ends this process.
 class WatchedJob {
  public:
@@ -29,7 +34,7 @@ class WatchedJob {
   using Body = std::function<void(int rank, Control& control, Progress& progress)>;
 
   /// Those of `unwatched` have no Control: the test speaks for them through their membership.
-  explicit WatchedJob(int size, const Control::Options& options = {},
+  explicit WatchedJob(int size, const Control::Options& options = Unhurried(),
                       const std::vector<int>& unwatched = {});
   ~WatchedJob();
 

@@ -27,11 +27,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr int kNever = 1 << 30;
+
 /// How long a run may stand still before it is given up: no run takes the longer one, however busy
 /// the machine is; where nothing else ends it the shorter one does.
-milliseconds TimeoutFor(Harm harm) { return milliseconds(harm == Harm::kDrop ? 300 : 60'000); }
-
-constexpr int kNever = 1 << 30;
+milliseconds TimeoutFor(const CallFault& fault) {
+  return milliseconds(fault.harm == Harm::kDrop && fault.n < kNever ? 300 : 60'000);
+}
 
 enum class Kind { kThreads, kProcesses };
 enum class At { kTransport, kWire };
@@ -67,11 +69,11 @@ std::vector<std::vector<float>> SumsOf(Backends& backends) {
 
 Outcome RunThreads(const Case& one, CallFault fault) {
   Outcome outcome;
-  FakeRun run(one.plan, {.strict = one.strict, .timeout = TimeoutFor(fault.harm)});
+  FakeRun run(one.plan, {.strict = one.strict, .timeout = TimeoutFor(fault)});
   Transport& inner = *run.workers[one.victim].transport;
   FaultyTransport transport(&inner, &fault, [&] {
     // Those who wait for this one notice; if nobody does it ends as a wait of its own would.
-    const Clock::time_point end = Clock::now() + 2 * TimeoutFor(fault.harm);
+    const Clock::time_point end = Clock::now() + 2 * TimeoutFor(fault);
     for (; Clock::now() < end; inner.Poll()) std::this_thread::sleep_for(milliseconds(1));
     throw Error("nobody waits");
   });
@@ -104,8 +106,8 @@ Outcome RunProcesses(const Case& one, CallFault fault) {
     }
   }
   const int victim = order.ProcessOf(AllDevices(one.plan)[one.victim]);
-  Control::Options options;
-  options.timeout = TimeoutFor(fault.harm);
+  Control::Options options = Unhurried();
+  options.timeout = TimeoutFor(fault);
   options.name = [&](int process) { return NameOf(one.plan, order.DeviceOf(process)); };
   options.describe = [&](const Progress::Snapshot& at) {
     return "instruction " + std::to_string(at.index) +

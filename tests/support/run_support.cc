@@ -100,7 +100,7 @@ TrainingOutcome TrainBesideReference(const Plan& plan, const Model& model,
   const std::string failure = Failure([&] {
     const Dataset dataset = SmallDataset();
     ThreadedRun run(plan, model, dataset, 7,
-                    {.strict = options.strict, .timeout = std::chrono::seconds(20)}, options.fill);
+                    {.strict = options.strict, .timeout = std::chrono::seconds(120)}, options.fill);
     ReferenceRun reference(options.like != nullptr ? *options.like : plan, model, dataset, 7);
     for (int step = 1; step <= options.steps && outcome.difference.empty(); ++step) {
       StepResult result = run.Step(step);

@@ -85,14 +85,14 @@ TEST_SUITE("unit") {
          BW s1 m0
          SEND_B s1 m0 to=0
          STEP s1)");
-    FakeRun run(plan, {.strict = false, .timeout = Milliseconds(5000)});
+    FakeRun run(plan, {.strict = false, .timeout = Milliseconds(120'000)});
     run.Step(plan);
     CHECK(run.backends[0].values() == 0);
 
     // With rendezvous in the one order of the program it is a deadlock, and is told as one.
-    FakeRun strict(plan, {.strict = true, .timeout = Milliseconds(50)});
+    FakeRun strict(plan, {.strict = true, .timeout = Milliseconds(1500)});
     const std::string failure = Failure([&] { strict.Step(plan); });
-    CHECK(failure.find("no rank has made progress for 0.05 s: rank 0 waits at RECV_B s0 m0 from=1 "
+    CHECK(failure.find("no rank has made progress for 1.5 s: rank 0 waits at RECV_B s0 m0 from=1 "
                        "for rank 1; rank 1 waits at RECV_F s1 m0 from=0 for rank 0; verify the "
                        "plan") != std::string::npos);
     CHECK((failure.starts_with("rank 0, instruction 0 (RECV_B s0 m0 from=1): ") ||
@@ -107,12 +107,12 @@ TEST_SUITE("unit") {
                           "\n RECV_F s1 m0 from=0" + group + "\n F s1 m0");
     };
     const Plan grouped = plan_with(" group=0");
-    FakeRun run(grouped, {.strict = true, .timeout = Milliseconds(5000)});
+    FakeRun run(grouped, {.strict = true, .timeout = Milliseconds(120'000)});
     run.Step(grouped);
     CHECK(run.backends[0].values() + run.backends[1].values() == 0);
 
     const Plan apart = plan_with("");
-    FakeRun stuck(apart, {.strict = true, .timeout = Milliseconds(50)});
+    FakeRun stuck(apart, {.strict = true, .timeout = Milliseconds(1500)});
     CHECK(Failure([&] { stuck.Step(apart); }).find("no rank has made progress") !=
           std::string::npos);
   }
@@ -138,7 +138,7 @@ TEST_SUITE("unit") {
     for (const Level level : {Level::kComponent, Level::kBuffer}) {
       const Plan plan = PlanFor(GroupModel(), "dualpipe", 4, 8, 2, level, 2);
       for (const bool strict : {false, true}) {
-        FakeRun run(plan, {.strict = strict, .timeout = Milliseconds(20'000)});
+        FakeRun run(plan, {.strict = strict, .timeout = Milliseconds(120'000)});
         Launch launch(plan, run.workers);
         launch.Step(1);
         int waited = 0;
@@ -190,14 +190,14 @@ TEST_SUITE("unit") {
     const auto failure = [](const std::string& first, const std::string& second) {
       const Plan plan =
           PlanFromText("level comm\nroute 0 1 : 0\nrank\n" + first + "\nrank\n" + second);
-      FakeRun run(plan, {.strict = false, .timeout = Milliseconds(100)});
+      FakeRun run(plan, {.strict = false, .timeout = Milliseconds(1000)});
       return Failure([&] { run.Step(plan); });
     };
     CHECK(failure("SEND_F s0 m0 to=1", "") ==
           "rank 0, instruction 0 (SEND_F s0 m0 to=1): a value is missing");
     CHECK(failure("F s0 m0", "F s1 m0") == "rank 1, instruction 0 (F s1 m0): a value is missing");
     CHECK(failure("F s0 m0\nSEND_F s0 m0 to=1", "") ==
-          "rank 0, instruction 1 (SEND_F s0 m0 to=1): no rank has made progress for 0.1 s: rank 0 "
+          "rank 0, instruction 1 (SEND_F s0 m0 to=1): no rank has made progress for 1 s: rank 0 "
           "waits at SEND_F s0 m0 to=1 for rank 1; rank 1 waits for nobody; verify the plan, or "
           "allow more time with `timeout`");
     CHECK(

@@ -70,7 +70,7 @@ class FaultyBackend : public Backend {
 /// are fewer calls than that.
 std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool strict, Fuse fuse) {
   // A rank that hangs would end with a message about progress instead of the injected one.
-  FakeRun run(plan, {.strict = strict, .timeout = std::chrono::milliseconds(20'000)});
+  FakeRun run(plan, {.strict = strict, .timeout = std::chrono::seconds(120)});
   Worker& worker = run.workers[victim];
   FaultyBackend backend(worker.backend, &fuse);
   CallFault fault{.n = fuse.n};
@@ -92,7 +92,7 @@ std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool 
   }
   CHECK((in_backend ? fuse.blown() : fault.met()) == !message.empty());
   // The others are woken, and do not wait until they give up by themselves.
-  CHECK(Clock::now() - start < std::chrono::seconds(15));
+  CHECK(Clock::now() - start < std::chrono::seconds(60));
   return message;
 }
 

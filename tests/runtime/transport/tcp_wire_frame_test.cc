@@ -149,7 +149,7 @@ TEST_SUITE("unit") {
     std::this_thread::sleep_for(Milliseconds(20));
     const Clock::time_point start = Clock::now();
     bare.wire.reset();
-    CHECK(Clock::now() - start < Milliseconds(10'000));
+    CHECK(Clock::now() - start < Milliseconds(60'000));
   }
 }
 

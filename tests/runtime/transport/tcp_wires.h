@@ -20,7 +20,7 @@ using Milliseconds = std::chrono::milliseconds;
 inline constexpr Milliseconds kNoGrace{0};
 
 /// A deadline for what should take no time, however busy the machine.
-inline Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(30); }
+inline Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(120); }
 
 /// The two ends of a connection, a socket pair or a TCP connection on this machine.
 std::pair<Socket, Socket> Joined(bool loopback = false);

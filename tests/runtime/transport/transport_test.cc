@@ -157,11 +157,11 @@ TEST_SUITE("unit") {
     CHECK(failures[0] == "accepted");
     CHECK(failures[1] == "accepted");
     // One of the two gives up, and ends the run for the other.
-    ThreadNetwork apart(2, 1, 1, {.strict = true, .timeout = Milliseconds(500)});
+    ThreadNetwork apart(2, 1, 1, {.strict = true, .timeout = Milliseconds(2'000)});
     CHECK(exchange(apart, false, failures) == std::vector<float>{-1, -1});
     const bool first = failures[0].starts_with("no rank");
     CHECK(failures[first ? 0 : 1] ==
-          "no rank has made progress for 0.5 s: rank 0 waits at SEND_F s0 m0 to=1 for rank 1; "
+          "no rank has made progress for 2 s: rank 0 waits at SEND_F s0 m0 to=1 for rank 1; "
           "rank 1 waits at SEND_F s0 m1 to=0 for rank 0; verify the plan, or allow more time "
           "with `timeout`");
     CHECK(failures[first ? 1 : 0] == "stopped because another rank failed");

@@ -41,7 +41,7 @@ done
 run() {
   namespace=$1 output=$2
   shift 2
-  ( ip netns exec "$namespace" timeout 60 "$program" "$@" >"$folder/$output" 2>&1
+  ( ip netns exec "$namespace" timeout 120 "$program" "$@" >"$folder/$output" 2>&1
     echo $? >"$folder/$output.code" ) &
 }
 
@@ -84,7 +84,7 @@ if ip netns exec $one unshare --mount true 2>/dev/null; then
     shift 3
     # shellcheck disable=SC2016  # the inner shell expands them
     ( ip netns exec "$namespace" unshare --mount sh -c \
-        'mount --bind "$0" /etc/hosts && exec timeout 60 "$@"' "$hosts" "$program" "$@" \
+        'mount --bind "$0" /etc/hosts && exec timeout 120 "$@"' "$hosts" "$program" "$@" \
         >"$folder/$output" 2>&1
       echo $? >"$folder/$output.code" ) &
   }
@@ -98,8 +98,9 @@ if ip netns exec $one unshare --mount true 2>/dev/null; then
 fi
 
 step="a wrong secret from the other machine"
-run $one host 0 2 10.79.0.1 29501 secret 1500
-run $two guest 1 2 10.79.0.1 29501 guess 1500
+# The guest must have come before rank 0 gives up.
+run $one host 0 2 10.79.0.1 29501 secret 4000
+run $two guest 1 2 10.79.0.1 29501 guess 30000
 wait
 expect guest 1 "what answers as rank 0 at 10.79.0.1:29501 does not know the secret of this job"
 expect host 1 "rank 1 of 2 did not reach rank 0 at 10.79.0.1:29501"

@@ -65,11 +65,22 @@ export part_name= # of the part that runs
 
 # --- Parts ---------------------------------------------------------------------------------------
 
-escape() { printf '%s' "$1" | tr '\t' ' ' | LC_ALL=C tr -c ' -~' '?' | sed 's/[\\"]/\\&/g'; }
+escape() { # TEXT: as a text of JSON, in $escaped
+  local LC_ALL=C
+  escaped=${1//$'\t'/ }
+  escaped=${escaped//[! -~]/?}
+  escaped=${escaped//\\/\\\\}
+  escaped=${escaped//\"/\\\"}
+}
 report() { # NAME STATUS REASON SECONDS
-  printf '%-34s %-6s %3s s  %s\n' "$1" "$2" "$4" "$3" | sed 's/ *$//'
-  printf '{"part":"%s","status":"%s","reason":"%s","seconds":%s}\n' "$(escape "$1")" "$2" \
-    "$(escape "$3")" "$4" >>"$results"
+  local line name escaped
+  printf -v line '%-34s %-6s %3s s  %s' "$1" "$2" "$4" "$3"
+  printf '%s\n' "${line%"${line##*[! ]}"}"
+  escape "$1"
+  name=$escaped
+  escape "$3"
+  printf '{"part":"%s","status":"%s","reason":"%s","seconds":%s}\n' "$name" "$2" "$escaped" "$4" \
+    >>"$results"
   if [ "$2" = FAILED ]; then failed=1; fi
 }
 # A figure that a part prints: WHAT VALUE UNIT TARGET RATIO
@@ -88,10 +99,14 @@ finish() { # NAME CODE
     { head -c 500000 "$work/$name.log" && echo ' ..' && tail -c 500000 "$work/$name.log"; } \
       >"$work/short" && mv "$work/short" "$work/$name.log"
   fi
-  reason=$(grep -a -m 1 -E 'SKIP|[Ee]rror|ERROR|FAILED|cannot|not found' "$work/$name.log" ||
-    tail -n 1 "$work/$name.log")
+  if [ "$code" = 0 ]; then
+    reason=$(sed -n 's/^note: //p' "$work/$name.log" | tail -n 1)
+  else
+    reason=$(grep -a -m 1 -E 'SKIP|[Ee]rror|ERROR|FAILED|cannot|not found' "$work/$name.log" ||
+      tail -n 1 "$work/$name.log")
+  fi
   case $code in
-    0) status=ok reason=$(sed -n 's/^note: //p' "$work/$name.log" | tail -n 1) ;;
+    0) status=ok ;;
     77) status=SKIP reason=${reason#*SKIP: } ;;
     124 | 137 | stuck) reason="took more than ${most_of[$name]} s" ;;
     stopped) reason="was stopped with the whole check" ;;

@@ -300,7 +300,7 @@ int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunc
   return member->Train();
 }
 
-volatile std::sig_atomic_t stop_signal = 0;
+std::atomic<int> stop_signal = 0;
 
 void EndBySignal(int) {
   const int signal = stop_signal;
@@ -313,10 +313,15 @@ namespace {
 timer_t grace_timer;
 itimerspec grace = {};
 
+/// Two signals may come to two threads at once.
 void AskToStop(int signal) {
-  if (stop_signal != 0) return;
-  stop_signal = signal;
-  if (signal != SIGINT) timer_settime(grace_timer, 0, &grace, nullptr);
+  static_assert(std::atomic<int>::is_always_lock_free);
+  const int error = errno;
+  int none = 0;
+  if (stop_signal.compare_exchange_strong(none, signal) && signal != SIGINT) {
+    timer_settime(grace_timer, 0, &grace, nullptr);
+  }
+  errno = error;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
-#include <csignal>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,7 +26,7 @@ int Train(RunOptions options);
 /// cannot be a run of its own.
 void RequireAlone(const RunOptions& options, const World& world);
 /// The signal that asked the training to stop; 0 if none has.
-extern volatile std::sig_atomic_t stop_signal;
+extern std::atomic<int> stop_signal;
 /// From here on a signal ends the training after the step under way: the first Ctrl-C, of which the
 /// second ends it at once; or what batch systems send before they take the machine away, after
 /// which the grace period ends it at once.

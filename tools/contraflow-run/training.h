@@ -1,6 +1,6 @@
 #pragma once
 
-#include <csignal>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -60,7 +60,7 @@ class Training {
   struct Watch {
     /// May become a signal's number, to end the training after the step under way; null: nothing
     /// does that.
-    const volatile std::sig_atomic_t* stop = nullptr;
+    const std::atomic<int>* stop = nullptr;
     /// Called now and then during what is not in the plan, but takes its time; may be empty.
     std::function<void()> moves;
   };

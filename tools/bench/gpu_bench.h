@@ -34,6 +34,7 @@ struct BenchSizes {
   std::vector<Layer> layers;
   size_t arena_bytes;  ///< device memory for all of it
   double seconds;      ///< one timing goes on for about as long
+  int rounds = 5;      ///< of one timing, which is their median; at most 5
 
   static BenchSizes Full();
   /// For the emulator.
@@ -62,8 +63,8 @@ class GpuBench {
   /// From the host.
   int32_t* Integers(const std::vector<int32_t>& values);
 
-  /// Seconds of one call of `work`, which gives work to stream(): the median of five runs of as
-  /// many calls as take sizes().seconds, by the clock of the GPU.
+  /// Seconds of one call of `work`, which gives work to stream(): the median of sizes().rounds runs
+  /// of as many calls as take sizes().seconds, by the clock of the GPU.
   double Seconds(const std::function<void()>& work);
 
   /// Adds a line: bytes or operations a call by its time. The target is a share of CopyRate.

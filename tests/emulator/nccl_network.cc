@@ -115,7 +115,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
       return Enter(network_.CommOf(from->comm, from->splits++, color, options), key, from);
     }
     const int others = network_.CommOf(from->comm, from->splits++, color, {"none", 1});
-    network_.comms[static_cast<size_t>(others)].members.emplace_back(0, static_cast<int>(self_));
+    AddMember(others, 0);
     return nullptr;
   }
   void GroupStart() override {
@@ -182,8 +182,13 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     work();
   }
   std::vector<Step>& Steps() { return capturing_ ? graph_ : network_.steps[self_]; }
+  void AddMember(int comm, int key) {
+    std::vector<std::pair<int, int>>& members = network_.comms[static_cast<size_t>(comm)].members;
+    const std::pair<int, int> member(key, static_cast<int>(self_));
+    members.insert(std::upper_bound(members.begin(), members.end(), member), member);
+  }
   NcclComm* Enter(int comm, int key, Handle* parent) {
-    network_.comms[static_cast<size_t>(comm)].members.emplace_back(key, static_cast<int>(self_));
+    AddMember(comm, key);
     return handles_.emplace_back(std::make_unique<Handle>(comm, parent)).get();
   }
   static void RequireReady(const Handle& handle) {
@@ -261,9 +266,7 @@ bool NcclNetwork::Complete(int comm) const {
 }
 
 int NcclNetwork::ProcessOf(int comm, int rank) const {
-  std::vector<std::pair<int, int>> members = comms.at(static_cast<size_t>(comm)).members;
-  std::sort(members.begin(), members.end());
-  return members.at(static_cast<size_t>(rank)).second;
+  return comms.at(static_cast<size_t>(comm)).members.at(static_cast<size_t>(rank)).second;
 }
 
 void NcclNetwork::Check() const {

@@ -39,7 +39,7 @@ class NcclNetwork {
   struct Comm {
     std::string name;
     int max_ctas = 0;
-    std::vector<std::pair<int, int>> members;  ///< key and process
+    std::vector<std::pair<int, int>> members;  ///< key and process, ascending: by rank
   };
 
   /// How the processes of the job run: as threads, or one behind the other in one thread, where

@@ -221,6 +221,7 @@ TEST_SUITE("jobs") {
         const pid_t victim = AwaitRank(job, 3, 4);
         REQUIRE(job.WaitForLines("resuming after step 4", start, kPatience));
         REQUIRE(kill(victim, SIGKILL) == 0);
+        while (kill(victim, 0) == 0) Sleep(0.002);  // it is not to be found again
       }
       REQUIRE(job.Wait(kPatience));
       CAPTURE(job.Story());

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "tests/support/mpirun_ports.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
@@ -157,6 +158,10 @@ std::string RunStep(const TranscriptStep& step, const std::string& folder, const
   // In a container the tests are run by root, which mpirun warns of.
   for (const char* const name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
     setenv(name, "1", 1);
+  }
+  for (const char* const name :
+       {"OMPI_MCA_oob_tcp_dynamic_ipv4_ports", "OMPI_MCA_oob_tcp_dynamic_ipv6_ports"}) {
+    setenv(name, MpirunPorts(getpid()).c_str(), 1);
   }
   const int status = std::system(command.c_str());
   std::string text = EndLine(ReadText(out));

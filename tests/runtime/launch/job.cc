@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "tests/support/held_port.h"
+#include "tests/support/mpirun_ports.h"
 
 namespace contraflow {
 namespace {
@@ -66,6 +67,8 @@ Variables LauncherVariables(JobStyle style, int process, int processes, int port
       return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
               {"OMPI_MCA_odls_base_sigkill_timeout", "2"},
+              {"OMPI_MCA_oob_tcp_dynamic_ipv4_ports", MpirunPorts(port)},
+              {"OMPI_MCA_oob_tcp_dynamic_ipv6_ports", MpirunPorts(port)},
               {"ASAN_OPTIONS", "detect_leaks=0"},
               {"TSAN_OPTIONS", "ignore_noninstrumented_modules=1:detect_deadlocks=0"}};
     case JobStyle::kSrun:

@@ -15,7 +15,8 @@ namespace contraflow {
 namespace {
 
 /// Room for kMaxStages stages and kMaxMicrobatches factors.
-constexpr JsonLimits kLimits = {.bytes = size_t{64} << 20, .values = size_t{1} << 22};
+constexpr JsonLimits kLimits = {
+    .bytes = size_t{64} << 20, .values = size_t{1} << 22, .comments = true};
 
 constexpr double kMaxBandwidth = 1e18;
 /// Factors beyond a million either way are a mistake of units.

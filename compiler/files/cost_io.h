@@ -11,7 +11,8 @@ namespace contraflow {
 /// stage, or "stages", a list with those of each ("f", "b", "w" and, unless they follow from these,
 /// "bw", "fb", "r", "reduce", "step"); and where they are known "comm", "moe", "overlap", "memory"
 /// (in bytes), "microbatch_scale" (a factor each) and "source", in words. `place` (a file name)
-/// begins every error message, followed by the JSON path. Strict: refuses unknown and duplicate
+/// begins every error message, followed by the JSON path. The text may have comments (// and
+/// /* */); costs inside of a plan may not. Strict: refuses unknown and duplicate
 /// keys, wrong types, negative, non-finite and missing costs. Costs with "moe" and no "stage" have
 /// empty `stages`, for DeriveChunkCosts to fill in as "overlap" (`derived`) says.
 CostModel ReadCosts(std::string_view text, const std::string& place);

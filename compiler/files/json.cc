@@ -99,6 +99,7 @@ const std::string& JsonCursor::String(std::string_view noun, size_t most) const 
   return *text;
 }
 
+bool JsonCursor::IsNull() const { return value_->is_null(); }
 bool JsonCursor::IsArray() const { return value_->is_array(); }
 bool JsonCursor::IsObject() const { return value_->is_object(); }
 

@@ -19,14 +19,17 @@ namespace contraflow {
 /// Json::array() or Json::object(): a null that becomes one crashes where memory is short.
 using Json = nlohmann::ordered_json;
 
-/// Sizes above which a document is refused, whatever it says about itself.
+/// What is refused of a document, whatever it says about itself.
 struct JsonLimits {
   size_t bytes = size_t{1} << 20;   ///< of the document
   size_t values = size_t{1} << 16;  ///< kept in the tree
+  size_t members = 64;              ///< of one object
+  /// JSON text may have comments, "//" to the end of the line and "/*" to "*/", as may stand
+  /// wherever a space may.
+  bool comments = false;
 };
-/// Deepest nesting of arrays and objects, and most members of one object.
+/// Deepest nesting of arrays and objects.
 inline constexpr size_t kMaxJsonDepth = 16;
-inline constexpr size_t kMaxJsonMembers = 64;
 
 /// A top-level member too large to keep: an array of arrays of strings or of short lists of whole
 /// numbers (a plan's programs or slots). It is handed over while the document is read; the tree has
@@ -76,6 +79,7 @@ class JsonCursor {
   /// Text without control characters, at most `most` bytes.
   const std::string& String(std::string_view noun, size_t most = 4096) const;
 
+  bool IsNull() const;
   bool IsArray() const;
   bool IsObject() const;
   /// Number of elements; refuses what is not an array.
@@ -111,8 +115,9 @@ struct JsonDocument {
 };
 
 /// Reads JSON text or CBOR (a document that begins with the head of a CBOR map). Strict: refuses
-/// duplicate keys, integers out of 64 bits, reals out of a double's range, NaN, invalid UTF-8, what
-/// follows the document, and sizes over the limits, with line and column (CBOR: byte) or JSON path.
+/// comments unless the limits take them, duplicate keys, integers out of 64 bits, reals out of a
+/// double's range, NaN, invalid UTF-8, what follows the document, and sizes over the limits, with
+/// line and column (CBOR: byte) or JSON path.
 JsonDocument ParseJson(std::string_view document, const std::string& place,
                        const JsonLimits& limits = {}, std::span<const JsonRows> rows = {});
 

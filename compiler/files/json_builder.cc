@@ -169,8 +169,8 @@ void JsonBuilder::Key(std::string key) {
   const bool again = top.json.contains(key);
   top.key = std::move(key);
   if (again) Fail("is given twice; keep one");
-  if (top.json.size() >= kMaxJsonMembers) {
-    Fail("an object with more than " + std::to_string(kMaxJsonMembers) + " keys");
+  if (top.json.size() >= limits_.members) {
+    Fail("an object with more than " + std::to_string(limits_.members) + " keys");
   }
   if (open_.size() == 1 && rows != rows_.end()) {
     in_ = &*rows;
@@ -234,7 +234,8 @@ JsonDocument ParseJson(std::string_view document, const std::string& place,
     ReadCbor(document, place, &builder);
   } else {
     TextEvents events(document, place, &builder);
-    nlohmann::json::sax_parse(document.begin(), document.end(), &events);
+    nlohmann::json::sax_parse(document.begin(), document.end(), &events,
+                              nlohmann::json::input_format_t::json, true, limits.comments);
   }
   return {place, builder.Take()};
 }

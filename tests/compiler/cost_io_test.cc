@@ -8,6 +8,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/value.h"
 #include "tests/support/failure.h"
@@ -217,6 +218,19 @@ TEST_SUITE("unit") {
     }
     CHECK(Read(Moe("[1, 2]")) == "accepted");
     CHECK(Read(Stage(R"({"f": 3, "b": 2, "w": 2, "fb": 3})")) == "accepted");
+  }
+
+  TEST_CASE("a cost file may have comments and the costs of a plan may not") {
+    const std::string text = "// why\n{\"unit\": \"us\", /* both */\n\"stage\": " +
+                             std::string("{\"f\": 1, \"b\": 2, \"w\": 3}} // end");
+    const CostModel costs = ReadCosts(text, "c.json");
+    CHECK(costs.stages[0].w == 3000);
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK(Failure([] { ReadCosts("{\"unit\": \"us\" /* }", "c.json"); }) ==
+          "c.json:1:19: not valid JSON: invalid comment; missing closing '*/'; expected '}'; the "
+          "document ends here; was it truncated?");
+    CHECK(Failure([] { ReadPlan("{\"format\": \"contraflow-plan\" /* x */}", "p.json"); }) ==
+          "p.json:1:30: not valid JSON: invalid literal; expected '}'");
   }
 
   TEST_CASE("components alone: chunk costs are left to be derived") {

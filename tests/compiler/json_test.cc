@@ -72,6 +72,46 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("comments are spaces where they are taken and nowhere else") {
+    const JsonLimits commented = {.values = 4, .comments = true};
+    const auto value = [&](const std::string& text) {
+      std::string out;
+      WriteJson(ParseJson(text, "f.json", commented).value, &out);
+      return out;
+    };
+    CHECK(value("// a\n/* b */{/**/\"a\"// c\r\n:/* \n*\n */1,//\n\"b\":[2/***/]}//") ==
+          "{\"a\": 1, \"b\": [2]}");
+    CHECK(value("{\"a // b\": \"/* c */\"}") == "{\"a // b\": \"/* c */\"}");
+    CHECK(value(Repeat("/**/\n//\n", 100000) + "[]") == "[]");
+    const std::string end = "; the document ends here; was it truncated?";
+    const std::string unclosed =
+        ": not valid JSON: invalid comment; missing closing '*/'; expected ";
+    const std::string slash =
+        ": not valid JSON: invalid comment; expecting '/' or '*' after '/'; expected ";
+    const struct {
+      std::string text, message;
+    } rows[] = {
+        {"{} /* x", "f.json:1:8" + unclosed + "end of input" + end},
+        {"{\"a\": 1 /* *\n\n/", "f.json:3:2" + unclosed + "'}'" + end},
+        {"{} /", "f.json:1:5" + slash + "end of input" + end},
+        {"{/x\"a\": 1}", "f.json:1:3" + slash + "string literal"},
+        {"/* /* */ */ {}", "f.json:1:10: not valid JSON: invalid literal"},
+        {"{\"a\": 1 # x\n}", "f.json:1:9: not valid JSON: invalid literal; expected '}'"},
+        {"{\"a\": 1/**/2}", "f.json:1:12: not valid JSON: unexpected number literal; expected '}'"},
+        {"// {}",
+         "f.json:1:6: not valid JSON: unexpected end of input; expected '[', '{', or a literal" +
+             end},
+        {"[1,2,/*3*/3,4]", "f.json: the document holds more than 4 values, the limit for its kind"},
+    };
+    for (const auto& row : rows) {
+      CAPTURE(row.text);
+      CHECK(Parse(row.text, commented) == row.message);
+    }
+    CHECK(Parse("{} // x") == "f.json:1:4: not valid JSON: invalid literal; expected end of input");
+    CHECK(Parse("{/**/}") ==
+          "f.json:1:2: not valid JSON: invalid literal; expected string literal");
+  }
+
   TEST_CASE("a message quotes no more than a line of the document") {
     for (const std::string& text :
          {"{\"a\": 1" + std::string(1000, '0') + "e9}", "{\"a\": " + std::string(1000, '1') + "}",
@@ -107,6 +147,7 @@ TEST_SUITE("unit") {
     std::string many = "{\"k\": 0";
     for (int i = 0; i < 64; ++i) many += ", \"k" + std::to_string(i) + "\": 0";
     CHECK(Parse(many + "}") == "f.json: /k63: an object with more than 64 keys");
+    CHECK(Parse(many + "}", {.members = 65}) == "accepted");
   }
 
   TEST_CASE("values keep their kind and print in one layout") {

@@ -41,7 +41,12 @@ constexpr std::string_view kFlagFields[] = {"ranks",
                                             "validation",
                                             "partition",
                                             "device_memory",
-                                            "zero"};
+                                            "zero",
+                                            "tp",
+                                            "ep",
+                                            "seq",
+                                            "micro_batch",
+                                            "dtype"};
 
 }  // namespace
 

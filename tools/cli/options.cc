@@ -105,9 +105,13 @@ std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& a
     return DescribeLeftOver(app) + see + " --help";
   }
   if (app.get_subcommands().empty()) return "no command given" + see + " --help";
-  const CLI::App& command = *app.get_subcommands().front();
-  return command.get_name() + ": " + Describe(error, command) + see + " " + command.get_name() +
-         " --help";
+  const CLI::App* command = &app;
+  std::string name;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    name += (name.empty() ? "" : " ") + command->get_name();
+  }
+  return name + ": " + Describe(error, *command) + see + " " + name + " --help";
 }
 
 }  // namespace

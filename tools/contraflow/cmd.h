@@ -19,6 +19,9 @@ struct Command {
   std::function<int()> (*add)(CLI::App* app);
 };
 
+/// Adds `init`, a command of its own, to `costs`; returns what to run if its words were given.
+std::function<int()> AddCostsInit(CLI::App* init);
+
 extern const Command kCheckCommand;
 extern const Command kCompareCommand;
 extern const Command kCompileCommand;

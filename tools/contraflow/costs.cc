@@ -161,10 +161,16 @@ std::string CostsText(const CostModel& costs) {
 
 std::function<int()> AddCosts(CLI::App* app) {
   const auto options = std::make_shared<CostsOptions>();
-  app->add_option("FILE|PROFILE", options->file, kCostsHelp)->type_name("")->required();
+  // Not required: what is required takes "init" for a file.
+  CLI::Option* const file =
+      app->add_option("FILE|PROFILE", options->file, kCostsHelp)->type_name("");
   AddOverlapOption(app, &options->costs);
   AddJson(app, &options->json);
-  return [options] {
+  CLI::App* const init =
+      app->add_subcommand("init", "Write a cost file: estimated for a model, or a template");
+  return [options, file, init, run_init = AddCostsInit(init)] {
+    if (init->parsed()) return run_init();
+    if (file->count() == 0) throw CLI::RequiredError("FILE|PROFILE");
     options->costs.file = options->file;
     const CostModel costs = ResolveCosts(options->costs, UnitCosts());
     WriteFile("-", options->json ? CostsJson(costs) : CostsText(costs));

@@ -48,8 +48,8 @@ std::string Sentence(std::string_view summary) {
 
 int Main(std::vector<std::string> words) {
   if (!words.empty() && words.front() == "help") {
-    words = words.size() == 1 ? std::vector<std::string>{"--help"}
-                              : std::vector<std::string>{words[1], "--help"};
+    words.erase(words.begin());
+    words.emplace_back("--help");
   }
   int code = kExitFine;
   CLI::App app("", "contraflow");

@@ -1,0 +1,110 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compiler/files/file.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/profile/costs_file.h"
+#include "tools/profile/hf_config.h"
+
+namespace contraflow {
+namespace {
+
+struct CostsInitOptions {
+  std::string config, gpu, out = "-", dtype = "bf16";
+  int tp = 1, ep = 1, seq = 4096, micro_batch = 1;
+  std::vector<std::string> efficiencies;
+  double wait = CostSetup().wait;
+  std::vector<CLI::Option*> of_model;  ///< the options that say something about --hf
+};
+
+CostSetup SetupOf(const CostsInitOptions& options) {
+  CostSetup setup;
+  try {
+    setup.gpu = &FindGpu(options.gpu);
+  } catch (const Error& error) {
+    throw UsageError(std::string("--gpu: ") + error.what());
+  }
+  setup.tensor_parallel = options.tp;
+  setup.expert_parallel = options.ep;
+  setup.sequence = options.seq;
+  setup.micro_batch = options.micro_batch;
+  setup.fp8 = options.dtype == "fp8";
+  setup.efficiency = DefaultEfficiencies(setup.fp8);
+  for (const std::string& text : options.efficiencies) {
+    try {
+      ParseEfficiencies(text, &setup.efficiency);
+    } catch (const Error& error) {
+      throw UsageError(std::string("--efficiency: ") + error.what());
+    }
+  }
+  if (!(options.wait >= 0 && options.wait <= 1)) {
+    throw UsageError("--wait: must be a share in 0..1, is " + std::to_string(options.wait));
+  }
+  setup.wait = options.wait;
+  return setup;
+}
+
+std::string EstimatedCosts(const CostsInitOptions& options) {
+  const CostSetup setup = SetupOf(options);
+  const std::string place = options.config == "-" ? "standard input" : options.config;
+  const ModelShape model = ReadHfConfig(ReadFile(options.config, kMaxHfConfigBytes), place);
+  return WriteCostsByLayer(model, setup, CostsOf(model, setup));
+}
+
+}  // namespace
+
+std::function<int()> AddCostsInit(CLI::App* init) {
+  const auto options = std::make_shared<CostsInitOptions>();
+  CLI::Option* const hf = AddText(init, "--hf", &options->config, "CONFIG.json",
+                                  "config.json of a Hugging Face model; - is standard input\n"
+                                  "(default: write a template)");
+  const auto of_model = [&](CLI::Option* option) { options->of_model.push_back(option); };
+  of_model(AddText(init, "--gpu", &options->gpu, "NAME", "a100, b200, h100, h200 or h800"));
+  of_model(
+      AddInteger(init, "--tp", &options->tp, "N", "GPUs that split each matrix (default: 1)", 1));
+  of_model(AddInteger(init, "--ep", &options->ep, "N",
+                      "such groups that split the experts (default: 1)", 1));
+  of_model(
+      AddInteger(init, "--seq", &options->seq, "N", "tokens of a sequence (default: 4096)", 1));
+  of_model(AddInteger(init, "--micro-batch", &options->micro_batch, "N",
+                      "sequences of a micro-batch (default: 1)", 1));
+  of_model(
+      AddChoice(init, "--dtype", &options->dtype, "bf16|fp8", "what matmuls take (default: bf16)"));
+  of_model(AddTexts(init, "--efficiency", &options->efficiencies,
+                    "share of the GPU's best that a kind of work reaches,\n"
+                    "as in matmul=0.6,memory=0.8; the file lists all kinds")
+               ->type_name("KIND=X,..."));
+  of_model(AddNumber(init, "--wait", &options->wait, "X",
+                     "wait before an all-to-all, as a share of a layer's\n"
+                     "compute time (default: 0.1)"));
+  AddText(init, "-o,--output", &options->out, "FILE", "the cost file (default: -, stdout)");
+  // The description is also a line of a list, so that the empty line behind it comes from here.
+  const auto formatter = std::make_shared<CLI::Formatter>();
+  formatter->column_width(init->get_formatter()->get_column_width());
+  formatter->label("Usage", "\nUsage");
+  init->formatter(formatter);
+  init->footer("Example: contraflow costs init -o costs.json");
+  return [options, hf] {
+    if (hf->count() == 0) {
+      for (const CLI::Option* option : options->of_model) {
+        if (option->count() == 0) continue;
+        throw UsageError("costs init: " + option->get_name() +
+                         " says something about --hf, which is missing; add it");
+      }
+      WriteFile(options->out, CostsTemplate());
+      return kExitFine;
+    }
+    if (options->gpu.empty()) {
+      throw UsageError("costs init: --hf needs --gpu; see contraflow costs init --help");
+    }
+    RefuseOverwrite({"-o", options->out}, {{"--hf", options->config}});
+    WriteFile(options->out, EstimatedCosts(*options));
+    return kExitFine;
+  };
+}
+
+}  // namespace contraflow

@@ -1,0 +1,217 @@
+#include "tools/profile/costs_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/files/json.h"
+#include "compiler/files/plan_document.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Unit kUnit = Unit::kMicroseconds;
+
+/// "90.18 GFLOP"
+std::string Quantity(double value, const char* noun) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t prefix = 0;
+  while (value >= 1000 && prefix + 1 < std::size(kPrefixes)) {
+    value /= 1000;
+    ++prefix;
+  }
+  char buffer[32];
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::general, 4);
+  return std::string(buffer, end.ptr) + " " + kPrefixes[prefix] + noun;
+}
+
+std::string Count(double whole) { return FormatCount(std::llround(whole)); }
+
+std::string Times(Time f, Time b, Time w) {
+  return FormatTime(f, kUnit) + ", " + FormatTime(b, kUnit) + ", " + FormatTime(w, kUnit);
+}
+
+std::string Heading(const ModelShape& model, const CostSetup& setup, const ModelCosts& costs) {
+  const Gpu& gpu = *setup.gpu;
+  const ParameterCount whole = ParametersOf(model);
+  std::string text =
+      "// Costs by layer, on one device for one micro-batch: estimates of `contraflow costs "
+      "init`.\n"
+      "// Replace them with measured times where there are some.\n"
+      "//\n"
+      "// model      " +
+      model.model_type + ", " + std::to_string(model.layers.size()) + " layers, width " +
+      std::to_string(model.hidden) + ", vocabulary " + std::to_string(model.vocabulary) + "; " +
+      Count(whole.model) + " parameters";
+  if (model.predictions > 0) {
+    text += " and " + Count(whole.predictions) + " of prediction modules";
+  }
+  text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
+          std::to_string(setup.expert_parallel) + ": " + Count(costs.parameters) +
+          " parameters on a device that had all layers\n";
+  text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
+          std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
+          "; tokens spread evenly over experts; nothing recomputed\n";
+  text += "// gpu        " + std::string(gpu.name) + ": bf16 " + Quantity(gpu.bf16, "FLOP/s");
+  if (gpu.fp8 > 0) text += ", fp8 " + Quantity(gpu.fp8, "FLOP/s");
+  text += ", HBM " + Quantity(gpu.hbm, "B/s") + ", NVLink " + Quantity(gpu.nvlink, "B/s") +
+          " and network " + Quantity(gpu.network, "B/s") + " each way, " +
+          Quantity(static_cast<double>(gpu.memory), "B") + "\n//            (" +
+          std::string(gpu.source) + ")\n// efficiency";
+  for (size_t kind = 0; kind < kWorkKinds; ++kind) {
+    text += (kind == 0 ? " " : ", ") + std::string(Name(static_cast<WorkKind>(kind))) + " " +
+            FormatReal(setup.efficiency[kind]);
+  }
+  text +=
+      "\n// time       of each part the longer of FLOPs / (FLOP/s x efficiency) and bytes / (HBM "
+      "B/s "
+      "x efficiency\n"
+      "//            of memory); attention, router and head are in bf16; b and w of a matmul have "
+      "the FLOPs of f,\n"
+      "//            b of attention 2.5 times those of f; * is bound by memory\n"
+      "// bytes      of a parameter: " +
+      std::to_string(kParameterBytes) + " (bf16), of its gradient " +
+      std::to_string(kGradientBytes) + " (fp32), of its optimizer state " +
+      std::to_string(kOptimizerBytes) +
+      " (fp32 copy and two moments), not sharded\n"
+      "//            over replicas; activations: what f keeps for b and w; w_stash: inputs and "
+      "output gradients of\n"
+      "//            matmuls, kept from the end of b to that of w, at most the activations\n";
+  return text;
+}
+
+std::string PartsText(const LayerCost& layer) {
+  Table table;
+  table.columns = {"part", "kind", "f, b, w in us", "work"};
+  for (size_t i = 0; i < layer.times.size(); ++i) {
+    const LayerPart& part = layer.work.parts[i];
+    const PartTime& time = layer.times[i];
+    std::string work = part.formula;
+    if (part.f.flops > 0) work += " = " + Quantity(part.f.flops, "FLOP");
+    table.rows.push_back({part.name, std::string(Name(part.kind)) + (part.fp8 ? " fp8" : ""),
+                          Times(time.f, time.b, time.w) + (time.memory_bound ? " *" : ""), work});
+  }
+  return FormatTable(table);
+}
+
+std::string ExchangeText(const LayerCost& layer, const CostSetup& setup) {
+  const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
+  const Time latency = node ? kNodeLatency : kNetworkLatency;
+  const Time compute = layer.f + layer.b + layer.w;
+  std::string text = "all-to-all over " + std::string(node ? "NVLink" : "the network") + ": " +
+                     FormatTime(latency, kUnit) + " us + " + FormatReal(setup.wait) +
+                     " of the layer's compute, " + FormatTime(compute, kUnit) +
+                     " us, as wait + bytes / (B/s x efficiency)\n";
+  const auto line = [&](const char* name, const AllToAll& exchange) {
+    text += std::string(name) + exchange.formula + " = " +
+            Quantity(node ? exchange.nvlink_bytes : exchange.network_bytes, "B") + ", " +
+            FormatTime(TransferTime(exchange, setup), kUnit) + " us\n";
+  };
+  line("  dispatch_f, combine_b  ", layer.work.dispatch);
+  line("  combine_f, dispatch_b  ", layer.work.combine);
+  return text;
+}
+
+std::string KeptText(const LayerCost& layer) {
+  std::string text;
+  const auto list = [&](KeptUntil until, const char* title) {
+    std::string line;
+    for (const Kept& kept : layer.work.kept) {
+      if (kept.until != until) continue;
+      line += (line.empty() ? title : "; ") + kept.name + " " + Quantity(kept.bytes, "B");
+    }
+    if (!line.empty()) text += line + "\n";
+  };
+  list(KeptUntil::kB, "kept from f to b: ");
+  list(KeptUntil::kW, "kept from f to w: ");
+  list(KeptUntil::kFromBToW, "kept from b to w: ");
+  return text;
+}
+
+/// Each line behind "// ".
+std::string Commented(const std::string& text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    out += "// " + text.substr(at, end - at) + "\n";
+    at = end + 1;
+  }
+  return out;
+}
+
+std::string LayerJson(const LayerCost& layer) {
+  Json json = Json::object();
+  json["name"] = layer.name;
+  if (layer.repeat > 1) json["repeat"] = layer.repeat;
+  if (!layer.tied.empty()) json["tied"] = layer.tied;
+  if (layer.moe) {
+    Json moe = Json::object();
+    for (const ComponentCost& component : kComponentCosts) {
+      moe[component.key] = TimeToJson(((*layer.moe).*component.times)[0], kUnit);
+    }
+    json["moe"] = std::move(moe);
+  } else {
+    json["f"] = TimeToJson(layer.f, kUnit);
+    json["b"] = TimeToJson(layer.b, kUnit);
+    json["w"] = TimeToJson(layer.w, kUnit);
+  }
+  Json bytes = Json::object();
+  bytes["parameter_bytes"] = layer.parameter_bytes;
+  bytes["gradient_bytes"] = layer.gradient_bytes;
+  bytes["optimizer_bytes"] = layer.optimizer_bytes;
+  bytes["activation_bytes"] = layer.activation_bytes;
+  bytes["w_stash_bytes"] = layer.w_stash_bytes;
+  bytes["output_bytes"] = layer.output_bytes;
+  // On two lines: times, bytes.
+  std::string text, second;
+  WriteJson(json, &text);
+  WriteJson(bytes, &second);
+  return text.substr(0, text.size() - 1) + ",\n " + second.substr(1);
+}
+
+/// The name without the number that tells layers alike apart.
+std::string KindOf(const std::string& name) {
+  const size_t space = name.rfind(' ');
+  const bool number = space != std::string::npos &&
+                      name.find_first_not_of("0123456789", space + 1) == std::string::npos;
+  return number ? name.substr(0, space) : name;
+}
+
+}  // namespace
+
+std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
+                              const ModelCosts& costs) {
+  std::string text = Heading(model, setup, costs);
+  text += "{\n\"unit\": \"us\",\n\"source\": " +
+          QuoteJson("estimated from a config.json of " + model.model_type + " for " +
+                    std::string(setup.gpu->name) + ", tp " + std::to_string(setup.tensor_parallel) +
+                    ", ep " + std::to_string(setup.expert_parallel) + ", micro-batches of " +
+                    std::to_string(setup.micro_batch) + " x " + std::to_string(setup.sequence) +
+                    " tokens, " + (setup.fp8 ? "fp8" : "bf16")) +
+          ",\n\"layers\": [\n";
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < costs.layers.size(); ++i) {
+    const LayerCost& layer = costs.layers[i];
+    const std::string kind = KindOf(layer.name);
+    if (std::find(shown.begin(), shown.end(), kind) == shown.end()) {
+      shown.push_back(kind);
+      text += Commented(kind + ": " + Count(layer.work.parameters) + " parameters\n" +
+                        PartsText(layer) +
+                        (layer.moe ? ExchangeText(layer, setup) : std::string()) + KeptText(layer));
+    }
+    text += LayerJson(layer) + (i + 1 < costs.layers.size() ? ",\n" : "\n");
+  }
+  Json comm = Json::object();
+  comm["latency"] = TimeToJson(costs.message.latency, kUnit);
+  comm["bytes"] = costs.message.bytes;
+  comm["bandwidth"] = costs.message.bandwidth;
+  text +=
+      "],\n// a message between stages, over the network: latency + bytes / bandwidth\n\"comm\": ";
+  WriteJson(comm, &text);
+  return text + "\n}\n";
+}
+
+}  // namespace contraflow

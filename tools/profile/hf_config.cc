@@ -1,0 +1,309 @@
+#include "tools/profile/hf_config.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+// Some configs list every default of the library.
+constexpr JsonLimits kLimits = {.bytes = kMaxHfConfigBytes, .members = 512};
+
+// Far above every model there is, and so low that no product of them loses a digit in a double.
+constexpr int64_t kMaxWidth = 1 << 20;
+constexpr int64_t kMaxVocabulary = 1 << 24;
+constexpr int64_t kMaxHeads = 1 << 12;
+constexpr int64_t kMaxModelLayers = 1 << 12;
+constexpr int64_t kMaxExperts = 1 << 14;
+
+int64_t Count(const JsonCursor& config, const char* key, int64_t high, int64_t low = 1) {
+  return config.Required(key).Integer("a whole number", low, high);
+}
+
+/// A key that is absent or null has its default.
+std::optional<JsonCursor> Given(const JsonCursor& config, const char* key) {
+  std::optional<JsonCursor> field = config.Optional(key);
+  return field && !field->IsNull() ? field : std::nullopt;
+}
+
+int64_t CountOr(const JsonCursor& config, const char* key, int64_t high, int64_t absent,
+                int64_t low = 1) {
+  const auto field = Given(config, key);
+  return field ? field->Integer("a whole number", low, high) : absent;
+}
+
+bool FlagOr(const JsonCursor& config, const char* key, bool absent) {
+  const auto field = Given(config, key);
+  return field ? field->Boolean("a flag") : absent;
+}
+
+/// Width, vocabulary, layers without windows or experts.
+ModelShape Trunk(const JsonCursor& config, bool tied) {
+  ModelShape model;
+  model.hidden = Count(config, "hidden_size", kMaxWidth);
+  model.vocabulary = Count(config, "vocab_size", kMaxVocabulary);
+  model.layers.resize(static_cast<size_t>(Count(config, "num_hidden_layers", kMaxModelLayers)));
+  model.tied = FlagOr(config, "tie_word_embeddings", tied);
+  return model;
+}
+
+AttentionShape GroupedAttention(const JsonCursor& config, const ModelShape& model) {
+  AttentionShape attention;
+  attention.heads = Count(config, "num_attention_heads", kMaxHeads);
+  attention.kv_heads = CountOr(config, "num_key_value_heads", kMaxHeads, attention.heads);
+  if (attention.heads % attention.kv_heads != 0) {
+    config.Required("num_key_value_heads")
+        .Fail("must divide \"num_attention_heads\", " + std::to_string(attention.heads) + ", is " +
+              std::to_string(attention.kv_heads));
+  }
+  attention.head_dim = CountOr(config, "head_dim", kMaxWidth, 0);
+  if (attention.head_dim == 0) {
+    if (model.hidden % attention.heads != 0) {
+      config.Required("num_attention_heads")
+          .Fail("must divide \"hidden_size\", " + std::to_string(model.hidden) +
+                ", where there is no \"head_dim\", is " + std::to_string(attention.heads));
+    }
+    attention.head_dim = model.hidden / attention.heads;
+  }
+  attention.value_dim = attention.head_dim;
+  return attention;
+}
+
+void AllBiases(const JsonCursor& config, bool absent, AttentionShape* attention) {
+  attention->qkv_bias = attention->out_bias = FlagOr(config, "attention_bias", absent);
+}
+
+/// "layer_types" where it is given, else a window in the layers for which `slides(index)`.
+template <typename Slides>
+void Windows(const JsonCursor& config, Slides slides, ModelShape* model) {
+  constexpr int64_t kMaxWindow = int64_t{1} << 30;
+  const auto types = Given(config, "layer_types");
+  const size_t layers = model->layers.size();
+  if (types && types->Size("a list with the kind of each layer") != layers) {
+    types->Fail("must have \"num_hidden_layers\", " + std::to_string(layers) + ", entries, has " +
+                std::to_string(types->Size("")));
+  }
+  int64_t window = 0;
+  for (size_t i = 0; i < layers; ++i) {
+    bool has = false;
+    if (types) {
+      const JsonCursor item = types->Item(i);
+      const std::string& type = item.String("the kind of a layer");
+      has = type == "sliding_attention";
+      if (!has && type != "full_attention") {
+        item.Fail("must be \"full_attention\" or \"sliding_attention\", is " + Excerpt(type));
+      }
+    } else {
+      has = slides(static_cast<int64_t>(i));
+    }
+    if (has && window == 0) window = Count(config, "sliding_window", kMaxWindow);
+    if (has) model->layers[i].window = window;
+  }
+}
+
+/// Number of experts and how many a token visits; "num_experts" and such are the names of the keys.
+MoeShape Experts(const JsonCursor& config, const char* experts, const char* width) {
+  MoeShape moe;
+  moe.experts = Count(config, experts, kMaxExperts, 2);
+  moe.top_k = Count(config, "num_experts_per_tok", moe.experts);
+  moe.width = Count(config, width, kMaxWidth);
+  return moe;
+}
+
+void AllLayersHaveExperts(ModelShape* model) {
+  for (BlockShape& layer : model->layers) layer.moe = true;
+}
+
+ModelShape Llama(const JsonCursor& config) {
+  ModelShape model = Trunk(config, false);
+  model.attention = GroupedAttention(config, model);
+  AllBiases(config, false, &model.attention);
+  model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  model.mlp_bias = FlagOr(config, "mlp_bias", false);
+  return model;
+}
+
+ModelShape Mistral(const JsonCursor& config) {
+  ModelShape model = Trunk(config, false);
+  model.attention = GroupedAttention(config, model);
+  model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  const bool slides = Given(config, "sliding_window").has_value();
+  Windows(
+      config, [&](int64_t) { return slides; }, &model);
+  return model;
+}
+
+ModelShape Mixtral(const JsonCursor& config) {
+  ModelShape model = Mistral(config);
+  model.moe = Experts(config, "num_local_experts", "intermediate_size");
+  model.dense_width = 0;
+  AllLayersHaveExperts(&model);
+  return model;
+}
+
+ModelShape Qwen(const JsonCursor& config, bool third) {
+  ModelShape model = Trunk(config, false);
+  model.attention = GroupedAttention(config, model);
+  if (third) {
+    AllBiases(config, false, &model.attention);
+    model.attention.head_norms = true;
+  } else {
+    model.attention.qkv_bias = true;
+  }
+  model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  const bool slides = FlagOr(config, "use_sliding_window", false);
+  const int64_t first =
+      slides ? CountOr(config, "max_window_layers", kMaxModelLayers, 28, 0) : kMaxModelLayers;
+  Windows(
+      config, [&](int64_t i) { return slides && i >= first; }, &model);
+  return model;
+}
+
+ModelShape Qwen2(const JsonCursor& config) { return Qwen(config, false); }
+ModelShape Qwen3(const JsonCursor& config) { return Qwen(config, true); }
+
+void QwenExperts(const JsonCursor& config, ModelShape* model) {
+  model->moe = Experts(config, "num_experts", "moe_intermediate_size");
+  const int64_t step = CountOr(config, "decoder_sparse_step", kMaxModelLayers, 1);
+  for (size_t i = 0; i < model->layers.size(); ++i) {
+    model->layers[i].moe = (static_cast<int64_t>(i) + 1) % step == 0;
+  }
+  const auto dense = Given(config, "mlp_only_layers");
+  if (!dense) return;
+  const int last = static_cast<int>(model->layers.size()) - 1;
+  for (const int i : dense->Integers("a layer", 0, last, model->layers.size())) {
+    model->layers[static_cast<size_t>(i)].moe = false;
+  }
+}
+
+ModelShape Qwen2Moe(const JsonCursor& config) {
+  ModelShape model = Qwen2(config);
+  QwenExperts(config, &model);
+  model.moe.shared_width = Count(config, "shared_expert_intermediate_size", kMaxWidth);
+  model.moe.shared_gate = true;
+  return model;
+}
+
+ModelShape Qwen3Moe(const JsonCursor& config) {
+  ModelShape model = Qwen3(config);
+  QwenExperts(config, &model);
+  return model;
+}
+
+AttentionShape LatentAttention(const JsonCursor& config) {
+  AttentionShape attention;
+  attention.heads = attention.kv_heads = Count(config, "num_attention_heads", kMaxHeads);
+  attention.rope_dim = Count(config, "qk_rope_head_dim", kMaxWidth);
+  attention.head_dim = attention.rope_dim + Count(config, "qk_nope_head_dim", kMaxWidth);
+  attention.value_dim = Count(config, "v_head_dim", kMaxWidth);
+  attention.q_latent = CountOr(config, "q_lora_rank", kMaxWidth, 0);
+  attention.kv_latent = Count(config, "kv_lora_rank", kMaxWidth);
+  AllBiases(config, false, &attention);
+  return attention;
+}
+
+ModelShape DeepSeekV3(const JsonCursor& config) {
+  ModelShape model = Trunk(config, false);
+  model.attention = LatentAttention(config);
+  model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  model.moe = Experts(config, "n_routed_experts", "moe_intermediate_size");
+  const int64_t shared = CountOr(config, "n_shared_experts", 64, 0, 0);
+  model.moe.shared_width = shared * model.moe.width;
+  model.moe.router_bias = true;  // the correction that balances the experts
+  model.moe.groups = CountOr(config, "n_group", model.moe.experts, 1);
+  model.moe.top_groups = CountOr(config, "topk_group", model.moe.groups, model.moe.groups);
+  const auto layers = static_cast<int64_t>(model.layers.size());
+  const int64_t dense = CountOr(config, "first_k_dense_replace", layers, 0, 0);
+  const int64_t frequency = CountOr(config, "moe_layer_freq", kMaxModelLayers, 1);
+  for (int64_t i = dense; i < layers; ++i) {
+    model.layers[static_cast<size_t>(i)].moe = i % frequency == 0;
+  }
+  model.predictions = CountOr(config, "num_nextn_predict_layers", 16, 0, 0);
+  return model;
+}
+
+ModelShape Gemma(const JsonCursor& config, int64_t pattern) {
+  ModelShape model = Trunk(config, true);
+  config.Required("head_dim");
+  model.attention = GroupedAttention(config, model);
+  AllBiases(config, false, &model.attention);
+  model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  model.norms = 4;
+  Windows(
+      config, [&](int64_t i) { return (i + 1) % pattern != 0; }, &model);
+  return model;
+}
+
+ModelShape Gemma2(const JsonCursor& config) { return Gemma(config, 2); }
+
+ModelShape Gemma3Text(const JsonCursor& config) {
+  ModelShape model = Gemma(config, CountOr(config, "sliding_window_pattern", kMaxModelLayers, 6));
+  model.attention.head_norms = true;
+  return model;
+}
+
+/// With pictures as well: the text model is in a member of its own.
+ModelShape Gemma3(const JsonCursor& config) { return Gemma3Text(config.Required("text_config")); }
+
+ModelShape GptOss(const JsonCursor& config) {
+  ModelShape model = Trunk(config, false);
+  config.Required("head_dim");
+  model.attention = GroupedAttention(config, model);
+  AllBiases(config, true, &model.attention);
+  model.attention.sinks = true;
+  model.moe = Experts(config, "num_local_experts", "intermediate_size");
+  model.moe.router_bias = model.moe.expert_bias = true;
+  AllLayersHaveExperts(&model);
+  Windows(
+      config, [](int64_t i) { return i % 2 == 0; }, &model);
+  return model;
+}
+
+struct ModelType {
+  std::string_view name;
+  ModelShape (*read)(const JsonCursor& config);
+};
+constexpr ModelType kModelTypes[] = {
+    {"deepseek_v3", DeepSeekV3},
+    {"gemma2", Gemma2},
+    {"gemma3", Gemma3},
+    {"gemma3_text", Gemma3Text},
+    {"gpt_oss", GptOss},
+    {"kimi_k2", DeepSeekV3},
+    {"llama", Llama},
+    {"mistral", Mistral},
+    {"mixtral", Mixtral},
+    {"qwen2", Qwen2},
+    {"qwen2_moe", Qwen2Moe},
+    {"qwen3", Qwen3},
+    {"qwen3_moe", Qwen3Moe},
+};
+
+}  // namespace
+
+ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
+  const JsonDocument document = ParseJson(text, place, kLimits);
+  const JsonCursor config = document.Root();
+  const JsonCursor type = config.Required("model_type");
+  const std::string& name = type.String("the kind of the model");
+  std::vector<std::string_view> names;
+  std::string list;
+  for (const ModelType& known : kModelTypes) {
+    if (known.name == name) {
+      ModelShape model = known.read(config);
+      model.model_type = name;
+      return model;
+    }
+    names.push_back(known.name);
+    list += (list.empty() ? "" : ", ") + std::string(known.name);
+  }
+  type.Fail("unknown model type " + Excerpt(name) + DidYouMean(name.substr(0, 64), names) +
+            "; known are: " + list);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,186 @@
+#include "tools/profile/layer_costs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+/// What the reader of cost files takes.
+constexpr double kMaxBytes = 0x1p40;
+/// More than an hour; a layer's parts and all-to-alls then add up to less than kMaxCost.
+constexpr double kLongestPart = 0x1p42;
+
+int64_t ToBytes(double bytes, const std::string& layer, const char* what) {
+  if (!(bytes <= kMaxBytes)) {
+    throw Error("layer \"" + layer + "\": more than " +
+                std::to_string(static_cast<int64_t>(kMaxBytes)) + " bytes of " + what +
+                " on one device; use a smaller `seq` or `micro_batch`, or a larger `tp` or `ep`");
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+/// FLOP/s that a part reaches.
+double SpeedOf(const LayerPart& part, const CostSetup& setup) {
+  return (part.fp8 ? setup.gpu->fp8 : setup.gpu->bf16) * setup.of(part.kind);
+}
+
+PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
+  PartTime time;
+  const auto pass = [&](const PassWork& work) {
+    if (part.kind == WorkKind::kTensorParallel) {
+      const bool node = setup.tensor_parallel <= kGpusOfNode;
+      const double link = node ? setup.gpu->nvlink : setup.gpu->network;
+      const Time latency = node ? kNodeLatency : kNetworkLatency;
+      return work.bytes == 0 ? 0 : latency + TicksOf(work.bytes / (link * setup.of(part.kind)));
+    }
+    const Time bytes = TicksOf(work.bytes / (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
+    if (work.flops == 0) return bytes;
+    const Time flops = TicksOf(work.flops / SpeedOf(part, setup));
+    if (bytes > flops) time.memory_bound = true;
+    return std::max(flops, bytes);
+  };
+  time.f = pass(part.f);
+  time.b = pass(part.b);
+  time.w = pass(part.w);
+  return time;
+}
+
+MoeCost ComponentsOf(const LayerCost& layer, const CostSetup& setup) {
+  Time attn[3] = {}, mlp[3] = {};
+  for (size_t i = 0; i < layer.times.size(); ++i) {
+    Time* const half = layer.work.parts[i].mlp ? mlp : attn;
+    half[0] += layer.times[i].f;
+    half[1] += layer.times[i].b;
+    half[2] += layer.times[i].w;
+  }
+  const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
+  const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
+  const Time wait = std::llround(compute * setup.wait) + (node ? kNodeLatency : kNetworkLatency);
+  const Time dispatch = wait + TransferTime(layer.work.dispatch, setup);
+  const Time combine = wait + TransferTime(layer.work.combine, setup);
+  return {.layers_per_stage = 1,
+          .attn_f = {attn[0]},
+          .dispatch_f = {dispatch},
+          .mlp_f = {mlp[0]},
+          .combine_f = {combine},
+          .combine_b = {dispatch},
+          .mlp_b = {mlp[1]},
+          .dispatch_b = {combine},
+          .attn_b = {attn[1]},
+          .mlp_w = {mlp[2]},
+          .attn_w = {attn[2]}};
+}
+
+LayerCost CostOf(std::string name, LayerWork work, const CostSetup& setup) {
+  LayerCost cost;
+  cost.name = std::move(name);
+  cost.work = std::move(work);
+  for (const LayerPart& part : cost.work.parts) {
+    const PartTime time = TimeOf(part, setup);
+    cost.f += time.f;
+    cost.b += time.b;
+    cost.w += time.w;
+    cost.times.push_back(time);
+  }
+  if (cost.work.exchanges) cost.moe = ComponentsOf(cost, setup);
+  double activation = 0, stash = 0;
+  for (const Kept& kept : cost.work.kept) {
+    if (kept.until != KeptUntil::kFromBToW) activation += kept.bytes;
+    if (kept.until != KeptUntil::kB) stash += kept.bytes;
+  }
+  const auto bytes = [&](double each, const char* what) { return ToBytes(each, cost.name, what); };
+  const double parameters = cost.work.parameters;
+  cost.parameter_bytes = bytes(parameters * kParameterBytes, "parameters");
+  cost.gradient_bytes = bytes(parameters * kGradientBytes, "gradients");
+  cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
+  cost.activation_bytes = bytes(activation, "activations");
+  cost.w_stash_bytes = bytes(std::min(stash, activation), "weight stash");
+  cost.output_bytes = bytes(cost.work.output_bytes, "messages");
+  return cost;
+}
+
+/// "moe, window 4096"
+std::string KindOf(const BlockShape& layer, const ModelShape& model) {
+  const auto differs = [&](auto of) {
+    return std::any_of(model.layers.begin(), model.layers.end(),
+                       [&](const BlockShape& other) { return of(other) != of(layer); });
+  };
+  std::string name = layer.moe ? "moe" : "dense";
+  if (differs([](const BlockShape& other) { return other.window; })) {
+    name += layer.window > 0 ? " sliding" : " full";
+  }
+  return name;
+}
+
+}  // namespace
+
+Time TicksOf(double seconds) {
+  const double ticks = seconds * 1e9;
+  if (!(ticks <= kLongestPart)) {
+    throw Error(
+        "a part of a layer would take more than an hour; use a smaller `seq` or `micro_batch`, or "
+        "higher efficiencies");
+  }
+  return std::llround(ticks);
+}
+
+Time TransferTime(const AllToAll& exchange, const CostSetup& setup) {
+  const double share = setup.of(WorkKind::kAllToAll);
+  return std::max(TicksOf(exchange.network_bytes / (setup.gpu->network * share)),
+                  TicksOf(exchange.nvlink_bytes / (setup.gpu->nvlink * share)));
+}
+
+ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
+  CheckSetup(setup, model);
+  ModelCosts costs;
+  std::vector<LayerCost>& layers = costs.layers;
+  layers.push_back(CostOf("embedding", EmbeddingWork(model, setup), setup));
+  if (model.tied) layers.back().tied = "head";
+  for (size_t i = 0, end = 0; i < model.layers.size(); i = end) {
+    const BlockShape& layer = model.layers[i];
+    while (end < model.layers.size() && model.layers[end] == layer) ++end;
+    std::string name = KindOf(layer, model);
+    // A kind that comes again is told apart by the number of its first layer.
+    const auto others = [&](size_t from, size_t to) {
+      return std::find(model.layers.begin() + static_cast<ptrdiff_t>(from),
+                       model.layers.begin() + static_cast<ptrdiff_t>(to),
+                       layer) != model.layers.begin() + static_cast<ptrdiff_t>(to);
+    };
+    if (others(0, i) || others(end, model.layers.size())) name += " " + std::to_string(i);
+    layers.push_back(CostOf(std::move(name), BlockWork(model, setup, layer), setup));
+    layers.back().repeat = static_cast<int64_t>(end - i);
+  }
+  for (int64_t i = 0; i < model.predictions; ++i) {
+    std::string name = "mtp";
+    if (model.predictions > 1) name += " " + std::to_string(i);
+    layers.push_back(CostOf(std::move(name), PredictionWork(model, setup, i), setup));
+  }
+  layers.push_back(CostOf("head", HeadWork(model, setup), setup));
+  for (const LayerCost& layer : layers) {
+    costs.parameters += layer.work.parameters * static_cast<double>(layer.repeat);
+  }
+  costs.message = {.latency = kNetworkLatency,
+                   .bytes = layers[1].output_bytes,
+                   .bandwidth = setup.gpu->network * setup.of(WorkKind::kP2p) / 1e6};
+  return costs;
+}
+
+ParameterCount ParametersOf(const ModelShape& model) {
+  CostSetup one;
+  one.sequence = 1;
+  ParameterCount count;
+  count.model = EmbeddingWork(model, one).parameters + HeadWork(model, one).parameters;
+  for (const BlockShape& layer : model.layers) {
+    count.model += BlockWork(model, one, layer).parameters;
+  }
+  for (int64_t i = 0; i < model.predictions; ++i) {
+    count.predictions += PredictionWork(model, one, i).parameters;
+  }
+  return count;
+}
+
+}  // namespace contraflow

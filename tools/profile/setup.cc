@@ -1,0 +1,111 @@
+#include "tools/profile/setup.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::string_view kNames[kWorkKinds] = {"matmul", "experts",    "attention",       "head",
+                                                 "memory", "all-to-all", "tensor-parallel", "p2p"};
+
+constexpr int64_t kMaxTokens = int64_t{1} << 24;
+
+/// One "KIND=X".
+void ParseOne(std::string_view entry, Efficiencies* efficiencies) {
+  const std::string shown = "\"" + std::string(entry.substr(0, 64)) + "\"";
+  const size_t equals = entry.find('=');
+  if (equals == std::string_view::npos) {
+    throw Error("must be KIND=X, as in \"matmul=0.6\", is " + shown);
+  }
+  const std::string_view name = entry.substr(0, equals), number = entry.substr(equals + 1);
+  const auto kind = std::find(std::begin(kNames), std::end(kNames), name);
+  if (kind == std::end(kNames)) {
+    std::string list;
+    for (const std::string_view known : kNames) {
+      list += (list.empty() ? "" : ", ") + std::string(known);
+    }
+    throw Error("unknown kind of work in " + shown + DidYouMean(name.substr(0, 64), kNames) +
+                "; known are: " + list);
+  }
+  double share = 0;
+  const char* const end = number.data() + number.size();
+  const auto [at, error] = std::from_chars(number.data(), end, share);
+  // Below a millionth it is a mistake, and times would overflow.
+  if (error != std::errc() || at != end || !(share >= 1e-6 && share <= 1)) {
+    throw Error("the efficiency in " + shown + " must be a share in 1e-6..1, as 0.6");
+  }
+  (*efficiencies)[static_cast<size_t>(kind - std::begin(kNames))] = share;
+}
+
+/// Throws Error unless `parts` divides what the model has so many of.
+void CheckDivides(const char* field, int64_t parts, int64_t whole, const char* what) {
+  if (whole % parts == 0) return;
+  throw Error(std::string(field) + ": must divide the " + std::to_string(whole) + " " + what +
+              ", is " + std::to_string(parts));
+}
+
+}  // namespace
+
+std::string_view Name(WorkKind kind) { return kNames[static_cast<size_t>(kind)]; }
+
+Efficiencies DefaultEfficiencies(bool fp8) {
+  Efficiencies efficiencies;
+  const auto set = [&](WorkKind kind, double share) {
+    efficiencies[static_cast<size_t>(kind)] = share;
+  };
+  set(WorkKind::kMatmul, fp8 ? 0.35 : 0.65);
+  set(WorkKind::kExperts, fp8 ? 0.42 : 0.55);
+  set(WorkKind::kAttention, fp8 ? 0.34 : 0.5);
+  set(WorkKind::kHead, 0.65);
+  set(WorkKind::kMemory, 0.7);
+  set(WorkKind::kAllToAll, 0.75);
+  set(WorkKind::kTensorParallel, 0.75);
+  set(WorkKind::kP2p, 0.75);
+  return efficiencies;
+}
+
+void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies) {
+  for (;;) {
+    const size_t comma = text.find(',');
+    ParseOne(text.substr(0, comma), efficiencies);
+    if (comma == std::string_view::npos) return;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+void CheckSetup(const CostSetup& setup, const ModelShape& model) {
+  if (setup.fp8 && setup.gpu->fp8 == 0) {
+    throw Error("`dtype`: the " + std::string(setup.gpu->name) + " has no fp8; use bf16");
+  }
+  if (setup.sequence > kMaxTokens || setup.micro_batch > kMaxTokens ||
+      setup.tokens() > kMaxTokens) {
+    throw Error("`seq` times `micro_batch` must be at most " + std::to_string(kMaxTokens) +
+                " tokens");
+  }
+  const int64_t tp = setup.tensor_parallel, ep = setup.expert_parallel;
+  CheckDivides("`tp`", tp, model.attention.heads, "attention heads of the model");
+  const int64_t kv = model.attention.kv_heads;
+  if (kv % tp != 0 && tp % kv != 0) {
+    throw Error("`tp`: must divide the " + std::to_string(kv) +
+                " key-value heads of the model, or be a multiple of them, is " +
+                std::to_string(tp));
+  }
+  CheckDivides("`tp`", tp, setup.tokens(), "tokens of a micro-batch");
+  if (model.dense_width > 0)
+    CheckDivides("`tp`", tp, model.dense_width, "columns of the model's MLPs");
+  const bool moe = std::any_of(model.layers.begin(), model.layers.end(),
+                               [](const BlockShape& layer) { return layer.moe; });
+  if (!moe) {
+    if (ep > 1) throw Error("`ep`: the model has no experts to split; leave it out");
+    return;
+  }
+  CheckDivides("`ep`", ep, model.moe.experts, "experts of the model");
+  CheckDivides("`tp`", tp, model.moe.width, "columns of the model's experts");
+  CheckDivides("`tp`", tp, model.moe.shared_width, "columns of the model's shared expert");
+}
+
+}  // namespace contraflow

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tools/profile/gpus.h"
+#include "tools/profile/model_shape.h"
+
+namespace contraflow {
+
+/// Kinds of work; each has one efficiency, the share of what the GPU can do at best:
+///
+///     matmul           projections and dense MLPs; share of the FLOP/s of its type
+///     experts          the grouped matmuls of a device's experts
+///     attention        queries by keys by values, always bf16; 2.5 times the work backward
+///     head             the matmul with the vocabulary, always bf16
+///     memory           norms, activation functions, casts, loss; share of the HBM bytes/s
+///     all-to-all       dispatch and combine; share of the NVLink or network bytes/s
+///     tensor-parallel  gathering and scattering the tokens of a tensor-parallel group; the same
+///     p2p              a message between stages; share of the network bytes/s
+enum class WorkKind : uint8_t {
+  kMatmul,
+  kExperts,
+  kAttention,
+  kHead,
+  kMemory,
+  kAllToAll,
+  kTensorParallel,
+  kP2p
+};
+inline constexpr size_t kWorkKinds = 8;
+std::string_view Name(WorkKind kind);
+
+using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
+
+/// What is assumed where the user says nothing. Those of fp8, attention, memory and all-to-all are
+/// fitted to DeepSeek's published training trace (tests/tools/profile); those of bf16 are what
+/// large matmuls reach in training.
+Efficiencies DefaultEfficiencies(bool fp8);
+
+/// Puts "KIND=X,..." over them. Throws Error for a kind that there is none of, and a share that is
+/// not above 0 and at most 1.
+void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies);
+
+/// What a model is trained on, and how it is split.
+struct CostSetup {
+  const Gpu* gpu = nullptr;
+  int64_t tensor_parallel = 1;  ///< GPUs that split each matrix, and the tokens in between
+  int64_t expert_parallel = 1;  ///< such groups that split the experts
+  int64_t sequence = 4096;      ///< tokens of a sequence
+  int64_t micro_batch = 1;      ///< sequences of a micro-batch
+  bool fp8 = false;             ///< matmuls but the router and the head; else bf16
+  Efficiencies efficiency = DefaultEfficiencies(false);
+  /// What a rank waits for the last of its expert group before each all-to-all, as a share of the
+  /// compute time (f, b and w) of a layer.
+  double wait = 0.1;
+
+  int64_t tokens() const { return sequence * micro_batch; }
+  double of(WorkKind kind) const { return efficiency[static_cast<size_t>(kind)]; }
+};
+
+/// Throws Error, with the fields in backticks, if the GPU has no fp8, or the model cannot be split
+/// like this.
+void CheckSetup(const CostSetup& setup, const ModelShape& model);
+
+}  // namespace contraflow

@@ -1,0 +1,97 @@
+#include "tools/profile/work_builder.h"
+
+#include <utility>
+
+namespace contraflow {
+namespace {
+
+double Real(int64_t whole) { return static_cast<double>(whole); }
+
+/// "4, 0, 10 bytes"
+std::string Passes(int64_t f, int64_t b, int64_t w) {
+  return std::to_string(f) + ", " + std::to_string(b) + ", " + std::to_string(w) + " bytes";
+}
+
+}  // namespace
+
+std::string Product(std::initializer_list<int64_t> factors) {
+  std::string text;
+  for (const int64_t factor : factors) text += (text.empty() ? "" : " x ") + std::to_string(factor);
+  return text;
+}
+
+void WorkBuilder::Add(LayerPart part) {
+  part.mlp = mlp_;
+  work_.parts.push_back(std::move(part));
+}
+
+void WorkBuilder::Add(const Linear& linear) {
+  const bool fp8 = setup.fp8 && linear.fp8;
+  const double rows = Real(linear.rows), in = Real(linear.in), out = Real(linear.out);
+  const double weights = in * out * Real(linear.matrices);
+  const double operand = fp8 ? 1 : Real(kBf16);
+  const double flops = 2 * rows * in * out;
+  const double read = operand * (rows * in + weights), write = Real(kBf16) * rows * out;
+  const double gradient_read = operand * (rows * out + weights);
+  // The fp32 gradient is added to: read and written.
+  const double gradients = operand * rows * (in + out) + 8 * weights;
+  Add(LayerPart{.name = linear.name,
+                .kind = linear.kind,
+                .fp8 = fp8,
+                .f = {flops, read + write},
+                .b = {flops, gradient_read + Real(kBf16) * rows * in},
+                .w = {flops, gradients},
+                .formula = Product({2, linear.rows, linear.in, linear.out})});
+  work_.parameters += weights + (linear.bias ? out * Real(linear.matrices) : 0);
+  if (!fp8) return;
+  if (linear.cast_in) cast_f_ += 3 * rows * in;
+  if (linear.cast_out) cast_b_ += 3 * rows * out;
+  // Again, along the other axis: a byte read and one written.
+  cast_w_ += 2 * rows * (in + out);
+}
+
+void WorkBuilder::AddMemory(const std::string& name, int64_t rows, int64_t width, int64_t f,
+                            int64_t b, int64_t w) {
+  const double elements = Real(rows) * Real(width);
+  Add(LayerPart{.name = name,
+                .f = {0, elements * Real(f)},
+                .b = {0, elements * Real(b)},
+                .w = {0, elements * Real(w)},
+                .formula = Product({rows, width}) + " x " + Passes(f, b, w)});
+}
+
+void WorkBuilder::AddGather(int64_t rows, int64_t f, int64_t b, int64_t w) {
+  if (tp == 1) return;
+  const int64_t others = rows / tp * (tp - 1);
+  const double bytes = Real(others) * Real(hidden) * Real(kBf16);
+  Add(LayerPart{
+      .name = "gather and scatter",
+      .kind = WorkKind::kTensorParallel,
+      .f = {0, Real(f) * bytes},
+      .b = {0, Real(b) * bytes},
+      .w = {0, Real(w) * bytes},
+      .formula = Product({others, hidden}) + " x " + Passes(f * kBf16, b * kBf16, w * kBf16)});
+}
+
+void WorkBuilder::AddParameters(int64_t rows, int64_t width) {
+  work_.parameters += Real(rows) * Real(width);
+}
+
+void WorkBuilder::Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width,
+                       int64_t bytes) {
+  work_.kept.push_back({name, until, Real(rows) * Real(width) * Real(bytes)});
+}
+
+void WorkBuilder::EndHalf() {
+  if (cast_w_ > 0) {
+    Add(LayerPart{.name = "casts to fp8",
+                  .f = {0, cast_f_},
+                  .b = {0, cast_b_},
+                  .w = {0, cast_w_},
+                  .formula = "3 bytes of each input, 3 of each gradient, 2 of both"});
+  }
+  cast_f_ = cast_b_ = cast_w_ = 0;
+  mlp_ = true;
+}
+
+}  // namespace contraflow

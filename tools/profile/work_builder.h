@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "tools/profile/layer_work.h"
+
+namespace contraflow {
+
+/// Collects the parts of one layer. Sizes are those of one device: columns divided by the
+/// tensor-parallel group where it splits them.
+class WorkBuilder {
+ public:
+  WorkBuilder(const ModelShape& of_model, const CostSetup& of_setup)
+      : model(of_model),
+        setup(of_setup),
+        tp(setup.tensor_parallel),
+        tokens(setup.tokens()),
+        own_tokens(tokens / tp),
+        hidden(model.hidden),
+        cast(setup.fp8 ? 1 : 2) {}
+
+  struct Linear {
+    std::string name;
+    int64_t rows = 0, in = 0, out = 0;
+    WorkKind kind = WorkKind::kMatmul;
+    bool fp8 = true;       ///< if the setup has it
+    int64_t matrices = 1;  ///< alike, that the rows are spread over
+    bool bias = false;
+    bool cast_in = true;   ///< with fp8: what comes in is bf16
+    bool cast_out = true;  ///< with fp8: so is the gradient of what goes out
+  };
+  /// y = x W: 2 x rows x in x out FLOPs in each pass. Its parameters are counted.
+  void Add(const Linear& linear);
+  /// A pass over rows x width elements that reads and writes so many bytes of each.
+  void AddMemory(const std::string& name, int64_t rows, int64_t width, int64_t f, int64_t b,
+                 int64_t w = 0);
+  /// Gathers (or scatters) so many rows over the tensor-parallel group this often in each pass;
+  /// nothing if there is none.
+  void AddGather(int64_t rows, int64_t f, int64_t b, int64_t w);
+  void Add(LayerPart part);
+  void AddParameters(int64_t rows, int64_t width = 1);
+  void Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width, int64_t bytes);
+  /// Adds the casts to fp8 of the half so far; what follows belongs to the second half.
+  void EndHalf();
+  LayerWork Take() { return std::move(work_); }
+
+  LayerWork* work() { return &work_; }
+
+  const ModelShape& model;
+  const CostSetup& setup;
+  const int64_t tp, tokens;
+  const int64_t own_tokens;  ///< of a device between the halves
+  const int64_t hidden;
+  const int64_t cast;  ///< bytes of what a matmul takes
+
+ private:
+  LayerWork work_;
+  bool mlp_ = false;
+  double cast_f_ = 0, cast_b_ = 0, cast_w_ = 0;  ///< bytes of the casts to fp8 of this half
+};
+
+/// Bytes of an activation.
+inline constexpr int64_t kBf16 = 2;
+
+/// Attention and the norm behind it: the first half of a layer.
+void AddAttention(const BlockShape& layer, WorkBuilder* builder);
+/// A dense MLP, or router, experts and all-to-alls. The router belongs to the first half.
+void AddDenseMlp(WorkBuilder* builder);
+void AddRouter(WorkBuilder* builder);
+void AddExperts(WorkBuilder* builder);
+
+/// "2 x 3 x 5"
+std::string Product(std::initializer_list<int64_t> factors);
+
+}  // namespace contraflow

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compiler/files/file.h"
+#include "compiler/files/json.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
@@ -42,7 +43,7 @@ CostSetup SetupOf(const CostsInitOptions& options) {
     }
   }
   if (!(options.wait >= 0 && options.wait <= 1)) {
-    throw UsageError("--wait: must be a share in 0..1, is " + std::to_string(options.wait));
+    throw UsageError("--wait: must be a share in 0..1, is " + FormatReal(options.wait));
   }
   setup.wait = options.wait;
   return setup;

@@ -66,15 +66,18 @@ std::vector<int> MoeLayers(const ModelShape& model) {
 
 TEST_SUITE("unit") {
   TEST_CASE("hf config: a model has exactly the parameters that were published") {
-    const std::pair<const char*, double> rows[] = {
+    const struct {
+      const char* name;
+      double parameters;
+    } rows[] = {
         {"deepseek-v3", 671'026'419'200},  {"gemma-2-9b", 9'241'705'984},
         {"gpt-oss-120b", 116'829'156'672}, {"llama-3.1-405b", 405'853'388'800},
         {"llama-3.1-70b", 70'553'706'496}, {"llama-3.1-8b", 8'030'261'248},
         {"mixtral-8x7b", 46'702'792'704},  {"qwen3-235b-a22b", 235'093'634'560},
     };
-    for (const auto& [name, parameters] : rows) {
-      CAPTURE(name);
-      CHECK(ParametersOf(PublishedModel(name)).model == parameters);
+    for (const auto& row : rows) {
+      CAPTURE(row.name);
+      CHECK(ParametersOf(PublishedModel(row.name)).model == row.parameters);
     }
     // A module: a layer, the projection of both inputs and three norms.
     CHECK(ParametersOf(PublishedModel("deepseek-v3")).predictions == 11'610'068'224);

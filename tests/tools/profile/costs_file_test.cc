@@ -1,0 +1,145 @@
+#include "tools/profile/costs_file.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+
+#include "compiler/files/json.h"
+#include "tests/tools/profile/profile_support.h"
+
+namespace contraflow::costs_file_test {
+namespace {
+
+JsonDocument Parse(const std::string& text) {
+  return ParseJson(text, "costs.json", {.bytes = 1 << 24, .comments = true});
+}
+
+std::string Write(const ModelShape& model, const CostSetup& setup) {
+  return WriteCostsByLayer(model, setup, CostsOf(model, setup));
+}
+
+/// Of a member in the unit of the file, microseconds, as ticks.
+Time Ticks(const JsonCursor& object, const char* key) {
+  return ToTicks(object.Required(key).Number("a time"), Unit::kMicroseconds, key);
+}
+
+/// The keys of a layer, of the form that has "moe" or the one that has not.
+void CheckLayerKeys(const JsonCursor& layer) {
+  if (layer.Optional("moe")) {
+    layer.Keys("a layer", {"name", "repeat", "moe", "parameter_bytes", "gradient_bytes",
+                           "optimizer_bytes", "activation_bytes", "w_stash_bytes", "output_bytes"});
+  } else {
+    layer.Keys("a layer",
+               {"name", "repeat", "tied", "f", "b", "w", "parameter_bytes", "gradient_bytes",
+                "optimizer_bytes", "activation_bytes", "w_stash_bytes", "output_bytes"});
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("costs file: it says what the costs are, for every published model") {
+    for (const char* name : {"deepseek-v3", "gemma-2-9b", "gpt-oss-120b", "llama-3.1-405b",
+                             "llama-3.1-8b", "mixtral-8x7b", "qwen3-235b-a22b"}) {
+      CAPTURE(name);
+      const ModelShape model = PublishedModel(name);
+      CostSetup setup = SetupOn("h200");
+      setup.expert_parallel = model.moe.experts > 0 ? 8 : 1;
+      const ModelCosts costs = CostsOf(model, setup);
+      const std::string text = Write(model, setup);
+      const JsonDocument document = Parse(text);
+      const JsonCursor root = document.Root();
+      root.Keys("costs", {"unit", "source", "layers", "comm"});
+      CHECK(root.Required("unit").String("a unit") == "us");
+      CHECK(root.Required("comm").Required("bytes").Integer("bytes", 0, 1 << 30) ==
+            costs.message.bytes);
+      const JsonCursor layers = root.Required("layers");
+      REQUIRE(layers.Size("layers") == costs.layers.size());
+      std::set<std::string> names;
+      size_t of_model = 0;
+      for (size_t i = 0; i < costs.layers.size(); ++i) {
+        const LayerCost& cost = costs.layers[i];
+        const JsonCursor layer = layers.Item(i);
+        CheckLayerKeys(layer);
+        CAPTURE(cost.name);
+        CHECK(layer.Required("name").String("a name") == cost.name);
+        CHECK(names.insert(cost.name).second);
+        const auto repeat = layer.Optional("repeat");
+        CHECK((repeat ? repeat->Integer("times", 2, 1000) : 1) == cost.repeat);
+        if (cost.name.starts_with("dense") || cost.name.starts_with("moe")) {
+          of_model += static_cast<size_t>(cost.repeat);
+        }
+        CHECK(layer.Optional("tied").has_value() == (model.tied && i == 0));
+        const auto bytes = [&](const char* key) {
+          return layer.Required(key).Integer("bytes", 0, int64_t{1} << 40);
+        };
+        CHECK(bytes("parameter_bytes") == cost.parameter_bytes);
+        CHECK(bytes("gradient_bytes") == cost.gradient_bytes);
+        CHECK(bytes("optimizer_bytes") == cost.optimizer_bytes);
+        CHECK(bytes("activation_bytes") == cost.activation_bytes);
+        CHECK(bytes("w_stash_bytes") == cost.w_stash_bytes);
+        CHECK(bytes("output_bytes") == cost.output_bytes);
+        CHECK(cost.w_stash_bytes <= cost.activation_bytes);
+        REQUIRE(layer.Optional("moe").has_value() == cost.moe.has_value());
+        if (!cost.moe) {
+          CHECK(Ticks(layer, "f") == cost.f);
+          CHECK(Ticks(layer, "b") == cost.b);
+          CHECK(Ticks(layer, "w") == cost.w);
+          continue;
+        }
+        const JsonCursor moe = layer.Required("moe");
+        for (const ComponentCost& component : kComponentCosts) {
+          CHECK(Ticks(moe, component.key) == ((*cost.moe).*component.times)[0]);
+        }
+        const MoeCost& part = *cost.moe;
+        CHECK(part.attn_f[0] + part.mlp_f[0] == cost.f);
+        CHECK(part.attn_b[0] + part.mlp_b[0] == cost.b);
+        CHECK(part.attn_w[0] + part.mlp_w[0] == cost.w);
+      }
+      CHECK(of_model == model.layers.size());
+      CHECK(text == Write(PublishedModel(name), setup));
+    }
+  }
+
+  TEST_CASE("costs file: comments show the arithmetic of every part") {
+    const ModelShape model = PublishedModel("llama-3.1-8b");
+    CostSetup setup = SetupOn("h100");
+    const std::string text = Write(model, setup);
+    const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };
+    CHECK(has("8,030,261,248 parameters"));
+    // 481 GFLOP at 989.5 TFLOP/s times 0.65 take 747.909 us, twice as many twice that.
+    CHECK(has("2 x 4096 x 14336 x 4096 = 481 GFLOP"));
+    CHECK(has("2 x 4096 x 4096 x 28672 = 962.1 GFLOP"));
+    CHECK(has("1495.818, 1495.818, 1495.818"));
+    CHECK(has("efficiency matmul 0.65, experts 0.55,"));
+    setup.efficiency[static_cast<size_t>(WorkKind::kMatmul)] = 0.325;
+    CHECK(Write(model, setup).find("2991.636, 2991.636, 2991.636") != std::string::npos);
+    // Every layer kind is explained once, however often it comes.
+    const std::string gemma = Write(PublishedModel("gemma-2-9b"), setup);
+    size_t tables = 0;
+    for (size_t at = 0; (at = gemma.find("// part ", at)) != std::string::npos; ++at) ++tables;
+    CHECK(tables == 4);
+  }
+
+  TEST_CASE("costs file: the template has every key, and is a document") {
+    const std::string text = CostsTemplate();
+    const JsonDocument document = Parse(text);
+    const JsonCursor layers = document.Root().Required("layers");
+    REQUIRE(layers.Size("layers") == 4);
+    for (size_t i = 0; i < 4; ++i) {
+      CheckLayerKeys(layers.Item(i));
+      for (const char* bytes : {"parameter_bytes", "gradient_bytes", "optimizer_bytes",
+                                "activation_bytes", "w_stash_bytes", "output_bytes"}) {
+        CHECK(layers.Item(i).Required(bytes).Integer("bytes", 0, int64_t{1} << 32) >= 0);
+      }
+      CHECK(layers.Item(i).Required("w_stash_bytes").Integer("bytes", 0, 1 << 30) <=
+            layers.Item(i).Required("activation_bytes").Integer("bytes", 0, 1 << 30));
+    }
+    for (const char* key : {"\"tied\"", "\"bw\"", "\"fb\"", "\"r\"", "\"reduce\"", "\"step\"",
+                            "\"input_bytes\"", "\"repeat\"", "\"time\"", "\"latency\""}) {
+      CHECK(text.find(key) != std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::costs_file_test

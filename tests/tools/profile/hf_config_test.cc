@@ -113,7 +113,18 @@ TEST_SUITE("unit") {
     const ModelShape shared =
         Shape(Typed("qwen2_moe", experts + ", \"shared_expert_intermediate_size\": 48"));
     CHECK(shared.moe.shared_width == 48);
-    CHECK(shared.moe.shared_gate);
+    const auto parameters = [](const ModelShape& model) { return ParametersOf(model).model; };
+    // The shared expert, with a gate of one column, and biases of q, k and v in place of norms.
+    CHECK(parameters(shared) - parameters(Shape(Typed("qwen3_moe", experts))) ==
+          4 * (3 * 64 * 48 + 64 + (8 + 2 * 2) * 8 - 2 * 8));
+    const std::string gemma = ", \"head_dim\": 8, \"sliding_window\": 9";
+    CHECK(parameters(Shape(Typed("gemma3_text", gemma))) -
+              parameters(Shape(Typed("gemma2", gemma))) ==
+          4 * 2 * 8);
+    std::string text = ReadFile(CF_TEST_DIR "/tools/profile/configs/deepseek-v3.json", 1 << 20);
+    const std::string frequency = "\"moe_layer_freq\": 1";
+    text.replace(text.find(frequency), frequency.size(), "\"moe_layer_freq\": 20");
+    CHECK(MoeLayers(Shape(text)) == std::vector<int>{20, 40, 60});
   }
 
   TEST_CASE("hf config: windows of attention") {

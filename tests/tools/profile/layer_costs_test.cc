@@ -335,6 +335,46 @@ TEST_SUITE("unit") {
     const LayerCost single = LayerNamed(CostsOf(model, setup), "dense");
     CHECK(std::count_if(single.times.begin(), single.times.end(),
                         [](const PartTime& time) { return time.memory_bound; }) == 5);
+    for (size_t i = 0; i < single.times.size(); ++i) {
+      const LayerPart& part = single.work.parts[i];
+      CHECK(single.times[i].f == TicksOf(part.f.bytes / 3.35e12));
+      CHECK(single.times[i].w == TicksOf(part.w.bytes / 3.35e12));
+    }
+  }
+
+  TEST_CASE("layer costs: bytes of a matmul by hand") {
+    const double rows = 4096, in = 4096, out = 28672;
+    CostSetup setup = SetupOn("h100");
+    const ModelShape model = PublishedModel("llama-3.1-8b");
+    const LayerWork in_bf16 = BlockWork(model, setup, {});
+    const LayerPart& bf16 = PartNamed(in_bf16, "gate, up");
+    CHECK(bf16.f.bytes == 2 * (rows * in + in * out + rows * out));
+    CHECK(bf16.b.bytes == 2 * (rows * in + in * out + rows * out));
+    // Its gradient is read and written in fp32.
+    CHECK(bf16.w.bytes == 2 * (rows * in + rows * out) + 8 * in * out);
+    setup.fp8 = true;
+    const LayerWork in_fp8 = BlockWork(model, setup, {});
+    const LayerPart& fp8 = PartNamed(in_fp8, "gate, up");
+    CHECK(fp8.f.bytes == rows * in + in * out + 2 * rows * out);
+    CHECK(fp8.b.bytes == rows * out + in * out + 2 * rows * in);
+    CHECK(fp8.w.bytes == rows * in + rows * out + 8 * in * out);
+    // Casts, of the second half: in and hidden forward, gradients of out and down's backward.
+    CHECK(in_fp8.parts.back().name == "casts to fp8");
+    CHECK(in_fp8.parts.back().f.bytes == 3 * rows * (in + 14336));
+    CHECK(in_fp8.parts.back().b.bytes == 3 * rows * (out + 4096));
+    CHECK(in_fp8.parts.back().w.bytes == 2 * rows * (in + out + 14336 + 4096));
+    CHECK(in_bf16.parts.back().name == "down");
+  }
+
+  TEST_CASE("layer costs: the head is passed once more for each prediction module") {
+    ModelShape model = PublishedModel("deepseek-v3");
+    const CostSetup setup = DeepSeekSetup();
+    const LayerWork twice = HeadWork(model, setup);
+    model.predictions = 0;
+    const LayerWork once = HeadWork(model, setup);
+    CHECK(FlopsOf(once).f == 2.0 * 4096 * 7168 * 129280);
+    CHECK(FlopsOf(twice).f == 2 * FlopsOf(once).f);
+    CHECK(twice.parameters == once.parameters);
   }
 
   TEST_CASE("layer costs: layers alike that follow each other are one entry") {

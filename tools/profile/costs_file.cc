@@ -83,7 +83,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
   return text;
 }
 
-std::string PartsText(const LayerCost& layer) {
+std::string PartsText(const LayerEstimate& layer) {
   Table table;
   table.columns = {"part", "kind", "f, b, w in us", "work"};
   for (size_t i = 0; i < layer.times.size(); ++i) {
@@ -97,7 +97,7 @@ std::string PartsText(const LayerCost& layer) {
   return FormatTable(table);
 }
 
-std::string ExchangeText(const LayerCost& layer, const CostSetup& setup) {
+std::string ExchangeText(const LayerEstimate& layer, const CostSetup& setup) {
   const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
   const Time latency = node ? kNodeLatency : kNetworkLatency;
   const Time compute = layer.f + layer.b + layer.w;
@@ -115,7 +115,7 @@ std::string ExchangeText(const LayerCost& layer, const CostSetup& setup) {
   return text;
 }
 
-std::string KeptText(const LayerCost& layer) {
+std::string KeptText(const LayerEstimate& layer) {
   std::string text;
   const auto list = [&](KeptUntil until, const char* title) {
     std::string line;
@@ -142,7 +142,7 @@ std::string Commented(const std::string& text) {
   return out;
 }
 
-std::string LayerJson(const LayerCost& layer) {
+std::string LayerJson(const LayerEstimate& layer) {
   Json json = Json::object();
   json["name"] = layer.name;
   if (layer.repeat > 1) json["repeat"] = layer.repeat;
@@ -194,7 +194,7 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
           ",\n\"layers\": [\n";
   std::vector<std::string> shown;
   for (size_t i = 0; i < costs.layers.size(); ++i) {
-    const LayerCost& layer = costs.layers[i];
+    const LayerEstimate& layer = costs.layers[i];
     const std::string kind = KindOf(layer.name);
     if (std::find(shown.begin(), shown.end(), kind) == shown.end()) {
       shown.push_back(kind);

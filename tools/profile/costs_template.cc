@@ -38,7 +38,6 @@ std::string CostsTemplate() {
   //   "r": 2.5      the forward again, where its activations are not kept (f)
   //   "reduce": 1   sum of the gradients over copies of the layer (0)
   //   "step": 1     optimizer step (0)
-  //   "input_bytes": 33554432   what is kept where the forward is run again (the message to it)
   "parameter_bytes": 436207616, "gradient_bytes": 872415232, "optimizer_bytes": 2617245696,
   "activation_bytes": 557842432, "w_stash_bytes": 264241152,
   "output_bytes": 33554432

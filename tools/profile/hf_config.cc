@@ -18,7 +18,7 @@ constexpr JsonLimits kLimits = {.bytes = kMaxHfConfigBytes, .members = 512};
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxVocabulary = 1 << 24;
 constexpr int64_t kMaxHeads = 1 << 12;
-constexpr int64_t kMaxModelLayers = 1 << 12;
+constexpr int64_t kMostLayers = 1 << 11;
 constexpr int64_t kMaxExperts = 1 << 14;
 
 int64_t Count(const JsonCursor& config, const char* key, int64_t high, int64_t low = 1) {
@@ -47,7 +47,7 @@ ModelShape Trunk(const JsonCursor& config, bool tied) {
   ModelShape model;
   model.hidden = Count(config, "hidden_size", kMaxWidth);
   model.vocabulary = Count(config, "vocab_size", kMaxVocabulary);
-  model.layers.resize(static_cast<size_t>(Count(config, "num_hidden_layers", kMaxModelLayers)));
+  model.layers.resize(static_cast<size_t>(Count(config, "num_hidden_layers", kMostLayers)));
   model.tied = FlagOr(config, "tie_word_embeddings", tied);
   return model;
 }
@@ -158,7 +158,7 @@ ModelShape Qwen(const JsonCursor& config, bool third) {
   model.dense_width = Count(config, "intermediate_size", kMaxWidth);
   const bool slides = FlagOr(config, "use_sliding_window", false);
   const int64_t first =
-      slides ? CountOr(config, "max_window_layers", kMaxModelLayers, 28, 0) : kMaxModelLayers;
+      slides ? CountOr(config, "max_window_layers", kMostLayers, 28, 0) : kMostLayers;
   Windows(
       config, [&](int64_t i) { return slides && i >= first; }, &model);
   return model;
@@ -169,7 +169,7 @@ ModelShape Qwen3(const JsonCursor& config) { return Qwen(config, true); }
 
 void QwenExperts(const JsonCursor& config, ModelShape* model) {
   model->moe = Experts(config, "num_experts", "moe_intermediate_size");
-  const int64_t step = CountOr(config, "decoder_sparse_step", kMaxModelLayers, 1);
+  const int64_t step = CountOr(config, "decoder_sparse_step", kMostLayers, 1);
   for (size_t i = 0; i < model->layers.size(); ++i) {
     model->layers[i].moe = (static_cast<int64_t>(i) + 1) % step == 0;
   }
@@ -219,7 +219,7 @@ ModelShape DeepSeekV3(const JsonCursor& config) {
   model.moe.top_groups = CountOr(config, "topk_group", model.moe.groups, model.moe.groups);
   const auto layers = static_cast<int64_t>(model.layers.size());
   const int64_t dense = CountOr(config, "first_k_dense_replace", layers, 0, 0);
-  const int64_t frequency = CountOr(config, "moe_layer_freq", kMaxModelLayers, 1);
+  const int64_t frequency = CountOr(config, "moe_layer_freq", kMostLayers, 1);
   for (int64_t i = dense; i < layers; ++i) {
     model.layers[static_cast<size_t>(i)].moe = i % frequency == 0;
   }
@@ -242,7 +242,7 @@ ModelShape Gemma(const JsonCursor& config, int64_t pattern) {
 ModelShape Gemma2(const JsonCursor& config) { return Gemma(config, 2); }
 
 ModelShape Gemma3Text(const JsonCursor& config) {
-  ModelShape model = Gemma(config, CountOr(config, "sliding_window_pattern", kMaxModelLayers, 6));
+  ModelShape model = Gemma(config, CountOr(config, "sliding_window_pattern", kMostLayers, 6));
   model.attention.head_norms = true;
   return model;
 }

@@ -49,7 +49,7 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   return time;
 }
 
-MoeCost ComponentsOf(const LayerCost& layer, const CostSetup& setup) {
+MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
   Time attn[3] = {}, mlp[3] = {};
   for (size_t i = 0; i < layer.times.size(); ++i) {
     Time* const half = layer.work.parts[i].mlp ? mlp : attn;
@@ -75,8 +75,8 @@ MoeCost ComponentsOf(const LayerCost& layer, const CostSetup& setup) {
           .attn_w = {attn[2]}};
 }
 
-LayerCost CostOf(std::string name, LayerWork work, const CostSetup& setup) {
-  LayerCost cost;
+LayerEstimate CostOf(std::string name, LayerWork work, const CostSetup& setup) {
+  LayerEstimate cost;
   cost.name = std::move(name);
   cost.work = std::move(work);
   for (const LayerPart& part : cost.work.parts) {
@@ -137,7 +137,7 @@ Time TransferTime(const AllToAll& exchange, const CostSetup& setup) {
 ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   CheckSetup(setup, model);
   ModelCosts costs;
-  std::vector<LayerCost>& layers = costs.layers;
+  std::vector<LayerEstimate>& layers = costs.layers;
   layers.push_back(CostOf("embedding", EmbeddingWork(model, setup), setup));
   if (model.tied) layers.back().tied = "head";
   for (size_t i = 0, end = 0; i < model.layers.size(); i = end) {
@@ -160,7 +160,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     layers.push_back(CostOf(std::move(name), PredictionWork(model, setup, i), setup));
   }
   layers.push_back(CostOf("head", HeadWork(model, setup), setup));
-  for (const LayerCost& layer : layers) {
+  for (const LayerEstimate& layer : layers) {
     costs.parameters += layer.work.parameters * static_cast<double>(layer.repeat);
   }
   costs.message = {.latency = kNetworkLatency,

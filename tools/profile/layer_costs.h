@@ -17,7 +17,7 @@ struct PartTime {
 };
 
 /// Costs of one layer, or of several alike that follow each other.
-struct LayerCost {
+struct LayerEstimate {
   std::string name;
   int64_t repeat = 1;
   Time f = 0, b = 0, w = 0;    ///< of all parts; without all-to-alls
@@ -39,7 +39,7 @@ struct MessageCost {
 };
 
 struct ModelCosts {
-  std::vector<LayerCost> layers;  ///< in data-flow order
+  std::vector<LayerEstimate> layers;  ///< in data-flow order
   MessageCost message;
   double parameters = 0;  ///< of one device's share of all layers
 };

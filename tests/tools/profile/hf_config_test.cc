@@ -187,7 +187,7 @@ TEST_SUITE("unit") {
         {Llama("num_key_value_heads", "3"),
          "c.json: /num_key_value_heads: must divide \"num_attention_heads\", 8, is 3"},
         {Llama("num_hidden_layers", "1000000000"),
-         "c.json: /num_hidden_layers: must be a whole number in 1..4096, is 1000000000"},
+         "c.json: /num_hidden_layers: must be a whole number in 1..2048, is 1000000000"},
         {Llama("tie_word_embeddings", "\"yes\""),
          "c.json: /tie_word_embeddings: must be a flag, true or false, is \"yes\""},
         {Typed("gemma2", ", \"sliding_window\": 9"),

@@ -21,8 +21,8 @@ inline CostSetup SetupOn(const char* gpu) {
 }
 
 /// The first layer of this name.
-inline const LayerCost& LayerNamed(const ModelCosts& costs, const std::string& name) {
-  for (const LayerCost& layer : costs.layers) {
+inline const LayerEstimate& LayerNamed(const ModelCosts& costs, const std::string& name) {
+  for (const LayerEstimate& layer : costs.layers) {
     if (layer.name == name) return layer;
   }
   throw Error("no layer " + name);

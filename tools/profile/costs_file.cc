@@ -35,7 +35,7 @@ std::string Times(Time f, Time b, Time w) {
 }
 
 std::string Heading(const ModelShape& model, const CostSetup& setup, const ModelCosts& costs) {
-  const Gpu& gpu = *setup.gpu;
+  const GpuSheet& gpu = *setup.gpu;
   const ParameterCount whole = ParametersOf(model);
   std::string text =
       "// Costs by layer, on one device for one micro-batch: estimates of `contraflow costs "

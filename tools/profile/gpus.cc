@@ -12,7 +12,7 @@ namespace {
 // Data sheets give matrix FLOP/s of the Hopper and Blackwell parts with sparsity, twice what dense
 // matrices get, and NVLink in both directions together, twice of one; both are halved here. The
 // network is that of the vendor's own machine of eight: one adapter a GPU.
-constexpr Gpu kGpus[] = {
+constexpr GpuSheet kGpus[] = {
     {.name = "a100",
      .bf16 = 312e12,
      .fp8 = 0,
@@ -62,12 +62,12 @@ constexpr Gpu kGpus[] = {
 
 }  // namespace
 
-std::span<const Gpu> Gpus() { return kGpus; }
+std::span<const GpuSheet> GpuSheets() { return kGpus; }
 
-const Gpu& FindGpu(std::string_view name) {
+const GpuSheet& FindGpu(std::string_view name) {
   std::vector<std::string_view> names;
   std::string list;
-  for (const Gpu& gpu : kGpus) {
+  for (const GpuSheet& gpu : kGpus) {
     if (gpu.name == name) return gpu;
     names.push_back(gpu.name);
     list += (list.empty() ? "" : ", ") + std::string(gpu.name);

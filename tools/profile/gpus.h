@@ -7,7 +7,7 @@
 namespace contraflow {
 
 /// What a GPU can do at best, by its data sheet; `costs init` multiplies it with efficiencies.
-struct Gpu {
+struct GpuSheet {
   std::string_view name;
   double bf16 = 0;     ///< FLOP/s of its matrix units, without sparsity
   double fp8 = 0;      ///< the same; 0: it has none
@@ -21,9 +21,9 @@ struct Gpu {
 /// GPUs of a node, which NVLink joins.
 inline constexpr int64_t kGpusOfNode = 8;
 
-std::span<const Gpu> Gpus();
+std::span<const GpuSheet> GpuSheets();
 
 /// Throws Error with the known names.
-const Gpu& FindGpu(std::string_view name);
+const GpuSheet& FindGpu(std::string_view name);
 
 }  // namespace contraflow

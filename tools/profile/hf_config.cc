@@ -52,8 +52,8 @@ ModelShape Trunk(const JsonCursor& config, bool tied) {
   return model;
 }
 
-AttentionShape GroupedAttention(const JsonCursor& config, const ModelShape& model) {
-  AttentionShape attention;
+AttentionDims GroupedAttention(const JsonCursor& config, const ModelShape& model) {
+  AttentionDims attention;
   attention.heads = Count(config, "num_attention_heads", kMaxHeads);
   attention.kv_heads = CountOr(config, "num_key_value_heads", kMaxHeads, attention.heads);
   if (attention.heads % attention.kv_heads != 0) {
@@ -74,7 +74,7 @@ AttentionShape GroupedAttention(const JsonCursor& config, const ModelShape& mode
   return attention;
 }
 
-void AllBiases(const JsonCursor& config, bool absent, AttentionShape* attention) {
+void AllBiases(const JsonCursor& config, bool absent, AttentionDims* attention) {
   attention->qkv_bias = attention->out_bias = FlagOr(config, "attention_bias", absent);
 }
 
@@ -107,8 +107,8 @@ void Windows(const JsonCursor& config, Slides slides, ModelShape* model) {
 }
 
 /// Number of experts and how many a token visits; "num_experts" and such are the names of the keys.
-MoeShape Experts(const JsonCursor& config, const char* experts, const char* width) {
-  MoeShape moe;
+MoeDims Experts(const JsonCursor& config, const char* experts, const char* width) {
+  MoeDims moe;
   moe.experts = Count(config, experts, kMaxExperts, 2);
   moe.top_k = Count(config, "num_experts_per_tok", moe.experts);
   moe.width = Count(config, width, kMaxWidth);
@@ -195,8 +195,8 @@ ModelShape Qwen3Moe(const JsonCursor& config) {
   return model;
 }
 
-AttentionShape LatentAttention(const JsonCursor& config) {
-  AttentionShape attention;
+AttentionDims LatentAttention(const JsonCursor& config) {
+  AttentionDims attention;
   attention.heads = attention.kv_heads = Count(config, "num_attention_heads", kMaxHeads);
   attention.rope_dim = Count(config, "qk_rope_head_dim", kMaxWidth);
   attention.head_dim = attention.rope_dim + Count(config, "qk_nope_head_dim", kMaxWidth);

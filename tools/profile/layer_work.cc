@@ -21,7 +21,7 @@ struct Heads {
 };
 
 Heads HeadsOf(const WorkBuilder& builder) {
-  const AttentionShape& a = builder.model.attention;
+  const AttentionDims& a = builder.model.attention;
   Heads heads = {};
   heads.heads = a.heads / builder.tp;
   heads.keys = std::max<int64_t>(1, a.kv_heads / builder.tp);
@@ -34,7 +34,7 @@ Heads HeadsOf(const WorkBuilder& builder) {
 
 /// Queries, keys and values straight from the layer's input.
 void AddProjections(const Heads& heads, WorkBuilder* builder) {
-  const AttentionShape& a = builder->model.attention;
+  const AttentionDims& a = builder->model.attention;
   WorkBuilder& work = *builder;
   const int64_t columns = heads.q + heads.k + heads.v;
   work.Add({.name = "q, k, v",
@@ -55,7 +55,7 @@ void AddProjections(const Heads& heads, WorkBuilder* builder) {
 /// The same from latents: what makes these is on every device of a tensor-parallel group, which
 /// share its tokens.
 void AddLatentProjections(const Heads& heads, WorkBuilder* builder) {
-  const AttentionShape& a = builder->model.attention;
+  const AttentionDims& a = builder->model.attention;
   WorkBuilder& work = *builder;
   const int64_t plain = a.head_dim - a.rope_dim;
   const int64_t kv_columns = heads.heads * (plain + a.value_dim);
@@ -94,7 +94,7 @@ void AddLatentProjections(const Heads& heads, WorkBuilder* builder) {
 
 /// Flash attention: scores are never stored, and made again by the backward.
 void AddCore(const Heads& heads, int64_t window, WorkBuilder* builder) {
-  const AttentionShape& a = builder->model.attention;
+  const AttentionDims& a = builder->model.attention;
   WorkBuilder& work = *builder;
   const double keys = MeanKeys(work.setup.sequence, window);
   const auto products = static_cast<double>(2 * work.tokens * heads.heads) *
@@ -214,7 +214,7 @@ void AddRouter(WorkBuilder* builder) {
 
 void AddExperts(WorkBuilder* builder) {
   WorkBuilder& work = *builder;
-  const MoeShape& moe = work.model.moe;
+  const MoeDims& moe = work.model.moe;
   const int64_t ep = work.setup.expert_parallel;
   // Tokens are spread evenly: as many rows as those of this device visit.
   const int64_t rows = work.tokens * moe.top_k;

@@ -9,7 +9,7 @@ namespace contraflow {
 /// Attention of every layer. Widths are per head. With latents (DeepSeek's MLA) queries and keys
 /// are `head_dim` = without position + `rope_dim` wide, and come from latents of `q_latent` (0:
 /// from the layer's input) and `kv_latent`; `kv_heads` is then `heads`.
-struct AttentionShape {
+struct AttentionDims {
   int64_t heads = 0, kv_heads = 0;
   int64_t head_dim = 0;   ///< of queries and keys
   int64_t value_dim = 0;  ///< of values
@@ -25,7 +25,7 @@ struct AttentionShape {
 };
 
 /// Experts of the layers that have some; every expert is a gated MLP.
-struct MoeShape {
+struct MoeDims {
   int64_t experts = 0, top_k = 0, width = 0;
   int64_t shared_width = 0;  ///< of the expert that all tokens visit; 0: none
   bool shared_gate = false;  ///< its output has a gate of its own
@@ -46,10 +46,10 @@ struct BlockShape {
 struct ModelShape {
   std::string model_type;  ///< as its config.json says
   int64_t hidden = 0, vocabulary = 0;
-  AttentionShape attention;
+  AttentionDims attention;
   int64_t dense_width = 0;  ///< of the MLP of layers without experts
   bool mlp_bias = false;
-  MoeShape moe;
+  MoeDims moe;
   int64_t norms = 2;  ///< of a layer; 4: also of what attention and MLP put out
   std::vector<BlockShape> layers;
   bool tied = false;        ///< embedding and head are one matrix

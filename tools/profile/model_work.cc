@@ -8,7 +8,7 @@ namespace {
 
 /// What each device sends for a token that visits `copies` other places, over a link.
 AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
-  const MoeShape& moe = work.model.moe;
+  const MoeDims& moe = work.model.moe;
   const int64_t devices = work.setup.expert_parallel * work.tp;
   const int64_t nodes = std::max<int64_t>(1, (devices + kGpusOfNode - 1) / kGpusOfNode);
   // A token that is kept to some groups goes once to each node of theirs, and from there to its

@@ -47,7 +47,7 @@ void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies);
 
 /// What a model is trained on, and how it is split.
 struct CostSetup {
-  const Gpu* gpu = nullptr;
+  const GpuSheet* gpu = nullptr;
   int64_t tensor_parallel = 1;  ///< GPUs that split each matrix, and the tokens in between
   int64_t expert_parallel = 1;  ///< such groups that split the experts
   int64_t sequence = 4096;      ///< tokens of a sequence

@@ -478,7 +478,7 @@ TEST_SUITE("unit") {
     }
     CHECK(Failure([] { FindGpu("h10"); }) ==
           "unknown GPU \"h10\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
-    for (const Gpu& gpu : Gpus()) {
+    for (const GpuSheet& gpu : GpuSheets()) {
       CHECK(&FindGpu(gpu.name) == &gpu);
       CHECK(!gpu.source.empty());
       CHECK((gpu.fp8 == 0 || gpu.fp8 == 2 * gpu.bf16));

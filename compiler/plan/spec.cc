@@ -31,7 +31,8 @@ constexpr int64_t kManyActivations = 1'000'000;
 
 struct Amount {
   int64_t value = 0;
-  bool unit = false;  ///< one was given
+  bool unit = false;   ///< one was given
+  bool whole = false;  ///< it was a whole number without one
 };
 
 Amount ReadAmount(const std::string& text, const std::string& flag, const std::string& form) {
@@ -45,7 +46,7 @@ Amount ReadAmount(const std::string& text, const std::string& flag, const std::s
   if (digits == end && error == std::errc()) {
     if (whole <= 0) fail("must be positive");
     if (whole > kMaxMemory) fail("must be at most " + std::to_string(kMaxMemory));
-    return {whole, false};
+    return {whole, false, true};
   }
   double value = 0;
   const auto [at, flaw] = std::from_chars(begin, end, value);
@@ -188,6 +189,7 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
           "counts activations, since the costs give no \"activation_bytes\"; give a number of "
           "them, or costs that do");
     }
+    if (!in_bytes && !amount.whole) FailLimit(text, "must be a whole number of activations");
     const int64_t all = int64_t{stages} * spec.microbatches;
     if (!in_bytes && amount.value > all && amount.value > kManyActivations) {
       FailLimit(text,

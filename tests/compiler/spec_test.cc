@@ -68,13 +68,15 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a memory limit is bytes or a multiple of 1F1B's first rank") {
     Spec spec = Good();
-    CHECK(ParseMemoryLimit("123456789012", spec, 8) == 123456789012);
+    CHECK(ParseMemoryLimit("123456", spec, 8) == 123456);
     // Without memory costs the limit counts activations: P of a whole rank.
     CHECK(ParseMemoryLimit("1x", spec, 8) == 8);
     CHECK(ParseMemoryLimit("1.5x", spec, 8) == 12);
     CHECK(ParseMemoryLimit("0.99x", spec, 8) == 7);
     spec.costs.memory = MemoryCost{.activation_bytes = 1000};
     CHECK(ParseMemoryLimit("1x", spec, 8) == 8000);
+    CHECK(ParseMemoryLimit("123456789012", spec, 8) == 123456789012);
+    CHECK(ParseMemoryLimit("37.5GiB", spec, 8) == 40265318400);
     // Two stages a rank: a whole rank's activation is that of both.
     CHECK(ParseMemoryLimit("2x", spec, 16) == 32000);
   }
@@ -94,8 +96,14 @@ TEST_SUITE("unit") {
         {"1e3x", form + "\"1e3x\""},
         {"1 x", form + "\"1 x\""},
         {"0x10", form + "\"0x10\""},
-        {"80GB", form + "\"80GB\""},
-        {"1.5", form + "\"1.5\""},
+        {"80gb", form + "\"80gb\""},
+        {"80GB",
+         "`memory_limit`: counts activations, since the costs give no \"activation_bytes\"; give a "
+         "number of them, or costs that do, is \"80GB\""},
+        {"80000000000",
+         "`memory_limit`: counts activations, since the costs give no \"activation_bytes\", and "
+         "there are 160; for bytes, give costs that do, is \"80000000000\""},
+        {"1.5", "`memory_limit`: must be a whole number of activations, is \"1.5\""},
         {"+1", form + "\"+1\""},
         {"0", "`memory_limit`: must be positive, is \"0\""},
         {"-1", "`memory_limit`: must be positive, is \"-1\""},

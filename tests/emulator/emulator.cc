@@ -124,10 +124,9 @@ struct State {
   size_t scheduler_stack_bytes = 0;
 };
 
-State& Now() {
-  static State state;
-  return state;
-}
+// Looked at by every call of every thread.
+State state;
+State& Now() { return state; }
 
 Thread& Running() {
   State& now = Now();
@@ -221,13 +220,18 @@ std::string Text(const dim3& at) {
 /// Each of `count` threads from `first` on goes as far as it comes; whether one could.
 bool TakeTurns(Block* block, size_t first, size_t count) {
   bool moved = false;
-  for (const size_t turn : Turns(count)) {
+  const auto take = [&](size_t turn) {
     Thread& thread = block->threads[first + turn];
-    if (thread.done || thread.waits()) continue;
+    if (thread.done || thread.waits()) return;
     thread.counter = nullptr;
     Resume(&thread, *Now().stacks[first + turn]);
     moved = true;
     if (block->error != nullptr) std::rethrow_exception(block->error);
+  };
+  if (Now().order == Order::kForward) {
+    for (size_t turn = 0; turn < count; ++turn) take(turn);
+  } else {
+    for (const size_t turn : Turns(count)) take(turn);
   }
   return moved;
 }

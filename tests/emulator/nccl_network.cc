@@ -18,7 +18,7 @@ namespace {
 constexpr int kTurns = 2;
 
 /// How long an abort waits for a graph with messages of the communicator; NCCL would for ever.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kPatience{100};
 
 struct Handle : NcclComm {
   explicit Handle(int the_comm, Handle* the_parent) : comm(the_comm), parent(the_parent) {}

@@ -15,6 +15,23 @@ namespace {
 CostsOption DeepSeek() { return {.file = "deepseek-v3-h800"}; }
 
 TEST_SUITE("unit") {
+  TEST_CASE("a full backward alone is divided into its parts") {
+    CostsOption option = {.f = 6.2, .bw = 12.1};
+    CostModel costs = ResolveCosts(option, UnitCosts());
+    CHECK(costs.stage(0).b == 6'050'000);
+    CHECK(costs.stage(0).w == 6'050'000);
+    CHECK(costs.stage(0).fb == 18'300'000);
+    option.split = 0.6;
+    costs = ResolveCosts(option, UnitCosts());
+    CHECK(costs.stage(0).b == 7'260'000);
+    CHECK(costs.stage(0).w == 4'840'000);
+    option.split = 1.1;
+    CHECK_THROWS_AS(ResolveCosts(option, UnitCosts()), UsageError);
+    // Where the parts are known there is nothing to divide.
+    CHECK_THROWS_AS(ResolveCosts({.b = 1, .bw = 2, .split = 0.5}, UnitCosts()), UsageError);
+    CHECK(ResolveCosts({.b = 2, .bw = 3}, UnitCosts()).stage(0).w == 1'000'000);
+  }
+
   TEST_CASE("fields of the library read as flags, and nothing else does") {
     CHECK(WithFlags("`memory_limit`: must be positive, is \"0\"") ==
           "--memory-limit: must be positive, is \"0\"");

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <utility>
 
 #include "compiler/files/profiles.h"
@@ -27,6 +28,17 @@ void Override(const CostsOption& option, Unit unit, StageCost* cost) {
   if (option.w) cost->w = Ticks(*option.w, unit, "--w");
   if (option.b || option.w) cost->bw = cost->b + cost->w;
   if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
+  // What timers give: nothing else says how long its two parts take.
+  if (option.bw && !option.b && !option.w && !option.file) {
+    const double share = option.split.value_or(0.5);
+    if (!(share >= 0 && share <= 1)) {
+      throw UsageError("--split: must be in 0..1, is " + FormatReal(share));
+    }
+    cost->b = static_cast<Time>(std::llround(static_cast<double>(cost->bw) * share));
+    cost->w = cost->bw - cost->b;
+  } else if (option.split) {
+    throw UsageError("--split: divides a --bw into b and w where neither is given; drop it");
+  }
   if (option.f || option.b || option.w || option.bw) cost->fb = cost->f + cost->bw;
   if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
 }
@@ -44,6 +56,9 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
+  AddNumber(
+      app, "--split", &option->split, "X",
+      "share of b in --bw where neither --b, --w nor --costs is given\n(0 to 1; default: 0.5)");
   AddNumber(app, "--fb", &option->fb, "T",
             "a forward overlapped with a full backward (default: f + bw)");
   AddNumber(app, "--comm", &option->comm, "T", "a message between neighbouring stages");

@@ -18,6 +18,7 @@ namespace contraflow {
 struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
   std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
+  std::optional<double> split = {};  ///< share of b in a bw that is given alone
   std::optional<std::string> overlap = {};
 
   /// True if any of them says what something costs.

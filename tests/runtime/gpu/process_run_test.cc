@@ -24,7 +24,7 @@
 namespace contraflow::process_run_test {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{60};
+constexpr std::chrono::seconds kTimeout{200};
 constexpr uint64_t kSeed = 5;
 
 /// A model that fits the plan, and the plan.

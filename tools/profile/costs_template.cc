@@ -25,7 +25,8 @@ std::string CostsTemplate() {
   "activation_bytes": 16384, "w_stash_bytes": 16384,
   // The message to the next layer, if that is on another rank.
   "output_bytes": 33554432
-  // With "tied": "head" it has the parameters of the layer of that name, and none of its own.
+  // With "tied": "head" it needs the parameters of that layer, too, which counts them; a stage
+  // without that layer holds a copy.
 },
 {
   "name": "dense",

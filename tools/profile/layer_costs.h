@@ -24,7 +24,8 @@ struct LayerEstimate {
   std::optional<MoeCost> moe;  ///< where there are all-to-alls: one layer's components
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
   int64_t activation_bytes = 0, w_stash_bytes = 0, output_bytes = 0;
-  std::string tied;  ///< name of the layer that has its parameters; "": its own
+  /// Name of a layer whose parameters it needs, and which counts them; "": none.
+  std::string tied;
 
   // What it follows from.
   LayerWork work;

@@ -30,6 +30,9 @@ TEST_SUITE("unit") {
     // Where the parts are known there is nothing to divide.
     CHECK_THROWS_AS(ResolveCosts({.b = 1, .bw = 2, .split = 0.5}, UnitCosts()), UsageError);
     CHECK(ResolveCosts({.b = 2, .bw = 3}, UnitCosts()).stage(0).w == 1'000'000);
+    costs = ResolveCosts({.bw = 9}, UniformCosts(3'000'000, 4'000'000, 2'000'000));
+    CHECK(costs.stage(0).b == 4'000'000);
+    CHECK(costs.stage(0).bw == 9'000'000);
   }
 
   TEST_CASE("fields of the library read as flags, and nothing else does") {

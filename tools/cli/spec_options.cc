@@ -21,15 +21,15 @@ Time Ticks(double value, Unit unit, const char* flag) {
   return ReadOption([&] { return ToTicks(value, unit, flag); });
 }
 
-/// Puts the figures that are given over one stage.
-void Override(const CostsOption& option, Unit unit, StageCost* cost) {
+/// Puts the figures that are given over one stage; `known`: that has costs of its own.
+void Override(const CostsOption& option, bool known, Unit unit, StageCost* cost) {
   if (option.f) cost->f = Ticks(*option.f, unit, "--f");
   if (option.b) cost->b = Ticks(*option.b, unit, "--b");
   if (option.w) cost->w = Ticks(*option.w, unit, "--w");
   if (option.b || option.w) cost->bw = cost->b + cost->w;
   if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
   // What timers give: nothing else says how long its two parts take.
-  if (option.bw && !option.b && !option.w && !option.file) {
+  if (option.bw && !option.b && !option.w && !known) {
     const double share = option.split.value_or(0.5);
     if (!(share >= 0 && share <= 1)) {
       throw UsageError("--split: must be in 0..1, is " + FormatReal(share));
@@ -110,7 +110,8 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   }
   if (in_layers && option.overlap) costs.derived = overlap;
   if (!costs.layers.empty()) RefuseChunkCosts(option, true);
-  for (StageCost& stage : costs.stages) Override(option, costs.unit, &stage);
+  const bool known = option.file || base != UnitCosts();
+  for (StageCost& stage : costs.stages) Override(option, known, costs.unit, &stage);
   if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
   return costs;
 }

@@ -102,7 +102,10 @@ Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
   const Clock::time_point before = std::exchange(now_, Clock::now());
   // If this process itself was stopped for a while, silence is nobody's fault.
   if (now_ - before > std::max<Clock::duration>(std::chrono::seconds(1), options_.silence / 4)) {
-    if (phase_ == Phase::kWatching && !known_) away_ = now_ - before;
+    if (phase_ == Phase::kWatching && !known_) {
+      away_ = now_ - before;
+      back_ = now_;
+    }
     for (int p = 0; p < size_; ++p) {
       At(p).moved = now_;
       if (Link* const link = links_.At(p)) link->Excuse(now_);
@@ -425,8 +428,9 @@ void Watch::SayWords() {
 void Watch::Report() {
   reported_ = true;
   if (!cause_) cause_ = faults_[CauseOf(faults_)];
-  if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero()) {
-    // The others have reported this one, and gone.
+  if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero() &&
+      *known_ < back_ + std::chrono::seconds(1)) {
+    // The others have reported this one, and gone: their connections were closed when it came back.
     options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
                    SecondsText(InSeconds(away_)) + ", and the job ended without it\n");
   } else {

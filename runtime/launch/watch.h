@@ -151,7 +151,8 @@ class Watch : public LinkSet::Watcher {
   std::optional<Fault> cause_;
   Beat last_beat_;  // what it was doing when it was stopped, or knew of a fault itself
   Clock::time_point looked_{};
-  Clock::duration away_{};  // for how long this process was stopped, last
+  Clock::duration away_{};    // for how long this process was stopped, last
+  Clock::time_point back_{};  // since when it goes on
   bool took_over_ = false, answered_ = false, error_told_ = false;
   bool stop_heard_ = false, reported_ = false, end_heard_ = false;
   bool stopped_ = false, finished_ = false, ended_ = false;

@@ -161,7 +161,7 @@ std::string RunStep(const TranscriptStep& step, const std::string& folder, const
   }
   for (const char* const name :
        {"OMPI_MCA_oob_tcp_dynamic_ipv4_ports", "OMPI_MCA_oob_tcp_dynamic_ipv6_ports"}) {
-    setenv(name, MpirunPorts(getpid()).c_str(), 1);
+    setenv(name, MpirunPorts(getpid(), 21'000).c_str(), 1);
   }
   const int status = std::system(command.c_str());
   std::string text = EndLine(ReadText(out));

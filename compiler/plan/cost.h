@@ -138,11 +138,11 @@ Overlap ParseOverlap(std::string_view name);
 struct LayerCost {
   std::string name;
   int repeat = 1;
-  StageCost cost;              ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
+  StageCost cost;  ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
   std::optional<MoeCost> moe = {};  ///< the components of one layer
   /// Nothing: not known.
   std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  int64_t activation_bytes = 0, w_stash_bytes = 0;                          ///< as in MemoryCost
+  int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
   /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
   int64_t output_bytes = 0;
   /// The name of another layer that has the same parameters and counts them, such as the head of a

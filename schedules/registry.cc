@@ -11,6 +11,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 
@@ -37,6 +38,18 @@ const Schedule& FindSchedule(const std::string& name) {
               known);
 }
 
+namespace {
+
+Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  if (spec.recompute.choice == Recompute::Choice::kNone) {
+    return GenerateOrder(schedule, spec, control);
+  }
+  return &schedule == &kAuto ? GenerateSearchedRecomputed(spec, control)
+                             : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
+}
+
+}  // namespace
+
 Plan FrameOf(const Schedule& schedule, Spec spec) {
   spec.costs = UniformCosts(1, 1, 1);
   spec.memory_limit.reset();
@@ -50,7 +63,22 @@ Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl())
 Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(asked.schedule);
   CheckSpec(asked);
-  if (!asked.costs.layers.empty()) return GenerateFromLayers(schedule, asked, control);
+  const bool layered = !asked.costs.layers.empty();
+  if (&schedule == &kAuto && (layered || asked.device_memory)) {
+    std::optional<Plan> best;
+    std::optional<Error> why_not;
+    try {
+      best = layered ? GenerateFromLayers(schedule, asked, control)
+                     : GenerateFromStages(schedule, asked, control);
+    } catch (const Error& error) {
+      why_not = error;
+    }
+    PreferPublished(asked, control, &best);
+    if (!best) throw *why_not;
+    best->provenance->interrupted = control.stopped();
+    return std::move(*best);
+  }
+  if (layered) return GenerateFromLayers(schedule, asked, control);
   Spec spec = asked;
   // What heeds a limit heeds that of the device; `auto` has one for each placement.
   if (spec.device_memory && &schedule != &kAuto && schedule.reject(spec).empty()) {
@@ -58,11 +86,7 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     // What then has no room at all is made as if it had, to say by how much it does not fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;
   }
-  if (spec.recompute.choice == Recompute::Choice::kNone) {
-    return GenerateOrder(schedule, spec, control);
-  }
-  return &schedule == &kAuto ? GenerateSearchedRecomputed(spec, control)
-                             : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
+  return GenerateFromStages(schedule, spec, control);
 }
 
 bool FitsRecomputed(const Spec& spec, const SearchControl& control) {

@@ -49,13 +49,15 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   if (LongerThanOrder(staged.costs, staged.search)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
-  // What is recomputed is chosen later, and may be what makes it fit.
-  if (staged.device_memory && staged.recompute.choice == Recompute::Choice::kNone) {
+  // What is recomputed is chosen later, and may be what makes it fit; what is fixed stays.
+  const bool plain = staged.recompute.choice == Recompute::Choice::kNone;
+  if (staged.device_memory) {
     for (const MemoryFigures& rank : MemoryOf(plan, staged.costs)) {
-      worth.excess = std::max(worth.excess, rank.total() - *staged.device_memory);
+      worth.excess =
+          std::max(worth.excess, (plain ? rank.total() : rank.fixed()) - *staged.device_memory);
     }
   }
-  if (!staged.memory_limit || staged.recompute.choice != Recompute::Choice::kNone) return worth;
+  if (!staged.memory_limit || !plain) return worth;
   const MemoryLimit limit(staged.costs, staged.memory_limit);
   for (const RankFigures& rank : simulation.ranks) {
     worth.excess = std::max(worth.excess, limit.Peak(rank) - *staged.memory_limit);

@@ -264,6 +264,14 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
   };
   memory->activation_bytes = each(memory->activation_bytes);
   memory->w_stash_bytes = each(memory->w_stash_bytes);
+  const auto up = [](int64_t whole, int, int parts) { return (whole + parts - 1) / parts; };
+  for (auto* list : {&memory->activation_of, &memory->stash_of}) {
+    *list = Spread(*list, from, to, up, [](int64_t a, int64_t b) { return a + b; });
+  }
+  if (!memory->activation_of.empty()) {
+    memory->activation_bytes = std::ranges::min(memory->activation_of);
+    memory->w_stash_bytes = std::ranges::min(memory->stash_of);
+  }
   memory->parameter_bytes = SpreadBytes(memory->parameter_bytes, from, to);
   memory->gradient_bytes = SpreadBytes(memory->gradient_bytes, from, to);
   memory->optimizer_bytes = SpreadBytes(memory->optimizer_bytes, from, to);
@@ -329,6 +337,10 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   CostModel result = costs;
   result.stages = Spread(costs.stages, from, to, Part, Sum);
   if (result.memory) RepartitionMemory(from, to, &*result.memory);
+  // A part of a stage may end within a layer.
+  result.partition =
+      to > from ? Partition()
+                : Spread(costs.partition, from, to, Share, [](int a, int b) { return a + b; });
   if (result.moe) {
     RepartitionLayers(from, to, &*result.moe);
     if (result.derived) DeriveChunkCosts(&result, *result.derived);

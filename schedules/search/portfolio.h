@@ -7,6 +7,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -16,6 +17,11 @@ namespace contraflow {
 /// that one none that is proven to be longer by what it holds.
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
+
+/// Replaces `best`, what `auto` has found for the spec (nothing: nothing), by the plan of a
+/// published schedule for the same model with a shorter step, of those that fit the spec's memory
+/// and have its placement.
+void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best);
 
 /// True if the costs have reductions or optimizer steps, which belong to the step, but to no
 /// compute order.

@@ -187,18 +187,37 @@ TEST_SUITE("property") {
 
   TEST_CASE("auto is no longer than any published schedule of the same layers") {
     std::mt19937_64 random(21);
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 8; ++round) {
       const int ranks = 2 + 2 * static_cast<int>(random() % 2);
       CompareRequest request;
       request.spec = MakeSpec("", ranks, 2 * ranks, RandomLayers(&random, 4 * ranks, true));
+      request.spec.costs.comm.bytes = 1;
       request.spec.search.placement = Placement::kAny;
       request.spec.search.budget = 20'000'000;
       const std::vector<CompareRow> rows = Compare(request);
       REQUIRE(rows.back().report);
+      int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
       for (const CompareRow& row : rows) {
         CAPTURE(row.schedule);
         CAPTURE(round);
-        if (row.report) CHECK(rows.back().makespan() <= row.makespan());
+        if (!row.report) continue;
+        CHECK(rows.back().makespan() <= row.makespan());
+        least = std::min(least, *row.total);
+        most = std::max(most, *row.total);
+      }
+      // In devices that some fit, with and without recompute.
+      for (const char* recompute : {"none", "auto"}) {
+        request.spec.recompute = ParseRecompute(recompute);
+        request.spec.device_memory = (least + most) / 2;
+        const std::vector<CompareRow> limited = Compare(request);
+        REQUIRE(limited.back().report);
+        CHECK(limited.back().fits);
+        for (const CompareRow& row : limited) {
+          CAPTURE(row.schedule);
+          CAPTURE(round);
+          CAPTURE(recompute);
+          if (row.report && row.fits) CHECK(limited.back().makespan() <= row.makespan());
+        }
       }
     }
   }

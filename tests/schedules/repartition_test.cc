@@ -48,6 +48,13 @@ TEST_SUITE("property") {
       }
       costs.memory = {.activation_bytes = draw(1, 99), .w_stash_bytes = 0};
       costs.memory->w_stash_bytes = draw(0, static_cast<int>(costs.memory->activation_bytes));
+      if (stages > 1 && draw(0, 1) == 0) {
+        MemoryCost& memory = *costs.memory;
+        for (int s = 0; s < stages; ++s) {
+          memory.activation_of.push_back(memory.activation_bytes + (s > 0 ? draw(0, 50) : 0));
+          memory.stash_of.push_back(memory.w_stash_bytes);
+        }
+      }
       const int entries = draw(0, 1) == 0 ? 1 : stages;
       for (int s = 0; s < entries; ++s) {
         costs.memory->parameter_bytes.push_back(draw(0, 50));
@@ -62,6 +69,9 @@ TEST_SUITE("property") {
       CHECK(parts * cut.memory->activation_bytes >= costs.memory->activation_bytes);
       CHECK(parts * (cut.memory->activation_bytes - 1) < costs.memory->activation_bytes);
       CHECK(cut.memory->w_stash_bytes <= cut.memory->activation_bytes);
+      const int64_t held = costs.memory->ActivationOfAll(stages);
+      CHECK(cut.memory->ActivationOfAll(parts * stages) >= held);
+      CHECK(cut.memory->ActivationOfAll(parts * stages) < held + int64_t{parts} * stages);
       CHECK(cut.comm == costs.comm);
       alike += parts > 1 && cut.stages.size() == 1;
       const CostModel merged = Repartition(cut, parts * stages, stages);

@@ -1,0 +1,93 @@
+// Whole plans of published schedules beside what `auto` has found. Of layers each schedule makes
+// stages of its own, and on a device each rank has another room for activations, where a search
+// takes the least of them for all: so one of these may be shorter than any order that was searched.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/rows.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+Placement PlacementOf(const Plan& plan) {
+  if (plan.routes.size() > 1) return Placement::kBidirectional;
+  const std::vector<int>& ranks = plan.routes[0].ranks;
+  if (plan.stages == plan.ranks) return Placement::kLinear;
+  const bool back = plan.stages == 2 * plan.ranks && ranks.front() == ranks.back();
+  return back ? Placement::kV : Placement::kInterleaved;
+}
+
+/// The spec of a schedule for the model that the costs describe; nothing where it takes none such.
+std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
+  Spec spec = asked;
+  spec.schedule = schedule.name;
+  if (&schedule != &kInterleaved) spec.chunks = 0;
+  if (!schedule.reject(spec).empty()) return std::nullopt;
+  if (!spec.costs.layers.empty()) return spec;
+  const int given = CostStages(asked), stages = schedule.stages(spec);
+  if (!RejectRepartition(spec.costs, given, stages).empty()) return std::nullopt;
+  spec.costs = Repartition(spec.costs, given, stages);
+  return spec;
+}
+
+bool Fits(const Plan& plan, const CostModel& costs, const Spec& asked) {
+  std::optional<int64_t> limit = asked.memory_limit;
+  // A limit in activations counts those of a rank's whole share.
+  if (limit && !MemoryLimit(costs).bytes()) {
+    limit = *limit * std::max<int64_t>(1, plan.stages / plan.ranks);
+  }
+  if (!MemoryLimit(costs, limit).Fits(Simulate(plan, costs, Keep::kFigures))) return false;
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+  return !asked.device_memory || std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
+    return rank.total() <= *asked.device_memory;
+  });
+}
+
+}  // namespace
+
+void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best) {
+  std::optional<Time> least;
+  if (*best) {
+    least = StepTime(**best, *(*best)->costs, asked.memory_limit, asked.search);
+  }
+  for (const Schedule* schedule : kPublishedSchedules) {
+    const std::optional<Spec> spec = SpecFor(*schedule, asked);
+    if (!spec || (*best && control.stopped())) continue;
+    try {
+      Plan plan = GeneratePlan(*spec, control);
+      const Placement placement = PlacementOf(plan);
+      const Placement wanted = asked.search.placement;
+      if (wanted != Placement::kAny && wanted != placement) continue;
+      const CostModel costs = plan.costs.value_or(spec->costs);
+      if (!Fits(plan, costs, asked)) continue;
+      const Time step = StepTime(plan, costs, asked.memory_limit, asked.search);
+      if (least && step >= *least) continue;
+      least = step;
+      plan.schedule = kAuto.name;
+      plan.costs = costs;
+      plan.provenance = Provenance{.placement = std::string(Name(placement)),
+                                   .from = std::string(schedule->name),
+                                   .cost_stages = {},
+                                   .memory_limit = asked.memory_limit,
+                                   .makespan = Simulate(plan, costs, Keep::kFigures).makespan,
+                                   .bound = ProveBound(plan, costs, asked.memory_limit).value,
+                                   .budget = asked.search.budget,
+                                   .seed = asked.search.seed,
+                                   .noise = asked.search.noise};
+      *best = std::move(plan);
+    } catch (const Error&) {
+      // A limit or costs that this schedule cannot have.
+    }
+  }
+}
+
+}  // namespace contraflow

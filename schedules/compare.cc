@@ -179,6 +179,13 @@ std::string NothingFits(std::span<const CompareRow> rows) {
     return !row.fits || row.rejected.find("`memory_limit`") != std::string::npos ||
            row.rejected.find("`device_memory`") != std::string::npos;
   });
+  const bool device = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
+    return !row.fits || row.rejected.find("`device_memory`") != std::string::npos;
+  });
+  if (device) {
+    return "no schedule fits `device_memory`; use more `ranks`, `zero` with `data_parallel`, or "
+           "`recompute` auto";
+  }
   return limited
              ? "no schedule fits; raise `memory_limit`, or see above what each of them needs"
              : "no schedule takes this model on so many ranks; see above what each of them needs";

@@ -119,7 +119,8 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
-  const bool searched = plan.provenance && plan.provenance->memory_limit;
+  // On a device its limit is what the fullest rank leaves; others may hold more.
+  const bool searched = plan.provenance && plan.provenance->memory_limit && !spec.device_memory;
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
   if (spec.device_memory && !options.any_device) CheckDevice(plan, costs, spec);

@@ -80,8 +80,10 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   }
   if (layered) return GenerateFromLayers(schedule, asked, control);
   Spec spec = asked;
-  // What heeds a limit heeds that of the device; `auto` has one for each placement.
-  if (spec.device_memory && &schedule != &kAuto && schedule.reject(spec).empty()) {
+  // What heeds a limit heeds that of the device; `auto` has one for each placement, and zb-2p one
+  // for each rank.
+  const bool by_rank = &schedule == &kZb2p && spec.recompute.choice == Recompute::Choice::kNone;
+  if (spec.device_memory && &schedule != &kAuto && !by_rank && schedule.reject(spec).empty()) {
     LimitByDevice(FrameOf(schedule, spec), &spec);
     // What then has no room at all is made as if it had, to say by how much it does not fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;

@@ -47,10 +47,6 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit) {
 std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive) {
   const std::optional<JsonCursor> alike = root.Optional("stage");
   const std::optional<JsonCursor> list = root.Optional("stages");
-  if (alike && list) {
-    root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
-  }
-  if (alike) return {ReadStage(*alike, unit)};
   if (root.Optional("layers")) {
     if (!may_derive) {
       root.Fail("has \"layers\"; a plan keeps the costs of the stages that were made of them");
@@ -62,6 +58,10 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     }
     return {};
   }
+  if (alike && list) {
+    root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
+  }
+  if (alike) return {ReadStage(*alike, unit)};
   if (!list) {
     if (root.Optional("moe") && may_derive) return {};
     root.Fail(

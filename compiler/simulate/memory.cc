@@ -213,10 +213,10 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
 
 }  // namespace
 
-int64_t RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device) {
-  int64_t most = 0;
-  for (const MemoryFigures& rank : FixedOf(frame, costs)) most = std::max(most, rank.fixed());
-  return device - most;
+std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device) {
+  std::vector<int64_t> room;
+  for (const MemoryFigures& rank : FixedOf(frame, costs)) room.push_back(device - rank.fixed());
+  return room;
 }
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {

@@ -39,9 +39,9 @@ struct MemoryFigures {
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// What activations may take on the rank with least room for them, of a device with so many bytes:
-/// what is fixed on a rank of these routes taken off. Less than 1 where there is none.
-int64_t RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device);
+/// What activations may take on each rank of these routes, of a device with so many bytes: what is
+/// fixed there taken off. Less than 1 where there is no room.
+std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device);
 
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them
 /// parameters 1,024".

@@ -147,25 +147,31 @@ Partition TakeFromBusiest(Balance* balance, const Plan& frame, Partition partiti
 
 }  // namespace
 
-Partition BalancedPartition(const LayerStages& layers, const Plan& frame, const CostModel& costs) {
-  const int count = layers.layers();
-  CF_ASSERT(count >= frame.stages);
+std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan& frame,
+                                          const CostModel& costs) {
+  const int count = layers.layers(), stages = frame.stages;
+  CF_ASSERT(count >= stages);
   Balance balance(layers, frame, costs);
-  const bool single = frame.routes.size() == 1 && frame.stages == frame.ranks;
-  if (single && int64_t{frame.stages} * count * count <= kMostSteps) {
-    return BestBottleneck(balance, count, frame.stages);
-  }
-  return TakeFromBusiest(&balance, frame, EvenPartition(count, frame.stages));
+  const bool single = frame.routes.size() == 1 && stages == frame.ranks;
+  std::vector<Partition> starts;
+  const auto add = [&](Partition partition) {
+    if (std::ranges::count(starts, partition) == 0) starts.push_back(std::move(partition));
+  };
+  const bool exact = int64_t{stages} * count * count <= kMostSteps;
+  if (!single) add(TakeFromBusiest(&balance, frame, EvenPartition(count, stages)));
+  if (exact) add(BestBottleneck(balance, count, stages));
+  add(EvenPartition(count, stages));
+  return starts;
 }
 
 Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int64_t most) {
   PartitionWorth worth = judge(partition);
   --most;
-  // A layer goes over one end of a stage or, where that alone is worse, through a neighbour.
+  // A layer goes over one end of a stage or, where that alone is worse, through others.
   const auto stages = static_cast<int>(partition.size());
   for (bool better = true; better;) {
     better = false;
-    for (int far = 1; far <= 2 && !better; ++far) {
+    for (int far = 1; far < stages && !better; ++far) {
       for (int s = 0; s + far < stages; ++s) {
         for (const int step : {1, -1}) {
           const auto from = static_cast<size_t>(step > 0 ? s + far : s);

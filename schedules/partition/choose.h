@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "schedules/partition/stages.h"
@@ -18,11 +19,13 @@ struct PartitionWorth {
 };
 using PartitionJudge = std::function<PartitionWorth(const Partition&)>;
 
-/// The partition for the routes of `frame` (its programs do not matter) whose busiest rank, with
-/// what must come before and behind its work, is done first: exact where each rank has one stage of
-/// one route and the model has few enough layers, else a local optimum of single layers that move.
-/// Orders and memory limits are not looked at.
-Partition BalancedPartition(const LayerStages& layers, const Plan& frame, const CostModel& costs);
+/// Different partitions for the routes of `frame` (its programs do not matter) to begin with: the
+/// one whose busiest rank, with what must come before and behind its work, is done first (exact
+/// where each rank has one stage of one route and the model has few enough layers, else a local
+/// optimum of single layers that move); the one whose largest stage is, looked at by itself; and an
+/// even one. Orders and memory limits are not looked at.
+std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan& frame,
+                                          const CostModel& costs);
 
 /// Moves layers over the ends of stages as long as `judge` finds that better, and asks it at most
 /// `most` times. Never worse than `start`.

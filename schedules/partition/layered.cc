@@ -27,9 +27,11 @@ namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
-constexpr int64_t kMostSimulated = 4'000'000;
+constexpr int64_t kMostSimulated = 10'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, kMostChunks};
+
+constexpr PartitionWorth kImpossible = {INT64_MAX, 0};
 
 Overlap OverlapOf(const Spec& spec) { return spec.costs.derived.value_or(Overlap::kAll); }
 
@@ -85,27 +87,40 @@ std::optional<Partition> FixedPartition(const Spec& spec, int stages) {
   return std::nullopt;
 }
 
+/// The two best of the starts, improved by so many judgements, and of these the better one.
+Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge,
+                   int64_t most) {
+  std::vector<std::pair<PartitionWorth, size_t>> order;
+  for (size_t i = 0; i < starts.size(); ++i) order.emplace_back(judge(starts[i]), i);
+  std::sort(order.begin(), order.end());
+  order.resize(std::min<size_t>(order.size(), 2));
+  std::optional<std::pair<PartitionWorth, Partition>> best;
+  for (const auto& [worth, start] : order) {
+    Partition improved = ImprovePartition(starts[start], judge, std::max<int64_t>(1, most / 2));
+    std::pair found(judge(improved), std::move(improved));
+    if (!best || found.first < best->first) best = std::move(found);
+  }
+  return std::move(best->second);
+}
+
 Partition PartitionOf(const Schedule& schedule, const Spec& spec, LayerStages* layers) {
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   const Plan frame = FrameOf(schedule, spec);
+  std::optional<Plan> order;
   const auto judge = [&](const Partition& partition) {
     const Spec staged = Staged(spec, layers, partition);
-    return WorthOf(schedule.generate(staged), staged);
+    // With what these stages hold there may be no room for any order.
+    if (!schedule.reject(staged).empty()) return kImpossible;
+    if (!order || schedule.heeds_costs) order = schedule.generate(staged);
+    return WorthOf(*order, staged);
   };
-  const int64_t most = MostJudged(spec, stages) / 2;
-  // Balance is a good start and not always the best one.
-  Partition best;
-  std::optional<PartitionWorth> least;
-  for (Partition start :
-       {BalancedPartition(*layers, frame, spec.costs), EvenPartition(layers->layers(), stages)}) {
-    Partition improved = ImprovePartition(std::move(start), judge, std::max<int64_t>(most, 1));
-    const PartitionWorth worth = judge(improved);
-    if (least && worth >= *least) continue;
-    least = worth;
-    best = std::move(improved);
-  }
-  return best;
+  return BestFrom(StartingPartitions(*layers, frame, spec.costs), judge, MostJudged(spec, stages));
+}
+
+/// Throws Error if any stages made of the layers are wrong for the spec.
+void CheckStages(const Spec& spec, LayerStages* layers, int stages) {
+  CheckCosts(layers->Make(EvenPartition(layers->layers(), stages)), stages, spec.microbatches);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
@@ -113,6 +128,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
   RequirePartition(schedule, spec, schedule.stages(spec));
   LayerStages layers(spec.costs, OverlapOf(spec));
+  CheckStages(spec, &layers, schedule.stages(spec));
   const Spec staged = Staged(spec, &layers, PartitionOf(schedule, spec, &layers));
   Plan plan = GeneratePlan(staged, control);
   plan.costs = staged.costs;
@@ -184,9 +200,8 @@ Found SearchStaged(const Spec& staged, const SearchControl& control) {
 std::optional<Found> WithStages(const Found& found, const Spec& staged) {
   Plan plan = found.plan;
   plan.costs = staged.costs;
-  const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
-  if (!MemoryLimit(staged.costs, staged.memory_limit).Fits(simulation)) return std::nullopt;
-  plan.provenance->makespan = simulation.makespan;
+  if (!FitsMemory(plan, staged.costs, staged)) return std::nullopt;
+  plan.provenance->makespan = Simulate(plan, staged.costs, Keep::kFigures).makespan;
   const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   return Found{std::move(plan), step};
 }
@@ -208,20 +223,26 @@ Partition StartOf(const Spec& of, LayerStages* layers) {
   const auto judge = [&](const Partition& partition) {
     const Spec staged = Staged(of, layers, partition);
     const std::vector<Candidate> candidates = CandidatesOf(staged);
-    CF_ASSERT(candidates.size() == 1);
-    PartitionWorth best = {INT64_MAX, 0};
+    if (candidates.empty()) return kImpossible;
+    PartitionWorth best = kImpossible;
     for (const Plan& plan : PublishedOrders(candidates.front())) {
       best = std::min(best, WorthOf(plan, staged));
     }
     return best;
   };
   // Up to four published orders each.
-  return ImprovePartition(BalancedPartition(*layers, frame, of.costs), judge,
-                          std::max<int64_t>(1, MostJudged(of, frame.stages) / 4));
+  return BestFrom(StartingPartitions(*layers, frame, of.costs), judge,
+                  MostJudged(of, frame.stages) / 4);
 }
 
 Found SearchShape(const Spec& of, const SearchControl& control) {
   LayerStages layers(of.costs, OverlapOf(of));
+  const int stages = of.ranks * of.chunks;
+  CheckStages(of, &layers, stages);
+  const Spec even = Staged(of, &layers, EvenPartition(layers.layers(), stages));
+  if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
+    throw Error("auto " + why_not);
+  }
   Partition partition = StartOf(of, &layers);
   const bool chosen = FixedPartition(of, static_cast<int>(partition.size())).has_value();
   Spec staged = Staged(of, &layers, partition);

@@ -17,6 +17,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 
@@ -41,7 +42,16 @@ class Zb2pHeuristic {
  public:
   Zb2pHeuristic(const Spec& spec, Zb2pPolicy policy)
       : spec_(spec), policy_(policy), ranks_(spec.ranks) {
-    limit_ = LimitOf(spec);
+    limits_.assign(static_cast<size_t>(ranks_), LimitOf(spec));
+    if (spec.device_memory) {
+      const Plan frame = SingleRoutePlan(spec, LinearPlacement(ranks_));
+      const std::vector<int64_t> room = RoomForActivations(frame, spec.costs, *spec.device_memory);
+      for (size_t r = 0; r < room.size(); ++r) {
+        // What does not fit at all is made, to say by how much.
+        const int64_t one = MemoryLimit(spec.costs, {}, {static_cast<int>(r)}).activation();
+        limits_[r] = std::max(one, std::min(limits_[r], room[r]));
+      }
+    }
     for (int rank = 0; rank < ranks_; ++rank) {
       memory_.emplace_back(spec.costs, std::nullopt, std::vector<int>{rank});
     }
@@ -104,6 +114,7 @@ class Zb2pHeuristic {
     return 0;
   }
 
+  int64_t Limit(int rank) const { return limits_[static_cast<size_t>(rank)]; }
   const MemoryLimit& Memory(int rank) const { return memory_[static_cast<size_t>(rank)]; }
 
   void Put(int rank, Op op) {
@@ -120,7 +131,7 @@ class Zb2pHeuristic {
     state.now = end;
     if (op == Op::F) {
       state.held += Memory(rank).activation();
-      CF_ASSERT(state.held <= limit_);
+      CF_ASSERT(state.held <= Limit(rank));
       state.end_f[static_cast<size_t>(next)] = end;
     } else if (op == Op::B) {
       state.held -= Memory(rank).activation() - Memory(rank).stash();
@@ -142,7 +153,7 @@ class Zb2pHeuristic {
       int& more = ahead[static_cast<size_t>(rank)];
       Time end = state.now;
       while (state.f + more < spec_.microbatches &&
-             state.held + (more + 1) * Memory(rank).activation() <= limit_) {
+             state.held + (more + 1) * Memory(rank).activation() <= Limit(rank)) {
         const Time cost = Cost(rank, Op::F, state.f + more);
         if (policy_.wait_before_first_b ? end + cost > back + comm : end >= back + comm) break;
         end += cost;
@@ -174,7 +185,7 @@ class Zb2pHeuristic {
     // Weight gradients that have to go first, to make room.
     Time end = state.now + Cost(rank, Op::F, state.f);
     int64_t held = state.held + Memory(rank).activation();
-    for (int w = state.w; held > limit_ && w < state.b; ++w) {
+    for (int w = state.w; held > Limit(rank) && w < state.b; ++w) {
       end += Cost(rank, Op::W, w);
       held -= Memory(rank).stash();
     }
@@ -191,7 +202,7 @@ class Zb2pHeuristic {
     }
     for (int rank = 0; rank < ranks_; ++rank) {
       if (!wanted[static_cast<size_t>(rank)]) continue;
-      while (At(rank).held + Memory(rank).activation() > limit_) PutForcedWeight(rank);
+      while (At(rank).held + Memory(rank).activation() > Limit(rank)) PutForcedWeight(rank);
       if (rank > 0) FillWithWeights(rank, Arrival(rank, Op::F));
       Put(rank, Op::F);
     }
@@ -228,7 +239,7 @@ class Zb2pHeuristic {
   const Zb2pPolicy policy_;
   std::vector<MemoryLimit> memory_;  // of one activation on each rank
   const int ranks_;
-  int64_t limit_ = 0;
+  std::vector<int64_t> limits_;  // of each rank
   Time largest_bubble_ = 0;
   std::vector<State> state_;
 };
@@ -276,6 +287,7 @@ const Schedule kZb2p = {
     .generate = GenerateZb2p,
     .peak_activations = Zb2pPeak,
     .formula = nullptr,
+    .heeds_costs = true,
 };
 
 }  // namespace contraflow

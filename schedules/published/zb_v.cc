@@ -333,6 +333,7 @@ const Schedule kZbV = {
     .peak_activations = [](const Spec& spec,
                            int) { return 2 * std::min(spec.ranks, spec.microbatches); },
     .formula = nullptr,
+    .heeds_costs = true,
 };
 
 }  // namespace contraflow

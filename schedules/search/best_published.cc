@@ -39,20 +39,20 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   return spec;
 }
 
-bool Fits(const Plan& plan, const CostModel& costs, const Spec& asked) {
-  std::optional<int64_t> limit = asked.memory_limit;
+}  // namespace
+
+bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  std::optional<int64_t> limit = spec.memory_limit;
   // A limit in activations counts those of a rank's whole share.
   if (limit && !MemoryLimit(costs).bytes()) {
     limit = *limit * std::max<int64_t>(1, plan.stages / plan.ranks);
   }
   if (!MemoryLimit(costs, limit).Fits(Simulate(plan, costs, Keep::kFigures))) return false;
   const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
-  return !asked.device_memory || std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
-    return rank.total() <= *asked.device_memory;
+  return !spec.device_memory || std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
+    return rank.total() <= *spec.device_memory;
   });
 }
-
-}  // namespace
 
 void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best) {
   std::optional<Time> least;
@@ -68,7 +68,7 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
       const Placement wanted = asked.search.placement;
       if (wanted != Placement::kAny && wanted != placement) continue;
       const CostModel costs = plan.costs.value_or(spec->costs);
-      if (!Fits(plan, costs, asked)) continue;
+      if (!FitsMemory(plan, costs, asked)) continue;
       const Time step = StepTime(plan, costs, asked.memory_limit, asked.search);
       if (least && step >= *least) continue;
       least = step;

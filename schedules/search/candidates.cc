@@ -158,7 +158,8 @@ void LimitByDevice(const Plan& frame, Spec* spec) {
     throw Error(
         "`device_memory`: the costs do not say what activations take; give \"activation_bytes\"");
   }
-  const int64_t room = RoomForActivations(frame, spec->costs, *spec->device_memory);
+  const int64_t room =
+      std::ranges::min(RoomForActivations(frame, spec->costs, *spec->device_memory));
   const int64_t limit = spec->memory_limit.value_or(room);
   spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));
 }
@@ -338,9 +339,12 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   result.stages = Spread(costs.stages, from, to, Part, Sum);
   if (result.memory) RepartitionMemory(from, to, &*result.memory);
   // A part of a stage may end within a layer.
-  result.partition =
-      to > from ? Partition()
-                : Spread(costs.partition, from, to, Share, [](int a, int b) { return a + b; });
+  result.partition.clear();
+  if (to < from) {
+    result.partition = Spread(
+        costs.partition, from, to, [](int layers, int, int) { return layers; },
+        [](int a, int b) { return a + b; });
+  }
   if (result.moe) {
     RepartitionLayers(from, to, &*result.moe);
     if (result.derived) DeriveChunkCosts(&result, *result.derived);

@@ -18,6 +18,10 @@ namespace contraflow {
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
 
+/// True if the plan holds no more than the memory limit of the spec, one in activations counting
+/// those of a rank's whole share, and than its device has.
+bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
+
 /// Replaces `best`, what `auto` has found for the spec (nothing: nothing), by the plan of a
 /// published schedule for the same model with a shorter step, of those that fit the spec's memory
 /// and have its placement.

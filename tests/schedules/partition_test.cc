@@ -181,7 +181,7 @@ TEST_SUITE("property") {
       for (const Partition& partition : AllPartitions(layers, ranks)) {
         least = std::min(least, value(partition));
       }
-      CHECK(value(BalancedPartition(stages, frame, costs)) == least);
+      CHECK(value(StartingPartitions(stages, frame, costs).front()) == least);
     }
   }
 
@@ -318,6 +318,63 @@ TEST_SUITE("unit") {
     spec.partition = ParsePartition("even");
     spec.schedule = "zb-v";
     CHECK(Compile(spec).costs->stage(0).f == 1);
+  }
+
+  TEST_CASE("what no stages could do is an error for each schedule, whatever the partition") {
+    std::mt19937_64 random(2);
+    Spec spec = MakeSpec("", 3, 4, RandomLayers(&random, 8, false));
+    spec.search.placement = Placement::kAny;
+    spec.search.budget = 1'000'000;
+    // Micro-batches that differ on an odd number of ranks have no two directions.
+    spec.costs.microbatch_scale = {2, 1, 2, 1};
+    for (const Schedule* schedule : Schedules()) {
+      spec.schedule = schedule->name;
+      CAPTURE(spec.schedule);
+      if (schedule->reject(spec).empty()) CHECK(Verify(Compile(spec)).empty());
+    }
+    spec.schedule = "auto";
+    spec.search.placement = Placement::kBidirectional;
+    CHECK(Failure([&] { Compile(spec); }).find("needs an even number of ranks") !=
+          std::string::npos);
+    spec.search.placement = Placement::kAny;
+    spec.costs.microbatch_scale = {1, 2};
+    for (const Schedule* schedule : Schedules()) {
+      spec.schedule = schedule->name;
+      if (!schedule->reject(spec).empty()) continue;
+      CHECK(Failure([&] { Compile(spec); }) ==
+            "\"microbatch_scale\" has 2 entries, this plan has 4 micro-batches");
+    }
+  }
+
+  TEST_CASE("limits below what some stages hold end in an error and in nothing else") {
+    std::mt19937_64 random(31);
+    int fitted = 0, refused = 0;
+    for (int round = 0; round < 40; ++round) {
+      Spec spec = MakeSpec("", 2 + round % 3, 4, RandomLayers(&random, 12, true));
+      spec.search.placement = Placement::kAny;
+      spec.search.budget = 1'000'000;
+      for (LayerCost& layer : spec.costs.layers) {
+        if (random() % 3 == 0) layer.activation_bytes = layer.w_stash_bytes = 0;
+        if (random() % 3 == 0) layer.activation_bytes += 50;
+      }
+      for (const Schedule* schedule : Schedules()) {
+        spec.schedule = schedule->name;
+        spec.memory_limit = 1 + static_cast<int64_t>(random() % 400);
+        CAPTURE(spec.schedule);
+        CAPTURE(round);
+        try {
+          const Plan plan = Compile(spec);
+          for (const RankFigures& rank : Simulate(plan, *plan.costs).ranks) {
+            CHECK(rank.peak_bytes <= *spec.memory_limit);
+          }
+          ++fitted;
+        } catch (const Error&) {
+          ++refused;
+        }
+      }
+    }
+    CHECK(fitted > 50);
+    CHECK(refused > 50);
   }
 
   TEST_CASE("a file of layers that does not hold says where") {

@@ -23,6 +23,7 @@ struct CheckOptions {
   CostsOption costs;
   std::optional<double> max_bubble, max_bubble_ratio, max_makespan, max_exposed;
   std::optional<int64_t> max_activations, max_bytes;
+  std::optional<std::string> max_bytes_text;
   bool formula = false;
 
   int bounds() const {
@@ -146,12 +147,20 @@ std::function<int()> AddCheck(CLI::App* app) {
             "exposed all-to-all of a rank (its compute lane is idle), in the\ncosts' unit");
   AddInteger(app, "--max-activations", &options->max_activations, "N",
              "most activations that a rank holds at once");
-  AddInteger(app, "--max-bytes", &options->max_bytes, "N",
-             "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
-             "gradients, optimizer state and messages");
+  app->add_option(
+         "--max-bytes", options->max_bytes_text,
+         "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
+         "gradients, optimizer state and messages")
+      ->type_name("BYTES");
   app->add_flag("--formula", options->formula,
                 "require every rank's bubble to equal the published formula");
-  return [options] { return Check(*options); };
+  return [options] {
+    if (options->max_bytes_text) {
+      options->max_bytes =
+          ReadOption([&] { return ParseBytes(*options->max_bytes_text, "--max-bytes"); });
+    }
+    return Check(*options);
+  };
 }
 
 }  // namespace

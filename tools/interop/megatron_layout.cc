@@ -101,6 +101,12 @@ bool Recomputes(const Plan& plan) {
 /// Transformer layers of each stage.
 std::vector<int> LayersOf(const Plan& plan, std::optional<int64_t> layers) {
   const auto stages = static_cast<size_t>(plan.stages);
+  if (plan.costs && !plan.costs->partition.empty()) {
+    // Embedding, head and the like are layers there, and the plan does not keep which.
+    throw Error("the stages of this plan are of " + FormatPartition(plan.costs->partition) +
+                " layers of its costs, and it does not keep which of these are transformer layers; "
+                "write the layout by hand from them, or compile for costs of stages");
+  }
   if (!layers) {
     const int each = plan.costs && plan.costs->moe ? plan.costs->moe->layers_per_stage : 1;
     return std::vector<int>(stages, each);

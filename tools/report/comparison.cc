@@ -285,7 +285,8 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
 
 std::string ComparisonCsvHeader() {
   return "microbatches,memory_limit,schedule,placement,stages,advised,unit,makespan,"
-         "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,messages,"
+         "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,total_"
+         "bytes,fits,messages,"
          "message_bytes,stages_recomputed,rejected\n";
 }
 
@@ -297,7 +298,7 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
             row.schedule + "," + (row.provenance ? row.provenance->placement : "") + "," +
             std::to_string(row.stages) + "," + (row.schedule == advice.schedule ? "1" : "0") + ",";
     if (!row.report) {
-      text += ",,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
+      text += ",,,,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
       continue;
     }
     const Report& report = *row.report;
@@ -306,7 +307,8 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
             time(report.simulation.span) + FormatReal(report.simulation.bubble_ratio()) + "," +
             time(report.bound.value) + FormatReal(report.gap()) + "," +
             std::to_string(report.peak_activations()) + "," + std::to_string(report.peak_bytes()) +
-            "," + Optional(row.parameters) + "," + std::to_string(row.messages) + "," +
+            "," + Optional(row.parameters) + "," + Optional(row.total) + "," +
+            (row.fits ? "1" : "0") + "," + std::to_string(row.messages) + "," +
             Optional(row.message_bytes) + "," + std::to_string(row.recomputed.size()) + ",\n";
   }
   return text;

@@ -39,7 +39,7 @@ std::vector<std::string> ColumnsOf(std::span<const Point> points) {
   for (const CompareRow& first : points.front().rows) {
     const bool fits = std::any_of(points.begin(), points.end(), [&](const Point& point) {
       return std::any_of(point.rows.begin(), point.rows.end(), [&](const CompareRow& row) {
-        return row.schedule == first.schedule && row.report;
+        return row.schedule == first.schedule && row.report && row.fits;
       });
     });
     if (fits) names.push_back(first.schedule);
@@ -98,7 +98,8 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     for (const std::string& name : names) {
       const auto row = std::find_if(point.rows.begin(), point.rows.end(),
                                     [&](const CompareRow& r) { return r.schedule == name; });
-      cells.push_back(row->report ? FormatTime(row->makespan(), row->report->unit) : "-");
+      cells.push_back(row->report && row->fits ? FormatTime(row->makespan(), row->report->unit)
+                                               : "-");
       if (row->report && name == advice.schedule) gap = FormatPercent(row->report->gap());
     }
     cells.push_back(gap);

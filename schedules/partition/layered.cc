@@ -27,7 +27,7 @@ namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
-constexpr int64_t kMostSimulated = 10'000'000;
+constexpr int64_t kMostSimulated = 5'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, kMostChunks};
 
@@ -51,12 +51,21 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   if (LongerThanOrder(staged.costs, staged.search)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
-  // What is recomputed is chosen later, and may be what makes it fit; what is fixed stays.
+  // What is recomputed is chosen later, and may be what makes it fit; what is fixed stays, and room
+  // for one activation is needed.
   const bool plain = staged.recompute.choice == Recompute::Choice::kNone;
   if (staged.device_memory) {
-    for (const MemoryFigures& rank : MemoryOf(plan, staged.costs)) {
-      worth.excess =
-          std::max(worth.excess, (plain ? rank.total() : rank.fixed()) - *staged.device_memory);
+    std::vector<int64_t> one(static_cast<size_t>(plan.ranks), 0);
+    for (const Route& route : plan.routes) {
+      for (int s = 0; staged.costs.memory && s < plan.stages; ++s) {
+        int64_t& most = one[static_cast<size_t>(route.ranks[static_cast<size_t>(s)])];
+        most = std::max(most, staged.costs.memory->activation(s));
+      }
+    }
+    const std::vector<MemoryFigures> ranks = MemoryOf(plan, staged.costs);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const int64_t least = plain ? ranks[r].total() : ranks[r].fixed() + one[r];
+      worth.excess = std::max(worth.excess, least - *staged.device_memory);
     }
   }
   if (!staged.memory_limit || !plain) return worth;

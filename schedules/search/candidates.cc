@@ -272,6 +272,9 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
   if (!memory->activation_of.empty()) {
     memory->activation_bytes = std::ranges::min(memory->activation_of);
     memory->w_stash_bytes = std::ranges::min(memory->stash_of);
+    // One entry was of the only stage, whose parts are alike now.
+    if (memory->activation_of.size() == 1) memory->activation_of.clear();
+    if (memory->stash_of.size() == 1) memory->stash_of.clear();
   }
   memory->parameter_bytes = SpreadBytes(memory->parameter_bytes, from, to);
   memory->gradient_bytes = SpreadBytes(memory->gradient_bytes, from, to);

@@ -188,7 +188,7 @@ TEST_SUITE("property") {
   TEST_CASE("auto is no longer than any published schedule of the same layers") {
     std::mt19937_64 random(21);
     for (int round = 0; round < 8; ++round) {
-      const int ranks = 2 + 2 * static_cast<int>(random() % 2);
+      const int ranks = round == 0 ? 1 : 2 + 2 * static_cast<int>(random() % 2);
       CompareRequest request;
       request.spec = MakeSpec("", ranks, 2 * ranks, RandomLayers(&random, 4 * ranks, true));
       request.spec.costs.comm.bytes = 1;

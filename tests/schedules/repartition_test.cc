@@ -48,7 +48,7 @@ TEST_SUITE("property") {
       }
       costs.memory = {.activation_bytes = draw(1, 99), .w_stash_bytes = 0};
       costs.memory->w_stash_bytes = draw(0, static_cast<int>(costs.memory->activation_bytes));
-      if (stages > 1 && draw(0, 1) == 0) {
+      if (draw(0, 1) == 0) {
         MemoryCost& memory = *costs.memory;
         for (int s = 0; s < stages; ++s) {
           memory.activation_of.push_back(memory.activation_bytes + (s > 0 ? draw(0, 50) : 0));
@@ -70,6 +70,9 @@ TEST_SUITE("property") {
       CHECK(parts * (cut.memory->activation_bytes - 1) < costs.memory->activation_bytes);
       CHECK(cut.memory->w_stash_bytes <= cut.memory->activation_bytes);
       const int64_t held = costs.memory->ActivationOfAll(stages);
+      for (int s = 0; s < parts * stages; ++s) {
+        CHECK(cut.memory->stash(s) <= cut.memory->activation(s));
+      }
       CHECK(cut.memory->ActivationOfAll(parts * stages) >= held);
       CHECK(cut.memory->ActivationOfAll(parts * stages) < held + int64_t{parts} * stages);
       CHECK(cut.comm == costs.comm);

@@ -80,6 +80,12 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
     memory_limit = plan.provenance->memory_limit;
   }
   report.bound = ProveBound(plan, costs, memory_limit);
+  // A partition that was free to choose may have another bound than others.
+  const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
+  if (own && plan.provenance->bound < report.bound.value) {
+    const Time least = plan.provenance->bound;
+    report.bound = {.value = least, .kind = BoundKind::kPartitions, .work = least};
+  }
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
 }

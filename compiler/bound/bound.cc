@@ -100,13 +100,15 @@ std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& rout
                                   const auto& chunk) {
   const size_t stages = route.stages();
   std::vector<ChunkTimes> times(stages);
+  if (stages > 0) times[0].head = route.head;
+  if (stages > 0) times[0].tail = route.tail;
   for (size_t s = 1; s < stages; ++s) {
     times[s].head = times[s - 1].head + chunk(s - 1).f + route.hop[s];
     const Time rest = input.RestOnPath(route, s - 1, chunk(s - 1));
     times[s].tail = route.hop[s] + chunk(s - 1).b + std::max(rest, times[s - 1].tail);
   }
   // Whatever else happens between F and B, R does.
-  if (stages > 0) times[stages - 1].lag = chunk(stages - 1).recompute;
+  if (stages > 0) times[stages - 1].lag = std::max(route.lag, chunk(stages - 1).recompute);
   for (size_t s = stages; s-- > 1;) {
     const Time way = times[s].lag + chunk(s).f + chunk(s).b + 2 * route.hop[s];
     times[s - 1].lag = std::max(way, chunk(s - 1).recompute);
@@ -190,7 +192,7 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 std::string_view Name(BoundKind kind) {
   constexpr std::string_view kNames[] = {
       "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
-      "pairs",         "memory x time", "link",      "lane of components"};
+      "pairs",         "memory x time", "link",      "lane of components",     "any partition"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -221,6 +223,25 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
     without.routes = plan.routes;
     RaiseByAll(MakeBoundInput(without, costs, std::nullopt), &best);
   }
+  return best;
+}
+
+Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurroundings& around,
+                      std::optional<int64_t> memory_limit) {
+  Plan plan;
+  plan.ranks = plan.stages = 1;
+  plan.microbatches = microbatches;
+  plan.routes = {{{0}, {}}};
+  for (int m = 0; m < microbatches; ++m) plan.routes[0].microbatches.push_back(m);
+  BoundInput input = MakeBoundInput(plan, costs, memory_limit);
+  input.routes[0].head = around.head;
+  input.routes[0].lag = around.lag;
+  input.routes[0].tail = around.tail;
+  Bound best;
+  RaiseByChunks(input, &best);
+  RaiseByWindows(input, &best);
+  RaiseByRankWindows(input, &best);
+  RaiseByArea(input, &best);
   return best;
 }
 

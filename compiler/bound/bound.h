@@ -20,6 +20,7 @@ enum class BoundKind : uint8_t {
   kMemoryArea,    ///< memory x time (area.cc)
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
+  kPartitions,    ///< the least over all partitions (schedules/partition/joint_bound.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...
@@ -46,6 +47,18 @@ struct Bound {
 /// limit because a rank must hold one micro-batch on all of its stages at once.
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
+
+/// What passes for each micro-batch outside of one stage, at least: before its F can begin, from
+/// the end of that to when its B can, and from the end of that to the end of the step.
+struct StageSurroundings {
+  Time head = 0, lag = 0, tail = 0;
+};
+
+/// The same from what a rank with one stage says alone, whatever stages are around it: `costs` are
+/// of that stage, without overlap between micro-batches of other routes. Throws Error if one
+/// activation does not fit the limit.
+Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurroundings& around,
+                      std::optional<int64_t> memory_limit);
 
 /// The value of ProveBound for any memory.
 Time LowerBound(const Plan& plan, const CostModel& costs);

@@ -46,6 +46,9 @@ struct RouteWork {
   /// B, and whose ranks have more to do than F before their first B: what a memory limit says, and
   /// what windows say, is not about these.
   std::vector<bool> recomputed;
+  /// Where the route is a part of one: what comes before the first F, between the last F and the
+  /// first B, and behind the last B of a micro-batch outside of it.
+  Time head = 0, lag = 0, tail = 0;
 
   size_t stages() const { return ranks.size(); }
   const CellWork& At(size_t s, size_t k) const { return chunks[alike ? s : s * count + k]; }

@@ -47,6 +47,16 @@ MoeCost ComponentsOf(const std::vector<const LayerCost*>& layers) {
   return moe;
 }
 
+Time LeastWork(const LayerCost& layer) {
+  const StageCost& cost = layer.cost;
+  if (!layer.moe) return std::min({cost.f + cost.bw, cost.f + cost.b + cost.w, cost.fb});
+  Time work = 0;
+  for (const ComponentCost& component : kComponentCosts) {
+    if (WorkOf(component.op) != Work::kAllToAll) work += layer.moe->Of(component.op, 0);
+  }
+  return work;
+}
+
 std::optional<StageCost> Interleaved(const MoeCost& moe, Overlap overlap) {
   if (moe.layers_per_stage > kMaxLayers) return std::nullopt;
   CostModel costs;
@@ -73,6 +83,7 @@ LayerStages::LayerStages(const CostModel& costs, Overlap overlap)
     sum.f += cost.f;
     sum.b += cost.b;
     sum.work += cost.f + std::min(cost.bw, cost.b + cost.w);
+    sum.least += LeastWork(Layer(i));
     sums_.push_back(sum);
   }
 }
@@ -122,20 +133,35 @@ const LayerCost* LayerStages::SharedElsewhere(const LayerCost& layer, int first,
   return nullptr;
 }
 
+CostModel LayerStages::Segment(int first, int last) {
+  CostModel made = Of({{first, last}});
+  made.partition = {last - first};
+  return made;
+}
+
 CostModel LayerStages::Make(const Partition& partition) {
   CF_ASSERT(std::accumulate(partition.begin(), partition.end(), 0) == layers());
+  std::vector<std::pair<int, int>> segments;
+  int first = 0;
+  for (const int size : partition) {
+    segments.emplace_back(first, first + size);
+    first += size;
+  }
+  CostModel made = Of(segments);
+  made.partition = partition;
+  return made;
+}
+
+CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   CostModel made;
   made.unit = costs_.unit;
   made.source = costs_.source;
   made.comm = costs_.comm;
   made.microbatch_scale = costs_.microbatch_scale;
-  made.partition = partition;
   MemoryCost memory;
   int64_t message = 0;
   bool holds = false;
-  int first = 0;
-  for (size_t s = 0; s < partition.size(); ++s) {
-    const int last = first + partition[s];
+  for (const auto& [first, last] : segments) {
     made.stages.push_back(CostOf(first, last));
     int64_t activation = 0, stash = 0;
     std::pair<std::vector<int64_t>*, std::optional<int64_t> LayerCost::*> const known[] = {
@@ -156,7 +182,6 @@ CostModel LayerStages::Make(const Partition& partition) {
     memory.stash_of.push_back(stash);
     holds = holds || activation > 0;
     if (last < layers()) message = std::max(message, Layer(last - 1).output_bytes);
-    first = last;
   }
   if (message > 0) {
     made.comm.bytes = message;

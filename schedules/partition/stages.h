@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/cost.h"
@@ -31,10 +32,15 @@ class LayerStages {
   Time forward_before(int i) const { return sums_[static_cast<size_t>(i)].f; }
   Time backward_before(int i) const { return sums_[static_cast<size_t>(i)].b; }
   Time work_before(int i) const { return sums_[static_cast<size_t>(i)].work; }
+  /// The least that a compute lane is busy with them, whatever overlaps.
+  Time least_work_before(int i) const { return sums_[static_cast<size_t>(i)].least; }
+
+  /// Costs of one stage alone, with the layers first..last-1.
+  CostModel Segment(int first, int last);
 
  private:
   struct Sums {
-    Time f = 0, b = 0, work = 0;
+    Time f = 0, b = 0, work = 0, least = 0;
   };
   const LayerCost& Layer(int i) const {
     return costs_.layers[static_cast<size_t>(kinds_[static_cast<size_t>(i)])];
@@ -42,6 +48,8 @@ class LayerStages {
   /// The layer that this one shares its parameters with, if that is in no such stage: then this one
   /// needs a copy.
   const LayerCost* SharedElsewhere(const LayerCost& layer, int first, int last) const;
+  /// Costs of stages with the layers first..second-1.
+  CostModel Of(const std::vector<std::pair<int, int>>& segments);
   StageCost Overlapped(const std::vector<int>& kinds) const;
 
   const CostModel& costs_;

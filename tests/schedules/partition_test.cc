@@ -14,9 +14,11 @@
 #include "schedules/compare.h"
 #include "schedules/compile.h"
 #include "schedules/partition/choose.h"
+#include "schedules/partition/joint_bound.h"
 #include "schedules/partition/stages.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
+#include "tests/support/exact_search.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
@@ -183,6 +185,55 @@ TEST_SUITE("property") {
       }
       CHECK(value(StartingPartitions(stages, frame, costs).front()) == least);
     }
+  }
+
+  TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
+    std::mt19937_64 random(77);
+    int cases = 0, reached = 0, limited = 0;
+    for (int round = 0; round < 400; ++round) {
+      const int ranks = 2 + static_cast<int>(random() % 2), kind = static_cast<int>(random() % 4);
+      const int chunks = kind < 2 ? 1 : 2, layers = ranks * chunks + static_cast<int>(random() % 3);
+      Spec spec = MakeSpec("", ranks, kind == 1 ? 2 : 2 + static_cast<int>(random() % 2),
+                           RandomLayers(&random, layers, true));
+      for (LayerCost& layer : spec.costs.layers) {
+        if (random() % 3 == 0) layer.cost.fb -= layer.cost.fb / 4;
+        layer.cost.fb = std::max({layer.cost.fb, layer.cost.f, layer.cost.b, layer.cost.w});
+      }
+      if (kind == 0 && random() % 2 == 0) {
+        spec.memory_limit = 10 + static_cast<int64_t>(random() % 40);
+      }
+      Plan frame = kind == 1   ? BidirectionalPlan(spec)
+                   : kind == 2 ? SingleRoutePlan(spec, VPlacement(ranks))
+                               : SingleRoutePlan(spec, LinearPlacement(ranks));
+      if (kind == 3) {
+        std::vector<int> owners;
+        for (int s = 0; s < 2 * ranks; ++s) owners.push_back(s % ranks);
+        frame = SingleRoutePlan(spec, owners);
+      }
+      LayerStages stages(spec.costs, Overlap::kAll);
+      std::optional<Time> best;
+      bool all = true;
+      for (const Partition& partition : AllPartitions(layers, ranks * chunks)) {
+        const CostModel costs = stages.Make(partition);
+        if (spec.memory_limit && SerialPeak(frame, costs, false) > *spec.memory_limit) continue;
+        const ExactResult exact = ExactMakespan(frame, costs, spec.memory_limit, 3'000);
+        all = all && exact.finished;
+        if (exact.makespan && (!best || *exact.makespan < *best)) best = exact.makespan;
+      }
+      if (!all || !best) continue;
+      CAPTURE(round);
+      CAPTURE(kind);
+      const Time bound = BoundOfPartitions(spec, &stages, frame, *best + 1'000);
+      CHECK(bound <= *best);
+      CHECK(BoundOfPartitions(spec, &stages, frame, *best / 2) <= *best / 2);
+      ++cases;
+      reached += bound == *best;
+      limited += spec.memory_limit.has_value();
+    }
+    MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
+    CHECK(cases > 100);
+    CHECK(limited > 10);
+    CHECK(reached > cases / 10);
   }
 
   TEST_CASE("auto is no longer than any published schedule of the same layers") {

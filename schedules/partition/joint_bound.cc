@@ -1,0 +1,162 @@
+// Bounds that hold for any partition.
+//
+// One stage a rank, one route. What rank r says of a step depends on its own layers i..j-1 alone:
+// the layers before them are its head and tail, the ones behind them its lag, however they are
+// divided, with r messages each way before it and P-1-r behind it. So with B(r, i, j) from
+// ProveStageBound
+//
+//     makespan >= min over i_1 < .. < i_(P-1) of max over r of B(r, i_r, i_(r+1)),
+//
+// which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
+// of no interest.
+//
+// Otherwise. All ranks together do the work of all layers for all micro-batches, and none begins
+// before its head: a stage s has s stages before it with a layer each, at least. So
+//
+//     P * makespan >= sum of heads + M * sum of work.
+//
+// The work of a layer is the least that its compute lane is busy with F, B and W, in pairs or not.
+
+#include "schedules/partition/joint_bound.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kNoSuch = std::numeric_limits<Time>::max();
+/// Segments up to which the exact method is worth its time.
+constexpr int64_t kMostSegments = 2'000'000;
+
+/// What a message takes, at least, whichever layers stages end with.
+Time LeastHop(const CostModel& costs) {
+  const CommCost& comm = costs.comm;
+  if (!comm.exclusive()) return comm.latency;
+  int64_t bytes = comm.bytes;
+  for (const LayerCost& layer : costs.layers) {
+    if (layer.output_bytes > 0) bytes = std::min(bytes, layer.output_bytes);
+  }
+  const double occupied =
+      static_cast<double>(bytes) / comm.bandwidth * static_cast<double>(TicksPerUnit(costs.unit));
+  return comm.latency + std::min(comm.occupancy, static_cast<Time>(occupied));
+}
+
+class LinearBound {
+ public:
+  LinearBound(const Spec& spec, LayerStages* layers, Time enough)
+      : spec_(spec), layers_(*layers), enough_(enough), hop_(LeastHop(spec.costs)) {}
+
+  Time Find() {
+    const int count = layers_.layers(), ranks = spec_.ranks;
+    std::vector<Time> least(static_cast<size_t>(count) + 1, kNoSuch);
+    least[0] = 0;
+    for (int r = 0; r < ranks; ++r) {
+      std::vector<Time> next(least.size(), kNoSuch);
+      for (int i = r; i < count; ++i) {
+        const Time before = least[static_cast<size_t>(i)];
+        if (before >= enough_) continue;
+        const int last = r + 1 == ranks ? count : count - (ranks - r - 1);
+        for (int j = r + 1 == ranks ? count : i + 1; j <= last; ++j) {
+          Time& best = next[static_cast<size_t>(j)];
+          if (before >= best) continue;
+          const Time value = std::max(before, OfSegment(r, i, j));
+          best = std::min(best, value);
+          // More layers are more work.
+          if (value >= enough_ && Work(i, j) >= enough_) break;
+        }
+      }
+      least = std::move(next);
+    }
+    return std::min(least.back(), enough_);
+  }
+
+ private:
+  Time Work(int i, int j) const {
+    return spec_.microbatches * (layers_.least_work_before(j) - layers_.least_work_before(i));
+  }
+
+  Time OfSegment(int r, int i, int j) {
+    if (Work(i, j) >= enough_) return enough_;
+    CostModel stage = layers_.Segment(i, j);
+    StageSurroundings around;
+    // Where micro-batches differ, what is around one of them depends on which it is.
+    if (spec_.costs.microbatch_scale.empty()) {
+      const int count = layers_.layers();
+      around.head = layers_.forward_before(i) + r * hop_;
+      around.tail = layers_.backward_before(i) + r * hop_;
+      around.lag = layers_.forward_before(count) - layers_.forward_before(j) +
+                   layers_.backward_before(count) - layers_.backward_before(j) +
+                   2 * (spec_.ranks - 1 - r) * hop_;
+    }
+    std::optional<int64_t> limit = spec_.memory_limit;
+    if (spec_.device_memory && stage.memory) {
+      const MemoryCost& memory = *stage.memory;
+      const auto fixed = [](const std::vector<int64_t>& bytes, int parts) {
+        return bytes.empty() ? 0 : (bytes[0] + parts - 1) / parts;
+      };
+      const int parts = spec_.data_parallel;
+      const int64_t room = *spec_.device_memory - memory.workspace_bytes -
+                           fixed(memory.parameter_bytes, 1) -
+                           fixed(memory.gradient_bytes, memory.zero >= 2 ? parts : 1) -
+                           fixed(memory.optimizer_bytes, memory.zero >= 1 ? parts : 1);
+      limit = std::max<int64_t>(1, std::min(limit.value_or(room), room));
+    }
+    if (spec_.recompute.choice != Recompute::Choice::kNone) limit.reset();
+    try {
+      return ProveStageBound(stage, spec_.microbatches, around, limit).value;
+    } catch (const Error&) {
+      return enough_;  // one activation does not fit: no such stage
+    }
+  }
+
+  const Spec& spec_;
+  LayerStages& layers_;
+  const Time enough_, hop_;
+};
+
+/// What all ranks do together.
+Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame) {
+  const Time hop = LeastHop(spec.costs);
+  std::vector<Time> heads(static_cast<size_t>(frame.ranks), kNoSuch);
+  for (const Route& route : frame.routes) {
+    if (route.microbatches.empty()) continue;
+    Time hops = 0;
+    for (int s = 0; s < frame.stages; ++s) {
+      const auto at = static_cast<size_t>(s);
+      if (s > 0 && route.ranks[at] != route.ranks[at - 1]) hops += hop;
+      Time& head = heads[static_cast<size_t>(route.ranks[at])];
+      const bool scaled = !spec.costs.microbatch_scale.empty();
+      head = std::min(head, scaled ? 0 : layers.forward_before(s) + hops);
+    }
+  }
+  double scale = frame.microbatches;
+  if (!spec.costs.microbatch_scale.empty()) {
+    scale = 0;
+    for (const double factor : spec.costs.microbatch_scale) scale += factor;
+  }
+  // Rounded durations may be half a tick shorter each.
+  const double rounded =
+      spec.costs.microbatch_scale.empty() ? 0 : 2.0 * frame.microbatches * frame.stages;
+  double sum = static_cast<double>(layers.least_work_before(layers.layers())) * scale - rounded;
+  for (const Time head : heads) sum += head == kNoSuch ? 0 : static_cast<double>(head);
+  return static_cast<Time>(sum / frame.ranks * (1 - 1e-12));
+}
+
+}  // namespace
+
+Time BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough) {
+  const Time average = std::min(AverageBound(spec, *layers, frame), enough);
+  const bool linear = frame.routes.size() == 1 && frame.stages == frame.ranks;
+  const int64_t count = layers->layers();
+  if (!linear || count * count * frame.ranks > kMostSegments) return average;
+  return std::max(average, LinearBound(spec, layers, enough).Find());
+}
+
+}  // namespace contraflow

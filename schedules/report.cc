@@ -43,10 +43,16 @@ std::optional<FormulaFigures> MakeFormula(const Plan& plan, const CostModel& cos
 
 }  // namespace
 
-double Report::gap() const {
-  if (bound.value == 0) return 0;
-  return static_cast<double>(simulation.makespan - bound.value) / static_cast<double>(bound.value);
+namespace {
+
+double GapTo(Time bound, Time makespan) {
+  return bound == 0 ? 0 : static_cast<double>(makespan - bound) / static_cast<double>(bound);
 }
+
+}  // namespace
+
+double Report::gap() const { return GapTo(bound.value, simulation.makespan); }
+double Report::gap_to_any_partition() const { return GapTo(*any_partition, simulation.makespan); }
 
 namespace {
 
@@ -80,12 +86,9 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
     memory_limit = plan.provenance->memory_limit;
   }
   report.bound = ProveBound(plan, costs, memory_limit);
-  // A partition that was free to choose may have another bound than others.
+  // What was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
-  if (own && plan.provenance->bound < report.bound.value) {
-    const Time least = plan.provenance->bound;
-    report.bound = {.value = least, .kind = BoundKind::kPartitions, .work = least};
-  }
+  if (own) report.any_partition = std::min(plan.provenance->bound, report.bound.value);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
 }

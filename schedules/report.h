@@ -29,7 +29,10 @@ struct Report {
   Partition partition;      ///< layers of each stage, where stages were made of layers
   Simulation simulation;
   std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
-  Bound bound;                        ///< on the makespan
+  Bound bound;                        ///< on the makespan, for this partition
+  /// Where stages were made of layers together with a searched order: on the makespan of any
+  /// partition.
+  std::optional<Time> any_partition;
   /// Absent where none is published, or the plan or its costs are not what it is published for
   /// (another shape than the schedule makes, stages or micro-batches that differ, chunks that are
   /// taken apart into components).
@@ -37,7 +40,8 @@ struct Report {
 
   /// (makespan - bound) / bound; 0 where both are 0.
   double gap() const;
-  int peak_activations() const;  ///< of the rank that has most
+  double gap_to_any_partition() const;  ///< the same over `any_partition`, which must be there
+  int peak_activations() const;         ///< of the rank that has most
   int64_t peak_bytes() const;
   Time largest_bubble() const;
   Time largest_exposed() const;

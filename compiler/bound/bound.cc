@@ -192,7 +192,7 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 std::string_view Name(BoundKind kind) {
   constexpr std::string_view kNames[] = {
       "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
-      "pairs",         "memory x time", "link",      "lane of components",     "any partition"};
+      "pairs",         "memory x time", "link",      "lane of components"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -20,7 +20,6 @@ enum class BoundKind : uint8_t {
   kMemoryArea,    ///< memory x time (area.cc)
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
-  kPartitions,    ///< the least over all partitions (schedules/partition/joint_bound.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...

@@ -164,9 +164,7 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
       "ratio: all bubbles together, as a share of all ranks' time.\n"
       "gap: how far the makespan is above a proven lower bound for the row's placement and "
       "memory limit" +
-      std::string(request.spec.costs.layers.empty()
-                      ? ""
-                      : "\n  and its partition (of auto: for any partition)") +
+      std::string(request.spec.costs.layers.empty() ? "" : "\n  and its partition") +
       ".\n"
       "activations: the most a rank holds at once, each of one of its stages, from F to the end of "
       "W.\n";

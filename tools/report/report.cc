@@ -111,6 +111,7 @@ Json ReportToJson(const Report& report) {
                          {"holds", report.formula->holds}};
   }
   object["lower_bound"] = time(report.bound.value);
+  if (report.any_partition) object["lower_bound_any_partition"] = time(*report.any_partition);
   Json bound = Json::object();
   bound["kind"] = Name(report.bound.kind);
   if (report.bound.rank >= 0) bound["rank"] = report.bound.rank;

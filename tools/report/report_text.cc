@@ -190,6 +190,11 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   table.rows.push_back({"lower bound", time(report.bound.value) + " on the makespan, gap " +
                                            FormatPercent(report.gap())});
   table.rows.push_back({"bound by", DescribeBound(report.bound, report.unit)});
+  if (report.any_partition) {
+    table.rows.push_back({"any partition", "at least " + time(*report.any_partition) +
+                                               " on the makespan, gap " +
+                                               FormatPercent(report.gap_to_any_partition())});
+  }
   if (report.formula) {
     const FormulaFigures& formula = *report.formula;
     table.rows.push_back({"formula", std::string(formula.text) + " = " + time(formula.published) +

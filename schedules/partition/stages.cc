@@ -1,6 +1,7 @@
 #include "schedules/partition/stages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -186,9 +187,9 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   if (message > 0) {
     made.comm.bytes = message;
     if (made.comm.exclusive()) {
-      made.comm.occupancy = static_cast<Time>(static_cast<double>(message) / made.comm.bandwidth *
-                                                  static_cast<double>(TicksPerUnit(made.unit)) +
-                                              0.5);
+      const double units = static_cast<double>(message) / made.comm.bandwidth;
+      made.comm.occupancy =
+          static_cast<Time>(std::llround(units * static_cast<double>(TicksPerUnit(made.unit))));
     }
   }
   const auto any = [&](const auto& bytes) {

@@ -35,12 +35,8 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
   spec.costs = costs;
   if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
   Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
-  std::optional<int64_t> limit;
-  if (plan.provenance) {
-    limit = plan.provenance->memory_limit;
-  } else {
-    limit = spec.memory_limit;
-  }
+  const std::optional<int64_t> limit =
+      plan.provenance ? plan.provenance->memory_limit : spec.memory_limit;
   Report report = MakeReport(plan, *plan.costs, limit);
   return {std::move(plan), std::move(report)};
 }
@@ -175,18 +171,19 @@ std::string Price(const CompareRow& taken) {
 }
 
 std::string NothingFits(std::span<const CompareRow> rows) {
-  const bool limited = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
-    return !row.fits || row.rejected.find("`memory_limit`") != std::string::npos ||
-           row.rejected.find("`device_memory`") != std::string::npos;
-  });
-  const bool device = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
-    return !row.fits || row.rejected.find("`device_memory`") != std::string::npos;
-  });
+  const auto any = [&](const char* field) {
+    return std::any_of(rows.begin(), rows.end(), [&](const CompareRow& row) {
+      return row.rejected.find(field) != std::string::npos;
+    });
+  };
+  const bool device =
+      any("`device_memory`") ||
+      std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.fits; });
   if (device) {
     return "no schedule fits `device_memory`; use more `ranks`, `zero` with `data_parallel`, or "
            "`recompute` auto";
   }
-  return limited
+  return any("`memory_limit`")
              ? "no schedule fits; raise `memory_limit`, or see above what each of them needs"
              : "no schedule takes this model on so many ranks; see above what each of them needs";
 }

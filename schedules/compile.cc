@@ -110,8 +110,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
     if (options.level == Level::kComponent) {
       throw Error(
           "costs by layer make stages that differ, and a plan of level component needs stages "
-          "alike; "
-          "compile to level comm, or give costs with \"moe\"");
+          "alike; compile to level comm, or give costs with \"moe\"");
     }
     spec.costs.derived = overlap;
   }

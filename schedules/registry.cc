@@ -7,8 +7,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/partition/joint_bound.h"
-#include "schedules/partition/layered.h"
+#include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
@@ -47,17 +46,6 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const Search
   }
   return &schedule == &kAuto ? GenerateSearchedRecomputed(spec, control)
                              : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
-}
-
-/// Lowers the bound of a plan made of layers to what holds for any partition, if it was free.
-void CoverPartitions(const Spec& spec, Plan* plan) {
-  using Kind = PartitionChoice::Kind;
-  if (spec.partition.value_or(PartitionChoice()).kind != Kind::kAuto) return;
-  if (spec.costs.LayerCount() == plan->stages) return;
-  LayerStages layers(spec.costs, spec.costs.derived.value_or(Overlap::kAll));
-  Provenance& provenance = *plan->provenance;
-  provenance.bound =
-      std::min(provenance.bound, BoundOfPartitions(spec, &layers, *plan, provenance.makespan));
 }
 
 }  // namespace

@@ -66,4 +66,11 @@ class MemoryLimit {
   std::optional<int64_t> amount_;
 };
 
+/// True if the costs, of stages or of layers, say what activations take, so that limits are bytes.
+inline bool CountsBytes(const CostModel& costs) {
+  return MemoryLimit(costs).bytes() ||
+         std::any_of(costs.layers.begin(), costs.layers.end(),
+                     [](const LayerCost& layer) { return layer.activation_bytes > 0; });
+}
+
 }  // namespace contraflow

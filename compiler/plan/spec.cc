@@ -180,9 +180,7 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   const char* const end = begin + text.size();
   if (text.empty() || text.back() != 'x') {
     const Amount amount = ReadAmount(text, "`memory_limit`", kForm);
-    const bool in_bytes = MemoryLimit(spec.costs).bytes() ||
-                          std::any_of(spec.costs.layers.begin(), spec.costs.layers.end(),
-                                      [](const LayerCost& l) { return l.activation_bytes > 0; });
+    const bool in_bytes = CountsBytes(spec.costs);
     if (!in_bytes && amount.unit) {
       FailLimit(
           text,

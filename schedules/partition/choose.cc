@@ -3,8 +3,6 @@
 // depends on no order, so the partition with the least of it is a good start for any schedule. What
 // an order makes of it is for the judge.
 
-#include "schedules/partition/choose.h"
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "schedules/partition/partition.h"
 
 namespace contraflow {
 namespace {

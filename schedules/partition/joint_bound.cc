@@ -17,8 +17,6 @@
 //
 // The work of a layer is the least that its compute lane is busy with F, B and W, in pairs or not.
 
-#include "schedules/partition/joint_bound.h"
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -27,6 +25,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/partition/partition.h"
 
 namespace contraflow {
 namespace {

@@ -4,8 +4,6 @@
 // searched for that partition, layers move under this order, and it is searched again for the
 // stages that come of it.
 
-#include "schedules/partition/layered.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -16,8 +14,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/partition/choose.h"
-#include "schedules/partition/stages.h"
+#include "schedules/partition/partition.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/candidates.h"
@@ -29,7 +26,7 @@ namespace {
 /// Instructions that may be simulated to improve one partition, about.
 constexpr int64_t kMostSimulated = 5'000'000;
 /// Ways that the depth of an interleaved placement is tried.
-constexpr int kDepths[] = {2, 3, 4, 6, kMostChunks};
+constexpr int kDepths[] = {2, 3, 4, 6, 8};
 
 constexpr PartitionWorth kImpossible = {INT64_MAX, 0};
 
@@ -45,28 +42,38 @@ Spec Staged(const Spec& spec, LayerStages* layers, const Partition& partition) {
   return staged;
 }
 
+std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
+  std::vector<int64_t> total;
+  for (const MemoryFigures& rank : MemoryOf(plan, costs)) total.push_back(rank.total());
+  return total;
+}
+
+/// What each rank needs whatever is recomputed, which is chosen later and may be what makes it fit:
+/// all that is fixed, and room for one activation.
+std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
+  std::vector<int64_t> least(static_cast<size_t>(plan.ranks), 0);
+  for (const Route& route : plan.routes) {
+    for (int s = 0; s < plan.stages; ++s) {
+      int64_t& most = least[static_cast<size_t>(route.ranks[static_cast<size_t>(s)])];
+      most = std::max(most, BytesOfCell(costs, s, false).activation);
+    }
+  }
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+  for (size_t r = 0; r < ranks.size(); ++r) least[r] += ranks[r].fixed();
+  return least;
+}
+
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
   PartitionWorth worth = {0, simulation.makespan};
   if (LongerThanOrder(staged.costs, staged.search)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
-  // What is recomputed is chosen later, and may be what makes it fit; what is fixed stays, and room
-  // for one activation is needed.
   const bool plain = staged.recompute.choice == Recompute::Choice::kNone;
   if (staged.device_memory) {
-    std::vector<int64_t> one(static_cast<size_t>(plan.ranks), 0);
-    for (const Route& route : plan.routes) {
-      for (int s = 0; staged.costs.memory && s < plan.stages; ++s) {
-        int64_t& most = one[static_cast<size_t>(route.ranks[static_cast<size_t>(s)])];
-        most = std::max(most, staged.costs.memory->activation(s));
-      }
-    }
-    const std::vector<MemoryFigures> ranks = MemoryOf(plan, staged.costs);
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      const int64_t least = plain ? ranks[r].total() : ranks[r].fixed() + one[r];
-      worth.excess = std::max(worth.excess, least - *staged.device_memory);
-    }
+    const std::vector<int64_t> least =
+        plain ? TotalOfRanks(plan, staged.costs) : LeastOfRanks(plan, staged.costs);
+    worth.excess = std::max(worth.excess, std::ranges::max(least) - *staged.device_memory);
   }
   if (!staged.memory_limit || !plain) return worth;
   const MemoryLimit limit(staged.costs, staged.memory_limit);
@@ -187,9 +194,8 @@ Spec OfShape(const Spec& spec, const Shape& shape) {
   of.search.placement = shape.placement;
   of.chunks = shape.chunks;
   // Without bytes a limit counts activations of a rank's whole share.
-  const bool bytes = std::any_of(spec.costs.layers.begin(), spec.costs.layers.end(),
-                                 [](const LayerCost& layer) { return layer.activation_bytes > 0; });
-  if (of.memory_limit && !bytes) of.memory_limit = *of.memory_limit * shape.chunks;
+  if (of.memory_limit && !CountsBytes(spec.costs))
+    of.memory_limit = *of.memory_limit * shape.chunks;
   return of;
 }
 
@@ -206,7 +212,7 @@ Found SearchStaged(const Spec& staged, const SearchControl& control) {
 }
 
 /// The order of a searched plan for other stages of the same routes.
-std::optional<Found> WithStages(const Found& found, const Spec& staged) {
+std::optional<Found> Restaged(const Found& found, const Spec& staged) {
   Plan plan = found.plan;
   plan.costs = staged.costs;
   if (!FitsMemory(plan, staged.costs, staged)) return std::nullopt;
@@ -267,7 +273,7 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   if (moved == partition) return best;
   staged = Staged(of, &layers, moved);
   staged.search.budget = of.search.budget - of.search.budget / 2;
-  if (std::optional<Found> same = WithStages(best, staged); same && same->step < best.step) {
+  if (std::optional<Found> same = Restaged(best, staged); same && same->step < best.step) {
     best = std::move(*same);
   }
   Found again = SearchStaged(staged, control);
@@ -303,6 +309,14 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
 
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   return &schedule == &kAuto ? Searched(spec, control) : FromPublished(schedule, spec, control);
+}
+
+void CoverPartitions(const Spec& spec, Plan* plan) {
+  if (FixedPartition(spec, plan->stages)) return;
+  LayerStages layers(spec.costs, OverlapOf(spec));
+  Provenance& provenance = *plan->provenance;
+  provenance.bound =
+      std::min(provenance.bound, BoundOfPartitions(spec, &layers, *plan, provenance.makespan));
 }
 
 }  // namespace contraflow

@@ -162,13 +162,13 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   MemoryCost memory;
   int64_t message = 0;
   bool holds = false;
+  std::pair<std::vector<int64_t>*, std::optional<int64_t> LayerCost::*> const known[] = {
+      {&memory.parameter_bytes, &LayerCost::parameter_bytes},
+      {&memory.gradient_bytes, &LayerCost::gradient_bytes},
+      {&memory.optimizer_bytes, &LayerCost::optimizer_bytes}};
   for (const auto& [first, last] : segments) {
     made.stages.push_back(CostOf(first, last));
     int64_t activation = 0, stash = 0;
-    std::pair<std::vector<int64_t>*, std::optional<int64_t> LayerCost::*> const known[] = {
-        {&memory.parameter_bytes, &LayerCost::parameter_bytes},
-        {&memory.gradient_bytes, &LayerCost::gradient_bytes},
-        {&memory.optimizer_bytes, &LayerCost::optimizer_bytes}};
     for (const auto& [list, bytes] : known) list->push_back(0);
     for (int i = first; i < last; ++i) {
       const LayerCost& layer = Layer(i);
@@ -192,17 +192,9 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
           static_cast<Time>(std::llround(units * static_cast<double>(TicksPerUnit(made.unit))));
     }
   }
-  const auto any = [&](const auto& bytes) {
-    return std::any_of(costs_.layers.begin(), costs_.layers.end(), bytes);
-  };
-  if (!any([](const LayerCost& layer) { return layer.parameter_bytes.has_value(); })) {
-    memory.parameter_bytes.clear();
-  }
-  if (!any([](const LayerCost& layer) { return layer.gradient_bytes.has_value(); })) {
-    memory.gradient_bytes.clear();
-  }
-  if (!any([](const LayerCost& layer) { return layer.optimizer_bytes.has_value(); })) {
-    memory.optimizer_bytes.clear();
+  for (const auto& [list, bytes] : known) {
+    const auto says = [at = bytes](const LayerCost& layer) { return (layer.*at).has_value(); };
+    if (std::none_of(costs_.layers.begin(), costs_.layers.end(), says)) list->clear();
   }
   if (!holds) {
     memory.activation_of.clear();

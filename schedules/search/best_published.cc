@@ -63,10 +63,10 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
     const std::optional<Spec> spec = SpecFor(*schedule, asked);
     if (!spec || (*best && control.stopped())) continue;
     try {
-      Plan plan = GeneratePlan(*spec, control);
-      const Placement placement = PlacementOf(plan);
+      const Placement placement = PlacementOf(FrameOf(*schedule, *spec));
       const Placement wanted = asked.search.placement;
       if (wanted != Placement::kAny && wanted != placement) continue;
+      Plan plan = GeneratePlan(*spec, control);
       const CostModel costs = plan.costs.value_or(spec->costs);
       if (!FitsMemory(plan, costs, asked)) continue;
       const Time step = StepTime(plan, costs, asked.memory_limit, asked.search);

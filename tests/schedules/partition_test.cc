@@ -1,6 +1,8 @@
 // Layers that become stages: what stages cost and hold, which partition is chosen, and what `auto`
 // makes of layers.
 
+#include "schedules/partition/partition.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,9 +15,6 @@
 #include "compiler/verify/verify.h"
 #include "schedules/compare.h"
 #include "schedules/compile.h"
-#include "schedules/partition/choose.h"
-#include "schedules/partition/joint_bound.h"
-#include "schedules/partition/stages.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "tests/support/exact_search.h"

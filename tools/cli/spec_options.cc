@@ -152,10 +152,7 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   }
   if (!option.bytes) return;
   spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
-  const bool known = MemoryLimit(costs).bytes() ||
-                     std::any_of(costs.layers.begin(), costs.layers.end(),
-                                 [](const LayerCost& layer) { return layer.activation_bytes > 0; });
-  if (known) return;
+  if (CountsBytes(costs)) return;
   throw Error(
       "--device-memory: the costs do not say what activations take; give costs with "
       "\"activation_bytes\"");

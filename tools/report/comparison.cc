@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/files/plan_document.h"
+#include "compiler/plan/memory_limit.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -19,9 +20,7 @@ std::string Saving(Time now, Time before) {
 }
 
 std::string NameOf(const CompareRow& row) {
-  std::string name = row.schedule;
-  if (row.provenance) name += " (" + row.provenance->placement + ")";
-  return name;
+  return row.schedule + (row.provenance ? " (" + row.provenance->placement + ")" : "");
 }
 
 /// One column of the table: its heading, and what stands in it for a schedule.
@@ -68,12 +67,9 @@ std::string Ranges(const std::vector<int>& stages) {
   return text.empty() ? "none" : text;
 }
 
-/// True if the costs say what activations take.
-bool CountsBytes(const CostModel& costs) {
-  return costs.layers.empty()
-             ? costs.memory.has_value()
-             : std::any_of(costs.layers.begin(), costs.layers.end(),
-                           [](const auto& layer) { return layer.activation_bytes; });
+/// True where activations have a column in bytes.
+bool ShowsBytes(const CostModel& costs) {
+  return costs.layers.empty() ? costs.memory.has_value() : CountsBytes(costs);
 }
 
 /// What a rank holds and what ranks send.
@@ -87,7 +83,7 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
                           return std::to_string(row.published->peak_activations());
                         }});
   }
-  if (CountsBytes(request.spec.costs)) {
+  if (ShowsBytes(request.spec.costs)) {
     columns->push_back(
         {">bytes", [](const CompareRow& row) { return FormatCount(row.report->peak_bytes()); }});
   }
@@ -157,8 +153,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
 }
 
 std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows) {
-  std::string text;
-  text +=
+  std::string text =
       "span: the longest time from a rank's first start to its last end.\n"
       "bubble: makespan minus a rank's busy time, lowest to highest.\n"
       "ratio: all bubbles together, as a share of all ranks' time.\n"
@@ -168,7 +163,7 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
       ".\n"
       "activations: the most a rank holds at once, each of one of its stages, from F to the end of "
       "W.\n";
-  if (CountsBytes(request.spec.costs)) {
+  if (ShowsBytes(request.spec.costs)) {
     text +=
         "bytes: the most that a rank's activations take at once. B frees part of an activation, W "
         "the rest,\n  its weight stash.\n";
@@ -285,9 +280,8 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
 
 std::string ComparisonCsvHeader() {
   return "microbatches,memory_limit,schedule,placement,stages,advised,unit,makespan,"
-         "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,total_"
-         "bytes,fits,messages,"
-         "message_bytes,stages_recomputed,rejected\n";
+         "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,"
+         "total_bytes,fits,messages,message_bytes,stages_recomputed,rejected\n";
 }
 
 std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows) {

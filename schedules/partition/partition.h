@@ -6,8 +6,21 @@
 
 #include "compiler/plan/plan.h"
 #include "schedules/partition/stages.h"
+#include "schedules/registry.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
+
+/// The plan of a spec whose costs have layers: the partition that the spec asks for, with the order
+/// that the schedule then has. The plan brings the costs of its stages (CostModel::partition).
+/// Choice::kAuto takes the partition with the shortest step that is found; `auto` looks for both in
+/// turn, over all placements and up to 8 stages a rank. Deterministic. Throws as GeneratePlan does,
+/// and if the layers cannot become so many stages (RejectPartition).
+Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+
+/// Lowers the bound in the provenance of a plan that was made of the layers of the spec to what
+/// holds for any partition (BoundOfPartitions), if that was free to choose.
+void CoverPartitions(const Spec& spec, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a
 /// step. Less is better.
@@ -30,5 +43,10 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
 /// Moves layers over the ends of stages as long as `judge` finds that better, and asks it at most
 /// `most` times. Never worse than `start`.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
+
+/// A lower bound on the makespan of every order for the routes of `frame` (its programs do not
+/// matter) and every partition of the layers into its stages, within the memory of the spec. No
+/// more than `enough`, beyond which nobody wants to know.
+Time BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough);
 
 }  // namespace contraflow

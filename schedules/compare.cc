@@ -19,7 +19,7 @@ Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
   Spec spec = request.spec;
   spec.schedule = schedule.name;
   spec.memory_limit.reset();
-  if (&schedule != &kInterleaved && &schedule != &kAuto) spec.chunks = 0;
+  if (!schedule.takes_chunks) spec.chunks = 0;
   // All rows run one model.
   if (!spec.partition) spec.partition = PartitionChoice();
   return spec;

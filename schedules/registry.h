@@ -43,7 +43,8 @@ struct Schedule {
   /// As `generate`, for a caller that follows a search and may stop it; null where nothing is
   /// searched.
   Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
-  bool heeds_costs = false;  ///< else the order depends on P, M and chunks alone
+  bool heeds_costs = false;   ///< else the order depends on P, M and chunks alone
+  bool takes_chunks = false;  ///< Spec::chunks may be any number; else 0 or the schedule's own
 };
 
 /// Every schedule, in the order in which they are listed and compared: the published ones, then

@@ -12,6 +12,11 @@
 // In rounds of P the first rank has done a lap just when its first micro-batch is back from the
 // last rank, so it waits for that message, lap after lap; fewer and longer rounds have work for
 // that time.
+//
+// Combined 1F1B is the same with each backward and the forward before it as one overlapped pair
+// (Megatron-LM: --overlap-moe-expert-parallel-comm; Kimi K2, arXiv 2507.20534). A
+// pair cannot hold a forward and its own backward, as they follow each other on the last rank, so
+// every rank runs one more forward before its first backward.
 
 #include <algorithm>
 
@@ -73,25 +78,13 @@ std::string RejectInterleaved(const Spec& spec) {
          std::to_string(rounds * length) + " or " + std::to_string((rounds + 1) * spec.ranks);
 }
 
-Plan GenerateInterleaved(const Spec& spec) { return InterleavedInRounds(spec, Rounds(spec)); }
-
-// With fewer micro-batches than ranks a round is too short to keep them busy until it is back.
-std::vector<Time> InterleavedBubbles(const Spec& spec) {
-  if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
-  return OnEachRank(spec, FillTime(spec));
-}
-
-int InterleavedPeak(const Spec& spec, int rank) {
+/// Forwards of a rank before its first backward or, with pairs, before its first pair.
+int64_t Ahead(const Spec& spec, int rank, int round, bool pairs) {
   const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
-  return static_cast<int>(std::min(all, Warmup(spec, rank, RoundLength(spec)) + 1));
+  return std::min(all, Warmup(spec, rank, round) + (pairs ? 1 : 0));
 }
 
-// The paper's (PP-1)(F+B)/V counts F and B of all V stages of a rank; costs here are of one stage.
-constexpr Formula kInterleavedFormula = {"(PP-1)(F+B)", FillTime, InterleavedBubbles};
-
-}  // namespace
-
-Plan InterleavedInRounds(const Spec& spec, int rounds) {
+Plan InRounds(const Spec& spec, int rounds, bool pairs) {
   CF_ASSERT(rounds >= 1 && rounds <= Rounds(spec));
   const int chunks = ChunksOf(spec);
   std::vector<int> owners;
@@ -101,21 +94,54 @@ Plan InterleavedInRounds(const Spec& spec, int rounds) {
   const std::vector<Visit> visits = VisitsOf(laps);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
-    // Backwards visit the stages from the last to the first.
-    const auto add = [&](Op op, const Visit& visit) {
-      const int chunk = op == Op::F ? visit.chunk : chunks - 1 - visit.chunk;
-      program.push_back(CellOp(op, chunk * spec.ranks + rank, visit.microbatch));
+    const auto forward_of = [&](const Visit& visit) {
+      return CellOp(Op::F, visit.chunk * spec.ranks + rank, visit.microbatch);
     };
     size_t forward = 0;
-    const auto warmup = static_cast<size_t>(Warmup(spec, rank, laps.Length(0)));
-    for (; forward < warmup; ++forward) add(Op::F, visits[forward]);
+    const auto ahead = static_cast<size_t>(Ahead(spec, rank, laps.Length(0), pairs));
+    for (; forward < ahead; ++forward) program.push_back(forward_of(visits[forward]));
     for (const Visit& backward : visits) {
-      if (forward < visits.size()) add(Op::F, visits[forward++]);
-      add(Op::BW, backward);
+      // Backwards visit the stages from the last to the first.
+      const int stage = (chunks - 1 - backward.chunk) * spec.ranks + rank;
+      const bool both = forward < visits.size();
+      if (both && pairs) {
+        const Instruction f = forward_of(visits[forward++]);
+        program.push_back(Pair(f.stage, f.microbatch, stage, backward.microbatch));
+        continue;
+      }
+      if (both) program.push_back(forward_of(visits[forward++]));
+      program.push_back(CellOp(Op::BW, stage, backward.microbatch));
     }
   }
   return plan;
 }
+
+Plan GenerateInterleaved(const Spec& spec) { return InRounds(spec, Rounds(spec), false); }
+
+Plan GenerateCombined(const Spec& spec) { return InRounds(spec, Rounds(spec), true); }
+
+// With fewer micro-batches than ranks a round is too short to keep them busy until it is back.
+std::vector<Time> InterleavedBubbles(const Spec& spec) {
+  if (!HasClosedForm(spec) || spec.microbatches < spec.ranks) return {};
+  return OnEachRank(spec, FillTime(spec));
+}
+
+int PeakOf(const Spec& spec, int rank, bool pairs) {
+  const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
+  return static_cast<int>(std::min(all, Ahead(spec, rank, RoundLength(spec), pairs) + 1));
+}
+
+int InterleavedPeak(const Spec& spec, int rank) { return PeakOf(spec, rank, false); }
+int CombinedPeak(const Spec& spec, int rank) { return PeakOf(spec, rank, true); }
+
+int StagesOf(const Spec& spec) { return spec.ranks * ChunksOf(spec); }
+
+// The paper's (PP-1)(F+B)/V counts F and B of all V stages of a rank; costs here are of one stage.
+constexpr Formula kInterleavedFormula = {"(PP-1)(F+B)", FillTime, InterleavedBubbles};
+
+}  // namespace
+
+Plan InterleavedInRounds(const Spec& spec, int rounds) { return InRounds(spec, rounds, false); }
 
 const Schedule kInterleaved = {
     .name = "interleaved-1f1b",
@@ -124,11 +150,27 @@ const Schedule kInterleaved = {
     .memory =
         "R(V-1)+2(P-1-r)+1 activations of 1/V of a rank each on rank r, in rounds of "
         "R = M/floor(M/P) micro-batches",
-    .stages = [](const Spec& spec) { return spec.ranks * ChunksOf(spec); },
+    .stages = StagesOf,
     .reject = RejectInterleaved,
     .generate = GenerateInterleaved,
     .peak_activations = InterleavedPeak,
     .formula = &kInterleavedFormula,
+    .takes_chunks = true,
+};
+
+const Schedule kCombined = {
+    .name = "combined-1f1b",
+    .summary = "interleaved 1F1B in overlapped pairs of a forward and a backward",
+    .limits = "any P, M <= P or divisible by floor(M/P), any `chunks` V (default 2)",
+    .memory =
+        "R(V-1)+2(P-1-r)+2 activations of 1/V of a rank each on rank r, in rounds of "
+        "R = M/floor(M/P) micro-batches",
+    .stages = StagesOf,
+    .reject = RejectInterleaved,
+    .generate = GenerateCombined,
+    .peak_activations = CombinedPeak,
+    .formula = nullptr,
+    .takes_chunks = true,
 };
 
 }  // namespace contraflow

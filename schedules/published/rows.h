@@ -8,6 +8,7 @@ namespace contraflow {
 extern const Schedule kGpipe;
 extern const Schedule kOneFOneB;
 extern const Schedule kInterleaved;
+extern const Schedule kCombined;
 extern const Schedule kZb1p;
 extern const Schedule kZb2p;
 extern const Schedule kZbV;
@@ -20,8 +21,8 @@ extern const Schedule kAuto;
 
 /// Those that are published, in the order in which they are listed.
 inline constexpr const Schedule* kPublishedSchedules[] = {
-    &kGpipe, &kOneFOneB, &kInterleaved, &kZb1p,     &kZb2p,     &kZbV,
-    &kVHalf, &kVMin,     &kChimera,     &kDualPipe, &kDualPipeV};
+    &kGpipe, &kOneFOneB, &kInterleaved, &kCombined, &kZb1p,     &kZb2p,
+    &kZbV,   &kVHalf,    &kVMin,        &kChimera,  &kDualPipe, &kDualPipeV};
 
 /// The compute order of interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2) with the
 /// micro-batches in so many rounds, 1..max(1, M/P) rounded down: each of q = M/rounds micro-batches

@@ -244,6 +244,7 @@ const Schedule kAuto = {
     .peak_activations = [](const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; },
     .formula = nullptr,
     .search = SearchAll,
+    .takes_chunks = true,
 };
 
 }  // namespace contraflow

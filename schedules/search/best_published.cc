@@ -30,7 +30,7 @@ Placement PlacementOf(const Plan& plan) {
 std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   Spec spec = asked;
   spec.schedule = schedule.name;
-  if (&schedule != &kInterleaved) spec.chunks = 0;
+  if (!schedule.takes_chunks) spec.chunks = 0;
   if (!schedule.reject(spec).empty()) return std::nullopt;
   if (!spec.costs.layers.empty()) return spec;
   const int given = CostStages(asked), stages = schedule.stages(spec);

@@ -76,7 +76,7 @@ TEST_SUITE("property") {
   TEST_CASE("moves change what they touch and nothing else") {
     std::mt19937_64 random(5);
     int applied = 0, refused = 0, cyclic = 0, full = 0;
-    for (const Spec& spec : FreeLinks(6, 60, 5, 6)) {
+    for (const Spec& spec : FreeLinks(6, 80, 5, 6)) {
       const Plan plan = GeneratePlan(spec);
       const SearchProblem any = ProblemOf(plan, spec.costs, std::nullopt);
       Order order = *ToOrder(any, plan);

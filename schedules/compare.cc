@@ -96,7 +96,10 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
       Fill(Build(spec, spec.costs, request, Level::kComponent), &row);
       row.published = Build(spec, published, request, Level::kComm).report;
     }
-    row.fits = !spec.device_memory || row.total <= spec.device_memory;
+    const std::vector<int64_t> devices = DevicesOf(spec);
+    for (size_t r = 0; r < devices.size(); ++r) {
+      row.fits = row.fits && row.report->memory[r].total() <= devices[r];
+    }
   } catch (const Error& error) {
     row.report.reset();
     row.rejected = error.what();

@@ -45,7 +45,7 @@ struct CompareRow {
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
   std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
   std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
-  bool fits = true;                      ///< no rank holds more than Spec::device_memory
+  bool fits = true;                      ///< no rank holds more than its device (DevicesOf)
   std::vector<int> recomputed;           ///< stages, ascending
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
   /// papers.

@@ -60,14 +60,17 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
 /// Parameters and all else of each rank against its device.
 void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
   const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
-  const auto fullest =
-      std::max_element(ranks.begin(), ranks.end(),
-                       [](const auto& a, const auto& b) { return a.total() < b.total(); });
-  if (fullest->total() <= *spec.device_memory) return;
-  throw Error(plan.schedule + " does not fit `device_memory`: rank " +
-              std::to_string(fullest - ranks.begin()) + " holds " + FormatCount(fullest->total()) +
-              " bytes, its device has " + FormatCount(*spec.device_memory) + " (" +
-              Breakdown(*fullest) +
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  std::optional<size_t> fullest;
+  for (size_t r = 0; r < devices.size(); ++r) {
+    const int64_t excess = ranks[r].total() - devices[r];
+    if (excess > 0 && (!fullest || excess > ranks[*fullest].total() - devices[*fullest]))
+      fullest = r;
+  }
+  if (!fullest) return;
+  throw Error(plan.schedule + " does not fit `device_memory`: rank " + std::to_string(*fullest) +
+              " holds " + FormatCount(ranks[*fullest].total()) + " bytes, its device has " +
+              FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) +
               "); use more `ranks`, `zero` with `data_parallel`, `recompute`, or another schedule");
 }
 
@@ -119,10 +122,10 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;
   // On a device its limit is what the fullest rank leaves; others may hold more.
-  const bool searched = plan.provenance && plan.provenance->memory_limit && !spec.device_memory;
+  const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
-  if (spec.device_memory && !options.any_device) CheckDevice(plan, costs, spec);
+  if (!options.any_device) CheckDevice(plan, costs, spec);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   return Lower(std::move(plan), costs, lower, options.observer);
 }

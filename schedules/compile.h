@@ -22,7 +22,7 @@ struct CompileOptions {
   /// Follows the search where the schedule is searched ("auto"), and may end it early with the best
   /// so far: the plan's provenance says then that it was interrupted.
   SearchControl control = {};
-  /// Takes a plan that does not fit Spec::device_memory as well.
+  /// Takes a plan that does not fit the devices (DevicesOf) as well.
   bool any_device = false;
 };
 

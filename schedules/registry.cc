@@ -64,7 +64,7 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(asked.schedule);
   CheckSpec(asked);
   const bool layered = !asked.costs.layers.empty();
-  if (&schedule == &kAuto && (layered || asked.device_memory)) {
+  if (&schedule == &kAuto && (layered || !DevicesOf(asked).empty())) {
     std::optional<Plan> best;
     std::optional<Error> why_not;
     try {
@@ -81,15 +81,26 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   }
   if (layered) return GenerateFromLayers(schedule, asked, control);
   Spec spec = asked;
+  const bool unlike = !spec.costs.ranks.empty() && &schedule != &kAuto;
+  if (unlike && schedule.reject(spec).empty()) {
+    const Plan frame = FrameOf(schedule, spec);
+    const std::string why_not = RejectRanks(spec.costs, frame);
+    if (!why_not.empty()) throw Error(asked.schedule + " " + why_not);
+    CheckCosts(spec.costs, frame.stages, spec.microbatches);
+    spec.costs = OnRanks(spec.costs, frame);
+  }
   // What heeds a limit heeds that of the device; `auto` has one for each placement, and zb-2p one
   // for each rank.
   const bool by_rank = &schedule == &kZb2p && spec.recompute.choice == Recompute::Choice::kNone;
-  if (spec.device_memory && &schedule != &kAuto && !by_rank && schedule.reject(spec).empty()) {
+  if (!DevicesOf(spec).empty() && &schedule != &kAuto && !by_rank &&
+      schedule.reject(spec).empty()) {
     LimitByDevice(FrameOf(schedule, spec), &spec);
     // What then has no room at all is made as if it had, to say by how much it does not fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;
   }
-  return GenerateFromStages(schedule, spec, control);
+  Plan plan = GenerateFromStages(schedule, spec, control);
+  if (unlike && !plan.costs) plan.costs = spec.costs;
+  return plan;
 }
 
 bool FitsRecomputed(const Spec& spec, const SearchControl& control) {

@@ -19,6 +19,7 @@ constexpr JsonLimits kLimits = {
     .bytes = size_t{64} << 20, .values = size_t{1} << 22, .comments = true};
 
 constexpr double kMaxBandwidth = 1e18;
+constexpr int64_t kMaxDevice = int64_t{1} << 50;
 /// Factors beyond a million either way are a mistake of units.
 constexpr double kMaxScale = 1e6;
 
@@ -241,12 +242,25 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
                         static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers)));
 }
 
+RankCost ReadRank(const JsonCursor& rank) {
+  rank.Keys("an object with what is special about a rank", {"speed", "memory_bytes"});
+  RankCost cost;
+  if (const auto speed = rank.Optional("speed")) {
+    cost.speed = speed->Number("a speed", 1 / kMaxScale, kMaxScale);
+  }
+  if (const auto bytes = rank.Optional("memory_bytes")) {
+    cost.memory_bytes = bytes->Integer("a number of bytes", 1, kMaxDevice);
+  }
+  return cost;
+}
+
 CostModel Read(const JsonCursor& root, bool may_derive) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
-  root.Keys("an object, the costs", {"unit", "source", "stage", "stages", "layers", "partition",
-                                     "comm", "moe", "overlap", "memory", "microbatch_scale"});
+  root.Keys("an object, the costs",
+            {"unit", "source", "stage", "stages", "layers", "partition", "comm", "moe", "overlap",
+             "memory", "ranks", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -278,6 +292,19 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   if (memory && !costs.layers.empty()) {
     memory->Keys("an object with what layers do not say", {"zero", "workspace_bytes"});
     ReadShares(*memory, &costs.memory.emplace());
+  }
+  if (const auto ranks = root.Optional("ranks")) {
+    costs.ranks = ReadList(*ranks, "an array with one entry for each rank", kMaxRanks, ReadRank);
+    const auto unlike = [](const RankCost& rank) { return rank.speed != 1; };
+    const bool speeds = std::any_of(costs.ranks.begin(), costs.ranks.end(), unlike);
+    if (speeds && !may_derive) {
+      ranks->Fail("has a \"speed\"; a plan keeps durations as they are on its ranks");
+    }
+    if (speeds && costs.moe) {
+      ranks->Fail(
+          "has a \"speed\", and \"moe\" gives components that take as long on every rank; give "
+          "\"layers\" or \"stages\"");
+    }
   }
   if (const auto scale = root.Optional("microbatch_scale")) {
     costs.microbatch_scale = ReadList(*scale, "an array with one factor for each micro-batch",
@@ -371,6 +398,16 @@ Json CostsToJson(const CostModel& costs) {
   if (costs.derived) object["overlap"] = Name(*costs.derived);
   if (costs.memory) {
     object["memory"] = MemoryToJson(*costs.memory, !costs.layers.empty());
+  }
+  if (!costs.ranks.empty()) {
+    Json ranks = Json::array();
+    for (const RankCost& rank : costs.ranks) {
+      Json entry = Json::object();
+      if (rank.speed != 1) entry["speed"] = rank.speed;
+      if (rank.memory_bytes) entry["memory_bytes"] = *rank.memory_bytes;
+      ranks.push_back(std::move(entry));
+    }
+    object["ranks"] = std::move(ranks);
   }
   if (!costs.microbatch_scale.empty()) object["microbatch_scale"] = costs.microbatch_scale;
   return object;

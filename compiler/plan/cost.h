@@ -155,6 +155,15 @@ struct LayerCost {
 /// Most layers of a model, repeats counted.
 inline constexpr int kMaxModelLayers = 4096;
 
+/// One rank among unlike ones.
+struct RankCost {
+  /// Durations of its stages are those of the costs divided by this (OnRanks, compiler/plan/plan.h).
+  double speed = 1;
+  std::optional<int64_t> memory_bytes = {};  ///< of its device; nothing: as of every rank
+
+  bool operator==(const RankCost&) const = default;
+};
+
 /// Layers of each stage in data-flow order, each at least 1.
 using Partition = std::vector<int>;
 
@@ -175,6 +184,7 @@ struct CostModel {
   /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
   /// were given as such.
   std::optional<Overlap> derived;
+  std::vector<RankCost> ranks;  ///< one each; empty: all alike
   /// Factors of each micro-batch's durations, empty where all are 1.
   std::vector<double> microbatch_scale;
 

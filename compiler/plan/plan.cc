@@ -1,6 +1,7 @@
 #include "compiler/plan/plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "compiler/plan/error.h"
 
@@ -58,6 +59,67 @@ std::vector<std::vector<int>> HoldersOfStage(const Plan& plan) {
 
 bool NeedsReduce(const Plan& plan, size_t copies) {
   return copies > 1 || plan.data_parallel > 1 || plan.expert_parallel > 1;
+}
+
+namespace {
+
+StageCost AtSpeed(const StageCost& cost, double speed) {
+  const auto at = [speed](Time time) {
+    return static_cast<Time>(std::llround(static_cast<double>(time) / speed));
+  };
+  StageCost result = {.f = at(cost.f), .b = at(cost.b), .w = at(cost.w)};
+  // What is a sum stays one, so that rounding makes no pair shorter than its halves.
+  result.bw = cost.bw == cost.b + cost.w ? result.b + result.w : at(cost.bw);
+  result.fb = cost.fb == cost.f + cost.bw ? result.f + result.bw : at(cost.fb);
+  result.reduce = cost.reduce;
+  result.step = at(cost.step);
+  if (cost.r >= 0) result.r = at(cost.r);
+  return result;
+}
+
+}  // namespace
+
+std::string RejectRanks(const CostModel& costs, const Plan& frame) {
+  if (costs.ranks.empty()) return "";
+  if (costs.ranks.size() != static_cast<size_t>(frame.ranks)) {
+    return "has " + std::to_string(frame.ranks) + " ranks, the costs list " +
+           std::to_string(costs.ranks.size());
+  }
+  const Route& first = frame.routes.front();
+  const auto speed = [&](int rank) { return costs.ranks[static_cast<size_t>(rank)].speed; };
+  for (const Route& other : frame.routes) {
+    for (size_t s = 0; s < first.ranks.size(); ++s) {
+      if (speed(first.ranks[s]) == speed(other.ranks[s])) continue;
+      return "has stage " + std::to_string(s) + " on rank " + std::to_string(first.ranks[s]) +
+             " and on rank " + std::to_string(other.ranks[s]) +
+             ", whose \"speed\" differs; two routes need ranks r and P-1-r alike";
+    }
+  }
+  return "";
+}
+
+CostModel OnRanks(const CostModel& costs, const Plan& frame) {
+  const std::string why_not = RejectRanks(costs, frame);
+  if (!why_not.empty()) throw Error("the plan " + why_not);
+  CostModel result = costs;
+  const auto any = [&](auto special) {
+    return std::any_of(costs.ranks.begin(), costs.ranks.end(), special);
+  };
+  if (any([](const RankCost& rank) { return rank.speed != 1; })) {
+    if (result.stages.size() == 1) {
+      result.stages.resize(static_cast<size_t>(frame.stages), costs.stages.front());
+    }
+    CF_ASSERT(result.stages.size() == static_cast<size_t>(frame.stages));
+    for (size_t s = 0; s < result.stages.size(); ++s) {
+      const auto rank = static_cast<size_t>(frame.routes.front().ranks[s]);
+      result.stages[s] = AtSpeed(result.stages[s], costs.ranks[rank].speed);
+    }
+  }
+  if (!any([](const RankCost& rank) { return rank.memory_bytes.has_value(); })) {
+    result.ranks.clear();
+  }
+  for (RankCost& rank : result.ranks) rank.speed = 1;
+  return result;
 }
 
 int64_t InstructionCount(const Plan& plan) {

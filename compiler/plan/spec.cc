@@ -217,6 +217,18 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   return static_cast<int64_t>(limit);
 }
 
+std::vector<int64_t> DevicesOf(const Spec& spec) {
+  const std::vector<RankCost>& ranks = spec.costs.ranks;
+  const auto limited = [](const RankCost& rank) { return rank.memory_bytes.has_value(); };
+  if (!spec.device_memory && std::none_of(ranks.begin(), ranks.end(), limited)) return {};
+  std::vector<int64_t> devices(static_cast<size_t>(spec.ranks),
+                               spec.device_memory.value_or(kMaxMemory));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    devices[r] = std::min(devices[r], ranks[r].memory_bytes.value_or(devices[r]));
+  }
+  return devices;
+}
+
 void CheckSpec(const Spec& spec) {
   CheckRange("`ranks`", spec.ranks, 1, kMaxRanks);
   CheckRange("`microbatches`", spec.microbatches, 1, kMaxMicrobatches);
@@ -225,6 +237,11 @@ void CheckSpec(const Spec& spec) {
   CheckRange("`expert_parallel`", spec.expert_parallel, 1, kMaxExpertParallel);
   if (spec.memory_limit) CheckRange("`memory_limit`", *spec.memory_limit, 1, kMaxMemory);
   if (spec.device_memory) CheckRange("`device_memory`", *spec.device_memory, 1, kMaxMemory);
+  const size_t listed = spec.costs.ranks.size();
+  if (listed > 0 && listed != static_cast<size_t>(spec.ranks)) {
+    throw Error("`ranks` " + std::to_string(spec.ranks) + ": the costs list " +
+                std::to_string(listed) + " \"ranks\"");
+  }
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {
     throw Error("`ranks` " + std::to_string(spec.ranks) + " with `chunks` " +

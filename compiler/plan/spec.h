@@ -85,7 +85,8 @@ struct Spec {
   CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
   std::optional<int64_t> memory_limit;
-  /// Bytes of a rank's device, for all that it holds (MemoryFigures::total); nothing: any.
+  /// Bytes of every rank's device, for all that it holds (MemoryFigures::total); nothing: any, or
+  /// as the costs say of single ranks (DevicesOf).
   std::optional<int64_t> device_memory = {};
   SearchOptions search = {};  ///< of `auto` only
   Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
@@ -93,6 +94,10 @@ struct Spec {
   /// P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};
 };
+
+/// Bytes of each rank's device: Spec::device_memory or, where the costs give less for a rank
+/// (RankCost::memory_bytes), that; 2^62 for a rank without. Empty where no rank has any.
+std::vector<int64_t> DevicesOf(const Spec& spec);
 
 /// "80000000000", "80e9", "80GB" or "74.5GiB": a whole number of bytes, 1..2^62. Throws Error that
 /// begins with `flag`.

@@ -213,10 +213,12 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
 
 }  // namespace
 
-std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device) {
-  std::vector<int64_t> room;
-  for (const MemoryFigures& rank : FixedOf(frame, costs)) room.push_back(device - rank.fixed());
-  return room;
+std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
+                                        std::vector<int64_t> devices) {
+  const std::vector<MemoryFigures> ranks = FixedOf(frame, costs);
+  CF_ASSERT(devices.size() == ranks.size());
+  for (size_t r = 0; r < ranks.size(); ++r) devices[r] -= ranks[r].fixed();
+  return devices;
 }
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {

@@ -39,9 +39,10 @@ struct MemoryFigures {
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// What activations may take on each rank of these routes, of a device with so many bytes: what is
-/// fixed there taken off. Less than 1 where there is no room.
-std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs, int64_t device);
+/// What activations may take on each rank of these routes, of devices with so many bytes, one each:
+/// what is fixed there taken off. Less than 1 where there is no room.
+std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
+                                        std::vector<int64_t> devices);
 
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them
 /// parameters 1,024".

@@ -25,6 +25,8 @@ class Balance {
  public:
   Balance(const LayerStages& layers, const Plan& frame, const CostModel& costs)
       : layers_(layers), frame_(frame), hop_(costs.comm.latency + costs.comm.occupancy) {
+    for (const RankCost& rank : costs.ranks) speeds_.push_back(rank.speed);
+    speeds_.resize(static_cast<size_t>(frame.ranks), 1);
     for (const Route& route : frame.routes) {
       std::vector<Time> hops = {0};
       for (size_t s = 1; s < route.ranks.size(); ++s) {
@@ -36,9 +38,8 @@ class Balance {
 
   /// Of stage s of a route, as if its rank had no other: with the layers first..last-1.
   Time OfStage(size_t route, int s, int first, int last) const {
-    const auto count = static_cast<Time>(frame_.routes[route].microbatches.size());
-    return Around(route, s, first) +
-           count * (layers_.work_before(last) - layers_.work_before(first));
+    const auto rank = static_cast<size_t>(frame_.routes[route].ranks[static_cast<size_t>(s)]);
+    return Around(route, s, first) + Work(route, rank, first, last);
   }
 
   struct Value {
@@ -57,11 +58,10 @@ class Balance {
     for (int s = 0; s < frame_.stages; ++s) {
       const int last = first + partition[static_cast<size_t>(s)];
       for (size_t route = 0; route < frame_.routes.size(); ++route) {
-        const auto count = static_cast<Time>(frame_.routes[route].microbatches.size());
-        if (count == 0) continue;
+        if (frame_.routes[route].microbatches.empty()) continue;
         const auto rank = static_cast<size_t>(frame_.routes[route].ranks[static_cast<size_t>(s)]);
         around_[rank] = std::min(around_[rank], Around(route, s, first));
-        work_[rank] += count * (layers_.work_before(last) - layers_.work_before(first));
+        work_[rank] += Work(route, rank, first, last);
       }
       first = last;
     }
@@ -82,9 +82,18 @@ class Balance {
            2 * hops_[route][static_cast<size_t>(s)];
   }
 
+  /// Of all micro-batches of a route with these layers.
+  Time Work(size_t route, size_t rank, int first, int last) const {
+    const auto count = static_cast<Time>(frame_.routes[route].microbatches.size());
+    const Time work = count * (layers_.work_before(last) - layers_.work_before(first));
+    const double speed = speeds_[rank];
+    return speed == 1 ? work : static_cast<Time>(static_cast<double>(work) / speed);
+  }
+
   const LayerStages& layers_;
   const Plan& frame_;
   const Time hop_;
+  std::vector<double> speeds_;           // by rank
   std::vector<std::vector<Time>> hops_;  // of each route: of the messages to each stage
   std::vector<Time> around_, work_;      // by rank
 };

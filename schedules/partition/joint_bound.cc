@@ -15,6 +15,9 @@
 //
 //     P * makespan >= sum of heads + M * sum of work.
 //
+// Where ranks differ in speed, each rank's own work takes that longer, what others do before and
+// behind it no less than on the fastest, and work is divided by the sum of all speeds.
+//
 // The work of a layer is the least that its compute lane is busy with F, B and W, in pairs or not.
 
 #include <algorithm>
@@ -26,6 +29,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/partition/partition.h"
+#include "schedules/published/placement.h"
 
 namespace contraflow {
 namespace {
@@ -47,10 +51,39 @@ Time LeastHop(const CostModel& costs) {
   return comm.latency + std::min(comm.occupancy, static_cast<Time>(occupied));
 }
 
+double SpeedOf(const Spec& spec, int rank) {
+  return spec.costs.ranks.empty() ? 1 : spec.costs.ranks[static_cast<size_t>(rank)].speed;
+}
+
+double Fastest(const Spec& spec) {
+  double fastest = 0;
+  for (int r = 0; r < spec.ranks; ++r) fastest = std::max(fastest, SpeedOf(spec, r));
+  return fastest;
+}
+
+/// What so much work takes at this speed, at least, in so many rounded durations.
+Time AtLeast(Time work, double speed, int64_t durations) {
+  if (speed == 1) return work;
+  const double time = static_cast<double>(work) / speed * (1 - 1e-12);
+  return std::max<Time>(0, static_cast<Time>(time) - durations);
+}
+
+/// A pipeline of one rank.
+Plan SingleRank(const Spec& spec) {
+  Spec alone = spec;
+  alone.ranks = 1;
+  return SingleRoutePlan(alone, LinearPlacement(1));
+}
+
 class LinearBound {
  public:
   LinearBound(const Spec& spec, LayerStages* layers, Time enough)
-      : spec_(spec), layers_(*layers), enough_(enough), hop_(LeastHop(spec.costs)) {}
+      : spec_(spec),
+        layers_(*layers),
+        enough_(enough),
+        hop_(LeastHop(spec.costs)),
+        devices_(DevicesOf(spec)),
+        alone_(SingleRank(spec)) {}
 
   Time Find() {
     const int count = layers_.layers(), ranks = spec_.ranks;
@@ -68,7 +101,7 @@ class LinearBound {
           const Time value = std::max(before, OfSegment(r, i, j));
           best = std::min(best, value);
           // More layers are more work.
-          if (value >= enough_ && Work(i, j) >= enough_) break;
+          if (value >= enough_ && Work(r, i, j) >= enough_) break;
         }
       }
       least = std::move(next);
@@ -77,31 +110,39 @@ class LinearBound {
   }
 
  private:
-  Time Work(int i, int j) const {
-    return spec_.microbatches * (layers_.least_work_before(j) - layers_.least_work_before(i));
+  Time Work(int r, int i, int j) const {
+    return AtLeast(
+        spec_.microbatches * (layers_.least_work_before(j) - layers_.least_work_before(i)),
+        SpeedOf(spec_, r), 3 * spec_.microbatches);
   }
 
   Time OfSegment(int r, int i, int j) {
-    if (Work(i, j) >= enough_) return enough_;
+    if (Work(r, i, j) >= enough_) return enough_;
     CostModel stage = layers_.Segment(i, j);
+    if (!spec_.costs.ranks.empty()) {
+      stage.ranks = {spec_.costs.ranks[static_cast<size_t>(r)]};
+      stage = OnRanks(stage, alone_);
+    }
     StageSurroundings around;
     // Where micro-batches differ, what is around one of them depends on which it is.
     if (spec_.costs.microbatch_scale.empty()) {
-      const int count = layers_.layers();
-      around.head = layers_.forward_before(i) + r * hop_;
-      around.tail = layers_.backward_before(i) + r * hop_;
-      around.lag = layers_.forward_before(count) - layers_.forward_before(j) +
-                   layers_.backward_before(count) - layers_.backward_before(j) +
-                   2 * (spec_.ranks - 1 - r) * hop_;
+      const int count = layers_.layers(), behind = spec_.ranks - 1 - r;
+      const double fastest = Fastest(spec_);
+      around.head = AtLeast(layers_.forward_before(i), fastest, r) + r * hop_;
+      around.tail = AtLeast(layers_.backward_before(i), fastest, r) + r * hop_;
+      around.lag =
+          AtLeast(layers_.forward_before(count) - layers_.forward_before(j), fastest, behind) +
+          AtLeast(layers_.backward_before(count) - layers_.backward_before(j), fastest, behind) +
+          2 * behind * hop_;
     }
     std::optional<int64_t> limit = spec_.memory_limit;
-    if (spec_.device_memory && stage.memory) {
+    if (!devices_.empty() && stage.memory) {
       const MemoryCost& memory = *stage.memory;
       const auto fixed = [](const std::vector<int64_t>& bytes, int parts) {
         return bytes.empty() ? 0 : (bytes[0] + parts - 1) / parts;
       };
       const int parts = spec_.data_parallel;
-      const int64_t room = *spec_.device_memory - memory.workspace_bytes -
+      const int64_t room = devices_[static_cast<size_t>(r)] - memory.workspace_bytes -
                            fixed(memory.parameter_bytes, 1) -
                            fixed(memory.gradient_bytes, memory.zero >= 2 ? parts : 1) -
                            fixed(memory.optimizer_bytes, memory.zero >= 1 ? parts : 1);
@@ -118,6 +159,8 @@ class LinearBound {
   const Spec& spec_;
   LayerStages& layers_;
   const Time enough_, hop_;
+  const std::vector<int64_t> devices_;
+  const Plan alone_;
 };
 
 /// What all ranks do together.
@@ -132,7 +175,8 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame
       if (s > 0 && route.ranks[at] != route.ranks[at - 1]) hops += hop;
       Time& head = heads[static_cast<size_t>(route.ranks[at])];
       const bool scaled = !spec.costs.microbatch_scale.empty();
-      head = std::min(head, scaled ? 0 : layers.forward_before(s) + hops);
+      head =
+          std::min(head, scaled ? 0 : AtLeast(layers.forward_before(s), Fastest(spec), s) + hops);
     }
   }
   double scale = frame.microbatches;
@@ -141,11 +185,17 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame
     for (const double factor : spec.costs.microbatch_scale) scale += factor;
   }
   // Rounded durations may be half a tick shorter each.
-  const double rounded =
-      spec.costs.microbatch_scale.empty() ? 0 : 2.0 * frame.microbatches * frame.stages;
+  const double fastest = Fastest(spec);
+  const bool exact = spec.costs.microbatch_scale.empty() && spec.costs.ranks.empty();
+  const double rounded = exact ? 0 : 4.0 * fastest * frame.microbatches * frame.stages;
   double sum = static_cast<double>(layers.least_work_before(layers.layers())) * scale - rounded;
-  for (const Time head : heads) sum += head == kNoSuch ? 0 : static_cast<double>(head);
-  return static_cast<Time>(sum / frame.ranks * (1 - 1e-12));
+  double speeds = 0;
+  for (int r = 0; r < frame.ranks; ++r) {
+    const Time head = heads[static_cast<size_t>(r)];
+    speeds += SpeedOf(spec, r);
+    if (head != kNoSuch) sum += SpeedOf(spec, r) * static_cast<double>(head);
+  }
+  return static_cast<Time>(std::max(0.0, sum / speeds * (1 - 1e-12)));
 }
 
 }  // namespace

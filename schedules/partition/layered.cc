@@ -34,10 +34,10 @@ Overlap OverlapOf(const Spec& spec) { return spec.costs.derived.value_or(Overlap
 
 PartitionChoice ChoiceOf(const Spec& spec) { return spec.partition.value_or(PartitionChoice()); }
 
-/// The spec with the stages of a partition in place of the layers.
-Spec Staged(const Spec& spec, LayerStages* layers, const Partition& partition) {
+/// The spec with the stages of a partition in place of the layers, on the ranks of the frame.
+Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition) {
   Spec staged = spec;
-  staged.costs = layers->Make(partition);
+  staged.costs = OnRanks(layers->Make(partition), frame);
   staged.partition = {};
   return staged;
 }
@@ -70,10 +70,12 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
   const bool plain = staged.recompute.choice == Recompute::Choice::kNone;
-  if (staged.device_memory) {
+  if (const std::vector<int64_t> devices = DevicesOf(staged); !devices.empty()) {
     const std::vector<int64_t> least =
         plain ? TotalOfRanks(plan, staged.costs) : LeastOfRanks(plan, staged.costs);
-    worth.excess = std::max(worth.excess, std::ranges::max(least) - *staged.device_memory);
+    for (size_t r = 0; r < devices.size(); ++r) {
+      worth.excess = std::max(worth.excess, least[r] - devices[r]);
+    }
   }
   if (!staged.memory_limit || !plain) return worth;
   const MemoryLimit limit(staged.costs, staged.memory_limit);
@@ -125,7 +127,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, LayerStages* l
   const Plan frame = FrameOf(schedule, spec);
   std::optional<Plan> order;
   const auto judge = [&](const Partition& partition) {
-    const Spec staged = Staged(spec, layers, partition);
+    const Spec staged = Staged(spec, frame, layers, partition);
     // With what these stages hold there may be no room for any order.
     if (!schedule.reject(staged).empty()) return kImpossible;
     if (!order || schedule.heeds_costs) order = schedule.generate(staged);
@@ -143,9 +145,13 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
   RequirePartition(schedule, spec, schedule.stages(spec));
+  const Plan frame = FrameOf(schedule, spec);
+  if (const std::string wrong = RejectRanks(spec.costs, frame); !wrong.empty()) {
+    throw Error(std::string(schedule.name) + " " + wrong);
+  }
   LayerStages layers(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
-  const Spec staged = Staged(spec, &layers, PartitionOf(schedule, spec, &layers));
+  const Spec staged = Staged(spec, frame, &layers, PartitionOf(schedule, spec, &layers));
   Plan plan = GeneratePlan(staged, control);
   plan.costs = staged.costs;
   return plan;
@@ -236,7 +242,7 @@ Partition StartOf(const Spec& of, LayerStages* layers) {
   const Plan frame = FrameOf(of);
   if (std::optional<Partition> fixed = FixedPartition(of, frame.stages)) return *fixed;
   const auto judge = [&](const Partition& partition) {
-    const Spec staged = Staged(of, layers, partition);
+    const Spec staged = Staged(of, frame, layers, partition);
     const std::vector<Candidate> candidates = CandidatesOf(staged);
     if (candidates.empty()) return kImpossible;
     PartitionWorth best = kImpossible;
@@ -254,24 +260,28 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   LayerStages layers(of.costs, OverlapOf(of));
   const int stages = of.ranks * of.chunks;
   CheckStages(of, &layers, stages);
-  const Spec even = Staged(of, &layers, EvenPartition(layers.layers(), stages));
+  const Plan frame = FrameOf(of);
+  if (const std::string why_not = RejectRanks(of.costs, frame); !why_not.empty()) {
+    throw Error("auto " + why_not);
+  }
+  const Spec even = Staged(of, frame, &layers, EvenPartition(layers.layers(), stages));
   if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
     throw Error("auto " + why_not);
   }
   Partition partition = StartOf(of, &layers);
   const bool chosen = FixedPartition(of, static_cast<int>(partition.size())).has_value();
-  Spec staged = Staged(of, &layers, partition);
+  Spec staged = Staged(of, frame, &layers, partition);
   if (!chosen) staged.search.budget /= 2;
   Found best = SearchStaged(staged, control);
   if (chosen || control.stopped()) return best;
   // Recomputed stages are chosen with the order, so that another partition may not have them.
   const auto judge = [&](const Partition& moved) {
-    return WorthOf(best.plan, Staged(of, &layers, moved));
+    return WorthOf(best.plan, Staged(of, frame, &layers, moved));
   };
   const Partition moved =
       ImprovePartition(partition, judge, MostJudged(of, static_cast<int>(partition.size())));
   if (moved == partition) return best;
-  staged = Staged(of, &layers, moved);
+  staged = Staged(of, frame, &layers, moved);
   staged.search.budget = of.search.budget - of.search.budget / 2;
   if (std::optional<Found> same = Restaged(best, staged); same && same->step < best.step) {
     best = std::move(*same);

@@ -150,6 +150,7 @@ CostModel LayerStages::Make(const Partition& partition) {
   }
   CostModel made = Of(segments);
   made.partition = partition;
+  made.ranks = costs_.ranks;
   return made;
 }
 

@@ -43,9 +43,9 @@ class Zb2pHeuristic {
   Zb2pHeuristic(const Spec& spec, Zb2pPolicy policy)
       : spec_(spec), policy_(policy), ranks_(spec.ranks) {
     limits_.assign(static_cast<size_t>(ranks_), LimitOf(spec));
-    if (spec.device_memory) {
+    if (const std::vector<int64_t> devices = DevicesOf(spec); !devices.empty()) {
       const Plan frame = SingleRoutePlan(spec, LinearPlacement(ranks_));
-      const std::vector<int64_t> room = RoomForActivations(frame, spec.costs, *spec.device_memory);
+      const std::vector<int64_t> room = RoomForActivations(frame, spec.costs, devices);
       for (size_t r = 0; r < room.size(); ++r) {
         // What does not fit at all is made, to say by how much.
         const int64_t one = MemoryLimit(spec.costs, {}, {static_cast<int>(r)}).activation();

@@ -167,10 +167,10 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     if (shortest.stopped()) break;
   }
   if (!shortest.best() && first_error &&
-      (spec.device_memory || !(spec.memory_limit && LeastLimit(spec, true)))) {
+      (!DevicesOf(spec).empty() || !(spec.memory_limit && LeastLimit(spec, true)))) {
     throw *first_error;
   }
-  if (!shortest.best() && spec.device_memory) {
+  if (!shortest.best() && !DevicesOf(spec).empty()) {
     throw Error(
         spec.schedule +
         " does not fit `device_memory`, whatever is recomputed; use more `ranks`, or `zero` "

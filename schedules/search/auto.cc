@@ -218,7 +218,7 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
     }
   }
   if (!best && first_error) throw *first_error;
-  if (!best && spec.device_memory) {
+  if (!best && !DevicesOf(spec).empty()) {
     throw Error(spec.schedule +
                 " does not fit `device_memory`: no placement leaves room for one micro-batch; use "
                 "more `ranks`, `zero` with `data_parallel`, or `recompute`");

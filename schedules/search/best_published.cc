@@ -49,9 +49,11 @@ bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
   }
   if (!MemoryLimit(costs, limit).Fits(Simulate(plan, costs, Keep::kFigures))) return false;
   const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
-  return !spec.device_memory || std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
-    return rank.total() <= *spec.device_memory;
-  });
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  for (size_t r = 0; r < devices.size(); ++r) {
+    if (ranks[r].total() > devices[r]) return false;
+  }
+  return true;
 }
 
 void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best) {

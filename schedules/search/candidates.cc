@@ -58,6 +58,9 @@ std::string Reject(const Spec& spec, Placement placement) {
            " cells; use fewer `ranks` or `microbatches`";
   }
   std::string why_not = RejectRepartition(spec.costs, given, stages);
+  if (why_not.empty() && placement == Placement::kBidirectional) {
+    why_not = RejectRanks(spec.costs, BidirectionalPlan(spec));
+  }
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {
@@ -113,6 +116,7 @@ Candidate Make(const Spec& spec, Placement placement) {
       candidate.frame = BidirectionalPlan(spec);
       break;
   }
+  candidate.spec.costs = OnRanks(candidate.spec.costs, candidate.frame);
   LimitByDevice(candidate.frame, &candidate.spec);
   return candidate;
 }
@@ -153,13 +157,13 @@ std::vector<Candidate> CandidatesOf(const Spec& spec) {
 }
 
 void LimitByDevice(const Plan& frame, Spec* spec) {
-  if (!spec->device_memory) return;
+  const std::vector<int64_t> devices = DevicesOf(*spec);
+  if (devices.empty()) return;
   if (!MemoryLimit(spec->costs).bytes()) {
     throw Error(
         "`device_memory`: the costs do not say what activations take; give \"activation_bytes\"");
   }
-  const int64_t room =
-      std::ranges::min(RoomForActivations(frame, spec->costs, *spec->device_memory));
+  const int64_t room = std::ranges::min(RoomForActivations(frame, spec->costs, devices));
   const int64_t limit = spec->memory_limit.value_or(room);
   spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));
 }

@@ -13,6 +13,7 @@ std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
   Spec roomy = spec;
   roomy.memory_limit.reset();
   roomy.device_memory.reset();
+  for (RankCost& rank : roomy.costs.ranks) rank.memory_bytes.reset();
   std::optional<int64_t> least;
   for (const Candidate& candidate : CandidatesOf(roomy)) {
     const int64_t held = SerialPeak(candidate.frame, candidate.spec.costs, recomputed);

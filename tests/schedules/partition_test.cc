@@ -188,7 +188,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
     std::mt19937_64 random(77);
-    int cases = 0, reached = 0, limited = 0;
+    int cases = 0, reached = 0, limited = 0, unlike = 0;
     for (int round = 0; round < 400; ++round) {
       const int ranks = 2 + static_cast<int>(random() % 2), kind = static_cast<int>(random() % 4);
       const int chunks = kind < 2 ? 1 : 2, layers = ranks * chunks + static_cast<int>(random() % 3);
@@ -200,6 +200,12 @@ TEST_SUITE("property") {
       }
       if (kind == 0 && random() % 2 == 0) {
         spec.memory_limit = 10 + static_cast<int64_t>(random() % 40);
+      }
+      if (kind != 1 && random() % 3 == 0) {
+        for (int r = 0; r < ranks; ++r) {
+          const double speed = 0.5 + 0.3 * static_cast<double>(random() % 4);
+          spec.costs.ranks.push_back({.speed = speed, .memory_bytes = {}});
+        }
       }
       Plan frame = kind == 1   ? BidirectionalPlan(spec)
                    : kind == 2 ? SingleRoutePlan(spec, VPlacement(ranks))
@@ -213,7 +219,7 @@ TEST_SUITE("property") {
       std::optional<Time> best;
       bool all = true;
       for (const Partition& partition : AllPartitions(layers, ranks * chunks)) {
-        const CostModel costs = stages.Make(partition);
+        const CostModel costs = OnRanks(stages.Make(partition), frame);
         if (spec.memory_limit && SerialPeak(frame, costs, false) > *spec.memory_limit) continue;
         const ExactResult exact = ExactMakespan(frame, costs, spec.memory_limit, 3'000);
         all = all && exact.finished;
@@ -228,10 +234,12 @@ TEST_SUITE("property") {
       ++cases;
       reached += bound == *best;
       limited += spec.memory_limit.has_value();
+      unlike += !spec.costs.ranks.empty();
     }
     MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
     CHECK(cases > 100);
     CHECK(limited > 10);
+    CHECK(unlike > 30);
     CHECK(reached > cases / 10);
   }
 

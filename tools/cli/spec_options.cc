@@ -126,7 +126,8 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
           "give it to contraflow compile");
     }
   }
-  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
+  const CostModel costs =
+      OnRanks(ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts()), plan);
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;
 }

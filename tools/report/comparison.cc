@@ -96,11 +96,11 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
                           return row.parameters ? FormatCount(*row.parameters) : "";
                         }});
   }
-  if (knows(&CompareRow::parameters) || request.spec.device_memory) {
+  if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
     columns->push_back(
         {">total", [](const CompareRow& row) { return row.total ? FormatCount(*row.total) : ""; }});
   }
-  if (request.spec.device_memory) {
+  if (!DevicesOf(request.spec).empty()) {
     columns->push_back({"fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; }});
   }
   if (knows(&CompareRow::message_bytes)) {
@@ -174,12 +174,12 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   };
   if (knows(&CompareRow::parameters))
     text += "parameters: bytes of the rank that holds the most.\n";
-  if (knows(&CompareRow::parameters) || request.spec.device_memory) {
+  if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
     text +=
         "total: bytes of all that the fullest rank holds: parameters, gradients, optimizer state,\n"
         "  activations, messages and workspace, as far as the costs say.\n";
   }
-  if (request.spec.device_memory) text += "fits: in --device-memory.\n";
+  if (!DevicesOf(request.spec).empty()) text += "fits: every rank's total fits its device.\n";
   text += knows(&CompareRow::message_bytes)
               ? "sent: bytes between ranks in one step.\n"
               : "messages: how many are sent between ranks in one step.\n";
@@ -226,7 +226,7 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   if (row.message_bytes) object["message_bytes"] = *row.message_bytes;
   if (row.parameters) object["parameter_bytes"] = *row.parameters;
   if (row.total) object["total_bytes"] = *row.total;
-  if (request.spec.device_memory) object["fits"] = row.fits;
+  if (!DevicesOf(request.spec).empty()) object["fits"] = row.fits;
   if (row.provenance) {
     object["placement"] = row.provenance->placement;
     object["from"] = row.provenance->from;

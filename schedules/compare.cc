@@ -41,7 +41,7 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
   return {std::move(plan), std::move(report)};
 }
 
-void Fill(const Built& built, CompareRow* row) {
+void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   const Plan& plan = built.plan;
   row->report = built.report;
   row->provenance = plan.provenance;
@@ -61,6 +61,7 @@ void Fill(const Built& built, CompareRow* row) {
     if (!rank.parameters) continue;
     row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
   }
+  if (request.keep_plans) row->plan = plan;
   for (const MemoryFigures& rank : built.report.memory) {
     row->total = std::max(row->total.value_or(0), rank.total());
   }
@@ -80,7 +81,21 @@ Built PublishedOnly(const Spec& spec, const CostModel& costs, const CompareReque
   return chunks;
 }
 
-/// `published`: with components, the costs of chunks that overlap as in the papers.
+/// Derives chunk costs where there are none; returns, with components, those of chunks that overlap
+/// as in the papers.
+CostModel Prepare(CompareRequest* request) {
+  CostModel& costs = request->spec.costs;
+  if (costs.moe && costs.stages.empty()) {
+    DeriveChunkCosts(&costs, request->overlap());
+    request->components = true;
+  }
+  if (!request->components) return {};
+  CostModel published = costs;
+  DeriveChunkCosts(&published, Overlap::kPublished);
+  return published;
+}
+
+/// `published`: what Prepare returned.
 CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
                    const CostModel& published) {
   const Spec spec = SpecFor(schedule, request);
@@ -89,11 +104,11 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   row.stages = schedule.stages(spec);
   try {
     if (!request.components) {
-      Fill(Build(spec, spec.costs, request, Level::kComm), &row);
+      Fill(Build(spec, spec.costs, request, Level::kComm), request, &row);
     } else if (request.overlap() == Overlap::kPublished) {
-      Fill(PublishedOnly(spec, published, request), &row);
+      Fill(PublishedOnly(spec, published, request), request, &row);
     } else {
-      Fill(Build(spec, spec.costs, request, Level::kComponent), &row);
+      Fill(Build(spec, spec.costs, request, Level::kComponent), request, &row);
       row.published = Build(spec, published, request, Level::kComm).report;
     }
     const std::vector<int64_t> devices = DevicesOf(spec);
@@ -169,8 +184,28 @@ std::string Gain(const CompareRow& taken, const std::vector<const CompareRow*>& 
   return text + than + other->schedule + ", the best other published schedule that fits";
 }
 
-std::string Price(const CompareRow& taken) {
-  return taken.twice ? "; every rank holds the parameters of two stages" : "";
+/// What the fullest rank holds, beside that of the best other.
+std::string Price(const CompareRow& taken, const std::vector<const CompareRow*>& fit) {
+  std::string text = taken.twice ? "; every rank holds the parameters of two stages" : "";
+  const auto holds = [](const CompareRow& row) { return row.total.value_or(0); };
+  if (holds(taken) == 0) return text;
+  text += "; its fullest rank holds " + FormatBytes(holds(taken));
+  const CompareRow* const other = BestOther(fit, &taken);
+  if (other == nullptr || holds(*other) == holds(taken)) return text;
+  return text + " against " + FormatBytes(holds(*other)) + " with " + other->schedule;
+}
+
+/// Rows within a hundredth of the shortest, but for those that hold parameters twice where others
+/// are.
+std::vector<const CompareRow*> WorthTaking(const std::vector<const CompareRow*>& fit) {
+  const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
+  std::vector<const CompareRow*> close, once;
+  for (const CompareRow* row : fit) {
+    if (ShorterBy(*shortest, *row) > kWorthwhile) continue;
+    close.push_back(row);
+    if (!row->twice) once.push_back(row);
+  }
+  return once.empty() ? close : once;
 }
 
 std::string NothingFits(std::span<const CompareRow> rows) {
@@ -193,49 +228,50 @@ std::string NothingFits(std::span<const CompareRow> rows) {
 
 }  // namespace
 
+CompareRow CompareSchedule(const Schedule& schedule, const CompareRequest& asked) {
+  CompareRequest request = asked;
+  return MakeRow(schedule, request, Prepare(&request));
+}
+
 std::vector<CompareRow> Compare(const CompareRequest& asked,
                                 const std::function<void(std::string_view)>& started) {
   CompareRequest request = asked;
-  CostModel& costs = request.spec.costs;
-  if (costs.moe && costs.stages.empty()) {
-    DeriveChunkCosts(&costs, request.overlap());
-    request.components = true;
-  }
-  CostModel published;
-  if (request.components) {
-    published = costs;
-    DeriveChunkCosts(&published, Overlap::kPublished);
-  }
+  const CostModel published = Prepare(&request);
   std::vector<CompareRow> rows;
   for (const Schedule* schedule : Schedules()) {
     if (schedule == &kAuto && request.no_auto) continue;
     if (started) started(schedule->name);
     rows.push_back(MakeRow(*schedule, request, published));
   }
+  const bool any = request.spec.search.placement == Placement::kAny;
+  if (!request.single_too || request.no_auto || !any || !rows.back().twice) return rows;
+  request.spec.search.placement = Placement::kSingle;
+  CompareRow once = MakeRow(kAuto, request, published);
+  if (once.report) rows.insert(rows.end() - 1, std::move(once));
   return rows;
 }
 
 Advice Advise(std::span<const CompareRow> rows) {
   const std::vector<const CompareRow*> fit = SimplestFirst(rows);
-  if (fit.empty()) return {"", NothingFits(rows)};
+  if (fit.empty()) return {"", NothingFits(rows), nullptr};
   const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
-  const auto close = [&](const CompareRow* row) {
-    return ShorterBy(*shortest, *row) <= kWorthwhile;
-  };
-  const CompareRow& taken = **std::find_if(fit.begin(), fit.end(), close);
+  const CompareRow& taken = *WorthTaking(fit).front();
   const std::string figures = FormatWithUnit(taken.makespan(), taken.report->unit) + ", " +
                               FormatPercent(taken.report->gap()) + " above the bound of " +
                               (taken.provenance ? "its placement" : "its placement and memory");
   if (taken.schedule == kOneFOneB.name) {
     const double gain = ShorterBy(*shortest, taken);
-    return {taken.schedule, "take 1F1B (1f1b): nothing is simpler, and " +
-                                (gain > 0 ? "the shortest that fits, " + shortest->schedule +
-                                                ", saves no more than " + FormatPercent(gain)
-                                          : std::string("nothing that fits is shorter")) +
-                                "; " + figures};
+    return {taken.schedule,
+            "take 1F1B (1f1b): nothing is simpler, and " +
+                (gain > 0 ? "the shortest that fits, " + shortest->schedule +
+                                ", saves no more than " + FormatPercent(gain)
+                          : std::string("nothing that fits is shorter")) +
+                "; " + figures + Price(taken, fit),
+            &taken};
   }
   return {taken.schedule,
-          "take " + Name(taken) + ": " + Gain(taken, fit) + "; " + figures + Price(taken)};
+          "take " + Name(taken) + ": " + Gain(taken, fit) + "; " + figures + Price(taken, fit),
+          &taken};
 }
 
 }  // namespace contraflow

@@ -9,6 +9,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/registry.h"
 #include "schedules/report.h"
 #include "schedules/search_control.h"
 
@@ -25,6 +26,10 @@ struct CompareRequest {
   std::string memory_limit = {};
   SearchControl control = {};  ///< of the search of `auto`
   bool no_auto = false;        ///< leaves `auto` out
+  /// Where the shortest that `auto` finds holds parameters twice: before it, a row with the
+  /// shortest that holds them once (Placement::kSingle).
+  bool single_too = false;
+  bool keep_plans = false;  ///< CompareRow::plan
   /// The chunk costs follow from "moe", so components decide how long a step takes, with the
   /// papers' overlap of chunks beside it. Holds where the costs have "moe" and no chunk costs in
   /// any case.
@@ -50,26 +55,32 @@ struct CompareRow {
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
   /// papers.
   std::optional<Report> published;
-  std::string rejected;  ///< why it does not fit; then there is no report
+  std::string rejected;      ///< why it does not fit; then there is no report
+  std::optional<Plan> plan;  ///< with CompareRequest::keep_plans
 
   Time makespan() const { return report->simulation.makespan; }
   bool interrupted() const { return provenance && provenance->interrupted; }
 };
 
-/// A row for every schedule, in the order of Schedules(), `auto` last. Calls `started` with the
-/// name of each before it is compiled. What a schedule does not take, or does not fit, is in its
-/// row.
+/// A row for every schedule, in the order of Schedules(), `auto` last (twice with `single_too`).
+/// Calls `started` with the name of each before it is compiled. What a schedule does not take, or
+/// does not fit, is in its row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});
+
+/// The row of one schedule.
+CompareRow CompareSchedule(const Schedule& schedule, const CompareRequest& request);
 
 /// Which schedule to take, in a sentence that says why.
 struct Advice {
   std::string schedule;  ///< "" where none fits
   std::string text;
+  const CompareRow* row = nullptr;  ///< null where none fits
 };
 
-/// The simplest of the rows that fit whose step is within a hundredth of the
-/// shortest: 1F1B where nothing gains more than that.
+/// The simplest of the rows that fit whose step is within a hundredth of the shortest: 1F1B where
+/// nothing gains more than that, and none that holds parameters twice where one that holds them
+/// once is as good. Says what it gains in time and what it costs in memory.
 Advice Advise(std::span<const CompareRow> rows);
 
 }  // namespace contraflow

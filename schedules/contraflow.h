@@ -24,5 +24,6 @@
 #include "compiler/verify/verify.h"
 #include "schedules/compare.h"
 #include "schedules/compile.h"
+#include "schedules/front.h"
 #include "schedules/registry.h"
 #include "schedules/report.h"

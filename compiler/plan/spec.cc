@@ -12,8 +12,8 @@
 namespace contraflow {
 namespace {
 
-constexpr std::array<std::string_view, 5> kPlacementNames = {"any", "linear", "v", "interleaved",
-                                                             "bidirectional"};
+constexpr std::array<std::string_view, 6> kPlacementNames = {"any", "single",      "linear",
+                                                             "v",   "interleaved", "bidirectional"};
 
 /// Bytes or activations; leaves room for sums.
 constexpr int64_t kMaxMemory = int64_t{1} << 62;
@@ -77,6 +77,15 @@ Amount ReadAmount(const std::string& text, const std::string& flag, const std::s
 
 std::string_view Name(Placement placement) {
   return kPlacementNames[static_cast<size_t>(placement)];
+}
+
+bool IsChoice(Placement placement) {
+  return placement == Placement::kAny || placement == Placement::kSingle;
+}
+
+bool Allows(Placement asked, Placement placement) {
+  if (asked == Placement::kSingle) return placement != Placement::kBidirectional;
+  return asked == Placement::kAny || asked == placement;
 }
 
 Placement ParsePlacement(std::string_view name) {

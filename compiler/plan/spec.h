@@ -13,13 +13,19 @@ namespace contraflow {
 /// Where a searched schedule puts the stages.
 enum class Placement : uint8_t {
   kAny,            ///< the one with the shortest step
+  kSingle,         ///< of those with one route, where a rank holds its parameters once
   kLinear,         ///< one stage a rank
   kV,              ///< two stages a rank, 0..P-1 and back
   kInterleaved,    ///< `chunks` stages a rank, 0..P-1 again and again
   kBidirectional,  ///< two routes, 0..P-1 and P-1..0, as in Chimera and DualPipe
 };
 
-std::string_view Name(Placement placement);  ///< "any" "linear" "v" "interleaved" "bidirectional"
+/// "any" "single" "linear" "v" "interleaved" "bidirectional"
+std::string_view Name(Placement placement);
+/// True for kAny and kSingle, of which a search tries several.
+bool IsChoice(Placement placement);
+/// True if a search for `asked` may have `placement`, which is no choice itself.
+bool Allows(Placement asked, Placement placement);
 /// Throws Error with the known names.
 Placement ParsePlacement(std::string_view name);
 

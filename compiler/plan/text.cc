@@ -28,4 +28,16 @@ std::string FormatWithUnit(Time ticks, Unit unit) {
          (unit == Unit::kUnit && !one ? "s" : "");
 }
 
+std::string FormatBytes(int64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB", "EB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  // What would be rounded to 1000 is one of the next.
+  while (value >= 999.5) value /= 1000, ++unit;
+  char buffer[64];
+  const int digits = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  std::snprintf(buffer, sizeof buffer, "%.*f %s", digits, value, kUnits[unit]);
+  return buffer;
+}
+
 }  // namespace contraflow

@@ -16,4 +16,7 @@ std::string FormatCount(int64_t count);
 /// "66 us"; "66 units" in the abstract unit.
 std::string FormatWithUnit(Time ticks, Unit unit);
 
+/// For people, to three digits: "512 bytes", "22.3 GB".
+std::string FormatBytes(int64_t bytes);
+
 }  // namespace contraflow

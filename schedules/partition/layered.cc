@@ -168,10 +168,10 @@ std::vector<Shape> ShapesOf(const Spec& spec) {
   const int deepest = spec.costs.LayerCount() / spec.ranks;
   std::vector<Shape> shapes;
   const auto offer = [&](Placement placement, int chunks) {
-    if (asked != Placement::kAny && asked != placement) return;
-    if (chunks > deepest || (asked == Placement::kAny && chunks > 1 && spec.ranks == 1)) return;
+    if (!Allows(asked, placement)) return;
+    if (chunks > deepest || (IsChoice(asked) && chunks > 1 && spec.ranks == 1)) return;
     if (placement == Placement::kBidirectional &&
-        (spec.microbatches < 2 || (asked == Placement::kAny && spec.ranks == 1))) {
+        (spec.microbatches < 2 || (IsChoice(asked) && spec.ranks == 1))) {
       return;
     }
     const int64_t stages = int64_t{chunks} * spec.ranks;

@@ -66,8 +66,7 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
     if (!spec || (*best && control.stopped())) continue;
     try {
       const Placement placement = PlacementOf(FrameOf(*schedule, *spec));
-      const Placement wanted = asked.search.placement;
-      if (wanted != Placement::kAny && wanted != placement) continue;
+      if (!Allows(asked.search.placement, placement)) continue;
       Plan plan = GeneratePlan(*spec, control);
       const CostModel costs = plan.costs.value_or(spec->costs);
       if (!FitsMemory(plan, costs, asked)) continue;

@@ -80,10 +80,10 @@ bool Differs(const Spec& spec, Placement placement) {
 
 /// Those that are asked for and can be had, simplest first.
 std::vector<Placement> PlacementsOf(const Spec& spec) {
-  const bool any = spec.search.placement == Placement::kAny;
+  const Placement asked = spec.search.placement;
   std::vector<Placement> placements;
   for (const Placement placement : kSimplestFirst) {
-    if (any ? !Differs(spec, placement) : placement != spec.search.placement) continue;
+    if (!Allows(asked, placement) || (IsChoice(asked) && !Differs(spec, placement))) continue;
     if (Reject(spec, placement).empty()) placements.push_back(placement);
   }
   return placements;
@@ -98,6 +98,7 @@ Candidate Make(const Spec& spec, Placement placement) {
   candidate.spec.chunks = stages / spec.ranks;
   switch (placement) {
     case Placement::kAny:
+    case Placement::kSingle:
       CF_ASSERT(false && "a candidate has one placement");
       break;
     case Placement::kLinear:
@@ -131,6 +132,7 @@ int CostStages(const Spec& spec) {
 int StagesOf(const Spec& spec, Placement placement) {
   switch (placement) {
     case Placement::kAny:
+    case Placement::kSingle:
       break;
     case Placement::kV:
       return 2 * spec.ranks;
@@ -140,12 +142,12 @@ int StagesOf(const Spec& spec, Placement placement) {
     case Placement::kBidirectional:
       return spec.ranks;
   }
-  CF_ASSERT(placement != Placement::kAny);
+  CF_ASSERT(!IsChoice(placement));
   return 0;
 }
 
 std::string RejectPlacement(const Spec& spec) {
-  if (spec.search.placement != Placement::kAny) return Reject(spec, spec.search.placement);
+  if (!IsChoice(spec.search.placement)) return Reject(spec, spec.search.placement);
   // The linear placement is refused for what is wrong with all of them, or for layers too many.
   return PlacementsOf(spec).empty() ? Reject(spec, Placement::kLinear) : "";
 }

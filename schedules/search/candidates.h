@@ -20,7 +20,7 @@ struct Candidate {
   Plan frame;  ///< routes and no programs
 };
 
-/// Stages of a candidate for the placement, which is not kAny.
+/// Stages of a candidate for the placement, which is no choice.
 int StagesOf(const Spec& spec, Placement placement);
 
 /// Why there is no candidate for this spec and its placement, or "".

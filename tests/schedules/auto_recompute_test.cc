@@ -23,7 +23,8 @@ namespace {
 
 using Choice = Recompute::Choice;
 
-constexpr Placement kPlacements[] = {Placement::kAny, Placement::kLinear, Placement::kV,
+constexpr Placement kPlacements[] = {Placement::kAny,         Placement::kSingle,
+                                     Placement::kLinear,      Placement::kV,
                                      Placement::kInterleaved, Placement::kBidirectional};
 
 int64_t Draw(std::mt19937_64* random, int64_t low, int64_t high) {
@@ -47,7 +48,7 @@ Time StepOf(const Plan& order, const CostModel& costs) {
 Spec DrawSpec(std::mt19937_64* random) {
   Spec spec = MakeSpec("auto", static_cast<int>(Draw(random, 1, 5)),
                        static_cast<int>(Draw(random, 2, 9)), {});
-  spec.search.placement = kPlacements[Draw(random, 0, 4)];
+  spec.search.placement = kPlacements[Draw(random, 0, 5)];
   spec.search.budget = 500'000;
   const auto chunks = static_cast<int>(Draw(random, 1, 2));
   spec.costs = RandomCosts(random, chunks * spec.ranks, spec.microbatches);

@@ -23,7 +23,8 @@
 namespace contraflow::auto_test {
 namespace {
 
-constexpr Placement kPlacements[] = {Placement::kAny, Placement::kLinear, Placement::kV,
+constexpr Placement kPlacements[] = {Placement::kAny,         Placement::kSingle,
+                                     Placement::kLinear,      Placement::kV,
                                      Placement::kInterleaved, Placement::kBidirectional};
 
 /// A spec of auto with any placement, costs, shape and limit.
@@ -33,7 +34,7 @@ Spec DrawSpec(std::mt19937_64* random) {
   };
   const int ranks = draw(1, 6), microbatches = draw(1, 14);
   Spec spec = MakeSpec("auto", ranks, microbatches, {});
-  spec.search.placement = kPlacements[draw(0, 4)];
+  spec.search.placement = kPlacements[draw(0, 5)];
   spec.search.budget = 1'000'000 * draw(0, 3);
   spec.search.seed = static_cast<uint64_t>(draw(0, 1000));
   if (draw(0, 3) == 0) spec.chunks = draw(1, 3);

@@ -9,7 +9,10 @@
 #include <string_view>
 
 #include "compiler/files/file.h"
+#include "compiler/files/plan_document.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
+#include "schedules/front.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -31,7 +34,9 @@ struct CompareFlags {
   std::string recompute = "none";
   std::optional<std::string> partition;
   DeviceMemoryOption device_memory;
-  bool no_auto = false, json = false, csv = false;
+  bool no_auto = false, json = false, csv = false, pareto = false;
+  std::optional<std::string> vary;
+  std::string output;
 };
 
 CompareRequest MakeRequest(const CompareFlags& options) {
@@ -47,7 +52,8 @@ CompareRequest MakeRequest(const CompareFlags& options) {
                .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
                .partition = ReadPartition(options.partition)},
       .memory_limit = "",
-      .no_auto = options.no_auto};
+      .no_auto = options.no_auto,
+      .keep_plans = !options.output.empty()};
   ApplyDeviceMemory(options.device_memory, &request.spec);
   const CostsOption& costs = options.costs;
   const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
@@ -95,19 +101,92 @@ std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* 
   });
 }
 
-int Run(const CompareFlags& options) {
-  if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
-  if (options.json && options.csv) {
-    throw UsageError("compare: --csv: is another form than --json; give one of them");
+/// The front of time against memory.
+int RunPareto(const CompareFlags& options, CompareRequest request) {
+  std::vector<FrontPoint> front;
+  {
+    Progress progress("comparing");
+    request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
+    const Interrupt interrupt;
+    front = ParetoFront(
+        request, [&](std::string_view next) { progress.Say("compiling " + std::string(next)); });
   }
+  if (options.json) {
+    WriteFile("-", FormatJson({{"front", FrontToJson(request, front)}}));
+  } else {
+    WriteFile("-", FrontText(request, front, options.costs.given()));
+  }
+  return kExitFine;
+}
+
+/// What a lower cost or more memory would bring, one after the other.
+std::vector<Variation> VaryAll(const CompareFlags& options, CompareRequest request,
+                               const CompareRow& now) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; *options.vary != "all" && begin <= options.vary->size();) {
+    const size_t end = std::min(options.vary->find(',', begin), options.vary->size());
+    names.push_back(options.vary->substr(begin, end - begin));
+    begin = end + 1;
+  }
+  Progress progress("comparing");
+  request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
+  const Interrupt interrupt;
+  return Vary(request, now, names,
+              [&](std::string_view name) { progress.Say("with other " + std::string(name)); });
+}
+
+/// One comparison with what is asked for beside its table.
+void PrintOne(const CompareFlags& options, const std::vector<Point>& points) {
+  const Point& point = points.front();
+  std::optional<std::vector<Variation>> variations;
+  const CompareRow* const now = Shortest(point.rows);
+  if (options.vary) {
+    if (now == nullptr) throw Error("--vary: nothing fits that could be shorter");
+    variations = VaryAll(options, point.request, *now);
+  }
+  if (!options.output.empty()) {
+    const Advice advice = Advise(point.rows);
+    if (advice.row == nullptr) throw Error("compare: " + WithFlags(advice.text));
+    WritePlanFile(options.output, *advice.row->plan);
+  }
+  if (options.json) {
+    Json json = ComparisonToJson(point.request, point.rows);
+    if (variations) json["vary"] = VariationsToJson(*variations);
+    WriteFile("-", FormatJson(json));
+    return;
+  }
+  std::string text = Text(options, points, false);
+  if (variations) text += "\n" + VariationsText(*now, *variations);
+  WriteFile("-", text);
+}
+
+void CheckFlags(const CompareFlags& options, bool sweep) {
+  if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
+  const auto refuse = [](bool both, const char* why) {
+    if (both) throw UsageError(std::string("compare: ") + why);
+  };
+  refuse(options.json && options.csv, "--csv: is another form than --json; give one of them");
+  refuse(options.pareto && (options.csv || options.vary || !options.output.empty()),
+         "--pareto: prints the front alone; drop --csv, --vary and -o");
+  refuse(options.vary && options.csv, "--vary: has no CSV; drop --csv");
+  refuse(sweep && (options.pareto || options.vary || !options.output.empty()),
+         "--pareto, --vary and -o: are for one number of micro-batches and one limit");
+  refuse(options.output == "-", "-o: must be a file; standard output is for the table");
+}
+
+int Run(const CompareFlags& options) {
   std::vector<Point> points = MakePoints(options);
   const bool sweep = points.size() > 1;
+  CheckFlags(options, sweep);
+  RefuseOverwrite({"-o", options.output}, {{"--costs", options.costs.file.value_or("")}});
+  if (options.pareto) return RunPareto(options, points.front().request);
   size_t compared = 0;
   bool interrupted = false;
   {
     Progress progress("comparing");
     for (; compared < points.size() && !interrupted; ++compared) {
       Point& point = points[compared];
+      point.request.single_too = !sweep;
       point.rows = CompareUntilInterrupt(point.request, &progress);
       interrupted = std::any_of(point.rows.begin(), point.rows.end(),
                                 [](const CompareRow& row) { return row.interrupted(); });
@@ -115,7 +194,11 @@ int Run(const CompareFlags& options) {
   }
   const size_t missing = points.size() - compared;
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
-  WriteFile("-", Text(options, points, sweep));
+  if (sweep || options.csv) {
+    WriteFile("-", Text(options, points, sweep));
+  } else {
+    PrintOne(options, points);
+  }
   if (interrupted) {
     std::string text = "contraflow: interrupted: auto is the best found so far";
     if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
@@ -152,6 +235,16 @@ std::function<int()> AddCompare(CLI::App* app) {
   app->add_flag("--no-auto", options->no_auto, "compare published schedules only; do not search");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
+  app->add_flag(
+      "--pareto", options->pareto,
+      "print the front of time against memory instead: what no other way to\nrun the model "
+      "is both shorter and smaller than");
+  app->add_option(
+         "--vary", options->vary,
+         "print what a step would take with one of these 10 % lower (memory:\n10 % more): f, "
+         "b, w, comm, all-to-all, memory, or all")
+      ->type_name("NAME,...");
+  AddText(app, "-o", &options->output, "FILE", "write the plan of the schedule advised");
   return [options] { return Run(*options); };
 }
 

@@ -19,10 +19,6 @@ std::string Saving(Time now, Time before) {
   return FormatPercent(static_cast<double>(before - now) / static_cast<double>(before));
 }
 
-std::string NameOf(const CompareRow& row) {
-  return row.schedule + (row.provenance ? " (" + row.provenance->placement + ")" : "");
-}
-
 /// One column of the table: its heading, and what stands in it for a schedule.
 struct ComparedFigure {
   const char* heading;
@@ -215,7 +211,12 @@ std::string Optional(const std::optional<int64_t>& value) {
   return value ? std::to_string(*value) : "";
 }
 
-/// One row of `compare --json`: the object of `simulate --json`, or "rejected".
+}  // namespace
+
+std::string NameOf(const CompareRow& row) {
+  return row.schedule + (row.provenance ? " (" + row.provenance->placement + ")" : "");
+}
+
 Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   if (!row.report) {
     return {{"schedule", row.schedule}, {"rejected", WithFlags(row.rejected)}};
@@ -244,8 +245,6 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   return object;
 }
 
-}  // namespace
-
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
                            bool costs_given) {
   const std::vector<ComparedFigure> columns = Columns(request, rows);
@@ -273,7 +272,10 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
   for (const CompareRow& row : rows) array.push_back(RowToJson(row, request));
   const Advice advice = Advise(rows);
   Json take = Json::object();
-  if (!advice.schedule.empty()) take["schedule"] = advice.schedule;
+  if (advice.row != nullptr) take["schedule"] = advice.schedule;
+  if (advice.row != nullptr && advice.row->provenance) {
+    take["placement"] = advice.row->provenance->placement;
+  }
   take["text"] = WithFlags(advice.text);
   return {{"rows", std::move(array)}, {"advice", std::move(take)}};
 }
@@ -290,7 +292,7 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
   for (const CompareRow& row : rows) {
     text += std::to_string(request.spec.microbatches) + "," + Field(request.memory_limit) + "," +
             row.schedule + "," + (row.provenance ? row.provenance->placement : "") + "," +
-            std::to_string(row.stages) + "," + (row.schedule == advice.schedule ? "1" : "0") + ",";
+            std::to_string(row.stages) + "," + (&row == advice.row ? "1" : "0") + ",";
     if (!row.report) {
       text += ",,,,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
       continue;

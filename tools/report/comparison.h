@@ -7,6 +7,7 @@
 
 #include "compiler/files/json.h"
 #include "schedules/compare.h"
+#include "schedules/front.h"
 
 namespace contraflow {
 
@@ -21,6 +22,21 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
 /// Of one comparison or several, one line a row: the same figures as in JSON, no ranks.
 std::string ComparisonCsvHeader();
 std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows);
+
+/// The front of time against memory as a table with bars.
+std::string FrontText(const CompareRequest& request, std::span<const FrontPoint> front,
+                      bool costs_given);
+/// "front" of `compare --pareto --json`: rows with "memory" and, of `auto`, "memory_limit".
+Json FrontToJson(const CompareRequest& request, std::span<const FrontPoint> front);
+
+/// What would help, beside the shortest row as things are.
+std::string VariationsText(const CompareRow& now, std::span<const Variation> variations);
+Json VariationsToJson(std::span<const Variation> variations);
+
+/// One row of `compare --json`: the object of `simulate --json`, or "rejected".
+Json RowToJson(const CompareRow& row, const CompareRequest& request);
+/// "1f1b", "auto (bidirectional)"
+std::string NameOf(const CompareRow& row);
 
 /// One comparison of several.
 struct Point {

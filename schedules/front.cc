@@ -1,0 +1,260 @@
+// What a step takes for more or less memory, and for lower costs.
+
+#include "schedules/front.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "schedules/compile.h"
+#include "schedules/published/rows.h"
+
+namespace contraflow {
+namespace {
+
+constexpr const char* kLimits[] = {"0.25x", "0.375x", "0.5x", "0.75x", "1x", "1.25x", "1.5x", "2x"};
+/// A search that has all of the memory there is needs no recompute.
+constexpr const char* kMostRecomputed = "1x";
+constexpr int kBudgetShare = 4;
+constexpr double kLess = 0.9, kMore = 1.1;
+
+Time Times(double factor, Time time) {
+  return static_cast<Time>(std::llround(static_cast<double>(time) * factor));
+}
+
+double MemoryOfRow(const CompareRow& row, const CompareRequest& request) {
+  if (CountsBytes(request.spec.costs)) return static_cast<double>(row.total.value_or(0));
+  return static_cast<double>(row.report->peak_activations()) * request.spec.ranks / row.stages;
+}
+
+class FrontSearch {
+ public:
+  FrontSearch(const CompareRequest& request, const std::function<void(std::string_view)>& started)
+      : request_(request), started_(started) {
+    request_.spec.search.budget /= kBudgetShare;
+    const CostModel& costs = request.spec.costs;
+    const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
+    recomputes_ = CountsBytes(costs) && input && !request.recomputes();
+  }
+
+  void Published() {
+    for (const Schedule* schedule : kPublishedSchedules) {
+      Offer(*schedule, request_);
+      if (recomputes_) Offer(*schedule, Recomputed(Recompute::Choice::kFull));
+    }
+  }
+
+  void Searched() {
+    Offer(kAuto, request_);
+    const std::optional<int64_t> most = LimitOf(request_.memory_limit);
+    for (const char* limit : kLimits) {
+      if (request_.control.stopped()) return;
+      if (most && *LimitOf(limit) >= *most) break;
+      CompareRequest limited = request_;
+      limited.memory_limit = limit;
+      Offer(kAuto, limited);
+      if (!recomputes_ || *LimitOf(limit) > *LimitOf(kMostRecomputed)) continue;
+      limited.spec.recompute.choice = Recompute::Choice::kAuto;
+      Offer(kAuto, limited);
+    }
+  }
+
+  std::vector<FrontPoint> Front() {
+    std::stable_sort(points_.begin(), points_.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.memory, a.row.makespan()) < std::pair(b.memory, b.row.makespan());
+    });
+    std::vector<FrontPoint> front;
+    for (FrontPoint& point : points_) {
+      if (!front.empty() && point.row.makespan() >= front.back().row.makespan()) continue;
+      front.push_back(std::move(point));
+    }
+    return front;
+  }
+
+ private:
+  CompareRequest Recomputed(Recompute::Choice choice) const {
+    CompareRequest request = request_;
+    request.spec.recompute.choice = choice;
+    return request;
+  }
+
+  std::optional<int64_t> LimitOf(const std::string& text) const {
+    if (text.empty()) return std::nullopt;
+    Spec spec = request_.spec;
+    spec.schedule = kOneFOneB.name;
+    if (!spec.partition) spec.partition = PartitionChoice();
+    return MemoryLimitOf(spec, text);
+  }
+
+  void Offer(const Schedule& schedule, const CompareRequest& request) {
+    if (started_) {
+      started_(std::string(schedule.name) +
+               (request.memory_limit.empty() ? "" : " at " + request.memory_limit));
+    }
+    CompareRow row = CompareSchedule(schedule, request);
+    if (!row.report || !row.fits) return;
+    const double memory = MemoryOfRow(row, request);
+    const bool searched = &schedule == &kAuto;
+    points_.push_back({std::move(row), memory, searched ? request.memory_limit : ""});
+  }
+
+  CompareRequest request_;
+  const std::function<void(std::string_view)>& started_;
+  bool recomputes_ = false;
+  std::vector<FrontPoint> points_;
+};
+
+/// A part gets shorter, and with it what it is a part of, which stays no shorter than any.
+void Lower(Time StageCost::*part, StageCost* cost) {
+  const Time less = cost->*part - Times(kLess, cost->*part);
+  cost->*part -= less;
+  if (part != &StageCost::f) cost->bw = std::max({cost->bw - less, cost->b, cost->w});
+  cost->fb = std::max({cost->fb - less, cost->f, cost->b, cost->w});
+}
+
+struct Varied {
+  const char* name;
+  Time StageCost::*part;  ///< null for what is not of stages
+  std::vector<Op> components;
+};
+
+const std::vector<Varied>& Costs() {
+  static const std::vector<Varied> kCosts = {
+      {"f", &StageCost::f, {Op::ATTN_F, Op::MLP_F}},
+      {"b", &StageCost::b, {Op::ATTN_B, Op::MLP_B}},
+      {"w", &StageCost::w, {Op::ATTN_W, Op::MLP_W}},
+      {"all-to-all", nullptr, {Op::DISPATCH_F, Op::COMBINE_F, Op::COMBINE_B, Op::DISPATCH_B}}};
+  return kCosts;
+}
+
+void Lower(const Varied& varied, MoeCost* moe) {
+  for (const ComponentCost& component : kComponentCosts) {
+    if (std::ranges::count(varied.components, component.op) == 0) continue;
+    for (Time& time : moe->*component.times) time = Times(kLess, time);
+  }
+}
+
+/// False where there is nothing of it.
+bool LowerCost(const Varied& varied, CostModel* costs) {
+  bool any = false;
+  if (costs->moe) {
+    Lower(varied, &*costs->moe);
+    any = true;
+    // Chunk costs that followed from the components follow again.
+    if (costs->derived) costs->stages.clear();
+  }
+  for (LayerCost& layer : costs->layers) {
+    if (layer.moe) {
+      Lower(varied, &*layer.moe);
+    } else if (varied.part != nullptr) {
+      Lower(varied.part, &layer.cost);
+    }
+    any = any || layer.moe || varied.part != nullptr;
+  }
+  if (varied.part == nullptr) return any;
+  for (StageCost& stage : costs->stages) Lower(varied.part, &stage);
+  return any || !costs->stages.empty();
+}
+
+bool LowerComm(CommCost* comm) {
+  if (comm->latency == 0 && comm->occupancy == 0) return false;
+  comm->latency = Times(kLess, comm->latency);
+  comm->occupancy = Times(kLess, comm->occupancy);
+  comm->bandwidth /= kLess;
+  return true;
+}
+
+bool RaiseMemory(CompareRequest* request) {
+  std::string& limit = request->memory_limit;
+  if (request->spec.device_memory) {
+    request->spec.device_memory = Times(kMore, *request->spec.device_memory);
+  }
+  for (RankCost& rank : request->spec.costs.ranks) {
+    if (!rank.memory_bytes) continue;
+    rank.memory_bytes = Times(kMore, *rank.memory_bytes);
+  }
+  if (limit.empty()) return !DevicesOf(request->spec).empty();
+  if (limit.back() == 'x') {
+    double times = 0;
+    std::from_chars(limit.data(), limit.data() + limit.size() - 1, times);
+    char buffer[64];
+    const auto end =
+        std::to_chars(buffer, buffer + sizeof buffer, times * kMore, std::chars_format::fixed, 6);
+    limit = std::string(buffer, end.ptr) + "x";
+  } else {
+    limit = std::to_string(Times(kMore, ParseBytes(limit, "`memory_limit`")));
+  }
+  return true;
+}
+
+/// The request with this changed; nothing where it has none of it.
+std::optional<CompareRequest> With(const std::string& name, const CompareRequest& request) {
+  CompareRequest changed = request;
+  if (name == "comm")
+    return LowerComm(&changed.spec.costs.comm) ? std::optional(changed) : std::nullopt;
+  if (name == "memory") return RaiseMemory(&changed) ? std::optional(changed) : std::nullopt;
+  const auto cost = std::ranges::find_if(Costs(), [&](const Varied& v) { return v.name == name; });
+  CF_ASSERT(cost != Costs().end());
+  return LowerCost(*cost, &changed.spec.costs) ? std::optional(changed) : std::nullopt;
+}
+
+}  // namespace
+
+std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
+                                    const std::function<void(std::string_view)>& started) {
+  FrontSearch search(request, started);
+  search.Published();
+  if (!request.no_auto) search.Searched();
+  return search.Front();
+}
+
+const CompareRow* Shortest(std::span<const CompareRow> rows) {
+  const CompareRow* shortest = nullptr;
+  for (const CompareRow& row : rows) {
+    if (!row.report || !row.fits) continue;
+    if (shortest == nullptr || row.makespan() < shortest->makespan()) shortest = &row;
+  }
+  return shortest;
+}
+
+std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now,
+                            const std::vector<std::string>& names,
+                            const std::function<void(std::string_view)>& started) {
+  std::vector<std::string> known = {"comm", "memory"};
+  for (const Varied& cost : Costs()) known.emplace_back(cost.name);
+  std::vector<std::pair<std::string, CompareRequest>> changed;
+  for (const std::string& name : names.empty() ? known : names) {
+    if (std::ranges::count(known, name) == 0) {
+      throw Error("`vary`: there is no \"" + name.substr(0, 64) + "\"" + DidYouMean(name, known) +
+                  "; give some of f, b, w, comm, all-to-all and memory");
+    }
+    std::optional<CompareRequest> with = With(name, request);
+    if (!with && !names.empty()) {
+      throw Error("`vary` " + name + ": " +
+                  (name == "memory" ? "no memory limit is given" : "the costs have none"));
+    }
+    if (with) changed.emplace_back(name, std::move(*with));
+  }
+  std::vector<Variation> variations;
+  for (auto& [name, with] : changed) {
+    if (started) started(name);
+    with.keep_plans = false;
+    const std::vector<CompareRow> rows = Compare(with);
+    // What fits now fits then.
+    const CompareRow* const best = Shortest(rows);
+    const CompareRow& row = best != nullptr && best->makespan() < now.makespan() ? *best : now;
+    const auto before = static_cast<double>(now.makespan());
+    const double gain = before > 0 ? (before - static_cast<double>(row.makespan())) / before : 0;
+    variations.push_back({name, row, gain});
+    if (request.control.stopped()) break;
+  }
+  std::stable_sort(variations.begin(), variations.end(),
+                   [](const auto& a, const auto& b) { return a.gain > b.gain; });
+  return variations;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "schedules/compare.h"
+
+namespace contraflow {
+
+/// A way to run a model: how long a step takes, and what the fullest rank holds.
+struct FrontPoint {
+  CompareRow row;
+  /// Bytes of all that the fullest rank holds or, where the costs do not say what activations take,
+  /// the most activations of a whole rank's layers.
+  double memory = 0;
+  std::string memory_limit = {};  ///< that `auto` was given, as "0.5x"; "" for none
+};
+
+/// The ways to run the model of a request of which none is both shorter and smaller: of all
+/// published schedules and of `auto` at limits from 0.25x to 2x (within the request's own), each
+/// with and without recompute where the costs say what that holds. By memory, the smallest first.
+/// `auto` has a quarter of the request's budget for each. Calls `started` with what comes next.
+std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
+                                    const std::function<void(std::string_view)>& started = {});
+
+/// What a step would take if one cost were a tenth lower, or the memory a tenth more.
+struct Variation {
+  std::string name;  ///< "f" "b" "w" "comm" "all-to-all" "memory"
+  CompareRow row;    ///< the shortest that then fits
+  double gain = 0;   ///< by how much that is shorter than the shortest now, as a ratio
+};
+
+/// Of these names (of all that the request has, for none), the one that helps most first. `now` is
+/// the shortest row of the request as it is. Throws Error for a name that there is not, or that the
+/// request has nothing of.
+std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now,
+                            const std::vector<std::string>& names,
+                            const std::function<void(std::string_view)>& started = {});
+
+/// The shortest of the rows that fit; null where none does.
+const CompareRow* Shortest(std::span<const CompareRow> rows);
+
+}  // namespace contraflow

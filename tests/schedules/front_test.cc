@@ -1,0 +1,162 @@
+// The front of time against memory, what would help, and what is advised about two copies.
+
+#include "schedules/front.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "compiler/plan/error.h"
+#include "compiler/verify/verify.h"
+#include "schedules/compare.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow::front_test {
+namespace {
+
+CompareRequest RandomRequest(std::mt19937_64* random) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(*random);
+  };
+  const int ranks = 2 * draw(1, 2);
+  CompareRequest request;
+  request.spec = MakeSpec("", ranks, 2 * ranks + draw(0, 3), {});
+  CostModel& costs = request.spec.costs;
+  costs = UniformCosts(2 * draw(20, 90), 2 * draw(20, 90), 2 * draw(20, 90), draw(0, 9));
+  if (draw(0, 1) == 0) {
+    costs.memory = {.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {3000}};
+    costs.memory->input_bytes = 100;
+  }
+  request.spec.search.placement = Placement::kAny;
+  request.spec.search.budget = 4'000'000;
+  return request;
+}
+
+}  // namespace
+
+TEST_SUITE("property") {
+  TEST_CASE("no schedule is both shorter and smaller than a point of the front") {
+    std::mt19937_64 random(9);
+    int points = 0, recomputed = 0;
+    for (int round = 0; round < 6; ++round) {
+      CompareRequest request = RandomRequest(&random);
+      const std::vector<FrontPoint> front = ParetoFront(request);
+      REQUIRE(!front.empty());
+      for (size_t i = 1; i < front.size(); ++i) {
+        CHECK(front[i - 1].memory < front[i].memory);
+        CHECK(front[i - 1].row.makespan() > front[i].row.makespan());
+      }
+      const bool bytes = request.spec.costs.memory.has_value();
+      request.no_auto = true;
+      for (const CompareRow& row : Compare(request)) {
+        if (!row.report) continue;
+        const double memory = bytes ? static_cast<double>(*row.total)
+                                    : static_cast<double>(row.report->peak_activations()) *
+                                          request.spec.ranks / row.stages;
+        CAPTURE(row.schedule);
+        CHECK(std::any_of(front.begin(), front.end(), [&](const FrontPoint& point) {
+          return point.memory <= memory && point.row.makespan() <= row.makespan();
+        }));
+      }
+      points += static_cast<int>(front.size());
+      for (const FrontPoint& point : front) recomputed += !point.row.recomputed.empty();
+    }
+    CHECK(points > 12);
+    CHECK(recomputed > 2);
+  }
+
+  TEST_CASE("what would help is what a comparison with that cost says") {
+    std::mt19937_64 random(10);
+    for (int round = 0; round < 4; ++round) {
+      CompareRequest request = RandomRequest(&random);
+      request.spec.costs.comm.latency = 10;
+      request.memory_limit = "1x";
+      const std::vector<CompareRow> rows = Compare(request);
+      const CompareRow* const now = Shortest(rows);
+      REQUIRE(now != nullptr);
+      const std::vector<Variation> all = Vary(request, *now, {});
+      CHECK(all.size() == 5);  // no all-to-all
+      for (const Variation& variation : all) {
+        CAPTURE(variation.name);
+        CHECK(variation.gain >= 0);
+        CHECK(variation.row.makespan() <= now->makespan());
+        if (variation.name == "b") CHECK(variation.gain > 0);
+      }
+      CHECK(std::is_sorted(all.begin(), all.end(),
+                           [](const auto& a, const auto& b) { return a.gain > b.gain; }));
+      CompareRequest cheaper = request;
+      StageCost& stage = cheaper.spec.costs.stages.front();
+      const Time less = stage.f - static_cast<Time>(static_cast<double>(stage.f) * 0.9 + 0.5);
+      stage.f -= less;
+      stage.fb -= less;
+      const std::vector<CompareRow> then = Compare(cheaper);
+      const auto f =
+          std::find_if(all.begin(), all.end(), [](const auto& v) { return v.name == "f"; });
+      REQUIRE(f != all.end());
+      CHECK(f->row.makespan() == std::min(now->makespan(), Shortest(then)->makespan()));
+    }
+  }
+
+  TEST_CASE("two copies of the parameters are advised for more than a hundredth only") {
+    std::mt19937_64 random(11);
+    int twice = 0, once = 0;
+    for (int round = 0; round < 24; ++round) {
+      CompareRequest request = RandomRequest(&random);
+      request.single_too = true;
+      const std::vector<CompareRow> rows = Compare(request);
+      const Advice advice = Advise(rows);
+      REQUIRE(advice.row != nullptr);
+      Time least = std::numeric_limits<Time>::max();
+      for (const CompareRow& row : rows) {
+        if (row.report && !row.twice) least = std::min(least, row.makespan());
+      }
+      if (rows.back().twice) {
+        ++once;
+        CHECK(rows[rows.size() - 2].schedule == "auto");
+        CHECK_FALSE(rows[rows.size() - 2].twice);
+      }
+      if (!advice.row->twice) continue;
+      ++twice;
+      CHECK(static_cast<double>(advice.row->makespan()) < static_cast<double>(least) * 0.9999);
+      CHECK(static_cast<double>(Shortest(rows)->makespan()) < static_cast<double>(least) * 0.99);
+    }
+    CHECK(once > 3);
+    MESSAGE(twice << " of 24 with two copies, " << once << " where `any` had them");
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("what there is nothing of cannot vary") {
+    CompareRequest request;
+    request.spec = MakeSpec("", 2, 4, UniformCosts(10, 10, 10));
+    request.no_auto = true;
+    const std::vector<CompareRow> rows = Compare(request);
+    const CompareRow& now = *Shortest(rows);
+    const auto failure = [&](const char* name) {
+      return Failure([&] { Vary(request, now, {name}); });
+    };
+    CHECK(failure("comm") == "`vary` comm: the costs have none");
+    CHECK(failure("all-to-all") == "`vary` all-to-all: the costs have none");
+    CHECK(failure("memory") == "`vary` memory: no memory limit is given");
+    CHECK(failure("com") ==
+          "`vary`: there is no \"com\" (did you mean \"comm\"?); give some of f, b, w, comm, "
+          "all-to-all and memory");
+  }
+
+  TEST_CASE("plans are kept where that is asked for") {
+    CompareRequest request;
+    request.spec = MakeSpec("", 2, 4, UniformCosts(10, 10, 10));
+    request.spec.search.budget = 1'000'000;
+    for (const CompareRow& row : Compare(request)) CHECK_FALSE(row.plan);
+    request.keep_plans = true;
+    const std::vector<CompareRow> rows = Compare(request);
+    const Advice advice = Advise(rows);
+    REQUIRE(advice.row->plan);
+    CHECK(Verify(*advice.row->plan).empty());
+  }
+}
+
+}  // namespace contraflow::front_test

@@ -108,6 +108,7 @@ void HostBackend::BeginStep(int step) {
 }
 
 void HostBackend::Compute(const Instruction& instruction) {
+  if (parts_) parts_->Begin();
   walk_.Each(instruction, [&](const Instruction& component) { Run(component); });
 }
 
@@ -139,8 +140,17 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
   const int layer = i.layer;
   const bool again = IsRecompute(i.op);
   const Op op = Repeated(i.op);
+  const int first = LayersOfStage(model_, i.stage, stages_).first;
+  const auto ended = [&](int of_model, Op what) {
+    if (parts_ && !again) parts_->End({of_model, what});
+  };
+  const bool head = stage->HasHead(layer);
   if (op == Op::ATTN_F) {
-    const int dropped = stage->AttentionForward(layer, Draw(i), v);
+    if (stage->HasEmbedding(layer)) {
+      stage->Embed(Draw(i), v);
+      ended(ModelPart::kEmbedding, Op::F);
+    }
+    const int dropped = stage->AttentionForward(layer, v);
     if (!again) dropped_ += dropped;
   } else if (op == Op::DISPATCH_F) {
     exchange_.Run(i, v);
@@ -150,18 +160,22 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
     exchange_.Run(i, v);
     // What the next stage was sent is not made again.
     if (again && v.z == nullptr) return;
-    const float loss = stage->CombineForward(layer, Draw(i), v);
-    if (again || !stage->HasHead(layer)) return;
-    if (!AllFinite({&loss, 1})) FailNotFinite("the loss of micro-batch", i.microbatch);
-    losses_.emplace_back(i.microbatch, loss);
+    stage->CombineForward(v);
   } else if (op == Op::COMBINE_B) {
-    stage->CombineBackward(layer, Draw(i), loss_scale_, v);
+    if (head) {
+      stage->HeadBackward(Draw(i), loss_scale_, v);
+      ended(model_.layers, Op::B);
+    }
+    stage->CombineBackward(v);
     exchange_.Run(i, v);
   } else if (op == Op::MLP_B) {
     stage->ExpertsBackward(layer, v);
   } else if (op == Op::MLP_W) {
+    if (head) {
+      stage->HeadWeight(v, stage->dense_gradients().data());
+      ended(model_.layers, Op::W);
+    }
     stage->ExpertsWeight(layer, v, stage->expert_gradients().data());
-    if (stage->HasHead(layer)) stage->HeadWeight(v, stage->dense_gradients().data());
   } else if (op == Op::DISPATCH_B) {
     exchange_.Run(i, v);
     stage->DispatchBackward(v);
@@ -169,7 +183,18 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
     stage->AttentionBackward(layer, loss_scale_, v);
   } else {
     CF_ASSERT(op == Op::ATTN_W);
-    stage->AttentionWeight(layer, Draw(i), v, stage->dense_gradients().data());
+    stage->AttentionWeight(layer, v, stage->dense_gradients().data());
+  }
+  ended(first + layer, op);
+  if (op == Op::COMBINE_F && head) {
+    const float loss = stage->HeadForward(Draw(i), v);
+    ended(model_.layers, Op::F);
+    if (again) return;
+    if (!AllFinite({&loss, 1})) FailNotFinite("the loss of micro-batch", i.microbatch);
+    losses_.emplace_back(i.microbatch, loss);
+  } else if (op == Op::ATTN_W && stage->HasEmbedding(layer)) {
+    stage->EmbeddingWeight(Draw(i), v, stage->dense_gradients().data());
+    ended(ModelPart::kEmbedding, Op::W);
   }
 }
 

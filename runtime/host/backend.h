@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "compiler/plan/instruction.h"
 #include "compiler/plan/plan.h"
 #include "runtime/core/executor.h"
+#include "runtime/core/part_times.h"
 #include "runtime/core/transport.h"
 #include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"
@@ -87,6 +89,7 @@ class HostBackend : public Backend, public StageHolder {
   const std::array<int64_t, kArenaCount>& arena_bytes() const override {
     return places_.arena_bytes();
   }
+  PartTimes* MeasureParts() override { return parts_ ? &*parts_ : &parts_.emplace(); }
 
  private:
   void Run(const Instruction& component);
@@ -114,6 +117,7 @@ class HostBackend : public Backend, public StageHolder {
   std::pair<int, int> drawn_;                     // its step, or batch, and number
   int batch_ = 0;
   std::map<std::string, double> squares_;
+  std::optional<PartTimes> parts_;
   std::vector<Stage*> stepping_;
   int64_t dropped_ = 0;
   int step_ = 0;

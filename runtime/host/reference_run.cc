@@ -98,15 +98,16 @@ std::vector<T> WholeModel<T>::Forward(std::span<const MicroBatch> micros, const 
     const Layer& layer = layers_[static_cast<size_t>(l)];
     for (size_t m = 0; m < micros.size(); ++m) {
       const LayerViews<T>& v = layer.members[m];
-      stage_.AttentionForward(l, micros[m], v);
+      if (stage_.HasEmbedding(l)) stage_.Embed(micros[m], v);
+      stage_.AttentionForward(l, v);
       balance_ += RouterBalance(v.router, v.expert, alone_.tokens, alone_.experts, alone_.top_k);
       if (routed) routed(l, static_cast<int>(m), v);
     }
     Route(layer);
     stage_.ExpertsForward(l, layer.experts);
     for (size_t m = 0; m < micros.size(); ++m) {
-      const T loss = stage_.CombineForward(l, micros[m], layer.members[m]);
-      if (stage_.HasHead(l)) losses.push_back(loss);
+      stage_.CombineForward(layer.members[m]);
+      if (stage_.HasHead(l)) losses.push_back(stage_.HeadForward(micros[m], layer.members[m]));
     }
   }
   return losses;
@@ -117,7 +118,9 @@ void WholeModel<T>::BackwardInput(T loss_scale) {
   for (int l = stage_.layers(); l-- > 0;) {
     const Layer& layer = layers_[static_cast<size_t>(l)];
     for (size_t m = 0; m < micros_.size(); ++m) {
-      stage_.CombineBackward(l, micros_[m], loss_scale, layer.members[m]);
+      const LayerViews<T>& v = layer.members[m];
+      if (stage_.HasHead(l)) stage_.HeadBackward(micros_[m], loss_scale, v);
+      stage_.CombineBackward(v);
     }
     stage_.ExpertsBackward(l, layer.experts);
     for (const LayerViews<T>& v : layer.members) {
@@ -135,7 +138,8 @@ void WholeModel<T>::BackwardWeight(LayerRange layers, std::span<T* const> dense,
     stage_.ExpertsWeight(l, layer.experts, experts);
     for (size_t m = 0; m < dense.size(); ++m) {
       if (stage_.HasHead(l)) stage_.HeadWeight(layer.members[m], dense[m]);
-      stage_.AttentionWeight(l, micros_[m], layer.members[m], dense[m]);
+      stage_.AttentionWeight(l, layer.members[m], dense[m]);
+      if (stage_.HasEmbedding(l)) stage_.EmbeddingWeight(micros_[m], layer.members[m], dense[m]);
     }
   }
 }

@@ -53,17 +53,19 @@ void BasicStage<T>::CheckTokens(const std::vector<int32_t>& tokens) const {
                         [&](int32_t t) { return t >= 0 && t < model_.vocabulary; }));
 }
 
+template <typename T>
+void BasicStage<T>::Embed(const MicroBatch& micro, const LayerViews<T>& v) const {
+  CheckTokens(micro.tokens);
+  EmbeddingForward(micro.tokens.data(), dense() + layout_.embedding, shape_.tokens, shape_.width,
+                   v.x);
+}
+
 // x -> norm -> qkv -> rope -> attention -> output projection -> + x = y
 // y -> norm -> router, sort by expert
 template <typename T>
-int BasicStage<T>::AttentionForward(int layer, const MicroBatch& micro,
-                                    const LayerViews<T>& v) const {
+int BasicStage<T>::AttentionForward(int layer, const LayerViews<T>& v) const {
   const LayerShape& n = shape_;
   const LayerOffsets& o = At(layer);
-  if (HasEmbedding(layer)) {
-    CheckTokens(micro.tokens);
-    EmbeddingForward(micro.tokens.data(), dense() + layout_.embedding, n.tokens, n.width, v.x);
-  }
   RmsNormForward(v.x, dense() + o.attention_norm, n.tokens, n.width, v.attention_rstd,
                  v.attention_xn);
   LinearForward(v.attention_xn, dense() + o.qkv, n.tokens, n.width, 3 * n.width, v.qkv);
@@ -89,10 +91,14 @@ void BasicStage<T>::ExpertsForward(int layer, const LayerViews<T>& v) const {
 }
 
 template <typename T>
-T BasicStage<T>::CombineForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const {
+void BasicStage<T>::CombineForward(const LayerViews<T>& v) const {
   const LayerShape& n = shape_;
   contraflow::CombineForward(v.y, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width, v.z);
-  if (!HasHead(layer)) return 0;
+}
+
+template <typename T>
+T BasicStage<T>::HeadForward(const MicroBatch& micro, const LayerViews<T>& v) const {
+  const LayerShape& n = shape_;
   CheckTokens(micro.targets);
   RmsNormForward(v.z, dense() + layout_.final_norm, n.tokens, n.width, v.final_rstd, v.final_xn);
   LinearForward(v.final_xn, dense() + layout_.head, n.tokens, n.width, n.vocabulary, v.logits);
@@ -100,18 +106,21 @@ T BasicStage<T>::CombineForward(int layer, const MicroBatch& micro, const LayerV
 }
 
 template <typename T>
-void BasicStage<T>::CombineBackward(int layer, const MicroBatch& micro, T loss_scale,
-                                    const LayerViews<T>& v) const {
+void BasicStage<T>::HeadBackward(const MicroBatch& micro, T loss_scale,
+                                 const LayerViews<T>& v) const {
   const LayerShape& n = shape_;
-  if (HasHead(layer)) {
-    CrossEntropyBackwardInput(micro.targets.data(), loss_scale, n.tokens, n.vocabulary, v.logits);
-    LinearBackwardInput(v.logits, dense() + layout_.head, n.tokens, n.width, n.vocabulary,
-                        v.dfinal_xn);
-    // Nothing runs past the final norm, so there is no residual gradient to join.
-    std::fill_n(v.dz, static_cast<ptrdiff_t>(n.tokens) * n.width, T{0});
-    RmsNormBackwardInput(v.z, dense() + layout_.final_norm, v.final_rstd, v.dfinal_xn, v.dz,
-                         n.tokens, n.width, v.dz);
-  }
+  CrossEntropyBackwardInput(micro.targets.data(), loss_scale, n.tokens, n.vocabulary, v.logits);
+  LinearBackwardInput(v.logits, dense() + layout_.head, n.tokens, n.width, n.vocabulary,
+                      v.dfinal_xn);
+  // Nothing runs past the final norm, so there is no residual gradient to join.
+  std::fill_n(v.dz, static_cast<ptrdiff_t>(n.tokens) * n.width, T{0});
+  RmsNormBackwardInput(v.z, dense() + layout_.final_norm, v.final_rstd, v.dfinal_xn, v.dz, n.tokens,
+                       n.width, v.dz);
+}
+
+template <typename T>
+void BasicStage<T>::CombineBackward(const LayerViews<T>& v) const {
+  const LayerShape& n = shape_;
   // Rows that no token took are sent all the same.
   if (n.capacity > 0) std::fill_n(v.dcombined, static_cast<ptrdiff_t>(n.sent_rows) * n.width, T{0});
   CombineBackwardInput(v.dz, v.combined, v.row_of, v.weight, n.tokens, n.top_k, n.width,
@@ -159,8 +168,7 @@ void BasicStage<T>::ExpertsWeight(int layer, const LayerViews<T>& v, T* experts)
 }
 
 template <typename T>
-void BasicStage<T>::AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v,
-                                    T* dense) const {
+void BasicStage<T>::AttentionWeight(int layer, const LayerViews<T>& v, T* dense) const {
   const LayerShape& n = shape_;
   const LayerOffsets& o = At(layer);
   LinearBackwardWeight(v.expert_xn, v.dlogits, n.tokens, n.width, n.experts, dense + o.router);
@@ -169,8 +177,13 @@ void BasicStage<T>::AttentionWeight(int layer, const MicroBatch& micro, const La
   LinearBackwardWeight(v.attention_xn, v.dqkv, n.tokens, n.width, 3 * n.width, dense + o.qkv);
   RmsNormBackwardWeight(v.x, v.attention_rstd, v.dattention_xn, n.tokens, n.width,
                         dense + o.attention_norm);
-  if (!HasEmbedding(layer)) return;
-  EmbeddingBackwardWeight(micro.tokens.data(), v.dx, n.tokens, n.width, dense + layout_.embedding);
+}
+
+template <typename T>
+void BasicStage<T>::EmbeddingWeight(const MicroBatch& micro, const LayerViews<T>& v,
+                                    T* dense) const {
+  EmbeddingBackwardWeight(micro.tokens.data(), v.dx, shape_.tokens, shape_.width,
+                          dense + layout_.embedding);
 }
 
 template <typename T>

@@ -19,6 +19,7 @@ namespace contraflow {
 
 struct Dataset;
 struct StateBlock;
+class PartTimes;
 
 /// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
 struct MicroBatch {
@@ -30,10 +31,9 @@ struct MicroBatch {
 /// before the first layer of stage 0 and the head behind the last one of the last stage. The
 /// exchanges between the tokens' devices and the experts' (DISPATCH_F all of it; COMBINE_F and
 /// DISPATCH_B before, COMBINE_B behind what is here) are not its business (runtime/host/backend.h).
-/// `layer` counts inside the stage; `micro` is read by the embedding and the head only. Not thread
-/// safe; no hidden global state; the same inputs give the same bits, whichever thread or device
-/// runs it. The runtime uses float; double is for the proof that the gradients are those of the
-/// loss, by finite differences.
+/// `layer` counts inside the stage. Not thread safe; no hidden global state; the same inputs give
+/// the same bits, whichever thread or device runs it. The runtime uses float; double is for the
+/// proof that the gradients are those of the loss, by finite differences.
 template <typename T>
 class BasicStage {
  public:
@@ -45,18 +45,23 @@ class BasicStage {
   BasicStage(const BasicStage&) = delete;
   BasicStage& operator=(const BasicStage&) = delete;
 
+  /// The embedding's part of ATTN_F of the first layer, before the attention: the tokens to x.
+  void Embed(const MicroBatch& micro, const LayerViews<T>& v) const;
   /// ATTN_F: x to y, and the tokens' rows for the experts. Returns how many (token, expert) pairs
   /// got no row.
-  int AttentionForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const;
+  int AttentionForward(int layer, const LayerViews<T>& v) const;
   /// MLP_F: rows to expert_out.
   void ExpertsForward(int layer, const LayerViews<T>& v) const;
-  /// COMBINE_F, behind its exchange: combined and y to z. With the head, returns the mean
-  /// cross-entropy of the micro-batch, else 0.
-  T CombineForward(int layer, const MicroBatch& micro, const LayerViews<T>& v) const;
-  /// COMBINE_B, before its exchange: dz to dcombined and dweight. The head makes dz, the gradient
-  /// of `loss_scale` times its loss.
-  void CombineBackward(int layer, const MicroBatch& micro, T loss_scale,
-                       const LayerViews<T>& v) const;
+  /// COMBINE_F, behind its exchange: combined and y to z.
+  void CombineForward(const LayerViews<T>& v) const;
+  /// The head's part of COMBINE_F of the last layer, behind it: returns the mean cross-entropy of
+  /// the micro-batch.
+  T HeadForward(const MicroBatch& micro, const LayerViews<T>& v) const;
+  /// The head's part of COMBINE_B of the last layer, before it: makes dz, the gradient of
+  /// `loss_scale` times the loss.
+  void HeadBackward(const MicroBatch& micro, T loss_scale, const LayerViews<T>& v) const;
+  /// COMBINE_B, before its exchange: dz to dcombined and dweight.
+  void CombineBackward(const LayerViews<T>& v) const;
   /// MLP_B: drows to dsorted.
   void ExpertsBackward(int layer, const LayerViews<T>& v) const;
   /// DISPATCH_B, behind its exchange: ddispatched to dexpert.
@@ -68,7 +73,9 @@ class BasicStage {
   /// The head's part of MLP_W of the last layer: adds to gradients laid out as dense_gradients().
   void HeadWeight(const LayerViews<T>& v, T* dense) const;
   /// ATTN_W.
-  void AttentionWeight(int layer, const MicroBatch& micro, const LayerViews<T>& v, T* dense) const;
+  void AttentionWeight(int layer, const LayerViews<T>& v, T* dense) const;
+  /// The embedding's part of ATTN_W of the first layer, behind it.
+  void EmbeddingWeight(const MicroBatch& micro, const LayerViews<T>& v, T* dense) const;
 
   void ZeroGradients() { std::fill(gradients_.begin(), gradients_.end(), T{0}); }
   /// Sets the sum of the squares of each block's gradients, by name.
@@ -128,6 +135,9 @@ class StageHolder {
   virtual void ReadText(const Dataset* /*text*/, int /*batch*/) {
     throw Error("validation is for the CPU only; leave out `validation`");
   }
+  /// From the next step on it measures how long the parts of the model take, too. Returns the
+  /// times, which live as long as the holder; null: it cannot tell.
+  virtual PartTimes* MeasureParts() { return nullptr; }
   /// Bytes that it has allocated for each arena.
   virtual const std::array<int64_t, kArenaCount>& arena_bytes() const = 0;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <numeric>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -249,7 +250,29 @@ int64_t MostExpertRows(const Model& model, int members, int local_experts) {
   return int64_t{members} * model.sequence * model.batch * std::min(model.top_k, local_experts);
 }
 
+Partition PartitionOf(const Model& model, const Partition& planned) {
+  const int64_t sum = std::accumulate(planned.begin(), planned.end(), int64_t{0});
+  if (planned.empty() || sum == model.layers) return planned;
+  if (sum != int64_t{model.layers} + 2) return {};
+  Partition layers = planned;
+  --layers.front();
+  --layers.back();
+  const bool head = layers.back() < 1;
+  if (head || layers.front() < 1) {
+    throw Error("stage " + std::to_string(head ? planned.size() - 1 : 0) + " of the plan has the " +
+                (head ? "head" : "embedding") +
+                " alone, and contraflow-run computes them with a layer of the model; compile it "
+                "for fewer stages, or with a `partition` whose ends have more");
+  }
+  return layers;
+}
+
 LayerRange LayersOfStage(const Model& model, int stage, int stages) {
+  if (std::cmp_equal(model.partition.size(), stages)) {
+    const auto begin = model.partition.begin();
+    const int first = std::accumulate(begin, begin + stage, 0);
+    return {first, first + model.partition[static_cast<size_t>(stage)]};
+  }
   const int each = model.layers / stages, more = model.layers % stages;
   const int first = stage * each + std::min(stage, more);
   return {first, first + each + (stage < more ? 1 : 0)};

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "compiler/plan/cost.h"
+
 namespace contraflow {
 
 inline constexpr double kLeastCapacity = 0.01, kMostCapacity = 64, kMostClip = 65536;
@@ -38,6 +40,8 @@ struct Model {
   /// gradient is added; the loss that is reported is without it.
   float balance_loss = 0;
   bool renormalise_top_k = false;  ///< a token's weights of its experts sum to 1
+  /// Layers of each stage, for plans of so many stages; empty: LayersOfStage. Not of a model file.
+  Partition partition = {};
 
   bool operator==(const Model&) const = default;
   int tokens() const { return sequence * batch; }
@@ -59,6 +63,12 @@ Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
 /// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/gpu/views.h.)
 Model FitModel(Model model, int stages, int layers = 0, int members = 1);
 
+/// The layers of a fitted model in each stage of a plan that says how many layers its stages were
+/// made of: those of the model, or these with the embedding before and the head behind them, as
+/// costs list them. Empty, as for LayersOfStage, if the plan does not say so or is about other
+/// layers. Throws Error, with the remedy, if a stage would have the embedding or the head alone.
+Partition PartitionOf(const Model& model, const Partition& planned);
+
 /// Of the optimizer in a step; steps count from 1.
 double LearningRate(const Model& model, int step);
 
@@ -67,7 +77,8 @@ int64_t Capacity(const Model& model);
 /// Most rows that `local_experts` experts get of all `members` devices together.
 int64_t MostExpertRows(const Model& model, int members, int local_experts);
 
-/// Layers [first, last) of a stage: as even as possible, earlier stages get the remainder.
+/// Layers [first, last) of a stage: as the model's partition says or, without one for so many
+/// stages, as even as possible; then earlier stages get the remainder.
 struct LayerRange {
   int first, last;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 
 namespace contraflow {
@@ -58,6 +59,17 @@ class LayerStages {
   std::vector<Sums> sums_;
   std::map<std::vector<int>, StageCost> known_;  // by the kinds of the layers
 };
+
+/// Costs with the stages of a plan in place of the layers: by the plan's own partition, else an
+/// even one; for a plan of components as AlikeStages has it. Throws Error if the layers are not
+/// those that the plan was made for.
+CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overlap);
+
+/// Costs with so many stages in place of the layers, for a plan of components, whose stages are
+/// alike: as many layers with components in each, and what the layers before and behind those take
+/// (embedding, head) spread over all stages. Throws Error unless the layers with components are
+/// alike and divide.
+CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap);
 
 /// Why the layers cannot become so many stages as the choice says, or "".
 std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages);

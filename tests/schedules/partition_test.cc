@@ -435,6 +435,81 @@ TEST_SUITE("unit") {
     CHECK(refused > 50);
   }
 
+  TEST_CASE("costs by layer take the stages of a plan that exists") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.stages.clear();
+    const auto layer = [](const char* name, int repeat, Time f) {
+      LayerCost cost;
+      cost.name = name;
+      cost.repeat = repeat;
+      cost.cost = {.f = f, .b = f, .w = f, .bw = 2 * f, .fb = 3 * f};
+      return cost;
+    };
+    costs.layers = {layer("embedding", 1, 1), layer("block", 4, 10), layer("head", 1, 5)};
+    Spec spec = MakeSpec("1f1b", 2, 4, costs);
+    spec.partition = {.kind = PartitionChoice::Kind::kList, .layers = {4, 2}};
+    Plan plan = Compile(spec);
+    CHECK(StagesForPlan(costs, plan, Overlap::kAll) == *plan.costs);
+    CostModel unlike = costs;
+    unlike.ranks = {{.speed = 1}, {.speed = 0.5}};
+    spec.costs = unlike;
+    plan = Compile(spec);
+    CHECK(OnRanks(StagesForPlan(unlike, plan, Overlap::kAll), plan) == *plan.costs);
+    // Of a plan that says nothing about layers.
+    const Plan other = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
+    CostModel even = StagesForPlan(costs, other, Overlap::kAll);
+    CHECK(even.partition == Partition{3, 3});
+    CHECK(even.stages[1].f == 25);
+    costs.layers[1].repeat = 3;
+    CHECK(Failure([&] { StagesForPlan(costs, plan, Overlap::kAll); }) ==
+          "the plan was made for 6 layers, and the costs have 5; give the costs of the model that "
+          "the plan was compiled for");
+    costs.layers.resize(1);
+    CHECK(Failure([&] { StagesForPlan(costs, other, Overlap::kAll); }) ==
+          "the plan has 2 stages, and the costs have 1 layer; give costs with at least one for "
+          "each stage");
+  }
+
+  TEST_CASE("layers with components become stages alike for a plan of components") {
+    CostModel costs = ReadCosts(R"({"unit": "us", "layers": [
+      {"name": "embedding", "f": 2, "b": 0, "w": 4, "parameter_bytes": 100, "step": 8},
+      {"name": "block", "repeat": 4, "parameter_bytes": 10, "output_bytes": 64, "step": 1,
+       "moe": {"attn_f": 1, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1,
+               "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1}},
+      {"name": "head", "f": 6, "b": 8, "w": 10, "parameter_bytes": 200}]})",
+                                "c.json");
+    const CostModel made = AlikeStages(costs, 2, Overlap::kAll);
+    CHECK(made.layers.empty());
+    CHECK(made.partition.empty());
+    REQUIRE(made.moe);
+    CHECK(made.moe->layers_per_stage == 2);
+    CHECK(made.moe->attn_f == std::vector<Time>{1'000, 5'000});  // half of 2 + 6
+    CHECK(made.moe->attn_b == std::vector<Time>{1'000, 5'000});
+    CHECK(made.moe->attn_w == std::vector<Time>{1'000, 8'000});
+    CHECK(made.moe->mlp_f == std::vector<Time>{1'000});
+    REQUIRE(made.stages.size() == 1);
+    CHECK(made.stages[0].f == 12'000);
+    CHECK(made.stages[0].step == 10'000);
+    CHECK(made.memory->parameter_bytes == std::vector<int64_t>{120, 220});
+    const Plan plan = Compile(MakeSpec("zb-1p", 2, 4, made), {.level = Level::kComponent});
+    CHECK(StagesForPlan(costs, plan, Overlap::kAll) == made);
+    CHECK(Failure([&] { AlikeStages(costs, 3, Overlap::kAll); }) ==
+          "a plan of components needs as many layers in each of the 3 stages, and the costs have "
+          "4 layers with \"moe\"; compile to level comm, or for another number of stages");
+    costs.layers[1].repeat = 8;
+    CHECK(Failure([&] { StagesForPlan(costs, plan, Overlap::kAll); }) ==
+          "the plan has components of 2 layers a stage, and the costs make it 4; give the costs of "
+          "the model that the plan was compiled for");
+    costs.ranks = {{.speed = 1}, {.speed = 0.5}};
+    CHECK(Failure([&] { AlikeStages(costs, 2, Overlap::kAll); }) ==
+          "a plan of components needs ranks alike, and the costs give some another \"speed\"; "
+          "compile to level comm, or leave \"ranks\" out");
+    costs.layers[1].moe.reset();
+    CHECK(Failure([&] { AlikeStages(costs, 2, Overlap::kAll); }) ==
+          "a plan of components needs layers with \"moe\", all alike, and others only before and "
+          "behind them; compile to level comm, or give costs with \"moe\" alone");
+  }
+
   TEST_CASE("a file of layers that does not hold says where") {
     const auto failure = [](const std::string& layers, const std::string& more = "") {
       return Failure(

@@ -10,6 +10,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 
@@ -126,8 +127,13 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
           "give it to contraflow compile");
     }
   }
-  const CostModel costs =
-      OnRanks(ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts()), plan);
+  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
+  if (!costs.layers.empty()) {
+    const CommCost comm = costs.comm;
+    costs = StagesForPlan(costs, plan, OverlapOf(option, costs));
+    if (option.comm) costs.comm = comm;
+  }
+  costs = OnRanks(costs, plan);
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   return costs;
 }

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "runtime/core/transport.h"
 
 namespace contraflow {
 namespace {
@@ -13,6 +17,14 @@ namespace {
 bool Waits(Op op) {
   const Work work = WorkOf(op);
   return work == Work::kSend || work == Work::kAllToAll || work == Work::kReduce;
+}
+
+/// 0 of none.
+Time Quantile(std::vector<Time> times, double part) {
+  if (times.empty()) return 0;
+  const auto place = static_cast<std::ptrdiff_t>(static_cast<double>(times.size()) * part);
+  std::nth_element(times.begin(), times.begin() + place, times.end());
+  return times[static_cast<size_t>(place)];
 }
 
 /// The chunk cost that a component is part of.
@@ -27,6 +39,15 @@ Time* ChainOf(Op op, StageCost* cost) {
 
 }  // namespace
 
+Time MiddleMean(std::vector<Time> times) {
+  if (times.empty()) return 0;
+  std::sort(times.begin(), times.end());
+  const auto quarter = static_cast<std::ptrdiff_t>(times.size() / 4);
+  const double sum = std::accumulate(times.begin() + quarter, times.end() - quarter, 0.0);
+  return static_cast<Time>(
+      std::llround(sum / static_cast<double>(times.size() - 2 * (times.size() / 4))));
+}
+
 Calibration::Key Calibration::KeyOf(const Instruction& i) const {
   const Operands operands = OperandsOf(i.op);
   return {i.op, operands == Operands::kLayer || operands == Operands::kMessage ? -1 : i.stage,
@@ -39,21 +60,85 @@ void Calibration::Add(const Timeline& timeline) {
       const Instruction& instruction = plan_.programs[r][i];
       if (WorkOf(instruction.op) == Work::kRecv) continue;
       const Span& span = timeline.ranks[r][i];
-      Times& times = times_[KeyOf(instruction)];
-      const size_t at = times.seen++ % kMostTimes;
-      if (at == times.newest.size()) times.newest.emplace_back();
-      times.newest[at] = span.end - span.start;
+      Remember(span.end - span.start, &times_[KeyOf(instruction)]);
     }
   }
+  AddMessages(timeline);
+}
+
+void Calibration::Remember(Time time, Times* times) {
+  const size_t at = times->seen++ % kMostTimes;
+  if (at == times->newest.size()) times->newest.emplace_back();
+  times->newest[at] = time;
+}
+
+/// A rank that is at work looks at its messages between two instructions: what those took that it
+/// did not wait for says nothing about them.
+void Calibration::AddMessages(const Timeline& timeline) {
+  std::map<Tag, Time> sent;
+  const auto each = [&](Work work, const auto& visit) {
+    for (size_t r = 0; r < plan_.programs.size(); ++r) {
+      for (size_t i = 0; i < plan_.programs[r].size(); ++i) {
+        if (WorkOf(plan_.programs[r][i].op) == work) {
+          visit(r, TagOf(plan_.programs[r][i]), timeline.ranks[r][i]);
+        }
+      }
+    }
+  };
+  std::vector<std::vector<Span>> work(plan_.programs.size());  // of each rank, by its end
+  for (size_t r = 0; r < work.size(); ++r) {
+    for (size_t i = 0; i < plan_.programs[r].size(); ++i) {
+      if (!IsMessage(plan_.programs[r][i].op)) work[r].push_back(timeline.ranks[r][i]);
+    }
+    std::ranges::sort(work[r], {}, &Span::end);
+  }
+  each(Work::kSend, [&](size_t, const Tag& tag, const Span& span) { sent[tag] = span.start; });
+  each(Work::kRecv, [&](size_t r, const Tag& tag, const Span& span) {
+    const auto from = sent.find(tag);
+    if (from == sent.end()) return;
+    const auto next = std::ranges::upper_bound(work[r], from->second, {}, &Span::end);
+    const bool waited = next == work[r].end() || next->start >= span.end;
+    if (waited && span.end > from->second) Remember(span.end - from->second, &delays_);
+  });
 }
 
 Time Calibration::Of(Op op, int stage, int layer) const {
   const auto found = times_.find({op, stage, layer});
   if (found == times_.end()) return 0;
-  std::vector<Time> times = found->second.newest;
-  const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / (Waits(op) ? 4 : 2));
-  std::nth_element(times.begin(), at, times.end());
-  return *at;
+  const std::vector<Time>& times = found->second.newest;
+  return Waits(op) ? Quantile(times, 0.25) : MiddleMean(times);
+}
+
+/// A message that was copied at once.
+Time Calibration::Shortest() const {
+  std::vector<Time> times;
+  for (const Op op : {Op::SEND_F, Op::SEND_B}) {
+    const auto found = times_.find({op, -1, -1});
+    if (found == times_.end()) continue;
+    times.insert(times.end(), found->second.newest.begin(), found->second.newest.end());
+  }
+  return Quantile(std::move(times), 0.1);
+}
+
+/// What a rank that waits for a message waits behind its SEND.
+Time Calibration::Delay() const {
+  return delays_.newest.empty() ? Shortest() : Quantile(delays_.newest, 0.25);
+}
+
+CommCost Calibration::Messages(int64_t bytes) const {
+  CommCost comm;
+  const Time delay = Delay();
+  const Time copied = std::min(Shortest(), delay);
+  comm.latency = delay - copied;
+  if (copied == 0) return comm;
+  comm.bytes = bytes;
+  const double rate = static_cast<double>(bytes) / FromTicks(copied, Unit::kMicroseconds);
+  // Four digits are more than it is good for.
+  const double digits = std::pow(10, 3 - std::floor(std::log10(rate)));
+  comm.bandwidth = std::round(rate * digits) / digits;
+  comm.occupancy =
+      ToTicks(static_cast<double>(bytes) / comm.bandwidth, Unit::kMicroseconds, "a message");
+  return comm;
 }
 
 void Calibration::CheckPlan(const Plan& plan) {
@@ -114,8 +199,7 @@ CostModel Calibration::CostsOfPlan() const {
   CostModel costs;
   costs.unit = Unit::kMicroseconds;
   if (plan_.costs) costs.memory = plan_.costs->memory;
-  const Time message = std::max(Of(Op::SEND_F, -1, -1), Of(Op::SEND_B, -1, -1));
-  costs.comm.latency = message;
+  costs.comm.latency = Delay();
   if (plan_.level < Level::kComponent) {
     for (int s = 0; s < plan_.stages; ++s) costs.stages.push_back(ChunkCosts(s));
     return costs;

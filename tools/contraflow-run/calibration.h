@@ -10,10 +10,15 @@
 
 namespace contraflow {
 
+/// The mean of the middle half: like a mean it adds up, like a median it does not mind outliers.
+/// 0 of none.
+Time MiddleMean(std::vector<Time> times);
+
 /// What the instructions of a plan cost, from measured timelines: a plan's own figures for the
 /// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage. Of
-/// what computes the median counts; of messages, exchanges and REDUCE, which also wait for others,
-/// the lower quartile.
+/// what computes the mean of the middle half counts; of exchanges and REDUCE, which also wait for
+/// others, the lower quartile. Of messages only those count that found their receiver waiting: from
+/// the end of what made them to the start of what needed them.
 class Calibration {
  public:
   explicit Calibration(const Plan& plan) : plan_(plan) {}
@@ -21,7 +26,10 @@ class Calibration {
   /// Adds a step.
   void Add(const Timeline& timeline);
   /// Forgets all steps.
-  void Clear() { times_.clear(); }
+  void Clear() {
+    times_.clear();
+    delays_ = {};
+  }
 
   /// Costs that fit the plan, to simulate it with: what did not occur apart is a share of what did.
   /// In microseconds, with the plan's memory costs. At least one step was added.
@@ -31,6 +39,11 @@ class Calibration {
   static void CheckPlan(const Plan& plan);
   /// Costs to compile plans with, of such a plan. `source` says where they are from.
   CostModel CostsForCompiler(const std::string& source) const;
+  /// STEP or REDUCE of a stage; 0 if the plan has none.
+  Time OfStage(Op op, int stage) const { return Of(op, stage, -1); }
+  /// A message of so many bytes: how long it fills its link, by the shortest that were copied, and
+  /// what else passes until who waits for it goes on.
+  CommCost Messages(int64_t bytes) const;
 
  private:
   struct Key {
@@ -40,7 +53,18 @@ class Calibration {
     auto operator<=>(const Key&) const = default;
   };
 
+  /// However long a training is, it remembers so many times of each instruction.
+  static constexpr size_t kMostTimes = 4096;
+  struct Times {
+    std::vector<Time> newest;
+    size_t seen = 0;
+  };
+
   Key KeyOf(const Instruction& instruction) const;
+  static void Remember(Time time, Times* times);
+  void AddMessages(const Timeline& timeline);
+  Time Shortest() const;
+  Time Delay() const;
   /// 0 if it did not occur.
   Time Of(Op op, int stage, int layer) const;
   StageCost ChunkCosts(int stage) const;
@@ -48,13 +72,8 @@ class Calibration {
   Time LargestOf(Op op) const;
 
   const Plan& plan_;
-  /// However long a training is, it remembers so many times of each instruction.
-  static constexpr size_t kMostTimes = 4096;
-  struct Times {
-    std::vector<Time> newest;
-    size_t seen = 0;
-  };
   std::map<Key, Times> times_;
+  Times delays_;  // of messages
 };
 
 }  // namespace contraflow

@@ -67,6 +67,7 @@ MemoryCost MergeMemory(MemoryCost memory, int before, int after) {
 /// The plan's costs for another number of stages with the same layers together.
 CostModel MergeCosts(const Plan& plan, int stages, const Model& model, bool on_gpus) {
   CostModel costs = *plan.costs;
+  costs.partition.clear();  // of other stages
   if (costs.moe) {
     const int layers = plan.stages * costs.moe->layers_per_stage;
     costs.moe->layers_per_stage = layers / stages;

@@ -111,7 +111,16 @@ Model ModelOf(const RunOptions& options, const Plan& plan) {
                   error.what());
     }
   }
-  return fit(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
+  model = fit(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
+  // Components come in stages alike.
+  if (plan.layers == 0 && plan.costs) {
+    try {
+      model.partition = PartitionOf(model, plan.costs->partition);
+    } catch (const Error& error) {
+      throw Error(options.plan + ": " + error.what());
+    }
+  }
+  return model;
 }
 
 Fact PlanFact(const std::string& path, const Plan& plan, const std::string& digest) {

@@ -68,10 +68,10 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, R
       checkpoints_(options, input, job),
       calibration_(input.plan),
       stragglers_(input.plan) {
+  if (!options.calibrate.empty() && !MeasureParts() && job.leads()) Calibration::CheckPlan(plan_);
   if (!job.leads()) return;  // it may not have the programs of the others
   output_.emplace(STDOUT_FILENO);
   if (options.json && isatty(STDERR_FILENO) != 0) progress_.emplace(STDERR_FILENO);
-  if (!options.calibrate.empty()) Calibration::CheckPlan(plan_);
   if (plan_.costs) times_.predicted = SimulatedTimes(plan_, *plan_.costs);
 }
 
@@ -102,13 +102,25 @@ int Training::Train() {
   return asked_ && done_ < options_.steps ? kExitStopped : kExitFine;
 }
 
+/// From the next step on, and anew. False if the devices cannot.
+bool Training::MeasureParts() {
+  bool all = true;
+  for (const Device& device : run_.devices()) {
+    PartTimes* const parts = run_.At(device).MeasureParts();
+    all = all && parts != nullptr;
+    if (parts != nullptr) parts->Clear();
+  }
+  return all;
+}
+
 void Training::Step(int step) {
+  // The first step also pays for first touches of memory; it counts only if it is the only one.
+  if (step == first_ + 1 && !options_.calibrate.empty()) MeasureParts();
   last_ = run_.Step(step);
   done_ = step;
   dropped_ += last_.dropped;
   if (job_.leads()) {
     if (IsTimed(last_.timeline)) {
-      // The first step also pays for first touches of memory; it counts only if it is the only one.
       if (timed_ == first_) {
         times_.measured = {};
         calibration_.Clear();
@@ -203,6 +215,7 @@ void Training::GatherEnd() {
   }
   weights_ = Hex(WeightsDigest(weights));
   if (plan_.level == Level::kBuffer) arenas_ = ArenasOf(plan_, run_, job_);
+  if (!options_.calibrate.empty()) parts_ = GatherParts(run_, job_);
   if (check_ == nullptr) return;
   int64_t compared = 0;
   for (const std::string& count : job_.Gather(ByteWriter().Put(compared_).Take())) {
@@ -216,10 +229,15 @@ void Training::Calibrate() {
   times_.simulated = SimulatedTimes(plan_, calibration_.CostsOfPlan());
   times_.measured.bound = times_.simulated.bound;
   if (options_.calibrate.empty()) return;
-  const std::string source = "measured: " + plan_.schedule + ", " + Plural(plan_.ranks, "rank") +
-                             ", " + Plural(plan_.microbatches, "micro-batch") + ", model " +
-                             model_.name + ", " + options_.device + ", " + options_.transport;
-  WriteFile(options_.calibrate, WriteCosts(calibration_.CostsForCompiler(source)));
+  const std::string source = plan_.schedule + ", " + Plural(plan_.ranks, "rank") + ", " +
+                             Plural(plan_.microbatches, "micro-batch") + ", model " + model_.name +
+                             ", " + options_.device + ", " + options_.transport;
+  if (parts_.empty()) {
+    const CostModel costs = calibration_.CostsForCompiler("measured: " + source);
+    return WriteFile(options_.calibrate, WriteCosts(costs));
+  }
+  const CostModel costs = CostsByLayer(plan_, model_, parts_, calibration_);
+  WriteFile(options_.calibrate, WriteLayerTimes(costs, model_, parts_, source));
 }
 
 int64_t Training::ParameterCount() const {

@@ -16,6 +16,7 @@
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
+#include "tools/contraflow-run/layer_times.h"
 #include "tools/contraflow-run/output.h"
 #include "tools/contraflow-run/step_log.h"
 #include "tools/contraflow-run/stragglers.h"
@@ -76,6 +77,7 @@ class Training {
 
  private:
   bool Stopped() const { return watch_.stop != nullptr && *watch_.stop != 0; }
+  bool MeasureParts();
   void Step(int step);
   void Check(int step);
   void Tell(int step, std::optional<double> validation);
@@ -120,6 +122,7 @@ class Training {
   std::string difference_;
   std::string weights_;  // their digest at the end
   std::vector<RankArenas> arenas_;
+  std::vector<RankParts> parts_;  // for --calibrate
 };
 
 }  // namespace contraflow

@@ -11,6 +11,7 @@
 #include "kernels/gpu/exchange.h"
 #include "runtime/gpu/views.h"
 #include "runtime/model/views.h"
+#include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tools/cli/exit.h"
@@ -106,7 +107,14 @@ void CheckDevice(const CompileFlags& options) {
 /// The costs with the memory of the model that --model names in place of their own.
 CostModel CostsOf(const CompileFlags& options, const Schedule& schedule) {
   CostModel costs = ResolveCosts(options.costs, UnitCosts());
-  if (costs.moe && ParseLevel(options.level) >= Level::kComponent) RefuseChunkCosts(options.costs);
+  const Level level = ParseLevel(options.level);
+  if (!costs.layers.empty() &&
+      (level == Level::kComponent || (level == Level::kBuffer && options.model))) {
+    const Spec spec = SpecOf(options, UnitCosts());
+    ReadOption([&] { CheckSpec(spec); });
+    costs = AlikeStages(costs, schedule.stages(spec), OverlapOf(options.costs, costs));
+  }
+  if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
   if (options.capacity) {
     if (!options.model) throw UsageError("--capacity: is for the experts of a --model; give one");
     CheckCapacity(*options.capacity);

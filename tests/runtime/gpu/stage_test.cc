@@ -76,19 +76,25 @@ struct OnHost {
   void Train() {
     for (int layer = 0; layer < stage.layers(); ++layer) {
       const LayerViews<float>& v = views[static_cast<size_t>(layer)];
-      dropped += stage.AttentionForward(layer, micro, v);
+      if (stage.HasEmbedding(layer)) stage.Embed(micro, v);
+      dropped += stage.AttentionForward(layer, v);
       stage.ExpertsForward(layer, v);
-      loss = stage.CombineForward(layer, micro, v);
+      stage.CombineForward(v);
+      if (stage.HasHead(layer)) loss = stage.HeadForward(micro, v);
     }
     for (int layer = stage.layers(); layer-- > 0;) {
       const LayerViews<float>& v = views[static_cast<size_t>(layer)];
-      stage.CombineBackward(layer, micro, kLossScale, v);
+      if (stage.HasHead(layer)) stage.HeadBackward(micro, kLossScale, v);
+      stage.CombineBackward(v);
       stage.ExpertsBackward(layer, v);
       stage.DispatchBackward(v);
       stage.AttentionBackward(layer, 0.25f, v);
       stage.ExpertsWeight(layer, v, stage.expert_gradients().data());
       if (stage.HasHead(layer)) stage.HeadWeight(v, stage.dense_gradients().data());
-      stage.AttentionWeight(layer, micro, v, stage.dense_gradients().data());
+      stage.AttentionWeight(layer, v, stage.dense_gradients().data());
+      if (stage.HasEmbedding(layer)) {
+        stage.EmbeddingWeight(micro, v, stage.dense_gradients().data());
+      }
     }
   }
 

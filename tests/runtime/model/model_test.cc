@@ -316,6 +316,27 @@ TEST_CASE("model: layers are spread evenly earlier stages get the remainder") {
   }
 }
 
+TEST_CASE("model: a plan's own partition counts the layers with or without embedding and head") {
+  Model model;
+  model.layers = 6;
+  CHECK(PartitionOf(model, {}).empty());
+  CHECK(PartitionOf(model, {1, 5}) == Partition{1, 5});
+  CHECK(PartitionOf(model, {3, 5}) == Partition{2, 4});
+  CHECK(PartitionOf(model, {8}) == Partition{6});
+  CHECK(PartitionOf(model, {4, 5}).empty());  // of another model
+  CHECK(Failure([&] {
+          PartitionOf(model, {1, 7});
+        }).starts_with("stage 0 of the plan has the embedding alone"));
+  CHECK(Failure([&] {
+          PartitionOf(model, {7, 1});
+        }).starts_with("stage 1 of the plan has the head alone"));
+  model.partition = {1, 3, 2};
+  CHECK(LayersOfStage(model, 1, 3).first == 1);
+  CHECK(LayersOfStage(model, 1, 3).last == 4);
+  CHECK(LayersOfStage(model, 2, 3).last == 6);
+  CHECK(LayersOfStage(model, 0, 2).last == 3);  // of other stages
+}
+
 TEST_SUITE_END();
 
 }  // namespace contraflow::model_test

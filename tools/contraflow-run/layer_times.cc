@@ -121,6 +121,40 @@ std::vector<RankParts> GatherParts(Run& run, Job& job) {
   return gathered;
 }
 
+std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& model, int ranks) {
+  std::vector<std::map<Op, std::vector<Time>>> of_rank(static_cast<size_t>(ranks));
+  for (const RankParts& device : parts) {
+    for (const auto& [part, times] : device.times) {
+      if (EntryOf(part, model) != 1) continue;
+      std::vector<Time>& all = of_rank[static_cast<size_t>(device.rank)][part.op];
+      all.insert(all.end(), times.begin(), times.end());
+    }
+  }
+  std::vector<double> layer;  // what a rank takes for one
+  for (auto& times_of : of_rank) {
+    double sum = 0;
+    for (auto& [op, times] : times_of) sum += static_cast<double>(MiddleMean(std::move(times)));
+    layer.push_back(sum);
+  }
+  const auto [least, most] = std::minmax_element(layer.begin(), layer.end());
+  if (*least <= 0 || *most <= (1 + kUnlikeRanks) * *least) return {};
+  std::vector<double> speeds;
+  for (const double time : layer) speeds.push_back(std::round(1000 * *least / time) / 1000);
+  return speeds;
+}
+
+std::vector<RankParts> AtOneSpeed(std::vector<RankParts> parts, const std::vector<double>& speeds) {
+  for (RankParts& device : parts) {
+    const double speed = speeds[static_cast<size_t>(device.rank)];
+    for (auto& [part, times] : device.times) {
+      for (Time& time : times) {
+        time = static_cast<Time>(std::llround(static_cast<double>(time) * speed));
+      }
+    }
+  }
+  return parts;
+}
+
 CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<RankParts>& parts,
                        const Calibration& calibration) {
   const int owned = model.experts / plan.expert_parallel;

@@ -39,6 +39,16 @@ std::vector<RankParts> GatherParts(Run& run, Job& job);
 CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<RankParts>& parts,
                        const Calibration& calibration);
 
+/// Up to which part of their time ranks count as alike.
+inline constexpr double kUnlikeRanks = 0.1;
+
+/// How fast each of so many ranks computes a layer of the model, beside the fastest, to three
+/// digits; empty if the slowest takes no more than kUnlikeRanks longer, or a rank says nothing.
+std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& model, int ranks);
+
+/// The same measurement as if every rank were as fast as the fastest.
+std::vector<RankParts> AtOneSpeed(std::vector<RankParts> parts, const std::vector<double>& speeds);
+
 /// What CostsByLayer gives as the text of a cost file, with comments that say how far the times
 /// of each part spread. `source` says where they are from.
 std::string WriteLayerTimes(const CostModel& costs, const Model& model,

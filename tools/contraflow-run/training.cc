@@ -236,7 +236,12 @@ void Training::Calibrate() {
     const CostModel costs = calibration_.CostsForCompiler("measured: " + source);
     return WriteFile(options_.calibrate, WriteCosts(costs));
   }
-  const CostModel costs = CostsByLayer(plan_, model_, parts_, calibration_);
+  // Which of them gets a core that they share is chance.
+  const std::vector<double> speeds =
+      SharedCores() > 0 ? std::vector<double>() : SpeedsOf(parts_, model_, plan_.ranks);
+  if (!speeds.empty()) parts_ = AtOneSpeed(std::move(parts_), speeds);
+  CostModel costs = CostsByLayer(plan_, model_, parts_, calibration_);
+  for (const double speed : speeds) costs.ranks.push_back({.speed = speed, .memory_bytes = {}});
   WriteFile(options_.calibrate, WriteLayerTimes(costs, model_, parts_, source));
 }
 

@@ -170,6 +170,28 @@ TEST_SUITE("unit") {
           costs.layers);
   }
 
+  TEST_CASE("layer times: ranks that differ by more than a tenth have speeds") {
+    const Model model = FourLayers();
+    std::vector<RankParts> parts = Parts(model);
+    CHECK(SpeedsOf(parts, model, 2).empty());
+    const auto slower = [&](Time percent) {
+      parts = Parts(model);
+      for (auto& [part, times] : parts[1].times) {
+        for (Time& time : times) time = time * (100 + percent) / 100;
+      }
+      return SpeedsOf(parts, model, 2);
+    };
+    CHECK(slower(9).empty());
+    CHECK(slower(25) == std::vector<double>{1, 0.8});
+    const std::vector<RankParts> as_fast = AtOneSpeed(parts, {1, 0.8});
+    CHECK(as_fast[1].times == Parts(model)[1].times);
+    CHECK(SpeedsOf({parts[1]}, model, 2).empty());  // nothing of rank 0
+    CostModel costs = Measured(model);
+    costs.ranks = {{.speed = 1}, {.speed = 0.8}};
+    CHECK(ReadCosts(WriteLayerTimes(costs, model, as_fast, "a test"), "c.json").ranks ==
+          costs.ranks);
+  }
+
   TEST_CASE("layer times: a model of one layer on one rank") {
     Model model = SmallModel(1);
     model.layers = 1;

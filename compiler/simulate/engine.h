@@ -106,11 +106,34 @@ class Engine {
   std::vector<int> ready_;  // ranks to walk on with
 };
 
+/// How long instructions take: as the costs say or, where there is one, as in a measured step.
+class Durations {
+ public:
+  Durations(const Plan& plan, const CostModel& costs, const MeasuredStep* measured);
+
+  Time Of(const InstructionRef& at, const Instruction& i) const {
+    if (measured_ == nullptr) return costs_.Duration(i);
+    const auto& spans = measured_->timeline.ranks[static_cast<size_t>(at.rank)];
+    const Span& span = spans[static_cast<size_t>(at.index)];
+    return span.end - span.start;
+  }
+  /// Of all holders of a stage together.
+  Time OfReduce(int stage) const {
+    return measured_ == nullptr ? costs_.stage(stage).reduce : reduce_[static_cast<size_t>(stage)];
+  }
+  bool reduce_blocks() const { return measured_ != nullptr && measured_->reduce_blocks; }
+
+ private:
+  const CostModel& costs_;
+  const MeasuredStep* const measured_;
+  std::vector<Time> reduce_;  // by stage, of the slowest holder
+};
+
 /// The reductions of a step: each is under way when all holders of its stage have come to it.
 class Reductions {
  public:
-  Reductions(const Plan& plan, const CostModel& costs)
-      : costs_(costs),
+  Reductions(const Plan& plan, const Durations& durations)
+      : durations_(durations),
         holders_(HoldersOfStage(plan)),
         stages_(holders_.size()),
         arrived_(plan.programs.size(), false) {}
@@ -120,7 +143,7 @@ class Reductions {
   bool Meet(int rank, int stage, Time ready, Engine* engine, Span* span) {
     Reduction& reduction = stages_[static_cast<size_t>(stage)];
     const std::vector<int>& holders = holders_[static_cast<size_t>(stage)];
-    const Time duration = costs_.stage(stage).reduce;
+    const Time duration = durations_.OfReduce(stage);
     const auto arrived = arrived_.begin() + rank;
     if (!*arrived) {
       *arrived = true;
@@ -141,7 +164,7 @@ class Reductions {
   }
   /// Of one that is done.
   Time EndOf(int stage) const {
-    return stages_[static_cast<size_t>(stage)].ready + costs_.stage(stage).reduce;
+    return stages_[static_cast<size_t>(stage)].ready + durations_.OfReduce(stage);
   }
 
  private:
@@ -150,14 +173,14 @@ class Reductions {
     size_t arrived = 0;
   };
 
-  const CostModel& costs_;
+  const Durations& durations_;
   const std::vector<std::vector<int>> holders_;
   std::vector<Reduction> stages_;
   std::vector<bool> arrived_;  // ranks that are counted at the REDUCE they stand at
 };
 
-/// Simulate, for plans whose instructions have lanes.
-Simulation SimulateLanes(const Plan& plan, const CostModel& costs);
+/// Simulate, for plans whose instructions have lanes; `measured` as for SimulateMeasured, or null.
+Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured);
 
 /// Fills in makespan, span and bubbles, from what the ranks did.
 void SumUp(Simulation* simulation);

@@ -23,12 +23,13 @@ struct Flight {
 
 class LaneSimulator {
  public:
-  LaneSimulator(const Plan& plan, const CostModel& costs)
+  LaneSimulator(const Plan& plan, const CostModel& costs, const MeasuredStep* measured)
       : plan_(plan),
         costs_(costs),
+        durations_(plan, costs, measured),
         engine_(plan),
         edges_(plan, costs),
-        reductions_(plan, costs),
+        reductions_(plan, durations_),
         recomputed_(plan),
         free_(plan.programs.size(), {0, 0}),
         forward_(plan.stages, plan.microbatches),
@@ -71,11 +72,19 @@ class LaneSimulator {
       Post(i, here, ready);
       return true;
     }
-    if (i.op == Op::REDUCE) return reductions_.Meet(r, i.stage, ready, &engine_, &SpanAt(here));
+    if (i.op == Op::REDUCE) return Reduce(i, here, ready);
     Time& free = free_[static_cast<size_t>(r)][WorkOf(i.op) == Work::kAllToAll ? 1 : 0];
     const Time start = std::max(free, ready);
-    free = start + costs_.Duration(i);
+    free = start + durations_.Of(here, i);
     SpanAt(here) = {start, free};
+    return true;
+  }
+
+  bool Reduce(const Instruction& i, const InstructionRef& here, Time ready) {
+    Time& free = free_[static_cast<size_t>(here.rank)][0];
+    if (durations_.reduce_blocks()) ready = std::max(ready, free);
+    if (!reductions_.Meet(here.rank, i.stage, ready, &engine_, &SpanAt(here))) return false;
+    if (durations_.reduce_blocks()) free = SpanAt(here).end;
     return true;
   }
 
@@ -135,6 +144,7 @@ class LaneSimulator {
 
   const Plan& plan_;
   const CostModel& costs_;
+  const Durations durations_;
   Engine engine_;
   Edges edges_;
   Reductions reductions_;
@@ -146,8 +156,8 @@ class LaneSimulator {
 
 }  // namespace
 
-Simulation SimulateLanes(const Plan& plan, const CostModel& costs) {
-  return LaneSimulator(plan, costs).Run();
+Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured) {
+  return LaneSimulator(plan, costs, measured).Run();
 }
 
 }  // namespace contraflow

@@ -17,13 +17,14 @@ constexpr Time kUnset = -1;
 
 class Simulator {
  public:
-  Simulator(const Plan& plan, const CostModel& costs, Keep keep)
+  Simulator(const Plan& plan, const CostModel& costs, Keep keep, const MeasuredStep* measured)
       : plan_(plan),
         costs_(costs),
+        durations_(plan, costs, measured),
         owner_(plan),
         engine_(plan),
         edges_(plan, costs),
-        reductions_(plan, costs),
+        reductions_(plan, durations_),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
         cells_(BytesOfCells(costs, plan.stages, recomputed_.any())),
@@ -99,7 +100,7 @@ class Simulator {
       if (made == kUnset) return false;
       ready = std::max(ready, made);
     }
-    Occupy(r, ready, costs_.Duration(i), span);
+    Occupy(r, ready, durations_.Of(engine_.At(r), i), span);
     Remember(r, i);
     if (HasForward(i.op)) {
       f_end_(i.stage, i.microbatch) = span->end;
@@ -224,8 +225,11 @@ class Simulator {
   }
 
   bool Reduce(int r, const Instruction& i, Span* span) {
-    const Time ready = weights_end_[static_cast<size_t>(i.stage)];
+    Time ready = weights_end_[static_cast<size_t>(i.stage)];
+    Time& free = rank_[static_cast<size_t>(r)].lane_free;
+    if (durations_.reduce_blocks()) ready = std::max(ready, free);
     if (!reductions_.Meet(r, i.stage, ready, &engine_, span)) return false;
+    if (durations_.reduce_blocks()) free = span->end;
     RankFigures& figures = result_.ranks[static_cast<size_t>(r)];
     figures.last_end = std::max(figures.last_end, span->end);
     return true;
@@ -234,12 +238,13 @@ class Simulator {
   bool Step(int r, const Instruction& i, Span* span) {
     const Time ready = reductions_.Done(i.stage) ? reductions_.EndOf(i.stage)
                                                  : weights_end_[static_cast<size_t>(i.stage)];
-    Occupy(r, ready, costs_.stage(i.stage).step, span);
+    Occupy(r, ready, durations_.Of(engine_.At(r), i), span);
     return true;
   }
 
   const Plan& plan_;
   const CostModel& costs_;
+  const Durations durations_;
   const Owners owner_;
   Engine engine_;
   Edges edges_;
@@ -264,6 +269,20 @@ void Engine::Stuck(const InstructionRef& at) const {
               "); verify the plan first");
 }
 
+Durations::Durations(const Plan& plan, const CostModel& costs, const MeasuredStep* measured)
+    : costs_(costs), measured_(measured) {
+  if (measured == nullptr) return;
+  reduce_.resize(static_cast<size_t>(plan.stages));
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+      if (plan.programs[r][i].op != Op::REDUCE) continue;
+      Time& longest = reduce_[static_cast<size_t>(plan.programs[r][i].stage)];
+      const Span& span = measured->timeline.ranks[r][i];
+      longest = std::max(longest, span.end - span.start);
+    }
+  }
+}
+
 void SumUp(Simulation* simulation) {
   for (const RankFigures& figures : simulation->ranks) {
     simulation->makespan = std::max(simulation->makespan, figures.last_end);
@@ -282,7 +301,9 @@ double Simulation::bubble_ratio() const {
          (static_cast<double>(ranks.size()) * static_cast<double>(makespan));
 }
 
-Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep) {
+namespace {
+
+Simulation Run(const Plan& plan, const CostModel& costs, Keep keep, const MeasuredStep* measured) {
   CheckCosts(costs, plan.stages, plan.microbatches);
   if (plan.level >= Level::kComponent) {
     if (plan.layers > 0 && (!costs.moe || costs.moe->layers_per_stage != plan.layers)) {
@@ -290,11 +311,22 @@ Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep) {
                   " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
                   std::to_string(plan.layers));
     }
-    Simulation simulation = SimulateLanes(plan, costs);
+    Simulation simulation = SimulateLanes(plan, costs, measured);
     if (keep == Keep::kFigures) simulation.timeline.ranks = {};
     return simulation;
   }
-  return Simulator(plan, costs, keep).Run();
+  return Simulator(plan, costs, keep, measured).Run();
+}
+
+}  // namespace
+
+Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep) {
+  return Run(plan, costs, keep, nullptr);
+}
+
+Simulation SimulateMeasured(const Plan& plan, const CostModel& costs,
+                            const MeasuredStep& measured) {
+  return Run(plan, costs, Keep::kTimeline, &measured);
 }
 
 }  // namespace contraflow

@@ -54,6 +54,16 @@ enum class Keep : uint8_t { kTimeline, kFigures };
 /// costs do not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);
 
+/// A step of a plan as it was measured.
+struct MeasuredStep {
+  const Timeline& timeline;
+  bool reduce_blocks = false;  ///< a rank computes nothing while it takes part in REDUCE (on a CPU)
+};
+
+/// The same, but all instructions last as long as in a measured step of this plan; of the costs
+/// only messages are left.
+Simulation SimulateMeasured(const Plan& plan, const CostModel& costs, const MeasuredStep& measured);
+
 /// A longest chain of instructions in a plan's predicted timeline, each waiting for the one before
 /// it, from time 0 to the makespan: instructions of the compute and all-to-all lanes, REDUCE, STEP
 /// and, between ranks, the SEND. Empty below level comm.

@@ -18,6 +18,39 @@ Plan Compile(std::string_view schedule, int ranks, int microbatches, const CostM
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("measured durations replace those of the costs") {
+    std::mt19937_64 random(5);
+    const CostModel moe = RandomMoeCosts(&random, 2, Overlap::kAll);
+    for (const Level level : {Level::kComm, Level::kComponent}) {
+      for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
+        CAPTURE(schedule);
+        const Plan plan = Compile(MakeSpec(schedule, 4, 8, moe), {.level = level});
+        const Simulation simulation = Simulate(plan, *plan.costs);
+        CostModel messages = *plan.costs;
+        for (StageCost& stage : messages.stages) stage = {};
+        const Simulation again = SimulateMeasured(plan, messages, {simulation.timeline});
+        CHECK(again.timeline.ranks == simulation.timeline.ranks);
+        CHECK(again.makespan == simulation.makespan);
+        Timeline slower = simulation.timeline;
+        for (auto& spans : slower.ranks) {
+          for (Span& span : spans) span = {2 * span.start, 2 * span.end};
+        }
+        messages.comm.latency *= 2;
+        messages.comm.occupancy *= 2;
+        CHECK(SimulateMeasured(plan, messages, {slower}).makespan == 2 * simulation.makespan);
+        for (size_t r = 0; r < plan.programs.size(); ++r) {
+          for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+            if (plan.programs[r][i].op == Op::REDUCE) slower.ranks[r][i].end += 1'000'000;
+          }
+        }
+        const bool reduces = std::string(schedule) == "dualpipe";
+        const Time blocked = SimulateMeasured(plan, messages, {slower, true}).makespan;
+        const Time beside = SimulateMeasured(plan, messages, {slower, false}).makespan;
+        CHECK((blocked > beside) == reduces);
+      }
+    }
+  }
+
   TEST_CASE("two ranks by hand") {
     // f 10, b 20, w 5 (bw 25), hop 3:  rank 0: F 0-10, F 10-20 .. BW
     const CostModel costs = UniformCosts(10, 20, 5, 3);

@@ -75,6 +75,53 @@ RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs) {
   return times;
 }
 
+void Replay::Add(const Timeline& timeline) {
+  constexpr int64_t kMostSpans = int64_t{1} << 20;
+  const int64_t most = kMostSpans / std::max<int64_t>(InstructionCount(plan_), 1);
+  if (!steps_.empty() && std::cmp_greater_equal(steps_.size(), most)) steps_.pop_front();
+  steps_.push_back(timeline);
+}
+
+namespace {
+
+/// A rank that does one thing after the other: an exchange is part of the compute that follows it,
+/// or else comes before it. Returns the time of all exchanges.
+Time JoinExchanges(const Plan& plan, Timeline* timeline) {
+  Time joined = 0;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    Time waiting = 0;
+    Span* last = nullptr;
+    for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+      const Work work = WorkOf(plan.programs[r][i].op);
+      Span& span = timeline->ranks[r][i];
+      if (work == Work::kAllToAll) {
+        waiting += span.end - span.start;
+        joined += span.end - span.start;
+        span.end = span.start;
+      } else if (work == Work::kComponent || work == Work::kStep) {
+        span.start -= std::exchange(waiting, 0);
+        last = &span;
+      }
+    }
+    if (last != nullptr) last->start -= waiting;
+  }
+  return joined;
+}
+
+}  // namespace
+
+RunTimes Replay::Times(const CostModel& costs) const {
+  RunTimes times;
+  for (Timeline step : steps_) {
+    const Time joined = lanes_ ? 0 : JoinExchanges(plan_, &step);
+    const MeasuredStep measured = {.timeline = step, .reduce_blocks = !lanes_};
+    AddTimes(plan_, SimulateMeasured(plan_, costs, measured).timeline, &times);
+    times.busy -= joined;  // as in what was measured
+  }
+  times.bound = LowerBound(plan_, costs);
+  return times;
+}
+
 std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
   const auto& [measured, simulated, predicted] = times;
   Table table;
@@ -112,9 +159,9 @@ std::string FormatTimes(const Plan& plan, const ComparedTimes& times) {
   }
   ends.rows = {makespan, bubble, gap};
   return FormatTable(table) + "\n" + FormatTable(ends) +
-         "Times are means per instruction; shares are of the ranks' compute time. Simulated: the "
-         "plan with the\nmeasured times" +
-         (predicted ? "; predicted: with its own costs.\n" : ".\n");
+         "Times are means per instruction; shares are of the ranks' compute time. Simulated: each "
+         "step with\nthe times of its own instructions" +
+         (predicted ? "; predicted: the plan with its own costs.\n" : ".\n");
 }
 
 void TimesToJson(const Plan& plan, const ComparedTimes& times, Json* document) {

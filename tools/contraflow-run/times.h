@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -46,13 +47,32 @@ struct RunTimes {
 /// Adds a step.
 void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times);
 
+/// The steps of a training, each simulated with the times that its own instructions took: what is
+/// left of the difference to the measured ones is what the simulation does not know of.
+class Replay {
+ public:
+  /// `lanes`: exchanges and REDUCE ran beside compute (on a GPU). The plan must outlive it.
+  Replay(const Plan& plan, bool lanes) : plan_(plan), lanes_(lanes) {}
+
+  /// Remembers a step; however long a training is, the newest that fit in some megabytes count.
+  void Add(const Timeline& timeline);
+  void Clear() { steps_.clear(); }
+  /// Of `costs` messages and the bound; at least one step was added.
+  RunTimes Times(const CostModel& costs) const;
+
+ private:
+  const Plan& plan_;
+  const bool lanes_;
+  std::deque<Timeline> steps_;
+};
+
 /// A simulated step, with its bound. Throws Error if the costs do not fit the plan.
 RunTimes SimulatedTimes(const Plan& plan, const CostModel& costs);
 
 /// A training's times, side by side.
 struct ComparedTimes {
   RunTimes measured;
-  RunTimes simulated;                 ///< with the instructions' measured times
+  RunTimes simulated;                 ///< each step with the times of its own instructions
   std::optional<RunTimes> predicted;  ///< with the plan's costs, if it has any
 };
 

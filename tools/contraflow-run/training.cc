@@ -67,6 +67,7 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, R
       watch_(std::move(watch)),
       checkpoints_(options, input, job),
       calibration_(input.plan),
+      replay_(input.plan, options.device == "cuda"),
       stragglers_(input.plan) {
   if (!options.calibrate.empty() && !MeasureParts() && job.leads()) Calibration::CheckPlan(plan_);
   if (!job.leads()) return;  // it may not have the programs of the others
@@ -124,12 +125,14 @@ void Training::Step(int step) {
       if (timed_ == first_) {
         times_.measured = {};
         calibration_.Clear();
+        replay_.Clear();
         stragglers_.Clear();
       }
       timed_ = step;
       timeline_ = last_.timeline;
       AddTimes(plan_, timeline_, &times_.measured);
       calibration_.Add(timeline_);
+      replay_.Add(timeline_);
       stragglers_.Add(timeline_);
     }
   }
@@ -226,7 +229,7 @@ void Training::GatherEnd() {
 
 /// What the steps say about the machine.
 void Training::Calibrate() {
-  times_.simulated = SimulatedTimes(plan_, calibration_.CostsOfPlan());
+  times_.simulated = replay_.Times(calibration_.CostsOfPlan());
   times_.measured.bound = times_.simulated.bound;
   if (options_.calibrate.empty()) return;
   const std::string source = plan_.schedule + ", " + Plural(plan_.ranks, "rank") + ", " +

@@ -107,6 +107,7 @@ class Training {
   std::optional<Output> output_, progress_;  // where it leads; the latter for --json on a terminal
   ComparedTimes times_;
   Calibration calibration_;  // of the same steps as times_.measured
+  Replay replay_;            // likewise
   Stragglers stragglers_;    // likewise
   bool asked_ = false;       // to stop before the last step
   StepResult last_;

@@ -48,6 +48,18 @@
 // any u >= 1: with few the windows are idle, with many the savings are not made. Without savings
 // it is that for all chunks. Ranks that recompute are left out: R fills windows as well.
 //
+// The end of a rank. The second window has a part into which no backward fits. When the last B of
+// the rank has ended its micro-batch still has the way upstream before it, no less than `end`, and
+// all that the rank can run until then are rests of what it holds, of u backwards at most, for the
+// backward of a pair leaves no rest behind:
+//
+//     idle >= max(0, end - u longest rests).
+//
+// The last B comes after the last forward, whose own backward is still to come, so this lies within
+// the second window and the larger of the two counts. With many backwards the window is full but
+// for this part: in DualPipe's placement of P ranks the way upstream from the middle takes (P / 2 -
+// 1) b and a rest.
+//
 // The opening of a rank: what it does before its first backward, forwards alone, and no more of
 // them than fit in memory, n. Let the first backward be of stage s, and let j forwards run before
 // the forward x of the same chunk. A forward is not interrupted, so x starts
@@ -152,7 +164,7 @@ Bound BoundOfRank(const MemoryLimit& memory, const RouteWork& route, size_t s,
 }
 
 struct RankOpening {
-  Time head = kNever, first = kNever, last = kNever, least_saving = kNever;
+  Time head = kNever, first = kNever, last = kNever, end = kNever, least_saving = kNever;
   Time longest_f = 0, longest_b = 0, longest_rest = 0;
   Time work = 0;
   int64_t count = 0;
@@ -171,6 +183,7 @@ void AddRoute(const BoundInput& input, const RouteWork& route, size_t k, size_t 
     rank.head = std::min(rank.head, head);
     rank.first = std::min(rank.first, head + chunk.f + lag);
     rank.last = std::min(rank.last, lag + chunk.b + after);
+    rank.end = std::min(rank.end, after);
     rank.least_saving = std::min(rank.least_saving, chunk.saving);
     rank.longest_f = std::max(rank.longest_f, chunk.f);
     rank.longest_b = std::max(rank.longest_b, chunk.b);
@@ -186,6 +199,9 @@ Bound BoundOfRank(const RankOpening& rank, const MemoryLimit* memory) {
   const int64_t slots = memory ? std::min(memory->slots(), rank.count) : rank.count;
   const Time held = memory ? MostHeld(*memory, rank.count, rank.longest_b, rank.longest_rest)
                            : rank.count * (rank.longest_b + rank.longest_rest);
+  const int64_t stashes = memory && memory->stash() > 0
+                              ? std::min(*memory->amount() / memory->stash(), rank.count)
+                              : rank.count;
   // A larger u without savings only fills the windows.
   for (int64_t u = rank.least_saving > 0 ? 1 : rank.count; u <= rank.count; ++u) {
     const Time forwards = std::min(u, slots) * rank.longest_f;
@@ -193,7 +209,8 @@ Bound BoundOfRank(const RankOpening& rank, const MemoryLimit* memory) {
     const Time first =
         std::max(rank.first - rank.head - forwards,
                  IdleBeforeFirstBackward(rank.openings, std::min(u, slots), rank.longest_f));
-    const Time last = std::max<Time>(0, rank.last - backwards);
+    const Time rests = std::min(u, stashes) * rank.longest_rest;
+    const Time last = std::max<Time>({0, rank.last - backwards, rank.end - rests});
     const bool may_meet = u == rank.count && slots == rank.count;
     const Time idle = may_meet ? std::max(first, last) : first + last;
     const Time work = rank.work + u * rank.least_saving;

@@ -10,8 +10,9 @@
 // which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
 // of no interest.
 //
-// Otherwise. All ranks together do the work of all layers for all micro-batches, and none begins
-// before its head: a stage s has s stages before it with a layer each, at least. So
+// Two stages a rank: pair_bound.cc. Otherwise all ranks together do the work of all layers for all
+// micro-batches, and none begins before its head: a stage s has s stages before it with a layer
+// each, at least. So
 //
 //     P * makespan >= sum of heads + M * sum of work.
 //
@@ -19,6 +20,8 @@
 // behind it no less than on the fastest, and work is divided by the sum of all speeds.
 //
 // The work of a layer is the least that its compute lane is busy with F, B and W, in pairs or not.
+
+#include "schedules/partition/joint_bound.h"
 
 #include <algorithm>
 #include <limits>
@@ -28,17 +31,10 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "schedules/partition/partition.h"
 #include "schedules/published/placement.h"
 
 namespace contraflow {
-namespace {
 
-constexpr Time kNoSuch = std::numeric_limits<Time>::max();
-/// Segments up to which the exact method is worth its time.
-constexpr int64_t kMostSegments = 2'000'000;
-
-/// What a message takes, at least, whichever layers stages end with.
 Time LeastHop(const CostModel& costs) {
   const CommCost& comm = costs.comm;
   if (!comm.exclusive()) return comm.latency;
@@ -61,12 +57,17 @@ double Fastest(const Spec& spec) {
   return fastest;
 }
 
-/// What so much work takes at this speed, at least, in so many rounded durations.
 Time AtLeast(Time work, double speed, int64_t durations) {
   if (speed == 1) return work;
   const double time = static_cast<double>(work) / speed * (1 - 1e-12);
   return std::max<Time>(0, static_cast<Time>(time) - durations);
 }
+
+namespace {
+
+constexpr Time kNoSuch = std::numeric_limits<Time>::max();
+/// Segments up to which the exact method is worth its time.
+constexpr int64_t kMostSegments = 2'000'000;
 
 /// A pipeline of one rank.
 Plan SingleRank(const Spec& spec) {
@@ -85,12 +86,14 @@ class LinearBound {
         devices_(DevicesOf(spec)),
         alone_(SingleRank(spec)) {}
 
-  Time Find() {
+  PartitionBound Find() {
     const int count = layers_.layers(), ranks = spec_.ranks;
     std::vector<Time> least(static_cast<size_t>(count) + 1, kNoSuch);
     least[0] = 0;
+    std::vector<std::vector<int>> from;  // of each rank, by the end of its layers: where they begin
     for (int r = 0; r < ranks; ++r) {
       std::vector<Time> next(least.size(), kNoSuch);
+      std::vector<int>& origin = from.emplace_back(least.size(), -1);
       for (int i = r; i < count; ++i) {
         const Time before = least[static_cast<size_t>(i)];
         if (before >= enough_) continue;
@@ -99,14 +102,25 @@ class LinearBound {
           Time& best = next[static_cast<size_t>(j)];
           if (before >= best) continue;
           const Time value = std::max(before, OfSegment(r, i, j));
-          best = std::min(best, value);
+          if (value < best) {
+            best = value;
+            origin[static_cast<size_t>(j)] = i;
+          }
           // More layers are more work.
           if (value >= enough_ && Work(r, i, j) >= enough_) break;
         }
       }
       least = std::move(next);
     }
-    return std::min(least.back(), enough_);
+    PartitionBound bound = {enough_, {}};
+    if (least.back() >= enough_) return bound;
+    bound.value = least.back();
+    for (size_t r = from.size(), end = static_cast<size_t>(count); r-- > 0;) {
+      const int begin = from[r][end];
+      bound.partition.insert(bound.partition.begin(), static_cast<int>(end) - begin);
+      end = static_cast<size_t>(begin);
+    }
+    return bound;
   }
 
  private:
@@ -200,12 +214,20 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame
 
 }  // namespace
 
-Time BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough) {
-  const Time average = std::min(AverageBound(spec, *layers, frame), enough);
+PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                 Time enough) {
+  const PartitionBound average = {std::min(AverageBound(spec, *layers, frame), enough), {}};
   const bool linear = frame.routes.size() == 1 && frame.stages == frame.ranks;
   const int64_t count = layers->layers();
-  if (!linear || count * count * frame.ranks > kMostSegments) return average;
-  return std::max(average, LinearBound(spec, layers, enough).Find());
+  std::optional<PartitionBound> exact;
+  if (!linear) {
+    exact = BoundOfPairs(spec, *layers, frame, enough);
+  } else if (count * count * frame.ranks <= kMostSegments) {
+    exact = LinearBound(spec, layers, enough).Find();
+  }
+  if (!exact) return average;
+  exact->value = std::max(exact->value, average.value);
+  return *exact;
 }
 
 }  // namespace contraflow

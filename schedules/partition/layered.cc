@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
@@ -27,6 +28,12 @@ namespace {
 constexpr int64_t kMostSimulated = 5'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
+
+/// Bounds of partitions that are proven to choose what is searched, at most.
+constexpr int64_t kMostBounds = 300;
+/// Partitions that are searched at all, and what share of the budget each has for that.
+constexpr size_t kMostTried = 4;
+constexpr int64_t kShortShare = 16;
 
 constexpr PartitionWorth kImpossible = {INT64_MAX, 0};
 
@@ -238,22 +245,59 @@ Plan FrameOf(const Spec& of) {
   return CandidatesOf(uniform).front().frame;
 }
 
-Partition StartOf(const Spec& of, LayerStages* layers) {
-  const Plan frame = FrameOf(of);
-  if (std::optional<Partition> fixed = FixedPartition(of, frame.stages)) return *fixed;
-  const auto judge = [&](const Partition& partition) {
-    const Spec staged = Staged(of, frame, layers, partition);
-    const std::vector<Candidate> candidates = CandidatesOf(staged);
+/// Different partitions that may do best, the most promising first: those with the least bounds,
+/// from several starts moved by single layers, and the one on which published orders do best.
+std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages* layers) {
+  const auto staged = [&](const Partition& partition) {
+    return Staged(of, frame, layers, partition);
+  };
+  std::vector<std::pair<PartitionWorth, Partition>> bounded;
+  const auto bound = [&](const Partition& partition) {
+    const Spec spec = staged(partition);
+    const std::vector<Candidate> candidates = CandidatesOf(spec);
+    if (candidates.empty()) return kImpossible;
+    const Candidate& candidate = candidates.front();
+    PartitionWorth worth = kImpossible;
+    try {
+      const std::optional<int64_t> limit = candidate.spec.memory_limit;
+      const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
+      if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
+      worth = {0, ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit).value};
+    } catch (const Error&) {
+      return kImpossible;  // no room for one activation
+    }
+    const auto known = [&](const auto& other) { return other.second == partition; };
+    if (std::none_of(bounded.begin(), bounded.end(), known)) bounded.emplace_back(worth, partition);
+    return worth;
+  };
+  const auto published = [&](const Partition& partition) {
+    const Spec spec = staged(partition);
+    const std::vector<Candidate> candidates = CandidatesOf(spec);
     if (candidates.empty()) return kImpossible;
     PartitionWorth best = kImpossible;
     for (const Plan& plan : PublishedOrders(candidates.front())) {
-      best = std::min(best, WorthOf(plan, staged));
+      best = std::min(best, WorthOf(plan, spec));
     }
     return best;
   };
+  const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   // Up to four published orders each.
-  return BestFrom(StartingPartitions(*layers, frame, of.costs), judge,
-                  MostJudged(of, frame.stages) / 4);
+  const int64_t most = MostJudged(of, frame.stages) / 4;
+  std::vector<Partition> promising = {BestFrom(starts, published, most)};
+  // The best of an argument over all partitions, of those that may beat that.
+  const Partition balanced =
+      BoundOfPartitions(of, layers, frame, published(promising.front()).step).partition;
+  if (!balanced.empty() && balanced != promising.front()) promising.push_back(balanced);
+  const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 1);
+  ImprovePartition(promising.front(), bound, bounds);
+  for (const Partition& start : starts) ImprovePartition(start, bound, bounds);
+  std::stable_sort(bounded.begin(), bounded.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [worth, partition] : bounded) {
+    if (promising.size() == kMostTried) break;
+    if (std::ranges::count(promising, partition) == 0) promising.push_back(partition);
+  }
+  return promising;
 }
 
 Found SearchShape(const Spec& of, const SearchControl& control) {
@@ -268,26 +312,49 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
     throw Error("auto " + why_not);
   }
-  Partition partition = StartOf(of, &layers);
-  const bool chosen = FixedPartition(of, static_cast<int>(partition.size())).has_value();
-  Spec staged = Staged(of, frame, &layers, partition);
-  if (!chosen) staged.search.budget /= 2;
-  Found best = SearchStaged(staged, control);
-  if (chosen || control.stopped()) return best;
+  if (const std::optional<Partition> fixed = FixedPartition(of, frame.stages)) {
+    return SearchStaged(Staged(of, frame, &layers, *fixed), control);
+  }
+  // A short search of each, a longer one of the best, and another of what moved layers make of it.
+  const std::vector<Partition> promising = Promising(of, frame, &layers);
+  int64_t left = of.search.budget;
+  const auto search = [&](const Partition& partition, int64_t budget) {
+    Spec staged = Staged(of, frame, &layers, partition);
+    staged.search.budget = budget;
+    left -= budget;
+    return SearchStaged(staged, control);
+  };
+  std::optional<Found> best;
+  std::optional<Error> why_not;
+  Partition partition = promising.front();
+  const auto offer = [&](const Partition& of_it, Found found) {
+    if (best && found.step >= best->step) return;
+    best = std::move(found);
+    partition = of_it;
+  };
+  for (const Partition& other : promising) {
+    if (best && control.stopped()) break;
+    try {
+      offer(other, search(other, of.search.budget / kShortShare));
+    } catch (const Error& error) {
+      if (!why_not) why_not = error;
+    }
+  }
+  if (!best) throw *why_not;
+  if (control.stopped()) return std::move(*best);
+  offer(partition, search(partition, left / 2));
   // Recomputed stages are chosen with the order, so that another partition may not have them.
   const auto judge = [&](const Partition& moved) {
-    return WorthOf(best.plan, Staged(of, frame, &layers, moved));
+    return WorthOf(best->plan, Staged(of, frame, &layers, moved));
   };
   const Partition moved =
       ImprovePartition(partition, judge, MostJudged(of, static_cast<int>(partition.size())));
-  if (moved == partition) return best;
-  staged = Staged(of, frame, &layers, moved);
-  staged.search.budget = of.search.budget - of.search.budget / 2;
-  if (std::optional<Found> same = Restaged(best, staged); same && same->step < best.step) {
-    best = std::move(*same);
+  if (moved != partition) {
+    std::optional<Found> same = Restaged(*best, Staged(of, frame, &layers, moved));
+    if (same) offer(moved, std::move(*same));
   }
-  Found again = SearchStaged(staged, control);
-  return again.step < best.step ? again : best;
+  if (!control.stopped()) offer(moved, search(moved, left));
+  return std::move(*best);
 }
 
 Plan Searched(const Spec& spec, const SearchControl& control) {
@@ -325,8 +392,8 @@ void CoverPartitions(const Spec& spec, Plan* plan) {
   if (FixedPartition(spec, plan->stages)) return;
   LayerStages layers(spec.costs, OverlapOf(spec));
   Provenance& provenance = *plan->provenance;
-  provenance.bound =
-      std::min(provenance.bound, BoundOfPartitions(spec, &layers, *plan, provenance.makespan));
+  provenance.bound = std::min(provenance.bound,
+                              BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
 }
 
 }  // namespace contraflow

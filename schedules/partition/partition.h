@@ -44,9 +44,17 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
 /// `most` times. Never worse than `start`.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
 
+/// A lower bound, and the partition on which the argument behind it finds no more; empty where it
+/// is of no partition in particular.
+struct PartitionBound {
+  Time value = 0;
+  Partition partition = {};
+};
+
 /// A lower bound on the makespan of every order for the routes of `frame` (its programs do not
 /// matter) and every partition of the layers into its stages, within the memory of the spec. No
 /// more than `enough`, beyond which nobody wants to know.
-Time BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough);
+PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                 Time enough);
 
 }  // namespace contraflow

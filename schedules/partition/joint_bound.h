@@ -1,0 +1,23 @@
+#pragma once
+
+#include <optional>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "schedules/partition/partition.h"
+
+namespace contraflow {
+
+/// What a message takes, at least, whichever layers stages end with.
+Time LeastHop(const CostModel& costs);
+double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
+double Fastest(const Spec& spec);            ///< of all ranks
+/// What so much work takes at this speed, at least, in so many rounded durations.
+Time AtLeast(Time work, double speed, int64_t durations);
+
+/// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches
+/// that differ and for models with too many layers.
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, const LayerStages& layers,
+                                           const Plan& frame, Time enough);
+
+}  // namespace contraflow

@@ -1,0 +1,265 @@
+// Bounds that hold for any partition where each rank has two stages: of a V (r and 2P-1-r), of two
+// routes (r and P-1-r, mirrored on rank P-1-r), or interleaved (r and P+r).
+//
+// A rank begins when the first micro-batch has come through the layers before its first stage, and
+// then has the work of both stages for all their micro-batches:
+//
+//     makespan >= min over partitions of max over ranks of head + work.
+//
+// Before the head of its second stage is over it can run forwards of its first one only:
+//
+//     makespan >= head of the second stage + work - forwards of the first.
+//
+// Weight gradients may come last,
+// but behind the last backward of a stage those of all layers before it follow: head, forwards,
+// backwards and that tail are a bound as well, where no overlap makes them shorter than their sums.
+//
+// Stages are filled rank by rank, so what is left of the model is an interval (V, two routes) or
+// two (interleaved), and a dynamic programme over its ends finds the minimum. The two routes of a
+// bidirectional placement need one step for ranks r and P-1-r together: the larger of
+
+//     M1 w(r) + M2 w(P-1-r)  and  M1 w(P-1-r) + M2 w(r).
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "schedules/partition/joint_bound.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kUnreached = std::numeric_limits<Time>::max();
+/// States of all steps up to which the method is worth its memory.
+constexpr int64_t kMostStates = 8'000'000;
+
+/// How a placement pairs its stages.
+struct Pairing {
+  bool nested = true;          ///< the second stage of a rank is taken from the end of the layers
+  int steps = 0;               ///< ranks, or pairs of them
+  Time first = 0, second = 0;  ///< micro-batches of the two routes; of a single one in `first`
+  bool middle = false;         ///< of an odd number of ranks the middle one has one stage
+};
+
+std::optional<Pairing> PairingOf(const Plan& frame) {
+  const auto count = [&](size_t route) {
+    return static_cast<Time>(frame.routes[route].microbatches.size());
+  };
+  const int ranks = frame.ranks;
+  if (frame.routes.size() == 2 && frame.stages == ranks) {
+    for (int s = 0; s < ranks; ++s) {
+      const auto at = static_cast<size_t>(s);
+      if (frame.routes[0].ranks[at] != s || frame.routes[1].ranks[at] != ranks - 1 - s) return {};
+    }
+    return Pairing{true, (ranks + 1) / 2, count(0), count(1), ranks % 2 == 1};
+  }
+  if (frame.routes.size() != 1 || frame.stages != 2 * ranks) return {};
+  const std::vector<int>& of = frame.routes[0].ranks;
+  bool nested = true, looped = true;
+  for (int s = 0; s < ranks; ++s) {
+    if (of[static_cast<size_t>(s)] != s) return {};
+    nested = nested && of[static_cast<size_t>(2 * ranks - 1 - s)] == s;
+    looped = looped && of[static_cast<size_t>(ranks + s)] == s;
+  }
+  if (!nested && !looped) return {};
+  return Pairing{nested, ranks, count(0), 0, false};
+}
+
+class PairBound {
+ public:
+  PairBound(const Spec& spec, const LayerStages& layers, const Pairing& pairing, Time enough)
+      : spec_(spec),
+        layers_(layers),
+        pairing_(pairing),
+        enough_(enough),
+        count_(layers.layers()),
+        hop_(LeastHop(spec.costs)),
+        fastest_(Fastest(spec)),
+        sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)) {}
+
+  PartitionBound Find() {
+    PartitionBound best = {enough_, {}};
+    if (pairing_.nested) {
+      Run(count_, &best);
+    } else {
+      // Where the second stages begin.
+      for (int cut = pairing_.steps; cut <= count_ - pairing_.steps; ++cut) Run(cut, &best);
+    }
+    return best;
+  }
+
+ private:
+  size_t At(int i, int j) const {
+    return static_cast<size_t>(i) * static_cast<size_t>(count_ + 1) + static_cast<size_t>(j);
+  }
+  Time Work(int i, int j) const {
+    return layers_.least_work_before(j) - layers_.least_work_before(i);
+  }
+
+  static bool Overlaps(const LayerCost& layer) {
+    const StageCost& cost = layer.cost;
+    return layer.moe || cost.bw < cost.b + cost.w || cost.fb < cost.f + cost.bw;
+  }
+
+  /// Forwards and backwards of one micro-batch.
+  Time Chain(int i, int j) const {
+    return layers_.forward_before(j) - layers_.forward_before(i) + layers_.backward_before(j) -
+           layers_.backward_before(i);
+  }
+  Time Head(int layer, int stage) const {
+    return AtLeast(layers_.forward_before(layer), fastest_, stage) + stage * hop_;
+  }
+  Time Tail(int layer, int stage) const {
+    return AtLeast(layers_.backward_before(layer), fastest_, stage) + stage * hop_;
+  }
+  /// What the rank, or the fuller one of two, has of two stages with so much each for a
+  /// micro-batch.
+  Time OfAll(int k, Time a, Time b) const {
+    const Time all = pairing_.second == 0 ? pairing_.first * (a + b)
+                                          : std::max(pairing_.first * a + pairing_.second * b,
+                                                     pairing_.first * b + pairing_.second * a);
+    return AtLeast(all, SpeedOf(spec_, k), 6 * (pairing_.first + pairing_.second));
+  }
+
+  /// Of step k with the layers i..to-1 alone in its first stage.
+  Time OfFirst(int k, int i, int to) const { return Head(i, k) + OfAll(k, Work(i, to), 0); }
+
+  /// Of step k with both stages, the second one with the layers begin..end-1.
+  Time OfBoth(int k, int i, int to, int begin, int end) const {
+    const int second = pairing_.nested
+                           ? (pairing_.second > 0 ? spec_.ranks - 1 - k : 2 * spec_.ranks - 1 - k)
+                           : spec_.ranks + k;
+    // A V turns within its last rank.
+    const int hops = pairing_.nested && pairing_.second == 0 ? second - 1 : second;
+    const Time most = std::max(pairing_.first, pairing_.second);
+    const auto alone = [&](Time work) { return AtLeast(most * work, SpeedOf(spec_, k), 6 * most); };
+    const Time forward = layers_.forward_before(to) - layers_.forward_before(i);
+    Time value = std::max(
+        Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
+        Head(begin, hops) + OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
+    if (!sums_) return value;
+    value = std::max(value, Head(i, k) + OfAll(k, Chain(i, to), Chain(begin, end)) + Tail(i, k));
+    return std::max(value, Head(begin, hops) + alone(Chain(begin, end)) + Tail(begin, hops));
+  }
+
+  /// Of the one stage of the middle rank for both routes.
+  Time OfMiddle(int k, int i, int to) const {
+    return Head(i, k) + OfAll(k, Work(i, to), Work(i, to));
+  }
+
+  struct Ends {
+    int i = -1, j = -1;
+  };
+
+  /// With the second stages from layer `cut` on, or from the end back.
+  void Run(int cut, PartitionBound* best) {
+    const int steps = pairing_.steps;
+    std::vector<std::vector<Ends>> from(static_cast<size_t>(steps));
+    std::vector<std::pair<int, int>> states = {{0, cut}};
+    std::vector<Time> least(At(count_, count_) + 1, kUnreached);
+    least[At(0, cut)] = 0;
+    for (int k = 0; k < steps; ++k) {
+      std::vector<Time> next(least.size(), kUnreached);
+      std::vector<Ends>& origin = from[static_cast<size_t>(k)];
+      origin.resize(least.size());
+      std::vector<std::pair<int, int>> reached;
+      for (const auto& [i, j] : states) {
+        Extend(k, cut, i, j, least[At(i, j)], best->value, &next, &origin, &reached);
+      }
+      least = std::move(next);
+      states = std::move(reached);
+    }
+    for (const auto& [i, j] : states) {
+      if (!Complete(cut, i, j) || least[At(i, j)] >= best->value) continue;
+      best->value = least[At(i, j)];
+      best->partition = Trace(from, i, j);
+    }
+  }
+
+  /// True if nothing of the model is left.
+  bool Complete(int cut, int i, int j) const {
+    return pairing_.nested ? i == j : i == cut && j == count_;
+  }
+
+  /// All ways to fill the stages of step k, from what is left at i and j.
+  void Extend(int k, int cut, int i, int j, Time before, Time most, std::vector<Time>* next,
+              std::vector<Ends>* origin, std::vector<std::pair<int, int>>* reached) const {
+    const bool last = k + 1 == pairing_.steps;
+    const bool alone = last && pairing_.middle;
+    const int behind = pairing_.steps - 1 - k;
+    // What the other steps need at least.
+    const int first_end = (pairing_.nested ? j : cut) - behind;
+    for (int to = i + 1; to <= first_end; ++to) {
+      if (alone) to = j;
+      if (OfFirst(k, i, to) >= most) break;
+      const int room = pairing_.nested ? j - to : count_ - j;
+      const int least_second = alone ? 0 : 1;
+      for (int size = least_second; size <= room; ++size) {
+        const int end = pairing_.nested ? j - size : j + size;
+        if (last && !Complete(cut, to, end)) {
+          if (alone) break;
+          continue;
+        }
+        const Time here =
+            alone ? OfMiddle(k, i, to) : OfBoth(k, i, to, std::min(j, end), std::max(j, end));
+        const Time value = std::max(before, here);
+        if (value >= most) {
+          if (Head(i, k) + OfAll(k, Work(i, to), Work(std::min(j, end), std::max(j, end))) >=
+              most) {
+            break;  // more layers are more work
+          }
+          continue;
+        }
+        Time& at = (*next)[At(to, end)];
+        if (at == kUnreached) reached->emplace_back(to, end);
+        if (value < at) {
+          at = value;
+          (*origin)[At(to, end)] = {i, j};
+        }
+        if (alone) break;
+      }
+    }
+  }
+
+  Partition Trace(const std::vector<std::vector<Ends>>& from, int i, int j) const {
+    std::vector<int> firsts, seconds;
+    for (size_t k = from.size(); k-- > 0;) {
+      const Ends before = from[k][At(i, j)];
+      firsts.push_back(i - before.i);
+      const int second = pairing_.nested ? before.j - j : j - before.j;
+      if (second > 0) seconds.push_back(second);
+      i = before.i;
+      j = before.j;
+    }
+    std::reverse(firsts.begin(), firsts.end());
+    // From the inside out, nested ones are in the order of the layers.
+    if (!pairing_.nested) std::reverse(seconds.begin(), seconds.end());
+    firsts.insert(firsts.end(), seconds.begin(), seconds.end());
+    return firsts;
+  }
+
+  const Spec& spec_;
+  const LayerStages& layers_;
+  const Pairing pairing_;
+  const Time enough_;
+  const int count_;
+  const Time hop_;
+  const double fastest_;
+  const bool sums_;  ///< nothing overlaps
+};
+
+}  // namespace
+
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, const LayerStages& layers,
+                                           const Plan& frame, Time enough) {
+  const std::optional<Pairing> pairing = PairingOf(frame);
+  if (!pairing || !spec.costs.microbatch_scale.empty()) return std::nullopt;
+  const int64_t count = layers.layers() + 1;
+  if (count * count * pairing->steps > kMostStates) return std::nullopt;
+  return PairBound(spec, layers, *pairing, enough).Find();
+}
+
+}  // namespace contraflow

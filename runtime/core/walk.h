@@ -95,8 +95,8 @@ class SerialOrder {
   /// The plan must outlive this.
   explicit SerialOrder(const Plan& plan);
 
-  /// Every stage of every micro-batch once. Where all copies agree on an order, ascending for all
-  /// that this library makes, that is one pass for each micro-batch; otherwise some come again.
+  /// Every stage of every micro-batch once. Where all copies agree on an order, as a rule the
+  /// ascending one, that is one pass for each micro-batch; otherwise some come again.
   const std::vector<Pass>& passes() const { return passes_; }
   /// How many sums over micro-batches there are of a stage's gradients, and which of them one is
   /// added to: one for each copy in each of `groups`. Of what all members of an expert group have,

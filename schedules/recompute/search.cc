@@ -19,6 +19,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {
@@ -79,6 +80,7 @@ class ShortestStep {
   }
 
   std::optional<Plan>& best() { return best_; }
+  Time step() const { return step_; }
   /// True if there is a plan and no more is wanted.
   bool stopped() const { return best_ && control_.stopped(); }
   const SearchControl& control() const { return control_; }
@@ -131,6 +133,48 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest,
                   candidate);
 }
 
+/// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others.
+std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
+  const RecomputedCells cells(plan);
+  std::vector<int> stages;
+  for (int s = 0; s < plan.stages; ++s) {
+    if (!cells.HasStage(s)) continue;
+    for (int m = 0; m < plan.microbatches; ++m) {
+      if (!cells.Has(s, m)) return std::nullopt;
+    }
+    stages.push_back(s);
+  }
+  return stages;
+}
+
+/// True where all schedules of a candidate can be looked at.
+bool IsSmall(const Candidate& candidate) {
+  return TakesExactly(candidate.frame) &&
+         !LongerThanOrder(candidate.spec.costs, candidate.spec.search);
+}
+
+/// What is shortest with the same stages recomputed as in the shortest so far, if that has the
+/// candidate's routes; else as the spec has them.
+void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) {
+  if (!IsSmall(candidate) || !shortest->MayImprove(bound) || shortest->stopped()) return;
+  const Spec& spec = candidate.spec;
+  std::optional<std::vector<int>> stages;
+  if (spec.recompute.choice != Recompute::Choice::kAuto) {
+    stages = StagesToRecompute(candidate.frame, spec);
+  } else if (shortest->best() && shortest->best()->routes == candidate.frame.routes) {
+    stages = WholeStagesOf(*shortest->best());
+  }
+  if (!stages || !shortest->best()) return;
+  SearchWork work(spec.search, shortest->control());
+  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, *stages,
+                                    shortest->step(), bound, work.left(), &work);
+  if (exact.programs.empty()) return;
+  Plan plan = candidate.frame;
+  plan.schedule = "exact search";
+  plan.programs = std::move(exact.programs);
+  shortest->Offer(std::move(plan), candidate);
+}
+
 /// Without any recompute, for which it is asked only where it shortens the step.
 void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, ShortestStep* shortest) {
   spec.recompute = {};
@@ -161,9 +205,11 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
-    candidate.spec.search.budget /= kSearches;
+    candidate.spec.search.budget /= kSearches + (IsSmall(candidate) ? 1 : 0);
     if (freely && !candidate.spec.memory_limit) continue;
-    OfferAll(candidate, BoundOfCandidate(candidate), &shortest, &first_error);
+    const Time bound = BoundOfCandidate(candidate);
+    OfferAll(candidate, bound, &shortest, &first_error);
+    OfferExact(candidate, bound, &shortest);
     if (shortest.stopped()) break;
   }
   if (!shortest.best() && first_error &&

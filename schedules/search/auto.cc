@@ -26,6 +26,7 @@
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
 
@@ -77,7 +78,7 @@ Plan RenumberMicrobatches(Plan plan) {
   };
   for (Route& route : plan.routes) {
     for (int& microbatch : route.microbatches) renumber(&microbatch);
-    CF_ASSERT(std::is_sorted(route.microbatches.begin(), route.microbatches.end()));
+    std::ranges::sort(route.microbatches);
   }
   for (Program& program : plan.programs) {
     for (Instruction& i : program) {
@@ -142,6 +143,42 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
       ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
 }
 
+/// What the other searches of a small candidate may take, of its budget, before all of its
+/// schedules are looked at, and what that may take of the rest.
+constexpr int64_t kFirstShare = 8, kExactShare = 2;
+
+/// True where all schedules of a candidate can be looked at. Sums over micro-batches of two routes
+/// are kept in ascending order by numbering micro-batches anew, which must be alike for that.
+bool IsSmall(const Candidate& candidate, const SearchOptions& options) {
+  if (options.noise > 0 || SharesLanes(candidate.spec)) return false;
+  return TakesExactly(candidate.frame) &&
+         (candidate.spec.costs.microbatch_scale.empty() || !SharesStages(candidate.frame));
+}
+
+/// Looks at all schedules of a small candidate that are shorter than what was `found`, in `plan`.
+/// Where the budget ends before that, local search goes on. Returns the bound: where all have been
+/// looked at, the shortest proves itself.
+Time SearchSmall(const Candidate& candidate, const SearchProblem& problem, Time bound,
+                 const SearchOptions& options, SearchWork* work, SearchResult* found, Plan* plan) {
+  const Spec& spec = candidate.spec;
+  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, {},
+                                    found->makespan, bound, work->left() / kExactShare, work);
+  if (!exact.programs.empty()) {
+    plan->programs = std::move(exact.programs);
+    found->makespan = exact.makespan;
+    found->from = "exact search";
+  }
+  if (exact.complete) return found->makespan;
+  // A schedule that mixes the order of micro-batches is no order to go on from.
+  const std::optional<Order> order = ToOrder(problem, *plan);
+  if (!order) return bound;
+  found->order = *order;
+  const Time before = found->makespan;
+  ImproveWithin(problem, bound, options.seed, work->left(), work, found);
+  if (found->makespan < before) plan->programs = ToPlan(problem, found->order).programs;
+  return bound;
+}
+
 Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
                   const SearchOptions& options, const SearchControl& control) {
   const Spec& spec = candidate.spec;
@@ -154,12 +191,13 @@ Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
   // Where lanes are shared, half of the work is left for the search on them.
   std::optional<SearchResult> found;
   const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
-  if (lanes) {
-    SearchOptions half = options;
-    half.budget /= 2;
-    SearchWork chunks(half, control);
-    found = Search(problem, published, bound, half, &chunks);
-    work.Spend(half.budget / kNanosecondsEach - chunks.left());
+  const bool small = IsSmall(candidate, options);
+  if (lanes || small) {
+    SearchOptions part = options;
+    part.budget /= lanes ? 2 : kFirstShare;
+    SearchWork first(part, control);
+    found = Search(problem, published, bound, part, &first);
+    work.Spend(part.budget / kNanosecondsEach - first.left());
   } else {
     found = Search(problem, published, bound, options, &work);
   }
@@ -170,6 +208,9 @@ Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
   }
   CF_ASSERT(found);
   Choice choice{ToPlan(problem, found->order), 0};
+  if (small && found->makespan > bound) {
+    bound = SearchSmall(candidate, problem, bound, options, &work, &*found, &choice.plan);
+  }
   if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
   choice.plan.costs = spec.costs;
   choice.plan.provenance =

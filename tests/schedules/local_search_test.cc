@@ -137,7 +137,10 @@ TEST_SUITE("property") {
     for (const Spec& spec : RandomSpecs(&random, 40, 5, 8)) {
       const Plan plan = GeneratePlan(spec);
       const SearchProblem any = ProblemOf(plan, spec.costs, std::nullopt);
-      const Evaluation first = Evaluate(any, *ToOrder(any, plan));
+      const std::optional<Order> seed = ToOrder(any, plan);
+      if (!seed && spec.schedule == "auto") continue;  // it mixes micro-batches that differ
+      REQUIRE(seed);
+      const Evaluation first = Evaluate(any, *seed);
       const int64_t limit = *std::max_element(first.peak.begin(), first.peak.end());
       const SearchProblem problem = ProblemOf(plan, spec.costs, limit);
       const Time bound = ProveBound(problem.frame, spec.costs, limit).value;

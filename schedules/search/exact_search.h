@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "schedules/search/search.h"
+
+namespace contraflow {
+
+/// What a look at all schedules of a small problem has found.
+struct ExactSearch {
+  std::vector<Program> programs;  ///< of each rank, shorter than asked for; empty: none found
+  Time makespan = 0;              ///< theirs
+  /// All schedules have been looked at: none is shorter than these programs or, where there are
+  /// none, than what was asked for.
+  bool complete = false;
+};
+
+/// True where SearchExactly takes the frame: it has few chunks.
+bool TakesExactly(const Plan& frame);
+
+/// Branch and bound over every schedule of the frame's routes that is shorter than `below`, within
+/// the limit, micro-batches in any order, with an R in each chunk of the stages `recomputed`; ends
+/// at one of `bound`, and after about `budget` instructions of the work. The same on every machine.
+/// Costs of pairs, of full backwards and of links are all minded.
+ExactSearch SearchExactly(const Plan& frame, const CostModel& costs, std::optional<int64_t> limit,
+                          const std::vector<int>& recomputed, Time below, Time bound,
+                          int64_t budget, SearchWork* work);
+
+}  // namespace contraflow

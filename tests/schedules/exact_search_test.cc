@@ -1,0 +1,177 @@
+#include "schedules/search/exact_search.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
+#include "schedules/registry.h"
+#include "tests/support/exact_instance.h"
+#include "tests/support/exact_search.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/support.h"
+
+namespace contraflow::small_search_test {
+namespace {
+
+constexpr Time kAny = std::numeric_limits<Time>::max() / 4;
+
+/// A second of work.
+ExactSearch SearchFor(const ExactInstance& instance, const std::vector<int>& recomputed,
+                      Time below) {
+  Plan frame = instance.plan;
+  frame.programs.clear();
+  SearchWork work{SearchOptions()};
+  return SearchExactly(frame, instance.costs, instance.limit, recomputed, below, 0, work.left(),
+                       &work);
+}
+
+/// Makes a third of the instances recompute stages; which.
+std::vector<int> Recompute(ExactInstance* instance, std::mt19937_64* random) {
+  std::vector<int> stages;
+  if ((*random)() % 3 > 0) return stages;
+  Plan& plan = instance->plan;
+  plan.programs.assign(static_cast<size_t>(plan.ranks), {});
+  for (int s = 0; s < plan.stages; ++s) {
+    if ((*random)() % 2 == 0) continue;
+    stages.push_back(s);
+    for (int m = 0; m < plan.microbatches; ++m) plan.programs[0].push_back(CellOp(Op::R, s, m));
+  }
+  if (instance->costs.memory) {
+    const auto activation = static_cast<uint64_t>(instance->costs.memory->activation_bytes);
+    instance->costs.memory->input_bytes = static_cast<int64_t>((*random)() % (activation + 1));
+  }
+  return stages;
+}
+
+Plan LinearFrame(int ranks, int microbatches) {
+  return SingleRoutePlan(MakeSpec("linear", ranks, microbatches, {}), LinearPlacement(ranks));
+}
+
+/// What `auto` makes of an instance.
+Plan Searched(const ExactInstance& instance) {
+  Spec spec = MakeSpec("auto", instance.plan.ranks, instance.plan.microbatches, instance.costs);
+  spec.memory_limit = instance.limit;
+  spec.search.budget = 200'000'000;
+  spec.search.placement = ParsePlacement(instance.placement == "V" ? "v" : instance.placement);
+  if (instance.placement == "interleaved") spec.chunks = 2;
+  // One entry is for every stage of the instance.
+  spec.costs.stages.resize(static_cast<size_t>(instance.plan.stages), spec.costs.stages[0]);
+  return GeneratePlan(spec);
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("the exact search finds the optimum of a tiny instance and proves it") {
+    ExactInstances instances(21);
+    std::mt19937_64 random(21);
+    int compared = 0, incomplete = 0;
+    while (compared < Draws(150)) {
+      ExactInstance instance = instances.Next();
+      const std::vector<int> recomputed = Recompute(&instance, &random);
+      const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, 5'000);
+      if (!exact.finished) continue;
+      CAPTURE(instance.Describe());
+      CAPTURE(compared);
+      const ExactSearch found = SearchFor(instance, recomputed, kAny);
+      ++compared;
+      // Without anything to be shorter than, a few take longer.
+      incomplete += !found.complete;
+      if (!found.complete) continue;
+      CHECK(found.programs.empty() == !exact.makespan);
+      if (!exact.makespan) continue;
+      CHECK(found.makespan == *exact.makespan);
+      Plan plan = instance.plan;
+      plan.programs = found.programs;
+      CHECK(FindingsText(plan) == "");
+      const Simulation simulation = Simulate(plan, instance.costs);
+      CHECK(simulation.makespan == found.makespan);
+      CHECK((!instance.limit || MemoryLimit(instance.costs, instance.limit).Fits(simulation)));
+      // Nothing is shorter, and that is proven as well.
+      const ExactSearch shorter = SearchFor(instance, recomputed, found.makespan);
+      CHECK(shorter.complete);
+      CHECK(shorter.programs.empty());
+    }
+    CHECK(30 * incomplete < compared);
+  }
+
+  TEST_CASE("auto is optimal on tiny instances, and says so where all was looked at") {
+    ExactInstances instances(22);
+    int compared = 0, optimal = 0, proven = 0, mixed = 0;
+    while (compared < Draws(120)) {
+      const ExactInstance instance = instances.Next();
+      const bool odd = instance.plan.routes.size() > 1 && instance.plan.ranks % 2 == 1;
+      if (odd && !instance.costs.microbatch_scale.empty()) continue;  // auto says why not
+      const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, 5'000);
+      if (!exact.finished || !exact.makespan) continue;
+      CAPTURE(instance.Describe());
+      const Plan plan = Searched(instance);
+      const Time makespan = Simulate(plan, instance.costs).makespan;
+      CHECK(makespan >= *exact.makespan);
+      CHECK(FindingsText(plan) == "");
+      CHECK(plan.provenance->makespan == makespan);
+      CHECK(plan.provenance->bound <= *exact.makespan);
+      CHECK(plan.provenance->bound >= ProveBound(plan, *plan.costs, instance.limit).value);
+      ++compared;
+      optimal += makespan == *exact.makespan;
+      proven += makespan == plan.provenance->bound;
+      Plan frame = plan;
+      frame.programs.assign(static_cast<size_t>(plan.ranks), {});
+      mixed += !ToOrder(MakeProblem(std::move(frame), instance.costs, instance.limit), plan);
+    }
+    MESSAGE(optimal << " of " << compared << " optimal, " << proven << " proven");
+    CHECK(100 * optimal >= 97 * compared);
+    CHECK(100 * proven >= 97 * compared);
+    // Some need their micro-batches in another order.
+    CHECK((kSanitized || mixed > 0));
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("what moves of single actions do not find") {
+    Spec spec = MakeSpec("auto", 3, 4, UniformCosts(10, 10, 10));
+    spec.search.placement = Placement::kV;
+    spec.costs.stages.resize(6, spec.costs.stages[0]);
+    spec.memory_limit = 3;
+    CHECK(GeneratePlan(spec).provenance->makespan == 360);
+    spec = MakeSpec("auto", 2, 3, UniformCosts(7, 9, 2));
+    spec.search.placement = Placement::kBidirectional;
+    spec.memory_limit = 1;
+    CHECK(GeneratePlan(spec).provenance->makespan == 88);
+  }
+
+  TEST_CASE("micro-batches that differ run in the order that is shortest") {
+    // A short one first, so that the other rank has work soon.
+    CostModel costs = UniformCosts(10, 10, 0);
+    costs.microbatch_scale = {2, 1, 1, 1};
+    Spec spec = MakeSpec("auto", 2, 4, costs);
+    spec.search.placement = Placement::kLinear;
+    const Plan plan = GeneratePlan(spec);
+    CHECK(plan.programs[0][0] == CellOp(Op::F, 0, 1));
+    CHECK(plan.provenance->makespan == 120);
+    CHECK(plan.provenance->bound == plan.provenance->makespan);
+    CHECK(FindingsText(plan) == "");
+  }
+
+  TEST_CASE("the exact search ends with its budget and takes no large frames") {
+    const CostModel costs = UniformCosts(10, 13, 4, 3);
+    const Plan frame = LinearFrame(4, 8);
+    SearchWork work{SearchOptions()};
+    const ExactSearch found = SearchExactly(frame, costs, 3, {}, kAny, 0, 20'000, &work);
+    CHECK_FALSE(found.complete);
+    CHECK(work.left() >= SearchWork::kPerSecond - 21'000);
+    const ExactSearch again = SearchExactly(frame, costs, 3, {}, kAny, 0, 20'000, &work);
+    CHECK(again.programs == found.programs);
+    CHECK(TakesExactly(frame));
+    CHECK_FALSE(TakesExactly(LinearFrame(4, 11)));
+    CHECK_FALSE(SearchExactly(LinearFrame(4, 11), costs, 3, {}, kAny, 0, 20'000, &work).complete);
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::small_search_test

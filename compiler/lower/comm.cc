@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -153,12 +154,12 @@ class Inserter {
   /// Puts REDUCE and STEP of every stage into the inboxes of its holders.
   void InsertSteps() {
     std::vector<Moment> weighed(static_cast<size_t>(plan_.stages));
-    std::vector<Time> backward_end(plan_.programs.size(), 0);
+    std::vector<Moment> backward(plan_.programs.size());  // what the last one sends
     for (size_t r = 0; r < plan_.programs.size(); ++r) {
       const Program& program = plan_.programs[r];
       for (size_t i = 0; i < program.size(); ++i) {
         const Time end = timeline_.ranks[r][i].end;
-        if (HasBackward(program[i].op)) backward_end[r] = end;
+        if (HasBackward(program[i].op)) backward[r] = {end, moments_[r][i].number + 1};
         if (!HasWeight(program[i].op)) continue;
         Moment& last = weighed[static_cast<size_t>(BackStage(program[i]))];
         last.time = std::max(last.time, end);
@@ -169,16 +170,17 @@ class Inserter {
     for (int s = 0; s < plan_.stages; ++s) {
       const std::vector<int>& copies = holders[static_cast<size_t>(s)];
       const StageCost& cost = costs_.stage(s);
-      const Moment reduced = weighed[static_cast<size_t>(s)];
+      Moment reduced = weighed[static_cast<size_t>(s)];
       const bool reduce = NeedsReduce(plan_, copies.size());
+      // Behind what any holder begins at that time: one that waits for the others could do its own
+      // work meanwhile, if others begin theirs before they come.
+      if (reduce) reduced.number = std::numeric_limits<int64_t>::max();
       for (const int holder : copies) {
         std::vector<Insertion>& inbox = inbox_[static_cast<size_t>(holder)];
         if (reduce) inbox.push_back({reduced, Op::REDUCE, s, -1, -1});
         Moment step = {reduced.time + (reduce ? cost.reduce : 0), reduced.number};
         // A step that takes time must not keep other ranks waiting for this one's gradients.
-        if (cost.step > 0) {
-          step.time = std::max(step.time, backward_end[static_cast<size_t>(holder)]);
-        }
+        if (cost.step > 0) step = std::max(step, backward[static_cast<size_t>(holder)]);
         inbox.push_back({step, Op::STEP, s, -1, -1});
       }
     }

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 
@@ -101,6 +102,60 @@ TEST_SUITE("unit") {
     plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComm});
     CHECK(count(plan, Op::REDUCE) == 8);
     CHECK(count(plan, Op::STEP) == 8);
+  }
+
+  TEST_CASE("a STEP stands behind the SEND of what was computed before it") {
+    int sends = 0;
+    for (const char* schedule : {"1f1b", "zb-v", "chimera", "dualpipe", "dualpipe-v"}) {
+      CAPTURE(schedule);
+      CostModel costs = UniformCosts(1'000, 1'000, 1'000, 50);
+      costs.stages[0].step = 400;
+      const Spec spec = MakeSpec(schedule, 4, 8, costs);
+      for (const Program& program :
+           Lower(GeneratePlan(spec), costs, {.target = Level::kComm}).programs) {
+        for (size_t i = 0; i < program.size(); ++i) {
+          if (!IsSend(program[i].op)) continue;
+          size_t made = i;
+          while (IsMessage(program[made].op)) --made;
+          CHECK(WorkOf(program[made].op) == Work::kCompute);
+          ++sends;
+        }
+      }
+    }
+    CHECK(sends > 200);
+  }
+
+  TEST_CASE("REDUCE stands behind all that its holders begin before they can") {
+    int reduces = 0;
+    for (const char* schedule : {"chimera", "dualpipe"}) {
+      CAPTURE(schedule);
+      const CostModel costs = UniformCosts(1'000, 1'000, 1'000);
+      const Plan order = GeneratePlan(MakeSpec(schedule, 4, 8, costs));
+      const Timeline timeline = Simulate(order, costs).timeline;
+      std::vector<Time> weighed(4, 0);
+      for (size_t r = 0; r < 4; ++r) {
+        for (size_t i = 0; i < order.programs[r].size(); ++i) {
+          const Instruction& done = order.programs[r][i];
+          if (!HasWeight(done.op)) continue;
+          Time& last = weighed[static_cast<size_t>(BackStage(done))];
+          last = std::max(last, timeline.ranks[r][i].end);
+        }
+      }
+      const Plan plan = Lower(order, costs, {.target = Level::kComm});
+      for (size_t r = 0; r < 4; ++r) {
+        size_t computed = 0;
+        for (const Instruction& i : plan.programs[r]) {
+          if (WorkOf(i.op) == Work::kCompute) ++computed;
+          if (i.op != Op::REDUCE) continue;
+          const Time at = weighed[static_cast<size_t>(i.stage)];
+          const auto begun = std::ranges::count_if(
+              timeline.ranks[r], [at](const Span& span) { return span.start <= at; });
+          CHECK(computed == static_cast<size_t>(begun));
+          ++reduces;
+        }
+      }
+    }
+    CHECK(reduces == 16);
   }
 
   TEST_CASE("every pass is observed and what cannot be lowered is refused") {

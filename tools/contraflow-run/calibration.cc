@@ -122,7 +122,7 @@ Time Calibration::Shortest() const {
 
 /// What a rank that waits for a message waits behind its SEND.
 Time Calibration::Delay() const {
-  return delays_.newest.empty() ? Shortest() : Quantile(delays_.newest, 0.25);
+  return delays_.newest.empty() ? Shortest() : Quantile(delays_.newest, 0.5);
 }
 
 CommCost Calibration::Messages(int64_t bytes) const {

@@ -1,0 +1,263 @@
+// Plans of measured costs beside what they then take: the default model, trained by threads of this
+// process.
+//
+// A round: the costs of the layers are measured while zb-1p runs on two ranks; each schedule is
+// compiled for them, with the layers where it wants them, predicted, and run. "own cores": as many
+// ranks as that, each with a core of its own; costs are measured anew before each schedule, as
+// machines drift. "padded": more ranks than cores; every instruction lasts as long as the plan's
+// costs say, asleep, while a tiny model of as many layers computes, so that no rank waits for a
+// core.
+//
+// Of a round the makespan and the bubble ratio are those of its median step, and all figures
+// printed are medians over rounds. "replayed": each step simulated with the times of its own
+// instructions, against the same step, the mean of all. Times are of the wall clock: give it a
+// machine to itself.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "runtime/host/backend.h"
+#include "runtime/launch/threaded_run.h"
+#include "runtime/model/dataset.h"
+#include "runtime/transport/thread_transport.h"
+#include "schedules/compile.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/contraflow-run/calibration.h"
+#include "tools/contraflow-run/layer_times.h"
+#include "tools/contraflow-run/times.h"
+
+namespace contraflow {
+namespace {
+
+constexpr const char* kSchedules[] = {"1f1b", "zb-1p", "dualpipe", "auto"};
+constexpr int kOwnCores = 2, kLayers = 8;
+
+struct Options {
+  int rounds = 5, steps = 20;
+  std::string part = "all";
+};
+
+/// Lets what another backend computes last as long as the costs say, asleep.
+class PaddedBackend : public Backend {
+ public:
+  PaddedBackend(const CostModel& costs, Backend& inner) : costs_(costs), inner_(inner) {}
+
+  void BeginStep(int step) override { inner_.BeginStep(step); }
+  void Compute(const Instruction& instruction) override {
+    Last(costs_.Duration(instruction), [&] { inner_.Compute(instruction); });
+  }
+  std::span<std::byte> Outgoing(const Instruction& send) override { return inner_.Outgoing(send); }
+  void Sent(const Instruction& send) override { inner_.Sent(send); }
+  std::span<std::byte> Incoming(const Instruction& receive) override {
+    return inner_.Incoming(receive);
+  }
+  std::span<float> Gradients(int stage) override { return inner_.Gradients(stage); }
+  void OptimizerStep(int stage) override {
+    Last(costs_.stage(stage).step, [&] { inner_.OptimizerStep(stage); });
+  }
+
+ private:
+  template <typename Work>
+  void Last(Time duration, const Work& work) {
+    const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(duration);
+    work();
+    // A sleeper wakes up late.
+    std::this_thread::sleep_until(end - std::chrono::microseconds(200));
+    while (Clock::now() < end) std::this_thread::yield();
+  }
+
+  const CostModel& costs_;
+  Backend& inner_;
+};
+
+/// A training that was measured.
+struct Trained {
+  std::vector<Timeline> steps;  // without the first, which touches memory
+  CostModel costs;              // of the layers
+};
+
+Trained Train(const Plan& plan, int steps, bool padded) {
+  Model model = ReadModel(padded ? "tiny" : "default");
+  model.layers = kLayers;
+  model = FitModel(model, plan.stages);
+  if (plan.costs) model.partition = PartitionOf(model, plan.costs->partition);
+  const Dataset dataset = ReadDataset("", model);
+  ThreadNetwork network(plan.ranks, 1, 1, {});
+  std::vector<std::unique_ptr<HostBackend>> backends;
+  std::vector<std::unique_ptr<PaddedBackend>> pads;
+  std::vector<Worker> workers;
+  for (const Device& device : AllDevices(plan)) {
+    Transport& transport = network.At(device);
+    backends.push_back(std::make_unique<HostBackend>(plan, model, dataset, 1, device, transport));
+    Backend* backend = backends.back().get();
+    if (padded) {
+      backend = pads.emplace_back(std::make_unique<PaddedBackend>(*plan.costs, *backend)).get();
+    }
+    workers.push_back({device, backend, &transport});
+  }
+  Launch launch(plan, workers);
+  launch.Step(1);
+  for (const auto& backend : backends) backend->MeasureParts();
+  Trained trained;
+  Calibration calibration(plan);
+  for (int step = 2; step < steps + 2; ++step) {
+    launch.Step(step);
+    Timeline timeline = {true, Unit::kMicroseconds, {}};
+    for (size_t w = 0; w < workers.size(); ++w) timeline.ranks.push_back(launch.spans(w));
+    calibration.Add(timeline);
+    trained.steps.push_back(std::move(timeline));
+  }
+  std::vector<RankParts> parts;
+  for (size_t w = 0; w < workers.size(); ++w) {
+    parts.push_back({static_cast<int>(w), backends[w]->MeasureParts()->times()});
+  }
+  trained.costs = CostsByLayer(plan, model, parts, calibration);
+  return trained;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+/// Figures of rounds.
+struct Row {
+  Partition partition;
+  std::vector<double> predicted, measured, best, error;        // makespans; milliseconds, percent
+  std::vector<double> predicted_bubble, measured_bubble, off;  // percent, points
+  std::vector<double> replayed, replayed_off;
+
+  void Add(const Plan& plan, const Trained& trained) {
+    const Simulation simulation = Simulate(plan, *plan.costs);
+    std::vector<double> makespans, bubbles;
+    Replay replay(plan, false);
+    RunTimes all;
+    for (const Timeline& step : trained.steps) {
+      RunTimes times;
+      AddTimes(plan, step, &times);
+      AddTimes(plan, step, &all);
+      replay.Add(step);
+      makespans.push_back(static_cast<double>(times.makespan(plan)) * 1e-6);
+      bubbles.push_back(100 * times.bubble_ratio());
+    }
+    Calibration calibration(plan);
+    for (const Timeline& step : trained.steps) calibration.Add(step);
+    const RunTimes again = replay.Times(calibration.CostsOfPlan());
+    partition = plan.costs->partition;
+    predicted.push_back(static_cast<double>(simulation.makespan) * 1e-6);
+    measured.push_back(Median(makespans));
+    best.push_back(*std::min_element(makespans.begin(), makespans.end()));
+    error.push_back(100 * (predicted.back() / measured.back() - 1));
+    predicted_bubble.push_back(100 * simulation.bubble_ratio());
+    measured_bubble.push_back(Median(bubbles));
+    off.push_back(predicted_bubble.back() - measured_bubble.back());
+    replayed.push_back(Percent(again.makespan(plan), all.makespan(plan)));
+    replayed_off.push_back(100 * (again.bubble_ratio() - all.bubble_ratio()));
+  }
+
+  void Print(const std::string& name) const {
+    std::printf("%-10s %-16s %9.2f %9.2f %9.2f %+7.2f %% %8.2f %8.2f %+7.2f %+8.2f %% %+7.2f\n",
+                name.c_str(), FormatPartition(partition).c_str(), Median(predicted),
+                Median(measured), Median(best), Median(error), Median(predicted_bubble),
+                Median(measured_bubble), Median(off), Median(replayed), Median(replayed_off));
+    std::fflush(stdout);
+  }
+};
+
+Spec SpecOf(const std::string& schedule, int ranks, const CostModel& costs) {
+  Spec spec;
+  spec.schedule = schedule;
+  spec.ranks = ranks;
+  spec.microbatches = std::max(8, 2 * ranks);
+  spec.costs = costs;
+  spec.partition.emplace();
+  return spec;
+}
+
+/// Of the layers, on ranks with cores of their own.
+CostModel MeasuredCosts(int steps) {
+  CostModel unit = UniformCosts(1'000, 1'000, 1'000);
+  unit.unit = Unit::kMicroseconds;
+  Spec spec = SpecOf("zb-1p", kOwnCores, unit);
+  spec.partition.reset();
+  return Train(Compile(spec), steps, false).costs;
+}
+
+/// REDUCE is not padded, and that of a tiny model takes next to nothing.
+CostModel WithoutReduce(CostModel costs) {
+  for (LayerCost& layer : costs.layers) layer.cost.reduce = 0;
+  return costs;
+}
+
+void PrintHeading(const char* title, int ranks) {
+  std::printf("%s, %d ranks\n%-10s %-16s %9s %9s %9s %9s %8s %8s %7s %10s %7s\n", title, ranks,
+              "schedule", "layers", "predicted", "measured", "best ms", "off", "bubble %",
+              "measured", "off", "replayed", "bubble");
+}
+
+void OwnCores(const Options& options) {
+  PrintHeading("own cores", kOwnCores);
+  std::map<std::string, Row> rows;
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const char* const schedule : kSchedules) {
+      const Plan plan = Compile(SpecOf(schedule, kOwnCores, MeasuredCosts(options.steps)));
+      rows[schedule].Add(plan, Train(plan, options.steps, false));
+    }
+  }
+  for (const char* const schedule : kSchedules) rows[schedule].Print(schedule);
+}
+
+void Padded(const Options& options, int ranks) {
+  PrintHeading("padded", ranks);
+  std::map<std::string, Row> rows;
+  for (int round = 0; round < options.rounds; ++round) {
+    const CostModel costs = WithoutReduce(MeasuredCosts(options.steps));
+    for (const char* const schedule : kSchedules) {
+      const Plan plan = Compile(SpecOf(schedule, ranks, costs));
+      rows[schedule].Add(plan, Train(plan, options.steps, true));
+    }
+  }
+  for (const char* const schedule : kSchedules) rows[schedule].Print(schedule);
+}
+
+int Main(const Options& options) {
+  if (options.part != "padded") OwnCores(options);
+  if (options.part != "own") {
+    for (const int ranks : {4, 8}) Padded(options, ranks);
+  }
+  return kExitFine;
+}
+
+}  // namespace
+}  // namespace contraflow
+
+int main(int argc, char** argv) {
+  contraflow::Options options;
+  return contraflow::RunTool(
+      "bench_predict", "What plans of measured costs are predicted to take, and what they take.",
+      argc, argv,
+      [&](CLI::App* app) {
+        contraflow::AddInteger(app, "--rounds", &options.rounds, "N",
+                               "measure all of it so often (default: 5)", 1);
+        contraflow::AddInteger(app, "--steps", &options.steps, "N",
+                               "steps of each training (default: 20)", 1);
+        contraflow::AddChoice(app, "--part", &options.part, "all|own|padded",
+                              "ranks with cores of their own, or costs padded by sleeping\n"
+                              "(default: all)");
+      },
+      [&] { return contraflow::Main(options); });
+}

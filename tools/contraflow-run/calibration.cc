@@ -19,14 +19,6 @@ bool Waits(Op op) {
   return work == Work::kSend || work == Work::kAllToAll || work == Work::kReduce;
 }
 
-/// 0 of none.
-Time Quantile(std::vector<Time> times, double part) {
-  if (times.empty()) return 0;
-  const auto place = static_cast<std::ptrdiff_t>(static_cast<double>(times.size()) * part);
-  std::nth_element(times.begin(), times.begin() + place, times.end());
-  return times[static_cast<size_t>(place)];
-}
-
 /// The chunk cost that a component is part of.
 Time* ChainOf(Op op, StageCost* cost) {
   static constexpr std::array kForward = {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F};
@@ -38,6 +30,13 @@ Time* ChainOf(Op op, StageCost* cost) {
 }
 
 }  // namespace
+
+Time Quantile(std::vector<Time> times, double part) {
+  if (times.empty()) return 0;
+  const auto place = static_cast<std::ptrdiff_t>(static_cast<double>(times.size()) * part);
+  std::nth_element(times.begin(), times.begin() + place, times.end());
+  return times[static_cast<size_t>(place)];
+}
 
 Time MiddleMean(std::vector<Time> times) {
   if (times.empty()) return 0;

@@ -133,7 +133,8 @@ std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& m
   std::vector<double> layer;  // what a rank takes for one
   for (auto& times_of : of_rank) {
     double sum = 0;
-    for (auto& [op, times] : times_of) sum += static_cast<double>(MiddleMean(std::move(times)));
+    // What is longer may have waited for a core.
+    for (auto& [op, times] : times_of) sum += static_cast<double>(Quantile(std::move(times), 0.25));
     layer.push_back(sum);
   }
   const auto [least, most] = std::minmax_element(layer.begin(), layer.end());

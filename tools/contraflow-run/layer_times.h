@@ -42,8 +42,9 @@ CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<R
 /// Up to which part of their time ranks count as alike.
 inline constexpr double kUnlikeRanks = 0.1;
 
-/// How fast each of so many ranks computes a layer of the model, beside the fastest, to three
-/// digits; empty if the slowest takes no more than kUnlikeRanks longer, or a rank says nothing.
+/// How fast each of so many ranks computes a layer of the model, beside the fastest, by the lower
+/// quartiles of its times and to three digits; empty if the slowest takes no more than kUnlikeRanks
+/// longer, or a rank says nothing.
 std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& model, int ranks);
 
 /// The same measurement as if every rank were as fast as the fastest.

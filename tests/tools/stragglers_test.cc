@@ -33,8 +33,9 @@ Plan PlanOf(const std::string& schedule, Level level) {
 /// So many steps; what takes `factor` times as long in each.
 std::vector<Straggler> Find(
     const Plan& plan, int steps,
-    const std::function<double(int step, size_t rank, const Instruction&)>& factor) {
-  Stragglers stragglers(plan);
+    const std::function<double(int step, size_t rank, const Instruction&)>& factor,
+    const std::vector<int>& layers = {}) {
+  Stragglers stragglers(plan, layers);
   const Timeline timeline = Simulate(plan, *plan.costs).timeline;
   for (int step = 0; step < steps; ++step) {
     Timeline now = timeline;
@@ -92,6 +93,15 @@ TEST_SUITE("unit") {
               return rank == 2 && i.microbatch != 3 ? 9.0 : 1.0;
             }) == none);
     }
+  }
+
+  TEST_CASE("stragglers: stages of more layers take longer") {
+    const Plan plan = PlanOf("1f1b", Level::kComm);
+    const auto more = [](int, size_t rank, const Instruction&) { return rank == 1 ? 1.5 : 1.0; };
+    CHECK(Find(plan, 3, more).size() == 1);
+    CHECK(Find(plan, 3, more, {2, 3, 2, 2}).empty());
+    const auto slow = [](int, size_t rank, const Instruction&) { return rank == 1 ? 3 : 1.5; };
+    CHECK(Find(plan, 3, slow, {2, 3, 3, 2}).size() == 1);
   }
 
   TEST_CASE("stragglers: after thousands of steps the newest count") {

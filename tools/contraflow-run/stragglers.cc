@@ -13,7 +13,16 @@ Stragglers::Kind Stragglers::KindOf(const Instruction& i) const {
       chunk ? HasForward(Repeated(i.op)) : Repeated(i.op) == Op::ATTN_F && i.layer == 0;
   // Of the components that compute it is in this one; the loss is behind an exchange.
   const bool head = chunk || (i.op == Op::MLP_W && i.layer == plan_.layers - 1);
-  return {i.op, embeds && i.stage == 0, head && i.stage == last, i.back_stage == last};
+  return {i.op,
+          embeds && i.stage == 0,
+          head && i.stage == last,
+          i.back_stage == last,
+          chunk ? LayersOf(i.stage) : 1,
+          i.op == Op::FB ? LayersOf(i.back_stage) : 0};
+}
+
+int Stragglers::LayersOf(int stage) const {
+  return layers_.empty() ? 1 : layers_[static_cast<size_t>(stage)];
 }
 
 void Stragglers::Add(const Timeline& timeline) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "compiler/files/json.h"
@@ -25,13 +26,16 @@ struct Straggler {
 /// take: of each rank and kind of instruction the shortest of 8 steps is compared with the mean of
 /// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
 /// windows counts. What only one rank computes compares with nothing: forwards of the first stage,
-/// which embed the text, and chunks of the last, which have the head, are kinds of their own.
+/// which embed the text, and chunks of the last, which have the head, are kinds of their own, and
+/// so are chunks of so many layers.
 class Stragglers {
  public:
   /// What is slower by this or less, noise may be.
   static constexpr double kNoise = 0.1;
 
-  explicit Stragglers(const Plan& plan) : plan_(plan), slower_(plan.programs.size()) {}
+  /// `layers`: how many each stage has; empty: as many as any other.
+  explicit Stragglers(const Plan& plan, std::vector<int> layers = {})
+      : plan_(plan), layers_(std::move(layers)), slower_(plan.programs.size()) {}
 
   /// Adds a step.
   void Add(const Timeline& timeline);
@@ -45,8 +49,9 @@ class Stragglers {
   /// However long a training is, the newest so many windows count.
   static constexpr size_t kMostWindows = 128;
 
-  /// Operation, whether it embeds the text, and whether its forward and its backward have the head.
-  using Kind = std::tuple<Op, bool, bool, bool>;
+  /// Operation, whether it embeds the text, whether its forward and its backward have the head, and
+  /// the layers of both.
+  using Kind = std::tuple<Op, bool, bool, bool, int, int>;
   /// Of the instructions of a kind. The others may have waited for a core.
   struct Shortest {
     double time = 0;
@@ -54,9 +59,11 @@ class Stragglers {
   };
 
   Kind KindOf(const Instruction& instruction) const;
+  int LayersOf(int stage) const;
   std::vector<double> SlowerInWindow() const;
 
   const Plan& plan_;
+  const std::vector<int> layers_;
   std::map<Kind, std::vector<Shortest>> window_;  // by rank
   int steps_ = 0;                                 // in it
   std::vector<std::deque<double>> slower_;        // by rank, of each window before

@@ -48,6 +48,15 @@ bool IsTimed(const Timeline& timeline) {
   return std::ranges::any_of(timeline.ranks, [](const auto& spans) { return !spans.empty(); });
 }
 
+std::vector<int> LayersOfStages(const Plan& plan, const Model& model) {
+  std::vector<int> layers;
+  for (int s = 0; s < plan.stages; ++s) {
+    const LayerRange range = LayersOfStage(model, s, plan.stages);
+    layers.push_back(range.last - range.first);
+  }
+  return layers;
+}
+
 std::string Plural(int count, const std::string& noun) {
   const bool sibilant = noun.ends_with("h") || noun.ends_with("s");
   return FormatCount(count) + " " + noun + (count == 1 ? "" : sibilant ? "es" : "s");
@@ -68,7 +77,7 @@ Training::Training(const RunOptions& options, const RunInput& input, Run& run, R
       checkpoints_(options, input, job),
       calibration_(input.plan),
       replay_(input.plan, options.device == "cuda"),
-      stragglers_(input.plan) {
+      stragglers_(input.plan, LayersOfStages(input.plan, input.model)) {
   if (!options.calibrate.empty() && !MeasureParts() && job.leads()) Calibration::CheckPlan(plan_);
   if (!job.leads()) return;  // it may not have the programs of the others
   output_.emplace(STDOUT_FILENO);

@@ -261,7 +261,7 @@ Partition PartitionOf(const Model& model, const Partition& planned) {
   if (head || layers.front() < 1) {
     throw Error("stage " + std::to_string(head ? planned.size() - 1 : 0) + " of the plan has the " +
                 (head ? "head" : "embedding") +
-                " alone, and contraflow-run computes them with a layer of the model; compile it "
+                " alone, and contraflow-run computes it with a layer of the model; compile it "
                 "for fewer stages, or with a `partition` whose ends have more");
   }
   return layers;

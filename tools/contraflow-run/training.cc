@@ -14,6 +14,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/spec.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/run.h"
 #include "runtime/model/parameters.h"
@@ -305,6 +306,11 @@ std::string Training::Heading() const {
         "; an expert takes " + FormatCount(Capacity(model_)) + " rows of a device and micro-batch";
   }
   heading += "\n";
+  if (plan_.layers == 0 && plan_.costs && !plan_.costs->partition.empty() &&
+      model_.partition.empty()) {
+    heading += "the plan is for " + FormatPartition(plan_.costs->partition) +
+               " layers, which are not this model's: its stages share the layers evenly\n";
+  }
   if (!checkpoints_.note().empty()) heading += checkpoints_.note() + "\n";
   return heading;
 }

@@ -223,7 +223,7 @@ TEST_SUITE("equivalence") {
       const Plan plan = Compile(spec);
       if (partition.back() == 1) {
         CHECK(Failure([&] { PartitionOf(model, plan.costs->partition); }) ==
-              "stage 1 of the plan has the head alone, and contraflow-run computes them with a "
+              "stage 1 of the plan has the head alone, and contraflow-run computes it with a "
               "layer of the model; compile it for fewer stages, or with a `partition` whose ends "
               "have more");
         continue;

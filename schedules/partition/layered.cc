@@ -29,6 +29,10 @@ constexpr int64_t kMostSimulated = 5'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
 
+/// Of a search, in nanoseconds, with which partitions are judged as often as they can be; with less
+/// they are judged less often, but so many times at least.
+constexpr double kWholeBudget = 1e9;
+constexpr int64_t kFewestJudged = 40;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
 /// Partitions that are searched at all, and what share of the budget each has for that.
@@ -281,8 +285,11 @@ std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages*
     return best;
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
-  // Up to four published orders each.
-  const int64_t most = MostJudged(of, frame.stages) / 4;
+  // Up to four published orders each, which take longer to make than to simulate.
+  const double share = std::min(1.0, static_cast<double>(of.search.budget) / kWholeBudget);
+  const int64_t most = std::max<int64_t>(
+      kFewestJudged,
+      static_cast<int64_t>(share * static_cast<double>(MostJudged(of, frame.stages) / 8)));
   std::vector<Partition> promising = {BestFrom(starts, published, most)};
   // The best of an argument over all partitions, of those that may beat that.
   const Partition balanced =

@@ -13,6 +13,7 @@
 #include "compiler/files/profiles.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/partition.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
 #include "tools/cli/options.h"
@@ -245,10 +246,21 @@ std::vector<BenchInstance> RealInstances(const std::vector<std::string>& files) 
   constexpr double kMemory[] = {1, 1.25, 1.5, 2};
   std::vector<BenchInstance> instances;
   for (const std::string& file : files) {
-    const CostModel costs = ReadCostsOrProfile(file);
+    CostModel costs = ReadCostsOrProfile(file);
     const size_t slash = file.find_last_of('/');
-    AddLinear("real", file.substr(slash == std::string::npos ? 0 : slash + 1), costs,
-              static_cast<int>(costs.stages.size()), kMicrobatches, kMemory, &instances);
+    const std::string name = file.substr(slash == std::string::npos ? 0 : slash + 1);
+    int ranks = static_cast<int>(costs.stages.size());
+    if (!costs.layers.empty()) {
+      // Balanced, on as many ranks as the name says.
+      Spec spec;
+      spec.ranks = name.find("pp16") != std::string::npos ? 16 : 8;
+      spec.microbatches = spec.ranks;
+      LayerStages layers(costs, Overlap::kAll);
+      const Plan frame = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+      costs = layers.Make(StartingPartitions(layers, frame, costs).front());
+      ranks = spec.ranks;
+    }
+    AddLinear("real", name, costs, ranks, kMicrobatches, kMemory, &instances);
   }
   return instances;
 }

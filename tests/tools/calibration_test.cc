@@ -102,6 +102,48 @@ TEST_SUITE("unit") {
     CHECK(calibration.CostsForCompiler("a test").moe == costs.moe);
   }
 
+  TEST_CASE("calibration: a message counts where its receiver waited for it") {
+    CostModel costs = UniformCosts(30'000, 50'000, 20'000, 700);
+    costs.unit = Unit::kMicroseconds;
+    const Plan plan = PlanOf("1f1b", costs, Level::kComm);
+    Timeline timeline = Simulate(plan, costs).timeline;
+    int late = 0, messages = 0;
+    for (size_t r = 0; r < timeline.ranks.size(); ++r) {
+      std::vector<Span>& spans = timeline.ranks[r];
+      for (size_t i = 0; i < spans.size(); ++i) {
+        if (!IsMessage(plan.programs[r][i].op)) continue;
+        ++messages;
+        for (size_t k = 0; k < spans.size(); ++k) {
+          const bool busy = !IsMessage(plan.programs[r][k].op) && spans[k].start < spans[i].end &&
+                            spans[k].end > spans[i].start;
+          if (!busy) continue;
+          // It looked at its messages when it had done that.
+          spans[i].end = spans[k].end;
+          ++late;
+          break;
+        }
+      }
+    }
+    REQUIRE(late > messages / 2);
+    Calibration calibration(plan);
+    calibration.Add(timeline);
+    CHECK(calibration.CostsOfPlan().comm.latency == 700);
+    const CommCost comm = calibration.Messages(1'000);
+    CHECK(comm.bytes == 1'000);
+    CHECK(comm.latency + comm.occupancy == doctest::Approx(700).epsilon(0.01));
+    CHECK(Calibration(plan).Messages(1'000) == CommCost());
+  }
+
+  TEST_CASE("calibration: the mean of the middle half and quantiles") {
+    CHECK(MiddleMean({}) == 0);
+    CHECK(MiddleMean({7}) == 7);
+    CHECK(MiddleMean({1, 3}) == 2);
+    CHECK(MiddleMean({900, 2, 4, 0}) == 3);
+    CHECK(Quantile({}, 0.5) == 0);
+    CHECK(Quantile({5, 1, 3, 4, 2}, 0.5) == 3);
+    CHECK(Quantile({5, 1, 3, 4, 2}, 0.25) == 2);
+  }
+
   TEST_CASE("calibration: what a plan never does on its own cannot be told") {
     const Plan plan = PlanOf("1f1b", UniformCosts(1'000, 1'000, 1'000), Level::kComm);
     CHECK(Failure([&] { Calibration::CheckPlan(plan); }) ==

@@ -47,7 +47,7 @@ constexpr int kOwnCores = 2, kLayers = 8;
 
 struct Options {
   int rounds = 5, steps = 20;
-  std::string part = "all";
+  std::string part = "all", measured_in = "zb-1p";
 };
 
 /// Lets what another backend computes last as long as the costs say, asleep.
@@ -216,7 +216,11 @@ void OwnCores(const Options& options) {
   std::map<std::string, Row> rows;
   for (int round = 0; round < options.rounds; ++round) {
     for (const char* const schedule : kSchedules) {
-      const Plan plan = Compile(SpecOf(schedule, kOwnCores, MeasuredCosts(options.steps)));
+      Plan plan = Compile(SpecOf(schedule, kOwnCores, MeasuredCosts(options.steps)));
+      if (options.measured_in == "same") {
+        const CostModel costs = Train(plan, options.steps, false).costs;
+        plan = Compile(SpecOf(schedule, kOwnCores, costs));
+      }
       rows[schedule].Add(plan, Train(plan, options.steps, false));
     }
   }
@@ -260,6 +264,9 @@ int main(int argc, char** argv) {
         contraflow::AddChoice(app, "--part", &options.part, "all|own|padded",
                               "ranks with cores of their own, or costs padded by sleeping\n"
                               "(default: all)");
+        contraflow::AddChoice(app, "--measured-in", &options.measured_in, "zb-1p|same",
+                              "for own cores: measure costs while zb-1p runs, or the schedule\n"
+                              "itself (default: zb-1p)");
       },
       [&] { return contraflow::Main(options); });
 }

@@ -78,7 +78,8 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
 }
 
 CommCost ReadComm(const JsonCursor& comm, Unit unit) {
-  comm.Keys("an object with the costs of a message", {"time", "latency", "bytes", "bandwidth"});
+  comm.Keys("an object with the costs of a message",
+            {"time", "latency", "bytes", "bandwidth", "reduce_blocks"});
   const std::optional<JsonCursor> time = comm.Optional("time");
   const std::optional<JsonCursor> latency = comm.Optional("latency");
   const std::optional<JsonCursor> bytes = comm.Optional("bytes");
@@ -96,6 +97,9 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   }
   CommCost cost;
   cost.latency = ReadTime(time ? time : latency, unit, 0);
+  if (const auto blocks = comm.Optional("reduce_blocks")) {
+    cost.reduce_blocks = blocks->Boolean("whether REDUCE blocks a rank (true or false)");
+  }
   if (bytes) cost.bytes = ReadBytes(*bytes);
   if (bandwidth) {
     constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
@@ -324,6 +328,7 @@ Json CommToJson(const CommCost& comm, Unit unit) {
     object["bytes"] = comm.bytes;
     if (comm.bandwidth != 0) object["bandwidth"] = comm.bandwidth;
   }
+  if (comm.reduce_blocks) object["reduce_blocks"] = true;
   return object;
 }
 

@@ -52,6 +52,8 @@ struct CommCost {
   int64_t bytes = 0;     ///< of one message; used with a bandwidth only
   double bandwidth = 0;  ///< bytes per Unit of the costs; 0: transfers never wait for each other
   Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
+  /// A rank computes nothing while it takes part in REDUCE: on a CPU it adds up itself.
+  bool reduce_blocks = false;
 
   /// With a bandwidth each directed edge carries one message at a time, first in first out.
   bool exclusive() const { return bandwidth > 0; }
@@ -157,7 +159,8 @@ inline constexpr int kMaxModelLayers = 4096;
 
 /// One rank among unlike ones.
 struct RankCost {
-  /// Durations of its stages are those of the costs divided by this (OnRanks, compiler/plan/plan.h).
+  /// Durations of its stages are those of the costs divided by this (OnRanks,
+  /// compiler/plan/plan.h).
   double speed = 1;
   std::optional<int64_t> memory_bytes = {};  ///< of its device; nothing: as of every rank
 

@@ -45,7 +45,7 @@ class Walker {
   }
   bool OnLane(InstructionRef ref) const {
     const Work work = WorkOf(At(ref).op);
-    return work == Work::kCompute || work == Work::kStep;
+    return work == Work::kCompute || work == Work::kComponent || work == Work::kStep;
   }
 
   InstructionRef Last() const {
@@ -62,7 +62,13 @@ class Walker {
 
   InstructionRef Cause(InstructionRef at) const {
     if (SpanOf(at).start == 0) return kNone;
-    if (plan_.level > Level::kComm) return CauseInLanes(at);
+    const InstructionRef cause = plan_.level > Level::kComm ? CauseInLanes(at) : CauseInChunks(at);
+    if (cause != kNone) return cause;
+    if (At(at).op == Op::REDUCE) return BusyHolder(At(at).stage, SpanOf(at).start);
+    return BlockedBy(at);
+  }
+
+  InstructionRef CauseInChunks(InstructionRef at) const {
     if (IsSend(At(at).op)) return CauseOfSend(at);
     if (At(at).op == Op::REDUCE) return LastWeight(At(at).stage, SpanOf(at).start);
     return CauseOfCompute(at);
@@ -121,6 +127,35 @@ class Walker {
         if (HasWeight(At(ref).op) && BackStage(At(ref)) == stage && SpanOf(ref).end == end) {
           return ref;
         }
+      }
+    }
+    return kNone;
+  }
+
+  // Where REDUCE blocks a rank (CommCost::reduce_blocks).
+
+  /// The REDUCE before it on its rank.
+  InstructionRef BlockedBy(InstructionRef at) const {
+    for (int i = at.index - 1; i >= 0; --i) {
+      const InstructionRef before{at.rank, i};
+      if (OnLane(before)) return kNone;
+      if (At(before).op == Op::REDUCE && SpanOf(before).end == SpanOf(at).start) return before;
+    }
+    return kNone;
+  }
+
+  /// What the last holder of a stage to come to its REDUCE did before.
+  InstructionRef BusyHolder(int stage, Time end) const {
+    for (int r = 0; r < plan_.ranks; ++r) {
+      InstructionRef before = kNone;
+      for (int i = 0; i < static_cast<int>(plan_.program(r).size()); ++i) {
+        const InstructionRef ref{r, i};
+        const bool reduce = At(ref).op == Op::REDUCE;
+        if (reduce && At(ref).stage == stage) {
+          if (before != kNone && SpanOf(before).end == end) return before;
+          break;
+        }
+        if (reduce || OnLane(ref)) before = ref;
       }
     }
     return kNone;

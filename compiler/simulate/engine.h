@@ -121,7 +121,9 @@ class Durations {
   Time OfReduce(int stage) const {
     return measured_ == nullptr ? costs_.stage(stage).reduce : reduce_[static_cast<size_t>(stage)];
   }
-  bool reduce_blocks() const { return measured_ != nullptr && measured_->reduce_blocks; }
+  bool reduce_blocks() const {
+    return measured_ != nullptr ? measured_->reduce_blocks : costs_.comm.reduce_blocks;
+  }
 
  private:
   const CostModel& costs_;

@@ -34,6 +34,7 @@ TEST_SUITE("property") {
       if (!schedule.reject(spec).empty()) continue;
       const Overlap overlap = round % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
       spec.costs = RandomMoeCosts(&random, 2, overlap);
+      spec.costs.comm.reduce_blocks = round % 3 == 0;
       const Plan plan =
           Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComponent, .overlap = overlap});
       const Simulation simulation = Simulate(plan, spec.costs);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
@@ -185,6 +186,37 @@ TEST_SUITE("unit") {
         }
       }
     }
+  }
+
+  TEST_CASE("where REDUCE blocks a rank nothing runs beside it") {
+    const Plan plan = PlanFromText(
+        "route 0 1 : 0\nroute 1 0 : 1\n"
+        "rank\n F s0 m0\n SEND_F s0 m0 to=1\n RECV_F s1 m1 from=1\n F s1 m1\n BW s1 m1\n"
+        " SEND_B s1 m1 to=1\n RECV_B s0 m0 from=1\n REDUCE s1\n BW s0 m0\n STEP s1\n"
+        " REDUCE s0\n STEP s0\n"
+        "rank\n F s0 m1\n RECV_F s1 m0 from=0\n SEND_F s0 m1 to=0\n F s1 m0\n BW s1 m0\n"
+        " RECV_B s0 m1 from=0\n SEND_B s1 m0 to=0\n REDUCE s1\n BW s0 m1\n STEP s1\n"
+        " REDUCE s0\n STEP s0\n");
+    REQUIRE(Verify(plan).empty());
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.stages[0].reduce = 4;
+    costs.stages[0].step = 2;
+    // F F BW BW to 6, REDUCE s1 4..8, STEP 8..10, REDUCE s0 6..10, STEP 10..12
+    CHECK(Simulate(plan, costs).makespan == 12);
+    costs.comm.reduce_blocks = true;
+    // F F BW to 4, REDUCE to 8, BW to 10, STEP to 12, REDUCE to 16, STEP to 18
+    const Simulation blocked = Simulate(plan, costs);
+    CHECK(blocked.makespan == 18);
+    CHECK(blocked.timeline.ranks[1][8] == Span{8, 10});
+    const auto path = CriticalPath(plan, blocked.timeline);
+    const auto span = [&](InstructionRef ref) {
+      return blocked.timeline.ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+    };
+    CHECK(span(path.front()).start == 0);
+    for (size_t i = 1; i < path.size(); ++i) CHECK(span(path[i]).start == span(path[i - 1]).end);
+    const CostModel read = ReadCosts(WriteCosts(costs), "c.json");
+    CHECK(read.comm.reduce_blocks);
+    CHECK(read == costs);
   }
 
   TEST_CASE("in a group a RECV may stand before the SEND that it depends on") {

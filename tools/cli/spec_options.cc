@@ -113,7 +113,10 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   if (!costs.layers.empty()) RefuseChunkCosts(option, true);
   const bool known = option.file || base != UnitCosts();
   for (StageCost& stage : costs.stages) Override(option, known, costs.unit, &stage);
-  if (option.comm) costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm")};
+  if (option.comm) {
+    costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm"),
+                  .reduce_blocks = costs.comm.reduce_blocks};
+  }
   return costs;
 }
 

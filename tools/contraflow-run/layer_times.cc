@@ -166,6 +166,7 @@ CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<R
   CostModel costs;
   costs.unit = Unit::kMicroseconds;
   costs.comm = calibration.Messages(message);
+  costs.comm.reduce_blocks = true;
   std::array<LayerCost, 3> entries;
   entries[0].name = "embedding";
   entries[1].name = "block";

@@ -204,7 +204,7 @@ TEST_SUITE("unit") {
     calibration.Add(run.Step(1).timeline);
     Job alone;
     const CostModel costs = CostsByLayer(plan, model, GatherParts(run, alone), calibration);
-    CHECK(costs.comm == CommCost());
+    CHECK(costs.comm == CommCost{.reduce_blocks = true});
     const CostModel read =
         ReadCosts(WriteLayerTimes(costs, model, GatherParts(run, alone), "a test"), "c.json");
     CHECK(read.LayerCount() == 3);

@@ -20,6 +20,10 @@ namespace {
 
 /// Proposals between two looks at the clock, and what one of them counts in instructions.
 constexpr int64_t kBatch = 64, kPerProposal = 2;
+/// Share of an instruction by which a step may become longer at first.
+constexpr int64_t kCoolest = 50;
+/// Instructions for each action with which the heat begins to grow, with their root, and how far.
+constexpr int64_t kPerHeat = 500, kMostHeat = 12;
 /// What an action counts that is laid out in a graph.
 constexpr int64_t kLayout = 10;
 
@@ -94,6 +98,13 @@ OrderGraph::Move MoveProposals::AtLongestPath(const OrderGraph& graph) {
   return AtBlock(graph, rank, start, Distance(), [&, r = rank] { return graph.Sender(r, start); });
 }
 
+/// Instructions until it has cooled down, and those after which it ends. At first a step may become
+/// longer by `heat` fiftieths of an instruction or so, in the end not.
+struct Round {
+  int64_t cooling = 0, budget = 0;
+  int64_t heat = 1;
+};
+
 class Annealing {
  public:
   Annealing(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,
@@ -107,24 +118,24 @@ class Annealing {
         best_(best) {
     Time sum = 0;
     for (const RouteStage& stage : problem.stages) {
-      sum += stage.cost.f / 3 + stage.cost.b / 3 + stage.cost.w / 3;
+      sum += stage.cost.f + stage.cost.b + stage.cost.w;
     }
-    // At first a step may become longer by a fiftieth of an instruction or so, in the end not.
-    hottest_ = sum / static_cast<Time>(problem.stages.size()) / 50;
+    mean_ = sum / static_cast<Time>(3 * problem.stages.size());
   }
 
-  void Run(int64_t budget) {
+  void Run(const Round& round) {
     Measure();
     cost_ = Cost();
     Record();
-    int64_t left = budget;
-    while (best_->makespan > bound_ && left > 0) {
+    const Time hottest = mean_ * round.heat / kCoolest;
+    int64_t left = round.cooling;
+    while (best_->makespan > bound_ && left > round.cooling - round.budget) {
       const int64_t spent = graph_.TakeWork() + kBatch * kPerProposal;
       left -= spent;
       if (!work_->Spend(spent)) return;
       // In 1024ths, so that no product overflows.
-      const int64_t share = std::max<int64_t>(left, 0) / (budget / 1024 + 1);
-      heat_ = hottest_ * share / 1024 * share / 1024;
+      const int64_t share = std::max<int64_t>(left, 0) / (round.cooling / 1024 + 1);
+      heat_ = hottest * share / 1024 * share / 1024;
       for (int64_t i = 0; i < kBatch && best_->makespan > bound_; ++i) Try();
     }
   }
@@ -183,8 +194,15 @@ class Annealing {
   MoveProposals proposals_;
   SearchWork* const work_;
   SearchResult* const best_;
-  Time hottest_ = 0, heat_ = 0, cost_ = 0, makespan_ = 0;
+  Time mean_ = 0, heat_ = 0, cost_ = 0, makespan_ = 0;
 };
+
+/// In fiftieths of an instruction: more where there is time for many moves of each action.
+int64_t HeatFor(int64_t instructions_each) {
+  int64_t heat = 1;
+  while (heat < kMostHeat && (heat + 1) * (heat + 1) <= instructions_each / kPerHeat) ++heat;
+  return heat;
+}
 
 }  // namespace
 
@@ -193,13 +211,26 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
   if (best->makespan <= bound || work->spent()) return;
   // Room for sums over all ranks; no real costs come near.
   const auto ranks = static_cast<Time>(best->order.size());
-  if (best->makespan > std::numeric_limits<Time>::max() / (64 * ranks)) return;
+  if (best->makespan > std::numeric_limits<Time>::max() / (256 * ranks)) return;
   // What is left must let the search look at a good part of the actions once it has laid them out.
   const int64_t layout = kLayout * ActionCount(best->order);
   if (layout > budget / 2 || !work->Spend(layout)) return;
   work->Enter("local search");
   const Time before = best->makespan;
-  Annealing(problem, bound, seed, work, best).Run(budget - layout);
+  const int64_t heat = HeatFor((budget - layout) / ActionCount(best->order));
+  if (heat == 1) {
+    Annealing(problem, bound, seed, work, best).Run({budget - layout, budget - layout, 1});
+  } else {
+    // What a cool search finds, a hot one need not; it leaves what the cool one is stuck in. Each
+    // begins with the best so far. The first cools down so slowly as if it had all of the budget.
+    const int64_t eighth = (budget - 3 * layout) / 8;
+    const Round rounds[] = {
+        {8 * eighth, 3 * eighth, 1}, {3 * eighth, 3 * eighth, heat}, {2 * eighth, 2 * eighth, 1}};
+    for (const Round& round : rounds) {
+      if (best->makespan <= bound || !work->Spend(layout)) break;
+      Annealing(problem, bound, seed++, work, best).Run(round);
+    }
+  }
   if (best->makespan < before) best->from = "local search from " + best->from;
 }
 

@@ -206,6 +206,19 @@ TEST_SUITE("unit") {
     REQUIRE(spent.size() >= 4);
     CHECK(std::is_sorted(spent.begin(), spent.end()));
   }
+
+  TEST_CASE("with time for many moves the search leaves what cool moves are stuck in") {
+    // The shortest there is by a SAT solver, in the memory of v-min.
+    Spec spec = MakeSpec("v-min", 4, 8, UniformCosts(500, 700, 300, 50));
+    const Plan published = GeneratePlan(spec);
+    const SearchProblem problem = ProblemOf(published, spec.costs, 4);
+    const SearchOptions options = Budget(1000);
+    SearchWork work(options);
+    const std::optional<SearchResult> found = Search(problem, {&published, 1}, 0, options, &work);
+    REQUIRE(found);
+    MESSAGE(found->makespan);
+    CHECK(found->makespan == 35'200);
+  }
 }
 
 }  // namespace

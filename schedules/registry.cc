@@ -9,6 +9,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/offload.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
@@ -41,6 +42,11 @@ const Schedule& FindSchedule(const std::string& name) {
 namespace {
 
 Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  if (spec.offload.choice != Offload::Choice::kNone) {
+    return GenerateOffloaded(spec, [&](const Spec& resident) {
+      return GenerateFromStages(schedule, resident, control);
+    });
+  }
   if (spec.recompute.choice == Recompute::Choice::kNone) {
     return GenerateOrder(schedule, spec, control);
   }

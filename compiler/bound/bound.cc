@@ -192,7 +192,7 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 std::string_view Name(BoundKind kind) {
   constexpr std::string_view kNames[] = {
       "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
-      "pairs",         "memory x time", "link",      "lane of components"};
+      "pairs",         "memory x time", "link",      "lane of components",     "link to the host"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -204,6 +204,11 @@ void KeepLarger(Bound* best, const Bound& bound) {
 Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   Bound best;
+  if (OffloadedCells(plan).any()) {
+    // What is away takes no memory, and how long it is away is the schedule's to choose.
+    memory_limit.reset();
+    RaiseByHostLink(plan, costs, &best);
+  }
   if (plan.layers > 0) {
     RaiseByComponents(plan, costs, &best);
     if (memory_limit && !RecomputedCells(plan).any()) {

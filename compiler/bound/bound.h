@@ -20,6 +20,7 @@ enum class BoundKind : uint8_t {
   kMemoryArea,    ///< memory x time (area.cc)
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
+  kHostLink,      ///< the copies of a rank to the host or back, one at a time (host_link.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...
@@ -39,11 +40,12 @@ struct Bound {
 
 /// The best of all bounds on the makespan of every schedule with this placement (routes), these
 /// costs and at most `memory_limit` on each rank, as Spec has it, that recomputes those chunks that
-/// the plan's programs recompute (nothing else of the programs matters, and there may be none):
-/// built from F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap
-/// in any way (where some are recomputed, without notice of memory). Time and memory linear in
-/// chunks. Throws Error if the costs do not fit the plan, or if no schedule at all fits the memory
-/// limit because a rank must hold one micro-batch on all of its stages at once.
+/// the plan's programs recompute and offloads those that they offload (nothing else of the programs
+/// matters, and there may be none; where some are offloaded, the limit does not either): built from
+/// F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap in any way
+/// (where some are recomputed, without notice of memory). Time and memory linear in chunks. Throws
+/// Error if the costs do not fit the plan, or if no schedule at all fits the memory limit because a
+/// rank must hold one micro-batch on all of its stages at once.
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
 

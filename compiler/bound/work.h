@@ -121,6 +121,7 @@ void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);
 void RaiseByRankWindows(const BoundInput& input, Bound* best);
 void RaiseByArea(const BoundInput& input, Bound* best);
+void RaiseByHostLink(const Plan& plan, const CostModel& costs, Bound* best);
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
 /// For plans that recompute nothing.
 void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t limit, Bound* best);

@@ -77,6 +77,32 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
                   [unit](const JsonCursor& stage) { return ReadStage(stage, unit); });
 }
 
+double ReadBandwidth(const JsonCursor& field) {
+  constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
+  const double bandwidth = field.Number(kNoun);
+  if (!(bandwidth > 0) || bandwidth > kMaxBandwidth) {
+    field.Fail(std::string("must be ") + kNoun + ", is " + FormatReal(bandwidth));
+  }
+  return bandwidth;
+}
+
+HostCost ReadHost(const JsonCursor& host, Unit unit) {
+  host.Keys("an object with the costs of the link to the host", {"time", "latency", "bandwidth"});
+  const std::optional<JsonCursor> time = host.Optional("time");
+  const std::optional<JsonCursor> latency = host.Optional("latency");
+  const std::optional<JsonCursor> bandwidth = host.Optional("bandwidth");
+  if (time && (latency || bandwidth)) {
+    host.Fail(
+        "\"time\" is the whole cost of a copy; give either it or \"latency\" and "
+        "\"bandwidth\"");
+  }
+  if (!time && !bandwidth) host.Fail("give \"time\", or \"bandwidth\" (bytes per unit)");
+  HostCost cost;
+  cost.latency = ReadTime(time ? time : latency, unit, 0);
+  if (bandwidth) cost.bandwidth = ReadBandwidth(*bandwidth);
+  return cost;
+}
+
 CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   comm.Keys("an object with the costs of a message",
             {"time", "latency", "bytes", "bandwidth", "reduce_blocks"});
@@ -102,11 +128,7 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   }
   if (bytes) cost.bytes = ReadBytes(*bytes);
   if (bandwidth) {
-    constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
-    cost.bandwidth = bandwidth->Number(kNoun);
-    if (!(cost.bandwidth > 0) || cost.bandwidth > kMaxBandwidth) {
-      bandwidth->Fail(std::string("must be ") + kNoun + ", is " + FormatReal(cost.bandwidth));
-    }
+    cost.bandwidth = ReadBandwidth(*bandwidth);
     const double occupied = static_cast<double>(cost.bytes) / cost.bandwidth;
     // Messages that take less than a tick do not wait for each other.
     if (occupied * static_cast<double>(TicksPerUnit(unit)) >= 0.5) {
@@ -263,8 +285,8 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
   root.Keys("an object, the costs",
-            {"unit", "source", "stage", "stages", "layers", "partition", "comm", "moe", "overlap",
-             "memory", "ranks", "microbatch_scale"});
+            {"unit", "source", "stage", "stages", "layers", "partition", "comm", "host", "moe",
+             "overlap", "memory", "ranks", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -282,6 +304,7 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
                  });
   }
   if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
+  if (const auto host = root.Optional("host")) costs.host = ReadHost(*host, costs.unit);
   if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
   if (const auto overlap = root.Optional("overlap")) {
     const std::string& mode = overlap->String("an overlap (published or all)");
@@ -329,6 +352,14 @@ Json CommToJson(const CommCost& comm, Unit unit) {
     if (comm.bandwidth != 0) object["bandwidth"] = comm.bandwidth;
   }
   if (comm.reduce_blocks) object["reduce_blocks"] = true;
+  return object;
+}
+
+Json HostToJson(const HostCost& host, Unit unit) {
+  if (host.bandwidth == 0) return {{"time", TimeToJson(host.latency, unit)}};
+  Json object = Json::object();
+  if (host.latency != 0) object["latency"] = TimeToJson(host.latency, unit);
+  object["bandwidth"] = host.bandwidth;
   return object;
 }
 
@@ -396,6 +427,7 @@ Json CostsToJson(const CostModel& costs) {
   if (!costs.layers.empty()) object["layers"] = LayersToJson(costs.layers, costs.unit);
   if (!costs.partition.empty()) object["partition"] = costs.partition;
   object["comm"] = CommToJson(costs.comm, costs.unit);
+  if (costs.host) object["host"] = HostToJson(*costs.host, costs.unit);
   if (costs.moe) {
     object["moe"] = {{"layers_per_stage", costs.moe->layers_per_stage}};
     AddComponents(*costs.moe, costs.unit, &object["moe"]);

@@ -14,8 +14,8 @@ constexpr Op kOps[] = {
     CF_OPS(CF_OP)
 #undef CF_OP
 };
-constexpr Lane kLanes[] = {Lane::kCompute, Lane::kAllToAll, Lane::kSend, Lane::kRecv,
-                           Lane::kReduce};
+constexpr Lane kLanes[] = {Lane::kCompute, Lane::kAllToAll, Lane::kSend,  Lane::kRecv,
+                           Lane::kReduce,  Lane::kOffload,  Lane::kReload};
 
 /// Takes numbers from a list; those behind its end are -1.
 class Numbers {

@@ -17,8 +17,8 @@ constexpr int kAllToAllThread = 1;
 constexpr int kFirstPeerThread = 2;
 
 std::string_view Category(Op op) {
-  constexpr std::string_view kNames[] = {"compute",    "send",   "receive", "component",
-                                         "all-to-all", "reduce", "step"};
+  constexpr std::string_view kNames[] = {"compute", "send", "receive", "component", "all-to-all",
+                                         "reduce",  "step", "offload", "reload"};
   return kNames[static_cast<size_t>(WorkOf(op))];
 }
 
@@ -86,11 +86,15 @@ class Trace {
 
  private:
   int ReduceThread() const { return kFirstPeerThread + 2 * plan_.ranks; }
+  int OffloadThread() const { return ReduceThread() + 1; }
+  int ReloadThread() const { return ReduceThread() + 2; }
 
   int ThreadOf(const Instruction& i) const {
     const Work work = WorkOf(i.op);
     if (work == Work::kSend) return kFirstPeerThread + 2 * i.peer;
     if (work == Work::kRecv) return kFirstPeerThread + 2 * i.peer + 1;
+    if (work == Work::kOffload) return OffloadThread();
+    if (work == Work::kReload) return ReloadThread();
     if (i.lane == Lane::kReduce) return ReduceThread();
     return work == Work::kAllToAll || i.lane == Lane::kAllToAll ? kAllToAllThread : kComputeThread;
   }
@@ -99,6 +103,8 @@ class Trace {
     if (thread == kComputeThread) return "compute";
     if (thread == kAllToAllThread) return "all-to-all";
     if (thread == ReduceThread()) return "reduce";
+    if (thread == OffloadThread()) return "offload";
+    if (thread == ReloadThread()) return "reload";
     const std::string peer = std::to_string((thread - kFirstPeerThread) / 2);
     return (thread - kFirstPeerThread) % 2 == 0 ? "send to " + peer : "receive from " + peer;
   }

@@ -65,7 +65,9 @@ int64_t ArenaPacker::Take(int64_t bytes, const Price& price, std::vector<LastUse
 
 bool ArenaPacker::Join(std::pair<const int64_t, Gap>* gap,
                        const std::pair<const int64_t, Gap>& next) {
-  constexpr size_t kMessages = 2;  // on lanes of their own, so the later one need not say all
+  // Messages are on lanes of their own, so the later one need not say all. Copies to the host are
+  // on one lane.
+  constexpr size_t kMessages = 2;
   Gap& first = gap->second;
   const Gap& second = next.second;
   const bool both = first.uses[kMessages] >= 0 && second.uses[kMessages] >= 0;
@@ -109,15 +111,16 @@ void ArenaPacker::GiveBack(int64_t offset, int64_t bytes, const LastUses& uses) 
 }
 
 LaneOrder::LaneOrder(const Program& program) : program_(program) {
-  std::map<std::pair<int32_t, bool>, int32_t> edges;  // by peer and direction
+  std::map<std::pair<int32_t, bool>, int32_t> edges;  // by peer (the host: -1) and direction
   constexpr int32_t kFixed = 3;
   lanes_.reserve(program.size());
   for (const Instruction& i : program) {
     const Work work = WorkOf(i.op);
     int32_t lane = 0;
-    if (work == Work::kSend || work == Work::kRecv) {
+    if (work == Work::kSend || work == Work::kRecv || IsHostCopy(i.op)) {
+      const bool out = work == Work::kSend || work == Work::kOffload;
       const auto next = kFixed + static_cast<int32_t>(edges.size());
-      lane = edges.try_emplace({i.peer, work == Work::kSend}, next).first->second;
+      lane = edges.try_emplace({i.peer, out}, next).first->second;
     } else if (work == Work::kAllToAll) {
       lane = 1;
     } else if (work == Work::kReduce) {

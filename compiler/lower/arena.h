@@ -14,8 +14,8 @@
 namespace contraflow {
 
 /// The last instructions that touched a range of bytes, one for each kind of lane: compute,
-/// all-to-all, messages. -1: none there.
-using LastUses = std::array<int32_t, 3>;
+/// all-to-all, messages, copies to the host. -1: none there.
+using LastUses = std::array<int32_t, 4>;
 
 /// Hands out ranges of one growing allocation, in multiples of kSlotAlignment bytes.
 class ArenaPacker {
@@ -48,8 +48,9 @@ class ArenaPacker {
 };
 
 /// What is over when instructions of one rank begin, however far its lanes run ahead of each other:
-/// vector clocks over the compute, all-to-all and reduce lanes and one lane for each edge. It is
-/// built while the program is walked, so events can still be added to the instruction at hand.
+/// vector clocks over the compute, all-to-all and reduce lanes and one lane for each edge, those to
+/// and from the host among them. It is built while the program is walked, so events can still be
+/// added to the instruction at hand.
 class LaneOrder {
  public:
   explicit LaneOrder(const Program& program);

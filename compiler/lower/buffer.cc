@@ -29,7 +29,10 @@ struct Values {
 };
 
 /// Which kind of lane, of LastUses.
-size_t KindOf(Op op) { return IsMessage(op) ? 2 : WorkOf(op) == Work::kAllToAll ? 1 : 0; }
+size_t KindOf(Op op) {
+  if (IsHostCopy(op)) return 3;
+  return IsMessage(op) ? 2 : WorkOf(op) == Work::kAllToAll ? 1 : 0;
+}
 
 /// Finds the values of one rank after the other and tells messages their slots.
 class ValueFinder {
@@ -89,7 +92,7 @@ class ValueFinder {
                 return std::tie(a.value, a.stage, a.layer, a.microbatch) <
                        std::tie(b.value, b.stage, b.layer, b.microbatch);
               });
-    values->uses.resize(values->slots.size(), LastUses{-1, -1, -1});
+    values->uses.resize(values->slots.size(), LastUses{-1, -1, -1, -1});
     for (size_t slot = begin; slot < values->slots.size(); ++slot) {
       const Slot& s = values->slots[slot];
       SlotAt({s.value, s.layer, s.stage, s.microbatch, true}) = static_cast<int>(slot);

@@ -44,6 +44,13 @@ class OrderWalk {
 
  private:
   bool Take(size_t rank, const Instruction& i, size_t index) {
+    if (IsHostCopy(i.op)) {
+      // On a lane of its own: in the order of the program behind what stands before it.
+      const Time before = moments_[rank].empty() ? 0 : moments_[rank].back().time;
+      moments_[rank].push_back({before, number_});
+      number_ += 2;
+      return true;
+    }
     const int stage = BackStage(i), m = BackMicrobatch(i);
     if (HasForward(i.op) && i.stage > 0 && !f_done_(i.stage - 1, i.microbatch)) return false;
     if (HasBackward(i.op) && stage + 1 < plan_.stages && !b_done_(stage + 1, m)) return false;

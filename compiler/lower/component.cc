@@ -42,10 +42,19 @@ class Writer {
       program.clear();
       ranks_[r].weight.assign(static_cast<size_t>(plan.stages), -1);
       ranks_[r].reduce.assign(static_cast<size_t>(plan.stages), -1);
+      const Instruction* offload = nullptr;  // the last one so far
       for (const Instruction& i : plan.programs[r]) {
-        if (WorkOf(i.op) == Work::kCompute) ranks_[r].chunks.push_back(&i);
+        if (WorkOf(i.op) == Work::kCompute) {
+          ranks_[r].chunks.push_back(&i);
+          ranks_[r].gone.push_back(offload);
+        }
+        if (i.op == Op::RELOAD) ranks_[r].reloads.push_back({ranks_[r].chunks.size(), &i, offload});
+        if (i.op != Op::OFFLOAD) continue;
+        ranks_[r].offloads.push_back(&i);
+        offload = &i;
       }
     }
+    if (OffloadedCells(plan).any()) offload_ = reload_ = forward_;
   }
 
   Plan Write(const std::vector<Event>& log) {
@@ -63,12 +72,69 @@ class Writer {
     int before[2] = {-1, -1};  // the same when its present chunk began
     bool begun[2] = {false, false};
     int chunk = -1;
-    std::vector<int> weight, reduce;  // last weight part and REDUCE of each stage
+    std::vector<int> weight, reduce;       // last weight part and REDUCE of each stage
+    std::vector<const Instruction*> gone;  // of each chunk: the last OFFLOAD before it, or null
+    // Not written yet: OFFLOADs, and RELOADs with the chunk that each stands before.
+    std::vector<const Instruction*> offloads;
+    struct Reload {
+      size_t chunk;
+      const Instruction *instruction, *gone;
+    };
+    std::vector<Reload> reloads;
   };
 
   bool SameRank(int stage, int other, int m) const { return owner_(stage, m) == owner_(other, m); }
 
   void Write(const Event& event) {
+    if (event.chunk >= 0) Reload(event);
+    Append(event);
+    if (event.instruction.op == Op::COMBINE_F && event.instruction.layer == last_layer_) {
+      Offload(event);
+    }
+  }
+
+  /// The RELOADs that stand before the chunk of this component, behind all that was begun so far.
+  void Reload(const Event& event) {
+    RankState& rank = ranks_[static_cast<size_t>(event.rank)];
+    std::erase_if(rank.reloads, [&](const auto& reload) {
+      Instruction i = *reload.instruction;
+      if (reload.chunk > static_cast<size_t>(event.chunk)) return false;
+      // Where lanes are shared its forward may still be under way: then it comes later.
+      if (offload_(i.stage, i.microbatch) < 0) return false;
+      Program& program = result_.program(event.rank);
+      i.lane = Lane::kReload;
+      for (const int last : rank.last) After(program, last, &i);
+      After(program, offload_(i.stage, i.microbatch), &i);
+      Gone(program, reload.gone, &i);
+      reload_(i.stage, i.microbatch) = static_cast<int>(program.size());
+      program.push_back(i);
+      return true;
+    });
+  }
+
+  /// What takes memory waits for an OFFLOAD; where lanes are shared it may begin before that.
+  void Gone(const Program& program, const Instruction* offload, Instruction* i) const {
+    if (offload == nullptr) return;
+    After(program, offload_(offload->stage, offload->microbatch), i);
+  }
+
+  /// The OFFLOAD of a forward that this component ends.
+  void Offload(const Event& event) {
+    RankState& rank = ranks_[static_cast<size_t>(event.rank)];
+    const int s = event.instruction.stage, m = event.instruction.microbatch;
+    std::erase_if(rank.offloads, [&](const Instruction* offload) {
+      if (offload->stage != s || offload->microbatch != m) return false;
+      Program& program = result_.program(event.rank);
+      Instruction i = *offload;
+      i.lane = Lane::kOffload;
+      After(program, forward_(s, m), &i);
+      offload_(s, m) = static_cast<int>(program.size());
+      program.push_back(i);
+      return true;
+    });
+  }
+
+  void Append(const Event& event) {
     RankState& rank = ranks_[static_cast<size_t>(event.rank)];
     Program& program = result_.program(event.rank);
     const int index = static_cast<int>(program.size());
@@ -77,6 +143,9 @@ class Writer {
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
+        if (i.layer == 0 && (i.op == Op::ATTN_F || i.op == Op::ATTN_R)) {
+          Gone(program, rank.gone[static_cast<size_t>(event.chunk)], &i);
+        }
         if (serial_) Bar(event, program, &i);
         Follow(program, &i, index, event.rank);
         break;
@@ -101,8 +170,10 @@ class Writer {
       case Work::kStep:
         After(program, rank.reduce[static_cast<size_t>(i.stage)], &i);
         break;
+      case Work::kOffload:
+      case Work::kReload:
       case Work::kCompute:
-        CF_ASSERT(false && "chunks have become components");
+        CF_ASSERT(false && "chunks have become components, and copies have no events");
     }
     if (i.lane == Lane::kCompute) rank.last[0] = index;
     if (i.lane == Lane::kAllToAll) rank.last[1] = index;
@@ -135,6 +206,7 @@ class Writer {
                       ? backward_(i->stage + 1, i->microbatch)
                       : gradient_(s, m);
       }
+      if (!reload_.empty()) After(program, reload_(s, m), i);
     }
     After(program, follows, i);
     chain = index;
@@ -159,6 +231,7 @@ class Writer {
     if (HasForward(chunk.op)) After(program, input_(chunk.stage, chunk.microbatch), i);
     if (HasBackward(chunk.op)) {
       After(program, gradient_(BackStage(chunk), BackMicrobatch(chunk)), i);
+      if (!reload_.empty()) After(program, reload_(BackStage(chunk), BackMicrobatch(chunk)), i);
     }
   }
 
@@ -176,6 +249,7 @@ class Writer {
   // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
   // component so far of each chain, RECV_F and RECV_B.
   Grid<int> forward_, recompute_, backward_, input_, gradient_;
+  Grid<int> offload_, reload_;  // empty where nothing is offloaded
   Plan result_;
 };
 
@@ -194,18 +268,29 @@ std::vector<LanePolicy> Candidates(Time typical) {
           {.window = 6, .patience = 2 * typical}};
 }
 
+/// The plan as it is where nothing leaves for the host.
+Plan WithoutCopies(Plan plan) {
+  for (Program& program : plan.programs) {
+    std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
+  }
+  return plan;
+}
+
 /// How much a rank may hold.
 class Memory {
  public:
   Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
-      : limit_(costs), serial_(Simulate(plan, costs)) {
+      : limit_(costs), offloads_(OffloadedCells(plan).any()), serial_(Simulate(plan, costs)) {
     for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, limit_.Peak(rank));
     limit_ = MemoryLimit(costs, limit.value_or(own_));
+    if (offloads_) serial_ = Simulate(WithoutCopies(plan), costs);
   }
 
   /// The most activations that each rank may hold, in the order to be tried: what the fullest rank
   /// of the schedule holds, and, where that is more, what the limit allows.
   std::vector<std::vector<int>> Caps() const {
+    // A run that shares lanes knows nothing of copies: it holds all that the schedule does without.
+    if (offloads_) return {CapsFor(0)};
     const int64_t most = *limit_.amount();
     std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, most))};
     if (most > own_) caps.push_back(CapsFor(most));
@@ -228,7 +313,8 @@ class Memory {
   }
 
   MemoryLimit limit_;
-  const Simulation serial_;
+  const bool offloads_;
+  Simulation serial_;  // without copies to the host
   int64_t own_ = 0;
 };
 
@@ -239,6 +325,10 @@ struct Try {
   LanePolicy policy;
   const std::vector<int>* caps;
 };
+
+Time MakespanOf(const Plan& plan, const CostModel& costs) {
+  return Simulate(plan, costs, Keep::kFigures).makespan;
+}
 
 /// The best first: of those that are within a hundredth of the fastest the one that holds least.
 void SortBestFirst(std::vector<Try>* tries) {
@@ -283,12 +373,19 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
   SortBestFirst(&tries);
   const Time serial =
       ShareLanes(plan, costs, &serial_shapes, serially, caps.front(), false).makespan;
+  const bool offloads = OffloadedCells(plan).any();
+  std::optional<Plan> best;
   for (const Try& t : tries) {
     if (t.makespan > serial) continue;
     Plan shared = write(t.policy, &shapes, *t.caps);
-    if (memory.Fits(shared, costs)) return shared;
+    if (!memory.Fits(shared, costs)) continue;
+    if (!offloads) return shared;
+    // A run that shares lanes knows nothing of waiting for RELOAD.
+    if (!best || MakespanOf(shared, costs) < MakespanOf(*best, costs)) best = std::move(shared);
   }
-  return write(serially, &serial_shapes, caps.front());
+  Plan serially_run = write(serially, &serial_shapes, caps.front());
+  if (!best || MakespanOf(*best, costs) > MakespanOf(serially_run, costs)) return serially_run;
+  return *std::move(best);
 }
 
 }  // namespace contraflow

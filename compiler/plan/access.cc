@@ -35,7 +35,7 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
       return IsForwardComponent(i.op) ? Forward(i, accesses) : Backward(i, accesses);
     case Operands::kCell:
     case Operands::kPair:
-      return Chunk(i, accesses);
+      return IsHostCopy(i.op) ? Kept(i, accesses) : Chunk(i, accesses);
     case Operands::kStage:
       return;  // parameters and gradients are not values of a step
   }
@@ -115,6 +115,28 @@ void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) con
     touch(false, {input, attention, dexpert, dattention});
     if (i.layer == 0 && i.stage == 0) touch(false, {dinput});  // of the embedding
   }
+}
+
+// OFFLOAD reads all that the backward needs of what the forward made or took, RELOAD makes it
+// again.
+void Accesses::Kept(const Instruction& i, std::vector<Access>* accesses) const {
+  using enum Value;
+  const bool makes = i.op == Op::RELOAD;
+  const int16_t last = LastLayer(i.stage);
+  const auto touch = [&](Value value, int16_t layer) {
+    accesses->push_back({value, layer, i.stage, i.microbatch, makes});
+  };
+  if (last < 0) {
+    touch(activation, -1);
+    touch(stash, -1);
+    return;
+  }
+  for (int16_t layer = 0; layer <= last; ++layer) {
+    for (const Value value : kActivationOfLayer) touch(value, layer);
+  }
+  if (i.stage + 1 < plan_.stages) return;
+  touch(output, last);
+  touch(head, last);
 }
 
 void Accesses::Chunk(const Instruction& i, std::vector<Access>* accesses) const {

@@ -16,7 +16,8 @@ struct Access {
   Value value;
   int16_t layer;
   int32_t stage, microbatch;
-  bool makes;  ///< the first to touch it; again where a chunk is recomputed: of a new value
+  bool makes;  ///< the first to touch it; again where a chunk is recomputed or reloaded: of a new
+               ///< value
 };
 
 /// Which values instructions touch: what the buffer pass places and the runtime follows. Verify has
@@ -30,7 +31,8 @@ class Accesses {
   /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
   /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
   /// recomputed chunk makes is made twice: the first is over when its forward is, and what comes
-  /// behind the second making touches the second.
+  /// behind the second making touches the second. So is what is reloaded, whose first is over when
+  /// it has been offloaded.
   void Of(const Instruction& instruction, std::vector<Access>* accesses) const;
 
  private:
@@ -41,6 +43,7 @@ class Accesses {
   void Forward(const Instruction& i, std::vector<Access>* accesses) const;
   void Backward(const Instruction& i, std::vector<Access>* accesses) const;
   void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
+  void Kept(const Instruction& i, std::vector<Access>* accesses) const;
 
   const Plan& plan_;
   const std::vector<int> route_of_;

@@ -28,6 +28,15 @@ Time Scaled(Time cost, double scale) {
   return scale == 1.0 ? cost : static_cast<Time>(std::llround(static_cast<double>(cost) * scale));
 }
 
+/// Of the activation of one cell to or from the host.
+Time CopyTime(const CostModel& costs, int stage) {
+  if (!costs.host) return 0;
+  if (costs.host->bandwidth == 0 || !costs.memory) return costs.host->latency;
+  const double units = static_cast<double>(costs.memory->activation(stage)) / costs.host->bandwidth;
+  const double ticks = units * static_cast<double>(TicksPerUnit(costs.unit));
+  return costs.host->latency + static_cast<Time>(std::llround(ticks));
+}
+
 /// SerialSum of any costs; exact enough for a limit.
 double SumOf(const MoeCost& cost) {
   double sum = 0;
@@ -188,6 +197,7 @@ Time CostModel::Duration(const Instruction& i) const {
   }
   if (i.op == Op::REDUCE) return cost.reduce;
   if (i.op == Op::STEP) return cost.step;
+  if (IsHostCopy(i.op)) return CopyTime(*this, i.stage);
   CF_ASSERT(moe && OperandsOf(i.op) == Operands::kLayer);
   return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
 }
@@ -207,6 +217,20 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
 int64_t MemoryCost::ActivationOfAll(int stages) const {
   if (activation_of.empty()) return activation_bytes * stages;
   return std::accumulate(activation_of.begin(), activation_of.end(), int64_t{0});
+}
+
+void CheckHostCost(const CostModel& costs, bool offloads) {
+  if (!offloads) return;
+  if (!costs.host) {
+    throw Error(
+        "the plan copies activations to the host (OFFLOAD), and the costs do not say how long that "
+        "takes; give \"host\": {\"bandwidth\": ..} or {\"time\": ..}");
+  }
+  if (costs.host->bandwidth == 0) return;
+  if (costs.memory && costs.memory->activation_bytes > 0) return;
+  throw Error(
+      "\"host\" gives a bandwidth, and the costs do not say how many bytes are copied; give "
+      "\"memory\": {\"activation_bytes\": ..}, or \"host\": {\"time\": ..}");
 }
 
 std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
@@ -341,6 +365,20 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
                 " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
   }
   if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
+  if (costs.host && costs.host->bandwidth > 0 && costs.memory) {
+    const MemoryCost& memory = *costs.memory;
+    const double slowest = static_cast<double>(kMaxCost) /
+                           static_cast<double>(TicksPerUnit(costs.unit)) * costs.host->bandwidth;
+    const auto most = memory.activation_of.empty() ? memory.activation_bytes
+                                                   : *std::max_element(memory.activation_of.begin(),
+                                                                       memory.activation_of.end());
+    if (static_cast<double>(most) > slowest) {
+      throw Error("\"host\": a copy of \"activation_bytes\" takes longer than " +
+                  FormatTime(kMaxCost, costs.unit) + " " + std::string(Name(costs.unit)) +
+                  ", the largest cost there is; is the bandwidth in bytes per " +
+                  std::string(Name(costs.unit)) + "?");
+    }
+  }
   // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no
   // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
   // Twice the components: their forward may be run again.
@@ -351,7 +389,8 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
                       static_cast<double>(cost.w) + static_cast<double>(cost.bw) +
                       static_cast<double>(cost.fb) + static_cast<double>(cost.reduce) +
                       static_cast<double>(cost.step) + static_cast<double>(cost.recompute()) +
-                      2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy);
+                      2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy) +
+                      2 * static_cast<double>(CopyTime(costs, s));
   }
   double scale = 0;
   for (int m = 0; m < microbatches; ++m) scale += std::max(1.0, Scale(costs, m));

@@ -60,6 +60,14 @@ struct CommCost {
   bool operator==(const CommCost&) const = default;
 };
 
+/// The link between a rank and the memory of its host, one in each direction; times in ticks.
+struct HostCost {
+  Time latency = 0;      ///< "time", or "latency" beside a bandwidth
+  double bandwidth = 0;  ///< bytes per Unit of the costs; 0: a copy takes the latency alone
+
+  bool operator==(const HostCost&) const = default;
+};
+
 /// Bytes of one stage and micro-batch.
 struct MemoryCost {
   /// Held from the start of F to the end of B (less the stash); where stages differ, the least.
@@ -182,6 +190,7 @@ struct CostModel {
   std::vector<LayerCost> layers;
   Partition partition;  ///< where `stages` was made of layers
   CommCost comm;
+  std::optional<HostCost> host;  ///< nothing: not known, and plans with OFFLOAD have no times
   std::optional<MemoryCost> memory;
   std::optional<MoeCost> moe;
   /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
@@ -208,14 +217,19 @@ struct CostModel {
   /// Of the model, repeats counted.
   int LayerCount() const;
 
-  /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP or, with `moe`, a
-  /// component. FB of two different stages: f of the one + bw of the other, less the smaller of the
-  /// two savings f + bw - fb, so that equal stages give fb.
+  /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP, OFFLOAD, RELOAD (which
+  /// copy the activation of a cell) or, with `moe`, a component. FB of two different stages: f of
+  /// the one + bw of the other, less the smaller of the two savings f + bw - fb, so that equal
+  /// stages give fb.
   Time Duration(const Instruction& instruction) const;
 };
 
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
+
+/// Throws Error if a plan that copies to the host's memory (`offloads`) has costs that do not say
+/// how long that takes: no `host`, or a bandwidth and no bytes of activations.
+void CheckHostCost(const CostModel& costs, bool offloads);
 
 /// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
 /// give it, else the value `input` of a layer, else the bytes of a message between stages, which is

@@ -14,7 +14,8 @@ constexpr std::string_view kOpNames[] = {
 #undef CF_OP
 };
 
-constexpr std::string_view kLaneNames[] = {"", "compute", "alltoall", "send", "recv", "reduce"};
+constexpr std::string_view kLaneNames[] = {"",     "compute", "alltoall", "send",
+                                           "recv", "reduce",  "offload",  "reload"};
 
 void Append(std::string* out, std::string_view prefix, int value) {
   char digits[16];
@@ -195,8 +196,9 @@ Instruction Component(Op op, int stage, int layer, int microbatch) {
 }
 
 Lane LaneOf(Op op) {
-  constexpr Lane kLanes[] = {Lane::kCompute,  Lane::kSend,   Lane::kRecv,   Lane::kCompute,
-                             Lane::kAllToAll, Lane::kReduce, Lane::kCompute};
+  constexpr Lane kLanes[] = {Lane::kCompute, Lane::kSend,     Lane::kRecv,
+                             Lane::kCompute, Lane::kAllToAll, Lane::kReduce,
+                             Lane::kCompute, Lane::kOffload,  Lane::kReload};
   return kLanes[static_cast<size_t>(WorkOf(op))];
 }
 

@@ -12,7 +12,8 @@ namespace contraflow {
 /// bubble formulas; here B is the backward for the input gradient only, W the one for the weight
 /// gradient, BW both in one go, FB a forward overlapped with a full backward of another micro-batch
 /// ("F&B"). R runs the forward of a chunk again from its stage input, so that what F made need not
-/// be held up to the backward; ATTN_R MLP_R DISPATCH_R COMBINE_R are its components.
+/// be held up to the backward; ATTN_R MLP_R DISPATCH_R COMBINE_R are its components. OFFLOAD moves
+/// what a forward keeps for its backward to the memory of the host, RELOAD brings it back.
 #define CF_OPS(X)                  \
   X(F, kCell, kCompute)            \
   X(B, kCell, kCompute)            \
@@ -39,7 +40,9 @@ namespace contraflow {
   X(ATTN_R, kLayer, kComponent)    \
   X(MLP_R, kLayer, kComponent)     \
   X(DISPATCH_R, kLayer, kAllToAll) \
-  X(COMBINE_R, kLayer, kAllToAll)
+  X(COMBINE_R, kLayer, kAllToAll)  \
+  X(OFFLOAD, kCell, kOffload)      \
+  X(RELOAD, kCell, kReload)
 
 enum class Op : uint8_t {
 #define CF_OP(name, operands, work) name,
@@ -64,11 +67,24 @@ enum class Operands : uint8_t {
 };
 
 /// What kind of work it is, and with it where it may run.
-enum class Work : uint8_t { kCompute, kSend, kRecv, kComponent, kAllToAll, kReduce, kStep };
+enum class Work : uint8_t {
+  kCompute,
+  kSend,
+  kRecv,
+  kComponent,
+  kAllToAll,
+  kReduce,
+  kStep,
+  kOffload,
+  kReload
+};
 
 /// An in-order queue of one rank (a CUDA stream on a GPU). kSend and kRecv are one lane for each
-/// peer. STEP runs on the compute lane, REDUCE on kReduce.
-enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv, kReduce };
+/// peer. STEP runs on the compute lane, REDUCE on kReduce. The link to the host works both ways at
+/// a time: OFFLOAD and RELOAD have a lane each.
+enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv, kReduce, kOffload, kReload };
+/// The last of them.
+inline constexpr Lane kLastLane = Lane::kReload;
 
 /// Instructions of the same rank that one instruction waits for: at most one per other lane is
 /// needed, so the list is short and lives inside the instruction.
@@ -104,8 +120,9 @@ Instruction Message(Op op, int stage, int microbatch, int peer);
 Instruction Component(Op op, int stage, int layer, int microbatch);
 Instruction StageOp(Op op, int stage);
 
-std::string_view Name(Op op);      ///< as in the list, "SEND_F"
-std::string_view Name(Lane lane);  ///< "compute" "alltoall" "send" "recv" "reduce"; kNone: ""
+std::string_view Name(Op op);  ///< as in the list, "SEND_F"
+/// "compute" "alltoall" "send" "recv" "reduce" "offload" "reload"; kNone: ""
+std::string_view Name(Lane lane);
 /// Columns of the list of operations. Plans of millions of instructions are asked for them: a table
 /// here, not a call elsewhere. The operation must be one of the list.
 inline Operands OperandsOf(Op op) {
@@ -129,6 +146,9 @@ inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }
 Op Repeated(Op op);
 /// True for the components of a forward, or of one that is run again.
 bool IsForwardComponent(Op op);
+
+/// True for OFFLOAD and RELOAD: a copy to or from the memory of the host.
+inline bool IsHostCopy(Op op) { return op == Op::OFFLOAD || op == Op::RELOAD; }
 
 inline bool IsSend(Op op) { return op == Op::SEND_F || op == Op::SEND_B; }
 inline bool IsRecv(Op op) { return op == Op::RECV_F || op == Op::RECV_B; }

@@ -18,13 +18,16 @@ class LaneWriter {
         forward_(plan.stages, plan.microbatches, -1),
         backward_(forward_),
         input_(forward_),
-        gradient_(forward_) {}
+        gradient_(forward_) {
+    if (OffloadedCells(plan).any()) reload_ = forward_;
+  }
 
   void Write(Program* program) {
     program_ = program;
     // Chunks are on one rank each, so their places need not be forgotten.
     weight_.assign(stages_, -1);
     reduce_.assign(stages_, -1);
+    compute_ = last_offload_ = -1;
     for (at_ = 0; at_ < static_cast<int>(program->size()); ++at_) Write(&(*program)[Index(at_)]);
   }
 
@@ -50,6 +53,16 @@ class LaneWriter {
       case Work::kStep:
         After(reduce_[Index(i->stage)], i);
         break;
+      case Work::kOffload:
+        After(forward_(i->stage, i->microbatch), i);
+        last_offload_ = at_;
+        break;
+      case Work::kReload:
+        // Not before its turn comes, for it takes memory.
+        After(compute_, i);
+        After(last_offload_, i);
+        reload_(i->stage, i->microbatch) = at_;
+        break;
       case Work::kComponent:
       case Work::kAllToAll:
         CF_ASSERT(false && "stages are opaque here");
@@ -57,6 +70,7 @@ class LaneWriter {
   }
 
   void Compute(Instruction* i) {
+    if (HasForward(i->op) || i->op == Op::R) After(last_offload_, i);
     if (HasForward(i->op)) {
       After(input_(i->stage, i->microbatch), i);
       forward_(i->stage, i->microbatch) = at_;
@@ -64,9 +78,11 @@ class LaneWriter {
     if (HasBackward(i->op)) {
       const int stage = BackStage(*i), m = BackMicrobatch(*i);
       After(gradient_(stage, m), i);
+      if (!reload_.empty()) After(reload_(stage, m), i);
       backward_(stage, m) = at_;
     }
     if (HasWeight(i->op)) weight_[Index(BackStage(*i))] = at_;
+    compute_ = at_;
   }
 
   /// What stands on the instruction's own lane it waits for anyway.
@@ -81,6 +97,8 @@ class LaneWriter {
   // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
   // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
   Grid<int> forward_, backward_, input_, gradient_;
+  Grid<int> reload_;                      // empty where nothing is offloaded
+  int compute_ = -1, last_offload_ = -1;  // so far
   std::vector<int> weight_, reduce_;
 };
 

@@ -128,17 +128,17 @@ int64_t InstructionCount(const Plan& plan) {
   return count;
 }
 
-RecomputedCells::RecomputedCells(const Plan& plan) : microbatches_(plan.microbatches) {
+MarkedCells::MarkedCells(const Plan& plan, bool (*marks)(Op)) : microbatches_(plan.microbatches) {
   for (const Program& program : plan.programs) {
     for (const Instruction& i : program) {
-      if (!IsRecompute(i.op)) continue;
+      if (!marks(i.op)) continue;
       if (cells_.empty()) cells_ = Grid<bool>(plan.stages, microbatches_);
       cells_(i.stage, i.microbatch) = true;
     }
   }
 }
 
-bool RecomputedCells::HasStage(int stage) const {
+bool MarkedCells::HasStage(int stage) const {
   for (int m = 0; m < microbatches_; ++m) {
     if (Has(stage, m)) return true;
   }

@@ -15,7 +15,7 @@ namespace contraflow {
 
 /// How far a plan is lowered. Each level adds to what Verify demands.
 enum class Level : uint8_t {
-  kCompute,    ///< F B W BW FB R in order, on each rank
+  kCompute,    ///< F B W BW FB R OFFLOAD RELOAD in order, on each rank
   kComm,       ///< and SEND, RECV, REDUCE, STEP; messages in groups
   kComponent,  ///< components of layers in place of chunks, and lanes
   kBuffer,     ///< and a slot for every value
@@ -124,19 +124,32 @@ std::string RejectRanks(const CostModel& costs, const Plan& frame);
 /// Number of instructions over all ranks.
 int64_t InstructionCount(const Plan& plan);
 
-/// Which cells run their forward again (R).
-class RecomputedCells {
+/// The cells of a plan that have a certain instruction.
+class MarkedCells {
  public:
-  explicit RecomputedCells(const Plan& plan);
-
   bool any() const { return !cells_.empty(); }
   bool Has(int stage, int microbatch) const { return any() && cells_(stage, microbatch); }
   /// True if some micro-batch of the stage does.
   bool HasStage(int stage) const;
 
+ protected:
+  MarkedCells(const Plan& plan, bool (*marks)(Op));
+
  private:
   int microbatches_;
   Grid<bool> cells_;  ///< empty where there is none
+};
+
+/// Which cells run their forward again (R).
+class RecomputedCells : public MarkedCells {
+ public:
+  explicit RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompute) {}
+};
+
+/// Which cells are kept in the memory of the host for some of the time (OFFLOAD).
+class OffloadedCells : public MarkedCells {
+ public:
+  explicit OffloadedCells(const Plan& plan) : MarkedCells(plan, IsHostCopy) {}
 };
 
 }  // namespace contraflow

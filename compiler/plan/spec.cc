@@ -99,36 +99,55 @@ Placement ParsePlacement(std::string_view name) {
               "; placements are " + known);
 }
 
-Recompute ParseRecompute(std::string_view text) {
-  if (text == "none") return {};
-  if (text == "full") return {.choice = Recompute::Choice::kFull};
-  if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+namespace {
+
+/// Stages and ranges, "0,3,5-7"; `flag` and `words` are for errors: "`recompute`", "none, auto".
+std::vector<int> ParseStages(std::string_view text, const char* flag, const char* words) {
   const auto fail = [&](const std::string& what) {
-    throw Error("`recompute`: " + what + ", is \"" + std::string(text.substr(0, 40)) + "\"");
+    throw Error(std::string(flag) + ": " + what + ", is \"" + std::string(text.substr(0, 40)) +
+                "\"");
   };
   const auto number = [&](std::string_view digits) {
     int stage = -1;
     const char* const end = digits.data() + digits.size();
     const auto [at, error] = std::from_chars(digits.data(), end, stage);
     if (error != std::errc() || at != end || stage < 0) {
-      fail("must be none, full, auto or stages as in \"0,3,5-7\"");
+      fail("must be " + std::string(words) + " or stages as in \"0,3,5-7\"");
     }
     if (stage >= kMaxStages) fail("a stage must be below " + std::to_string(kMaxStages));
     return stage;
   };
-  Recompute recompute = {.choice = Recompute::Choice::kStages};
+  std::vector<int> stages;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string_view part = text.substr(begin, end - begin);
     const size_t dash = part.find('-');
     const int first = number(part.substr(0, dash));
     const int last = dash == std::string_view::npos ? first : number(part.substr(dash + 1));
-    const int before = recompute.stages.empty() ? -1 : recompute.stages.back();
+    const int before = stages.empty() ? -1 : stages.back();
     if (first <= before || last < first) fail("stages must ascend, each named once");
-    for (int stage = first; stage <= last; ++stage) recompute.stages.push_back(stage);
+    for (int stage = first; stage <= last; ++stage) stages.push_back(stage);
     begin = end + 1;
   }
-  return recompute;
+  return stages;
+}
+
+}  // namespace
+
+Recompute ParseRecompute(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "full") return {.choice = Recompute::Choice::kFull};
+  if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+  return {.choice = Recompute::Choice::kStages,
+          .stages = ParseStages(text, "`recompute`", "none, full, auto")};
+}
+
+Offload ParseOffload(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "full") return {.choice = Offload::Choice::kFull};
+  if (text == "auto") return {.choice = Offload::Choice::kAuto};
+  return {.choice = Offload::Choice::kStages,
+          .stages = ParseStages(text, "`offload`", "none, full, auto")};
 }
 
 PartitionChoice ParsePartition(std::string_view text) {

@@ -60,6 +60,24 @@ struct Recompute {
 /// wrong. That the stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
+/// Which cells leave for the memory of the host between their forward and their backward (OFFLOAD,
+/// RELOAD).
+struct Offload {
+  enum class Choice : uint8_t {
+    kNone,
+    kFull,    ///< those of every stage for which the link to the host has the time
+    kStages,  ///< likewise, of `stages`
+    kAuto,    ///< those that make the schedule fit the memory limit
+  };
+  Choice choice = Choice::kNone;
+  std::vector<int> stages = {};  ///< ascending, without repeats
+
+  bool operator==(const Offload&) const = default;
+};
+
+/// The same of these.
+Offload ParseOffload(std::string_view text);
+
 /// How the layers of the costs become stages.
 struct PartitionChoice {
   enum class Kind : uint8_t {
@@ -96,6 +114,7 @@ struct Spec {
   std::optional<int64_t> device_memory = {};
   SearchOptions search = {};  ///< of `auto` only
   Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
+  Offload offload = {};       ///< likewise (schedules/recompute/offload.h)
   /// Of costs with layers; nothing: auto. Given for costs of stages, these are those of a model in
   /// P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};

@@ -70,6 +70,7 @@ class Walker {
 
   InstructionRef CauseInChunks(InstructionRef at) const {
     if (IsSend(At(at).op)) return CauseOfSend(at);
+    if (IsHostCopy(At(at).op)) return CauseOfCopy(at);
     if (At(at).op == Op::REDUCE) return LastWeight(At(at).stage, SpanOf(at).start);
     return CauseOfCompute(at);
   }
@@ -93,9 +94,27 @@ class Walker {
                             input.stage == BackStage(wants) &&
                             input.microbatch == BackMicrobatch(wants);
       if (forward || backward) return Sender(input);
+      const bool reloaded = input.op == Op::RELOAD && HasBackward(wants.op) &&
+                            input.stage == BackStage(wants) &&
+                            input.microbatch == BackMicrobatch(wants);
+      const bool gone = input.op == Op::OFFLOAD && (HasForward(wants.op) || wants.op == Op::R);
+      if (reloaded || gone) return before;
       if (wants.op == Op::STEP && input.op == Op::REDUCE && input.stage == wants.stage) {
         return before;
       }
+    }
+    return kNone;
+  }
+
+  /// The copy before it on its lane, what made it, or what a RELOAD stands behind.
+  InstructionRef CauseOfCopy(InstructionRef at) const {
+    const Instruction& copy = At(at);
+    for (InstructionRef before{at.rank, at.index - 1}; before.index >= 0; --before.index) {
+      if (SpanOf(before).end != SpanOf(at).start) continue;
+      const Instruction& other = At(before);
+      const bool own = other.stage == copy.stage && other.microbatch == copy.microbatch;
+      if (other.op == copy.op || other.op == Op::OFFLOAD) return before;
+      if (copy.op == Op::RELOAD ? OnLane(before) : own && HasForward(other.op)) return before;
     }
     return kNone;
   }

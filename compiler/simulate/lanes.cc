@@ -31,9 +31,10 @@ class LaneSimulator {
         edges_(plan, costs),
         reductions_(plan, durations_),
         recomputed_(plan),
-        free_(plan.programs.size(), {0, 0}),
+        free_(plan.programs.size(), {0, 0, 0, 0}),
         forward_(plan.stages, plan.microbatches),
         backward_(plan.stages, plan.microbatches) {
+    CheckHostCost(costs, OffloadedCells(plan).any() && measured == nullptr);
     result_.ranks.resize(plan.programs.size());
     result_.timeline.unit = costs.unit;
     for (const Program& program : plan.programs) {
@@ -73,7 +74,7 @@ class LaneSimulator {
       return true;
     }
     if (i.op == Op::REDUCE) return Reduce(i, here, ready);
-    Time& free = free_[static_cast<size_t>(r)][WorkOf(i.op) == Work::kAllToAll ? 1 : 0];
+    Time& free = free_[static_cast<size_t>(r)][QueueOf(i.op)];
     const Time start = std::max(free, ready);
     free = start + durations_.Of(here, i);
     SpanAt(here) = {start, free};
@@ -86,6 +87,12 @@ class LaneSimulator {
     if (!reductions_.Meet(here.rank, i.stage, ready, &engine_, &SpanAt(here))) return false;
     if (durations_.reduce_blocks()) free = SpanAt(here).end;
     return true;
+  }
+
+  /// Which of `free_`.
+  static size_t QueueOf(Op op) {
+    const Lane lane = LaneOf(op);
+    return lane == Lane::kAllToAll ? 1 : lane == Lane::kOffload ? 2 : lane == Lane::kReload ? 3 : 0;
   }
 
   /// One side of a message is ready for it.
@@ -116,7 +123,7 @@ class LaneSimulator {
     for (size_t i = 0; i < program.size(); ++i) {
       if (IsMessage(program[i].op)) continue;
       figures.last_end = std::max(figures.last_end, spans[i].end);
-      if (program[i].op == Op::REDUCE) continue;
+      if (program[i].op == Op::REDUCE || IsHostCopy(program[i].op)) continue;
       if (!begun) figures.first_start = spans[i].start;
       figures.first_start = std::min(figures.first_start, spans[i].start);
       begun = true;
@@ -149,7 +156,7 @@ class LaneSimulator {
   Edges edges_;
   Reductions reductions_;
   const RecomputedCells recomputed_;
-  std::vector<std::array<Time, 2>> free_;  // of each rank: compute and all-to-all lane
+  std::vector<std::array<Time, 4>> free_;  // of each rank: compute, all-to-all, to and from host
   Grid<Flight> forward_, backward_;        // by the stage that made it
   Simulation result_;
 };

@@ -163,12 +163,75 @@ struct Change {
   int index;
   bool end;  // what an instruction gives back it gives back at its end
   int activations;
-  int64_t bytes;
+  int64_t bytes, stash;  // all of it, and what of it is held up to W
 
   bool operator<(const Change& other) const {
     return std::tie(time, index, end) < std::tie(other.time, other.index, other.end);
   }
 };
+
+/// The changes of rank r in the order of time, given when its instructions run.
+std::vector<Change> ChangesOf(const Plan& plan, const CostModel& costs,
+                              const RecomputedCells& recomputed, size_t r,
+                              const std::vector<Span>& spans) {
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
+  const Program& program = plan.programs[r];
+  std::vector<Change> changes;
+  // Weight parts seen of a chunk, and the end of the latest.
+  std::map<std::pair<int, int>, std::pair<int, Time>> weights;
+  for (size_t at = 0; at < program.size(); ++at) {
+    const Instruction& i = program[at];
+    const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
+    const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
+    const bool first = i.layer <= 0, last = i.layer < 0 || i.layer + 1 == plan.layers;
+    const auto begin = [&](int64_t bytes, int64_t stash) {
+      changes.push_back({spans[at].start, static_cast<int>(at), false, 1, bytes, stash});
+    };
+    const auto end = [&](Time time, int activations, int64_t bytes, int64_t stash) {
+      changes.push_back({time, static_cast<int>(at), true, activations, bytes, stash});
+    };
+    // The input of a chunk is no part of its stash unless there is nothing else.
+    const int64_t kept = memory.input - std::min(memory.input, memory.activation - memory.stash);
+    if (HasForward(i.op) || (i.op == Op::ATTN_F && first) || i.op == Op::RELOAD) {
+      begin(memory.activation, memory.stash);
+    }
+    if (i.op == Op::OFFLOAD) end(spans[at].end, -1, -memory.activation, -memory.stash);
+    if ((HasForward(i.op) || (i.op == Op::COMBINE_F && last)) &&
+        recomputed.Has(i.stage, i.microbatch)) {
+      end(spans[at].end, -1, memory.input - memory.activation, kept - memory.stash);
+    }
+    if (i.op == Op::R || (i.op == Op::ATTN_R && first)) {
+      begin(memory.activation - memory.input, memory.stash - kept);
+    }
+    if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {
+      end(spans[at].end, 0, back.stash - back.activation, 0);
+    }
+    const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
+    if (!part && !HasWeight(i.op)) continue;
+    auto& [seen, weighed] = weights[{BackStage(i), BackMicrobatch(i)}];
+    weighed = std::max(weighed, spans[at].end);
+    if (!part || ++seen == 2 * plan.layers) {
+      end(weighed, -1, -back.stash, -back.stash);
+      weights.erase({BackStage(i), BackMicrobatch(i)});
+    }
+  }
+  std::sort(changes.begin(), changes.end());
+  return changes;
+}
+
+/// The arenas at the peak of a rank whose copies run beside its compute lane, so that the order of
+/// its program is not that in time.
+void FollowInTime(const std::vector<Change>& changes, MemoryFigures* figures) {
+  int64_t bytes = 0, stash = 0;
+  for (const Change& change : changes) {
+    bytes += change.bytes;
+    stash += change.stash;
+    if (bytes <= figures->peak) continue;
+    figures->arenas = {bytes - stash, stash, 0, 0};
+    figures->peak = bytes;
+    figures->peak_index = change.index;
+  }
+}
 
 /// Directed edges between each rank and others.
 std::vector<int> EdgesOfRank(const Plan& plan) {
@@ -223,6 +286,14 @@ std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& cost
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
   std::vector<MemoryFigures> ranks = FixedOf(plan, costs);
+  if (plan.slots.empty() && OffloadedCells(plan).any()) {
+    const Timeline timeline = Simulate(plan, costs).timeline;
+    const RecomputedCells recomputed(plan);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      FollowInTime(ChangesOf(plan, costs, recomputed, r, timeline.ranks[r]), &ranks[r]);
+    }
+    return ranks;
+  }
   MemoryWalk walk(plan, costs);
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (plan.slots.empty()) {
@@ -263,44 +334,10 @@ std::string Breakdown(const MemoryFigures& figures) {
 
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
-  const Program& program = plan.programs[r];
-  std::vector<Change> changes;
-  // Weight parts seen of a chunk, and the end of the latest.
-  std::map<std::pair<int, int>, std::pair<int, Time>> weights;
-  for (size_t at = 0; at < program.size(); ++at) {
-    const Instruction& i = program[at];
-    const int index = static_cast<int>(at);
-    const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
-    const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
-    const bool first = i.layer <= 0, last = i.layer < 0 || i.layer + 1 == plan.layers;
-    if (HasForward(i.op) || (i.op == Op::ATTN_F && first)) {
-      changes.push_back({spans[at].start, index, false, 1, memory.activation});
-    }
-    if ((HasForward(i.op) || (i.op == Op::COMBINE_F && last)) &&
-        recomputed.Has(i.stage, i.microbatch)) {
-      changes.push_back({spans[at].end, index, true, -1, memory.input - memory.activation});
-    }
-    if (i.op == Op::R || (i.op == Op::ATTN_R && first)) {
-      changes.push_back({spans[at].start, index, false, 1, memory.activation - memory.input});
-    }
-    if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {
-      changes.push_back({spans[at].end, index, true, 0, back.stash - back.activation});
-    }
-    const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
-    if (!part && !HasWeight(i.op)) continue;
-    auto& [seen, end] = weights[{BackStage(i), BackMicrobatch(i)}];
-    end = std::max(end, spans[at].end);
-    if (!part || ++seen == 2 * plan.layers) {
-      changes.push_back({end, index, true, -1, -back.stash});
-      weights.erase({BackStage(i), BackMicrobatch(i)});
-    }
-  }
-  std::sort(changes.begin(), changes.end());
   const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
   int activations = 0;
   int64_t bytes = 0;
-  for (const Change& change : changes) {
+  for (const Change& change : ChangesOf(plan, costs, recomputed, r, spans)) {
     activations += change.activations;
     bytes += change.bytes;
     const bool more_bytes = bytes > figures->peak_bytes;

@@ -27,6 +27,8 @@ class Simulator {
         reductions_(plan, durations_),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
+        offloaded_(plan),
+        keep_(keep),
         cells_(BytesOfCells(costs, plan.stages, recomputed_.any())),
         f_end_(plan.stages, plan.microbatches, kUnset),
         b_end_(plan.stages, plan.microbatches, kUnset),
@@ -36,7 +38,10 @@ class Simulator {
         rank_(plan.programs.size()) {
     result_.ranks.resize(rank_.size());
     result_.timeline.unit = costs.unit;
-    if (keep == Keep::kFigures) return;
+    CheckHostCost(costs, offloaded_.any() && measured == nullptr);
+    if (offloaded_.any()) offload_end_ = reload_end_ = f_end_;
+    // What is held follows from all times where copies run beside the compute lane.
+    if (keep == Keep::kFigures && !offloaded_.any()) return;
     result_.timeline.ranks.resize(rank_.size());
     for (size_t r = 0; r < rank_.size(); ++r) {
       result_.timeline.ranks[r].resize(plan.programs[r].size());
@@ -56,6 +61,10 @@ class Simulator {
       if (static_cast<size_t>(at.index) < plan_.program(r).size()) engine_.Stuck(at);
     }
     ReceiveLate();
+    for (size_t r = 0; r < rank_.size() && offloaded_.any(); ++r) {
+      FollowActivations(plan_, costs_, recomputed_, r, timeline[r], &result_.ranks[r]);
+    }
+    if (keep_ == Keep::kFigures) timeline = {};
     SumUp(&result_);
     return std::move(result_);
   }
@@ -63,6 +72,7 @@ class Simulator {
  private:
   struct RankState {
     Time lane_free = 0;  // when its compute lane is free
+    Time offload_free = 0, reload_free = 0;
     bool computed = false;
     int activations = 0;
     int64_t bytes = 0;
@@ -81,6 +91,10 @@ class Simulator {
         return Reduce(r, i, span);
       case Work::kStep:
         return Step(r, i, span);
+      case Work::kOffload:
+        return Offload(r, i, span);
+      case Work::kReload:
+        return Reload(r, i, span);
       case Work::kComponent:
       case Work::kAllToAll:
         break;
@@ -92,6 +106,9 @@ class Simulator {
   bool Compute(int r, const Instruction& i, Span* span) {
     Time ready = 0;
     if (HasForward(i.op) && !ForwardReady(r, i.stage, i.microbatch, &ready)) return false;
+    // What takes memory begins when all that stands before it and leaves is gone.
+    const RankState& state = rank_[static_cast<size_t>(r)];
+    if (HasForward(i.op) || i.op == Op::R) ready = std::max(ready, state.offload_free);
     if (HasBackward(i.op) && !BackwardReady(r, BackStage(i), BackMicrobatch(i), &ready)) {
       return false;
     }
@@ -101,7 +118,7 @@ class Simulator {
       ready = std::max(ready, made);
     }
     Occupy(r, ready, durations_.Of(engine_.At(r), i), span);
-    Remember(r, i);
+    if (!offloaded_.any()) Remember(r, i);
     if (HasForward(i.op)) {
       f_end_(i.stage, i.microbatch) = span->end;
       if (!explicit_messages_ && i.stage + 1 < plan_.stages) {
@@ -131,6 +148,11 @@ class Simulator {
     const Time forward = f_end_(stage, m);
     if (forward == kUnset) return false;
     *ready = std::max(*ready, forward);
+    if (offloaded_.Has(stage, m)) {
+      const Time reloaded = reload_end_(stage, m);
+      if (reloaded == kUnset) return false;
+      *ready = std::max(*ready, reloaded);
+    }
     if (stage + 1 == plan_.stages) return true;
     return Arrived(r, owner_(stage + 1, m), b_end_(stage + 1, m), b_message_(stage + 1, m), ready);
   }
@@ -224,6 +246,33 @@ class Simulator {
     }
   }
 
+  bool Offload(int r, const Instruction& i, Span* span) {
+    const Time made = f_end_(i.stage, i.microbatch);
+    if (made == kUnset) return false;
+    Time& free = rank_[static_cast<size_t>(r)].offload_free;
+    *span = Copy(r, i, std::max(free, made));
+    offload_end_(i.stage, i.microbatch) = free = span->end;
+    return true;
+  }
+
+  /// It takes memory, so it does not begin before its turn comes: when what stands before it on the
+  /// compute lane has ended, and all that leaves before it is gone.
+  bool Reload(int r, const Instruction& i, Span* span) {
+    const Time away = offload_end_(i.stage, i.microbatch);
+    if (away == kUnset) return false;
+    RankState& state = rank_[static_cast<size_t>(r)];
+    *span = Copy(r, i, std::max({state.reload_free, state.offload_free, state.lane_free}));
+    reload_end_(i.stage, i.microbatch) = state.reload_free = span->end;
+    return true;
+  }
+
+  Span Copy(int r, const Instruction& i, Time start) {
+    const Span span{start, start + durations_.Of(engine_.At(r), i)};
+    Time& last_end = result_.ranks[static_cast<size_t>(r)].last_end;
+    last_end = std::max(last_end, span.end);
+    return span;
+  }
+
   bool Reduce(int r, const Instruction& i, Span* span) {
     Time ready = weights_end_[static_cast<size_t>(i.stage)];
     Time& free = rank_[static_cast<size_t>(r)].lane_free;
@@ -251,10 +300,13 @@ class Simulator {
   Reductions reductions_;
   const bool explicit_messages_;
   const RecomputedCells recomputed_;
+  const OffloadedCells offloaded_;
+  const Keep keep_;
   const std::vector<CellBytes> cells_;  // by stage
   Grid<Time> f_end_, b_end_;
-  Grid<Span> f_message_, b_message_;  // leaving that stage
-  std::vector<Time> weights_end_;     // of each stage: last weight gradient so far, over all copies
+  Grid<Time> offload_end_, reload_end_;  // empty where nothing is offloaded
+  Grid<Span> f_message_, b_message_;     // leaving that stage
+  std::vector<Time> weights_end_;  // of each stage: last weight gradient so far, over all copies
   std::vector<RankState> rank_;
   std::vector<InstructionRef> late_;  // receives passed before their message left
   Simulation result_;

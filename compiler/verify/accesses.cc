@@ -2,6 +2,7 @@
 // sections 2 and 3) and what the values are (CF_VALUES), for the passes have a table of their own
 // and would believe a wrong entry. A test compares both.
 
+#include <algorithm>
 #include <bit>
 #include <initializer_list>
 
@@ -47,6 +48,8 @@ enum class Where : uint8_t {
   kLayerBefore,
   kNextStage,    ///< its first layer
   kStageBefore,  ///< its last layer
+  kEachLayer,    ///< of a stage with layers
+  kStage,        ///< an opaque one
 };
 
 struct Row {
@@ -125,6 +128,23 @@ constexpr Row kRows[] = {
     {{B, BW}, When::kAlways, Where::kHere, {V::activation, V::stash}, {}},
     {{B, BW}, When::kBeforeTheEnd, Where::kHere, {V::doutput}, {}},
     {{W}, When::kAlways, Where::kHere, {V::stash}, {}},
+
+    // To the host goes what the backward needs of what the forward made, of every layer of the
+    // stage; it comes back as something new.
+    {{OFFLOAD},
+     When::kAlways,
+     Where::kEachLayer,
+     {V::input, V::attention, V::scores, V::rows, V::gate, V::hidden, V::combined},
+     {}},
+    {{OFFLOAD}, When::kModelEnds, Where::kEachLayer, {V::output, V::head}, {}},
+    {{OFFLOAD}, When::kAlways, Where::kStage, {V::activation, V::stash}, {}},
+    {{RELOAD},
+     When::kAlways,
+     Where::kEachLayer,
+     {},
+     {V::input, V::attention, V::scores, V::rows, V::gate, V::hidden, V::combined}},
+    {{RELOAD}, When::kModelEnds, Where::kEachLayer, {}, {V::output, V::head}},
+    {{RELOAD}, When::kAlways, Where::kStage, {}, {V::activation, V::stash}},
 };
 
 }  // namespace
@@ -140,6 +160,12 @@ Touches::Touches(const Tables& tables)
 
 void Touches::Of(const Instruction& i, std::vector<Touch>* touches) const {
   touches->clear();
+  if (IsHostCopy(i.op)) {
+    for (int layer = 0; layer < std::max(layers_, 1); ++layer) {
+      Add(i.op, i.stage, layers_ > 0 ? layer : -1, i.microbatch, touches);
+    }
+    return;
+  }
   Add(i.op, i.stage, i.layer, i.microbatch, touches);
   if (i.op == Op::FB) Add(Op::BW, i.back_stage, i.layer, i.back_microbatch, touches);
 }
@@ -181,6 +207,7 @@ void Touches::Add(Op op, int stage, int layer, int microbatch, std::vector<Touch
   for (const size_t number : rows_[static_cast<size_t>(op)]) {
     const Row& row = kRows[number];
     if (!holds(row.when)) continue;
+    if (row.where == (layers_ > 0 ? Where::kStage : Where::kEachLayer)) continue;
     int of_layer = layer, of_stage = stage;
     if (row.where == Where::kNextLayer) ++of_layer;
     if (row.where == Where::kLayerBefore) --of_layer;

@@ -65,6 +65,11 @@ struct CellWork {
   int32_t f = kMissing, b = kMissing, w = kMissing;
 };
 
+/// Where its copies to and from the host stand there.
+struct HostCopies {
+  int32_t offload = kMissing, reload = kMissing;
+};
+
 /// Components of a layer: ATTN_F to COMBINE_B.
 inline constexpr int kPartCount =
     static_cast<int>(Op::COMBINE_B) - static_cast<int>(Op::ATTN_F) + 1;
@@ -96,6 +101,8 @@ struct Tables {
   std::vector<CellWork> work;       ///< by stage, then micro-batch; empty with components
   /// R of each chunk, or by layer its components; likewise, but empty where nothing is recomputed.
   std::vector<int32_t> recompute;
+  /// OFFLOAD and RELOAD of each chunk, likewise; empty where nothing is offloaded.
+  std::vector<HostCopies> host_copies;
   std::vector<int32_t> parts;           ///< components, likewise, then by layer and operation
   std::vector<ChunkMessages> messages;  ///< by stage, then micro-batch; empty at level compute
 
@@ -120,6 +127,18 @@ struct Tables {
   bool Recomputed(int stage, int microbatch) const {
     if (plan.layers > 0) return Recompute(Op::ATTN_R, stage, 0, microbatch) != kMissing;
     return !recompute.empty() && recompute[At(stage, microbatch)] != kMissing;
+  }
+  HostCopies HostCopiesOf(int stage, int microbatch) const {
+    return host_copies.empty() ? HostCopies{} : host_copies[At(stage, microbatch)];
+  }
+  /// Where the forward of a chunk ends, and where its backward begins, on its rank.
+  int32_t ForwardEnd(int stage, int microbatch) const {
+    return plan.layers > 0 ? Part(Op::COMBINE_F, stage, plan.layers - 1, microbatch)
+                           : work[At(stage, microbatch)].f;
+  }
+  int32_t BackwardBegin(int stage, int microbatch) const {
+    return plan.layers > 0 ? Part(Op::COMBINE_B, stage, plan.layers - 1, microbatch)
+                           : work[At(stage, microbatch)].b;
   }
   /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
   int32_t Side(const Instruction& message) const;
@@ -200,7 +219,7 @@ class Placing {
 
 /// What an instruction needs of its own rank, by index: negative where it is missing.
 struct Inputs {
-  std::array<int32_t, 3> at{};
+  std::array<int32_t, 4> at{};
   int count = 0;
 
   void Add(int32_t index) { at[static_cast<size_t>(count++)] = index; }
@@ -244,7 +263,7 @@ inline bool IsComponent(Op op) {
 int32_t Partner(const Tables& tables, int rank, int32_t index);
 
 /// Vector clocks over the lanes of one rank at a time: compute, all-to-all, reduce, and one for
-/// each edge to or from a peer.
+/// each edge to or from a peer or the host.
 class Clocks {
  public:
   explicit Clocks(const Plan& plan);
@@ -275,6 +294,7 @@ class Clocks {
     int32_t lane = 0;
   };
 
+  int32_t EdgeLane(size_t number, int rank);
   int32_t NumberOf(const Instruction& i, int rank);
   bool WaitsDirectly(int32_t first, int32_t second) const;
   bool FollowsWaiter(int32_t first, int32_t second) const;
@@ -282,7 +302,7 @@ class Clocks {
   void Join(int32_t index, int32_t on);
 
   const Plan& plan_;
-  std::vector<Edge> edges_;  // by peer, to and from
+  std::vector<Edge> edges_;  // by peer, to and from; last those of the host
   const Program* program_ = nullptr;
   int32_t lane_count_ = 0;
   size_t columns_ = 0;           // lanes that have a clock
@@ -297,7 +317,7 @@ struct Touch {
   Value value;
   int16_t layer;  ///< -1: of an opaque stage
   int32_t stage, microbatch;
-  bool makes;  ///< the first to touch it; what is recomputed is made twice
+  bool makes;  ///< the first to touch it; what is recomputed or reloaded is made twice
 
   auto operator<=>(const Touch&) const = default;
 };
@@ -336,6 +356,9 @@ bool CheckLevel(const Plan& plan, Findings* findings);
 void CheckCompute(Tables* tables, Findings* findings);
 /// The same of a plan with components, and "weight-order"; fills parts and copies.
 void CheckComponents(Tables* tables, Findings* findings);
+/// "owner" "complete" "order" of OFFLOAD and RELOAD, once the work of chunks or components is
+/// placed; fills host_copies.
+void CheckHostCopies(Tables* tables, Findings* findings);
 /// "message" "producer" "consumer" "group" "reduce" "step"; fills messages and copies.
 void CheckComm(Tables* tables, Findings* findings);
 /// "deadlock" by pure data flow: a rank waits for what another rank has not computed.

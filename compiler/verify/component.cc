@@ -165,6 +165,8 @@ class ChainInputs {
       if (const int32_t recompute = RecomputeAt(Op::COMBINE_R, i_.layer); recompute != kMissing) {
         inputs_.Add(recompute);
       }
+      const HostCopies copies = tables_.HostCopiesOf(i_.stage, i_.microbatch);
+      if (copies.reload >= 0) inputs_.Add(copies.reload);
       if (i_.stage + 1 < tables_.plan.stages) {
         FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
       }
@@ -215,6 +217,12 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
     if (IsSend(i.op) && tables.Owner(i.stage, i.microbatch) == rank) inputs.Add(tables.Side(i));
     return inputs;
   }
+  if (IsHostCopy(i.op)) {
+    if (tables.Owner(i.stage, i.microbatch) != rank) return inputs;
+    inputs.Add(i.op == Op::OFFLOAD ? tables.ForwardEnd(i.stage, i.microbatch)
+                                   : tables.HostCopiesOf(i.stage, i.microbatch).offload);
+    return inputs;
+  }
   if (IsComponent(i.op)) {
     if (tables.Owner(i.stage, i.microbatch) != rank) return inputs;
     return ChainInputs(tables, i).Find();
@@ -225,7 +233,11 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
     inputs.Add(tables.messages[tables.At(stage, microbatch)][MessageKind(op)]);
   };
   if (HasForward(i.op)) receive(Op::RECV_F, i.stage, i.microbatch);
-  if (HasBackward(i.op)) receive(Op::RECV_B, BackStage(i), BackMicrobatch(i));
+  if (!HasBackward(i.op)) return inputs;
+  receive(Op::RECV_B, BackStage(i), BackMicrobatch(i));
+  if (tables.Owner(BackStage(i), BackMicrobatch(i)) == rank) {
+    inputs.Add(tables.HostCopiesOf(BackStage(i), BackMicrobatch(i)).reload);
+  }
   return inputs;
 }
 

@@ -70,7 +70,14 @@ void CheckAfter(const Program& program, int rank, int32_t index, Findings* findi
 
 }  // namespace
 
-Clocks::Clocks(const Plan& plan) : plan_(plan), edges_(static_cast<size_t>(plan.ranks) * 2) {}
+Clocks::Clocks(const Plan& plan) : plan_(plan), edges_(static_cast<size_t>(plan.ranks) * 2 + 2) {}
+
+/// Numbers are given to edges that the rank uses.
+int32_t Clocks::EdgeLane(size_t number, int rank) {
+  Edge& edge = edges_[number];
+  if (edge.rank != rank) edge = {rank, lane_count_++};
+  return edge.lane;
+}
 
 int32_t Clocks::NumberOf(const Instruction& i, int rank) {
   switch (LaneOf(i.op)) {
@@ -78,12 +85,12 @@ int32_t Clocks::NumberOf(const Instruction& i, int rank) {
       return 1;
     case Lane::kReduce:
       return 2;
+    case Lane::kOffload:
+    case Lane::kReload:
+      return EdgeLane(static_cast<size_t>(plan_.ranks) * 2 + (i.op == Op::OFFLOAD ? 0 : 1), rank);
     case Lane::kSend:
-    case Lane::kRecv: {
-      Edge& edge = edges_[static_cast<size_t>(i.peer) * 2 + (IsSend(i.op) ? 0 : 1)];
-      if (edge.rank != rank) edge = {rank, lane_count_++};
-      return edge.lane;
-    }
+    case Lane::kRecv:
+      return EdgeLane(static_cast<size_t>(i.peer) * 2 + (IsSend(i.op) ? 0 : 1), rank);
     case Lane::kNone:
     case Lane::kCompute:
       break;

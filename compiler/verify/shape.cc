@@ -116,8 +116,7 @@ class InstructionShape {
            Fits(i_.back_stage, pair_, plan_.stages) &&
            Fits(i_.back_microbatch, pair_, plan_.microbatches) &&
            Fits(i_.peer, message_, plan_.ranks) && Fits(i_.layer, layer_, layers_) &&
-           i_.slot >= -1 && i_.group >= -1 && i_.lane <= Lane::kReduce &&
-           i_.after_count <= kMaxAfter;
+           i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && i_.after_count <= kMaxAfter;
   }
 
   void Explain(int rank, int index, Findings* findings) const {
@@ -135,8 +134,8 @@ class InstructionShape {
     demand("layer", i_.layer, layer_, layers_);
     if (i_.slot < -1) demand("slot", i_.slot, true, INT32_MAX);
     if (i_.group < -1) demand("group", i_.group, true, INT32_MAX);
-    if (i_.lane > Lane::kReduce) {
-      demand("lane", static_cast<int>(i_.lane), true, static_cast<int>(Lane::kReduce) + 1);
+    if (i_.lane > kLastLane) {
+      demand("lane", static_cast<int>(i_.lane), true, static_cast<int>(kLastLane) + 1);
     }
     if (i_.after_count > kMaxAfter) demand("after_count", i_.after_count, true, kMaxAfter + 1);
   }
@@ -158,6 +157,9 @@ bool BelongsIn(const Plan& plan, Op op) {
     case Work::kComponent:
     case Work::kAllToAll:
       return HasComponents(plan);
+    case Work::kOffload:
+    case Work::kReload:
+      return true;
     case Work::kSend:
     case Work::kRecv:
     case Work::kReduce:
@@ -169,7 +171,8 @@ bool BelongsIn(const Plan& plan, Op op) {
 
 std::string WhyNot(const Plan& plan) {
   if (HasComponents(plan)) return ", where F B W BW FB R are components of layers; drop it";
-  if (plan.level == Level::kCompute) return ", which has F B W BW FB R only; drop it";
+  if (plan.level == Level::kCompute)
+    return ", which has F B W BW FB R OFFLOAD RELOAD only; drop it";
   if (plan.level == Level::kComm) return ", which has no components of a stage; drop it";
   return " without layers, which has no components of a stage; drop it";
 }

@@ -30,11 +30,12 @@ size_t ColumnOf(Value value, bool layered) {
 }
 
 /// When a value is touched: by the program the first and last time, and last on each lane that
-/// touches it. Those are compute, all-to-all and one edge: a value is received or sent, not both,
-/// and by one peer.
+/// touches it. Those are compute, all-to-all, one edge and one way to the host: a value is received
+/// or sent, not both, and by one peer; and what is reloaded is another value than what was
+/// offloaded.
 struct Use {
   int32_t first = -1, last = -1;
-  std::array<int32_t, 3> last_on = {-1, -1, -1};
+  std::array<int32_t, 4> last_on = {-1, -1, -1, -1};
 };
 
 class SlotCheck {
@@ -134,8 +135,9 @@ class SlotCheck {
   bool AddSecond(size_t first, size_t number) {
     const Slot& slot = Slots()[number];
     const bool kept = slot.value == Value::input && slot.layer <= 0;
-    return !kept && tables_.Recomputed(slot.stage, slot.microbatch) &&
-           second_.try_emplace(first, static_cast<int32_t>(number)).second;
+    const bool again = tables_.HostCopiesOf(slot.stage, slot.microbatch).reload >= 0 ||
+                       (!kept && tables_.Recomputed(slot.stage, slot.microbatch));
+    return again && second_.try_emplace(first, static_cast<int32_t>(number)).second;
   }
 
   int64_t BytesOf(Value value, int stage) const {
@@ -200,7 +202,8 @@ class SlotCheck {
     if (use->first < 0) use->first = index;
     use->last = index;
     const Lane lane = LaneOf(op);
-    use->last_on[lane == Lane::kCompute ? 0 : lane == Lane::kAllToAll ? 1 : 2] = index;
+    const size_t kind = lane == Lane::kCompute ? 0 : lane == Lane::kAllToAll ? 1 : 2;
+    use->last_on[IsHostCopy(op) ? 3 : kind] = index;
   }
 
   void AddMissing(const Touch& touch, int32_t index) {

@@ -71,6 +71,7 @@ std::vector<Finding> Verify(const Plan& plan) {
   } else {
     check::CheckCompute(&tables, &findings);
   }
+  check::CheckHostCopies(&tables, &findings);
   if (plan.level == Level::kCompute) {
     check::CheckDataFlow(tables, &findings);
     return findings.Take();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <utility>
 
 #include "compiler/plan/error.h"
 
@@ -21,6 +22,12 @@ void CheckExecutable(const Plan& plan) {
   }
 }
 
+void Backend::StartCopy(const Instruction& copy, size_t /*offloads*/) {
+  throw Error(ToString(copy) +
+              " cannot be run here: only stages on the host keep activations in other memory; "
+              "compile the plan without `offload`");
+}
+
 Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& transport,
                    Progress* progress)
     : program_(plan.program(rank)),
@@ -33,6 +40,7 @@ Executor::Executor(const Plan& plan, int rank, Backend& backend, Transport& tran
       transfers_(program_.size()),
       spans_(program_.size()) {
   FindNeeds(plan);
+  if (OffloadedCells(plan).any()) FindCopies(plan);
   const auto messages = static_cast<size_t>(std::count_if(
       program_.begin(), program_.end(), [](const Instruction& i) { return IsMessage(i.op); }));
   group_.reserve(messages);
@@ -66,6 +74,50 @@ void Executor::FindNeeds(const Plan& plan) {
   }
 }
 
+/// Copies in one direction end in their order, so that of those an instruction waits for the last
+/// one says all.
+void Executor::FindCopies(const Plan& plan) {
+  copies_.resize(program_.size());
+  std::map<std::pair<int, int>, CopiesBefore> of_cell;  // up to the copies of a cell
+  std::vector<size_t> number(program_.size(), 0);       // of each copy, from 1
+  std::map<std::pair<int, int>, size_t> forward_of;
+  size_t offloads = 0, reloads = 0;
+  for (size_t index = 0; index < program_.size(); ++index) {
+    const Instruction& i = program_[index];
+    CopiesBefore& before = copies_[index];
+    const bool forward_ends =
+        HasForward(i.op) || (i.op == Op::COMBINE_F && i.layer + 1 == plan.layers);
+    if (forward_ends) forward_of[{i.stage, i.microbatch}] = index;
+    // At level comm what takes memory waits for all that leaves before it.
+    const bool takes = HasForward(i.op) || i.op == Op::R || i.op == Op::RELOAD;
+    if (plan.level == Level::kComm && takes) before.offloads = offloads;
+    for (int a = 0; a < i.after_count; ++a) {
+      const auto other = static_cast<size_t>(i.after[static_cast<size_t>(a)]);
+      const Op op = program_[other].op;
+      if (op == Op::OFFLOAD) before.offloads = std::max(before.offloads, number[other]);
+      if (op == Op::RELOAD) before.reloads = std::max(before.reloads, number[other]);
+    }
+    if (IsHostCopy(i.op)) {
+      CopiesBefore& cell = of_cell[{i.stage, i.microbatch}];
+      if (i.op == Op::RELOAD) before.offloads = std::max(before.offloads, cell.offloads);
+      number[index] = i.op == Op::OFFLOAD ? ++offloads : ++reloads;
+      (i.op == Op::OFFLOAD ? cell.offloads : cell.reloads) = number[index];
+      if (i.op == Op::OFFLOAD) offloads_.push_back({forward_of.at({i.stage, i.microbatch}), index});
+    } else if (plan.level == Level::kComm && HasBackward(i.op)) {
+      const auto cell = of_cell.find({BackStage(i), BackMicrobatch(i)});
+      if (cell != of_cell.end()) before.reloads = cell->second.reloads;
+    }
+  }
+}
+
+/// A copy does not keep what stands behind it waiting: the backend sees to what it waits for.
+void Executor::AwaitCopies(size_t index) {
+  if (copies_.empty() || IsHostCopy(program_[index].op)) return;
+  const CopiesBefore& before = copies_[index];
+  if (before.offloads > 0) backend_.AwaitCopies(Op::OFFLOAD, before.offloads);
+  if (before.reloads > 0) backend_.AwaitCopies(Op::RELOAD, before.reloads);
+}
+
 void Executor::Enter(int64_t index) {
   at_ = index;
   if (progress_ != nullptr) progress_->Enter(step_, index);
@@ -74,6 +126,7 @@ void Executor::Enter(int64_t index) {
 void Executor::Run(int step, Clock::time_point origin) {
   origin_ = origin;
   step_ = step;
+  next_offload_ = 0;
   Enter(Progress::kStart);
   try {
     backend_.BeginStep(step);
@@ -90,6 +143,7 @@ void Executor::Run(int step, Clock::time_point origin) {
       for (size_t index = first; index < end; ++index) {
         at_ = static_cast<int64_t>(index);
         for (const size_t needed : needs_[index]) transport_.Wait(transfers_[needed]);
+        AwaitCopies(index);
       }
       at_ = static_cast<int64_t>(first);
       // Before the instruction: it may reuse the memory of what has left.
@@ -125,6 +179,8 @@ void Executor::Execute(size_t first, size_t end) {
   const Instruction& i = program_[first];
   if (IsMessage(i.op)) return PostGroup(first, end);
   if (WorkOf(i.op) == Work::kReduce) return Reduce(first);
+  if (i.op == Op::RELOAD) return backend_.StartCopy(i, copies_[first].offloads);
+  if (i.op == Op::OFFLOAD) return;  // since its forward has ended
   const Clock::time_point start = Clock::now();
   if (WorkOf(i.op) == Work::kStep) {
     backend_.OptimizerStep(i.stage);
@@ -132,6 +188,15 @@ void Executor::Execute(size_t first, size_t end) {
     backend_.Compute(i);
   }
   spans_[first] = {Since(start), Since(Clock::now())};
+  StartOffloads(first);
+}
+
+/// In their order, those whose forward has ended with this instruction or before.
+void Executor::StartOffloads(size_t index) {
+  for (; next_offload_ < offloads_.size() && offloads_[next_offload_].forward <= index;
+       ++next_offload_) {
+    backend_.StartCopy(program_[offloads_[next_offload_].index], 0);
+  }
 }
 
 void Executor::Reduce(size_t index) {
@@ -168,6 +233,16 @@ void Executor::FreeSent() {
 }
 
 void Executor::Finish() {
+  size_t offloads = 0, reloads = 0;
+  for (size_t index = 0; index < program_.size() && !copies_.empty(); ++index) {
+    const Op op = program_[index].op;
+    if (!IsHostCopy(op)) continue;
+    at_ = static_cast<int64_t>(index);
+    size_t& number = op == Op::OFFLOAD ? offloads : reloads;
+    backend_.AwaitCopies(op, number + 1);
+    const CopyTimes times = backend_.TimesOfCopy(op, number++);
+    spans_[index] = {Since(times.start), Since(times.end)};
+  }
   for (size_t index = 0; index < program_.size(); ++index) {
     if (!IsMessage(program_[index].op)) continue;
     at_ = static_cast<int64_t>(index);

@@ -24,6 +24,11 @@ struct DeviceStep {
   std::vector<Span> spans;                ///< by instruction of its program
 };
 
+/// When a copy to or from the host ran.
+struct CopyTimes {
+  Clock::time_point start{}, end{};
+};
+
 /// What the instructions of one rank do, on some device. It keeps what one instruction leaves for
 /// another: activations and gradients between stages, stashes between F, B and W. Stages that are
 /// neighbours on the same rank hand over without a message. Used by one thread at a time.
@@ -51,6 +56,15 @@ class Backend {
   virtual std::span<float> ExpertGradients(int /*stage*/) { return {}; }
   /// STEP.
   virtual void OptimizerStep(int stage) = 0;
+
+  /// Starts an OFFLOAD or RELOAD, which goes on beside what follows, behind the copies in its
+  /// direction that were started before it in this step. It begins once so many OFFLOADs of the
+  /// step have ended.
+  virtual void StartCopy(const Instruction& copy, size_t offloads);
+  /// Waits until the first so many copies of the step in the direction of `op` have ended.
+  virtual void AwaitCopies(Op /*op*/, size_t /*count*/) {}
+  /// When the copy with this number, from 0, of those in its direction ran; it has ended.
+  virtual CopyTimes TimesOfCopy(Op /*op*/, size_t /*number*/) const { return {}; }
 };
 
 /// Throws Error, with the remedy, unless the plan can be executed: level comm, or components at
@@ -61,8 +75,10 @@ void CheckExecutable(const Plan& plan);
 /// A RECV is posted where it stands and waited for by the instruction that consumes it, which at
 /// level comm follows from what it computes, and is said by its `after` where there are events. A
 /// SEND is posted where it stands; its bytes are given back once it has left, at the latest before
-/// an instruction runs that names it in `after`. All memory for the walk is allocated when it is
-/// made.
+/// an instruction runs that names it in `after`. OFFLOAD is started when its forward has ended and
+/// RELOAD where it stands; they are waited for, at level comm, by forwards that stand behind an
+/// OFFLOAD and the backward of a RELOAD, else by what names them in `after`. All memory for
+/// the walk is allocated when it is made.
 class Executor {
  public:
   /// The plan, backend and transport must outlive it, and so must `progress`, where it publishes
@@ -83,10 +99,13 @@ class Executor {
 
  private:
   void FindNeeds(const Plan& plan);
+  void FindCopies(const Plan& plan);
   std::string Place() const;
   void Enter(int64_t index);
   void Execute(size_t first, size_t end);
   void Reduce(size_t index);
+  void AwaitCopies(size_t index);
+  void StartOffloads(size_t index);
   void PostGroup(size_t first, size_t end);
   void FreeSent();
   void Finish();
@@ -98,8 +117,19 @@ class Executor {
   Backend& backend_;
   Transport& transport_;
   Progress* const progress_;
+  /// How many copies to and from the host have to end before an instruction.
+  struct CopiesBefore {
+    size_t offloads = 0, reloads = 0;
+  };
+
   // By instruction: the messages that it waits for, its own transfer if it is one, and when it ran.
   std::vector<std::vector<size_t>> needs_;
+  std::vector<CopiesBefore> copies_;  // likewise; empty where nothing is offloaded
+  struct OffloadPlace {
+    size_t forward, index;
+  };
+  std::vector<OffloadPlace> offloads_;  // in their order
+  size_t next_offload_ = 0;             // not started yet
   std::vector<Transfer> transfers_;
   std::vector<Span> spans_;
   std::vector<Transfer*> group_;

@@ -62,7 +62,7 @@ ValuePlaces::ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk,
 
 void ValuePlaces::FindUses(const Plan& plan, int rank, const ComponentWalk& walk) {
   std::vector<Access> accesses;
-  size_t now = 0;
+  size_t now = 0, offloads = 0;
   const auto touch = [&](const Instruction& i) {
     walk.AccessesOf(i, &accesses);
     for (const Access& access : accesses) {
@@ -75,13 +75,19 @@ void ValuePlaces::FindUses(const Plan& plan, int rank, const ComponentWalk& walk
       }
       made.back()->last = now;
       made.back()->sent = made.back()->sent || IsSend(i.op);
-      uses_[KeyOf(i)].push_back({SeenFrom(i, access), made.back(), now});
+      if (i.op == Op::OFFLOAD) made.back()->gone = offloads;
+      const Value seen = IsHostCopy(i.op) ? access.value : SeenFrom(i, access);
+      uses_[KeyOf(i)].push_back({seen, made.back(), now});
     }
     ++now;
   };
   for (const Instruction& i : plan.program(rank)) {
-    if (contraflow::IsMessage(i.op)) touch(i);
-    if (!contraflow::IsMessage(i.op) && OperandsOf(i.op) != Operands::kStage) walk.Each(i, touch);
+    if (i.op == Op::OFFLOAD) ++offloads;
+    if (contraflow::IsMessage(i.op) || IsHostCopy(i.op)) {
+      touch(i);
+      continue;
+    }
+    if (OperandsOf(i.op) != Operands::kStage) walk.Each(i, touch);
   }
   for (const auto& [key, made] : made_) {
     // Before a chunk runs again not all that it has made need be used.
@@ -118,23 +124,24 @@ void ValuePlaces::Follow(const std::vector<Slot>& slots, const Fit& fit) {
 }
 
 void ValuePlaces::Pack(const ValueBytes& bytes, bool lanes) {
-  std::array<std::vector<int64_t>, kValueCount> free;
+  // Offsets, and the OFFLOADs to wait for.
+  std::array<std::vector<std::pair<int64_t, size_t>>, kValueCount> free;
   std::multimap<size_t, const Place*> ending;
   for (Place& place : places_) {
     while (!ending.empty() && ending.begin()->first < place.first) {
       const Place& over = *ending.begin()->second;
-      free[static_cast<size_t>(over.value)].push_back(over.offset);
+      free[static_cast<size_t>(over.value)].push_back({over.offset, over.gone});
       ending.erase(ending.begin());
     }
     place.arena = ArenaOf(place.value);
-    std::vector<int64_t>& offsets = free[static_cast<size_t>(place.value)];
+    std::vector<std::pair<int64_t, size_t>>& offsets = free[static_cast<size_t>(place.value)];
     if (offsets.empty()) {
       int64_t& end = arena_bytes_[static_cast<size_t>(place.arena)];
-      offsets.push_back(end);
+      offsets.push_back({end, 0});
       end += (bytes[static_cast<size_t>(place.value)] + kSlotAlignment - 1) / kSlotAlignment *
              kSlotAlignment;
     }
-    place.offset = offsets.back();
+    std::tie(place.offset, place.waits) = offsets.back();
     offsets.pop_back();
     if (!place.sent && !(lanes && IsMessage(place.value))) ending.emplace(place.last, &place);
   }

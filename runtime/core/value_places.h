@@ -28,6 +28,11 @@ class ValuePlaces {
     Value value;
     size_t first, last;
     bool sent = false;
+    /// How many OFFLOADs have ended when this one's has; 0 unless that is its end.
+    size_t gone = 0;
+    /// How many must have ended before its bytes may be touched; 0 where slots say where they lie,
+    /// for then the plan says what waits for what.
+    size_t waits = 0;
     Arena arena = {};
     int64_t offset = -1;
   };

@@ -259,6 +259,8 @@ bool Together(Work work, const Present& a, const Present& b) {
     case Work::kCompute:
     case Work::kComponent:
     case Work::kStep:
+    case Work::kOffload:
+    case Work::kReload:
       break;
   }
   return false;
@@ -347,6 +349,11 @@ void CheckWait(const Program& program, int rank, size_t index, int32_t on, size_
 }  // namespace
 
 GpuLanes::GpuLanes(const Plan& plan, Device device, Gpu& gpu, int partition, int sms) {
+  if (OffloadedCells(plan).any()) {
+    throw Error(
+        "this plan copies activations to the host (OFFLOAD), which only --device cpu does; compile "
+        "it without `offload`");
+  }
   const Program& program = plan.program(device.rank);
   std::map<LaneKey, uint32_t> numbers;
   const auto number = [&](LaneKey key) {

@@ -218,6 +218,9 @@ void GpuIssuer::Meet(size_t point) {
         p.backend->AfterExchange(*p.instruction, p.stream);
       }
       return;
+    case Work::kOffload:
+    case Work::kReload:
+      CF_ASSERT(false && "GpuLanes refuses plans with OFFLOAD");
   }
 }
 

@@ -39,10 +39,11 @@ class HostArenas {
   void Enter(const Uses& uses);
   void Leave(const Uses& uses);
 
- private:
   size_t BytesOf(const ValuePlaces::Use& use) const {
     return static_cast<size_t>(bytes_[static_cast<size_t>(use.value)]);
   }
+
+ private:
   void Poison(std::byte* bytes, size_t count);
 
   const ValueBytes bytes_;

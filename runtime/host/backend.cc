@@ -91,6 +91,7 @@ HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& da
       bytes_(BytesOfValues<float>(shape_)),
       places_(plan, device.rank, walk_, bytes_, model_.name, "cpu"),
       arenas_(places_, bytes_, fill),
+      host_copies_(plan, device.rank, places_, &arenas_),
       exchange_(shape_, transport) {
   losses_.reserve(static_cast<size_t>(plan.microbatches));
   for (const int s : StagesOf(plan, device.rank)) {
@@ -104,6 +105,7 @@ void HostBackend::BeginStep(int step) {
   losses_.clear();
   squares_.clear();
   stepping_.clear();
+  host_copies_.BeginStep();
   for (auto& [s, stage] : copies_) stage->ZeroGradients();
 }
 
@@ -126,7 +128,7 @@ const MicroBatch& HostBackend::Draw(const Instruction& i) {
 void HostBackend::Run(const Instruction& i) {
   Stage& stage = StageAt(i.stage);
   const HostArenas::Uses& uses = places_.Of(i);
-  arenas_.Enter(uses);
+  EnterValues(uses);
   LayerViews<float> views;
   for (const ValuePlaces::Use& use : uses) {
     PlaceValue<float>(shape_, use.value, arenas_.At(use), &views);
@@ -198,10 +200,20 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
   }
 }
 
+/// What begins may lie where something was that is offloaded.
+void HostBackend::EnterValues(const HostArenas::Uses& uses) {
+  size_t waits = 0;
+  for (const ValuePlaces::Use& use : uses) {
+    if (use.begins()) waits = std::max(waits, use.place->waits);
+  }
+  if (waits > 0) host_copies_.Await(Op::OFFLOAD, waits);
+  arenas_.Enter(uses);
+}
+
 std::span<std::byte> HostBackend::Message(const Instruction& message) {
   const HostArenas::Uses& uses = places_.Of(message);
   CF_ASSERT(uses.size() == 1);
-  arenas_.Enter(uses);
+  EnterValues(uses);
   return {arenas_.At(uses[0]), shape_.activation() * sizeof(float)};
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"
 #include "runtime/host/arenas.h"
+#include "runtime/host/host_copies.h"
 #include "runtime/host/stage.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/views.h"
@@ -69,6 +70,13 @@ class HostBackend : public Backend, public StageHolder {
   std::span<std::byte> Outgoing(const Instruction& send) override { return Message(send); }
   void Sent(const Instruction& send) override { arenas_.Leave(places_.Of(send)); }
   std::span<std::byte> Incoming(const Instruction& receive) override { return Message(receive); }
+  void StartCopy(const Instruction& copy, size_t offloads) override {
+    host_copies_.Start(copy, offloads);
+  }
+  void AwaitCopies(Op op, size_t count) override { host_copies_.Await(op, count); }
+  CopyTimes TimesOfCopy(Op op, size_t number) const override {
+    return host_copies_.TimesOf(op, number);
+  }
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   /// Like Compute of a loss, throws Error if something is not finite; nothing is updated then.
@@ -90,12 +98,15 @@ class HostBackend : public Backend, public StageHolder {
     return places_.arena_bytes();
   }
   PartTimes* MeasureParts() override { return parts_ ? &*parts_ : &parts_.emplace(); }
+  /// What OFFLOAD takes of the host's memory.
+  int64_t host_bytes() const { return host_copies_.bytes(); }
 
  private:
   void Run(const Instruction& component);
   void Do(const Instruction& component, Stage* stage, const LayerViews<float>& v);
   const MicroBatch& Draw(const Instruction& component);
   std::span<std::byte> Message(const Instruction& message);
+  void EnterValues(const HostArenas::Uses& uses);
   [[noreturn]] void FailNotFinite(const std::string& what, int number) const;
 
   const Model model_;
@@ -110,6 +121,7 @@ class HostBackend : public Backend, public StageHolder {
   const ValueBytes bytes_;
   const ValuePlaces places_;
   HostArenas arenas_;
+  HostCopies host_copies_;
   Exchange exchange_;
   std::map<int, std::unique_ptr<Stage>> copies_;  // by stage
   std::vector<std::pair<int, float>> losses_;     // of this step

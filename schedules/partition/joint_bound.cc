@@ -162,7 +162,9 @@ class LinearBound {
                            fixed(memory.optimizer_bytes, memory.zero >= 1 ? parts : 1);
       limit = std::max<int64_t>(1, std::min(limit.value_or(room), room));
     }
-    if (spec_.recompute.choice != Recompute::Choice::kNone) limit.reset();
+    const bool bought = spec_.recompute.choice != Recompute::Choice::kNone ||
+                        spec_.offload.choice != Offload::Choice::kNone;
+    if (bought) limit.reset();
     try {
       return ProveStageBound(stage, spec_.microbatches, around, limit).value;
     } catch (const Error&) {

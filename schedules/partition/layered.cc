@@ -59,8 +59,8 @@ std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
   return total;
 }
 
-/// What each rank needs whatever is recomputed, which is chosen later and may be what makes it fit:
-/// all that is fixed, and room for one activation.
+/// What each rank needs whatever is recomputed or offloaded, which is chosen later and may be what
+/// makes it fit: all that is fixed, and room for one activation.
 std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
   std::vector<int64_t> least(static_cast<size_t>(plan.ranks), 0);
   for (const Route& route : plan.routes) {
@@ -80,7 +80,8 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   if (LongerThanOrder(staged.costs, staged.search)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
-  const bool plain = staged.recompute.choice == Recompute::Choice::kNone;
+  const bool plain = staged.recompute.choice == Recompute::Choice::kNone &&
+                     staged.offload.choice == Offload::Choice::kNone;
   if (const std::vector<int64_t> devices = DevicesOf(staged); !devices.empty()) {
     const std::vector<int64_t> least =
         plain ? TotalOfRanks(plan, staged.costs) : LeastOfRanks(plan, staged.costs);

@@ -159,6 +159,7 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   made.unit = costs_.unit;
   made.source = costs_.source;
   made.comm = costs_.comm;
+  made.host = costs_.host;
   made.microbatch_scale = costs_.microbatch_scale;
   MemoryCost memory;
   int64_t message = 0;

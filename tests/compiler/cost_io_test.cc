@@ -81,7 +81,8 @@ TEST_SUITE("unit") {
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "stage, stages, layers, partition, comm, moe, overlap, memory, ranks, microbatch_scale"},
+         "stage, stages, layers, partition, comm, host, moe, overlap, memory, ranks, "
+         "microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},
         {R"({"unit": "us", "stages": []})", "c.json: /stages: must have 1..32768 entries, has 0"},

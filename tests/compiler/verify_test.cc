@@ -83,7 +83,7 @@ TEST_SUITE("unit") {
   TEST_CASE("level") {
     CHECK(FindingsText(PlanFromText("level compute\nrank\n F s0 m0\n BW s0 m0\n STEP s0\n")) ==
           "level: rank 0, instruction 2: STEP s0 does not belong at level compute, which has F B W "
-          "BW FB R only; drop it\n");
+          "BW FB R OFFLOAD RELOAD only; drop it\n");
     CHECK(FindingsText(Edited("rank 0", "BW s0 m0", " BW s0 m0 slot=3 lane=compute after=2\n")) ==
           "level: rank 0, instruction 5: BW s0 m0 slot=3 lane=compute after=2 has the key "
           "\"slot\", which level comm does not have; drop it\n"

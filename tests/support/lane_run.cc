@@ -262,6 +262,8 @@ class LaneRun {
     for (const Instruction& other : ProgramOf(r)) {
       if (other.op == std::get<0>(again) && other.stage == s && other.microbatch == m)
         Need(r, i, again);
+      if (!IsHostCopy(other.op) || other.stage != s || other.microbatch != m) continue;
+      Need(r, i, {Op::RELOAD, s, -1, m});
     }
     if (s + 1 == plan_.stages) return;
     const bool here = OwnerOf(s + 1, m) == static_cast<int>(r);
@@ -318,7 +320,10 @@ class LaneRun {
       case Op::FB:
         return CheckChunk(r, i);
       case Op::R:
+      case Op::OFFLOAD:
         return Need(r, i, ForwardEnd(s, m));
+      case Op::RELOAD:
+        return Need(r, i, {Op::OFFLOAD, s, -1, m});
       case Op::ATTN_R:
         return l > 0 ? need(Op::COMBINE_R, l - 1) : Need(r, i, ForwardEnd(s, m));
       case Op::DISPATCH_R:

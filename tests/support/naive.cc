@@ -104,6 +104,16 @@ class SymbolicRun {
     const std::string text = ToString(i);
     Rank& rank = ranks_[static_cast<size_t>(r)];
     const int s = BackStage(i), m = BackMicrobatch(i);
+    // Away, what a forward left is no longer there; and it is recomputed or reloaded, not both.
+    if (i.op == Op::OFFLOAD) {
+      Take(r, {'f', s, m}, text);
+      Put(r, {'h', s, m}, text);
+      return Put(r, {'a', s, m}, text);
+    }
+    if (i.op == Op::RELOAD) {
+      Take(r, {'h', s, m}, text);
+      return Put(r, {'f', s, m}, text);
+    }
     if (i.op == Op::R) {
       Put(r, Take(r, {'f', s, m}, text), text);
       Put(r, {'a', s, m}, text);

@@ -75,7 +75,9 @@ Plan PlanFromText(std::string_view text) {
       if (plan.programs.empty()) throw Error("no \"rank\" before \"" + line + "\"");
       plan.programs.back().push_back(ParseInstruction(line));
       const Work work = WorkOf(plan.programs.back().back().op);
-      if (!level_given && work != Work::kCompute) plan.level = Level::kComm;
+      const bool any_level =
+          work == Work::kCompute || work == Work::kOffload || work == Work::kReload;
+      if (!level_given && !any_level) plan.level = Level::kComm;
     }
   }
   Complete(&plan);

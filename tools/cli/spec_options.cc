@@ -44,6 +44,31 @@ void Override(const CostsOption& option, bool known, Unit unit, StageCost* cost)
   if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
 }
 
+/// "25GB/s", or a time in the unit of the costs.
+HostCost ReadHostLink(const std::string& text, Unit unit) {
+  constexpr std::string_view kPerSecond = "/s";
+  if (!text.ends_with(kPerSecond)) {
+    double time = 0;
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, time);
+    if (error != std::errc() || at != end) {
+      throw UsageError(
+          "--host-link: must be a bandwidth such as 25GB/s or the time of a copy, is \"" +
+          text.substr(0, 40) + "\"");
+    }
+    return {.latency = Ticks(time, unit, "--host-link"), .bandwidth = 0};
+  }
+  if (unit == Unit::kUnit) {
+    throw UsageError(
+        "--host-link: these costs have no unit of time that a second is some of; give the time of "
+        "a copy");
+  }
+  const std::string bytes = text.substr(0, text.size() - kPerSecond.size());
+  const int64_t a_second = ReadOption([&] { return ParseBytes(bytes, "--host-link"); });
+  const double seconds = static_cast<double>(TicksPerUnit(unit)) * 1e-9;
+  return {.latency = 0, .bandwidth = static_cast<double>(a_second) * seconds};
+}
+
 }  // namespace
 
 void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise) {
@@ -63,6 +88,10 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddNumber(app, "--fb", &option->fb, "T",
             "a forward overlapped with a full backward (default: f + bw)");
   AddNumber(app, "--comm", &option->comm, "T", "a message between neighbouring stages");
+  app->add_option("--host-link", option->host_link,
+                  "the link to the memory of the host, for --offload: a bandwidth such as\n"
+                  "25GB/s, or the time of one copy")
+      ->type_name("BYTES/s|T");
   AddOverlapOption(app, option);
 }
 
@@ -117,6 +146,7 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
     costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm"),
                   .reduce_blocks = costs.comm.reduce_blocks};
   }
+  if (option.host_link) costs.host = ReadHostLink(*option.host_link, costs.unit);
   return costs;
 }
 

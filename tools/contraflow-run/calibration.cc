@@ -199,6 +199,9 @@ CostModel Calibration::CostsOfPlan() const {
   costs.unit = Unit::kMicroseconds;
   if (plan_.costs) costs.memory = plan_.costs->memory;
   costs.comm.latency = Delay();
+  if (OffloadedCells(plan_).any()) {
+    costs.host = HostCost{.latency = std::max(LargestOf(Op::OFFLOAD), LargestOf(Op::RELOAD))};
+  }
   if (plan_.level < Level::kComponent) {
     for (int s = 0; s < plan_.stages; ++s) costs.stages.push_back(ChunkCosts(s));
     return costs;

@@ -31,7 +31,7 @@ struct CompareFlags {
   CostsOption costs;
   std::string memory_limit;
   SearchOption search;
-  std::string recompute = "none";
+  std::string recompute = "none", offload = "none";
   std::optional<std::string> partition;
   DeviceMemoryOption device_memory;
   bool no_auto = false, json = false, csv = false, pareto = false;
@@ -50,6 +50,7 @@ CompareRequest MakeRequest(const CompareFlags& options) {
                .memory_limit = {},
                .search = ResolveSearch(options.search),
                .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
+               .offload = ReadOption([&] { return ParseOffload(options.offload); }),
                .partition = ReadPartition(options.partition)},
       .memory_limit = "",
       .no_auto = options.no_auto,
@@ -228,6 +229,10 @@ std::function<int()> AddCompare(CLI::App* app) {
   app->add_option("--recompute", options->recompute,
                   "stages that run their forward again, in every schedule; see\n"
                   "contraflow compile --help")
+      ->type_name("STAGES");
+  app->add_option("--offload", options->offload,
+                  "stages whose activations wait in the memory of the host, in every\nschedule; "
+                  "see contraflow compile --help")
       ->type_name("STAGES");
   AddPartitionOption(app, &options->partition,
                      "how each schedule makes its stages of the model in the costs; see\n"

@@ -32,7 +32,7 @@ struct CompileFlags {
   std::string device = "cpu";
   std::string memory_limit;
   SearchOption search;
-  std::string recompute = "none";
+  std::string recompute = "none", offload = "none";
   std::optional<std::string> partition;
   DeviceMemoryOption device_memory;
   std::string level = "comm";
@@ -79,6 +79,7 @@ Spec SpecOf(const CompileFlags& options, const CostModel& costs) {
           .memory_limit = {},
           .search = ResolveSearch(options.search),
           .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
+          .offload = ReadOption([&] { return ParseOffload(options.offload); }),
           .partition = partition};
 }
 
@@ -221,6 +222,12 @@ std::function<int()> AddCompile(CLI::App* app) {
          "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
          "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
          "(default: none)")
+      ->type_name("STAGES");
+  app->add_option(
+         "--offload", options->offload,
+         "stages whose activations wait for their backward in the memory of\nthe host, as far as "
+         "the link (\"host\" in the costs) keeps up: none, full, a list such\nas 0,3,5-7, or auto: "
+         "those that make the schedule fit --memory-limit\n(default: none)")
       ->type_name("STAGES");
   AddPartitionOption(app, &options->partition,
                      "layers of each stage, for costs with \"layers\": auto (the shortest step\n"

@@ -44,6 +44,8 @@ std::string Lower(std::string text) {
 std::string_view Letters(Op op) {
   if (op == Op::REDUCE) return "R";
   if (op == Op::STEP) return "S";
+  if (op == Op::OFFLOAD) return "O";
+  if (op == Op::RELOAD) return "L";
   if (op == Op::R) return "RF";  // a forward; R alone is REDUCE
   const std::string_view component = ShortName(op);
   return component.empty() ? Name(op) : component;

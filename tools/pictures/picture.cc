@@ -54,13 +54,16 @@ std::vector<Part> PartsOf(const Instruction& i, const Sides& sides) {
 }
 
 /// The rows of one rank, still empty.
-std::vector<Picture::Row> RowsOf(int rank, bool components) {
-  if (!components) return {{rank, "", {}}};
-  return {{rank, "compute", {}}, {rank, "all-to-all", {}}};
+std::vector<Picture::Row> RowsOf(int rank, bool components, bool offloads) {
+  std::vector<Picture::Row> rows = {{rank, components ? "compute" : "", {}}};
+  if (components) rows.push_back({rank, "all-to-all", {}});
+  if (offloads) rows.push_back({rank, "offload", {}});
+  if (offloads) rows.push_back({rank, "reload", {}});
+  return rows;
 }
 
 /// The row of its rank that an instruction is drawn in, or -1.
-int RowOf(Op op) {
+int RowOf(Op op, bool components) {
   switch (WorkOf(op)) {
     case Work::kCompute:
     case Work::kComponent:
@@ -69,6 +72,10 @@ int RowOf(Op op) {
       return 0;
     case Work::kAllToAll:
       return 1;
+    case Work::kOffload:
+      return components ? 2 : 1;
+    case Work::kReload:
+      return components ? 3 : 2;
     case Work::kSend:
     case Work::kRecv:
       break;
@@ -118,17 +125,17 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
   picture.unit = costs.unit;
   picture.title = DescribePlan(plan);
   picture.costs = DescribeCosts(costs);
-  const bool components = plan.layers > 0;
+  const bool components = plan.layers > 0, offloads = OffloadedCells(plan).any();
   picture.figures = FiguresText(simulation, costs.unit, components);
   const Sides sides(plan);
   picture.sides = sides.text();
   for (int r = 0; r < plan.ranks; ++r) {
     if (view.rank >= 0 && r != view.rank) continue;
-    std::vector<Picture::Row> rows = RowsOf(r, components);
+    std::vector<Picture::Row> rows = RowsOf(r, components, offloads);
     const Program& program = plan.program(r);
     for (size_t i = 0; i < program.size(); ++i) {
       const Span& span = simulation.timeline.ranks[static_cast<size_t>(r)][i];
-      const int row = RowOf(program[i].op);
+      const int row = RowOf(program[i].op, components);
       const bool inside = span.end > picture.from && span.start < picture.to;
       if (row < 0 || span.end == span.start || !inside) continue;
       rows[static_cast<size_t>(row)].boxes.push_back(
@@ -168,7 +175,8 @@ Op KindOf(Op op) {
 std::vector<Op> KindsIn(const Picture& picture) {
   constexpr Op kOrder[] = {Op::F,          Op::B,          Op::W,         Op::BW,     Op::FB,
                            Op::R,          Op::ATTN_F,     Op::ATTN_B,    Op::ATTN_W, Op::ATTN_R,
-                           Op::DISPATCH_F, Op::DISPATCH_R, Op::COMBINE_B, Op::REDUCE, Op::STEP};
+                           Op::DISPATCH_F, Op::DISPATCH_R, Op::COMBINE_B, Op::REDUCE, Op::STEP,
+                           Op::OFFLOAD,    Op::RELOAD};
   uint64_t seen = 0;
   for (const Picture::Row& row : picture.rows) {
     for (const Box& box : row.boxes) {
@@ -198,6 +206,8 @@ std::string_view Explain(Op kind) {
   if (kind == Op::ATTN_W) return "their backward for the weight gradient";
   if (kind == Op::DISPATCH_F) return "all-to-all of the forward: DISPATCH, COMBINE";
   if (kind == Op::COMBINE_B) return "all-to-all of the backward: COMBINE, then DISPATCH";
+  if (kind == Op::OFFLOAD) return "what a forward keeps, to the memory of the host";
+  if (kind == Op::RELOAD) return "back from the host, for the backward";
   if (kind == Op::REDUCE) return "sum of a stage's gradients over its copies";
   CF_ASSERT(kind == Op::STEP);
   return "optimizer step of a stage";

@@ -45,6 +45,8 @@ std::vector<std::string> KernelsOf(const Instruction& i, const std::string& plac
       return {"step " + place};
     case Work::kCompute:
     case Work::kComponent:
+    case Work::kOffload:
+    case Work::kReload:
       break;
   }
   return {"compute " + place};

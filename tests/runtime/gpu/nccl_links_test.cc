@@ -64,6 +64,8 @@ struct LinkedJob {
         case Work::kCompute:
         case Work::kComponent:
         case Work::kStep:
+        case Work::kOffload:
+        case Work::kReload:
           break;
       }
     }

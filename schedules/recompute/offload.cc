@@ -1,0 +1,378 @@
+// What a forward keeps can wait for its backward in the memory of the host (PipeOffload, arXiv
+// 2503.01328). The link copies beside the compute lane, so this costs no time as long as it keeps
+// up. Ranks share neither memory nor link: each is looked at alone, in the times of the order as it
+// is. OFFLOAD begins when F has ended and stands where it has ended, for what takes memory behind
+// it waits. RELOADs are laid from the last backward to the first, each as late as its backward and
+// the RELOAD behind it allow.
+
+#include "schedules/recompute/offload.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
+
+namespace contraflow {
+namespace {
+
+constexpr size_t kNone = std::numeric_limits<size_t>::max();
+
+/// One rank of an order, and which of its cells go to the host.
+class RankOffload {
+ public:
+  RankOffload(const Program& program, const std::vector<Span>& spans, const CostModel& costs,
+              const RecomputedCells& recomputed, const std::vector<CellBytes>& cells)
+      : program_(program), spans_(spans) {
+    const bool in_bytes = MemoryLimit(costs).bytes();
+    std::vector<std::tuple<int, int, size_t>> begun;  // stage, micro-batch, cell; not ended yet
+    const auto find = [&](int stage, int m) {
+      const auto found = std::find_if(begun.begin(), begun.end(), [&](const auto& cell) {
+        return std::get<0>(cell) == stage && std::get<1>(cell) == m;
+      });
+      CF_ASSERT(found != begun.end());
+      return found;
+    };
+    const auto bytes_of = [&](int stage) {
+      const CellBytes none = {.activation = 1, .stash = 1};
+      return in_bytes ? cells[static_cast<size_t>(stage)] : none;
+    };
+    for (size_t at = 0; at < program.size(); ++at) {
+      const Instruction& i = program[at];
+      const CellBytes own = bytes_of(i.stage), back = bytes_of(BackStage(i));
+      const Time start = spans[at].start, end = spans[at].end;
+      const bool again = recomputed.Has(i.stage, i.microbatch);
+      const auto change = [&](Time time, bool ends, int64_t bytes) {
+        changes_.push_back({time, 4 * at + 2, ends, bytes});
+      };
+      if (HasForward(i.op)) {
+        change(start, false, own.activation);
+        if (again) change(end, true, own.input - own.activation);
+        begun.push_back({i.stage, i.microbatch, cells_.size()});
+        const Time copy = costs.Duration(CellOp(Op::OFFLOAD, i.stage, i.microbatch));
+        cells_.push_back({.f = at, .copy = copy, .bytes = own.activation, .fixed = again});
+      }
+      if (i.op == Op::R) change(start, false, own.activation - own.input);
+      if (HasBackward(i.op)) {
+        const auto cell = find(BackStage(i), BackMicrobatch(i));
+        cells_[std::get<2>(*cell)].b = at;
+        begun.erase(cell);
+        change(end, true, back.stash - back.activation);
+      }
+      if (HasWeight(i.op)) change(end, true, -back.stash);
+    }
+    for (size_t c = 0; c < cells_.size(); ++c) by_backward_.push_back(c);
+    std::sort(by_backward_.begin(), by_backward_.end(),
+              [&](size_t a, size_t b) { return cells_[a].b < cells_[b].b; });
+  }
+
+  size_t size() const { return cells_.size(); }
+  int stage(size_t cell) const { return program_[cells_[cell].f].stage; }
+  /// How long it waits for its backward.
+  Time Wait(size_t cell) const { return spans_[cells_[cell].b].start - spans_[cells_[cell].f].end; }
+
+  /// Offloads the cell as well, unless the links do not keep up then.
+  bool Add(size_t cell) {
+    Cell& c = cells_[cell];
+    if (c.fixed || c.away || 2 * c.copy > Wait(cell)) return false;
+    c.away = true;
+    if (Lay()) return true;
+    c.away = false;
+    CF_ASSERT(Lay());
+    return false;
+  }
+
+  /// Offloads until the rank holds no more than the limit; false if it does not come to that.
+  bool Fit(int64_t limit) {
+    for (;;) {
+      const auto [time, place] = FirstOver(limit);
+      if (place == kNone) return true;
+      if (!AddFor(time)) return false;
+    }
+  }
+
+  /// The same without regard to time: copies stand where memory is needed, and what follows waits.
+  void Squeeze(int64_t limit);
+
+  Program Run() const {
+    std::vector<std::vector<std::pair<Op, size_t>>> before = squeezed_;
+    before.resize(program_.size() + 1);
+    for (const size_t c : by_backward_) {
+      if (cells_[c].away) before[cells_[c].reload_at].push_back({Op::RELOAD, c});
+    }
+    for (size_t c = 0; c < cells_.size(); ++c) {
+      if (cells_[c].away) before[cells_[c].offload_at].push_back({Op::OFFLOAD, c});
+    }
+    Program program;
+    for (size_t at = 0; at < program_.size(); ++at) {
+      for (const auto& [op, c] : before[at]) program.push_back(CopyOf(op, c));
+      program.push_back(program_[at]);
+    }
+    return program;
+  }
+
+ private:
+  struct Cell {
+    size_t f, b = kNone;  // instructions
+    Time copy;
+    int64_t bytes;
+    bool fixed;  // recomputed: it holds its input alone anyway
+    bool away = false;
+    Time offload_end = 0, reload = 0;      // if it is: gone from the one up to the other
+    size_t offload_at = 0, reload_at = 0;  // the instructions that they stand before
+  };
+  /// As the simulation has it: at one time in the order of the program.
+  struct Change {
+    Time time;
+    size_t place;
+    bool ends;
+    int64_t bytes;
+
+    bool operator<(const Change& other) const {
+      return std::tie(time, place, ends) < std::tie(other.time, other.place, other.ends);
+    }
+  };
+
+  Instruction CopyOf(Op op, size_t cell) const {
+    const Instruction& f = program_[cells_[cell].f];
+    return CellOp(op, f.stage, f.microbatch);
+  }
+
+  /// Gives all that is away its times; false if something is not back in time.
+  bool Lay() {
+    Time free = 0;
+    for (Cell& c : cells_) {
+      if (c.away) c.offload_end = free = std::max(free, spans_[c.f].end) + c.copy;
+    }
+    Time latest = std::numeric_limits<Time>::max();
+    for (auto at = by_backward_.rbegin(); at != by_backward_.rend(); ++at) {
+      Cell& c = cells_[*at];
+      if (!c.away) continue;
+      latest = std::min(latest, spans_[c.b].start) - c.copy;
+      if (latest < c.offload_end) return false;
+      // It begins when what stands before it has ended: behind the last that has by then.
+      const auto later =
+          std::partition_point(spans_.begin(), spans_.begin() + static_cast<std::ptrdiff_t>(c.b),
+                               [latest](const Span& span) { return span.end <= latest; });
+      c.reload_at = static_cast<size_t>(later - spans_.begin());
+      // What takes memory behind OFFLOAD waits for it: it stands where it has ended.
+      const auto gone = std::partition_point(
+          spans_.begin(), later, [&c](const Span& span) { return span.start < c.offload_end; });
+      c.offload_at = std::max(static_cast<size_t>(gone - spans_.begin()), c.f + 1);
+      if (c.offload_at >= c.reload_at) return false;
+    }
+    // What stands before it may have ended earlier.
+    free = 0;
+    for (const size_t number : by_backward_) {
+      Cell& c = cells_[number];
+      if (!c.away) continue;
+      const Time turn = c.reload_at > 0 ? spans_[c.reload_at - 1].end : 0;
+      c.reload = std::max({free, turn, c.offload_end});
+      free = c.reload + c.copy;
+    }
+    return true;
+  }
+
+  /// When more than the limit is held for the first time, and by which change; kNone if never.
+  std::pair<Time, size_t> FirstOver(int64_t limit) const {
+    std::vector<Change> changes = changes_;
+    for (const Cell& c : cells_) {
+      if (!c.away) continue;
+      changes.push_back({c.offload_end, 4 * c.offload_at + 1, true, -c.bytes});
+      changes.push_back({c.reload, 4 * c.reload_at + 1, false, c.bytes});
+    }
+    std::sort(changes.begin(), changes.end());
+    int64_t held = 0;
+    for (const Change& change : changes) {
+      held += change.bytes;
+      if (held > limit) return {change.time, change.place};
+    }
+    return {0, kNone};
+  }
+
+  /// Offloads what is gone at this time and, of that, waits longest.
+  bool AddFor(Time time) {
+    for (auto at = by_backward_.rbegin(); at != by_backward_.rend(); ++at) {
+      const Cell& c = cells_[*at];
+      if (c.away || spans_[c.f].end + c.copy > time || spans_[c.b].start - c.copy <= time) continue;
+      if (!Add(*at)) continue;
+      if (c.offload_end <= time && time < c.reload) return true;
+      Drop(*at);
+    }
+    return false;
+  }
+
+  void Drop(size_t cell) {
+    cells_[cell].away = false;
+    CF_ASSERT(Lay());
+  }
+
+  /// The cell that is best gone before instruction `at`: in time, or else as little late as can be,
+  /// and of those that are the one that waits longest. kNone if there is nothing to take.
+  size_t Victim(size_t at, Time link_free, const std::vector<size_t>& held) const {
+    size_t best = kNone;
+    Time least = 0;
+    for (const size_t number : held) {
+      const Cell& c = cells_[number];
+      if (c.fixed || c.b <= at) continue;
+      const Time begin = spans_[at].start;
+      const Time gone = std::max(link_free, spans_[c.f].end) + c.copy;
+      const Time late = std::max<Time>(0, gone - begin) +
+                        std::max<Time>(0, std::max(gone, begin) + c.copy - spans_[c.b].start);
+      if (best != kNone && std::pair(late, cells_[best].b) >= std::pair(least, c.b)) continue;
+      best = number;
+      least = late;
+    }
+    return best;
+  }
+
+  const Program& program_;
+  const std::vector<Span>& spans_;
+  std::vector<std::vector<std::pair<Op, size_t>>> squeezed_;  // copies before each instruction
+  std::vector<Cell> cells_;                                   // in the order of their forwards
+  std::vector<size_t> by_backward_;  // their numbers, in the order of their backwards
+  std::vector<Change> changes_;      // if nothing is away
+};
+
+// Walks the program with what the rank holds. Where something takes memory that is not there, the
+// best victim is offloaded before it. A RELOAD is put in as soon as waiting for one more
+// instruction would make it late, if there is room for it, and at the latest before its backward.
+void RankOffload::Squeeze(int64_t limit) {
+  squeezed_.assign(program_.size(), {});
+  std::vector<size_t> of_f(program_.size(), kNone), held, gone;  // gone: in the order of backwards
+  for (size_t c = 0; c < cells_.size(); ++c) {
+    cells_[c].away = false;
+    of_f[cells_[c].f] = c;
+  }
+  std::vector<int64_t> taken(program_.size(), 0), given(program_.size(), 0);
+  for (const Change& change : changes_)
+    (change.ends ? given : taken)[change.place / 4] += change.bytes;
+  int64_t bytes = 0;
+  Time link_free = 0;
+  for (size_t at = 0; at < program_.size(); ++at) {
+    const auto make_room = [&](int64_t more) {
+      while (bytes + more > limit) {
+        const size_t victim = Victim(at, link_free, held);
+        if (victim == kNone) return;
+        const Cell& c = cells_[victim];
+        link_free = std::max(link_free, spans_[c.f].end) + c.copy;
+        squeezed_[at].push_back({Op::OFFLOAD, victim});
+        bytes -= c.bytes;
+        std::erase(held, victim);
+        gone.insert(std::upper_bound(gone.begin(), gone.end(), victim,
+                                     [&](size_t a, size_t b) { return cells_[a].b < cells_[b].b; }),
+                    victim);
+      }
+    };
+    while (!gone.empty()) {
+      Cell& c = cells_[gone.front()];
+      Time latest = std::numeric_limits<Time>::max();
+      for (auto back = gone.rbegin(); back != gone.rend(); ++back) {
+        latest = std::min(latest, spans_[cells_[*back].b].start) - cells_[*back].copy;
+      }
+      const bool due = latest < spans_[at].end;
+      if (c.b != at && (!due || bytes + c.bytes > limit)) break;
+      const size_t back = gone.front();
+      gone.erase(gone.begin());
+      make_room(c.bytes);
+      squeezed_[at].push_back({Op::RELOAD, back});
+      bytes += c.bytes;
+      c.fixed = true;
+      held.push_back(back);
+    }
+    if (taken[at] > 0) make_room(taken[at]);
+    bytes += taken[at];
+    if (of_f[at] != kNone) held.push_back(of_f[at]);
+    bytes += given[at];
+    std::erase_if(held, [&](size_t c) { return cells_[c].b <= at; });
+  }
+}
+
+using Spans = std::vector<std::vector<Span>>;
+
+/// Of the instructions of the order, in the times of it or, once offloaded, without the copies.
+Spans TimesOf(const Plan& plan, const CostModel& costs) {
+  Spans spans = Simulate(plan, costs).timeline.ranks;
+  for (size_t r = 0; r < spans.size(); ++r) {
+    size_t kept = 0;
+    for (size_t at = 0; at < spans[r].size(); ++at) {
+      if (!IsHostCopy(plan.programs[r][at].op)) spans[r][kept++] = spans[r][at];
+    }
+    spans[r].resize(kept);
+  }
+  return spans;
+}
+
+/// Calls choose(RankOffload*, rank) for every rank and makes the plan of it.
+template <typename Choose>
+Plan OffloadRanks(Plan plan, const CostModel& costs, const Spans& spans, const Choose& choose) {
+  const RecomputedCells recomputed(plan);
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    RankOffload rank(plan.programs[r], spans[r], costs, recomputed, cells);
+    choose(&rank, r);
+    Program program = rank.Run();
+    plan.programs[r] = std::move(program);
+  }
+  return plan;
+}
+
+/// What the fullest rank holds over its limit.
+int64_t ExcessOf(const Simulation& run, const CostModel& costs,
+                 const std::vector<int64_t>& limits) {
+  int64_t excess = 0;
+  for (size_t r = 0; r < limits.size(); ++r) {
+    excess = std::max(excess, MemoryLimit(costs).Peak(run.ranks[r]) - limits[r]);
+  }
+  return excess;
+}
+
+}  // namespace
+
+Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& stages) {
+  CF_ASSERT(order.level == Level::kCompute);
+  CheckHostCost(costs, true);
+  const Spans spans = TimesOf(order, costs);
+  return OffloadRanks(std::move(order), costs, spans, [&](RankOffload* rank, size_t) {
+    std::vector<size_t> cells;
+    for (size_t c = 0; c < rank->size(); ++c) {
+      if (std::binary_search(stages.begin(), stages.end(), rank->stage(c))) cells.push_back(c);
+    }
+    // What waits longest first: where the links do not keep up, that is worth most.
+    std::stable_sort(cells.begin(), cells.end(),
+                     [&](size_t a, size_t b) { return rank->Wait(a) > rank->Wait(b); });
+    for (const size_t c : cells) rank->Add(c);
+  });
+}
+
+Plan OffloadToFit(Plan order, const CostModel& costs, const std::vector<int64_t>& limits) {
+  CF_ASSERT(order.level == Level::kCompute);
+  CheckHostCost(costs, true);
+  // What waits for copies comes later than in the order: then others are better to take.
+  constexpr int kRounds = 4;
+  Spans spans = TimesOf(order, costs);
+  Plan best;
+  std::pair<int64_t, Time> least;
+  for (int round = 0; round < kRounds; ++round) {
+    bool squeezed = false;
+    Plan plan = OffloadRanks(order, costs, spans, [&](RankOffload* rank, size_t r) {
+      if (rank->Fit(limits[r])) return;
+      rank->Squeeze(limits[r]);
+      squeezed = true;
+    });
+    const Simulation run = Simulate(plan, costs, Keep::kFigures);
+    const std::pair worth(ExcessOf(run, costs, limits), run.makespan);
+    if (squeezed) spans = TimesOf(plan, costs);
+    if (round == 0 || worth < least) {
+      least = worth;
+      best = std::move(plan);
+    }
+    if (!squeezed) break;
+  }
+  return best;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,175 @@
+// Offloading an order costs no time and makes ranks fit; the plan of a schedule with it is never
+// longer than without.
+
+#include "schedules/recompute/offload.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
+#include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
+#include "schedules/compile.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/registry.h"
+#include "tests/support/failure.h"
+#include "tests/support/support.h"
+
+namespace contraflow::offload_schedule_test {
+namespace {
+
+CostModel WithLink(CostModel costs, Time copy) {
+  costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 300, .input_bytes = 100};
+  costs.host = HostCost{.latency = copy};
+  return costs;
+}
+
+int64_t PeakOf(const Plan& plan, const CostModel& costs) {
+  int64_t peak = 0;
+  for (const RankFigures& rank : Simulate(plan, costs).ranks)
+    peak = std::max(peak, rank.peak_bytes);
+  return peak;
+}
+
+size_t CountOf(const Plan& plan, Op op) {
+  size_t count = 0;
+  for (const Program& program : plan.programs) {
+    count += static_cast<size_t>(std::count_if(program.begin(), program.end(),
+                                               [op](const Instruction& i) { return i.op == op; }));
+  }
+  return count;
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("offload: an order takes no longer by it, whatever it costs, and holds no more") {
+    std::mt19937_64 random(21);
+    int offloaded = 0;
+    for (Spec& spec : RandomSpecs(&random, 40, 5, 9)) {
+      spec.search.budget = 5'000'000;
+      CAPTURE(spec.schedule);
+      spec.costs = WithLink(spec.costs, 0);
+      const Plan frame = GeneratePlan(spec);
+      CostModel costs = frame.costs.value_or(spec.costs);
+      costs.host->latency = static_cast<Time>(random() % 3) * (1 + costs.stages[0].f / 2);
+      if (random() % 2 == 0) spec.recompute = {};
+      Plan order = frame;
+      if (random() % 3 == 0) order = InsertRecompute(order, {0});
+      const Time makespan = Simulate(order, costs).makespan;
+      const int64_t peak = PeakOf(order, costs);
+      std::vector<int> all(static_cast<size_t>(order.stages));
+      for (size_t s = 0; s < all.size(); ++s) all[s] = static_cast<int>(s);
+      const std::vector<int64_t> limits(static_cast<size_t>(order.ranks), 1 + peak / 2);
+      const Plan stages = OffloadStages(order, costs, all);
+      CHECK(Simulate(stages, costs).makespan == makespan);
+      for (const Plan& with : {stages, OffloadToFit(order, costs, limits)}) {
+        CHECK(FindingsText(with) == "");
+        CHECK(PeakOf(with, costs) <= peak);
+        CHECK(CountOf(with, Op::OFFLOAD) == CountOf(with, Op::RELOAD));
+        offloaded += CountOf(with, Op::OFFLOAD) > 0 ? 1 : 0;
+        // All that stands there but the copies is the order as it was.
+        Plan without = with;
+        for (Program& program : without.programs) {
+          std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
+        }
+        CHECK(without.programs == order.programs);
+      }
+    }
+    CHECK(offloaded >= 30);
+  }
+
+  TEST_CASE("offload: auto fits its limit and is never longer than without, of any schedule") {
+    int shorter = 0, made = 0;
+    for (const std::string schedule :
+         {"1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "dualpipe", "auto"}) {
+      for (const Time copy : {1, 4, 9}) {
+        for (const int64_t limit : {2200, 3200, 4400}) {
+          Spec spec = MakeSpec(schedule, 4, 8, WithLink(UniformCosts(5, 5, 4, 1), copy));
+          spec.search.budget = 20'000'000;
+          spec.search.placement = Placement::kLinear;
+          spec.memory_limit = limit;
+          CAPTURE(schedule);
+          CAPTURE(copy);
+          CAPTURE(limit);
+          std::optional<Time> without;
+          try {
+            const Plan plan = Compile(spec);
+            without = Simulate(plan, *plan.costs).makespan;
+          } catch (const Error&) {
+          }
+          spec.offload = {.choice = Offload::Choice::kAuto};
+          try {
+            const Plan plan = Compile(spec);
+            const Time with = Simulate(plan, *plan.costs).makespan;
+            CHECK(PeakOf(plan, *plan.costs) <= limit);
+            for (const MemoryFigures& rank : MemoryOf(plan, *plan.costs)) CHECK(rank.peak <= limit);
+            CHECK(with <= without.value_or(with));
+            CHECK(ProveBound(plan, *plan.costs, limit).value <= with);
+            if (plan.provenance) CHECK(plan.provenance->bound <= with);
+            shorter += !without || with < *without ? 1 : 0;
+            ++made;
+          } catch (const Error&) {
+            CHECK(!without);
+          }
+        }
+      }
+    }
+    MESSAGE(shorter << " of " << made << " are shorter with offload, or fit with it only");
+    CHECK(made >= 30);
+    CHECK(shorter >= made / 3);
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("offload: 1F1B on a fast link holds three activations and takes no longer") {
+    const CostModel costs = WithLink(UniformCosts(10, 10, 10), 5);
+    Spec spec = MakeSpec("1f1b", 8, 24, costs);
+    const Plan plain = GeneratePlan(spec);
+    CHECK(PeakOf(plain, costs) == 8000);
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    // Without a limit there is nothing to fit.
+    CHECK(GeneratePlan(spec).programs == plain.programs);
+    spec.memory_limit = 4000;
+    const Plan plan = GeneratePlan(spec);
+    CHECK(PeakOf(plan, costs) <= 4000);
+    CHECK(Simulate(plan, costs).makespan == Simulate(plain, costs).makespan);
+    // The last rank never waits, and rank 0 offloads more than any.
+    const auto copies = [&](int rank) {
+      return std::count_if(plan.program(rank).begin(), plan.program(rank).end(),
+                           [](const Instruction& i) { return i.op == Op::OFFLOAD; });
+    };
+    CHECK(copies(7) == 0);
+    CHECK(copies(0) >= copies(4));
+    CHECK(copies(0) > 8);
+  }
+
+  TEST_CASE("offload: limits in activations, and what cannot be asked for") {
+    CostModel costs = UniformCosts(10, 10, 10);
+    costs.host = HostCost{.latency = 4};
+    Spec spec = MakeSpec("1f1b", 6, 12, costs);
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.memory_limit = 4;
+    const Plan plan = GeneratePlan(spec);
+    for (const RankFigures& rank : Simulate(plan, costs).ranks) CHECK(rank.peak_activations <= 4);
+    spec.offload = {.choice = Offload::Choice::kStages, .stages = {6}};
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "`offload`: there is no stage 6, 1f1b makes 6 stages (0..5)");
+    spec.costs.host.reset();
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "the plan copies activations to the host (OFFLOAD), and the costs do not say how long "
+          "that takes; give \"host\": {\"bandwidth\": ..} or {\"time\": ..}");
+    CHECK(ParseOffload("none") == Offload{});
+    CHECK(ParseOffload("0,2-3") == Offload{Offload::Choice::kStages, {0, 2, 3}});
+    CHECK(Failure([] { ParseOffload("some"); }) ==
+          "`offload`: must be none, full, auto or stages as in \"0,3,5-7\", is \"some\"");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::offload_schedule_test

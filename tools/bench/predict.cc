@@ -32,6 +32,7 @@
 #include "runtime/model/dataset.h"
 #include "runtime/transport/thread_transport.h"
 #include "schedules/compile.h"
+#include "schedules/partition/stages.h"
 #include "tools/bench/bench.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -190,6 +191,20 @@ Spec SpecOf(const std::string& schedule, int ranks, const CostModel& costs) {
   return spec;
 }
 
+/// The plan for costs of layers; where that would put the embedding or the head into a stage of its
+/// own, which is not run, one of blocks spread evenly.
+Plan Planned(const std::string& schedule, int ranks, const CostModel& costs) {
+  Spec spec = SpecOf(schedule, ranks, costs);
+  Plan plan = Compile(spec);
+  const Partition& found = plan.costs->partition;
+  if (found.front() > 1 && found.back() > 1) return plan;
+  Partition blocks = EvenPartition(kLayers, static_cast<int>(found.size()));
+  ++blocks.front();
+  ++blocks.back();
+  spec.partition = {.kind = PartitionChoice::Kind::kList, .layers = blocks};
+  return Compile(spec);
+}
+
 /// Of the layers, on ranks with cores of their own.
 CostModel MeasuredCosts(int steps) {
   CostModel unit = UniformCosts(1'000, 1'000, 1'000);
@@ -216,10 +231,10 @@ void OwnCores(const Options& options) {
   std::map<std::string, Row> rows;
   for (int round = 0; round < options.rounds; ++round) {
     for (const char* const schedule : kSchedules) {
-      Plan plan = Compile(SpecOf(schedule, kOwnCores, MeasuredCosts(options.steps)));
+      Plan plan = Planned(schedule, kOwnCores, MeasuredCosts(options.steps));
       if (options.measured_in == "same") {
         const CostModel costs = Train(plan, options.steps, false).costs;
-        plan = Compile(SpecOf(schedule, kOwnCores, costs));
+        plan = Planned(schedule, kOwnCores, costs);
       }
       rows[schedule].Add(plan, Train(plan, options.steps, false));
     }
@@ -233,7 +248,7 @@ void Padded(const Options& options, int ranks) {
   for (int round = 0; round < options.rounds; ++round) {
     const CostModel costs = WithoutReduce(MeasuredCosts(options.steps));
     for (const char* const schedule : kSchedules) {
-      const Plan plan = Compile(SpecOf(schedule, ranks, costs));
+      const Plan plan = Planned(schedule, ranks, costs);
       rows[schedule].Add(plan, Train(plan, options.steps, true));
     }
   }

@@ -39,7 +39,7 @@ constexpr int64_t kMostBounds = 300;
 constexpr size_t kMostTried = 4;
 constexpr int64_t kShortShare = 16;
 
-constexpr PartitionWorth kImpossible = {INT64_MAX, 0};
+constexpr PartitionWorth kImpossible = {INT64_MAX, 0, 0};
 
 Overlap OverlapOf(const Spec& spec) { return spec.costs.derived.value_or(Overlap::kAll); }
 
@@ -76,7 +76,7 @@ std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
 
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
-  PartitionWorth worth = {0, simulation.makespan};
+  PartitionWorth worth = {0, simulation.makespan, std::ranges::max(staged.costs.partition)};
   if (LongerThanOrder(staged.costs, staged.search)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   }
@@ -267,7 +267,9 @@ std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages*
       const std::optional<int64_t> limit = candidate.spec.memory_limit;
       const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
       if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
-      worth = {0, ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit).value};
+      const Bound proven =
+          ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit);
+      worth = {0, proven.value, std::ranges::max(partition)};
     } catch (const Error&) {
       return kImpossible;  // no room for one activation
     }

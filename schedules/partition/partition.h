@@ -23,10 +23,11 @@ Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const Search
 void CoverPartitions(const Spec& spec, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a
-/// step. Less is better.
+/// step, then, where these are equal, how many layers its largest stage has. Less is better.
 struct PartitionWorth {
   int64_t excess = 0;
   Time step = 0;
+  int largest = 0;
 
   auto operator<=>(const PartitionWorth&) const = default;
 };

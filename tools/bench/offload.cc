@@ -44,7 +44,8 @@ std::vector<Case> Cases(int most_ranks) {
             Spec spec = {.schedule = "auto",
                          .ranks = ranks,
                          .microbatches = rounds * ranks,
-                         .costs = std::move(costs)};
+                         .costs = std::move(costs),
+                         .memory_limit = {}};
             spec.search.placement = placement;
             spec.memory_limit = int64_t{500} * ranks;
             cases.push_back({std::string(Name(placement)) + " P=" + std::to_string(ranks) +

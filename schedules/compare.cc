@@ -52,6 +52,8 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
     if (recomputed.HasStage(s)) row->recomputed.push_back(s);
   }
   for (const Program& program : plan.programs) {
+    row->offloaded += std::count_if(program.begin(), program.end(),
+                                    [](const Instruction& i) { return i.op == Op::OFFLOAD; });
     row->messages += std::count_if(program.begin(), program.end(), [](const Instruction& i) {
       return WorkOf(i.op) == Work::kSend;
     });

@@ -52,6 +52,7 @@ struct CompareRow {
   std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
   bool fits = true;                      ///< no rank holds more than its device (DevicesOf)
   std::vector<int> recomputed;           ///< stages, ascending
+  int64_t offloaded = 0;                 ///< cells that wait in the memory of the host
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
   /// papers.
   std::optional<Report> published;

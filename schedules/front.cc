@@ -39,6 +39,7 @@ class FrontSearch {
     const CostModel& costs = request.spec.costs;
     const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
     recomputes_ = CountsBytes(costs) && input && !request.recomputes();
+    offloads_ = recomputes_ && costs.host && request.spec.offload == Offload();
   }
 
   void Published() {
@@ -58,6 +59,11 @@ class FrontSearch {
       limited.memory_limit = limit;
       Offer(kAuto, limited);
       if (!recomputes_ || *LimitOf(limit) > *LimitOf(kMostRecomputed)) continue;
+      if (offloads_) {
+        CompareRequest away = limited;
+        away.spec.offload.choice = Offload::Choice::kAuto;
+        Offer(kAuto, away);
+      }
       limited.spec.recompute.choice = Recompute::Choice::kAuto;
       Offer(kAuto, limited);
     }
@@ -104,7 +110,7 @@ class FrontSearch {
 
   CompareRequest request_;
   const std::function<void(std::string_view)>& started_;
-  bool recomputes_ = false;
+  bool recomputes_ = false, offloads_ = false;
   std::vector<FrontPoint> points_;
 };
 

@@ -20,7 +20,8 @@ struct FrontPoint {
 
 /// The ways to run the model of a request of which none is both shorter and smaller: of all
 /// published schedules and of `auto` at limits from 0.25x to 2x (within the request's own), each
-/// with and without recompute where the costs say what that holds. By memory, the smallest first.
+/// with and without recompute where the costs say what that holds, and `auto` with offloading where
+/// they have a link to the host. By memory, the smallest first.
 /// `auto` has a quarter of the request's budget for each. Calls `started` with what comes next.
 std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
                                     const std::function<void(std::string_view)>& started = {});

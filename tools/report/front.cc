@@ -27,6 +27,16 @@ std::string MemoryText(double memory, bool bytes) {
   return buffer;
 }
 
+/// What makes it hold less.
+std::string Bought(const CompareRow& row) {
+  std::string text;
+  if (!row.recomputed.empty()) {
+    text = std::to_string(row.recomputed.size()) + " of " + Counted(row.stages, "stage");
+  }
+  if (row.offloaded == 0) return text;
+  return text + (text.empty() ? "" : ", ") + Counted(row.offloaded, "cell") + " offloaded";
+}
+
 }  // namespace
 
 std::string FrontText(const CompareRequest& request, std::span<const FrontPoint> front,
@@ -39,18 +49,19 @@ std::string FrontText(const CompareRequest& request, std::span<const FrontPoint>
   const Time shortest = front.back().row.makespan();
   const double largest = front.back().memory;
   Table table;
-  table.columns = {
-      bytes ? ">total" : ">activations", "", ">makespan", ">longer", "schedule", "recomputed"};
+  table.columns = {bytes ? ">total" : ">activations",
+                   "",
+                   ">makespan",
+                   ">longer",
+                   "schedule",
+                   "recomputed, offloaded"};
   for (const FrontPoint& point : front) {
     const Time makespan = point.row.makespan();
     const double longer =
         shortest > 0 ? static_cast<double>(makespan - shortest) / static_cast<double>(shortest) : 0;
-    table.rows.push_back(
-        {MemoryText(point.memory, bytes), Bar(point.memory, largest),
-         FormatTime(makespan, point.row.report->unit), FormatPercent(longer), NameOf(point.row),
-         point.row.recomputed.empty() ? ""
-                                      : std::to_string(point.row.recomputed.size()) + " of " +
-                                            Counted(point.row.stages, "stage")});
+    table.rows.push_back({MemoryText(point.memory, bytes), Bar(point.memory, largest),
+                          FormatTime(makespan, point.row.report->unit), FormatPercent(longer),
+                          NameOf(point.row), Bought(point.row)});
   }
   return head + FormatTable(table) + "\n" +
          (bytes ? "total: bytes of all that the fullest rank holds, as far as the costs say.\n"

@@ -290,9 +290,9 @@ std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages*
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   // Up to four published orders each, which take longer to make than to simulate.
   const double share = std::min(1.0, static_cast<double>(of.search.budget) / kWholeBudget);
-  const int64_t most = std::max<int64_t>(
-      kFewestJudged,
-      static_cast<int64_t>(share * static_cast<double>(MostJudged(of, frame.stages) / 8)));
+  const int64_t all = MostJudged(of, frame.stages) / 8;
+  const int64_t most =
+      std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
   std::vector<Partition> promising = {BestFrom(starts, published, most)};
   // The best of an argument over all partitions, of those that may beat that.
   const Partition balanced =

@@ -348,7 +348,7 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
   });
 }
 
-Plan OffloadToFit(Plan order, const CostModel& costs, const std::vector<int64_t>& limits) {
+Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits) {
   CF_ASSERT(order.level == Level::kCompute);
   CheckHostCost(costs, true);
   // What waits for copies comes later than in the order: then others are better to take.

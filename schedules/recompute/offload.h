@@ -20,7 +20,7 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
 /// ranks, in what MemoryLimit counts). Where a rank would hold too much, that which waits longest
 /// for its backward goes, if it can be gone by then. Ranks that nothing makes fit are left as they
 /// come closest.
-Plan OffloadToFit(Plan order, const CostModel& costs, const std::vector<int64_t>& limits);
+Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits);
 
 /// Makes the plan of a spec without offloading.
 using GenerateResident = std::function<Plan(const Spec&)>;

@@ -80,7 +80,7 @@ Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate) {
       const Spec loosened = Loosened(spec, looser);
       Plan plan = generate(loosened);
       const CostModel costs = plan.costs.value_or(spec.costs);
-      plan = freely ? OffloadToFit(std::move(plan), costs, LimitsOf(plan, costs, spec))
+      plan = freely ? OffloadToFit(plan, costs, LimitsOf(plan, costs, spec))
                     : OffloadStages(plan, costs, StagesToOffload(plan, spec));
       const bool fits = FitsMemory(plan, costs, spec);
       const Time step = StepTime(plan, costs, spec.memory_limit, spec.search);

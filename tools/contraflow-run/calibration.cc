@@ -41,10 +41,10 @@ Time Quantile(std::vector<Time> times, double part) {
 Time MiddleMean(std::vector<Time> times) {
   if (times.empty()) return 0;
   std::sort(times.begin(), times.end());
-  const auto quarter = static_cast<std::ptrdiff_t>(times.size() / 4);
+  const size_t outer = times.size() / 4;
+  const auto quarter = static_cast<std::ptrdiff_t>(outer);
   const double sum = std::accumulate(times.begin() + quarter, times.end() - quarter, 0.0);
-  return static_cast<Time>(
-      std::llround(sum / static_cast<double>(times.size() - 2 * (times.size() / 4))));
+  return static_cast<Time>(std::llround(sum / static_cast<double>(times.size() - 2 * outer)));
 }
 
 Calibration::Key Calibration::KeyOf(const Instruction& i) const {

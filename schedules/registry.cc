@@ -70,7 +70,8 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(asked.schedule);
   CheckSpec(asked);
   const bool layered = !asked.costs.layers.empty();
-  if (&schedule == &kAuto && (layered || !DevicesOf(asked).empty())) {
+  const bool offloads = asked.offload.choice != Offload::Choice::kNone;
+  if (&schedule == &kAuto && (layered || offloads || !DevicesOf(asked).empty())) {
     std::optional<Plan> best;
     std::optional<Error> why_not;
     try {

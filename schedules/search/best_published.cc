@@ -1,6 +1,7 @@
 // Whole plans of published schedules beside what `auto` has found. Of layers each schedule makes
 // stages of its own, and on a device each rank has another room for activations, where a search
 // takes the least of them for all: so one of these may be shorter than any order that was searched.
+// So may one whose activations go to the host, which a search knows nothing of.
 
 #include <algorithm>
 #include <string>

@@ -149,6 +149,20 @@ TEST_SUITE("unit") {
     CHECK(copies(0) > 8);
   }
 
+  TEST_CASE("offload: auto is no longer than a published schedule that offloads as well") {
+    Spec spec = MakeSpec("1f1b", 4, 8, WithLink(UniformCosts(185, 184, 93, 9), 92));
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.memory_limit = 2000;
+    const Plan published = Compile(spec);
+    spec.schedule = "auto";
+    spec.search.placement = Placement::kLinear;
+    spec.search.budget = 20'000'000;
+    const Plan searched = Compile(spec);
+    CHECK(PeakOf(searched, *searched.costs) <= 2000);
+    CHECK(Simulate(searched, *searched.costs).makespan <=
+          Simulate(published, *published.costs).makespan);
+  }
+
   TEST_CASE("offload: limits in activations, and what cannot be asked for") {
     CostModel costs = UniformCosts(10, 10, 10);
     costs.host = HostCost{.latency = 4};

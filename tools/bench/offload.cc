@@ -26,8 +26,8 @@ struct Case {
   Spec spec;
 };
 
-/// Four sets of costs of a stage: all alike, those of the first two rows of Zero Bubble's table 5
-/// (arXiv 2401.10241), and a heavy head; a copy takes half a forward or one.
+/// Three sets of costs of a stage: all alike, and those of the first two rows of Zero Bubble's
+/// table 5 (arXiv 2401.10241); a copy takes half a forward or one.
 std::vector<Case> Cases(int most_ranks) {
   const int64_t stage_costs[][3] = {{100, 100, 100}, {185, 184, 93}, {295, 288, 202}};
   std::vector<Case> cases;

@@ -54,11 +54,13 @@ class FrontSearch {
     const std::optional<int64_t> most = LimitOf(request_.memory_limit);
     for (const char* limit : kLimits) {
       if (request_.control.stopped()) return;
-      if (most && *LimitOf(limit) >= *most) break;
+      const std::optional<int64_t> amount = RungOf(limit);
+      if (!amount) continue;
+      if (most && *amount >= *most) break;
       CompareRequest limited = request_;
       limited.memory_limit = limit;
       Offer(kAuto, limited);
-      if (!recomputes_ || *LimitOf(limit) > *LimitOf(kMostRecomputed)) continue;
+      if (!recomputes_ || *amount > *LimitOf(kMostRecomputed)) continue;
       if (offloads_) {
         CompareRequest away = limited;
         away.spec.offload.choice = Offload::Choice::kAuto;
@@ -94,6 +96,15 @@ class FrontSearch {
     spec.schedule = kOneFOneB.name;
     if (!spec.partition) spec.partition = PartitionChoice();
     return MemoryLimitOf(spec, text);
+  }
+
+  /// Nothing where so little is less than one activation.
+  std::optional<int64_t> RungOf(const char* limit) const {
+    try {
+      return LimitOf(limit);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
   }
 
   void Offer(const Schedule& schedule, const CompareRequest& request) {
@@ -218,6 +229,13 @@ std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
   return search.Front();
 }
 
+std::vector<std::string> VariedNames() {
+  std::vector<std::string> names;
+  for (const Varied& cost : Costs()) names.emplace_back(cost.name);
+  names.insert(names.end(), {"comm", "memory"});
+  return names;
+}
+
 const CompareRow* Shortest(std::span<const CompareRow> rows) {
   const CompareRow* shortest = nullptr;
   for (const CompareRow& row : rows) {
@@ -230,14 +248,10 @@ const CompareRow* Shortest(std::span<const CompareRow> rows) {
 std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now,
                             const std::vector<std::string>& names,
                             const std::function<void(std::string_view)>& started) {
-  std::vector<std::string> known = {"comm", "memory"};
-  for (const Varied& cost : Costs()) known.emplace_back(cost.name);
+  const std::vector<std::string> known = VariedNames();
   std::vector<std::pair<std::string, CompareRequest>> changed;
   for (const std::string& name : names.empty() ? known : names) {
-    if (std::ranges::count(known, name) == 0) {
-      throw Error("`vary`: there is no \"" + name.substr(0, 64) + "\"" + DidYouMean(name, known) +
-                  "; give some of f, b, w, comm, all-to-all and memory");
-    }
+    CF_ASSERT(std::ranges::count(known, name) == 1);
     std::optional<CompareRequest> with = With(name, request);
     if (!with && !names.empty()) {
       throw Error("`vary` " + name + ": " +

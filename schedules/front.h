@@ -33,9 +33,12 @@ struct Variation {
   double gain = 0;   ///< by how much that is shorter than the shortest now, as a ratio
 };
 
-/// Of these names (of all that the request has, for none), the one that helps most first. `now` is
-/// the shortest row of the request as it is. Throws Error for a name that there is not, or that the
-/// request has nothing of.
+/// "f" "b" "w" "all-to-all" "comm" "memory"
+std::vector<std::string> VariedNames();
+
+/// Of these (VariedNames; of all that the request has, for none), the one that helps most first.
+/// `now` is the shortest row of the request as it is. Throws Error for one that the request has
+/// nothing of.
 std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now,
                             const std::vector<std::string>& names,
                             const std::function<void(std::string_view)>& started = {});

@@ -141,9 +141,16 @@ TEST_SUITE("unit") {
     CHECK(failure("comm") == "`vary` comm: the costs have none");
     CHECK(failure("all-to-all") == "`vary` all-to-all: the costs have none");
     CHECK(failure("memory") == "`vary` memory: no memory limit is given");
-    CHECK(failure("com") ==
-          "`vary`: there is no \"com\" (did you mean \"comm\"?); give some of f, b, w, comm, "
-          "all-to-all and memory");
+  }
+
+  TEST_CASE("limits below one activation are left out of a front") {
+    CompareRequest request;
+    request.spec = MakeSpec("", 2, 4, UniformCosts(10, 10, 10));
+    request.spec.search.budget = 1'000'000;
+    request.memory_limit = "1";
+    const std::vector<FrontPoint> front = ParetoFront(request);
+    REQUIRE(front.size() == 1);
+    CHECK(front[0].memory == 1);
   }
 
   TEST_CASE("plans are kept where that is asked for") {

@@ -120,19 +120,32 @@ int RunPareto(const CompareFlags& options, CompareRequest request) {
   return kExitFine;
 }
 
+/// The names of --vary; none for all. Throws UsageError for what is none.
+std::vector<std::string> NamesToVary(const std::string& list) {
+  std::vector<std::string> names;
+  if (list == "all") return names;
+  const std::vector<std::string> known = VariedNames();
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const std::string name = list.substr(begin, end - begin);
+    if (std::ranges::count(known, name) == 0) {
+      throw UsageError("--vary: there is no \"" + name.substr(0, 64) + "\"" +
+                       DidYouMean(name, known) +
+                       "; give some of f, b, w, all-to-all, comm and memory, or all");
+    }
+    if (std::ranges::count(names, name) == 0) names.push_back(name);
+    begin = end + 1;
+  }
+  return names;
+}
+
 /// What a lower cost or more memory would bring, one after the other.
 std::vector<Variation> VaryAll(const CompareFlags& options, CompareRequest request,
                                const CompareRow& now) {
-  std::vector<std::string> names;
-  for (size_t begin = 0; *options.vary != "all" && begin <= options.vary->size();) {
-    const size_t end = std::min(options.vary->find(',', begin), options.vary->size());
-    names.push_back(options.vary->substr(begin, end - begin));
-    begin = end + 1;
-  }
   Progress progress("comparing");
   request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
   const Interrupt interrupt;
-  return Vary(request, now, names,
+  return Vary(request, now, NamesToVary(*options.vary),
               [&](std::string_view name) { progress.Say("with other " + std::string(name)); });
 }
 
@@ -172,6 +185,7 @@ void CheckFlags(const CompareFlags& options, bool sweep) {
   refuse(options.vary && options.csv, "--vary: has no CSV; drop --csv");
   refuse(sweep && (options.pareto || options.vary || !options.output.empty()),
          "--pareto, --vary and -o: are for one number of micro-batches and one limit");
+  if (options.vary) NamesToVary(*options.vary);
   refuse(options.output == "-", "-o: must be a file; standard output is for the table");
 }
 

@@ -35,7 +35,6 @@ class FrontSearch {
  public:
   FrontSearch(const CompareRequest& request, const std::function<void(std::string_view)>& started)
       : request_(request), started_(started) {
-    request_.spec.search.budget /= kBudgetShare;
     const CostModel& costs = request.spec.costs;
     const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
     recomputes_ = CountsBytes(costs) && input && !request.recomputes();
@@ -51,6 +50,7 @@ class FrontSearch {
 
   void Searched() {
     Offer(kAuto, request_);
+    request_.spec.search.budget /= kBudgetShare;
     const std::optional<int64_t> most = LimitOf(request_.memory_limit);
     for (const char* limit : kLimits) {
       if (request_.control.stopped()) return;

@@ -154,6 +154,10 @@ std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit) {
     if (std::count_if(costs.begin(), costs.end(), same) != 1 || same(costs[i])) {
       tied.Fail("must be the name of one other layer, is \"" + costs[i].tied.substr(0, 64) + "\"");
     }
+    if (!std::find_if(costs.begin(), costs.end(), same)->tied.empty()) {
+      tied.Fail("must be the name of the layer that lists the parameters, and \"" +
+                costs[i].tied.substr(0, 64) + "\" is tied to another");
+    }
   }
   return costs;
 }

@@ -73,7 +73,12 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
               "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
               "\"moe\"");
   }
-  return ReadList(*list, "an array with one entry for each stage", kMaxStages,
+  constexpr const char* kNoun = "an array with one entry for each stage";
+  if (list->Size(kNoun) == 1) {
+    list->Fail(
+        "has one entry; give \"stage\", which is for every stage alike, or one for each stage");
+  }
+  return ReadList(*list, kNoun, kMaxStages,
                   [unit](const JsonCursor& stage) { return ReadStage(stage, unit); });
 }
 

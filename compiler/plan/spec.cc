@@ -268,7 +268,7 @@ void CheckSpec(const Spec& spec) {
   const size_t listed = spec.costs.ranks.size();
   if (listed > 0 && listed != static_cast<size_t>(spec.ranks)) {
     throw Error("`ranks` " + std::to_string(spec.ranks) + ": the costs list " +
-                std::to_string(listed) + " \"ranks\"");
+                std::to_string(listed) + " \"ranks\"; give one entry for each rank");
   }
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {

@@ -145,7 +145,11 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, LayerStages* l
     if (!order || schedule.heeds_costs) order = schedule.generate(staged);
     return WorthOf(*order, staged);
   };
-  return BestFrom(StartingPartitions(*layers, frame, spec.costs), judge, MostJudged(spec, stages));
+  std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
+  const Partition balanced =
+      BoundOfPartitions(spec, layers, frame, judge(starts.front()).step).partition;
+  if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
+  return BestFrom(starts, judge, MostJudged(spec, stages));
 }
 
 /// Throws Error if any stages made of the layers are wrong for the spec.
@@ -399,7 +403,6 @@ Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const Search
 }
 
 void CoverPartitions(const Spec& spec, Plan* plan) {
-  if (FixedPartition(spec, plan->stages)) return;
   LayerStages layers(spec.costs, OverlapOf(spec));
   Provenance& provenance = *plan->provenance;
   provenance.bound = std::min(provenance.bound,

@@ -19,7 +19,7 @@ namespace contraflow {
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
 /// Lowers the bound in the provenance of a plan that was made of the layers of the spec to what
-/// holds for any partition (BoundOfPartitions), if that was free to choose.
+/// holds for any partition (BoundOfPartitions).
 void CoverPartitions(const Spec& spec, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a

@@ -163,7 +163,8 @@ void LimitByDevice(const Plan& frame, Spec* spec) {
   if (devices.empty()) return;
   if (!MemoryLimit(spec->costs).bytes()) {
     throw Error(
-        "`device_memory`: the costs do not say what activations take; give \"activation_bytes\"");
+        std::string(spec->device_memory ? "`device_memory`" : "\"memory_bytes\" of a rank") +
+        ": the costs do not say what activations take; give \"activation_bytes\"");
   }
   const int64_t room = std::ranges::min(RoomForActivations(frame, spec->costs, devices));
   const int64_t limit = spec->memory_limit.value_or(room);

@@ -158,7 +158,8 @@ TEST_SUITE("unit") {
     spec.search.placement = Placement::kAny;
     CHECK(Compile(spec).routes.size() == 1);
     spec.costs.ranks.pop_back();
-    CHECK(Failure([&] { Compile(spec); }) == "`ranks` 4: the costs list 3 \"ranks\"");
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "`ranks` 4: the costs list 3 \"ranks\"; give one entry for each rank");
   }
 
   TEST_CASE("ranks in files") {

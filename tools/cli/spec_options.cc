@@ -192,10 +192,20 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   }
   if (!option.bytes) return;
   spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
-  if (CountsBytes(costs)) return;
-  throw Error(
-      "--device-memory: the costs do not say what activations take; give costs with "
-      "\"activation_bytes\"");
+  if (!CountsBytes(costs)) {
+    throw Error(
+        "--device-memory: the costs do not say what activations take; give costs with "
+        "\"activation_bytes\"");
+  }
+  const bool known = costs.layers.empty()
+                         ? !costs.memory->parameter_bytes.empty()
+                         : std::any_of(costs.layers.begin(), costs.layers.end(),
+                                       [](const auto& layer) { return layer.parameter_bytes; });
+  if (!known) {
+    throw Error(
+        "--device-memory: the costs do not say what parameters take; give costs with "
+        "\"parameter_bytes\" (0 where a model has none)");
+  }
 }
 
 void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help) {
@@ -233,8 +243,9 @@ constexpr double kMostNoise = 0.5;
 void AddSearchOptions(CLI::App* app, SearchOption* option) {
   app->add_option("--placement", option->placement,
                   "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
-                  "(--chunks), bidirectional (two routes, parameters\ntwice) or any (tries all); "
-                  "stages are split or merged to keep\nthe same model (default: any)")
+                  "(--chunks), bidirectional (two routes, parameters\ntwice), single (tries all "
+                  "but that) or any "
+                  "(tries all); stages are\nsplit or merged to keep the same model (default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
                   "for auto: search time for each placement tried, and the same again\nfor "

@@ -117,7 +117,7 @@ int RunPareto(const CompareFlags& options, CompareRequest request) {
   } else {
     WriteFile("-", FrontText(request, front, options.costs.given()));
   }
-  return kExitFine;
+  return front.empty() ? kExitInput : kExitFine;
 }
 
 /// The names of --vary; none for all. Throws UsageError for what is none.
@@ -154,14 +154,9 @@ void PrintOne(const CompareFlags& options, const std::vector<Point>& points) {
   const Point& point = points.front();
   std::optional<std::vector<Variation>> variations;
   const CompareRow* const now = Shortest(point.rows);
-  if (options.vary) {
-    if (now == nullptr) throw Error("--vary: nothing fits that could be shorter");
-    variations = VaryAll(options, point.request, *now);
-  }
-  if (!options.output.empty()) {
-    const Advice advice = Advise(point.rows);
-    if (advice.row == nullptr) throw Error("compare: " + WithFlags(advice.text));
-    WritePlanFile(options.output, *advice.row->plan);
+  if (options.vary && now != nullptr) variations = VaryAll(options, point.request, *now);
+  if (!options.output.empty() && now != nullptr) {
+    WritePlanFile(options.output, *Advise(point.rows).row->plan);
   }
   if (options.json) {
     Json json = ComparisonToJson(point.request, point.rows);
@@ -208,6 +203,8 @@ int Run(const CompareFlags& options) {
     }
   }
   const size_t missing = points.size() - compared;
+  const bool any = std::any_of(points.begin(), points.end(),
+                               [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
   if (sweep || options.csv) {
     WriteFile("-", Text(options, points, sweep));
@@ -219,7 +216,8 @@ int Run(const CompareFlags& options) {
     if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
     std::fputs((text + "\n").c_str(), stderr);
   }
-  return kExitFine;
+  // Why each does not is in the table.
+  return any ? kExitFine : kExitInput;
 }
 
 std::function<int()> AddCompare(CLI::App* app) {
@@ -263,7 +261,8 @@ std::function<int()> AddCompare(CLI::App* app) {
          "print what a step would take with one of these 10 % lower (memory:\n10 % more): f, "
          "b, w, comm, all-to-all, memory, or all")
       ->type_name("NAME,...");
-  AddText(app, "-o", &options->output, "FILE", "write the plan of the schedule advised");
+  AddText(app, "-o", &options->output, "FILE",
+          "write the plan of the schedule advised, if any fits");
   return [options] { return Run(*options); };
 }
 

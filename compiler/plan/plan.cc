@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "compiler/plan/error.h"
 
@@ -85,16 +86,6 @@ std::string RejectRanks(const CostModel& costs, const Plan& frame) {
     return "has " + std::to_string(frame.ranks) + " ranks, the costs list " +
            std::to_string(costs.ranks.size());
   }
-  const Route& first = frame.routes.front();
-  const auto speed = [&](int rank) { return costs.ranks[static_cast<size_t>(rank)].speed; };
-  for (const Route& other : frame.routes) {
-    for (size_t s = 0; s < first.ranks.size(); ++s) {
-      if (speed(first.ranks[s]) == speed(other.ranks[s])) continue;
-      return "has stage " + std::to_string(s) + " on rank " + std::to_string(first.ranks[s]) +
-             " and on rank " + std::to_string(other.ranks[s]) +
-             ", whose \"speed\" differs; two routes need ranks r and P-1-r alike";
-    }
-  }
   return "";
 }
 
@@ -111,8 +102,11 @@ CostModel OnRanks(const CostModel& costs, const Plan& frame) {
     }
     CF_ASSERT(result.stages.size() == static_cast<size_t>(frame.stages));
     for (size_t s = 0; s < result.stages.size(); ++s) {
-      const auto rank = static_cast<size_t>(frame.routes.front().ranks[s]);
-      result.stages[s] = AtSpeed(result.stages[s], costs.ranks[rank].speed);
+      double speed = std::numeric_limits<double>::max();
+      for (const Route& route : frame.routes) {
+        speed = std::min(speed, costs.ranks[static_cast<size_t>(route.ranks[s])].speed);
+      }
+      result.stages[s] = AtSpeed(result.stages[s], speed);
     }
   }
   if (!any([](const RankCost& rank) { return rank.memory_bytes.has_value(); })) {

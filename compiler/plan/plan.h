@@ -117,8 +117,7 @@ bool NeedsReduce(const Plan& plan, size_t copies);
 /// on: durations divided by RankCost::speed, which is 1 afterwards; REDUCE, a message, takes as
 /// long as before. Throws Error as RejectRanks says.
 CostModel OnRanks(const CostModel& costs, const Plan& frame);
-/// Why the ranks of the costs are not those of the plan (another number, or a stage that lives on
-/// ranks of unlike speed), or "".
+/// Why the ranks of the costs are not those of the plan, or "".
 std::string RejectRanks(const CostModel& costs, const Plan& frame);
 
 /// Number of instructions over all ranks.

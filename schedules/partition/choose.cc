@@ -177,9 +177,15 @@ Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int
   --most;
   // A layer goes over one end of a stage or, where that alone is worse, through others.
   const auto stages = static_cast<int>(partition.size());
+  // Neighbours first and, of which there are few, stages near opposite ends of the model.
+  std::vector<int> distances;
+  for (int far = 1; far < stages; ++far) {
+    distances.push_back(far % 2 == 1 ? (far + 1) / 2 : stages - far / 2);
+  }
   for (bool better = true; better;) {
     better = false;
-    for (int far = 1; far < stages && !better; ++far) {
+    for (const int far : distances) {
+      if (better) break;
       for (int s = 0; s + far < stages; ++s) {
         for (const int step : {1, -1}) {
           const auto from = static_cast<size_t>(step > 0 ? s + far : s);

@@ -117,16 +117,13 @@ std::optional<Partition> FixedPartition(const Spec& spec, int stages) {
   return std::nullopt;
 }
 
-/// The two best of the starts, improved by so many judgements, and of these the better one.
+/// The starts, improved by so many judgements together, and of these the best one.
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge,
                    int64_t most) {
-  std::vector<std::pair<PartitionWorth, size_t>> order;
-  for (size_t i = 0; i < starts.size(); ++i) order.emplace_back(judge(starts[i]), i);
-  std::sort(order.begin(), order.end());
-  order.resize(std::min<size_t>(order.size(), 2));
   std::optional<std::pair<PartitionWorth, Partition>> best;
-  for (const auto& [worth, start] : order) {
-    Partition improved = ImprovePartition(starts[start], judge, std::max<int64_t>(1, most / 2));
+  for (const Partition& start : starts) {
+    Partition improved = ImprovePartition(
+        start, judge, std::max<int64_t>(1, most / static_cast<int64_t>(starts.size())));
     std::pair found(judge(improved), std::move(improved));
     if (!best || found.first < best->first) best = std::move(found);
   }

@@ -58,9 +58,6 @@ std::string Reject(const Spec& spec, Placement placement) {
            " cells; use fewer `ranks` or `microbatches`";
   }
   std::string why_not = RejectRepartition(spec.costs, given, stages);
-  if (why_not.empty() && placement == Placement::kBidirectional) {
-    why_not = RejectRanks(spec.costs, BidirectionalPlan(spec));
-  }
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {

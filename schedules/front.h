@@ -22,7 +22,8 @@ struct FrontPoint {
 /// published schedules and of `auto` at limits from 0.25x to 2x (within the request's own), each
 /// with and without recompute where the costs say what that holds, and `auto` with offloading where
 /// they have a link to the host. By memory, the smallest first.
-/// `auto` has a quarter of the request's budget for each of these limits. Calls `started` with what comes next.
+/// `auto` has a quarter of the request's budget for each of these limits. Calls `started` with what
+/// comes next.
 std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
                                     const std::function<void(std::string_view)>& started = {});
 

@@ -25,7 +25,7 @@ namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
-constexpr int64_t kMostSimulated = 8'000'000;
+constexpr int64_t kMostSimulated = 6'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
 

@@ -25,7 +25,7 @@ namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
-constexpr int64_t kMostSimulated = 6'000'000;
+constexpr int64_t kMostSimulated = 8'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
 
@@ -98,7 +98,9 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
 }
 
 int64_t MostJudged(const Spec& spec, int stages) {
-  const int64_t instructions = int64_t{3} * stages * spec.microbatches;
+  int64_t instructions = int64_t{3} * stages * spec.microbatches;
+  // What is recomputed is chosen for each again.
+  if (spec.recompute.choice != Recompute::Choice::kNone) instructions *= 2;
   return std::max<int64_t>(1, kMostSimulated / instructions);
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "compiler/files/json.h"
 #include "compiler/files/profiles.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
@@ -303,7 +304,7 @@ int64_t ParseDuration(const std::string& flag, const std::string& text) {
                          : unit == "m" ? value * 60
                                        : -1;
   if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
-  return static_cast<int64_t>(seconds * 1e9 + 0.5);
+  return std::llround(seconds * 1e9);
 }
 
 }  // namespace contraflow

@@ -91,8 +91,6 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const bool unlike = !spec.costs.ranks.empty() && &schedule != &kAuto;
   if (unlike && schedule.reject(spec).empty()) {
     const Plan frame = FrameOf(schedule, spec);
-    const std::string why_not = RejectRanks(spec.costs, frame);
-    if (!why_not.empty()) throw Error(asked.schedule + " " + why_not);
     CheckCosts(spec.costs, frame.stages, spec.microbatches);
     spec.costs = OnRanks(spec.costs, frame);
   }

@@ -80,18 +80,12 @@ StageCost AtSpeed(const StageCost& cost, double speed) {
 
 }  // namespace
 
-std::string RejectRanks(const CostModel& costs, const Plan& frame) {
-  if (costs.ranks.empty()) return "";
-  if (costs.ranks.size() != static_cast<size_t>(frame.ranks)) {
-    return "has " + std::to_string(frame.ranks) + " ranks, the costs list " +
-           std::to_string(costs.ranks.size());
-  }
-  return "";
-}
-
 CostModel OnRanks(const CostModel& costs, const Plan& frame) {
-  const std::string why_not = RejectRanks(costs, frame);
-  if (!why_not.empty()) throw Error("the plan " + why_not);
+  if (costs.ranks.empty()) return costs;
+  if (costs.ranks.size() != static_cast<size_t>(frame.ranks)) {
+    throw Error("the plan has " + std::to_string(frame.ranks) + " ranks, the costs list " +
+                std::to_string(costs.ranks.size()));
+  }
   CostModel result = costs;
   const auto any = [&](auto special) {
     return std::any_of(costs.ranks.begin(), costs.ranks.end(), special);

@@ -115,10 +115,8 @@ bool NeedsReduce(const Plan& plan, size_t copies);
 
 /// The costs of the stages of a plan (only its routes matter) as they are on the ranks they live
 /// on: durations divided by RankCost::speed, which is 1 afterwards; REDUCE, a message, takes as
-/// long as before. Throws Error as RejectRanks says.
+/// long as before. Throws Error if the costs list another number of ranks.
 CostModel OnRanks(const CostModel& costs, const Plan& frame);
-/// Why the ranks of the costs are not those of the plan, or "".
-std::string RejectRanks(const CostModel& costs, const Plan& frame);
 
 /// Number of instructions over all ranks.
 int64_t InstructionCount(const Plan& plan);

@@ -132,10 +132,10 @@ Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& j
   return std::move(best->second);
 }
 
-Partition PartitionOf(const Schedule& schedule, const Spec& spec, LayerStages* layers) {
+Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& frame,
+                      LayerStages* layers) {
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
-  const Plan frame = FrameOf(schedule, spec);
   std::optional<Plan> order;
   const auto judge = [&](const Partition& partition) {
     const Spec staged = Staged(spec, frame, layers, partition);
@@ -161,12 +161,9 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
   RequirePartition(schedule, spec, schedule.stages(spec));
   const Plan frame = FrameOf(schedule, spec);
-  if (const std::string wrong = RejectRanks(spec.costs, frame); !wrong.empty()) {
-    throw Error(std::string(schedule.name) + " " + wrong);
-  }
   LayerStages layers(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
-  const Spec staged = Staged(spec, frame, &layers, PartitionOf(schedule, spec, &layers));
+  const Spec staged = Staged(spec, frame, &layers, PartitionOf(schedule, spec, frame, &layers));
   Plan plan = GeneratePlan(staged, control);
   plan.costs = staged.costs;
   return plan;
@@ -318,9 +315,6 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   const int stages = of.ranks * of.chunks;
   CheckStages(of, &layers, stages);
   const Plan frame = FrameOf(of);
-  if (const std::string why_not = RejectRanks(of.costs, frame); !why_not.empty()) {
-    throw Error("auto " + why_not);
-  }
   const Spec even = Staged(of, frame, &layers, EvenPartition(layers.layers(), stages));
   if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
     throw Error("auto " + why_not);

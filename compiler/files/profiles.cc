@@ -1,5 +1,7 @@
 #include "compiler/files/profiles.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -14,17 +16,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// The file of the program or, where this is part of one, of the shared library; "" where neither
+/// is known.
+fs::path ThisBinary() {
+  std::error_code none;  // Without /proc a program does not know where it is.
+  fs::path program = fs::read_symlink("/proc/self/exe", none);
+  Dl_info info = {};
+  if (dladdr(reinterpret_cast<const void*>(&ThisBinary), &info) == 0) return program;
+  // Of a program it gives what it was called by.
+  fs::path library = info.dli_fname;
+  return library.is_relative() || fs::equivalent(library, program, none) ? program : library;
+}
+
 /// Where profiles are looked up, first match wins: those of the user, those installed with this
-/// program, in the build tree those of the sources, and where the package was to be installed.
+/// program or beside this library, in the build tree those of the sources, and where the package
+/// was to be installed.
 std::vector<std::string> ProfileFolders() {
   std::vector<std::string> folders;
   if (const char* const own = std::getenv("CONTRAFLOW_PROFILES"); own != nullptr && *own != '\0') {
     folders.emplace_back(own);
   }
-  std::error_code none;  // Without /proc the program does not know where it is.
-  const fs::path program = fs::read_symlink("/proc/self/exe", none);
-  folders.push_back(program.parent_path() / CF_PROFILES_FROM_PROGRAM);
-  if (program.string().starts_with(CF_BUILD "/")) folders.emplace_back(CF_SOURCE_PROFILES);
+  const fs::path binary = ThisBinary();
+  folders.push_back(binary.parent_path() / CF_PROFILES_FROM_PROGRAM);
+  folders.push_back(binary.parent_path() / "profiles");
+  if (binary.string().starts_with(CF_BUILD "/")) folders.emplace_back(CF_SOURCE_PROFILES);
   folders.emplace_back(CF_INSTALLED_PROFILES);
   return folders;
 }

@@ -212,6 +212,18 @@ bool Parse(CLI::App* app, const std::vector<std::string>& words) {
   return false;
 }
 
+void ParseOptions(const std::vector<std::string>& words,
+                  const std::function<void(CLI::App* app)>& add) {
+  CLI::App app;
+  app.set_help_flag();
+  add(&app);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(Describe(error, app));
+  }
+}
+
 int RunTool(const std::string& program, const std::string& description, int argc, char** argv,
             const std::function<void(CLI::App* app)>& add, const std::function<int()>& run) {
   return RunMain(program, argc, argv, [&](const std::vector<std::string>& words) {

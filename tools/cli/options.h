@@ -67,6 +67,10 @@ CLI::Option* AddJson(CLI::App* app, bool* field);
 /// if they cannot be read.
 bool Parse(CLI::App* app, const std::vector<std::string>& words);
 
+/// The same for options alone, such as "--ranks=4", that come from no command line.
+void ParseOptions(const std::vector<std::string>& words,
+                  const std::function<void(CLI::App* app)>& add);
+
 /// The main of a program without commands: `add` adds its options, `run` runs once they are read.
 int RunTool(const std::string& program, const std::string& description, int argc, char** argv,
             const std::function<void(CLI::App* app)>& add, const std::function<int()>& run);

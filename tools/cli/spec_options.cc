@@ -126,7 +126,9 @@ void RefuseChunkCosts(const CostsOption& option, bool layers) {
 }
 
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
-  CostModel costs = option.file ? ReadCostsOrProfile(*option.file) : base;
+  CostModel costs = option.file   ? ReadCostsOrProfile(*option.file)
+                    : option.read ? *option.read
+                                  : base;
   const Overlap overlap = OverlapOf(option, costs);
   const bool in_layers = std::any_of(costs.layers.begin(), costs.layers.end(),
                                      [](const LayerCost& layer) { return layer.moe; });
@@ -141,7 +143,7 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   }
   if (in_layers && option.overlap) costs.derived = overlap;
   if (!costs.layers.empty()) RefuseChunkCosts(option, true);
-  const bool known = option.file || base != UnitCosts();
+  const bool known = option.file || option.read || base != UnitCosts();
   for (StageCost& stage : costs.stages) Override(option, known, costs.unit, &stage);
   if (option.comm) {
     costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm"),

@@ -17,13 +17,14 @@ namespace contraflow {
 /// What the options --costs --f --b --w --bw --fb --comm --host-link --overlap say.
 struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
+  std::optional<CostModel> read = {};    ///< in place of a file: costs that are known already
   std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
   std::optional<double> split = {};  ///< share of b in a bw that is given alone
   std::optional<std::string> overlap = {};
   std::optional<std::string> host_link = {};
 
   /// True if any of them says what something costs.
-  bool given() const { return file || f || b || w || bw || fb || comm || host_link; }
+  bool given() const { return file || read || f || b || w || bw || fb || comm || host_link; }
 };
 
 /// What --costs takes; a test compares it with the profiles that ship.

@@ -1,0 +1,176 @@
+#include "tools/cli/compile_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "kernels/gpu/exchange.h"
+#include "runtime/gpu/views.h"
+#include "runtime/model/views.h"
+#include "schedules/partition/stages.h"
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+
+namespace contraflow {
+namespace {
+
+Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
+  std::optional<PartitionChoice> partition = ReadPartition(flags.partition);
+  // As compare has it.
+  if (!partition && flags.schedule == kAuto.name) partition.emplace();
+  return {.schedule = flags.schedule,
+          .ranks = flags.ranks,
+          .microbatches = flags.microbatches,
+          .chunks = flags.chunks,
+          .data_parallel = flags.data_parallel,
+          .expert_parallel = flags.expert_parallel,
+          .costs = costs,
+          .memory_limit = {},
+          .search = ResolveSearch(flags.search),
+          .recompute = ReadOption([&] { return ParseRecompute(flags.recompute); }),
+          .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
+          .partition = partition};
+}
+
+void CheckDevice(const CompileFlags& flags) {
+  const std::vector<std::string> known = {"cpu", "cuda"};
+  if (std::find(known.begin(), known.end(), flags.device) == known.end()) {
+    const std::string shown = flags.device.substr(0, 64);
+    throw UsageError("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
+                     "; devices are cpu, cuda");
+  }
+  if (flags.device == "cuda" && !flags.model) {
+    throw UsageError("--device: says what the values of a --model are stored in; give one");
+  }
+  if (flags.device == "cuda" && ParseLevel(flags.level) != Level::kBuffer) {
+    throw UsageError("--device cuda: runs plans of level buffer only, this would be one of level " +
+                     flags.level + "; give --level buffer");
+  }
+  if (flags.device == "cuda" && flags.expert_parallel > gpu::kMaxPeers) {
+    throw UsageError("--device cuda: an expert group has at most " +
+                     std::to_string(gpu::kMaxPeers) + " members there, is to have " +
+                     std::to_string(flags.expert_parallel) + "; give a smaller --expert-parallel");
+  }
+}
+
+/// The costs with the memory of the model that --model names in place of their own.
+CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule) {
+  CostModel costs = ResolveCosts(flags.costs, UnitCosts());
+  const Level level = ParseLevel(flags.level);
+  if (!costs.layers.empty() &&
+      (level == Level::kComponent || (level == Level::kBuffer && flags.model))) {
+    const Spec spec = SpecOf(flags, UnitCosts());
+    ReadOption([&] { CheckSpec(spec); });
+    costs = AlikeStages(costs, schedule.stages(spec), OverlapOf(flags.costs, costs));
+  }
+  if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(flags.costs);
+  if (flags.capacity) {
+    if (!flags.model) throw UsageError("--capacity: is for the experts of a --model; give one");
+    CheckCapacity(*flags.capacity);
+  }
+  CheckDevice(flags);
+  if (!flags.model) return costs;
+  if (!costs.moe) {
+    throw Error(
+        "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
+        "such as "
+        "--costs moe-unit");
+  }
+  const Spec spec = SpecOf(flags, costs);
+  ReadOption([&] { CheckSpec(spec); });
+  const std::string why_not = schedule.reject(spec);
+  if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
+  const bool on_gpus = flags.device == "cuda";
+  Model model = ReadModel(*flags.model);
+  if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
+  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
+  costs.memory =
+      footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, flags.expert_parallel);
+  return costs;
+}
+
+}  // namespace
+
+void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
+  app->add_option("--schedule", flags->schedule,
+                  "name of a schedule; contraflow list shows them all")
+      ->type_name("NAME")
+      ->required();
+  AddInteger(app, "--ranks", &flags->ranks, "P", "ranks of the pipeline")->required();
+  AddInteger(app, "--microbatches", &flags->microbatches, "M",
+             "micro-batches per step, of each replica and of each device of an\nexpert group")
+      ->required();
+  AddInteger(app, "--chunks", &flags->chunks, "V", "stages per rank (default: the schedule's)", 1);
+  AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
+             "replicas of the pipeline, whose gradients are summed (default: 1)");
+  AddInteger(app, "--expert-parallel", &flags->expert_parallel, "N",
+             "devices per rank, which split its experts (default: 1)");
+  AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
+  app->add_option(
+         "--model", flags->model,
+         "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes replace "
+         "\"memory\" in the costs, which must have \"moe\"")
+      ->type_name("FILE|PRESET");
+  AddNumber(app, "--capacity", &flags->capacity, "X",
+            "each expert takes at most X times its even share of tokens\n"
+            "(default: the model's capacity_factor)");
+  app->add_option("--device", flags->device,
+                  "where the plan will run, cpu or cuda; sets the size of the values\nof a --model "
+                  "(default: cpu)")
+      ->type_name("DEVICE");
+  AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
+          "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
+          "give no bytes), or N times what 1F1B's first\nrank holds of the same model; without it "
+          "nothing is limited, except\nthat overlapping "
+          "never raises the schedule's own peak");
+  AddDeviceMemoryOptions(app, &flags->device_memory);
+  AddSearchOptions(app, &flags->search);
+  app->add_option(
+         "--recompute", flags->recompute,
+         "stages that run their forward again before their backward and\nhold only their "
+         "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
+         "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
+         "(default: none)")
+      ->type_name("STAGES");
+  app->add_option(
+         "--offload", flags->offload,
+         "stages whose activations wait for their backward in the memory of\nthe host, as far as "
+         "the link (\"host\" in the costs) keeps up: none, full, a list such\nas 0,3,5-7, or auto: "
+         "those that make the schedule fit --memory-limit\n(default: none)")
+      ->type_name("STAGES");
+  AddPartitionOption(app, &flags->partition,
+                     "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
+                     "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
+                     "costs of stages, even cuts or merges those of P stages, or as many as\n"
+                     "are listed, into what the schedule makes (default: as they are)");
+  app->add_option(
+         "--level", flags->level,
+         "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the default), "
+         "component (plus attention, experts and\nall-to-alls of MoE layers) or buffer (plus "
+         "memory addresses)")
+      ->type_name("LEVEL");
+}
+
+CompileRequest ResolveCompile(const CompileFlags& flags) {
+  const Level level = ReadOption([&] { return ParseLevel(flags.level); });
+  // The name first: nothing else matters if it is misspelt.
+  const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });
+  if (flags.schedule != kAuto.name) RefuseSearchOptions(flags.search, flags.schedule);
+  const CostModel costs = CostsOf(flags, schedule);
+  CompileRequest request = {.spec = SpecOf(flags, costs),
+                            .options = {.level = level, .overlap = OverlapOf(flags.costs, costs)}};
+  Spec& spec = request.spec;
+  ApplyDeviceMemory(flags.device_memory, &spec);
+  ReadOption([&] {
+    CheckSpec(spec);
+    if (flags.memory_limit.empty()) return;
+    spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+  });
+  return request;
+}
+
+}  // namespace contraflow

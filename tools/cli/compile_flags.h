@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "schedules/compile.h"
+#include "tools/cli/spec_options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// What `contraflow compile` is asked for, as the user wrote it.
+struct CompileFlags {
+  std::string schedule;
+  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 1;
+  CostsOption costs;
+  std::optional<std::string> model;
+  std::optional<double> capacity;
+  std::string device = "cpu";
+  std::string memory_limit;
+  SearchOption search;
+  std::string recompute = "none", offload = "none";
+  std::optional<std::string> partition;
+  DeviceMemoryOption device_memory;
+  std::string level = "comm";
+};
+
+/// Adds the options that say so to a command.
+void AddCompileOptions(CLI::App* app, CompileFlags* flags);
+
+/// The same as Compile takes it, with neither observer nor control.
+struct CompileRequest {
+  Spec spec;
+  CompileOptions options;
+};
+
+/// Reads the costs and the model that are named, and all values. Throws UsageError for a value that
+/// its option does not take, Error for what does not go together.
+CompileRequest ResolveCompile(const CompileFlags& flags);
+
+}  // namespace contraflow

@@ -1,0 +1,53 @@
+"""From a name, a size and costs to a plan."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping, Optional, Sequence, Union
+
+from contraflow import _core
+
+CostsLike = Union[_core.Costs, Mapping[str, Any], str, "os.PathLike[str]"]
+"""Costs, a dict as in cost files, a cost file, or the name of a profile that ships."""
+
+
+def compile(
+    schedule: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Optional[CostsLike] = None,
+    f: Optional[float] = None,
+    b: Optional[float] = None,
+    w: Optional[float] = None,
+    bw: Optional[float] = None,
+    fb: Optional[float] = None,
+    comm: Optional[float] = None,
+    split: Optional[float] = None,
+    host_link: Union[str, float, None] = None,
+    overlap: Optional[str] = None,
+    chunks: Optional[int] = None,
+    data_parallel: Optional[int] = None,
+    expert_parallel: Optional[int] = None,
+    model: Union[str, "os.PathLike[str]", None] = None,
+    capacity: Optional[float] = None,
+    device: Optional[str] = None,
+    memory_limit: Union[str, int, None] = None,
+    device_memory: Union[str, int, None] = None,
+    zero: Optional[int] = None,
+    placement: Union[str, Sequence[str], None] = None,
+    budget: Union[str, float, None] = None,
+    seed: Optional[int] = None,
+    noise: Optional[float] = None,
+    recompute: Union[str, Sequence[int], None] = None,
+    offload: Union[str, Sequence[int], None] = None,
+    partition: Union[str, Sequence[int], None] = None,
+    level: Optional[str] = None,
+) -> _core.Plan:
+    """Makes a plan: generates the schedule, lowers it, proves it.
+
+    The keywords are the options of `contraflow compile`, which explains them. Times are in the unit
+    of the costs; sizes are bytes or text such as "80GB" or "1x"; a budget is text such as "500ms",
+    or seconds. Of several placements the one with the shortest step is taken. Ctrl-C ends a search.
+    """
+    return _core.compile(**locals())

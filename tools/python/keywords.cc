@@ -1,0 +1,82 @@
+#include <pybind11/stl.h>
+
+#include <cctype>
+#include <string>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
+#include "tools/cli/exit.h"
+#include "tools/python/bindings.h"
+
+namespace contraflow::python {
+namespace {
+
+/// The value of an option as text: numbers as Python prints them, lists with commas.
+std::string ValueOf(const std::string& name, const py::handle& value) {
+  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
+  if (py::hasattr(value, "__fspath__")) return value.attr("__fspath__")().cast<std::string>();
+  if (py::hasattr(value, "__iter__")) {
+    std::string list;
+    for (const py::handle item : value) {
+      list += (list.empty() ? "" : ",") + ValueOf(name, item);
+    }
+    return list;
+  }
+  // 80e9 bytes are a whole number of them.
+  const bool whole = py::isinstance<py::float_>(value) && value.attr("is_integer")().cast<bool>();
+  const std::string text = py::str(whole ? py::int_(py::reinterpret_borrow<py::object>(value))
+                                         : py::reinterpret_borrow<py::object>(value));
+  return name == "budget" ? text + "s" : text;
+}
+
+}  // namespace
+
+std::string WithKeywords(const std::string& text) {
+  const std::string flags = WithFlags(text);
+  std::string out;
+  for (size_t at = 0; at < flags.size(); ++at) {
+    const bool flag = flags.compare(at, 2, "--") == 0 && (at == 0 || flags[at - 1] != '-') &&
+                      at + 2 < flags.size() && std::islower(flags[at + 2]) != 0;
+    if (!flag) {
+      out += flags[at];
+      continue;
+    }
+    for (at += 2; at < flags.size(); ++at) {
+      if (std::islower(flags[at]) == 0 && flags[at] != '-') break;
+      out += flags[at] == '-' ? '_' : flags[at];
+    }
+    --at;
+  }
+  return out;
+}
+
+std::vector<std::string> WordsOf(const py::dict& keywords) {
+  std::vector<std::string> words;
+  for (const auto& [key, value] : keywords) {
+    if (value.is_none() || value.is(py::bool_(false))) continue;
+    const std::string name = key.cast<std::string>();
+    std::string word = "--";
+    for (const char c : name) word += c == '_' ? '-' : c;
+    if (!value.is(py::bool_(true))) word += "=" + ValueOf(name, value);
+    words.push_back(std::move(word));
+  }
+  return words;
+}
+
+void TakeCosts(py::dict* keywords, CostsOption* option) {
+  const py::object costs = keywords->attr("pop")("costs", py::none());
+  if (costs.is_none()) return;
+  if (py::isinstance<CostModel>(costs)) {
+    option->read = costs.cast<CostModel>();
+  } else if (py::isinstance<py::dict>(costs)) {
+    const py::object text = py::module_::import("json").attr("dumps")(costs);
+    option->read = ReadCosts(text.cast<std::string>(), "costs");
+  } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
+    option->file = ValueOf("costs", costs);
+  } else {
+    throw py::type_error("costs: must be a Costs, a dict, or the name of a file or a profile");
+  }
+}
+
+}  // namespace contraflow::python

@@ -1,0 +1,230 @@
+#include "compiler/plan/plan.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "compiler/files/plan_io.h"
+#include "tools/cli/spec_options.h"
+#include "tools/python/bindings.h"
+#include "tools/report/report.h"
+
+namespace contraflow::python {
+
+py::tuple PlanObject::Programs() {
+  if (programs_) return programs_;
+  py::tuple programs(plan.programs.size());
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    const Program& program = plan.programs[rank];
+    py::tuple made(program.size());
+    for (size_t i = 0; i < program.size(); ++i) made[i] = py::cast(program[i]);
+    programs[rank] = std::move(made);
+  }
+  programs_ = programs;
+  return programs;
+}
+
+void PlanObject::Verify() const {
+  const std::lock_guard lock(mutex_);
+  if (sound_) return;
+  std::vector<Finding> findings = contraflow::Verify(plan);
+  sound_ = findings.empty();
+  if (sound_) return;
+  constexpr size_t kShown = 3;
+  std::string text = "the plan is not sound";
+  for (size_t i = 0; i < std::min(kShown, findings.size()); ++i) {
+    text += (i == 0 ? ": " : "; ") + findings[i].check + ": " + ToString(findings[i], plan);
+  }
+  if (findings.size() > kShown) {
+    text += "; and " + std::to_string(findings.size() - kShown) + " more";
+  }
+  throw Unsound(std::move(findings), text);
+}
+
+const Report& PlanObject::report() const {
+  Verify();
+  const std::lock_guard lock(mutex_);
+  if (!report_) report_ = MakeReport(plan, CostsForPlan({}, plan));
+  return *report_;
+}
+
+namespace {
+
+/// A field that is -1 where the operation does not have it.
+template <typename Field>
+auto Optional(Field Instruction::*field) {
+  return [field](const Instruction& instruction) {
+    const Field value = instruction.*field;
+    return value < 0 ? std::optional<int>() : std::optional<int>(value);
+  };
+}
+
+void BindInstruction(py::module_& module) {
+  py::class_<Instruction>(module, "Instruction",
+                          "One instruction of one rank. str() gives it as in plan files; what the "
+                          "operation does not have is None.")
+      .def(py::init(&ParseInstruction), py::arg("text"),
+           "From the text in plan files, such as \"SEND_F s3 m7 to=4\".")
+      .def_property_readonly(
+          "op", [](const Instruction& i) { return Name(i.op); },
+          "\"F\" \"B\" \"W\" \"BW\" \"FB\" \"SEND_F\" ...")
+      .def_property_readonly("stage", Optional(&Instruction::stage),
+                             "Of an FB the stage of its forward.")
+      .def_property_readonly("microbatch", Optional(&Instruction::microbatch),
+                             "Of an FB the micro-batch of its forward.")
+      .def_property_readonly("back_stage", Optional(&Instruction::back_stage),
+                             "FB only: the stage of its backward.")
+      .def_property_readonly("back_microbatch", Optional(&Instruction::back_microbatch),
+                             "FB only: the micro-batch of its backward.")
+      .def_property_readonly("peer", Optional(&Instruction::peer),
+                             "The rank a SEND goes to or a RECV comes from.")
+      .def_property_readonly("group", Optional(&Instruction::group),
+                             "Neighbouring messages of one group are posted together.")
+      .def_property_readonly("layer", Optional(&Instruction::layer), "Of a component.")
+      .def_property_readonly("slot", Optional(&Instruction::slot),
+                             "Of a message at level buffer: what it moves.")
+      .def_property_readonly(
+          "lane",
+          [](const Instruction& i) {
+            return i.lane == Lane::kNone ? std::optional<std::string_view>() : Name(i.lane);
+          },
+          "\"compute\" \"alltoall\" \"send\" ..., from level component on.")
+      .def_property_readonly(
+          "after",
+          [](const Instruction& i) {
+            py::tuple after(i.after_count);
+            for (size_t at = 0; at < i.after_count; ++at) after[at] = i.after[at];
+            return after;
+          },
+          "Indices of the instructions of the same rank that it waits for.")
+      .def("__str__", [](const Instruction& i) { return ToString(i); })
+      .def("__repr__", [](const Instruction& i) { return "<Instruction " + ToString(i) + ">"; })
+      .def("__eq__", [](const Instruction& i, const Instruction& other) { return i == other; })
+      .def("__eq__", [](const Instruction&, const py::object&) { return false; })
+      .def("__hash__", [](const Instruction& i) { return py::hash(py::str(ToString(i))); });
+}
+
+py::tuple StagesOf(const PlanObject& self, int rank) {
+  if (rank < 0 || rank >= self.plan.ranks) {
+    throw Error("rank: must be in 0.." + std::to_string(self.plan.ranks - 1) + ", is " +
+                std::to_string(rank));
+  }
+  std::vector<int> stages;
+  for (const Route& route : self.plan.routes) {
+    for (size_t stage = 0; stage < route.ranks.size(); ++stage) {
+      if (route.ranks[stage] == rank) stages.push_back(static_cast<int>(stage));
+    }
+  }
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  return py::tuple(py::cast(stages));
+}
+
+}  // namespace
+
+void BindPlan(py::module_& module) {
+  BindInstruction(module);
+  py::class_<Route>(module, "Route",
+                    "Where the stages live for the micro-batches that take this route.")
+      .def_property_readonly(
+          "ranks", [](const Route& r) { return py::tuple(py::cast(r.ranks)); },
+          "ranks[s] owns stage s.")
+      .def_property_readonly("microbatches",
+                             [](const Route& r) { return py::tuple(py::cast(r.microbatches)); })
+      .def("__repr__", [](const Route& r) {
+        return "<Route of " + std::to_string(r.ranks.size()) + " stages, " +
+               std::to_string(r.microbatches.size()) + " micro-batches>";
+      });
+
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<PlanObject, std::shared_ptr<PlanObject>> plan(
+      module, "Plan",
+      "A compiled schedule: the program of every rank. It never changes; "
+      "times are in `unit`.");
+  plan.def_static(
+          "load",
+          [](const std::string& path) { return std::make_shared<PlanObject>(ReadPlanFile(path)); },
+          py::arg("path"), release, "Reads a plan file: JSON, CBOR or a folder.")
+      .def_static(
+          "from_json",
+          [](const std::string& text) {
+            return std::make_shared<PlanObject>(ReadPlan(text, "plan"));
+          },
+          py::arg("text"), release, "Reads the text of a plan file.")
+      .def(
+          "to_json", [](const PlanObject& self) { return WritePlan(self.plan); }, release,
+          "The text of a plan file; same plan, same text.")
+      .def(
+          "save",
+          [](const PlanObject& self, const std::string& path) { WritePlanFile(path, self.plan); },
+          py::arg("path"), release,
+          "Writes a plan file: binary if the path ends in \".cbor\", a folder with a file for "
+          "each rank if it ends in \"/\".")
+      .def("verify", &PlanObject::Verify, release,
+           "Proves the plan complete, in order and free of deadlock, or raises Unsound.");
+  const auto field = [&plan](const char* name, auto of, const char* doc) {
+    plan.def_property_readonly(
+        name, [of](const PlanObject& self) { return of(self.plan); }, doc);
+  };
+  field(
+      "schedule", [](const Plan& p) { return p.schedule; }, "Name of what generated it.");
+  field(
+      "level", [](const Plan& p) { return Name(p.level); },
+      "How far it is lowered: \"compute\", \"comm\", \"component\" or \"buffer\".");
+  field(
+      "ranks", [](const Plan& p) { return p.ranks; }, "Number of ranks.");
+  field(
+      "stages", [](const Plan& p) { return p.stages; }, "Number of stages.");
+  field(
+      "microbatches", [](const Plan& p) { return p.microbatches; },
+      "Number of micro-batches of a step.");
+  field(
+      "data_parallel", [](const Plan& p) { return p.data_parallel; },
+      "Replicas of the whole pipeline.");
+  field(
+      "expert_parallel", [](const Plan& p) { return p.expert_parallel; }, "Devices of one rank.");
+  field(
+      "layers", [](const Plan& p) { return p.layers; },
+      "Layers of each stage where the programs have components, else 0.");
+  field(
+      "routes", [](const Plan& p) { return p.routes; },
+      "Every micro-batch takes exactly one; DualPipe has two.");
+  plan.def_property_readonly("programs", &PlanObject::Programs,
+                             "A tuple for each rank with its instructions in issue order.")
+      .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.");
+  const auto figure = [&plan](const char* name, auto of, const char* doc) {
+    plan.def_property_readonly(
+        name,
+        [of](const PlanObject& self) {
+          const py::gil_scoped_release others;
+          return of(self.report());
+        },
+        doc);
+  };
+  figure(
+      "unit", [](const Report& r) { return Name(r.unit); },
+      "Of its times: \"ns\" \"us\" \"ms\" \"s\" or \"unit\".");
+  figure(
+      "makespan", [](const Report& r) { return FromTicks(r.simulation.makespan, r.unit); },
+      "Predicted time of a step.");
+  figure(
+      "bubble_ratio", [](const Report& r) { return r.simulation.bubble_ratio(); },
+      "Share of the ranks' time in which they compute nothing.");
+  figure(
+      "bound", [](const Report& r) { return FromTicks(r.bound.value, r.unit); },
+      "Proven lower bound on the makespan of every schedule with this placement.");
+  figure(
+      "gap", [](const Report& r) { return r.gap(); }, "(makespan - bound) / bound");
+  plan.def("__eq__",
+           [](const PlanObject& self, const PlanObject& other) { return self.plan == other.plan; })
+      .def("__eq__", [](const PlanObject&, const py::object&) { return false; })
+      .def("__str__", [](const PlanObject& self) { return DescribePlan(self.plan); })
+      .def("__repr__",
+           [](const PlanObject& self) { return "<Plan " + DescribePlan(self.plan) + ">"; });
+  plan.attr("__hash__") = py::none();
+}
+
+}  // namespace contraflow::python

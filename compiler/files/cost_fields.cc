@@ -1,6 +1,7 @@
 #include "compiler/files/cost_fields.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -24,16 +25,55 @@ int64_t ReadBytes(const JsonCursor& field) {
   return field.Integer("a number of bytes", 0, kMaxBytes);
 }
 
-StageCost ReadStageCost(const JsonCursor& stage, Unit unit) {
+namespace {
+
+/// b and w of a stage that has "bw" and not both of them.
+void ReadBackward(const JsonCursor& stage, Unit unit, CostMending* mending, StageCost* cost) {
+  cost->bw = ReadTime(stage.Required("bw"), unit);
+  const std::optional<JsonCursor> b = stage.Optional("b"), w = stage.Optional("w");
+  std::string assumed;
+  if (!b && !w) {
+    assumed = DivideBackward(mending->split, unit, cost);
+  } else {
+    const Time part = ReadTime(b ? *b : *w, unit);
+    if (part > cost->bw) {
+      stage.Fail("\"" + std::string(b ? "b" : "w") +
+                 "\" is longer than \"bw\", so that nothing is left for \"" + (b ? "w" : "b") +
+                 "\"; give that, too");
+    }
+    cost->b = b ? part : cost->bw - part;
+    cost->w = cost->bw - cost->b;
+    assumed = "\"" + std::string(b ? "w" : "b") + "\" is what the other part leaves of \"bw\"";
+  }
+  mending->assumed.push_back(stage.where() + ": " + assumed);
+}
+
+}  // namespace
+
+std::string DivideBackward(double split, Unit unit, StageCost* cost) {
+  cost->b = static_cast<Time>(std::llround(static_cast<double>(cost->bw) * split));
+  cost->w = cost->bw - cost->b;
+  return "\"bw\" without \"b\" and \"w\" is divided into " + FormatTime(cost->b, unit) + " and " +
+         FormatTime(cost->w, unit) + " (b takes " + FormatReal(split) + " of it)";
+}
+
+StageCost ReadStageCost(const JsonCursor& stage, Unit unit, CostMending* mending) {
   StageCost cost;
   cost.f = ReadTime(stage.Required("f"), unit);
-  cost.b = ReadTime(stage.Required("b"), unit);
-  cost.w = ReadTime(stage.Required("w"), unit);
-  cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
+  if (mending && stage.Optional("bw") && !(stage.Optional("b") && stage.Optional("w"))) {
+    ReadBackward(stage, unit, mending, &cost);
+  } else {
+    cost.b = ReadTime(stage.Required("b"), unit);
+    cost.w = ReadTime(stage.Required("w"), unit);
+    cost.bw = ReadTime(stage.Optional("bw"), unit, cost.b + cost.w);
+  }
   cost.fb = ReadTime(stage.Optional("fb"), unit, cost.f + cost.bw);
   cost.reduce = ReadTime(stage.Optional("reduce"), unit, 0);
   cost.step = ReadTime(stage.Optional("step"), unit, 0);
   cost.r = ReadTime(stage.Optional("r"), unit, -1);
+  if (!mending) return cost;
+  const std::string assumed = MendNoise(&cost, unit);
+  if (!assumed.empty()) mending->assumed.push_back(stage.where() + ": " + assumed);
   return cost;
 }
 
@@ -87,7 +127,7 @@ void AddComponents(const MoeCost& moe, Unit unit, Json* object) {
 
 namespace {
 
-LayerCost ReadLayer(const JsonCursor& layer, Unit unit) {
+LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
   layer.Keys("an object, a layer of the model",
              {"name", "repeat", "f", "b", "w", "bw", "fb", "reduce", "step", "r", "moe",
               "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
@@ -112,7 +152,7 @@ LayerCost ReadLayer(const JsonCursor& layer, Unit unit) {
     cost.cost.reduce = ReadTime(layer.Optional("reduce"), unit, 0);
     cost.cost.step = ReadTime(layer.Optional("step"), unit, 0);
   } else {
-    cost.cost = ReadStageCost(layer, unit);
+    cost.cost = ReadStageCost(layer, unit, mending);
   }
   const auto bytes = [&](const char* key) -> std::optional<int64_t> {
     const std::optional<JsonCursor> field = layer.Optional(key);
@@ -134,13 +174,13 @@ LayerCost ReadLayer(const JsonCursor& layer, Unit unit) {
 
 }  // namespace
 
-std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit) {
+std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMending* mending) {
   constexpr const char* kNoun = "an array with the layers of the model";
   const size_t size = layers.Size(kNoun);
   std::vector<LayerCost> costs;
   int64_t count = 0;
   for (size_t i = 0; i < size; ++i) {
-    costs.push_back(ReadLayer(layers.Item(i), unit));
+    costs.push_back(ReadLayer(layers.Item(i), unit, mending));
     count += costs.back().repeat;
   }
   if (count < 1 || count > kMaxModelLayers) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/cost.h"
 
@@ -20,8 +21,8 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent);
 int64_t ReadBytes(const JsonCursor& field);
 
 /// "f", "b", "w" and, unless they follow from these, "bw", "fb", "reduce", "step" and "r" of an
-/// object that may have other keys, too.
-StageCost ReadStageCost(const JsonCursor& stage, Unit unit);
+/// object that may have other keys, too. With `mending`, b and w may follow from "bw".
+StageCost ReadStageCost(const JsonCursor& stage, Unit unit, CostMending* mending);
 Json StageToJson(const StageCost& cost, Unit unit);
 
 /// The components of so many layers ("attn_f" ..), each one number or a list.
@@ -29,7 +30,7 @@ MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers);
 void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 
 /// The layers of a model: an array of objects with "name", "repeat", a cost or "moe", and bytes.
-std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit);
+std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMending* mending);
 Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit);
 
 }  // namespace contraflow

@@ -35,17 +35,18 @@ auto ReadList(const JsonCursor& list, const char* noun, int most, Read read) {
   return entries;
 }
 
-StageCost ReadStage(const JsonCursor& stage, Unit unit) {
+StageCost ReadStage(const JsonCursor& stage, Unit unit, CostMending* mending) {
   stage.Keys("an object with the costs of a stage",
              {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
-  const StageCost cost = ReadStageCost(stage, unit);
+  const StageCost cost = ReadStageCost(stage, unit, mending);
   const std::string flaw = FlawOf(cost, unit);
   if (!flaw.empty()) stage.Fail(flaw);
   return cost;
 }
 
 /// Without stage costs: empty where they may be derived from components.
-std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive) {
+std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive,
+                                  CostMending* mending) {
   const std::optional<JsonCursor> alike = root.Optional("stage");
   const std::optional<JsonCursor> list = root.Optional("stages");
   if (root.Optional("layers")) {
@@ -62,7 +63,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
   if (alike && list) {
     root.Fail("has both \"stage\" (every stage alike) and \"stages\" (one each); keep one");
   }
-  if (alike) return {ReadStage(*alike, unit)};
+  if (alike) return {ReadStage(*alike, unit, mending)};
   if (!list) {
     if (root.Optional("moe") && may_derive) return {};
     root.Fail(
@@ -79,7 +80,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
         "has one entry; give \"stage\", which is for every stage alike, or one for each stage");
   }
   return ReadList(*list, kNoun, kMaxStages,
-                  [unit](const JsonCursor& stage) { return ReadStage(stage, unit); });
+                  [&](const JsonCursor& stage) { return ReadStage(stage, unit, mending); });
 }
 
 double ReadBandwidth(const JsonCursor& field) {
@@ -285,7 +286,7 @@ RankCost ReadRank(const JsonCursor& rank) {
   return cost;
 }
 
-CostModel Read(const JsonCursor& root, bool may_derive) {
+CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
@@ -299,8 +300,10 @@ CostModel Read(const JsonCursor& root, bool may_derive) {
   if (const auto source = root.Optional("source")) {
     costs.source = source->String("where the figures are from");
   }
-  costs.stages = ReadStages(root, costs.unit, may_derive);
-  if (const auto layers = root.Optional("layers")) costs.layers = ReadLayers(*layers, costs.unit);
+  costs.stages = ReadStages(root, costs.unit, may_derive, mending);
+  if (const auto layers = root.Optional("layers")) {
+    costs.layers = ReadLayers(*layers, costs.unit, mending);
+  }
   if (const auto partition = root.Optional("partition")) {
     costs.partition =
         ReadList(*partition, "an array with the layers of each stage", kMaxStages,
@@ -397,14 +400,15 @@ Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
 
 }  // namespace
 
-CostModel ReadCosts(const JsonCursor& document) { return Read(document, false); }
+CostModel ReadCosts(const JsonCursor& document) { return Read(document, false, nullptr); }
 
-CostModel ReadCosts(std::string_view text, const std::string& place) {
-  return Read(ParseJson(text, place, kLimits).Root(), true);
+CostModel ReadCosts(std::string_view text, const std::string& place, CostMending* mending) {
+  return Read(ParseJson(text, place, kLimits).Root(), true, mending);
 }
 
-CostModel ReadCostFile(const std::string& path) {
-  return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path);
+CostModel ReadCostFile(const std::string& path, CostMending* mending) {
+  return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path,
+                   mending);
 }
 
 Json TimeToJson(Time ticks, Unit unit) {

@@ -2,10 +2,22 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compiler/plan/cost.h"
 
 namespace contraflow {
+
+/// What is made of measured costs, which are noisy, and which timers that know no b and w give.
+struct CostMending {
+  double split = 0.5;  ///< share of b in a full backward that is given without its parts
+  /// What was assumed, each with place and path: a figure shorter than a part of it (MendNoise), a
+  /// full backward divided.
+  std::vector<std::string> assumed = {};
+};
+
+/// Divides the full backward into b and w; says so in words.
+std::string DivideBackward(double split, Unit unit, StageCost* cost);
 
 /// Reads a cost document, a JSON object: "unit" of all its times; "stage", the costs of every
 /// stage, or "stages", a list with those of each ("f", "b", "w" and, unless they follow from these,
@@ -14,11 +26,13 @@ namespace contraflow {
 /// begins every error message, followed by the JSON path. The text may have comments (// and
 /// /* */); costs inside of a plan may not. Strict: refuses unknown and duplicate
 /// keys, wrong types, negative, non-finite and missing costs. Costs with "moe" and no "stage" have
-/// empty `stages`, for DeriveChunkCosts to fill in as "overlap" (`derived`) says.
-CostModel ReadCosts(std::string_view text, const std::string& place);
+/// empty `stages`, for DeriveChunkCosts to fill in as "overlap" (`derived`) says. With `mending`,
+/// what that says is mended and not refused.
+CostModel ReadCosts(std::string_view text, const std::string& place,
+                    CostMending* mending = nullptr);
 
 /// Reads a cost file. Throws Error if it cannot be read or is over its size limit.
-CostModel ReadCostFile(const std::string& path);
+CostModel ReadCostFile(const std::string& path, CostMending* mending = nullptr);
 
 /// The same document again: fixed key order, ReadCosts(WriteCosts(c)) == c. There must be stage
 /// costs or component costs.

@@ -8,7 +8,6 @@
 #include <system_error>
 #include <vector>
 
-#include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {
@@ -59,14 +58,14 @@ std::vector<std::string> ProfileNames() {
 
 }  // namespace
 
-CostModel ReadCostsOrProfile(const std::string& name) {
+CostModel ReadCostsOrProfile(const std::string& name, CostMending* mending) {
   if (name.find('/') != std::string::npos || name.ends_with(".json") || name == "-") {
-    return ReadCostFile(name);
+    return ReadCostFile(name, mending);
   }
   for (const std::string& folder : ProfileFolders()) {
     const fs::path path = fs::path(folder) / (name + ".json");
     std::error_code none;
-    if (!name.empty() && fs::exists(path, none)) return ReadCostFile(path.string());
+    if (!name.empty() && fs::exists(path, none)) return ReadCostFile(path.string(), mending);
   }
   const std::vector<std::string> names = ProfileNames();
   std::string known;

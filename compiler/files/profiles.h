@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/plan/cost.h"
 
 namespace contraflow {
@@ -11,6 +12,6 @@ namespace contraflow {
 /// source tree, in that order. Costs with "moe" alone have no chunk costs yet: Compile and Compare
 /// derive them (DeriveChunkCosts). Throws Error if there is none of that name, which lists those
 /// there are, and for all that ReadCosts refuses.
-CostModel ReadCostsOrProfile(const std::string& file_or_profile);
+CostModel ReadCostsOrProfile(const std::string& file_or_profile, CostMending* mending = nullptr);
 
 }  // namespace contraflow

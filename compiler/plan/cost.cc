@@ -287,6 +287,20 @@ std::string FlawOf(const StageCost& cost, Unit unit) {
   return "";
 }
 
+std::string MendNoise(StageCost* cost, Unit unit) {
+  std::string assumed;
+  const auto mend = [&](const char* key, Time* time, Time least, const char* parts) {
+    if (*time >= least || 2 * *time < least) return;
+    assumed += (assumed.empty() ? "" : ", and ") + ("\"" + std::string(key)) + "\" is " +
+               FormatTime(*time, unit) + ", shorter than " + parts + ", and taken as " +
+               FormatTime(least, unit);
+    *time = least;
+  };
+  mend("bw", &cost->bw, std::max(cost->b, cost->w), "\"b\" or \"w\"");
+  mend("fb", &cost->fb, std::max({cost->f, cost->b, cost->w}), "\"f\", \"b\" or \"w\"");
+  return assumed;
+}
+
 std::string FlawOf(const LayerCost& layer, Unit unit) {
   if (layer.w_stash_bytes > layer.activation_bytes) {
     return "\"w_stash_bytes\" is part of \"activation_bytes\" and must be at most " +

@@ -255,6 +255,11 @@ std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages, bool rec
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".
 std::string FlawOf(const StageCost& cost, Unit unit);
 
+/// Measured figures are noisy: a full backward shorter than one of its parts, or a pair shorter
+/// than a part of it, is made as long as that part. What is shorter than half of it is no noise and
+/// stays as it is. Returns what was assumed, in words, or "".
+std::string MendNoise(StageCost* cost, Unit unit);
+
 /// Why a layer does not hold (more stash than activation, a sum over kMaxCost), or "".
 std::string FlawOf(const LayerCost& layer, Unit unit);
 

@@ -62,6 +62,44 @@ TEST_SUITE("unit") {
         ReadCosts(With(R"("comm": {"latency": 2, "bytes": 9})"), "c.json").comm.exclusive());
   }
 
+  TEST_CASE("noisy figures are mended where that is asked for, and within limits") {
+    const auto read = [](const std::string& stage, CostMending* mending) {
+      return ReadCosts(Stage(stage), "c.json", mending).stages.front();
+    };
+    CostMending mending{.split = 0.6};
+    CHECK(read(R"({"f": 2, "bw": 10})", &mending) ==
+          StageCost{.f = 2000, .b = 6000, .w = 4000, .bw = 10000, .fb = 12000});
+    CHECK(read(R"({"f": 2, "b": 3, "bw": 10})", &mending).w == 7000);
+    CHECK(read(R"({"f": 2, "w": 10, "bw": 10})", &mending).b == 0);
+    CHECK(read(R"({"f": 2, "b": 3, "w": 4, "bw": 2})", &mending).bw == 4000);
+    CHECK(read(R"({"f": 8, "b": 3, "w": 4, "fb": 4})", &mending).fb == 8000);
+    CHECK(mending.assumed.size() == 5);
+    CHECK(mending.assumed.back() ==
+          "c.json: /stage: \"fb\" is 4, shorter than \"f\", \"b\" or \"w\", and taken as 8");
+    read(R"({"f": 2, "b": 3, "w": 4, "bw": 5, "fb": 6})", &mending);
+    CHECK(mending.assumed.size() == 5);
+    const auto failure = [&](const std::string& stage) {
+      return Failure([&] { read(stage, &mending); });
+    };
+    CHECK(failure(R"({"f": 2, "b": 3, "w": 4, "bw": 1.999})").find("must be >= 4") !=
+          std::string::npos);
+    CHECK(failure(R"({"f": 8, "b": 3, "w": 4, "fb": 3.999})").find("must be >= 8") !=
+          std::string::npos);
+    CHECK(failure(R"({"f": 2, "b": 3, "bw": 2})") ==
+          "c.json: /stage: \"b\" is longer than \"bw\", so that nothing is left for \"w\"; give "
+          "that, too");
+    CHECK(failure(R"({"f": 2, "bw": -1})").find("a number >= 0") != std::string::npos);
+    CHECK(failure(R"({"f": 2, "b": 1})") == "c.json: /stage: the key \"w\" is missing; add it");
+    // The same of layers.
+    const CostModel layers = ReadCosts(
+        R"({"unit": "us", "layers": [{"name": "a", "f": 1, "bw": 3}, {"name": "b", "f": 1, "b": 2,
+            "w": 1, "bw": 1.5}]})",
+        "c.json", &mending);
+    CHECK(layers.layers[0].cost.b == 1800);
+    CHECK(layers.layers[1].cost.bw == 2000);
+    CHECK(mending.assumed.back().starts_with("c.json: /layers/1: \"bw\" is 1.5"));
+  }
+
   TEST_CASE("every wrong cost document has one clear message") {
     const struct {
       std::string text, message;

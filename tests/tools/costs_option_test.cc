@@ -29,10 +29,35 @@ TEST_SUITE("unit") {
     CHECK_THROWS_AS(ResolveCosts(option, UnitCosts()), UsageError);
     // Where the parts are known there is nothing to divide.
     CHECK_THROWS_AS(ResolveCosts({.b = 1, .bw = 2, .split = 0.5}, UnitCosts()), UsageError);
+    CHECK_THROWS_AS(ResolveCosts({.b = 3, .bw = 2}, UnitCosts()), UsageError);
+    CHECK(ResolveCosts({.w = 2.5, .bw = 3}, UnitCosts()).stage(0).b == 500'000);
     CHECK(ResolveCosts({.b = 2, .bw = 3}, UnitCosts()).stage(0).w == 1'000'000);
     costs = ResolveCosts({.bw = 9}, UniformCosts(3'000'000, 4'000'000, 2'000'000));
     CHECK(costs.stage(0).b == 4'000'000);
     CHECK(costs.stage(0).bw == 9'000'000);
+  }
+
+  TEST_CASE("what is assumed of costs is said") {
+    const auto assumed = [](const CostsOption& option) {
+      std::vector<std::string> said;
+      ResolveCosts(option, UnitCosts(), &said);
+      return said;
+    };
+    using Said = std::vector<std::string>;
+    CHECK(assumed({.f = 1, .b = 2, .w = 3}).empty());
+    CHECK(assumed({.f = 6.2, .bw = 12.1}) ==
+          Said{"\"bw\" without \"b\" and \"w\" is divided into 6.05 and 6.05 (b takes 0.5 of it)"});
+    CHECK(assumed({.f = 1, .b = 2, .bw = 3}) ==
+          Said{"--w is what the other part leaves of --bw, 1"});
+    CHECK(assumed({.b = 10}) == Said{"--f, --w not given and taken as 1"});
+    CHECK(assumed({.f = 2, .b = 3, .w = 2, .bw = 2.9, .fb = 2.5}) ==
+          Said{"\"bw\" is 2.9, shorter than \"b\" or \"w\", and taken as 3, and \"fb\" is 2.5, "
+               "shorter than \"f\", \"b\" or \"w\", and taken as 3"});
+    const std::vector<std::string> file = assumed({.file = CF_TEST_DIR "/tools/noisy_costs.json"});
+    REQUIRE(file.size() == 3);
+    CHECK(
+        file[0].ends_with("noisy_costs.json: /stages/0: \"bw\" is 11.9, shorter than \"b\" or "
+                          "\"w\", and taken as 12"));
   }
 
   TEST_CASE("fields of the library read as flags, and nothing else does") {

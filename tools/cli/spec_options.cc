@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <utility>
 
 #include "compiler/files/json.h"
@@ -23,26 +24,52 @@ Time Ticks(double value, Unit unit, const char* flag) {
   return ReadOption([&] { return ToTicks(value, unit, flag); });
 }
 
-/// Puts the figures that are given over one stage; `known`: that has costs of its own.
-void Override(const CostsOption& option, bool known, Unit unit, StageCost* cost) {
+/// Puts the figures that are given over one stage; `known`: that has costs of its own. Returns what
+/// was assumed, or "".
+std::string Override(const CostsOption& option, bool known, double split, Unit unit,
+                     StageCost* cost) {
+  std::string assumed;
   if (option.f) cost->f = Ticks(*option.f, unit, "--f");
   if (option.b) cost->b = Ticks(*option.b, unit, "--b");
   if (option.w) cost->w = Ticks(*option.w, unit, "--w");
   if (option.b || option.w) cost->bw = cost->b + cost->w;
   if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
   // What timers give: nothing else says how long its two parts take.
-  if (option.bw && !option.b && !option.w && !known) {
-    const double share = option.split.value_or(0.5);
-    if (!(share >= 0 && share <= 1)) {
-      throw UsageError("--split: must be in 0..1, is " + FormatReal(share));
+  if (option.bw && !known && !(option.b && option.w)) {
+    if (!option.b && !option.w) {
+      assumed = DivideBackward(split, unit, cost);
+    } else {
+      Time* const other = option.b ? &cost->w : &cost->b;
+      const Time part = option.b ? cost->b : cost->w;
+      if (part > cost->bw) {
+        throw UsageError(std::string("--bw: is shorter than --") + (option.b ? "b" : "w") +
+                         ", so that nothing is left for the other part; give both");
+      }
+      *other = cost->bw - part;
+      assumed = std::string(option.b ? "--w" : "--b") + " is what the other part leaves of --bw, " +
+                FormatTime(*other, unit);
     }
-    cost->b = static_cast<Time>(std::llround(static_cast<double>(cost->bw) * share));
-    cost->w = cost->bw - cost->b;
-  } else if (option.split) {
-    throw UsageError("--split: divides a --bw into b and w where neither is given; drop it");
+  }
+  if (!known && (option.f || option.b || option.w || option.bw)) {
+    std::string missing = option.f ? "" : "--f";
+    if (!option.b && !option.bw) missing += missing.empty() ? "--b" : ", --b";
+    if (!option.w && !option.bw) missing += missing.empty() ? "--w" : ", --w";
+    if (!missing.empty()) {
+      assumed += (assumed.empty() ? "" : "; ") + missing + " not given and taken as 1";
+    }
   }
   if (option.f || option.b || option.w || option.bw) cost->fb = cost->f + cost->bw;
   if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
+  const std::string noise = MendNoise(cost, unit);
+  return assumed + (assumed.empty() || noise.empty() ? "" : "; ") + noise;
+}
+
+/// One line, whatever was assumed of how many stages.
+void Warn(const std::vector<std::string>& assumed) {
+  if (assumed.empty()) return;
+  const std::string more =
+      assumed.size() == 1 ? "" : "; and " + std::to_string(assumed.size() - 1) + " more like this";
+  std::fprintf(stderr, "contraflow: warning: %s%s\n", assumed.front().c_str(), more.c_str());
 }
 
 /// "25GB/s", or a time in the unit of the costs.
@@ -83,9 +110,9 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
   AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
   AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
-  AddNumber(
-      app, "--split", &option->split, "X",
-      "share of b in --bw where neither --b, --w nor --costs is given\n(0 to 1; default: 0.5)");
+  AddNumber(app, "--split", &option->split, "X",
+            "share of b in a full backward (--bw, or \"bw\" in the costs) that is\ngiven without b "
+            "and w (0 to 1; default: 0.5)");
   AddNumber(app, "--fb", &option->fb, "T",
             "a forward overlapped with a full backward (default: f + bw)");
   AddNumber(app, "--comm", &option->comm, "T", "a message between neighbouring stages");
@@ -125,10 +152,20 @@ void RefuseChunkCosts(const CostsOption& option, bool layers) {
   }
 }
 
-CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
-  CostModel costs = option.file   ? ReadCostsOrProfile(*option.file)
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
+                       std::vector<std::string>* assumed) {
+  CostMending mending;
+  mending.split = option.split.value_or(mending.split);
+  if (!(mending.split >= 0 && mending.split <= 1)) {
+    throw UsageError("--split: must be in 0..1, is " + FormatReal(mending.split));
+  }
+  CostModel costs = option.file   ? ReadCostsOrProfile(*option.file, &mending)
                     : option.read ? *option.read
                                   : base;
+  const bool known = option.file || option.read || base != UnitCosts();
+  if (option.split && mending.assumed.empty() && (known || !option.bw || option.b || option.w)) {
+    throw UsageError("--split: divides a \"bw\" into b and w where neither is given; drop it");
+  }
   const Overlap overlap = OverlapOf(option, costs);
   const bool in_layers = std::any_of(costs.layers.begin(), costs.layers.end(),
                                      [](const LayerCost& layer) { return layer.moe; });
@@ -143,17 +180,25 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base) {
   }
   if (in_layers && option.overlap) costs.derived = overlap;
   if (!costs.layers.empty()) RefuseChunkCosts(option, true);
-  const bool known = option.file || option.read || base != UnitCosts();
-  for (StageCost& stage : costs.stages) Override(option, known, costs.unit, &stage);
+  for (StageCost& stage : costs.stages) {
+    const std::string what = Override(option, known, mending.split, costs.unit, &stage);
+    // Flags say the same of every stage.
+    if (!what.empty() && (mending.assumed.empty() || mending.assumed.back() != what)) {
+      mending.assumed.push_back(what);
+    }
+  }
   if (option.comm) {
     costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm"),
                   .reduce_blocks = costs.comm.reduce_blocks};
   }
   if (option.host_link) costs.host = ReadHostLink(*option.host_link, costs.unit);
+  Warn(mending.assumed);
+  if (assumed) *assumed = std::move(mending.assumed);
   return costs;
 }
 
-CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
+                       std::vector<std::string>* assumed) {
   if (plan.layers > 0) {
     RefuseChunkCosts(option);
     if (option.overlap) {
@@ -163,7 +208,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan) {
           "give it to contraflow compile");
     }
   }
-  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts());
+  CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts(), assumed);
   if (!costs.layers.empty()) {
     const CommCost comm = costs.comm;
     costs = StagesForPlan(costs, plan, OverlapOf(option, costs));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "compiler/files/profiles.h"
 #include "compiler/plan/plan.h"
@@ -19,7 +20,7 @@ struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
   std::optional<CostModel> read = {};    ///< in place of a file: costs that are known already
   std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
-  std::optional<double> split = {};  ///< share of b in a bw that is given alone
+  std::optional<double> split = {};  ///< share of b in a bw that is given without b and w
   std::optional<std::string> overlap = {};
   std::optional<std::string> host_link = {};
 
@@ -49,8 +50,10 @@ CostModel UnitCosts();
 /// f + bw, and a new bw resets fb, unless these are given as well. Chunk costs that follow from
 /// components are derived first: where there are none yet, and again where --overlap asks for it.
 /// Throws UsageError for a time or an overlap that is none, Error if --overlap is given for costs
-/// without components.
-CostModel ResolveCosts(const CostsOption& option, const CostModel& base);
+/// without components. What was assumed of noisy or missing figures is said in one line on stderr
+/// and put into `assumed`.
+CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
+                       std::vector<std::string>* assumed = nullptr);
 
 /// Throws Error if a cost of chunks is given, which a plan of components, or costs of `layers`,
 /// have no use for.
@@ -58,7 +61,8 @@ void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 
 /// The costs for a plan that is read from a file: the options over its own costs, else over unit
 /// costs. Throws Error for options that cannot change a plan of components.
-CostModel CostsForPlan(const CostsOption& option, const Plan& plan);
+CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
+                       std::vector<std::string>* assumed = nullptr);
 
 /// --device-memory and --zero.
 struct DeviceMemoryOption {

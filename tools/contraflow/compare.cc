@@ -39,14 +39,14 @@ struct CompareFlags {
   std::string output;
 };
 
-CompareRequest MakeRequest(const CompareFlags& options) {
+CompareRequest MakeRequest(const CompareFlags& options, std::vector<std::string>* assumed) {
   CompareRequest request = {
       .spec = {.schedule = "",
                .ranks = options.ranks,
                .microbatches = 0,
                .chunks = options.chunks,
                .data_parallel = options.data_parallel,
-               .costs = ResolveCosts(options.costs, UnitCosts()),
+               .costs = ResolveCosts(options.costs, UnitCosts(), assumed),
                .memory_limit = {},
                .search = ResolveSearch(options.search),
                .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
@@ -63,8 +63,8 @@ CompareRequest MakeRequest(const CompareFlags& options) {
 }
 
 /// Every pair of a number of micro-batches and a limit.
-std::vector<Point> MakePoints(const CompareFlags& options) {
-  const CompareRequest request = MakeRequest(options);
+std::vector<Point> MakePoints(const CompareFlags& options, std::vector<std::string>* assumed) {
+  const CompareRequest request = MakeRequest(options, assumed);
   std::vector<Point> points;
   for (const int microbatches : ParseMicrobatches(options.microbatches)) {
     for (const std::string& limit : ParseMemoryLimits(options.memory_limit)) {
@@ -150,7 +150,8 @@ std::vector<Variation> VaryAll(const CompareFlags& options, CompareRequest reque
 }
 
 /// One comparison with what is asked for beside its table.
-void PrintOne(const CompareFlags& options, const std::vector<Point>& points) {
+void PrintOne(const CompareFlags& options, const std::vector<Point>& points,
+              const std::vector<std::string>& assumed) {
   const Point& point = points.front();
   std::optional<std::vector<Variation>> variations;
   const CompareRow* const now = Shortest(point.rows);
@@ -161,6 +162,7 @@ void PrintOne(const CompareFlags& options, const std::vector<Point>& points) {
   if (options.json) {
     Json json = ComparisonToJson(point.request, point.rows);
     if (variations) json["vary"] = VariationsToJson(*variations);
+    if (!assumed.empty()) json["warnings"] = assumed;
     WriteFile("-", FormatJson(json));
     return;
   }
@@ -185,7 +187,8 @@ void CheckFlags(const CompareFlags& options, bool sweep) {
 }
 
 int Run(const CompareFlags& options) {
-  std::vector<Point> points = MakePoints(options);
+  std::vector<std::string> assumed;
+  std::vector<Point> points = MakePoints(options, &assumed);
   const bool sweep = points.size() > 1;
   CheckFlags(options, sweep);
   RefuseOverwrite({"-o", options.output}, {{"--costs", options.costs.file.value_or("")}});
@@ -209,7 +212,7 @@ int Run(const CompareFlags& options) {
   if (sweep || options.csv) {
     WriteFile("-", Text(options, points, sweep));
   } else {
-    PrintOne(options, points);
+    PrintOne(options, points, assumed);
   }
   if (interrupted) {
     std::string text = "contraflow: interrupted: auto is the best found so far";

@@ -59,7 +59,7 @@ std::vector<LayerRow> RowsOf(const CostModel& costs) {
   return rows;
 }
 
-std::string CostsJson(const CostModel& costs) {
+std::string CostsJson(const CostModel& costs, const std::vector<std::string>& assumed) {
   Json document = Json::object();
   document["unit"] = Name(costs.unit);
   if (!costs.layers.empty()) {
@@ -85,6 +85,7 @@ std::string CostsJson(const CostModel& costs) {
     }
     document["fb_order"] = std::move(order);
   }
+  if (!assumed.empty()) document["warnings"] = assumed;
   return FormatJson(document);
 }
 
@@ -172,8 +173,9 @@ std::function<int()> AddCosts(CLI::App* app) {
     if (init->parsed()) return run_init();
     if (file->count() == 0) throw CLI::RequiredError("FILE|PROFILE");
     options->costs.file = options->file;
-    const CostModel costs = ResolveCosts(options->costs, UnitCosts());
-    WriteFile("-", options->json ? CostsJson(costs) : CostsText(costs));
+    std::vector<std::string> assumed;
+    const CostModel costs = ResolveCosts(options->costs, UnitCosts(), &assumed);
+    WriteFile("-", options->json ? CostsJson(costs, assumed) : CostsText(costs));
     return kExitFine;
   };
 }

@@ -33,7 +33,8 @@ int RunSimulate(const SimulateOptions& options) {
   std::optional<Progress> progress("simulating " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
-  const CostModel costs = CostsForPlan(options.costs, plan);
+  std::vector<std::string> assumed;
+  const CostModel costs = CostsForPlan(options.costs, plan, &assumed);
   const Keep keep = options.json && options.trace.empty() ? Keep::kFigures : Keep::kTimeline;
   const Report report = MakeReport(plan, costs, std::nullopt, keep);
   if (!options.trace.empty()) {
@@ -41,7 +42,9 @@ int RunSimulate(const SimulateOptions& options) {
   }
   progress.reset();
   if (options.json) {
-    WriteFile("-", FormatJson(ReportToJson(report)));
+    Json json = ReportToJson(report);
+    if (!assumed.empty()) json["warnings"] = assumed;
+    WriteFile("-", FormatJson(json));
     return kExitFine;
   }
   std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +

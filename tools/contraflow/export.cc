@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -20,11 +21,19 @@ namespace {
 
 struct ExportOptions {
   std::string plan, to, output;
+  std::string form = "compute";
+  std::optional<std::string> torch;
   std::optional<int64_t> layers;
 };
 
+TorchCsvOptions TorchOptionsOf(const ExportOptions& options) {
+  TorchCsvOptions torch = {.messages = options.form == "compute_comms"};
+  if (options.torch) torch.version = ReadOption([&] { return ParseTorchVersion(*options.torch); });
+  return torch;
+}
+
 std::string Exported(const Plan& plan, const ExportOptions& options) {
-  if (options.to == "torch-csv") return WriteTorchCsv(plan);
+  if (options.to == "torch-csv") return WriteTorchCsv(plan, TorchOptionsOf(options));
   if (options.to == "dot") return WriteDot(plan);
   if (options.to == "megatron-layout") {
     return WriteMegatronLayout(plan, options.layers);
@@ -36,10 +45,20 @@ int Export(const ExportOptions& options) {
   if (options.layers && options.to != "megatron-layout") {
     throw UsageError("--layers: is for --to megatron-layout only");
   }
+  if (options.to != "torch-csv" && (options.form != "compute" || options.torch)) {
+    throw UsageError(std::string(options.torch ? "--torch" : "--form") +
+                     ": is for --to torch-csv only");
+  }
+  TorchOptionsOf(options);
   RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   WriteFile(options.output, Exported(plan, options));
+  if (options.to == "torch-csv") {
+    for (const std::string& note : TorchNotes(plan)) {
+      std::fprintf(stderr, "contraflow: note: %s\n", note.c_str());
+    }
+  }
   return kExitFine;
 }
 
@@ -50,6 +69,13 @@ std::function<int()> AddExport(CLI::App* app) {
             "PyTorch's compute order; the predicted timeline; a graph for\n"
             "Graphviz; the arguments that make Megatron-LM run the plan")
       ->required();
+  AddChoice(app, "--form", &options->form, "compute|compute_comms",
+            "for torch-csv: the compute order alone, from which PyTorch makes\nmessages, or with "
+            "those of the plan (default: compute)");
+  app->add_option("--torch", options->torch,
+                  "for torch-csv: the release that will read it, which decides what\ncells there "
+                  "are (default: 2.15)")
+      ->type_name("VERSION");
   AddInteger(app, "--layers", &options->layers, "N",
              "transformer layers of the model, for megatron-layout\n"
              "(default: those of the costs, else one per stage)");

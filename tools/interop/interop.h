@@ -1,19 +1,47 @@
 #pragma once
 
+#include <compare>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
 
-/// The compute order of a plan in PyTorch's CSV for pipeline schedules (format compute_only), from
-/// which torch.distributed.pipelining makes its own communication: one row a rank, cells such as
-/// "2F0" and "(0F7;7B3)OVERLAP_F_B". There B is the full backward and I the one for the input
-/// gradient, and recompute is the stages' own affair. Throws Error if a stage lives on two ranks,
-/// which PyTorch cannot express, or if the plan has components.
-std::string WriteTorchCsv(const Plan& plan);
+/// A release of PyTorch: 2.15.
+struct TorchVersion {
+  int major = 2, minor = 15;
+
+  auto operator<=>(const TorchVersion&) const = default;
+};
+std::string ToString(TorchVersion version);
+/// "2.9", "2.15.0" or "2.15.0+cu132". Throws Error that begins with --torch.
+TorchVersion ParseTorchVersion(std::string_view text);
+
+/// Which of PyTorch's two formats, and for which release.
+struct TorchCsvOptions {
+  bool messages = false;  ///< compute_comms; else compute_only
+  TorchVersion version = {};
+};
+
+/// A plan in PyTorch's CSV for pipeline schedules: one row a rank, cells such as "2F0" and
+/// "(0F7;7B3)OVERLAP_F_B". There B is the full backward and I the one for the input gradient. As
+/// compute_only it is the compute order, from which torch.distributed.pipelining makes its own
+/// communication; with messages, the plan's own in their order, and around them what that release
+/// wants beside: WAIT_SEND_F where the gradient has come back and WAIT_SEND_B at the end,
+/// REDUCE_GRAD and WAIT_REDUCE_GRAD behind the last weight gradient of a stage, or where the plan
+/// has its REDUCE, UNSHARD at the start of a row and RESHARD behind the gradients. Groups are
+/// posted one by one. Recompute and offload have no cells: see TorchNotes.
+/// Throws Error if a stage lives on two ranks, which PyTorch cannot express; if the plan has
+/// components; if the release lacks a cell, with the one that has it; and, with messages, if there
+/// are none, or groups that are not sound one by one.
+std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
+
+/// What that file cannot say of the plan and its modules must do: "checkpoint stages 0,1: ...".
+std::vector<std::string> TorchNotes(const Plan& plan);
 
 /// Reads such a file, and PyTorch's lowered form with communication (compute_comms), as a plan of
 /// level compute: stages live on the rank in whose row they stand. Empty cells are idle slots;

@@ -20,6 +20,8 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/timeline.h"
+#include "compiler/simulate/idle.h"
+#include "compiler/simulate/sensitivity.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compare.h"

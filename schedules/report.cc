@@ -80,6 +80,9 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   report.components = plan.layers > 0;
   report.partition = costs.partition;
   report.simulation = Simulate(plan, costs, keep);
+  if (keep == Keep::kTimeline) {
+    report.critical_path = CriticalPath(plan, costs, report.simulation.timeline);
+  }
   if (costs.memory) report.memory = MemoryOf(plan, costs);
   // The limit that a searched plan was made for holds for its own costs.
   if (!memory_limit && plan.provenance && costs == plan.costs) {

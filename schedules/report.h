@@ -38,6 +38,9 @@ struct Report {
   /// taken apart into components).
   std::optional<FormulaFigures> formula;
 
+  /// CriticalPath; empty where only the figures are kept.
+  std::vector<InstructionRef> critical_path;
+
   /// (makespan - bound) / bound; 0 where both are 0.
   double gap() const;
   double gap_to_any_partition() const;  ///< the same over `any_partition`, which must be there

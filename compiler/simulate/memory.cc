@@ -332,6 +332,20 @@ std::string Breakdown(const MemoryFigures& figures) {
   return text;
 }
 
+std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const Timeline& timeline,
+                               int r) {
+  const auto rank = static_cast<size_t>(r);
+  std::vector<Held> held;
+  Held now;
+  for (const Change& change :
+       ChangesOf(plan, costs, RecomputedCells(plan), rank, timeline.ranks[rank])) {
+    now = {change.time, now.activations + change.activations, now.bytes + change.bytes,
+           change.index};
+    held.push_back(now);
+  }
+  return held;
+}
+
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
   const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;

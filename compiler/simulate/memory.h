@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
 
 namespace contraflow {
 
@@ -43,6 +44,18 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 /// what is fixed there taken off. Less than 1 where there is no room.
 std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
                                         std::vector<int64_t> devices);
+
+/// What a rank holds of activations from a moment on.
+struct Held {
+  Time at = 0;
+  int activations = 0;  ///< as RankFigures::peak_activations counts them
+  int64_t bytes = 0;    ///< by the memory costs; 0 where there are none
+  int index = -1;       ///< the instruction with which that began
+};
+
+/// How that of rank r changes in a run of a plan, ascending by time; the plan must be sound.
+std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const Timeline& timeline,
+                               int r);
 
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them
 /// parameters 1,024".

@@ -38,7 +38,7 @@ TEST_SUITE("property") {
       const Plan plan =
           Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComponent, .overlap = overlap});
       const Simulation simulation = Simulate(plan, spec.costs);
-      const auto path = CriticalPath(plan, simulation.timeline);
+      const auto path = CriticalPath(plan, spec.costs, simulation.timeline);
       CAPTURE(round);
       CAPTURE(schedule.name);
       REQUIRE_FALSE(path.empty());

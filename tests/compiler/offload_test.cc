@@ -213,7 +213,7 @@ TEST_SUITE("property") {
         CHECK(ProveBound(comm, costs, 1).value <= makespan);
         // The longest chain leads to the end.
         const Simulation run = Simulate(comm, costs);
-        const std::vector<InstructionRef> path = CriticalPath(comm, run.timeline);
+        const std::vector<InstructionRef> path = CriticalPath(comm, costs, run.timeline);
         if (makespan > 0) {
           REQUIRE(!path.empty());
           const InstructionRef first = path.front();

@@ -162,7 +162,7 @@ TEST_SUITE("unit") {
           }
           const Plan plan = Compile(schedule->name, 4, 8, costs);
           const Simulation simulation = Simulate(plan, costs);
-          const auto path = CriticalPath(plan, simulation.timeline);
+          const auto path = CriticalPath(plan, costs, simulation.timeline);
           CAPTURE(schedule->name);
           CAPTURE(latency);
           CAPTURE(occupancy);
@@ -208,7 +208,7 @@ TEST_SUITE("unit") {
     const Simulation blocked = Simulate(plan, costs);
     CHECK(blocked.makespan == 18);
     CHECK(blocked.timeline.ranks[1][8] == Span{8, 10});
-    const auto path = CriticalPath(plan, blocked.timeline);
+    const auto path = CriticalPath(plan, costs, blocked.timeline);
     const auto span = [&](InstructionRef ref) {
       return blocked.timeline.ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
     };
@@ -230,7 +230,7 @@ TEST_SUITE("unit") {
     CHECK(simulation.timeline.ranks[0][1] == Span{48, 51});
     CHECK(simulation.timeline.ranks[0][2] == Span{10, 13});
     CHECK(simulation.makespan == 76);
-    CHECK(CriticalPath(plan, simulation.timeline).size() == 6);
+    CHECK(CriticalPath(plan, UniformCosts(10, 20, 5, 3), simulation.timeline).size() == 6);
   }
 
   TEST_CASE("figures are the same without a timeline") {

@@ -118,7 +118,7 @@ int Check(const CheckOptions& options) {
     throw Error("--max-exposed: " + options.plan +
                 " has no components, so no all-to-all is known; compile it with --level component");
   }
-  const Report report = MakeReport(plan, costs);
+  const Report report = MakeReport(plan, costs, std::nullopt, Keep::kFigures);
   if (options.formula && !report.formula) {
     throw Error("--formula: none is known for schedule \"" + plan.schedule.substr(0, 64) +
                 (plan.layers > 0

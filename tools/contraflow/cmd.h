@@ -27,6 +27,7 @@ extern const Command kCompareCommand;
 extern const Command kCompileCommand;
 extern const Command kCostsCommand;
 extern const Command kDiffCommand;
+extern const Command kExplainCommand;
 extern const Command kExportCommand;
 extern const Command kImportCommand;
 extern const Command kListCommand;

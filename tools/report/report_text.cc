@@ -22,7 +22,7 @@ std::string RangeOf(const std::vector<Time>& values, Unit unit) {
 
 /// What the longest chain is made of, largest share first.
 std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
-  const std::vector<InstructionRef> path = CriticalPath(plan, report.simulation.timeline);
+  const std::vector<InstructionRef>& path = report.critical_path;
   if (path.empty() || report.simulation.makespan == 0) return "";
   const auto start = [&](const InstructionRef& ref) {
     return report.simulation.timeline

@@ -1,0 +1,122 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "compiler/files/file.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/error.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
+#include "tools/contraflow/cmd.h"
+#include "tools/report/explanation.h"
+#include "tools/report/progress.h"
+#include "tools/report/report.h"
+
+namespace contraflow {
+namespace {
+
+struct ExplainOptions {
+  std::string plan;
+  CostsOption costs;
+  std::optional<int64_t> rank, instruction;
+  std::optional<double> at;
+  bool json = false;
+};
+
+void CheckQuestion(const ExplainOptions& options) {
+  if (options.at && options.instruction) {
+    throw UsageError("--at and --instruction: give one of them");
+  }
+  const bool one = options.at || options.instruction;
+  const char* const flag = options.at ? "--at" : "--instruction";
+  if (one && !options.rank) throw UsageError(std::string(flag) + ": needs --rank");
+  if (one && options.json) {
+    throw UsageError(std::string(flag) + ": not with --json; --rank R --json has every idle time");
+  }
+}
+
+/// The value of an option as an index below `count`.
+int IndexBelow(const char* flag, int64_t value, size_t count) {
+  if (value >= 0 && static_cast<uint64_t>(value) < count) return static_cast<int>(value);
+  throw Error(std::string(flag) + ": must be in 0.." + std::to_string(count - 1) + ", is " +
+              std::to_string(value));
+}
+
+/// The answer about one rank.
+std::string AboutRank(const ExplainOptions& options, const Explanation& explanation) {
+  const Plan& plan = explanation.plan;
+  const int rank = IndexBelow("--rank", *options.rank, plan.programs.size());
+  if (options.instruction) {
+    if (plan.program(rank).empty())
+      throw Error("--instruction: rank " + std::to_string(rank) + " runs nothing");
+    int index = IndexBelow("--instruction", *options.instruction, plan.program(rank).size());
+    const Instruction& i = plan.program(rank)[static_cast<size_t>(index)];
+    if (!IsRecv(i.op)) return WriteStart(explanation, {rank, index});
+    const bool forward = i.op == Op::RECV_F;
+    const Op send = forward ? Op::SEND_F : Op::SEND_B;
+    const int stage = i.stage + (forward ? -1 : 1);
+    const Program& sender = plan.program(i.peer);
+    const auto sent = std::find_if(sender.begin(), sender.end(), [&](const Instruction& other) {
+      return other.op == send && other.stage == stage && other.microbatch == i.microbatch;
+    });
+    return "It takes what this one sends:\n" +
+           WriteStart(explanation, {i.peer, static_cast<int>(sent - sender.begin())});
+  }
+  if (!options.at) return WriteIdle(explanation, rank);
+  const Unit unit = explanation.costs.unit;
+  const Time at = ReadOption([&] { return ToTicks(*options.at, unit, "--at"); });
+  const std::string text = WriteMoment(explanation, rank, at);
+  if (text.empty()) {
+    throw Error("--at: the step ends at " + FormatWithUnit(explanation.simulation.makespan, unit));
+  }
+  return text;
+}
+
+int RunExplain(const ExplainOptions& options) {
+  CheckQuestion(options);
+  std::optional<Progress> progress("explaining " + options.plan);
+  Plan plan = ReadPlanFile(options.plan);
+  RequireSound(plan, options.plan);
+  const CostModel costs = CostsForPlan(options.costs, plan);
+  // With its messages, since ranks wait for them; that changes no time.
+  if (plan.level == Level::kCompute) plan = Lower(std::move(plan), costs, {.target = Level::kComm});
+  const Explanation explanation = Explain(plan, costs);
+  progress.reset();
+  if (options.json) {
+    const int rank = options.rank ? IndexBelow("--rank", *options.rank, plan.programs.size()) : -1;
+    WriteFile("-", FormatJson(ExplanationToJson(explanation, rank)));
+    return kExitFine;
+  }
+  const std::string head = DescribePlan(plan) + "\n" +
+                           DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n";
+  WriteFile("-", head + (options.rank ? "\n" + AboutRank(options, explanation)
+                                      : WriteExplanation(explanation)));
+  return kExitFine;
+}
+
+std::function<int()> AddExplain(CLI::App* app) {
+  const auto options = std::make_shared<ExplainOptions>();
+  AddPlan(app, &options->plan);
+  AddCostsOptions(app, &options->costs, "the plan's own");
+  AddInteger(app, "--rank", &options->rank, "R", "each idle time of this rank");
+  AddNumber(app, "--at", &options->at, "T",
+            "what that rank does at this time, in the costs' unit, and why");
+  AddInteger(app, "--instruction", &options->instruction, "I",
+             "why that instruction of the rank starts when it does");
+  AddJson(app, &options->json);
+  return [options] { return RunExplain(*options); };
+}
+
+}  // namespace
+
+const Command kExplainCommand = {
+    .name = "explain",
+    .summary = "say why ranks are idle, and which costs the makespan follows",
+    .example = "contraflow explain plan.json --rank 3",
+    .add = AddExplain,
+};
+
+}  // namespace contraflow

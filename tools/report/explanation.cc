@@ -1,0 +1,262 @@
+#include "tools/report/explanation.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compiler/simulate/waits.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+/// Links of a chain that are printed.
+constexpr int kMostLinks = 40;
+/// Costs that are printed.
+constexpr size_t kMostCosts = 5;
+
+class Words {
+ public:
+  explicit Words(const Explanation& explanation)
+      : explanation_(explanation), unit_(explanation.simulation.timeline.unit) {}
+
+  /// "BW s1 m0", without lane, events and slot.
+  std::string Of(InstructionRef ref) const {
+    Instruction i = explanation_.plan.program(ref.rank)[static_cast<size_t>(ref.index)];
+    i.after_count = 0;
+    i.lane = Lane::kNone;
+    i.slot = i.group = -1;
+    return ToString(i);
+  }
+  std::string On(InstructionRef ref, int here) const {
+    return Of(ref) + (ref.rank == here ? "" : " on rank " + std::to_string(ref.rank));
+  }
+  std::string At(Time ticks) const { return FormatTime(ticks, unit_); }
+  std::string Lasting(Time ticks) const { return FormatWithUnit(ticks, unit_); }
+  const Span& SpanOf(InstructionRef ref) const {
+    return explanation_.simulation.timeline
+        .ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  }
+
+  std::string Why(const Idle& idle, int rank) const {
+    if (idle.because.rank < 0) return "nothing is left to run";
+    const std::string because = On(idle.because, rank);
+    if (idle.cause == IdleCause::kMemory) {
+      return because + " could run, but there is no room for its activation";
+    }
+    if (idle.cause == IdleCause::kOrder) return because + " could run; the plan runs it later";
+    if (idle.cause == IdleCause::kOverhead) return because + " could have begun";
+    return because;
+  }
+
+ private:
+  const Explanation& explanation_;
+  const Unit unit_;
+};
+
+/// True where any rank is idle for that cause.
+std::vector<bool> CausesOf(const Explanation& explanation) {
+  std::vector<bool> there(kIdleCauses, false);
+  for (const std::vector<Idle>& rank : explanation.idle) {
+    for (const Idle& idle : rank) there[static_cast<size_t>(idle.cause)] = true;
+  }
+  return there;
+}
+
+std::string CauseTable(const Explanation& explanation) {
+  const Simulation& simulation = explanation.simulation;
+  const Words words(explanation);
+  const std::vector<bool> there = CausesOf(explanation);
+  Table table;
+  table.columns = {">rank", ">bubble", ">share"};
+  for (size_t c = 0; c < there.size(); ++c) {
+    if (there[c]) table.columns.push_back(">" + std::string(Name(static_cast<IdleCause>(c))));
+  }
+  std::vector<Time> all(kIdleCauses, 0);
+  Time bubbles = 0;
+  const auto row = [&](const std::string& title, Time bubble, double share,
+                       const std::vector<Time>& times) {
+    table.rows.push_back({title, words.At(bubble), FormatPercent(share)});
+    for (size_t c = 0; c < there.size(); ++c) {
+      if (there[c]) table.rows.back().push_back(words.At(times[c]));
+    }
+  };
+  for (int r = 0; r < explanation.plan.ranks; ++r) {
+    const std::vector<Time> times = explanation.ByCause(r);
+    const Time bubble = simulation.ranks[static_cast<size_t>(r)].bubble;
+    const double share = simulation.makespan == 0 ? 0
+                                                  : static_cast<double>(bubble) /
+                                                        static_cast<double>(simulation.makespan);
+    row(std::to_string(r), bubble, share, times);
+    for (size_t c = 0; c < all.size(); ++c) all[c] += times[c];
+    bubbles += bubble;
+  }
+  row("all", bubbles, simulation.bubble_ratio(), all);
+  std::string text = FormatTable(table) + "\n";
+  for (size_t c = 0; c < there.size(); ++c) {
+    if (!there[c]) continue;
+    const auto cause = static_cast<IdleCause>(c);
+    text += std::string(Name(cause)) + ": " + std::string(Meaning(cause)) + ".\n";
+  }
+  return text;
+}
+
+/// "12" or "3.5"
+std::string Slope(double slope) {
+  std::string text = std::to_string(std::round(slope * 100) / 100);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+std::string SensitivityTable(const Explanation& explanation) {
+  if (explanation.sensitivities.empty()) return "";
+  const Words words(explanation);
+  Table table;
+  table.columns = {"cost", ">value", ">slope", ">1 % less saves", ">of the makespan"};
+  for (const Sensitivity& sensitivity : explanation.sensitivities) {
+    const double saved = sensitivity.PerCent();
+    table.rows.push_back(
+        {sensitivity.cost, words.At(sensitivity.value), Slope(sensitivity.slope),
+         words.At(std::llround(saved)),
+         FormatPercent(saved / static_cast<double>(explanation.simulation.makespan))});
+  }
+  return "What would help, most first. Slope: how much longer the makespan is for each unit of the "
+         "cost.\n" +
+         FormatTable(table);
+}
+
+Json IdleToJson(const Explanation& explanation, int rank) {
+  const Words words(explanation);
+  const Unit unit = explanation.simulation.timeline.unit;
+  Json rows = Json::array();
+  for (const Idle& idle : explanation.idle[static_cast<size_t>(rank)]) {
+    Json row = Json::object();
+    row["start"] = TimeToJson(idle.when.start, unit);
+    row["end"] = TimeToJson(idle.when.end, unit);
+    row["cause"] = Name(idle.cause);
+    if (idle.next >= 0) row["before"] = words.Of({rank, idle.next});
+    if (idle.because.rank >= 0) {
+      row["because"] = {{"rank", idle.because.rank},
+                        {"index", idle.because.index},
+                        {"instruction", words.Of(idle.because)}};
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::vector<Time> Explanation::ByCause(int rank) const {
+  std::vector<Time> times(kIdleCauses, 0);
+  for (const Idle& one : idle[static_cast<size_t>(rank)]) {
+    times[static_cast<size_t>(one.cause)] += one.when.end - one.when.start;
+  }
+  return times;
+}
+
+Explanation Explain(const Plan& plan, const CostModel& costs) {
+  Simulation simulation = Simulate(plan, costs);
+  std::vector<std::vector<Idle>> idle = AttributeIdle(plan, costs, simulation);
+  return {plan, costs, std::move(simulation), std::move(idle),
+          Sensitivities(plan, costs, kMostCosts)};
+}
+
+Json ExplanationToJson(const Explanation& explanation, int rank) {
+  const Simulation& simulation = explanation.simulation;
+  const Unit unit = simulation.timeline.unit;
+  Json ranks = Json::array();
+  for (int r = 0; r < explanation.plan.ranks; ++r) {
+    if (rank >= 0 && r != rank) continue;
+    Json causes = Json::array();
+    const std::vector<Time> times = explanation.ByCause(r);
+    for (size_t c = 0; c < times.size(); ++c) {
+      if (times[c] == 0) continue;
+      causes.push_back(
+          {{"cause", Name(static_cast<IdleCause>(c))}, {"time", TimeToJson(times[c], unit)}});
+    }
+    Json row = Json::object();
+    row["rank"] = r;
+    row["bubble"] = TimeToJson(simulation.ranks[static_cast<size_t>(r)].bubble, unit);
+    row["causes"] = std::move(causes);
+    if (rank >= 0) row["idle"] = IdleToJson(explanation, r);
+    ranks.push_back(std::move(row));
+  }
+  Json sensitivity = Json::array();
+  for (const Sensitivity& s : explanation.sensitivities) {
+    sensitivity.push_back(
+        {{"cost", s.cost}, {"value", TimeToJson(s.value, unit)}, {"d_makespan", s.slope}});
+  }
+  return {{"format", "contraflow-explain"},
+          {"version", 1},
+          {"schedule", explanation.plan.schedule},
+          {"unit", Name(unit)},
+          {"makespan", TimeToJson(simulation.makespan, unit)},
+          {"ranks", std::move(ranks)},
+          {"sensitivity", std::move(sensitivity)}};
+}
+
+std::string WriteExplanation(const Explanation& explanation) {
+  const Words words(explanation);
+  std::string text = "makespan " + words.Lasting(explanation.simulation.makespan) +
+                     "; idle time by cause:\n\n" + CauseTable(explanation);
+  const std::string sensitivities = SensitivityTable(explanation);
+  return text + (sensitivities.empty() ? "" : "\n" + sensitivities);
+}
+
+std::string WriteIdle(const Explanation& explanation, int rank) {
+  const Words words(explanation);
+  Table table;
+  table.columns = {">from", ">to", ">idle", "cause", "before", "because"};
+  for (const Idle& idle : explanation.idle[static_cast<size_t>(rank)]) {
+    table.rows.push_back({words.At(idle.when.start), words.At(idle.when.end),
+                          words.At(idle.when.end - idle.when.start), std::string(Name(idle.cause)),
+                          idle.next < 0 ? "the end" : words.Of({rank, idle.next}),
+                          words.Why(idle, rank)});
+  }
+  if (table.rows.empty()) return "rank " + std::to_string(rank) + " is never idle.\n";
+  return FormatTable(table);
+}
+
+std::string WriteMoment(const Explanation& explanation, int rank, Time at) {
+  const Words words(explanation);
+  const Program& program = explanation.plan.program(rank);
+  for (int i = 0; i < static_cast<int>(program.size()); ++i) {
+    const InstructionRef ref{rank, i};
+    const Span& span = words.SpanOf(ref);
+    if (LaneOf(program[static_cast<size_t>(i)].op) != Lane::kCompute) continue;
+    if (span.start <= at && at < span.end) return WriteStart(explanation, ref);
+  }
+  for (const Idle& idle : explanation.idle[static_cast<size_t>(rank)]) {
+    if (at < idle.when.start || at >= idle.when.end) continue;
+    std::string text = "rank " + std::to_string(rank) + " is idle at " + words.Lasting(at) + ": " +
+                       std::string(Name(idle.cause)) + ", " + words.Why(idle, rank) + ", from " +
+                       words.At(idle.when.start) + " to " + words.At(idle.when.end) + ".\n";
+    return text + (idle.next < 0 ? "" : "\n" + WriteStart(explanation, {rank, idle.next}));
+  }
+  return "";
+}
+
+std::string WriteStart(const Explanation& explanation, InstructionRef at) {
+  const Words words(explanation);
+  const Waits waits(explanation.plan, explanation.costs, explanation.simulation.timeline);
+  const Span& span = words.SpanOf(at);
+  std::string text = words.Of(at) + ", instruction " + std::to_string(at.index) + " of rank " +
+                     std::to_string(at.rank) + ", runs from " + words.At(span.start) + " to " +
+                     words.Lasting(span.end) + ".\n";
+  Table table;
+  table.columns = {"  waited for", ">from", ">until"};
+  InstructionRef waiting = at;
+  for (int links = 0; links < kMostLinks; ++links) {
+    if (words.SpanOf(waiting).start == 0) break;
+    const std::optional<Wait> wait = waits.Last(waiting);
+    if (!wait) break;
+    waiting = wait->on;
+    table.rows.push_back({"  " + words.On(waiting, at.rank), words.At(words.SpanOf(waiting).start),
+                          words.At(wait->until)});
+    if (waiting.rank == at.rank && LaneOf(waits.At(waiting).op) == LaneOf(waits.At(at).op)) break;
+  }
+  return text + (table.rows.empty() ? "It waited for nothing.\n" : FormatTable(table));
+}
+
+}  // namespace contraflow

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/plan.h"
+#include "compiler/simulate/idle.h"
+#include "compiler/simulate/sensitivity.h"
+#include "compiler/simulate/simulate.h"
+
+namespace contraflow {
+
+/// A run of a plan, and why its ranks are idle in it.
+struct Explanation {
+  const Plan& plan;  ///< level comm or above
+  const CostModel& costs;
+  Simulation simulation;
+  std::vector<std::vector<Idle>> idle;
+  std::vector<Sensitivity> sensitivities;  ///< empty of a measured run
+
+  /// Of a rank by cause, in the order of IdleCause.
+  std::vector<Time> ByCause(int rank) const;
+};
+
+/// Predicts a run. Throws Error as Simulate does.
+Explanation Explain(const Plan& plan, const CostModel& costs);
+
+/// The object of `explain --json`; of a rank with each of its idle times.
+Json ExplanationToJson(const Explanation& explanation, int rank = -1);
+
+/// Idle time of each rank by cause, what the causes mean, and the costs that the makespan follows.
+std::string WriteExplanation(const Explanation& explanation);
+
+/// Each idle time of a rank, a line each.
+std::string WriteIdle(const Explanation& explanation, int rank);
+
+/// What a rank does at a time in ticks, and why; "" past the end of the step.
+std::string WriteMoment(const Explanation& explanation, int rank, Time at);
+
+/// Why an instruction starts when it does: what it waited for, and that in turn, back to where its
+/// lane was last busy.
+std::string WriteStart(const Explanation& explanation, InstructionRef at);
+
+}  // namespace contraflow

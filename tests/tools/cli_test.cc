@@ -75,7 +75,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 12);
+  CHECK(commands == 13);
 }
 
 TEST_CASE("the driver sees a wrong line or stream or exit code") {

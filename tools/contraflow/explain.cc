@@ -115,7 +115,7 @@ std::function<int()> AddExplain(CLI::App* app) {
 const Command kExplainCommand = {
     .name = "explain",
     .summary = "say why ranks are idle, and which costs the makespan follows",
-    .example = "contraflow explain plan.json --rank 3",
+    .example = "contraflow explain plan.json --rank 1",
     .add = AddExplain,
 };
 

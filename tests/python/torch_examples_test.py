@@ -1,0 +1,55 @@
+"""The examples for contraflow.torch run under a launcher as torchrun's: the README's, and the training
+script, whose loss falls."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch_model  # noqa: F401  (ends with 77 where there is no torch)
+
+PYTHON = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "python")
+README = os.path.join(PYTHON, "contraflow", "torch", "README.md")
+
+
+def launch(ranks, *arguments):
+    """What each rank prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    running = []
+    for rank in range(ranks):
+        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
+        running.append(subprocess.Popen([sys.executable, *arguments], env=environment, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    printed = [process.communicate(timeout=200)[0] for process in running]
+    for process, text in zip(running, printed):
+        assert process.returncode == 0, text
+    return printed
+
+
+class ExamplesTest(unittest.TestCase):
+    def test_readme(self):
+        with open(README) as readme:
+            example, = re.findall(r"```python\n(.*?)```", readme.read(), re.DOTALL)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "example.py")
+            with open(path, "w") as script:
+                script.write(example)
+            printed = launch(2, path)
+        self.assertIn("rank 0: 0 losses, gradients of stages [0]", printed[0])
+        self.assertIn("rank 1: 8 losses, gradients of stages [1]", printed[1])
+
+    def test_train_dualpipe(self):
+        printed = launch(4, os.path.join(PYTHON, "examples", "train_dualpipe.py"), README)
+        losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
+        self.assertEqual(len(losses), 20)
+        self.assertLess(losses[-1], losses[0] - 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

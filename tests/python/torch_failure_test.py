@@ -1,0 +1,89 @@
+"""A rank that is killed, fails or hangs: every process ends soon, and says who did what."""
+
+import os
+import re
+import signal
+import time
+import unittest
+
+from torch_model import (Block, Processes, batch, loss_fn, rows_of, torch)
+
+import contraflow as cf
+import contraflow.torch as cft
+
+RANKS, MICROBATCHES = 3, 6
+
+
+class Bad(Block):
+    """Does something at its third forward."""
+
+    def __init__(self, number, what):
+        super().__init__(number)
+        self.what, self.calls = what, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.what()
+        return super().forward(x)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise ArithmeticError("out of numbers")
+
+
+def hang():
+    time.sleep(60)
+
+
+def work(rank, what, bad_rank, text):
+    plan = cf.Plan.from_json(text)
+    module = Bad(rank, what) if rank == bad_rank else Block(rank)
+    schedule = cft.PlanSchedule(plan, {rank: module}, loss_fn, timeout=2.0 if what is hang else 60.0)
+    inputs, targets = batch(plan.microbatches)
+    schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, RANKS - 1, targets),
+                  losses=[])
+
+
+class FailureTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        text = cf.compile("1f1b", ranks=RANKS, microbatches=MICROBATCHES).to_json()
+        begin = time.monotonic()
+        running = {(what, rank): Processes(RANKS, work, what, rank, text)
+                   for what, rank in ((kill, 1), (kill, 0), (fail, 1), (hang, 1))}
+        cls.ended = {key: processes.results(30.0) for key, processes in running.items()}
+        cls.took = time.monotonic() - begin
+
+    def test_everything_ends(self):
+        for key, results in self.ended.items():
+            for rank, (code, printed) in enumerate(results):
+                self.assertNotIn(code, (None, 0), f"{key}, rank {rank}: {printed}")
+        self.assertLess(self.took, 25.0)
+
+    def test_killed(self):
+        results = self.ended[kill, 1]
+        self.assertEqual(results[1][0], -signal.SIGKILL)
+        report = next(text for code, text in results if "no sign of life" in text)
+        self.assertRegex(report, r"rank [02], \S+ s[02] m\d.* \(instruction \d+; stage [02], micro-batch \d\)")
+        self.assertRegex(report, r"rank 1: no sign of life; last: ")
+
+    def test_failed(self):
+        code, printed = self.ended[fail, 1][1]
+        self.assertRegex(printed, r"StepError: rank 1, F s1 m2 \(instruction \d+; stage 1, micro-batch 2\): "
+                                  r"ArithmeticError: out of numbers")
+        self.assertRegex(printed, r"\n  rank 0: .*waits for rank 1 \(RECV_B s0 m\d from=1\) at BW s0 m\d")
+        self.assertRegex(printed, r"\n  rank 1: failed: is in F s1 m2")
+
+    def test_hanging(self):
+        printed = "".join(text for _, text in self.ended[hang, 1])
+        self.assertRegex(printed, r"\n  rank 1: is in F s1 m2 \(instruction \d+ of \d+\)")
+        self.assertIn("the step does not end by itself, so this process ends", self.ended[hang, 1][1][1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,120 @@
+"""Plans of all kinds over gloo, against the same training in one process: losses and gradients, bit for
+bit where every stage has one copy. `--full` runs the whole matrix of shapes (minutes)."""
+
+import argparse
+import sys
+
+from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of,
+                         run_processes, torch, weight_order)
+
+import contraflow as cf
+import contraflow.torch as cft
+from contraflow.torch import program
+
+_references = {}
+
+
+def reference(*key):
+    if key not in _references:
+        _references[key] = Reference(*key)
+    return _references[key]
+
+
+def run_plan(plan, links, replica=0, steps=2, **options):
+    """Trains with the plan and compares with one process. Returns the largest difference."""
+    rank = links.rank
+    stages = {s: Block(s) for s in plan.stages_of(rank)}
+    schedule = cft.PlanSchedule(plan, stages, loss_fn, links=links, **options)
+    inputs, targets = batch(plan.microbatches, replica)
+    last = plan.stages - 1
+    for _ in range(steps):
+        losses = []
+        for module in stages.values():
+            module.zero_grad(set_to_none=True)
+        schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, last, targets),
+                      losses=losses)
+    expected = reference(plan.stages, plan.microbatches, replica)
+    mine = sorted(m for route in plan.routes if route.ranks[last] == rank for m in route.microbatches)
+    assert len(losses) == len(mine)
+    for m, loss in zip(mine, losses):
+        assert torch.equal(loss, expected.losses[m]), (plan.schedule, rank, m, loss)
+    replicas = len(links.replicas)
+    worst = 0.0
+    for s, module in stages.items():
+        holders = [r for r in range(plan.ranks) if s in plan.stages_of(r)]
+        total = None
+        for other in range(replicas):
+            for holder in holders:
+                part = reference(plan.stages, plan.microbatches, other if replicas > 1 else replica).sum(
+                    s, weight_order(plan, holder, s))
+                total = part if total is None else [a + b for a, b in zip(total, part)]
+        for p, g in zip(module.parameters(), total):
+            difference = (p.grad - g.div_(plan.microbatches * replicas)).abs().max().item()
+            assert difference <= (0.0 if len(holders) * replicas == 1 else 1e-6), (
+                plan.schedule, plan.ranks, plan.microbatches, rank, s, difference)
+            worst = max(worst, difference)
+    return worst
+
+
+def all_links(ranks, plans, **groups):
+    return cft.Links({edge for plan in plans for edge in program.edges(plan)},
+                     {tuple(h) for plan in plans for h in program.holders(plan)}, **groups)
+
+
+def work(rank, ranks, replicas, plans):
+    groups = {}
+    replica = rank // ranks
+    if replicas > 1:
+        for d in range(replicas):
+            members = dist.new_group(list(range(d * ranks, (d + 1) * ranks)))
+            if d == replica:
+                groups["group"] = members
+        for r in range(ranks):
+            members = dist.new_group([d * ranks + r for d in range(replicas)])
+            if rank % ranks == r:
+                groups["data_parallel"] = members
+    plans = [cf.Plan.from_json(text) for text in plans]
+    links = all_links(ranks, plans, **groups)
+    options = {"data_parallel": groups["data_parallel"]} if replicas > 1 else {}
+    for plan in plans:
+        try:
+            run_plan(plan, links, replica, **options)
+        except BaseException:
+            print(f"{plan.schedule}, {plan.ranks} ranks, {plan.microbatches} micro-batches",
+                  file=sys.stderr)
+            raise
+
+
+def plans_of(ranks, microbatches):
+    """What compiles for a shape: (name, options)."""
+    asked = [(name, {}) for name in ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min",
+                                     "chimera", "dualpipe", "dualpipe-v")]
+    asked += [("interleaved-1f1b", {"chunks": chunks}) for chunks in (2, 3)]
+    asked += [("auto", {"placement": placement, "budget": "20ms"})
+              for placement in ("linear", "v", "interleaved", "bidirectional")]
+    asked += [("1f1b", {"recompute": "full"}), ("auto", {"placement": "v", "recompute": "0",
+                                                         "budget": "20ms"}),
+              ("dualpipe", {"recompute": "1"})]
+    for name, options in asked:
+        try:
+            yield cf.compile(name, ranks=ranks, microbatches=microbatches, **options)
+        except cf.Error:  # no such plan for this shape
+            pass
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--full", action="store_true")
+    full = arguments.parse_args().full
+    shapes = [(4, 1, [8])]
+    if full:
+        shapes = [(2, 1, [1, 2, 4, 7]), (3, 1, [3, 8]), (4, 1, [3, 8, 12]), (8, 1, [8, 16, 20]),
+                  (2, 2, [4]), (4, 2, [8])]
+    for ranks, replicas, counts in shapes:
+        plans = [plan.to_json() for m in counts for plan in plans_of(ranks, m)]
+        expect_success(run_processes(ranks * replicas, work, ranks, replicas, plans))
+        print(f"{len(plans)} plans on {ranks} ranks x {replicas}: as one process")
+
+
+if __name__ == "__main__":
+    main()

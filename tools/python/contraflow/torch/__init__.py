@@ -1,0 +1,11 @@
+"""Runs plans over torch.distributed, with the user's own modules as stages."""
+
+from .backward import WeightGradStore
+from .links import Links
+from .schedule import PlanSchedule
+from .stage import BackwardChunk, ForwardChunk, Overlap
+from .torch_schedule import as_torch_schedule
+from .watch import StepError
+
+__all__ = ["BackwardChunk", "ForwardChunk", "Links", "Overlap", "PlanSchedule", "StepError",
+           "WeightGradStore", "as_torch_schedule"]

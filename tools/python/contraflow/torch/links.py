@@ -1,0 +1,163 @@
+"""The process groups of a plan, and the messages of one directed edge.
+
+Every directed edge has a group of its own, and so have the ranks that sum the gradients of a stage. No
+message waits behind one of another edge or direction, and NCCL, which launches in the order of the
+program, can at worst serialize it, which the proof of the plan covers.
+"""
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+           torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
+_HEADER = 64  # numbers in a header: how many tensors, then dtype, dimensions and sizes of each
+
+
+class Links:
+    """The groups that the plans need. All processes make it at the same point, with the same plans.
+
+    edges           directed pairs of ranks of the pipeline
+    sums            sets of ranks of the pipeline that hold the same stage
+    group           the processes of this pipeline, rank by rank (None: all)
+    data_parallel   the processes that hold the same rank of other pipelines (None: only this)
+    timeout         seconds that a message may take
+    """
+
+    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0):
+        me = dist.get_rank()
+        self.ranks = _members(group)
+        self.rank = self.ranks.index(me)
+        self.replicas = _members(data_parallel) if data_parallel is not None else [me]
+        self.timeout = timeout
+        asked = [None] * dist.get_world_size()
+        dist.all_gather_object(asked, (self.ranks, self.replicas, sorted(edges), sorted(sums)))
+        replicas_of = {ranks[ranks.index(at)]: replicas
+                       for at, (ranks, replicas, _, _) in enumerate(asked)}
+        pairs, sets = set(), set()
+        for ranks, _, their_edges, their_sums in asked:
+            pairs.update((ranks[a], ranks[b]) for a, b in their_edges)
+            sets.update(_all_holders(ranks, holders, replicas_of) for holders in their_sums)
+        limit = datetime.timedelta(seconds=timeout)
+        self._edges = {pair: dist.new_group(sorted(pair), timeout=limit) for pair in sorted(pairs)}
+        self._sums = {}
+        for members in sorted(sets):
+            if len(members) > 1:
+                self._sums[members] = dist.new_group(list(members), timeout=limit)
+        self._replicas_of = replicas_of
+
+    def edge(self, source, target):
+        """The group of a directed edge between two ranks of the pipeline, and the place of the peer
+        of this rank in it."""
+        pair = self.ranks[source], self.ranks[target]
+        if pair not in self._edges:
+            raise ValueError(f"these links have none from rank {source} to rank {target}: make them "
+                             "for all plans that use them")
+        peer = pair[1] if pair[0] == dist.get_rank() else pair[0]
+        return self._edges[pair], sorted(pair).index(peer)
+
+    def sum_group(self, holders):
+        """The group over which the gradients of a stage with these holders are added, with all
+        replicas; None if that is this process alone."""
+        members = _all_holders(self.ranks, holders, self._replicas_of)
+        if len(members) > 1 and members not in self._sums:
+            raise ValueError(f"these links have no group for ranks {list(holders)}: make them for all "
+                             "plans that use them")
+        return self._sums.get(members)
+
+    def members(self, sum_group):
+        """Of one of the groups for sums: its processes, ascending."""
+        return next(members for members, group in self._sums.items() if group is sum_group)
+
+
+def _members(group):
+    if group is None:
+        return list(range(dist.get_world_size()))
+    if hasattr(dist, "get_process_group_ranks"):
+        return dist.get_process_group_ranks(group)
+    to_group = dist.distributed_c10d._pg_group_ranks[group]
+    return sorted(to_group, key=to_group.get)
+
+
+def _all_holders(ranks, holders, replicas_of):
+    return tuple(sorted({r for holder in holders for r in replicas_of[ranks[holder]]}))
+
+
+class Edge:
+    """This rank's end of a directed edge."""
+
+    def __init__(self, links, source, target, device, variable_shapes):
+        group, self._peer = links.edge(source, target)
+        self._post = group.send if source == links.rank else group.recv
+        self._device, self._variable = device, variable_shapes
+        self._forms = {}  # by stage: the form of its messages, once known to both
+
+    def send(self, stage, tensors):
+        """Posts an activation of `stage`, and its form before it where the receiver cannot know it.
+        Returns what `wait` takes."""
+        tensors = [t.contiguous() for t in tensors]
+        form = [(t.shape, t.dtype) for t in tensors]
+        works = []
+        known = self._forms.get(stage)
+        if known is None or self._variable:
+            header = _header(form).to(self._device)
+            works.append((self._post([header], self._peer, 0), header))
+            self._forms[stage] = form
+        elif known != form:
+            raise ValueError(f"stage {stage} gives {_describe(form)}, its first micro-batch gave "
+                             f"{_describe(known)}: pass variable_shapes=True")
+        for t in tensors:
+            works.append((self._post([t], self._peer, 0), t))
+        return works
+
+    def receive(self, stage):
+        """Posts the receives of an activation of `stage`, once its form is known. Returns its tensors
+        and what `wait` takes."""
+        form = self._forms.get(stage)
+        if form is None or self._variable:
+            header = torch.empty(_HEADER, dtype=torch.int64, device=self._device)
+            self._post([header], self._peer, 0).wait()
+            form = self._forms[stage] = _form(header.tolist())
+        return self.receive_as(form)
+
+    def send_as(self, tensors):
+        """Posts tensors whose form the receiver knows."""
+        works = []
+        for t in tensors:
+            t = t.contiguous()
+            works.append((self._post([t], self._peer, 0), t))
+        return works
+
+    def receive_as(self, form):
+        tensors = tuple([torch.empty(shape, dtype=dtype, device=self._device)
+                         for shape, dtype in form])
+        return tensors, [(self._post([t], self._peer, 0), t) for t in tensors]
+
+
+def wait(works):
+    for work, _ in works:
+        work.wait()
+
+
+def _header(form):
+    numbers = [len(form)]
+    for shape, dtype in form:
+        numbers += [_DTYPES.index(dtype), len(shape), *shape]
+    if len(numbers) > _HEADER:
+        raise ValueError(f"{_describe(form)} are too many tensors for one message: at most "
+                         f"{_HEADER} numbers describe them")
+    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
+
+
+def _form(numbers):
+    form, at = [], 1
+    for _ in range(numbers[0]):
+        dtype, dims = numbers[at:at + 2]
+        form.append((torch.Size(numbers[at + 2:at + 2 + dims]), _DTYPES[dtype]))
+        at += 2 + dims
+    return form
+
+
+def _describe(form):
+    return ", ".join(f"{str(dtype)[6:]}{list(shape)}" for shape, dtype in form)

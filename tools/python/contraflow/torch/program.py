@@ -1,0 +1,123 @@
+"""What a rank's program says beyond its order: who consumes a message, when a message that was sent
+has surely arrived, and where the gradients of a stage are complete."""
+
+FORWARD = ("F", "FB")
+BACKWARD = ("B", "BW", "FB")
+WEIGHT = ("W", "BW", "FB")
+MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
+COMPUTE = ("F", "B", "W", "BW", "FB")
+KNOWN = COMPUTE + ("R", "REDUCE", "STEP") + MESSAGES
+
+
+def forward_cell(i):
+    """(stage, micro-batch) whose forward an instruction runs, or None."""
+    return (i.stage, i.microbatch) if i.op in FORWARD else None
+
+
+def back_cell(i, ops=BACKWARD):
+    """(stage, micro-batch) whose backward an instruction runs, or None."""
+    if i.op not in ops:
+        return None
+    return (i.back_stage, i.back_microbatch) if i.op == "FB" else (i.stage, i.microbatch)
+
+
+def tag(i):
+    """Equal for a SEND and its RECV: activation or gradient, the stage that made it, micro-batch."""
+    made = i.stage + {"RECV_F": -1, "RECV_B": 1}.get(i.op, 0)
+    return i.op[-1], made, i.microbatch
+
+
+def torch_cell(i):
+    """An instruction as PyTorch's schedules and profiles call it."""
+    if i.op == "FB":
+        return f"({i.stage}F{i.microbatch};{i.back_stage}B{i.back_microbatch})OVERLAP_F_B"
+    name = {"B": "I", "BW": "B", "REDUCE": "REDUCE_GRAD"}.get(i.op, i.op)
+    return f"{i.stage}{name}{'' if i.microbatch is None else i.microbatch}"
+
+
+def check(plan):
+    """Raises ValueError, with the remedy, unless the runtime can walk the plan."""
+    if plan.level != "comm":
+        remedy = {"compute": "has no messages yet", "component": "splits stages into components",
+                  "buffer": "has addresses in memory"}
+        raise ValueError(f"the plan is of level {plan.level}, which {remedy[plan.level]}: modules run "
+                         "as whole stages, so compile it with level=\"comm\"")
+    for rank, program in enumerate(plan.programs):
+        for index, i in enumerate(program):
+            if i.op not in KNOWN:
+                remedy = (": compile it with offload=\"none\"" if "LOAD" in i.op else "")
+                raise ValueError(f"rank {rank}, {i} (instruction {index}): {i.op} is nothing that "
+                                 f"contraflow.torch runs{remedy}")
+
+
+def holders(plan):
+    """For each stage the ranks that hold it, ascending."""
+    return [sorted({route.ranks[stage] for route in plan.routes}) for stage in range(plan.stages)]
+
+
+def edges(plan):
+    """The directed pairs of ranks between which messages go, ascending."""
+    return sorted({(rank, i.peer) for rank, program in enumerate(plan.programs) for i in program
+                   if i.op in ("SEND_F", "SEND_B")})
+
+
+class RankProgram:
+    """The program of one rank, with what follows from the programs of its peers."""
+
+    def __init__(self, plan, rank):
+        self.rank, self.instructions = rank, list(plan.programs[rank])
+        self.needs = _needs(self.instructions)    # by instruction: the RECVs that it waits for
+        self.arrived = self._arrivals(plan)       # by instruction: SENDs that are over once it runs
+        self.complete = self._completions()       # by instruction: the stage whose sum begins there
+        self.again = {(i.stage, i.microbatch) for i in self.instructions if i.op == "R"}
+
+    def _arrivals(self, plan):
+        """A SEND is over when something arrives that its receiver sent behind the instruction that
+        waited for it; then its bytes can be dropped without waiting."""
+        mine = self.instructions
+        arrived = [[] for _ in mine]
+        consumer_of = {tag(mine[recv]): index for index, recvs in enumerate(self.needs)
+                       for recv in recvs}
+        for peer in sorted({i.peer for i in mine if i.op.startswith("SEND")}):
+            program = list(plan.programs[peer])
+            their = {tag(program[recv]): index for index, recvs in enumerate(_needs(program))
+                     for recv in recvs if program[recv].peer == self.rank}
+            back = [(index, consumer_of[tag(i)]) for index, i in enumerate(program)
+                    if i.op.startswith("SEND") and i.peer == self.rank]
+            at = 0
+            sends = sorted((their[tag(i)], index) for index, i in enumerate(mine)
+                           if i.op.startswith("SEND") and i.peer == peer)
+            for consumed, index in sends:
+                while at < len(back) and back[at][0] <= consumed:
+                    at += 1
+                consumers = [consumer for _, consumer in back[at:at + 8]]
+                if consumers:
+                    arrived[min(consumers)].append(index)
+        return arrived
+
+    def _completions(self):
+        complete = [None] * len(self.instructions)
+        last = {}
+        for index, i in enumerate(self.instructions):
+            if i.op in WEIGHT:
+                last[back_cell(i, WEIGHT)[0]] = index
+        for index, i in enumerate(self.instructions):
+            if i.op == "REDUCE":
+                last[i.stage] = index
+        for stage, index in last.items():
+            complete[index] = stage
+        return complete
+
+
+def _needs(program):
+    """By instruction: the indices of the RECVs whose messages it consumes."""
+    needs = [[] for _ in program]
+    received = {}
+    for index, i in enumerate(program):
+        if i.op.startswith("RECV"):
+            received[i.op[-1], i.stage, i.microbatch] = index
+        forward, back = forward_cell(i), back_cell(i)
+        for kind, cell in (("F", forward), ("B", back)):
+            if cell is not None and (kind, *cell) in received:
+                needs[index].append(received.pop((kind, *cell)))
+    return needs

@@ -1,0 +1,366 @@
+"""PlanSchedule: one rank's program, walked with modules as stages."""
+
+import time
+import uuid
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from . import program as plans
+from .links import Edge, Links, wait
+from .program import RankProgram, back_cell, forward_cell
+from .reduce import GradientSum
+from .stage import Cell, Stage
+from .watch import StepError, Watch
+
+class PlanSchedule:
+    """Runs the steps of a plan over torch.distributed. Every process of the pipeline makes one, with the
+    same plan.
+
+    plan            a contraflow.Plan of level comm, of any schedule
+    stages          {stage: module} for the stages that live on this rank (`plan.stages_of(rank)`). Its
+                    output, a tensor or a tuple of tensors, is the next stage's input
+    loss_fn         loss_fn(output, target) -> a scalar, on ranks with the last stage
+    group           the processes of this pipeline, rank by rank (None: all)
+    overlap         an Overlap, for FB (None: one after the other)
+    weight_grad     "autograd", or "store" for kernels that use WeightGradStore
+    data_parallel   the processes that hold this rank in all replicas of the pipeline; gradients are
+                    averaged over them
+    grad_reduce     instead: grad_reduce(stage, module), called where the gradients of a stage are complete
+                    and summed over the ranks of this pipeline that hold it
+    scale_grads     divide gradients by the number of micro-batches
+    on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
+    variable_shapes send the shapes of activations with each message, not only with the first
+    keep_rng        recomputed forwards get the random numbers of the first ones
+    timeout         seconds that a message may take
+    annotate        name each instruction in profiles: PP:0F3, PP:(0F7;7B3)OVERLAP_F_B
+    links           process groups to share with other schedules (Links)
+    device          where messages live (None: where the modules are)
+    """
+
+    def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
+                 data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
+                 variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
+                 device=None):
+        plans.check(plan)
+        if hasattr(plan, "verify"):
+            plan.verify()
+        holders = plans.holders(plan)
+        if links is None:
+            links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout)
+        self.plan, self.rank, self.links = plan, links.rank, links
+        _check_arguments(plan, links, stages, loss_fn, weight_grad, data_parallel, grad_reduce)
+        _check_same_plan(plan, links)
+
+        last = plan.stages - 1
+        self._stages = {s: Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
+                        for s, module in sorted(stages.items())}
+        self._device = device if device is not None else _device_of(stages.values())
+        self._variable_shapes, self._overlap = variable_shapes, overlap
+        self._annotate, self._on_step = annotate, on_step
+        divisor = plan.microbatches if scale_grads else 1
+        if data_parallel is not None:
+            divisor *= len(links.replicas)
+        self._sums = {s: GradientSum(stage, links.sum_group(holders[s]), divisor, grad_reduce)
+                      for s, stage in self._stages.items()}
+
+        self._program = RankProgram(plan, self.rank)
+        self._make_cells()
+        self._make_operations()
+        self._at = -1
+        self._broken = False
+        self._watch = Watch(_store(links), self.rank, plan.ranks, self._place)
+
+    # What the program comes down to
+
+    def _make_cells(self):
+        self._cells = {}
+        for i in self._program.instructions:
+            for key in (forward_cell(i), back_cell(i)):
+                if key is not None and key not in self._cells:
+                    self._cells[key] = Cell(*key, key in self._program.again)
+        for (s, m), cell in self._cells.items():
+            following = self._cells.get((s + 1, m))
+            if following is not None:
+                cell.next, following.back = following, cell
+        ordered = sorted(self._cells.items(), key=lambda item: item[0][1])
+        self._first = [cell for (s, _), cell in ordered if s == 0]
+        self._last = [cell for (s, _), cell in ordered if s == self.plan.stages - 1]
+
+    def _make_operations(self):
+        """The closures that a step calls: (waiting or None, work), and by operation its instruction."""
+        program = self._program.instructions
+        self._works = [()] * len(program)  # by instruction: messages under way
+        self._edges = {}
+        self._operations, self._index_of = [], []
+        for at in _posting_order(program):
+            awaited = self._program.needs[at] + self._program.arrived[at]
+            self._operations.append((self._waiting(awaited), self._work(at, program[at])))
+            self._index_of.append(at)
+            complete = self._program.complete[at]
+            if complete is not None and program[at].op != "REDUCE":
+                self._operations.append((None, self._sums[complete].start))
+                self._index_of.append(at)
+        self._labels = ["PP:" + plans.torch_cell(program[at]) for at in self._index_of]
+        self._starts = [0] * len(self._operations)
+        self._ends = [0] * len(self._operations)
+
+    def _waiting(self, awaited):
+        if not awaited:
+            return None
+        works = self._works
+
+        def waiting():
+            for at in awaited:
+                for work, _ in works[at]:
+                    work.wait()
+                works[at] = ()
+        return waiting
+
+    def _work(self, at, i):
+        if i.op in plans.MESSAGES:
+            return self._message(at, i)
+        stage = self._stages[i.stage]
+        if i.op == "REDUCE":
+            return self._sums[i.stage].start
+        if i.op == "STEP":
+            return lambda: self._step_of(i.stage)
+        cell = self._cells[i.stage, i.microbatch]
+        if i.op == "FB":
+            back, back_of = self._stages[i.back_stage], self._cells[i.back_stage, i.back_microbatch]
+            overlap = self._overlap
+            return lambda: stage.forward_backward(cell, back, back_of, overlap)
+        work = {"F": stage.forward, "R": stage.forward_again, "B": stage.backward_input,
+                "W": stage.backward_weight, "BW": stage.backward}[i.op]
+        return lambda: work(cell)
+
+    def _message(self, at, i):
+        cell, works = self._cells[i.stage, i.microbatch], self._works
+        sends = i.op.startswith("SEND")
+        ends = (self.rank, i.peer) if sends else (i.peer, self.rank)
+        if ends not in self._edges:
+            self._edges[ends] = Edge(self.links, *ends, self._device, self._variable_shapes)
+        edge, stage = self._edges[ends], i.stage
+        if i.op == "SEND_F":
+            def work():
+                works[at] = edge.send(stage, cell.out)
+                cell.out = None
+        elif i.op == "RECV_F":
+            def work():
+                cell.x, works[at] = edge.receive(stage - 1)
+        elif i.op == "SEND_B":
+            def work():
+                works[at] = edge.send_as(cell.dx)
+                cell.dx = None
+        else:
+            def work():
+                cell.dy, works[at] = edge.receive_as(cell.y_form)
+        return work
+
+    def _step_of(self, stage):
+        self._sums[stage].finish()
+        if self._on_step is not None:
+            self._on_step(stage)
+
+    # A step
+
+    def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
+        """One step: all micro-batches, forward and backward. Gradients are added to `.grad`.
+
+        `args` is the input of the micro-batches whose first stage lives on this rank, `target` the
+        target of those whose last stage does, both chunked along dimension 0 into these micro-batches
+        in ascending order. With one route that is the whole batch on the first and on the last rank;
+        DualPipe's halves start and end at both ends. Elsewhere both are ignored. `kwargs` go to the
+        modules of every stage; tensors among them are chunked into all micro-batches of the plan.
+        `losses` is filled with the losses of the micro-batches that end here, in ascending order.
+        Returns the outputs of the last stage in that order, concatenated, with `return_outputs`, else
+        None."""
+        if self._broken:
+            raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
+                               "under way: begin again in a new process")
+        self._fill(args, target, return_outputs, kwargs)
+        run = self._run_annotated if self._annotate and torch.autograd._profiler_enabled() else self._run
+        self._watch.begin()
+        try:
+            run()
+            self._finish()
+        except Exception as error:
+            raise self._failure(error) from error
+        except BaseException:
+            self._broken = True
+            raise
+        finally:
+            self._watch.end()
+        return self._collect(losses, return_outputs)
+
+    def _fill(self, args, target, return_outputs, kwargs):
+        if self._first:
+            if not args:
+                raise ValueError(f"rank {self.rank}: step() needs the input of the {len(self._first)} "
+                                 "micro-batches that start here")
+            columns = [_chunks(x, len(self._first), "the input") for x in args]
+            for cell, x in zip(self._first, zip(*columns)):
+                cell.x = x
+        if self._last and target is not None:
+            columns = _chunks(target, len(self._last), "target")
+            for cell, part in zip(self._last, columns):
+                cell.target = (part,)
+        if kwargs:
+            parts = {key: _chunks(value, self.plan.microbatches, key) for key, value in kwargs.items()}
+            for (_, m), cell in self._cells.items():
+                cell.kwargs = {key: column[m] for key, column in parts.items()}
+        for stage in self._stages.values():
+            stage.keep_output = return_outputs
+
+    def _run(self):
+        starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
+        for at, (waiting, work) in enumerate(self._operations):
+            if waiting is not None:
+                self._at = 2 * at
+                waiting()
+            self._at = 2 * at + 1
+            starts[at] = clock()
+            work()
+            ends[at] = clock()
+
+    def _run_annotated(self):
+        starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
+        for at, (waiting, work) in enumerate(self._operations):
+            if waiting is not None:
+                self._at = 2 * at
+                waiting()
+            self._at = 2 * at + 1
+            with torch.profiler.record_function(self._labels[at]):
+                starts[at] = clock()
+                work()
+                ends[at] = clock()
+
+    def _finish(self):
+        self._at = 2 * len(self._operations)
+        for at, works in enumerate(self._works):
+            if works:
+                wait(works)
+                self._works[at] = ()
+        for total in self._sums.values():
+            total.finish()
+        self._at = -1
+
+    def _collect(self, losses, return_outputs):
+        if losses is not None and self._last:
+            losses.clear()
+            losses.extend(cell.loss for cell in self._last)
+        outputs = [cell.output for cell in self._last]
+        for cell in self._cells.values():
+            cell.forget()
+        if not return_outputs or not outputs:
+            return None
+        return torch.cat(outputs) if torch.is_tensor(outputs[0]) else outputs
+
+    def _failure(self, error):
+        self._broken = True
+        operation = min(max(self._at, 0) // 2, len(self._operations) - 1)
+        index = self._index_of[operation]
+        instruction = self._program.instructions[index]
+        text = f"{type(error).__name__}: {error}"
+        report = self._watch.fail(f"{instruction}: {text}")
+        return StepError(self.rank, index, instruction, text, report)
+
+    def _place(self):
+        """What this rank is doing."""
+        at = self._at
+        if at < 0:
+            return "between steps"
+        operation, works = divmod(at, 2)
+        if operation >= len(self._operations):
+            return "waits at the end of the step for its messages and sums"
+        index, program = self._index_of[operation], self._program.instructions
+        place = f"{program[index]} (instruction {index} of {len(program)})"
+        if works:
+            waits = program[index].op in plans.MESSAGES + ("REDUCE", "STEP")
+            return f"{'waits' if waits else 'is'} in {place}"
+        awaited = [program[k] for k in self._program.needs[index]]
+        peers = ", ".join(f"rank {i.peer} ({i})" for i in awaited)
+        return f"waits for {peers or 'its messages to leave'} at {place}"
+
+    def sync_parameters(self):
+        """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
+        of the first. Every process calls it."""
+        for s, stage in self._stages.items():
+            group = self.links.sum_group(plans.holders(self.plan)[s])
+            if group is not None:
+                first = self.links.members(group)[0]
+                with torch.no_grad():
+                    for tensor in (*stage.module.parameters(), *stage.module.buffers()):
+                        dist.broadcast(tensor, first, group=group)
+
+
+def _posting_order(program):
+    """Indices of the instructions; in a group of messages sends come first, so that a receive that
+    has to learn its form cannot hold them up."""
+    order, at = [], 0
+    while at < len(program):
+        end = at + 1
+        if program[at].group is not None:
+            while end < len(program) and program[end].group == program[at].group:
+                end += 1
+        order += sorted(range(at, end), key=lambda k: program[k].op.startswith("RECV"))
+        at = end
+    return order
+
+
+def _chunks(value, count, name):
+    if not torch.is_tensor(value):
+        return [value] * count
+    parts = value.detach().chunk(count) if value.dim() > 0 else ()
+    if len(parts) != count:
+        raise ValueError(f"{name} has shape {list(value.shape)}, which does not chunk into {count} "
+                         f"micro-batches along dimension 0")
+    return parts
+
+
+def _device_of(modules):
+    for module in modules:
+        for tensor in module.parameters():
+            return tensor.device
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else (
+        torch.device("cpu"))
+
+
+def _check_arguments(plan, links, stages, loss_fn, weight_grad, data_parallel, grad_reduce):
+    rank = links.rank
+    if len(links.ranks) != plan.ranks:
+        raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(links.ranks)} "
+                         "processes")
+    held = sorted({s for route in plan.routes for s, at in enumerate(route.ranks) if at == rank})
+    if sorted(stages) != held:
+        raise ValueError(f"rank {rank} holds stages {held} of the plan, but stages has modules for "
+                         f"{sorted(stages)}")
+    if plan.stages - 1 in held and loss_fn is None:
+        raise ValueError(f"rank {rank} has the last stage and needs a loss_fn")
+    if weight_grad not in ("autograd", "store"):
+        raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {weight_grad!r}")
+    if data_parallel is not None and grad_reduce is not None:
+        raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
+    if plan.data_parallel > 1 and grad_reduce is None and len(links.replicas) != plan.data_parallel:
+        raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
+                         f"of as many processes, or grad_reduce= (there are {len(links.replicas)})")
+
+
+def _check_same_plan(plan, links):
+    """The processes of a pipeline must walk programs of one plan."""
+    sums = [None] * dist.get_world_size()
+    text = "\n".join(str(i) for program in plan.programs for i in program)
+    dist.all_gather_object(sums, zlib.crc32(text.encode()))
+    mine = sums[dist.get_rank()]
+    for rank, at in enumerate(links.ranks):
+        if sums[at] != mine:
+            raise ValueError(f"rank {rank} has another plan than rank {links.rank}")
+
+
+def _store(links):
+    """A place in the job's store for this schedule."""
+    name = [None] * dist.get_world_size()
+    dist.all_gather_object(name, uuid.uuid4().hex)
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"contraflow/{name[links.ranks[0]]}", store)

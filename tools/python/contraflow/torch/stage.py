@@ -1,0 +1,232 @@
+"""What F, B, W, BW, FB and R do to one stage of the model and one micro-batch."""
+
+import torch
+
+from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of
+
+
+class Cell:
+    """One stage and one micro-batch on this rank: what one instruction leaves for another. `x` is the
+    stage's input, `dy` the gradients of its outputs, `out` and `dx` what a SEND takes; a neighbour on
+    the same rank (`next`, `back`) gets it at once."""
+
+    __slots__ = ("stage", "microbatch", "again", "next", "back", "x", "kwargs", "target", "y_form",
+                 "roots", "used", "dy", "out", "dx", "left", "rng", "loss", "output")
+
+    def __init__(self, stage, microbatch, again):
+        self.stage, self.microbatch, self.again = stage, microbatch, again
+        self.next = self.back = None
+        self.forget()
+
+    def forget(self):
+        """Drops all that a step left."""
+        self.kwargs = {}
+        self.target = ()
+        self.x = self.y_form = self.roots = self.used = self.dy = self.out = self.dx = None
+        self.left = self.rng = self.loss = self.output = None
+
+
+class ForwardChunk:
+    """The forward of an FB, for `Overlap`: `module(*inputs, **kwargs)`, and behind it
+    `loss_fn(output, *target)` at the last stage (else `loss_fn` is None). `run()` does both."""
+
+    def __init__(self, stage, cell):
+        self.stage, self.microbatch, self.module = stage.number, cell.microbatch, stage.module
+        self.inputs, self.kwargs, self.target = cell.x, cell.kwargs, cell.target
+        self.loss_fn = stage.loss_fn if stage.last else None
+        self._stage, self._cell = stage, cell
+
+    def run(self):
+        return self._stage.apply(self._cell)
+
+
+class BackwardChunk:
+    """The full backward of an FB, for `Overlap`: what `torch.autograd.backward(roots, grads)` does to
+    the gradients of the weights and of `inputs`. `run()` does that."""
+
+    def __init__(self, stage, cell):
+        self.stage, self.microbatch, self.module = stage.number, cell.microbatch, stage.module
+        self.inputs, self.roots, self.grads = cell.x, cell.roots, stage.start_grads(cell)
+
+    def run(self):
+        if self.roots:
+            torch.autograd.backward(self.roots, self.grads)
+
+
+class Overlap:
+    """How an FB runs its two chunks; override it to run them at the same time."""
+
+    def forward_backward(self, forward, backward):
+        """Does what `forward.run()` (ForwardChunk) and `backward.run()` (BackwardChunk) do, and
+        returns what `forward.run()` returns."""
+        result = forward.run()
+        backward.run()
+        return result
+
+
+class Stage:
+    """A module as a stage. `split` is "autograd" or "store" (WeightGradStore)."""
+
+    def __init__(self, number, module, last, loss_fn, split="autograd", keep_rng=True,
+                 keep_output=False):
+        self.number, self.module, self.loss_fn = number, module, loss_fn
+        self.first, self.last = number == 0, last
+        self.split, self.keep_rng = split, keep_rng
+        self.keep_output = keep_output
+        self.weights = [p for p in module.parameters() if p.requires_grad]
+        self.one = None
+
+    # F and R
+
+    def forward(self, cell):
+        self._open(cell)
+        if cell.again:
+            if self.keep_rng:
+                cell.rng = _rng_state(cell.x)
+            with torch.no_grad():
+                self._close(cell, self.apply(cell))
+        else:
+            self._close(cell, self.apply(cell))
+
+    def forward_again(self, cell):
+        """R: from the input that F kept, with the random numbers that F had."""
+        if self.keep_rng:
+            now = _rng_state(cell.x)
+            _set_rng_state(cell.rng)
+            cell.rng = None
+            result = self.apply(cell)
+            _set_rng_state(now)
+        else:
+            result = self.apply(cell)
+        self._keep_roots(cell, (result,) if self.last or torch.is_tensor(result) else result)
+
+    def apply(self, cell):
+        """The module, and behind the last stage the loss."""
+        output = self.module(*cell.x, **cell.kwargs)
+        if not self.last:
+            return output
+        if self.keep_output:
+            cell.output = output.detach() if torch.is_tensor(output) else output
+        return self.loss_fn(output, *cell.target)
+
+    def _open(self, cell):
+        if not self.first:
+            for x in cell.x:
+                if differentiable(x):
+                    x.requires_grad_()
+
+    def _close(self, cell, result):
+        if self.last:
+            cell.loss = result.detach()
+            outputs = (result,)
+        else:
+            outputs = (result,) if torch.is_tensor(result) else tuple(result)
+            sent = tuple([y.detach() for y in outputs])
+            cell.y_form = [(y.shape, y.dtype) for y in sent if differentiable(y)]
+            if cell.next is None:
+                cell.out = sent
+            else:
+                cell.next.x = sent
+        if not cell.again:
+            self._keep_roots(cell, outputs)
+
+    def _keep_roots(self, cell, outputs):
+        if len(outputs) == 1 and outputs[0].requires_grad:
+            cell.roots, cell.used = [root_of(outputs[0])], None
+        else:
+            outputs = [y for y in outputs if differentiable(y)]
+            cell.used = [y.requires_grad for y in outputs]
+            cell.roots = [root_of(y) for y in outputs if y.requires_grad]
+
+    # B, W and BW
+
+    def start_grads(self, cell):
+        if self.last:
+            if self.one is None or self.one.dtype != cell.loss.dtype:
+                self.one = torch.ones_like(cell.loss)
+            return [self.one] * len(cell.roots)
+        if cell.used is None:
+            return cell.dy
+        return [dy for dy, used in zip(cell.dy, cell.used) if used]
+
+    def backward(self, cell):
+        """BW."""
+        if cell.roots:
+            torch.autograd.backward(cell.roots, self.start_grads(cell))
+        self.close_backward(cell)
+
+    def close_backward(self, cell):
+        """Behind a full backward: hands the gradients of the inputs on and drops the activation."""
+        if not self.first:
+            dx = []
+            for x in cell.x:
+                if differentiable(x):
+                    dx.append(torch.zeros_like(x) if x.grad is None else x.grad)
+                    x.grad = None
+            self._hand_back(cell, dx)
+        cell.x = cell.roots = cell.dy = None
+
+    def backward_input(self, cell):
+        """B. The first stage has no input gradient: all its backward waits for W."""
+        if self.first:
+            return
+        inputs = [x for x in cell.x if differentiable(x)]
+        if not cell.roots:
+            dx, left = [None] * len(inputs), None
+        elif self.split == "store":
+            left = WeightGradStore.collect(
+                lambda: torch.autograd.backward(cell.roots, self.start_grads(cell)))
+            dx = [x.grad for x in inputs]
+            for x in inputs:
+                x.grad = None
+        else:
+            dx, left = backward_input(cell.roots, self.start_grads(cell), inputs)
+        self._hand_back(cell, [torch.zeros_like(x) if grad is None else grad
+                               for x, grad in zip(inputs, dx)])
+        cell.x = cell.roots = cell.dy = None
+        cell.left = left
+
+    def backward_weight(self, cell):
+        """W."""
+        if self.first:
+            self.backward(cell)
+            return
+        left, cell.left = cell.left, None
+        if left is None:
+            return
+        if self.split == "store":
+            for work in left:
+                work()
+        else:
+            backward_weight(left, self.weights)
+
+    def _hand_back(self, cell, dx):
+        if cell.back is None:
+            cell.dx = dx
+        else:
+            cell.back.dy = dx
+
+    # FB
+
+    def forward_backward(self, cell, other, other_cell, overlap):
+        """F of this stage with BW of another one."""
+        if overlap is None or cell.again:
+            self.forward(cell)
+            other.backward(other_cell)
+            return
+        self._open(cell)
+        result = overlap.forward_backward(ForwardChunk(self, cell), BackwardChunk(other, other_cell))
+        self._close(cell, result)
+        other.close_backward(other_cell)
+
+
+def _rng_state(inputs):
+    device = next((x.device for x in inputs if x.is_cuda), None)
+    return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
+
+
+def _set_rng_state(state):
+    host, device, of_device = state
+    torch.set_rng_state(host)
+    if device is not None:
+        torch.cuda.set_rng_state(of_device, device)

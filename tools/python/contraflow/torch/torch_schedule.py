@@ -1,0 +1,36 @@
+"""Plans with one route, in PyTorch's own pipelining runtime."""
+
+import os
+import tempfile
+
+from .program import COMPUTE, check, torch_cell
+
+
+def as_torch_schedule(plan, stages, loss_fn, **options):
+    """A `_PipelineScheduleRuntime` that walks the plan's order, for this rank's `PipelineStage`s, with
+    PyTorch's own messages. `options` go to its constructor. FB needs torch 2.9 or newer."""
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    check(plan)
+    if len(plan.routes) != 1:
+        raise ValueError("the plan has two routes, PyTorch's runtime knows one: use PlanSchedule")
+    if any(i.op == "R" for program in plan.programs for i in program):
+        raise ValueError("the plan recomputes, which PyTorch's runtime does not know: use PlanSchedule, or "
+                         "compile it with recompute=\"none\" and checkpoint inside the modules")
+    ranks = dict(enumerate(plan.routes[0].ranks))
+    for stage in stages:
+        if ranks[stage.stage_index] != stage.group_rank:
+            raise ValueError(f"stage {stage.stage_index} lives on rank {ranks[stage.stage_index]} in the "
+                             f"plan, its PipelineStage on rank {stage.group_rank}")
+    schedule = _PipelineScheduleRuntime(stages, plan.microbatches, loss_fn=loss_fn, **options)
+    schedule.stage_index_to_group_rank = ranks
+    for stage in stages:
+        stage.stage_index_to_group_rank = ranks
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "plan.csv")
+        with open(path, "w") as csv:
+            for program in plan.programs:
+                cells = [torch_cell(i) for i in program if i.op in COMPUTE]
+                csv.write(",".join(cells) + "\n")
+        schedule._load_csv(path)
+    return schedule

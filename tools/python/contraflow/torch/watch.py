@@ -1,0 +1,111 @@
+"""What every rank of a pipeline is doing, for the report when one of them fails or waits too long.
+
+Each rank posts its place in its program to the store of the process group once a second. A rank that fails leaves the reason there; the others, which may be waiting inside a
+backend that cannot be woken, print the report and end their process if the step does not end by itself.
+"""
+
+import os
+import sys
+import threading
+import time
+import weakref
+
+PERIOD = 1.0  # seconds between posts
+GRACE = 4.0   # seconds that a step has to end by itself after another rank failed
+
+
+class StepError(RuntimeError):
+    """A step failed here: `rank`, `index` and `instruction`, its `stage` and `microbatch` (or None),
+    and `report`, what each rank of the pipeline was doing."""
+
+    def __init__(self, rank, index, instruction, cause, report):
+        self.rank, self.index, self.instruction = rank, index, str(instruction)
+        self.stage, self.microbatch = instruction.stage, instruction.microbatch
+        self.report = report
+        place = f"stage {self.stage}"
+        if self.microbatch is not None:
+            place += f", micro-batch {self.microbatch}"
+        super().__init__(f"rank {rank}, {self.instruction} (instruction {index}; {place}): {cause}"
+                         + (f"\n{report}" if report else ""))
+
+
+class Watch:
+    """Watches one step after another. `place` is a method that gives what this rank is doing in words;
+    the watch ends with its object."""
+
+    def __init__(self, store, rank, ranks, place):
+        self._store, self._rank, self._ranks = store, rank, ranks
+        self._place = weakref.WeakMethod(place)
+        self._beat = 0
+        self._active = self._failed = False
+        self._thread = None
+        self._post("between steps")
+
+    def begin(self):
+        self._active = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def end(self):
+        self._active = False
+
+    def fail(self, text):
+        """Tells the other ranks why this one stops, and returns what each was doing."""
+        self._active, self._failed = False, True
+        try:
+            self._post(f"failed: {self._place()()}")
+            if self._store.add("failures", 1) == 1:
+                self._store.set("reason", f"rank {self._rank}: {text}")
+            before = self._read()
+            time.sleep(1.5 * PERIOD)
+            now = self._read()
+        except RuntimeError:
+            return "  what the other ranks do is not known: the process that holds the store has ended"
+        lines = []
+        for rank in range(self._ranks):
+            text = now[rank].split(" ", 1)[1]
+            if now[rank] == before[rank] and not text.startswith("failed"):
+                text = f"no sign of life; last: {text}"
+            lines.append(f"  rank {rank}: {text}")
+        return "\n".join(lines)
+
+    def _read(self):
+        return [self._store.get(f"at/{rank}").decode() for rank in range(self._ranks)]
+
+    def _post(self, text):
+        self._beat += 1
+        self._store.set(f"at/{self._rank}", f"{self._beat} {text}")
+
+    def _watch(self):
+        while True:
+            time.sleep(PERIOD)
+            place = self._place()
+            if place is None or self._failed:
+                return
+            text = place()
+            reason = None
+            try:
+                self._post(text)
+                if self._active and self._store.add("failures", 0) > 0:
+                    reason = self._store.get("reason").decode()
+            except RuntimeError:
+                if not self._active:  # the job is ending
+                    self._thread = None
+                    return
+                if text.startswith("waits"):
+                    reason = "the process that holds the store has ended"
+            if reason is not None:
+                self._end_unless_it_moves(place, text, reason)
+            del place
+
+    def _end_unless_it_moves(self, place, text, reason):
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            if not self._active or place() != text:
+                return
+        sys.stderr.write(f"rank {self._rank}: {text}\nanother rank failed: {reason}\n"
+                         "the step does not end by itself, so this process ends\n")
+        sys.stderr.flush()
+        os._exit(1)

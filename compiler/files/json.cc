@@ -100,6 +100,7 @@ const std::string& JsonCursor::String(std::string_view noun, size_t most) const 
 }
 
 bool JsonCursor::IsNull() const { return value_->is_null(); }
+bool JsonCursor::IsString() const { return value_->is_string(); }
 bool JsonCursor::IsArray() const { return value_->is_array(); }
 bool JsonCursor::IsObject() const { return value_->is_object(); }
 

@@ -80,6 +80,7 @@ class JsonCursor {
   const std::string& String(std::string_view noun, size_t most = 4096) const;
 
   bool IsNull() const;
+  bool IsString() const;
   bool IsArray() const;
   bool IsObject() const;
   /// Number of elements; refuses what is not an array.

@@ -1,163 +1,177 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
-#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/memory_limit.h"
+#include "compiler/plan/spec.h"
+#include "compiler/verify/verify.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/pictures/picture.h"
+#include "tools/report/guard.h"
 #include "tools/report/report.h"
-#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
 
 struct CheckOptions {
-  std::string plan;
+  std::vector<std::string> plans;
   CostsOption costs;
-  std::optional<double> max_bubble, max_bubble_ratio, max_makespan, max_exposed;
-  std::optional<int64_t> max_activations, max_bytes;
-  std::optional<std::string> max_bytes_text;
-  bool formula = false;
+  Limits limits;
+  std::optional<std::string> max_bytes;
+  std::string bounds, golden, junit, annotations = "none";
+  bool json = false;
 
-  int bounds() const {
-    return max_bubble.has_value() + max_bubble_ratio.has_value() + max_makespan.has_value() +
-           max_exposed.has_value() + max_activations.has_value() + max_bytes.has_value() + formula;
-  }
+  /// True where what is wrong with a plan is told as a result of it.
+  bool reports() const { return json || !junit.empty() || annotations != "none"; }
 };
 
-/// " on rank 3" of the rank with the largest `figure`.
-template <typename Figure>
-std::string Where(const Report& report, Figure figure) {
-  const auto& ranks = report.simulation.ranks;
-  const auto worst = std::ranges::max_element(ranks, {}, figure);
-  return " on rank " + std::to_string(worst - ranks.begin());
+/// The grid of a plan, or why there is none.
+std::string Grid(const Plan& plan, const CostModel& costs) {
+  return DrawGrid(MakePicture(plan, costs, Simulate(plan, costs), {}), {});
 }
 
-/// One line for each bound that is broken.
-std::string Broken(const CheckOptions& options, const Report& report) {
-  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
-  const auto ticks = [&](double value, const char* flag) {
-    return ReadOption([&] { return ToTicks(value, report.unit, flag); });
+/// Where the programs differ from those of the golden plan, and the pictures of both.
+LimitResult CompareWithGolden(const Plan& plan, const CostModel& costs, const Plan& golden,
+                              const std::string& path) {
+  LimitResult result{"golden", ""};
+  if (plan == golden) return result;
+  std::string ranks;
+  int differ = 0;
+  for (size_t r = 0; r < std::max(plan.programs.size(), golden.programs.size()); ++r) {
+    if (r < plan.programs.size() && r < golden.programs.size() &&
+        plan.programs[r] == golden.programs[r]) {
+      continue;
+    }
+    ranks += " " + std::to_string(r);
+    ++differ;
+  }
+  result.broken = "differs from --golden " + path +
+                  (differ == 0 ? ", though no program does"
+                               : (differ == 1 ? " on rank" : " on ranks") + ranks) +
+                  "; contraflow diff shows it\nwas:\n" + Grid(golden, CostsForPlan({}, golden)) +
+                  "is:\n" + Grid(plan, costs);
+  result.broken.pop_back();
+  return result;
+}
+
+Verdict CheckPlan(const CheckOptions& options, const LimitsFile& file, const std::string& path) {
+  Verdict verdict{path, {}};
+  const auto judge = [&] {
+    const Plan plan = ReadPlanFile(path);
+    RequireSound(plan, path);
+    verdict.results.push_back({"sound", ""});
+    const CostModel costs = CostsForPlan(options.costs, plan);
+    for (LimitResult& result : Judge(plan, costs, options.limits.Over(file.Of(path)), path)) {
+      verdict.results.push_back(std::move(result));
+    }
+    if (!options.golden.empty()) {
+      const Plan golden = ReadPlanFile(options.golden);
+      RequireSound(golden, options.golden);
+      verdict.results.push_back(CompareWithGolden(plan, costs, golden, options.golden));
+    }
   };
-  std::string lines;
-  if (options.max_bubble) {
-    const Time bound = ticks(*options.max_bubble, "--max-bubble");
-    if (report.largest_bubble() > bound) {
-      lines += "bubble " + time(report.largest_bubble()) + Where(report, &RankFigures::bubble) +
-               " is over --max-bubble " + time(bound) + "\n";
+  if (!options.reports()) {
+    judge();
+    return verdict;
+  }
+  try {
+    judge();
+  } catch (const Error& error) {
+    verdict.results.push_back({verdict.results.empty() ? "sound" : "limits", error.what()});
+  }
+  return verdict;
+}
+
+std::string VerdictText(const std::vector<Verdict>& verdicts) {
+  std::string broken;
+  size_t limits = 0;
+  for (const Verdict& verdict : verdicts) {
+    for (const LimitResult& result : verdict.results) {
+      limits += result.limit != "sound";
+      if (result.broken.empty()) continue;
+      broken += (verdicts.size() > 1 ? verdict.plan + ": " : "") + result.broken + "\n";
     }
   }
-  if (options.max_bubble_ratio) {
-    const double bound = *options.max_bubble_ratio, ratio = report.simulation.bubble_ratio();
-    if (!(bound >= 0 && bound <= 1)) {
-      throw UsageError("--max-bubble-ratio: must be in 0..1, is " + FormatReal(bound));
-    }
-    if (ratio > bound) {
-      lines += "bubble ratio " + FormatReal(ratio) + " is over --max-bubble-ratio " +
-               FormatReal(bound) + "\n";
-    }
-  }
-  if (options.max_makespan) {
-    const Time bound = ticks(*options.max_makespan, "--max-makespan");
-    if (report.simulation.makespan > bound) {
-      lines += "makespan " + time(report.simulation.makespan) + " is over --max-makespan " +
-               time(bound) + "\n";
-    }
-  }
-  if (options.max_exposed) {
-    const Time bound = ticks(*options.max_exposed, "--max-exposed");
-    if (report.largest_exposed() > bound) {
-      lines += "exposed all-to-all " + time(report.largest_exposed()) +
-               Where(report, &RankFigures::exposed) + " is over --max-exposed " + time(bound) +
-               "\n";
-    }
-  }
-  if (options.max_activations && report.peak_activations() > *options.max_activations) {
-    lines += "activations " + std::to_string(report.peak_activations()) +
-             Where(report, &RankFigures::peak_activations) + " are over --max-activations " +
-             std::to_string(*options.max_activations) + "\n";
-  }
-  if (options.max_bytes) {
-    const auto worst = std::max_element(
-        report.memory.begin(), report.memory.end(),
-        [](const MemoryFigures& a, const MemoryFigures& b) { return a.total() < b.total(); });
-    if (worst->total() > *options.max_bytes) {
-      lines += "bytes " + std::to_string(worst->total()) + " on rank " +
-               std::to_string(worst - report.memory.begin()) + " are over --max-bytes " +
-               std::to_string(*options.max_bytes) + "\n";
-    }
-  }
-  if (options.formula && !report.formula->holds) {
-    lines += "formula " + std::string(report.formula->text) + " = " +
-             time(report.formula->published) + " " + CompareWithFormula(report) + "\n";
-  }
-  return lines;
+  if (!broken.empty()) return broken;
+  return "ok: " + std::to_string(limits) + (limits == 1 ? " limit holds" : " limits hold") +
+         (verdicts.size() > 1 ? ", of " + std::to_string(verdicts.size()) + " plans\n" : "\n");
 }
 
 int Check(const CheckOptions& options) {
-  if (options.bounds() == 0) {
-    throw UsageError("check: no limit given; see contraflow check --help");
+  LimitsFile file;
+  if (!options.bounds.empty()) {
+    file = ReadLimits(ReadFile(options.bounds, JsonLimits{}.bytes), options.bounds);
   }
-  const Plan plan = ReadPlanFile(options.plan);
-  RequireSound(plan, options.plan);
-  const CostModel costs = CostsForPlan(options.costs, plan);
-  const bool bytes_known = plan.level == Level::kBuffer || MemoryLimit(costs).bytes();
-  if (options.max_bytes && !bytes_known) {
-    throw Error(
-        "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "
-        "--costs with a file that does, or --max-activations");
+  for (const auto& [path, limits] : file.plans) {
+    if (std::ranges::count(options.plans, path) > 0) continue;
+    throw Error(options.bounds + ": /plans/" + path +
+                ": no such plan is checked; write its path as " +
+                "it is given to contraflow check");
   }
-  if (options.max_exposed && plan.layers == 0) {
-    throw Error("--max-exposed: " + options.plan +
-                " has no components, so no all-to-all is known; compile it with --level component");
+  for (const std::string& path : options.plans) {
+    if (options.golden.empty() && options.limits.Over(file.Of(path)).count() == 0) {
+      throw UsageError("check: no limit given" +
+                       (options.plans.size() > 1 ? " for " + path : std::string()) +
+                       "; see contraflow check --help");
+    }
   }
-  const Report report = MakeReport(plan, costs, std::nullopt, Keep::kFigures);
-  if (options.formula && !report.formula) {
-    throw Error("--formula: none is known for schedule \"" + plan.schedule.substr(0, 64) +
-                (plan.layers > 0
-                     ? "\" with components (formulas are for whole cells, level comm)"
-                     : "\" with these sizes and costs (formulas are for equal stages and "
-                       "micro-batches)"));
+  if (!options.golden.empty() && options.plans.size() > 1) {
+    throw UsageError("--golden: is for one plan, " + std::to_string(options.plans.size()) +
+                     " are given");
   }
-  const std::string broken = Broken(options, report);
-  const int bounds = options.bounds();
-  WriteFile("-", !broken.empty() ? broken
-                                 : "ok: " + std::to_string(bounds) +
-                                       (bounds == 1 ? " limit holds\n" : " limits hold\n"));
-  return broken.empty() ? kExitFine : kExitInput;
+  std::vector<Verdict> verdicts;
+  for (const std::string& path : options.plans) verdicts.push_back(CheckPlan(options, file, path));
+  if (!options.junit.empty()) WriteFile(options.junit, WriteJunit(verdicts));
+  if (options.json) {
+    WriteFile("-", FormatJson(VerdictsToJson(verdicts)));
+  } else if (options.junit != "-") {
+    const bool annotate = options.annotations == "github";
+    WriteFile("-", VerdictText(verdicts) + (annotate ? WriteAnnotations(verdicts) : ""));
+  }
+  return std::ranges::all_of(verdicts, &Verdict::holds) ? kExitFine : kExitInput;
 }
 
 std::function<int()> AddCheck(CLI::App* app) {
   const auto options = std::make_shared<CheckOptions>();
-  AddPlan(app, &options->plan);
-  AddCostsOptions(app, &options->costs, "the plan's own");
-  AddNumber(app, "--max-bubble", &options->max_bubble, "T",
+  Require(AddTexts(app, "PLAN", &options->plans, "plan files or folders; - is standard input"));
+  AddCostsOptions(app, &options->costs, "each plan's own");
+  Limits* const limits = &options->limits;
+  AddNumber(app, "--max-bubble", &limits->max_bubble, "T",
             "most idle time of any rank in a step, all its gaps together,\nin the costs' unit");
-  AddNumber(app, "--max-bubble-ratio", &options->max_bubble_ratio, "X",
+  AddNumber(app, "--max-bubble-ratio", &limits->max_bubble_ratio, "X",
             "bubbles as a share of all ranks' time, 0 to 1");
-  AddNumber(app, "--max-makespan", &options->max_makespan, "T", "makespan, in the costs' unit");
-  AddNumber(app, "--max-exposed", &options->max_exposed, "T",
+  AddNumber(app, "--max-makespan", &limits->max_makespan, "T", "makespan, in the costs' unit");
+  AddNumber(app, "--max-exposed", &limits->max_exposed, "T",
             "exposed all-to-all of a rank (its compute lane is idle), in the\ncosts' unit");
-  AddInteger(app, "--max-activations", &options->max_activations, "N",
+  AddNumber(app, "--max-gap", &limits->max_gap, "X",
+            "how far the makespan is above the proven lower bound, as a share of it");
+  AddInteger(app, "--max-activations", &limits->max_activations, "N",
              "most activations that a rank holds at once");
   app->add_option(
-         "--max-bytes", options->max_bytes_text,
+         "--max-bytes", options->max_bytes,
          "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
          "gradients, optimizer state and messages")
       ->type_name("BYTES");
-  app->add_flag("--formula", options->formula,
-                "require every rank's bubble to equal the published formula");
+  AddFlag(app, "--formula", &limits->formula,
+          "require every rank's bubble to equal the published formula");
+  AddText(app, "--bounds", &options->bounds, "FILE",
+          "limits from a file (tools/README.md); what is given here goes before");
+  AddText(app, "--golden", &options->golden, "PLAN", "require this plan, and draw what changed");
+  AddJson(app, &options->json);
+  AddText(app, "--junit", &options->junit, "FILE", "write a JUnit report; - is stdout");
+  AddChoice(app, "--annotations", &options->annotations, "none|github",
+            "print errors as annotations of a workflow (default: none)");
   return [options] {
-    if (options->max_bytes_text) {
-      options->max_bytes =
-          ReadOption([&] { return ParseBytes(*options->max_bytes_text, "--max-bytes"); });
+    if (options->max_bytes) {
+      options->limits.max_bytes =
+          ReadOption([&] { return ParseBytes(*options->max_bytes, "--max-bytes"); });
     }
     return Check(*options);
   };

@@ -1,0 +1,323 @@
+#include "tools/report/guard.h"
+
+#include <algorithm>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/plan/spec.h"
+#include "schedules/report.h"
+#include "tools/cli/exit.h"
+#include "tools/report/report.h"
+
+namespace contraflow {
+namespace {
+
+/// The limits that are numbers, by their names in files.
+struct NumberLimit {
+  const char* name;
+  std::optional<double> Limits::*field;
+};
+constexpr NumberLimit kNumbers[] = {
+    {"max_bubble", &Limits::max_bubble},     {"max_bubble_ratio", &Limits::max_bubble_ratio},
+    {"max_makespan", &Limits::max_makespan}, {"max_exposed", &Limits::max_exposed},
+    {"max_gap", &Limits::max_gap},
+};
+
+std::string Flag(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
+Limits LimitsOf(const JsonCursor& object) {
+  Limits limits;
+  for (const NumberLimit& number : kNumbers) {
+    if (const auto value = object.Optional(number.name)) {
+      limits.*number.field = value->Number("a number", 0, 1e300);
+    }
+  }
+  if (const auto value = object.Optional("max_activations")) {
+    limits.max_activations = value->Integer("a whole number", 0, int64_t{1} << 40);
+  }
+  if (const auto value = object.Optional("max_bytes")) {
+    limits.max_bytes =
+        value->IsString()
+            ? value->Checked([&] { return ParseBytes(value->String("bytes", 64), "bytes"); })
+            : value->Integer("bytes", 1, int64_t{1} << 62);
+  }
+  if (const auto value = object.Optional("formula")) limits.formula = value->Boolean("true");
+  return limits;
+}
+
+constexpr std::string_view kKeys[] = {"max_bubble",  "max_bubble_ratio", "max_makespan",
+                                      "max_exposed", "max_gap",          "max_activations",
+                                      "max_bytes",   "formula",          "plans"};
+
+/// Makes the results of one plan.
+class Judgement {
+ public:
+  Judgement(const Plan& plan, const CostModel& costs, const Limits& limits, const std::string& path)
+      : plan_(plan),
+        costs_(costs),
+        limits_(limits),
+        path_(path),
+        report_(MakeReport(plan, costs, std::nullopt, Keep::kFigures)) {}
+
+  std::vector<LimitResult> Results() {
+    Times("max_bubble", limits_.max_bubble, "bubble", report_.largest_bubble(),
+          Where(&RankFigures::bubble));
+    Ratio("max_bubble_ratio", limits_.max_bubble_ratio, "bubble ratio",
+          report_.simulation.bubble_ratio(), 1);
+    Times("max_makespan", limits_.max_makespan, "makespan", report_.simulation.makespan, "");
+    if (limits_.max_exposed && plan_.layers == 0) {
+      throw Error("--max-exposed: " + path_ +
+                  " has no components, so no all-to-all is known; compile it with --level "
+                  "component");
+    }
+    Times("max_exposed", limits_.max_exposed, "exposed all-to-all", report_.largest_exposed(),
+          Where(&RankFigures::exposed));
+    Ratio("max_gap", limits_.max_gap, "gap to the lower bound", report_.gap(), 1e300);
+    if (limits_.max_activations) {
+      Count("max_activations", *limits_.max_activations, "activations", report_.peak_activations(),
+            Where(&RankFigures::peak_activations));
+    }
+    if (limits_.max_bytes) Bytes();
+    if (limits_.formula) Formula();
+    return std::move(results_);
+  }
+
+ private:
+  /// " on rank 3" of the rank with the largest `figure`.
+  template <typename Figure>
+  std::string Where(Figure figure) const {
+    const auto& ranks = report_.simulation.ranks;
+    return " on rank " +
+           std::to_string(std::ranges::max_element(ranks, {}, figure) - ranks.begin());
+  }
+
+  void Put(const char* limit, double value, double bound, bool broken, const std::string& message) {
+    results_.push_back({limit, broken ? message : "", value, bound});
+  }
+
+  void Times(const char* limit, std::optional<double> given, const std::string& what, Time value,
+             const std::string& where) {
+    if (!given) return;
+    const Time bound = ReadOption([&] { return ToTicks(*given, report_.unit, Flag(limit)); });
+    Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
+        what + " " + FormatTime(value, report_.unit) + where + " is over " + Flag(limit) + " " +
+            FormatTime(bound, report_.unit));
+  }
+
+  void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
+             double most) {
+    if (!bound) return;
+    if (!(*bound >= 0 && *bound <= most)) {
+      throw UsageError(Flag(limit) + ": must be " + (most == 1 ? "in 0..1" : ">= 0") + ", is " +
+                       FormatReal(*bound));
+    }
+    Put(limit, value, *bound, value > *bound,
+        what + " " + FormatReal(value) + " is over " + Flag(limit) + " " + FormatReal(*bound));
+  }
+
+  void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,
+             const std::string& where) {
+    Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound,
+        what + " " + std::to_string(value) + where + " are over " + Flag(limit) + " " +
+            std::to_string(bound));
+  }
+
+  void Bytes() {
+    if (plan_.level != Level::kBuffer && !MemoryLimit(costs_).bytes()) {
+      throw Error(
+          "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "
+          "--costs with a file that does, or --max-activations");
+    }
+    const auto worst = std::ranges::max_element(report_.memory, {}, &MemoryFigures::total);
+    Count("max_bytes", *limits_.max_bytes, "bytes", worst->total(),
+          " on rank " + std::to_string(worst - report_.memory.begin()));
+  }
+
+  void Formula() {
+    if (!report_.formula) {
+      throw Error("--formula: none is known for schedule \"" + plan_.schedule.substr(0, 64) +
+                  (plan_.layers > 0
+                       ? "\" with components (formulas are for whole cells, level comm)"
+                       : "\" with these sizes and costs (formulas are for equal stages and "
+                         "micro-batches)"));
+    }
+    const FormulaFigures& formula = *report_.formula;
+    results_.push_back({"formula", formula.holds ? ""
+                                                 : "formula " + std::string(formula.text) + " = " +
+                                                       FormatTime(formula.published, report_.unit) +
+                                                       " " + CompareWithFormula(report_)});
+  }
+
+  const Plan& plan_;
+  const CostModel& costs_;
+  const Limits& limits_;
+  const std::string& path_;
+  const Report report_;
+  std::vector<LimitResult> results_;
+};
+
+/// Text of an XML attribute or element. What XML cannot hold becomes "?".
+std::string Xml(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\n':
+        escaped += "&#10;";
+        break;
+      default:
+        escaped += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+    }
+  }
+  return escaped;
+}
+
+/// The value of a workflow command or, more is escaped there, of a property of one.
+std::string Command(std::string_view text, bool property) {
+  std::string escaped;
+  for (const char c : text) {
+    const std::string_view special = property ? "%\r\n:," : "%\r\n";
+    if (special.find(c) == std::string_view::npos) {
+      escaped += c;
+      continue;
+    }
+    constexpr char kHex[] = "0123456789ABCDEF";
+    const auto code = static_cast<unsigned char>(c);
+    escaped += {'%', kHex[code >> 4], kHex[code & 15]};
+  }
+  return escaped;
+}
+
+}  // namespace
+
+int Limits::count() const {
+  int count = max_activations.has_value() + max_bytes.has_value() + formula;
+  for (const NumberLimit& number : kNumbers) count += (this->*number.field).has_value();
+  return count;
+}
+
+Limits Limits::Over(const Limits& other) const {
+  Limits both = *this;
+  for (const NumberLimit& number : kNumbers) {
+    if (!(both.*number.field)) both.*number.field = other.*number.field;
+  }
+  if (!both.max_activations) both.max_activations = other.max_activations;
+  if (!both.max_bytes) both.max_bytes = other.max_bytes;
+  both.formula = both.formula || other.formula;
+  return both;
+}
+
+Limits LimitsFile::Of(const std::string& plan) const {
+  const auto own = plans.find(plan);
+  return own == plans.end() ? all : own->second.Over(all);
+}
+
+LimitsFile ReadLimits(const std::string& text, const std::string& path) {
+  const JsonDocument document = ParseJson(text, path, {.members = 4096, .comments = true});
+  const JsonCursor root = document.Root();
+  root.Keys("limits", kKeys);
+  LimitsFile file{LimitsOf(root), {}};
+  if (const auto plans = root.Optional("plans")) {
+    if (!plans->IsObject()) plans->Fail("must be an object: the path of a plan, and its limits");
+    for (const auto& [plan, limits] : document.value["plans"].items()) {
+      const JsonCursor own(path, limits, "/plans/" + plan);
+      own.Keys("limits", std::span(kKeys).first(std::size(kKeys) - 1));
+      file.plans.emplace(plan, LimitsOf(own));
+    }
+  }
+  return file;
+}
+
+bool Verdict::holds() const {
+  return std::ranges::all_of(results, &std::string::empty, &LimitResult::broken);
+}
+
+std::vector<LimitResult> Judge(const Plan& plan, const CostModel& costs, const Limits& limits,
+                               const std::string& path) {
+  return Judgement(plan, costs, limits, path).Results();
+}
+
+Json VerdictsToJson(const std::vector<Verdict>& verdicts) {
+  Json plans = Json::array();
+  for (const Verdict& verdict : verdicts) {
+    Json results = Json::array();
+    for (const LimitResult& result : verdict.results) {
+      Json row = Json::object();
+      row["limit"] = result.limit;
+      row["ok"] = result.broken.empty();
+      if (result.value) row["value"] = *result.value;
+      if (result.bound) row["bound"] = *result.bound;
+      if (!result.broken.empty()) row["message"] = result.broken;
+      results.push_back(std::move(row));
+    }
+    Json plan = Json::object();
+    plan["plan"] = verdict.plan;
+    plan["ok"] = verdict.holds();
+    plan["limits"] = std::move(results);
+    plans.push_back(std::move(plan));
+  }
+  Json document = Json::object();
+  document["format"] = "contraflow-check";
+  document["version"] = 1;
+  document["ok"] = std::ranges::all_of(verdicts, &Verdict::holds);
+  document["plans"] = std::move(plans);
+  return document;
+}
+
+std::string WriteJunit(const std::vector<Verdict>& verdicts) {
+  const auto broken = [](const Verdict& verdict) {
+    return std::ranges::count_if(verdict.results,
+                                 [](const LimitResult& result) { return !result.broken.empty(); });
+  };
+  const auto counts = [](size_t tests, std::ptrdiff_t failures) {
+    return " tests=\"" + std::to_string(tests) + "\" failures=\"" + std::to_string(failures) +
+           "\" errors=\"0\"";
+  };
+  size_t tests = 0;
+  std::ptrdiff_t failures = 0;
+  std::string suites;
+  for (const Verdict& verdict : verdicts) {
+    tests += verdict.results.size();
+    failures += broken(verdict);
+    const std::string plan = Xml(verdict.plan);
+    suites += "  <testsuite name=\"" + plan + "\"" +
+              counts(verdict.results.size(), broken(verdict)) + ">\n";
+    for (const LimitResult& result : verdict.results) {
+      suites += "    <testcase classname=\"" + plan + "\" name=\"" + Xml(result.limit) + "\"";
+      suites += result.broken.empty()
+                    ? "/>\n"
+                    : "><failure message=\"" + Xml(result.broken) + "\"/></testcase>\n";
+    }
+    suites += "  </testsuite>\n";
+  }
+  return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"contraflow check\"" +
+         counts(tests, failures) + ">\n" + suites + "</testsuites>\n";
+}
+
+std::string WriteAnnotations(const std::vector<Verdict>& verdicts) {
+  std::string lines;
+  for (const Verdict& verdict : verdicts) {
+    for (const LimitResult& result : verdict.results) {
+      if (result.broken.empty()) continue;
+      lines += "::error file=" + Command(verdict.plan, true) + ",title=contraflow check " +
+               Command(result.limit, true) + "::" + Command(result.broken, false) + "\n";
+    }
+  }
+  return lines;
+}
+
+}  // namespace contraflow

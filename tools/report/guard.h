@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// Limits on the figures of a plan; times and ratios as `simulate` prints them, in the unit of its
+/// costs. What is not there is not limited.
+struct Limits {
+  std::optional<double> max_bubble, max_bubble_ratio, max_makespan, max_exposed, max_gap;
+  std::optional<int64_t> max_activations, max_bytes;
+  bool formula = false;  ///< every rank's bubble is that of the published formula
+
+  int count() const;
+  /// These, and where they say nothing `other`.
+  Limits Over(const Limits& other) const;
+};
+
+/// A file of limits: those of every plan, and those of single plans by the path they are given
+/// with, which go before.
+struct LimitsFile {
+  Limits all;
+  std::map<std::string, Limits> plans;
+
+  Limits Of(const std::string& plan) const;
+};
+
+/// Reads `{"max_bubble_ratio": 0.2, "max_bytes": "80GB", "plans": {"a.json": {..}}}`, with
+/// comments. Throws Error with the place in the file.
+LimitsFile ReadLimits(const std::string& text, const std::string& path);
+
+/// What became of one limit.
+struct LimitResult {
+  std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
+  std::string broken;  ///< what is wrong, or ""
+  std::optional<double> value = {}, bound = {};
+};
+
+/// What became of a plan.
+struct Verdict {
+  std::string plan;  ///< its path
+  std::vector<LimitResult> results;
+
+  bool holds() const;
+};
+
+/// Holds a sound plan against limits, each a result. Throws UsageError for a limit that is none,
+/// Error for one of what the plan or its costs do not tell.
+std::vector<LimitResult> Judge(const Plan& plan, const CostModel& costs, const Limits& limits,
+                               const std::string& path);
+
+/// The object of `check --json`.
+Json VerdictsToJson(const std::vector<Verdict>& verdicts);
+/// A JUnit report: a test suite a plan, a test case a limit.
+std::string WriteJunit(const std::vector<Verdict>& verdicts);
+/// Workflow commands of GitHub Actions: an error for each limit that is broken.
+std::string WriteAnnotations(const std::vector<Verdict>& verdicts);
+
+}  // namespace contraflow

@@ -1,7 +1,10 @@
 """Plans of all kinds over gloo, against the same training in one process: losses and gradients, bit for
-bit where every stage has one copy. `--full` runs the whole matrix of shapes (minutes)."""
+bit where every stage has one copy. `--full` runs the whole matrix of shapes and 200 random plans
+(minutes)."""
 
 import argparse
+import json
+import random
 import sys
 
 from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of,
@@ -102,6 +105,51 @@ def plans_of(ranks, microbatches):
             pass
 
 
+def sound(text):
+    try:
+        cf.Plan.from_json(text).verify()
+    except cf.Error:
+        return False
+    return True
+
+
+def shuffled(plan, chance):
+    """A plan whose instructions went astray in small steps, each of which left it sound, with some
+    neighbouring messages posted together."""
+    document = json.loads(plan.to_json())
+    for _ in range(40):
+        program = chance.choice(document["programs"])
+        if len(program) < 2:
+            continue
+        before = list(program)
+        at = chance.randrange(len(program) - 1)
+        if chance.random() < 0.3 and all("SEND_" in i or "RECV_" in i for i in program[at:at + 2]):
+            group = f" group={at}"
+            program[at:at + 2] = [i.split(" group=")[0] + group for i in program[at:at + 2]]
+        else:
+            program.insert(min(at + chance.randrange(1, 4), len(program) - 1), program.pop(at))
+        if not sound(json.dumps(document)):
+            program[:] = before
+    return cf.Plan.from_json(json.dumps(document))
+
+
+def random_plan(ranks, seed):
+    chance = random.Random(seed)
+    costs = {key: chance.randint(1, 9) for key in ("f", "b", "w")}
+    costs["comm"] = chance.choice((0, 0.1, 1, 3))
+    name = chance.choice(("1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "dualpipe-v", "auto", "auto", "auto",
+                          "auto"))
+    options = {}
+    if name == "auto":
+        options = {"placement": chance.choice(("linear", "v", "interleaved", "bidirectional")),
+                   "budget": "5ms", "seed": seed, "noise": chance.choice((0, 0.2))}
+    try:
+        plan = cf.compile(name, ranks=ranks, microbatches=chance.randint(1, 10), **costs, **options)
+    except cf.Error:  # no such plan for this shape
+        return random_plan(ranks, seed + 1000)
+    return shuffled(plan, chance)
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--full", action="store_true")
@@ -114,6 +162,11 @@ def main():
         plans = [plan.to_json() for m in counts for plan in plans_of(ranks, m)]
         expect_success(run_processes(ranks * replicas, work, ranks, replicas, plans))
         print(f"{len(plans)} plans on {ranks} ranks x {replicas}: as one process")
+    for ranks, count in ((2, 50), (3, 50), (4, 70), (8, 30)) if full else ((3, 6),):
+        plans = [random_plan(ranks, seed).to_json() for seed in range(count)]
+        expect_success(run_processes(ranks, work, ranks, 1, plans))
+        grouped = sum("group=" in text for text in plans)
+        print(f"{count} random plans on {ranks} ranks, {grouped} with groups: as one process")
 
 
 if __name__ == "__main__":

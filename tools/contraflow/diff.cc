@@ -1,12 +1,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <optional>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/simulate/memory.h"
+#include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -16,7 +22,81 @@ namespace {
 
 struct DiffOptions {
   std::string left, right;
+  bool stat = false, json = false;
 };
+
+/// What a plan comes to, with the costs it has; nothing where it is not sound.
+struct Figures {
+  Unit unit = Unit::kUnit;
+  Time makespan = 0;
+  double bubble_ratio = 0;
+  int activations = 0;
+  int64_t bytes = 0, total = 0;
+};
+
+std::optional<Figures> FiguresOf(const Plan& plan) {
+  if (!Verify(plan).empty()) return std::nullopt;
+  const CostModel costs = CostsForPlan({}, plan);
+  const Simulation run = Simulate(plan, costs, Keep::kFigures);
+  Figures figures{.unit = costs.unit, .makespan = run.makespan, .bubble_ratio = run.bubble_ratio()};
+  for (const RankFigures& rank : run.ranks) {
+    figures.activations = std::max(figures.activations, rank.peak_activations);
+    figures.bytes = std::max(figures.bytes, rank.peak_bytes);
+  }
+  if (!costs.memory) return figures;
+  for (const MemoryFigures& rank : MemoryOf(plan, costs)) {
+    figures.total = std::max(figures.total, rank.total());
+  }
+  return figures;
+}
+
+Json FiguresToJson(const std::optional<Figures>& figures) {
+  if (!figures) return {{"sound", false}};
+  return {{"sound", true},
+          {"unit", Name(figures->unit)},
+          {"makespan", TimeToJson(figures->makespan, figures->unit)},
+          {"bubble_ratio", figures->bubble_ratio},
+          {"peak_activations", figures->activations},
+          {"peak_bytes", figures->bytes},
+          {"total_bytes", figures->total}};
+}
+
+/// "+6.25 %", or "" where it is not known or nothing.
+std::string Change(double was, double is) {
+  if (was == 0 || was == is) return "";
+  return (is > was ? "+" : "-") + FormatPercent(std::abs(is - was) / was);
+}
+
+/// Time, bubbles and memory of both.
+std::string FiguresTable(const std::optional<Figures>& was, const std::optional<Figures>& is) {
+  if (!was || !is) {
+    return std::string(!was && !is ? "neither plan is sound"
+                       : !was      ? "the first plan is not sound"
+                                   : "the second plan is not sound") +
+           ", so there are no times to compare: see contraflow verify\n";
+  }
+  Table table;
+  table.columns = {"", ">was", ">is", ">change"};
+  const auto row = [&](const char* title, std::string left, std::string right,
+                       const std::string& change) {
+    table.rows.push_back({title, std::move(left), std::move(right), change});
+  };
+  row("makespan", FormatWithUnit(was->makespan, was->unit), FormatWithUnit(is->makespan, is->unit),
+      was->unit == is->unit
+          ? Change(static_cast<double>(was->makespan), static_cast<double>(is->makespan))
+          : "");
+  row("bubble ratio", FormatPercent(was->bubble_ratio), FormatPercent(is->bubble_ratio), "");
+  row("activations", std::to_string(was->activations), std::to_string(is->activations),
+      Change(was->activations, is->activations));
+  const auto bytes = [&](const char* title, int64_t left, int64_t right) {
+    if (left == 0 && right == 0) return;
+    row(title, FormatBytes(left), FormatBytes(right),
+        Change(static_cast<double>(left), static_cast<double>(right)));
+  };
+  bytes("activation bytes", was->bytes, is->bytes);
+  bytes("total bytes", was->total, is->total);
+  return FormatTable(table);
+}
 
 /// The fields above the programs, each a name and its text.
 std::vector<std::string> Head(const Plan& plan) {
@@ -57,29 +137,86 @@ std::vector<std::string> Lines(const std::vector<std::vector<Entry>>& ranks, siz
   return lines;
 }
 
+/// Lines of edits that begin with the mark, "+" or "-".
+int64_t Marked(const std::string& edits, char mark) {
+  int64_t count = edits.starts_with(mark) ? 1 : 0;
+  for (size_t at = 0; at + 1 < edits.size(); ++at) {
+    count += edits[at] == '\n' && edits[at + 1] == mark;
+  }
+  return count;
+}
+
+/// What differs on one rank.
+struct RankEdits {
+  size_t rank = 0;
+  std::string instructions, slots;
+};
+
+std::vector<RankEdits> EditsOfRanks(const Plan& left, const Plan& right) {
+  std::vector<RankEdits> edits;
+  for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
+    const std::string place = "rank " + std::to_string(rank) + ", ";
+    RankEdits one{
+        rank,
+        FormatEdits(Lines(left.programs, rank), Lines(right.programs, rank), place + "instruction"),
+        FormatEdits(Lines(left.slots, rank), Lines(right.slots, rank), place + "slot")};
+    if (!one.instructions.empty() || !one.slots.empty()) edits.push_back(std::move(one));
+  }
+  return edits;
+}
+
+Json DiffToJson(const Plan& left, const Plan& right, const std::vector<RankEdits>& edits) {
+  Json ranks = Json::array();
+  for (const RankEdits& rank : edits) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"removed", Marked(rank.instructions, '-')},
+                     {"added", Marked(rank.instructions, '+')}});
+  }
+  return {{"format", "contraflow-diff"},
+          {"version", 1},
+          {"equal", left == right},
+          {"was", FiguresToJson(FiguresOf(left))},
+          {"is", FiguresToJson(FiguresOf(right))},
+          {"ranks", std::move(ranks)}};
+}
+
 int Diff(const DiffOptions& options) {
   if (options.left == "-" && options.right == "-") {
     throw UsageError("only one of the two plans can be - (standard input)");
   }
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
-  if (left == right) return kExitFine;
-  std::string body = FormatEdits(Head(left), Head(right), "plan, field");
-  // Costs that differ in what one line does not show.
-  if (left.costs != right.costs && Head(left) == Head(right)) body += "@@ costs differ in detail\n";
-  for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
-    const std::string place = "rank " + std::to_string(rank) + ", ";
-    body +=
-        FormatEdits(Lines(left.programs, rank), Lines(right.programs, rank), place + "instruction");
-    body += FormatEdits(Lines(left.slots, rank), Lines(right.slots, rank), place + "slot");
+  const int code = left == right ? kExitFine : kExitInput;
+  if (code == kExitFine && !options.json) return code;
+  const std::vector<RankEdits> edits = EditsOfRanks(left, right);
+  if (options.json) {
+    WriteFile("-", FormatJson(DiffToJson(left, right, edits)));
+    return code;
   }
-  WriteFile("-", "--- " + options.left + "\n+++ " + options.right + "\n" + body);
-  return kExitInput;
+  std::string text = "--- " + options.left + "\n+++ " + options.right + "\n" +
+                     FiguresTable(FiguresOf(left), FiguresOf(right));
+  if (options.stat) {
+    for (const RankEdits& rank : edits) {
+      text += "rank " + std::to_string(rank.rank) + ": " +
+              std::to_string(Marked(rank.instructions, '-')) + " removed, " +
+              std::to_string(Marked(rank.instructions, '+')) + " added\n";
+    }
+    WriteFile("-", text);
+    return code;
+  }
+  text += FormatEdits(Head(left), Head(right), "plan, field");
+  // Costs that differ in what one line does not show.
+  if (left.costs != right.costs && Head(left) == Head(right)) text += "@@ costs differ in detail\n";
+  for (const RankEdits& rank : edits) text += rank.instructions + rank.slots;
+  WriteFile("-", text);
+  return code;
 }
 
 std::function<int()> AddDiff(CLI::App* app) {
   const auto options = std::make_shared<DiffOptions>();
   AddPlan(app, &options->left, "PLAN");
   AddPlan(app, &options->right, "OTHER");
+  AddFlag(app, "--stat", &options->stat, "only the figures, and how much moved on each rank");
+  AddJson(app, &options->json);
   return [options] { return Diff(*options); };
 }
 

@@ -1,5 +1,7 @@
 #include "schedules/compile.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -7,12 +9,14 @@
 #include <optional>
 
 #include "compiler/files/plan_io.h"
+#include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/progress.h"
+#include "tools/report/report.h"
 
 namespace contraflow {
 namespace {
@@ -20,7 +24,7 @@ namespace {
 /// What to compile, and what becomes of it.
 struct CompileCommand : CompileFlags {
   std::string dump_after;
-  std::string output;
+  std::string output = "-";
 };
 
 void CheckPassName(const std::string& name) {
@@ -48,6 +52,14 @@ PassObserver Dumper(const std::string& dump_after) {
   };
 }
 
+/// One line for a person who waits for it.
+std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::string& path) {
+  const Simulation run = Simulate(plan, plan.costs ? *plan.costs : costs, Keep::kFigures);
+  return path + ": " + DescribePlan(plan) + ", makespan " +
+         FormatWithUnit(run.makespan, costs.unit) + ", bubble ratio " +
+         FormatPercent(run.bubble_ratio());
+}
+
 int RunCompile(const CompileCommand& options) {
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   RefuseOverwrite({"--output", options.output}, {{"--costs", options.costs.file.value_or("")},
@@ -68,6 +80,9 @@ int RunCompile(const CompileCommand& options) {
   const Plan plan = Compile(spec, request.options);
   WritePlanFile(options.output, plan);
   progress.reset();
+  if (isatty(STDERR_FILENO) == 1 && options.output != "-") {
+    std::fprintf(stderr, "%s\n", WhatWasMade(plan, spec.costs, options.output).c_str());
+  }
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
     std::fprintf(stderr, "contraflow: %s\n", text.c_str());
   }
@@ -81,9 +96,9 @@ std::function<int()> AddCompile(CLI::App* app) {
                   "print the plan to stderr after this pass: comm, component or buffer;\n"
                   "all: after each")
       ->type_name("PASS|all");
-  AddText(app, "-o,--output", &options->output, "FILE",
-          "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")
-      ->required();
+  AddText(
+      app, "-o,--output", &options->output, "FILE",
+      "plan file; - is stdout (default), .cbor is binary,\nFOLDER/ is one binary file per rank");
   return [options] { return RunCompile(*options); };
 }
 

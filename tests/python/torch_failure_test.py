@@ -49,6 +49,30 @@ def work(rank, what, bad_rank, text):
                   losses=[])
 
 
+def without_loss(rank, text):
+    plan = cf.Plan.from_json(text)
+    cft.PlanSchedule(plan, {rank: Block(rank)}, None)
+
+
+def other_plan(rank, text):
+    plan = cf.compile("gpipe", ranks=RANKS, microbatches=2) if rank == 1 else cf.Plan.from_json(text)
+    cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn)
+
+
+def other_shape(rank, text, variable_shapes=False):
+    plan = cf.Plan.from_json(text)
+    schedule = cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn, variable_shapes=variable_shapes)
+    x = torch.linspace(0, 1, 88).view(11, 8)  # chunks of 2 rows and one of 1
+    outputs = schedule.step(x, target=x, return_outputs=True)
+    if rank == RANKS - 1:
+        expected = torch.nn.Sequential(*[Block(s) for s in range(RANKS)])(x)
+        assert torch.allclose(outputs, expected), (outputs, expected)
+
+
+def variable_shape(rank, text):
+    other_shape(rank, text, True)
+
+
 class FailureTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -56,14 +80,28 @@ class FailureTest(unittest.TestCase):
         begin = time.monotonic()
         running = {(what, rank): Processes(RANKS, work, what, rank, text)
                    for what, rank in ((kill, 1), (kill, 0), (fail, 1), (hang, 1))}
+        running.update((what, Processes(RANKS, what, text))
+                       for what in (without_loss, other_plan, other_shape, variable_shape))
         cls.ended = {key: processes.results(30.0) for key, processes in running.items()}
         cls.took = time.monotonic() - begin
 
     def test_everything_ends(self):
         for key, results in self.ended.items():
             for rank, (code, printed) in enumerate(results):
-                self.assertNotIn(code, (None, 0), f"{key}, rank {rank}: {printed}")
+                self.assertIsNotNone(code, f"{key}, rank {rank}: {printed}")
+                self.assertEqual(code == 0, key is variable_shape, f"{key}, rank {rank}: {printed}")
         self.assertLess(self.took, 25.0)
+
+    def test_refused_together(self):
+        for rank, (_, printed) in enumerate(self.ended[without_loss]):
+            self.assertIn("rank 2 has the last stage and needs a loss_fn", printed)
+        for rank, (_, printed) in enumerate(self.ended[other_plan]):
+            self.assertRegex(printed, "has another plan than rank")
+
+    def test_shape_changes(self):
+        self.assertIn("StepError: rank 0, SEND_F s0 m5 to=1 (instruction", self.ended[other_shape][0][1])
+        self.assertIn("stage 0 gives float32[1, 8], its first micro-batch gave float32[2, 8]: pass "
+                      "variable_shapes=True", self.ended[other_shape][0][1])
 
     def test_killed(self):
         results = self.ended[kill, 1]

@@ -27,9 +27,9 @@ class Links:
 
     def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0):
         me = dist.get_rank()
-        self.ranks = _members(group)
+        self.ranks = members(group)
         self.rank = self.ranks.index(me)
-        self.replicas = _members(data_parallel) if data_parallel is not None else [me]
+        self.replicas = members(data_parallel) if data_parallel is not None else [me]
         self.timeout = timeout
         asked = [None] * dist.get_world_size()
         dist.all_gather_object(asked, (self.ranks, self.replicas, sorted(edges), sorted(sums)))
@@ -42,9 +42,9 @@ class Links:
         limit = datetime.timedelta(seconds=timeout)
         self._edges = {pair: dist.new_group(sorted(pair), timeout=limit) for pair in sorted(pairs)}
         self._sums = {}
-        for members in sorted(sets):
-            if len(members) > 1:
-                self._sums[members] = dist.new_group(list(members), timeout=limit)
+        for processes in sorted(sets):
+            if len(processes) > 1:
+                self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._replicas_of = replicas_of
 
     def edge(self, source, target):
@@ -60,18 +60,19 @@ class Links:
     def sum_group(self, holders):
         """The group over which the gradients of a stage with these holders are added, with all
         replicas; None if that is this process alone."""
-        members = _all_holders(self.ranks, holders, self._replicas_of)
-        if len(members) > 1 and members not in self._sums:
+        processes = _all_holders(self.ranks, holders, self._replicas_of)
+        if len(processes) > 1 and processes not in self._sums:
             raise ValueError(f"these links have no group for ranks {list(holders)}: make them for all "
                              "plans that use them")
-        return self._sums.get(members)
+        return self._sums.get(processes)
 
-    def members(self, sum_group):
+    def members_of(self, sum_group):
         """Of one of the groups for sums: its processes, ascending."""
-        return next(members for members, group in self._sums.items() if group is sum_group)
+        return next(at for at, group in self._sums.items() if group is sum_group)
 
 
-def _members(group):
+def members(group):
+    """The processes of a group, in the order of their ranks in it; None: all."""
     if group is None:
         return list(range(dist.get_world_size()))
     if hasattr(dist, "get_process_group_ranks"):

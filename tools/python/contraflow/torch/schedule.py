@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
-from .links import Edge, Links, wait
+from . import trace
+from .links import Edge, Links, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
 from .stage import Cell, Stage
@@ -43,15 +44,14 @@ class PlanSchedule:
                  data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
                  variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
                  device=None):
-        plans.check(plan)
-        if hasattr(plan, "verify"):
-            plan.verify()
+        ranks = members(group) if links is None else links.ranks
+        replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
+        token = _agree(plan, ranks, lambda: _check(plan, ranks, replicas, stages, loss_fn, weight_grad,
+                                                   data_parallel, grad_reduce))
         holders = plans.holders(plan)
         if links is None:
             links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout)
         self.plan, self.rank, self.links = plan, links.rank, links
-        _check_arguments(plan, links, stages, loss_fn, weight_grad, data_parallel, grad_reduce)
-        _check_same_plan(plan, links)
 
         last = plan.stages - 1
         self._stages = {s: Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
@@ -61,7 +61,7 @@ class PlanSchedule:
         self._annotate, self._on_step = annotate, on_step
         divisor = plan.microbatches if scale_grads else 1
         if data_parallel is not None:
-            divisor *= len(links.replicas)
+            divisor *= len(replicas)
         self._sums = {s: GradientSum(stage, links.sum_group(holders[s]), divisor, grad_reduce)
                       for s, stage in self._stages.items()}
 
@@ -70,7 +70,7 @@ class PlanSchedule:
         self._make_operations()
         self._at = -1
         self._broken = False
-        self._watch = Watch(_store(links), self.rank, plan.ranks, self._place)
+        self._watch = Watch(_store(token), self.rank, plan.ranks, self._place)
 
     # What the program comes down to
 
@@ -93,16 +93,17 @@ class PlanSchedule:
         program = self._program.instructions
         self._works = [()] * len(program)  # by instruction: messages under way
         self._edges = {}
-        self._operations, self._index_of = [], []
+        self._operations, self._index_of, self._labels = [], [], []
         for at in _posting_order(program):
             awaited = self._program.needs[at] + self._program.arrived[at]
             self._operations.append((self._waiting(awaited), self._work(at, program[at])))
             self._index_of.append(at)
+            self._labels.append("PP:" + plans.torch_cell(program[at]))
             complete = self._program.complete[at]
             if complete is not None and program[at].op != "REDUCE":
                 self._operations.append((None, self._sums[complete].start))
                 self._index_of.append(at)
-        self._labels = ["PP:" + plans.torch_cell(program[at]) for at in self._index_of]
+                self._labels.append(f"PP:{complete}REDUCE_GRAD")
         self._starts = [0] * len(self._operations)
         self._ends = [0] * len(self._operations)
 
@@ -283,13 +284,22 @@ class PlanSchedule:
         peers = ", ".join(f"rank {i.peer} ({i})" for i in awaited)
         return f"waits for {peers or 'its messages to leave'} at {place}"
 
+    def trace(self, path):
+        """Writes the last step of all ranks as a trace. Every process calls it. Times are of the host: on
+        CUDA devices, when work was launched."""
+        if not self._ends[-1]:
+            raise RuntimeError("there is no step to trace yet")
+        rows = trace.spans(self._program.instructions, self._program.needs, self._index_of, self._starts,
+                           self._ends)
+        trace.write(path, self.plan, self.links, rows)
+
     def sync_parameters(self):
         """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
         of the first. Every process calls it."""
         for s, stage in self._stages.items():
             group = self.links.sum_group(plans.holders(self.plan)[s])
             if group is not None:
-                first = self.links.members(group)[0]
+                first = self.links.members_of(group)[0]
                 with torch.no_grad():
                     for tensor in (*stage.module.parameters(), *stage.module.buffers()):
                         dist.broadcast(tensor, first, group=group)
@@ -327,11 +337,13 @@ def _device_of(modules):
         torch.device("cpu"))
 
 
-def _check_arguments(plan, links, stages, loss_fn, weight_grad, data_parallel, grad_reduce):
-    rank = links.rank
-    if len(links.ranks) != plan.ranks:
-        raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(links.ranks)} "
-                         "processes")
+def _check(plan, ranks, replicas, stages, loss_fn, weight_grad, data_parallel, grad_reduce):
+    plans.check(plan)
+    if hasattr(plan, "verify"):
+        plan.verify()
+    if len(ranks) != plan.ranks:
+        raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(ranks)} processes")
+    rank = ranks.index(dist.get_rank())
     held = sorted({s for route in plan.routes for s, at in enumerate(route.ranks) if at == rank})
     if sorted(stages) != held:
         raise ValueError(f"rank {rank} holds stages {held} of the plan, but stages has modules for "
@@ -342,25 +354,33 @@ def _check_arguments(plan, links, stages, loss_fn, weight_grad, data_parallel, g
         raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {weight_grad!r}")
     if data_parallel is not None and grad_reduce is not None:
         raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
-    if plan.data_parallel > 1 and grad_reduce is None and len(links.replicas) != plan.data_parallel:
+    if plan.data_parallel > 1 and grad_reduce is None and len(replicas) != plan.data_parallel:
         raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
-                         f"of as many processes, or grad_reduce= (there are {len(links.replicas)})")
+                         f"of as many processes, or grad_reduce= (there are {len(replicas)})")
 
 
-def _check_same_plan(plan, links):
-    """The processes of a pipeline must walk programs of one plan."""
-    sums = [None] * dist.get_world_size()
+def _agree(plan, ranks, check):
+    """Checks the arguments of all processes together, so that none waits for one that refuses its own,
+    and that a pipeline has one plan. Returns a name for this schedule."""
+    problem = None
+    try:
+        check()
+    except ValueError as error:
+        problem = error
     text = "\n".join(str(i) for program in plan.programs for i in program)
-    dist.all_gather_object(sums, zlib.crc32(text.encode()))
-    mine = sums[dist.get_rank()]
-    for rank, at in enumerate(links.ranks):
-        if sums[at] != mine:
-            raise ValueError(f"rank {rank} has another plan than rank {links.rank}")
+    mine = zlib.crc32(text.encode())
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex))
+    if problem is not None:
+        raise problem
+    for rank, at in enumerate(ranks):
+        if said[at][0] is not None:
+            raise ValueError(f"process {at}: {said[at][0]}")
+        if said[at][1] != mine:
+            raise ValueError(f"rank {rank} has another plan than rank {ranks.index(dist.get_rank())}")
+    return said[ranks[0]][2]
 
 
-def _store(links):
-    """A place in the job's store for this schedule."""
-    name = [None] * dist.get_world_size()
-    dist.all_gather_object(name, uuid.uuid4().hex)
-    store = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"contraflow/{name[links.ranks[0]]}", store)
+def _store(token):
+    """A place in the job's store."""
+    return dist.PrefixStore(f"contraflow/{token}", dist.distributed_c10d._get_default_store())

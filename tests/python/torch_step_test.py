@@ -1,0 +1,136 @@
+"""PlanSchedule on one rank: what step() takes and gives, what it refuses, names in profiles, traces."""
+
+import json
+import os
+import tempfile
+import unittest
+
+from torch_model import WIDTH, Block, Reference, batch, dist, loss_fn, torch
+
+import contraflow as cf
+from contraflow.torch import PlanSchedule, StepError
+
+MICROBATCHES = 3
+
+
+class WithBias(Block):
+    def forward(self, x, bias=None, scale=1):
+        return super().forward(x) + (0 if bias is None else bias * scale)
+
+
+def plan_of(name="1f1b", **options):
+    return cf.compile(name, ranks=1, microbatches=MICROBATCHES, **options)
+
+
+def data():
+    return tuple(values.flatten(0, 1) for values in batch(MICROBATCHES))
+
+
+class StepTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+    @classmethod
+    def tearDownClass(cls):
+        dist.destroy_process_group()
+
+    def test_losses_outputs_gradients(self):
+        module, (x, y) = Block(0), data()
+        expected = Reference(1, MICROBATCHES)
+        for scale in (True, False):
+            module.zero_grad(set_to_none=True)
+            schedule = PlanSchedule(plan_of(), {0: module}, loss_fn, scale_grads=scale)
+            losses = ["old"]
+            outputs = schedule.step(x, target=y, losses=losses, return_outputs=True)
+            self.assertTrue(torch.equal(torch.stack(losses), torch.stack(expected.losses)))
+            self.assertTrue(torch.allclose(outputs, module(x)))
+            self.assertFalse(outputs.requires_grad)
+            for p, g in zip(module.parameters(), expected.sum(0, range(MICROBATCHES))):
+                self.assertTrue(torch.equal(p.grad, g / MICROBATCHES if scale else g))
+        self.assertIsNone(schedule.step(x, target=y))
+
+    def test_keywords_are_chunked(self):
+        module, (x, y) = WithBias(0), data()
+        bias = torch.arange(float(len(x))).view(-1, 1)
+        schedule = PlanSchedule(plan_of(), {0: module}, loss_fn)
+        outputs = schedule.step(x, target=y, return_outputs=True, bias=bias, scale=2)
+        self.assertTrue(torch.allclose(outputs, module(x, bias, 2)))
+        outputs = schedule.step(x, target=y, return_outputs=True)
+        self.assertTrue(torch.allclose(outputs, module(x)))
+
+    def test_chunks_on_one_rank(self):
+        module, (x, y) = Block(0), data()
+        plan = plan_of("interleaved-1f1b", chunks=2)
+        stages = {0: Block(0), 1: Block(1)}
+        losses = []
+        PlanSchedule(plan, stages, loss_fn).step(x, target=y, losses=losses)
+        self.assertTrue(torch.equal(torch.stack(losses), torch.stack(Reference(2, MICROBATCHES).losses)))
+        del module
+
+    def test_refusals(self):
+        module, (x, y) = {0: Block(0)}, data()
+        refusals = (
+            (lambda: PlanSchedule(plan_of(level="compute"), module, loss_fn), "of level compute.*level=\"comm\""),
+            (lambda: PlanSchedule(cf.compile("1f1b", ranks=2, microbatches=2), module, loss_fn),
+             "for 2 ranks, the group has 1 processes"),
+            (lambda: PlanSchedule(plan_of(), {0: Block(0), 3: Block(1)}, loss_fn),
+             r"holds stages \[0\] of the plan, but stages has modules for \[0, 3\]"),
+            (lambda: PlanSchedule(plan_of(), module), "needs a loss_fn"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn, weight_grad="no"), "\"autograd\" or \"store\""),
+            (lambda: PlanSchedule(plan_of(data_parallel=2), module, loss_fn), "for 2 replicas"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn).step(target=y), "needs the input of the 3"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x[:2], target=y[:2]),
+             r"shape \[2, 8\], which does not chunk into 3"),
+        )
+        for call, text in refusals:
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                call()
+
+    def test_a_failed_step_is_the_last(self):
+        x, y = data()
+        schedule = PlanSchedule(plan_of(), {0: torch.nn.Linear(3, 3)}, loss_fn)
+        with self.assertRaises(StepError) as caught:
+            schedule.step(x, target=y)
+        error = caught.exception
+        self.assertEqual((error.rank, error.index, error.instruction, error.stage, error.microbatch),
+                         (0, 0, "F s0 m0", 0, 0))
+        with self.assertRaisesRegex(RuntimeError, "an earlier step failed"):
+            schedule.step(x, target=y)
+
+    def test_names_in_profiles(self):
+        from torch.profiler import profile
+        x, y = data()
+        for annotate, expected in ((True, ["PP:0F0", "PP:0B0", "PP:0F1", "PP:0B1", "PP:0F2", "PP:0B2",
+                                           "PP:0REDUCE_GRAD", "PP:0STEP"]), (False, [])):
+            schedule = PlanSchedule(plan_of(), {0: Block(0)}, loss_fn, annotate=annotate)
+            with profile() as profiled:
+                schedule.step(x, target=y)
+            events = sorted((e.time_range.start, e.name) for e in profiled.events()
+                            if e.name.startswith("PP:"))
+            self.assertEqual([name for _, name in events], expected)
+
+    def test_trace(self):
+        x, y = data()
+        plan = plan_of()
+        schedule = PlanSchedule(plan, {0: Block(0)}, loss_fn)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "run.json")
+            with self.assertRaisesRegex(RuntimeError, "no step"):
+                schedule.trace(path)
+            schedule.step(x, target=y)
+            schedule.trace(path)
+            self.assertEqual(os.listdir(folder), ["run.json"])
+            with open(path) as file:
+                document = json.load(file)
+        slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+        self.assertEqual([event["name"] for event in slices], [i.op for i in plan.programs[0]])
+        self.assertEqual(slices[1]["args"], {"index": 1, "stage": 0, "microbatch": 0})
+        self.assertEqual(min(event["ts"] for event in slices), 0)
+        ends = [event["ts"] + event["dur"] for event in slices]
+        self.assertEqual(ends, sorted(ends))
+        self.assertAlmostEqual(max(ends), document["otherData"]["makespan"], places=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,76 @@
+"""The last step of a schedule as a trace, in the form of `contraflow simulate --trace`."""
+
+import json
+import os
+import time
+
+import torch.distributed as dist
+
+_CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
+               "REDUCE": "reduce", "STEP": "step"}
+
+
+def spans(program, needs, index_of, starts, ends):
+    """(instruction, its index, start, end) of a rank, in nanoseconds since the epoch. Compute is without
+    the waiting before it; a RECV lasts until what needs it can begin."""
+    since = time.time_ns() - time.perf_counter_ns()
+    begins = {}
+    for index, start, end in zip(index_of, starts, ends):
+        begins.setdefault(index, (start, end))
+    used = {recv: begins[index][0] for index, recvs in enumerate(needs) for recv in recvs}
+    return [(program[index], index, start + since, used.get(index, end) + since)
+            for index, (start, end) in sorted(begins.items())]
+
+
+def _rank_events(rank, rows, origin):
+    lanes = {}
+
+    def lane(i):
+        category = _CATEGORIES.get(i["op"], "compute")
+        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}"}.get(
+            category, "compute")
+        if name not in lanes:
+            tid = 0 if name == "compute" else 2 + 2 * i["peer"] + (category == "receive")
+            lanes[name] = tid
+        return lanes[name], category
+
+    slices = []
+    for i, index, start, end in rows:
+        tid, category = lane(i)
+        arguments = {"index": index, **{key: value for key, value in i.items() if key != "op"}}
+        slices.append({"ph": "X", "pid": rank, "tid": tid, "ts": (start - origin) / 1000,
+                       "dur": (end - start) / 1000, "name": i["op"], "cat": category, "args": arguments})
+    named = [{"ph": "M", "pid": rank, "tid": 0, "name": "process_name",
+              "args": {"name": f"rank {rank}"}}]
+    named += [{"ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": {"name": name}}
+              for name, tid in sorted(lanes.items(), key=lambda item: item[1])]
+    return named + slices
+
+
+def write(path, plan, links, rows):
+    """Every process calls it with what it did; the first rank of a pipeline writes the file."""
+    plain = []
+    for i, index, start, end in rows:
+        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "back_stage",
+                                                   "back_microbatch", "peer")}
+        plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
+                      end))
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, plain)
+    if links.rank != 0:
+        return
+    ranks = [everyone[process] for process in links.ranks]
+    starts = [start for rows in ranks for _, _, start, _ in rows]
+    origin = min(starts)
+    makespan = max(end for rows in ranks for _, _, _, end in rows) - origin
+    head = {"schedule": plan.schedule, "level": plan.level, "ranks": plan.ranks, "stages": plan.stages,
+            "microbatches": plan.microbatches, "data_parallel": plan.data_parallel,
+            "expert_parallel": plan.expert_parallel, "times": "measured", "unit": "us",
+            "makespan": makespan / 1000}
+    events = [event for rank, rows in enumerate(ranks) for event in _rank_events(rank, rows, origin)]
+    text = ('{\n"displayTimeUnit": "ms",\n"otherData": ' + json.dumps(head) + ',\n"traceEvents": [\n'
+            + ",\n".join(json.dumps(event) for event in events) + "\n]\n}\n")
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)

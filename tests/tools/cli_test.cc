@@ -69,13 +69,14 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
         "$ cp plan.json other.json\n"
         "$ echo 'a text' > text.txt\n"
         "$ contraflow export plan.json --to torch-csv -o schedule.csv\n"
+        "$ contraflow simulate plan.json --trace trace.json >/dev/null\n"
         "$ " +
         command + " >/dev/null\n";
     CHECK(Run(run, TranscriptStyle::kGolden) == "");
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 13);
+  CHECK(commands == 14);
 }
 
 TEST_CASE("the driver sees a wrong line or stream or exit code") {

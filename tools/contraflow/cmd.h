@@ -31,6 +31,7 @@ extern const Command kExplainCommand;
 extern const Command kExportCommand;
 extern const Command kImportCommand;
 extern const Command kListCommand;
+extern const Command kProfileCommand;
 extern const Command kShowCommand;
 extern const Command kSimulateCommand;
 extern const Command kTokenizeCommand;

@@ -12,9 +12,9 @@ namespace contraflow {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kListCommand,    &kCompileCommand, &kShowCommand,     &kVerifyCommand, &kSimulateCommand,
-    &kExplainCommand, &kCompareCommand, &kCheckCommand,    &kDiffCommand,   &kCostsCommand,
-    &kExportCommand,  &kImportCommand,  &kTokenizeCommand,
+    &kListCommand,    &kCompileCommand, &kShowCommand,   &kVerifyCommand,   &kSimulateCommand,
+    &kExplainCommand, &kCompareCommand, &kCheckCommand,  &kDiffCommand,     &kCostsCommand,
+    &kProfileCommand, &kExportCommand,  &kImportCommand, &kTokenizeCommand,
 };
 
 std::string TopHelp() {

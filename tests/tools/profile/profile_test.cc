@@ -1,0 +1,381 @@
+#include "tools/profile/profile.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/files/file.h"
+#include "compiler/files/trace.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
+#include "tests/support/failure.h"
+
+namespace contraflow::profile_test {
+namespace {
+
+std::string Event(const std::string& category, const std::string& name, double start,
+                  double duration, const std::string& more = "") {
+  return "{\"ph\": \"X\", \"cat\": \"" + category + "\", \"name\": \"" + name +
+         "\", \"pid\": 1, \"tid\": 1, \"ts\": " + std::to_string(start) +
+         ", \"dur\": " + std::to_string(duration) + more + "},\n";
+}
+
+std::string TraceOf(const std::string& events, const std::string& head = "") {
+  return "{" + head + "\"traceEvents\": [\n" + events.substr(0, events.size() - 2) + "]}";
+}
+
+ProfiledCosts CostsOfText(const std::string& text, const ProfileOptions& options = {}) {
+  return CostsOfSamples({ReadProfileText(text, "p", options)}, options);
+}
+
+std::string FailureOf(const std::string& text, const ProfileOptions& options = {}) {
+  return Failure([&] { CostsOfText(text, options); });
+}
+
+bool HasNote(const ProfiledCosts& profile, const std::string& part) {
+  for (const std::string& note : profile.notes) {
+    if (note.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("names of ranges") {
+    const std::pair<const char*, Instruction> known[] = {
+        {"PP:0F3", CellOp(Op::F, 0, 3)},
+        {":PP:12B40", CellOp(Op::BW, 12, 40)},
+        {"PP:2I0", CellOp(Op::B, 2, 0)},
+        {"PP:2W0", CellOp(Op::W, 2, 0)},
+        {"PP:(0F7;7B3)OVERLAP_F_B", Pair(0, 7, 7, 3)},
+        {"PP:1SEND_F2", Message(Op::SEND_F, 1, 2, -1)},
+        {"PP:1RECV_B2", Message(Op::RECV_B, 1, 2, -1)},
+        {"attn(F)", Component(Op::ATTN_F, -1, -1, -1)},
+        {"dispatch(B)", Component(Op::DISPATCH_B, -1, -1, -1)},
+        {"F s0 m3", CellOp(Op::F, 0, 3)},
+        {"FB s0 m3 + s7 m1", Pair(0, 3, 7, 1)}};
+    for (const auto& [name, what] : known) {
+      CAPTURE(name);
+      CHECK(ParseRange(name) == what);
+    }
+    for (const char* name : {"",
+                             ":",
+                             "PP:",
+                             "PP:F3",
+                             "PP:0F",
+                             "PP:0X3",
+                             "PP:0F3x",
+                             "PP:-1F3",
+                             "PP:0F99999999",
+                             "PP:40000F0",
+                             "PP:0UNSHARD",
+                             "PP:0WAIT_SEND_F1",
+                             "PP:(0F7;7B3)",
+                             "PP:(0B7;7F3)OVERLAP_F_B",
+                             "PP:(0F7)OVERLAP_F_B",
+                             "attn(X)",
+                             "(F)",
+                             "F",
+                             "F s0",
+                             "F s0 m3 junk",
+                             "ProfilerStep#1"}) {
+      CAPTURE(name);
+      CHECK(!ParseRange(name));
+    }
+  }
+
+  // The medians are those that a script of its own finds in the same files.
+  TEST_CASE("a profile of PyTorch's runtime, with pairs and waits for receives") {
+    const std::string reference = CF_TEST_DIR "/reference/torch_profile_rank";
+    const ProfiledCosts profile = Profile({reference + "0.json", reference + "1.json"});
+    REQUIRE(profile.costs.stages.size() == 4);
+    CHECK(profile.costs.unit == Unit::kMicroseconds);
+    const std::pair<const char*, double> rows[] = {
+        {"F 0", 13761.535},       {"F 1", 20180.649},       {"F 2", 11340.389},
+        {"F 3", 16115.711},       {"B 0", 93.283},          {"B 1", 25707.783},
+        {"B 2", 18578.369},       {"B 3", 22319.519},       {"W 0", 8630.453},
+        {"W 1", 27747.105},       {"W 2", 19670.619},       {"W 3", 22341.382},
+        {"BW 1", 25654.664},      {"BW 2", 15595.194},      {"BW 3", 22028.09},
+        {"FB + s3 0", 46634.385}, {"FB + s2 1", 35099.202}, {"FB + s1 2", 42205.725},
+        {"FB + s0 3", 25449.587}};
+    for (size_t i = 0; i < std::size(rows); ++i) {
+      const ProfiledRow& row = profile.rows[i];
+      CAPTURE(rows[i].first);
+      CHECK(row.what + " " + std::to_string(row.stage) == rows[i].first);
+      CHECK(row.median == doctest::Approx(rows[i].second).epsilon(1e-5));
+      CHECK(row.warmup == row.samples);  // one of two steps
+    }
+    const StageCost& first = profile.costs.stages[0];
+    CHECK(first.f == 13'761'535);
+    CHECK(first.bw == first.b + first.w);
+    // Both of its pairs save little: the median of the two savings.
+    const double with_3 = 13761.535 + 22028.09 - 46634.385;
+    const double with_0 = 16115.711 + 93.283 + 8630.453 - 25449.587;
+    CHECK(static_cast<double>(first.f + first.bw - first.fb) ==
+          doctest::Approx(1000 * (with_3 + with_0) / 2).epsilon(1e-6));
+    CHECK(static_cast<double>(profile.costs.comm.latency) ==
+          doctest::Approx(500 * (468.783 + 4074.762)).epsilon(1e-4));
+    CHECK(profile.unmapped.size() == 6);
+    CHECK(profile.unmapped.at("PP:#REDUCE_GRAD") == 8);
+    CHECK(HasNote(profile, "of the host"));
+  }
+
+  TEST_CASE("what a device ran counts, and not the host's ranges") {
+    std::string events = Event("user_annotation", "step", 0, 1000);
+    const auto component = [&](const std::string& name, double at, double start, double duration) {
+      static int64_t correlation = 0;
+      const std::string joined =
+          ", \"args\": {\"correlation\": " + std::to_string(++correlation) + "}";
+      events += Event("user_annotation", name, at, 5) +
+                Event("cuda_runtime", "launch", at + 1, 1, joined) +
+                Event("kernel", "k", start, duration, joined);
+    };
+    const char* const names[] = {"attn(F)", "dispatch(F)", "mlp(F)",  "combine(F)", "combine(B)",
+                                 "mlp(B)",  "dispatch(B)", "attn(B)", "mlp(W)",     "attn(W)"};
+    for (int layer = 0; layer < 2; ++layer) {
+      for (int i = 0; i < 10; ++i) {
+        const double at = layer * 100 + i * 10;
+        component(names[i], at, 5000 + at * 100, 100 + i + layer);
+      }
+    }
+    // Of the second launch of the first range: its span counts, gaps and all.
+    events += Event("cuda_runtime", "launch", 2, 1, ", \"args\": {\"correlation\": 99}") +
+              Event("kernel", "k", 5300, 50, ", \"args\": {\"correlation\": 99}");
+    const ProfiledCosts profile = CostsOfText(TraceOf(events));
+    REQUIRE(profile.costs.moe);
+    CHECK(profile.costs.stages.empty());
+    CHECK(profile.costs.moe->layers_per_stage == 2);
+    CHECK(profile.costs.moe->attn_f == std::vector<Time>{225'500});  // of 350 and 101
+    CHECK(profile.costs.moe->attn_w == std::vector<Time>{109'500});
+    CHECK(ReadCosts(WriteCosts(profile.costs), "again") == profile.costs);
+    CHECK(FailureOf(TraceOf(Event("user_annotation", "attn(F)", 0, 1))) ==
+          "no dispatch_f was timed, and costs by component need all ten");
+  }
+
+  TEST_CASE("traces of this project give the costs that they were simulated with") {
+    for (const char* schedule : {"1f1b", "zb-1p", "dualpipe-v"}) {
+      CAPTURE(schedule);
+      Spec spec;
+      spec.schedule = schedule;
+      spec.ranks = 4;
+      spec.microbatches = 12;
+      const bool two = std::string(schedule) == "dualpipe-v";
+      spec.costs.unit = Unit::kMicroseconds;
+      for (Time s = 0; s < (two ? 8 : 4); ++s) {
+        spec.costs.stages.push_back(
+            {.f = 1000 + s, .b = 900 - s, .w = 800, .bw = 1700 - s, .fb = 2700});
+      }
+      spec.costs.comm.latency = 70;
+      const Plan plan = Compile(spec, {.level = Level::kComm});
+      const std::string trace = WriteTrace(plan, Simulate(plan, spec.costs).timeline);
+      const ProfiledCosts profile = CostsOfText(trace, {.plan = &plan, .warmup = 0});
+      REQUIRE(profile.costs.stages.size() == spec.costs.stages.size());
+      for (size_t s = 0; s < spec.costs.stages.size(); ++s) {
+        const StageCost& is = profile.costs.stages[s];
+        const StageCost& want = spec.costs.stages[s];
+        CAPTURE(s);
+        CHECK(is.f == want.f);
+        CHECK(is.bw == want.bw);
+        if (std::string(schedule) == "1f1b") continue;  // has no B and W apart
+        CHECK(is.b == want.b);
+        CHECK(is.w == want.w);
+      }
+      CHECK(profile.costs.comm.latency == 70);
+      CHECK(HasNote(profile, "--split") == (std::string(schedule) == "1f1b"));
+    }
+  }
+
+  TEST_CASE("Megatron-LM's timers") {
+    std::string log = "[default7]: iteration 10/20 | lm loss: 9.1\n";
+    for (const char* step : {"99", "80"}) {
+      log +=
+          "times across ranks (ms):\n  forward-backward:\n     rank  0: 900.00\n  "
+          "forward-compute:\n";
+      for (int rank = 0; rank < 4; ++rank) {
+        log += "     rank " + std::to_string(rank) + ": " + (rank < 2 ? step : "160.00") + "\r\n";
+      }
+      log +=
+          "  backward-compute:\n     rank  0: 100\n     rank  1: 120\n     rank  2: 240\n     rank "
+          " 3: 240\n"
+          "  optimizer:\n     rank  0: 5\n";
+    }
+    const ProfileOptions options{.log = {.ranks = 2, .chunks = 1, .microbatches = 8}, .split = 0.4};
+    const ProfiledCosts profile = CostsOfText(log, options);
+    REQUIRE(profile.costs.stages.size() == 2);
+    // Two ranks a stage; the first log is warm-up.
+    CHECK(profile.costs.stages[0] ==
+          StageCost{
+              .f = 10'000'000, .b = 5'500'000, .w = 8'250'000, .bw = 13'750'000, .fb = 23'750'000});
+    CHECK(profile.costs.stages[1].f == 20'000'000);
+    CHECK(HasNote(profile, "b is 0.4 of bw"));
+    CHECK(FailureOf(log).find("say with --microbatches") != std::string::npos);
+    CHECK(FailureOf(log, {.log = {.ranks = 3, .microbatches = 8}}) ==
+          "p: the log has 4 ranks, which is no multiple of --ranks 3");
+    // Stages of a rank, and the other two forms.
+    CHECK(CostsOfText(log, {.log = {.ranks = 2, .chunks = 2, .microbatches = 8}})
+              .costs.stages.size() == 4);
+    for (const char* form :
+         {"(min, max) time across ranks (ms):\n    forward-compute ......: (70.00, 80.00)\n    "
+          "backward-compute .....: (99.0, 120.00)\n",
+          "max time across ranks (ms):\n    forward-compute ......: 80.00\n    backward-compute "
+          ".....: 120.00\n",
+          "time (ms) | forward-compute: 80.00 | backward-compute: 120.00 | optimizer: 4\n"}) {
+      CAPTURE(form);
+      const CostModel costs = CostsOfText(form, {.log = {.microbatches = 8}}).costs;
+      REQUIRE(costs.stages.size() == 1);
+      CHECK(costs.stages[0].f == 10'000'000);
+      CHECK(costs.stages[0].bw == 15'000'000);
+    }
+    CHECK(FailureOf("  forward-compute:\n   rank 0: fast\n", {.log = {.microbatches = 1}}) ==
+          "p:2: must be a time in milliseconds: \"rank 0: fast\"");
+  }
+
+  TEST_CASE("tables of nsys stats") {
+    const std::string trace =
+        "Processing [run.sqlite] with [nvtx_pushpop_trace.py]...\n"
+        "Start (ns),End (ns),Duration (ns),DurChild (ns),DurNonChild "
+        "(ns),Name,PID,TID,Lvl,NumChild\n"
+        "0,1,9000000,0,1,\":PP:0F0\",7,7,0,0\n"
+        "0,1,2000000,0,1,\":PP:0F0\",7,7,0,0\n"
+        "0,1,4000000,0,1,PP:0B0,7,7,0,0\n"
+        "0,1,4100000,0,1,PP:0B0,7,7,0,0\n"
+        "0,1,10,0,1,\"load, 3\",7,7,0,0\n";
+    const ProfiledCosts profile = CostsOfText(trace);
+    CHECK(profile.costs.stages[0].f == 2'000'000);
+    CHECK(profile.costs.stages[0].bw == 4'100'000);
+    CHECK(profile.unmapped == std::map<std::string, int64_t>{{"load, #", 1}});
+    CHECK(HasNote(profile, "of the host"));
+    const std::string projected =
+        "Name,Projected Start (us),Projected Duration (us),Orig Start (us),Orig Duration (us)\n"
+        "PP:0F0,1,2000,1,9\nPP:0I0,1,1500,1,9\nPP:0W0,1,1400,1,9\n";
+    CHECK(CostsOfText(projected).costs.stages[0] ==
+          StageCost{
+              .f = 2'000'000, .b = 1'500'000, .w = 1'400'000, .bw = 2'900'000, .fb = 4'900'000});
+    const std::string sum =
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev "
+        "(ns),Style,Range\n"
+        "50,1,40,9,2000000,1,1,1,PushPop,PP:0F0\n50,1,40,9,5000000,1,1,1,PushPop,PP:0B0\n";
+    CHECK(CostsOfText(sum, {.from = ProfileForm::kNvtxCsv}).costs.stages[0].bw == 5'000'000);
+    CHECK(FailureOf("no,table\n", {.from = ProfileForm::kNvtxCsv}).find("has no table") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("a table of timings") {
+    const ProfiledCosts profile = CostsOfText(
+        "op,stage,time "
+        "(ms)\nF,0,2\nF,0,4\nF,0,2.5\nB,0,3\nW,0,2\nF,2,1\nBW,2,3\nFB,0,6\nCOMM,0,0.25\n");
+    REQUIRE(profile.costs.stages.size() == 3);
+    CHECK(profile.costs.stages[0] ==
+          StageCost{
+              .f = 2'500'000, .b = 3'000'000, .w = 2'000'000, .bw = 5'000'000, .fb = 6'000'000});
+    CHECK(profile.costs.stages[1].f == 1'750'000);
+    CHECK(HasNote(profile, "stage 1: no F was timed; taken as the median of the other stages"));
+    CHECK(profile.costs.comm.latency == 250'000);
+    const std::string text = ProfileText(profile);
+    CHECK(text.find("F            0        3        0    2250.0     2500.0    3250.0") !=
+          std::string::npos);
+    // Steps: the first is warm-up where there are more.
+    const std::string steps = "stage,op,time,microbatch\n0,F,9,0\n0,BW,9,0\n0,F,1,0\n0,BW,2,0\n";
+    CHECK(CostsOfText(steps).costs.stages[0].bw == 2'000);
+    CHECK(CostsOfText(steps, {.warmup = 0}).costs.stages[0].f == 5'000);
+    CHECK(FailureOf(steps, {.warmup = 2}) == "p: has 2 steps, and --warmup leaves none; give less");
+  }
+
+  TEST_CASE("every wrong profile has one clear message") {
+    const std::pair<std::string, std::string> rows[] = {
+        {"", "p: is in none of the forms kineto|megatron-log|nvtx-csv|trace|csv; it is empty"},
+        {"hello",
+         "p: is in none of the forms kineto|megatron-log|nvtx-csv|trace|csv; say with --from "
+         "which it is"},
+        {"{}", "p: has no \"traceEvents\"; give a trace of a profiler"},
+        {"[{}, 3]", "p: /traceEvents/1: must be an object"},
+        {"[[]]", "p: /traceEvents/0: must be an object, is an array"},
+        {R"([{"ph": "X"}])", "p: /traceEvents/0: a complete event needs a \"name\""},
+        {R"([{"ph": "X", "name": "a"}])",
+         "p: /traceEvents/0: a complete event needs \"ts\", its start in microseconds"},
+        {R"([{"ph": "X", "name": "a", "ts": "1"}])",
+         "p: /traceEvents/0: \"ts\" must be a number (microseconds), is text"},
+        {R"([{"ph": "X", "name": "a", "ts": 1, "dur": -1}])",
+         "p: /traceEvents/0: \"dur\" must be a time >= 0 (microseconds), is -1"},
+        {R"([{"ph": "X", "cat": "user_annotation", "name": "Forward 3", "ts": 1, "dur": 1}])",
+         "p: nothing was timed that costs are made of, such as PP:0F3, attn(F) or F s0 m3; ranges "
+         "there are \"Forward #\"; PyTorch's runtime of schedules (_PipelineScheduleRuntime) names "
+         "its "
+         "actions"},
+        {"op,stage,time\nF,0,1\n",
+         "p: no backward (B and W, or BW) was timed alone, and costs need it"},
+        {"op,stage,time\nF,0,-1\n", "p:2: the time must be a number >= 0, up to a day, is \"-1\""},
+        {"op,stage,time\nF,0,nan\n",
+         "p:2: the time must be a number >= 0, up to a day, is \"nan\""},
+        {"op,stage,time\nF,-1,1\n", "p:2: the stage must be a whole number in 0..32767, is \"-1\""},
+        {"op,stage,time\nG,0,1\n",
+         "p:2: unknown op \"G\"; ops are F B W BW FB R REDUCE STEP and COMM"},
+        {"op,stage,time\nF,0\n", "p:2: must have 3 columns, has 2"},
+        {"op,stage,time\n\"F,0,1\n", "p:2: a quote is not closed"},
+        {"op,stage,when\n",
+         "p:1: unknown or doubled column \"when\"; columns are stage, op, time, "
+         "microbatch and step"},
+        {"op,stage\n", "p:1: must name the columns stage, op and time"}};
+    for (const auto& [text, message] : rows) {
+      CAPTURE(text);
+      CHECK(FailureOf(text) == message);
+    }
+    CHECK(FailureOf("[{\"ph\": \"X\", ")
+              .starts_with("p: not a whole trace: JSON ends or is wrong at byte"));
+    Plan plan;
+    plan.stages = 2;
+    CHECK(FailureOf("op,stage,time\nF,2,1\nBW,2,1\n", {.plan = &plan}) ==
+          "the profile has a stage 2, and the plan has 2 stages; is it of another run?");
+  }
+
+  TEST_CASE("damaged profiles are profiles or refused") {
+    std::mt19937 random(7);
+    int refused = 0, taken = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(CF_TEST_DIR "/corpus/profile")) {
+      const std::string whole = ReadFile(entry.path().string(), 1 << 20);
+      for (int i = 0; i < 60; ++i) {
+        std::string text =
+            whole.substr(0, i % 3 == 0 ? random() % (whole.size() + 1) : whole.size());
+        for (size_t edits = random() % 4; edits > 0 && !text.empty(); --edits) {
+          text[random() % text.size()] = static_cast<char>("0\",-{[e}\n\x80"[random() % 10]);
+        }
+        const std::string failure = FailureOf(text, {.log = {.microbatches = 2}});
+        CAPTURE(text);
+        (failure == "accepted" ? taken : refused) += 1;
+        CHECK(failure.find('\n') == std::string::npos);
+      }
+    }
+    CHECK(refused > 100);
+    CHECK(taken > 100);
+  }
+
+  TEST_CASE("a packed trace is read as the plain one, and a cut one is refused") {
+    const std::filesystem::path folder = std::filesystem::temp_directory_path();
+    const std::string path =
+        (folder / ("profile_test_" + std::to_string(std::random_device()()))).string();
+    WriteFile(path, TraceOf(Event("user_annotation", "PP:0F0", 0, 2) +
+                            Event("user_annotation", "PP:0B0", 5, 3)));
+    REQUIRE(std::system(("gzip -kf " + path).c_str()) == 0);
+    const std::string packed = ReadFile(path + ".gz", 1 << 20);
+    const std::string failure = Failure([&] {
+      CHECK(Profile({path + ".gz"}).costs == Profile({path}).costs);
+      WriteFile(path + ".gz", packed.substr(0, packed.size() - 9));
+      CHECK(Failure([&] { Profile({path + ".gz"}); }) ==
+            path + ".gz: not a whole gzip file: it ends too soon");
+      WriteFile(path + ".gz", packed.substr(0, packed.size() / 2) + "\xff\xff\xff" +
+                                  packed.substr(packed.size() / 2 + 3));
+      CHECK(Failure([&] { Profile({path + ".gz"}); }).find("not a whole gzip file: ") !=
+            std::string::npos);
+    });
+    // Without zlib it says so.
+    if (failure != "accepted") CHECK(failure.find("unpack it with gunzip") != std::string::npos);
+    std::filesystem::remove(path);
+    std::filesystem::remove(path + ".gz");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::profile_test

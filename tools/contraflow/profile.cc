@@ -1,0 +1,98 @@
+#include "tools/profile/profile.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/files/file.h"
+#include "compiler/files/json.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/plan/error.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/contraflow/cmd.h"
+
+namespace contraflow {
+namespace {
+
+struct ProfileFlags {
+  std::vector<std::string> files;
+  std::string from, plan, out = "-";
+  ProfileOptions options;
+};
+
+int RunProfile(const ProfileFlags& flags) {
+  ProfileOptions options = flags.options;
+  if (!flags.from.empty()) {
+    try {
+      options.from = ParseProfileForm(flags.from);
+    } catch (const Error& error) {
+      throw UsageError(std::string("--from: ") + error.what());
+    }
+  }
+  if (!(options.split >= 0 && options.split <= 1)) {
+    throw UsageError("--split: must be in 0..1, is " + FormatReal(options.split));
+  }
+  std::optional<Plan> plan;
+  if (!flags.plan.empty()) {
+    plan = ReadPlanFile(flags.plan);
+    options.plan = &*plan;
+  }
+  for (const std::string& file : flags.files)
+    RefuseOverwrite({"-o", flags.out}, {{"the profile", file}});
+  RefuseOverwrite({"-o", flags.out}, {{"--plan", flags.plan}});
+  const ProfiledCosts profile = Profile(flags.files, options);
+  const std::string text = ProfileText(profile);
+  WriteFile(flags.out, WriteCosts(profile.costs));
+  // The costs may be what standard output is for.
+  std::fputs(text.c_str(), flags.out == "-" ? stderr : stdout);
+  return kExitFine;
+}
+
+std::function<int()> AddProfile(CLI::App* app) {
+  const auto flags = std::make_shared<ProfileFlags>();
+  app->add_option("FILE", flags->files,
+                  "profiles of one run, such as one trace a rank; also packed with\ngzip; - is "
+                  "standard input")
+      ->type_name("")
+      ->required();
+  AddText(
+      app, "--from", &flags->from, kProfileForms,
+      "what the files are: traces of PyTorch's profiler, a log with\nMegatron-LM's timers, "
+      "ranges of nsys stats, traces of\ncontraflow-run, or a table with the columns stage, op and "
+      "time\n(default: what they look like)");
+  AddText(app, "-o,--output", &flags->out, "COSTS",
+          "the cost file, in microseconds; what was measured goes to\nstandard output (default: -, "
+          "stdout; then that goes to stderr)");
+  AddText(
+      app, "--plan", &flags->plan, "PLAN",
+      "the plan that ran: how many stages and micro-batches there are,\nand what a profile does "
+      "not say, such as bytes");
+  AddNumber(app, "--split", &flags->options.split, "X",
+            "share of b in a full backward, where only that was timed\n(0 to 1; default: 0.5)");
+  AddInteger(
+      app, "--warmup", &flags->options.warmup, "N",
+      "steps at the begin of each file that do not count (default: 1\nof two or more, else 0)", 0);
+  AddInteger(app, "--ranks", &flags->options.log.ranks, "P",
+             "megatron-log: ranks of the pipeline (default: all in the log)", 1);
+  AddInteger(app, "--chunks", &flags->options.log.chunks, "V",
+             "megatron-log: stages of each rank (default: 1)", 1);
+  AddInteger(app, "--microbatches", &flags->options.log.microbatches, "M",
+             "megatron-log: micro-batches of a step", 1);
+  return [flags] { return RunProfile(*flags); };
+}
+
+}  // namespace
+
+const Command kProfileCommand = {
+    .name = "profile",
+    .summary = "make a cost file of what a run was measured to take",
+    .example = "contraflow profile trace.json -o costs.json",
+    .add = AddProfile,
+};
+
+}  // namespace contraflow

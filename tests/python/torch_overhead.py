@@ -53,9 +53,13 @@ def measure(rank, ranks, plans):
         last = {"target": y, "losses": []} if plan.stages - 1 in modules else {}
         steps = {"theirs": lambda: theirs.step(*first, **last), "ours": lambda: ours.step(*first, **last)}
         times = {name: [] for name in steps}
+        gradients = []
         for _ in range(ROUNDS + 1):
             for name, step in steps.items():
                 times[name].append(timed(step, modules.values()))
+                gradients.append([p.grad.clone() for m in modules.values() for p in m.parameters()])
+        for others in gradients[1:]:
+            assert all(map(torch.equal, gradients[0], others)), f"{plan.schedule}: other gradients"
         if rank == 0:
             count = sum(i.op in ("F", "B", "W", "BW", "FB") for p in plan.programs for i in p)
             best = {name: [1e6 * min(column) / count for column in zip(*took[1:])]

@@ -27,20 +27,37 @@ def run_plan(plan, links, replica=0, steps=2, **options):
     """Trains with the plan and compares with one process. Returns the largest difference."""
     rank = links.rank
     stages = {s: Block(s) for s in plan.stages_of(rank)}
-    schedule = cft.PlanSchedule(plan, stages, loss_fn, links=links, **options)
+    if rank > 0:  # not the first holder of any stage that has two
+        for s, module in stages.items():
+            if min(r for r in range(plan.ranks) if s in plan.stages_of(r)) != rank:
+                torch.nn.init.zeros_(module.up.weight)
+    overlapped = []
+
+    class Counts(cft.Overlap):
+        def forward_backward(self, forward, backward):
+            overlapped.append(forward.stage)
+            return super().forward_backward(forward, backward)
+    schedule = cft.PlanSchedule(plan, stages, loss_fn, links=links, overlap=Counts(), **options)
+    schedule.sync_parameters()
     inputs, targets = batch(plan.microbatches, replica)
     last = plan.stages - 1
     for _ in range(steps):
-        losses = []
+        losses, of_eval = [], []
         for module in stages.values():
             module.zero_grad(set_to_none=True)
-        schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, last, targets),
-                      losses=losses)
+        given = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, last, targets)
+        schedule.step(given[0], target=given[1], losses=losses)
+        schedule.eval(given[0], target=given[1], losses=of_eval)
     expected = reference(plan.stages, plan.microbatches, replica)
     mine = sorted(m for route in plan.routes if route.ranks[last] == rank for m in route.microbatches)
-    assert len(losses) == len(mine)
-    for m, loss in zip(mine, losses):
+    assert len(losses) == len(of_eval) == len(mine)
+    for m, loss, again in zip(mine, losses, of_eval):
         assert torch.equal(loss, expected.losses[m]), (plan.schedule, rank, m, loss)
+        assert torch.equal(again, expected.losses[m]), (plan.schedule, rank, m, again)
+    pairs = [i.stage for i in plan.programs[rank] if i.op == "FB"
+             and not any(k.op == "R" and (k.stage, k.microbatch) == (i.stage, i.microbatch)
+                         for k in plan.programs[rank])]
+    assert overlapped == steps * pairs, (overlapped, pairs)
     replicas = len(links.replicas)
     worst = 0.0
     for s, module in stages.items():

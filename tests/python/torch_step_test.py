@@ -50,6 +50,42 @@ class StepTest(unittest.TestCase):
                 self.assertTrue(torch.equal(p.grad, g / MICROBATCHES if scale else g))
         self.assertIsNone(schedule.step(x, target=y))
 
+    def test_hooks(self):
+        module, (x, y), calls = Block(0), data(), []
+
+        def seen(name):
+            return lambda *arguments: calls.append((name, arguments[0], module.up.weight.grad.clone()))
+        schedule = PlanSchedule(plan_of(data_parallel=2), {0: module}, loss_fn, grad_reduce=seen("reduce"),
+                                on_step=seen("step"))
+        schedule.step(x, target=y)
+        self.assertEqual([call[:2] for call in calls], [("reduce", 0), ("step", 0)])
+        for _, _, grad in calls:
+            self.assertTrue(torch.equal(grad, module.up.weight.grad))
+
+    def test_eval(self):
+        module, (x, y) = Block(0), data()
+        schedule, losses = PlanSchedule(plan_of("zb-1p"), {0: module}, loss_fn), []
+        outputs = schedule.eval(x, target=y, losses=losses)
+        self.assertTrue(torch.allclose(outputs, module(x)))
+        self.assertTrue(torch.equal(torch.stack(losses), torch.stack(Reference(1, MICROBATCHES).losses)))
+        self.assertIsNone(module.up.weight.grad)
+        with torch.no_grad(), self.assertRaisesRegex(RuntimeError, r"use eval\(\)"):
+            schedule.step(x, target=y)
+
+    def test_what_modules_return(self):
+        x, y = data()
+        plan = plan_of("interleaved-1f1b", chunks=2)
+
+        class Wrong(torch.nn.Module):
+            def forward(self, x):
+                return {"x": x}
+        for stages, loss, text in (
+                ({0: Wrong(), 1: Block(1)}, loss_fn, "stage 0 must return a tensor or a tuple of tensors, returned a dict"),
+                ({0: Block(0), 1: Block(1)}, lambda y, t: y - t, r"scalar tensor, returned a tensor of shape \[2, 8\]"),
+                ({0: Block(0), 1: Block(1)}, lambda y, t: 1.0, "scalar tensor, returned 1.0")):
+            with self.subTest(text), self.assertRaisesRegex(StepError, text):
+                PlanSchedule(plan, stages, loss).step(x, target=y)
+
     def test_keywords_are_chunked(self):
         module, (x, y) = WithBias(0), data()
         bias = torch.arange(float(len(x))).view(-1, 1)
@@ -60,13 +96,12 @@ class StepTest(unittest.TestCase):
         self.assertTrue(torch.allclose(outputs, module(x)))
 
     def test_chunks_on_one_rank(self):
-        module, (x, y) = Block(0), data()
+        x, y = data()
         plan = plan_of("interleaved-1f1b", chunks=2)
         stages = {0: Block(0), 1: Block(1)}
         losses = []
         PlanSchedule(plan, stages, loss_fn).step(x, target=y, losses=losses)
         self.assertTrue(torch.equal(torch.stack(losses), torch.stack(Reference(2, MICROBATCHES).losses)))
-        del module
 
     def test_refusals(self):
         module, (x, y) = {0: Block(0)}, data()

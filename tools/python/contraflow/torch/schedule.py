@@ -1,5 +1,6 @@
 """PlanSchedule: one rank's program, walked with modules as stages."""
 
+import functools
 import time
 import uuid
 import zlib
@@ -104,8 +105,25 @@ class PlanSchedule:
                 self._operations.append((None, self._sums[complete].start))
                 self._index_of.append(at)
                 self._labels.append(f"PP:{complete}REDUCE_GRAD")
+        self._forwards = self._make_forwards()
         self._starts = [0] * len(self._operations)
         self._ends = [0] * len(self._operations)
+
+    def _make_forwards(self):
+        """The operations of eval(): what is not of a forward does nothing."""
+        forwards, skip = [], lambda: None
+        for (waiting, work), at, label in zip(self._operations, self._index_of, self._labels):
+            i = self._program.instructions[at]
+            if i.op in ("SEND_F", "RECV_F"):
+                forwards.append((waiting, work))
+            elif i.op in plans.FORWARD and not label.endswith("REDUCE_GRAD"):
+                cell = self._cells[forward_cell(i)]
+                awaited = [k for k in self._program.needs[at] if self._program.instructions[k].op == "RECV_F"]
+                forwards.append((self._waiting(awaited),
+                                 functools.partial(self._stages[i.stage].forward_only, cell)))
+            else:
+                forwards.append((None, skip))
+        return forwards
 
     def _waiting(self, awaited):
         if not awaited:
@@ -167,7 +185,7 @@ class PlanSchedule:
     # A step
 
     def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
-        """One step: all micro-batches, forward and backward. Gradients are added to `.grad`.
+        """One step: all micro-batches, forward and backward. `.grad` must be empty before it.
 
         `args` is the input of the micro-batches whose first stage lives on this rank, `target` the
         target of those whose last stage does, both chunked along dimension 0 into these micro-batches
@@ -177,14 +195,26 @@ class PlanSchedule:
         `losses` is filled with the losses of the micro-batches that end here, in ascending order.
         Returns the outputs of the last stage in that order, concatenated, with `return_outputs`, else
         None."""
+        if not torch.is_grad_enabled():
+            raise RuntimeError("step() trains, and gradients are disabled here: use eval()")
+        self._walk(self._operations, args, target, return_outputs, kwargs)
+        return self._collect(losses, return_outputs)
+
+    def eval(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+        """The forwards of a step, without gradients, in the order of the plan; arguments as for step()."""
+        with torch.no_grad():
+            self._walk(self._forwards, args, target, return_outputs, kwargs)
+        return self._collect(losses, return_outputs)
+
+    def _walk(self, operations, args, target, return_outputs, kwargs):
         if self._broken:
             raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
                                "under way: begin again in a new process")
         self._fill(args, target, return_outputs, kwargs)
-        run = self._run_annotated if self._annotate and torch.autograd._profiler_enabled() else self._run
+        annotated = self._annotate and torch.autograd._profiler_enabled()
         self._watch.begin()
         try:
-            run()
+            (self._run_annotated if annotated else self._run)(operations)
             self._finish()
         except Exception as error:
             raise self._failure(error) from error
@@ -193,7 +223,6 @@ class PlanSchedule:
             raise
         finally:
             self._watch.end()
-        return self._collect(losses, return_outputs)
 
     def _fill(self, args, target, return_outputs, kwargs):
         if self._first:
@@ -214,9 +243,9 @@ class PlanSchedule:
         for stage in self._stages.values():
             stage.keep_output = return_outputs
 
-    def _run(self):
+    def _run(self, operations):
         starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
-        for at, (waiting, work) in enumerate(self._operations):
+        for at, (waiting, work) in enumerate(operations):
             if waiting is not None:
                 self._at = 2 * at
                 waiting()
@@ -225,9 +254,9 @@ class PlanSchedule:
             work()
             ends[at] = clock()
 
-    def _run_annotated(self):
+    def _run_annotated(self, operations):
         starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
-        for at, (waiting, work) in enumerate(self._operations):
+        for at, (waiting, work) in enumerate(operations):
             if waiting is not None:
                 self._at = 2 * at
                 waiting()

@@ -88,6 +88,11 @@ class Stage:
         else:
             self._close(cell, self.apply(cell))
 
+    def forward_only(self, cell):
+        """F where no backward follows."""
+        self._close(cell, self.apply(cell))
+        cell.x = None
+
     def forward_again(self, cell):
         """R: from the input that F kept, with the random numbers that F had."""
         if self.keep_rng:
@@ -98,7 +103,7 @@ class Stage:
             _set_rng_state(now)
         else:
             result = self.apply(cell)
-        self._keep_roots(cell, (result,) if self.last or torch.is_tensor(result) else result)
+        self._keep_roots(cell, self._outputs(result))
 
     def apply(self, cell):
         """The module, and behind the last stage the loss."""
@@ -116,11 +121,10 @@ class Stage:
                     x.requires_grad_()
 
     def _close(self, cell, result):
+        outputs = self._outputs(result)
         if self.last:
             cell.loss = result.detach()
-            outputs = (result,)
         else:
-            outputs = (result,) if torch.is_tensor(result) else tuple(result)
             sent = tuple([y.detach() for y in outputs])
             cell.y_form = [(y.shape, y.dtype) for y in sent if differentiable(y)]
             if cell.next is None:
@@ -129,6 +133,17 @@ class Stage:
                 cell.next.x = sent
         if not cell.again:
             self._keep_roots(cell, outputs)
+
+    def _outputs(self, result):
+        if torch.is_tensor(result) and (not self.last or result.numel() == 1):
+            return (result,)
+        if self.last:
+            got = f"a tensor of shape {list(result.shape)}" if torch.is_tensor(result) else f"{result!r:.80}"
+            raise TypeError(f"loss_fn must return a scalar tensor, returned {got}")
+        if isinstance(result, (tuple, list)) and all(torch.is_tensor(y) for y in result):
+            return tuple(result)
+        raise TypeError(f"stage {self.number} must return a tensor or a tuple of tensors, returned a "
+                        f"{type(result).__name__}: {result!r:.80}")
 
     def _keep_roots(self, cell, outputs):
         if len(outputs) == 1 and outputs[0].requires_grad:

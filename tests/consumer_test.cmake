@@ -55,6 +55,25 @@ endforeach()
 consume(${SOURCE_DIR}/consumer ${stage} consumer ${none})
 # The installed tool finds the installed profiles.
 step(${stage}/bin/contraflow costs deepseek-v3-h800)
+# So do man and shells what it says about itself.
+foreach(file share/man/man1/contraflow.1 share/bash-completion/completions/contraflow)
+  file(STRINGS ${stage}/${file} lines REGEX "--|costs")
+  if(NOT lines)
+    message(FATAL_ERROR "${file} says nothing")
+  endif()
+endforeach()
+# The same consumer with pkg-config and no CMake.
+find_program(PKG_CONFIG pkg-config)
+if(PKG_CONFIG)
+  file(GLOB pc ${stage}/lib*/pkgconfig ${stage}/lib*/*/pkgconfig)
+  list(GET pc 0 pc)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${pc}
+      ${PKG_CONFIG} --cflags --libs contraflow
+    OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags} ${FLAGS}")
+  step(${CXX} -std=c++20 ${SOURCE_DIR}/consumer/main.cc -o ${WORK_DIR}/by_pkg_config ${flags})
+  step(${WORK_DIR}/by_pkg_config)
+endif()
 # Of our own headers the public ones and what they include, and nothing of the runtime.
 file(GLOB_RECURSE headers RELATIVE ${stage}/include ${stage}/include/*)
 list(LENGTH headers count)

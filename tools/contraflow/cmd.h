@@ -25,6 +25,7 @@ std::function<int()> AddCostsInit(CLI::App* init);
 extern const Command kCheckCommand;
 extern const Command kCompareCommand;
 extern const Command kCompileCommand;
+extern const Command kCompletionCommand;
 extern const Command kCostsCommand;
 extern const Command kDiffCommand;
 extern const Command kExplainCommand;

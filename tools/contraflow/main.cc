@@ -14,7 +14,7 @@ namespace {
 constexpr const Command* kCommands[] = {
     &kListCommand,    &kCompileCommand, &kShowCommand,   &kVerifyCommand,   &kSimulateCommand,
     &kExplainCommand, &kCompareCommand, &kCheckCommand,  &kDiffCommand,     &kCostsCommand,
-    &kProfileCommand, &kExportCommand,  &kImportCommand, &kTokenizeCommand,
+    &kProfileCommand, &kExportCommand,  &kImportCommand, &kTokenizeCommand, &kCompletionCommand,
 };
 
 std::string TopHelp() {
@@ -28,7 +28,7 @@ std::string TopHelp() {
       "Commands:\n";
   for (const Command* command : kCommands) {
     std::string name(command->name);
-    name.resize(10, ' ');
+    name.resize(12, ' ');
     help += "  " + name + std::string(command->summary) + "\n";
   }
   help +=
@@ -52,7 +52,8 @@ int Main(std::vector<std::string> words) {
     words.emplace_back("--help");
   }
   int code = kExitFine;
-  CLI::App app("", "contraflow");
+  CLI::App app("compile, prove, simulate and draw schedules of pipeline-parallel training",
+               "contraflow");
   app.set_version_flag("--version", "contraflow " CF_VERSION);
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);

@@ -1,0 +1,259 @@
+#include "tools/cli/completion.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+namespace {
+
+using Words = std::vector<std::string>;
+
+std::string Joined(const Words& words, const char* separator = " ") {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+std::string OneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
+
+/// In single quotes of a shell. fish, other than bash and zsh, takes a quote behind a backslash.
+std::string ShellWord(const std::string& text, bool fish = false) {
+  std::string quoted = "'";
+  for (const char c : text) {
+    if (fish && c == '\\') quoted += '\\';
+    quoted += c == '\'' ? (fish ? "\\'" : "'\\''") : std::string(1, c);
+  }
+  return quoted + "'";
+}
+
+/// A command by its words, "costs init".
+struct NamedCommand {
+  std::string words;
+  const CLI::App* app;
+};
+
+/// Those of a program, each before its own.
+std::vector<NamedCommand> CommandsOf(const CLI::App& program) {
+  std::vector<NamedCommand> commands;
+  const std::function<void(const CLI::App&, const std::string&)> add = [&](const CLI::App& app,
+                                                                           const std::string& at) {
+    for (const CLI::App* command : app.get_subcommands(nullptr)) {
+      const std::string words = at + (at.empty() ? "" : " ") + command->get_name();
+      commands.push_back({words, command});
+      add(*command, words);
+    }
+  };
+  add(program, "");
+  return commands;
+}
+
+/// "-o" and "--output"
+Words NamesOf(const CLI::Option& option) {
+  Words names;
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+bool TakesValue(const CLI::Option& option) { return option.get_type_size() != 0; }
+
+Words ValuesOf(const CLI::Option& option, const KnownWords& known) {
+  const std::string type = option.get_type_name();
+  const bool choice = type.find('|') != std::string::npos &&
+                      std::none_of(type.begin(), type.end(), [](unsigned char c) {
+                        return std::isupper(c) != 0 || c == '.' || c == ',';
+                      });
+  if (choice) return CLI::detail::split(type, '|');
+  for (const std::string& name : NamesOf(option)) {
+    if (const auto found = known.find(name); found != known.end()) return found->second;
+  }
+  return {};
+}
+
+std::vector<const CLI::Option*> OptionsOf(const CLI::App& app) {
+  std::vector<const CLI::Option*> options;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) options.push_back(option);
+  }
+  return options;
+}
+
+Words NestedOf(const CLI::App& app) {
+  Words names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return names;
+}
+
+std::string Bash(const CLI::App& program, const KnownWords& known) {
+  const std::string name = program.get_name();
+  std::string words, values;
+  for (const NamedCommand& command : CommandsOf(program)) {
+    if (command.words.find(' ') != std::string::npos) continue;
+    Words offered = NestedOf(*command.app);
+    for (const CLI::Option* option : OptionsOf(*command.app)) {
+      const Words names = NamesOf(*option);
+      offered.insert(offered.end(), names.begin(), names.end());
+      const Words own = ValuesOf(*option, known);
+      if (own.empty()) continue;
+      Words patterns;
+      for (const std::string& one : names) patterns.push_back(command.words + "," + one);
+      values += "    " + Joined(patterns, "|") + ") words=" + ShellWord(Joined(own)) + " ;;\n";
+    }
+    words += "      " + command.words + ") words=" + ShellWord(Joined(offered)) + " ;;\n";
+  }
+  return "# bash completion of " + name + "\n_" + name +
+         "() {\n"
+         "  local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=\n"
+         "  case ${COMP_WORDS[1]},$before in\n" +
+         values +
+         "  esac\n"
+         "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
+         "    words=" +
+         ShellWord(Joined(NestedOf(program))) +
+         "\n"
+         "  elif [ -z \"$words\" ] && [[ $now == -* || $COMP_CWORD -eq 2 ]]; then\n"
+         "    case ${COMP_WORDS[1]} in\n" +
+         words +
+         "    esac\n"
+         "  fi\n"
+         "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$now\")\n"
+         "}\n"
+         "complete -o default -F _" +
+         name + " " + name + "\n";
+}
+
+/// Text inside the brackets of a zsh specification.
+std::string Bracketed(const std::string& text) {
+  std::string escaped;
+  for (const char c : OneLine(text)) {
+    if (c == '[' || c == ']' || c == ':' || c == '\\') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string Zsh(const CLI::App& program, const KnownWords& known) {
+  const std::string name = program.get_name();
+  std::string list, cases;
+  for (const NamedCommand& command : CommandsOf(program)) {
+    if (command.words.find(' ') != std::string::npos) continue;
+    list +=
+        "    " + ShellWord(command.words + ":" + OneLine(command.app->get_description())) + "\n";
+    cases += "    " + command.words + ")\n      _arguments";
+    for (const CLI::Option* option : OptionsOf(*command.app)) {
+      for (const std::string& one : NamesOf(*option)) {
+        const Words own = ValuesOf(*option, known);
+        const std::string value = !TakesValue(*option) ? ""
+                                  : own.empty()        ? ":value:_files"
+                                                       : ":value:(" + Joined(own) + ")";
+        cases += " \\\n        " +
+                 ShellWord(one + "[" + Bracketed(option->get_description()) + "]" + value);
+      }
+    }
+    const Words nested = NestedOf(*command.app);
+    if (!nested.empty()) cases += " \\\n        " + ShellWord("1:command:(" + Joined(nested) + ")");
+    cases += " \\\n        '*:file:_files' ;;\n";
+  }
+  return "#compdef " + name + "\nlocal -a commands=(\n" + list +
+         ")\nif (( CURRENT == 2 )); then\n  _describe command commands\nelse\n"
+         "  local command=$words[2]\n  shift words\n  (( CURRENT-- ))\n  case $command in\n" +
+         cases + "  esac\nfi\n";
+}
+
+std::string Fish(const CLI::App& program, const KnownWords& known) {
+  const std::string start = "complete -c " + program.get_name();
+  std::string lines;
+  for (const NamedCommand& command : CommandsOf(program)) {
+    const size_t space = command.words.find(' ');
+    const std::string first = command.words.substr(0, space);
+    const std::string about = " -d " + ShellWord(OneLine(command.app->get_description()), true);
+    if (space != std::string::npos) {
+      lines += start + " -n '__fish_seen_subcommand_from " + first + "' -a " +
+               command.app->get_name() + about + "\n";
+      continue;
+    }
+    lines += start + " -n __fish_use_subcommand -f -a " + first + about + "\n";
+    for (const CLI::Option* option : OptionsOf(*command.app)) {
+      lines += start + " -n '__fish_seen_subcommand_from " + first + "'";
+      for (const std::string& one : option->get_snames()) lines += " -s " + one;
+      for (const std::string& one : option->get_lnames()) lines += " -l " + one;
+      if (TakesValue(*option)) lines += " -r";
+      const Words own = ValuesOf(*option, known);
+      if (!own.empty()) lines += " -a " + ShellWord(Joined(own), true);
+      lines += " -d " + ShellWord(OneLine(option->get_description()), true) + "\n";
+    }
+  }
+  return lines;
+}
+
+/// Text of a manual page: a hyphen is a minus, and no line begins a request.
+std::string Roff(const std::string& text) {
+  std::string escaped;
+  for (const char c : OneLine(text)) {
+    if (c == '\\') {
+      escaped += "\\e";
+    } else if (c == '-') {
+      escaped += "\\-";
+    } else if ((c == '.' || c == '\'') && escaped.empty()) {
+      escaped += std::string("\\&") + c;
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+std::string ManualOfOptions(const CLI::App& app) {
+  std::string text;
+  for (const CLI::Option* option : app.get_options()) {
+    const Words names = NamesOf(*option);
+    const std::string title = names.empty() ? option->get_name(true) : Joined(names, ", ");
+    text += ".TP\n\\fB" + Roff(title) + "\\fR";
+    if (TakesValue(*option) && !names.empty() && !option->get_type_name().empty()) {
+      text += " \\fI" + Roff(option->get_type_name()) + "\\fR";
+    }
+    text += "\n" + Roff(option->get_description()) + (option->get_required() ? " (required)" : "") +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string WriteCompletion(const CLI::App& program, std::string_view shell,
+                            const KnownWords& known) {
+  if (shell == "bash") return Bash(program, known);
+  if (shell == "zsh") return Zsh(program, known);
+  CF_ASSERT(shell == "fish");
+  return Fish(program, known);
+}
+
+std::string WriteManual(const CLI::App& program, const std::string& version) {
+  const std::string name = program.get_name();
+  std::string upper = name;
+  std::transform(upper.begin(), upper.end(), upper.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::string text = ".TH " + upper + " 1 \"\" \"" + name + " " + version + "\"\n.SH NAME\n" +
+                     Roff(name) + " \\- " + Roff(program.get_description()) +
+                     "\n.SH SYNOPSIS\n.B " + Roff(name) + "\n.I COMMAND\n[OPTIONS]\n.SH COMMANDS\n";
+  for (const NamedCommand& command : CommandsOf(program)) {
+    text += ".SS " + Roff(name + " " + command.words) + "\n" +
+            Roff(command.app->get_description()) + "\n" + ManualOfOptions(*command.app);
+    if (const std::string footer = command.app->get_footer(); !footer.empty()) {
+      text += ".PP\n" + Roff(footer) + "\n";
+    }
+  }
+  return text +
+         ".SH EXIT STATUS\n0 success; 1 bad input, or a check failed (for diff: the plans differ); "
+         "2 bad command line; 70 a bug in " +
+         Roff(name) + ".\n";
+}
+
+}  // namespace contraflow

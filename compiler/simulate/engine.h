@@ -184,6 +184,11 @@ class Reductions {
 /// Simulate, for plans whose instructions have lanes; `measured` as for SimulateMeasured, or null.
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured);
 
+/// What a rank did, given when its instructions ran; bubble is SumUp's. For plans of all levels.
+RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
+                           const RecomputedCells& recomputed, size_t r,
+                           const std::vector<Span>& spans);
+
 /// Fills in makespan, span and bubbles, from what the ranks did.
 void SumUp(Simulation* simulation);
 

@@ -21,6 +21,20 @@ struct Flight {
   InstructionRef send, receive;
 };
 
+/// Time in which both lanes are busy.
+Time Common(const std::vector<Span>& a, const std::vector<Span>& b) {
+  Time common = 0;
+  for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
+    common += std::max<Time>(0, std::min(a[i].end, b[k].end) - std::max(a[i].start, b[k].start));
+    if (a[i].end < b[k].end) {
+      ++i;
+    } else {
+      ++k;
+    }
+  }
+  return common;
+}
+
 class LaneSimulator {
  public:
   LaneSimulator(const Plan& plan, const CostModel& costs, const MeasuredStep* measured)
@@ -49,7 +63,9 @@ class LaneSimulator {
       const auto open = std::find(spans.begin(), spans.end(), Span{kNotReady, kNotReady});
       if (open != spans.end()) engine_.Stuck({r, static_cast<int>(open - spans.begin())});
     }
-    for (size_t r = 0; r < result_.ranks.size(); ++r) Finish(r);
+    for (size_t r = 0; r < result_.ranks.size(); ++r) {
+      result_.ranks[r] = FiguresOfSpans(plan_, costs_, recomputed_, r, result_.timeline.ranks[r]);
+    }
     SumUp(&result_);
     return std::move(result_);
   }
@@ -112,43 +128,6 @@ class LaneSimulator {
     engine_.Wake(send ? flight.receive.rank : flight.send.rank);
   }
 
-  // Figures of a rank, from its spans.
-
-  void Finish(size_t r) {
-    const Program& program = plan_.programs[r];
-    const std::vector<Span>& spans = result_.timeline.ranks[r];
-    RankFigures& figures = result_.ranks[r];
-    bool begun = false;
-    std::vector<Span> lanes[2];
-    for (size_t i = 0; i < program.size(); ++i) {
-      if (IsMessage(program[i].op)) continue;
-      figures.last_end = std::max(figures.last_end, spans[i].end);
-      if (program[i].op == Op::REDUCE || IsHostCopy(program[i].op)) continue;
-      if (!begun) figures.first_start = spans[i].start;
-      figures.first_start = std::min(figures.first_start, spans[i].start);
-      begun = true;
-      const bool all_to_all = WorkOf(program[i].op) == Work::kAllToAll;
-      (all_to_all ? figures.all_to_all : figures.busy) += spans[i].end - spans[i].start;
-      lanes[all_to_all ? 1 : 0].push_back(spans[i]);
-    }
-    figures.exposed = figures.all_to_all - Common(lanes[0], lanes[1]);
-    FollowActivations(plan_, costs_, recomputed_, r, spans, &figures);
-  }
-
-  /// Time in which both lanes are busy.
-  static Time Common(const std::vector<Span>& a, const std::vector<Span>& b) {
-    Time common = 0;
-    for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
-      common += std::max<Time>(0, std::min(a[i].end, b[k].end) - std::max(a[i].start, b[k].start));
-      if (a[i].end < b[k].end) {
-        ++i;
-      } else {
-        ++k;
-      }
-    }
-    return common;
-  }
-
   const Plan& plan_;
   const CostModel& costs_;
   const Durations durations_;
@@ -162,6 +141,29 @@ class LaneSimulator {
 };
 
 }  // namespace
+
+RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
+                           const RecomputedCells& recomputed, size_t r,
+                           const std::vector<Span>& spans) {
+  const Program& program = plan.programs[r];
+  RankFigures figures;
+  bool begun = false;
+  std::vector<Span> lanes[2];
+  for (size_t i = 0; i < program.size(); ++i) {
+    if (IsMessage(program[i].op)) continue;
+    figures.last_end = std::max(figures.last_end, spans[i].end);
+    if (program[i].op == Op::REDUCE || IsHostCopy(program[i].op)) continue;
+    if (!begun) figures.first_start = spans[i].start;
+    figures.first_start = std::min(figures.first_start, spans[i].start);
+    begun = true;
+    const bool all_to_all = WorkOf(program[i].op) == Work::kAllToAll;
+    (all_to_all ? figures.all_to_all : figures.busy) += spans[i].end - spans[i].start;
+    lanes[all_to_all ? 1 : 0].push_back(spans[i]);
+  }
+  figures.exposed = figures.all_to_all - Common(lanes[0], lanes[1]);
+  FollowActivations(plan, costs, recomputed, r, spans, &figures);
+  return figures;
+}
 
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured) {
   return LaneSimulator(plan, costs, measured).Run();

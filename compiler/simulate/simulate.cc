@@ -4,6 +4,7 @@
 #include "compiler/simulate/simulate.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -374,6 +375,22 @@ Simulation Run(const Plan& plan, const CostModel& costs, Keep keep, const Measur
 
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep) {
   return Run(plan, costs, keep, nullptr);
+}
+
+Simulation RunOf(const Plan& plan, const CostModel& costs, Timeline measured) {
+  Time first = std::numeric_limits<Time>::max();
+  for (const std::vector<Span>& spans : measured.ranks) {
+    for (const Span& span : spans) first = std::min(first, span.start);
+  }
+  Simulation run;
+  const RecomputedCells recomputed(plan);
+  for (size_t r = 0; r < measured.ranks.size(); ++r) {
+    for (Span& span : measured.ranks[r]) span = {span.start - first, span.end - first};
+    run.ranks.push_back(FiguresOfSpans(plan, costs, recomputed, r, measured.ranks[r]));
+  }
+  run.timeline = std::move(measured);
+  SumUp(&run);
+  return run;
 }
 
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs,

@@ -64,6 +64,9 @@ struct MeasuredStep {
 /// only messages are left.
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs, const MeasuredStep& measured);
 
+/// What was a run of the plan, as a simulation of it: times from the first start on.
+Simulation RunOf(const Plan& plan, const CostModel& costs, Timeline measured);
+
 /// A longest chain of instructions in a run of a plan, each waiting for the one before it, from
 /// time 0 to the makespan: instructions of all lanes, of a message its SEND. Empty below level
 /// comm.

@@ -102,6 +102,37 @@ TEST_SUITE("property") {
     }
   }
 
+  TEST_CASE("of a run with late starts, too; what began late is overhead") {
+    std::mt19937_64 random(17);
+    Time late = 0;
+    for (const Spec& spec : RandomSpecs(&random, 40, 5, 8)) {
+      const Plan plan = Compile(spec);
+      Timeline timeline = Simulate(plan, spec.costs).timeline;
+      timeline.measured = true;
+      for (size_t r = 0; r < timeline.ranks.size(); ++r) {
+        for (size_t i = 0; i < timeline.ranks[r].size(); ++i) {
+          Span& span = timeline.ranks[r][i];
+          if (WorkOf(plan.programs[r][i].op) != Work::kCompute) continue;
+          span.start += std::uniform_int_distribution<Time>(0, (span.end - span.start) / 2)(random);
+        }
+      }
+      const Simulation run = RunOf(plan, spec.costs, timeline);
+      const auto idle = AttributeIdle(plan, spec.costs, run);
+      CAPTURE(spec.schedule);
+      for (int r = 0; r < plan.ranks; ++r) {
+        const auto& own = idle[static_cast<size_t>(r)];
+        CHECK(Total(own) == run.ranks[static_cast<size_t>(r)].bubble);
+        Time free = 0;
+        for (const Idle& one : own) {
+          CHECK(free <= one.when.start);
+          free = one.when.end;
+          if (one.cause == IdleCause::kOverhead) late += one.when.end - one.when.start;
+        }
+      }
+    }
+    CHECK(late > 0);
+  }
+
   TEST_CASE("what could have run in an idle time can stand there in a sound plan") {
     std::mt19937_64 random(11);
     int moved = 0;

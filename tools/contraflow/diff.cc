@@ -1,9 +1,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
@@ -14,14 +16,23 @@
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/profile/gzip.h"
+#include "tools/profile/profile.h"
+#include "tools/profile/run_trace.h"
+#include "tools/report/explanation.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
 
+/// Most bytes of a trace.
+constexpr int64_t kMostTraceBytes = int64_t{1} << 30;
+
 struct DiffOptions {
   std::string left, right;
+  std::vector<std::string> more;  ///< traces of other ranks
+  std::string update_costs;
   bool stat = false, json = false;
 };
 
@@ -180,10 +191,57 @@ Json DiffToJson(const Plan& left, const Plan& right, const std::vector<RankEdits
           {"ranks", std::move(ranks)}};
 }
 
+/// The text of a file if it is a trace.
+std::optional<std::string> TraceIn(const std::string& path) {
+  if (path == "-" || std::filesystem::is_directory(path)) return std::nullopt;
+  std::string text = ReadFile(path, kMostTraceBytes);
+  if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, path);
+  return LooksLikeTrace(text) ? std::optional(std::move(text)) : std::nullopt;
+}
+
+/// A plan and the traces of a run of it.
+int DiffRun(const DiffOptions& options, std::string first) {
+  std::vector<TraceText> traces;
+  traces.push_back({options.right, std::move(first)});
+  for (const std::string& path : options.more) {
+    std::optional<std::string> text = TraceIn(path);
+    if (!text) throw Error(path + ": is no trace; several files are traces of one run");
+    traces.push_back({path, std::move(*text)});
+  }
+  if (options.stat) throw UsageError("--stat: is for two plans");
+  const Plan plan = ReadPlanFile(options.left);
+  RequireSound(plan, options.left);
+  if (plan.level == Level::kCompute) {
+    throw Error(options.left +
+                ": is at level compute, and nothing runs it; give the plan that ran");
+  }
+  const CostModel costs = CostsForPlan({}, plan);
+  const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs).timeline);
+  const Explanation measured = ExplainRun(plan, costs, ReadRun(plan, traces));
+  if (!options.update_costs.empty()) {
+    ProfileOptions profile{.plan = &plan};
+    std::vector<FileSamples> files;
+    for (const TraceText& trace : traces) {
+      files.push_back(ReadProfileText(trace.text, trace.place, profile));
+    }
+    WriteFile(options.update_costs, WriteCosts(CostsOfSamples(files, profile).costs));
+  }
+  WriteFile("-", options.json ? FormatJson(RunsToJson(predicted, measured))
+                              : DescribePlan(plan) + "\n" + CompareRuns(predicted, measured));
+  return kExitFine;
+}
+
 int Diff(const DiffOptions& options) {
   if (options.left == "-" && options.right == "-") {
     throw UsageError("only one of the two plans can be - (standard input)");
   }
+  RefuseOverwrite({"--update-costs", options.update_costs},
+                  {{"the plan", options.left}, {"the trace", options.right}});
+  if (std::optional<std::string> trace = TraceIn(options.right)) {
+    return DiffRun(options, std::move(*trace));
+  }
+  if (!options.update_costs.empty()) throw UsageError("--update-costs: needs a trace, not a plan");
+  if (!options.more.empty()) throw UsageError("diff: takes two plans, or a plan and its traces");
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
   const int code = left == right ? kExitFine : kExitInput;
   if (code == kExitFine && !options.json) return code;
@@ -214,8 +272,13 @@ int Diff(const DiffOptions& options) {
 std::function<int()> AddDiff(CLI::App* app) {
   const auto options = std::make_shared<DiffOptions>();
   AddPlan(app, &options->left, "PLAN");
-  AddPlan(app, &options->right, "OTHER");
+  AddPlan(app, &options->right, "OTHER")
+      ->description(
+          "another plan; or the trace of a run of this one, as contraflow-run\n--trace writes it");
+  AddTexts(app, "TRACE", &options->more, "where each rank has a trace of its own, the others");
   AddFlag(app, "--stat", &options->stat, "only the figures, and how much moved on each rank");
+  AddText(app, "--update-costs", &options->update_costs, "COSTS",
+          "write the costs that the trace has, for compile and simulate");
   AddJson(app, &options->json);
   return [options] { return Diff(*options); };
 }
@@ -224,7 +287,7 @@ std::function<int()> AddDiff(CLI::App* app) {
 
 const Command kDiffCommand = {
     .name = "diff",
-    .summary = "show what differs between two plans; exit 1 if anything does",
+    .summary = "compare two plans (exit 1 if they differ), or a plan with a run of it",
     .example = "contraflow diff plan.json other.json",
     .add = AddDiff,
 };

@@ -6,6 +6,8 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+#include "tools/profile/samples.h"
 
 namespace contraflow {
 namespace {
@@ -200,6 +202,27 @@ class TraceHandler {
 };
 
 }  // namespace
+
+std::optional<Instruction> OwnSlice(const TraceEvent& event) {
+  if (auto what = ParseRange(event.name)) return what;
+  if (event.stage < 0 || event.stage >= kMaxStages) return std::nullopt;
+  for (int op = 0; op < kOpCount; ++op) {
+    if (event.name != Name(static_cast<Op>(op))) continue;
+    Instruction what;
+    what.op = static_cast<Op>(op);
+    const auto take = [](int64_t value, int limit) {
+      return value >= 0 && value < limit ? static_cast<int>(value) : -1;
+    };
+    what.stage = static_cast<int>(event.stage);
+    what.microbatch = take(event.microbatch, kMaxMicrobatches);
+    what.layer = static_cast<int16_t>(take(event.layer, kMaxLayers));
+    what.back_stage = take(event.back_stage, kMaxStages);
+    what.back_microbatch = take(event.back_microbatch, kMaxMicrobatches);
+    if (what.op == Op::FB && what.back_stage < 0) return std::nullopt;
+    return what;
+  }
+  return std::nullopt;
+}
 
 TraceHead ReadTraceEvents(std::string_view text, const std::string& place,
                           const std::function<void(const TraceEvent& event)>& take) {

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "compiler/plan/instruction.h"
 
 namespace contraflow {
 
@@ -30,5 +33,9 @@ struct TraceHead {
 /// JSON, has no events, or has a complete event without a name or with times that are none.
 TraceHead ReadTraceEvents(std::string_view text, const std::string& place,
                           const std::function<void(const TraceEvent& event)>& take);
+
+/// The instruction of a slice of this project's own traces, by its name or, where that is the
+/// operation alone, by its arguments. Nothing if it is none.
+std::optional<Instruction> OwnSlice(const TraceEvent& event);
 
 }  // namespace contraflow

@@ -52,29 +52,6 @@ bool IsOwn(const std::string& category) {
   return std::find(kOwn.begin(), kOwn.end(), category) != kOwn.end();
 }
 
-/// The instruction of a slice of this project's own traces, by its name or, where that is the
-/// operation alone, by its arguments.
-std::optional<Instruction> OwnSlice(const TraceEvent& event) {
-  if (auto what = ParseRange(event.name)) return what;
-  if (event.stage < 0 || event.stage >= kMaxStages) return std::nullopt;
-  for (int op = 0; op < kOpCount; ++op) {
-    if (event.name != Name(static_cast<Op>(op))) continue;
-    Instruction what;
-    what.op = static_cast<Op>(op);
-    const auto take = [](int64_t value, int limit) {
-      return value >= 0 && value < limit ? static_cast<int>(value) : -1;
-    };
-    what.stage = static_cast<int>(event.stage);
-    what.microbatch = take(event.microbatch, kMaxMicrobatches);
-    what.layer = static_cast<int16_t>(take(event.layer, kMaxLayers));
-    what.back_stage = take(event.back_stage, kMaxStages);
-    what.back_microbatch = take(event.back_microbatch, kMaxMicrobatches);
-    if (what.op == Op::FB && what.back_stage < 0) return std::nullopt;
-    return what;
-  }
-  return std::nullopt;
-}
-
 class TraceSamples {
  public:
   explicit TraceSamples(FileSamples* file) : file_(*file) {}

@@ -62,44 +62,6 @@ std::vector<bool> CausesOf(const Explanation& explanation) {
   return there;
 }
 
-std::string CauseTable(const Explanation& explanation) {
-  const Simulation& simulation = explanation.simulation;
-  const Words words(explanation);
-  const std::vector<bool> there = CausesOf(explanation);
-  Table table;
-  table.columns = {">rank", ">bubble", ">share"};
-  for (size_t c = 0; c < there.size(); ++c) {
-    if (there[c]) table.columns.push_back(">" + std::string(Name(static_cast<IdleCause>(c))));
-  }
-  std::vector<Time> all(kIdleCauses, 0);
-  Time bubbles = 0;
-  const auto row = [&](const std::string& title, Time bubble, double share,
-                       const std::vector<Time>& times) {
-    table.rows.push_back({title, words.At(bubble), FormatPercent(share)});
-    for (size_t c = 0; c < there.size(); ++c) {
-      if (there[c]) table.rows.back().push_back(words.At(times[c]));
-    }
-  };
-  for (int r = 0; r < explanation.plan.ranks; ++r) {
-    const std::vector<Time> times = explanation.ByCause(r);
-    const Time bubble = simulation.ranks[static_cast<size_t>(r)].bubble;
-    const double share = simulation.makespan == 0 ? 0
-                                                  : static_cast<double>(bubble) /
-                                                        static_cast<double>(simulation.makespan);
-    row(std::to_string(r), bubble, share, times);
-    for (size_t c = 0; c < all.size(); ++c) all[c] += times[c];
-    bubbles += bubble;
-  }
-  row("all", bubbles, simulation.bubble_ratio(), all);
-  std::string text = FormatTable(table) + "\n";
-  for (size_t c = 0; c < there.size(); ++c) {
-    if (!there[c]) continue;
-    const auto cause = static_cast<IdleCause>(c);
-    text += std::string(Name(cause)) + ": " + std::string(Meaning(cause)) + ".\n";
-  }
-  return text;
-}
-
 /// "12" or "3.5"
 std::string Slope(double slope) {
   std::string text = std::to_string(std::round(slope * 100) / 100);
@@ -146,6 +108,44 @@ Json IdleToJson(const Explanation& explanation, int rank) {
 }
 
 }  // namespace
+
+std::string CauseTable(const Explanation& explanation) {
+  const Simulation& simulation = explanation.simulation;
+  const Words words(explanation);
+  const std::vector<bool> there = CausesOf(explanation);
+  Table table;
+  table.columns = {">rank", ">bubble", ">share"};
+  for (size_t c = 0; c < there.size(); ++c) {
+    if (there[c]) table.columns.push_back(">" + std::string(Name(static_cast<IdleCause>(c))));
+  }
+  std::vector<Time> all(kIdleCauses, 0);
+  Time bubbles = 0;
+  const auto row = [&](const std::string& title, Time bubble, double share,
+                       const std::vector<Time>& times) {
+    table.rows.push_back({title, words.At(bubble), FormatPercent(share)});
+    for (size_t c = 0; c < there.size(); ++c) {
+      if (there[c]) table.rows.back().push_back(words.At(times[c]));
+    }
+  };
+  for (int r = 0; r < explanation.plan.ranks; ++r) {
+    const std::vector<Time> times = explanation.ByCause(r);
+    const Time bubble = simulation.ranks[static_cast<size_t>(r)].bubble;
+    const double share = simulation.makespan == 0 ? 0
+                                                  : static_cast<double>(bubble) /
+                                                        static_cast<double>(simulation.makespan);
+    row(std::to_string(r), bubble, share, times);
+    for (size_t c = 0; c < all.size(); ++c) all[c] += times[c];
+    bubbles += bubble;
+  }
+  row("all", bubbles, simulation.bubble_ratio(), all);
+  std::string text = FormatTable(table) + "\n";
+  for (size_t c = 0; c < there.size(); ++c) {
+    if (!there[c]) continue;
+    const auto cause = static_cast<IdleCause>(c);
+    text += std::string(Name(cause)) + ": " + std::string(Meaning(cause)) + ".\n";
+  }
+  return text;
+}
 
 std::vector<Time> Explanation::ByCause(int rank) const {
   std::vector<Time> times(kIdleCauses, 0);

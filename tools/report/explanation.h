@@ -27,11 +27,23 @@ struct Explanation {
 /// Predicts a run. Throws Error as Simulate does.
 Explanation Explain(const Plan& plan, const CostModel& costs);
 
+/// Of a run that was measured.
+Explanation ExplainRun(const Plan& plan, const CostModel& costs, Timeline measured);
+
 /// The object of `explain --json`; of a rank with each of its idle times.
 Json ExplanationToJson(const Explanation& explanation, int rank = -1);
 
 /// Idle time of each rank by cause, what the causes mean, and the costs that the makespan follows.
 std::string WriteExplanation(const Explanation& explanation);
+
+/// The table of idle time, and what its causes mean.
+std::string CauseTable(const Explanation& explanation);
+
+/// A predicted run beside a measured one: time, ranks, operations, and the measured idle time by
+/// cause.
+std::string CompareRuns(const Explanation& predicted, const Explanation& measured);
+/// The object of `diff PLAN TRACE --json`.
+Json RunsToJson(const Explanation& predicted, const Explanation& measured);
 
 /// Each idle time of a rank, a line each.
 std::string WriteIdle(const Explanation& explanation, int rank);

@@ -1,0 +1,71 @@
+#include "tools/profile/run_trace.h"
+
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "compiler/plan/error.h"
+#include "tools/profile/chrome_trace.h"
+
+namespace contraflow {
+namespace {
+
+using Key = std::tuple<Op, int, int, int, int, int>;
+
+Key KeyOf(const Instruction& i) {
+  return {i.op, i.stage, i.microbatch, i.back_stage, i.back_microbatch, i.layer};
+}
+
+}  // namespace
+
+bool LooksLikeTrace(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return false;
+  return text[begin] == '[' ||
+         text.substr(0, size_t{1} << 16).find("\"traceEvents\"") != std::string_view::npos;
+}
+
+Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
+  std::vector<std::map<Key, int>> indices(plan.programs.size());
+  Timeline timeline{true, plan.costs ? plan.costs->unit : Unit::kUnit, {}};
+  std::vector<std::vector<bool>> seen;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    const Program& program = plan.programs[r];
+    for (size_t i = 0; i < program.size(); ++i) indices[r][KeyOf(program[i])] = static_cast<int>(i);
+    timeline.ranks.emplace_back(program.size());
+    seen.emplace_back(program.size(), false);
+  }
+  for (const TraceText& trace : traces) {
+    ReadTraceEvents(trace.text, trace.place, [&](const TraceEvent& event) {
+      const std::optional<Instruction> what = OwnSlice(event);
+      if (!what) return;
+      if (event.pid < 0 || event.pid >= plan.ranks) {
+        throw Error(trace.place + ": has a slice of rank " + std::to_string(event.pid) +
+                    ", the plan has " + std::to_string(plan.ranks) + " ranks; give a trace of it");
+      }
+      const auto r = static_cast<size_t>(event.pid);
+      const auto found = indices[r].find(KeyOf(*what));
+      if (found == indices[r].end()) {
+        throw Error(trace.place + ": rank " + std::to_string(r) + " runs " + ToString(*what) +
+                    ", which is not in its program; give a trace of this plan");
+      }
+      const auto i = static_cast<size_t>(found->second);
+      const auto ticks = [](double microseconds) {
+        return static_cast<Time>(std::llround(microseconds * 1000));
+      };
+      timeline.ranks[r][i] = {ticks(event.start), ticks(event.end())};
+      seen[r][i] = true;
+    });
+  }
+  for (size_t r = 0; r < seen.size(); ++r) {
+    for (size_t i = 0; i < seen[r].size(); ++i) {
+      if (seen[r][i]) continue;
+      throw Error(traces.front().place + ": rank " + std::to_string(r) +
+                  " never runs instruction " + std::to_string(i) + " (" +
+                  ToString(plan.programs[r][i]) + "); give traces of a whole step of this plan");
+    }
+  }
+  return timeline;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+
+namespace contraflow {
+
+/// True if a file is a trace rather than a plan: a JSON array, or an object with "traceEvents".
+bool LooksLikeTrace(std::string_view text);
+
+/// One file of a run, for messages, and its text.
+struct TraceText {
+  std::string place, text;
+};
+
+/// A run of a plan from the traces that contraflow-run or contraflow.torch wrote of it, of all
+/// ranks or one each: when every instruction ran, of several steps the last. Throws Error for an
+/// instruction of the plan that is not there, and for traces of another plan.
+Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
+
+}  // namespace contraflow

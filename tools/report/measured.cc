@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "tools/report/explanation.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+/// What one kind of instruction took in all.
+struct OpTimes {
+  int64_t count = 0;
+  Time predicted = 0, measured = 0;
+};
+
+/// By name, compute before all-to-all before messages; of a message its SEND.
+std::map<Op, OpTimes> TimesOfOps(const Explanation& predicted, const Explanation& measured) {
+  std::map<Op, OpTimes> ops;
+  const Plan& plan = predicted.plan;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+      const Op op = plan.programs[r][i].op;
+      if (IsRecv(op)) continue;
+      const auto length = [&](const Explanation& run) {
+        const Span& span = run.simulation.timeline.ranks[r][i];
+        return span.end - span.start;
+      };
+      OpTimes& times = ops[op];
+      ++times.count;
+      times.predicted += length(predicted);
+      times.measured += length(measured);
+    }
+  }
+  return ops;
+}
+
+std::string Change(Time was, Time is) {
+  if (was == 0 || was == is) return "";
+  const double ratio = static_cast<double>(is - was) / static_cast<double>(was);
+  return (ratio < 0 ? "-" : "+") + FormatPercent(std::abs(ratio));
+}
+
+}  // namespace
+
+Explanation ExplainRun(const Plan& plan, const CostModel& costs, Timeline measured) {
+  Simulation run = RunOf(plan, costs, std::move(measured));
+  std::vector<std::vector<Idle>> idle = AttributeIdle(plan, costs, run);
+  return {plan, costs, std::move(run), std::move(idle), {}};
+}
+
+std::string CompareRuns(const Explanation& predicted, const Explanation& measured) {
+  const Unit unit = predicted.costs.unit;
+  const auto time = [&](Time ticks) { return FormatTime(ticks, unit); };
+  const Simulation& was = predicted.simulation;
+  const Simulation& is = measured.simulation;
+  std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
+                     FormatWithUnit(is.makespan, unit) + " (" + Change(was.makespan, is.makespan) +
+                     "); bubble ratio: predicted " + FormatPercent(was.bubble_ratio()) +
+                     ", measured " + FormatPercent(is.bubble_ratio()) + "\n\n";
+  Table ranks;
+  ranks.columns = {">rank", ">busy", ">measured", ">change", ">bubble", ">measured"};
+  size_t slowest = 0;
+  double most = -1;
+  for (size_t r = 0; r < was.ranks.size(); ++r) {
+    const RankFigures& left = was.ranks[r];
+    const RankFigures& right = is.ranks[r];
+    ranks.rows.push_back({std::to_string(r), time(left.busy), time(right.busy),
+                          Change(left.busy, right.busy), time(left.bubble), time(right.bubble)});
+    const double ratio =
+        static_cast<double>(right.busy) / static_cast<double>(std::max<Time>(left.busy, 1));
+    if (ratio > most) slowest = r, most = ratio;
+  }
+  text += FormatTable(ranks) + "slowest against the prediction: rank " + std::to_string(slowest) +
+          "\n\n";
+  Table ops;
+  ops.columns = {"operation", ">count", ">mean", ">measured", ">change"};
+  for (const auto& [op, times] : TimesOfOps(predicted, measured)) {
+    ops.rows.push_back({std::string(Name(op)), FormatCount(times.count),
+                        time(times.predicted / times.count), time(times.measured / times.count),
+                        Change(times.predicted, times.measured)});
+  }
+  return text + FormatTable(ops) + "\nidle time, measured, by cause:\n\n" + CauseTable(measured);
+}
+
+Json RunsToJson(const Explanation& predicted, const Explanation& measured) {
+  const Unit unit = predicted.costs.unit;
+  Json ops = Json::array();
+  for (const auto& [op, times] : TimesOfOps(predicted, measured)) {
+    ops.push_back({{"op", Name(op)},
+                   {"count", times.count},
+                   {"predicted", TimeToJson(times.predicted / times.count, unit)},
+                   {"measured", TimeToJson(times.measured / times.count, unit)}});
+  }
+  const auto run = [&](const Explanation& explanation) {
+    Json object = ExplanationToJson(explanation);
+    for (const char* const key : {"format", "version", "schedule", "unit", "sensitivity"}) {
+      object.erase(key);
+    }
+    for (Json& rank : object["ranks"]) {
+      const auto r = rank["rank"].get<size_t>();
+      rank["busy"] = TimeToJson(explanation.simulation.ranks[r].busy, unit);
+    }
+    return object;
+  };
+  return {{"format", "contraflow-diff"},         {"version", 1},
+          {"schedule", predicted.plan.schedule}, {"unit", Name(unit)},
+          {"predicted", run(predicted)},         {"measured", run(measured)},
+          {"operations", std::move(ops)}};
+}
+
+}  // namespace contraflow

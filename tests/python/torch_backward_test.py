@@ -184,9 +184,10 @@ class BackwardTest(unittest.TestCase):
                 self.seen = []
 
             def forward(self, x):
-                inner = torch.tanh(self.a(x))
+                early = self.a(x)
+                inner = nn.functional.gelu(early)
                 y = self.b(inner)
-                self.seen += [weakref.ref(x), weakref.ref(inner), weakref.ref(y)]
+                self.seen += [weakref.ref(t) for t in (x, inner, y, early)]
                 return y
 
         gc.disable()
@@ -196,7 +197,7 @@ class BackwardTest(unittest.TestCase):
                 stage, cell = stage_and_cell(module)
                 cell.x = (torch.randn(ROWS, WIDTH),)
                 stage.forward(cell)
-                x, inner, y = module.seen
+                x, inner, y, early = module.seen
                 cell.out = None  # sent
                 if STARTS_AT_EDGES:
                     self.assertIsNone(y(), "the output outlives its message")
@@ -207,8 +208,9 @@ class BackwardTest(unittest.TestCase):
                      stage.backward_weight)(cell)
                     if op == "B" and STARTS_AT_EDGES:
                         self.assertIsNotNone(inner(), "W needs it")
+                        self.assertIsNone(early(), "only B needed it")
                 cell.dx = None
-                for kept in (x, inner, y, dy):
+                for kept in (x, inner, y, early, dy):
                     self.assertIsNone(kept(), order)
                 # With recompute F keeps the input alone.
                 module.seen = []
@@ -216,8 +218,7 @@ class BackwardTest(unittest.TestCase):
                 cell.x = (torch.randn(ROWS, WIDTH),)
                 stage.forward(cell)
                 cell.out = None
-                x, inner, y = module.seen
-                self.assertEqual([x() is None, inner() is None, y() is None], [False, True, True])
+                self.assertEqual([t() is None for t in module.seen], [False, True, True, True])
         finally:
             gc.enable()
 

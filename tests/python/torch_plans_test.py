@@ -23,10 +23,24 @@ def reference(*key):
     return _references[key]
 
 
-def run_plan(plan, links, replica=0, steps=2, **options):
+class CountedBlock(Block):
+    """Hands the number of the stage on beside the activation."""
+
+    def __init__(self, number, last):
+        super().__init__(number)
+        self.number, self.last = number, last
+
+    def forward(self, x, count):
+        assert count.dtype == torch.int64 and (count == self.number).all()
+        y = super().forward(x)
+        return y if self.number == self.last else (y, count + 1)
+
+
+def run_plan(plan, links, replica=0, steps=2, counted=False, **options):
     """Trains with the plan and compares with one process. Returns the largest difference."""
     rank = links.rank
-    stages = {s: Block(s) for s in plan.stages_of(rank)}
+    last = plan.stages - 1
+    stages = {s: CountedBlock(s, last) if counted else Block(s) for s in plan.stages_of(rank)}
     if rank > 0:  # not the first holder of any stage that has two
         for s, module in stages.items():
             if min(r for r in range(plan.ranks) if s in plan.stages_of(r)) != rank:
@@ -40,14 +54,16 @@ def run_plan(plan, links, replica=0, steps=2, **options):
     schedule = cft.PlanSchedule(plan, stages, loss_fn, links=links, overlap=Counts(), **options)
     schedule.sync_parameters()
     inputs, targets = batch(plan.microbatches, replica)
-    last = plan.stages - 1
     for _ in range(steps):
         losses, of_eval = [], []
         for module in stages.values():
             module.zero_grad(set_to_none=True)
-        given = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, last, targets)
-        schedule.step(given[0], target=given[1], losses=losses)
-        schedule.eval(given[0], target=given[1], losses=of_eval)
+        x, target = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, last, targets)
+        given = [x]
+        if counted and x is not None:
+            given.append(torch.zeros(len(x), dtype=torch.int64))
+        schedule.step(*given, target=target, losses=losses)
+        schedule.eval(*given, target=target, losses=of_eval)
     expected = reference(plan.stages, plan.microbatches, replica)
     mine = sorted(m for route in plan.routes if route.ranks[last] == rank for m in route.microbatches)
     assert len(losses) == len(of_eval) == len(mine)
@@ -96,9 +112,9 @@ def work(rank, ranks, replicas, plans):
     plans = [cf.Plan.from_json(text) for text in plans]
     links = all_links(ranks, plans, **groups)
     options = {"data_parallel": groups["data_parallel"]} if replicas > 1 else {}
-    for plan in plans:
+    for number, plan in enumerate(plans):
         try:
-            run_plan(plan, links, replica, **options)
+            run_plan(plan, links, replica, counted=number % 3 == 0, **options)
         except BaseException:
             print(f"{plan.schedule}, {plan.ranks} ranks, {plan.microbatches} micro-batches",
                   file=sys.stderr)
@@ -174,7 +190,7 @@ def main():
     shapes = [(4, 1, [8])]
     if full:
         shapes = [(2, 1, [1, 2, 4, 7]), (3, 1, [3, 8]), (4, 1, [3, 8, 12]), (8, 1, [8, 16, 20]),
-                  (2, 2, [4]), (4, 2, [8])]
+                  (2, 2, [4]), (4, 2, [8]), (8, 2, [16])]
     for ranks, replicas, counts in shapes:
         plans = [plan.to_json() for m in counts for plan in plans_of(ranks, m)]
         expect_success(run_processes(ranks * replicas, work, ranks, replicas, plans))

@@ -2,9 +2,10 @@
 
 B asks autograd for the gradients of the stage's inputs alone, and for those at every node where weights
 join the way from the inputs to the outputs. W starts at these nodes, so nothing is computed twice. A
-weight that joins at several places gets its gradient in B, and W adds it. Autograd cannot start at a
-node before torch 2.x has `GradientEdge` as a start; there W walks from the outputs again, which gives
-the same bits and costs the time of a B more.
+weight that joins at several places gets its gradient in B, and W adds it. What the graph saved for B alone
+is dropped behind B. Where autograd
+cannot start at a `GradientEdge` (torch 1.13), W walks from the outputs again, which gives the same bits
+and costs the time of a B more.
 """
 
 from collections import Counter
@@ -72,7 +73,7 @@ class WeightGradStore:
 
 def _joints(roots, inputs):
     """The nodes at which weights join the way from the inputs to the roots: [(node, its outputs that
-    have a gradient, leaves that join there)]."""
+    have a gradient, leaves that join there)]; and the nodes that lead from none of them to its leaves."""
     edges, parents, outputs = {}, {}, {}
     stack = []
     for node, output in roots:
@@ -97,6 +98,8 @@ def _joints(roots, inputs):
             on_way.add(node)
             stack.extend(parents.get(node, ()))
 
+    used = set()
+
     def leaves_below(starts):
         found, seen, stack = [], set(), starts
         while stack:
@@ -107,6 +110,7 @@ def _joints(roots, inputs):
             if type(node).__name__ == "AccumulateGrad":
                 found.append(node.variable)
             stack.extend(child for child, _ in edges[node])
+        used.update(seen)
         return found
 
     joints = []
@@ -118,8 +122,32 @@ def _joints(roots, inputs):
         if beside:
             leaves = leaves_below(beside)
             if leaves:
+                used.add(node)
                 joints.append((node, sorted(outputs[node]), leaves))
-    return joints
+    return joints, [node for node in edges if node not in used]
+
+
+def _drop_saved(nodes):
+    """Frees what autograd saved for these nodes, which do not run again."""
+    for node in nodes:
+        kind = type(node)
+        names = _saved_names.get(kind)
+        if names is None:
+            names = _saved_names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        for name in names:
+            saved = getattr(node, name)
+            for tensor in saved if isinstance(saved, (tuple, list)) else (saved,):
+                try:
+                    tensor.register_hooks(_nothing, _nothing)
+                except (AttributeError, RuntimeError):
+                    pass  # no tensor was saved there, or somebody else's hooks keep it elsewhere
+
+
+_saved_names = {}
+
+
+def _nothing(_):
+    return None
 
 
 def backward_input(roots, grads, inputs):
@@ -127,8 +155,8 @@ def backward_input(roots, grads, inputs):
     if not STARTS_AT_EDGES:
         got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True)
         return got, (roots, grads)
-    joints = _joints([(root.node, root.output_nr) for root in roots],
-                     [get_gradient_edge(x).node for x in inputs])
+    joints, done = _joints([(root.node, root.output_nr) for root in roots],
+                           [get_gradient_edge(x).node for x in inputs])
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
     later, early, wanted = [], {}, list(inputs)
     for node, outputs, leaves in joints:
@@ -145,6 +173,8 @@ def backward_input(roots, grads, inputs):
     early = list(early.values())
     got = torch.autograd.grad(roots, wanted + early, grads, retain_graph=bool(later),
                               allow_unused=True)
+    if later:
+        _drop_saved(done)
     late = [(starts, got[at], own) for starts, at, own in later]
     return got[:len(inputs)], (late, list(zip(early, got[len(wanted):])))
 

@@ -109,6 +109,7 @@ class FailureTest(unittest.TestCase):
         report = next(text for code, text in results if "no sign of life" in text)
         self.assertRegex(report, r"rank [02], \S+ s[02] m\d.* \(instruction \d+; stage [02], micro-batch \d\)")
         self.assertRegex(report, r"rank 1: no sign of life; last: ")
+        self.assertEqual(report.count("no sign of life"), 1)
 
     def test_failed(self):
         code, printed = self.ended[fail, 1][1]

@@ -58,7 +58,7 @@ class Watch:
             if self._store.add("failures", 1) == 1:
                 self._store.set("reason", f"rank {self._rank}: {text}")
             before = self._read()
-            time.sleep(1.5 * PERIOD)
+            time.sleep(2.5 * PERIOD)
             now = self._read()
         except RuntimeError:
             return "  what the other ranks do is not known: the process that holds the store has ended"
@@ -105,6 +105,10 @@ class Watch:
             time.sleep(0.1)
             if not self._active or place() != text:
                 return
+            try:
+                self._post(text)
+            except RuntimeError:
+                pass  # that is the reason
         sys.stderr.write(f"rank {self._rank}: {text}\nanother rank failed: {reason}\n"
                          "the step does not end by itself, so this process ends\n")
         sys.stderr.flush()

@@ -58,8 +58,9 @@ void CheckDevice(const CompileFlags& flags) {
 }
 
 /// The costs with the memory of the model that --model names in place of their own.
-CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule) {
-  CostModel costs = ResolveCosts(flags.costs, UnitCosts());
+CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
+                  std::vector<std::string>* assumed) {
+  CostModel costs = ResolveCosts(flags.costs, UnitCosts(), assumed);
   const Level level = ParseLevel(flags.level);
   if (!costs.layers.empty() &&
       (level == Level::kComponent || (level == Level::kBuffer && flags.model))) {
@@ -155,12 +156,12 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
       ->type_name("LEVEL");
 }
 
-CompileRequest ResolveCompile(const CompileFlags& flags) {
+CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string>* assumed) {
   const Level level = ReadOption([&] { return ParseLevel(flags.level); });
   // The name first: nothing else matters if it is misspelt.
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });
   if (flags.schedule != kAuto.name) RefuseSearchOptions(flags.search, flags.schedule);
-  const CostModel costs = CostsOf(flags, schedule);
+  const CostModel costs = CostsOf(flags, schedule, assumed);
   CompileRequest request = {.spec = SpecOf(flags, costs),
                             .options = {.level = level, .overlap = OverlapOf(flags.costs, costs)}};
   Spec& spec = request.spec;

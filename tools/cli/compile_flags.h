@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "schedules/compile.h"
 #include "tools/cli/spec_options.h"
@@ -38,7 +39,8 @@ struct CompileRequest {
 };
 
 /// Reads the costs and the model that are named, and all values. Throws UsageError for a value that
-/// its option does not take, Error for what does not go together.
-CompileRequest ResolveCompile(const CompileFlags& flags);
+/// its option does not take, Error for what does not go together. `assumed` as for ResolveCosts.
+CompileRequest ResolveCompile(const CompileFlags& flags,
+                              std::vector<std::string>* assumed = nullptr);
 
 }  // namespace contraflow

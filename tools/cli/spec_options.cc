@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/files/profiles.h"
 #include "compiler/lower/interleave.h"
@@ -62,14 +63,6 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
   if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
   const std::string noise = MendNoise(cost, unit);
   return assumed + (assumed.empty() || noise.empty() ? "" : "; ") + noise;
-}
-
-/// One line, whatever was assumed of how many stages.
-void Warn(const std::vector<std::string>& assumed) {
-  if (assumed.empty()) return;
-  const std::string more =
-      assumed.size() == 1 ? "" : "; and " + std::to_string(assumed.size() - 1) + " more like this";
-  std::fprintf(stderr, "contraflow: warning: %s%s\n", assumed.front().c_str(), more.c_str());
 }
 
 /// "25GB/s", or a time in the unit of the costs.
@@ -130,6 +123,13 @@ void AddOverlapOption(CLI::App* app, CostsOption* option) {
       ->type_name("published|all");
 }
 
+void Warn(const std::vector<std::string>& assumed) {
+  if (assumed.empty()) return;
+  const std::string more =
+      assumed.size() == 1 ? "" : "; and " + std::to_string(assumed.size() - 1) + " more like this";
+  std::fprintf(stderr, "contraflow: warning: %s%s\n", assumed.front().c_str(), more.c_str());
+}
+
 CostModel UnitCosts() {
   const Time one = TicksPerUnit(Unit::kUnit);
   return UniformCosts(one, one, one);
@@ -160,9 +160,10 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
     throw UsageError("--split: must be in 0..1, is " + FormatReal(mending.split));
   }
   CostModel costs = option.file   ? ReadCostsOrProfile(*option.file, &mending)
+                    : option.text ? ReadCosts(*option.text, "costs", &mending)
                     : option.read ? *option.read
                                   : base;
-  const bool known = option.file || option.read || base != UnitCosts();
+  const bool known = option.file || option.text || option.read || base != UnitCosts();
   if (option.split && mending.assumed.empty() && (known || !option.bw || option.b || option.w)) {
     throw UsageError("--split: divides a \"bw\" into b and w where neither is given; drop it");
   }
@@ -192,8 +193,8 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                   .reduce_blocks = costs.comm.reduce_blocks};
   }
   if (option.host_link) costs.host = ReadHostLink(*option.host_link, costs.unit);
-  Warn(mending.assumed);
-  if (assumed) *assumed = std::move(mending.assumed);
+  if (assumed == nullptr) Warn(mending.assumed);
+  if (assumed != nullptr) *assumed = std::move(mending.assumed);
   return costs;
 }
 

@@ -18,14 +18,17 @@ namespace contraflow {
 /// What the options --costs --f --b --w --bw --fb --comm --host-link --overlap say.
 struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
-  std::optional<CostModel> read = {};    ///< in place of a file: costs that are known already
+  std::optional<std::string> text = {};  ///< in place of a file: the text of one
+  std::optional<CostModel> read = {};    ///< in place of a file: costs that are read already
   std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
   std::optional<double> split = {};  ///< share of b in a bw that is given without b and w
   std::optional<std::string> overlap = {};
   std::optional<std::string> host_link = {};
 
   /// True if any of them says what something costs.
-  bool given() const { return file || read || f || b || w || bw || fb || comm || host_link; }
+  bool given() const {
+    return file || text || read || f || b || w || bw || fb || comm || host_link;
+  }
 };
 
 /// What --costs takes; a test compares it with the profiles that ship.
@@ -50,10 +53,14 @@ CostModel UnitCosts();
 /// f + bw, and a new bw resets fb, unless these are given as well. Chunk costs that follow from
 /// components are derived first: where there are none yet, and again where --overlap asks for it.
 /// Throws UsageError for a time or an overlap that is none, Error if --overlap is given for costs
-/// without components. What was assumed of noisy or missing figures is said in one line on stderr
-/// and put into `assumed`.
+/// without components. What was assumed of noisy or missing figures is put into `assumed` for the
+/// caller to say or, where that is null, said (Warn).
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                        std::vector<std::string>* assumed = nullptr);
+
+/// Says on stderr, in one line, what was assumed of how many stages ever; nothing where it is
+/// empty.
+void Warn(const std::vector<std::string>& assumed);
 
 /// Throws Error if a cost of chunks is given, which a plan of components, or costs of `layers`,
 /// have no use for.

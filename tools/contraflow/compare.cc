@@ -14,9 +14,9 @@
 #include "compiler/plan/error.h"
 #include "schedules/front.h"
 #include "schedules/published/rows.h"
+#include "tools/cli/compare_flags.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
-#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/comparison.h"
 #include "tools/report/progress.h"
@@ -25,64 +25,14 @@
 namespace contraflow {
 namespace {
 
-struct CompareFlags {
-  int ranks = 0, chunks = 0, data_parallel = 1;
-  std::string microbatches;
-  CostsOption costs;
-  std::string memory_limit;
-  SearchOption search;
-  std::string recompute = "none", offload = "none";
-  std::optional<std::string> partition;
-  DeviceMemoryOption device_memory;
-  bool no_auto = false, json = false, csv = false, pareto = false;
+/// What to compare, and how it is told.
+struct CompareCommand : CompareFlags {
+  bool json = false, csv = false, pareto = false;
   std::optional<std::string> vary;
   std::string output;
 };
 
-CompareRequest MakeRequest(const CompareFlags& options, std::vector<std::string>* assumed) {
-  CompareRequest request = {
-      .spec = {.schedule = "",
-               .ranks = options.ranks,
-               .microbatches = 0,
-               .chunks = options.chunks,
-               .data_parallel = options.data_parallel,
-               .costs = ResolveCosts(options.costs, UnitCosts(), assumed),
-               .memory_limit = {},
-               .search = ResolveSearch(options.search),
-               .recompute = ReadOption([&] { return ParseRecompute(options.recompute); }),
-               .offload = ReadOption([&] { return ParseOffload(options.offload); }),
-               .partition = ReadPartition(options.partition)},
-      .memory_limit = "",
-      .no_auto = options.no_auto,
-      .keep_plans = !options.output.empty()};
-  ApplyDeviceMemory(options.device_memory, &request.spec);
-  const CostsOption& costs = options.costs;
-  const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
-  request.components = request.spec.costs.moe && request.spec.costs.derived && !chunks_given;
-  return request;
-}
-
-/// Every pair of a number of micro-batches and a limit.
-std::vector<Point> MakePoints(const CompareFlags& options, std::vector<std::string>* assumed) {
-  const CompareRequest request = MakeRequest(options, assumed);
-  std::vector<Point> points;
-  for (const int microbatches : ParseMicrobatches(options.microbatches)) {
-    for (const std::string& limit : ParseMemoryLimits(options.memory_limit)) {
-      Point& point = points.emplace_back(Point{request, {}});
-      point.request.spec.microbatches = microbatches;
-      point.request.memory_limit = limit;
-      // What no schedule can be blamed for is an error and not a reason to reject it.
-      ReadOption([&] {
-        CheckSpec(point.request.spec);
-        if (options.memory_limit.empty()) return;
-        ParseMemoryLimit(limit, point.request.spec, point.request.spec.ranks);
-      });
-    }
-  }
-  return points;
-}
-
-std::string Text(const CompareFlags& options, const std::vector<Point>& points, bool sweep) {
+std::string Text(const CompareCommand& options, const std::vector<Point>& points, bool sweep) {
   const Point& first = points.front();
   if (options.csv) return SweepCsv(points);
   if (sweep) {
@@ -103,7 +53,7 @@ std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* 
 }
 
 /// The front of time against memory.
-int RunPareto(const CompareFlags& options, CompareRequest request) {
+int RunPareto(const CompareCommand& options, CompareRequest request) {
   std::vector<FrontPoint> front;
   {
     Progress progress("comparing");
@@ -140,7 +90,7 @@ std::vector<std::string> NamesToVary(const std::string& list) {
 }
 
 /// What a lower cost or more memory would bring, one after the other.
-std::vector<Variation> VaryAll(const CompareFlags& options, CompareRequest request,
+std::vector<Variation> VaryAll(const CompareCommand& options, CompareRequest request,
                                const CompareRow& now) {
   Progress progress("comparing");
   request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
@@ -150,7 +100,7 @@ std::vector<Variation> VaryAll(const CompareFlags& options, CompareRequest reque
 }
 
 /// One comparison with what is asked for beside its table.
-void PrintOne(const CompareFlags& options, const std::vector<Point>& points,
+void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
               const std::vector<std::string>& assumed) {
   const Point& point = points.front();
   std::optional<std::vector<Variation>> variations;
@@ -171,7 +121,7 @@ void PrintOne(const CompareFlags& options, const std::vector<Point>& points,
   WriteFile("-", text);
 }
 
-void CheckFlags(const CompareFlags& options, bool sweep) {
+void CheckFlags(const CompareCommand& options, bool sweep) {
   if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
   const auto refuse = [](bool both, const char* why) {
     if (both) throw UsageError(std::string("compare: ") + why);
@@ -186,9 +136,11 @@ void CheckFlags(const CompareFlags& options, bool sweep) {
   refuse(options.output == "-", "-o: must be a file; standard output is for the table");
 }
 
-int Run(const CompareFlags& options) {
+int Run(const CompareCommand& options) {
   std::vector<std::string> assumed;
   std::vector<Point> points = MakePoints(options, &assumed);
+  Warn(assumed);
+  for (Point& point : points) point.request.keep_plans = !options.output.empty();
   const bool sweep = points.size() > 1;
   CheckFlags(options, sweep);
   RefuseOverwrite({"-o", options.output}, {{"--costs", options.costs.file.value_or("")}});
@@ -224,35 +176,8 @@ int Run(const CompareFlags& options) {
 }
 
 std::function<int()> AddCompare(CLI::App* app) {
-  const auto options = std::make_shared<CompareFlags>();
-  AddInteger(app, "--ranks", &options->ranks, "P", "ranks of the pipeline")->required();
-  app->add_option("--microbatches", options->microbatches,
-                  "micro-batches per step, of each replica and of each device of an\n"
-                  "expert group; a list such as 16,32,64 makes a sweep")
-      ->type_name("M,...")
-      ->required();
-  AddInteger(app, "--chunks", &options->chunks, "V",
-             "stages per rank of interleaved schedules (default: 2)", 1);
-  AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
-  AddText(app, "--memory-limit", &options->memory_limit, "BYTES|Nx,...",
-          "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
-          "contraflow compile --help");
-  AddInteger(app, "--data-parallel", &options->data_parallel, "N",
-             "replicas of the pipeline (default: 1)");
-  AddDeviceMemoryOptions(app, &options->device_memory);
-  AddSearchOptions(app, &options->search);
-  app->add_option("--recompute", options->recompute,
-                  "stages that run their forward again, in every schedule; see\n"
-                  "contraflow compile --help")
-      ->type_name("STAGES");
-  app->add_option("--offload", options->offload,
-                  "stages whose activations wait in the memory of the host, in every\nschedule; "
-                  "see contraflow compile --help")
-      ->type_name("STAGES");
-  AddPartitionOption(app, &options->partition,
-                     "how each schedule makes its stages of the model in the costs; see\n"
-                     "contraflow compile --help");
-  app->add_flag("--no-auto", options->no_auto, "compare published schedules only; do not search");
+  const auto options = std::make_shared<CompareCommand>();
+  AddCompareOptions(app, options.get());
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
   app->add_flag(

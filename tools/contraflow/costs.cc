@@ -175,6 +175,7 @@ std::function<int()> AddCosts(CLI::App* app) {
     options->costs.file = options->file;
     std::vector<std::string> assumed;
     const CostModel costs = ResolveCosts(options->costs, UnitCosts(), &assumed);
+    Warn(assumed);
     WriteFile("-", options->json ? CostsJson(costs, assumed) : CostsText(costs));
     return kExitFine;
   };

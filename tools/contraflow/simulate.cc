@@ -35,6 +35,7 @@ int RunSimulate(const SimulateOptions& options) {
   RequireSound(plan, options.plan);
   std::vector<std::string> assumed;
   const CostModel costs = CostsForPlan(options.costs, plan, &assumed);
+  Warn(assumed);
   const Keep keep = options.json && options.trace.empty() ? Keep::kFigures : Keep::kTimeline;
   const Report report = MakeReport(plan, costs, std::nullopt, keep);
   if (!options.trace.empty()) {

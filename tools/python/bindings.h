@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "compiler/verify/verify.h"
 #include "schedules/report.h"
 #include "tools/cli/spec_options.h"
+#include "tools/report/report.h"
 
 namespace contraflow::python {
 
@@ -77,9 +79,45 @@ std::vector<std::string> WordsOf(const py::dict& keywords);
 /// profile by name, a Costs, or a dict as in cost files. With the GIL.
 void TakeCosts(py::dict* keywords, CostsOption* option);
 
+/// Figures that a plan, in its own costs, and a simulation share: `property` adds one of them, a
+/// function of a Report.
+template <typename Property>
+void BindFigures(const Property& property) {
+  property(
+      "unit", [](const Report& r) { return Name(r.unit); },
+      "Of its times: \"ns\", \"us\", \"ms\", \"s\" or \"unit\".");
+  property(
+      "makespan", [](const Report& r) { return FromTicks(r.simulation.makespan, r.unit); },
+      "Predicted time of a step.");
+  property(
+      "bubble_ratio", [](const Report& r) { return r.simulation.bubble_ratio(); },
+      "Share of the ranks' time in which they compute nothing.");
+  property(
+      "bound", [](const Report& r) { return FromTicks(r.bound.value, r.unit); },
+      "Proven lower bound on the makespan of every schedule with this placement.");
+  property(
+      "bound_reason", [](const Report& r) { return DescribeBound(r.bound, r.unit); },
+      "What the bound rests on, such as \"busy rank, rank 3: head 3 + work 24\".");
+  property(
+      "gap", [](const Report& r) { return r.gap(); }, "(makespan - bound) / bound");
+}
+
+/// A Python warning for each of what was assumed of costs, about the line of the caller or, with
+/// `depth` 2, of whoever called that. With the GIL.
+void Warn(const std::vector<std::string>& assumed, int depth);
+
+using PlanClass = py::class_<PlanObject, std::shared_ptr<PlanObject>>;
+
+/// Writes the text, or returns it where there is no path to write it to.
+using Path = std::filesystem::path;
+std::optional<std::string> Written(std::string text, const std::optional<Path>& path);
+
 void BindErrors(py::module_& module);
-void BindPlan(py::module_& module);
 void BindCosts(py::module_& module);
+PlanClass BindPlan(py::module_& module);
+void BindSimulation(py::module_& module, PlanClass* plan);
+void BindInterop(PlanClass* plan);
 void BindCompile(py::module_& module);
+void BindCompare(py::module_& module);
 
 }  // namespace contraflow::python

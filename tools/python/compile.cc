@@ -24,9 +24,10 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
     if (!listed.is_none()) placements = listed.cast<std::vector<std::string>>();
   }
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCompileOptions(app, &flags); });
-  return UntilInterrupted([&](const std::atomic<bool>& stop) {
+  std::vector<std::string> assumed;
+  auto plan = UntilInterrupted([&](const std::atomic<bool>& stop) {
     const auto compiled = [&] {
-      CompileRequest request = ResolveCompile(flags);
+      CompileRequest request = ResolveCompile(flags, &assumed);
       request.options.control.stop = &stop;
       return Compile(request.spec, request.options);
     };
@@ -34,11 +35,13 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
     std::optional<Plan> best;
     for (const std::string& placement : placements) {
       flags.search.placement = placement;
-      Plan plan = compiled();
-      if (!best || plan.provenance->makespan < best->provenance->makespan) best = std::move(plan);
+      Plan made = compiled();
+      if (!best || made.provenance->makespan < best->provenance->makespan) best = std::move(made);
     }
     return std::make_shared<PlanObject>(std::move(*best));
   });
+  Warn(assumed, 2);
+  return plan;
 }
 
 }  // namespace

@@ -1,12 +1,18 @@
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
+#include "compiler/files/json.h"
+#include "compiler/plan/error.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/profile/profile.h"
 #include "tools/python/bindings.h"
 #include "tools/report/report.h"
 
@@ -20,7 +26,37 @@ CostModel MakeCosts(const py::object& source, py::kwargs keywords) {
   keywords["costs"] = source;
   TakeCosts(&keywords, &option);
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
-  return ResolveCosts(option, UnitCosts());
+  std::vector<std::string> assumed;
+  CostModel costs = ResolveCosts(option, UnitCosts(), &assumed);
+  Warn(assumed, 1);
+  return costs;
+}
+
+/// The costs that profiles of one run say; the table of what was measured goes to the log.
+CostModel FromProfiles(const py::object& paths, const std::optional<std::string>& form,
+                       const std::shared_ptr<PlanObject>& plan, double split, int warmup,
+                       const LogShape& log) {
+  std::vector<std::string> files;
+  if (py::isinstance<py::str>(paths) || py::hasattr(paths, "__fspath__")) {
+    files.push_back(paths.cast<Path>().string());
+  } else {
+    for (const py::handle path : paths) files.push_back(path.cast<Path>().string());
+  }
+  if (files.empty()) throw Error("paths: name at least one file");
+  if (!(split >= 0 && split <= 1)) throw Error("split: must be in 0..1, is " + FormatReal(split));
+  ProfileOptions options = {
+      .plan = plan ? &plan->plan : nullptr, .log = log, .split = split, .warmup = warmup};
+  if (form) options.from = ParseProfileForm(*form);
+  const auto read = [&] {
+    const py::gil_scoped_release others;
+    return Profile(files, options);
+  };
+  const ProfiledCosts profile = read();
+  py::module_::import("logging")
+      .attr("getLogger")("contraflow")
+      .attr("info")("%s", ProfileText(profile));
+  Warn(profile.notes, 1);
+  return profile.costs;
 }
 
 }  // namespace
@@ -34,11 +70,31 @@ void BindCosts(py::module_& module) {
       .def_static(
           "from_json", [](const std::string& text) { return ReadCosts(text, "costs"); },
           py::arg("text"), release, "Reads the text of a cost file.")
+      .def_static(
+          "from_profile",
+          [](const py::object& paths, const std::optional<std::string>& form,
+             const std::shared_ptr<PlanObject>& plan, double split, int warmup, int ranks,
+             int chunks, int microbatches) {
+            return FromProfiles(paths, form, plan, split, warmup,
+                                {.ranks = ranks, .chunks = chunks, .microbatches = microbatches});
+          },
+          py::arg("paths"), py::arg("form") = py::none(), py::kw_only(), py::arg("plan") = nullptr,
+          py::arg("split") = 0.5, py::arg("warmup") = -1, py::arg("ranks") = LogShape{}.ranks,
+          py::arg("chunks") = LogShape{}.chunks, py::arg("microbatches") = LogShape{}.microbatches,
+          "Measured times of one run, one file or several, in the forms of `contraflow profile`; "
+          "without `form` as each file looks. Warns of what was assumed; the table of what was "
+          "measured goes to the log \"contraflow\".")
+      .def_static(
+          "from_kineto",
+          [](const py::object& paths, const std::shared_ptr<PlanObject>& plan, double split,
+             int warmup) { return FromProfiles(paths, "kineto", plan, split, warmup, {}); },
+          py::arg("paths"), py::kw_only(), py::arg("plan") = nullptr, py::arg("split") = 0.5,
+          py::arg("warmup") = -1, "The same of traces of PyTorch's profiler, one a rank.")
       .def("to_json", &WriteCosts, release, "The text of a cost file; same costs, same text.")
       .def(
           "save",
-          [](const CostModel& costs, const std::string& path) {
-            WriteFile(path, WriteCosts(costs));
+          [](const CostModel& costs, const Path& path) {
+            WriteFile(path.string(), WriteCosts(costs));
           },
           py::arg("path"), release, "Writes a cost file.")
       .def_property_readonly(
@@ -46,6 +102,8 @@ void BindCosts(py::module_& module) {
           "Of its times: \"ns\" \"us\" \"ms\" \"s\" or \"unit\".")
       .def("__eq__", [](const CostModel& a, const CostModel& b) { return a == b; })
       .def("__eq__", [](const CostModel&, const py::object&) { return false; })
+      .def(py::pickle(&WriteCosts,
+                      [](const std::string& text) { return ReadCosts(text, "pickle"); }))
       .def("__repr__",
            [](const CostModel& costs) { return "<Costs " + DescribeCosts(costs) + ">"; })
       .attr("__hash__") = py::none();

@@ -41,8 +41,9 @@ void BindErrors(py::module_& module) {
             return finding.index < 0 ? std::optional<int>() : finding.index;
           },
           "Of the instruction in the rank's program; None: the program as a whole.")
-      .def_property_readonly("message",
-                             [](const Finding& finding) { return WithKeywords(finding.message); })
+      .def_property_readonly(
+          "message", [](const Finding& finding) { return WithKeywords(finding.message); },
+          "What is wrong, where.")
       .def("__repr__", [](const Finding& finding) {
         return "<Finding " + finding.check + ": " + WithKeywords(finding.message) + ">";
       });

@@ -3,9 +3,7 @@
 #include <cctype>
 #include <string>
 
-#include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/text.h"
 #include "tools/cli/exit.h"
 #include "tools/python/bindings.h"
 
@@ -70,12 +68,18 @@ void TakeCosts(py::dict* keywords, CostsOption* option) {
   if (py::isinstance<CostModel>(costs)) {
     option->read = costs.cast<CostModel>();
   } else if (py::isinstance<py::dict>(costs)) {
-    const py::object text = py::module_::import("json").attr("dumps")(costs);
-    option->read = ReadCosts(text.cast<std::string>(), "costs");
+    option->text = py::module_::import("json").attr("dumps")(costs).cast<std::string>();
   } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
     option->file = ValueOf("costs", costs);
   } else {
     throw py::type_error("costs: must be a Costs, a dict, or the name of a file or a profile");
+  }
+}
+
+void Warn(const std::vector<std::string>& assumed, int depth) {
+  for (const std::string& what : assumed) {
+    const std::string text = WithKeywords(what);
+    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), depth) != 0) throw py::error_already_set();
   }
 }
 

@@ -4,7 +4,10 @@ PYBIND11_MODULE(_core, module) {
   namespace python = contraflow::python;
   module.doc() = "The compiler itself; see the package contraflow.";
   python::BindErrors(module);
-  python::BindPlan(module);
+  auto plan = python::BindPlan(module);
   python::BindCosts(module);
+  python::BindSimulation(module, &plan);
+  python::BindInterop(&plan);
   python::BindCompile(module);
+  python::BindCompare(module);
 }

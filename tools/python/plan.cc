@@ -1,6 +1,7 @@
 #include "compiler/plan/plan.h"
 
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
 #include <memory>
@@ -47,7 +48,8 @@ void PlanObject::Verify() const {
 const Report& PlanObject::report() const {
   Verify();
   const std::lock_guard lock(mutex_);
-  if (!report_) report_ = MakeReport(plan, CostsForPlan({}, plan));
+  std::vector<std::string> said;  // when the plan was made
+  if (!report_) report_ = MakeReport(plan, CostsForPlan({}, plan, &said));
   return *report_;
 }
 
@@ -104,7 +106,9 @@ void BindInstruction(py::module_& module) {
       .def("__repr__", [](const Instruction& i) { return "<Instruction " + ToString(i) + ">"; })
       .def("__eq__", [](const Instruction& i, const Instruction& other) { return i == other; })
       .def("__eq__", [](const Instruction&, const py::object&) { return false; })
-      .def("__hash__", [](const Instruction& i) { return py::hash(py::str(ToString(i))); });
+      .def("__hash__", [](const Instruction& i) { return py::hash(py::str(ToString(i))); })
+      .def(py::pickle([](const Instruction& i) { return ToString(i); },
+                      [](const std::string& text) { return ParseInstruction(text); }));
 }
 
 py::tuple StagesOf(const PlanObject& self, int rank) {
@@ -125,28 +129,30 @@ py::tuple StagesOf(const PlanObject& self, int rank) {
 
 }  // namespace
 
-void BindPlan(py::module_& module) {
+PlanClass BindPlan(py::module_& module) {
   BindInstruction(module);
   py::class_<Route>(module, "Route",
                     "Where the stages live for the micro-batches that take this route.")
       .def_property_readonly(
           "ranks", [](const Route& r) { return py::tuple(py::cast(r.ranks)); },
           "ranks[s] owns stage s.")
-      .def_property_readonly("microbatches",
-                             [](const Route& r) { return py::tuple(py::cast(r.microbatches)); })
+      .def_property_readonly(
+          "microbatches", [](const Route& r) { return py::tuple(py::cast(r.microbatches)); },
+          "Those that take it, ascending.")
       .def("__repr__", [](const Route& r) {
         return "<Route of " + std::to_string(r.ranks.size()) + " stages, " +
                std::to_string(r.microbatches.size()) + " micro-batches>";
       });
 
   const auto release = py::call_guard<py::gil_scoped_release>();
-  py::class_<PlanObject, std::shared_ptr<PlanObject>> plan(
-      module, "Plan",
-      "A compiled schedule: the program of every rank. It never changes; "
-      "times are in `unit`.");
+  PlanClass plan(module, "Plan",
+                 "A compiled schedule: the program of every rank. It never changes; "
+                 "times are in `unit`.");
   plan.def_static(
           "load",
-          [](const std::string& path) { return std::make_shared<PlanObject>(ReadPlanFile(path)); },
+          [](const Path& path) {
+            return std::make_shared<PlanObject>(ReadPlanFile(path.string()));
+          },
           py::arg("path"), release, "Reads a plan file: JSON, CBOR or a folder.")
       .def_static(
           "from_json",
@@ -159,7 +165,7 @@ void BindPlan(py::module_& module) {
           "The text of a plan file; same plan, same text.")
       .def(
           "save",
-          [](const PlanObject& self, const std::string& path) { WritePlanFile(path, self.plan); },
+          [](const PlanObject& self, const Path& path) { WritePlanFile(path.string(), self.plan); },
           py::arg("path"), release,
           "Writes a plan file: binary if the path ends in \".cbor\", a folder with a file for "
           "each rank if it ends in \"/\".")
@@ -204,20 +210,7 @@ void BindPlan(py::module_& module) {
         },
         doc);
   };
-  figure(
-      "unit", [](const Report& r) { return Name(r.unit); },
-      "Of its times: \"ns\" \"us\" \"ms\" \"s\" or \"unit\".");
-  figure(
-      "makespan", [](const Report& r) { return FromTicks(r.simulation.makespan, r.unit); },
-      "Predicted time of a step.");
-  figure(
-      "bubble_ratio", [](const Report& r) { return r.simulation.bubble_ratio(); },
-      "Share of the ranks' time in which they compute nothing.");
-  figure(
-      "bound", [](const Report& r) { return FromTicks(r.bound.value, r.unit); },
-      "Proven lower bound on the makespan of every schedule with this placement.");
-  figure(
-      "gap", [](const Report& r) { return r.gap(); }, "(makespan - bound) / bound");
+  BindFigures(figure);
   plan.def("__eq__",
            [](const PlanObject& self, const PlanObject& other) { return self.plan == other.plan; })
       .def("__eq__", [](const PlanObject&, const py::object&) { return false; })
@@ -225,6 +218,12 @@ void BindPlan(py::module_& module) {
       .def("__repr__",
            [](const PlanObject& self) { return "<Plan " + DescribePlan(self.plan) + ">"; });
   plan.attr("__hash__") = py::none();
+  plan.def(py::pickle([](const PlanObject& self) { return py::bytes(WritePlanBinary(self.plan)); },
+                      [](const py::bytes& bytes) {
+                        return std::make_shared<PlanObject>(
+                            ReadPlan(std::string_view(bytes), "pickle"));
+                      }));
+  return plan;
 }
 
 }  // namespace contraflow::python

@@ -245,19 +245,25 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   return object;
 }
 
-std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
-                           bool costs_given) {
+Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows) {
   const std::vector<ComparedFigure> columns = Columns(request, rows);
   Table table;
   for (const ComparedFigure& column : columns) table.columns.emplace_back(column.heading);
-  std::string rejected;
   for (const CompareRow& row : rows) {
-    if (!row.report) {
-      rejected += "rejected: " + row.schedule + ": " + WithFlags(row.rejected) + "\n";
-      continue;
-    }
+    if (!row.report) continue;
     table.rows.emplace_back();
     for (const ComparedFigure& column : columns) table.rows.back().push_back(column.cell(row));
+  }
+  return table;
+}
+
+std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
+                           bool costs_given) {
+  const Table table = ComparisonTable(request, rows);
+  std::string rejected;
+  for (const CompareRow& row : rows) {
+    if (row.report) continue;
+    rejected += "rejected: " + row.schedule + ": " + WithFlags(row.rejected) + "\n";
   }
   std::string text = Counted(request.spec.ranks, "rank") + ", " +
                      Counted(request.spec.microbatches, "micro-batch") + "\n" +

@@ -8,8 +8,13 @@
 #include "compiler/files/json.h"
 #include "schedules/compare.h"
 #include "schedules/front.h"
+#include "tools/cli/compare_flags.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
+
+/// The schedules that are not rejected.
+Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows);
 
 /// The table of one comparison, why schedules are rejected, the advice, and what the columns mean.
 /// `costs_given` is false where they are the unit costs nobody asked for.
@@ -50,6 +55,11 @@ std::vector<int> ParseMicrobatches(const std::string& text);
 
 /// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.
 std::vector<std::string> ParseMemoryLimits(const std::string& text);
+
+/// Every pair of a number of micro-batches and a limit that the flags ask for, without rows. Throws
+/// UsageError or Error for what no schedule can be blamed for. `assumed` as for ResolveCosts.
+std::vector<Point> MakePoints(const CompareFlags& flags,
+                              std::vector<std::string>* assumed = nullptr);
 
 /// A line for each point with the makespan of each schedule of the same model and the one to take,
 /// then the advice on each.

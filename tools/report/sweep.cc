@@ -79,6 +79,25 @@ std::vector<std::string> ParseMemoryLimits(const std::string& text) {
   return Split("--memory-limit", text);
 }
 
+std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string>* assumed) {
+  const CompareRequest request = ResolveCompare(flags, assumed);
+  std::vector<Point> points;
+  for (const int microbatches : ParseMicrobatches(flags.microbatches)) {
+    for (const std::string& limit : ParseMemoryLimits(flags.memory_limit)) {
+      Point& point = points.emplace_back(Point{request, {}});
+      point.request.spec.microbatches = microbatches;
+      point.request.memory_limit = limit;
+      // What no schedule can be blamed for is an error and not a reason to reject it.
+      ReadOption([&] {
+        CheckSpec(point.request.spec);
+        if (flags.memory_limit.empty()) return;
+        ParseMemoryLimit(limit, point.request.spec, point.request.spec.ranks);
+      });
+    }
+  }
+  return points;
+}
+
 std::string SweepText(std::span<const Point> points, bool costs_given) {
   const CompareRequest& request = points.front().request;
   const bool limited = !request.memory_limit.empty();

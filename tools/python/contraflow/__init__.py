@@ -11,7 +11,17 @@
 import sys as _sys
 
 try:
-    from contraflow._core import Costs, Error, Finding, Instruction, Plan, Route, Unsound
+    from contraflow._core import (
+        Comparison,
+        Costs,
+        Error,
+        Finding,
+        Instruction,
+        Plan,
+        Route,
+        Simulation,
+        Unsound,
+    )
 except ModuleNotFoundError as error:
     if error.name != "contraflow._core":
         raise
@@ -19,18 +29,28 @@ except ModuleNotFoundError as error:
         "contraflow was built for another Python than this one, %d.%d; build it with this one "
         "(pip install)" % _sys.version_info[:2]
     ) from None
-from contraflow.compiling import compile
+from contraflow.compiling import compare, compile
 
 __all__ = [
+    "Comparison",
     "Costs",
     "Error",
     "Finding",
     "Instruction",
     "Plan",
     "Route",
+    "Simulation",
     "Unsound",
+    "compare",
     "compile",
 ]
+
+for _name in __all__:
+    _object = globals()[_name]
+    if isinstance(_object, type):
+        _object.__module__ = "contraflow"
+        # pprint looks it up in a dict, and a method of C++ cannot be a key.
+        _object.__repr__ = (lambda method: lambda self: method(self))(_object.__repr__)
 
 
 def __getattr__(name):

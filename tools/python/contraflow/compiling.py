@@ -1,4 +1,4 @@
-"""From a name, a size and costs to a plan."""
+"""From a size and costs to a plan, or to plans side by side."""
 
 from __future__ import annotations
 
@@ -51,3 +51,38 @@ def compile(
     or seconds. Of several placements the one with the shortest step is taken. Ctrl-C ends a search.
     """
     return _core.compile(**locals())
+
+
+def compare(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Optional[CostsLike] = None,
+    f: Optional[float] = None,
+    b: Optional[float] = None,
+    w: Optional[float] = None,
+    bw: Optional[float] = None,
+    fb: Optional[float] = None,
+    comm: Optional[float] = None,
+    split: Optional[float] = None,
+    host_link: Union[str, float, None] = None,
+    overlap: Optional[str] = None,
+    chunks: Optional[int] = None,
+    data_parallel: Optional[int] = None,
+    memory_limit: Union[str, int, None] = None,
+    device_memory: Union[str, int, None] = None,
+    zero: Optional[int] = None,
+    placement: Optional[str] = None,
+    budget: Union[str, float, None] = None,
+    seed: Optional[int] = None,
+    noise: Optional[float] = None,
+    recompute: Union[str, Sequence[int], None] = None,
+    offload: Union[str, Sequence[int], None] = None,
+    partition: Union[str, Sequence[int], None] = None,
+    no_auto: bool = False,
+) -> _core.Comparison:
+    """Simulates all schedules side by side, and recommends one.
+
+    The keywords are the options of `contraflow compare`, as those of `compile` are of that.
+    """
+    return _core.compare(**locals())

@@ -1,0 +1,119 @@
+"""Predicted runs, as figures and arrays, beside what the command line says."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import contraflow as cf
+
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    np = None
+
+
+def tool(*words):
+    """What `contraflow` prints."""
+    return subprocess.run(
+        [os.environ["CONTRAFLOW"], *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@unittest.skipIf(np is None, "needs numpy")
+class SimulationTest(unittest.TestCase):
+    def test_arrays_are_the_run(self):
+        plan = cf.compile("1f1b", ranks=3, microbatches=4, f=2, b=3, w=1, comm=0.5)
+        run = plan.simulate()
+        t = run.timeline
+        self.assertEqual(len(t["op"]), sum(map(len, plan.programs)))
+        for column in range(0, len(t["op"]), 7):
+            instruction = plan.programs[t["rank"][column]][t["index"][column]]
+            self.assertEqual(t["op"][column], instruction.op)
+            self.assertEqual(t["stage"][column], instruction.stage)
+            microbatch = instruction.microbatch
+            self.assertEqual(t["microbatch"][column], -1 if microbatch is None else microbatch)
+        self.assertEqual(t["end"].max(), run.makespan)
+        took = t["end"] - t["start"]
+        for op, lane, time in (("F", "compute", 2), ("BW", "compute", 4), ("SEND_F", "send", 0.5)):
+            self.assertEqual(set(took[t["op"] == op]), {time})
+            self.assertEqual(set(t["lane"][t["op"] == op]), {lane})
+        busy = [took[(t["rank"] == r) & (t["lane"] == "compute")].sum() for r in range(3)]
+        np.testing.assert_array_equal(run.busy, busy)
+        np.testing.assert_array_equal(run.bubble, run.makespan - run.busy)
+        np.testing.assert_array_equal(run.peak_activations, [3, 2, 1])
+        self.assertAlmostEqual(run.bubble_ratio, run.bubble.sum() / (3 * run.makespan))
+        rank, index = run.critical_path[0]
+        self.assertEqual(t["start"][(t["rank"] == rank) & (t["index"] == index)], [0])
+
+    def test_other_costs(self):
+        plan = cf.compile("gpipe", ranks=4, microbatches=8)
+        self.assertEqual(plan.simulate().makespan, plan.makespan)
+        longer = plan.simulate(f=2, comm=1)
+        self.assertGreater(longer.makespan, plan.makespan)
+        self.assertEqual(plan.simulate(cf.Costs(f=2, b=1, w=1, comm=1)).makespan, longer.makespan)
+        self.assertEqual(plan.simulate(costs=cf.Costs(f=2, b=1, w=1), comm=1).makespan, longer.makespan)
+        with self.assertRaisesRegex(cf.Error, "ff"):
+            plan.simulate(ff=3)
+
+    def test_same_as_the_tool(self):
+        plan = cf.compile("dualpipe", ranks=4, microbatches=8, costs="deepseek-v3-h800")
+        with tempfile.TemporaryDirectory() as folder:
+            path, trace = os.path.join(folder, "plan.json"), os.path.join(folder, "trace.json")
+            plan.save(path)
+            said = json.loads(tool("simulate", path, "--json"))
+            run = plan.simulate()
+            self.assertEqual({**said, **run.to_dict()}, said)
+            self.assertEqual(said["makespan"], run.makespan)
+            self.assertEqual([r["peak_bytes"] for r in said["ranks"]], list(run.peak_bytes))
+            tool("simulate", path, "--trace", trace)
+            with open(trace) as file:
+                expected = file.read()
+            run.to_chrome_trace(trace)
+            with open(trace) as file:
+                self.assertEqual(file.read(), expected)
+            self.assertIn(str(run), tool("simulate", path))
+
+
+    def test_idle_time_is_explained(self):
+        plan = cf.compile("1f1b", ranks=3, microbatches=4, comm=0.5, level="compute")
+        explained = plan.explain()
+        for rank, bubble in zip(explained["ranks"], plan.simulate().bubble):
+            self.assertAlmostEqual(rank["bubble"], bubble)
+            self.assertAlmostEqual(sum(cause["time"] for cause in rank["causes"]), bubble)
+        costs = {entry["cost"] for entry in explained["sensitivity"]}
+        self.assertLessEqual({"f", "comm"}, costs)
+        with self.assertRaisesRegex(cf.Error, "rank: must be in 0..2"):
+            plan.explain(rank=3)
+
+
+class CompareTest(unittest.TestCase):
+    def test_same_as_the_tool(self):
+        options = dict(ranks=4, microbatches=8, comm=0.5, memory_limit="1.5x", budget="10ms")
+        comparison = cf.compare(**options)
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        said = json.loads(tool("compare", *words, "--json"))
+        self.assertEqual(comparison.rows, said["rows"])
+        self.assertEqual(comparison.advice, said["advice"]["text"])
+        self.assertEqual(str(comparison), tool("compare", *words))
+        fit = [row["schedule"] for row in said["rows"] if "makespan" in row]
+        self.assertEqual([name.split(" ")[0] for name in comparison.plans], fit)
+        self.assertEqual(comparison.best.schedule, said["advice"]["schedule"])
+        for plan, row in zip(comparison.plans.values(), (r for r in said["rows"] if "makespan" in r)):
+            self.assertEqual(plan.makespan, row["makespan"])
+
+    def test_nothing_fits(self):
+        small = dict(costs="mixtral-8x7b-pp8", device_memory="1GB", no_auto=True)
+        none = cf.compare(ranks=8, microbatches=8, **small)
+        self.assertIsNone(none.best)
+        self.assertFalse(any(row.get("fits", False) for row in none.rows))
+        self.assertIn("no schedule fits device_memory", none.advice)
+
+    def test_one_size_at_a_time(self):
+        with self.assertRaisesRegex(cf.Error, "microbatches"):
+            cf.compare(ranks=4, microbatches=[8, 16])
+
+
+if __name__ == "__main__":
+    unittest.main()

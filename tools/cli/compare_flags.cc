@@ -1,0 +1,63 @@
+#include "tools/cli/compare_flags.h"
+
+#include <CLI/CLI.hpp>
+
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+
+namespace contraflow {
+
+void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
+  AddInteger(app, "--ranks", &flags->ranks, "P", "ranks of the pipeline")->required();
+  app->add_option("--microbatches", flags->microbatches,
+                  "micro-batches per step, of each replica and of each device of an\n"
+                  "expert group; a list such as 16,32,64 makes a sweep")
+      ->type_name("M,...")
+      ->required();
+  AddInteger(app, "--chunks", &flags->chunks, "V",
+             "stages per rank of interleaved schedules (default: 2)", 1);
+  AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
+  AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx,...",
+          "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
+          "contraflow compile --help");
+  AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
+             "replicas of the pipeline (default: 1)");
+  AddDeviceMemoryOptions(app, &flags->device_memory);
+  AddSearchOptions(app, &flags->search);
+  app->add_option("--recompute", flags->recompute,
+                  "stages that run their forward again, in every schedule; see\n"
+                  "contraflow compile --help")
+      ->type_name("STAGES");
+  app->add_option("--offload", flags->offload,
+                  "stages whose activations wait in the memory of the host, in every\nschedule; "
+                  "see contraflow compile --help")
+      ->type_name("STAGES");
+  AddPartitionOption(app, &flags->partition,
+                     "how each schedule makes its stages of the model in the costs; see\n"
+                     "contraflow compile --help");
+  app->add_flag("--no-auto", flags->no_auto, "compare published schedules only; do not search");
+}
+
+CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string>* assumed) {
+  CompareRequest request = {
+      .spec = {.schedule = "",
+               .ranks = flags.ranks,
+               .microbatches = 0,
+               .chunks = flags.chunks,
+               .data_parallel = flags.data_parallel,
+               .costs = ResolveCosts(flags.costs, UnitCosts(), assumed),
+               .memory_limit = {},
+               .search = ResolveSearch(flags.search),
+               .recompute = ReadOption([&] { return ParseRecompute(flags.recompute); }),
+               .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
+               .partition = ReadPartition(flags.partition)},
+      .memory_limit = "",
+      .no_auto = flags.no_auto};
+  ApplyDeviceMemory(flags.device_memory, &request.spec);
+  const CostsOption& costs = flags.costs;
+  const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;
+  request.components = request.spec.costs.moe && request.spec.costs.derived && !chunks_given;
+  return request;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "schedules/compare.h"
+#include "tools/cli/spec_options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// What `contraflow compare` is asked to compare, as the user wrote it.
+struct CompareFlags {
+  int ranks = 0, chunks = 0, data_parallel = 1;
+  std::string microbatches, memory_limit;  ///< one each, or lists
+  CostsOption costs;
+  SearchOption search;
+  std::string recompute = "none", offload = "none";
+  std::optional<std::string> partition;
+  DeviceMemoryOption device_memory;
+  bool no_auto = false;
+};
+
+/// Adds the options that say so to a command.
+void AddCompareOptions(CLI::App* app, CompareFlags* flags);
+
+/// The same as Compare takes it, but for numbers of micro-batches and limits. Reads the costs that
+/// are named, and all other values. Throws UsageError for a value that its option does not take,
+/// Error for what does not go together. `assumed` as for ResolveCosts.
+CompareRequest ResolveCompare(const CompareFlags& flags,
+                              std::vector<std::string>* assumed = nullptr);
+
+}  // namespace contraflow

@@ -1,0 +1,160 @@
+#include "tools/interop/interop.h"
+
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/files/file.h"
+#include "compiler/files/trace.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/error.h"
+#include "tools/cli/options.h"
+#include "tools/pictures/picture.h"
+#include "tools/python/bindings.h"
+#include "tools/report/report.h"
+
+namespace contraflow::python {
+namespace {
+
+using Self = std::shared_ptr<PlanObject>;
+/// Room for a hundred million cells.
+constexpr int64_t kMaxBytes = int64_t{4} << 30;
+
+Self FromTorchCsv(const Path& path, const std::string& level, const py::object& costs,
+                  py::kwargs keywords) {
+  CostsOption option;
+  keywords["costs"] = costs;
+  TakeCosts(&keywords, &option);
+  ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
+  std::vector<std::string> assumed;
+  const auto read = [&] {
+    const py::gil_scoped_release others;
+    const CostModel model = ResolveCosts(option, UnitCosts(), &assumed);
+    Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxBytes), path.string());
+    RequireSound(order, path.string());
+    return std::make_shared<PlanObject>(
+        Lower(std::move(order), model,
+              {.target = ParseLevel(level), .overlap = OverlapOf(option, model)}));
+  };
+  Self plan = read();
+  Warn(assumed, 1);
+  return plan;
+}
+
+std::optional<std::string> ToTorchCsv(const PlanObject& self, const std::optional<Path>& path,
+                                      const std::string& form,
+                                      const std::optional<std::string>& torch) {
+  if (form != "compute" && form != "compute_comms") {
+    throw Error("form: must be compute or compute_comms, is \"" + form.substr(0, 64) + "\"");
+  }
+  TorchCsvOptions options = {.messages = form == "compute_comms"};
+  if (torch) options.version = ParseTorchVersion(*torch);
+  const auto write = [&] {
+    const py::gil_scoped_release others;
+    self.Verify();
+    return Written(WriteTorchCsv(self.plan, options), path);
+  };
+  std::optional<std::string> text = write();
+  Warn(TorchNotes(self.plan), 1);
+  return text;
+}
+
+Picture PictureOf(const PlanObject& self, int rank) {
+  const Report& report = self.report();
+  return MakePicture(self.plan, CostsForPlan({}, self.plan), report.simulation, {.rank = rank});
+}
+
+/// For notebooks: the drawing, as an image so that its styles stay its own.
+std::string PictureHtml(const PlanObject& self) {
+  constexpr int64_t kMostBoxes = 5000;
+  const std::string title = "<div>" + DescribePlan(self.plan) + "</div>";
+  std::string svg;
+  {
+    const py::gil_scoped_release others;
+    try {
+      if (InstructionCount(self.plan) > kMostBoxes) return title;
+      svg = DrawSvg(PictureOf(self, -1));
+    } catch (const Unsound& e) {
+      return title + "<div>not sound: " + std::to_string(e.findings.size()) +
+             " findings, see verify()</div>";
+    }
+  }
+  const py::object encoded = py::module_::import("base64").attr("b64encode")(py::bytes(svg));
+  return title + "<img src=\"data:image/svg+xml;base64," +
+         encoded.attr("decode")().cast<std::string>() + "\"/>";
+}
+
+}  // namespace
+
+std::optional<std::string> Written(std::string text, const std::optional<Path>& path) {
+  if (!path) return text;
+  WriteFile(path->string(), text);
+  return std::nullopt;
+}
+
+void BindInterop(PlanClass* plan) {
+  plan->def_static("from_torch_csv", &FromTorchCsv, py::arg("path"), py::arg("level") = "comm",
+                   py::arg("costs") = py::none(),
+                   "Reads a schedule written for PyTorch's pipelining; costs as Costs(...) takes "
+                   "them.");
+  plan->def("to_torch_csv", &ToTorchCsv, py::arg("path") = py::none(), py::arg("form") = "compute",
+            py::arg("torch") = py::none(),
+            "The plan for PyTorch's pipelining: its compute order or, as form \"compute_comms\", "
+            "with its messages, for the release that is to read it; the text where no path is "
+            "given. Warns of what the file cannot say.");
+  // An export of a sound plan: `text` makes it.
+  const auto to = [plan](const char* name, auto text, const char* doc) {
+    plan->def(
+        name,
+        [text](const PlanObject& self, const std::optional<Path>& path) {
+          self.Verify();
+          return Written(text(self), path);
+        },
+        py::arg("path") = py::none(), py::call_guard<py::gil_scoped_release>(), doc);
+  };
+  to(
+      "to_chrome_trace",
+      [](const PlanObject& self) {
+        return WriteTrace(self.plan, self.report().simulation.timeline);
+      },
+      "The predicted timeline for Perfetto or chrome://tracing.");
+  to(
+      "to_dot", [](const PlanObject& self) { return WriteDot(self.plan); },
+      "A graph for Graphviz.");
+  to(
+      "to_svg", [](const PlanObject& self) { return DrawSvg(PictureOf(self, -1)); },
+      "The picture known from the papers.");
+  to(
+      "to_html",
+      [](const PlanObject& self) {
+        return DrawHtml(PictureOf(self, -1), self.plan, self.report());
+      },
+      "A page with the picture and the figures.");
+  plan->def(
+          "to_megatron_layout",
+          [](const PlanObject& self, std::optional<int64_t> layers) {
+            self.Verify();
+            return WriteMegatronLayout(self.plan, layers);
+          },
+          py::arg("layers") = py::none(), py::call_guard<py::gil_scoped_release>(),
+          "The arguments with which Megatron-LM runs the plan, one a line.")
+      .def(
+          "grid",
+          [](const PlanObject& self, int width) {
+            if (width < kMinGridWidth || width > kMaxGridWidth) {
+              throw Error("width: must be in " + std::to_string(kMinGridWidth) + ".." +
+                          std::to_string(kMaxGridWidth) + ", is " + std::to_string(width));
+            }
+            return DrawGrid(PictureOf(self, -1), {.width = width});
+          },
+          py::arg("width") = GridStyle{}.width, py::call_guard<py::gil_scoped_release>(),
+          "The picture known from the papers as text.")
+      .def("_repr_html_", &PictureHtml);
+}
+
+}  // namespace contraflow::python

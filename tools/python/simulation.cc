@@ -1,0 +1,213 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/files/trace.h"
+#include "compiler/lower/lower.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "tools/cli/options.h"
+#include "tools/python/bindings.h"
+#include "tools/report/explanation.h"
+#include "tools/report/report.h"
+
+namespace contraflow::python {
+namespace {
+
+/// A plan's predicted run in certain costs.
+struct SimulationObject {
+  std::shared_ptr<const PlanObject> plan;
+  Report report;
+
+  const Simulation& run() const { return report.simulation; }
+};
+
+CostsOption CostsOptionOf(const py::object& costs, py::kwargs* keywords) {
+  CostsOption option;
+  (*keywords)["costs"] = costs;
+  TakeCosts(keywords, &option);
+  ParseOptions(WordsOf(*keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
+  return option;
+}
+
+SimulationObject Simulated(const std::shared_ptr<PlanObject>& self, const py::object& costs,
+                           py::kwargs keywords) {
+  const CostsOption option = CostsOptionOf(costs, &keywords);
+  std::vector<std::string> assumed;
+  const auto simulated = [&] {
+    const py::gil_scoped_release others;
+    self->Verify();
+    return MakeReport(self->plan, CostsForPlan(option, self->plan, &assumed));
+  };
+  SimulationObject made = {self, simulated()};
+  Warn(assumed, 1);
+  return made;
+}
+
+py::object Explained(const PlanObject& self, const py::object& costs, int rank,
+                     py::kwargs keywords) {
+  const CostsOption option = CostsOptionOf(costs, &keywords);
+  if (rank < -1 || rank >= self.plan.ranks) {
+    throw Error("rank: must be in 0.." + std::to_string(self.plan.ranks - 1) + ", is " +
+                std::to_string(rank));
+  }
+  std::vector<std::string> assumed;
+  const auto explained = [&] {
+    const py::gil_scoped_release others;
+    self.Verify();
+    const CostModel model = CostsForPlan(option, self.plan, &assumed);
+    // Ranks wait for messages; that changes no time.
+    const bool lowered = self.plan.level != Level::kCompute;
+    const Plan plan = lowered ? self.plan : Lower(self.plan, model, {.target = Level::kComm});
+    return FormatJson(ExplanationToJson(Explain(plan, model), rank));
+  };
+  const std::string text = explained();
+  Warn(assumed, 1);
+  return py::module_::import("json").attr("loads")(text);
+}
+
+/// A figure of every rank.
+template <typename Number, typename Of>
+py::array_t<Number> OfRanks(const SimulationObject& self, Of of) {
+  py::array_t<Number> array(static_cast<py::ssize_t>(self.run().ranks.size()));
+  Number* at = array.mutable_data();
+  for (const RankFigures& rank : self.run().ranks) *at++ = of(rank);
+  return array;
+}
+
+auto TimesOfRanks(Time RankFigures::*field) {
+  return [field](const SimulationObject& self) {
+    return OfRanks<double>(
+        self, [&](const RankFigures& rank) { return FromTicks(rank.*field, self.report.unit); });
+  };
+}
+
+/// Names as an array of text, one for each entry.
+py::object Named(const std::vector<std::string_view>& names, const py::array_t<int8_t>& entries) {
+  const py::module_ numpy = py::module_::import("numpy");
+  return numpy.attr("array")(names).attr("take")(entries);
+}
+
+/// A column for each field of the instructions, in the order of the programs.
+py::dict TimelineOf(const SimulationObject& self) {
+  const Plan& plan = self.plan->plan;
+  const auto count = static_cast<py::ssize_t>(InstructionCount(plan));
+  py::array_t<double> start(count), end(count);
+  py::array_t<int32_t> rank(count), index(count), stage(count), microbatch(count);
+  py::array_t<int8_t> op(count), lane(count);
+  py::ssize_t at = 0;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    for (size_t i = 0; i < plan.programs[r].size(); ++i, ++at) {
+      const Instruction& instruction = plan.programs[r][i];
+      const Span& span = self.run().timeline.ranks[r][i];
+      start.mutable_at(at) = FromTicks(span.start, self.report.unit);
+      end.mutable_at(at) = FromTicks(span.end, self.report.unit);
+      rank.mutable_at(at) = static_cast<int32_t>(r);
+      index.mutable_at(at) = static_cast<int32_t>(i);
+      stage.mutable_at(at) = instruction.stage;
+      microbatch.mutable_at(at) = instruction.microbatch;
+      op.mutable_at(at) = static_cast<int8_t>(instruction.op);
+      lane.mutable_at(at) = static_cast<int8_t>(LaneOf(instruction.op));
+    }
+  }
+  std::vector<std::string_view> ops, lanes;
+  for (int i = 0; i < kOpCount; ++i) ops.push_back(Name(static_cast<Op>(i)));
+  for (int i = 0; i <= static_cast<int>(kLastLane); ++i)
+    lanes.push_back(Name(static_cast<Lane>(i)));
+  py::dict columns;
+  columns["rank"] = rank;
+  columns["index"] = index;
+  columns["op"] = Named(ops, op);
+  columns["lane"] = Named(lanes, lane);
+  columns["stage"] = stage;
+  columns["microbatch"] = microbatch;
+  columns["start"] = start;
+  columns["end"] = end;
+  return columns;
+}
+
+py::list CriticalPathOf(const SimulationObject& self) {
+  py::list path;
+  for (const InstructionRef& at : self.report.critical_path) {
+    path.append(py::make_tuple(at.rank, at.index));
+  }
+  return path;
+}
+
+py::object Document(const SimulationObject& self) {
+  return py::module_::import("json").attr("loads")(FormatJson(ReportToJson(self.report)));
+}
+
+}  // namespace
+
+void BindSimulation(py::module_& module, PlanClass* plan) {
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<SimulationObject> simulation(module, "Simulation",
+                                          "A plan's predicted run; times are in `unit`.");
+  const auto figure = [&simulation](const char* name, auto of, const char* doc) {
+    simulation.def_property_readonly(
+        name, [of](const SimulationObject& self) { return of(self.report); }, doc);
+  };
+  BindFigures(figure);
+  figure(
+      "span", [](const Report& r) { return FromTicks(r.simulation.span, r.unit); },
+      "Largest time of a rank from its first start to its last end.");
+  const auto ranks = [&simulation](const char* name, auto of, const char* doc) {
+    simulation.def_property_readonly(name, of, doc);
+  };
+  ranks("busy", TimesOfRanks(&RankFigures::busy), "Of each rank: time in which it computes.");
+  ranks("bubble", TimesOfRanks(&RankFigures::bubble), "Of each rank: makespan - busy.");
+  ranks("all_to_all", TimesOfRanks(&RankFigures::all_to_all),
+        "Of each rank: busy time of the all-to-all lane; 0 where there are no components.");
+  ranks("exposed", TimesOfRanks(&RankFigures::exposed),
+        "Of each rank: time of all-to-alls while it computes nothing.");
+  ranks(
+      "peak_activations",
+      [](const SimulationObject& self) {
+        return OfRanks<int64_t>(self,
+                                [](const RankFigures& rank) { return rank.peak_activations; });
+      },
+      "Of each rank: most chunks held at a time.");
+  ranks(
+      "peak_bytes",
+      [](const SimulationObject& self) {
+        return OfRanks<int64_t>(self, [](const RankFigures& rank) { return rank.peak_bytes; });
+      },
+      "Of each rank: most bytes of activations; 0 where the costs have none.");
+  simulation
+      .def_property_readonly("timeline", &TimelineOf,
+                             "Every instruction, as a dict of numpy arrays: rank, index, op, lane, "
+                             "stage, microbatch, start, end. -1 is none.")
+      .def_property_readonly("critical_path", &CriticalPathOf,
+                             "A longest chain of instructions as pairs of rank and index.")
+      .def("to_dict", &Document, "What `contraflow simulate --json` prints.")
+      .def(
+          "to_chrome_trace",
+          [](const SimulationObject& self, const std::optional<Path>& path) {
+            return Written(WriteTrace(self.plan->plan, self.run().timeline), path);
+          },
+          py::arg("path") = py::none(), release,
+          "The timeline for Perfetto or chrome://tracing; the text where no path is given.")
+      .def("__str__",
+           [](const SimulationObject& self) {
+             return RankTable(self.report, self.report.peak_bytes() > 0) + "\n" +
+                    SummaryTable(self.plan->plan, self.report);
+           })
+      .def("__repr__", [](const SimulationObject& self) {
+        return "<Simulation of " + DescribePlan(self.plan->plan) + ">";
+      });
+  plan->def("explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = -1,
+            "Why ranks are idle and which costs the makespan follows, as `contraflow explain "
+            "--json` has it; of a rank with each of its idle times.");
+  plan->def(
+      "simulate", &Simulated, py::arg("costs") = py::none(),
+      "Predicts the run in the plan's own costs or in those given, as Costs(...) takes them.");
+}
+
+}  // namespace contraflow::python

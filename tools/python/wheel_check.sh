@@ -1,0 +1,27 @@
+#!/bin/sh
+# Builds the wheel as `pip install .` does, from a clean copy of what git tracks, then installs it into a
+# fresh environment where no compiler is on the PATH, and runs the package's README and the tool there.
+#
+#   tools/python/wheel_check.sh [PYTHON]     (default: /usr/bin/python3); leaves all in build/wheel-check
+set -eu
+cd "$(dirname "$0")/../.."
+python=${1:-/usr/bin/python3}
+out=$PWD/build/wheel-check
+rm -rf "$out"
+mkdir -p "$out/source"
+git ls-files -z | xargs -0 cp --parents -t "$out/source"
+
+began=$(date +%s)
+"$python" -m venv "$out/build"
+"$out/build/bin/pip" wheel -q --no-deps --wheel-dir "$out" "$out/source"
+echo "wheel built in $(($(date +%s) - began)) s"
+
+"$python" -m venv "$out/use"
+"$out/build/bin/pip" download -q --dest "$out" numpy # a wheel of its own
+cd / # where no source is found by chance
+run() { env -i PATH="$out/use/bin" HOME="$out" "$@"; }
+run pip install -q --no-index --find-links "$out" contraflow
+run python "$out/source/tests/python/readme_test.py"
+run contraflow compare --ranks 8 --microbatches 20 --costs deepseek-v3-h800 --no-auto >/dev/null
+run python -c 'import contraflow as cf; cf.Costs("moe-unit")'
+echo "wheel: ok, $(du -h "$out"/contraflow-*.whl | cut -f1)"

@@ -54,10 +54,8 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   for (const Program& program : plan.programs) {
     row->offloaded += std::count_if(program.begin(), program.end(),
                                     [](const Instruction& i) { return i.op == Op::OFFLOAD; });
-    row->messages += std::count_if(program.begin(), program.end(), [](const Instruction& i) {
-      return WorkOf(i.op) == Work::kSend;
-    });
   }
+  row->messages = MessageCount(plan);
   if (plan.costs->comm.bytes > 0) row->message_bytes = row->messages * plan.costs->comm.bytes;
   for (const MemoryFigures& rank : built.report.memory) {
     if (!rank.parameters) continue;

@@ -66,11 +66,11 @@ void WriteCosts(const CostModel& costs, std::string* out);
 /// A plan's "provenance", times in the unit.
 Json ProvenanceToJson(const Provenance& provenance, Unit unit);
 
-/// Everything but programs and slots, in the order of the file.
+/// Everything but programs, slots and marks, in the order of the file.
 Json HeadToJson(const Plan& plan, std::optional<int> rank);
 
-/// The binary form of a map with these members, then names, programs and slots of ranks [first,
-/// last).
+/// The binary form of a map with these members, then names, programs, slots and marks of ranks
+/// [first, last).
 void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last, const PutBytes& put);
 
 /// An instruction as a short list of whole numbers, for large binary plans: operation, its operands
@@ -108,8 +108,8 @@ class Unpacker {
   std::vector<Lane> lanes_;
 };
 
-/// "programs" or "slots" as they stream in, a row for each rank. Only the form of the entries is
-/// checked here: the head may follow later.
+/// "programs", "slots" or "marks" as they stream in, a row for each rank. Only the form of the
+/// entries is checked here: the head may follow later.
 template <typename Entry>
 struct EntryRows {
   std::vector<std::vector<Entry>> done = {};
@@ -135,9 +135,9 @@ class PlanRows {
   std::span<const JsonRows> members() const { return members_; }
   /// To be called at the end of the document.
   void Finish();
-  /// Gives a plan that has the document's head its programs and slots: those of all ranks, or of
-  /// one, with the other ranks' empty. Throws Error for the first entry that does not parse or is
-  /// out of range, and for another number of rows than there are ranks.
+  /// Gives a plan that has the document's head its programs, slots and marks: those of all ranks,
+  /// or of one, with the other ranks' empty. Throws Error for the first entry that does not parse
+  /// or is out of range, and for another number of rows than there are ranks.
   void MoveTo(Plan* plan, const JsonCursor& root, std::optional<int> rank);
 
  private:
@@ -150,9 +150,10 @@ class PlanRows {
   const std::string place_;
   EntryRows<Instruction> programs_;
   EntryRows<Slot> slots_;
+  EntryRows<Mark> marks_;
   Unpacker unpacker_;
   std::string names_error_;
-  std::array<JsonRows, 3> members_;
+  std::array<JsonRows, 4> members_;
 };
 
 /// Most slots that one instruction makes: ATTN_F its layer's input, attention, scores, dispatched.

@@ -123,7 +123,7 @@ Provenance ReadProvenance(const JsonCursor& field, Unit unit) {
   return provenance;
 }
 
-/// Everything but "rank", "programs" and "slots".
+/// Everything but "rank", "programs", "slots" and "marks".
 Plan ReadHead(const JsonCursor& root) {
   Plan plan;
   plan.schedule = ReadName(root.Required("schedule"));
@@ -148,6 +148,10 @@ Plan ReadHead(const JsonCursor& root) {
   if (root.Optional("layers")) {
     plan.layers = ReadSize(root, "layers", "a number of layers of a stage", kMaxLayers);
   }
+  if (const auto semantics = root.Optional("semantics")) {
+    const std::string& name = semantics->String("what the messages need");
+    plan.semantics = semantics->Checked([&] { return ParseSemantics(name); });
+  }
   plan.routes = ReadRoutes(root.Required("routes"), plan);
   if (const auto costs = root.Optional("costs")) {
     plan.costs = ReadCosts(*costs);
@@ -167,9 +171,9 @@ Plan ReadHead(const JsonCursor& root) {
 }
 
 constexpr std::string_view kMembers[] = {
-    "format", "version",      "schedule",      "level",           "ranks",    "rank",
-    "stages", "microbatches", "data_parallel", "expert_parallel", "layers",   "routes",
-    "costs",  "provenance",   "files",         "names",           "programs", "slots"};
+    "format",       "version",       "schedule",        "level",    "ranks",     "rank",   "stages",
+    "microbatches", "data_parallel", "expert_parallel", "layers",   "semantics", "routes", "costs",
+    "provenance",   "files",         "names",           "programs", "slots",     "marks"};
 
 struct Document {
   Plan plan;
@@ -279,7 +283,7 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
   root.Keys("an object, the plan", kMembers);
   FolderHead head{ReadHead(root), {}};
   const JsonCursor files = root.Required("files");
-  for (const char* key : {"rank", "names", "programs", "slots"}) {
+  for (const char* key : {"rank", "names", "programs", "slots", "marks"}) {
     if (const auto field = root.Optional(key)) {
       field->Fail("does not belong in the head of a folder, where each rank has its file");
     }

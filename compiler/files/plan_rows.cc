@@ -76,6 +76,7 @@ void Append(std::span<const T> known, std::string_view name, const char* noun,
 constexpr const char* kNamesKey = "names";
 constexpr const char* kPrograms = "programs";
 constexpr const char* kSlots = "slots";
+constexpr const char* kMarks = "marks";
 
 /// A terminal gets no control characters and no broken UTF-8 from a file.
 bool IsPlain(std::string_view text) {
@@ -113,6 +114,22 @@ class PlanLimits {
       Check(instruction);
     }
   }
+  void Check(const std::vector<Mark>& marks, size_t row, const Program& program) {
+    path_ = ": /marks/" + std::to_string(row);
+    index_ = -1;
+    int32_t last = 0;
+    for (const Mark& mark : marks) {
+      ++index_;
+      Check(mark, "the stage", mark.stage, plan_.stages);
+      Check(mark, "the micro-batch", mark.microbatch, plan_.microbatches);
+      Check(mark, "\"before\"", mark.before, std::ssize(program) + 1);
+      if (mark.before < last) {
+        Fail("mark \"" + ToString(mark) + "\": stands behind one before " + std::to_string(last) +
+             "; \"before\" must ascend");
+      }
+      last = mark.before;
+    }
+  }
   void Check(const std::vector<Slot>& slots, size_t row, const Program& program) {
     path_ = ": /slots/" + std::to_string(row);
     index_ = -1;
@@ -136,8 +153,10 @@ class PlanLimits {
   template <typename Entry>
   void Check(const Entry& entry, const char* noun, int64_t value, int64_t size) const {
     if (value < size) return;
-    const bool slot = std::is_same_v<Entry, Slot>;
-    Fail((slot ? "slot \"" : "instruction \"") + ToString(entry) + "\": " + noun +
+    constexpr const char* kEntry = std::is_same_v<Entry, Slot>   ? "slot \""
+                                   : std::is_same_v<Entry, Mark> ? "mark \""
+                                                                 : "instruction \"";
+    Fail(kEntry + ToString(entry) + "\": " + noun +
          (size > 0 ? " must be in 0.." + std::to_string(size - 1) + ", is " + std::to_string(value)
                    : " must not be given, there are none"));
   }
@@ -199,6 +218,13 @@ void CheckRows(const JsonCursor& field, size_t rows, bool one, int ranks, const 
   field.Fail("must have " + (one ? "1 " + std::string(noun) : std::to_string(ranks) + " " + nouns) +
              ", " + (one ? "that of the rank" : "one for each rank") + ", has " +
              std::to_string(rows));
+}
+
+void CheckMarks(const JsonCursor& field, const Plan& plan, size_t rows, bool one) {
+  CheckRows(field, rows, one, plan.ranks, "list of marks", "lists of marks");
+  if (plan.level <= Level::kComm) return;
+  field.Fail("only plans of level compute and comm have marks, this one is of level " +
+             std::string(Name(plan.level)));
 }
 
 }  // namespace
@@ -289,11 +315,17 @@ PlanRows::PlanRows(const std::string& place) : place_(place) {
                    Take(row, index, kSlots, &slots_,
                         [text] { return ParsePlain("slot", text, ParseSlot); });
                  }};
+  members_[3] = {kMarks, [this](size_t row) { Begin(row, "lists", kMarks, &marks_); },
+                 [this](size_t row, size_t index, std::string_view text) {
+                   Take(row, index, kMarks, &marks_,
+                        [text] { return ParsePlain("mark", text, ParseMark); });
+                 }};
 }
 
 void PlanRows::Finish() {
   programs_.Finish();
   slots_.Finish();
+  marks_.Finish();
 }
 
 void PlanRows::MoveTo(Plan* plan, const JsonCursor& root, std::optional<int> rank) {
@@ -309,25 +341,32 @@ void PlanRows::MoveTo(Plan* plan, const JsonCursor& root, std::optional<int> ran
     field->Fail("only a plan of level buffer has slots, this one is of level " +
                 std::string(Name(plan->level)));
   }
-  for (const std::string* error : {&names_error_, &programs_.error, &slots_.error}) {
+  std::vector<std::vector<Mark>>& marks = marks_.done;
+  const auto marked = root.Optional(kMarks);
+  if (marked) CheckMarks(*marked, *plan, marks.size(), rank.has_value());
+  for (const std::string* error : {&names_error_, &programs_.error, &slots_.error, &marks_.error}) {
     if (!error->empty()) throw Error(*error);
   }
   PlanLimits limits(*plan, place_);
   for (size_t r = 0; r < programs.size(); ++r) {
     limits.Check(programs[r], r, placed ? slots[r].size() : 0);
     if (placed) limits.Check(slots[r], r, programs[r]);
+    if (marked) limits.Check(marks[r], r, programs[r]);
   }
   if (!rank) {
     plan->programs = std::move(programs);
     plan->slots = std::move(slots);
+    plan->marks = std::move(marks);
     return;
   }
   const auto ranks = static_cast<size_t>(plan->ranks), own = static_cast<size_t>(*rank);
-  plan->programs.resize(ranks);
-  plan->programs[own] = std::move(programs.front());
-  if (!placed) return;
-  plan->slots.resize(ranks);
-  plan->slots[own] = std::move(slots.front());
+  const auto place = [ranks, own](auto* lists, auto* read) {
+    lists->resize(ranks);
+    (*lists)[own] = std::move(read->front());
+  };
+  place(&plan->programs, &programs);
+  if (placed) place(&plan->slots, &slots);
+  if (marked) place(&plan->marks, &marks);
 }
 
 template <typename Entry>

@@ -45,7 +45,7 @@ void WriteRows(const char* key, const std::vector<std::vector<Entry>>& rows,
     const char* separator = "\n\"";
     for (const Entry& entry : rows.at(r)) {
       *out += separator;
-      // The text of an instruction or slot has nothing to escape.
+      // The text of an instruction, slot or mark has nothing to escape.
       *out += ToString(entry);
       *out += '"';
       separator = ",\n\"";
@@ -63,6 +63,7 @@ void WriteEntry(const Instruction& instruction, std::string* out) {
 }
 
 void WriteEntry(const Slot& slot, std::string* out) { WriteCborString(ToString(slot), out); }
+void WriteEntry(const Mark& mark, std::string* out) { WriteCborString(ToString(mark), out); }
 
 template <typename Entry>
 void WriteBinaryRows(const char* key, std::span<const std::vector<Entry>> rows, Pieces* pieces) {
@@ -106,6 +107,7 @@ void WriteText(const Plan& plan, std::optional<int> rank, const PutBytes& put) {
   }
   WriteRows("programs", plan.programs, rank, &pieces);
   if (!plan.slots.empty()) WriteRows("slots", plan.slots, rank, &pieces);
+  if (!plan.marks.empty()) WriteRows("marks", plan.marks, rank, &pieces);
   out += "\n}\n";
   pieces.Finish();
 }
@@ -144,7 +146,7 @@ Json ProvenanceToJson(const Provenance& provenance, Unit unit) {
   return object;
 }
 
-/// Everything but programs and slots, in the order of the file.
+/// Everything but programs, slots and marks, in the order of the file.
 Json HeadToJson(const Plan& plan, std::optional<int> rank) {
   Json head = Json::object();
   head["format"] = kPlanFormat;
@@ -158,6 +160,7 @@ Json HeadToJson(const Plan& plan, std::optional<int> rank) {
   if (plan.data_parallel != 1) head["data_parallel"] = plan.data_parallel;
   if (plan.expert_parallel != 1) head["expert_parallel"] = plan.expert_parallel;
   if (plan.layers != 0) head["layers"] = plan.layers;
+  if (plan.semantics != Semantics::kRank) head["semantics"] = Name(plan.semantics);
   Json routes = Json::array();
   for (const Route& route : plan.routes) {
     routes.push_back({{"ranks", route.ranks}, {"microbatches", route.microbatches}});
@@ -175,7 +178,7 @@ void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last,
                       const PutBytes& put) {
   Pieces pieces(put);
   std::string* const out = &pieces.text();
-  BeginCborMap(head.size() + (plan.slots.empty() ? 2 : 3), out);
+  BeginCborMap(head.size() + 2 + (plan.slots.empty() ? 0 : 1) + (plan.marks.empty() ? 0 : 1), out);
   for (const auto& [key, value] : head.items()) {
     WriteCborString(key, out);
     WriteCbor(value, out);
@@ -185,6 +188,9 @@ void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last,
   WriteBinaryRows<Instruction>("programs", std::span(plan.programs).subspan(from, count), &pieces);
   if (!plan.slots.empty()) {
     WriteBinaryRows<Slot>("slots", std::span(plan.slots).subspan(from, count), &pieces);
+  }
+  if (!plan.marks.empty()) {
+    WriteBinaryRows<Mark>("marks", std::span(plan.marks).subspan(from, count), &pieces);
   }
   pieces.Finish();
 }

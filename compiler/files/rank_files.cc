@@ -54,7 +54,7 @@ FolderHead ReadHeadFile(const std::string& folder) {
   return ReadFolderHead(ParsePlanFile(&file, {}, nullptr));
 }
 
-/// Puts the program and the slots of a rank into its place.
+/// Puts the program, slots and marks of a rank into its place.
 void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
   InputFile file(RegularFile(PathIn(folder, RankFileName(rank))), int64_t{kPlanLimits.bytes});
   PlanRows rows(file.name());
@@ -64,7 +64,7 @@ void ReadRank(const std::string& folder, int rank, const std::string& checksum, 
   const JsonCursor root = json.Root();
   CheckFormat(root, kRankFormat);
   root.Keys("an object, a rank's part of a plan",
-            {"format", "version", "rank", "names", "programs", "slots"});
+            {"format", "version", "rank", "names", "programs", "slots", "marks"});
   const JsonCursor field = root.Required("rank");
   if (const int64_t is = field.Integer("a rank", 0, plan->ranks - 1); is != rank) {
     field.Fail("is " + std::to_string(is) + ", but by its name this is the file of rank " +

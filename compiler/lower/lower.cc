@@ -21,6 +21,24 @@ void Demand(std::string_view pass, const Plan& plan) {
                       "; this is a bug in contraflow, please report it");
 }
 
+/// The marks of a compute order, at the same compute instructions of what became of it.
+std::vector<std::vector<Mark>> MarksIn(const Plan& plan, std::vector<std::vector<Mark>> marks) {
+  for (size_t r = 0; r < marks.size(); ++r) {
+    const Program& program = plan.programs[r];
+    size_t at = 0;
+    int32_t passed = 0;  // compute instructions before `at`
+    for (Mark& mark : marks[r]) {
+      for (; at < program.size(); ++at) {
+        if (WorkOf(program[at].op) != Work::kCompute) continue;
+        if (passed == mark.before) break;
+        ++passed;
+      }
+      mark.before = static_cast<int32_t>(at);
+    }
+  }
+  return marks;
+}
+
 }  // namespace
 
 std::span<const std::string_view> PassNames() { return kPasses; }
@@ -42,6 +60,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   if (!findings.empty()) throw Error("cannot lower: " + ToString(findings.front(), plan));
   plan.costs = costs;
   const std::optional<Provenance> provenance = plan.provenance;
+  const std::vector<std::vector<Mark>> marks = std::exchange(plan.marks, {});
   const auto pass = [&](std::string_view name, Plan next) {
     Demand(name, next);
     next.provenance = provenance;
@@ -57,6 +76,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   if (target >= Level::kBuffer) {
     pass("buffer", AssignBuffers(plan, costs));
   }
+  if (target <= Level::kComm) plan.marks = MarksIn(plan, marks);
   return plan;
 }
 

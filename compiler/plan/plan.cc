@@ -10,6 +10,7 @@ namespace contraflow {
 namespace {
 
 constexpr std::string_view kLevels[] = {"compute", "comm", "component", "buffer"};
+constexpr std::string_view kSemantics[] = {"rank", "pair", "edge", "buffered"};
 
 }  // namespace
 
@@ -33,6 +34,20 @@ Level ParseLevel(std::string_view name) {
   const std::string text(name.substr(0, 32));
   throw Error("unknown level \"" + text + "\"" + DidYouMean(text, kLevels) +
               "; levels are compute, comm, component, buffer");
+}
+
+std::string_view Name(Semantics semantics) {
+  CF_ASSERT(static_cast<size_t>(semantics) < std::size(kSemantics));
+  return kSemantics[static_cast<size_t>(semantics)];
+}
+
+Semantics ParseSemantics(std::string_view name) {
+  for (const Semantics semantics : kEverySemantics) {
+    if (Name(semantics) == name) return semantics;
+  }
+  const std::string text(name.substr(0, 32));
+  throw Error("unknown semantics \"" + text + "\"" + DidYouMean(text, kSemantics) +
+              "; semantics are rank, pair, edge, buffered");
 }
 
 std::vector<int> RouteOfMicrobatch(const Plan& plan) {
@@ -113,6 +128,15 @@ CostModel OnRanks(const CostModel& costs, const Plan& frame) {
 int64_t InstructionCount(const Plan& plan) {
   int64_t count = 0;
   for (const Program& program : plan.programs) count += static_cast<int64_t>(program.size());
+  return count;
+}
+
+int64_t MessageCount(const Plan& plan) {
+  int64_t count = 0;
+  for (const Program& program : plan.programs) {
+    count += std::count_if(program.begin(), program.end(),
+                           [](const Instruction& i) { return IsSend(i.op); });
+  }
   return count;
 }
 

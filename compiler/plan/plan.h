@@ -9,6 +9,7 @@
 #include "compiler/plan/cost.h"
 #include "compiler/plan/grid.h"
 #include "compiler/plan/instruction.h"
+#include "compiler/plan/mark.h"
 #include "compiler/plan/value.h"
 
 namespace contraflow {
@@ -24,6 +25,23 @@ enum class Level : uint8_t {
 std::string_view Name(Level level);  ///< "compute" "comm" "component" "buffer"
 /// Throws Error with the known names.
 Level ParseLevel(std::string_view name);
+
+/// What the network promises, under which the messages of a plan run to their end: how many
+/// in-order queues a rank has, in which every message is a rendezvous. Messages of one directed
+/// edge are received in the order they were sent in all of them. What runs under one runs under the
+/// next.
+enum class Semantics : uint8_t {
+  kRank,      ///< one: whatever the network is
+  kPair,      ///< one for each other rank
+  kEdge,      ///< one for each other rank and direction
+  kBuffered,  ///< a SEND is over at once, however much has been sent
+};
+inline constexpr Semantics kEverySemantics[] = {Semantics::kRank, Semantics::kPair,
+                                                Semantics::kEdge, Semantics::kBuffered};
+
+std::string_view Name(Semantics semantics);  ///< "rank" "pair" "edge" "buffered"
+/// Throws Error with the known names.
+Semantics ParseSemantics(std::string_view name);
 
 /// Where the stages live for the micro-batches that take this route. DualPipe has two routes,
 /// interleaved and V-shaped placements have one which visits a rank several times.
@@ -74,6 +92,12 @@ struct Plan {
   std::optional<Provenance> provenance;  ///< of a searched plan; only where there are costs
   std::vector<Program> programs;         ///< size = ranks
   std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
+  /// What the messages need; other than kRank only where an imported schedule has its own (level
+  /// comm).
+  Semantics semantics = Semantics::kRank;
+  /// Of each rank of an imported schedule, by `before`; empty where no rank has any. Levels compute
+  /// and comm only.
+  std::vector<std::vector<Mark>> marks;
 
   /// Of one rank, 0..ranks-1.
   const Program& program(int rank) const { return programs[static_cast<size_t>(rank)]; }
@@ -120,6 +144,8 @@ CostModel OnRanks(const CostModel& costs, const Plan& frame);
 
 /// Number of instructions over all ranks.
 int64_t InstructionCount(const Plan& plan);
+/// Number of messages: SENDs over all ranks.
+int64_t MessageCount(const Plan& plan);
 
 /// The cells of a plan that have a certain instruction.
 class MarkedCells {

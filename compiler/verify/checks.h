@@ -348,6 +348,12 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
 // The checks. Those of one level run in this order; each needs the tables that the ones before
 // fill.
 
+/// The marks of a rank.
+std::span<const Mark> MarksOf(const Plan& plan, int rank);
+/// Where the SEND that a WAIT_SEND waits for stands in the program of the rank; negative if it has
+/// none. From level comm on.
+int32_t SendOf(const Tables& tables, int rank, const Mark& wait);
+
 /// "shape"
 void CheckShape(const Plan& plan, Findings* findings);
 /// "level"; false if the plan as a whole contradicts it and nothing more can be said.
@@ -363,8 +369,13 @@ void CheckHostCopies(Tables* tables, Findings* findings);
 void CheckComm(Tables* tables, Findings* findings);
 /// "deadlock" by pure data flow: a rank waits for what another rank has not computed.
 void CheckDataFlow(const Tables& tables, Findings* findings);
-/// "deadlock" by rendezvous: a rank waits at each message and reduction for the other side.
+/// "deadlock" by rendezvous in one queue: a rank waits at each message and reduction for the other
+/// side.
 void CheckRendezvous(const Tables& tables, Findings* findings);
+/// "deadlock" where a rank has a queue for each pair or edge, or SENDs are buffered.
+void CheckQueues(const Tables& tables, Semantics semantics, Findings* findings);
+/// "level" "owner" "message" "reduce" of the marks of an imported schedule.
+void CheckMarks(const Tables& tables, Findings* findings);
 /// "lane" "event"
 void CheckLanes(const Tables& tables, Findings* findings);
 /// "slot" "sharing"; of programs without findings.

@@ -193,6 +193,11 @@ bool CheckHead(const Plan& plan, Findings* findings) {
         " each of the " + std::to_string(plan.ranks) + " ranks must have one");
   } else if (plan.level != Level::kBuffer && !plan.slots.empty()) {
     add("there are slots, which " + level + " does not have; drop them");
+  } else if (plan.level > Level::kComm && !plan.marks.empty()) {
+    add("there are marks, which " + level + " does not have; drop them");
+  } else if (plan.level != Level::kComm && plan.semantics != Semantics::kRank) {
+    add("semantics is " + std::string(Name(plan.semantics)) + "; only an imported plan of level " +
+        "comm may need more than one queue a rank");
   } else {
     right = true;
   }
@@ -220,6 +225,34 @@ void CheckKeys(const Plan& plan, int rank, int index, const Instruction& i, Find
   if (i.after_count > 0) key("after", later);
 }
 
+void CheckMarkShapes(const Plan& plan, Findings* findings) {
+  if (!plan.marks.empty() && plan.marks.size() != plan.programs.size()) {
+    findings->Add(Check::kShape, -1, -1,
+                  "there are " + std::to_string(plan.marks.size()) +
+                      " lists of marks; where there are any each of the " +
+                      std::to_string(plan.ranks) + " ranks must have one");
+    return;
+  }
+  for (int r = 0; r < plan.ranks; ++r) {
+    int32_t last = 0;
+    for (const Mark& mark : MarksOf(plan, r)) {
+      const bool known = static_cast<int>(mark.kind) < kMarkKinds;
+      const bool idle = known && mark.kind == MarkKind::kIdle;
+      const bool right = known && Fits(mark.stage, !idle, plan.stages) &&
+                         Fits(mark.microbatch, IsWaitSend(mark.kind), plan.microbatches) &&
+                         mark.count >= 1 && (idle || mark.count == 1) && mark.before >= last &&
+                         static_cast<size_t>(mark.before) <= plan.program(r).size();
+      if (!right) {
+        findings->Add(Check::kShape, r, -1,
+                      (known ? ToString(mark) : "a mark of no kind") +
+                          ": out of range; stage and micro-batch must be the plan's, \"before\" "
+                          "must ascend and be at most the length of the program");
+      }
+      last = std::max(last, mark.before);
+    }
+  }
+}
+
 }  // namespace
 
 void CheckShape(const Plan& plan, Findings* findings) {
@@ -234,6 +267,7 @@ void CheckShape(const Plan& plan, Findings* findings) {
     const InstructionShape shape(plan, i);
     if (!shape.Right()) shape.Explain(r, index, findings);
   });
+  CheckMarkShapes(plan, findings);
 }
 
 bool CheckLevel(const Plan& plan, Findings* findings) {

@@ -45,7 +45,9 @@ std::vector<Finding> Findings::Take() {
 
 }  // namespace check
 
-std::vector<Finding> Verify(const Plan& plan) {
+std::vector<Finding> Verify(const Plan& plan) { return Verify(plan, plan.semantics); }
+
+std::vector<Finding> Verify(const Plan& plan, Semantics semantics) {
   using check::Check;
   check::Findings findings;
   check::CheckShape(plan, &findings);
@@ -73,11 +75,17 @@ std::vector<Finding> Verify(const Plan& plan) {
   }
   check::CheckHostCopies(&tables, &findings);
   if (plan.level == Level::kCompute) {
+    check::CheckMarks(tables, &findings);
     check::CheckDataFlow(tables, &findings);
     return findings.Take();
   }
   check::CheckComm(&tables, &findings);
-  check::CheckRendezvous(tables, &findings);
+  check::CheckMarks(tables, &findings);
+  if (semantics == Semantics::kRank) {
+    check::CheckRendezvous(tables, &findings);
+  } else {
+    check::CheckQueues(tables, semantics, &findings);
+  }
   if (plan.level > Level::kComm) check::CheckLanes(tables, &findings);
   // Which values there are, and how long each lives, follows from the programs.
   if (plan.level == Level::kBuffer && findings.empty()) check::CheckSlots(tables, &findings);

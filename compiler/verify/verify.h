@@ -21,18 +21,20 @@ struct Finding {
 
 /// Every violation of what the plan's level promises (DESIGN section 3), in a fixed order: by
 /// check, rank and index. Empty means proven: complete, in order, messages matched, and free of
-/// deadlock under the strictest semantics (one in-order communication queue a rank, every operation
-/// a rendezvous without buffering, groups atomic), hence under any NCCL or MPI buffering. A
-/// deadlock names the minimal wait cycle. A plan of a wrong shape gets these findings only; of one
-/// check the first thousand are listed and the rest counted. Safe on any plan ReadPlan returns,
-/// however wrong. A group is posted as a whole, and its queue goes on when all of it has been met.
-/// The order in which a copy of a stage adds micro-batches to its weight gradients is data: that of
-/// its program, proven to be one for all of the stage's components. Replicas and members of an
-/// expert group run the same program; copies on several ranks have different micro-batches, and
-/// their sums are added in route order: so all copies get the same bits.
-/// Linear in the instructions. Shares no code and no table with the passes: includes the contract
-/// (compiler/plan) only.
+/// deadlock under plan.semantics. Unless the plan was imported that is the strictest: one in-order
+/// communication queue a rank, every operation a rendezvous without buffering, groups atomic, hence
+/// free of it under any NCCL or MPI buffering. A deadlock names the minimal wait cycle. A plan of a
+/// wrong shape gets these findings only; of one check the first thousand are listed and the rest
+/// counted. Safe on any plan ReadPlan returns, however wrong. A group is posted as a whole, and its
+/// queue goes on when all of it has been met. The order in which a copy of a stage adds
+/// micro-batches to its weight gradients is data: that of its program, proven to be one for all of
+/// the stage's components. Replicas and members of an expert group run the same program; copies on
+/// several ranks have different micro-batches, and their sums are added in route order: so all
+/// copies get the same bits. Linear in the instructions. Shares no code and no table with the
+/// passes: includes the contract (compiler/plan) only.
 std::vector<Finding> Verify(const Plan& plan);
+/// The same under other semantics: only findings of "deadlock" depend on them.
+std::vector<Finding> Verify(const Plan& plan, Semantics semantics);
 
 /// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the
 /// message does not begin with it.

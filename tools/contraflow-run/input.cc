@@ -78,10 +78,16 @@ std::string BuildId() {
 }
 
 void RequireSoundPlan(const Plan& plan, const std::string& path) {
-  const std::vector<Finding> findings = Verify(plan);
+  // A rank's messages may share a queue here, whatever an imported plan is content with.
+  const std::vector<Finding> findings = Verify(plan, Semantics::kRank);
   if (findings.empty()) return;
   std::string text = path + ": the plan is not sound and is not executed:";
   for (const Finding& finding : findings) text += "\n  " + ToString(finding, plan);
+  if (plan.semantics != Semantics::kRank) {
+    text +=
+        "\n  (its messages, which were imported, need more than one queue per rank: import it "
+        "with --remake-comm)";
+  }
   throw Error(text);
 }
 

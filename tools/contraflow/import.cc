@@ -1,5 +1,8 @@
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
@@ -9,17 +12,16 @@
 #include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/interop/interop.h"
+#include "tools/report/promise.h"
 #include "tools/report/report.h"
 
 namespace contraflow {
 namespace {
 
-/// Room for a hundred million cells.
-constexpr int64_t kMaxBytes = int64_t{4} << 30;
-
 struct ImportOptions {
   std::string file, from, output;
   std::string level = "comm";
+  bool remake_comm = false;
   CostsOption costs;
 };
 
@@ -30,11 +32,30 @@ int Import(const ImportOptions& options) {
   const CostModel costs = ResolveCosts(options.costs, UnitCosts());
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
   const std::string place = options.file == "-" ? "standard input" : options.file;
-  Plan order = ReadTorchCsv(ReadFile(options.file, kMaxBytes), place);
-  RequireSound(order, place);
-  const LowerOptions lower = {
-      .target = level, .overlap = OverlapOf(options.costs, costs), .memory_limit = {}};
-  WritePlanFile(options.output, Lower(std::move(order), costs, lower));
+  Plan plan = ReadTorchCsv(ReadFile(options.file, kMaxCsvBytes), place);
+  const bool has_messages = plan.level == Level::kComm;
+  const bool keeps = has_messages && level == Level::kComm && !options.remake_comm;
+  std::string said = place + ": ";
+  if (keeps) {
+    plan = WithPromise(std::move(plan), costs);
+    RequireSound(plan, place);
+    said +=
+        "keeps its " + FormatCount(MessageCount(plan)) + " messages; no deadlock " +
+        std::string(QueuesOf(plan.semantics)) +
+        (plan.semantics == Semantics::kRank ? "" : " (contraflow verify says why not with fewer)");
+  } else {
+    if (has_messages) plan = WithoutMessages(std::move(plan));
+    RequireSound(plan, place);
+    const LowerOptions lower = {
+        .target = level, .overlap = OverlapOf(options.costs, costs), .memory_limit = {}};
+    plan = Lower(std::move(plan), costs, lower);
+    said += has_messages ? "its messages are dropped" : "has no messages";
+    said += level == Level::kCompute ? "" : "; made " + FormatCount(MessageCount(plan));
+  }
+  WritePlanFile(options.output, plan);
+  said += "\n";
+  options.output == "-" ? static_cast<void>(std::fputs(said.c_str(), stderr))
+                        : WriteFile("-", said);
   return kExitFine;
 }
 
@@ -44,8 +65,11 @@ std::function<int()> AddImport(CLI::App* app) {
       ->type_name("")
       ->required();
   AddChoice(app, "--from", &options->from, "torch-csv",
-            "PyTorch's CSV, with or without communication; Contraflow makes its\nown messages")
+            "PyTorch's CSV; at level comm its messages are kept and proven, if it has\nany, else "
+            "Contraflow makes them")
       ->required();
+  AddFlag(app, "--remake-comm", &options->remake_comm,
+          "drop the file's messages and make new ones, sound with one queue per rank");
   AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
   app->add_option(
          "--level", options->level,

@@ -4,13 +4,18 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/interop/interop.h"
 #include "tools/report/progress.h"
+#include "tools/report/promise.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
 
@@ -18,88 +23,161 @@ namespace contraflow {
 namespace {
 
 struct VerifyOptions {
-  std::string plan;
+  std::vector<std::string> files;
+  std::string semantics;
   bool json = false;
 };
 
-std::string FindingsJson(const std::vector<Finding>& findings) {
+/// A file, and what was found in it.
+struct Verdict {
+  std::string path;
+  bool csv = false;
+  Plan plan;
+  /// Under which semantics: what was asked for, or what the plan needs.
+  std::optional<Semantics> semantics;
+  std::vector<Finding> findings;
+  std::string circle;  ///< under stricter semantics; CircleText
+};
+
+bool IsCsv(const std::string& path) {
+  constexpr std::string_view kEnd = ".csv";
+  return path.size() > kEnd.size() &&
+         std::equal(kEnd.begin(), kEnd.end(), path.end() - std::ssize(kEnd), [](char end, char c) {
+           return end == (c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+         });
+}
+
+Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
+  Verdict verdict;
+  verdict.path = path;
+  verdict.csv = IsCsv(path);
+  verdict.semantics = asked;
+  verdict.plan =
+      verdict.csv ? ReadTorchCsv(ReadFile(path, kMaxCsvBytes), path) : ReadPlanFile(path);
+  if (asked) {
+    verdict.findings = Verify(verdict.plan, *asked);
+  } else if (verdict.csv || verdict.plan.semantics != Semantics::kRank) {
+    Promise promise = PromiseOf(verdict.plan);
+    verdict.semantics = promise.needs;
+    if (promise.needs && promise.needs != Semantics::kRank) verdict.circle = CircleText(promise);
+    verdict.findings = std::move(promise.findings);
+  } else {
+    verdict.semantics = Semantics::kRank;
+    verdict.findings = Verify(verdict.plan);
+  }
+  return verdict;
+}
+
+Json VerdictJson(const Verdict& verdict) {
   Json array = Json::array();
-  for (const Finding& finding : findings) {
+  for (const Finding& finding : verdict.findings) {
     Json row = Json::object();
     row["check"] = finding.check;
     row["rank"] = finding.rank;
     row["index"] = finding.index;
+    if (verdict.csv && finding.index >= 0) {
+      row["place"] = CsvPlace(verdict.plan, finding.rank, finding.index);
+    }
     row["message"] = WithFlags(finding.message);
     array.push_back(std::move(row));
   }
   Json document = Json::object();
-  document["ok"] = findings.empty();
+  document["ok"] = verdict.findings.empty();
   document["findings"] = std::move(array);
-  return FormatJson(document);
+  if (verdict.semantics && verdict.plan.level != Level::kCompute) {
+    document["semantics"] = Name(*verdict.semantics);
+  }
+  if (!verdict.circle.empty()) document["stricter"] = verdict.circle;
+  return document;
 }
 
 /// The instructions around a finding, with its own marked.
-std::string Surroundings(const Plan& plan, const Finding& finding) {
+std::string Surroundings(const Verdict& verdict, const Finding& finding) {
   if (finding.rank < 0 || finding.index < 0) return "";
+  const Plan& plan = verdict.plan;
   const Program& program = plan.program(finding.rank);
   Table table;
   table.columns = {">", "", ""};
   const int last = std::min(finding.index + 2, static_cast<int>(program.size()) - 1);
   for (int i = std::max(0, finding.index - 2); i <= last; ++i) {
-    table.rows.push_back({"    " + std::to_string(i), ToString(program[static_cast<size_t>(i)]),
-                          i == finding.index ? "<-- here" : ""});
+    table.rows.push_back(
+        {"    " + (verdict.csv ? CsvPlace(plan, finding.rank, i) : std::to_string(i)),
+         ToString(program[static_cast<size_t>(i)]), i == finding.index ? "<-- here" : ""});
   }
   const std::string text = FormatTable(table);
   return text.substr(text.find('\n') + 1);  // The empty heading.
 }
 
-std::string FindingsText(const Plan& plan, const std::vector<Finding>& findings,
-                         const std::string& path) {
-  const size_t count = findings.size();
-  std::string text =
-      path + ": not sound, " + std::to_string(count) + (count == 1 ? " finding\n" : " findings\n");
-  for (const Finding& finding : findings) {
-    text += "\n" + finding.check + ": " + WithFlags(ToString(finding, plan)) + "\n" +
-            Surroundings(plan, finding);
+std::string FindingsText(const Verdict& verdict) {
+  const size_t count = verdict.findings.size();
+  std::string text = verdict.path + ": not sound, " + std::to_string(count) +
+                     (count == 1 ? " finding\n" : " findings\n");
+  for (const Finding& finding : verdict.findings) {
+    text += "\n" + finding.check + ": " + WithFlags(ToString(finding, verdict.plan)) + "\n" +
+            Surroundings(verdict, finding);
   }
   return text;
 }
 
-std::string ProofText(const Plan& plan, const std::string& path) {
-  int64_t messages = 0;
-  for (const Program& program : plan.programs) {
-    messages += std::count_if(program.begin(), program.end(),
-                              [](const Instruction& i) { return WorkOf(i.op) == Work::kSend; });
-  }
+std::string ProofText(const Verdict& verdict) {
+  const Plan& plan = verdict.plan;
   const auto count = [](int64_t n, const std::string& noun) {
     return FormatCount(n) + " " + noun + (n == 1 ? "" : "s");
   };
-  std::string text = "ok: " + path + ": " + count(InstructionCount(plan), "instruction") + " on " +
-                     count(plan.ranks, "rank") + ": every micro-batch complete and in order";
+  std::string text = "ok: " + verdict.path + ": " + count(InstructionCount(plan), "instruction") +
+                     " on " + count(plan.ranks, "rank") +
+                     ": every micro-batch complete and in order";
   if (plan.level != Level::kCompute) {
-    text += "; " + count(messages, "message") +
-            " matched one to one; no deadlock, even where every transfer is a rendezvous";
+    text += "; " + count(MessageCount(plan), "message") + " matched one to one; no deadlock";
+    text += *verdict.semantics == Semantics::kRank
+                ? ", even where every transfer is a rendezvous"
+                : " " + std::string(QueuesOf(*verdict.semantics));
+  } else if (verdict.csv) {
+    text += "; there are no messages: import makes them";
   }
+  if (!verdict.circle.empty()) text += "\n" + verdict.circle;
   return text + "\n";
 }
 
+/// One file: its document or text. Several: a document with one entry each, or their texts.
 int RunVerify(const VerifyOptions& options) {
-  std::optional<Progress> progress("proving " + options.plan);
-  const Plan plan = ReadPlanFile(options.plan);
-  const std::vector<Finding> findings = Verify(plan);
-  progress.reset();
-  if (options.json) {
-    WriteFile("-", FindingsJson(findings));
-  } else {
-    WriteFile("-", findings.empty() ? ProofText(plan, options.plan)
-                                    : FindingsText(plan, findings, options.plan));
+  std::optional<Semantics> asked;
+  if (!options.semantics.empty()) asked = ParseSemantics(options.semantics);
+  bool sound = true;
+  Json files = Json::array();
+  for (const std::string& path : options.files) {
+    std::optional<Progress> progress("proving " + path);
+    const Verdict verdict = Judge(path, asked);
+    progress.reset();
+    sound &= verdict.findings.empty();
+    if (!options.json) {
+      WriteFile("-", verdict.findings.empty() ? ProofText(verdict) : FindingsText(verdict));
+      continue;
+    }
+    Json document = VerdictJson(verdict);
+    if (options.files.size() > 1) document["file"] = path;
+    files.push_back(std::move(document));
   }
-  return findings.empty() ? kExitFine : kExitInput;
+  if (options.json) {
+    Json document = files[0];
+    if (options.files.size() > 1) document = {{"ok", sound}, {"files", std::move(files)}};
+    WriteFile("-", FormatJson(document));
+  }
+  return sound ? kExitFine : kExitInput;
 }
 
 std::function<int()> AddVerify(CLI::App* app) {
   const auto options = std::make_shared<VerifyOptions>();
-  AddPlan(app, &options->plan);
+  app->add_option("PLAN", options->files,
+                  "plan files or folders, or PyTorch's CSV (FILE.csv), proven by its own\n"
+                  "messages; - is standard input")
+      ->type_name("")
+      ->required();
+  AddChoice(app, "--semantics", &options->semantics, "rank|pair|edge|buffered",
+            "what the network promises: one in-order queue a rank, in which every\n"
+            "message is a rendezvous; one for each pair of ranks; one for each directed\n"
+            "edge; or unlimited buffering (default: rank; of an imported schedule the\n"
+            "strictest under which it is sound)");
   AddJson(app, &options->json);
   return [options] { return RunVerify(*options); };
 }
@@ -108,7 +186,9 @@ std::function<int()> AddVerify(CLI::App* app) {
 
 const Command kVerifyCommand = {
     .name = "verify",
-    .summary = "prove a plan complete, in order and free of deadlock, or list every flaw",
+    .summary =
+        "prove plans and PyTorch schedules complete, in order and free of deadlock, or list every "
+        "flaw",
     .example = "contraflow verify plan.json",
     .add = AddVerify,
 };

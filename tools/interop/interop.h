@@ -43,15 +43,25 @@ std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {})
 /// What that file cannot say of the plan and its modules must do: "checkpoint stages 0,1: ...".
 std::vector<std::string> TorchNotes(const Plan& plan);
 
-/// Reads such a file, and PyTorch's lowered form with communication (compute_comms), as a plan of
-/// level compute: stages live on the rank in whose row they stand. Empty cells are idle slots;
-/// SEND_F, RECV_F, SEND_B and RECV_B must be complete where there are any, each behind what it
-/// sends and before what waits for it, and are left to lowering like UNSHARD, RESHARD and
-/// REDUCE_GRAD. Throws Error "PLACE: row 2, column 5: ..." (both from 1, columns in cells) for any
-/// other cell, for a stage on two rows or on none, for a chunk that is done twice, never, or before
-/// what it needs on its own rank, and for sizes over the limits of plan.h. What only several ranks
-/// together can have wrong is Verify's to say.
+/// Reads such a file, or PyTorch's lowered form with communication (compute_comms), as it is:
+/// stages live on the rank in whose row they stand. Without SEND and RECV cells it is a plan of
+/// level compute, with them one of level comm, in whose programs they stand where they stand in the
+/// file, with a STEP of every stage at the end. Empty cells, WAIT_SEND_F, WAIT_SEND_B, UNSHARD,
+/// RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD become marks. Throws Error "PLACE: row 2, column 5:
+/// ..." (both from 1, columns in cells) for any other cell, for a stage on two rows or on none, for
+/// a chunk that is done twice, never, or before what it needs on its own rank, for a message
+/// between stages that have none, and for sizes over the limits of plan.h. All else that messages
+/// and ranks together can have wrong is Verify's to say.
 Plan ReadTorchCsv(std::string_view text, const std::string& place);
+
+/// The same without messages and marks: a plan of level compute.
+Plan WithoutMessages(Plan plan);
+
+/// Room for a hundred million cells.
+inline constexpr int64_t kMaxCsvBytes = int64_t{4} << 30;
+
+/// "row 2, column 5": where the instruction of a plan stands in the CSV that it was read from.
+std::string CsvPlace(const Plan& plan, int rank, int index);
 
 /// The arguments with which Megatron-LM runs this sound plan, one a line:
 /// --pipeline-model-parallel-size,

@@ -99,20 +99,58 @@ void CheckMessages(const Plan& plan) {
 /// The cells of one rank.
 class Row {
  public:
-  void Add(const std::string& cell) { text_ += (text_.empty() ? "" : ",") + cell; }
+  void Add(const std::string& cell) {
+    if (begun_) text_ += ',';
+    text_ += cell;
+    begun_ = true;
+  }
+  void AddIdle(int count) {
+    for (int k = 0; k < count; ++k) Add("");
+  }
   std::string Line() const { return text_ + "\r\n"; }
 
  private:
   std::string text_;
+  bool begun_ = false;
 };
 
-std::string ComputeRow(const Program& program) {
+/// "" for one that the version does not have.
+std::string CellOf(const Mark& mark, TorchVersion version) {
+  const bool wait = IsWaitSend(mark.kind) || mark.kind == MarkKind::kWaitReduceGrad;
+  if (mark.kind == MarkKind::kIdle || (wait && version < kWaits) ||
+      (mark.kind == MarkKind::kReduceGrad && version < kReduceGrad)) {
+    return "";
+  }
+  return std::to_string(mark.stage) + std::string(Name(mark.kind)) +
+         (mark.microbatch < 0 ? "" : std::to_string(mark.microbatch));
+}
+
+/// The cells of an imported schedule as they were: its compute order with idle slots, or that and
+/// its messages with all but idle slots.
+std::string ImportedRow(const Program& program, const std::vector<Mark>& marks,
+                        const TorchCsvOptions& options) {
   Row row;
-  for (const Instruction& instruction : program) {
-    const std::string cell = CellOf(instruction);
+  auto mark = marks.begin();
+  for (size_t at = 0; at <= program.size(); ++at) {
+    for (; mark != marks.end() && static_cast<size_t>(mark->before) <= at; ++mark) {
+      if (!options.messages && mark->kind == MarkKind::kIdle) row.AddIdle(mark->count);
+      const std::string cell = options.messages ? CellOf(*mark, options.version) : "";
+      if (!cell.empty()) row.Add(cell);
+    }
+    if (at == program.size()) break;
+    const Instruction& i = program[at];
+    const std::string cell = IsMessage(i.op) && options.messages ? CellOfMessage(i) : CellOf(i);
     if (!cell.empty()) row.Add(cell);
   }
   return row.Line();
+}
+
+/// Whether the messages of the plan are those of the file it was made from, and with them marks.
+bool HasOwnCells(const Plan& plan) {
+  return std::ranges::any_of(plan.marks, [](const std::vector<Mark>& marks) {
+    return std::ranges::any_of(marks,
+                               [](const Mark& mark) { return mark.kind != MarkKind::kIdle; });
+  });
 }
 
 /// A row with messages, as the runtime of a version wants it: every stage is unsharded (FSDP) up to
@@ -216,8 +254,12 @@ std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options) {
   CheckHolders(plan);
   if (options.messages) CheckMessages(plan);
   std::string csv;
-  for (const Program& program : plan.programs) {
-    csv += options.messages ? CommsRow(program, options.version).Line() : ComputeRow(program);
+  const bool imported = !options.messages || HasOwnCells(plan);
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    const Program& program = plan.programs[r];
+    csv += imported ? ImportedRow(program, plan.marks.empty() ? std::vector<Mark>() : plan.marks[r],
+                                  options)
+                    : CommsRow(program, options.version).Line();
   }
   return csv;
 }

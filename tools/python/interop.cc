@@ -16,14 +16,13 @@
 #include "tools/cli/options.h"
 #include "tools/pictures/picture.h"
 #include "tools/python/bindings.h"
+#include "tools/report/promise.h"
 #include "tools/report/report.h"
 
 namespace contraflow::python {
 namespace {
 
 using Self = std::shared_ptr<PlanObject>;
-/// Room for a hundred million cells.
-constexpr int64_t kMaxBytes = int64_t{4} << 30;
 
 Self FromTorchCsv(const Path& path, const std::string& level, const py::object& costs,
                   py::kwargs keywords) {
@@ -35,11 +34,16 @@ Self FromTorchCsv(const Path& path, const std::string& level, const py::object& 
   const auto read = [&] {
     const py::gil_scoped_release others;
     const CostModel model = ResolveCosts(option, UnitCosts(), &assumed);
-    Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxBytes), path.string());
+    const Level target = ParseLevel(level);
+    Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string());
+    if (order.level == Level::kComm && target == Level::kComm) {
+      // As it is, for verify() to judge.
+      return std::make_shared<PlanObject>(WithPromise(std::move(order), model));
+    }
+    if (order.level == Level::kComm) order = WithoutMessages(std::move(order));
     RequireSound(order, path.string());
     return std::make_shared<PlanObject>(
-        Lower(std::move(order), model,
-              {.target = ParseLevel(level), .overlap = OverlapOf(option, model)}));
+        Lower(std::move(order), model, {.target = target, .overlap = OverlapOf(option, model)}));
   };
   Self plan = read();
   Warn(assumed, 1);
@@ -100,8 +104,8 @@ std::optional<std::string> Written(std::string text, const std::optional<Path>& 
 void BindInterop(PlanClass* plan) {
   plan->def_static("from_torch_csv", &FromTorchCsv, py::arg("path"), py::arg("level") = "comm",
                    py::arg("costs") = py::none(),
-                   "Reads a schedule written for PyTorch's pipelining; costs as Costs(...) takes "
-                   "them.");
+                   "Reads a schedule written for PyTorch's pipelining, with its own messages if it "
+                   "has any, which verify() proves; costs as Costs(...) takes them.");
   plan->def("to_torch_csv", &ToTorchCsv, py::arg("path") = py::none(), py::arg("form") = "compute",
             py::arg("torch") = py::none(),
             "The plan for PyTorch's pipelining: its compute order or, as form \"compute_comms\", "

@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
@@ -27,14 +28,17 @@ enum class Type : uint8_t {
   kRecvB,
   kUnshard,
   kReshard,
-  kReduceGrad
+  kReduceGrad,
+  kWaitSendF,
+  kWaitSendB,
+  kWaitReduceGrad
 };
 
 struct TypeName {
   std::string_view name;
   Type type;
 };
-constexpr std::array<TypeName, 11> kTypes = {{{"F", Type::kF},
+constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
                                               {"I", Type::kI},
                                               {"W", Type::kW},
                                               {"B", Type::kB},
@@ -44,13 +48,27 @@ constexpr std::array<TypeName, 11> kTypes = {{{"F", Type::kF},
                                               {"RECV_B", Type::kRecvB},
                                               {"UNSHARD", Type::kUnshard},
                                               {"RESHARD", Type::kReshard},
-                                              {"REDUCE_GRAD", Type::kReduceGrad}}};
+                                              {"REDUCE_GRAD", Type::kReduceGrad},
+                                              {"WAIT_SEND_F", Type::kWaitSendF},
+                                              {"WAIT_SEND_B", Type::kWaitSendB},
+                                              {"WAIT_REDUCE_GRAD", Type::kWaitReduceGrad}}};
 constexpr std::string_view kPair = "OVERLAP_F_B";
 
 std::string_view Name(Type type) { return kTypes[static_cast<size_t>(type)].name; }
 
+bool IsCompute(Type type) { return type <= Type::kB; }
 bool IsMessage(Type type) { return type >= Type::kSendF && type <= Type::kRecvB; }
-bool HasMicrobatch(Type type) { return type <= Type::kRecvB; }
+bool HasMicrobatch(Type type) {
+  return type <= Type::kRecvB || type == Type::kWaitSendF || type == Type::kWaitSendB;
+}
+
+/// Of a cell that is no instruction.
+MarkKind MarkOf(Type type) {
+  constexpr MarkKind kMarks[] = {MarkKind::kUnshard,    MarkKind::kReshard,
+                                 MarkKind::kReduceGrad, MarkKind::kWaitSendF,
+                                 MarkKind::kWaitSendB,  MarkKind::kWaitReduceGrad};
+  return kMarks[static_cast<size_t>(type) - static_cast<size_t>(Type::kUnshard)];
+}
 
 struct Place {
   int row = -1, column = -1;
@@ -103,8 +121,8 @@ class Reader {
     plan_.ranks = static_cast<int>(plan_.programs.size());
     FindStages();
     CheckChunks();
-    CheckMessages();
     FinishHead();
+    FinishMessages();
     return std::move(plan_);
   }
 
@@ -124,6 +142,7 @@ class Reader {
     text_.remove_prefix(end == std::string_view::npos ? text_.size() : end + 1);
     if (line.ends_with('\r')) line.remove_suffix(1);
     plan_.programs.emplace_back();
+    plan_.marks.emplace_back();
     for (Place place{row, 0};; ++place.column) {
       const size_t comma = line.find(',');
       ReadCell(line.substr(0, comma), place);
@@ -141,18 +160,41 @@ class Reader {
       cell = cell.substr(1, cell.size() - 2);
     }
     cell = Trimmed(cell);
-    if (cell.empty()) return;
+    if (cell.empty()) return AddIdle();
     if (cell.starts_with('(')) return ReadPair(cell, place);
     const Action action = ReadAction(cell, cell, place);
     Program& program = plan_.programs.back();
-    if (HasMicrobatch(action.type) && !IsMessage(action.type)) {
+    if (IsCompute(action.type)) {
       constexpr Op kOps[] = {Op::F, Op::B, Op::W, Op::BW};
       const Op op = kOps[static_cast<size_t>(action.type)];
       program.push_back(CellOp(op, action.stage, action.microbatch));
       Keep(action);
     } else if (IsMessage(action.type)) {
-      messages_[static_cast<size_t>(action.type) - static_cast<size_t>(Type::kSendF)].push_back(
-          action);
+      constexpr Op kOps[] = {Op::SEND_F, Op::RECV_F, Op::SEND_B, Op::RECV_B};
+      const Op op = kOps[static_cast<size_t>(action.type) - static_cast<size_t>(Type::kSendF)];
+      messages_.push_back({action, program.size()});
+      program.push_back(Message(op, action.stage, action.microbatch, -1));
+    } else {
+      AddMark(
+          {.kind = MarkOf(action.type), .stage = action.stage, .microbatch = action.microbatch});
+      if (HasMicrobatch(action.type)) waits_.push_back(action);
+    }
+  }
+
+  void AddMark(Mark mark) {
+    mark.before = static_cast<int32_t>(plan_.programs.back().size());
+    plan_.marks.back().push_back(mark);
+    marked_ = true;
+  }
+
+  void AddIdle() {
+    std::vector<Mark>& marks = plan_.marks.back();
+    if (!marks.empty() && marks.back().kind == MarkKind::kIdle &&
+        marks.back().before == static_cast<int32_t>(plan_.programs.back().size()) &&
+        marks.back().count < std::numeric_limits<int32_t>::max()) {
+      ++marks.back().count;
+    } else {
+      AddMark({});
     }
   }
 
@@ -191,7 +233,8 @@ class Reader {
       Fail(place,
            Shown(cell) +
                ": is not an action; an action is a stage, one of F I W B SEND_F RECV_F SEND_B "
-               "RECV_B and a micro-batch, as in 2F0, or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD");
+               "RECV_B WAIT_SEND_F WAIT_SEND_B and a micro-batch, as in 2F0, or a stage and one of "
+               "UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
     }
     text.remove_prefix(length);
     action.type = type->type;
@@ -306,44 +349,31 @@ class Reader {
     return stage >= 0 && s + 1 < owners_.size() && owners_[s].row != owners_[s + 1].row;
   }
 
-  const Action& Of(const std::vector<Action>& actions, int stage, int microbatch) const {
-    return actions[static_cast<size_t>(stage) * static_cast<size_t>(microbatches_) +
-                   static_cast<size_t>(microbatch)];
+  void CheckMicrobatch(const Action& action) const {
+    if (action.microbatch < microbatches_) return;
+    Fail(action.place,
+         action.Text() + ": there are " + std::to_string(microbatches_) + " micro-batches only");
   }
 
-  /// What is sent or received here must be, once, and not before it is made or after it is used.
-  void CheckMessage(const Action& message) const {
-    const bool forward = message.type == Type::kSendF || message.type == Type::kRecvF;
-    const bool send = message.type == Type::kSendF || message.type == Type::kSendB;
-    // SEND_F and RECV_B stand at the stage before the hop, the two others at the one behind it.
-    const bool before = forward == send;
-    if (!Crosses(before ? message.stage : message.stage - 1)) {
-      Fail(message.place, message.Text() + ": stage " + std::to_string(message.stage) + " has no " +
-                              (before ? "next stage" : "stage before it") + " on another rank");
-    }
-    if (message.microbatch >= microbatches_) {
-      Fail(message.place,
-           message.Text() + ": there are " + std::to_string(microbatches_) + " micro-batches only");
-    }
-    const Action& chunk = Of(forward ? forwards_ : backwards_, message.stage, message.microbatch);
-    send ? CheckBehind(message, chunk) : CheckBehind(chunk, message);
-  }
-
-  void CheckMessages() {
-    size_t count = 0;
-    for (const std::vector<Action>& messages : messages_) count += messages.size();
-    if (count == 0) return;
-    for (std::vector<Action>& messages : messages_) {
-      for (const Action& message : messages) CheckMessage(message);
-      const auto type = static_cast<Type>(static_cast<size_t>(Type::kSendF) +
-                                          static_cast<size_t>(&messages - messages_.data()));
-      const bool before = type == Type::kSendF || type == Type::kRecvB;
-      std::vector<Action> all = messages;
-      for (int stage = 0; stage < plan_.stages; ++stage) {
-        if (Crosses(before ? stage : stage - 1)) continue;
-        for (int m = 0; m < microbatches_; ++m) all.push_back({type, stage, m, {}});
+  /// Gives messages their peers, and every stage a STEP: PyTorch's optimizer runs behind all.
+  void FinishMessages() {
+    for (const Action& wait : waits_) CheckMicrobatch(wait);
+    if (!marked_) plan_.marks.clear();
+    if (messages_.empty()) return;
+    plan_.level = Level::kComm;
+    for (const auto& [action, index] : messages_) {
+      CheckMicrobatch(action);
+      // SEND_F and RECV_B stand at the stage before the hop, the two others at the one behind it.
+      const bool before = action.type == Type::kSendF || action.type == Type::kRecvB;
+      if (!Crosses(before ? action.stage : action.stage - 1)) {
+        Fail(action.place, action.Text() + ": stage " + std::to_string(action.stage) + " has no " +
+                               (before ? "next stage" : "stage before it") + " on another rank");
       }
-      CheckComplete(&all, std::string(Name(type)));
+      const auto other = static_cast<size_t>(action.stage + (before ? 1 : -1));
+      plan_.program(action.place.row)[index].peer = owners_[other].row;
+    }
+    for (int stage = 0; stage < plan_.stages; ++stage) {
+      plan_.program(owners_[static_cast<size_t>(stage)].row).push_back(StageOp(Op::STEP, stage));
     }
   }
 
@@ -363,15 +393,39 @@ class Reader {
   const std::string& file_;
   Plan plan_;
   std::vector<Place> owners_;  ///< of each stage, where it was seen first
-  std::vector<Action> forwards_, backwards_, weights_;
-  std::array<std::vector<Action>, 4> messages_;  ///< SEND_F, RECV_F, SEND_B, RECV_B
+  std::vector<Action> forwards_, backwards_, weights_, waits_;
+  std::vector<std::pair<Action, size_t>> messages_;  ///< and where each is in its program
   int microbatches_ = 0;
+  bool marked_ = false;  ///< some rank has a mark
 };
 
 }  // namespace
 
 Plan ReadTorchCsv(std::string_view text, const std::string& place) {
   return Reader(text, place).Read();
+}
+
+Plan WithoutMessages(Plan plan) {
+  for (Program& program : plan.programs) {
+    program.erase(
+        std::remove_if(program.begin(), program.end(),
+                       [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; }),
+        program.end());
+  }
+  plan.level = Level::kCompute;
+  plan.semantics = Semantics::kRank;
+  plan.marks.clear();
+  return plan;
+}
+
+std::string CsvPlace(const Plan& plan, int rank, int index) {
+  int column = index;
+  if (!plan.marks.empty()) {
+    for (const Mark& mark : plan.marks[static_cast<size_t>(rank)]) {
+      if (mark.before <= index) column += mark.count;
+    }
+  }
+  return Text(Place{rank, column});
 }
 
 }  // namespace contraflow

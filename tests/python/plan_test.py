@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import tempfile
 import unittest
 
@@ -69,6 +70,8 @@ class PlanTest(unittest.TestCase):
         self.assertIsInstance(caught.exception, ValueError)
         with self.assertRaises(cf.Unsound):
             broken.makespan
+        again = pickle.loads(pickle.dumps(caught.exception))  # as from another process
+        self.assertEqual(again.findings, caught.exception.findings)
 
     def test_figures(self):
         plan = cf.compile("gpipe", ranks=4, microbatches=8, f=2, b=3, w=1)

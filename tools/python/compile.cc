@@ -21,7 +21,9 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
   TakeCosts(&keywords, &flags.costs);
   if (keywords.contains("placement") && !py::isinstance<py::str>(keywords["placement"])) {
     const py::object listed = keywords.attr("pop")("placement");
-    if (!listed.is_none()) placements = listed.cast<std::vector<std::string>>();
+    if (!listed.is_none()) {
+      for (const py::handle placement : listed) placements.push_back(py::str(placement));
+    }
   }
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCompileOptions(app, &flags); });
   std::vector<std::string> assumed;

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -44,6 +45,18 @@ void BindErrors(py::module_& module) {
       .def_property_readonly(
           "message", [](const Finding& finding) { return WithKeywords(finding.message); },
           "What is wrong, where.")
+      .def(py::pickle(
+          [](const Finding& finding) {
+            return py::make_tuple(finding.check, finding.rank, finding.index, finding.message);
+          },
+          [](const py::tuple& state) {
+            return Finding{.check = state[0].cast<std::string>(),
+                           .rank = state[1].cast<int>(),
+                           .index = state[2].cast<int>(),
+                           .message = state[3].cast<std::string>()};
+          }))
+      .def(
+          "__eq__", [](const Finding& a, const Finding& b) { return a == b; }, py::is_operator())
       .def("__repr__", [](const Finding& finding) {
         return "<Finding " + finding.check + ": " + WithKeywords(finding.message) + ">";
       });

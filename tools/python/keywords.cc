@@ -56,8 +56,9 @@ std::vector<std::string> WordsOf(const py::dict& keywords) {
     const std::string name = key.cast<std::string>();
     std::string word = "--";
     for (const char c : name) word += c == '_' ? '-' : c;
-    if (!value.is(py::bool_(true))) word += "=" + ValueOf(name, value);
-    words.push_back(std::move(word));
+    const std::string text = value.is(py::bool_(true)) ? "true" : ValueOf(name, value);
+    if (text.empty()) throw Error(name + ": is empty; leave it out");
+    words.push_back(word + "=" + text);
   }
   return words;
 }

@@ -259,7 +259,7 @@ class Gloo:
         context = multiprocessing.get_context("spawn")
         self.jobs = [context.Queue() for _ in range(self.ranks)]
         self.results = context.Queue()
-        address = os.path.join(self.folder, f"store{self.ranks}")
+        address = os.path.join(tempfile.mkdtemp(dir=self.folder), "store")
         self.processes = [
             context.Process(
                 target=work,
@@ -281,9 +281,10 @@ class Gloo:
         """"right", "wrong gradients (0.43)", "hangs" or what PyTorch says."""
         for _ in range(5):
             said = self.attempt(path, microbatches, wanted)
-            # The ranks did not find each other in time: nothing was run.
             if "Wait timeout" not in said and "connectFullMesh" not in said:
                 break
+            # The ranks did not find each other in time: nothing was run. New ones do.
+            self.stop()
         return said
 
     def attempt(self, path, microbatches, wanted):

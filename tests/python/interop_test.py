@@ -70,6 +70,25 @@ class InteropTest(unittest.TestCase):
             with self.assertRaisesRegex(cf.Error, "order.csv: row 3"):
                 cf.Plan.from_torch_csv(path)
 
+    def test_messages_of_a_csv_are_proven_as_they_are(self):
+        # Rank 0 sends micro-batch 1 first, and rank 1 takes 0 first.
+        crossed = ("0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                   "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "crossed.csv")
+            with open(path, "w") as file:
+                file.write(crossed)
+            with self.assertRaises(cf.Unsound) as caught:
+                cf.Plan.from_torch_csv(path).verify()
+            self.assertEqual(caught.exception.findings[0].check, "message")
+            cf.Plan.from_torch_csv(path, remake_comm=True).verify()
+        plan = cf.compile("1f1b", ranks=2, microbatches=4)
+        self.assertEqual(plan.semantics, "rank")
+        for semantics in ("rank", "pair", "edge", "buffered"):
+            plan.verify(semantics)
+        with self.assertRaisesRegex(cf.Error, "rank, pair, edge"):
+            plan.verify("edges")
+
     def test_pictures(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8)
         html = plan._repr_html_()

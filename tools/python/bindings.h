@@ -39,6 +39,7 @@ class PlanObject {
   py::tuple Programs();
   /// Throws Unsound. Without the GIL.
   void Verify() const;
+  void Verify(Semantics semantics) const;
   /// Of a sound plan in its own costs. Without the GIL.
   const Report& report() const;
 

@@ -25,7 +25,7 @@ namespace {
 using Self = std::shared_ptr<PlanObject>;
 
 Self FromTorchCsv(const Path& path, const std::string& level, const py::object& costs,
-                  py::kwargs keywords) {
+                  bool remake_comm, py::kwargs keywords) {
   CostsOption option;
   keywords["costs"] = costs;
   TakeCosts(&keywords, &option);
@@ -36,7 +36,7 @@ Self FromTorchCsv(const Path& path, const std::string& level, const py::object& 
     const CostModel model = ResolveCosts(option, UnitCosts(), &assumed);
     const Level target = ParseLevel(level);
     Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string());
-    if (order.level == Level::kComm && target == Level::kComm) {
+    if (order.level == Level::kComm && target == Level::kComm && !remake_comm) {
       // As it is, for verify() to judge.
       return std::make_shared<PlanObject>(WithPromise(std::move(order), model));
     }
@@ -102,10 +102,11 @@ std::optional<std::string> Written(std::string text, const std::optional<Path>& 
 }
 
 void BindInterop(PlanClass* plan) {
-  plan->def_static("from_torch_csv", &FromTorchCsv, py::arg("path"), py::arg("level") = "comm",
-                   py::arg("costs") = py::none(),
-                   "Reads a schedule written for PyTorch's pipelining, with its own messages if it "
-                   "has any, which verify() proves; costs as Costs(...) takes them.");
+  plan->def_static(
+      "from_torch_csv", &FromTorchCsv, py::arg("path"), py::arg("level") = "comm",
+      py::arg("costs") = py::none(), py::arg("remake_comm") = false,
+      "Reads a schedule written for PyTorch's pipelining, with its own messages if it "
+      "has any, which verify() proves and remake_comm drops; costs as Costs(...) takes them.");
   plan->def("to_torch_csv", &ToTorchCsv, py::arg("path") = py::none(), py::arg("form") = "compute",
             py::arg("torch") = py::none(),
             "The plan for PyTorch's pipelining: its compute order or, as form \"compute_comms\", "

@@ -28,12 +28,11 @@ py::tuple PlanObject::Programs() {
   return programs;
 }
 
-void PlanObject::Verify() const {
-  const std::lock_guard lock(mutex_);
-  if (sound_) return;
-  std::vector<Finding> findings = contraflow::Verify(plan);
-  sound_ = findings.empty();
-  if (sound_) return;
+namespace {
+
+/// Throws Unsound where there are findings.
+void RequireNone(const Plan& plan, std::vector<Finding> findings) {
+  if (findings.empty()) return;
   constexpr size_t kShown = 3;
   std::string text = "the plan is not sound";
   for (size_t i = 0; i < std::min(kShown, findings.size()); ++i) {
@@ -43,6 +42,19 @@ void PlanObject::Verify() const {
     text += "; and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Unsound(std::move(findings), text);
+}
+
+}  // namespace
+
+void PlanObject::Verify() const {
+  const std::lock_guard lock(mutex_);
+  if (sound_) return;
+  RequireNone(plan, contraflow::Verify(plan));
+  sound_ = true;
+}
+
+void PlanObject::Verify(Semantics semantics) const {
+  RequireNone(plan, contraflow::Verify(plan, semantics));
 }
 
 const Report& PlanObject::report() const {
@@ -169,8 +181,16 @@ PlanClass BindPlan(py::module_& module) {
           py::arg("path"), release,
           "Writes a plan file: binary if the path ends in \".cbor\", a folder with a file for "
           "each rank if it ends in \"/\".")
-      .def("verify", &PlanObject::Verify, release,
-           "Proves the plan complete, in order and free of deadlock, or raises Unsound.");
+      .def(
+          "verify",
+          [](const PlanObject& self, const std::optional<std::string>& semantics) {
+            semantics ? self.Verify(ParseSemantics(*semantics)) : self.Verify();
+          },
+          py::arg("semantics") = py::none(), release,
+          "Proves the plan complete, in order and free of deadlock, or raises Unsound: where each "
+          "rank has one in-order queue (\"rank\"), each pair of ranks (\"pair\") or directed edge "
+          "(\"edge\") has its own, or with unlimited buffering (\"buffered\"); by default as the "
+          "plan's own `semantics`.");
   const auto field = [&plan](const char* name, auto of, const char* doc) {
     plan.def_property_readonly(
         name, [of](const PlanObject& self) { return of(self.plan); }, doc);
@@ -180,6 +200,10 @@ PlanClass BindPlan(py::module_& module) {
   field(
       "level", [](const Plan& p) { return Name(p.level); },
       "How far it is lowered: \"compute\", \"comm\", \"component\" or \"buffer\".");
+  field(
+      "semantics", [](const Plan& p) { return Name(p.semantics); },
+      "The queues that its messages need: \"rank\", which does anywhere, \"pair\", \"edge\" or "
+      "\"buffered\".");
   field(
       "ranks", [](const Plan& p) { return p.ranks; }, "Number of ranks.");
   field(

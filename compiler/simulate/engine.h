@@ -189,6 +189,9 @@ RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
                            const RecomputedCells& recomputed, size_t r,
                            const std::vector<Span>& spans);
 
+/// SimulateUpTo of programs that are cut there already.
+Timeline SimulateLanesUpTo(const Plan& plan, const CostModel& costs);
+
 /// Fills in makespan, span and bubbles, from what the ranks did.
 void SumUp(Simulation* simulation);
 

@@ -56,6 +56,12 @@ class LaneSimulator {
     }
   }
 
+  /// Up to where nothing can go on.
+  Timeline RunUpTo() {
+    engine_.Run([&](int r, const Instruction& i, size_t) { return Execute(r, i); });
+    return std::move(result_.timeline);
+  }
+
   Simulation Run() {
     engine_.Run([&](int r, const Instruction& i, size_t) { return Execute(r, i); });
     for (int r = 0; r < plan_.ranks; ++r) {
@@ -167,6 +173,10 @@ RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
 
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured) {
   return LaneSimulator(plan, costs, measured).Run();
+}
+
+Timeline SimulateLanesUpTo(const Plan& plan, const CostModel& costs) {
+  return LaneSimulator(plan, costs, nullptr).RunUpTo();
 }
 
 }  // namespace contraflow

@@ -157,26 +157,13 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
   }
 }
 
-/// What a rank holds changes, at the start or the end of an instruction.
-struct Change {
-  Time time;
-  int index;
-  bool end;  // what an instruction gives back it gives back at its end
-  int activations;
-  int64_t bytes, stash;  // all of it, and what of it is held up to W
-
-  bool operator<(const Change& other) const {
-    return std::tie(time, index, end) < std::tie(other.time, other.index, other.end);
-  }
-};
-
 /// The changes of rank r in the order of time, given when its instructions run.
-std::vector<Change> ChangesOf(const Plan& plan, const CostModel& costs,
-                              const RecomputedCells& recomputed, size_t r,
-                              const std::vector<Span>& spans) {
+std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
+                                    const RecomputedCells& recomputed, size_t r,
+                                    const std::vector<Span>& spans) {
   const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
   const Program& program = plan.programs[r];
-  std::vector<Change> changes;
+  std::vector<MemoryChange> changes;
   // Weight parts seen of a chunk, and the end of the latest.
   std::map<std::pair<int, int>, std::pair<int, Time>> weights;
   for (size_t at = 0; at < program.size(); ++at) {
@@ -215,15 +202,38 @@ std::vector<Change> ChangesOf(const Plan& plan, const CostModel& costs,
       weights.erase({BackStage(i), BackMicrobatch(i)});
     }
   }
-  std::sort(changes.begin(), changes.end());
+  std::sort(changes.begin(), changes.end(), [](const MemoryChange& a, const MemoryChange& b) {
+    return std::tie(a.time, a.index, a.end) < std::tie(b.time, b.index, b.end);
+  });
+  return changes;
+}
+
+/// The same of a rank whose values lie in slots: those of one instruction together.
+std::vector<MemoryChange> ChangesOfSlots(const std::vector<Slot>& slots,
+                                         const std::vector<Span>& spans) {
+  std::vector<int64_t> begins(spans.size(), 0), ends(spans.size(), 0);
+  for (const Slot& slot : slots) {
+    begins[static_cast<size_t>(slot.first)] += slot.bytes;
+    ends[static_cast<size_t>(slot.last)] -= slot.bytes;
+  }
+  std::vector<MemoryChange> changes;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const auto add = [&](Time time, bool end, int64_t bytes) {
+      if (bytes != 0) changes.push_back({time, static_cast<int>(i), end, 0, bytes, 0});
+    };
+    add(spans[i].start, false, begins[i]);
+    add(spans[i].end, true, ends[i]);
+  }
+  std::stable_sort(changes.begin(), changes.end(),
+                   [](const MemoryChange& a, const MemoryChange& b) { return a.time < b.time; });
   return changes;
 }
 
 /// The arenas at the peak of a rank whose copies run beside its compute lane, so that the order of
 /// its program is not that in time.
-void FollowInTime(const std::vector<Change>& changes, MemoryFigures* figures) {
+void FollowInTime(const std::vector<MemoryChange>& changes, MemoryFigures* figures) {
   int64_t bytes = 0, stash = 0;
-  for (const Change& change : changes) {
+  for (const MemoryChange& change : changes) {
     bytes += change.bytes;
     stash += change.stash;
     if (bytes <= figures->peak) continue;
@@ -305,6 +315,18 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
   return ranks;
 }
 
+std::vector<std::vector<MemoryChange>> MemoryChanges(const Plan& plan, const CostModel& costs,
+                                                     const Timeline& timeline) {
+  const RecomputedCells recomputed(plan);
+  std::vector<std::vector<MemoryChange>> ranks;
+  for (size_t r = 0; r < plan.programs.size(); ++r) {
+    const std::vector<Span>& spans = timeline.ranks[r];
+    ranks.push_back(plan.slots.empty() ? ChangesOf(plan, costs, recomputed, r, spans)
+                                       : ChangesOfSlots(plan.slots[r], spans));
+  }
+  return ranks;
+}
+
 std::string Breakdown(const MemoryFigures& figures) {
   constexpr const char* kNames[] = {"activations without stashes", "stashes", "gradients in flight",
                                     "exchange buffers"};
@@ -337,7 +359,7 @@ std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const T
   const auto rank = static_cast<size_t>(r);
   std::vector<Held> held;
   Held now;
-  for (const Change& change :
+  for (const MemoryChange& change :
        ChangesOf(plan, costs, RecomputedCells(plan), rank, timeline.ranks[rank])) {
     now = {change.time, now.activations + change.activations, now.bytes + change.bytes,
            change.index};
@@ -351,7 +373,7 @@ void FollowActivations(const Plan& plan, const CostModel& costs, const Recompute
   const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
   int activations = 0;
   int64_t bytes = 0;
-  for (const Change& change : ChangesOf(plan, costs, recomputed, r, spans)) {
+  for (const MemoryChange& change : ChangesOf(plan, costs, recomputed, r, spans)) {
     activations += change.activations;
     bytes += change.bytes;
     const bool more_bytes = bytes > figures->peak_bytes;

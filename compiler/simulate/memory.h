@@ -57,6 +57,21 @@ struct Held {
 std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const Timeline& timeline,
                                int r);
 
+/// What a rank holds changes, at the start or the end of an instruction.
+struct MemoryChange {
+  Time time = 0;
+  int index = 0;
+  bool end = false;     ///< what an instruction gives back it gives back at its end
+  int activations = 0;  ///< 0 at level buffer
+  int64_t bytes = 0;
+  int64_t stash = 0;  ///< of those what is held up to W; 0 at level buffer
+};
+
+/// All changes of each rank in the order of time, given when its instructions run: of activations
+/// as MemoryOf accounts for them or, at level buffer, of the slots in use.
+std::vector<std::vector<MemoryChange>> MemoryChanges(const Plan& plan, const CostModel& costs,
+                                                     const Timeline& timeline);
+
 /// The figures that are known, for people: "activations 4,096, stashes 0; beside them
 /// parameters 1,024".
 std::string Breakdown(const MemoryFigures& figures);

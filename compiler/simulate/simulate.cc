@@ -15,6 +15,7 @@ namespace contraflow {
 namespace {
 
 constexpr Time kUnset = -1;
+constexpr Span kNever = {kUnset, kUnset};
 
 class Simulator {
  public:
@@ -47,6 +48,20 @@ class Simulator {
     for (size_t r = 0; r < rank_.size(); ++r) {
       result_.timeline.ranks[r].resize(plan.programs[r].size());
     }
+  }
+
+  /// Up to where nothing can go on.
+  Timeline RunUpTo() {
+    auto& timeline = result_.timeline.ranks;
+    for (std::vector<Span>& spans : timeline) std::fill(spans.begin(), spans.end(), kNever);
+    engine_.Run([&](int r, const Instruction& i, size_t index) {
+      return Execute(r, i, timeline[static_cast<size_t>(r)].data() + index);
+    });
+    for (const InstructionRef& ref : late_) {
+      const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
+      timeline[r][index] = Incoming(plan_.programs[r][index]);
+    }
+    return std::move(result_.timeline);
   }
 
   Simulation Run() {
@@ -356,14 +371,18 @@ double Simulation::bubble_ratio() const {
 
 namespace {
 
-Simulation Run(const Plan& plan, const CostModel& costs, Keep keep, const MeasuredStep* measured) {
+void CheckCostsOf(const Plan& plan, const CostModel& costs) {
   CheckCosts(costs, plan.stages, plan.microbatches);
+  if (plan.level < Level::kComponent || plan.layers == 0) return;
+  if (costs.moe && costs.moe->layers_per_stage == plan.layers) return;
+  throw Error("the plan has components of " + std::to_string(plan.layers) +
+              " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
+              std::to_string(plan.layers));
+}
+
+Simulation Run(const Plan& plan, const CostModel& costs, Keep keep, const MeasuredStep* measured) {
+  CheckCostsOf(plan, costs);
   if (plan.level >= Level::kComponent) {
-    if (plan.layers > 0 && (!costs.moe || costs.moe->layers_per_stage != plan.layers)) {
-      throw Error("the plan has components of " + std::to_string(plan.layers) +
-                  " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
-                  std::to_string(plan.layers));
-    }
     Simulation simulation = SimulateLanes(plan, costs, measured);
     if (keep == Keep::kFigures) simulation.timeline.ranks = {};
     return simulation;
@@ -391,6 +410,26 @@ Simulation RunOf(const Plan& plan, const CostModel& costs, Timeline measured) {
   run.timeline = std::move(measured);
   SumUp(&run);
   return run;
+}
+
+Timeline SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next) {
+  CheckCostsOf(plan, costs);
+  Plan part = plan;
+  for (size_t r = 0; r < part.programs.size(); ++r) {
+    std::vector<Instruction>& program = part.programs[r];
+    // What does not belong at its level has no time there.
+    const auto end = std::find_if(program.begin(), program.begin() + next[r], [&](const auto& i) {
+      return plan.level < Level::kComponent && OperandsOf(i.op) == Operands::kLayer;
+    });
+    program.erase(end, program.end());
+  }
+  Timeline timeline = plan.level < Level::kComponent
+                          ? Simulator(part, costs, Keep::kTimeline, nullptr).RunUpTo()
+                          : SimulateLanesUpTo(part, costs);
+  for (size_t r = 0; r < part.programs.size(); ++r) {
+    timeline.ranks[r].resize(plan.programs[r].size(), kNever);
+  }
+  return timeline;
 }
 
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs,

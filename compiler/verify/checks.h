@@ -367,11 +367,12 @@ void CheckComponents(Tables* tables, Findings* findings);
 void CheckHostCopies(Tables* tables, Findings* findings);
 /// "message" "producer" "consumer" "group" "reduce" "step"; fills messages and copies.
 void CheckComm(Tables* tables, Findings* findings);
-/// "deadlock" by pure data flow: a rank waits for what another rank has not computed.
-void CheckDataFlow(const Tables& tables, Findings* findings);
+/// "deadlock" by pure data flow: a rank waits for what another rank has not computed. Says how far
+/// each gets.
+Standstill CheckDataFlow(const Tables& tables, Findings* findings);
 /// "deadlock" by rendezvous in one queue: a rank waits at each message and reduction for the other
-/// side.
-void CheckRendezvous(const Tables& tables, Findings* findings);
+/// side. Says how far each gets.
+Standstill CheckRendezvous(const Tables& tables, Findings* findings);
 /// "deadlock" where a rank has a queue for each pair or edge, or SENDs are buffered.
 void CheckQueues(const Tables& tables, Semantics semantics, Findings* findings);
 /// "level" "owner" "message" "reduce" of the marks of an imported schedule.

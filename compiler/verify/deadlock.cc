@@ -69,9 +69,10 @@ std::vector<int> CycleThrough(const Csr& csr, int start, const std::vector<int>&
   return {};
 }
 
-/// Names a shortest cycle of waits.
-void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findings) {
-  if (waits.empty()) return;
+/// Names a shortest cycle of waits, and returns it.
+std::vector<BlockedAt> ReportCycle(const Tables& tables, std::vector<Wait> waits,
+                                   Findings* findings) {
+  if (waits.empty()) return {};
   const auto ranks = static_cast<size_t>(tables.plan.ranks);
   const auto key = [](const Wait& wait) { return std::tie(wait.rank, wait.on_rank, wait.index); };
   std::sort(waits.begin(), waits.end(),
@@ -90,6 +91,7 @@ void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findin
   for (const Wait& wait : waits) graph.edges.push_back({wait.rank, wait.on_rank});
   const std::vector<int> cycle = ShortestCycle(graph);
   CF_ASSERT(!cycle.empty());
+  std::vector<BlockedAt> blocked;
   std::string message;
   int first_index = -1;
   bool messages_only = true;
@@ -98,6 +100,7 @@ void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findin
     const auto wait = std::find_if(waits.begin(), waits.end(), [&](const Wait& w) {
       return w.rank == rank && w.on_rank == on;
     });
+    blocked.push_back({rank, wait->index, on});
     if (k == 0) {
       first_index = wait->index;
       message = "rank " + std::to_string(rank) + " waits";
@@ -110,6 +113,7 @@ void ReportCycle(const Tables& tables, std::vector<Wait> waits, Findings* findin
   message += "; change the order on one of them";
   if (messages_only) message += ", or make the exchange one group on both sides";
   findings->Add(Check::kDeadlock, cycle[0], first_index, message);
+  return blocked;
 }
 
 /// Ranks that can go on.
@@ -139,13 +143,13 @@ class DataFlow {
         next_(static_cast<size_t>(plan_.ranks), 0),
         ready_(plan_.ranks) {}
 
-  void Run() {
+  Standstill Run() {
     while (!ready_.empty()) Walk(ready_.Pop());
     std::vector<Wait> waits;
     for (int r = 0; r < plan_.ranks; ++r) {
       if (Next(r) < Length(r)) CanRun(r, tables_.InstructionAt(r, Next(r)), &waits);
     }
-    ReportCycle(tables_, std::move(waits), findings_);
+    return {{next_.begin(), next_.end()}, ReportCycle(tables_, std::move(waits), findings_)};
   }
 
  private:
@@ -225,11 +229,16 @@ class Rendezvous {
     }
   }
 
-  void Run() {
+  Standstill Run() {
     while (!ready_.empty()) Walk(ready_.Pop());
     std::vector<Wait> waits;
-    for (int r = 0; r < plan_.ranks; ++r) AddWaits(r, &waits);
-    ReportCycle(tables_, std::move(waits), findings_);
+    Standstill standstill;
+    for (int r = 0; r < plan_.ranks; ++r) {
+      AddWaits(r, &waits);
+      standstill.next.push_back(At(r).begin);
+    }
+    standstill.cycle = ReportCycle(tables_, std::move(waits), findings_);
+    return standstill;
   }
 
  private:
@@ -343,10 +352,12 @@ std::vector<int> ShortestCycle(const Digraph& graph) {
   return best;
 }
 
-void CheckDataFlow(const Tables& tables, Findings* findings) { DataFlow(tables, findings).Run(); }
+Standstill CheckDataFlow(const Tables& tables, Findings* findings) {
+  return DataFlow(tables, findings).Run();
+}
 
-void CheckRendezvous(const Tables& tables, Findings* findings) {
-  Rendezvous(tables, findings).Run();
+Standstill CheckRendezvous(const Tables& tables, Findings* findings) {
+  return Rendezvous(tables, findings).Run();
 }
 
 }  // namespace contraflow::check

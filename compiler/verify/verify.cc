@@ -45,14 +45,15 @@ std::vector<Finding> Findings::Take() {
 
 }  // namespace check
 
-std::vector<Finding> Verify(const Plan& plan) { return Verify(plan, plan.semantics); }
+namespace {
 
-std::vector<Finding> Verify(const Plan& plan, Semantics semantics) {
+/// Runs all checks; how far the plan gets, if its tables could be made.
+std::optional<Standstill> RunChecks(const Plan& plan, Semantics semantics, check::Findings* all) {
   using check::Check;
-  check::Findings findings;
+  check::Findings& findings = *all;
   check::CheckShape(plan, &findings);
-  if (!findings.empty()) return findings.Take();
-  if (!check::CheckLevel(plan, &findings)) return findings.Take();
+  if (!findings.empty()) return std::nullopt;
+  if (!check::CheckLevel(plan, &findings)) return std::nullopt;
   // A few bytes of JSON can claim 2^27 chunks. What has far fewer instructions than that takes is
   // incomplete; no table is made to say which are missing.
   const int64_t chunks = int64_t{plan.stages} * plan.microbatches;
@@ -65,7 +66,7 @@ std::vector<Finding> Verify(const Plan& plan, Semantics semantics) {
                      std::to_string(plan.microbatches) + " micro-batches" +
                      (plan.layers > 0 ? " x " + std::to_string(plan.layers) + " layers" : "") +
                      " need at least " + std::to_string(needed));
-    return findings.Take();
+    return std::nullopt;
   }
   check::Tables tables(plan);
   if (plan.layers > 0) {
@@ -76,20 +77,38 @@ std::vector<Finding> Verify(const Plan& plan, Semantics semantics) {
   check::CheckHostCopies(&tables, &findings);
   if (plan.level == Level::kCompute) {
     check::CheckMarks(tables, &findings);
-    check::CheckDataFlow(tables, &findings);
-    return findings.Take();
+    return check::CheckDataFlow(tables, &findings);
   }
   check::CheckComm(&tables, &findings);
   check::CheckMarks(tables, &findings);
+  Standstill standstill;
   if (semantics == Semantics::kRank) {
-    check::CheckRendezvous(tables, &findings);
+    standstill = check::CheckRendezvous(tables, &findings);
   } else {
     check::CheckQueues(tables, semantics, &findings);
+    for (const Program& program : plan.programs) {
+      standstill.next.push_back(static_cast<int>(program.size()));
+    }
   }
   if (plan.level > Level::kComm) check::CheckLanes(tables, &findings);
   // Which values there are, and how long each lives, follows from the programs.
   if (plan.level == Level::kBuffer && findings.empty()) check::CheckSlots(tables, &findings);
+  return standstill;
+}
+
+}  // namespace
+
+std::vector<Finding> Verify(const Plan& plan) { return Verify(plan, plan.semantics); }
+
+std::vector<Finding> Verify(const Plan& plan, Semantics semantics) {
+  check::Findings findings;
+  RunChecks(plan, semantics, &findings);
   return findings.Take();
+}
+
+std::optional<Standstill> FindStandstill(const Plan& plan) {
+  check::Findings findings;
+  return RunChecks(plan, plan.semantics, &findings);
 }
 
 std::string ToString(const Finding& finding, const Plan& plan) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,23 @@ struct Finding {
 std::vector<Finding> Verify(const Plan& plan);
 /// The same under other semantics: only findings of "deadlock" depend on them.
 std::vector<Finding> Verify(const Plan& plan, Semantics semantics);
+
+/// A rank that goes no further: at this instruction it waits for another one.
+struct BlockedAt {
+  int rank = 0;
+  int index = 0;
+  int on_rank = 0;
+};
+
+/// How far a plan gets, executed as Verify does.
+struct Standstill {
+  std::vector<int> next;         ///< of each rank the first instruction that is not over at the end
+  std::vector<BlockedAt> cycle;  ///< a shortest cycle of waits; empty where there is none
+};
+
+/// Of any plan that is complete enough to be executed: nothing for one of a wrong shape, with what
+/// contradicts its level as a whole, or with far too few instructions.
+std::optional<Standstill> FindStandstill(const Plan& plan);
 
 /// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the
 /// message does not begin with it.

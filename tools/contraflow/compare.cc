@@ -17,7 +17,9 @@
 #include "tools/cli/compare_flags.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/pictures/page.h"
 #include "tools/report/comparison.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
@@ -29,7 +31,10 @@ namespace {
 struct CompareCommand : CompareFlags {
   bool json = false, csv = false, pareto = false;
   std::optional<std::string> vary;
-  std::string output;
+  std::string output, html, format = "text";
+
+  /// True if the plans are to be drawn.
+  bool page() const { return !html.empty() || format == "html"; }
 };
 
 std::string Text(const CompareCommand& options, const std::vector<Point>& points, bool sweep) {
@@ -121,11 +126,47 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
   WriteFile("-", text);
 }
 
+/// The plans of all rows that fit, one above the other on one axis: the one advised first, then the
+/// shorter ones.
+std::string Page(const Point& point) {
+  const CompareRow* const advised = Advise(point.rows).row;
+  std::vector<const CompareRow*> rows;
+  for (const CompareRow& row : point.rows) {
+    if (row.plan && row.report) rows.push_back(&row);
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](const CompareRow* a, const CompareRow* b) {
+    if ((a == advised) != (b == advised)) return a == advised;
+    return a->makespan() < b->makespan();
+  });
+  std::vector<CostModel> costs;
+  std::vector<Report> reports;
+  costs.reserve(rows.size());
+  reports.reserve(rows.size());
+  std::vector<PagePlan> pages;
+  for (const CompareRow* row : rows) {
+    costs.push_back(CostsForPlan({}, *row->plan));
+    reports.push_back(MakeReport(*row->plan, costs.back()));
+    pages.push_back({.plan = &*row->plan,
+                     .costs = &costs.back(),
+                     .name = NameOf(*row) + (row == advised ? " (advised)" : ""),
+                     .timeline = &reports.back().simulation.timeline,
+                     .report = &reports.back()});
+  }
+  return DrawPage(pages, {});
+}
+
 void CheckFlags(const CompareCommand& options, bool sweep) {
   if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
   const auto refuse = [](bool both, const char* why) {
     if (both) throw UsageError(std::string("compare: ") + why);
   };
+  refuse(options.html == "-", "--html: must be a file; standard output is for the table");
+  refuse(options.page() && (sweep || options.pareto),
+         "--html and --format html: are for one number of micro-batches and one limit, without "
+         "--pareto");
+  refuse(options.format != "text" && options.json, "--format: is another form than --json");
+  refuse(options.format == "html" && (options.csv || options.vary),
+         "--format html: prints the page alone; drop --csv and --vary, or give --html FILE");
   refuse(options.json && options.csv, "--csv: is another form than --json; give one of them");
   refuse(options.pareto && (options.csv || options.vary || !options.output.empty()),
          "--pareto: prints the front alone; drop --csv, --vary and -o");
@@ -140,10 +181,14 @@ int Run(const CompareCommand& options) {
   std::vector<std::string> assumed;
   std::vector<Point> points = MakePoints(options, &assumed);
   Warn(assumed);
-  for (Point& point : points) point.request.keep_plans = !options.output.empty();
+  for (Point& point : points) {
+    point.request.keep_plans = !options.output.empty() || options.page();
+  }
   const bool sweep = points.size() > 1;
   CheckFlags(options, sweep);
-  RefuseOverwrite({"-o", options.output}, {{"--costs", options.costs.file.value_or("")}});
+  const NamedFile costs_file = {"--costs", options.costs.file.value_or("")};
+  RefuseOverwrite({"-o", options.output}, {costs_file});
+  RefuseOverwrite({"--html", options.html}, {costs_file, {"-o", options.output}});
   if (options.pareto) return RunPareto(options, points.front().request);
   size_t compared = 0;
   bool interrupted = false;
@@ -161,8 +206,11 @@ int Run(const CompareCommand& options) {
   const bool any = std::any_of(points.begin(), points.end(),
                                [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
+  if (!options.html.empty() && any) WriteFile(options.html, Page(points.front()));
   if (sweep || options.csv) {
     WriteFile("-", Text(options, points, sweep));
+  } else if (options.format == "html" && any) {
+    WriteFile("-", Page(points.front()));
   } else {
     PrintOne(options, points, assumed);
   }
@@ -178,6 +226,10 @@ int Run(const CompareCommand& options) {
 std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareCommand>();
   AddCompareOptions(app, options.get());
+  AddText(app, "--html", &options->html, "FILE",
+          "write a page with all that fit, one above the other on one axis of\ntime");
+  AddChoice(app, "--format", &options->format, "text|csv|html",
+            "print the table, CSV, or that page (default: text)");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
   app->add_flag(
@@ -191,7 +243,10 @@ std::function<int()> AddCompare(CLI::App* app) {
       ->type_name("NAME,...");
   AddText(app, "-o", &options->output, "FILE",
           "write the plan of the schedule advised, if any fits");
-  return [options] { return Run(*options); };
+  return [options] {
+    options->csv |= options->format == "csv";
+    return Run(*options);
+  };
 }
 
 }  // namespace

@@ -4,17 +4,20 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -26,7 +29,8 @@ namespace {
 constexpr int64_t kMostDrawn = 250'000;
 
 struct ShowOptions {
-  std::string plan;
+  std::vector<std::string> plans;
+  std::string trace;
   int rank = -1;
   std::optional<double> from, to;
   std::string format = "text";
@@ -62,6 +66,14 @@ int Width(const ShowOptions& options) {
   return GridStyle{}.width;
 }
 
+std::optional<int> SvgWidth(const ShowOptions& options) {
+  if (options.width == 0) return std::nullopt;
+  if (options.width >= kMinSvgWidth && options.width <= kMaxSvgWidth) return options.width;
+  throw UsageError("--width: must be in " + std::to_string(kMinSvgWidth) + ".." +
+                   std::to_string(kMaxSvgWidth) + " for --format svg, is " +
+                   std::to_string(options.width));
+}
+
 View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
   if (options.rank != -1 && (options.rank < 0 || options.rank >= plan.ranks)) {
     throw Error("--rank: must be in 0.." + std::to_string(plan.ranks - 1) + ", is " +
@@ -75,70 +87,156 @@ View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
   return view;
 }
 
-/// Throws Error where nobody could open the drawing.
-void CheckDrawable(const ShowOptions& options, int64_t count, const std::string& what) {
-  if (count <= kMostDrawn) return;
-  throw Error(options.plan + ": has " + FormatCount(count) + what + " (at most " +
-              FormatCount(kMostDrawn) + "); use --rank, --from and --to, or --format grid");
+/// A plan with its times: of one that is not sound up to where it stands.
+struct Shown {
+  Plan plan;
+  CostModel costs;
+  std::vector<Finding> findings;
+  std::vector<BlockedAt> cycle;
+  std::optional<Report> report;  ///< of a sound plan
+  std::optional<Timeline> timeline;
+  std::string name;
+};
+
+/// Throws Error for a plan that cannot be executed at all.
+Shown ShowPlan(const std::string& path) {
+  Shown shown;
+  shown.plan = ReadPlanFile(path);
+  shown.costs = CostsForPlan({}, shown.plan);
+  shown.findings = Verify(shown.plan);
+  shown.name = std::filesystem::path(path).stem().string() + ": " + shown.plan.schedule;
+  if (shown.findings.empty()) {
+    shown.report = MakeReport(shown.plan, shown.costs);
+    return shown;
+  }
+  std::optional<Standstill> standstill = FindStandstill(shown.plan);
+  // There is nothing to draw of what has not the shape of a plan.
+  if (!standstill) RequireSound(shown.plan, path);
+  shown.timeline = SimulateUpTo(shown.plan, shown.costs, standstill->next);
+  shown.cycle = std::move(standstill->cycle);
+  return shown;
+}
+
+PagePlan OnPage(const Shown& shown) {
+  return {.plan = &shown.plan,
+          .costs = &shown.costs,
+          .name = shown.name,
+          .timeline = shown.timeline ? &*shown.timeline : &shown.report->simulation.timeline,
+          .report = shown.report ? &*shown.report : nullptr,
+          .findings = shown.findings,
+          .cycle = shown.cycle};
+}
+
+/// The plans one above the other and, below the one plan, what was measured of it.
+std::string Page(const ShowOptions& options) {
+  std::vector<Shown> shown;
+  for (const std::string& path : options.plans) shown.push_back(ShowPlan(path));
+  std::vector<PagePlan> pages;
+  Time longest = 0;
+  for (const Shown& plan : shown) {
+    pages.push_back(OnPage(plan));
+    longest = std::max(longest, Makespan(*pages.back().timeline));
+  }
+  const Shown& first = shown.front();
+  std::optional<Timeline> measured;
+  if (!options.trace.empty()) {
+    measured = ReadTrace(options.trace, first.plan, first.costs.unit);
+    pages.push_back(
+        {.plan = &first.plan, .costs = &first.costs, .name = "measured", .timeline = &*measured});
+    longest = std::max(longest, Makespan(*measured));
+  }
+  const View view = ViewOf(options, first.plan, first.costs.unit);
+  CheckView(view, longest, first.costs.unit);
+  return DrawPage(pages, view);
+}
+
+/// The picture of one plan for --format grid and svg.
+Picture PictureOf(const ShowOptions& options, const Shown& shown) {
+  const View view = ViewOf(options, shown.plan, shown.costs.unit);
+  if (shown.report) return MakePicture(shown.plan, shown.costs, shown.report->simulation, view);
+  return MakeBrokenPicture(shown.plan, shown.costs, *shown.timeline, view, shown.findings,
+                           shown.cycle);
+}
+
+std::string Listing(const ShowOptions& options, const std::string& path) {
+  const Plan plan = ReadPlanFile(path);
+  const CostModel costs = CostsForPlan({}, plan);
+  const View view = ViewOf(options, plan, costs.unit);
+  if (Verify(plan).empty()) {
+    const Simulation simulation = Simulate(plan, costs);
+    return WriteListing(plan, costs, &simulation, view);
+  }
+  // Its instructions can be read all the same, and that is how a flaw is found.
+  return WriteListing(plan, costs, nullptr, view) +
+         "\nThis plan is not sound, so it has "
+         "no times: see contraflow verify.\n";
+}
+
+void CheckFlags(const ShowOptions& options) {
+  const bool html = options.format == "html";
+  if (options.width != 0 && options.format != "grid" && options.format != "svg") {
+    throw UsageError("--width: is for --format grid and svg only");
+  }
+  if (options.color != "auto" && options.format != "grid") {
+    throw UsageError("--color: is for --format grid only");
+  }
+  if (options.plans.size() > 1 && !html) {
+    throw UsageError("several plans are for --format html only");
+  }
+  if (options.trace.empty()) return;
+  if (!html) throw UsageError("--trace: is for --format html only");
+  if (options.plans.size() > 1) throw UsageError("--trace: is of one plan; give that one alone");
 }
 
 int Show(const ShowOptions& options) {
-  if (options.format != "grid") {
-    if (options.width != 0) throw UsageError("--width: is for --format grid only");
-    if (options.color != "auto") throw UsageError("--color: is for --format grid only");
-  }
-  RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
-  const int width = Width(options);
-  const Plan plan = ReadPlanFile(options.plan);
-  const CostModel costs = CostsForPlan({}, plan);
-  const View view = ViewOf(options, plan, costs.unit);
-  const std::vector<Finding> findings = Verify(plan);
-  if (!findings.empty()) {
-    // Its instructions can be read all the same, and that is how a flaw is found.
-    if (options.format != "text") RequireSound(plan, options.plan);
-    WriteFile(options.output, WriteListing(plan, costs, nullptr, view) +
-                                  "\nThis plan is not sound, so it has "
-                                  "no times: see contraflow verify.\n");
-    return kExitFine;
-  }
-  if (options.format == "text") {
-    const Simulation simulation = Simulate(plan, costs);
-    WriteFile(options.output, WriteListing(plan, costs, &simulation, view));
-    return kExitFine;
-  }
-  const bool whole = options.rank == -1 && !options.from && !options.to;
-  const bool drawing = options.format != "grid";
-  // Said before the work is done, where that is known already.
-  if (drawing && whole)
-    CheckDrawable(options, InstructionCount(plan), " instructions, too many for one drawing");
-  const Report report = MakeReport(plan, costs);
-  const Picture picture = MakePicture(plan, costs, report.simulation, view);
-  if (drawing)
-    CheckDrawable(options, BoxCount(picture), " boxes in view, too many for one drawing");
-  if (options.format == "grid") {
+  CheckFlags(options);
+  const NamedFile output = {"--output", options.output};
+  for (const std::string& path : options.plans) RefuseOverwrite(output, {{"the plan", path}});
+  RefuseOverwrite(output, {{"--trace", options.trace}});
+  const std::string& path = options.plans.front();
+  if (options.format == "html") {
+    WriteFile(options.output, Page(options));
+  } else if (options.format == "text") {
+    WriteFile(options.output, Listing(options, path));
+  } else if (options.format == "grid") {
+    const int width = Width(options);
+    const Picture picture = PictureOf(options, ShowPlan(path));
     WriteFile(options.output, DrawGrid(picture, {.width = width, .color = UseColor(options)}));
-  } else if (options.format == "svg") {
-    WriteFile(options.output, DrawSvg(picture));
   } else {
-    WriteFile(options.output, DrawHtml(picture, plan, report));
+    const std::optional<int> width = SvgWidth(options);
+    const Picture picture = PictureOf(options, ShowPlan(path));
+    const int64_t count = BoxCount(picture);
+    if (count > kMostDrawn) {
+      throw Error(path + ": has " + FormatCount(count) +
+                  " boxes in view, too many for one drawing (at most " + FormatCount(kMostDrawn) +
+                  "); use --rank, --from and --to, or --format html");
+    }
+    WriteFile(options.output, DrawSvg(picture, width));
   }
   return kExitFine;
 }
 
 std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
-  AddPlan(app, &options->plan);
+  AddTexts(app, "PLAN", &options->plans,
+           "plan file or folder; - is standard input; several for --format\nhtml, one above the "
+           "other")
+      ->required();
   AddInteger(app, "--rank", &options->rank, "R", "only this rank", 0);
   AddNumber(app, "--from", &options->from, "T",
             "only what runs at or after this time, in the costs' unit");
   AddNumber(app, "--to", &options->to, "T",
             "only what runs at or before this time, in the costs' unit");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
-            "instructions with times, or a drawing (default: text)");
+            "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
+            "(default: text)");
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",
-             "columns of the grid (default: the terminal's, else 100)", kMinGridWidth);
+             "columns of the grid (default: the terminal's, else 100), or pixels of\nthe SVG",
+             kMinGridWidth);
+  AddText(app, "--trace", &options->trace, "FILE",
+          "trace of a run of the plan, drawn below it; for --format html");
   AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout (default)");
   return [options] { return Show(*options); };
 }
@@ -147,7 +245,7 @@ std::function<int()> AddShow(CLI::App* app) {
 
 const Command kShowCommand = {
     .name = "show",
-    .summary = "show a plan as text, as the grid that papers draw, as SVG or as HTML",
+    .summary = "show a plan as text, as the grid that papers draw, as SVG or as a page",
     .example = "contraflow show plan.json --format grid",
     .add = AddShow,
 };

@@ -11,6 +11,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/pictures/page.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
 
@@ -20,7 +21,7 @@ namespace {
 struct SimulateOptions {
   std::string plan;
   CostsOption costs;
-  std::string trace;
+  std::string trace, html;
   bool json = false;
 };
 
@@ -28,18 +29,33 @@ int RunSimulate(const SimulateOptions& options) {
   if (options.trace == "-") {
     throw UsageError("--trace: must be a file; standard output is for the report");
   }
-  RefuseOverwrite({"--trace", options.trace},
-                  {{"the plan", options.plan}, {"--costs", options.costs.file.value_or("")}});
+  const NamedFile plan_file = {"the plan", options.plan},
+                  costs_file = {"--costs", options.costs.file.value_or("")},
+                  trace_file = {"--trace", options.trace};
+  RefuseOverwrite(trace_file, {plan_file, costs_file});
+  RefuseOverwrite({"--html", options.html}, {plan_file, costs_file, trace_file});
+  if (options.html == "-") {
+    throw UsageError("--html: must be a file; standard output is for the report");
+  }
   std::optional<Progress> progress("simulating " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   std::vector<std::string> assumed;
   const CostModel costs = CostsForPlan(options.costs, plan, &assumed);
   Warn(assumed);
-  const Keep keep = options.json && options.trace.empty() ? Keep::kFigures : Keep::kTimeline;
+  const bool files = !options.trace.empty() || !options.html.empty();
+  const Keep keep = options.json && !files ? Keep::kFigures : Keep::kTimeline;
   const Report report = MakeReport(plan, costs, std::nullopt, keep);
   if (!options.trace.empty()) {
     WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
+  }
+  if (!options.html.empty()) {
+    const PagePlan page = {.plan = &plan,
+                           .costs = &costs,
+                           .name = plan.schedule,
+                           .timeline = &report.simulation.timeline,
+                           .report = &report};
+    WriteFile(options.html, DrawPage({&page, 1}, {}));
   }
   progress.reset();
   if (options.json) {
@@ -64,6 +80,8 @@ std::function<int()> AddSimulate(CLI::App* app) {
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddText(app, "--trace", &options->trace, "FILE",
           "write the predicted timeline as a Chrome/Perfetto trace");
+  AddText(app, "--html", &options->html, "FILE",
+          "write a page with the plan over time, to zoom into and to ask");
   AddJson(app, &options->json);
   return [options] { return RunSimulate(*options); };
 }

@@ -364,7 +364,16 @@ class GridDrawing {
 }  // namespace
 
 std::string DrawGrid(const Picture& picture, const GridStyle& style) {
-  return GridDrawing(picture, style).Draw();
+  std::string out = GridDrawing(picture, style).Draw();
+  if (!picture.stops.empty()) out += "\n";
+  for (const Stop& stop : picture.stops) {
+    out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
+    if (stop.on_rank >= 0) {
+      out += ", where it waits for rank " + std::to_string(stop.on_rank) + ": part of a cycle";
+    }
+    out += "\n";
+  }
+  return out;
 }
 
 }  // namespace contraflow

@@ -18,31 +18,6 @@ std::vector<int> VisitOfStage(const Plan& plan) {
   return of_stage;
 }
 
-class Sides {
- public:
-  explicit Sides(const Plan& plan) : several_routes_(plan.routes.size() > 1) {
-    of_ = several_routes_ ? RouteOfMicrobatch(plan) : VisitOfStage(plan);
-    if (several_routes_) {
-      text_ = "micro-batches on route 1, which runs from rank " +
-              std::to_string(plan.routes[1].ranks.front()) + " to rank " +
-              std::to_string(plan.routes[1].ranks.back());
-    } else if (*std::max_element(of_.begin(), of_.end()) > 0) {
-      text_ = "the second stage of a rank";
-    }
-  }
-
-  int Of(int stage, int microbatch) const {
-    if (!several_routes_) return of_[static_cast<size_t>(stage)];
-    return microbatch < 0 ? 0 : of_[static_cast<size_t>(microbatch)];
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  bool several_routes_;
-  std::vector<int> of_;
-  std::string text_;
-};
-
 std::vector<Part> PartsOf(const Instruction& i, const Sides& sides) {
   const Op op = i.op == Op::FB ? Op::F : i.op;
   std::vector<Part> parts = {{op, i.stage, i.microbatch, sides.Of(i.stage, i.microbatch), i.layer}};
@@ -101,6 +76,19 @@ std::string FiguresText(const Simulation& simulation, Unit unit, bool components
 
 }  // namespace
 
+Sides::Sides(const Plan& plan) : several_routes_(plan.routes.size() > 1) {
+  of_ = several_routes_ ? RouteOfMicrobatch(plan) : VisitOfStage(plan);
+  count_ = several_routes_ ? static_cast<int>(plan.routes.size())
+                           : *std::max_element(of_.begin(), of_.end()) + 1;
+  if (several_routes_) {
+    text_ = "micro-batches on route 1, which runs from rank " +
+            std::to_string(plan.routes[1].ranks.front()) + " to rank " +
+            std::to_string(plan.routes[1].ranks.back());
+  } else if (count_ > 1) {
+    text_ = count_ > 2 ? "every second stage of a rank" : "the second stage of a rank";
+  }
+}
+
 void CheckView(const View& view, Time makespan, Unit unit) {
   const auto text = [&](Time time) { return FormatWithUnit(time, unit); };
   const Time to = view.to.value_or(makespan);
@@ -129,6 +117,7 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
   picture.figures = FiguresText(simulation, costs.unit, components);
   const Sides sides(plan);
   picture.sides = sides.text();
+  picture.side_count = sides.count();
   for (int r = 0; r < plan.ranks; ++r) {
     if (view.rank >= 0 && r != view.rank) continue;
     std::vector<Picture::Row> rows = RowsOf(r, components, offloads);
@@ -142,6 +131,42 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
           {span.start, span.end, static_cast<int>(i), PartsOf(program[i], sides)});
     }
     for (Picture::Row& row : rows) picture.rows.push_back(std::move(row));
+  }
+  return picture;
+}
+
+Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const Timeline& timeline,
+                          const View& view, std::span<const Finding> findings,
+                          std::span<const BlockedAt> cycle) {
+  Simulation simulation;
+  simulation.timeline = timeline;
+  simulation.makespan = Makespan(timeline);
+  simulation.ranks.resize(plan.programs.size());
+  Picture picture = MakePicture(plan, costs, simulation, view);
+  picture.figures = "not sound: " + Counted(static_cast<int64_t>(findings.size()), "finding") +
+                    "; drawn up to where it stands, " +
+                    FormatWithUnit(simulation.makespan, costs.unit);
+  for (int r = 0; r < plan.ranks; ++r) {
+    const Program& program = plan.program(r);
+    const std::vector<Span>& spans = timeline.ranks[static_cast<size_t>(r)];
+    const auto first =
+        std::find_if(spans.begin(), spans.end(), [](const Span& span) { return span.start < 0; });
+    const auto blocked =
+        std::find_if(cycle.begin(), cycle.end(), [&](const BlockedAt& at) { return at.rank == r; });
+    if ((view.rank >= 0 && r != view.rank) || (first == spans.end() && blocked == cycle.end())) {
+      continue;
+    }
+    Stop stop{.rank = r, .since = 0, .text = "", .on_rank = -1};
+    auto index = static_cast<size_t>(first - spans.begin());
+    if (blocked != cycle.end()) {
+      stop.on_rank = blocked->on_rank;
+      index = static_cast<size_t>(blocked->index);
+    }
+    stop.text = ToString(program[index]);
+    for (size_t i = 0; i < program.size(); ++i) {
+      if (!IsMessage(program[i].op)) stop.since = std::max(stop.since, spans[i].end);
+    }
+    picture.stops.push_back(std::move(stop));
   }
   return picture;
 }
@@ -172,11 +197,15 @@ Op KindOf(Op op) {
   return op;
 }
 
+std::span<const Op> AllKinds() {
+  static constexpr Op kOrder[] = {
+      Op::F,         Op::B,      Op::W,      Op::BW,      Op::FB,         Op::R,
+      Op::ATTN_F,    Op::ATTN_B, Op::ATTN_W, Op::ATTN_R,  Op::DISPATCH_F, Op::DISPATCH_R,
+      Op::COMBINE_B, Op::REDUCE, Op::STEP,   Op::OFFLOAD, Op::RELOAD};
+  return kOrder;
+}
+
 std::vector<Op> KindsIn(const Picture& picture) {
-  constexpr Op kOrder[] = {Op::F,          Op::B,          Op::W,         Op::BW,     Op::FB,
-                           Op::R,          Op::ATTN_F,     Op::ATTN_B,    Op::ATTN_W, Op::ATTN_R,
-                           Op::DISPATCH_F, Op::DISPATCH_R, Op::COMBINE_B, Op::REDUCE, Op::STEP,
-                           Op::OFFLOAD,    Op::RELOAD};
   uint64_t seen = 0;
   for (const Picture::Row& row : picture.rows) {
     for (const Box& box : row.boxes) {
@@ -185,7 +214,7 @@ std::vector<Op> KindsIn(const Picture& picture) {
     }
   }
   std::vector<Op> kinds;
-  for (const Op op : kOrder) {
+  for (const Op op : AllKinds()) {
     if ((seen >> static_cast<int>(op) & 1) != 0) kinds.push_back(op);
   }
   return kinds;

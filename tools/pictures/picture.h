@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
 #include "tools/report/report.h"
 
 namespace contraflow {
@@ -28,7 +30,15 @@ struct Box {
   std::vector<Part> parts;  ///< two for FB: the forward, then the full backward
 };
 
-/// What grid, SVG and HTML draw: the boxes of each rank, in time order; where the plan has
+/// Where a rank of a plan that is not sound goes no further.
+struct Stop {
+  int rank = 0;
+  Time since = 0;    ///< when it had done what it can
+  std::string text;  ///< the instruction that it stands at
+  int on_rank = -1;  ///< the rank that it waits for in a cycle of waits; -1: it is in none
+};
+
+/// What grid and SVG draw: the boxes of each rank, in time order; where the plan has
 /// components, a row for its compute lane and below it one for its all-to-all lane.
 struct Picture {
   struct Row {
@@ -43,6 +53,29 @@ struct Picture {
   std::string figures;  ///< makespan and bubbles in one line
   std::string costs;    ///< the costs in one line
   std::string sides;    ///< what side 1 is, "" where there is one side only
+  int side_count = 1;
+  std::vector<Stop> stops;  ///< of a plan that is not sound
+};
+
+/// Which side the work of a plan is on: the route of its micro-batch, else which stage of its rank
+/// its stage is. The plan must outlive it.
+class Sides {
+ public:
+  explicit Sides(const Plan& plan);
+
+  int Of(int stage, int microbatch) const {
+    if (!several_routes_) return of_[static_cast<size_t>(stage)];
+    return microbatch < 0 ? 0 : of_[static_cast<size_t>(microbatch)];
+  }
+  /// What side 1 is, or what the sides are; "" where there is one only.
+  const std::string& text() const { return text_; }
+  int count() const { return count_; }
+
+ private:
+  bool several_routes_;
+  std::vector<int> of_;  // by micro-batch or stage
+  std::string text_;
+  int count_ = 1;
 };
 
 /// What a picture shows of a plan.
@@ -59,6 +92,12 @@ void CheckView(const View& view, Time makespan, Unit unit);
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
                     const View& view);
 
+/// The same of a plan that is not sound, drawn up to where it stands: what never runs has start -1,
+/// and `cycle` are ranks that wait for each other, if there are any.
+Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const Timeline& timeline,
+                          const View& view, std::span<const Finding> findings,
+                          std::span<const BlockedAt> cycle);
+
 /// Number of boxes.
 int64_t BoxCount(const Picture& picture);
 
@@ -66,9 +105,22 @@ int64_t BoxCount(const Picture& picture);
 /// power of ten.
 Time RulerStep(Time least);
 
+/// How many sides have colours of their own; then they begin again.
+inline constexpr int kSideColors = 8;
+/// The colour (0xrrggbb) of a kind of work (KindOf) on one of so many sides.
+uint32_t ColorOf(Op kind, int side, int sides);
+/// "#ffd166"
+std::string ColorText(uint32_t color);
+
+/// Text for SVG and HTML: & < > and quotes as entities.
+std::string EscapeMarkup(std::string_view text);
+
 /// The operation that stands for all of one colour: ATTN_F for MLP_F too, and so on; most stand for
 /// themselves.
 Op KindOf(Op op);
+
+/// All kinds of work, in the order of legends.
+std::span<const Op> AllKinds();
 
 /// Kinds of work that occur, in the order F B W BW FB, components, REDUCE STEP; for legends.
 std::vector<Op> KindsIn(const Picture& picture);
@@ -98,11 +150,13 @@ inline constexpr int kMaxGridWidth = 10'000;
 /// number show their kind only.
 std::string DrawGrid(const Picture& picture, const GridStyle& style);
 
-/// The picture as a self-contained SVG drawing: every box says what and when under the pointer.
-std::string DrawSvg(const Picture& picture);
+/// Limits of the width of an SVG drawing, in pixels.
+inline constexpr int kMinSvgWidth = 200;
+inline constexpr int kMaxSvgWidth = 100'000;
 
-/// A self-contained HTML page: the drawing, what its colours mean, and the figures.
-std::string DrawHtml(const Picture& picture, const Plan& plan, const Report& report);
+/// The picture as a self-contained SVG drawing, so many pixels wide: every box says what and when
+/// under the pointer. By default every label has room, as far as the drawing stays below 24,000.
+std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
 /// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.
 inline constexpr int64_t kMaxDotInstructions = 10'000;

@@ -1,36 +1,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "tools/pictures/picture.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
 
 // Lengths are whole hundredths of a pixel, so the same plan gives the same bytes everywhere.
-// Second face of svg.h: the page around the drawing.
 
 namespace contraflow {
 
 namespace {
-
-/// Text for SVG and HTML: & < > and quotes as entities.
-std::string EscapeMarkup(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 using Hundredths = int64_t;
 
@@ -56,15 +38,8 @@ constexpr std::string_view kStyle =
     "  .mark { stroke: #d4d8e0; stroke-width: 1; }\n"
     "  .box { stroke: #ffffff; stroke-width: 1; }\n"
     "  .pair { fill: none; stroke: #1f2430; stroke-width: 1; pointer-events: none; }\n"
-    "  .F0, .ATTN_F0 { fill: #ffd166; } .F1, .ATTN_F1 { fill: #f4a259; }\n"
-    "  .BW0 { fill: #8fd694; } .BW1 { fill: #57b371; }\n"
-    "  .B0, .ATTN_B0 { fill: #9ad1f5; } .B1, .ATTN_B1 { fill: #62a8dc; }\n"
-    "  .W0, .ATTN_W0 { fill: #b9b4e0; } .W1, .ATTN_W1 { fill: #918ac9; }\n"
-    "  .R0, .ATTN_R0 { fill: #e6c34a; } .R1, .ATTN_R1 { fill: #cc9a2e; }\n"
-    "  .DISPATCH_R0 { fill: #d4bb7e; } .DISPATCH_R1 { fill: #bd9f57; }\n"
-    "  .DISPATCH_F0 { fill: #e3c9a8; } .DISPATCH_F1 { fill: #cfa877; }\n"
-    "  .COMBINE_B0 { fill: #a8dcd9; } .COMBINE_B1 { fill: #6fbcb8; }\n"
-    "  .REDUCE0, .REDUCE1, .STEP0, .STEP1 { fill: #c9ccd3; }\n";
+    "  .stop { stroke: #c62828; stroke-width: 3; } .wait { stroke: #c62828; fill: none; }\n"
+    "  .s { fill: #c62828; }\n";
 
 /// "12.5" for 1250.
 std::string Px(Hundredths value) {
@@ -74,10 +49,6 @@ std::string Px(Hundredths value) {
     if (text.back() == '0') text.pop_back();
   }
   return text;
-}
-
-std::string Class(const Part& part) {
-  return std::string(Name(KindOf(part.op))) + std::to_string(part.side % 2);
 }
 
 /// What is written into a part's box: "12", of components "AF12" or, `brief`, "AF".
@@ -110,13 +81,18 @@ std::string Text(const std::string& classes, Hundredths x, Hundredths y, std::st
 
 class Drawing {
  public:
-  explicit Drawing(const Picture& picture)
+  Drawing(const Picture& picture, std::optional<int> width)
       : picture_(picture),
         kinds_(KindsIn(picture)),
         lanes_(!picture.rows.empty() && !picture.rows[0].lane.empty()),
         left_(lanes_ ? kLeftOfLanes : kLeftOfRanks) {
     const auto length = static_cast<double>(picture.to - picture.from);
     if (length == 0) return;
+    if (width) {
+      scale_ =
+          std::max(1.0, static_cast<double>(Hundredths{*width} * 100 - left_ - Right())) / length;
+      return;
+    }
     scale_ = kLeastWidth / length;
     for (const Picture::Row& row : picture.rows) {
       for (const Box& box : row.boxes) {
@@ -132,12 +108,12 @@ class Drawing {
     for (const Picture::Row& row : picture_.rows) bottom += kRowHeight + GapBelow(row);
     const Hundredths legend_lines =
         static_cast<Hundredths>(kinds_.size()) + 1 + (picture_.sides.empty() ? 0 : 1);
-    const Hundredths width = std::max<Hundredths>(At(picture_.to) + kRight, 560'00);
+    const Hundredths width = std::max<Hundredths>(At(picture_.to) + Right(), kMinSvgWidth * 100);
     const Hundredths height = bottom + (legend_lines + 1) * kLegendLine;
     std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + Px(width) +
                       "\" height=\"" + Px(height) + "\" viewBox=\"0 0 " + Px(width) + " " +
                       Px(height) + "\" role=\"img\">\n<title>" + EscapeMarkup(picture_.title) +
-                      "</title>\n<style>\n" + std::string(kStyle) + "</style>\n" +
+                      "</title>\n<style>\n" + std::string(kStyle) + Colors() + "</style>\n" +
                       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     out += Ruler(bottom);
     Hundredths y = kTop;
@@ -145,10 +121,41 @@ class Drawing {
       out += Row(row, y);
       y += kRowHeight + GapBelow(row);
     }
-    return out + Legend(bottom + kLegendLine) + "</svg>\n";
+    return out + Stops() + Legend(bottom + kLegendLine) + "</svg>\n";
   }
 
  private:
+  /// Room behind the picture: what stands has its instruction there.
+  Hundredths Right() const {
+    size_t longest = 0;
+    for (const Stop& stop : picture_.stops) longest = std::max(longest, stop.text.size());
+    return kRight + (longest > 0 ? 6000 + 720 * static_cast<Hundredths>(longest) : 0);
+  }
+
+  /// Styles of the boxes that are drawn.
+  std::string Colors() const {
+    std::string out;
+    const auto drawn = [&](Op kind) { return std::count(kinds_.begin(), kinds_.end(), kind) > 0; };
+    for (const Op kind : AllKinds()) {
+      // A pair is drawn as its two parts.
+      const bool part = (kind == Op::F || kind == Op::BW) && drawn(Op::FB);
+      if (kind == Op::FB || (!drawn(kind) && !part)) continue;
+      out += " ";
+      for (int side = 0; side < std::min(ColorCount(), picture_.side_count); ++side) {
+        out += " ." + std::string(Name(kind)) + std::to_string(side) +
+               " { fill: " + ColorText(ColorOf(kind, side, picture_.side_count)) + "; }";
+      }
+      out += "\n";
+    }
+    return out;
+  }
+
+  int ColorCount() const { return picture_.side_count > 2 ? kSideColors : 2; }
+
+  std::string Class(const Part& part) const {
+    return std::string(Name(KindOf(part.op))) + std::to_string(part.side % ColorCount());
+  }
+
   /// The first lane of a rank stands close above its second.
   Hundredths GapBelow(const Picture::Row& row) const {
     return lanes_ && row.lane == "compute" ? kLaneGap : kRowGap;
@@ -165,8 +172,12 @@ class Drawing {
     std::string out;
     const Time step = RulerStep(static_cast<Time>(std::ceil(60'00 / scale_)));
     for (Time time = picture_.from; time <= picture_.to; time += step) {
+      const std::string label = FormatTime(time, picture_.unit);
+      // The last one stands before its mark where it would end behind the drawing.
+      const auto room = static_cast<Hundredths>(kDigit * static_cast<double>(label.size()));
+      const bool before = At(time) + 300 + room > At(picture_.to) + Right();
       out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kTop - 600) + "V" + Px(bottom) +
-             "\"/>" + Text("t", At(time) + 300, kTop - 900, FormatTime(time, picture_.unit)) + "\n";
+             "\"/>" + Text("t", At(time) + (before ? -300 - room : 300), kTop - 900, label) + "\n";
     }
     return out;
   }
@@ -229,11 +240,55 @@ class Drawing {
              "\n";
       y += kLegendLine;
     }
-    if (!picture_.sides.empty()) {
+    if (picture_.side_count == 2) {
       out += Text("l", left_, y, "darker: " + picture_.sides) + "\n";
+      y += kLegendLine;
+    } else if (picture_.side_count > 2) {
+      out += SideColors(y) + "\n";
       y += kLegendLine;
     }
     return out + Text("t", left_, y, picture_.figures) + "\n";
+  }
+
+  /// What the colours of the stages of a rank are, in one line.
+  std::string SideColors(Hundredths y) const {
+    std::string out;
+    Hundredths x = left_;
+    const Op kind = kinds_.empty() || kinds_[0] == Op::FB ? Op::F : kinds_[0];
+    for (int side = 0; side < std::min(ColorCount(), picture_.side_count); ++side) {
+      out += Rect("box " + Class({.op = kind, .side = side}), x, y - 1200, 2400, 1600) +
+             Text("l", x + 2800, y, std::to_string(side + 1));
+      x += 5200;
+    }
+    return out + Text("l", x, y, "which stage of its rank");
+  }
+
+  /// Where ranks go no further, and which of them wait for each other.
+  std::string Stops() const {
+    std::string out;
+    std::map<int, std::pair<Hundredths, Hundredths>> places;
+    for (const Stop& stop : picture_.stops) {
+      Hundredths y = kTop;
+      for (const Picture::Row& row : picture_.rows) {
+        if (row.rank == stop.rank) break;
+        y += kRowHeight + GapBelow(row);
+      }
+      const Hundredths x = At(stop.since);
+      places[stop.rank] = {x, y + kRowHeight / 2};
+      out +=
+          "<path class=\"" + std::string(stop.on_rank >= 0 ? "stop" : "mark") + "\" d=\"M" + Px(x) +
+          " " + Px(y) + "V" + Px(y + kRowHeight) + "\"/>" +
+          Text(stop.on_rank >= 0 ? "s" : "l", At(picture_.to) + 800, y + 1600, "at " + stop.text) +
+          "\n";
+    }
+    for (const Stop& stop : picture_.stops) {
+      const auto on = places.find(stop.on_rank);
+      if (on == places.end()) continue;
+      const auto [x, y] = places[stop.rank];
+      out += "<path class=\"wait\" d=\"M" + Px(x) + " " + Px(y) + "L" + Px(on->second.first) + " " +
+             Px(on->second.second) + "\"/>\n";
+    }
+    return out;
   }
 
   const Picture& picture_;
@@ -245,59 +300,26 @@ class Drawing {
 
 }  // namespace
 
-std::string DrawSvg(const Picture& picture) { return Drawing(picture).Draw(); }
-
-namespace {
-
-constexpr std::string_view kHead =
-    "<!DOCTYPE html>\n"
-    "<html lang=\"en\">\n"
-    "<head>\n"
-    "<meta charset=\"utf-8\">\n"
-    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-    "<style>\n"
-    "  body { margin: 2.5rem auto; max-width: 76rem; padding: 0 1.5rem; color: #1f2430;\n"
-    "         font: 15px/1.5 ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; }\n"
-    "  h1 { font-size: 1.35rem; margin: 0 0 .2rem; }\n"
-    "  p { margin: .2rem 0 1rem; color: #4b5262; }\n"
-    "  .drawing { overflow-x: auto; border: 1px solid #e3e6ec; border-radius: 6px; }\n"
-    "  .drawing svg { display: block; }\n"
-    "  table { border-collapse: collapse; margin: 1.5rem 0; font-variant-numeric: tabular-nums; }\n"
-    "  th, td { padding: .2rem .9rem; text-align: right; border-bottom: 1px solid #e3e6ec; }\n"
-    "  th { color: #4b5262; font-weight: 600; }\n"
-    "  pre { font: 13px/1.5 ui-monospace, 'DejaVu Sans Mono', monospace; color: #4b5262;\n"
-    "        white-space: pre-wrap; }\n"
-    "</style>\n";
-
-std::string RankRows(const Report& report, bool bytes) {
-  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
-  const auto cell = [](const std::string& text) { return "<td>" + text + "</td>"; };
-  std::string out = "<tr><th>rank</th><th>busy</th><th>bubble</th>";
-  if (report.components) out += "<th>all-to-all</th><th>exposed</th>";
-  out += "<th>activations</th>";
-  out += bytes ? "<th>bytes</th></tr>\n" : "</tr>\n";
-  for (size_t r = 0; r < report.simulation.ranks.size(); ++r) {
-    const RankFigures& rank = report.simulation.ranks[r];
-    out += "<tr>" + cell(std::to_string(r)) + cell(time(rank.busy)) + cell(time(rank.bubble));
-    if (report.components) out += cell(time(rank.all_to_all)) + cell(time(rank.exposed));
-    out += cell(std::to_string(rank.peak_activations));
-    out += (bytes ? cell(FormatCount(rank.peak_bytes)) : "") + "</tr>\n";
+std::string EscapeMarkup(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
   }
   return out;
 }
 
-}  // namespace
-
-std::string DrawHtml(const Picture& picture, const Plan& plan, const Report& report) {
-  const std::string title = EscapeMarkup(picture.title);
-  std::string out = std::string(kHead) + "<title>" + title + "</title>\n</head>\n<body>\n<h1>" +
-                    title + "</h1>\n<p>" + EscapeMarkup(picture.figures) +
-                    "<br>costs: " + EscapeMarkup(picture.costs) +
-                    "</p>\n<div class=\"drawing\">\n" + DrawSvg(picture) + "</div>\n<pre>" +
-                    EscapeMarkup(SummaryTable(plan, report));
-  if (report.formula) out += "\n" + EscapeMarkup(std::string(kFormulaLegend));
-  return out + "</pre>\n<table>\n" + RankRows(report, report.peak_bytes() > 0) +
-         "</table>\n</body>\n</html>\n";
+std::string DrawSvg(const Picture& picture, std::optional<int> width) {
+  return Drawing(picture, width).Draw();
 }
 
 }  // namespace contraflow

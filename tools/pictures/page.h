@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/timeline.h"
+#include "compiler/verify/verify.h"
+#include "tools/pictures/picture.h"
+#include "tools/report/report.h"
+
+namespace contraflow {
+
+/// Most instructions of all plans of one page: a browser needs 50 bytes for each.
+inline constexpr int64_t kMostOnPage = 8'000'000;
+
+/// One plan of a page, and when its instructions run. What it points to must outlive it.
+struct PagePlan {
+  const Plan* plan = nullptr;
+  const CostModel* costs = nullptr;
+  std::string name;                    ///< above its rows where there are several
+  const Timeline* timeline = nullptr;  ///< an instruction that never runs has start -1
+  const Report* report = nullptr;      ///< null for a plan that is not sound
+  std::vector<Finding> findings = {};  ///< of one that is not
+  std::vector<BlockedAt> cycle = {};   ///< of ranks that wait for each other, if there is one
+};
+
+/// A self-contained HTML page without requests to anywhere: the plans one above the other on one
+/// axis of time, to zoom into and to ask. It opens with what `view` says, of each of them. Throws
+/// Error for more than kMostOnPage instructions.
+std::string DrawPage(std::span<const PagePlan> plans, const View& view);
+
+/// A plan as a JSON value for the page, its instructions packed into text; page_data.cc has the
+/// format, decode.js reads it.
+void WritePagePlan(const PagePlan& plan, std::string* out);
+
+/// The files that make the page, in the order in which they are put into it; embed.cmake makes them
+/// of page.html, page.css and *.js.
+struct PageAsset {
+  std::string_view name, text;
+};
+extern const std::span<const PageAsset> kPageAssets;
+
+}  // namespace contraflow

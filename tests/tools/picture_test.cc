@@ -3,14 +3,19 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "compiler/lower/lower.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
+#include "tests/support/mutants.h"
 #include "tests/support/support.h"
+#include "tools/pictures/page.h"
 
 // Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
 // chunks.
@@ -121,6 +126,68 @@ TEST_SUITE("unit") {
               std::to_string(makespan / kUnit + 1) + " units");
     CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = 2 * kUnit, .to = kUnit}); }) ==
           "--to (1 unit) must be after --from (2 units)");
+  }
+
+  TEST_CASE("up to its end a sound plan runs as ever") {
+    for (const Level level : {Level::kCompute, Level::kComm, Level::kComponent}) {
+      const CostModel costs = SmallCosts();
+      Plan plan = GeneratePlan(MakeSpec("dualpipe", 4, 8, costs));
+      if (level != Level::kCompute) plan = Lower(std::move(plan), costs, {.target = level});
+      const std::optional<Standstill> standstill = FindStandstill(plan);
+      REQUIRE(standstill);
+      CHECK(standstill->cycle.empty());
+      for (int r = 0; r < plan.ranks; ++r) {
+        CHECK(standstill->next[static_cast<size_t>(r)] == static_cast<int>(plan.program(r).size()));
+      }
+      CHECK(SimulateUpTo(plan, costs, standstill->next) == Simulate(plan, costs).timeline);
+    }
+  }
+
+  TEST_CASE("plans that are not sound are drawn up to where they stand") {
+    const CostModel costs = SmallCosts();
+    int drawn = 0, deadlocks = 0, incomplete = 0;
+    for (const Level level : {Level::kCompute, Level::kComm, Level::kComponent}) {
+      Plan sound = GeneratePlan(MakeSpec("dualpipe", 4, 8, costs));
+      if (level != Level::kCompute) sound = Lower(std::move(sound), costs, {.target = level});
+      for (const Mutant& mutant : MakeMutants(sound, 40, 5)) {
+        CAPTURE(mutant.name);
+        CAPTURE(mutant.what);
+        const Plan& plan = mutant.plan;
+        const std::vector<Finding> findings = Verify(plan);
+        const std::optional<Standstill> standstill = FindStandstill(plan);
+        if (findings.empty() || !standstill) continue;
+        const Timeline timeline = SimulateUpTo(plan, costs, standstill->next);
+        const Picture picture =
+            MakeBrokenPicture(plan, costs, timeline, {}, findings, standstill->cycle);
+        const PagePlan page = {.plan = &plan,
+                               .costs = &costs,
+                               .name = "mutant",
+                               .timeline = &timeline,
+                               .findings = findings,
+                               .cycle = standstill->cycle};
+        CHECK(DrawPage({&page, 1}, {}).find("\"check\":\"" + findings[0].check + "\"") !=
+              std::string::npos);
+        const std::string svg = DrawSvg(picture);
+        CHECK(Count(svg, "<g><title>") == BoxCount(picture));
+        for (const BlockedAt& at : standstill->cycle) {
+          // It waits there, so it never runs.
+          const auto rank = static_cast<size_t>(at.rank), index = static_cast<size_t>(at.index);
+          CHECK(timeline.ranks[rank][index] == Span{-1, -1});
+          CHECK(svg.find("at " + ToString(plan.programs[rank][index])) != std::string::npos);
+        }
+        const bool deadlock =
+            std::any_of(findings.begin(), findings.end(),
+                        [](const Finding& finding) { return finding.check == "deadlock"; });
+        CHECK(deadlock == !standstill->cycle.empty());
+        CHECK((Count(svg, "class=\"stop\"") > 0) == deadlock);
+        deadlocks += deadlock ? 1 : 0;
+        incomplete += findings[0].check == "complete" ? 1 : 0;
+        ++drawn;
+      }
+    }
+    CHECK(drawn > 60);
+    CHECK(deadlocks > 5);
+    CHECK(incomplete > 5);
   }
 
   TEST_CASE("forward and backward and weights and either all-to-all have colours of their own") {

@@ -95,34 +95,37 @@ function coarser(level) {
 
 // The boxes of the instructions of a rank that pass; of an F&B two, each half as long.
 function makeBoxes(plan, rank, passes) {
-  const ids = [], parts = [];
-  for (let id = plan.first[rank]; id < plan.first[rank + 1]; ++id) {
-    if (!plan.runs(id) || !passes(id)) continue;
-    ids.push(id);
-    parts.push(0);
-    if (plan.op[id] !== OP.FB) continue;
-    ids.push(id);
-    parts.push(1);
+  const begin = plan.first[rank], end = plan.first[rank + 1];
+  let count = 0;
+  for (let id = begin; id < end; ++id) {
+    if (plan.runs(id) && passes(id)) count += plan.op[id] === OP.FB ? 2 : 1;
   }
-  const order = ids.map((id, k) => k);
-  const startOf = (k) => {
-    const id = ids[k];
-    return parts[k] === 1 ? (plan.start[id] + plan.end[id]) / 2 : plan.start[id];
+  const ids = new Uint32Array(count), parts = new Uint8Array(count);
+  const starts = new Float64Array(count), ends = new Float64Array(count);
+  let at = 0, sorted = true;
+  const put = (id, part, from, to) => {
+    ids[at] = id;
+    parts[at] = part;
+    starts[at] = from;
+    ends[at] = to;
+    if (at > 0 && from < starts[at - 1]) sorted = false;
+    ++at;
   };
-  // Programs are in the order of time but where lanes are mixed.
-  for (let k = 1; k < order.length; ++k) {
-    if (startOf(k) < startOf(k - 1)) {
-      order.sort((a, b) => startOf(a) - startOf(b) || a - b);
-      break;
+  for (let id = begin; id < end; ++id) {
+    if (!plan.runs(id) || !passes(id)) continue;
+    const from = plan.start[id], to = plan.end[id];
+    if (plan.op[id] === OP.FB) {
+      put(id, 0, from, (from + to) / 2);
+      put(id, 1, (from + to) / 2, to);
+    } else {
+      put(id, 0, from, to);
     }
   }
-  const endOf = (k) => {
-    const id = ids[k];
-    return plan.op[id] === OP.FB && parts[k] === 0 ? startOf(k) + (plan.end[id] - plan.start[id]) / 2
-                                                   : plan.end[id];
-  };
-  return new Boxes(Uint32Array.from(order, (k) => ids[k]), Uint8Array.from(order, (k) => parts[k]),
-                   Float64Array.from(order, startOf), Float64Array.from(order, endOf));
+  if (sorted) return new Boxes(ids, parts, starts, ends);
+  // Programs are in the order of time but where lanes are mixed.
+  const order = Uint32Array.from(ids.keys()).sort((a, b) => starts[a] - starts[b] || a - b);
+  const permuted = (list) => list.map((unused, k) => list[order[k]]);
+  return new Boxes(permuted(ids), permuted(parts), permuted(starts), permuted(ends));
 }
 
 // What a rank holds over time: times and amounts, the first of them at 0.

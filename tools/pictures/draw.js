@@ -1,6 +1,12 @@
 // Rows, labels and the axis: what changes with the view. What lies over it is drawn in marks.js.
 
-const AXIS_HEIGHT = 24, LABEL_INK = 0xff30241f;
+const AXIS_HEIGHT = 24, DARK_INK = 0xff30241f, LIGHT_INK = 0xffffffff;
+
+// What can be read on a colour.
+function inkOn(color) {
+  const light = 2 * (color & 255) + 5 * (color >> 8 & 255) + (color >> 16 & 255);
+  return light > 8 * 105 ? DARK_INK : LIGHT_INK;
+}
 
 class Painter {
   constructor(page) {
@@ -70,33 +76,31 @@ class Painter {
   }
 
   writeLabels(row, boxes, middle) {
-    const {raster, glyphs, page} = this;
+    const {raster, page} = this;
     const {view} = page;
     const perTick = raster.width / view.span;
-    const {starts, ends, begin, end, coarse} = boxes.window(view.from, view.to, raster.width);
+    const {starts, ends, colors, begin, end, coarse} = boxes.window(view.from, view.to, raster.width);
     if (coarse) return;
     const least = this.smallGlyphs.widthOf("0") + 2 * this.scale;
     for (let k = begin; k < end; ++k) {
-      const width = (ends[k] - starts[k]) * perTick;
-      if (width < least) continue;
+      if ((ends[k] - starts[k]) * perTick < least) continue;
       const left = Math.max(0, (starts[k] - view.from) * perTick);
       const right = Math.min(raster.width, (ends[k] - view.from) * perTick);
-      const text = this.labelFor(row.plan, boxes.ids[k], boxes.parts[k], right - left - 2 * this.scale);
-      if (text === "") continue;
-      const fits = glyphs.widthOf(text) <= right - left - 3 * this.scale;
-      raster.write(fits ? glyphs : this.smallGlyphs, text, (left + right) / 2, middle, LABEL_INK);
+      const label = this.labelFor(row.plan, boxes.ids[k], boxes.parts[k], right - left);
+      if (label) raster.write(label.glyphs, label.text, (left + right) / 2, middle, inkOn(colors[k]));
     }
   }
 
-  // The most that has room.
+  // The most that has room, in small letters where there is no other way: {text, glyphs} or null.
   labelFor(plan, id, part, room) {
-    const {smallGlyphs} = this;
-    if (room > 150 * this.scale && plan.op[id] !== OP.FB) return plan.text(id);
-    for (const brief of [false, true]) {
-      const text = boxLabel(plan, id, part, brief);
-      if (smallGlyphs.widthOf(text) <= room) return text;
+    const {glyphs, smallGlyphs, scale} = this;
+    if (room > 150 * scale && plan.op[id] !== OP.FB) return {text: plan.text(id), glyphs};
+    const full = boxLabel(plan, id, part, false), brief = boxLabel(plan, id, part, true);
+    for (const [font, margin] of [[glyphs, 4], [smallGlyphs, 2]]) {
+      if (font.widthOf(full) <= room - margin * scale) return {text: full, glyphs: font};
+      if (font.widthOf(brief) <= room - margin * scale) return {text: brief, glyphs: font};
     }
-    return "";
+    return null;
   }
 
   drawAxis() {

@@ -32,7 +32,7 @@ class Plan {
     for (let id = 0; id < this.count; ++id) {
       if (this.end[id] > this.makespan) this.makespan = this.end[id];
     }
-    this.routeOf = new Int8Array(head.microbatches);
+    this.routeOf = new Int16Array(head.microbatches);
     head.routes.forEach((route, number) => {
       for (const [from, to] of route.microbatches) this.routeOf.fill(number, from, to + 1);
     });

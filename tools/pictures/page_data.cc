@@ -318,7 +318,8 @@ void WritePagePlan(const PagePlan& page, std::string* out) {
   const bool bytes =
       !plan.slots.empty() || (page.costs->memory && page.costs->memory->activation_bytes > 0);
   CF_ASSERT(page.timeline->ranks.size() == plan.programs.size());
-  std::string text = HeadOf(page, bytes).dump();
+  // A name of a file may be any bytes.
+  std::string text = HeadOf(page, bytes).dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();  // the brace that closes it
   // A name of a plan or a source of costs could end the script.
   for (const char c : text) *out += c == '<' ? std::string("\\u003c") : std::string(1, c);

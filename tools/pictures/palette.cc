@@ -19,24 +19,24 @@ struct KindColors {
 
 constexpr KindColors kColors[] = {
     {Op::F, {0xffd166, 0xf4a259}},          {Op::ATTN_F, {0xffd166, 0xf4a259}},
-    {Op::BW, {0x8fd694, 0x57b371}},         {Op::B, {0x9ad1f5, 0x62a8dc}},
-    {Op::ATTN_B, {0x9ad1f5, 0x62a8dc}},     {Op::W, {0xb9b4e0, 0x918ac9}},
-    {Op::ATTN_W, {0xb9b4e0, 0x918ac9}},     {Op::R, {0xe6c34a, 0xcc9a2e}},
-    {Op::ATTN_R, {0xe6c34a, 0xcc9a2e}},     {Op::DISPATCH_R, {0xd4bb7e, 0xbd9f57}},
+    {Op::BW, {0x8fd694, 0x57b371}},         {Op::B, {0xa6dbff, 0x5fb0ee}},
+    {Op::ATTN_B, {0xa6dbff, 0x5fb0ee}},     {Op::W, {0xa79bd8, 0x8673bf}},
+    {Op::ATTN_W, {0xa79bd8, 0x8673bf}},     {Op::R, {0xd9b02c, 0xb07d1a}},
+    {Op::ATTN_R, {0xd9b02c, 0xb07d1a}},     {Op::DISPATCH_R, {0xd4bb7e, 0xbd9f57}},
     {Op::DISPATCH_F, {0xe3c9a8, 0xcfa877}}, {Op::COMBINE_B, {0xa8dcd9, 0x6fbcb8}},
 };
 constexpr uint32_t kOther = 0xc9ccd3;
 
 /// Of the stages of a rank where there are more than two.
-constexpr std::array<uint32_t, kSideColors> kHues = {0x4477aa, 0xee8833, 0x228866, 0xaa4488,
-                                                     0xbba622, 0x44b4d6, 0xdd5566, 0x777777};
+constexpr std::array<uint32_t, kSideColors> kHues = {0x4477bb, 0xee7722, 0x1f8a6d, 0xb0459b,
+                                                     0xeed633, 0x55c8f0, 0xb5483a, 0x888888};
 
 /// How much of white is in the colour of a kind where the hue tells the stage, in hundredths.
 uint32_t WhiteOf(Op kind) {
-  if (kind == Op::F || kind == Op::ATTN_F) return 72;
-  if (kind == Op::R || kind == Op::ATTN_R) return 58;
-  if (kind == Op::B || kind == Op::BW || kind == Op::ATTN_B) return 42;
-  if (kind == Op::W || kind == Op::ATTN_W) return 12;
+  if (kind == Op::F || kind == Op::ATTN_F) return 55;
+  if (kind == Op::R || kind == Op::ATTN_R) return 45;
+  if (kind == Op::B || kind == Op::BW || kind == Op::ATTN_B) return 28;
+  if (kind == Op::W || kind == Op::ATTN_W) return 5;
   return 85;  // what runs beside them
 }
 

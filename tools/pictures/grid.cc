@@ -366,7 +366,7 @@ class GridDrawing {
 std::string DrawGrid(const Picture& picture, const GridStyle& style) {
   std::string out = GridDrawing(picture, style).Draw();
   if (!picture.stops.empty()) out += "\n";
-  for (const Stop& stop : picture.stops) {
+  for (const StoppedRank& stop : picture.stops) {
     out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
     if (stop.on_rank >= 0) {
       out += ", where it waits for rank " + std::to_string(stop.on_rank) + ": part of a cycle";

@@ -156,7 +156,7 @@ Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const Timeli
     if ((view.rank >= 0 && r != view.rank) || (first == spans.end() && blocked == cycle.end())) {
       continue;
     }
-    Stop stop{.rank = r, .since = 0, .text = "", .on_rank = -1};
+    StoppedRank stop{.rank = r, .since = 0, .text = "", .on_rank = -1};
     auto index = static_cast<size_t>(first - spans.begin());
     if (blocked != cycle.end()) {
       stop.on_rank = blocked->on_rank;

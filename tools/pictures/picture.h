@@ -31,7 +31,7 @@ struct Box {
 };
 
 /// Where a rank of a plan that is not sound goes no further.
-struct Stop {
+struct StoppedRank {
   int rank = 0;
   Time since = 0;    ///< when it had done what it can
   std::string text;  ///< the instruction that it stands at
@@ -54,7 +54,7 @@ struct Picture {
   std::string costs;    ///< the costs in one line
   std::string sides;    ///< what side 1 is, "" where there is one side only
   int side_count = 1;
-  std::vector<Stop> stops;  ///< of a plan that is not sound
+  std::vector<StoppedRank> stops;  ///< of a plan that is not sound
 };
 
 /// Which side the work of a plan is on: the route of its micro-batch, else which stage of its rank

@@ -128,7 +128,7 @@ class Drawing {
   /// Room behind the picture: what stands has its instruction there.
   Hundredths Right() const {
     size_t longest = 0;
-    for (const Stop& stop : picture_.stops) longest = std::max(longest, stop.text.size());
+    for (const StoppedRank& stop : picture_.stops) longest = std::max(longest, stop.text.size());
     return kRight + (longest > 0 ? 6000 + 720 * static_cast<Hundredths>(longest) : 0);
   }
 
@@ -267,7 +267,7 @@ class Drawing {
   std::string Stops() const {
     std::string out;
     std::map<int, std::pair<Hundredths, Hundredths>> places;
-    for (const Stop& stop : picture_.stops) {
+    for (const StoppedRank& stop : picture_.stops) {
       Hundredths y = kTop;
       for (const Picture::Row& row : picture_.rows) {
         if (row.rank == stop.rank) break;
@@ -281,7 +281,7 @@ class Drawing {
           Text(stop.on_rank >= 0 ? "s" : "l", At(picture_.to) + 800, y + 1600, "at " + stop.text) +
           "\n";
     }
-    for (const Stop& stop : picture_.stops) {
+    for (const StoppedRank& stop : picture_.stops) {
       const auto on = places.find(stop.on_rank);
       if (on == places.end()) continue;
       const auto [x, y] = places[stop.rank];

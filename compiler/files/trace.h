@@ -13,9 +13,4 @@ namespace contraflow {
 /// a span for every instruction of every rank. Format: "Trace Event Format", Google, 2016.
 std::string WriteTrace(const Plan& plan, const Timeline& timeline);
 
-/// Reads the times of a plan's instructions from a trace that WriteTrace wrote of it, and that a
-/// run has measured. Throws Error if it is not of this plan: every instruction must be there once,
-/// under its rank, index and name.
-Timeline ReadTrace(const std::string& path, const Plan& plan, Unit unit);
-
 }  // namespace contraflow

@@ -26,9 +26,6 @@
 namespace contraflow {
 namespace {
 
-/// Most bytes of a trace.
-constexpr int64_t kMostTraceBytes = int64_t{1} << 30;
-
 struct DiffOptions {
   std::string left, right;
   std::vector<std::string> more;  ///< traces of other ranks

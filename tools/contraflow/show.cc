@@ -10,7 +10,6 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
-#include "compiler/files/trace.h"
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "tools/cli/exit.h"
@@ -19,6 +18,8 @@
 #include "tools/contraflow/cmd.h"
 #include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
+#include "tools/profile/gzip.h"
+#include "tools/profile/run_trace.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
 
@@ -140,7 +141,12 @@ std::string Page(const ShowOptions& options) {
   const Shown& first = shown.front();
   std::optional<Timeline> measured;
   if (!options.trace.empty()) {
-    measured = ReadTrace(options.trace, first.plan, first.costs.unit);
+    if (!first.report) RequireSound(first.plan, options.plans.front());
+    std::string text = ReadFile(options.trace, kMostTraceBytes);
+    if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, options.trace);
+    const std::vector<TraceText> traces = {{options.trace, std::move(text)}};
+    measured = RunOf(first.plan, first.costs, ReadRun(first.plan, traces)).timeline;
+    measured->measured = true;
     pages.push_back(
         {.plan = &first.plan, .costs = &first.costs, .name = "measured", .timeline = &*measured});
     longest = std::max(longest, Makespan(*measured));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "compiler/plan/timeline.h"
 
 namespace contraflow {
+
+/// A larger trace is refused.
+inline constexpr int64_t kMostTraceBytes = int64_t{1} << 30;
 
 /// True if a file is a trace rather than a plan: a JSON array, or an object with "traceEvents".
 bool LooksLikeTrace(std::string_view text);

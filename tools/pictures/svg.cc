@@ -16,7 +16,7 @@ namespace {
 
 using Hundredths = int64_t;
 
-constexpr Hundredths kTop = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
+constexpr Hundredths kHeadRoom = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
 constexpr Hundredths kLegendLine = 2200;
 /// Where the picture begins: behind "rank 0", or "rank 0 all-to-all".
 constexpr Hundredths kLeftOfRanks = 7000, kLeftOfLanes = 12000;
@@ -104,7 +104,7 @@ class Drawing {
   }
 
   std::string Draw() const {
-    Hundredths bottom = kTop;
+    Hundredths bottom = kHeadRoom;
     for (const Picture::Row& row : picture_.rows) bottom += kRowHeight + GapBelow(row);
     const Hundredths legend_lines =
         static_cast<Hundredths>(kinds_.size()) + 1 + (picture_.sides.empty() ? 0 : 1);
@@ -116,7 +116,7 @@ class Drawing {
                       "</title>\n<style>\n" + std::string(kStyle) + Colors() + "</style>\n" +
                       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     out += Ruler(bottom);
-    Hundredths y = kTop;
+    Hundredths y = kHeadRoom;
     for (const Picture::Row& row : picture_.rows) {
       out += Row(row, y);
       y += kRowHeight + GapBelow(row);
@@ -176,8 +176,9 @@ class Drawing {
       // The last one stands before its mark where it would end behind the drawing.
       const auto room = static_cast<Hundredths>(kDigit * static_cast<double>(label.size()));
       const bool before = At(time) + 300 + room > At(picture_.to) + Right();
-      out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kTop - 600) + "V" + Px(bottom) +
-             "\"/>" + Text("t", At(time) + (before ? -300 - room : 300), kTop - 900, label) + "\n";
+      out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kHeadRoom - 600) + "V" +
+             Px(bottom) + "\"/>" +
+             Text("t", At(time) + (before ? -300 - room : 300), kHeadRoom - 900, label) + "\n";
     }
     return out;
   }
@@ -268,7 +269,7 @@ class Drawing {
     std::string out;
     std::map<int, std::pair<Hundredths, Hundredths>> places;
     for (const StoppedRank& stop : picture_.stops) {
-      Hundredths y = kTop;
+      Hundredths y = kHeadRoom;
       for (const Picture::Row& row : picture_.rows) {
         if (row.rank == stop.rank) break;
         y += kRowHeight + GapBelow(row);

@@ -63,4 +63,6 @@ done
 for test in tests/python/torch_*_test.py; do
   part "$(basename "$test" _test.py)" "$python" "$test"
 done
+part torch_plans_full "$python" tests/python/torch_plans_test.py --full
+part torch_overhead "$python" tests/python/torch_overhead.py
 exit $failed

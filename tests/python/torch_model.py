@@ -122,7 +122,7 @@ class Processes:
         for process in self._processes:
             process.start()
 
-    def results(self, limit=120.0):
+    def results(self, limit=240.0):
         """(exit code, what it printed to stderr) by rank. What is not done `limit` seconds from now is
         killed, with exit code None."""
         end = time.monotonic() + limit
@@ -139,7 +139,7 @@ class Processes:
         return results
 
 
-def run_processes(world, work, *arguments, limit=120.0):
+def run_processes(world, work, *arguments, limit=240.0):
     return Processes(world, work, *arguments).results(limit)
 
 

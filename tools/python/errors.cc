@@ -74,7 +74,7 @@ void BindErrors(py::module_& module) {
           .ptr();
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
-      if (thrown) std::rethrow_exception(thrown);
+      if (thrown) std::rethrow_exception(std::move(thrown));
     } catch (const Unsound& e) {
       py::object made = py::handle(unsound)(WithKeywords(e.what()));
       made.attr("findings") = e.findings;

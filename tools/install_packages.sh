@@ -4,7 +4,7 @@ set -eu
 
 packages="g++ cmake ninja-build git
 doctest-dev nlohmann-json3-dev libcli11-dev libboost-dev libopenblas-dev libssl-dev
-pybind11-dev python3-dev python3-numpy openmpi-bin"
+pybind11-dev python3-dev python3-numpy openmpi-bin zlib1g-dev"
 
 missing=""
 for package in $packages; do

@@ -24,7 +24,7 @@ ProfileForm ParseProfileForm(std::string_view name);
 struct ProfileOptions {
   std::optional<ProfileForm> from = {};  ///< nothing: as the content of each file says
   /// The plan that ran, if it is known: it says how many stages and micro-batches there are, and
-  /// its costs what the profile cannot (bytes, the link to the host).
+  /// its costs what the profile cannot: bytes.
   const Plan* plan = nullptr;
   LogShape log = {};   ///< without a plan
   double split = 0.5;  ///< share of b in a full backward, where that alone was timed

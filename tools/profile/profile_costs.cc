@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/files/cost_io.h"
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "tools/profile/profile.h"
 
@@ -119,7 +120,7 @@ class CostMaker {
         const bool cell = !IsMessage(what.op) && OperandsOf(what.op) != Operands::kLayer;
         SampleGroup& group =
             groups_[{what.op, cell ? what.stage : -1, cell ? what.back_stage : -1, what.layer}];
-        if (sample.step < warmup) {
+        if (sample.step >= 0 && sample.step < warmup) {
           ++group.warmup;
         } else {
           group.times.push_back(sample.time);
@@ -222,7 +223,7 @@ class CostMaker {
       Complete(&back[i], &divided);
     }
     if (divided) {
-      Note("b and w were not timed apart: b is " + Text(options_.split) + " of bw (--split)");
+      Note("b and w were not timed apart: b is " + FormatReal(options_.split) + " of bw (--split)");
     }
     Fill(&f, "F");
     std::vector<std::optional<double>> b, w, bw;
@@ -421,12 +422,6 @@ class CostMaker {
       costs.comm = {.latency = known.comm.latency + known.comm.occupancy};
     }
     costs.comm.bytes = known.comm.bytes;
-  }
-
-  static std::string Text(double value) {
-    std::string text = std::to_string(value);
-    text.erase(text.find_last_not_of('0') + 1);
-    return text.ends_with('.') ? text + "0" : text;
   }
 
   const std::vector<FileSamples>& files_;

@@ -125,7 +125,10 @@ void NumberSteps(FileSamples* file) {
     std::map<std::tuple<Op, int, int, int, int, int>, int> seen;
     for (auto& entry : *entries) {
       const Instruction& i = entry.what;
-      if (i.microbatch < 0 && i.op != Op::REDUCE && i.op != Op::STEP) continue;
+      if (i.microbatch < 0) {
+        entry.step = -1;
+        continue;
+      }
       entry.step = seen[{i.op, i.stage, i.microbatch, i.back_stage, i.back_microbatch, i.layer}]++;
     }
   };

@@ -18,7 +18,7 @@ namespace contraflow {
 struct Sample {
   Instruction what;
   double time = 0;
-  int step = 0;  ///< counted from 0 in each file
+  int step = 0;  ///< counted from 0 in each file; -1: not known
 };
 
 /// One side of a message: a SEND named after the stage that makes what is sent, from its start; a
@@ -55,7 +55,8 @@ std::string_view TrimBlanks(std::string_view text);
 void AddUnmapped(std::string_view name, FileSamples* file);
 
 /// Numbers the steps of a file's samples and messages, which are in order of time: what has been
-/// seen before, of the same stage and micro-batch, is of the next step.
+/// seen before, of the same stage and micro-batch, is of the next step; without a micro-batch that
+/// is not known.
 void NumberSteps(FileSamples* file);
 
 // Readers of each form. Throw Error "PLACE: ..." for text that is none.

@@ -159,7 +159,11 @@ const CompareRow* BestOther(const std::vector<const CompareRow*>& fit, const Com
 }
 
 std::string Name(const CompareRow& row) {
-  if (!row.provenance) return row.schedule;
+  if (!row.provenance && row.report->schedule == row.schedule) return row.schedule;
+  if (!row.provenance) {
+    return row.schedule + " (" + row.report->schedule + " with " + std::to_string(row.stages) +
+           " stages)";
+  }
   // What policies are called means nothing to those who did not write them.
   const std::string& from = row.provenance->from;
   const bool published = from.find(' ') == std::string::npos;

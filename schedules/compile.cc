@@ -13,6 +13,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
+#include "schedules/target.h"
 
 namespace contraflow {
 namespace {
@@ -103,9 +104,51 @@ Spec WithStages(Spec spec) {
   return spec;
 }
 
+namespace {
+
+/// The shortest of the few that the target runs; one that fits its devices first.
+Plan CompileForTarget(const Spec& spec, const CompileOptions& options) {
+  CompileOptions quiet = options;
+  quiet.observer = {};
+  const std::vector<Spec> specs = TargetSpecs(spec);
+  const Spec* best = nullptr;
+  std::optional<Plan> plan;
+  std::optional<Error> why_not;
+  Time shortest = 0;
+  for (const bool any_device : {false, true}) {
+    if (plan || any_device > options.any_device) break;
+    quiet.any_device = any_device;
+    for (const Spec& each : specs) {
+      try {
+        Plan made = Compile(each, quiet);
+        const Time step = Simulate(made, *made.costs).makespan;
+        if (plan && step >= shortest) continue;
+        shortest = step;
+        best = &each;
+        plan = std::move(made);
+      } catch (const Error& error) {
+        if (!why_not) why_not = error;
+      }
+    }
+  }
+  if (!plan) throw *why_not;
+  if (!options.observer) return std::move(*plan);
+  quiet.observer = options.observer;
+  return Compile(*best, quiet);
+}
+
+}  // namespace
+
 Plan Compile(Spec spec, const CompileOptions& options) {
   FindSchedule(spec.schedule);
   CheckSpec(spec);
+  if (const std::string why = RejectTarget(spec); !why.empty()) {
+    throw Error(spec.schedule + " " + why);
+  }
+  if (HasFewSpecs(spec)) return CompileForTarget(spec, options);
+  if (spec.target == Target::kTorch && spec.search.placement == Placement::kAny) {
+    spec.search.placement = Placement::kSingle;
+  }
   const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
   spec = WithStages(std::move(spec));

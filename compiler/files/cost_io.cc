@@ -53,7 +53,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     if (!may_derive) {
       root.Fail("has \"layers\"; a plan keeps the costs of the stages that were made of them");
     }
-    for (const char* key : {"stage", "stages", "moe", "overlap", "partition"}) {
+    for (const char* key : {"stage", "stages", "moe", "overlap", "partition", "partition_of"}) {
       if (!root.Optional(key)) continue;
       root.Fail("has \"layers\", which stages are made of, and \"" + std::string(key) +
                 "\", which is about stages; keep one");
@@ -286,13 +286,22 @@ RankCost ReadRank(const JsonCursor& rank) {
   return cost;
 }
 
+NamedLayers ReadNamedLayers(const JsonCursor& run) {
+  run.Keys("an object, layers of one name", {"name", "repeat"});
+  NamedLayers layers{run.Required("name").String("the name of a layer"), 1};
+  if (const auto repeat = run.Optional("repeat")) {
+    layers.repeat = static_cast<int>(repeat->Integer("a number of layers", 1, kMaxModelLayers));
+  }
+  return layers;
+}
+
 CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
   root.Keys("an object, the costs",
-            {"unit", "source", "stage", "stages", "layers", "partition", "comm", "host", "moe",
-             "overlap", "memory", "ranks", "microbatch_scale"});
+            {"unit", "source", "stage", "stages", "layers", "partition", "partition_of", "comm",
+             "host", "moe", "overlap", "memory", "ranks", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -310,6 +319,10 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
                  [](const JsonCursor& stage) {
                    return static_cast<int>(stage.Integer("a number of layers", 1, kMaxModelLayers));
                  });
+  }
+  if (const auto names = root.Optional("partition_of")) {
+    costs.partition_of = ReadList(*names, "an array with the layers of the model", kMaxModelLayers,
+                                  [](const JsonCursor& run) { return ReadNamedLayers(run); });
   }
   if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
   if (const auto host = root.Optional("host")) costs.host = ReadHost(*host, costs.unit);
@@ -435,6 +448,15 @@ Json CostsToJson(const CostModel& costs) {
   }
   if (!costs.layers.empty()) object["layers"] = LayersToJson(costs.layers, costs.unit);
   if (!costs.partition.empty()) object["partition"] = costs.partition;
+  if (!costs.partition_of.empty()) {
+    Json names = Json::array();
+    for (const NamedLayers& run : costs.partition_of) {
+      names.push_back(Json::object());
+      names.back()["name"] = run.name;
+      if (run.repeat > 1) names.back()["repeat"] = run.repeat;
+    }
+    object["partition_of"] = std::move(names);
+  }
   object["comm"] = CommToJson(costs.comm, costs.unit);
   if (costs.host) object["host"] = HostToJson(*costs.host, costs.unit);
   if (costs.moe) {

@@ -5,16 +5,11 @@
 #include <tuple>
 #include <vector>
 
+#include "compiler/files/trace_tracks.h"
 #include "compiler/plan/error.h"
 
 namespace contraflow {
 namespace {
-
-/// Lanes of one rank, as thread numbers: compute, all-to-all, then one for each peer and direction,
-/// and behind those REDUCE where it has a lane of its own (below that it is drawn with compute).
-constexpr int kComputeThread = 0;
-constexpr int kAllToAllThread = 1;
-constexpr int kFirstPeerThread = 2;
 
 std::string_view Category(Op op) {
   constexpr std::string_view kNames[] = {"compute", "send", "receive", "component", "all-to-all",
@@ -72,12 +67,30 @@ Ends CollectEnds(const Plan& plan) {
   return ends;
 }
 
+/// True where the costs say what each instruction takes.
+bool CostsFit(const Plan& plan) {
+  try {
+    CheckCosts(*plan.costs, plan.stages, plan.microbatches, plan.layers);
+    CheckHostCost(*plan.costs, OffloadedCells(plan).any());
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 class Trace {
  public:
-  Trace(const Plan& plan, const Timeline& timeline) : plan_(plan), timeline_(timeline) {}
+  Trace(const Plan& plan, const Timeline& timeline) : plan_(plan), timeline_(timeline) {
+    for (size_t r = 0; r < plan.programs.size(); ++r) {
+      tracks_.push_back(TracksOf(plan.programs[r], timeline.ranks[r]));
+    }
+    costs_fit_ = plan.costs && CostsFit(plan);
+  }
 
   std::string Write() {
-    out_ = "{\n\"displayTimeUnit\": \"ms\",\n\"traceEvents\": [";
+    out_ = "{\n\"displayTimeUnit\": \"ms\",\n";
+    WriteHead();
+    out_ += "\"traceEvents\": [";
     for (size_t r = 0; r < plan_.programs.size(); ++r) WriteRank(r);
     WriteArrows();
     out_ += "\n]\n}\n";
@@ -85,28 +98,20 @@ class Trace {
   }
 
  private:
-  int ReduceThread() const { return kFirstPeerThread + 2 * plan_.ranks; }
-  int OffloadThread() const { return ReduceThread() + 1; }
-  int ReloadThread() const { return ReduceThread() + 2; }
-
-  int ThreadOf(const Instruction& i) const {
-    const Work work = WorkOf(i.op);
-    if (work == Work::kSend) return kFirstPeerThread + 2 * i.peer;
-    if (work == Work::kRecv) return kFirstPeerThread + 2 * i.peer + 1;
-    if (work == Work::kOffload) return OffloadThread();
-    if (work == Work::kReload) return ReloadThread();
-    if (i.lane == Lane::kReduce) return ReduceThread();
-    return work == Work::kAllToAll || i.lane == Lane::kAllToAll ? kAllToAllThread : kComputeThread;
-  }
-
-  std::string ThreadName(int thread) const {
-    if (thread == kComputeThread) return "compute";
-    if (thread == kAllToAllThread) return "all-to-all";
-    if (thread == ReduceThread()) return "reduce";
-    if (thread == OffloadThread()) return "offload";
-    if (thread == ReloadThread()) return "reload";
-    const std::string peer = std::to_string((thread - kFirstPeerThread) / 2);
-    return (thread - kFirstPeerThread) % 2 == 0 ? "send to " + peer : "receive from " + peer;
+  void WriteHead() {
+    const Unit unit = plan_.costs ? plan_.costs->unit : Unit::kUnit;
+    out_ += "\"otherData\": {\"schedule\": \"" + plan_.schedule + "\", \"level\": \"";
+    out_ += Name(plan_.level);
+    Append(&out_, "\", \"ranks\": ", plan_.ranks);
+    Append(&out_, ", \"stages\": ", plan_.stages);
+    Append(&out_, ", \"microbatches\": ", plan_.microbatches);
+    Append(&out_, ", \"data_parallel\": ", plan_.data_parallel);
+    Append(&out_, ", \"expert_parallel\": ", plan_.expert_parallel);
+    out_ += ", \"times\": \"";
+    out_ += timeline_.measured ? "measured" : "predicted";
+    out_ += "\", \"unit\": \"";
+    out_ += Name(unit);
+    out_ += "\", \"makespan\": " + FormatTime(Makespan(timeline_), unit) + "},\n";
   }
 
   void Begin(const char* phase, size_t rank, int thread) {
@@ -127,27 +132,54 @@ class Trace {
   void WriteRank(size_t rank) {
     const Program& program = plan_.programs[rank];
     const std::vector<Span>& spans = timeline_.ranks[rank];
-    CF_ASSERT(program.size() == spans.size());
+    const RankTracks& tracks = tracks_[rank];
     WriteName("process_name", rank, 0, "rank " + std::to_string(rank));
-    std::vector<int> threads;
-    for (const Instruction& i : program) {
-      const int thread = ThreadOf(i);
-      if (threads.empty() || threads.back() != thread) threads.push_back(thread);
+    for (size_t track = 0; track < tracks.names.size(); ++track) {
+      const int thread = static_cast<int>(track);
+      WriteName("thread_name", rank, thread, tracks.names[track]);
+      Begin("M", rank, thread);
+      Append(&out_, ", \"name\": \"thread_sort_index\", \"args\": {\"sort_index\": ", thread);
+      out_ += "}}";
     }
-    std::sort(threads.begin(), threads.end());
-    threads.erase(std::unique(threads.begin(), threads.end()), threads.end());
-    for (const int thread : threads) WriteName("thread_name", rank, thread, ThreadName(thread));
     for (size_t i = 0; i < program.size(); ++i) {
-      Begin("X", rank, ThreadOf(program[i]));
-      AppendTime(&out_, ", \"ts\": ", spans[i].start);
-      AppendTime(&out_, ", \"dur\": ", spans[i].end - spans[i].start);
+      const Span span = DrawnSpan(program[i], spans[i]);
+      Begin("X", rank, tracks.of[i]);
+      AppendTime(&out_, ", \"ts\": ", span.start);
+      AppendTime(&out_, ", \"dur\": ", span.end - span.start);
       out_ += ", \"name\": \"";
-      out_ += ToString(program[i]);
+      out_ += Name(program[i].op);
       out_ += "\", \"cat\": \"";
       out_ += Category(program[i].op);
       Append(&out_, "\", \"args\": {\"index\": ", static_cast<int64_t>(i));
+      WriteOperands(program[i]);
       out_ += "}}";
     }
+    const char* const held = HoldsBytes(plan_) ? "bytes" : "activations";
+    for (const HeldSample& sample : HeldOver(plan_, rank, spans)) {
+      Begin("C", rank, 0);
+      AppendTime(&out_, ", \"ts\": ", sample.time);
+      out_ += ", \"name\": \"activations\", \"args\": {\"";
+      out_ += held;
+      Append(&out_, "\": ", sample.held);
+      out_ += "}}";
+    }
+  }
+
+  void WriteOperands(const Instruction& i) {
+    const auto add = [&](const char* key, int value) {
+      if (value >= 0) Append(&out_, key, value);
+    };
+    add(", \"stage\": ", i.stage);
+    add(", \"microbatch\": ", i.microbatch);
+    add(", \"layer\": ", i.layer);
+    add(", \"back_stage\": ", i.back_stage);
+    add(", \"back_microbatch\": ", i.back_microbatch);
+    add(", \"peer\": ", i.peer);
+    if (!costs_fit_ || (OperandsOf(i.op) == Operands::kLayer && plan_.layers == 0)) return;
+    const CostModel& costs = *plan_.costs;
+    const Time cost =
+        IsMessage(i.op) ? costs.comm.latency + costs.comm.occupancy : costs.Duration(i);
+    out_ += ", \"cost\": " + FormatTime(cost, costs.unit);
   }
 
   void WriteArrows() {
@@ -161,25 +193,25 @@ class Trace {
     }
   }
 
-  const Span& SpanOf(int rank, int64_t index) const {
-    return timeline_.ranks[static_cast<size_t>(rank)][static_cast<size_t>(index)];
+  Span DrawnAt(int rank, int64_t index) const {
+    const auto r = static_cast<size_t>(rank), i = static_cast<size_t>(index);
+    return DrawnSpan(plan_.programs[r][i], timeline_.ranks[r][i]);
   }
 
   void WriteArrow(const End& send, const End& receive, int64_t id) {
-    const Span& from = SpanOf(send.from, send.index);
-    const Span& to = SpanOf(receive.to, receive.index);
-    // A receive may be posted before its send starts; arrows point forward in time.
-    const Time arrival = std::clamp(from.start, to.start, std::max(to.start, to.end));
+    const Span from = DrawnAt(send.from, send.index), to = DrawnAt(receive.to, receive.index);
+    // A receive may be posted before its send starts; arrows point forward in time, and end within
+    // a slice, whose end is no part of it.
+    const Time arrival = std::clamp(from.start, to.start, std::max(to.start, to.end - 1));
     const char* const name = send.forward ? "activation" : "gradient";
-    WriteArrowEnd("s", static_cast<size_t>(send.from), kFirstPeerThread + 2 * send.to, from.start,
-                  name, id);
-    WriteArrowEnd("f", static_cast<size_t>(receive.to), kFirstPeerThread + 2 * receive.from + 1,
-                  arrival, name, id);
+    WriteArrowEnd("s", send.from, send.index, from.start, name, id);
+    WriteArrowEnd("f", receive.to, receive.index, arrival, name, id);
   }
 
-  void WriteArrowEnd(const char* phase, size_t rank, int thread, Time time, const char* name,
+  void WriteArrowEnd(const char* phase, int rank, int64_t index, Time time, const char* name,
                      int64_t id) {
-    Begin(phase, rank, thread);
+    const auto r = static_cast<size_t>(rank);
+    Begin(phase, r, tracks_[r].of[static_cast<size_t>(index)]);
     AppendTime(&out_, ", \"ts\": ", time);
     Append(&out_, ", \"id\": ", id);
     // Bound to the slice around it, not to the next one.
@@ -191,6 +223,8 @@ class Trace {
 
   const Plan& plan_;
   const Timeline& timeline_;
+  std::vector<RankTracks> tracks_;
+  bool costs_fit_ = false;  ///< the plan has costs, of its own shape
   std::string out_;
   bool first_ = true;
 };

@@ -366,6 +366,13 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
     throw Error("\"partition\" has " + std::to_string(costs.partition.size()) +
                 " entries, this plan has " + std::to_string(stages) + " stages");
   }
+  int64_t parts = 0, named = 0;
+  for (const int size : costs.partition) parts += size;
+  for (const NamedLayers& run : costs.partition_of) named += run.repeat;
+  if (named > 0 && named != parts) {
+    throw Error("\"partition\" is of " + std::to_string(parts) +
+                " layers, \"partition_of\" names " + std::to_string(named));
+  }
   for (size_t s = 0; s < costs.stages.size(); ++s) {
     const std::string flaw = FlawOf(costs.stages[s], costs.unit);
     if (flaw.empty()) continue;

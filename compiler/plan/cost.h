@@ -178,6 +178,14 @@ struct RankCost {
 /// Layers of each stage in data-flow order, each at least 1.
 using Partition = std::vector<int>;
 
+/// Layers in a row that have one name.
+struct NamedLayers {
+  std::string name;
+  int repeat = 1;
+
+  bool operator==(const NamedLayers&) const = default;
+};
+
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;
@@ -189,6 +197,8 @@ struct CostModel {
   /// The layers of the model in data-flow order, where no stages are made of them yet.
   std::vector<LayerCost> layers;
   Partition partition;  ///< where `stages` was made of layers
+  /// The layers that it is a partition of; empty: not known.
+  std::vector<NamedLayers> partition_of;
   CommCost comm;
   std::optional<HostCost> host;  ///< nothing: not known, and plans with OFFLOAD have no times
   std::optional<MemoryCost> memory;

@@ -150,6 +150,22 @@ Offload ParseOffload(std::string_view text) {
           .stages = ParseStages(text, "`offload`", "none, full, auto")};
 }
 
+namespace {
+constexpr std::string_view kTargets[] = {"any", "torch", "megatron", "dualpipe"};
+}
+
+std::string_view Name(Target target) { return kTargets[static_cast<size_t>(target)]; }
+
+Target ParseTarget(std::string_view name) {
+  for (size_t i = 1; i < std::size(kTargets); ++i) {
+    if (name == kTargets[i]) return static_cast<Target>(i);
+  }
+  const std::vector<std::string> known(std::begin(kTargets) + 1, std::end(kTargets));
+  const std::string shown(name.substr(0, 64));
+  throw Error("`for`: unknown system \"" + shown + "\"" + DidYouMean(shown, known) +
+              "; they are torch, megatron and dualpipe");
+}
+
 PartitionChoice ParsePartition(std::string_view text) {
   if (text == "auto") return {};
   if (text == "even") return {.kind = PartitionChoice::Kind::kEven};

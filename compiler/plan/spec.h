@@ -97,6 +97,12 @@ PartitionChoice ParsePartition(std::string_view text);
 /// "4,4,5,3", with repeats as "4x15,1".
 std::string FormatPartition(const Partition& partition);
 
+/// The system that shall run the plan: schedules/target.h has what each of them runs.
+enum class Target : uint8_t { kAny, kTorch, kMegatron, kDualPipe };
+std::string_view Name(Target target);  ///< "any" "torch" "megatron" "dualpipe"
+/// "torch", "megatron" or "dualpipe". Throws Error with these names.
+Target ParseTarget(std::string_view name);
+
 /// What a schedule is generated for. CheckSpec says which values are in range.
 struct Spec {
   std::string schedule;     ///< a name that FindSchedule knows
@@ -118,6 +124,7 @@ struct Spec {
   /// Of costs with layers; nothing: auto. Given for costs of stages, these are those of a model in
   /// P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};
+  Target target = Target::kAny;  ///< Compile refuses, and searches, by it
 };
 
 /// Bytes of each rank's device: Spec::device_memory or, where the costs give less for a rank

@@ -150,6 +150,9 @@ CostModel LayerStages::Make(const Partition& partition) {
   }
   CostModel made = Of(segments);
   made.partition = partition;
+  for (const LayerCost& layer : costs_.layers) {
+    made.partition_of.push_back({layer.name, layer.repeat});
+  }
   made.ranks = costs_.ranks;
   return made;
 }

@@ -347,6 +347,7 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   if (result.memory) RepartitionMemory(from, to, &*result.memory);
   // A part of a stage may end within a layer.
   result.partition.clear();
+  if (to > from) result.partition_of.clear();
   if (to < from) {
     result.partition = Spread(
         costs.partition, from, to, [](int layers, int, int) { return layers; },

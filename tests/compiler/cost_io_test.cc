@@ -119,7 +119,7 @@ TEST_SUITE("unit") {
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "stage, stages, layers, partition, comm, host, moe, overlap, memory, ranks, "
+         "stage, stages, layers, partition, partition_of, comm, host, moe, overlap, memory, ranks, "
          "microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},

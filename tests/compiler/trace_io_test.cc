@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -37,20 +39,27 @@ TEST_SUITE("unit") {
                       {{2 * kUnit, 3'500'001}, {3'500'001, 5 * kUnit}}};
     CHECK(WriteTrace(SmallPlan(), timeline) == R"({
 "displayTimeUnit": "ms",
+"otherData": {"schedule": "gpipe", "level": "comm", "ranks": 2, "stages": 2, "microbatches": 1, "data_parallel": 1, "expert_parallel": 1, "times": "predicted", "unit": "unit", "makespan": 5},
 "traceEvents": [
 {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"}},
 {"ph": "M", "pid": 0, "tid": 0, "name": "thread_name", "args": {"name": "compute"}},
-{"ph": "M", "pid": 0, "tid": 4, "name": "thread_name", "args": {"name": "send to 1"}},
-{"ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 2000, "name": "F s0 m0", "cat": "compute", "args": {"index": 0}},
-{"ph": "X", "pid": 0, "tid": 4, "ts": 2000, "dur": 1500.001, "name": "SEND_F s0 m0 to=1", "cat": "send", "args": {"index": 1}},
-{"ph": "X", "pid": 0, "tid": 0, "ts": 4000, "dur": 0, "name": "STEP s0", "cat": "step", "args": {"index": 2}},
+{"ph": "M", "pid": 0, "tid": 0, "name": "thread_sort_index", "args": {"sort_index": 0}},
+{"ph": "M", "pid": 0, "tid": 1, "name": "thread_name", "args": {"name": "send to 1"}},
+{"ph": "M", "pid": 0, "tid": 1, "name": "thread_sort_index", "args": {"sort_index": 1}},
+{"ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 2000, "name": "F", "cat": "compute", "args": {"index": 0, "stage": 0, "microbatch": 0}},
+{"ph": "X", "pid": 0, "tid": 1, "ts": 2000, "dur": 1500.001, "name": "SEND_F", "cat": "send", "args": {"index": 1, "stage": 0, "microbatch": 0, "peer": 1}},
+{"ph": "X", "pid": 0, "tid": 0, "ts": 4000, "dur": 0, "name": "STEP", "cat": "step", "args": {"index": 2, "stage": 0}},
+{"ph": "C", "pid": 0, "tid": 0, "ts": 0, "name": "activations", "args": {"activations": 1}},
 {"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "rank 1"}},
 {"ph": "M", "pid": 1, "tid": 0, "name": "thread_name", "args": {"name": "compute"}},
-{"ph": "M", "pid": 1, "tid": 3, "name": "thread_name", "args": {"name": "receive from 0"}},
-{"ph": "X", "pid": 1, "tid": 3, "ts": 2000, "dur": 1500.001, "name": "RECV_F s1 m0 from=0", "cat": "receive", "args": {"index": 0}},
-{"ph": "X", "pid": 1, "tid": 0, "ts": 3500.001, "dur": 1499.999, "name": "F s1 m0", "cat": "compute", "args": {"index": 1}},
-{"ph": "s", "pid": 0, "tid": 4, "ts": 2000, "id": 0, "name": "activation", "cat": "message"},
-{"ph": "f", "pid": 1, "tid": 3, "ts": 2000, "id": 0, "bp": "e", "name": "activation", "cat": "message"}
+{"ph": "M", "pid": 1, "tid": 0, "name": "thread_sort_index", "args": {"sort_index": 0}},
+{"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "receive from 0"}},
+{"ph": "M", "pid": 1, "tid": 1, "name": "thread_sort_index", "args": {"sort_index": 1}},
+{"ph": "X", "pid": 1, "tid": 1, "ts": 2000, "dur": 1500.001, "name": "RECV_F", "cat": "receive", "args": {"index": 0, "stage": 1, "microbatch": 0, "peer": 0}},
+{"ph": "X", "pid": 1, "tid": 0, "ts": 3500.001, "dur": 1499.999, "name": "F", "cat": "compute", "args": {"index": 1, "stage": 1, "microbatch": 0}},
+{"ph": "C", "pid": 1, "tid": 0, "ts": 3500.001, "name": "activations", "args": {"activations": 1}},
+{"ph": "s", "pid": 0, "tid": 1, "ts": 2000, "id": 0, "name": "activation", "cat": "message"},
+{"ph": "f", "pid": 1, "tid": 1, "ts": 2000, "id": 0, "bp": "e", "name": "activation", "cat": "message"}
 ]
 }
 )");
@@ -63,7 +72,7 @@ TEST_SUITE("unit") {
     const nlohmann::json trace = nlohmann::json::parse(WriteTrace(SmallPlan(), timeline));
     std::map<std::string, double> times;
     for (const auto& event : trace["traceEvents"]) {
-      if (event.contains("id")) times[event["ph"]] = event["ts"];
+      if (event.contains("bp") || event["ph"] == "s") times[event["ph"]] = event["ts"];
     }
     CHECK(times == std::map<std::string, double>{{"s", 0.02}, {"f", 0.02}});
   }
@@ -117,13 +126,143 @@ TEST_SUITE("unit") {
       CHECK((name == "reduce") == (i.lane == Lane::kReduce));
       CHECK(name.starts_with("send to") == (i.lane == Lane::kSend));
       ++events[name];
-      if (i.lane != Lane::kCompute && i.lane != Lane::kAllToAll) continue;
       CHECK(event["ts"].get<double>() >= until[track] - 1e-6);
       until[track] = event["ts"].get<double>() + event["dur"].get<double>();
     }
     CHECK(events["compute"] > 100);
     CHECK(events["all-to-all"] > 100);
     CHECK(events["reduce"] == 8);
+  }
+}
+
+/// Slices of each track in nanoseconds, by start; arrows with the track and time of either end.
+struct Drawn {
+  struct Slice {
+    int64_t start, end, index;
+  };
+  struct End {
+    std::pair<int, int> track;
+    int64_t time;
+  };
+  std::map<std::pair<int, int>, std::vector<Slice>> tracks;
+  std::map<int, End> from, to;
+};
+
+int64_t Nanoseconds(const nlohmann::json& microseconds) {
+  return std::llround(microseconds.get<double>() * 1000);
+}
+
+Drawn Draw(const nlohmann::json& trace) {
+  Drawn drawn;
+  for (const auto& event : trace["traceEvents"]) {
+    const std::string phase = event["ph"];
+    const std::pair<int, int> track(event["pid"], event["tid"]);
+    if (phase == "X") {
+      const int64_t start = Nanoseconds(event["ts"]);
+      drawn.tracks[track].push_back(
+          {start, start + Nanoseconds(event["dur"]), event["args"]["index"]});
+    }
+    if (phase == "s") drawn.from[event["id"]] = {track, Nanoseconds(event["ts"])};
+    if (phase == "f") drawn.to[event["id"]] = {track, Nanoseconds(event["ts"])};
+  }
+  for (auto& [track, slices] : drawn.tracks) {
+    std::stable_sort(slices.begin(), slices.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.start, a.end) < std::pair(b.start, b.end);
+    });
+  }
+  return drawn;
+}
+
+/// The instruction whose slice an end of an arrow is in: Perfetto takes the one that has begun and
+/// not ended on that track.
+const Instruction& SliceAt(const Plan& plan, const Drawn& drawn, const Drawn::End& end) {
+  const Instruction* found = nullptr;
+  for (const auto& slice : drawn.tracks.at(end.track)) {
+    if (slice.start > end.time || slice.end <= end.time) continue;
+    CHECK(found == nullptr);
+    found = &plan.programs[static_cast<size_t>(end.track.first)][static_cast<size_t>(slice.index)];
+  }
+  REQUIRE(found != nullptr);
+  return *found;
+}
+
+void CheckDrawn(const Plan& plan, const Timeline& timeline) {
+  const Drawn drawn = Draw(nlohmann::json::parse(WriteTrace(plan, timeline)));
+  for (const auto& [track, slices] : drawn.tracks) {
+    for (size_t i = 0; i + 1 < slices.size(); ++i) CHECK(slices[i].end <= slices[i + 1].start);
+  }
+  for (const auto& [id, from] : drawn.from) {
+    const Instruction& send = SliceAt(plan, drawn, from);
+    const Instruction& receive = SliceAt(plan, drawn, drawn.to.at(id));
+    CHECK(IsSend(send.op));
+    CHECK(receive.op == (send.op == Op::SEND_F ? Op::RECV_F : Op::RECV_B));
+    CHECK(receive.microbatch == send.microbatch);
+    CHECK(receive.stage == send.stage + (send.op == Op::SEND_F ? 1 : -1));
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("transfers that overlap have a track each, and arrows end in their slices") {
+    int spilled = 0;
+    for (const Schedule* schedule : Schedules()) {
+      for (const double comm : {0.0, 0.5, 1.5, 7.0}) {
+        CostModel costs = UniformCosts(kUnit, kUnit, kUnit, static_cast<Time>(comm * kUnit));
+        Spec spec = MakeSpec(schedule->name, 4, 8, costs);
+        spec.search.budget = 1'000'000;
+        CAPTURE(schedule->name);
+        CAPTURE(comm);
+        const Plan plan = Compile(spec);
+        const Timeline timeline = Simulate(plan, *plan.costs).timeline;
+        CheckDrawn(plan, timeline);
+        spilled += WriteTrace(plan, timeline).find("send to 1 (2)") != std::string::npos ? 1 : 0;
+      }
+    }
+    CHECK(spilled > 10);
+  }
+
+  TEST_CASE("the counter of a rank is at most what simulation says it holds, and comes to it") {
+    for (const Schedule* schedule : Schedules()) {
+      for (const bool bytes : {false, true}) {
+        CostModel costs = UniformCosts(3 * kUnit, 4 * kUnit, 2 * kUnit);
+        if (bytes) costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 300};
+        Spec spec = MakeSpec(schedule->name, 4, 8, costs);
+        spec.search.budget = 1'000'000;
+        CAPTURE(schedule->name);
+        const Plan plan = Compile(spec);
+        const Simulation simulation = Simulate(plan, *plan.costs);
+        std::map<int, int64_t> most, last;
+        const nlohmann::json trace = nlohmann::json::parse(WriteTrace(plan, simulation.timeline));
+        for (const auto& event : trace["traceEvents"]) {
+          if (event["ph"] != "C") continue;
+          const int rank = event["pid"];
+          last[rank] = event["args"][bytes ? "bytes" : "activations"];
+          most[rank] = std::max(most[rank], last[rank]);
+        }
+        for (int r = 0; r < plan.ranks; ++r) {
+          const RankFigures& figures = simulation.ranks[static_cast<size_t>(r)];
+          CHECK(most[r] == (bytes ? figures.peak_bytes : figures.peak_activations));
+          CHECK(last[r] == 0);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("slices have what the costs say") {
+    const CostModel costs = UniformCosts(3'500'000, 4 * kUnit, 2 * kUnit, kUnit / 4);
+    const Plan plan = Compile(MakeSpec("dualpipe", 2, 4, costs));
+    Timeline timeline = Simulate(plan, costs).timeline;
+    timeline.measured = true;
+    const nlohmann::json trace = nlohmann::json::parse(WriteTrace(plan, timeline));
+    CHECK(trace["otherData"]["times"] == "measured");
+    CHECK(trace["otherData"]["schedule"] == "dualpipe");
+    std::map<std::string, double> cost;
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["ph"] == "X") cost[event["name"]] = event["args"]["cost"];
+    }
+    CHECK(cost.at("F") == 3.5);
+    CHECK(cost.at("FB") == 9.5);
+    CHECK(cost.at("SEND_F") == 0.25);
+    CHECK(cost.at("STEP") == 0);
   }
 }
 
@@ -154,7 +293,14 @@ TEST_SUITE("property") {
         if (phase == "X") {
           const Program& program = plan.programs[event["pid"].get<size_t>()];
           const auto index = event["args"]["index"].get<size_t>();
-          CHECK(event["name"] == ToString(program.at(index)));
+          const Instruction& written = program.at(index);
+          CHECK(event["name"] == Name(written.op));
+          CHECK(event["args"].value("stage", -1) == written.stage);
+          CHECK(event["args"].value("microbatch", -1) == written.microbatch);
+          CHECK(event["args"].value("layer", -1) == written.layer);
+          CHECK(event["args"].value("back_stage", -1) == written.back_stage);
+          CHECK(event["args"].value("back_microbatch", -1) == written.back_microbatch);
+          CHECK(event["args"].value("peer", -1) == written.peer);
           ++events;
         }
         starts += phase == "s" ? 1 : 0;

@@ -1,8 +1,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -29,7 +32,14 @@ std::map<std::string, std::string> Arguments(const std::string& text) {
   while (std::getline(lines, line)) {
     const size_t space = line.find(' ');
     REQUIRE(space != std::string::npos);
-    CHECK(arguments.emplace(line.substr(0, space), line.substr(space + 1)).second);
+    std::string value = line.substr(space + 1);
+    // As a shell reads it.
+    if (value.starts_with('\'')) {
+      REQUIRE(value.ends_with('\''));
+      value = value.substr(1, value.size() - 2);
+    }
+    CHECK(value.find_first_of("'\" ") == std::string::npos);
+    CHECK(arguments.emplace(line.substr(0, space), value).second);
   }
   return arguments;
 }
@@ -65,37 +75,60 @@ std::vector<std::string> Stages(const std::string& layout) {
   return stages;
 }
 
+/// What Megatron-LM asserts of a layout (validate_layer_layout).
+void CheckRules(const std::map<std::string, std::string>& arguments, int ranks) {
+  const std::vector<std::string> stages = Stages(arguments.at("--pipeline-model-parallel-layout"));
+  REQUIRE(stages.size() % static_cast<size_t>(ranks) == 0);
+  std::string flat;
+  for (const std::string& stage : stages) flat += stage;
+  CHECK(flat.find_first_not_of("EtmL") == std::string::npos);
+  CHECK(flat.front() == 'E');
+  CHECK(flat.back() == 'L');
+  const auto count = [&](char c) { return std::count(flat.begin(), flat.end(), c); };
+  CHECK(count('E') == 1);
+  CHECK(count('L') == 1);
+  CHECK(std::to_string(count('t')) == arguments.at("--num-layers"));
+  CHECK(arguments.contains("--mtp-num-layers") == (count('m') > 0));
+  if (count('m') == 0) return;
+  CHECK(std::to_string(count('m')) == arguments.at("--mtp-num-layers"));
+  CHECK(flat.rfind('t') < flat.find('m'));
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const auto here = std::count(stages[s].begin(), stages[s].end(), 'm');
+    if (s + static_cast<size_t>(ranks) < stages.size()) CHECK(here == 0);
+    CHECK((here == 0 || here == count('m')));
+  }
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("megatron: what 1F1B and interleaved 1F1B are started with") {
     CHECK(WriteMegatronLayout(Order("1f1b", 4, 8), {}) ==
           "--pipeline-model-parallel-size 4\n"
-          "--pipeline-model-parallel-layout Et|t|t|tL\n"
+          "--pipeline-model-parallel-layout 'Et|t|t|tL'\n"
           "--num-layers 4\n"
           "--micro-batch-size 1\n"
           "--global-batch-size 8\n");
-    CHECK(WriteMegatronLayout(Order("interleaved-1f1b", 4, 8), 18) ==
+    CHECK(WriteMegatronLayout(Order("interleaved-1f1b", 4, 8), "18") ==
           "--pipeline-model-parallel-size 4\n"
-          "--pipeline-model-parallel-layout Ett|t*3|t*3|(tt|)*4ttL\n"
+          "--pipeline-model-parallel-layout 'Ett|t*3|t*3|(tt|)*4ttL'\n"
           "--microbatch-group-size-per-virtual-pipeline-stage 4\n"
           "--num-layers 18\n"
           "--micro-batch-size 1\n"
           "--global-batch-size 8\n");
     CHECK(Arguments(WriteMegatronLayout(Order("1f1b", 1, 3), {}))
               .at("--pipeline-model-parallel-layout") == "EtL");
-    // The docs' own example, but for the MTP layer that a plan knows nothing of.
-    CHECK(Stages("Et*3|(tt|)*29,m|L").size() == 32);
   }
 
   TEST_CASE("megatron: layouts have every layer and stage") {
     for (const int ranks : {1, 2, 3, 8}) {
       for (const int chunks : {1, 2, 5}) {
+        if (ranks == 1 && chunks > 1) continue;
         for (const int layers : {ranks * chunks, ranks * chunks + 1, 7 * ranks * chunks - 1, 126}) {
           CAPTURE(ranks);
           CAPTURE(chunks);
           CAPTURE(layers);
           const Plan plan = chunks == 1 ? Order("1f1b", ranks, 2 * ranks)
                                         : Order("interleaved-1f1b", ranks, 2 * ranks, chunks);
-          const auto arguments = Arguments(WriteMegatronLayout(plan, layers));
+          const auto arguments = Arguments(WriteMegatronLayout(plan, std::to_string(layers)));
           CHECK(arguments.at("--num-layers") == std::to_string(layers));
           const std::vector<std::string> stages =
               Stages(arguments.at("--pipeline-model-parallel-layout"));
@@ -115,6 +148,64 @@ TEST_SUITE("unit") {
           CHECK(total == static_cast<size_t>(layers));
         }
       }
+    }
+  }
+
+  TEST_CASE("megatron: 300 layouts of random models hold the rules of its own parser") {
+    std::mt19937_64 random(93);
+    int made = 0;
+    while (made < 300) {
+      const int ranks = 1 + static_cast<int>(random() % 8),
+                chunks = ranks == 1 ? 1 : 1 + static_cast<int>(random() % 4);
+      const int stages = ranks * chunks;
+      Spec spec = MakeSpec(chunks == 1 ? "1f1b" : "interleaved-1f1b", ranks,
+                           ranks * (1 + static_cast<int>(random() % 3)), {});
+      spec.chunks = chunks == 1 ? 0 : chunks;
+      const bool embedding = random() % 4 > 0, head = random() % 4 > 0;
+      const int mtp = static_cast<int>(random() % 3),
+                blocks = stages + static_cast<int>(random() % 90);
+      std::vector<LayerCost>& layers = spec.costs.layers;
+      const auto add = [&](const char* name, int repeat) {
+        if (repeat == 0) return;
+        const Time t = 1 + static_cast<Time>(random() % 5);
+        layers.push_back({.name = name, .repeat = repeat, .cost = {t, t, t, 2 * t, 3 * t}});
+      };
+      add("embedding", embedding ? 1 : 0);
+      add("dense", static_cast<int>(random() % 2));
+      add("block", blocks);
+      add("mtp", mtp);
+      add("head", head ? 1 : 0);
+      // Cuts anywhere.
+      const int all = spec.costs.LayerCount();
+      std::vector<int> cuts(static_cast<size_t>(all - 1));
+      std::iota(cuts.begin(), cuts.end(), 1);
+      std::shuffle(cuts.begin(), cuts.end(), random);
+      cuts.resize(static_cast<size_t>(stages - 1));
+      cuts.push_back(all);
+      std::sort(cuts.begin(), cuts.end());
+      PartitionChoice& partition = spec.partition.emplace();
+      partition.kind = PartitionChoice::Kind::kList;
+      std::adjacent_difference(cuts.begin(), cuts.end(), std::back_inserter(partition.layers));
+      const Plan plan = GeneratePlan(spec);
+      std::string text;
+      try {
+        text = WriteMegatronLayout(plan, {});
+      } catch (const Error& error) {
+        // Its rules for MTP are about stages.
+        REQUIRE(mtp > 0);
+        CHECK(std::string(error.what()).find("multi-token prediction must be in") !=
+              std::string::npos);
+        continue;
+      }
+      CAPTURE(text);
+      const auto arguments = Arguments(text);
+      CheckRules(arguments, ranks);
+      const std::vector<std::string> has = Stages(arguments.at("--pipeline-model-parallel-layout"));
+      for (size_t s = 0; s < has.size(); ++s) {
+        const size_t more = size_t{s == 0 && !embedding} + size_t{s + 1 == has.size() && !head};
+        CHECK(has[s].size() == static_cast<size_t>(partition.layers[s]) + more);
+      }
+      ++made;
     }
   }
 
@@ -140,7 +231,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("megatron: why it cannot run a plan") {
-    const auto why = [](const Plan& plan, std::optional<int64_t> layers = {}) -> std::string {
+    const auto why = [](const Plan& plan, std::optional<std::string> layers = {}) -> std::string {
       try {
         WriteMegatronLayout(plan, layers);
       } catch (const Error& error) {
@@ -164,8 +255,48 @@ TEST_SUITE("unit") {
     plan.routes[0].ranks.push_back(0);
     plan.stages = 4;
     CHECK(why(plan) == head + "4 stages are not equally many on each of 3 ranks" + tail);
-    CHECK(why(Order("1f1b", 4, 8), 3) ==
-          "--layers: must be in 4..1048576, at least one for each stage, is 3");
+    CHECK(why(Order("interleaved-1f1b", 1, 4)) == head + "it has chunks (2) on one rank" + tail);
+    const Plan four = Order("1f1b", 4, 8);
+    CHECK(why(four, "3") == "--layers: must be in 4..1048576, at least one for each stage, is 3");
+    CHECK(why(four, "99999999999") ==
+          "--layers: must be in 4..1048576, at least one for each stage, is 99999999999");
+    CHECK(why(four, "2,2") == "--layers: is of 2 stages, and the plan has 4");
+    CHECK(why(four, "even") == "--layers: must say how many layers there are, is \"even\"");
+    CHECK(
+        why(four, "2,x") ==
+        "--layers: must be auto, even or the layers of each stage as in \"4,4,5,3\" or \"4x15,1\", "
+        "is \"2,x\"");
+    CHECK(why(four, "Et|t|q|L").starts_with("--layers: the layout has a 'q' where"));
+    CHECK(
+        why(four, "Et|t|m|tL") ==
+        "Megatron-LM does not take the layout Et|t|m|tL: a transformer layer stands behind one of "
+        "multi-token prediction; compile with another --partition");
+    // Stages that differ, of unknown layers.
+    plan = four;
+    plan.costs = UniformCosts(1, 1, 1);
+    plan.costs->stages.resize(4, plan.costs->stages[0]);
+    CHECK(why(plan) == "");
+    plan.costs->stages[1].f += 1000;
+    const std::string differ =
+        "the stages of this plan differ, and its costs do not say how many layers each has; give "
+        "--layers as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L";
+    CHECK(why(plan) == differ);
+    CHECK(why(plan, "42") == differ);
+    CHECK(why(plan, "10,11x2,10") == "");
+    // What the costs say holds.
+    plan.costs->partition = {3, 2, 2, 2};
+    plan.costs->partition_of = {{"embedding", 1}, {"block", 7}, {"head", 1}};
+    CHECK(why(plan, "7") == "");
+    CHECK(why(plan, "Ett|tt|tt|tL") == "");
+    for (const char* layers : {"8", "Et|tt|tt|ttL"}) {
+      CHECK(why(plan, layers) ==
+            "--layers: the costs of the plan have the layers Ett|tt|tt|tL; leave it out");
+    }
+    plan.costs->partition_of.clear();
+    CHECK(why(plan) ==
+          "the stages of this plan are of 3,2x3 layers of its costs, and it does not say which of "
+          "these are transformer layers; compile it again, or give --layers as a layout such as "
+          "Et*6|(t*6|)*6t*4L");
   }
 
   TEST_CASE("megatron: the order is that of its schedule table") {

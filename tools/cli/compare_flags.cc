@@ -35,6 +35,7 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
   AddPartitionOption(app, &flags->partition,
                      "how each schedule makes its stages of the model in the costs; see\n"
                      "contraflow compile --help");
+  AddForOption(app, &flags->target);
   app->add_flag("--no-auto", flags->no_auto, "compare published schedules only; do not search");
 }
 
@@ -50,9 +51,10 @@ CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string
                .search = ResolveSearch(flags.search),
                .recompute = ReadOption([&] { return ParseRecompute(flags.recompute); }),
                .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
-               .partition = ReadPartition(flags.partition)},
+               .target = ReadFor(flags.target)},
       .memory_limit = "",
       .no_auto = flags.no_auto};
+  request.spec.partition = ReadPartition(flags.partition, request.spec.costs);
   ApplyDeviceMemory(flags.device_memory, &request.spec);
   const CostsOption& costs = flags.costs;
   const bool chunks_given = costs.f || costs.b || costs.w || costs.bw || costs.fb;

@@ -20,7 +20,7 @@ struct CompareFlags {
   CostsOption costs;
   SearchOption search;
   std::string recompute = "none", offload = "none";
-  std::optional<std::string> partition;
+  std::optional<std::string> partition, target;
   DeviceMemoryOption device_memory;
   bool no_auto = false;
 };

@@ -19,7 +19,7 @@ namespace contraflow {
 namespace {
 
 Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
-  std::optional<PartitionChoice> partition = ReadPartition(flags.partition);
+  std::optional<PartitionChoice> partition = ReadPartition(flags.partition, costs);
   // As compare has it.
   if (!partition && flags.schedule == kAuto.name) partition.emplace();
   return {.schedule = flags.schedule,
@@ -33,7 +33,8 @@ Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
           .search = ResolveSearch(flags.search),
           .recompute = ReadOption([&] { return ParseRecompute(flags.recompute); }),
           .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
-          .partition = partition};
+          .partition = partition,
+          .target = ReadFor(flags.target)};
 }
 
 void CheckDevice(const CompileFlags& flags) {
@@ -143,11 +144,15 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
          "the link (\"host\" in the costs) keeps up: none, full, a list such\nas 0,3,5-7, or auto: "
          "those that make the schedule fit --memory-limit\n(default: none)")
       ->type_name("STAGES");
-  AddPartitionOption(app, &flags->partition,
-                     "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
-                     "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
-                     "costs of stages, even cuts or merges those of P stages, or as many as\n"
-                     "are listed, into what the schedule makes (default: as they are)");
+  AddPartitionOption(
+      app, &flags->partition,
+      "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
+      "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
+      "costs of stages, even cuts or merges those of P stages, or as many as\n"
+      "are listed, into what the schedule makes (default: as they are).\nA list may be a layout as "
+      "Megatron-LM writes it, Et*3|(tt|)*29,m|L: E\nthe "
+      "embedding, t a transformer layer, m one of multi-token\nprediction, L the head");
+  AddForOption(app, &flags->target);
   app->add_option(
          "--level", flags->level,
          "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the default), "
@@ -160,6 +165,11 @@ CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string
   const Level level = ReadOption([&] { return ParseLevel(flags.level); });
   // The name first: nothing else matters if it is misspelt.
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });
+  const Target target = ReadFor(flags.target);
+  if (level >= Level::kComponent && (target == Target::kTorch || target == Target::kMegatron)) {
+    throw UsageError("--for " + std::string(Name(target)) +
+                     ": plans of level comm are exported to it, and --level is " + flags.level);
+  }
   if (flags.schedule != kAuto.name) RefuseSearchOptions(flags.search, flags.schedule);
   const CostModel costs = CostsOf(flags, schedule, assumed);
   CompileRequest request = {.spec = SpecOf(flags, costs),

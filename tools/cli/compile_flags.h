@@ -24,7 +24,7 @@ struct CompileFlags {
   std::string memory_limit;
   SearchOption search;
   std::string recompute = "none", offload = "none";
-  std::optional<std::string> partition;
+  std::optional<std::string> partition, target;
   DeviceMemoryOption device_memory;
   std::string level = "comm";
 };

@@ -13,6 +13,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/partition/layer_layout.h"
 #include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -258,12 +259,27 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
 }
 
 void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help) {
-  app->add_option("--partition", *text, help)->type_name("auto|even|N,N,...");
+  app->add_option("--partition", *text, help)->type_name("auto|even|N,N,...|LAYOUT");
 }
 
-std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text) {
+std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text,
+                                             const CostModel& costs) {
   if (!text) return std::nullopt;
-  return ReadOption([&] { return ParsePartition(*text); });
+  if (!IsLayerLayout(*text)) return ReadOption([&] { return ParsePartition(*text); });
+  const LayerLayout layout = ReadOption([&] { return ParseLayerLayout(*text); });
+  return PartitionChoice{.kind = PartitionChoice::Kind::kList,
+                         .layers = PartitionOf(layout, costs)};
+}
+
+void AddForOption(CLI::App* app, std::optional<std::string>* text) {
+  app->add_option("--for", *text,
+                  "take only what this system runs: torch (plans of one route),\nmegatron (1f1b, "
+                  "interleaved-1f1b) or dualpipe (dualpipe,\ndualpipe-v)")
+      ->type_name("torch|megatron|dualpipe");
+}
+
+Target ReadFor(const std::optional<std::string>& text) {
+  return text ? ReadOption([&] { return ParseTarget(*text); }) : Target::kAny;
 }
 
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {

@@ -81,9 +81,14 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option);
 /// costs do not say what activations take.
 void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec);
 
-/// --partition; nothing where it is not given. Throws UsageError.
+/// --partition, for these costs; nothing where it is not given. Throws UsageError.
 void AddPartitionOption(CLI::App* app, std::optional<std::string>* text, const std::string& help);
-std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text);
+std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& text,
+                                             const CostModel& costs);
+
+/// --for; Target::kAny where it is not given. Throws UsageError.
+void AddForOption(CLI::App* app, std::optional<std::string>* text);
+Target ReadFor(const std::optional<std::string>& text);
 
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);

@@ -68,6 +68,7 @@ MemoryCost MergeMemory(MemoryCost memory, int before, int after) {
 CostModel MergeCosts(const Plan& plan, int stages, const Model& model, bool on_gpus) {
   CostModel costs = *plan.costs;
   costs.partition.clear();  // of other stages
+  costs.partition_of.clear();
   if (costs.moe) {
     const int layers = plan.stages * costs.moe->layers_per_stage;
     costs.moe->layers_per_stage = layers / stages;

@@ -22,8 +22,7 @@ namespace {
 struct ExportOptions {
   std::string plan, to, output;
   std::string form = "compute";
-  std::optional<std::string> torch;
-  std::optional<int64_t> layers;
+  std::optional<std::string> torch, layers;
 };
 
 TorchCsvOptions TorchOptionsOf(const ExportOptions& options) {
@@ -41,20 +40,45 @@ std::string Exported(const Plan& plan, const ExportOptions& options) {
   return WriteTrace(plan, Simulate(plan, CostsForPlan({}, plan)).timeline);
 }
 
-int Export(const ExportOptions& options) {
-  if (options.layers && options.to != "megatron-layout") {
-    throw UsageError("--layers: is for --to megatron-layout only");
+/// The CSV that goes with a configuration of torchtitan: beside it, with its name.
+std::string CsvBeside(const std::string& output) {
+  const size_t name = output.rfind('/') + 1, dot = output.rfind('.');
+  return output.substr(0, dot == std::string::npos || dot <= name ? output.size() : dot) + ".csv";
+}
+
+void CheckFlags(const ExportOptions& options) {
+  const bool titan = options.to == "torchtitan";
+  if (options.layers && options.to != "megatron-layout" && !titan) {
+    throw UsageError("--layers: is for --to megatron-layout and torchtitan only");
+  }
+  if (titan && (options.output == "-" || CsvBeside(options.output) == options.output)) {
+    throw UsageError(
+        "--output: torchtitan gets a file of values and a CSV of that name beside it; "
+        "give a file such as run.toml");
   }
   if (options.to != "torch-csv" && (options.form != "compute" || options.torch)) {
     throw UsageError(std::string(options.torch ? "--torch" : "--form") +
                      ": is for --to torch-csv only");
   }
   TorchOptionsOf(options);
+}
+
+int Export(const ExportOptions& options) {
+  CheckFlags(options);
+  const std::string csv = options.to == "torchtitan" ? CsvBeside(options.output) : "";
+  RefuseOverwrite({"the CSV", csv}, {{"the plan", options.plan}});
   RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
-  WriteFile(options.output, Exported(plan, options));
-  if (options.to == "torch-csv") {
+  if (!csv.empty()) {
+    const std::string schedule = WriteTorchCsv(plan);
+    const std::string values = WriteTorchtitan(plan, csv, options.layers);
+    WriteFile(csv, schedule);
+    WriteFile(options.output, values);
+  } else {
+    WriteFile(options.output, Exported(plan, options));
+  }
+  if (options.to == "torch-csv" || !csv.empty()) {
     for (const std::string& note : TorchNotes(plan)) {
       std::fprintf(stderr, "contraflow: note: %s\n", note.c_str());
     }
@@ -65,9 +89,10 @@ int Export(const ExportOptions& options) {
 std::function<int()> AddExport(CLI::App* app) {
   const auto options = std::make_shared<ExportOptions>();
   AddPlan(app, &options->plan);
-  AddChoice(app, "--to", &options->to, "torch-csv|chrome-trace|dot|megatron-layout",
-            "PyTorch's compute order; the predicted timeline; a graph for\n"
-            "Graphviz; the arguments that make Megatron-LM run the plan")
+  AddChoice(app, "--to", &options->to, "torch-csv|torchtitan|chrome-trace|dot|megatron-layout",
+            "PyTorch's compute order; that and the values of torchtitan's\n"
+            "configuration; the predicted timeline; a graph for Graphviz; the\n"
+            "arguments that make Megatron-LM run the plan")
       ->required();
   AddChoice(app, "--form", &options->form, "compute|compute_comms",
             "for torch-csv: the compute order alone, from which PyTorch makes\nmessages, or with "
@@ -76,9 +101,12 @@ std::function<int()> AddExport(CLI::App* app) {
                   "for torch-csv: the release that will read it, which decides what\ncells there "
                   "are (default: 2.15)")
       ->type_name("VERSION");
-  AddInteger(app, "--layers", &options->layers, "N",
-             "transformer layers of the model, for megatron-layout\n"
-             "(default: those of the costs, else one per stage)");
+  app->add_option("--layers", options->layers,
+                  "for megatron-layout and torchtitan, the layers of the model: how many\n"
+                  "transformer layers it has or each stage has (6,5x6,4), or a layout\n"
+                  "such as Et*6|(t*6|)*6t*4L (default: those of the costs, else one\n"
+                  "per stage)")
+      ->type_name("N|N,N,..|LAYOUT");
   AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout")->required();
   return [options] { return Export(*options); };
 }
@@ -88,7 +116,7 @@ std::function<int()> AddExport(CLI::App* app) {
 const Command kExportCommand = {
     .name = "export",
     .summary =
-        "write a plan for PyTorch's pipelining, Megatron-LM, Chrome's trace viewer or Graphviz",
+        "write a plan for PyTorch, torchtitan, Megatron-LM, Chrome's trace viewer or Graphviz",
     .example = "contraflow export plan.json --to chrome-trace -o trace.json",
     .add = AddExport,
 };

@@ -21,6 +21,9 @@ std::string ToString(TorchVersion version);
 /// "2.9", "2.15.0" or "2.15.0+cu132". Throws Error that begins with --torch.
 TorchVersion ParseTorchVersion(std::string_view text);
 
+/// The first release that runs the plan.
+TorchVersion TorchReleaseFor(const Plan& plan);
+
 /// Which of PyTorch's two formats, and for which release.
 struct TorchCsvOptions {
   bool messages = false;  ///< compute_comms; else compute_only
@@ -63,17 +66,23 @@ inline constexpr int64_t kMaxCsvBytes = int64_t{4} << 30;
 /// "row 2, column 5": where the instruction of a plan stands in the CSV that it was read from.
 std::string CsvPlace(const Plan& plan, int rank, int index);
 
-/// The arguments with which Megatron-LM runs this sound plan, one a line:
-/// --pipeline-model-parallel-size,
-/// --pipeline-model-parallel-layout (E embedding, t transformer layer, L loss, | between stages,
-/// *n repeats), for several chunks a rank --microbatch-group-size-per-virtual-pipeline-stage, and
-/// the number of layers, expert parallelism, recompute of all of them, and the batch, for
-/// micro-batches of one sample.
+/// The arguments with which Megatron-LM runs this sound plan, one a line, quoted for a shell:
+/// --pipeline-model-parallel-size, --pipeline-model-parallel-layout
+/// (schedules/partition/layer_layout.h), for several chunks a rank
+/// --microbatch-group-size-per-virtual-pipeline-stage, and the number of layers, expert
+/// parallelism, recompute of all of them, and the batch, for micro-batches of one sample.
 ///
-/// `layers` are those of the whole model, at least one a stage, what is left over one each from
-/// stage 1 on; nothing: those that the plan's costs have, else one a stage. Throws Error that says
-/// why for plans that Megatron-LM cannot run: it has 1F1B and interleaved 1F1B, in rounds of equal
-/// length of at least P micro-batches, of which the last may be shorter.
-std::string WriteMegatronLayout(const Plan& plan, std::optional<int64_t> layers);
+/// `layers` as LayersOfStages (tools/interop/stage_layers.h) takes it. Throws Error that says why
+/// for plans that Megatron-LM cannot run: it has 1F1B and interleaved 1F1B, on more than one rank,
+/// in rounds of equal length of at least P micro-batches, of which the last may be shorter.
+std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers);
+
+/// The values of torchtitan's configuration that make it run a plan that WriteTorchCsv takes, whose
+/// file is at `csv`: TOML with "parallelism", where the schedule only places the stages and
+/// module_fqns_per_model_part has the layers that LayersOfStages finds, and, where all stages are
+/// recomputed, "activation_checkpoint". Throws Error if torchtitan cannot place the stages so, or
+/// has no such layers (m).
+std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
+                            const std::optional<std::string>& layers);
 
 }  // namespace contraflow

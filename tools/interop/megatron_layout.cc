@@ -5,6 +5,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tools/interop/interop.h"
+#include "tools/interop/stage_layers.h"
 
 namespace contraflow {
 namespace {
@@ -98,61 +99,20 @@ bool Recomputes(const Plan& plan) {
       "recompute all of them or none");
 }
 
-/// Transformer layers of each stage.
-std::vector<int> LayersOf(const Plan& plan, std::optional<int64_t> layers) {
-  const auto stages = static_cast<size_t>(plan.stages);
-  if (plan.costs && !plan.costs->partition.empty()) {
-    // Embedding, head and the like are layers there, and the plan does not keep which.
-    throw Error("the stages of this plan are of " + FormatPartition(plan.costs->partition) +
-                " layers of its costs, and it does not keep which of these are transformer layers; "
-                "write the layout by hand from them, or compile for costs of stages");
-  }
-  if (!layers) {
-    const int each = plan.costs && plan.costs->moe ? plan.costs->moe->layers_per_stage : 1;
-    return std::vector<int>(stages, each);
-  }
-  constexpr int kMost = 1 << 20;
-  if (*layers < plan.stages || *layers > kMost) {
-    throw Error("--layers: must be in " + std::to_string(plan.stages) + ".." +
-                std::to_string(kMost) + ", at least one for each stage, is " +
-                std::to_string(*layers));
-  }
-  std::vector<int> counts(stages, static_cast<int>(*layers / plan.stages));
-  // The first stage has the embedding and the last one the loss.
-  for (size_t i = 1; i <= static_cast<size_t>(*layers) % stages; ++i) ++counts[i];
-  return counts;
-}
-
-/// "tt" or "t*3"
-std::string LayersText(int count) {
-  return count < 3 ? std::string(static_cast<size_t>(count), 't') : "t*" + std::to_string(count);
-}
-
-/// "Et|(t|)*6tL"
-std::string LayoutText(const std::vector<int>& counts) {
-  std::string text = "E";
-  for (size_t i = 0; i < counts.size();) {
-    // Runs of equal stages, each with the bar behind it; the last stage has none.
-    size_t end = i + 1;
-    while (end + 1 < counts.size() && counts[end] == counts[i]) ++end;
-    const std::string layers = LayersText(counts[i]);
-    if (i == 0) end = 1;
-    if (i + 1 == counts.size()) {
-      text += layers + "L";
-    } else if (end - i < 3) {
-      for (size_t k = i; k < end; ++k) text += layers + "|";
-    } else {
-      text += "(" + layers + "|)*" + std::to_string(end - i);
-    }
-    i = end;
-  }
-  return text;
+/// How many of them the layout has.
+int64_t CountOf(const LayerLayout& layout, char letter) {
+  int64_t count = 0;
+  for (const std::string& stage : layout) count += std::count(stage.begin(), stage.end(), letter);
+  return count;
 }
 
 }  // namespace
 
-std::string WriteMegatronLayout(const Plan& plan, std::optional<int64_t> layers) {
+std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers) {
   CheckPlacement(plan);
+  if (plan.ranks == 1 && plan.stages > 1) {
+    Refuse("it has chunks (" + std::to_string(plan.stages) + ") on one rank");
+  }
   const std::vector<Program> order = ComputeOrder(plan);
   Spec spec;
   spec.schedule = "1f1b";
@@ -165,19 +125,26 @@ std::string WriteMegatronLayout(const Plan& plan, std::optional<int64_t> layers)
   } else {
     round = CheckInterleaved(plan, order, spec);
   }
-  const std::vector<int> counts = LayersOf(plan, layers);
+  const LayerLayout layout = LayersOfStages(plan, layers);
+  const std::string flaw = FlawOf(layout, plan.ranks);
+  if (!flaw.empty()) {
+    throw Error("Megatron-LM does not take the layout " + FormatLayerLayout(layout) + ": " + flaw +
+                "; compile with another --partition");
+  }
   std::string text;
   const auto add = [&](const char* name, const std::string& value) {
     text += std::string(name) + " " + value + "\n";
   };
   add("--pipeline-model-parallel-size", std::to_string(plan.ranks));
-  add("--pipeline-model-parallel-layout", LayoutText(counts));
+  add("--pipeline-model-parallel-layout",
+      "'" + FormatLayerLayout(layout) + "'");  // no quote is in it
   if (round > 0) {
     add("--microbatch-group-size-per-virtual-pipeline-stage", std::to_string(round));
   }
-  int total = 0;
-  for (const int count : counts) total += count;
-  add("--num-layers", std::to_string(total));
+  add("--num-layers", std::to_string(CountOf(layout, 't')));
+  if (const int64_t mtp = CountOf(layout, 'm'); mtp > 0) {
+    add("--mtp-num-layers", std::to_string(mtp));
+  }
   if (plan.expert_parallel > 1) {
     add("--expert-model-parallel-size", std::to_string(plan.expert_parallel));
   }

@@ -50,11 +50,7 @@ void CheckCells(const Plan& plan, const TorchCsvOptions& options) {
                 ": its pipelining does not run schedules from a file; that needs torch " +
                 ToString(kRuntime) + " or later");
   }
-  const auto has_pair = [](const Program& program) {
-    return std::any_of(program.begin(), program.end(),
-                       [](const Instruction& i) { return i.op == Op::FB; });
-  };
-  if (options.version < kOverlap && std::ranges::any_of(plan.programs, has_pair)) {
+  if (options.version < TorchReleaseFor(plan)) {
     throw Error("--torch " + ToString(options.version) +
                 ": the plan overlaps forwards with backwards (FB), cells OVERLAP_F_B, which need "
                 "torch " +
@@ -247,6 +243,13 @@ TorchVersion ParseTorchVersion(std::string_view text) {
   }
   throw Error("--torch: must be a version of PyTorch, such as 2.9 or 2.15.0, is \"" +
               std::string(text.substr(0, 40)) + "\"");
+}
+
+TorchVersion TorchReleaseFor(const Plan& plan) {
+  const auto has_pair = [](const Program& program) {
+    return std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
+  };
+  return std::ranges::any_of(plan.programs, has_pair) ? kOverlap : kRuntime;
 }
 
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "compiler/files/file.h"
@@ -142,9 +143,15 @@ void BindInterop(PlanClass* plan) {
       "A page with the picture and the figures.");
   plan->def(
           "to_megatron_layout",
-          [](const PlanObject& self, std::optional<int64_t> layers) {
+          [](const PlanObject& self,
+             const std::optional<std::variant<int64_t, std::string>>& layers) {
             self.Verify();
-            return WriteMegatronLayout(self.plan, layers);
+            std::optional<std::string> text;
+            if (layers) {
+              const auto* const count = std::get_if<int64_t>(&*layers);
+              text = count ? std::to_string(*count) : std::get<std::string>(*layers);
+            }
+            return WriteMegatronLayout(self.plan, text);
           },
           py::arg("layers") = py::none(), py::call_guard<py::gil_scoped_release>(),
           "The arguments with which Megatron-LM runs the plan, one a line.")

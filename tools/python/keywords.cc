@@ -53,7 +53,8 @@ std::vector<std::string> WordsOf(const py::dict& keywords) {
   std::vector<std::string> words;
   for (const auto& [key, value] : keywords) {
     if (value.is_none() || value.is(py::bool_(false))) continue;
-    const std::string name = key.cast<std::string>();
+    std::string name = key.cast<std::string>();
+    if (name.ends_with('_')) name.pop_back();  // for_, as `for` is a word of Python's
     std::string word = "--";
     for (const char c : name) word += c == '_' ? '-' : c;
     const std::string text = value.is(py::bool_(true)) ? "true" : ValueOf(name, value);

@@ -214,7 +214,10 @@ std::string Optional(const std::optional<int64_t>& value) {
 }  // namespace
 
 std::string NameOf(const CompareRow& row) {
-  return row.schedule + (row.provenance ? " (" + row.provenance->placement + ")" : "");
+  if (row.provenance) return row.schedule + " (" + row.provenance->placement + ")";
+  // The best of what Spec::target runs.
+  const bool other = row.report && row.report->schedule != row.schedule;
+  return row.schedule + (other ? " (" + row.report->schedule + ")" : "");
 }
 
 Json RowToJson(const CompareRow& row, const CompareRequest& request) {

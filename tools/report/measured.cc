@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "compiler/files/plan_document.h"
 #include "tools/report/explanation.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"

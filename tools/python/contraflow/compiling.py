@@ -42,6 +42,7 @@ def compile(
     recompute: Union[str, Sequence[int], None] = None,
     offload: Union[str, Sequence[int], None] = None,
     partition: Union[str, Sequence[int], None] = None,
+    for_: Optional[str] = None,
     level: Optional[str] = None,
 ) -> _core.Plan:
     """Makes a plan: generates the schedule, lowers it, proves it.
@@ -79,6 +80,7 @@ def compare(
     recompute: Union[str, Sequence[int], None] = None,
     offload: Union[str, Sequence[int], None] = None,
     partition: Union[str, Sequence[int], None] = None,
+    for_: Optional[str] = None,
     no_auto: bool = False,
 ) -> _core.Comparison:
     """Simulates all schedules side by side, and recommends one.

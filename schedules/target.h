@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/plan/spec.h"
+
+namespace contraflow {
+
+/// Why the system that the spec is for (Spec::target) does not run such a plan, beginning with a
+/// verb as in "is not ..."; "" where it does, or where it is for none.
+///
+/// torch: plans of one route, recomputed by stages and not offloaded. megatron: 1f1b and
+/// interleaved-1f1b in rounds of at least P micro-batches, recomputed as a whole or not at all.
+/// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. What these schedules
+/// ask of P and M is theirs to say (Schedule::reject).
+std::string RejectTarget(const Spec& spec);
+
+/// True where `auto`, or automatic recompute, means the best of few plans that the target runs
+/// (TargetSpecs), and no search.
+bool HasFewSpecs(const Spec& spec);
+
+/// Those plans: the schedules of the target, interleaved ones in several depths, each with every
+/// recompute that it may have. The memory limit is that of their stages.
+std::vector<Spec> TargetSpecs(const Spec& spec);
+
+}  // namespace contraflow

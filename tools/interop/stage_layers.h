@@ -1,0 +1,16 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "schedules/partition/layer_layout.h"
+
+namespace contraflow {
+
+/// The layers of each stage of a plan for another system: as `layers` says, else those its costs
+/// have. A number is spread over the stages, what is left over one each from stage 1 on, since the
+/// first one has the embedding. Throws Error, about --layers, if that is no such text, does not
+/// agree with the costs or the stages, or is missing where stages are unlike.
+LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& layers);
+
+}  // namespace contraflow

@@ -13,7 +13,7 @@ namespace contraflow {
 
 struct GpuEvent {
   int number;
-  std::shared_ptr<Mark> mark;  // of the last time it was recorded
+  std::shared_ptr<EventMark> mark;  // of the last time it was recorded
 };
 struct GpuGraph : Graph {};
 
@@ -169,8 +169,8 @@ void EmulatedGpu::AddNode(Queue* queue, std::function<void()> work) {
   queue->after = {nodes.size() - 1};
 }
 
-const std::shared_ptr<Mark>& EmulatedGpu::MarkOf(const GpuEvent* event,
-                                                 const std::string& who) const {
+const std::shared_ptr<EventMark>& EmulatedGpu::MarkOf(const GpuEvent* event,
+                                                      const std::string& who) const {
   if (event->mark == nullptr) {
     throw gpu::GpuError(who + ": " + Name(event) + " has never been recorded");
   }
@@ -180,7 +180,7 @@ const std::shared_ptr<Mark>& EmulatedGpu::MarkOf(const GpuEvent* event,
 void EmulatedGpu::Record(GpuEvent* event, gpu::Stream stream) {
   Log(GpuCall::Kind::kRecord, stream, event);
   Queue* const queue = QueueOf(stream);
-  auto mark = std::make_shared<Mark>();
+  auto mark = std::make_shared<EventMark>();
   if (queue == nullptr) {
     mark->done = true;
   } else {
@@ -199,7 +199,7 @@ void EmulatedGpu::Wait(gpu::Stream stream, GpuEvent* event) {
   Log(GpuCall::Kind::kWait, stream, event);
   Queue* const queue = QueueOf(stream);
   const std::string who = "wait of stream " + (queue == nullptr ? "" : queue->name);
-  const std::shared_ptr<Mark>& mark = MarkOf(event, who);
+  const std::shared_ptr<EventMark>& mark = MarkOf(event, who);
   if (capture_ && mark->capture == capture_->number && queue != nullptr) {
     if (queue->capture != capture_->number) queue->after.clear();
     queue->capture = capture_->number;
@@ -241,7 +241,7 @@ void EmulatedGpu::CopyToHost(gpu::Stream stream, void* to, const void* from, siz
   Give(queue, "CopyToHost", [=] { std::memcpy(to, from, bytes); });
   if (pinned || queue == nullptr) return;
   // Pageable memory has been written when the call returns.
-  const auto mark = std::make_shared<Mark>();
+  const auto mark = std::make_shared<EventMark>();
   streams_.Give(queue->number, {.marks = mark});
   streams_.RunUntil(*mark);
 }
@@ -305,7 +305,7 @@ void EmulatedGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
   }
   Queue* const queue = QueueOf(stream);
   if (queue == nullptr) throw gpu::GpuError("Launch: the stream runs no graphs");
-  const auto mark = std::make_shared<Mark>();
+  const auto mark = std::make_shared<EventMark>();
   // A graph is not run twice at a time.
   streams_.Give(
       queue->number,
@@ -322,7 +322,7 @@ void EmulatedGpu::Drop(GpuGraph* graph) noexcept {
 }
 
 bool EmulatedGpu::Done(GpuEvent* event) {
-  const std::shared_ptr<Mark>& mark = MarkOf(event, "Done");
+  const std::shared_ptr<EventMark>& mark = MarkOf(event, "Done");
   if (mark->capture != 0)
     throw gpu::GpuError("Done: " + Name(event) + " was recorded in a capture");
   // Who asks again and again gets on.
@@ -331,7 +331,7 @@ bool EmulatedGpu::Done(GpuEvent* event) {
 }
 
 void EmulatedGpu::Synchronize(GpuEvent* event) {
-  const std::shared_ptr<Mark>& mark = MarkOf(event, "Synchronize");
+  const std::shared_ptr<EventMark>& mark = MarkOf(event, "Synchronize");
   if (capture_ || mark->capture != 0) {
     throw gpu::GpuError("Synchronize: " + Name(event) + ": not in a capture");
   }

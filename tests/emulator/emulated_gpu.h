@@ -114,7 +114,7 @@ class EmulatedGpu : public Gpu {
   void Give(Queue* queue, const std::string& what, std::function<void()> work);
   void AddNode(Queue* queue, std::function<void()> work);
   void CheckJoined() const;
-  const std::shared_ptr<Mark>& MarkOf(const GpuEvent* event, const std::string& who) const;
+  const std::shared_ptr<EventMark>& MarkOf(const GpuEvent* event, const std::string& who) const;
 
   const EmulatedGpuOptions options_;
   int partitions_ = 0, sms_each_ = 0;

@@ -99,7 +99,7 @@ bool EmulatedStreams::RunOne() {
         offer(stream.get(), i, streams_[stream->replay->graph->nodes[ready[i]].stream]->rank);
       }
     } else {
-      const std::shared_ptr<Mark>& mark = stream->items.front().waits_for;
+      const std::shared_ptr<EventMark>& mark = stream->items.front().waits_for;
       if (mark == nullptr || mark->done) offer(stream.get(), 0, stream->rank);
     }
   }
@@ -114,7 +114,7 @@ bool EmulatedStreams::RunOne() {
   return true;
 }
 
-void EmulatedStreams::RunUntil(const Mark& mark) {
+void EmulatedStreams::RunUntil(const EventMark& mark) {
   while (!mark.done) CF_ASSERT(RunOne());
 }
 

@@ -12,7 +12,7 @@
 namespace contraflow {
 
 /// What an event stood for when it was recorded; who waits for it keeps it.
-struct Mark {
+struct EventMark {
   bool done = false;
   uint64_t capture = 0;       ///< the capture in which it was recorded; 0: none
   std::vector<size_t> nodes;  ///< of that capture, behind which it is
@@ -26,14 +26,14 @@ struct Graph {
     std::vector<size_t> after;
   };
   std::vector<Node> nodes;
-  std::shared_ptr<Mark> last_launch;  ///< which the next one waits for
+  std::shared_ptr<EventMark> last_launch;  ///< which the next one waits for
 };
 
 /// What a stream has been given.
 struct Item {
   std::function<void()> work = nullptr;
-  std::shared_ptr<Mark> waits_for = nullptr;
-  std::shared_ptr<Mark> marks = nullptr;
+  std::shared_ptr<EventMark> waits_for = nullptr;
+  std::shared_ptr<EventMark> marks = nullptr;
   Graph* graph = nullptr;
 };
 
@@ -53,7 +53,7 @@ class EmulatedStreams {
   void Give(size_t stream, Item item);
   /// Does one thing, unless there is nothing to do; throws what the work throws.
   bool RunOne();
-  void RunUntil(const Mark& mark);
+  void RunUntil(const EventMark& mark);
   void RunAll();
   /// The most that has ever waited in one stream.
   size_t most_waiting() const { return most_waiting_; }

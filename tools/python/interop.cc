@@ -15,6 +15,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "tools/cli/options.h"
+#include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
 #include "tools/python/bindings.h"
 #include "tools/report/promise.h"
@@ -138,7 +139,14 @@ void BindInterop(PlanClass* plan) {
   to(
       "to_html",
       [](const PlanObject& self) {
-        return DrawHtml(PictureOf(self, -1), self.plan, self.report());
+        const CostModel costs = CostsForPlan({}, self.plan);
+        const Report& report = self.report();
+        const PagePlan page = {.plan = &self.plan,
+                               .costs = &costs,
+                               .name = self.plan.schedule,
+                               .timeline = &report.simulation.timeline,
+                               .report = &report};
+        return DrawPage({&page, 1}, {});
       },
       "A page with the picture and the figures.");
   plan->def(

@@ -53,7 +53,11 @@ Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
       const auto ticks = [](double microseconds) {
         return static_cast<Time>(std::llround(microseconds * 1000));
       };
-      timeline.ranks[r][i] = {ticks(event.start), ticks(event.end())};
+      Span& span = timeline.ranks[r][i];
+      span = {ticks(event.start), ticks(event.end())};
+      // What takes no time is drawn a tick long, so that arrows find it
+      // (compiler/files/trace_tracks).
+      if (IsMessage(what->op) && span.end == span.start + 1) span.end = span.start;
       seen[r][i] = true;
     });
   }

@@ -68,7 +68,9 @@ class RankProgram:
         self.rank, self.instructions = rank, list(plan.programs[rank])
         self.needs = _needs(self.instructions)    # by instruction: the RECVs that it waits for
         self.arrived = self._arrivals(plan)       # by instruction: SENDs that are over once it runs
-        self.complete = self._completions()       # by instruction: the stage whose sum begins there
+        self.complete = [None] * len(self.instructions)  # by instruction: the stage whose sum begins there
+        for stage, index in _completions(self.instructions).items():
+            self.complete[index] = stage
         self.again = {(i.stage, i.microbatch) for i in self.instructions if i.op == "R"}
 
     def _arrivals(self, plan):
@@ -95,18 +97,23 @@ class RankProgram:
                     arrived[min(consumers)].append(index)
         return arrived
 
-    def _completions(self):
-        complete = [None] * len(self.instructions)
-        last = {}
-        for index, i in enumerate(self.instructions):
-            if i.op in WEIGHT:
-                last[back_cell(i, WEIGHT)[0]] = index
-        for index, i in enumerate(self.instructions):
-            if i.op == "REDUCE":
-                last[i.stage] = index
-        for stage, index in last.items():
-            complete[index] = stage
-        return complete
+
+def _completions(program):
+    """By stage: the instruction at which its gradients are complete."""
+    last = {}
+    for index, i in enumerate(program):
+        if i.op in WEIGHT:
+            last[back_cell(i, WEIGHT)[0]] = index
+    for index, i in enumerate(program):
+        if i.op == "REDUCE":
+            last[i.stage] = index
+    return last
+
+
+def completion_order(program):
+    """The stages of a rank in the order in which their gradients are complete."""
+    last = _completions(program)
+    return sorted(last, key=last.get)
 
 
 def _needs(program):

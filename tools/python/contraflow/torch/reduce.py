@@ -4,17 +4,17 @@ import torch
 
 
 class GradientSum:
-    """Of one stage. `group` has all holders of the stage and their replicas, None where that is one
+    """Of one stage; `weights` are those to sum with it in this step. `group` has all holders of the stage and their replicas, None where that is one
     process; the sum is divided by `divisor`. `hook(stage, module)` then does what else has to be done
     over replicas."""
 
     def __init__(self, stage, group, divisor, hook=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
-        self._going = []
+        self.weights, self._going = [], []
 
     def start(self):
         """Behind the last weight gradient of the stage."""
-        weights = self._stage.weights
+        weights = self.weights
         if self._group is None:
             grads = [p.grad for p in weights if p.grad is not None]
             if self._divisor != 1 and grads:

@@ -2,19 +2,19 @@
 
 import functools
 import time
-import uuid
-import zlib
 
 import torch
 import torch.distributed as dist
 
 from . import program as plans
 from . import trace
+from .agreement import Arguments, agree, warn_of_statistics
 from .links import Edge, Links, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
 from .stage import Cell, Stage
 from .watch import StepError, Watch
+
 
 class PlanSchedule:
     """Runs the steps of a plan over torch.distributed. Every process of the pipeline makes one, with the
@@ -47,12 +47,13 @@ class PlanSchedule:
                  device=None):
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        token = _agree(plan, ranks, lambda: _check(plan, ranks, replicas, stages, loss_fn, weight_grad,
-                                                   data_parallel, grad_reduce))
+        token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
+                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step))
         holders = plans.holders(plan)
         if links is None:
             links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout)
         self.plan, self.rank, self.links = plan, links.rank, links
+        warn_of_statistics(plan, self.rank, stages)
 
         last = plan.stages - 1
         self._stages = {s: Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
@@ -63,8 +64,8 @@ class PlanSchedule:
         divisor = plan.microbatches if scale_grads else 1
         if data_parallel is not None:
             divisor *= len(replicas)
-        self._sums = {s: GradientSum(stage, links.sum_group(holders[s]), divisor, grad_reduce)
-                      for s, stage in self._stages.items()}
+        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce)
+                      for s in plans.completion_order(plan.programs[self.rank])}
 
         self._program = RankProgram(plan, self.rank)
         self._make_cells()
@@ -241,7 +242,13 @@ class PlanSchedule:
             for (_, m), cell in self._cells.items():
                 cell.kwargs = {key: column[m] for key, column in parts.items()}
         for stage in self._stages.values():
-            stage.keep_output = return_outputs
+            stage.begin(return_outputs)
+        summed_with = {}  # what several stages share is summed once, with the last of them
+        for s in self._sums:
+            for p in self._stages[s].weights:
+                summed_with[p] = s
+        for s, total in self._sums.items():
+            total.weights = [p for p, last in summed_with.items() if last == s]
 
     def _run(self, operations):
         starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
@@ -364,50 +371,6 @@ def _device_of(modules):
             return tensor.device
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else (
         torch.device("cpu"))
-
-
-def _check(plan, ranks, replicas, stages, loss_fn, weight_grad, data_parallel, grad_reduce):
-    plans.check(plan)
-    if hasattr(plan, "verify"):
-        plan.verify()
-    if len(ranks) != plan.ranks:
-        raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(ranks)} processes")
-    rank = ranks.index(dist.get_rank())
-    held = sorted({s for route in plan.routes for s, at in enumerate(route.ranks) if at == rank})
-    if sorted(stages) != held:
-        raise ValueError(f"rank {rank} holds stages {held} of the plan, but stages has modules for "
-                         f"{sorted(stages)}")
-    if plan.stages - 1 in held and loss_fn is None:
-        raise ValueError(f"rank {rank} has the last stage and needs a loss_fn")
-    if weight_grad not in ("autograd", "store"):
-        raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {weight_grad!r}")
-    if data_parallel is not None and grad_reduce is not None:
-        raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
-    if plan.data_parallel > 1 and grad_reduce is None and len(replicas) != plan.data_parallel:
-        raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
-                         f"of as many processes, or grad_reduce= (there are {len(replicas)})")
-
-
-def _agree(plan, ranks, check):
-    """Checks the arguments of all processes together, so that none waits for one that refuses its own,
-    and that a pipeline has one plan. Returns a name for this schedule."""
-    problem = None
-    try:
-        check()
-    except ValueError as error:
-        problem = error
-    text = "\n".join(str(i) for program in plan.programs for i in program)
-    mine = zlib.crc32(text.encode())
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex))
-    if problem is not None:
-        raise problem
-    for rank, at in enumerate(ranks):
-        if said[at][0] is not None:
-            raise ValueError(f"process {at}: {said[at][0]}")
-        if said[at][1] != mine:
-            raise ValueError(f"rank {rank} has another plan than rank {ranks.index(dist.get_rank())}")
-    return said[ranks[0]][2]
 
 
 def _store(token):

@@ -67,14 +67,17 @@ class Overlap:
 class Stage:
     """A module as a stage. `split` is "autograd" or "store" (WeightGradStore)."""
 
-    def __init__(self, number, module, last, loss_fn, split="autograd", keep_rng=True,
-                 keep_output=False):
+    def __init__(self, number, module, last, loss_fn, split="autograd", keep_rng=True):
         self.number, self.module, self.loss_fn = number, module, loss_fn
         self.first, self.last = number == 0, last
         self.split, self.keep_rng = split, keep_rng
-        self.keep_output = keep_output
-        self.weights = [p for p in module.parameters() if p.requires_grad]
         self.one = None
+        self.begin(False)
+
+    def begin(self, keep_output):
+        """Before each step: what is trained may have changed."""
+        self.keep_output = keep_output
+        self.weights = [p for p in self.module.parameters() if p.requires_grad]
 
     # F and R
 

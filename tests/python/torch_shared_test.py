@@ -1,0 +1,80 @@
+"""A parameter that several stages of a rank share: its gradient is that of one process, on one rank and
+where both stages have two holders; what cannot be summed is refused by all."""
+
+import unittest
+
+from torch_model import Block, Processes, batch, loss_fn, rows_of, torch
+
+import contraflow as cf
+from contraflow.torch import PlanSchedule
+
+
+def tied(stages, last):
+    """Blocks for these stages; the first and the last share the weight of `up`."""
+    blocks = {s: Block(s) for s in stages}
+    if 0 in blocks and last in blocks:
+        blocks[last].up.weight = blocks[0].up.weight
+    return blocks
+
+
+def step(plan, stages, rank, **options):
+    schedule = PlanSchedule(plan, stages, loss_fn, **options)
+    inputs, targets = batch(plan.microbatches)
+    x, y = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, plan.stages - 1, targets)
+    schedule.step(*() if x is None else (x,), target=y)
+
+
+def as_one_process(plan, stages):
+    expected = tied(range(plan.stages), plan.stages - 1)
+    for x, y in zip(*batch(plan.microbatches)):
+        for module in expected.values():
+            x = module(x)
+        (loss_fn(x, y) / plan.microbatches).backward()
+    for s, module in stages.items():
+        for (name, p), q in zip(module.named_parameters(), expected[s].parameters()):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6), (plan.schedule, s, name)
+
+
+def on_one_rank(rank):
+    for name, options in (("interleaved-1f1b", {"chunks": 2}), ("zb-v", {})):
+        plan = cf.compile(name, ranks=1, microbatches=3, **options)
+        stages = tied(plan.stages_of(rank), plan.stages - 1)
+        step(plan, stages, rank)
+        as_one_process(plan, stages)
+
+
+def on_both_holders(rank):
+    for name in ("dualpipe", "zb-v"):
+        plan = cf.compile(name, ranks=2, microbatches=4)
+        stages = tied(plan.stages_of(rank), plan.stages - 1)
+        step(plan, stages, rank)
+        as_one_process(plan, stages)
+
+
+def on_one_holder(rank):
+    plan = cf.compile("dualpipe", ranks=2, microbatches=4)
+    step(plan, tied(plan.stages_of(rank), 1 if rank == 0 else -1), rank)
+
+
+def with_on_step(rank):
+    plan = cf.compile("zb-v", ranks=2, microbatches=4)
+    step(plan, tied(plan.stages_of(rank), plan.stages - 1), rank, on_step=print)
+
+
+class SharedTest(unittest.TestCase):
+    def test_all(self):
+        running = {work: Processes(1 if work is on_one_rank else 2, work)
+                   for work in (on_one_rank, on_both_holders, on_one_holder, with_on_step)}
+        refusal = {on_one_holder: r"hold stages \[0, 1\] and must share the same parameters",
+                   with_on_step: "stages 3 and 0 of rank 0 share a parameter.*leave out grad_reduce and "
+                                 "on_step"}
+        for work, processes in running.items():
+            for code, printed in processes.results(60.0):
+                with self.subTest(work.__name__):
+                    self.assertEqual(code, 1 if work in refusal else 0, printed)
+                    if work in refusal:
+                        self.assertRegex(printed, refusal[work])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,136 @@
+"""What all processes must agree on before the first step, and what is refused there."""
+
+import uuid
+import warnings
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from . import program as plans
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+class Arguments:
+    """The arguments of a PlanSchedule that its check needs, as this process has them."""
+
+    def __init__(self, plan, ranks, replicas, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
+                 on_step):
+        self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
+        self.rank = ranks.index(dist.get_rank())
+        self.loss_fn, self.weight_grad = loss_fn, weight_grad
+        self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
+        self.shared = []
+
+    def check(self):
+        """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
+        plan = self.plan
+        plans.check(plan)
+        if hasattr(plan, "verify"):
+            plan.verify()
+        if len(self.ranks) != plan.ranks:
+            raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(self.ranks)} "
+                             "processes")
+        held = sorted({s for route in plan.routes for s, at in enumerate(route.ranks)
+                       if at == self.rank})
+        if sorted(self.stages) != held:
+            raise ValueError(f"rank {self.rank} holds stages {held} of the plan, but stages has modules "
+                             f"for {sorted(self.stages)}")
+        if plan.stages - 1 in held and self.loss_fn is None:
+            raise ValueError(f"rank {self.rank} has the last stage and needs a loss_fn")
+        if self.weight_grad not in ("autograd", "store"):
+            raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
+        if self.data_parallel is not None and self.grad_reduce is not None:
+            raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
+        if plan.data_parallel > 1 and self.grad_reduce is None and (
+                len(self.replicas) != plan.data_parallel):
+            raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
+                             f"of as many processes, or grad_reduce= (there are {len(self.replicas)})")
+        for stage, module in self.stages.items():
+            self._check_module(stage, module)
+        self.shared = _shared(plan, self.rank, self.stages)
+        self._check_shared()
+
+    def _check_module(self, stage, module):
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"stage {stage} must be a torch.nn.Module, is a {type(module).__name__}")
+        for name, part in module.named_modules():
+            wrapper = next((c.__name__ for c in type(part).__mro__ if c.__name__ in _WRAPPERS
+                            and c.__module__.startswith("torch.")), None)
+            if wrapper == _WRAPPERS[0] or (wrapper is not None and self.grad_reduce is None):
+                raise ValueError(f"stage {stage}{name and f' ({name})'} is wrapped in {wrapper}, which "
+                                 "sums gradients in each micro-batch: give the bare module, and "
+                                 "data_parallel= or grad_reduce= for the sum over replicas")
+
+    def _check_shared(self):
+        holders = plans.holders(self.plan)
+        for uses in self.shared:
+            held_by = [holders[s] for s, _ in uses]
+            text = f"stages {' and '.join(str(s) for s, _ in uses)} of rank {self.rank} share a parameter"
+            if any(ranks != held_by[0] for ranks in held_by):
+                raise ValueError(f"{text}, but other ranks hold them ({held_by}), so that its gradient has "
+                                 "no group to be summed over: give each stage a parameter of its own")
+            if self.grad_reduce is not None or self.on_step is not None:
+                raise ValueError(f"{text}, whose gradient is complete with the last of them: leave out "
+                                 "grad_reduce and on_step, which take one stage after the other, and do "
+                                 "their work behind step()")
+
+
+def _shared(plan, rank, stages):
+    """Of each parameter that several stages of the rank have: [(stage, its place in the module)], the
+    stage whose gradients are complete last at the end."""
+    uses = {}
+    for s in plans.completion_order(plan.programs[rank]):
+        for place, p in enumerate(stages[s].parameters()):
+            uses.setdefault(p, []).append((s, place))
+    return [found for found in uses.values() if len(found) > 1]
+
+
+def agree(arguments):
+    """Checks the arguments of all processes together, so that none waits for one that refuses its own,
+    that a pipeline has one plan, and that copies of stages share the same parameters. Returns a name for
+    this schedule."""
+    problem = None
+    try:
+        arguments.check()
+    except (ValueError, TypeError) as error:
+        problem = error
+    text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
+    ranks, mine = arguments.ranks, zlib.crc32(text.encode())
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
+                                  arguments.replicas, sorted(arguments.stages), arguments.shared))
+    if problem is not None:
+        raise problem
+    for rank, at in enumerate(ranks):
+        if said[at][0] is not None:
+            raise ValueError(f"process {at}: {said[at][0]}")
+        if said[at][1] != mine:
+            raise ValueError(f"rank {rank} has another plan than rank {arguments.rank}")
+    for at, (_, _, _, its_ranks, its_replicas, stages, shared) in enumerate(said):
+        for other in {*its_ranks, *its_replicas} if shared else ():
+            common = {*stages} & {*said[other][5]}
+            if _among(common, shared) != _among(common, said[other][6]):
+                raise ValueError(f"processes {at} and {other} hold stages {sorted(common)} and must share "
+                                 "the same parameters between them, complete in the same order")
+    return said[ranks[0]][2]
+
+
+def _among(stages, shared):
+    return [uses for uses in shared if uses[0][0] in stages]
+
+
+def warn_of_statistics(plan, rank, stages):
+    """Once for a schedule: BatchNorm's running statistics come out other than in one process."""
+    again = {i.stage for i in plan.programs[rank] if i.op == "R"}
+    holders = plans.holders(plan)
+    for s, module in stages.items():
+        if any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats
+               for part in module.modules()):
+            reason = ("its forward runs twice, so they are updated twice" if s in again else
+                      f"each of ranks {holders[s]} sees its own micro-batches alone")
+            if s in again or len(holders[s]) > 1:
+                warnings.warn(f"stage {s} has BatchNorm, and {reason}: its running statistics will not be "
+                              "those of one process", stacklevel=3)
+                return

@@ -8,6 +8,8 @@ import tempfile
 import threading
 import unittest
 
+import numpy
+
 import contraflow as cf
 
 
@@ -26,6 +28,11 @@ class CompileTest(unittest.TestCase):
         over = cf.compile("1f1b", ranks=2, microbatches=4, costs=times, w=1)
         self.assertEqual(over, cf.compile("1f1b", ranks=2, microbatches=4, costs=cf.Costs(times, w=1)))
         self.assertLess(over.makespan, plan.makespan)
+        measured = {"unit": "ms", "stage": dict(zip("fbw", numpy.array([1, 2, 3], numpy.float32)))}
+        self.assertEqual(cf.compile("1f1b", ranks=2, microbatches=4, costs=measured), plan)
+        for wrong in (float("nan"), object()):
+            with self.assertRaisesRegex(cf.Error, "^costs: "):
+                cf.compile("1f1b", ranks=2, microbatches=4, costs={"stage": {"f": wrong}})
         self.assertEqual(cf.compile("1f1b", ranks=2, microbatches=4, f=1, b=1, w=1).unit, "unit")
 
     def test_values_may_be_numbers_or_text(self):

@@ -64,13 +64,32 @@ std::vector<std::string> WordsOf(const py::dict& keywords) {
   return words;
 }
 
+namespace {
+
+/// A dict as the text of a cost file; measured costs may be numbers and arrays of numpy.
+std::string TextOf(const py::object& costs) {
+  const py::object plain = py::module_::import("operator").attr("methodcaller")("tolist");
+  try {
+    return py::module_::import("json")
+        .attr("dumps")(costs, py::arg("default") = plain, py::arg("allow_nan") = false)
+        .cast<std::string>();
+  } catch (py::error_already_set& error) {
+    // AttributeError: what is neither JSON nor numpy's; ValueError: NaN, or a dict within itself.
+    if (!error.matches(PyExc_AttributeError) && !error.matches(PyExc_ValueError)) throw;
+    throw Error("costs: must hold numbers, text, lists and dicts alone, and finite numbers (" +
+                std::string(py::str(error.value())) + ")");
+  }
+}
+
+}  // namespace
+
 void TakeCosts(py::dict* keywords, CostsOption* option) {
   const py::object costs = keywords->attr("pop")("costs", py::none());
   if (costs.is_none()) return;
   if (py::isinstance<CostModel>(costs)) {
     option->read = costs.cast<CostModel>();
   } else if (py::isinstance<py::dict>(costs)) {
-    option->text = py::module_::import("json").attr("dumps")(costs).cast<std::string>();
+    option->text = TextOf(costs);
   } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
     option->file = ValueOf("costs", costs);
   } else {

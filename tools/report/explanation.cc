@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compiler/files/plan_document.h"
 #include "compiler/simulate/waits.h"
 #include "tools/report/text.h"
 

@@ -59,18 +59,38 @@ def other_plan(rank, text):
     cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn)
 
 
-def other_shape(rank, text, variable_shapes=False):
+class Shrinks(Block):
+    """Drops a row at its third forward."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)[:1 if self.calls == 3 else None]
+
+
+def other_shape(rank, text):
     plan = cf.Plan.from_json(text)
-    schedule = cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn, variable_shapes=variable_shapes)
+    schedule = cft.PlanSchedule(plan, {rank: Shrinks(rank) if rank == 0 else Block(rank)}, loss_fn)
+    x = torch.ones(12, 8)
+    schedule.step(x, target=x)
+
+
+def wrong_rows(rank, text):
+    plan = cf.Plan.from_json(text)
+    schedule = cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn)
+    x = torch.ones(11 if rank == 0 else 12, 8)
+    schedule.step(x, target=x)
+
+
+def variable_shape(rank, text):
+    plan = cf.Plan.from_json(text)
+    schedule = cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn, variable_shapes=True)
     x = torch.linspace(0, 1, 88).view(11, 8)  # chunks of 2 rows and one of 1
     outputs = schedule.step(x, target=x, return_outputs=True)
     if rank == RANKS - 1:
         expected = torch.nn.Sequential(*[Block(s) for s in range(RANKS)])(x)
         assert torch.allclose(outputs, expected), (outputs, expected)
-
-
-def variable_shape(rank, text):
-    other_shape(rank, text, True)
 
 
 class FailureTest(unittest.TestCase):
@@ -81,7 +101,7 @@ class FailureTest(unittest.TestCase):
         running = {(what, rank): Processes(RANKS, work, what, rank, text)
                    for what, rank in ((kill, 1), (kill, 0), (fail, 1), (hang, 1))}
         running.update((what, Processes(RANKS, what, text))
-                       for what in (without_loss, other_plan, other_shape, variable_shape))
+                       for what in (without_loss, other_plan, other_shape, wrong_rows, variable_shape))
         cls.ended = {key: processes.results(30.0) for key, processes in running.items()}
         cls.took = time.monotonic() - begin
 
@@ -99,9 +119,14 @@ class FailureTest(unittest.TestCase):
             self.assertRegex(printed, "has another plan than rank")
 
     def test_shape_changes(self):
-        self.assertIn("StepError: rank 0, SEND_F s0 m5 to=1 (instruction", self.ended[other_shape][0][1])
+        self.assertIn("StepError: rank 0, SEND_F s0 m2 to=1 (instruction", self.ended[other_shape][0][1])
         self.assertIn("stage 0 gives float32[1, 8], its first micro-batch gave float32[2, 8]: pass "
                       "variable_shapes=True", self.ended[other_shape][0][1])
+
+    def test_wrong_arguments_of_one_rank(self):
+        for _, printed in self.ended[wrong_rows]:
+            self.assertIn("ValueError: rank 0: the input has shape [11, 8], which does not chunk into 6 "
+                          "micro-batches of the same size: leave the last batch out", printed)
 
     def test_killed(self):
         results = self.ended[kill, 1]

@@ -69,6 +69,8 @@ class StepTest(unittest.TestCase):
         self.assertTrue(torch.allclose(outputs, module(x)))
         self.assertTrue(torch.equal(torch.stack(losses), torch.stack(Reference(1, MICROBATCHES).losses)))
         self.assertIsNone(module.up.weight.grad)
+        self.assertTrue(torch.allclose(schedule.eval(x, losses=losses), module(x)))
+        self.assertEqual(losses, [])
         with torch.no_grad(), self.assertRaisesRegex(RuntimeError, r"use eval\(\)"):
             schedule.step(x, target=y)
 
@@ -82,6 +84,7 @@ class StepTest(unittest.TestCase):
         for stages, loss, text in (
                 ({0: Wrong(), 1: Block(1)}, loss_fn, "stage 0 must return a tensor or a tuple of tensors, returned a dict"),
                 ({0: Block(0), 1: Block(1)}, lambda y, t: y - t, r"scalar tensor, returned a tensor of shape \[2, 8\]"),
+                ({0: Block(0), 1: Block(1)}, lambda y, t: loss_fn(y.detach(), t), "does not require a gradient"),
                 ({0: Block(0), 1: Block(1)}, lambda y, t: 1.0, "scalar tensor, returned 1.0")):
             with self.subTest(text), self.assertRaisesRegex(StepError, text):
                 PlanSchedule(plan, stages, loss).step(x, target=y)
@@ -117,10 +120,48 @@ class StepTest(unittest.TestCase):
             (lambda: PlanSchedule(plan_of(), module, loss_fn).step(target=y), "needs the input of the 3"),
             (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x[:2], target=y[:2]),
              r"shape \[2, 8\], which does not chunk into 3"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x[:5], target=y[:5]),
+             r"same size: leave the last batch out .*variable_shapes=True"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x, target=y[:3]),
+             "input 0 has 6 rows, target has 3"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x.clone().requires_grad_(), target=y),
+             "the input requires a gradient"),
+            (lambda: PlanSchedule(plan_of(), {0: torch.nn.parallel.DistributedDataParallel(Block(0))}, loss_fn),
+             "stage 0 is wrapped in DistributedDataParallel"),
         )
         for call, text in refusals:
             with self.subTest(text), self.assertRaisesRegex(ValueError, text):
                 call()
+        with self.assertRaisesRegex(TypeError, "stage 0 must be a torch.nn.Module, is a function"):
+            PlanSchedule(plan_of(), {0: lambda x: x}, loss_fn)
+
+    def test_what_is_trained_may_change(self):
+        module, (x, y) = Block(0), data()
+        module.up.weight.requires_grad_(False)
+        schedule = PlanSchedule(plan_of("interleaved-1f1b", chunks=2), {0: Block(1), 1: module}, loss_fn)
+        schedule.step(x, target=y)
+        self.assertIsNone(module.up.weight.grad)
+        module.zero_grad(set_to_none=True)
+        module.up.weight.requires_grad_(True)
+        schedule.step(x, target=y)
+        grad = module.up.weight.grad
+        module.zero_grad(set_to_none=True)
+        PlanSchedule(plan_of("interleaved-1f1b", chunks=2), {0: Block(1), 1: module}, loss_fn).step(x, target=y)
+        self.assertTrue(torch.equal(grad, module.up.weight.grad))
+
+    def test_recompute_under_autocast(self):
+        x, y = data()
+        module = Block(0)
+        schedule = PlanSchedule(plan_of(recompute="full"), {0: module},
+                                lambda output, target: loss_fn(output.float(), target))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            schedule.step(x, target=y)
+        self.assertIsNotNone(module.up.weight.grad)
+
+    def test_batch_norm_that_runs_twice_is_said(self):
+        stages = {0: torch.nn.Sequential(Block(0), torch.nn.BatchNorm1d(WIDTH))}
+        with self.assertWarnsRegex(UserWarning, "stage 0 has BatchNorm, and its forward runs twice"):
+            PlanSchedule(plan_of(recompute="full"), stages, loss_fn)
 
     def test_a_failed_step_is_the_last(self):
         x, y = data()

@@ -1,6 +1,7 @@
 """PlanSchedule: one rank's program, walked with modules as stages."""
 
 import functools
+import threading
 import time
 
 import torch
@@ -12,7 +13,7 @@ from .agreement import Arguments, agree, warn_of_statistics
 from .links import Edge, Links, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
-from .stage import Cell, Stage
+from .stage import Cell, Stage, without_cast_cache
 from .watch import StepError, Watch
 
 
@@ -72,6 +73,7 @@ class PlanSchedule:
         self._make_operations()
         self._at = -1
         self._broken = False
+        self._stepping = threading.Lock()
         self._watch = Watch(_store(token), self.rank, plan.ranks, self._place)
 
     # What the program comes down to
@@ -202,43 +204,49 @@ class PlanSchedule:
         return self._collect(losses, return_outputs)
 
     def eval(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
-        """The forwards of a step, without gradients, in the order of the plan; arguments as for step()."""
-        with torch.no_grad():
+        """The forwards of a step, without gradients, in the order of the plan; arguments as for step().
+        Without a target there are outputs and no losses."""
+        with torch.no_grad(), without_cast_cache():
             self._walk(self._forwards, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
 
     def _walk(self, operations, args, target, return_outputs, kwargs):
-        if self._broken:
-            raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
-                               "under way: begin again in a new process")
-        self._fill(args, target, return_outputs, kwargs)
-        annotated = self._annotate and torch.autograd._profiler_enabled()
-        self._watch.begin()
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
         try:
+            if self._broken:
+                raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
+                                   "under way: begin again in a new process")
+            self._watch.begin()
+            self._at = -1
+            self._fill(args, target, return_outputs, kwargs)
+            self._at = 0
+            annotated = self._annotate and torch.autograd._profiler_enabled()
             (self._run_annotated if annotated else self._run)(operations)
             self._finish()
         except Exception as error:
+            if self._broken or self._refused(error):
+                raise
             raise self._failure(error) from error
-        except BaseException:
+        except BaseException as stop:
             self._broken = True
+            self._watch.fail(repr(stop))
             raise
         finally:
             self._watch.end()
+            self._stepping.release()
 
     def _fill(self, args, target, return_outputs, kwargs):
-        if self._first:
-            if not args:
-                raise ValueError(f"rank {self.rank}: step() needs the input of the {len(self._first)} "
-                                 "micro-batches that start here")
-            columns = [_chunks(x, len(self._first), "the input") for x in args]
-            for cell, x in zip(self._first, zip(*columns)):
-                cell.x = x
-        if self._last and target is not None:
-            columns = _chunks(target, len(self._last), "target")
-            for cell, part in zip(self._last, columns):
+        self._check_rows(args, target)
+        columns = [self._chunks(x, len(self._first), "the input") for x in args if self._first]
+        targets = self._chunks(target, len(self._last), "target") if self._last else []
+        parts = {key: self._chunks(value, self.plan.microbatches, key) for key, value in kwargs.items()}
+        for cell, *x in zip(self._first, *columns):
+            cell.x = tuple(x)
+        if target is not None:
+            for cell, part in zip(self._last, targets):
                 cell.target = (part,)
         if kwargs:
-            parts = {key: _chunks(value, self.plan.microbatches, key) for key, value in kwargs.items()}
             for (_, m), cell in self._cells.items():
                 cell.kwargs = {key: column[m] for key, column in parts.items()}
         for stage in self._stages.values():
@@ -249,6 +257,35 @@ class PlanSchedule:
                 summed_with[p] = s
         for s, total in self._sums.items():
             total.weights = [p for p, last in summed_with.items() if last == s]
+
+    def _check_rows(self, args, target):
+        starts, ends = len(self._first), len(self._last)
+        if starts and not args:
+            raise ValueError(f"rank {self.rank}: step() needs the input of the {starts} micro-batches that "
+                             "start here")
+        if len(self.plan.routes) == 1 and (starts or ends):
+            starts = ends = self.plan.microbatches  # with one route both are of the whole batch
+        given = [(f"input {k}", len(x), starts) for k, x in enumerate(args) if starts and _has_rows(x)]
+        if ends and _has_rows(target):
+            given.append(("target", len(target), ends))
+        for name, rows, count in given[1:]:
+            if rows * given[0][2] != given[0][1] * count:
+                raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} has {rows}: "
+                                 "give the same rows of both (loss_fn may flatten its arguments)")
+
+    def _chunks(self, value, count, name):
+        if not torch.is_tensor(value):
+            return [value] * count
+        has = f"rank {self.rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
+        if value.dim() == 0 or len(value) < count:
+            raise ValueError(has + "micro-batches along dimension 0")
+        if len(value) % count != 0 and not self._variable_shapes:
+            raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
+                             "DataLoader), or pass variable_shapes=True")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
+                             "parameters of stages alone: detach() it, or move what makes it into a stage")
+        return value.detach().tensor_split(count)
 
     def _run(self, operations):
         starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
@@ -286,7 +323,7 @@ class PlanSchedule:
     def _collect(self, losses, return_outputs):
         if losses is not None and self._last:
             losses.clear()
-            losses.extend(cell.loss for cell in self._last)
+            losses.extend(cell.loss for cell in self._last if cell.loss is not None)
         outputs = [cell.output for cell in self._last]
         for cell in self._cells.values():
             cell.forget()
@@ -294,20 +331,29 @@ class PlanSchedule:
             return None
         return torch.cat(outputs) if torch.is_tensor(outputs[0]) else outputs
 
+    def _refused(self, error):
+        """Whether the step never began here; the other ranks, which may be in it, are told."""
+        if self._at >= 0:
+            return False
+        if self.plan.ranks > 1:
+            self._broken = True
+            self._watch.fail(f"{type(error).__name__}: {error}")
+        return True
+
     def _failure(self, error):
         self._broken = True
         operation = min(max(self._at, 0) // 2, len(self._operations) - 1)
         index = self._index_of[operation]
         instruction = self._program.instructions[index]
         text = f"{type(error).__name__}: {error}"
-        report = self._watch.fail(f"{instruction}: {text}")
+        report = self._watch.fail(text)
         return StepError(self.rank, index, instruction, text, report)
 
     def _place(self):
         """What this rank is doing."""
         at = self._at
         if at < 0:
-            return "between steps"
+            return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         operation, works = divmod(at, 2)
         if operation >= len(self._operations):
             return "waits at the end of the step for its messages and sums"
@@ -355,14 +401,8 @@ def _posting_order(program):
     return order
 
 
-def _chunks(value, count, name):
-    if not torch.is_tensor(value):
-        return [value] * count
-    parts = value.detach().chunk(count) if value.dim() > 0 else ()
-    if len(parts) != count:
-        raise ValueError(f"{name} has shape {list(value.shape)}, which does not chunk into {count} "
-                         f"micro-batches along dimension 0")
-    return parts
+def _has_rows(value):
+    return torch.is_tensor(value) and value.dim() > 0
 
 
 def _device_of(modules):

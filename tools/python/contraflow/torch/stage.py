@@ -1,5 +1,7 @@
 """What F, B, W, BW, FB and R do to one stage of the model and one micro-batch."""
 
+import contextlib
+
 import torch
 
 from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of
@@ -86,14 +88,18 @@ class Stage:
         if cell.again:
             if self.keep_rng:
                 cell.rng = _rng_state(cell.x)
-            with torch.no_grad():
+            with torch.no_grad(), without_cast_cache():
                 self._close(cell, self.apply(cell))
         else:
             self._close(cell, self.apply(cell))
 
     def forward_only(self, cell):
-        """F where no backward follows."""
-        self._close(cell, self.apply(cell))
+        """F where no backward follows; without a target there is no loss."""
+        if self.last and not cell.target:
+            output = self.module(*cell.x, **cell.kwargs)
+            cell.output = output if self.keep_output else None
+        else:
+            self._close(cell, self.apply(cell))
         cell.x = None
 
     def forward_again(self, cell):
@@ -149,6 +155,9 @@ class Stage:
                         f"{type(result).__name__}: {result!r:.80}")
 
     def _keep_roots(self, cell, outputs):
+        if self.last and not outputs[0].requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("the loss does not require a gradient: it depends on no parameter and on no "
+                               "input of the last stage, or was detached from them")
         if len(outputs) == 1 and outputs[0].requires_grad:
             cell.roots, cell.used = [root_of(outputs[0])], None
         else:
@@ -236,6 +245,18 @@ class Stage:
         result = overlap.forward_backward(ForwardChunk(self, cell), BackwardChunk(other, other_cell))
         self._close(cell, result)
         other.close_backward(other_cell)
+
+
+@contextlib.contextmanager
+def without_cast_cache():
+    """For forwards without gradients inside autocast: torch 1.13 would keep their casts of the weights,
+    which have no gradient, for the forwards that need one."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _rng_state(inputs):

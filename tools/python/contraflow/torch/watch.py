@@ -38,11 +38,12 @@ class Watch:
         self._place = weakref.WeakMethod(place)
         self._beat = 0
         self._active = self._failed = False
-        self._thread = None
+        self._thread = self._reason = None
         self._post("between steps")
 
     def begin(self):
         self._active = True
+        self._post("is in a step")
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
@@ -50,17 +51,21 @@ class Watch:
     def end(self):
         self._active = False
 
-    def fail(self, text):
+    def fail(self, cause):
         """Tells the other ranks why this one stops, and returns what each was doing."""
         self._active, self._failed = False, True
+        place = self._place()()
         try:
-            self._post(f"failed: {self._place()()}")
+            self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
             if self._store.add("failures", 1) == 1:
-                self._store.set("reason", f"rank {self._rank}: {text}")
+                self._store.set("reason", f"rank {self._rank} {place}: {cause}")
             before = self._read()
-            time.sleep(2.5 * PERIOD)
+            if self._ranks > 1:
+                time.sleep(2.5 * PERIOD)
             now = self._read()
         except RuntimeError:
+            if self._reason is not None:
+                return f"  first, {self._reason}; since then the process that holds the store has ended"
             return "  what the other ranks do is not known: the process that holds the store has ended"
         lines = []
         for rank in range(self._ranks):
@@ -88,7 +93,7 @@ class Watch:
             try:
                 self._post(text)
                 if self._active and self._store.add("failures", 0) > 0:
-                    reason = self._store.get("reason").decode()
+                    reason = self._reason = self._store.get("reason").decode()
             except RuntimeError:
                 if not self._active:  # the job is ending
                     self._thread = None

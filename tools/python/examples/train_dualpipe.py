@@ -1,6 +1,6 @@
 """Trains a small model of bytes with DualPipe: every rank holds a stage of each direction.
 
-    torchrun --nproc-per-node 4 tools/python/examples/train_dualpipe.py FILE
+    torchrun --nproc_per_node 4 tools/python/examples/train_dualpipe.py FILE
 """
 
 import os

@@ -4,9 +4,9 @@ import torch
 
 
 class GradientSum:
-    """Of one stage; `weights` are those to sum with it in this step. `group` has all holders of the stage and their replicas, None where that is one
-    process; the sum is divided by `divisor`. `hook(stage, module)` then does what else has to be done
-    over replicas."""
+    """Of one stage; `weights` are those to sum with it in this step. `group` has all holders of the stage
+    and their replicas, None where that is one process; the sum is divided by `divisor`. `hook(stage,
+    module)` then does what else has to be done over replicas."""
 
     def __init__(self, stage, group, divisor, hook=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook

@@ -270,8 +270,8 @@ class PlanSchedule:
             given.append(("target", len(target), ends))
         for name, rows, count in given[1:]:
             if rows * given[0][2] != given[0][1] * count:
-                raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} has {rows}: "
-                                 "give the same rows of both (loss_fn may flatten its arguments)")
+                raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
+                                 f"has {rows}: give the same rows of both (loss_fn may flatten its arguments)")
 
     def _chunks(self, value, count, name):
         if not torch.is_tensor(value):

@@ -269,9 +269,11 @@ class PlanSchedule:
         if ends and _has_rows(target):
             given.append(("target", len(target), ends))
         for name, rows, count in given[1:]:
-            if rows * given[0][2] != given[0][1] * count:
+            # Rows of a target may be tokens: as many for each row of the input.
+            multiple = name == "target" and rows * given[0][2] % max(1, given[0][1] * count) == 0 and rows > 0
+            if rows * given[0][2] != given[0][1] * count and not multiple:
                 raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
-                                 f"has {rows}: give the same rows of both (loss_fn may flatten its arguments)")
+                                 f"has {rows}: give the same rows of both, or a multiple in the target")
 
     def _chunks(self, value, count, name):
         if not torch.is_tensor(value):

@@ -74,23 +74,42 @@ std::vector<Time> DataTimes(const Plan& plan, const Accesses& accesses, const Ti
   return ready;
 }
 
+/// A run, and what follows from all of it.
+struct WholeRun {
+  WholeRun(const Plan& its_plan, const CostModel& its_costs, const Simulation& its_simulation)
+      : plan(its_plan),
+        costs(its_costs),
+        simulation(its_simulation),
+        waits(plan, costs, simulation.timeline),
+        accesses(plan),
+        recomputed(plan),
+        cells(BytesOfCells(costs, plan.stages, recomputed.any())) {}
+
+  const Plan& plan;
+  const CostModel& costs;
+  const Simulation& simulation;
+  const Waits waits;
+  const Accesses accesses;
+  const RecomputedCells recomputed;
+  const std::vector<CellBytes> cells;  ///< by stage
+};
+
 class RankIdle {
  public:
-  RankIdle(const Plan& plan, const CostModel& costs, const Accesses& accesses,
-           const Simulation& simulation, const Waits& waits, int rank)
-      : waits_(waits),
+  RankIdle(const WholeRun& run, int rank)
+      : run_(run),
+        waits_(run.waits),
         rank_(rank),
-        program_(plan.program(rank)),
-        figures_(simulation.ranks[static_cast<size_t>(rank)]),
-        cells_(BytesOfCells(costs, plan.stages, RecomputedCells(plan).any())),
-        held_(HeldOverTime(plan, costs, simulation.timeline, rank)) {
+        program_(run.plan.program(rank)),
+        held_(HeldOverTime(run.plan, run.costs, run.recomputed, run.simulation.timeline, rank)) {
     for (int i = 0; i < static_cast<int>(program_.size()); ++i) {
       if (LaneOf(Op(i)) == Lane::kCompute) lane_.push_back(i);
     }
-    LookAhead(DataTimes(plan, accesses, simulation.timeline, rank));
+    LookAhead(DataTimes(run.plan, run.accesses, run.simulation.timeline, rank));
   }
 
-  std::vector<Idle> Attribute(Time makespan) {
+  std::vector<Idle> Attribute() {
+    const Time makespan = run_.simulation.makespan;
     Time free = 0;
     for (size_t k = 0; k < lane_.size(); ++k) {
       const Span& span = waits_.SpanOf({rank_, lane_[k]});
@@ -146,10 +165,11 @@ class RankIdle {
     const auto after = std::upper_bound(held_.begin(), held_.end(), at,
                                         [](Time time, const Held& held) { return time < held.at; });
     const Held held = after == held_.begin() ? Held{} : *(after - 1);
-    const CellBytes& cell = cells_[static_cast<size_t>(At(taker.index).stage)];
-    if (cell.activation == 0) return held.activations < figures_.peak_activations;
+    const RankFigures& figures = run_.simulation.ranks[static_cast<size_t>(rank_)];
+    const CellBytes& cell = run_.cells[static_cast<size_t>(At(taker.index).stage)];
+    if (cell.activation == 0) return held.activations < figures.peak_activations;
     const int64_t more = cell.activation - (IsRecompute(Op(taker.index)) ? cell.input : 0);
-    return held.bytes + more <= figures_.peak_bytes;
+    return held.bytes + more <= figures.peak_bytes;
   }
 
   /// What went on in a gap, latest first: back along the chain of what the next instruction waited
@@ -193,11 +213,10 @@ class RankIdle {
     return k > last_forward_ ? IdleCause::kDrain : IdleCause::kDependency;
   }
 
+  const WholeRun& run_;
   const Waits& waits_;
   const int rank_;
   const Program& program_;
-  const RankFigures& figures_;
-  const std::vector<CellBytes> cells_;  // by stage
   const std::vector<Held> held_;
   std::vector<int> lane_;                   // what runs on the compute lane, indices
   std::vector<Candidate> takers_, others_;  // by place on the lane
@@ -213,13 +232,9 @@ std::string_view Meaning(IdleCause cause) { return kTexts[static_cast<size_t>(ca
 
 std::vector<std::vector<Idle>> AttributeIdle(const Plan& plan, const CostModel& costs,
                                              const Simulation& simulation) {
-  const Waits waits(plan, costs, simulation.timeline);
-  const Accesses accesses(plan);
+  const WholeRun run(plan, costs, simulation);
   std::vector<std::vector<Idle>> idle;
-  for (int r = 0; r < plan.ranks; ++r) {
-    idle.push_back(
-        RankIdle(plan, costs, accesses, simulation, waits, r).Attribute(simulation.makespan));
-  }
+  for (int r = 0; r < plan.ranks; ++r) idle.push_back(RankIdle(run, r).Attribute());
   return idle;
 }
 

@@ -354,15 +354,14 @@ std::string Breakdown(const MemoryFigures& figures) {
   return text;
 }
 
-std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const Timeline& timeline,
-                               int r) {
+std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
+                               const RecomputedCells& recomputed, const Timeline& timeline, int r) {
   const auto rank = static_cast<size_t>(r);
   std::vector<Held> held;
   Held now;
   for (const MemoryChange& change :
-       ChangesOf(plan, costs, RecomputedCells(plan), rank, timeline.ranks[rank])) {
-    now = {change.time, now.activations + change.activations, now.bytes + change.bytes,
-           change.index};
+       ChangesOf(plan, costs, recomputed, rank, timeline.ranks[rank])) {
+    now = {change.time, now.activations + change.activations, now.bytes + change.bytes};
     held.push_back(now);
   }
   return held;

@@ -50,12 +50,11 @@ struct Held {
   Time at = 0;
   int activations = 0;  ///< as RankFigures::peak_activations counts them
   int64_t bytes = 0;    ///< by the memory costs; 0 where there are none
-  int index = -1;       ///< the instruction with which that began
 };
 
 /// How that of rank r changes in a run of a plan, ascending by time; the plan must be sound.
-std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs, const Timeline& timeline,
-                               int r);
+std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
+                               const RecomputedCells& recomputed, const Timeline& timeline, int r);
 
 /// What a rank holds changes, at the start or the end of an instruction.
 struct MemoryChange {

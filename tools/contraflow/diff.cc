@@ -1,7 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 
@@ -69,12 +69,6 @@ Json FiguresToJson(const std::optional<Figures>& figures) {
           {"total_bytes", figures->total}};
 }
 
-/// "+6.25 %", or "" where it is not known or nothing.
-std::string Change(double was, double is) {
-  if (was == 0 || was == is) return "";
-  return (is > was ? "+" : "-") + FormatPercent(std::abs(is - was) / was);
-}
-
 /// Time, bubbles and memory of both.
 std::string FiguresTable(const std::optional<Figures>& was, const std::optional<Figures>& is) {
   if (!was || !is) {
@@ -90,16 +84,13 @@ std::string FiguresTable(const std::optional<Figures>& was, const std::optional<
     table.rows.push_back({title, std::move(left), std::move(right), change});
   };
   row("makespan", FormatWithUnit(was->makespan, was->unit), FormatWithUnit(is->makespan, is->unit),
-      was->unit == is->unit
-          ? Change(static_cast<double>(was->makespan), static_cast<double>(is->makespan))
-          : "");
+      was->unit == is->unit ? FormatChange(was->makespan, is->makespan) : "");
   row("bubble ratio", FormatPercent(was->bubble_ratio), FormatPercent(is->bubble_ratio), "");
   row("activations", std::to_string(was->activations), std::to_string(is->activations),
-      Change(was->activations, is->activations));
+      FormatChange(was->activations, is->activations));
   const auto bytes = [&](const char* title, int64_t left, int64_t right) {
     if (left == 0 && right == 0) return;
-    row(title, FormatBytes(left), FormatBytes(right),
-        Change(static_cast<double>(left), static_cast<double>(right)));
+    row(title, FormatBytes(left), FormatBytes(right), FormatChange(left, right));
   };
   bytes("activation bytes", was->bytes, is->bytes);
   bytes("total bytes", was->total, is->total);
@@ -190,7 +181,14 @@ Json DiffToJson(const Plan& left, const Plan& right, const std::vector<RankEdits
 
 /// The text of a file if it is a trace.
 std::optional<std::string> TraceIn(const std::string& path) {
-  if (path == "-" || std::filesystem::is_directory(path)) return std::nullopt;
+  // What can be read but once is a plan.
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return std::nullopt;
+  std::string head(kTraceHead, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(file.gcount()));
+  if (!IsGzip(head) && !LooksLikeTrace(head)) return std::nullopt;
   std::string text = ReadFile(path, kMostTraceBytes);
   if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, path);
   return LooksLikeTrace(text) ? std::optional(std::move(text)) : std::nullopt;
@@ -213,8 +211,8 @@ int DiffRun(const DiffOptions& options, std::string first) {
                 ": is at level compute, and nothing runs it; give the plan that ran");
   }
   const CostModel costs = CostsForPlan({}, plan);
-  const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs).timeline);
-  const Explanation measured = ExplainRun(plan, costs, ReadRun(plan, traces));
+  const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs));
+  const Explanation measured = ExplainRun(plan, costs, RunOf(plan, costs, ReadRun(plan, traces)));
   if (!options.update_costs.empty()) {
     ProfileOptions profile{.plan = &plan};
     std::vector<FileSamples> files;

@@ -83,7 +83,10 @@ int RunExplain(const ExplainOptions& options) {
   const CostModel costs = CostsForPlan(options.costs, plan);
   // With its messages, since ranks wait for them; that changes no time.
   if (plan.level == Level::kCompute) plan = Lower(std::move(plan), costs, {.target = Level::kComm});
-  const Explanation explanation = Explain(plan, costs);
+  // Text about one rank has no need of the sensitivities.
+  const bool whole = options.json || !options.rank;
+  const Explanation explanation =
+      whole ? Explain(plan, costs) : ExplainRun(plan, costs, Simulate(plan, costs));
   progress.reset();
   if (options.json) {
     const int rank = options.rank ? IndexBelow("--rank", *options.rank, plan.programs.size()) : -1;

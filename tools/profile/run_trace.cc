@@ -22,7 +22,7 @@ bool LooksLikeTrace(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string_view::npos) return false;
   return text[begin] == '[' ||
-         text.substr(0, size_t{1} << 16).find("\"traceEvents\"") != std::string_view::npos;
+         text.substr(0, kTraceHead).find("\"traceEvents\"") != std::string_view::npos;
 }
 
 Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,7 +14,11 @@ namespace contraflow {
 /// A larger trace is refused.
 inline constexpr int64_t kMostTraceBytes = int64_t{1} << 30;
 
-/// True if a file is a trace rather than a plan: a JSON array, or an object with "traceEvents".
+/// How much of a file tells whether it is a trace.
+inline constexpr size_t kTraceHead = size_t{1} << 16;
+
+/// True if a file is a trace rather than a plan: a JSON array, or an object with "traceEvents" in
+/// its head.
 bool LooksLikeTrace(std::string_view text);
 
 /// One file of a run, for messages, and its text.

@@ -157,10 +157,14 @@ std::vector<Time> Explanation::ByCause(int rank) const {
 }
 
 Explanation Explain(const Plan& plan, const CostModel& costs) {
-  Simulation simulation = Simulate(plan, costs);
-  std::vector<std::vector<Idle>> idle = AttributeIdle(plan, costs, simulation);
-  return {plan, costs, std::move(simulation), std::move(idle),
-          Sensitivities(plan, costs, kMostCosts)};
+  Explanation explanation = ExplainRun(plan, costs, Simulate(plan, costs));
+  explanation.sensitivities = Sensitivities(plan, costs, kMostCosts);
+  return explanation;
+}
+
+Explanation ExplainRun(const Plan& plan, const CostModel& costs, Simulation run) {
+  std::vector<std::vector<Idle>> idle = AttributeIdle(plan, costs, run);
+  return {plan, costs, std::move(run), std::move(idle), {}};
 }
 
 Json ExplanationToJson(const Explanation& explanation, int rank) {

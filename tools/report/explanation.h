@@ -24,11 +24,11 @@ struct Explanation {
   std::vector<Time> ByCause(int rank) const;
 };
 
-/// Predicts a run. Throws Error as Simulate does.
+/// Predicts a run, and tries what it follows: many simulations. Throws Error as Simulate does.
 Explanation Explain(const Plan& plan, const CostModel& costs);
 
-/// Of a run that was measured.
-Explanation ExplainRun(const Plan& plan, const CostModel& costs, Timeline measured);
+/// Of a run that is given, without sensitivities.
+Explanation ExplainRun(const Plan& plan, const CostModel& costs, Simulation run);
 
 /// The object of `explain --json`; of a rank with each of its idle times.
 Json ExplanationToJson(const Explanation& explanation, int rank = -1);

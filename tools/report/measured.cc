@@ -37,19 +37,7 @@ std::map<Op, OpTimes> TimesOfOps(const Explanation& predicted, const Explanation
   return ops;
 }
 
-std::string Change(Time was, Time is) {
-  if (was == 0 || was == is) return "";
-  const double ratio = static_cast<double>(is - was) / static_cast<double>(was);
-  return (ratio < 0 ? "-" : "+") + FormatPercent(std::abs(ratio));
-}
-
 }  // namespace
-
-Explanation ExplainRun(const Plan& plan, const CostModel& costs, Timeline measured) {
-  Simulation run = RunOf(plan, costs, std::move(measured));
-  std::vector<std::vector<Idle>> idle = AttributeIdle(plan, costs, run);
-  return {plan, costs, std::move(run), std::move(idle), {}};
-}
 
 std::string CompareRuns(const Explanation& predicted, const Explanation& measured) {
   const Unit unit = predicted.costs.unit;
@@ -57,9 +45,10 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   const Simulation& was = predicted.simulation;
   const Simulation& is = measured.simulation;
   std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
-                     FormatWithUnit(is.makespan, unit) + " (" + Change(was.makespan, is.makespan) +
-                     "); bubble ratio: predicted " + FormatPercent(was.bubble_ratio()) +
-                     ", measured " + FormatPercent(is.bubble_ratio()) + "\n\n";
+                     FormatWithUnit(is.makespan, unit) + " (" +
+                     FormatChange(was.makespan, is.makespan) + "); bubble ratio: predicted " +
+                     FormatPercent(was.bubble_ratio()) + ", measured " +
+                     FormatPercent(is.bubble_ratio()) + "\n\n";
   Table ranks;
   ranks.columns = {">rank", ">busy", ">measured", ">change", ">bubble", ">measured"};
   size_t slowest = 0;
@@ -68,7 +57,8 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
     const RankFigures& left = was.ranks[r];
     const RankFigures& right = is.ranks[r];
     ranks.rows.push_back({std::to_string(r), time(left.busy), time(right.busy),
-                          Change(left.busy, right.busy), time(left.bubble), time(right.bubble)});
+                          FormatChange(left.busy, right.busy), time(left.bubble),
+                          time(right.bubble)});
     const double ratio =
         static_cast<double>(right.busy) / static_cast<double>(std::max<Time>(left.busy, 1));
     if (ratio > most) slowest = r, most = ratio;
@@ -80,7 +70,7 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   for (const auto& [op, times] : TimesOfOps(predicted, measured)) {
     ops.rows.push_back({std::string(Name(op)), FormatCount(times.count),
                         time(times.predicted / times.count), time(times.measured / times.count),
-                        Change(times.predicted, times.measured)});
+                        FormatChange(times.predicted, times.measured)});
   }
   return text + FormatTable(ops) + "\nidle time, measured, by cause:\n\n" + CauseTable(measured);
 }

@@ -1,6 +1,7 @@
 #include "tools/report/text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 // E. Myers, "An O(ND) difference algorithm and its variations", Algorithmica 1, 1986.
@@ -140,6 +141,12 @@ std::vector<Line> AllLines(const Strings& left, const Strings& right) {
 }
 
 }  // namespace
+
+std::string FormatChange(int64_t was, int64_t is) {
+  if (was == 0 || was == is) return "";
+  const double ratio = static_cast<double>(is - was) / static_cast<double>(was);
+  return (ratio < 0 ? "-" : "+") + FormatPercent(std::abs(ratio));
+}
 
 std::string FormatEdits(const Strings& left, const Strings& right, const std::string& title) {
   constexpr int kContext = 2;

@@ -17,6 +17,9 @@ struct Table {
 /// One line a row, no trailing spaces. Counts code points, so UTF-8 text aligns.
 std::string FormatTable(const Table& table);
 
+/// "+6.25 %"; "" where there is no change, or nothing to measure it by.
+std::string FormatChange(int64_t was, int64_t is);
+
 /// Code points of UTF-8 text.
 int TextWidth(const std::string& text);
 

@@ -214,7 +214,7 @@ int DiffRun(const DiffOptions& options, std::string first) {
   const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs));
   const Explanation measured = ExplainRun(plan, costs, RunOf(plan, costs, ReadRun(plan, traces)));
   if (!options.update_costs.empty()) {
-    ProfileOptions profile{.plan = &plan};
+    ProfileOptions profile{.plan = &plan, .mean = true};
     std::vector<FileSamples> files;
     for (const TraceText& trace : traces) {
       files.push_back(ReadProfileText(trace.text, trace.place, profile));

@@ -77,6 +77,9 @@ std::function<int()> AddProfile(CLI::App* app) {
   AddInteger(
       app, "--warmup", &flags->options.warmup, "N",
       "steps at the begin of each file that do not count (default: 1\nof two or more, else 0)", 0);
+  app->add_flag(
+      "--mean", flags->options.mean,
+      "means in place of medians: costs that add up to the time of\nthis run, outliers and all");
   AddInteger(app, "--ranks", &flags->options.log.ranks, "P",
              "megatron-log: ranks of the pipeline (default: all in the log)", 1);
   AddInteger(app, "--chunks", &flags->options.log.chunks, "V",

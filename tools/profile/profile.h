@@ -29,6 +29,8 @@ struct ProfileOptions {
   LogShape log = {};   ///< without a plan
   double split = 0.5;  ///< share of b in a full backward, where that alone was timed
   int warmup = -1;     ///< steps to leave out of each file; -1: the first, of two or more
+  /// Means in place of medians: what a run took adds up, its outliers with it.
+  bool mean = false;
 };
 
 /// One line of what was measured, in microseconds.
@@ -39,7 +41,7 @@ struct ProfiledRow {
   double low = 0, median = 0, high = 0;  ///< quartiles
 };
 
-/// Costs in microseconds, of the medians, and what they rest on.
+/// Costs in microseconds, of the medians or means, and what they rest on.
 struct ProfiledCosts {
   CostModel costs;
   std::vector<ProfiledRow> rows;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -87,7 +88,8 @@ class CostMaker {
     }
     MakeMessages();
     if (options_.plan && options_.plan->costs) TakeFromPlan(*options_.plan->costs);
-    costs.source = "contraflow profile: medians of " + std::to_string(counted_) + " samples from " +
+    costs.source = std::string("contraflow profile: ") + (options_.mean ? "means" : "medians") +
+                   " of " + std::to_string(counted_) + " samples from " +
                    std::to_string(files_.size()) + (files_.size() == 1 ? " file" : " files");
     return std::move(result_);
   }
@@ -186,10 +188,16 @@ class CostMaker {
                             .high = QuantileOf(sorted, 0.75)});
   }
 
-  std::optional<double> Median(Op op, int stage) const {
+  /// What stands for times of one thing.
+  double Typical(const std::vector<double>& times) const {
+    if (!options_.mean) return MedianOf(times);
+    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  }
+
+  std::optional<double> Timed(Op op, int stage) const {
     const auto found = groups_.find({op, stage, -1, -1});
     if (found == groups_.end()) return std::nullopt;
-    return QuantileOf(found->second.times, 0.5);
+    return Typical(found->second.times);
   }
 
   /// A stage's full backward and its parts, as far as they were timed.
@@ -218,8 +226,8 @@ class CostMaker {
     for (int s = 0; s < stages; ++s) {
       const auto i = static_cast<size_t>(s);
       const int named = alike ? -1 : s;
-      f[i] = Median(Op::F, named);
-      back[i] = {Median(Op::B, named), Median(Op::W, named), Median(Op::BW, named)};
+      f[i] = Timed(Op::F, named);
+      back[i] = {Timed(Op::B, named), Timed(Op::W, named), Timed(Op::BW, named)};
       Complete(&back[i], &divided);
     }
     if (divided) {
@@ -244,14 +252,13 @@ class CostMaker {
       cost.f = TicksOf(*f[i]);
       cost.b = TicksOf(*b[i]);
       cost.w = TicksOf(*w[i]);
-      cost.bw =
-          back[i].b && back[i].w && !Median(Op::BW, named) ? cost.b + cost.w : TicksOf(*bw[i]);
+      cost.bw = back[i].b && back[i].w && !Timed(Op::BW, named) ? cost.b + cost.w : TicksOf(*bw[i]);
       cost.fb = cost.f + cost.bw;
       if (!saved.empty()) cost.fb = TicksOf(*f[i] + *bw[i] - saved[i]);
       Clamp(s, &cost);
-      if (const auto reduce = Median(Op::REDUCE, named)) cost.reduce = TicksOf(*reduce);
-      if (const auto step = Median(Op::STEP, named)) cost.step = TicksOf(*step);
-      if (const auto again = Median(Op::R, named)) cost.r = TicksOf(*again);
+      if (const auto reduce = Timed(Op::REDUCE, named)) cost.reduce = TicksOf(*reduce);
+      if (const auto step = Timed(Op::STEP, named)) cost.step = TicksOf(*step);
+      if (const auto again = Timed(Op::R, named)) cost.r = TicksOf(*again);
       result_.costs.stages.push_back(cost);
     }
   }
@@ -288,14 +295,14 @@ class CostMaker {
       if (key.op != Op::FB) continue;
       const auto s = static_cast<size_t>(std::max(0, key.stage));
       const auto t = static_cast<size_t>(std::max(0, key.back_stage));
-      const double saving = *f[s] + *bw[t] - QuantileOf(group.times, 0.5);
+      const double saving = *f[s] + *bw[t] - Typical(group.times);
       of_stage[s].push_back(saving);
       if (t != s) of_stage[t].push_back(saving);
       any = true;
     }
     std::vector<double> savings;
     for (size_t s = 0; any && s < f.size(); ++s) {
-      savings.push_back(of_stage[s].empty() ? 0 : MedianOf(of_stage[s]));
+      savings.push_back(of_stage[s].empty() ? 0 : Typical(of_stage[s]));
     }
     return savings;
   }
@@ -334,14 +341,14 @@ class CostMaker {
           continue;
         }
         all.insert(all.end(), group->second.times.begin(), group->second.times.end());
-        times.push_back(TicksOf(QuantileOf(group->second.times, 0.5)));
+        times.push_back(TicksOf(Typical(group->second.times)));
       }
       if (all.empty()) {
         throw Error(std::string("no ") + Lowered(Name(component.op)) +
                     " was timed, and costs by component need all ten");
       }
       if (!each || times.size() != static_cast<size_t>(moe.layers_per_stage)) {
-        times = {TicksOf(MedianOf(std::move(all)))};
+        times = {TicksOf(Typical(all))};
       }
     }
     result_.costs.moe = std::move(moe);
@@ -376,7 +383,7 @@ class CostMaker {
   void MakeMessages() {
     const auto given = groups_.find({Op::SEND_F, -1, -1, -1});
     std::optional<double> time;
-    if (given != groups_.end()) time = QuantileOf(given->second.times, 0.5);
+    if (given != groups_.end()) time = Typical(given->second.times);
     std::vector<double> transfers;
     for (const FileSamples& file : files_) {
       transfers.insert(transfers.end(), file.transfers.begin(), file.transfers.end());

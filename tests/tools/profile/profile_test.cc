@@ -264,9 +264,10 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("a table of timings") {
-    const ProfiledCosts profile = CostsOfText(
+    const std::string table =
         "op,stage,time "
-        "(ms)\nF,0,2\nF,0,4\nF,0,2.5\nB,0,3\nW,0,2\nF,2,1\nBW,2,3\nFB,0,6\nCOMM,0,0.25\n");
+        "(ms)\nF,0,2\nF,0,4\nF,0,2.5\nB,0,3\nW,0,2\nF,2,1\nBW,2,3\nFB,0,6\nCOMM,0,0.25\n";
+    const ProfiledCosts profile = CostsOfText(table);
     REQUIRE(profile.costs.stages.size() == 3);
     CHECK(profile.costs.stages[0] ==
           StageCost{
@@ -274,6 +275,11 @@ TEST_SUITE("unit") {
     CHECK(profile.costs.stages[1].f == 1'750'000);
     CHECK(HasNote(profile, "stage 1: no F was timed; taken as the median of the other stages"));
     CHECK(profile.costs.comm.latency == 250'000);
+    CHECK(profile.costs.source == "contraflow profile: medians of 9 samples from 1 file");
+    const CostModel means = CostsOfText(table, {.mean = true}).costs;
+    CHECK(means.stages[0].f == 2'833'333);
+    CHECK(means.stages[0].fb == 6'000'000);
+    CHECK(means.source == "contraflow profile: means of 9 samples from 1 file");
     const std::string text = ProfileText(profile);
     CHECK(text.find("F            0        3        0    2250.0     2500.0    3250.0") !=
           std::string::npos);

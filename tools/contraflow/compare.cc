@@ -254,9 +254,7 @@ std::function<int()> AddCompare(CLI::App* app) {
 const Command kCompareCommand = {
     .name = "compare",
     .summary = "compare all schedules side by side for your costs, and recommend one",
-    .example =
-        "contraflow compare --ranks 16 --microbatches 32 --costs llama-3-405b-pp16 "
-        "--memory-limit 1x",
+    .example = "contraflow compare --ranks 8 --microbatches 20 --costs deepseek-v3-h800",
     .add = AddCompare,
 };
 

@@ -34,6 +34,13 @@ enum class Transpose : bool { kNo, kYes };
 template <typename T>
 void Gemm(Transpose transpose_a, Transpose transpose_b, int m, int n, int k, T alpha, const T* a,
           int lda, const T* b, int ldb, T beta, T* c, int ldc);
+template <>
+void Gemm<float>(Transpose transpose_a, Transpose transpose_b, int m, int n, int k, float alpha,
+                 const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc);
+template <>
+void Gemm<double>(Transpose transpose_a, Transpose transpose_b, int m, int n, int k, double alpha,
+                  const double* a, int lda, const double* b, int ldb, double beta, double* c,
+                  int ldc);
 
 /// y[rows x out] = x[rows x in] w[in x out].
 template <typename T>

@@ -190,10 +190,10 @@ std::string WriteShard(const std::string& folder, int step, const Snapshot& snap
       if (error.number != EEXIST) throw;
     }
     OutputFile file(folder + "/" + ShardName(snapshot.shard()));
-    constexpr size_t kPiece = size_t{1} << 20;
+    constexpr size_t kAtOnce = size_t{1} << 20;
     std::span<const std::byte> rest = snapshot.bytes();
-    for (; rest.size() >= kPiece; rest = rest.subspan(kPiece)) {
-      file.WriteThrough(rest.first(kPiece));
+    for (; rest.size() >= kAtOnce; rest = rest.subspan(kAtOnce)) {
+      file.WriteThrough(rest.first(kAtOnce));
       if (moves) moves();
     }
     file.Write(rest);

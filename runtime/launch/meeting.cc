@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 /// a guest that knows which of its connections is missing. Only who is cut off uses them up, so
 /// they are long enough for a machine that has more to do than it can.
 constexpr milliseconds kGuestGrace{6'000}, kHostGrace{3'000};
-constexpr milliseconds kLook{20}, kAgain{50};
+constexpr milliseconds kLook{20}, kRetry{50};
 
 Clock::time_point InASecond() { return Clock::now() + std::chrono::seconds(1); }
 
@@ -304,7 +304,7 @@ class GuestVisit {
       }
       if (Link(0)) return;
       answered = true;
-      std::this_thread::sleep_until(std::min(deadline_, Clock::now() + kAgain));
+      std::this_thread::sleep_until(std::min(deadline_, Clock::now() + kRetry));
     } while (Clock::now() < deadline_);
     throw Error("what answers as " + HostName() +
                 " closes every connection silently: it has another secret, or another program uses "
@@ -345,7 +345,7 @@ class GuestVisit {
     do {
       try {
         // Another process of the job may not listen any more because the meeting is over.
-        const Clock::time_point soon = std::min(deadline_, Clock::now() + kAgain * 4);
+        const Clock::time_point soon = std::min(deadline_, Clock::now() + kRetry * 4);
         Stream stream =
             Greet(Connect(there, soon), ClaimFor(Purpose::kLink, to), point_, whom, deadline_);
         if (stream) return stream;
@@ -357,7 +357,7 @@ class GuestVisit {
         throw Error(Name() + ": " + error.what() + " within " + SecondsText(point_.timeout) +
                     "; can the machines reach each other at all ports?");
       }
-      std::this_thread::sleep_for(kAgain);
+      std::this_thread::sleep_for(kRetry);
     } while (true);
   }
 

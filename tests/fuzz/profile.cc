@@ -1,5 +1,5 @@
-// Any bytes are a profile or an Error, in the form that they look like and in every other. Costs
-// that are made of one are a cost file.
+// Any bytes, packed or not, are a profile or an Error, in the form that they look like and in every
+// other. Costs that are made of one are a cost file.
 
 #include "tools/profile/profile.h"
 
@@ -9,10 +9,16 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
+#include "tools/profile/gzip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace contraflow;
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  std::string text(reinterpret_cast<const char*>(data), size);
+  try {
+    if (IsGzip(text)) text = Gunzip(text, 1 << 20, "input");
+  } catch (const Error&) {
+    return 0;
+  }
   for (int form = -1; form < 5; ++form) {
     ProfileOptions options;
     if (form >= 0) options.from = static_cast<ProfileForm>(form);

@@ -58,8 +58,7 @@ class CompileTest(unittest.TestCase):
             "ranks: must be a whole number": dict(ranks=2.5),
             "budget: must be a time": dict(budget="soon"),
             "recompute": dict(recompute=[-1]),
-            "recompute: is empty": dict(recompute=[]),
-            "ranks: must be a whole number, is \"true\"": dict(ranks=True),
+            "recompute: must not be empty": dict(recompute=[]),
             "unknown placement \"1\"": dict(placement=[1]),
         }
         for text, options in wrong.items():

@@ -40,6 +40,22 @@ class InteropTest(unittest.TestCase):
                 interleaved.to_megatron_layout(layers=48),
                 said("megatron-layout", "--layers", "48", name="interleaved"),
             )
+            for one, name, layers in ((plan, "plan", None), (interleaved, "interleaved", 48),
+                                      (interleaved, "interleaved", "5,7,6x6")):
+                words = [] if layers is None else ["--layers", str(layers)]
+                for by in ("tool", "package"):
+                    (folder / by).mkdir(exist_ok=True)
+                subprocess.run([os.environ["CONTRAFLOW"], "export", f"../{name}.json", "--to", "torchtitan",
+                                *words, "-o", "run.toml"], check=True, capture_output=True, cwd=folder / "tool")
+                before = os.getcwd()
+                os.chdir(folder / "package")
+                try:
+                    self.assertIsNone(one.to_torchtitan("run.toml", layers))
+                finally:
+                    os.chdir(before)
+                for file in ("run.toml", "run.csv"):
+                    self.assertEqual((folder / "package" / file).read_text(),
+                                     (folder / "tool" / file).read_text())
             self.assertIsNone(plan.to_chrome_trace(folder / "trace.json"))
             self.assertEqual((folder / "trace.json").read_text(), said("chrome-trace"))
             self.assertEqual(plan.simulate().to_chrome_trace(), said("chrome-trace"))

@@ -54,8 +54,6 @@ class SimulationTest(unittest.TestCase):
         self.assertGreater(longer.makespan, plan.makespan)
         self.assertEqual(plan.simulate(cf.Costs(f=2, b=1, w=1, comm=1)).makespan, longer.makespan)
         self.assertEqual(plan.simulate(costs=cf.Costs(f=2, b=1, w=1), comm=1).makespan, longer.makespan)
-        with self.assertRaisesRegex(cf.Error, "ff"):
-            plan.simulate(ff=3)
 
     def test_same_as_the_tool(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8, costs="deepseek-v3-h800")
@@ -111,8 +109,8 @@ class CompareTest(unittest.TestCase):
         self.assertIn("no schedule fits device_memory", none.advice)
 
     def test_one_size_at_a_time(self):
-        with self.assertRaisesRegex(cf.Error, "microbatches"):
-            cf.compare(ranks=4, microbatches=[8, 16])
+        with self.assertRaisesRegex(cf.Error, "microbatches: one number"):
+            cf.compare(ranks=4, microbatches="8,16")
 
 
 if __name__ == "__main__":

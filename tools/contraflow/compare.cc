@@ -146,11 +146,8 @@ std::string Page(const Point& point) {
   for (const CompareRow* row : rows) {
     costs.push_back(CostsForPlan({}, *row->plan));
     reports.push_back(MakeReport(*row->plan, costs.back()));
-    pages.push_back({.plan = &*row->plan,
-                     .costs = &costs.back(),
-                     .name = NameOf(*row) + (row == advised ? " (advised)" : ""),
-                     .timeline = &reports.back().simulation.timeline,
-                     .report = &reports.back()});
+    pages.push_back(PageOf(*row->plan, costs.back(), reports.back(),
+                           NameOf(*row) + (row == advised ? " (advised)" : "")));
   }
   return DrawPage(pages, {});
 }

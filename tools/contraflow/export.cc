@@ -40,12 +40,6 @@ std::string Exported(const Plan& plan, const ExportOptions& options) {
   return WriteTrace(plan, Simulate(plan, CostsForPlan({}, plan)).timeline);
 }
 
-/// The CSV that goes with a configuration of torchtitan: beside it, with its name.
-std::string CsvBeside(const std::string& output) {
-  const size_t name = output.rfind('/') + 1, dot = output.rfind('.');
-  return output.substr(0, dot == std::string::npos || dot <= name ? output.size() : dot) + ".csv";
-}
-
 void CheckFlags(const ExportOptions& options) {
   const bool titan = options.to == "torchtitan";
   if (options.layers && options.to != "megatron-layout" && !titan) {
@@ -71,10 +65,7 @@ int Export(const ExportOptions& options) {
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   if (!csv.empty()) {
-    const std::string schedule = WriteTorchCsv(plan);
-    const std::string values = WriteTorchtitan(plan, csv, options.layers);
-    WriteFile(csv, schedule);
-    WriteFile(options.output, values);
+    WriteTorchtitanFiles(plan, options.output, options.layers);
   } else {
     WriteFile(options.output, Exported(plan, options));
   }

@@ -119,11 +119,11 @@ Shown ShowPlan(const std::string& path) {
 }
 
 PagePlan OnPage(const Shown& shown) {
+  if (shown.report) return PageOf(shown.plan, shown.costs, *shown.report, shown.name);
   return {.plan = &shown.plan,
           .costs = &shown.costs,
           .name = shown.name,
-          .timeline = shown.timeline ? &*shown.timeline : &shown.report->simulation.timeline,
-          .report = shown.report ? &*shown.report : nullptr,
+          .timeline = &*shown.timeline,
           .findings = shown.findings,
           .cycle = shown.cycle};
 }

@@ -50,11 +50,7 @@ int RunSimulate(const SimulateOptions& options) {
     WriteFile(options.trace, WriteTrace(plan, report.simulation.timeline));
   }
   if (!options.html.empty()) {
-    const PagePlan page = {.plan = &plan,
-                           .costs = &costs,
-                           .name = plan.schedule,
-                           .timeline = &report.simulation.timeline,
-                           .report = &report};
+    const PagePlan page = PageOf(plan, costs, report, plan.schedule);
     WriteFile(options.html, DrawPage({&page, 1}, {}));
   }
   progress.reset();

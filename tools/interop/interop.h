@@ -85,4 +85,11 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
 std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
                             const std::optional<std::string>& layers);
 
+/// The CSV that goes with such a file: beside it, with its name.
+std::string CsvBeside(const std::string& output);
+
+/// Writes both.
+void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
+                          const std::optional<std::string>& layers);
+
 }  // namespace contraflow

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "tools/interop/interop.h"
 #include "tools/interop/stage_layers.h"
@@ -123,6 +124,19 @@ std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
   for (int s = 0; s < plan.stages; ++s) all = all && recomputed.HasStage(s);
   if (all) text += "\n[activation_checkpoint]\nmode = \"full\"\n";
   return text;
+}
+
+std::string CsvBeside(const std::string& output) {
+  const size_t name = output.rfind('/') + 1, dot = output.rfind('.');
+  return output.substr(0, dot == std::string::npos || dot <= name ? output.size() : dot) + ".csv";
+}
+
+void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
+                          const std::optional<std::string>& layers) {
+  const std::string csv = CsvBeside(output), schedule = WriteTorchCsv(plan);
+  const std::string values = WriteTorchtitan(plan, csv, layers);
+  WriteFile(csv, schedule);
+  WriteFile(output, values);
 }
 
 }  // namespace contraflow

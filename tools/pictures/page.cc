@@ -105,6 +105,14 @@ std::string Fill(std::span<const std::pair<std::string_view, std::string_view>> 
 
 }  // namespace
 
+PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, std::string name) {
+  return {.plan = &plan,
+          .costs = &costs,
+          .name = std::move(name),
+          .timeline = &report.simulation.timeline,
+          .report = &report};
+}
+
 std::string DrawPage(std::span<const PagePlan> plans, const View& view) {
   int64_t count = 0;
   for (const PagePlan& page : plans) count += InstructionCount(*page.plan);

@@ -27,6 +27,9 @@ struct PagePlan {
   std::vector<BlockedAt> cycle = {};   ///< of ranks that wait for each other, if there is one
 };
 
+/// A sound plan as it is predicted; all three must outlive it.
+PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, std::string name);
+
 /// A self-contained HTML page without requests to anywhere: the plans one above the other on one
 /// axis of time, to zoom into and to ask. It opens with what `view` says, of each of them. Throws
 /// Error for more than kMostOnPage instructions.

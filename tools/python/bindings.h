@@ -5,10 +5,14 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/plan.h"
@@ -32,6 +36,9 @@ struct Unsound : std::runtime_error {
 class PlanObject {
  public:
   explicit PlanObject(Plan made) : plan(std::move(made)) {}
+  ~PlanObject();
+  PlanObject(const PlanObject&) = delete;
+  PlanObject& operator=(const PlanObject&) = delete;
 
   const Plan plan;
 
@@ -42,6 +49,7 @@ class PlanObject {
   void Verify(Semantics semantics) const;
   /// Of a sound plan in its own costs. Without the GIL.
   const Report& report() const;
+  bool has_report() const;
 
  private:
   py::object programs_;  ///< none before they are asked for
@@ -50,22 +58,20 @@ class PlanObject {
   mutable std::optional<Report> report_;
 };
 
-/// Runs `work`, which ends soon after `stop` is set, on a thread of its own, without the GIL;
-/// Ctrl-C sets `stop`, and is raised once `work` has ended. With the GIL.
+/// Runs `work` on a thread of its own, without the GIL. Ctrl-C sets `stop` and is raised once
+/// `work` has ended, or half a second later: what does not look at `stop` goes on alone, and must
+/// own all that it uses. With the GIL.
+void RunApart(std::function<void()> work, std::atomic<bool>* stop);
+
+/// The same for work with a result; it gets `stop`.
 template <typename Work>
 auto UntilInterrupted(Work work) {
-  std::atomic<bool> stop = false;
-  bool interrupted = false;
-  auto result = std::async(std::launch::async, [&] { return work(stop); });
-  {
-    const py::gil_scoped_release others;
-    while (result.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
-      const py::gil_scoped_acquire mine;
-      if (!interrupted && PyErr_CheckSignals() != 0) stop = interrupted = true;
-    }
-  }
-  if (interrupted) throw py::error_already_set();
-  return result.get();
+  using Result = std::invoke_result_t<Work&, const std::atomic<bool>&>;
+  const auto stop = std::make_shared<std::atomic<bool>>(false);
+  const auto task = std::make_shared<std::packaged_task<Result()>>(
+      [work = std::move(work), stop]() mutable { return work(*stop); });
+  RunApart([task] { (*task)(); }, stop.get());
+  return task->get_future().get();
 }
 
 /// What the library or the command line says, in the words of Python: --memory-limit and
@@ -75,6 +81,13 @@ std::string WithKeywords(const std::string& text);
 /// Keyword arguments as options of the command line, those that are not None or False: memory_limit
 /// = "1x" is "--memory-limit=1x". With the GIL.
 std::vector<std::string> WordsOf(const py::dict& keywords);
+
+/// The costs that the argument `costs` and the keywords of a function (f, b, w, ...) say. Raises
+/// TypeError for other keywords. With the GIL.
+CostsOption CostsOptionOf(const char* function, const py::object& costs, py::kwargs keywords);
+
+/// A path or several, of the argument of that name. With the GIL.
+std::vector<std::string> PathsOf(const char* name, const py::object& paths);
 
 /// Takes "costs" out of keyword arguments and puts it where AddCostsOptions would: a file or a
 /// profile by name, a Costs, or a dict as in cost files. With the GIL.
@@ -113,6 +126,7 @@ using PlanClass = py::class_<PlanObject, std::shared_ptr<PlanObject>>;
 using Path = std::filesystem::path;
 std::optional<std::string> Written(std::string text, const std::optional<Path>& path);
 
+void BindInterrupt();
 void BindErrors(py::module_& module);
 void BindCosts(py::module_& module);
 PlanClass BindPlan(py::module_& module);
@@ -120,5 +134,6 @@ void BindSimulation(py::module_& module, PlanClass* plan);
 void BindInterop(PlanClass* plan);
 void BindCompile(py::module_& module);
 void BindCompare(py::module_& module);
+void BindDiff(py::module_& module);
 
 }  // namespace contraflow::python

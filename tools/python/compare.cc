@@ -26,9 +26,9 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
   TakeCosts(&keywords, &flags.costs);
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCompareOptions(app, &flags); });
   if (flags.no_auto) RefuseSearchOptions(flags.search, "with --no-auto what is compared");
-  std::vector<std::string> assumed;
-  auto compared = UntilInterrupted([&](const std::atomic<bool>& stop) {
-    std::vector<Point> points = MakePoints(flags, &assumed);
+  auto [compared, assumed] = UntilInterrupted([flags](const std::atomic<bool>& stop) {
+    std::vector<std::string> said;
+    std::vector<Point> points = MakePoints(flags, &said);
     if (points.size() > 1) {
       throw UsageError("--microbatches: one number of them and one --memory-limit at a time");
     }
@@ -44,7 +44,7 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
                                      : nullptr);
       row.plan.reset();
     }
-    return made;
+    return std::pair(std::move(made), std::move(said));
   });
   Warn(assumed, 2);
   return compared;
@@ -66,6 +66,11 @@ py::dict Plans(const ComparisonObject& self) {
 std::shared_ptr<PlanObject> Best(const ComparisonObject& self) {
   const CompareRow* const row = Advise(self.point.rows).row;
   return row == nullptr ? nullptr : self.plans[static_cast<size_t>(row - self.point.rows.data())];
+}
+
+/// Whether they are of the same rows and plans.
+bool Same(const ComparisonObject& a, const ComparisonObject& b) {
+  return Rows(a).equal(Rows(b)) && Plans(a).equal(Plans(b));
 }
 
 /// For notebooks.
@@ -94,7 +99,8 @@ std::string TableHtml(const ComparisonObject& self) {
 }  // namespace
 
 void BindCompare(py::module_& module) {
-  py::class_<ComparisonObject, std::shared_ptr<ComparisonObject>>(
+  using Self = std::shared_ptr<ComparisonObject>;
+  py::class_<ComparisonObject, Self>(
       module, "Comparison", "All schedules side by side for one model, one memory, one size.")
       .def_property_readonly("rows", &Rows,
                              "A dict for each schedule, as `contraflow compare --json` has it.")
@@ -108,15 +114,25 @@ void BindCompare(py::module_& module) {
            [](const ComparisonObject& self) {
              return ComparisonCsvHeader() + ComparisonCsv(self.point.request, self.point.rows);
            })
+      .def("__eq__", &Same)
+      .def("__eq__", [](const ComparisonObject&, const py::object&) { return false; })
+      .def("__copy__", [](const Self& self) { return self; })
+      .def("__deepcopy__", [](const Self& self, const py::dict&) { return self; })
+      .def("__reduce_ex__",
+           [](const ComparisonObject&, int) -> py::object {
+             throw py::type_error("a Comparison cannot be pickled; its rows and plans can");
+           })
       .def("_repr_html_", &TableHtml)
       .def("__str__",
            [](const ComparisonObject& self) {
              return ComparisonText(self.point.request, self.point.rows, self.costs_given);
            })
-      .def("__repr__", [](const ComparisonObject& self) {
-        return "<Comparison of " + std::to_string(self.plans.size()) +
-               " schedules: " + WithKeywords(Advise(self.point.rows).text) + ">";
-      });
+      .def("__repr__",
+           [](const ComparisonObject& self) {
+             return "<Comparison of " + std::to_string(self.plans.size()) +
+                    " schedules: " + WithKeywords(Advise(self.point.rows).text) + ">";
+           })
+      .attr("__hash__") = py::none();
   module.def("compare", &Compared);
 }
 

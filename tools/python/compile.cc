@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -17,31 +18,34 @@ namespace {
 /// The plan that the keywords ask for; of several placements the shortest, the first of those.
 std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
   CompileFlags flags;
-  std::vector<std::string> placements;
   TakeCosts(&keywords, &flags.costs);
-  if (keywords.contains("placement") && !py::isinstance<py::str>(keywords["placement"])) {
-    const py::object listed = keywords.attr("pop")("placement");
-    if (!listed.is_none()) {
-      for (const py::handle placement : listed) placements.push_back(py::str(placement));
-    }
-  }
+  const bool listed =
+      keywords.contains("placement") && !py::isinstance<py::str>(keywords["placement"]);
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCompileOptions(app, &flags); });
-  std::vector<std::string> assumed;
-  auto plan = UntilInterrupted([&](const std::atomic<bool>& stop) {
-    const auto compiled = [&] {
-      CompileRequest request = ResolveCompile(flags, &assumed);
-      request.options.control.stop = &stop;
-      return Compile(request.spec, request.options);
-    };
-    if (placements.empty()) return std::make_shared<PlanObject>(compiled());
-    std::optional<Plan> best;
-    for (const std::string& placement : placements) {
-      flags.search.placement = placement;
-      Plan made = compiled();
-      if (!best || made.provenance->makespan < best->provenance->makespan) best = std::move(made);
-    }
-    return std::make_shared<PlanObject>(std::move(*best));
-  });
+  std::vector<std::string> placements;
+  if (listed && flags.search.placement) {
+    std::istringstream names(*flags.search.placement);
+    for (std::string name; std::getline(names, name, ',');) placements.push_back(name);
+  }
+  auto [plan, assumed] =
+      UntilInterrupted([flags, placements](const std::atomic<bool>& stop) mutable {
+        std::vector<std::string> said;
+        const auto compiled = [&] {
+          CompileRequest request = ResolveCompile(flags, &said);
+          request.options.control.stop = &stop;
+          return Compile(request.spec, request.options);
+        };
+        if (placements.empty()) return std::pair(std::make_shared<PlanObject>(compiled()), said);
+        std::optional<Plan> best;
+        for (const std::string& placement : placements) {
+          flags.search.placement = placement;
+          Plan made = compiled();
+          if (!best || made.provenance->makespan < best->provenance->makespan) {
+            best = std::move(made);
+          }
+        }
+        return std::pair(std::make_shared<PlanObject>(std::move(*best)), said);
+      });
   Warn(assumed, 2);
   return plan;
 }

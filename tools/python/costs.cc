@@ -10,7 +10,6 @@
 #include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
-#include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/profile/profile.h"
 #include "tools/python/bindings.h"
@@ -22,10 +21,7 @@ namespace {
 /// A cost file or profile, a dict as in cost files, or unit costs; with the times that are given
 /// put over them.
 CostModel MakeCosts(const py::object& source, py::kwargs keywords) {
-  CostsOption option;
-  keywords["costs"] = source;
-  TakeCosts(&keywords, &option);
-  ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
+  const CostsOption option = CostsOptionOf("Costs", source, std::move(keywords));
   std::vector<std::string> assumed;
   CostModel costs = ResolveCosts(option, UnitCosts(), &assumed);
   Warn(assumed, 1);
@@ -36,22 +32,15 @@ CostModel MakeCosts(const py::object& source, py::kwargs keywords) {
 CostModel FromProfiles(const py::object& paths, const std::optional<std::string>& form,
                        const std::shared_ptr<PlanObject>& plan, double split, int warmup,
                        const LogShape& log) {
-  std::vector<std::string> files;
-  if (py::isinstance<py::str>(paths) || py::hasattr(paths, "__fspath__")) {
-    files.push_back(paths.cast<Path>().string());
-  } else {
-    for (const py::handle path : paths) files.push_back(path.cast<Path>().string());
+  const std::vector<std::string> files = PathsOf("paths", paths);
+  if (!(split >= 0 && split <= 1)) {
+    throw Error("split: must be in 0..1, is " + py::str(py::float_(split)).cast<std::string>());
   }
-  if (files.empty()) throw Error("paths: name at least one file");
-  if (!(split >= 0 && split <= 1)) throw Error("split: must be in 0..1, is " + FormatReal(split));
   ProfileOptions options = {
       .plan = plan ? &plan->plan : nullptr, .log = log, .split = split, .warmup = warmup};
   if (form) options.from = ParseProfileForm(*form);
-  const auto read = [&] {
-    const py::gil_scoped_release others;
-    return Profile(files, options);
-  };
-  const ProfiledCosts profile = read();
+  const ProfiledCosts profile = UntilInterrupted(
+      [plan, files, options](const std::atomic<bool>&) { return Profile(files, options); });
   py::module_::import("logging")
       .attr("getLogger")("contraflow")
       .attr("info")("%s", ProfileText(profile));
@@ -104,6 +93,8 @@ void BindCosts(py::module_& module) {
       .def("__eq__", [](const CostModel&, const py::object&) { return false; })
       .def(py::pickle(&WriteCosts,
                       [](const std::string& text) { return ReadCosts(text, "pickle"); }))
+      .def("__copy__", [](const CostModel& costs) { return costs; })
+      .def("__deepcopy__", [](const CostModel& costs, const py::dict&) { return costs; })
       .def("__repr__",
            [](const CostModel& costs) { return "<Costs " + DescribeCosts(costs) + ">"; })
       .attr("__hash__") = py::none();

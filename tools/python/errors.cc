@@ -57,6 +57,11 @@ void BindErrors(py::module_& module) {
           }))
       .def(
           "__eq__", [](const Finding& a, const Finding& b) { return a == b; }, py::is_operator())
+      .def("__hash__",
+           [](const Finding& finding) {
+             return py::hash(
+                 py::make_tuple(finding.check, finding.rank, finding.index, finding.message));
+           })
       .def("__repr__", [](const Finding& finding) {
         return "<Finding " + finding.check + ": " + WithKeywords(finding.message) + ">";
       });

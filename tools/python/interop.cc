@@ -14,7 +14,6 @@
 #include "compiler/files/trace.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
-#include "tools/cli/options.h"
 #include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
 #include "tools/python/bindings.h"
@@ -28,31 +27,27 @@ using Self = std::shared_ptr<PlanObject>;
 
 Self FromTorchCsv(const Path& path, const std::string& level, const py::object& costs,
                   bool remake_comm, py::kwargs keywords) {
-  CostsOption option;
-  keywords["costs"] = costs;
-  TakeCosts(&keywords, &option);
-  ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
-  std::vector<std::string> assumed;
-  const auto read = [&] {
-    const py::gil_scoped_release others;
-    const CostModel model = ResolveCosts(option, UnitCosts(), &assumed);
-    const Level target = ParseLevel(level);
+  const CostsOption option = CostsOptionOf("from_torch_csv", costs, std::move(keywords));
+  const Level target = ParseLevel(level);
+  auto [plan,
+        assumed] = UntilInterrupted([path, option, target, remake_comm](const std::atomic<bool>&) {
+    std::vector<std::string> said;
+    const CostModel model = ResolveCosts(option, UnitCosts(), &said);
     Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string());
     if (order.level == Level::kComm && target == Level::kComm && !remake_comm) {
       // As it is, for verify() to judge.
-      return std::make_shared<PlanObject>(WithPromise(std::move(order), model));
+      return std::pair(std::make_shared<PlanObject>(WithPromise(std::move(order), model)), said);
     }
     if (order.level == Level::kComm) order = WithoutMessages(std::move(order));
     RequireSound(order, path.string());
-    return std::make_shared<PlanObject>(
-        Lower(std::move(order), model, {.target = target, .overlap = OverlapOf(option, model)}));
-  };
-  Self plan = read();
+    order = Lower(std::move(order), model, {.target = target, .overlap = OverlapOf(option, model)});
+    return std::pair(std::make_shared<PlanObject>(std::move(order)), said);
+  });
   Warn(assumed, 1);
   return plan;
 }
 
-std::optional<std::string> ToTorchCsv(const PlanObject& self, const std::optional<Path>& path,
+std::optional<std::string> ToTorchCsv(const Self& self, const std::optional<Path>& path,
                                       const std::string& form,
                                       const std::optional<std::string>& torch) {
   if (form != "compute" && form != "compute_comms") {
@@ -60,14 +55,35 @@ std::optional<std::string> ToTorchCsv(const PlanObject& self, const std::optiona
   }
   TorchCsvOptions options = {.messages = form == "compute_comms"};
   if (torch) options.version = ParseTorchVersion(*torch);
-  const auto write = [&] {
+  std::optional<std::string> text =
+      UntilInterrupted([self, path, options](const std::atomic<bool>&) {
+        self->Verify();
+        return Written(WriteTorchCsv(self->plan, options), path);
+      });
+  Warn(TorchNotes(self->plan), 1);
+  return text;
+}
+
+using Layers = std::optional<std::variant<int64_t, std::string>>;
+
+std::optional<std::string> TextOf(const Layers& layers) {
+  if (!layers) return std::nullopt;
+  const auto* const count = std::get_if<int64_t>(&*layers);
+  return count ? std::to_string(*count) : std::get<std::string>(*layers);
+}
+
+void ToTorchtitan(const PlanObject& self, const Path& path, const Layers& layers) {
+  if (CsvBeside(path.string()) == path.string()) {
+    throw Error(
+        "path: the CSV has that name and stands beside the values; give a file such as "
+        "run.toml");
+  }
+  {
     const py::gil_scoped_release others;
     self.Verify();
-    return Written(WriteTorchCsv(self.plan, options), path);
-  };
-  std::optional<std::string> text = write();
+    WriteTorchtitanFiles(self.plan, path.string(), TextOf(layers));
+  }
   Warn(TorchNotes(self.plan), 1);
-  return text;
 }
 
 Picture PictureOf(const PlanObject& self, int rank) {
@@ -118,11 +134,13 @@ void BindInterop(PlanClass* plan) {
   const auto to = [plan](const char* name, auto text, const char* doc) {
     plan->def(
         name,
-        [text](const PlanObject& self, const std::optional<Path>& path) {
-          self.Verify();
-          return Written(text(self), path);
+        [text](const Self& self, const std::optional<Path>& path) {
+          return UntilInterrupted([text, self, path](const std::atomic<bool>&) {
+            self->Verify();
+            return Written(text(*self), path);
+          });
         },
-        py::arg("path") = py::none(), py::call_guard<py::gil_scoped_release>(), doc);
+        py::arg("path") = py::none(), doc);
   };
   to(
       "to_chrome_trace",
@@ -141,28 +159,21 @@ void BindInterop(PlanClass* plan) {
       [](const PlanObject& self) {
         const CostModel costs = CostsForPlan({}, self.plan);
         const Report& report = self.report();
-        const PagePlan page = {.plan = &self.plan,
-                               .costs = &costs,
-                               .name = self.plan.schedule,
-                               .timeline = &report.simulation.timeline,
-                               .report = &report};
+        const PagePlan page = PageOf(self.plan, costs, report, self.plan.schedule);
         return DrawPage({&page, 1}, {});
       },
       "A page with the picture and the figures.");
   plan->def(
           "to_megatron_layout",
-          [](const PlanObject& self,
-             const std::optional<std::variant<int64_t, std::string>>& layers) {
+          [](const PlanObject& self, const Layers& layers) {
             self.Verify();
-            std::optional<std::string> text;
-            if (layers) {
-              const auto* const count = std::get_if<int64_t>(&*layers);
-              text = count ? std::to_string(*count) : std::get<std::string>(*layers);
-            }
-            return WriteMegatronLayout(self.plan, text);
+            return WriteMegatronLayout(self.plan, TextOf(layers));
           },
           py::arg("layers") = py::none(), py::call_guard<py::gil_scoped_release>(),
           "The arguments with which Megatron-LM runs the plan, one a line.")
+      .def("to_torchtitan", &ToTorchtitan, py::arg("path"), py::arg("layers") = py::none(),
+           "Writes the values of torchtitan's configuration that make it run the plan, and beside "
+           "them, with the same name, the CSV that they name. Warns of what a CSV cannot say.")
       .def(
           "grid",
           [](const PlanObject& self, int width) {

@@ -1,31 +1,101 @@
-#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
+#include <algorithm>
+#include <array>
 #include <cctype>
+#include <cmath>
 #include <string>
 
 #include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/python/bindings.h"
 
 namespace contraflow::python {
 namespace {
 
-/// The value of an option as text: numbers as Python prints them, lists with commas.
-std::string ValueOf(const std::string& name, const py::handle& value) {
-  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
-  if (py::hasattr(value, "__fspath__")) return value.attr("__fspath__")().cast<std::string>();
-  if (py::hasattr(value, "__iter__")) {
-    std::string list;
-    for (const py::handle item : value) {
-      list += (list.empty() ? "" : ",") + ValueOf(name, item);
-    }
-    return list;
+/// Keywords that take lists, and those of costs.
+constexpr std::array kLists = {"placement", "recompute", "offload", "partition"};
+constexpr std::array kTimes = {"f", "b", "w", "bw", "fb", "comm", "split", "host_link", "overlap"};
+
+template <typename Names>
+bool Has(const Names& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+[[noreturn]] void RefuseType(const std::string& name, const std::string& wanted,
+                             const py::handle& value) {
+  const auto type = value.get_type().attr("__name__").cast<std::string>();
+  throw py::type_error(name + ": must be " + wanted + ", is of type " + type);
+}
+
+std::string TextOf(const std::string& name, const py::handle& value) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    throw Error(name + ": is not valid Unicode; a surrogate stands alone in it");
   }
-  // 80e9 bytes are a whole number of them.
-  const bool whole = py::isinstance<py::float_>(value) && value.attr("is_integer")().cast<bool>();
-  const std::string text = py::str(whole ? py::int_(py::reinterpret_borrow<py::object>(value))
-                                         : py::reinterpret_borrow<py::object>(value));
-  return name == "budget" ? text + "s" : text;
+  const std::string copy(text, static_cast<size_t>(size));
+  if (copy.find('\0') != std::string::npos) throw Error(name + ": must not contain a zero byte");
+  return copy;
+}
+
+/// A number as decimal text; nothing for what is none.
+std::optional<std::string> NumberOf(const std::string& name, const py::handle& value) {
+  PyObject* const object = value.ptr();
+  const bool whole = PyIndex_Check(object) != 0;
+  if (PyBool_Check(object) != 0) return std::nullopt;
+  if (!whole && PyFloat_Check(object) == 0 && !py::hasattr(value, "__float__")) return std::nullopt;
+  try {
+    py::object number =
+        py::reinterpret_steal<py::object>(whole ? PyNumber_Index(object) : PyNumber_Float(object));
+    if (!number) throw py::error_already_set();
+    const double real = whole ? 0 : number.cast<double>();
+    if (name == "budget" && !whole) {
+      if (!std::isfinite(real)) throw Error("budget: must be a finite number of seconds");
+      return std::to_string(real) + "s";
+    }
+    // 80e9 bytes are a whole number of them.
+    if (!whole && std::isfinite(real) && std::trunc(real) == real) number = py::int_(number);
+    return py::str(number).cast<std::string>() + (name == "budget" ? "s" : "");
+  } catch (const py::error_already_set& error) {
+    // An array that is not one number; too many digits.
+    if (error.matches(PyExc_TypeError)) return std::nullopt;
+    if (!error.matches(PyExc_ValueError)) throw;
+    throw Error(name + ": is too large");
+  }
+}
+
+/// The value of an option as text: numbers as Python prints them, lists with commas.
+std::string ValueOf(const std::string& name, const py::handle& value, bool lists) {
+  if (py::isinstance<py::str>(value)) return TextOf(name, value);
+  if (std::optional<std::string> number = NumberOf(name, value)) return *std::move(number);
+  if (py::hasattr(value, "__fspath__")) {
+    const py::object path = value.attr("__fspath__")();
+    if (py::isinstance<py::str>(path)) return TextOf(name, path);
+  }
+  const bool list = py::isinstance<py::iterable>(value) && !PyBytes_Check(value.ptr()) &&
+                    !PyByteArray_Check(value.ptr()) && !py::isinstance<py::dict>(value);
+  if (!lists || !list) {
+    RefuseType(name, lists ? "text, a number or a list of them" : "a number or text", value);
+  }
+  std::string text;
+  for (const py::handle item : value) {
+    text += (text.empty() ? "" : ",") + ValueOf(name, item, false);
+  }
+  return text;
+}
+
+/// Where a flag such as --memory-limit ends that begins at `at`; `at` where there is none, as in a
+/// path.
+size_t EndOfFlag(const std::string& text, size_t at) {
+  if (text.compare(at, 2, "--") != 0 || (at > 0 && text[at - 1] == '-')) return at;
+  size_t end = at + 2;
+  while (end < text.size() && (std::islower(text[end]) != 0 || text[end] == '-')) ++end;
+  const bool path = end < text.size() && (text[end] == '/' || text[end] == '.') &&
+                    end + 1 < text.size() && text[end + 1] != ' ';
+  return end == at + 2 || path ? at : end;
 }
 
 }  // namespace
@@ -33,18 +103,15 @@ std::string ValueOf(const std::string& name, const py::handle& value) {
 std::string WithKeywords(const std::string& text) {
   const std::string flags = WithFlags(text);
   std::string out;
-  for (size_t at = 0; at < flags.size(); ++at) {
-    const bool flag = flags.compare(at, 2, "--") == 0 && (at == 0 || flags[at - 1] != '-') &&
-                      at + 2 < flags.size() && std::islower(flags[at + 2]) != 0;
-    if (!flag) {
-      out += flags[at];
+  bool quoted = false;  // what the user wrote
+  for (size_t at = 0; at < flags.size();) {
+    if (flags[at] == '"') quoted = !quoted;
+    const size_t end = quoted ? at : EndOfFlag(flags, at);
+    if (end == at) {
+      out += flags[at++];
       continue;
     }
-    for (at += 2; at < flags.size(); ++at) {
-      if (std::islower(flags[at]) == 0 && flags[at] != '-') break;
-      out += flags[at] == '-' ? '_' : flags[at];
-    }
-    --at;
+    for (at += 2; at < end; ++at) out += flags[at] == '-' ? '_' : flags[at];
   }
   return out;
 }
@@ -52,13 +119,18 @@ std::string WithKeywords(const std::string& text) {
 std::vector<std::string> WordsOf(const py::dict& keywords) {
   std::vector<std::string> words;
   for (const auto& [key, value] : keywords) {
-    if (value.is_none() || value.is(py::bool_(false))) continue;
     std::string name = key.cast<std::string>();
     if (name.ends_with('_')) name.pop_back();  // for_, as `for` is a word of Python's
+    if (value.is_none()) continue;
     std::string word = "--";
     for (const char c : name) word += c == '_' ? '-' : c;
-    const std::string text = value.is(py::bool_(true)) ? "true" : ValueOf(name, value);
-    if (text.empty()) throw Error(name + ": is empty; leave it out");
+    if (name == "no_auto") {
+      if (PyBool_Check(value.ptr()) == 0) RefuseType(name, "True or False", value);
+      if (value.is(py::bool_(true))) words.push_back(word);
+      continue;
+    }
+    const std::string text = ValueOf(name, value, Has(kLists, name));
+    if (text.empty()) throw Error(name + ": must not be empty");
     words.push_back(word + "=" + text);
   }
   return words;
@@ -67,15 +139,19 @@ std::vector<std::string> WordsOf(const py::dict& keywords) {
 namespace {
 
 /// A dict as the text of a cost file; measured costs may be numbers and arrays of numpy.
-std::string TextOf(const py::object& costs) {
+std::string JsonOf(const py::object& costs) {
   const py::object plain = py::module_::import("operator").attr("methodcaller")("tolist");
   try {
     return py::module_::import("json")
         .attr("dumps")(costs, py::arg("default") = plain, py::arg("allow_nan") = false)
         .cast<std::string>();
   } catch (py::error_already_set& error) {
-    // AttributeError: what is neither JSON nor numpy's; ValueError: NaN, or a dict within itself.
-    if (!error.matches(PyExc_AttributeError) && !error.matches(PyExc_ValueError)) throw;
+    // AttributeError: what is neither JSON nor numpy's; TypeError: a key that is no text;
+    // ValueError: NaN, or a dict within itself; RecursionError: one too deep.
+    if (!error.matches(PyExc_AttributeError) && !error.matches(PyExc_TypeError) &&
+        !error.matches(PyExc_ValueError) && !error.matches(PyExc_RecursionError)) {
+      throw;
+    }
     throw Error("costs: must hold numbers, text, lists and dicts alone, and finite numbers (" +
                 std::string(py::str(error.value())) + ")");
   }
@@ -89,12 +165,44 @@ void TakeCosts(py::dict* keywords, CostsOption* option) {
   if (py::isinstance<CostModel>(costs)) {
     option->read = costs.cast<CostModel>();
   } else if (py::isinstance<py::dict>(costs)) {
-    option->text = TextOf(costs);
+    option->text = JsonOf(costs);
   } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
-    option->file = ValueOf("costs", costs);
+    option->file = ValueOf("costs", costs, false);
   } else {
-    throw py::type_error("costs: must be a Costs, a dict, or the name of a file or a profile");
+    RefuseType("costs", "a Costs, a dict, or the name of a file or a profile", costs);
   }
+}
+
+CostsOption CostsOptionOf(const char* function, const py::object& costs, py::kwargs keywords) {
+  for (const auto& [key, value] : keywords) {
+    const auto name = key.cast<std::string>();
+    if (Has(kTimes, name)) continue;
+    throw py::type_error(std::string(function) + "() got an unexpected keyword argument '" + name +
+                         "'");
+  }
+  CostsOption option;
+  keywords["costs"] = costs;
+  TakeCosts(&keywords, &option);
+  ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
+  return option;
+}
+
+std::vector<std::string> PathsOf(const char* name, const py::object& paths) {
+  const auto path_of = [&](const py::handle& value) {
+    try {
+      return value.cast<Path>().string();
+    } catch (const py::cast_error&) {
+      RefuseType(name, "a path that can be written, or a list of them", value);
+    }
+  };
+  if (py::isinstance<py::str>(paths) || py::hasattr(paths, "__fspath__")) return {path_of(paths)};
+  if (!py::isinstance<py::iterable>(paths) || py::isinstance<py::dict>(paths)) {
+    RefuseType(name, "a path or a list of them", paths);
+  }
+  std::vector<std::string> files;
+  for (const py::handle path : paths) files.push_back(path_of(path));
+  if (files.empty()) throw Error(std::string(name) + ": name at least one file");
+  return files;
 }
 
 void Warn(const std::vector<std::string>& assumed, int depth) {

@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_core, module) {
   namespace python = contraflow::python;
   module.doc() = "The compiler itself; see the package contraflow.";
+  python::BindInterrupt();
   python::BindErrors(module);
   auto plan = python::BindPlan(module);
   python::BindCosts(module);
@@ -10,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   python::BindInterop(&plan);
   python::BindCompile(module);
   python::BindCompare(module);
+  python::BindDiff(module);
 }

@@ -46,6 +46,12 @@ void RequireNone(const Plan& plan, std::vector<Finding> findings) {
 
 }  // namespace
 
+PlanObject::~PlanObject() {
+  if (!programs_) return;
+  const py::gil_scoped_acquire mine;  // what was interrupted may hold it last
+  programs_ = py::object();
+}
+
 void PlanObject::Verify() const {
   const std::lock_guard lock(mutex_);
   if (sound_) return;
@@ -65,7 +71,20 @@ const Report& PlanObject::report() const {
   return *report_;
 }
 
+bool PlanObject::has_report() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && report_;
+}
+
 namespace {
+
+/// Of a sound plan in its own costs. With the GIL.
+const Report& ReportOf(const std::shared_ptr<PlanObject>& self) {
+  if (!self->has_report()) {
+    UntilInterrupted([self](const std::atomic<bool>&) { self->report(); });
+  }
+  return self->report();
+}
 
 /// A field that is -1 where the operation does not have it.
 template <typename Field>
@@ -151,6 +170,18 @@ PlanClass BindPlan(py::module_& module) {
       .def_property_readonly(
           "microbatches", [](const Route& r) { return py::tuple(py::cast(r.microbatches)); },
           "Those that take it, ascending.")
+      .def(
+          "__eq__", [](const Route& a, const Route& b) { return a == b; }, py::is_operator())
+      .def("__hash__",
+           [](const Route& r) {
+             return py::hash(
+                 py::make_tuple(py::tuple(py::cast(r.ranks)), py::tuple(py::cast(r.microbatches))));
+           })
+      .def(py::pickle(
+          [](const Route& r) { return py::make_tuple(r.ranks, r.microbatches); },
+          [](const py::tuple& state) {
+            return Route{state[0].cast<std::vector<int>>(), state[1].cast<std::vector<int>>()};
+          }))
       .def("__repr__", [](const Route& r) {
         return "<Route of " + std::to_string(r.ranks.size()) + " stages, " +
                std::to_string(r.microbatches.size()) + " micro-batches>";
@@ -183,10 +214,14 @@ PlanClass BindPlan(py::module_& module) {
           "each rank if it ends in \"/\".")
       .def(
           "verify",
-          [](const PlanObject& self, const std::optional<std::string>& semantics) {
-            semantics ? self.Verify(ParseSemantics(*semantics)) : self.Verify();
+          [](const std::shared_ptr<PlanObject>& self, const std::optional<std::string>& semantics) {
+            std::optional<Semantics> asked;
+            if (semantics) asked = ParseSemantics(*semantics);
+            UntilInterrupted([self, asked](const std::atomic<bool>&) {
+              asked ? self->Verify(*asked) : self->Verify();
+            });
           },
-          py::arg("semantics") = py::none(), release,
+          py::arg("semantics") = py::none(),
           "Proves the plan complete, in order and free of deadlock, or raises Unsound: where each "
           "rank has one in-order queue (\"rank\"), each pair of ranks (\"pair\") or directed edge "
           "(\"edge\") has its own, or with unlimited buffering (\"buffered\"); by default as the "
@@ -227,12 +262,7 @@ PlanClass BindPlan(py::module_& module) {
       .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.");
   const auto figure = [&plan](const char* name, auto of, const char* doc) {
     plan.def_property_readonly(
-        name,
-        [of](const PlanObject& self) {
-          const py::gil_scoped_release others;
-          return of(self.report());
-        },
-        doc);
+        name, [of](const std::shared_ptr<PlanObject>& self) { return of(ReportOf(self)); }, doc);
   };
   BindFigures(figure);
   plan.def("__eq__",
@@ -242,6 +272,9 @@ PlanClass BindPlan(py::module_& module) {
       .def("__repr__",
            [](const PlanObject& self) { return "<Plan " + DescribePlan(self.plan) + ">"; });
   plan.attr("__hash__") = py::none();
+  using Self = std::shared_ptr<PlanObject>;  // it never changes, so a copy is itself
+  plan.def("__copy__", [](const Self& self) { return self; })
+      .def("__deepcopy__", [](const Self& self, const py::dict&) { return self; });
   plan.def(py::pickle([](const PlanObject& self) { return py::bytes(WritePlanBinary(self.plan)); },
                       [](const py::bytes& bytes) {
                         return std::make_shared<PlanObject>(

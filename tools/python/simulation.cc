@@ -12,7 +12,6 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
-#include "tools/cli/options.h"
 #include "tools/python/bindings.h"
 #include "tools/report/explanation.h"
 #include "tools/report/report.h"
@@ -22,52 +21,49 @@ namespace {
 
 /// A plan's predicted run in certain costs.
 struct SimulationObject {
-  std::shared_ptr<const PlanObject> plan;
+  std::shared_ptr<PlanObject> plan;
+  CostModel costs;
   Report report;
 
   const Simulation& run() const { return report.simulation; }
 };
 
-CostsOption CostsOptionOf(const py::object& costs, py::kwargs* keywords) {
-  CostsOption option;
-  (*keywords)["costs"] = costs;
-  TakeCosts(keywords, &option);
-  ParseOptions(WordsOf(*keywords), [&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
-  return option;
+using Self = std::shared_ptr<PlanObject>;
+
+/// A run in these costs; without the GIL.
+SimulationObject Run(const Self& plan, CostModel costs) {
+  plan->Verify();
+  Report report = MakeReport(plan->plan, costs);
+  return {plan, std::move(costs), std::move(report)};
 }
 
-SimulationObject Simulated(const std::shared_ptr<PlanObject>& self, const py::object& costs,
-                           py::kwargs keywords) {
-  const CostsOption option = CostsOptionOf(costs, &keywords);
-  std::vector<std::string> assumed;
-  const auto simulated = [&] {
-    const py::gil_scoped_release others;
-    self->Verify();
-    return MakeReport(self->plan, CostsForPlan(option, self->plan, &assumed));
-  };
-  SimulationObject made = {self, simulated()};
+SimulationObject Simulated(const Self& self, const py::object& costs, py::kwargs keywords) {
+  const CostsOption option = CostsOptionOf("simulate", costs, std::move(keywords));
+  auto [made, assumed] = UntilInterrupted([self, option](const std::atomic<bool>&) {
+    std::vector<std::string> said;
+    CostModel model = CostsForPlan(option, self->plan, &said);
+    return std::pair(Run(self, std::move(model)), said);
+  });
   Warn(assumed, 1);
-  return made;
+  return std::move(made);
 }
 
-py::object Explained(const PlanObject& self, const py::object& costs, int rank,
+py::object Explained(const Self& self, const py::object& costs, std::optional<int> rank,
                      py::kwargs keywords) {
-  const CostsOption option = CostsOptionOf(costs, &keywords);
-  if (rank < -1 || rank >= self.plan.ranks) {
-    throw Error("rank: must be in 0.." + std::to_string(self.plan.ranks - 1) + ", is " +
-                std::to_string(rank));
+  const CostsOption option = CostsOptionOf("explain", costs, std::move(keywords));
+  if (rank && (*rank < 0 || *rank >= self->plan.ranks)) {
+    throw Error("rank: must be in 0.." + std::to_string(self->plan.ranks - 1) + ", is " +
+                std::to_string(*rank));
   }
-  std::vector<std::string> assumed;
-  const auto explained = [&] {
-    const py::gil_scoped_release others;
-    self.Verify();
-    const CostModel model = CostsForPlan(option, self.plan, &assumed);
+  const auto [text, assumed] = UntilInterrupted([self, option, rank](const std::atomic<bool>&) {
+    self->Verify();
+    std::vector<std::string> said;
+    const CostModel model = CostsForPlan(option, self->plan, &said);
     // Ranks wait for messages; that changes no time.
-    const bool lowered = self.plan.level != Level::kCompute;
-    const Plan plan = lowered ? self.plan : Lower(self.plan, model, {.target = Level::kComm});
-    return FormatJson(ExplanationToJson(Explain(plan, model), rank));
-  };
-  const std::string text = explained();
+    const bool lowered = self->plan.level != Level::kCompute;
+    const Plan plan = lowered ? self->plan : Lower(self->plan, model, {.target = Level::kComm});
+    return std::pair(FormatJson(ExplanationToJson(Explain(plan, model), rank.value_or(-1))), said);
+  });
   Warn(assumed, 1);
   return py::module_::import("json").attr("loads")(text);
 }
@@ -194,15 +190,32 @@ void BindSimulation(py::module_& module, PlanClass* plan) {
           },
           py::arg("path") = py::none(), release,
           "The timeline for Perfetto or chrome://tracing; the text where no path is given.")
+      .def("__eq__",
+           [](const SimulationObject& self, const SimulationObject& other) {
+             return self.costs == other.costs && self.plan->plan == other.plan->plan;
+           })
+      .def("__eq__", [](const SimulationObject&, const py::object&) { return false; })
+      .def("__copy__", [](const SimulationObject& self) { return self; })
+      .def("__deepcopy__", [](const SimulationObject& self, const py::dict&) { return self; })
+      .def(py::pickle(
+          [](const SimulationObject& self) { return py::make_tuple(self.plan, self.costs); },
+          [](const py::tuple& state) {
+            return UntilInterrupted([of = state[0].cast<Self>(),
+                                     costs = state[1].cast<CostModel>()](const std::atomic<bool>&) {
+              return Run(of, costs);
+            });
+          }))
       .def("__str__",
            [](const SimulationObject& self) {
              return RankTable(self.report, self.report.peak_bytes() > 0) + "\n" +
                     SummaryTable(self.plan->plan, self.report);
            })
       .def("__repr__", [](const SimulationObject& self) {
-        return "<Simulation of " + DescribePlan(self.plan->plan) + ">";
+        return "<Simulation of " + DescribePlan(self.plan->plan) + ": makespan " +
+               FormatWithUnit(self.run().makespan, self.report.unit) + ">";
       });
-  plan->def("explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = -1,
+  simulation.attr("__hash__") = py::none();
+  plan->def("explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = py::none(),
             "Why ranks are idle and which costs the makespan follows, as `contraflow explain "
             "--json` has it; of a rank with each of its idle times.");
   plan->def(

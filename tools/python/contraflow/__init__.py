@@ -9,6 +9,7 @@
 """
 
 import sys as _sys
+from typing import Any as _Any
 
 try:
     from contraflow._core import (
@@ -21,6 +22,7 @@ try:
         Route,
         Simulation,
         Unsound,
+        diff,
     )
 except ModuleNotFoundError as error:
     if error.name != "contraflow._core":
@@ -43,14 +45,20 @@ __all__ = [
     "Unsound",
     "compare",
     "compile",
+    "diff",
 ]
 
+
+def _show_as_ours(cls: _Any) -> None:
+    cls.__module__ = "contraflow"
+    # pprint looks it up in a dict, and a method of C++ cannot be a key.
+    method = cls.__repr__
+    cls.__repr__ = lambda self: method(self)
+
+
 for _name in __all__:
-    _object = globals()[_name]
-    if isinstance(_object, type):
-        _object.__module__ = "contraflow"
-        # pprint looks it up in a dict, and a method of C++ cannot be a key.
-        _object.__repr__ = (lambda method: lambda self: method(self))(_object.__repr__)
+    if isinstance(globals()[_name], type):
+        _show_as_ours(globals()[_name])
 
 
 def __getattr__(name):

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/plan.h"
+
+namespace contraflow {
+
+/// What a plan comes to, with the costs it has.
+struct PlanFigures {
+  Unit unit = Unit::kUnit;
+  Time makespan = 0;
+  double bubble_ratio = 0;
+  int activations = 0;           ///< of the rank that holds most, like the bytes
+  int64_t bytes = 0, total = 0;  ///< 0 where the costs have none
+};
+
+/// What differs between two plans, as edits (FormatEdits) of what each line says.
+struct Difference {
+  struct Rank {
+    int rank = 0;
+    std::string instructions, slots;
+  };
+
+  bool equal = true;
+  std::optional<PlanFigures> was, is;  ///< nothing of a plan that is not sound
+  std::string fields = {};             ///< above the programs
+  std::vector<Rank> ranks = {};        ///< those that differ
+};
+Difference Differ(const Plan& left, const Plan& right);
+
+/// The figures side by side, and the edits or, with `stat`, how many there are on each rank.
+std::string WriteDifference(const Difference& difference, bool stat);
+
+/// The object of `diff --json`; with `edits` also the lines of the edits: "fields" and, of each
+/// rank, "edits".
+Json DifferenceToJson(const Difference& difference, bool edits = false);
+
+}  // namespace contraflow

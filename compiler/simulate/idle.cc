@@ -27,6 +27,7 @@ constexpr std::array<CauseText, kIdleCauses> kTexts = {{
     {"memory", "a forward could run, but the rank would hold more than it ever does in this plan"},
     {"order", "something could run that the plan runs later"},
     {"overhead", "everything was there: the launch, or a processor that was busy otherwise"},
+    {"standstill", "the rank goes no further: what it waits for never comes"},
 }};
 
 /// True for what begins a chunk, and with it takes the memory of an activation.
@@ -82,6 +83,7 @@ struct WholeRun {
         simulation(its_simulation),
         waits(plan, costs, simulation.timeline),
         accesses(plan),
+        instructions(InstructionCount(plan)),
         recomputed(plan),
         cells(BytesOfCells(costs, plan.stages, recomputed.any())) {}
 
@@ -90,6 +92,7 @@ struct WholeRun {
   const Simulation& simulation;
   const Waits waits;
   const Accesses accesses;
+  const int64_t instructions;
   const RecomputedCells recomputed;
   const std::vector<CellBytes> cells;  ///< by stage
 };
@@ -103,7 +106,12 @@ class RankIdle {
         program_(run.plan.program(rank)),
         held_(HeldOverTime(run.plan, run.costs, run.recomputed, run.simulation.timeline, rank)) {
     for (int i = 0; i < static_cast<int>(program_.size()); ++i) {
-      if (LaneOf(Op(i)) == Lane::kCompute) lane_.push_back(i);
+      if (LaneOf(Op(i)) != Lane::kCompute) continue;
+      if (waits_.SpanOf({rank_, i}).start >= 0) {
+        lane_.push_back(i);
+      } else if (stands_at_ < 0) {
+        stands_at_ = i;
+      }
     }
     LookAhead(DataTimes(run.plan, run.accesses, run.simulation.timeline, rank));
   }
@@ -116,7 +124,10 @@ class RankIdle {
       if (span.start > free) Explain(k, {free, span.start});
       free = std::max(free, span.end);
     }
-    if (makespan > free) idle_.push_back({{free, makespan}, IdleCause::kDrain});
+    if (makespan > free) {
+      const IdleCause cause = stands_at_ < 0 ? IdleCause::kDrain : IdleCause::kStandstill;
+      idle_.push_back({{free, makespan}, cause, stands_at_});
+    }
     return std::move(idle_);
   }
 
@@ -180,10 +191,15 @@ class RankIdle {
       if (when.start < when.end) idle_.push_back({when, cause, lane_[k], because});
     };
     InstructionRef at{rank_, lane_[k]};
+    int64_t links = run_.instructions;
     for (Time start = waits_.SpanOf(at).start; start > gap.start;) {
+      // What is not sound may wait in a circle, of which nothing takes time.
+      if (--links < 0) return put(gap.start, start, IdleCause::kDependency, at);
       const std::optional<Wait> wait = waits_.Last(at);
       const Time until = wait ? std::min(wait->until, start) : 0;
-      put(until, start, IdleCause::kOverhead, at);
+      // At level compute messages are not written down.
+      put(until, start,
+          run_.plan.level == Level::kCompute ? IdleCause::kLink : IdleCause::kOverhead, at);
       if (!wait) return;
       at = wait->on;
       const Time began = std::min(waits_.SpanOf(at).start, until);
@@ -219,6 +235,7 @@ class RankIdle {
   const Program& program_;
   const std::vector<Held> held_;
   std::vector<int> lane_;                   // what runs on the compute lane, indices
+  int stands_at_ = -1;                      // the first there that never runs; -1: all run
   std::vector<Candidate> takers_, others_;  // by place on the lane
   size_t last_forward_ = 0;                 // its place on the lane
   std::vector<Idle> idle_;

@@ -21,11 +21,12 @@ enum class IdleCause : uint8_t {
   kMemory,      ///< a forward could run, but would hold more than the rank ever does
   kOrder,       ///< something could run that the plan runs later
   kOverhead,    ///< nothing was missing; measured runs only
+  kStandstill,  ///< it goes no further; plans that are not sound only
 };
-inline constexpr int kIdleCauses = static_cast<int>(IdleCause::kOverhead) + 1;
+inline constexpr int kIdleCauses = static_cast<int>(IdleCause::kStandstill) + 1;
 
 /// "fill" "drain" "dependency" "link" "all-to-all" "host" "reduce" "memory" "order"
-/// "overhead"
+/// "overhead" "standstill"
 std::string_view Name(IdleCause cause);
 /// What it means, for a legend.
 std::string_view Meaning(IdleCause cause);
@@ -34,7 +35,7 @@ std::string_view Meaning(IdleCause cause);
 struct Idle {
   Span when;
   IdleCause cause = IdleCause::kFill;
-  int next = -1;  ///< the instruction that the lane runs next; -1: none
+  int next = -1;  ///< the instruction that the lane runs next, or stands at; -1: none
   /// What ran meanwhile; for kMemory and kOrder what could have run, for kOverhead what began late.
   /// Rank -1 at the end of the step.
   InstructionRef because = {-1, -1};
@@ -42,8 +43,8 @@ struct Idle {
 
 /// Every idle time of every rank, ascending: from 0 to the makespan, which together are the bubble
 /// of that rank exactly. The chain of what the next instruction waited for (Waits) tells what went
-/// on at each moment of it. Plans of level comm and above. `simulation` is a run of the plan with
-/// these costs, timeline included.
+/// on at each moment of it. Plans of level comm and above, and any that SimulateUpTo ran.
+/// `simulation` is a run of the plan with these costs, timeline included.
 std::vector<std::vector<Idle>> AttributeIdle(const Plan& plan, const CostModel& costs,
                                              const Simulation& simulation);
 

@@ -156,7 +156,7 @@ RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
   bool begun = false;
   std::vector<Span> lanes[2];
   for (size_t i = 0; i < program.size(); ++i) {
-    if (IsMessage(program[i].op)) continue;
+    if (IsMessage(program[i].op) || spans[i].start < 0) continue;
     figures.last_end = std::max(figures.last_end, spans[i].end);
     if (program[i].op == Op::REDUCE || IsHostCopy(program[i].op)) continue;
     if (!begun) figures.first_start = spans[i].start;

@@ -167,6 +167,7 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
   // Weight parts seen of a chunk, and the end of the latest.
   std::map<std::pair<int, int>, std::pair<int, Time>> weights;
   for (size_t at = 0; at < program.size(); ++at) {
+    if (spans[at].start < 0) continue;  // never runs
     const Instruction& i = program[at];
     const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
     const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];

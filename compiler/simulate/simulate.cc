@@ -412,7 +412,7 @@ Simulation RunOf(const Plan& plan, const CostModel& costs, Timeline measured) {
   return run;
 }
 
-Timeline SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next) {
+Simulation SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next) {
   CheckCostsOf(plan, costs);
   Plan part = plan;
   for (size_t r = 0; r < part.programs.size(); ++r) {
@@ -423,13 +423,18 @@ Timeline SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vecto
     });
     program.erase(end, program.end());
   }
-  Timeline timeline = plan.level < Level::kComponent
-                          ? Simulator(part, costs, Keep::kTimeline, nullptr).RunUpTo()
-                          : SimulateLanesUpTo(part, costs);
+  Simulation run;
+  run.timeline = plan.level < Level::kComponent
+                     ? Simulator(part, costs, Keep::kTimeline, nullptr).RunUpTo()
+                     : SimulateLanesUpTo(part, costs);
+  const RecomputedCells recomputed(plan);
   for (size_t r = 0; r < part.programs.size(); ++r) {
-    timeline.ranks[r].resize(plan.programs[r].size(), kNever);
+    std::vector<Span>& spans = run.timeline.ranks[r];
+    spans.resize(plan.programs[r].size(), kNever);
+    run.ranks.push_back(FiguresOfSpans(plan, costs, recomputed, r, spans));
   }
-  return timeline;
+  SumUp(&run);
+  return run;
 }
 
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs,

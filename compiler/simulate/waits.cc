@@ -43,21 +43,31 @@ Waits::Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline)
   }
 }
 
+/// What is not sound may have cells on other ranks, too: nothing waits for those.
+bool Waits::Runs(int rank, int stage, int microbatch) const {
+  return Owner(stage, microbatch) == rank;
+}
+
 void Waits::Locate(int rank) {
   for (InstructionRef at{rank, 0}; at.index < static_cast<int>(plan_.program(rank).size());
        ++at.index) {
     const Instruction& i = At(at);
     if (IsMessage(i.op)) {
+      const int sender = SenderOf(i);
+      if (!Runs(rank, i.stage, i.microbatch) || sender < 0 || sender >= plan_.stages) continue;
       const bool forward = i.op == Op::SEND_F || i.op == Op::RECV_F;
       Grid<int>& messages =
           IsSend(i.op) ? (forward ? send_f_ : send_b_) : (forward ? recv_f_ : recv_b_);
-      messages(SenderOf(i), i.microbatch) = at.index;
+      messages(sender, i.microbatch) = at.index;
       continue;
     }
-    if (i.op == Op::RELOAD) reload_(i.stage, i.microbatch) = at.index;
+    const auto back = [&] { return Runs(rank, BackStage(i), BackMicrobatch(i)); };
+    if (i.op == Op::RELOAD && back()) reload_(i.stage, i.microbatch) = at.index;
     if (i.op == Op::REDUCE) reduces_[static_cast<size_t>(i.stage)].push_back(at);
-    if (HasForward(i.op)) forward_(i.stage, i.microbatch) = at.index;
-    if (HasBackward(i.op)) backward_(BackStage(i), BackMicrobatch(i)) = at.index;
+    if (HasForward(i.op) && Runs(rank, i.stage, i.microbatch)) {
+      forward_(i.stage, i.microbatch) = at.index;
+    }
+    if (HasBackward(i.op) && back()) backward_(BackStage(i), BackMicrobatch(i)) = at.index;
     if (HasWeight(i.op)) {
       std::vector<InstructionRef>& last = weights_[static_cast<size_t>(BackStage(i))];
       if (last.empty() || last.back().rank != rank) last.push_back(at);
@@ -142,7 +152,7 @@ void Waits::OfCompute(InstructionRef at, std::vector<Wait>* waits) const {
     if (indices.empty()) return;
     Add(at.rank, indices[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)], waits);
   };
-  if (i.op == Op::OFFLOAD) return Add(at.rank, forward_(i.stage, i.microbatch), waits);
+  if (i.op == Op::OFFLOAD) return AddCell(forward_, i.stage, i.microbatch, waits);
   if (i.op == Op::RELOAD) {
     before(compute_before_);
     return before(offload_before_);
@@ -162,11 +172,11 @@ void Waits::OfCompute(InstructionRef at, std::vector<Wait>* waits) const {
   if (HasBackward(i.op)) {
     const int stage = BackStage(i), m = BackMicrobatch(i);
     AddOutput(Op::SEND_B, at.rank, stage + 1, m, waits);
-    Add(at.rank, forward_(stage, m), waits);
-    if (!reload_.empty()) Add(at.rank, reload_(stage, m), waits);
+    AddCell(forward_, stage, m, waits);
+    if (!reload_.empty()) AddCell(reload_, stage, m, waits);
   }
-  if (i.op == Op::W) Add(at.rank, backward_(i.stage, i.microbatch), waits);
-  if (i.op == Op::R) Add(at.rank, forward_(i.stage, i.microbatch), waits);
+  if (i.op == Op::W) AddCell(backward_, i.stage, i.microbatch, waits);
+  if (i.op == Op::R) AddCell(forward_, i.stage, i.microbatch, waits);
 }
 
 void Waits::OfSend(InstructionRef at, std::vector<Wait>* waits) const {
@@ -176,9 +186,10 @@ void Waits::OfSend(InstructionRef at, std::vector<Wait>* waits) const {
     // Under way when both sides have posted it.
     After(at, waits);
     const int receive = (forward ? recv_f_ : recv_b_)(send.stage, send.microbatch);
-    if (receive >= 0) After({send.peer, receive}, waits);
+    const int receiver = Owner(send.stage + (forward ? 1 : -1), send.microbatch);
+    if (receive >= 0) After({receiver, receive}, waits);
   } else {
-    Add(at.rank, (forward ? forward_ : backward_)(send.stage, send.microbatch), waits);
+    AddCell(forward ? forward_ : backward_, send.stage, send.microbatch, waits);
   }
   if (edge_before_.empty()) return;
   const int before = edge_before_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
@@ -201,12 +212,13 @@ void Waits::After(InstructionRef at, std::vector<Wait>* waits) const {
   const Instruction& i = At(at);
   for (size_t k = 0; k < i.after_count; ++k) {
     const Instruction& before = At({at.rank, i.after[k]});
-    if (!IsRecv(before.op)) {
+    const int sender = SenderOf(before);
+    if (!IsRecv(before.op) || sender < 0 || sender >= plan_.stages) {
       Add(at.rank, i.after[k], waits);
       continue;
     }
     const Grid<int>& sends = before.op == Op::RECV_F ? send_f_ : send_b_;
-    Add(before.peer, sends(SenderOf(before), before.microbatch), waits);
+    AddCell(sends, sender, before.microbatch, waits);
   }
 }
 
@@ -216,18 +228,25 @@ void Waits::Add(int rank, int index, std::vector<Wait>* waits) const {
   waits->push_back({on, SpanOf(on).end});
 }
 
+void Waits::AddCell(const Grid<int>& cells, int stage, int microbatch,
+                    std::vector<Wait>* waits) const {
+  Add(Owner(stage, microbatch), cells(stage, microbatch), waits);
+}
+
 /// What a neighbouring stage made of a micro-batch: its message or, on the same rank, its cell.
 void Waits::AddOutput(Op send, int rank, int stage, int microbatch,
                       std::vector<Wait>* waits) const {
   if (stage < 0 || stage >= plan_.stages) return;
   const bool forward = send == Op::SEND_F;
   const int owner = Owner(stage, microbatch);
-  const Grid<int>& made =
-      owner == rank ? (forward ? forward_ : backward_) : (forward ? send_f_ : send_b_);
-  Add(owner, made(stage, microbatch), waits);
+  const bool cell = owner == rank || plan_.level == Level::kCompute;
+  const Grid<int>& made = cell ? (forward ? forward_ : backward_) : (forward ? send_f_ : send_b_);
+  AddCell(made, stage, microbatch, waits);
 }
 
+/// -1 of a stage that there is not.
 int Waits::Owner(int stage, int microbatch) const {
+  if (stage < 0 || stage >= plan_.stages) return -1;
   const auto route = static_cast<size_t>(route_of_[static_cast<size_t>(microbatch)]);
   return plan_.routes[route].ranks[static_cast<size_t>(stage)];
 }

@@ -17,14 +17,15 @@ struct Wait {
   Time until = 0;     ///< when that let go
 };
 
-/// What the instructions of a plan of level comm or above waited for in a run of it, predicted or
-/// measured, by the timing model of Simulate. Plan, costs and timeline must outlive it.
+/// What the instructions of a plan waited for in a run of it, predicted or measured, by the timing
+/// model of Simulate. What never runs (SimulateUpTo) is never waited for. Plan, costs and timeline
+/// must outlive it.
 class Waits {
  public:
   Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline);
 
   /// What let go of it last; of several at once the one before it on its lane. Nothing if it waits
-  /// for nothing. Ask for a SEND, not for its RECV.
+  /// for nothing. Ask for a SEND, not for its RECV, and for nothing that never runs.
   std::optional<Wait> Last(InstructionRef at) const;
 
   const Instruction& At(InstructionRef ref) const {
@@ -49,8 +50,10 @@ class Waits {
   void OfReduce(int stage, std::vector<Wait>* waits) const;
   void After(InstructionRef at, std::vector<Wait>* waits) const;
   void Add(int rank, int index, std::vector<Wait>* waits) const;
+  void AddCell(const Grid<int>& cells, int stage, int microbatch, std::vector<Wait>* waits) const;
   void AddOutput(Op send, int rank, int stage, int microbatch, std::vector<Wait>* waits) const;
   int Owner(int stage, int microbatch) const;
+  bool Runs(int rank, int stage, int microbatch) const;
 
   const Plan& plan_;
   const CommCost& comm_;

@@ -373,8 +373,9 @@ Standstill CheckDataFlow(const Tables& tables, Findings* findings);
 /// "deadlock" by rendezvous in one queue: a rank waits at each message and reduction for the other
 /// side. Says how far each gets.
 Standstill CheckRendezvous(const Tables& tables, Findings* findings);
-/// "deadlock" where a rank has a queue for each pair or edge, or SENDs are buffered.
-void CheckQueues(const Tables& tables, Semantics semantics, Findings* findings);
+/// "deadlock" where a rank has a queue for each pair or edge, or SENDs are buffered. Says how far
+/// each gets.
+Standstill CheckQueues(const Tables& tables, Semantics semantics, Findings* findings);
 /// "level" "owner" "message" "reduce" of the marks of an imported schedule.
 void CheckMarks(const Tables& tables, Findings* findings);
 /// "lane" "event"

@@ -116,6 +116,17 @@ std::vector<BlockedAt> ReportCycle(const Tables& tables, std::vector<Wait> waits
   return blocked;
 }
 
+/// The first wait of each rank.
+std::vector<BlockedAt> FirstWaits(const std::vector<Wait>& waits) {
+  std::vector<BlockedAt> first;
+  for (const Wait& wait : waits) {
+    if (first.empty() || first.back().rank != wait.rank) {
+      first.push_back({wait.rank, wait.index, wait.on_rank});
+    }
+  }
+  return first;
+}
+
 /// Ranks that can go on.
 class ReadyRanks {
  public:
@@ -149,7 +160,9 @@ class DataFlow {
     for (int r = 0; r < plan_.ranks; ++r) {
       if (Next(r) < Length(r)) CanRun(r, tables_.InstructionAt(r, Next(r)), &waits);
     }
-    return {{next_.begin(), next_.end()}, ReportCycle(tables_, std::move(waits), findings_)};
+    Standstill standstill{{next_.begin(), next_.end()}, FirstWaits(waits), {}};
+    standstill.cycle = ReportCycle(tables_, std::move(waits), findings_);
+    return standstill;
   }
 
  private:
@@ -237,6 +250,7 @@ class Rendezvous {
       AddWaits(r, &waits);
       standstill.next.push_back(At(r).begin);
     }
+    standstill.waits = FirstWaits(waits);
     standstill.cycle = ReportCycle(tables_, std::move(waits), findings_);
     return standstill;
   }

@@ -51,13 +51,13 @@ class Execution {
     for (int r = plan_.ranks - 1; r >= 0; --r) ready_.push_back(r);
   }
 
-  void Run(Findings* findings) {
+  Standstill Run(Findings* findings) {
     while (!ready_.empty()) {
       const int rank = ready_.back();
       ready_.pop_back();
       Walk(rank);
     }
-    Report(findings);
+    return Report(findings);
   }
 
  private:
@@ -303,9 +303,12 @@ class Execution {
     }
   }
 
-  void Report(Findings* findings) const {
+  /// Names a shortest cycle of waits, and says how far each rank gets.
+  Standstill Report(Findings* findings) const {
+    Standstill standstill;
+    for (const Host& host : hosts_) standstill.next.push_back(host.next);
     const std::vector<Edge> edges = Waits();
-    if (edges.empty()) return;
+    if (edges.empty()) return standstill;
     // What is waited for waits too: numbered are those that wait.
     std::vector<int> nodes;
     for (const Edge& edge : edges) nodes.push_back(edge.from);
@@ -329,6 +332,17 @@ class Execution {
     findings->Add(Check::kDeadlock, rank,
                   index < static_cast<int32_t>(plan_.program(rank).size()) ? index : -1,
                   Tell(waits) + "; change the order on one of them");
+    // Queues are numbered by rank.
+    for (const Edge& edge : edges) {
+      const int at = RankOf(edge.from), on = RankOf(edge.to);
+      const bool first = standstill.waits.empty() || standstill.waits.back().rank != at;
+      if (at != on && first) standstill.waits.push_back({at, edge.index, on});
+    }
+    for (const Edge& wait : waits) {
+      const int at = RankOf(wait.from), on = RankOf(wait.to);
+      if (at != on) standstill.cycle.push_back({at, wait.index, on});
+    }
+    return standstill;
   }
 
   bool IsRank(int node) const { return node < plan_.ranks; }
@@ -404,8 +418,8 @@ class Execution {
 
 }  // namespace
 
-void CheckQueues(const Tables& tables, Semantics semantics, Findings* findings) {
-  Execution(tables, semantics).Run(findings);
+Standstill CheckQueues(const Tables& tables, Semantics semantics, Findings* findings) {
+  return Execution(tables, semantics).Run(findings);
 }
 
 }  // namespace contraflow::check

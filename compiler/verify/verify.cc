@@ -81,15 +81,9 @@ std::optional<Standstill> RunChecks(const Plan& plan, Semantics semantics, check
   }
   check::CheckComm(&tables, &findings);
   check::CheckMarks(tables, &findings);
-  Standstill standstill;
-  if (semantics == Semantics::kRank) {
-    standstill = check::CheckRendezvous(tables, &findings);
-  } else {
-    check::CheckQueues(tables, semantics, &findings);
-    for (const Program& program : plan.programs) {
-      standstill.next.push_back(static_cast<int>(program.size()));
-    }
-  }
+  Standstill standstill = semantics == Semantics::kRank
+                              ? check::CheckRendezvous(tables, &findings)
+                              : check::CheckQueues(tables, semantics, &findings);
   if (plan.level > Level::kComm) check::CheckLanes(tables, &findings);
   // Which values there are, and how long each lives, follows from the programs.
   if (plan.level == Level::kBuffer && findings.empty()) check::CheckSlots(tables, &findings);

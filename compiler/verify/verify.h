@@ -47,6 +47,7 @@ struct BlockedAt {
 /// How far a plan gets, executed as Verify does.
 struct Standstill {
   std::vector<int> next;         ///< of each rank the first instruction that is not over at the end
+  std::vector<BlockedAt> waits;  ///< of each rank that waits for another one the first, ascending
   std::vector<BlockedAt> cycle;  ///< a shortest cycle of waits; empty where there is none
 };
 

@@ -24,7 +24,7 @@ Plan Make(const std::string& schedule, const CostModel& costs, Level level) {
 }
 
 nlohmann::json ReportJson(const Plan& plan) {
-  return nlohmann::json::parse(FormatJson(ReportToJson(MakeReport(plan, *plan.costs))));
+  return nlohmann::json::parse(FormatJson("simulate", ReportToJson(MakeReport(plan, *plan.costs))));
 }
 
 std::set<std::string> Keys(const nlohmann::json& object) {

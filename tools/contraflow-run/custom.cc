@@ -142,7 +142,7 @@ class CustomReport {
       document_["check"] = {{"ok", difference.empty()}, {"compared", compared}};
       if (!difference.empty()) document_["check"]["difference"] = difference;
     }
-    return output_.Finish(FormatJson(document_), waits);
+    return output_.Finish(FormatJson("run", document_), waits);
   }
 
  private:

@@ -377,7 +377,7 @@ std::string Training::Document() {
     if (!difference_.empty()) check["difference"] = difference_;
     document["check"] = std::move(check);
   }
-  return FormatJson(document);
+  return FormatJson("run", document);
 }
 
 }  // namespace contraflow

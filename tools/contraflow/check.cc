@@ -130,7 +130,7 @@ int Check(const CheckOptions& options) {
   for (const std::string& path : options.plans) verdicts.push_back(CheckPlan(options, file, path));
   if (!options.junit.empty()) WriteFile(options.junit, WriteJunit(verdicts));
   if (options.json) {
-    WriteFile("-", FormatJson(VerdictsToJson(verdicts)));
+    WriteFile("-", FormatJson("check", VerdictsToJson(verdicts)));
   } else if (options.junit != "-") {
     const bool annotate = options.annotations == "github";
     WriteFile("-", VerdictText(verdicts) + (annotate ? WriteAnnotations(verdicts) : ""));

@@ -43,7 +43,7 @@ std::string Text(const CompareCommand& options, const std::vector<Point>& points
   if (sweep) {
     return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
   }
-  if (options.json) return FormatJson(ComparisonToJson(first.request, first.rows));
+  if (options.json) return FormatJson("compare", ComparisonToJson(first.request, first.rows));
   return ComparisonText(first.request, first.rows, options.costs.given());
 }
 
@@ -68,7 +68,7 @@ int RunPareto(const CompareCommand& options, CompareRequest request) {
         request, [&](std::string_view next) { progress.Say("compiling " + std::string(next)); });
   }
   if (options.json) {
-    WriteFile("-", FormatJson({{"front", FrontToJson(request, front)}}));
+    WriteFile("-", FormatJson("compare", {{"front", FrontToJson(request, front)}}));
   } else {
     WriteFile("-", FrontText(request, front, options.costs.given()));
   }
@@ -118,7 +118,7 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
     Json json = ComparisonToJson(point.request, point.rows);
     if (variations) json["vary"] = VariationsToJson(*variations);
     if (!assumed.empty()) json["warnings"] = assumed;
-    WriteFile("-", FormatJson(json));
+    WriteFile("-", FormatJson("compare", json));
     return;
   }
   std::string text = Text(options, points, false);

@@ -86,7 +86,7 @@ std::string CostsJson(const CostModel& costs, const std::vector<std::string>& as
     document["fb_order"] = std::move(order);
   }
   if (!assumed.empty()) document["warnings"] = assumed;
-  return FormatJson(document);
+  return FormatJson("costs", document);
 }
 
 /// The pair on its two lanes, a line for each component in issue order.

@@ -71,7 +71,7 @@ int DiffRun(const DiffOptions& options, std::string first) {
     }
     WriteFile(options.update_costs, WriteCosts(CostsOfSamples(files, profile).costs));
   }
-  WriteFile("-", options.json ? FormatJson(RunsToJson(predicted, measured))
+  WriteFile("-", options.json ? FormatJson("diff", RunsToJson(predicted, measured))
                               : DescribePlan(plan) + "\n" + CompareRuns(predicted, measured));
   return kExitFine;
 }
@@ -91,7 +91,7 @@ int Diff(const DiffOptions& options) {
   const int code = left == right ? kExitFine : kExitInput;
   if (code == kExitFine && !options.json) return code;
   const Difference difference = Differ(left, right);
-  WriteFile("-", options.json ? FormatJson(DifferenceToJson(difference))
+  WriteFile("-", options.json ? FormatJson("diff", DifferenceToJson(difference))
                               : "--- " + options.left + "\n+++ " + options.right + "\n" +
                                     WriteDifference(difference, options.stat));
   return code;

@@ -62,6 +62,7 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
     const auto sent = std::find_if(sender.begin(), sender.end(), [&](const Instruction& other) {
       return other.op == send && other.stage == stage && other.microbatch == i.microbatch;
     });
+    if (sent == sender.end()) return WriteStart(explanation, {rank, index});
     return "It takes what this one sends:\n" +
            WriteStart(explanation, {i.peer, static_cast<int>(sent - sender.begin())});
   }
@@ -70,7 +71,8 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
   const Time at = ReadOption([&] { return ToTicks(*options.at, unit, "--at"); });
   const std::string text = WriteMoment(explanation, rank, at);
   if (text.empty()) {
-    throw Error("--at: the step ends at " + FormatWithUnit(explanation.simulation.makespan, unit));
+    throw Error(std::string("--at: the step ") + (explanation.broken ? "stands" : "ends") + " at " +
+                FormatWithUnit(explanation.simulation.makespan, unit));
   }
   return text;
 }
@@ -79,25 +81,29 @@ int RunExplain(const ExplainOptions& options) {
   CheckQuestion(options);
   std::optional<Progress> progress("explaining " + options.plan);
   Plan plan = ReadPlanFile(options.plan);
-  RequireSound(plan, options.plan);
   const CostModel costs = CostsForPlan(options.costs, plan);
+  const std::optional<BrokenRun> broken = RunBroken(plan, costs, options.plan);
   // With its messages, since ranks wait for them; that changes no time.
-  if (plan.level == Level::kCompute) plan = Lower(std::move(plan), costs, {.target = Level::kComm});
+  if (plan.level == Level::kCompute && !broken) {
+    plan = Lower(std::move(plan), costs, {.target = Level::kComm});
+  }
   // Text about one rank has no need of the sensitivities.
   const bool whole = options.json || !options.rank;
-  const Explanation explanation =
-      whole ? Explain(plan, costs) : ExplainRun(plan, costs, Simulate(plan, costs));
+  const Explanation explanation = broken  ? ExplainBroken(plan, costs, *broken)
+                                  : whole ? Explain(plan, costs)
+                                          : ExplainRun(plan, costs, Simulate(plan, costs));
   progress.reset();
+  const int code = broken ? kExitInput : kExitFine;
   if (options.json) {
     const int rank = options.rank ? IndexBelow("--rank", *options.rank, plan.programs.size()) : -1;
-    WriteFile("-", FormatJson(ExplanationToJson(explanation, rank)));
-    return kExitFine;
+    WriteFile("-", FormatJson("explain", ExplanationToJson(explanation, rank)));
+    return code;
   }
   const std::string head = DescribePlan(plan) + "\n" +
                            DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n";
   WriteFile("-", head + (options.rank ? "\n" + AboutRank(options, explanation)
                                       : WriteExplanation(explanation)));
-  return kExitFine;
+  return code;
 }
 
 std::function<int()> AddExplain(CLI::App* app) {
@@ -117,7 +123,9 @@ std::function<int()> AddExplain(CLI::App* app) {
 
 const Command kExplainCommand = {
     .name = "explain",
-    .summary = "say why ranks are idle, and which costs the makespan follows",
+    .summary =
+        "say why ranks are idle and which costs the makespan follows, or where a broken plan "
+        "stands",
     .example = "contraflow explain plan.json --rank 1",
     .add = AddExplain,
 };

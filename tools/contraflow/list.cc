@@ -29,7 +29,7 @@ std::string ListJson() {
   }
   Json document = Json::object();
   document["schedules"] = std::move(schedules);
-  return FormatJson(document);
+  return FormatJson("list", document);
 }
 
 std::string ListText() {

@@ -92,10 +92,8 @@ View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
 struct Shown {
   Plan plan;
   CostModel costs;
-  std::vector<Finding> findings;
-  std::vector<BlockedAt> cycle;
-  std::optional<Report> report;  ///< of a sound plan
-  std::optional<Timeline> timeline;
+  std::optional<Report> report;     ///< of a sound plan
+  std::optional<BrokenRun> broken;  ///< of one that is not
   std::string name;
 };
 
@@ -104,17 +102,9 @@ Shown ShowPlan(const std::string& path) {
   Shown shown;
   shown.plan = ReadPlanFile(path);
   shown.costs = CostsForPlan({}, shown.plan);
-  shown.findings = Verify(shown.plan);
   shown.name = std::filesystem::path(path).stem().string() + ": " + shown.plan.schedule;
-  if (shown.findings.empty()) {
-    shown.report = MakeReport(shown.plan, shown.costs);
-    return shown;
-  }
-  std::optional<Standstill> standstill = FindStandstill(shown.plan);
-  // There is nothing to draw of what has not the shape of a plan.
-  if (!standstill) RequireSound(shown.plan, path);
-  shown.timeline = SimulateUpTo(shown.plan, shown.costs, standstill->next);
-  shown.cycle = std::move(standstill->cycle);
+  shown.broken = RunBroken(shown.plan, shown.costs, path);
+  if (!shown.broken) shown.report = MakeReport(shown.plan, shown.costs);
   return shown;
 }
 
@@ -123,9 +113,8 @@ PagePlan OnPage(const Shown& shown) {
   return {.plan = &shown.plan,
           .costs = &shown.costs,
           .name = shown.name,
-          .timeline = &*shown.timeline,
-          .findings = shown.findings,
-          .cycle = shown.cycle};
+          .timeline = &shown.broken->simulation.timeline,
+          .broken = &*shown.broken};
 }
 
 /// The plans one above the other and, below the one plan, what was measured of it.
@@ -160,8 +149,7 @@ std::string Page(const ShowOptions& options) {
 Picture PictureOf(const ShowOptions& options, const Shown& shown) {
   const View view = ViewOf(options, shown.plan, shown.costs.unit);
   if (shown.report) return MakePicture(shown.plan, shown.costs, shown.report->simulation, view);
-  return MakeBrokenPicture(shown.plan, shown.costs, *shown.timeline, view, shown.findings,
-                           shown.cycle);
+  return MakeBrokenPicture(shown.plan, shown.costs, *shown.broken, view);
 }
 
 std::string Listing(const ShowOptions& options, const std::string& path) {

@@ -57,7 +57,7 @@ int RunSimulate(const SimulateOptions& options) {
   if (options.json) {
     Json json = ReportToJson(report);
     if (!assumed.empty()) json["warnings"] = assumed;
-    WriteFile("-", FormatJson(json));
+    WriteFile("-", FormatJson("simulate", json));
     return kExitFine;
   }
   std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +

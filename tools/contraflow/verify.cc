@@ -179,7 +179,7 @@ int RunVerify(const VerifyOptions& options) {
   if (options.json) {
     Json document = files[0];
     if (options.files.size() > 1) document = {{"ok", sound}, {"files", std::move(files)}};
-    WriteFile("-", FormatJson(document));
+    WriteFile("-", FormatJson("verify", document));
   }
   return sound ? kExitFine : kExitInput;
 }

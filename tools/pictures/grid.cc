@@ -109,6 +109,9 @@ char SymbolOf(const Box& box) {
              : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
 }
 
+/// Ends the box of an instruction that a finding is about.
+constexpr char kWrong = '!';
+
 /// The lines that say what labels and colours mean.
 std::string GridLegend(const Picture& picture, bool color) {
   std::string out;
@@ -119,6 +122,10 @@ std::string GridLegend(const Picture& picture, bool color) {
            std::string(Explain(kind)) + "\n";
   }
   if (!color) out += "  .       idle\n";
+  const bool wrong = std::ranges::any_of(picture.rows, [](const Picture::Row& row) {
+    return std::ranges::any_of(row.boxes, &Box::wrong);
+  });
+  if (wrong) out += std::string("  ") + kWrong + "       a finding is about it\n";
   if (!picture.sides.empty()) {
     const std::string sample = components ? "  af3 ab3 " : "  f3 bw3  ";
     out += (color ? "  the darker colours: " : sample) + picture.sides + "\n";
@@ -309,6 +316,7 @@ class GridDrawing {
       if (box.parts.size() > 1) label += "&" + LabelOf(box.parts[1], *detail, false);
     }
     label.resize(static_cast<size_t>(to - from), ' ');
+    if (box.wrong) label.back() = kWrong;
     for (int at = from; at < to; ++at) {
       (*line)[static_cast<size_t>(at)].glyph = label[static_cast<size_t>(at - from)];
     }
@@ -330,6 +338,7 @@ class GridDrawing {
       for (int at = begin; at < end; ++at) {
         (*line)[static_cast<size_t>(at)] = {glyphs[static_cast<size_t>(at - begin)], ColorOf(part)};
       }
+      if (box.wrong) (*line)[static_cast<size_t>(to - 1)].glyph = kWrong;
     }
   }
 
@@ -369,10 +378,13 @@ std::string DrawGrid(const Picture& picture, const GridStyle& style) {
   for (const StoppedRank& stop : picture.stops) {
     out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
     if (stop.on_rank >= 0) {
-      out += ", where it waits for rank " + std::to_string(stop.on_rank) + ": part of a cycle";
+      out += ", where it waits for rank " + std::to_string(stop.on_rank) +
+             (stop.in_cycle ? ": part of a cycle" : "");
     }
     out += "\n";
   }
+  if (!picture.findings.empty()) out += "\n";
+  for (const std::string& finding : picture.findings) out += finding + "\n";
   return out;
 }
 

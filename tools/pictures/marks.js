@@ -172,6 +172,9 @@ class Marks {
     const {page, context, colors} = this;
     const {view, painter} = page;
     const cycle = new Set(plan.waits.map(([rank]) => rank));
+    for (const {rank, index} of plan.findings) {
+      if (rank >= 0 && index >= 0) this.outline(p, plan.first[rank] + index, colors.bad, 2);
+    }
     for (const rank of page.layout.ranksOf(plan)) {
       const row = page.computeRow(p, rank), id = standsAt(plan, rank);
       if (!row || id < 0) continue;

@@ -7,7 +7,6 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
-#include "compiler/verify/verify.h"
 #include "tools/pictures/picture.h"
 #include "tools/report/report.h"
 
@@ -22,9 +21,8 @@ struct PagePlan {
   const CostModel* costs = nullptr;
   std::string name;                    ///< above its rows where there are several
   const Timeline* timeline = nullptr;  ///< an instruction that never runs has start -1
-  const Report* report = nullptr;      ///< null for a plan that is not sound
-  std::vector<Finding> findings = {};  ///< of one that is not
-  std::vector<BlockedAt> cycle = {};   ///< of ranks that wait for each other, if there is one
+  const Report* report = nullptr;      ///< null for a plan that is not sound, or was measured
+  const BrokenRun* broken = nullptr;   ///< of one that is not sound
 };
 
 /// A sound plan as it is predicted; all three must outlive it.

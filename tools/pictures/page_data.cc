@@ -210,8 +210,8 @@ std::string PackTimes(const Plan& plan, const Timeline& timeline) {
 std::string PackMemory(const PagePlan& page, bool bytes) {
   Tuples tuples;
   // What a plan that is not sound holds is not known.
-  for (int r = 0; r < page.plan->ranks && !page.findings.empty(); ++r) tuples.Put({});
-  if (!page.findings.empty()) return tuples.Packed();
+  for (int r = 0; r < page.plan->ranks && page.broken != nullptr; ++r) tuples.Put({});
+  if (page.broken != nullptr) return tuples.Packed();
   for (const auto& changes : MemoryChanges(*page.plan, *page.costs, *page.timeline)) {
     int before = 0;
     for (const MemoryChange& change : changes) {
@@ -247,7 +247,7 @@ void AddMemory(const PagePlan& page, bool bytes, Json* out) {
   const Plan& plan = *page.plan;
   Json fixed = Json::array(), limits = Json::array();
   std::vector<MemoryFigures> memory;
-  if (bytes && page.findings.empty()) memory = MemoryOf(plan, *page.costs);
+  if (bytes && page.broken == nullptr) memory = MemoryOf(plan, *page.costs);
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     const int64_t held = memory.empty() ? 0 : memory[r].fixed();
     fixed.push_back(held);
@@ -267,17 +267,19 @@ void AddMemory(const PagePlan& page, bool bytes, Json* out) {
 
 void AddFindings(const PagePlan& page, Json* out) {
   Json findings = Json::array(), waits = Json::array();
+  const BrokenRun sound{};
+  const BrokenRun& broken = page.broken == nullptr ? sound : *page.broken;
   constexpr size_t kMostListed = 200;
-  for (size_t k = 0; k < std::min(page.findings.size(), kMostListed); ++k) {
-    const Finding& finding = page.findings[k];
+  for (size_t k = 0; k < std::min(broken.findings.size(), kMostListed); ++k) {
+    const Finding& finding = broken.findings[k];
     findings.push_back({{"check", finding.check},
                         {"rank", finding.rank},
                         {"index", finding.index},
                         {"message", ToString(finding, *page.plan)}});
   }
-  for (const BlockedAt& at : page.cycle) waits.push_back({at.rank, at.index, at.on_rank});
+  for (const BlockedAt& at : broken.cycle) waits.push_back({at.rank, at.index, at.on_rank});
   (*out)["findings"] = std::move(findings);
-  (*out)["finding_count"] = page.findings.size();
+  (*out)["finding_count"] = broken.findings.size();
   (*out)["waits"] = std::move(waits);
 }
 

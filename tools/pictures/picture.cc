@@ -1,6 +1,7 @@
 #include "tools/pictures/picture.h"
 
 #include <algorithm>
+#include <set>
 
 #include "compiler/plan/error.h"
 #include "tools/report/report.h"
@@ -135,38 +136,20 @@ Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& 
   return picture;
 }
 
-Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const Timeline& timeline,
-                          const View& view, std::span<const Finding> findings,
-                          std::span<const BlockedAt> cycle) {
-  Simulation simulation;
-  simulation.timeline = timeline;
-  simulation.makespan = Makespan(timeline);
-  simulation.ranks.resize(plan.programs.size());
-  Picture picture = MakePicture(plan, costs, simulation, view);
-  picture.figures = "not sound: " + Counted(static_cast<int64_t>(findings.size()), "finding") +
-                    "; drawn up to where it stands, " +
-                    FormatWithUnit(simulation.makespan, costs.unit);
-  for (int r = 0; r < plan.ranks; ++r) {
-    const Program& program = plan.program(r);
-    const std::vector<Span>& spans = timeline.ranks[static_cast<size_t>(r)];
-    const auto first =
-        std::find_if(spans.begin(), spans.end(), [](const Span& span) { return span.start < 0; });
-    const auto blocked =
-        std::find_if(cycle.begin(), cycle.end(), [&](const BlockedAt& at) { return at.rank == r; });
-    if ((view.rank >= 0 && r != view.rank) || (first == spans.end() && blocked == cycle.end())) {
-      continue;
-    }
-    StoppedRank stop{.rank = r, .since = 0, .text = "", .on_rank = -1};
-    auto index = static_cast<size_t>(first - spans.begin());
-    if (blocked != cycle.end()) {
-      stop.on_rank = blocked->on_rank;
-      index = static_cast<size_t>(blocked->index);
-    }
-    stop.text = ToString(program[index]);
-    for (size_t i = 0; i < program.size(); ++i) {
-      if (!IsMessage(program[i].op)) stop.since = std::max(stop.since, spans[i].end);
-    }
-    picture.stops.push_back(std::move(stop));
+Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const BrokenRun& broken,
+                          const View& view) {
+  Picture picture = MakePicture(plan, costs, broken.simulation, view);
+  picture.figures =
+      "not sound: " + Counted(static_cast<int64_t>(broken.findings.size()), "finding") +
+      "; drawn up to where it stands, " + FormatWithUnit(broken.simulation.makespan, costs.unit);
+  for (const StoppedRank& stop : broken.stops) {
+    if (view.rank < 0 || stop.rank == view.rank) picture.stops.push_back(stop);
+  }
+  picture.findings = FindingLines(broken.findings, plan);
+  std::set<std::pair<int, int>> wrong;
+  for (const Finding& finding : broken.findings) wrong.emplace(finding.rank, finding.index);
+  for (Picture::Row& row : picture.rows) {
+    for (Box& box : row.boxes) box.wrong = wrong.contains({row.rank, box.index});
   }
   return picture;
 }

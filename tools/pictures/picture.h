@@ -9,8 +9,8 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/simulate.h"
-#include "compiler/verify/verify.h"
 #include "tools/report/report.h"
+#include "tools/report/standstill.h"
 
 namespace contraflow {
 
@@ -28,14 +28,7 @@ struct Box {
   Time start = 0, end = 0;
   int index = 0;            ///< in the program of its rank
   std::vector<Part> parts;  ///< two for FB: the forward, then the full backward
-};
-
-/// Where a rank of a plan that is not sound goes no further.
-struct StoppedRank {
-  int rank = 0;
-  Time since = 0;    ///< when it had done what it can
-  std::string text;  ///< the instruction that it stands at
-  int on_rank = -1;  ///< the rank that it waits for in a cycle of waits; -1: it is in none
+  bool wrong = false;       ///< a finding is about it
 };
 
 /// What grid and SVG draw: the boxes of each rank, in time order; where the plan has
@@ -54,7 +47,8 @@ struct Picture {
   std::string costs;    ///< the costs in one line
   std::string sides;    ///< what side 1 is, "" where there is one side only
   int side_count = 1;
-  std::vector<StoppedRank> stops;  ///< of a plan that is not sound
+  std::vector<StoppedRank> stops;     ///< of a plan that is not sound
+  std::vector<std::string> findings;  ///< of that, the first
 };
 
 /// Which side the work of a plan is on: the route of its micro-batch, else which stage of its rank
@@ -92,11 +86,9 @@ void CheckView(const View& view, Time makespan, Unit unit);
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
                     const View& view);
 
-/// The same of a plan that is not sound, drawn up to where it stands: what never runs has start -1,
-/// and `cycle` are ranks that wait for each other, if there are any.
-Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const Timeline& timeline,
-                          const View& view, std::span<const Finding> findings,
-                          std::span<const BlockedAt> cycle);
+/// The same of a plan that is not sound, drawn up to where it stands, with what is wrong.
+Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const BrokenRun& broken,
+                          const View& view);
 
 /// Number of boxes.
 int64_t BoxCount(const Picture& picture);

@@ -39,6 +39,7 @@ constexpr std::string_view kStyle =
     "  .box { stroke: #ffffff; stroke-width: 1; }\n"
     "  .pair { fill: none; stroke: #1f2430; stroke-width: 1; pointer-events: none; }\n"
     "  .stop { stroke: #c62828; stroke-width: 3; } .wait { stroke: #c62828; fill: none; }\n"
+    "  .wrong { stroke: #c62828; stroke-width: 2; fill: none; pointer-events: none; }\n"
     "  .s { fill: #c62828; }\n";
 
 /// "12.5" for 1250.
@@ -107,7 +108,8 @@ class Drawing {
     Hundredths bottom = kHeadRoom;
     for (const Picture::Row& row : picture_.rows) bottom += kRowHeight + GapBelow(row);
     const Hundredths legend_lines =
-        static_cast<Hundredths>(kinds_.size()) + 1 + (picture_.sides.empty() ? 0 : 1);
+        static_cast<Hundredths>(kinds_.size() + picture_.findings.size()) + 1 +
+        (picture_.sides.empty() ? 0 : 1);
     const Hundredths width = std::max<Hundredths>(At(picture_.to) + Right(), kMinSvgWidth * 100);
     const Hundredths height = bottom + (legend_lines + 1) * kLegendLine;
     std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + Px(width) +
@@ -211,6 +213,7 @@ class Drawing {
     }
     if (parts > 1 && to - from > kNarrow)
       out += Rect("pair", from + 50, y + 50, to - from - 100, kRowHeight - 100);
+    if (box.wrong) out += Rect("wrong", from, y, to - from, kRowHeight);
     return out + "</g>\n";
   }
 
@@ -248,7 +251,12 @@ class Drawing {
       out += SideColors(y) + "\n";
       y += kLegendLine;
     }
-    return out + Text("t", left_, y, picture_.figures) + "\n";
+    out += Text("t", left_, y, picture_.figures) + "\n";
+    for (const std::string& finding : picture_.findings) {
+      y += kLegendLine;
+      out += Text("s", left_, y, finding) + "\n";
+    }
+    return out;
   }
 
   /// What the colours of the stages of a rank are, in one line.
@@ -276,15 +284,14 @@ class Drawing {
       }
       const Hundredths x = At(stop.since);
       places[stop.rank] = {x, y + kRowHeight / 2};
-      out +=
-          "<path class=\"" + std::string(stop.on_rank >= 0 ? "stop" : "mark") + "\" d=\"M" + Px(x) +
-          " " + Px(y) + "V" + Px(y + kRowHeight) + "\"/>" +
-          Text(stop.on_rank >= 0 ? "s" : "l", At(picture_.to) + 800, y + 1600, "at " + stop.text) +
-          "\n";
+      out += "<path class=\"" + std::string(stop.in_cycle ? "stop" : "mark") + "\" d=\"M" + Px(x) +
+             " " + Px(y) + "V" + Px(y + kRowHeight) + "\"/>" +
+             Text(stop.in_cycle ? "s" : "l", At(picture_.to) + 800, y + 1600, "at " + stop.text) +
+             "\n";
     }
     for (const StoppedRank& stop : picture_.stops) {
       const auto on = places.find(stop.on_rank);
-      if (on == places.end()) continue;
+      if (!stop.in_cycle || on == places.end()) continue;
       const auto [x, y] = places[stop.rank];
       out += "<path class=\"wait\" d=\"M" + Px(x) + " " + Px(y) + "L" + Px(on->second.first) + " " +
              Px(on->second.second) + "\"/>\n";

@@ -12,7 +12,7 @@ using Self = std::shared_ptr<PlanObject>;
 
 py::object DiffOf(const Self& plan, const Self& other) {
   const std::string text = UntilInterrupted([plan, other](const std::atomic<bool>&) {
-    return FormatJson(DifferenceToJson(Differ(plan->plan, other->plan), true));
+    return FormatJson("diff", DifferenceToJson(Differ(plan->plan, other->plan), true));
   });
   return py::module_::import("json").attr("loads")(text);
 }

@@ -62,7 +62,8 @@ py::object Explained(const Self& self, const py::object& costs, std::optional<in
     // Ranks wait for messages; that changes no time.
     const bool lowered = self->plan.level != Level::kCompute;
     const Plan plan = lowered ? self->plan : Lower(self->plan, model, {.target = Level::kComm});
-    return std::pair(FormatJson(ExplanationToJson(Explain(plan, model), rank.value_or(-1))), said);
+    return std::pair(
+        FormatJson("explain", ExplanationToJson(Explain(plan, model), rank.value_or(-1))), said);
   });
   Warn(assumed, 1);
   return py::module_::import("json").attr("loads")(text);
@@ -137,7 +138,8 @@ py::list CriticalPathOf(const SimulationObject& self) {
 }
 
 py::object Document(const SimulationObject& self) {
-  return py::module_::import("json").attr("loads")(FormatJson(ReportToJson(self.report)));
+  return py::module_::import("json").attr("loads")(
+      FormatJson("simulate", ReportToJson(self.report)));
 }
 
 }  // namespace

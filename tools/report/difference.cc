@@ -171,9 +171,7 @@ Json DifferenceToJson(const Difference& difference, bool edits) {
     if (edits) one["edits"] = LinesOf(rank.instructions + rank.slots);
     ranks.push_back(std::move(one));
   }
-  Json document = {{"format", "contraflow-diff"},
-                   {"version", 1},
-                   {"equal", difference.equal},
+  Json document = {{"equal", difference.equal},
                    {"was", FiguresToJson(difference.was)},
                    {"is", FiguresToJson(difference.is)}};
   if (edits) document["fields"] = LinesOf(difference.fields);

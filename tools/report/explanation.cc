@@ -39,6 +39,9 @@ class Words {
   }
 
   std::string Why(const Idle& idle, int rank) const {
+    if (idle.cause == IdleCause::kStandstill && explanation_.broken != nullptr) {
+      return "the rank " + DescribeStop(*explanation_.broken, rank);
+    }
     if (idle.because.rank < 0) return "nothing is left to run";
     const std::string because = On(idle.because, rank);
     if (idle.cause == IdleCause::kMemory) {
@@ -167,6 +170,12 @@ Explanation ExplainRun(const Plan& plan, const CostModel& costs, Simulation run)
   return {plan, costs, std::move(run), std::move(idle), {}};
 }
 
+Explanation ExplainBroken(const Plan& plan, const CostModel& costs, const BrokenRun& broken) {
+  Explanation explanation = ExplainRun(plan, costs, broken.simulation);
+  explanation.broken = &broken;
+  return explanation;
+}
+
 Json ExplanationToJson(const Explanation& explanation, int rank) {
   const Simulation& simulation = explanation.simulation;
   const Unit unit = simulation.timeline.unit;
@@ -192,17 +201,24 @@ Json ExplanationToJson(const Explanation& explanation, int rank) {
     sensitivity.push_back(
         {{"cost", s.cost}, {"value", TimeToJson(s.value, unit)}, {"d_makespan", s.slope}});
   }
-  return {{"format", "contraflow-explain"},
-          {"version", 1},
-          {"schedule", explanation.plan.schedule},
-          {"unit", Name(unit)},
-          {"makespan", TimeToJson(simulation.makespan, unit)},
-          {"ranks", std::move(ranks)},
-          {"sensitivity", std::move(sensitivity)}};
+  Json document = {{"schedule", explanation.plan.schedule},
+                   {"unit", Name(unit)},
+                   {"sound", explanation.broken == nullptr},
+                   {"makespan", TimeToJson(simulation.makespan, unit)},
+                   {"ranks", std::move(ranks)},
+                   {"sensitivity", std::move(sensitivity)}};
+  if (explanation.broken != nullptr) {
+    AddStandstill(*explanation.broken, explanation.plan, unit, &document);
+  }
+  return document;
 }
 
 std::string WriteExplanation(const Explanation& explanation) {
   const Words words(explanation);
+  if (explanation.broken != nullptr) {
+    return WriteStandstill(*explanation.broken, explanation.plan, explanation.costs.unit) +
+           "\nIdle time up to there by cause:\n\n" + CauseTable(explanation);
+  }
   std::string text = "makespan " + words.Lasting(explanation.simulation.makespan) +
                      "; idle time by cause:\n\n" + CauseTable(explanation);
   const std::string sensitivities = SensitivityTable(explanation);
@@ -237,7 +253,9 @@ std::string WriteMoment(const Explanation& explanation, int rank, Time at) {
     std::string text = "rank " + std::to_string(rank) + " is idle at " + words.Lasting(at) + ": " +
                        std::string(Name(idle.cause)) + ", " + words.Why(idle, rank) + ", from " +
                        words.At(idle.when.start) + " to " + words.At(idle.when.end) + ".\n";
-    return text + (idle.next < 0 ? "" : "\n" + WriteStart(explanation, {rank, idle.next}));
+    const bool stands = idle.cause == IdleCause::kStandstill;
+    return text +
+           (idle.next < 0 || stands ? "" : "\n" + WriteStart(explanation, {rank, idle.next}));
   }
   return "";
 }
@@ -247,8 +265,13 @@ std::string WriteStart(const Explanation& explanation, InstructionRef at) {
   const Waits waits(explanation.plan, explanation.costs, explanation.simulation.timeline);
   const Span& span = words.SpanOf(at);
   std::string text = words.Of(at) + ", instruction " + std::to_string(at.index) + " of rank " +
-                     std::to_string(at.rank) + ", runs from " + words.At(span.start) + " to " +
-                     words.Lasting(span.end) + ".\n";
+                     std::to_string(at.rank);
+  if (span.start < 0) {
+    const std::string stop =
+        explanation.broken == nullptr ? "" : DescribeStop(*explanation.broken, at.rank);
+    return text + ", never runs" + (stop.empty() ? "" : ": the rank " + stop) + ".\n";
+  }
+  text += ", runs from " + words.At(span.start) + " to " + words.Lasting(span.end) + ".\n";
   Table table;
   table.columns = {"  waited for", ">from", ">until"};
   InstructionRef waiting = at;

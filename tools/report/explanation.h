@@ -9,16 +9,18 @@
 #include "compiler/simulate/idle.h"
 #include "compiler/simulate/sensitivity.h"
 #include "compiler/simulate/simulate.h"
+#include "tools/report/standstill.h"
 
 namespace contraflow {
 
 /// A run of a plan, and why its ranks are idle in it.
 struct Explanation {
-  const Plan& plan;  ///< level comm or above
+  const Plan& plan;  ///< level comm or above, or not sound
   const CostModel& costs;
   Simulation simulation;
   std::vector<std::vector<Idle>> idle;
   std::vector<Sensitivity> sensitivities;  ///< empty of a measured run
+  const BrokenRun* broken = nullptr;       ///< of a plan that is not sound
 
   /// Of a rank by cause, in the order of IdleCause.
   std::vector<Time> ByCause(int rank) const;
@@ -29,6 +31,9 @@ Explanation Explain(const Plan& plan, const CostModel& costs);
 
 /// Of a run that is given, without sensitivities.
 Explanation ExplainRun(const Plan& plan, const CostModel& costs, Simulation run);
+
+/// Of a plan that is not sound, up to where it stands; `broken` must outlive it.
+Explanation ExplainBroken(const Plan& plan, const CostModel& costs, const BrokenRun& broken);
 
 /// The object of `explain --json`; of a rank with each of its idle times.
 Json ExplanationToJson(const Explanation& explanation, int rank = -1);

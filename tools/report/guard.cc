@@ -271,8 +271,6 @@ Json VerdictsToJson(const std::vector<Verdict>& verdicts) {
     plans.push_back(std::move(plan));
   }
   Json document = Json::object();
-  document["format"] = "contraflow-check";
-  document["version"] = 1;
   document["ok"] = std::ranges::all_of(verdicts, &Verdict::holds);
   document["plans"] = std::move(plans);
   return document;

@@ -86,7 +86,7 @@ Json RunsToJson(const Explanation& predicted, const Explanation& measured) {
   }
   const auto run = [&](const Explanation& explanation) {
     Json object = ExplanationToJson(explanation);
-    for (const char* const key : {"format", "version", "schedule", "unit", "sensitivity"}) {
+    for (const char* const key : {"schedule", "unit", "sound", "sensitivity"}) {
       object.erase(key);
     }
     for (Json& rank : object["ranks"]) {
@@ -95,9 +95,10 @@ Json RunsToJson(const Explanation& predicted, const Explanation& measured) {
     }
     return object;
   };
-  return {{"format", "contraflow-diff"},         {"version", 1},
-          {"schedule", predicted.plan.schedule}, {"unit", Name(unit)},
-          {"predicted", run(predicted)},         {"measured", run(measured)},
+  return {{"schedule", predicted.plan.schedule},
+          {"unit", Name(unit)},
+          {"predicted", run(predicted)},
+          {"measured", run(measured)},
           {"operations", std::move(ops)}};
 }
 

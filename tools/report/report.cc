@@ -125,10 +125,10 @@ Json ReportToJson(const Report& report) {
   return object;
 }
 
-std::string FormatJson(const Json& document) {
-  std::string text;
+std::string FormatJson(std::string_view report, const Json& document) {
+  std::string text = "{\n\"format\": \"contraflow-" + std::string(report) + "\",\n\"version\": 1";
   for (const auto& [key, value] : document.items()) {
-    text += (text.empty() ? "{\n" : ",\n") + QuoteJson(key) + ": ";
+    text += ",\n" + QuoteJson(key) + ": ";
     if (!value.is_array() || value.empty()) {
       text += OnOneLine(value);
       continue;

@@ -29,8 +29,9 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
 Json ReportToJson(const Report& report);
 
-/// An object as a document for --json: one line a member, and one for each element of an array.
-std::string FormatJson(const Json& document);
+/// An object as the document of a report, "simulate" for one: one line a member, and one for each
+/// element of an array. At its head say "format" (contraflow-simulate) and "version" what it is.
+std::string FormatJson(std::string_view report, const Json& document);
 
 /// What the letters of the formulas mean; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;

@@ -144,7 +144,7 @@ std::string SweepJson(std::span<const Point> points) {
     object.update(ComparisonToJson(point.request, point.rows));
     points_json.push_back(std::move(object));
   }
-  return FormatJson({{"points", points_json}});
+  return FormatJson("compare", {{"points", points_json}});
 }
 
 std::string SweepCsv(std::span<const Point> points) {

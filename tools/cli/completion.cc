@@ -39,8 +39,11 @@ struct NamedCommand {
   const CLI::App* app;
 };
 
-/// Those of a program, each before its own.
+bool HasCommands(const CLI::App& app) { return !app.get_subcommands(nullptr).empty(); }
+
+/// Those of a program, each before its own; of one without any it is itself one, of no words.
 std::vector<NamedCommand> CommandsOf(const CLI::App& program) {
+  if (!HasCommands(program)) return {{"", &program}};
   std::vector<NamedCommand> commands;
   const std::function<void(const CLI::App&, const std::string&)> add = [&](const CLI::App& app,
                                                                            const std::string& at) {
@@ -62,7 +65,7 @@ Words NamesOf(const CLI::Option& option) {
   return names;
 }
 
-bool TakesValue(const CLI::Option& option) { return option.get_type_size() != 0; }
+bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
 Words ValuesOf(const CLI::Option& option, const KnownWords& known) {
   const std::string type = option.get_type_name();
@@ -93,6 +96,10 @@ Words NestedOf(const CLI::App& app) {
 
 std::string Bash(const CLI::App& program, const KnownWords& known) {
   const std::string name = program.get_name();
+  // A function of a shell has no hyphen everywhere.
+  std::string function = "_" + name;
+  std::replace(function.begin(), function.end(), '-', '_');
+  const bool commands = HasCommands(program);
   std::string words, values;
   for (const NamedCommand& command : CommandsOf(program)) {
     if (command.words.find(' ') != std::string::npos) continue;
@@ -106,27 +113,24 @@ std::string Bash(const CLI::App& program, const KnownWords& known) {
       for (const std::string& one : names) patterns.push_back(command.words + "," + one);
       values += "    " + Joined(patterns, "|") + ") words=" + ShellWord(Joined(own)) + " ;;\n";
     }
-    words += "      " + command.words + ") words=" + ShellWord(Joined(offered)) + " ;;\n";
+    words += "      '" + command.words + "') words=" + ShellWord(Joined(offered)) + " ;;\n";
   }
-  return "# bash completion of " + name + "\n_" + name +
+  const std::string first =
+      "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    words=" + ShellWord(Joined(NestedOf(program))) +
+      "\n  elif [ -z \"$words\" ] && [[ $now == -* || $COMP_CWORD -eq 2 ]]; then\n";
+  return "# bash completion of " + name + "\n" + function +
          "() {\n"
          "  local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=\n"
-         "  case ${COMP_WORDS[1]},$before in\n" +
-         values +
-         "  esac\n"
-         "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-         "    words=" +
-         ShellWord(Joined(NestedOf(program))) +
-         "\n"
-         "  elif [ -z \"$words\" ] && [[ $now == -* || $COMP_CWORD -eq 2 ]]; then\n"
-         "    case ${COMP_WORDS[1]} in\n" +
-         words +
+         "  local command=" +
+         (commands ? "${COMP_WORDS[1]}" : "") + "\n  case $command,$before in\n" + values +
+         "  esac\n" + (commands ? first : "  if [ -z \"$words\" ] && [[ $now == -* ]]; then\n") +
+         "    case $command in\n" + words +
          "    esac\n"
          "  fi\n"
          "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$now\")\n"
          "}\n"
-         "complete -o default -F _" +
-         name + " " + name + "\n";
+         "complete -o default -F " +
+         function + " " + name + "\n";
 }
 
 /// Text inside the brackets of a zsh specification.
@@ -140,28 +144,32 @@ std::string Bracketed(const std::string& text) {
 }
 
 std::string Zsh(const CLI::App& program, const KnownWords& known) {
-  const std::string name = program.get_name();
+  const std::string head = "#compdef " + program.get_name() + "\n";
   std::string list, cases;
   for (const NamedCommand& command : CommandsOf(program)) {
     if (command.words.find(' ') != std::string::npos) continue;
     list +=
         "    " + ShellWord(command.words + ":" + OneLine(command.app->get_description())) + "\n";
-    cases += "    " + command.words + ")\n      _arguments";
+    std::string arguments = "_arguments";
     for (const CLI::Option* option : OptionsOf(*command.app)) {
       for (const std::string& one : NamesOf(*option)) {
         const Words own = ValuesOf(*option, known);
         const std::string value = !TakesValue(*option) ? ""
                                   : own.empty()        ? ":value:_files"
                                                        : ":value:(" + Joined(own) + ")";
-        cases += " \\\n        " +
-                 ShellWord(one + "[" + Bracketed(option->get_description()) + "]" + value);
+        arguments += " \\\n        " +
+                     ShellWord(one + "[" + Bracketed(option->get_description()) + "]" + value);
       }
     }
     const Words nested = NestedOf(*command.app);
-    if (!nested.empty()) cases += " \\\n        " + ShellWord("1:command:(" + Joined(nested) + ")");
-    cases += " \\\n        '*:file:_files' ;;\n";
+    if (!nested.empty()) {
+      arguments += " \\\n        " + ShellWord("1:command:(" + Joined(nested) + ")");
+    }
+    arguments += " \\\n        '*:file:_files'";
+    if (!HasCommands(program)) return head + arguments + "\n";
+    cases += "    " + command.words + ")\n      " + arguments + " ;;\n";
   }
-  return "#compdef " + name + "\nlocal -a commands=(\n" + list +
+  return head + "local -a commands=(\n" + list +
          ")\nif (( CURRENT == 2 )); then\n  _describe command commands\nelse\n"
          "  local command=$words[2]\n  shift words\n  (( CURRENT-- ))\n  case $command in\n" +
          cases + "  esac\nfi\n";
@@ -179,9 +187,10 @@ std::string Fish(const CLI::App& program, const KnownWords& known) {
                command.app->get_name() + about + "\n";
       continue;
     }
-    lines += start + " -n __fish_use_subcommand -f -a " + first + about + "\n";
+    const std::string seen = first.empty() ? "" : " -n '__fish_seen_subcommand_from " + first + "'";
+    if (!first.empty()) lines += start + " -n __fish_use_subcommand -f -a " + first + about + "\n";
     for (const CLI::Option* option : OptionsOf(*command.app)) {
-      lines += start + " -n '__fish_seen_subcommand_from " + first + "'";
+      lines += start + seen;
       for (const std::string& one : option->get_snames()) lines += " -s " + one;
       for (const std::string& one : option->get_lnames()) lines += " -l " + one;
       if (TakesValue(*option)) lines += " -r";
@@ -240,16 +249,25 @@ std::string WriteManual(const CLI::App& program, const std::string& version) {
   std::string upper = name;
   std::transform(upper.begin(), upper.end(), upper.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  std::string text = ".TH " + upper + " 1 \"\" \"" + name + " " + version + "\"\n.SH NAME\n" +
-                     Roff(name) + " \\- " + Roff(program.get_description()) +
-                     "\n.SH SYNOPSIS\n.B " + Roff(name) + "\n.I COMMAND\n[OPTIONS]\n.SH COMMANDS\n";
+  const bool commands = HasCommands(program);
+  const std::string about = OneLine(program.get_description());
+  const std::string sentence = about.substr(0, about.find(". "));
+  std::string text =
+      ".TH " + upper + " 1 \"\" \"" + name + " " + version + "\"\n.SH NAME\n" + Roff(name) +
+      " \\- " + Roff(sentence) + "\n.SH SYNOPSIS\n.B " + Roff(name) +
+      (commands ? "\n.I COMMAND\n[OPTIONS]\n.SH COMMANDS\n"
+                : "\n[OPTIONS]\n.I PLAN\n.SH DESCRIPTION\n" + Roff(about) + "\n.SH OPTIONS\n");
   for (const NamedCommand& command : CommandsOf(program)) {
-    text += ".SS " + Roff(name + " " + command.words) + "\n" +
-            Roff(command.app->get_description()) + "\n" + ManualOfOptions(*command.app);
+    if (commands) {
+      text += ".SS " + Roff(name + " " + command.words) + "\n" +
+              Roff(command.app->get_description()) + "\n";
+    }
+    text += ManualOfOptions(*command.app);
     if (const std::string footer = command.app->get_footer(); !footer.empty()) {
       text += ".PP\n" + Roff(footer) + "\n";
     }
   }
+  if (!commands) return text;  // its footer has the exit codes
   return text +
          ".SH EXIT STATUS\n0 success; 1 bad input, or a check failed (for diff: the plans differ); "
          "2 bad command line; 70 a bug in " +

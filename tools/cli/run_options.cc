@@ -5,8 +5,10 @@
 #include <cmath>
 #include <optional>
 
+#include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "runtime/model/model.h"
+#include "tools/cli/completion.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
@@ -169,7 +171,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   std::optional<int64_t> seed;
   std::optional<int64_t> every, memory_every, resume_step, restarts;
   std::optional<int64_t> log_every, validate_every, validate_batches;
-  std::string grace = "30s";
+  std::string grace = "30s", completion;
   bool graph = false, no_graph = false;
   std::optional<int64_t> stamps;
   CLI::App app(
@@ -290,6 +292,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                  "print what the job that meets at this address is doing, and end: step,\n"
                  "and for each rank its instruction and whom it waits for; needs the\njob's secret")
       ->type_name("HOST:PORT");
+  AddChoice(&app, "--completion", &completion, "bash|zsh|fish|man",
+            "print what completes options in that shell, or the manual page");
   AddJson(&app, &options.json);
   app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
   app.footer(
@@ -299,6 +303,11 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
       "stopped\n"
       "after a step, which is saved where there is a --checkpoint.");
   if (!Parse(&app, words)) return std::nullopt;
+  if (!completion.empty()) {
+    WriteFile("-", completion == "man" ? WriteManual(app, CF_VERSION)
+                                       : WriteCompletion(app, completion, {}));
+    return std::nullopt;
+  }
   if (!options.ask.empty()) return options;
   if (options.plan.empty()) throw UsageError("PLAN is required; see contraflow-run --help");
   options.seed = static_cast<uint64_t>(seed.value_or(1));

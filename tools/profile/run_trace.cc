@@ -1,5 +1,6 @@
 #include "tools/profile/run_trace.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -14,6 +15,29 @@ using Key = std::tuple<Op, int, int, int, int, int>;
 
 Key KeyOf(const Instruction& i) {
   return {i.op, i.stage, i.microbatch, i.back_stage, i.back_microbatch, i.layer};
+}
+
+/// Ticks by which slices may overlap that were written with so many digits.
+constexpr Time kRounding = 1000;
+
+/// Throws Error unless a rank computes one thing after the other, in the order of its program.
+void RequireOrder(const Plan& plan, size_t rank, const std::string& place,
+                  std::vector<Span>* spans) {
+  const Program& program = plan.programs[rank];
+  size_t before = program.size();
+  for (size_t i = 0; i < program.size(); ++i) {
+    if (LaneOf(program[i].op) != Lane::kCompute) continue;
+    Span& span = (*spans)[i];
+    const Time free = before == program.size() ? span.start : (*spans)[before].end;
+    if (span.start < free - kRounding) {
+      throw Error(place + ": rank " + std::to_string(rank) + " runs " + ToString(program[i]) +
+                  " before the end of " + ToString(program[before]) +
+                  ", which stands before it; give a trace of this plan");
+    }
+    span.start = std::max(span.start, free);
+    span.end = std::max(span.end, span.start);
+    before = i;
+  }
 }
 
 }  // namespace
@@ -68,6 +92,7 @@ Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
                   " never runs instruction " + std::to_string(i) + " (" +
                   ToString(plan.programs[r][i]) + "); give traces of a whole step of this plan");
     }
+    RequireOrder(plan, r, traces.front().place, &timeline.ranks[r]);
   }
   return timeline;
 }

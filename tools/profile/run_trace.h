@@ -28,7 +28,8 @@ struct TraceText {
 
 /// A run of a plan from the traces that contraflow-run or contraflow.torch wrote of it, of all
 /// ranks or one each: when every instruction ran, of several steps the last. Throws Error for an
-/// instruction of the plan that is not there, and for traces of another plan.
+/// instruction of the plan that is not there, for computations of a rank that overlap or have
+/// another order than in its program, and for traces of another plan.
 Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
 
 }  // namespace contraflow

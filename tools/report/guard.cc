@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/spec.h"
@@ -161,6 +162,7 @@ class Judgement {
 
 /// Text of an XML attribute or element. What XML cannot hold becomes "?".
 std::string Xml(std::string_view text) {
+  const int last = ValidUtf8(text) ? 0xFF : 0x7F;
   std::string escaped;
   for (const char c : text) {
     switch (c) {
@@ -179,8 +181,10 @@ std::string Xml(std::string_view text) {
       case '\n':
         escaped += "&#10;";
         break;
-      default:
-        escaped += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+      default: {
+        const auto byte = static_cast<unsigned char>(c);
+        escaped += byte < 0x20 || byte > last ? '?' : c;
+      }
     }
   }
   return escaped;

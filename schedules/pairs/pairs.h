@@ -35,8 +35,11 @@ SearchProblem WithCount(const SearchProblem& problem, int count);
 std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);
 
 /// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or
-/// for what Fold makes of two routes; nothing for other placements, where there are fewer
-/// micro-batches than stages, or where a rank would hold more than the limit.
+/// for what Fold makes of two routes, whatever the ranks hold; nothing for other placements, or
+/// where there are fewer micro-batches than stages.
+std::optional<Order> UnlimitedPhases(const SearchProblem& problem);
+
+/// The same; nothing where a rank would hold more than the limit, too.
 std::optional<Order> PhaseOrder(const SearchProblem& problem);
 
 /// Event-driven: every rank runs its forwards, backwards and pairs in the order given, and weight
@@ -47,6 +50,11 @@ std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, 
 /// The best of PhaseOrder, with and without a pair in place of the middle rank's first forward and
 /// backward, and of what FillGaps makes of them. Nothing where PhaseOrder gives nothing.
 std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
+
+/// UnlimitedPhases with fewer micro-batches in flight, so that it fits, also of two routes that are
+/// each other's mirror image: the shortest that was found with about so much of the work. Nothing
+/// for other placements, and where none fits.
+std::optional<Order> ThinnedPhases(const SearchProblem& problem, int64_t budget, SearchWork* work);
 
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or
 /// otherwise paired.
@@ -67,7 +75,10 @@ std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random
 /// later. Replaces `best` by shorter ones until `bound` is reached or `budget` instructions or all
 /// of the work is spent. Deterministic for a seed. Does nothing where IncrementalEvaluator does not
 /// take the problem.
-void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                  SearchWork* work, SearchResult* best);
+/// Where memory is too short for DualPipe's order, half of the budget is for one with fewer
+/// micro-batches in flight, which is returned: `best` is of another kind, and may be as short in
+/// the end.
+std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,
+                                         int64_t budget, SearchWork* work, SearchResult* best);
 
 }  // namespace contraflow

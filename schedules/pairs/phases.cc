@@ -200,7 +200,7 @@ std::optional<Order> ScheduleInPhases(const SearchProblem& problem) {
   return best;
 }
 
-std::optional<Order> PhaseOrder(const SearchProblem& problem) {
+std::optional<Order> UnlimitedPhases(const SearchProblem& problem) {
   const Plan& frame = problem.frame;
   if (frame.routes.size() != 1 || frame.routes[0].ranks != VPlacement(frame.ranks)) {
     return std::nullopt;
@@ -211,7 +211,11 @@ std::optional<Order> PhaseOrder(const SearchProblem& problem) {
   for (int r = 0; r < ranks; ++r) {
     plan.program(r) = BidirectionalProgram(RankOfV(ranks, frame.microbatches, r));
   }
-  std::optional<Order> order = ToOrder(problem, plan);
+  return ToOrder(problem, plan);
+}
+
+std::optional<Order> PhaseOrder(const SearchProblem& problem) {
+  std::optional<Order> order = UnlimitedPhases(problem);
   if (!order || !IncrementalEvaluator::Of(problem, *order)) return std::nullopt;
   return order;
 }

@@ -135,40 +135,91 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
   Anneal(problem, bound, seed, rest, 1, work, best);
 }
 
+/// Takes what a half's order unfolds to, if it is shorter.
+void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult* best) {
+  Order order = UnfoldOrder(problem, half);
+  const Evaluation evaluation = Evaluate(problem, order);
+  CF_ASSERT(evaluation.runs && evaluation.fits);
+  if (evaluation.makespan >= best->makespan) return;
+  best->order = std::move(order);
+  best->makespan = evaluation.makespan;
+}
+
+/// From DualPipe's order; of two mirrored routes, as one on half of the ranks.
+void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
+                       Time bound, uint64_t seed, int64_t budget, SearchWork* work,
+                       SearchResult* best) {
+  if (!folded) {
+    if (problem.frame.routes.size() > 1 || problem.stages_of[0].size() != 2) return;
+    return AnnealShort(problem, bound, seed, budget, work, best);
+  }
+  SearchResult half = *best;
+  half.order = FoldOrder(problem, best->order);
+  std::optional<Time> makespan = MakespanOf(*folded, half.order);
+  if (!makespan) {
+    // The order has no such symmetry; others may have.
+    if (std::optional<Order> order = Begin(*folded, budget * 10 / 9, work)) {
+      half.order = std::move(*order);
+      makespan = MakespanOf(*folded, half.order);
+    }
+  }
+  if (!makespan) return;
+  half.makespan = *makespan;
+  AnnealShort(*folded, bound, seed, budget, work, &half);
+  OfferUnfolded(problem, half.order, best);
+}
+
+/// From DualPipe's order with fewer micro-batches in flight; of two routes either each with its
+/// own, or mirrored. False where neither gets shorter than `best` soon.
+bool ImproveThinned(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
+                    Time bound, uint64_t seed, int64_t budget, SearchWork* work,
+                    SearchResult* best) {
+  const int64_t end = work->left() - budget;
+  const Time before = best->makespan;
+  SearchResult mirrored = *best;
+  for (const int64_t part : {budget / 16, budget / 4}) {
+    if (std::optional<Order> order = ThinnedPhases(problem, part, work)) {
+      Offer(problem, std::move(*order), best);
+    }
+    if (folded) {
+      if (std::optional<Order> half = ThinnedPhases(*folded, part, work)) {
+        const Time makespan = *MakespanOf(*folded, *half);
+        if (makespan < std::min(mirrored.makespan, best->makespan)) {
+          mirrored.order = std::move(*half);
+          mirrored.makespan = makespan;
+        }
+      }
+    }
+    if (std::min(mirrored.makespan, best->makespan) >= before) return false;
+  }
+  const int64_t rest = std::max<int64_t>(work->left() - end, 0);
+  if (mirrored.makespan < best->makespan) {
+    Anneal(*folded, bound, seed, rest, 4, work, &mirrored);
+    OfferUnfolded(problem, mirrored.order, best);
+  } else {
+    Anneal(problem, bound, seed, rest, 4, work, best);
+  }
+  return true;
+}
+
 }  // namespace
 
-void ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                  SearchWork* work, SearchResult* best) {
-  if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
+std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,
+                                         int64_t budget, SearchWork* work, SearchResult* best) {
+  if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return std::nullopt;
   work->Enter("pairs");
+  SearchResult thinned = *best;
   const Time before = best->makespan;
   const std::optional<SearchProblem> folded = Fold(problem);
-  if (folded) {
-    SearchResult half = *best;
-    half.order = FoldOrder(problem, best->order);
-    std::optional<Time> makespan = MakespanOf(*folded, half.order);
-    if (!makespan) {
-      // The order has no such symmetry; others may have.
-      if (std::optional<Order> order = Begin(*folded, budget, work)) {
-        half.order = std::move(*order);
-        makespan = MakespanOf(*folded, half.order);
-      }
-    }
-    if (makespan) {
-      half.makespan = *makespan;
-      AnnealShort(*folded, bound, seed, budget * 9 / 10, work, &half);
-      Order order = UnfoldOrder(problem, half.order);
-      const Evaluation evaluation = Evaluate(problem, order);
-      CF_ASSERT(evaluation.runs && evaluation.fits);
-      if (evaluation.makespan < best->makespan) {
-        *best = {std::move(order), evaluation.makespan, best->from};
-      }
-    }
-  } else if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
-    AnnealShort(problem, bound, seed, budget * 9 / 10, work, best);
-  }
+  const bool tight = !PhaseOrder(folded ? *folded : problem) &&
+                     ImproveThinned(problem, folded, bound, seed, budget / 2, work, &thinned);
+  if (tight) budget /= 2;
+  ImproveFromPhases(problem, folded, bound, seed, budget * 9 / 10, work, best);
   Anneal(problem, bound, seed, budget / 10, 1, work, best);
   if (best->makespan < before) best->from = "pairs from " + best->from;
+  if (!tight) return std::nullopt;
+  thinned.from = "fewer pairs from " + thinned.from;
+  return thinned;
 }
 
 }  // namespace contraflow

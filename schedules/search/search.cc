@@ -32,6 +32,23 @@ std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<con
   return best;
 }
 
+/// Local search of all kinds but of pairs, for so much of the work.
+void ImproveFurther(const SearchProblem& problem, Time bound, const SearchOptions& options,
+                    int64_t budget, SearchWork* work, SearchResult* best) {
+  const int64_t end = work->left() - budget;
+  const auto left = [&] { return std::max<int64_t>(work->left() - end, 0); };
+  if (problem.frame.routes.size() > 1) {
+    ImproveWithin(problem, bound, options.seed, budget / 4, work, best);
+    StartSmall(problem, bound, options, budget / 2, work, best);
+  }
+  if (JoiningPays(problem)) {
+    JoinBackwards(problem, bound, left() / 8, work, best);
+    ImproveWithin(problem, bound, options.seed, left() / 8 * 7, work, best);
+    JoinBackwards(problem, bound, left(), work, best);
+  }
+  ImproveWithin(problem, bound, options.seed, left(), work, best);
+}
+
 }  // namespace
 
 std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
@@ -45,20 +62,16 @@ std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const
     if (policies && (!best || policies->makespan < best->makespan)) best = std::move(policies);
   }
   if (!best) return best;
+  std::optional<SearchResult> other;
   if (problem.pairs) {
-    ImprovePairs(problem, bound, options.seed, work->left() / 4 * 3, work, &*best);
+    other = ImprovePairs(problem, bound, options.seed, work->left() / 4 * 3, work, &*best);
   }
-  if (problem.frame.routes.size() > 1) {
-    const int64_t budget = work->left();
-    ImproveWithin(problem, bound, options.seed, budget / 4, work, &*best);
-    StartSmall(problem, bound, options, budget / 2, work, &*best);
+  const int64_t budget = other ? work->left() / 3 * 2 : work->left();
+  ImproveFurther(problem, bound, options, budget, work, &*best);
+  if (other && other->makespan < best->makespan) {
+    best = std::move(other);
+    ImproveFurther(problem, bound, options, work->left(), work, &*best);
   }
-  if (JoiningPays(problem)) {
-    JoinBackwards(problem, bound, work->left() / 8, work, &*best);
-    ImproveWithin(problem, bound, options.seed, work->left() / 8 * 7, work, &*best);
-    JoinBackwards(problem, bound, work->left(), work, &*best);
-  }
-  ImproveWithin(problem, bound, options.seed, work->left(), work, &*best);
   if (options.noise > 0) {
     // A second budget, so that the order is as short as without noise.
     SearchWork more(options, work->control());

@@ -151,8 +151,10 @@ constexpr int64_t kFirstShare = 8, kExactShare = 2;
 /// are kept in ascending order by numbering micro-batches anew, which must be alike for that.
 bool IsSmall(const Candidate& candidate, const SearchOptions& options) {
   if (options.noise > 0 || SharesLanes(candidate.spec)) return false;
-  return TakesExactly(candidate.frame) &&
-         (candidate.spec.costs.microbatch_scale.empty() || !SharesStages(candidate.frame));
+  if (!TakesExactly(candidate.frame)) return false;
+  // Only micro-batches that differ are mixed, which PyTorch does not take in its last stage.
+  return candidate.spec.costs.microbatch_scale.empty() ||
+         (!SharesStages(candidate.frame) && candidate.spec.target != Target::kTorch);
 }
 
 /// Looks at all schedules of a small candidate that are shorter than what was `found`, in `plan`.

@@ -9,17 +9,28 @@ import unittest
 import contraflow as cf
 
 PROGRAM = '''
-    import os, signal, threading
+    import os, signal, threading, time
     import contraflow as cf
     plan = cf.compile("1f1b", ranks=32, microbatches={microbatches})
     plan.programs  # what Python holds of it must not be freed by a thread of the library
     again = cf.Plan.from_json(plan.to_json())
     again.programs
-    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+    over = False
+    threads = len(os.listdir("/proc/self/task")) + 1  # with the one that interrupts
+
+    def interrupt():  # as soon as the library computes
+        while len(os.listdir("/proc/self/task")) <= threads and not over:
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
     try:
+        thread.start()
         {call}
+        over = True
+        thread.join()
     except KeyboardInterrupt:
-        print("interrupted")
+        print("late" if over else "interrupted")
     del again
     small = cf.compile("1f1b", ranks=2, microbatches=4)  # the interpreter is well
     small.verify()
@@ -27,20 +38,27 @@ PROGRAM = '''
 '''
 
 
+def interrupted(call, microbatches):
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(call=call, microbatches=microbatches)],
+        capture_output=True, text=True)
+    return result.returncode, result.stdout, result.stderr
+
+
 class InterruptTest(unittest.TestCase):
     def test_ctrl_c(self):
-        # The first takes minutes and ends early; the second longer than it is waited for; the others
-        # longer than the interrupt takes to come.
-        calls = ((1, "cf.compile('auto', ranks=8, microbatches=48, comm=0.7, noise=0.2, budget='7m')"),
-                 (1, "cf.compile('1f1b', ranks=64, microbatches=4000)"),
-                 (1000, "again.verify()"), (1000, "again.makespan"), (1000, "plan.simulate(comm=0.3)"))
-        running = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(PROGRAM).format(
-                                        call=call, microbatches=microbatches)],
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                   for microbatches, call in calls]
-        for (_, call), process in zip(calls, running):
-            printed, said = process.communicate()
-            self.assertEqual((process.returncode, printed), (0, "interrupted\n15.0\n"), call + said)
+        # The first takes minutes and ends early; the second longer than it is waited for.
+        calls = ("cf.compile('auto', ranks=8, microbatches=48, comm=0.7, noise=0.2, budget='7m')",
+                 "cf.compile('1f1b', ranks=64, microbatches={microbatches} * 8)", "again.verify()",
+                 "again.makespan", "plan.simulate(comm=0.3)")
+        for call in calls:
+            microbatches = 500
+            while True:
+                found = interrupted(call.format(microbatches=microbatches), microbatches)
+                if "late" not in found[1] or microbatches > 8000:
+                    break
+                microbatches *= 2  # it was done before anyone could interrupt it
+            self.assertEqual(found[:2], (0, "interrupted\n15.0\n"), call + found[2])
 
     def test_threads(self):
         names = ["1f1b", "zb-v", "dualpipe", "auto"] * 3

@@ -8,7 +8,7 @@ import unittest
 from torch_model import WIDTH, Block, Reference, batch, dist, loss_fn, torch
 
 import contraflow as cf
-from contraflow.torch import PlanSchedule, StepError
+from contraflow.torch import PlanSchedule, StepError, as_torch_schedule
 
 MICROBATCHES = 3
 
@@ -134,6 +134,17 @@ class StepTest(unittest.TestCase):
                 call()
         with self.assertRaisesRegex(TypeError, "stage 0 must be a torch.nn.Module, is a function"):
             PlanSchedule(plan_of(), {0: lambda x: x}, loss_fn)
+
+    def test_what_pytorch_cannot_run(self):
+        mixed = {"unit": "us", "stage": {"f": 5, "b": 9, "w": 5}, "microbatch_scale": [2, 0.5, 3]}
+        for plan, text in (
+                (cf.compile("dualpipe", ranks=2, microbatches=4), "two routes"),
+                (plan_of(recompute="full"), "recomputes"),
+                (plan_of(level="compute"), "level compute"),
+                (cf.compile("auto", ranks=2, microbatches=3, costs=mixed, placement="linear"), "out of turn.*for_"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                as_torch_schedule(plan, [], loss_fn)
 
     def test_what_is_trained_may_change(self):
         module, (x, y) = Block(0), data()

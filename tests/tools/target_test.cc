@@ -97,6 +97,27 @@ TEST_SUITE("unit") {
     CHECK(plans > 150);
   }
 
+  TEST_CASE("target: PyTorch takes the losses of the last stage in their order alone") {
+    int mixed = 0;
+    for (const Placement placement : {Placement::kLinear, Placement::kV, Placement::kInterleaved}) {
+      for (const int ranks : {2, 3}) {
+        CAPTURE(Name(placement));
+        CAPTURE(ranks);
+        Spec spec = Shape("auto", ranks, 3, Target::kAny);
+        spec.costs.microbatch_scale = {2, 0.5, 3};
+        spec.search.placement = placement;
+        const Plan any = Compile(spec);
+        CHECK(Exports(any, Target::kTorch) == !LossOutOfTurn(any).has_value());
+        mixed += LossOutOfTurn(any) ? 1 : 0;
+        spec.target = Target::kTorch;
+        const Plan plan = Compile(spec);
+        CHECK_FALSE(LossOutOfTurn(plan).has_value());
+        CHECK(Exports(plan, Target::kTorch));
+      }
+    }
+    CHECK(mixed > 0);
+  }
+
   TEST_CASE("target: auto is the best that it runs") {
     const auto step = [](const Spec& spec) {
       const Plan plan = Compile(spec);

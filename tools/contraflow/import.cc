@@ -33,6 +33,7 @@ int Import(const ImportOptions& options) {
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
   const std::string place = options.file == "-" ? "standard input" : options.file;
   Plan plan = ReadTorchCsv(ReadFile(options.file, kMaxCsvBytes), place);
+  RequireLossesInTurn(plan, place);
   const bool has_messages = plan.level == Level::kComm;
   const bool keeps = has_messages && level == Level::kComm && !options.remake_comm;
   std::string said = place + ": ";

@@ -47,23 +47,6 @@ bool IsCsv(const std::string& path) {
          });
 }
 
-/// PyTorch keeps the losses of the last stage in the order of its forwards, and takes that of a
-/// micro-batch by its number: what Verify accepts in any order must ascend there.
-void CheckLosses(const Plan& plan, std::vector<Finding>* findings) {
-  for (int r = 0; r < plan.ranks; ++r) {
-    int next = 0;
-    for (size_t at = 0; at < plan.program(r).size(); ++at) {
-      const Instruction& i = plan.program(r)[at];
-      if (!HasForward(i.op) || i.stage + 1 != plan.stages || i.microbatch == next++) continue;
-      findings->push_back({"order", r, static_cast<int>(at),
-                           ToString(i) +
-                               " is out of turn: PyTorch takes the losses of the last stage by "
-                               "position, so its forwards must ascend"});
-      return;
-    }
-  }
-}
-
 Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
   Verdict verdict;
   verdict.path = path;
@@ -82,7 +65,11 @@ Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
     verdict.semantics = Semantics::kRank;
     verdict.findings = Verify(verdict.plan);
   }
-  if (verdict.csv) CheckLosses(verdict.plan, &verdict.findings);
+  if (verdict.csv) {
+    if (std::optional<Finding> found = LossOutOfTurn(verdict.plan)) {
+      verdict.findings.push_back(*std::move(found));
+    }
+  }
   return verdict;
 }
 

@@ -418,6 +418,27 @@ Plan WithoutMessages(Plan plan) {
   return plan;
 }
 
+std::optional<Finding> LossOutOfTurn(const Plan& plan) {
+  for (int r = 0; r < plan.ranks; ++r) {
+    int next = 0;
+    for (size_t at = 0; at < plan.program(r).size(); ++at) {
+      const Instruction& i = plan.program(r)[at];
+      if (!HasForward(i.op) || i.stage + 1 != plan.stages || i.microbatch == next++) continue;
+      return Finding{"order", r, static_cast<int>(at),
+                     ToString(i) +
+                         " is out of turn: PyTorch takes the losses of the last stage by "
+                         "position, so its forwards must ascend"};
+    }
+  }
+  return std::nullopt;
+}
+
+void RequireLossesInTurn(const Plan& plan, const std::string& place) {
+  const std::optional<Finding> found = LossOutOfTurn(plan);
+  if (!found) return;
+  throw Error(place + ": " + CsvPlace(plan, found->rank, found->index) + ": " + found->message);
+}
+
 std::string CsvPlace(const Plan& plan, int rank, int index) {
   int column = index;
   if (!plan.marks.empty()) {

@@ -69,6 +69,14 @@ void CheckHolders(const Plan& plan) {
   }
 }
 
+void CheckLosses(const Plan& plan) {
+  const std::optional<Finding> found = LossOutOfTurn(plan);
+  if (!found) return;
+  throw Error("rank " + std::to_string(found->rank) + ", instruction " +
+              std::to_string(found->index) + ": " + found->message +
+              "; compile the plan with `for` torch");
+}
+
 /// PyTorch posts its messages one by one, so those of a group must be sound without it.
 void CheckMessages(const Plan& plan) {
   if (plan.level == Level::kCompute) {
@@ -255,6 +263,7 @@ TorchVersion TorchReleaseFor(const Plan& plan) {
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options) {
   CheckCells(plan, options);
   CheckHolders(plan);
+  CheckLosses(plan);
   if (options.messages) CheckMessages(plan);
   std::string csv;
   const bool imported = !options.messages || HasOwnCells(plan);

@@ -34,6 +34,7 @@ Self FromTorchCsv(const Path& path, const std::string& level, const py::object& 
     std::vector<std::string> said;
     const CostModel model = ResolveCosts(option, UnitCosts(), &said);
     Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string());
+    RequireLossesInTurn(order, path.string());
     if (order.level == Level::kComm && target == Level::kComm && !remake_comm) {
       // As it is, for verify() to judge.
       return std::pair(std::make_shared<PlanObject>(WithPromise(std::move(order), model)), said);

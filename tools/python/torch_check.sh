@@ -60,6 +60,7 @@ part() { # NAME COMMAND...
 for program in torch_orders torch_exports; do
   part $program "$python" "tests/python/$program.py" "$tool"
 done
+part torch_sharded "$python" tests/python/torch_sharded.py
 for test in tests/python/torch_*_test.py; do
   part "$(basename "$test" _test.py)" "$python" "$test"
 done

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
+from .sharded import check_sharded, is_sharded
 
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 class Arguments:
@@ -43,7 +44,8 @@ class Arguments:
             raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
         if self.data_parallel is not None and self.grad_reduce is not None:
             raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
-        if plan.data_parallel > 1 and self.grad_reduce is None and (
+        sharded = all(isinstance(m, torch.nn.Module) and is_sharded(m) for m in self.stages.values())
+        if plan.data_parallel > 1 and self.grad_reduce is None and not sharded and (
                 len(self.replicas) != plan.data_parallel):
             raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
                              f"of as many processes, or grad_reduce= (there are {len(self.replicas)})")
@@ -56,12 +58,19 @@ class Arguments:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"stage {stage} must be a torch.nn.Module, is a {type(module).__name__}")
         for name, part in module.named_modules():
+            place = f"stage {stage}{name and f' ({name})'}"
             wrapper = next((c.__name__ for c in type(part).__mro__ if c.__name__ in _WRAPPERS
                             and c.__module__.startswith("torch.")), None)
-            if wrapper == _WRAPPERS[0] or (wrapper is not None and self.grad_reduce is None):
-                raise ValueError(f"stage {stage}{name and f' ({name})'} is wrapped in {wrapper}, which "
-                                 "sums gradients in each micro-batch: give the bare module, and "
-                                 "data_parallel= or grad_reduce= for the sum over replicas")
+            if wrapper is not None:
+                raise ValueError(f"{place} is wrapped in {wrapper}, which sums gradients in each "
+                                 "micro-batch: give the bare module, and data_parallel= or grad_reduce= for "
+                                 "the sum over replicas, or shard it with fully_shard")
+            if is_sharded(part) and not is_sharded(module):
+                raise ValueError(f"{place} is sharded with fully_shard, but not the stage as a whole: "
+                                 "fully_shard the module of the stage, too")
+        if is_sharded(module):
+            check_sharded(f"stage {stage}", module, self.plan, data_parallel=self.data_parallel,
+                          grad_reduce=self.grad_reduce)
 
     def _check_shared(self):
         holders = plans.holders(self.plan)

@@ -2,10 +2,13 @@
 
 import torch
 
+from . import sharded
+
 
 class GradientSum:
     """Of one stage; `weights` are those to sum with it in this step. `group` has all holders of the stage
-    and their replicas, None where that is one process; the sum is divided by `divisor`. `hook(stage,
+    and their replicas, None where that is one process; the sum is divided by `divisor`. Of a sharded stage
+    the average over its mesh is summed. `hook(stage,
     module)` then does what else has to be done over replicas."""
 
     def __init__(self, stage, group, divisor, hook=None):
@@ -14,9 +17,11 @@ class GradientSum:
 
     def start(self):
         """Behind the last weight gradient of the stage."""
+        if self._stage.sharded:
+            sharded.reduce(self._stage.module)
         weights = self.weights
         if self._group is None:
-            grads = [p.grad for p in weights if p.grad is not None]
+            grads = [sharded.local(p.grad) for p in weights if p.grad is not None]
             if self._divisor != 1 and grads:
                 torch._foreach_div_(grads, float(self._divisor))
         else:
@@ -24,7 +29,7 @@ class GradientSum:
             for p in weights:
                 by_kind.setdefault((p.dtype, p.device), []).append(p)
             for params in by_kind.values():
-                flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+                flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
                                   for p in params])
                 self._going.append((self._group.allreduce([flat]), flat, params))
         if self._hook is not None:
@@ -37,8 +42,9 @@ class GradientSum:
             work.wait()
             if self._divisor != 1:
                 flat.div_(float(self._divisor))
-            for p, part in zip(params, flat.split([p.numel() for p in params])):
+            for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
                 if p.grad is None:
                     p.grad = torch.empty_like(p)
-                p.grad.copy_(part.view_as(p))
+                grad = sharded.local(p.grad)
+                grad.copy_(part.view_as(grad))
         self._going = []

@@ -13,6 +13,7 @@ from .agreement import Arguments, agree, warn_of_statistics
 from .links import Edge, Links, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
+from .sharded import local
 from .stage import Cell, Stage, without_cast_cache
 from .watch import StepError, Watch
 
@@ -222,7 +223,7 @@ class PlanSchedule:
             self._fill(args, target, return_outputs, kwargs)
             self._at = 0
             annotated = self._annotate and torch.autograd._profiler_enabled()
-            (self._run_annotated if annotated else self._run)(operations)
+            self._run(self._annotated(operations) if annotated else operations)
             self._finish()
         except Exception as error:
             if self._broken or self._refused(error):
@@ -300,17 +301,14 @@ class PlanSchedule:
             work()
             ends[at] = clock()
 
-    def _run_annotated(self, operations):
-        starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
-        for at, (waiting, work) in enumerate(operations):
-            if waiting is not None:
-                self._at = 2 * at
-                waiting()
-            self._at = 2 * at + 1
-            with torch.profiler.record_function(self._labels[at]):
-                starts[at] = clock()
-                work()
-                ends[at] = clock()
+    def _annotated(self, operations):
+        """The same, each under its name in the profile."""
+        def named(label, work):
+            def under_name():
+                with torch.profiler.record_function(label):
+                    work()
+            return under_name
+        return [(waiting, named(label, work)) for (waiting, work), label in zip(operations, self._labels)]
 
     def _finish(self):
         self._at = 2 * len(self._operations)
@@ -320,6 +318,8 @@ class PlanSchedule:
                 self._works[at] = ()
         for total in self._sums.values():
             total.finish()
+        for stage in self._stages.values():
+            stage.end()
         self._at = -1
 
     def _collect(self, losses, return_outputs):
@@ -386,7 +386,7 @@ class PlanSchedule:
                 first = self.links.members_of(group)[0]
                 with torch.no_grad():
                     for tensor in (*stage.module.parameters(), *stage.module.buffers()):
-                        dist.broadcast(tensor, first, group=group)
+                        dist.broadcast(local(tensor), first, group=group)
 
 
 def _posting_order(program):

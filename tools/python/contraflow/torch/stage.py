@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 
+from . import sharded
 from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of
 
 
@@ -74,12 +75,20 @@ class Stage:
         self.first, self.last = number == 0, last
         self.split, self.keep_rng = split, keep_rng
         self.one = None
+        self.sharded = sharded.is_sharded(module)
         self.begin(False)
 
     def begin(self, keep_output):
         """Before each step: what is trained may have changed."""
         self.keep_output = keep_output
+        if self.sharded:
+            sharded.begin(self.module)
         self.weights = [p for p in self.module.parameters() if p.requires_grad]
+
+    def end(self):
+        """Behind each step."""
+        if self.sharded:
+            sharded.reshard(self.module)
 
     # F and R
 

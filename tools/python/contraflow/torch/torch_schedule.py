@@ -3,20 +3,25 @@
 import os
 import tempfile
 
-from .program import COMPUTE, check, torch_cell
+from .program import COMPUTE, check, forward_cell, torch_cell
 
 
 def as_torch_schedule(plan, stages, loss_fn, **options):
     """A `_PipelineScheduleRuntime` that walks the plan's order, for this rank's `PipelineStage`s, with
     PyTorch's own messages. `options` go to its constructor. FB needs torch 2.9 or newer."""
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-
     check(plan)
     if len(plan.routes) != 1:
         raise ValueError("the plan has two routes, PyTorch's runtime knows one: use PlanSchedule")
     if any(i.op == "R" for program in plan.programs for i in program):
         raise ValueError("the plan recomputes, which PyTorch's runtime does not know: use PlanSchedule, or "
                          "compile it with recompute=\"none\" and checkpoint inside the modules")
+    last = [i.microbatch for program in plan.programs for i in program
+            if forward_cell(i) and i.stage == plan.stages - 1]
+    if last != sorted(last):
+        raise ValueError("the last stage runs its micro-batches out of turn, and PyTorch's runtime takes "
+                         "losses by position: use PlanSchedule, or compile the plan with for_=\"torch\"")
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
     ranks = dict(enumerate(plan.routes[0].ranks))
     for stage in stages:
         if ranks[stage.stage_index] != stage.group_rank:

@@ -1,0 +1,54 @@
+"""Stages sharded over replicas with `fully_shard`: gathered once a step, by the first forward, and
+reduced and sharded again where the plan has their gradients complete."""
+
+
+def is_sharded(module):
+    """Of a module, not of what it holds."""
+    return any(c.__name__ == "FSDPModule" and c.__module__.startswith("torch.") for c in type(module).__mro__)
+
+
+def check_sharded(place, module, plan, *, data_parallel, grad_reduce):
+    """Raises ValueError, with the remedy, unless the stage can be run."""
+    if not hasattr(module, "finalize_backward"):
+        raise ValueError(f"{place} is sharded with fully_shard, whose gradients can be reduced apart from a "
+                         "backward since torch 2.15 only: give the bare module, and data_parallel=")
+    if data_parallel is not None or grad_reduce is not None:
+        name = "data_parallel" if data_parallel is not None else "grad_reduce"
+        raise ValueError(f"{place} is sharded with fully_shard, which averages gradients over its mesh: leave "
+                         f"out {name}=")
+    for name, p in module.named_parameters():
+        if not hasattr(p, "device_mesh"):
+            raise ValueError(f"{place} is sharded with fully_shard, but not its parameter {name}, which "
+                             "nobody would sum over replicas: leave out ignored_params")
+        if plan.data_parallel > 1 and p.device_mesh.size() != plan.data_parallel:
+            raise ValueError(f"{place} is sharded over {p.device_mesh.size()} processes, and the plan is for "
+                             f"{plan.data_parallel} replicas")
+
+
+def reshard(module):
+    """Leaves to this process no more than its share."""
+    for part in module.modules():
+        if is_sharded(part):
+            part.reshard()
+
+
+def begin(module):
+    """Before a step: backwards add up what the last of them reduces, and no one shards in between."""
+    reshard(module)
+    module.set_reshard_after_forward(False)
+    module.set_reshard_after_backward(False)
+    module.set_requires_gradient_sync(False)
+    module.set_manual_backward_finalization(True)
+
+
+def reduce(module):
+    """Behind the last weight gradient: `.grad` is the average over the mesh, sharded."""
+    module.set_requires_gradient_sync(True)
+    module.set_reshard_after_backward(True)
+    module.finalize_backward()
+    module.set_manual_backward_finalization(False)
+
+
+def local(tensor):
+    """What this process has of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -14,6 +14,9 @@
 namespace contraflow {
 namespace {
 
+/// A receiver that comes so much later than the message leaves found it under way. Microseconds.
+constexpr double kMostLate = 1;
+
 /// What samples are put together by; -1 where an instruction has none of it.
 struct SampleKey {
   Op op;
@@ -373,8 +376,13 @@ class CostMaker {
     });
     each(forward ? Op::RECV_F : Op::RECV_B, [&](const MessageEnd& end) {
       const auto send = sends.find(Key(end.what.stage, end.what.microbatch, end.step));
-      if (send == sends.end() || end.end <= end.start || end.start > send->second) return;
-      delays.push_back(end.end - send->second);
+      if (send == sends.end()) return;
+      const double late = end.start - send->second, delay = end.end - send->second;
+      // One that waited ends with its message; in a run's own trace none begins before its SEND.
+      if (late > 0 ? late > std::min(kMostLate, delay / 2) : late < 0 && end.end <= end.start) {
+        return;
+      }
+      delays.push_back(delay);
     });
     std::sort(delays.begin(), delays.end());
     return delays;

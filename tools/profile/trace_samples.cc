@@ -72,7 +72,9 @@ class TraceSamples {
       TakeWork(event, span);
     } else if (const auto what = OwnSlice(event)) {
       if (IsMessage(what->op)) {
-        file_.messages.push_back({*what, span.start, span.end, 0});
+        // One that takes no time is drawn a nanosecond long.
+        const bool none = event.duration < 1.5e-3;
+        file_.messages.push_back({*what, span.start, none ? span.start : span.end, 0});
       } else {
         own_.emplace_back(span.start, Sample{*what, event.duration, 0});
       }

@@ -40,8 +40,8 @@ struct TorchCsvOptions {
 /// has its REDUCE, UNSHARD at the start of a row and RESHARD behind the gradients. Groups are
 /// posted one by one. Recompute and offload have no cells: see TorchNotes.
 /// Throws Error if a stage lives on two ranks, which PyTorch cannot express; if the plan has
-/// components; if a loss is out of turn (LossOutOfTurn); if the release lacks a cell, with the one that has it; and, with messages, if there
-/// are none, or groups that are not sound one by one.
+/// components; if a loss is out of turn (LossOutOfTurn); if the release lacks a cell, with the one
+/// that has it; and, with messages, if there are none, or groups that are not sound one by one.
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
 
 /// What that file cannot say of the plan and its modules must do: "checkpoint stages 0,1: ...".
@@ -58,9 +58,9 @@ std::vector<std::string> TorchNotes(const Plan& plan);
 /// and ranks together can have wrong is Verify's to say.
 Plan ReadTorchCsv(std::string_view text, const std::string& place);
 
-/// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order of
-/// these forwards and takes that of a micro-batch by its number, so that they must ascend. Nothing
-/// where they do. Of a plan with one route.
+/// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order
+/// of these forwards and takes that of a micro-batch by its number, so that they must ascend.
+/// Nothing where they do. Of a plan with one route.
 std::optional<Finding> LossOutOfTurn(const Plan& plan);
 /// Throws Error with its place in the CSV where there is one.
 void RequireLossesInTurn(const Plan& plan, const std::string& place);

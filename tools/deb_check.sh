@@ -16,6 +16,7 @@ out=$build/deb
 root=$(mktemp -d)
 trap 'umount "$root/proc" "$root/dev/pts" 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
 
+chmod 755 "$root"
 rm -rf "$out"
 cpack -G DEB --config "$build/CPackConfig.cmake" -B "$out"
 deb=$(echo "$out"/contraflow_*.deb)

@@ -95,7 +95,7 @@ Words NestedOf(const CLI::App& app) {
 }
 
 std::string Bash(const CLI::App& program, const KnownWords& known) {
-  const std::string name = program.get_name();
+  const std::string& name = program.get_name();
   // A function of a shell has no hyphen everywhere.
   std::string function = "_" + name;
   std::replace(function.begin(), function.end(), '-', '_');
@@ -245,7 +245,7 @@ std::string WriteCompletion(const CLI::App& program, std::string_view shell,
 }
 
 std::string WriteManual(const CLI::App& program, const std::string& version) {
-  const std::string name = program.get_name();
+  const std::string& name = program.get_name();
   std::string upper = name;
   std::transform(upper.begin(), upper.end(), upper.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });

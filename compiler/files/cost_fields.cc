@@ -8,10 +8,17 @@
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "compiler/plan/units.h"
 
 namespace contraflow {
 
 Time ReadTime(const JsonCursor& field, Unit unit) {
+  if (field.IsString()) {
+    const GivenTime given =
+        field.Checked([&] { return ParseGivenTime(field.String("a time", 64)); });
+    return ToTicks(given, unit, field.where());
+  }
   const double value = field.Number("a cost (a number >= 0)");
   if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
   return ToTicks(value, unit, field.where());
@@ -22,6 +29,12 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
 }
 
 int64_t ReadBytes(const JsonCursor& field) {
+  if (field.IsString()) {
+    const std::string& text = field.String("a number of bytes", 64);
+    const int64_t bytes = ParseBytes(text, field.where().c_str());
+    if (bytes > kMaxBytes) field.Fail("must be at most " + std::to_string(kMaxBytes));
+    return bytes;
+  }
   return field.Integer("a number of bytes", 0, kMaxBytes);
 }
 

@@ -9,6 +9,7 @@
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/units.h"
 #include "compiler/plan/value.h"
 
 namespace contraflow {
@@ -83,9 +84,12 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
                   [&](const JsonCursor& stage) { return ReadStage(stage, unit, mending); });
 }
 
-double ReadBandwidth(const JsonCursor& field) {
+double ReadBandwidth(const JsonCursor& field, Unit unit) {
   constexpr const char* kNoun = "a bandwidth (bytes per unit) above 0 and up to 1e18";
-  const double bandwidth = field.Number(kNoun);
+  const double bandwidth =
+      field.IsString()
+          ? field.Checked([&] { return ParseBandwidth(field.String(kNoun, 64), unit); })
+          : field.Number(kNoun);
   if (!(bandwidth > 0) || bandwidth > kMaxBandwidth) {
     field.Fail(std::string("must be ") + kNoun + ", is " + FormatReal(bandwidth));
   }
@@ -105,7 +109,7 @@ HostCost ReadHost(const JsonCursor& host, Unit unit) {
   if (!time && !bandwidth) host.Fail("give \"time\", or \"bandwidth\" (bytes per unit)");
   HostCost cost;
   cost.latency = ReadTime(time ? time : latency, unit, 0);
-  if (bandwidth) cost.bandwidth = ReadBandwidth(*bandwidth);
+  if (bandwidth) cost.bandwidth = ReadBandwidth(*bandwidth, unit);
   return cost;
 }
 
@@ -134,7 +138,7 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   }
   if (bytes) cost.bytes = ReadBytes(*bytes);
   if (bandwidth) {
-    cost.bandwidth = ReadBandwidth(*bandwidth);
+    cost.bandwidth = ReadBandwidth(*bandwidth, unit);
     const double occupied = static_cast<double>(cost.bytes) / cost.bandwidth;
     // Messages that take less than a tick do not wait for each other.
     if (occupied * static_cast<double>(TicksPerUnit(unit)) >= 0.5) {
@@ -281,7 +285,9 @@ RankCost ReadRank(const JsonCursor& rank) {
     cost.speed = speed->Number("a speed", 1 / kMaxScale, kMaxScale);
   }
   if (const auto bytes = rank.Optional("memory_bytes")) {
-    cost.memory_bytes = bytes->Integer("a number of bytes", 1, kMaxDevice);
+    const int64_t own = bytes->IsString() ? ReadBytes(*bytes) : 0;
+    cost.memory_bytes =
+        own > 0 && own <= kMaxDevice ? own : bytes->Integer("a number of bytes", 1, kMaxDevice);
   }
   return cost;
 }

@@ -43,6 +43,8 @@ std::vector<std::string> ProfileFolders() {
   return folders;
 }
 
+}  // namespace
+
 std::vector<std::string> ProfileNames() {
   std::vector<std::string> names;
   for (const std::string& folder : ProfileFolders()) {
@@ -55,8 +57,6 @@ std::vector<std::string> ProfileNames() {
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
-
-}  // namespace
 
 CostModel ReadCostsOrProfile(const std::string& name, CostMending* mending) {
   if (name.find('/') != std::string::npos || name.ends_with(".json") || name == "-") {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/plan/cost.h"
@@ -13,5 +14,8 @@ namespace contraflow {
 /// derive them (DeriveChunkCosts). Throws Error if there is none of that name, which lists those
 /// there are, and for all that ReadCosts refuses.
 CostModel ReadCostsOrProfile(const std::string& file_or_profile, CostMending* mending = nullptr);
+
+/// All that are found there, ascending.
+std::vector<std::string> ProfileNames();
 
 }  // namespace contraflow

@@ -21,13 +21,6 @@ std::string FormatCount(int64_t count) {
   return text;
 }
 
-std::string FormatWithUnit(Time ticks, Unit unit) {
-  const bool one = ticks == TicksPerUnit(unit);
-  // "unit" is a word and not a symbol.
-  return FormatTime(ticks, unit) + " " + std::string(Name(unit)) +
-         (unit == Unit::kUnit && !one ? "s" : "");
-}
-
 std::string FormatBytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB", "EB"};
   double value = static_cast<double>(bytes);

@@ -13,7 +13,8 @@ std::string FormatPercent(double ratio);
 /// "1,234,567"
 std::string FormatCount(int64_t count);
 
-/// "66 us"; "66 units" in the abstract unit.
+/// In the unit that fits, to four digits: "4.02 s", "326 ms". In the abstract unit all of it, "66
+/// units".
 std::string FormatWithUnit(Time ticks, Unit unit);
 
 /// For people, to three digits: "512 bytes", "22.3 GB".

@@ -13,6 +13,7 @@
 #include "runtime/launch/world.h"
 #include "schedules/partition/layer_layout.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/interop/interop.h"
 #include "tools/interop/stage_layers.h"

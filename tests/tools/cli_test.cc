@@ -53,6 +53,10 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
   size_t at = top.find("Commands:\n") + 10;
   while (top.compare(at, 2, "  ") == 0) {
     const std::string name = top.substr(at + 2, top.find(' ', at + 2) - at - 2);
+    if (name.empty()) {  // the line above goes on
+      at = top.find('\n', at) + 1;
+      continue;
+    }
     CAPTURE(name);
     CHECK(std::find(files.begin(), files.end(), CF_TEST_DIR "/golden/cli/" + name + ".txt") !=
           files.end());
@@ -62,8 +66,10 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     REQUIRE(shown != help.steps.end());
     const size_t example = shown->expected.find("Example: contraflow ");
     REQUIRE(example != std::string::npos);
-    const std::string command =
-        shown->expected.substr(example + 9, shown->expected.find('\n', example) - example - 9);
+    std::string command = shown->expected.substr(
+        example + 9, shown->expected.find_last_not_of('\n') + 1 - example - 9);
+    // Long ones go on in the next line.
+    std::replace(command.begin(), command.end(), '\n', ' ');
     const std::string run =
         "$ contraflow compile --schedule 1f1b --ranks 2 --microbatches 4 -o plan.json\n"
         "$ cp plan.json other.json\n"
@@ -76,7 +82,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 15);
+  CHECK(commands == 16);
 }
 
 TEST_CASE("the driver sees a wrong line or stream or exit code") {

@@ -16,6 +16,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/report/progress.h"
 

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <memory>
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "runtime/model/model.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 namespace {
@@ -114,7 +116,66 @@ std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& a
   return name + ": " + Describe(error, *command) + see + " " + name + " --help";
 }
 
+/// Help as wide as the terminal: options in a column, what they are beside it.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() {
+    column_width(kNames);
+    label("REQUIRED", "(required)");
+  }
+
+  std::string make_option(const CLI::Option* option, bool positional) const override {
+    return Beside(make_option_name(option, positional) + make_option_opts(option),
+                  make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    return Beside(command->get_name(), command->get_description());
+  }
+  std::string make_description(const CLI::App* app) const override {
+    return Flowing(CLI::Formatter::make_description(app));
+  }
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    return Wrapped(CLI::Formatter::make_usage(app, name), HelpWidth());
+  }
+  std::string make_footer(const CLI::App* app) const override {
+    return Flowing(CLI::Formatter::make_footer(app));
+  }
+
+ private:
+  static constexpr size_t kNames = 26;
+
+  /// Paragraphs, which an empty line divides.
+  static std::string Flowing(std::string text) {
+    for (size_t at = 1; at + 1 < text.size(); ++at) {
+      if (text[at] == '\n' && text[at - 1] != '\n' && text[at + 1] != '\n') text[at] = ' ';
+    }
+    return Wrapped(text, HelpWidth());
+  }
+
+  static std::string Beside(const std::string& names, std::string text) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    std::string out = "  " + names;
+    if (!text.empty()) {
+      out += out.size() + 2 > kNames ? "\n" : "";
+      out.resize(out.size() + (out.back() == '\n' ? kNames : kNames - out.size()), ' ');
+    }
+    const std::string lines = Wrapped(text, HelpWidth() - static_cast<int>(kNames));
+    const std::string indent = "\n" + std::string(kNames, ' ');
+    for (size_t at = 0; at < lines.size(); ++at) {
+      if (lines[at] != '\n') {
+        out += lines[at];
+        continue;
+      }
+      out += indent;
+      while (at + 1 < lines.size() && lines[at + 1] == ' ') ++at;
+    }
+    return out + "\n";
+  }
+};
+
 }  // namespace
+
+void UseHelpFormatter(CLI::App* app) { app->formatter(std::make_shared<HelpFormatter>()); }
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
                         const std::string& help, int least) {
@@ -138,6 +199,55 @@ CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<dou
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
                        const std::string& noun, const std::string& help) {
   return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+}
+
+CLI::Option* AddTime(CLI::App* app, const std::string& name, std::optional<GivenTime>* field,
+                     const std::string& help) {
+  const auto set = [=](const std::string& text) {
+    try {
+      *field = ParseGivenTime(text);
+    } catch (const Error& error) {
+      throw CLI::ValidationError(name, error.what());
+    }
+  };
+  return app->add_option_function<std::string>(name, set, help)->type_name("T");
+}
+
+CLI::Option* AddSeconds(CLI::App* app, const std::string& name, double* field,
+                        const std::string& help) {
+  const auto set = [=](const std::string& text) {
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, *field);
+    if (error == std::errc() && at == end && std::isfinite(*field)) return;
+    *field = static_cast<double>(ParseDuration(name, text)) * 1e-9;
+  };
+  return app->add_option_function<std::string>(name, set, help)->type_name("SECONDS");
+}
+
+namespace {
+
+/// The search stops counting there, too: a week.
+constexpr int64_t kMostSeconds = 7 * 24 * 3600;
+
+[[noreturn]] void FailDuration(const std::string& flag, const std::string& text) {
+  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
+                   text.substr(0, 40) + "\"");
+}
+
+}  // namespace
+
+int64_t ParseDuration(const std::string& flag, const std::string& text) {
+  const char* const end = text.data() + text.size();
+  double value = 0;
+  const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc() || !(value >= 0)) FailDuration(flag, text);
+  const std::string unit(at, end);
+  const double seconds = unit == "ms"  ? value / 1000
+                         : unit == "s" ? value
+                         : unit == "m" ? value * 60
+                                       : -1;
+  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
+  return std::llround(seconds * 1e9);
 }
 
 CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
@@ -192,6 +302,24 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const 
   return app->add_flag(name, *field, help);
 }
 
+void AddQuiet(CLI::App* app, bool* field) {
+  const auto set = [field] {
+    SetVerbosity(Verbosity::kQuiet);
+    if (field != nullptr) *field = true;
+  };
+  app->add_flag_callback("-q,--quiet", set,
+                         field == nullptr ? "no warnings, notes or progress on standard error"
+                                          : "print nothing where all is well");
+}
+
+void AddVerbose(CLI::App* app, const std::string& help, bool* field) {
+  const auto set = [field] {
+    SetVerbosity(Verbosity::kVerbose);
+    if (field != nullptr) *field = true;
+  };
+  app->add_flag_callback("-v,--verbose", set, help);
+}
+
 CLI::Option* AddJson(CLI::App* app, bool* field) {
   return AddFlag(app, "--json", field, "print one JSON document and nothing else");
 }
@@ -228,8 +356,7 @@ int RunTool(const std::string& program, const std::string& description, int argc
             const std::function<void(CLI::App* app)>& add, const std::function<int()>& run) {
   return RunMain(program, argc, argv, [&](const std::vector<std::string>& words) {
     CLI::App app(description, program);
-    app.get_formatter()->column_width(34);
-    app.get_formatter()->label("REQUIRED", "(required)");
+    UseHelpFormatter(&app);
     add(&app);
     return Parse(&app, words) ? run() : kExitFine;
   });

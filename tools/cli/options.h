@@ -9,12 +9,17 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/plan/units.h"
+
 namespace CLI {
 class App;
 class Option;
 }  // namespace CLI
 
 namespace contraflow {
+
+/// Has --help as wide as the terminal. Commands that are added behind it take after it.
+void UseHelpFormatter(CLI::App* app);
 
 /// An option that takes a whole number, `least` or more. Text that is none, or does not fit the
 /// field, is a usage error.
@@ -28,6 +33,17 @@ CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<dou
                        const std::string& noun, const std::string& help);
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
                        const std::string& noun, const std::string& help);
+
+/// An option that takes a time: "6.2ms", or a number in the unit of the costs.
+CLI::Option* AddTime(CLI::App* app, const std::string& name, std::optional<GivenTime>* field,
+                     const std::string& help);
+
+/// An option that takes a span of the clock: "500ms", "2m", or a number of seconds.
+CLI::Option* AddSeconds(CLI::App* app, const std::string& name, double* field,
+                        const std::string& help);
+
+/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError, about that flag.
+int64_t ParseDuration(const std::string& flag, const std::string& text);
 
 /// An option that takes non-empty text; catches unset shell variables.
 CLI::Option* AddText(CLI::App* app, const std::string& name, std::string* field,
@@ -58,6 +74,11 @@ CLI::Option* AddTexts(CLI::App* app, const std::string& name, std::vector<std::s
 void Require(CLI::Option* option);
 
 CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const std::string& help);
+
+/// -q, which sets the verbosity; with `field` also that, for commands that then print less.
+void AddQuiet(CLI::App* app, bool* field = nullptr);
+/// -v, which does too.
+void AddVerbose(CLI::App* app, const std::string& help, bool* field = nullptr);
 
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);

@@ -179,8 +179,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
       "process; under mpirun, srun or torchrun each process is one device of the plan: a rank or,\n"
       "if it was compiled with --expert-parallel or --data-parallel, a part of one.\n",
       "contraflow-run");
-  app.get_formatter()->column_width(34);
-  app.get_formatter()->label("REQUIRED", "(required)");
+  UseHelpFormatter(&app);
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan)->required(false);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
@@ -247,8 +246,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
              "never (default: 0, with --trace or --calibrate 1)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
-  AddNumber(&app, "--timeout", &options.timeout, "SECONDS",
-            "give up if no rank makes progress for this long (default: 120)");
+  AddSeconds(&app, "--timeout", &options.timeout,
+             "give up if no rank makes progress for this long (default: 120)");
   app.add_option("--checkpoint", options.checkpoint, "folder for checkpoints; saves one at the end")
       ->type_name("DIR");
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
@@ -270,8 +269,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
          "how launched processes map to devices, fastest dimension first:\nep (member of an "
          "expert group), dp (replica), pp (rank)\n(default: ep-dp-pp)")
       ->type_name("ORDER");
-  AddNumber(&app, "--rendezvous-timeout", &options.rendezvous_timeout, "SECONDS",
-            "how long launched processes wait for each other at the start\n(default: 60)");
+  AddSeconds(&app, "--rendezvous-timeout", &options.rendezvous_timeout,
+             "how long launched processes wait for each other at the start\n(default: 60)");
   app.add_option("--secret-file", options.secret_file,
                  "file with the job's secret, which keeps strangers out (default: the\nenvironment "
                  "variable CONTRAFLOW_SECRET)")

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -17,12 +16,13 @@
 #include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 
 namespace {
 
-Time Ticks(double value, Unit unit, const char* flag) {
+Time Ticks(const GivenTime& value, Unit unit, const char* flag) {
   return ReadOption([&] { return ToTicks(value, unit, flag); });
 }
 
@@ -66,29 +66,38 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
   return assumed + (assumed.empty() || noise.empty() ? "" : "; ") + noise;
 }
 
-/// "25GB/s", or a time in the unit of the costs.
+/// "25GB/s", or a time.
 HostCost ReadHostLink(const std::string& text, Unit unit) {
-  constexpr std::string_view kPerSecond = "/s";
-  if (!text.ends_with(kPerSecond)) {
-    double time = 0;
-    const char* const end = text.data() + text.size();
-    const auto [at, error] = std::from_chars(text.data(), end, time);
-    if (error != std::errc() || at != end) {
-      throw UsageError(
-          "--host-link: must be a bandwidth such as 25GB/s or the time of a copy, is \"" +
-          text.substr(0, 40) + "\"");
-    }
-    return {.latency = Ticks(time, unit, "--host-link"), .bandwidth = 0};
+  const char* const flag = "--host-link";
+  try {
+    if (text.ends_with("/s")) return {.latency = 0, .bandwidth = ParseBandwidth(text, unit)};
+    return {.latency = ToTicks(ParseGivenTime(text), unit, flag), .bandwidth = 0};
+  } catch (const Error& error) {
+    const std::string why = error.what();
+    throw UsageError(why.starts_with(flag) ? why : flag + (": " + why));
   }
-  if (unit == Unit::kUnit) {
-    throw UsageError(
-        "--host-link: these costs have no unit of time that a second is some of; give the time of "
-        "a copy");
+}
+
+/// The unit that the flags bring to costs that have none: that of the first which has one. Throws
+/// UsageError where others have none, or what a stage takes is left out.
+Unit UnitOfFlags(const CostsOption& option) {
+  const std::pair<const char*, const std::optional<GivenTime>*> flags[] = {
+      {"--f", &option.f},   {"--b", &option.b},   {"--w", &option.w},
+      {"--bw", &option.bw}, {"--fb", &option.fb}, {"--comm", &option.comm}};
+  const auto has_unit = [](const auto& flag) { return *flag.second && (*flag.second)->unit; };
+  const auto* const first = std::ranges::find_if(flags, has_unit);
+  if (first == std::end(flags)) return Unit::kUnit;
+  for (const auto& [name, time] : flags) {
+    if (!*time || (*time)->unit || (*time)->value == 0) continue;
+    throw UsageError(std::string(name) + ": is a number alone, and " + first->first +
+                     " has a unit of time; give both one, or neither");
   }
-  const std::string bytes = text.substr(0, text.size() - kPerSecond.size());
-  const int64_t a_second = ReadOption([&] { return ParseBytes(bytes, "--host-link"); });
-  const double seconds = static_cast<double>(TicksPerUnit(unit)) * 1e-9;
-  return {.latency = 0, .bandwidth = static_cast<double>(a_second) * seconds};
+  if (!option.f || !(option.bw || (option.b && option.w))) {
+    throw UsageError(std::string(first->first) +
+                     ": is in a unit of time, so nothing else can be taken as 1; give --f, and --b "
+                     "and --w or --bw");
+  }
+  return *(*first->second)->unit;
 }
 
 }  // namespace
@@ -97,19 +106,19 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   app->add_option("--costs", option->file,
                   std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
-  AddNumber(app, "--f", &option->f, "T",
-            "forward of a stage; T is a number in the unit of the costs. This\n"
-            "and the flags below override the costs; without costs, those of\n"
-            "--f, --b and --w that are left out are 1");
-  AddNumber(app, "--b", &option->b, "T", "backward for the input gradient only");
-  AddNumber(app, "--w", &option->w, "T", "backward for the weight gradient only");
-  AddNumber(app, "--bw", &option->bw, "T", "full backward (default: b + w)");
+  AddTime(
+      app, "--f", &option->f,
+      "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. This "
+      "and the flags below override the costs;\nwithout costs, those of "
+      "--f, --b and --w that are left out are 1");
+  AddTime(app, "--b", &option->b, "backward for the input gradient only");
+  AddTime(app, "--w", &option->w, "backward for the weight gradient only");
+  AddTime(app, "--bw", &option->bw, "full backward (default: b + w)");
   AddNumber(app, "--split", &option->split, "X",
             "share of b in a full backward (--bw, or \"bw\" in the costs) that is\ngiven without b "
             "and w (0 to 1; default: 0.5)");
-  AddNumber(app, "--fb", &option->fb, "T",
-            "a forward overlapped with a full backward (default: f + bw)");
-  AddNumber(app, "--comm", &option->comm, "T", "a message between neighbouring stages");
+  AddTime(app, "--fb", &option->fb, "a forward overlapped with a full backward (default: f + bw)");
+  AddTime(app, "--comm", &option->comm, "a message between neighbouring stages");
   app->add_option("--host-link", option->host_link,
                   "the link to the memory of the host, for --offload: a bandwidth such as\n"
                   "25GB/s, or the time of one copy")
@@ -128,7 +137,7 @@ void Warn(const std::vector<std::string>& assumed) {
   if (assumed.empty()) return;
   const std::string more =
       assumed.size() == 1 ? "" : "; and " + std::to_string(assumed.size() - 1) + " more like this";
-  std::fprintf(stderr, "contraflow: warning: %s%s\n", assumed.front().c_str(), more.c_str());
+  Say("contraflow: warning: " + assumed.front() + more);
 }
 
 CostModel UnitCosts() {
@@ -167,6 +176,13 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
   const bool known = option.file || option.text || option.read || base != UnitCosts();
   if (option.split && mending.assumed.empty() && (known || !option.bw || option.b || option.w)) {
     throw UsageError("--split: divides a \"bw\" into b and w where neither is given; drop it");
+  }
+  if (!known) {
+    if (const Unit unit = UnitOfFlags(option); unit != Unit::kUnit) {
+      const Time one = TicksPerUnit(unit);
+      costs = UniformCosts(one, one, one);
+      costs.unit = unit;
+    }
   }
   const Overlap overlap = OverlapOf(option, costs);
   const bool in_layers = std::any_of(costs.layers.begin(), costs.layers.end(),
@@ -293,15 +309,8 @@ Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
 
 namespace {
 
-/// The search stops counting there, too: a week.
-constexpr int64_t kMostSeconds = 7 * 24 * 3600;
 /// Durations that vary by more than half are no longer near what was planned for.
 constexpr double kMostNoise = 0.5;
-
-[[noreturn]] void FailDuration(const std::string& flag, const std::string& text) {
-  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
-                   text.substr(0, 40) + "\"");
-}
 
 }  // namespace
 
@@ -355,20 +364,6 @@ void RefuseSearchOptions(const SearchOption& option, const std::string& schedule
     throw UsageError(std::string(name) + ": is for auto, but " + schedule +
                      " is not searched; drop one of them");
   }
-}
-
-int64_t ParseDuration(const std::string& flag, const std::string& text) {
-  const char* const end = text.data() + text.size();
-  double value = 0;
-  const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
-  if (error != std::errc() || !(value >= 0)) FailDuration(flag, text);
-  const std::string unit(at, end);
-  const double seconds = unit == "ms"  ? value / 1000
-                         : unit == "s" ? value
-                         : unit == "m" ? value * 60
-                                       : -1;
-  if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
-  return std::llround(seconds * 1e9);
 }
 
 }  // namespace contraflow

@@ -8,6 +8,7 @@
 #include "compiler/files/profiles.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "compiler/plan/units.h"
 
 namespace CLI {
 class App;
@@ -20,7 +21,7 @@ struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
   std::optional<std::string> text = {};  ///< in place of a file: the text of one
   std::optional<CostModel> read = {};    ///< in place of a file: costs that are read already
-  std::optional<double> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
+  std::optional<GivenTime> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
   std::optional<double> split = {};  ///< share of b in a bw that is given without b and w
   std::optional<std::string> overlap = {};
   std::optional<std::string> host_link = {};
@@ -49,7 +50,8 @@ void AddOverlapOption(CLI::App* app, CostsOption* option);
 CostModel UnitCosts();
 
 /// The costs the options ask for: those of the file, else `base`, with the single figures put over
-/// every stage, in the unit of what they override. A new f, b or w resets bw to b + w and fb to
+/// every stage, in units of their own or in that of what they override; where there are no costs,
+/// figures in a unit of time bring it. A new f, b or w resets bw to b + w and fb to
 /// f + bw, and a new bw resets fb, unless these are given as well. Chunk costs that follow from
 /// components are derived first: where there are none yet, and again where --overlap asks for it.
 /// Throws UsageError for a time or an overlap that is none, Error if --overlap is given for costs
@@ -109,8 +111,5 @@ SearchOptions ResolveSearch(const SearchOption& option);
 
 /// Throws UsageError that names the first option given, since `schedule` is not searched.
 void RefuseSearchOptions(const SearchOption& option, const std::string& schedule);
-
-/// "500ms", "1s" or "2m" in nanoseconds. Throws UsageError, about that flag.
-int64_t ParseDuration(const std::string& flag, const std::string& text);
 
 }  // namespace contraflow

@@ -12,6 +12,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/pictures/picture.h"
 #include "tools/report/guard.h"
@@ -26,7 +27,7 @@ struct CheckOptions {
   Limits limits;
   std::optional<std::string> max_bytes;
   std::string bounds, golden, junit, annotations = "none";
-  bool json = false;
+  bool json = false, quiet = false, verbose = false;
 
   /// True where what is wrong with a plan is told as a result of it.
   bool reports() const { return json || !junit.empty() || annotations != "none"; }
@@ -89,18 +90,24 @@ Verdict CheckPlan(const CheckOptions& options, const LimitsFile& file, const std
   return verdict;
 }
 
-std::string VerdictText(const std::vector<Verdict>& verdicts) {
-  std::string broken;
+/// What is broken or, `all`, every limit.
+std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
+  std::string broken, held;
   size_t limits = 0;
   for (const Verdict& verdict : verdicts) {
     for (const LimitResult& result : verdict.results) {
       limits += result.limit != "sound";
+      if (result.broken.empty() && result.value) {
+        held += (verdicts.size() > 1 ? verdict.plan + ": " : "") + result.limit + " " +
+                FormatReal(*result.value) + ", at most " + FormatReal(*result.bound) + "\n";
+      }
       if (result.broken.empty()) continue;
       broken += (verdicts.size() > 1 ? verdict.plan + ": " : "") + result.broken + "\n";
     }
   }
-  if (!broken.empty()) return broken;
-  return "ok: " + std::to_string(limits) + (limits == 1 ? " limit holds" : " limits hold") +
+  if (!all) held.clear();
+  if (!broken.empty()) return held + broken;
+  return held + "ok: " + std::to_string(limits) + (limits == 1 ? " limit holds" : " limits hold") +
          (verdicts.size() > 1 ? ", of " + std::to_string(verdicts.size()) + " plans\n" : "\n");
 }
 
@@ -133,7 +140,9 @@ int Check(const CheckOptions& options) {
     WriteFile("-", FormatJson("check", VerdictsToJson(verdicts)));
   } else if (options.junit != "-") {
     const bool annotate = options.annotations == "github";
-    WriteFile("-", VerdictText(verdicts) + (annotate ? WriteAnnotations(verdicts) : ""));
+    const bool holds = std::ranges::all_of(verdicts, &Verdict::holds);
+    if (!options.quiet || !holds) Print(VerdictText(verdicts, options.verbose));
+    if (annotate) WriteFile("-", WriteAnnotations(verdicts));
   }
   return std::ranges::all_of(verdicts, &Verdict::holds) ? kExitFine : kExitInput;
 }
@@ -143,13 +152,14 @@ std::function<int()> AddCheck(CLI::App* app) {
   Require(AddTexts(app, "PLAN", &options->plans, "plan files or folders; - is standard input"));
   AddCostsOptions(app, &options->costs, "each plan's own");
   Limits* const limits = &options->limits;
-  AddNumber(app, "--max-bubble", &limits->max_bubble, "T",
-            "most idle time of any rank in a step, all its gaps together,\nin the costs' unit");
+  AddTime(app, "--max-bubble", &limits->max_bubble,
+          "most idle time of any rank in a step, all its gaps together\n(6.2ms, or a number in the "
+          "costs' unit)");
   AddNumber(app, "--max-bubble-ratio", &limits->max_bubble_ratio, "X",
             "bubbles as a share of all ranks' time, 0 to 1");
-  AddNumber(app, "--max-makespan", &limits->max_makespan, "T", "makespan, in the costs' unit");
-  AddNumber(app, "--max-exposed", &limits->max_exposed, "T",
-            "exposed all-to-all of a rank (its compute lane is idle), in the\ncosts' unit");
+  AddTime(app, "--max-makespan", &limits->max_makespan, "makespan");
+  AddTime(app, "--max-exposed", &limits->max_exposed,
+          "exposed all-to-all of a rank (its compute lane is idle)");
   AddNumber(app, "--max-gap", &limits->max_gap, "X",
             "how far the makespan is above the proven lower bound, as a share of it");
   AddInteger(app, "--max-activations", &limits->max_activations, "N",
@@ -168,6 +178,8 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddText(app, "--junit", &options->junit, "FILE", "write a JUnit report; - is stdout");
   AddChoice(app, "--annotations", &options->annotations, "none|github",
             "print errors as annotations of a workflow (default: none)");
+  AddQuiet(app, &options->quiet);
+  AddVerbose(app, "also print the limits that hold", &options->verbose);
   return [options] {
     if (options->max_bytes) {
       options->limits.max_bytes =

@@ -33,6 +33,7 @@ extern const Command kExportCommand;
 extern const Command kImportCommand;
 extern const Command kListCommand;
 extern const Command kProfileCommand;
+extern const Command kProfilesCommand;
 extern const Command kShowCommand;
 extern const Command kSimulateCommand;
 extern const Command kTokenizeCommand;

@@ -18,6 +18,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/pictures/page.h"
 #include "tools/report/comparison.h"
@@ -70,7 +71,7 @@ int RunPareto(const CompareCommand& options, CompareRequest request) {
   if (options.json) {
     WriteFile("-", FormatJson("compare", {{"front", FrontToJson(request, front)}}));
   } else {
-    WriteFile("-", FrontText(request, front, options.costs.given()));
+    Print(FrontText(request, front, options.costs.given()));
   }
   return front.empty() ? kExitInput : kExitFine;
 }
@@ -123,7 +124,7 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
   }
   std::string text = Text(options, points, false);
   if (variations) text += "\n" + VariationsText(*now, *variations);
-  WriteFile("-", text);
+  Print(text);
 }
 
 /// The plans of all rows that fit, one above the other on one axis: the one advised first, then the
@@ -205,7 +206,8 @@ int Run(const CompareCommand& options) {
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
   if (!options.html.empty() && any) WriteFile(options.html, Page(points.front()));
   if (sweep || options.csv) {
-    WriteFile("-", Text(options, points, sweep));
+    const std::string text = Text(options, points, sweep);
+    options.csv || options.json ? WriteFile("-", text) : Print(text);
   } else if (options.format == "html" && any) {
     WriteFile("-", Page(points.front()));
   } else {
@@ -214,7 +216,7 @@ int Run(const CompareCommand& options) {
   if (interrupted) {
     std::string text = "contraflow: interrupted: auto is the best found so far";
     if (missing > 0) text += "; " + std::to_string(missing) + " of the sweep were not compared";
-    std::fputs((text + "\n").c_str(), stderr);
+    Say(text);
   }
   // Why each does not is in the table.
   return any ? kExitFine : kExitInput;
@@ -240,6 +242,8 @@ std::function<int()> AddCompare(CLI::App* app) {
       ->type_name("NAME,...");
   AddText(app, "-o", &options->output, "FILE",
           "write the plan of the schedule advised, if any fits");
+  AddQuiet(app);
+  AddVerbose(app, "say how far it has come, also where standard error is no terminal");
   return [options] {
     options->csv |= options->format == "csv";
     return Run(*options);

@@ -1,7 +1,5 @@
 #include "schedules/compile.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +12,7 @@
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
@@ -55,7 +54,7 @@ PassObserver Dumper(const std::string& dump_after) {
 /// One line for a person who waits for it.
 std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::string& path) {
   const Simulation run = Simulate(plan, plan.costs ? *plan.costs : costs, Keep::kFigures);
-  return path + ": " + DescribePlan(plan) + ", makespan " +
+  return (path == "-" ? "" : path + ": ") + DescribePlan(plan) + ", makespan " +
          FormatWithUnit(run.makespan, costs.unit) + ", bubble ratio " +
          FormatPercent(run.bubble_ratio());
 }
@@ -67,9 +66,7 @@ int RunCompile(const CompileCommand& options) {
   CompileRequest request = ResolveCompile(options);
   const Spec& spec = request.spec;
   std::optional<Progress> progress;
-  if (options.dump_after.empty() && options.output != "-") {
-    progress.emplace("compiling " + spec.schedule);
-  }
+  if (options.dump_after.empty()) progress.emplace("compiling " + spec.schedule);
   std::optional<Interrupt> interrupt;
   if (spec.schedule == kAuto.name) {
     interrupt.emplace();
@@ -78,14 +75,11 @@ int RunCompile(const CompileCommand& options) {
   }
   request.options.observer = Dumper(options.dump_after);
   const Plan plan = Compile(spec, request.options);
+  if (options.output == "-") progress.reset();
   WritePlanFile(options.output, plan);
   progress.reset();
-  if (isatty(STDERR_FILENO) == 1 && options.output != "-") {
-    std::fprintf(stderr, "%s\n", WhatWasMade(plan, spec.costs, options.output).c_str());
-  }
-  if (const std::string text = DescribeInterrupt(plan); !text.empty()) {
-    std::fprintf(stderr, "contraflow: %s\n", text.c_str());
-  }
+  if (SaysWhatWasDone()) Say(WhatWasMade(plan, spec.costs, options.output));
+  if (const std::string text = DescribeInterrupt(plan); !text.empty()) Say("contraflow: " + text);
   return kExitFine;
 }
 
@@ -99,6 +93,9 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddText(
       app, "-o,--output", &options->output, "FILE",
       "plan file; - is stdout (default), .cbor is binary,\nFOLDER/ is one binary file per rank");
+  AddQuiet(app);
+  AddVerbose(app,
+             "say how far it has come and what was made, also where standard error is no terminal");
   return [options] { return RunCompile(*options); };
 }
 

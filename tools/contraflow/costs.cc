@@ -10,6 +10,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -93,18 +94,17 @@ std::string CostsJson(const CostModel& costs, const std::vector<std::string>& as
 std::string PairText(const MoeCost& moe, Unit unit) {
   const Interleaving pair = PairOf(moe);
   const Time serial = SerialSum(moe);
-  const std::string name(Name(unit));
+  const TimeScale scale(pair.makespan, unit);
   std::string text = "F&B     a forward and a full backward of " +
                      std::to_string(moe.layers_per_stage) + " layer" +
                      (moe.layers_per_stage == 1 ? "" : "s") + ": " +
-                     FormatTime(pair.makespan, unit) + " " + name + " overlapped, " +
-                     FormatTime(serial, unit) + " " + name + " one after the other\n\n";
+                     FormatWithUnit(pair.makespan, unit) + " overlapped, " +
+                     FormatWithUnit(serial, unit) + " one after the other\n\n";
   Table table;
   table.columns = {">start", ">end", "compute", "all-to-all"};
   for (size_t i = 0; i < pair.order.size(); ++i) {
     const Instruction& component = pair.order[i];
-    std::vector<std::string> row = {FormatTime(pair.spans[i].start, unit),
-                                    FormatTime(pair.spans[i].end, unit)};
+    std::vector<std::string> row = {scale.Of(pair.spans[i].start), scale.Of(pair.spans[i].end)};
     if (WorkOf(component.op) == Work::kAllToAll) row.emplace_back();
     row.push_back(ComponentName(component));
     table.rows.push_back(std::move(row));
@@ -156,8 +156,9 @@ std::string CostsText(const CostModel& costs) {
   }
   if (costs.moe) out += "\n" + PairText(*costs.moe, costs.unit);
   return out +
-         "\nf forward, b backward for the input gradient only, w for the weight gradient only, bw\n"
-         "both in one go, fb a forward overlapped with a full backward of another micro-batch.\n";
+         "\nf forward, b backward for the input gradient only, w for the weight gradient\n"
+         "only, bw both in one go, fb a forward overlapped with a full backward of\n"
+         "another micro-batch.\n";
 }
 
 std::function<int()> AddCosts(CLI::App* app) {
@@ -176,7 +177,7 @@ std::function<int()> AddCosts(CLI::App* app) {
     std::vector<std::string> assumed;
     const CostModel costs = ResolveCosts(options->costs, UnitCosts(), &assumed);
     Warn(assumed);
-    WriteFile("-", options->json ? CostsJson(costs, assumed) : CostsText(costs));
+    options->json ? WriteFile("-", CostsJson(costs, assumed)) : Print(CostsText(costs));
     return kExitFine;
   };
 }

@@ -84,10 +84,8 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                      "compute time (default: 0.1)"));
   AddText(init, "-o,--output", &options->out, "FILE", "the cost file (default: -, stdout)");
   // The description is also a line of a list, so that the empty line behind it comes from here.
-  const auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(init->get_formatter()->get_column_width());
-  formatter->label("Usage", "\nUsage");
-  init->formatter(formatter);
+  UseHelpFormatter(init);
+  init->get_formatter()->label("Usage", "\nUsage");
   init->footer("Example: contraflow costs init -o costs.json");
   return [options, hf] {
     if (hf->count() == 0) {

@@ -11,6 +11,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/profile/gzip.h"
 #include "tools/profile/profile.h"
@@ -71,8 +72,11 @@ int DiffRun(const DiffOptions& options, std::string first) {
     }
     WriteFile(options.update_costs, WriteCosts(CostsOfSamples(files, profile).costs));
   }
-  WriteFile("-", options.json ? FormatJson("diff", RunsToJson(predicted, measured))
-                              : DescribePlan(plan) + "\n" + CompareRuns(predicted, measured));
+  if (options.json) {
+    WriteFile("-", FormatJson("diff", RunsToJson(predicted, measured)));
+  } else {
+    Print(DescribePlan(plan) + "\n" + CompareRuns(predicted, measured));
+  }
   return kExitFine;
 }
 
@@ -91,9 +95,12 @@ int Diff(const DiffOptions& options) {
   const int code = left == right ? kExitFine : kExitInput;
   if (code == kExitFine && !options.json) return code;
   const Difference difference = Differ(left, right);
-  WriteFile("-", options.json ? FormatJson("diff", DifferenceToJson(difference))
-                              : "--- " + options.left + "\n+++ " + options.right + "\n" +
-                                    WriteDifference(difference, options.stat));
+  if (options.json) {
+    WriteFile("-", FormatJson("diff", DifferenceToJson(difference)));
+  } else {
+    Print("--- " + options.left + "\n+++ " + options.right + "\n" +
+          WriteDifference(difference, options.stat));
+  }
   return code;
 }
 

@@ -10,6 +10,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/explanation.h"
 #include "tools/report/progress.h"
@@ -22,7 +23,7 @@ struct ExplainOptions {
   std::string plan;
   CostsOption costs;
   std::optional<int64_t> rank, instruction;
-  std::optional<double> at;
+  std::optional<GivenTime> at;
   bool json = false;
 };
 
@@ -101,8 +102,8 @@ int RunExplain(const ExplainOptions& options) {
   }
   const std::string head = DescribePlan(plan) + "\n" +
                            DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n";
-  WriteFile("-", head + (options.rank ? "\n" + AboutRank(options, explanation)
-                                      : WriteExplanation(explanation)));
+  Print(head +
+        (options.rank ? "\n" + AboutRank(options, explanation) : WriteExplanation(explanation)));
   return code;
 }
 
@@ -111,11 +112,12 @@ std::function<int()> AddExplain(CLI::App* app) {
   AddPlan(app, &options->plan);
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddInteger(app, "--rank", &options->rank, "R", "each idle time of this rank");
-  AddNumber(app, "--at", &options->at, "T",
-            "what that rank does at this time, in the costs' unit, and why");
+  AddTime(app, "--at", &options->at,
+          "what that rank does at this time (6.2ms, or a number in the costs'\nunit), and why");
   AddInteger(app, "--instruction", &options->instruction, "I",
              "why that instruction of the rank starts when it does");
   AddJson(app, &options->json);
+  AddQuiet(app);
   return [options] { return RunExplain(*options); };
 }
 

@@ -11,6 +11,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/interop/interop.h"
 #include "tools/pictures/picture.h"
@@ -20,7 +21,7 @@ namespace contraflow {
 namespace {
 
 struct ExportOptions {
-  std::string plan, to, output;
+  std::string plan, to, output = "-";
   std::string form = "compute";
   std::optional<std::string> torch, layers;
 };
@@ -71,7 +72,7 @@ int Export(const ExportOptions& options) {
   }
   if (options.to == "torch-csv" || !csv.empty()) {
     for (const std::string& note : TorchNotes(plan)) {
-      std::fprintf(stderr, "contraflow: note: %s\n", note.c_str());
+      Say("contraflow: note: " + note);
     }
   }
   return kExitFine;
@@ -98,7 +99,9 @@ std::function<int()> AddExport(CLI::App* app) {
                   "such as Et*6|(t*6|)*6t*4L (default: those of the costs, else one\n"
                   "per stage)")
       ->type_name("N|N,N,..|LAYOUT");
-  AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout")->required();
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "where to write; - is stdout (default); torchtitan needs a file");
+  AddQuiet(app);
   return [options] { return Export(*options); };
 }
 

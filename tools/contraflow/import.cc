@@ -10,6 +10,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/interop/interop.h"
 #include "tools/report/promise.h"
@@ -19,7 +20,7 @@ namespace contraflow {
 namespace {
 
 struct ImportOptions {
-  std::string file, from, output;
+  std::string file, from, output = "-";
   std::string level = "comm";
   bool remake_comm = false;
   CostsOption costs;
@@ -54,9 +55,11 @@ int Import(const ImportOptions& options) {
     said += level == Level::kCompute ? "" : "; made " + FormatCount(MessageCount(plan));
   }
   WritePlanFile(options.output, plan);
-  said += "\n";
-  options.output == "-" ? static_cast<void>(std::fputs(said.c_str(), stderr))
-                        : WriteFile("-", said);
+  if (options.output == "-") {
+    Say(said);
+  } else if (GetVerbosity() != Verbosity::kQuiet) {
+    Print(said + "\n");
+  }
   return kExitFine;
 }
 
@@ -77,9 +80,10 @@ std::function<int()> AddImport(CLI::App* app) {
          "how far to lower: compute, comm, component or buffer; see\ncontraflow compile --help "
          "(default: comm)")
       ->type_name("LEVEL");
-  AddText(app, "-o,--output", &options->output, "FILE",
-          "plan file; - is stdout, .cbor is binary,\nFOLDER/ is one binary file per rank")
-      ->required();
+  AddText(
+      app, "-o,--output", &options->output, "FILE",
+      "plan file; - is stdout (default), .cbor is binary,\nFOLDER/ is one binary file per rank");
+  AddQuiet(app);
   return [options] { return Import(*options); };
 }
 

@@ -5,6 +5,7 @@
 #include "schedules/registry.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -45,8 +46,8 @@ std::string ListText() {
     text += "\n";
   }
   return text +
-         "P ranks, M micro-batches, V stages per rank (--chunks); r is a rank, from 0 to P-1. An "
-         "activation\nof half a rank is that of half a rank's layers.\n" +
+         "P ranks, M micro-batches, V stages per rank (--chunks); r is a rank, from 0 to\n"
+         "P-1. An activation of half a rank is that of half a rank's layers.\n" +
          std::string(kFormulaLegend);
 }
 
@@ -54,7 +55,7 @@ std::function<int()> AddList(CLI::App* app) {
   const auto json = std::make_shared<bool>(false);
   AddJson(app, json.get());
   return [json] {
-    WriteFile("-", *json ? ListJson() : ListText());
+    *json ? WriteFile("-", ListJson()) : Print(ListText());
     return kExitFine;
   };
 }

@@ -6,15 +6,17 @@
 #include "compiler/files/file.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 
 namespace contraflow {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kListCommand,    &kCompileCommand, &kShowCommand,   &kVerifyCommand,   &kSimulateCommand,
-    &kExplainCommand, &kCompareCommand, &kCheckCommand,  &kDiffCommand,     &kCostsCommand,
-    &kProfileCommand, &kExportCommand,  &kImportCommand, &kTokenizeCommand, &kCompletionCommand,
+    &kListCommand,     &kCompileCommand, &kShowCommand,     &kVerifyCommand,
+    &kSimulateCommand, &kExplainCommand, &kCompareCommand,  &kCheckCommand,
+    &kDiffCommand,     &kCostsCommand,   &kProfilesCommand, &kProfileCommand,
+    &kExportCommand,   &kImportCommand,  &kTokenizeCommand, &kCompletionCommand,
 };
 
 std::string TopHelp() {
@@ -35,9 +37,9 @@ std::string TopHelp() {
       "\n"
       "To execute a plan: contraflow-run --help\n"
       "\n"
-      "Exit codes: 0 success; 1 bad input, or a check failed (for diff: the plans differ); 2 "
-      "bad\ncommand line; 70 a bug in contraflow.\n";
-  return help;
+      "Exit codes: 0 success; 1 bad input, or a check failed (for diff: the plans differ);\n"
+      "2 bad command line; 70 a bug in contraflow.\n";
+  return Wrapped(help, HelpWidth());
 }
 
 std::string Sentence(std::string_view summary) {
@@ -56,8 +58,7 @@ int Main(std::vector<std::string> words) {
                "contraflow");
   app.set_version_flag("--version", "contraflow " CF_VERSION);
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
-  app.get_formatter()->label("REQUIRED", "(required)");
+  UseHelpFormatter(&app);
   for (const Command* command : kCommands) {
     CLI::App* const added =
         app.add_subcommand(std::string(command->name), Sentence(command->summary));

@@ -14,6 +14,7 @@
 #include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 
 namespace contraflow {
@@ -49,7 +50,9 @@ int RunProfile(const ProfileFlags& flags) {
   const std::string text = ProfileText(profile);
   WriteFile(flags.out, WriteCosts(profile.costs));
   // The costs may be what standard output is for.
-  std::fputs(text.c_str(), flags.out == "-" ? stderr : stdout);
+  if (GetVerbosity() != Verbosity::kQuiet) {
+    flags.out == "-" ? static_cast<void>(std::fputs(text.c_str(), stderr)) : Print(text);
+  }
   return kExitFine;
 }
 
@@ -86,6 +89,7 @@ std::function<int()> AddProfile(CLI::App* app) {
              "megatron-log: stages of each rank (default: 1)", 1);
   AddInteger(app, "--microbatches", &flags->options.log.microbatches, "M",
              "megatron-log: micro-batches of a step", 1);
+  AddQuiet(app);
   return [flags] { return RunProfile(*flags); };
 }
 

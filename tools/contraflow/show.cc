@@ -1,4 +1,3 @@
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +14,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
@@ -33,7 +33,7 @@ struct ShowOptions {
   std::vector<std::string> plans;
   std::string trace;
   int rank = -1;
-  std::optional<double> from, to;
+  std::optional<GivenTime> from, to;
   std::string format = "text";
   std::string color = "auto";
   int width = 0;  // 0: that of the terminal
@@ -60,9 +60,10 @@ int Width(const ShowOptions& options) {
     }
     return options.width;
   }
-  winsize size = {};
-  if (OnTerminal(options) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    return std::clamp<int>(size.ws_col, kMinGridWidth, kMaxGridWidth);
+  if (options.output == "-") {
+    if (const std::optional<int> width = OutputWidth()) {
+      return std::clamp(*width, kMinGridWidth, kMaxGridWidth);
+    }
   }
   return GridStyle{}.width;
 }
@@ -191,7 +192,8 @@ int Show(const ShowOptions& options) {
   if (options.format == "html") {
     WriteFile(options.output, Page(options));
   } else if (options.format == "text") {
-    WriteFile(options.output, Listing(options, path));
+    const std::string listing = Listing(options, path);
+    options.output == "-" ? Print(listing) : WriteFile(options.output, listing);
   } else if (options.format == "grid") {
     const int width = Width(options);
     const Picture picture = PictureOf(options, ShowPlan(path));
@@ -217,10 +219,9 @@ std::function<int()> AddShow(CLI::App* app) {
            "other")
       ->required();
   AddInteger(app, "--rank", &options->rank, "R", "only this rank", 0);
-  AddNumber(app, "--from", &options->from, "T",
-            "only what runs at or after this time, in the costs' unit");
-  AddNumber(app, "--to", &options->to, "T",
-            "only what runs at or before this time, in the costs' unit");
+  AddTime(app, "--from", &options->from,
+          "only what runs at or after this time (6.2ms, or a number in the\ncosts' unit)");
+  AddTime(app, "--to", &options->to, "only what runs at or before this time");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
             "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
             "(default: text)");

@@ -10,6 +10,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/pictures/page.h"
 #include "tools/report/progress.h"
@@ -66,7 +67,7 @@ int RunSimulate(const SimulateOptions& options) {
                      SummaryTable(plan, report);
   if (const std::string memory = MemoryTable(report); !memory.empty()) text += "\n" + memory;
   if (report.formula) text += "\n" + std::string(kFormulaLegend);
-  WriteFile("-", text);
+  Print(text);
   return kExitFine;
 }
 
@@ -79,6 +80,7 @@ std::function<int()> AddSimulate(CLI::App* app) {
   AddText(app, "--html", &options->html, "FILE",
           "write a page with the plan over time, to zoom into and to ask");
   AddJson(app, &options->json);
+  AddQuiet(app);
   return [options] { return RunSimulate(*options); };
 }
 

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +25,7 @@ constexpr int64_t kMaxTextBytes = int64_t{1} << 36, kMaxVocabularyBytes = int64_
 constexpr size_t kMaxTokenBytes = 256;
 
 struct TokenizeFlags {
-  std::string text, vocabulary, output;
+  std::string text, vocabulary, output = "-";
 };
 
 /// A line of a vocabulary without its escapes.
@@ -96,6 +98,9 @@ class Vocabulary {
 int RunTokenize(const TokenizeFlags& options) {
   RefuseOverwrite({"-o", options.output},
                   {{"the text", options.text}, {"--vocabulary", options.vocabulary}});
+  if (options.output == "-" && isatty(STDOUT_FILENO) == 1) {
+    throw UsageError("tokens are binary, and standard output is a terminal; give -o FILE");
+  }
   const std::string text = ReadFile(options.text, kMaxTextBytes);
   std::unique_ptr<const Vocabulary> vocabulary;
   if (!options.vocabulary.empty()) vocabulary = std::make_unique<Vocabulary>(options.vocabulary);
@@ -127,7 +132,8 @@ std::function<int()> AddTokenize(CLI::App* app) {
   AddText(app, "--vocabulary", &options->vocabulary, "FILE",
           "a token a line, of which the longest that fits is taken; \\n, \\t,\n\\\\ and \\xNN "
           "stand for bytes (default: each byte is a token)");
-  Require(AddText(app, "-o,--output", &options->output, "FILE", "where to write the tokens"));
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "where to write the tokens, which are binary; - is stdout (default)");
   return [options] { return RunTokenize(*options); };
 }
 

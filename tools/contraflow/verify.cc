@@ -12,6 +12,7 @@
 #include "compiler/files/plan_io.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/interop/interop.h"
 #include "tools/report/progress.h"
@@ -25,7 +26,7 @@ namespace {
 struct VerifyOptions {
   std::vector<std::string> files;
   std::string semantics;
-  bool json = false;
+  bool json = false, quiet = false;
 };
 
 /// A file, and what was found in it.
@@ -109,8 +110,7 @@ std::string Surroundings(const Verdict& verdict, const Finding& finding) {
         {"    " + (verdict.csv ? CsvPlace(plan, finding.rank, i) : std::to_string(i)),
          ToString(program[static_cast<size_t>(i)]), i == finding.index ? "<-- here" : ""});
   }
-  const std::string text = FormatTable(table);
-  return text.substr(text.find('\n') + 1);  // The empty heading.
+  return FormatTable(table);
 }
 
 std::string FindingsText(const Verdict& verdict) {
@@ -156,7 +156,8 @@ int RunVerify(const VerifyOptions& options) {
     progress.reset();
     sound &= verdict.findings.empty();
     if (!options.json) {
-      WriteFile("-", verdict.findings.empty() ? ProofText(verdict) : FindingsText(verdict));
+      if (options.quiet && verdict.findings.empty()) continue;
+      Print(verdict.findings.empty() ? ProofText(verdict) : FindingsText(verdict));
       continue;
     }
     Json document = VerdictJson(verdict);
@@ -184,6 +185,7 @@ std::function<int()> AddVerify(CLI::App* app) {
             "edge; or unlimited buffering (default: rank; of an imported schedule the\n"
             "strictest under which it is sound)");
   AddJson(app, &options->json);
+  AddQuiet(app, &options->quiet);
   return [options] { return RunVerify(*options); };
 }
 

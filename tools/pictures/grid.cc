@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tools/cli/terminal.h"
 #include "tools/pictures/picture.h"
 #include "tools/report/text.h"
 
@@ -132,15 +133,16 @@ std::string GridLegend(const Picture& picture, bool color) {
   }
   if (components) {
     const std::string name = color ? "A3.1" : "AF3.1";
-    out +=
-        name +
-        " is ATTN_F of micro-batch 3 in layer 1 of its stage. Narrow boxes drop the layer, then" +
-        (color ? "\nthe micro-batch. " : "\nthe micro-batch; the narrowest show only F, B or W. ");
+    out += name +
+           " is ATTN_F of micro-batch 3 in layer 1 of its stage. Narrow boxes drop\n"
+           "the layer, then the micro-batch" +
+           (color ? ".\n" : "; the narrowest show only F, B or W.\n");
   } else {
     out += "Numbers are micro-batches; ";
   }
   return out + (components ? "Times" : "times") + " are in " +
-         (picture.unit == Unit::kUnit ? "the unit of the costs" : std::string(Name(picture.unit))) +
+         (picture.unit == Unit::kUnit ? "the unit of the costs"
+                                      : std::string(Name(FittingUnit(picture.to, picture.unit)))) +
          ".\n";
 }
 
@@ -164,7 +166,8 @@ struct Column {
 
 class GridDrawing {
  public:
-  GridDrawing(const Picture& picture, const GridStyle& style) : picture_(picture), style_(style) {
+  GridDrawing(const Picture& picture, const GridStyle& style)
+      : picture_(picture), style_(style), shown_(FittingUnit(picture.to, picture.unit)) {
     int number = 0, lane = 0;
     for (const Picture::Row& row : picture.rows) {
       number = std::max(number, TextWidth(std::to_string(row.rank)));
@@ -179,7 +182,8 @@ class GridDrawing {
 
   std::string Draw() const {
     std::string out =
-        picture_.title + "\n" + picture_.figures + "\ncosts: " + picture_.costs + "\n";
+        Wrapped(picture_.title + "\n" + picture_.figures + "\ncosts: " + picture_.costs + "\n",
+                style_.width);
     // Row by row into all bands, so that no more than one row is laid out at a time.
     std::vector<std::string> bands;
     const std::vector<Column> ruler = Ruler();
@@ -194,10 +198,26 @@ class GridDrawing {
       }
     }
     for (const std::string& band : bands) out += "\n" + band;
-    return out + "\n" + GridLegend(picture_, style_.color);
+    return out + "\n" + Wrapped(GridLegend(picture_, style_.color) + Stops(), style_.width);
   }
 
  private:
+  /// Where ranks of a plan that is not sound go no further, and what is wrong.
+  std::string Stops() const {
+    std::string out = picture_.stops.empty() ? "" : "\n";
+    for (const StoppedRank& stop : picture_.stops) {
+      out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
+      if (stop.on_rank >= 0) {
+        out += ", where it waits for rank " + std::to_string(stop.on_rank) +
+               (stop.in_cycle ? ": part of a cycle" : "");
+      }
+      out += "\n";
+    }
+    if (!picture_.findings.empty()) out += "\n";
+    for (const std::string& finding : picture_.findings) out += finding + "\n";
+    return out;
+  }
+
   /// What stands before a row; the second lane of a rank does not repeat its number.
   std::string Head(const Picture::Row& row) const {
     std::string number = std::to_string(row.rank);
@@ -269,7 +289,7 @@ class GridDrawing {
     if (scale_ == 0) scale_ = 1 / bands;  // Nothing but REDUCE and STEP.
     columns_ = std::max(1, At(Length()));
     // Marks no closer than their text is wide.
-    const std::string last = FormatTime(picture_.to, picture_.unit);
+    const std::string last = FormatTime(picture_.to, shown_);
     step_ = RulerStep(static_cast<Time>(std::ceil((TextWidth(last) + 2) / scale_)));
     // Bands of about one length, which break at marks where those are close enough together.
     const double mark = static_cast<double>(step_) * scale_;
@@ -283,7 +303,7 @@ class GridDrawing {
   std::vector<Column> Ruler() const {
     std::vector<Column> line(static_cast<size_t>(columns_), Column{" ", kIdle});
     for (Time time = 0; time <= Length(); time += step_) {
-      const std::string text = FormatTime(picture_.from + time, picture_.unit);
+      const std::string text = FormatTime(picture_.from + time, shown_);
       for (size_t i = 0; i < text.size(); ++i) {
         const size_t at = static_cast<size_t>(At(time)) + i;
         // A number that would be cut by the end of its band is left out.
@@ -361,6 +381,7 @@ class GridDrawing {
 
   const Picture& picture_;
   const GridStyle style_;
+  const Unit shown_;  // of the ruler
   int number_ = 0;    // columns of the longest rank number
   int prefix_ = 0;    // columns before the picture
   int room_ = 1;      // columns for the picture on a line
@@ -373,19 +394,7 @@ class GridDrawing {
 }  // namespace
 
 std::string DrawGrid(const Picture& picture, const GridStyle& style) {
-  std::string out = GridDrawing(picture, style).Draw();
-  if (!picture.stops.empty()) out += "\n";
-  for (const StoppedRank& stop : picture.stops) {
-    out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
-    if (stop.on_rank >= 0) {
-      out += ", where it waits for rank " + std::to_string(stop.on_rank) +
-             (stop.in_cycle ? ": part of a cycle" : "");
-    }
-    out += "\n";
-  }
-  if (!picture.findings.empty()) out += "\n";
-  for (const std::string& finding : picture.findings) out += finding + "\n";
-  return out;
+  return GridDrawing(picture, style).Draw();
 }
 
 }  // namespace contraflow

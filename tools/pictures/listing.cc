@@ -34,11 +34,8 @@ std::string Head(const Plan& plan, const CostModel& costs) {
   return text + DescribeCostsUsed(costs, plan.costs.has_value()) + "\n";
 }
 
-/// Without the line of headings, which are empty.
-std::string Lines(const Table& table) {
-  const std::string text = FormatTable(table);
-  return text.substr(text.find('\n') + 1);
-}
+/// A listing may be a file: its lines are as long as they are.
+std::string Lines(const Table& table) { return FormatTable(table, std::nullopt); }
 
 class Listing {
  public:
@@ -51,7 +48,8 @@ class Listing {
     std::string text = Head(plan_, costs_);
     if (simulation_ != nullptr) {
       text += "makespan " + FormatWithUnit(simulation_->makespan, costs_.unit) +
-              "; times are start and end\n";
+              "; times are start and end" +
+              (costs_.unit == Unit::kUnit ? "" : ", in " + std::string(Name(costs_.unit))) + "\n";
     }
     for (int rank = 0; rank < plan_.ranks; ++rank) {
       if (view_.rank < 0 || rank == view_.rank) text += Rank(static_cast<size_t>(rank));
@@ -85,7 +83,7 @@ class Listing {
   std::string Figures(size_t r) const {
     if (simulation_ == nullptr) return "";
     const RankFigures& figures = simulation_->ranks[r];
-    const auto time = [&](Time ticks) { return FormatTime(ticks, costs_.unit); };
+    const auto time = [&](Time ticks) { return FormatFigure(ticks, costs_.unit); };
     std::string text = ": busy " + time(figures.busy) + ", bubble " + time(figures.bubble);
     if (plan_.layers > 0) {
       text +=
@@ -121,13 +119,13 @@ class Listing {
 
   std::string Legend() const {
     if (plan_.layers > 0) {
-      return "\n_F forward, _B backward for the input gradient only, _W for the weight gradient "
-             "only;\nDISPATCH and COMBINE are all-to-alls; after: what it waits for; s "
-             "stage, l layer,\nm micro-batch.\n";
+      return "\n_F forward, _B backward for the input gradient only, _W for the weight gradient\n"
+             "only; DISPATCH and COMBINE are all-to-alls; after: what it waits for; s stage,\n"
+             "l layer, m micro-batch.\n";
     }
-    return "\nF forward, B backward for the input gradient only, W for the weight gradient only, "
-           "BW\nboth in one go, FB a forward overlapped with a full backward; s stage, m "
-           "micro-batch.\n";
+    return "\nF forward, B backward for the input gradient only, W for the weight gradient\n"
+           "only, BW both in one go, FB a forward overlapped with a full backward; s stage,\n"
+           "m micro-batch.\n";
   }
 
   const Plan& plan_;

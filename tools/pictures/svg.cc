@@ -174,7 +174,7 @@ class Drawing {
     std::string out;
     const Time step = RulerStep(static_cast<Time>(std::ceil(60'00 / scale_)));
     for (Time time = picture_.from; time <= picture_.to; time += step) {
-      const std::string label = FormatTime(time, picture_.unit);
+      const std::string label = FormatFigure(time, picture_.unit);
       // The last one stands before its mark where it would end behind the drawing.
       const auto room = static_cast<Hundredths>(kDigit * static_cast<double>(label.size()));
       const bool before = At(time) + 300 + room > At(picture_.to) + Right();
@@ -225,7 +225,7 @@ class Drawing {
       if (part.layer >= 0) text += " l" + std::to_string(part.layer);
       if (part.microbatch >= 0) text += " m" + std::to_string(part.microbatch);
     }
-    return text + "&#10;" + FormatTime(box.start, picture_.unit) + " to " +
+    return text + "&#10;" + FormatFigure(box.start, picture_.unit) + " to " +
            FormatWithUnit(box.end, picture_.unit) + ", instruction " + std::to_string(box.index);
   }
 

@@ -25,17 +25,18 @@ struct ComparedFigure {
   std::function<std::string(const CompareRow&)> cell;
 };
 
-std::string Bubbles(const CompareRow& row, Unit unit) {
+std::string Bubbles(const CompareRow& row, const TimeScale& scale) {
   const auto& ranks = row.report->simulation.ranks;
   const auto [low, high] = std::minmax_element(
       ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bubble < b.bubble; });
-  return FormatRange(low->bubble, high->bubble, unit);
+  if (low->bubble == high->bubble) return scale.Of(low->bubble);
+  return scale.Of(low->bubble) + " to " + scale.Of(high->bubble);
 }
 
 std::string FormulaOf(const CompareRow& row, Unit unit) {
   if (!row.report->formula) return "";
   const FormulaFigures& formula = *row.report->formula;
-  return std::string(formula.text) + " = " + FormatTime(formula.published, unit) +
+  return std::string(formula.text) + " = " + FormatFigure(formula.published, unit) +
          (formula.holds ? "" : ", does not hold");
 }
 
@@ -81,7 +82,7 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
   }
   if (ShowsBytes(request.spec.costs)) {
     columns->push_back(
-        {">bytes", [](const CompareRow& row) { return FormatCount(row.report->peak_bytes()); }});
+        {">bytes", [](const CompareRow& row) { return FormatBytes(row.report->peak_bytes()); }});
   }
   const auto knows = [&](auto member) {
     return std::any_of(rows.begin(), rows.end(),
@@ -89,19 +90,19 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
   };
   if (knows(&CompareRow::parameters)) {
     columns->push_back({">parameters", [](const CompareRow& row) {
-                          return row.parameters ? FormatCount(*row.parameters) : "";
+                          return row.parameters ? FormatBytes(*row.parameters) : "";
                         }});
   }
   if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
     columns->push_back(
-        {">total", [](const CompareRow& row) { return row.total ? FormatCount(*row.total) : ""; }});
+        {">total", [](const CompareRow& row) { return row.total ? FormatBytes(*row.total) : ""; }});
   }
   if (!DevicesOf(request.spec).empty()) {
     columns->push_back({"fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; }});
   }
   if (knows(&CompareRow::message_bytes)) {
     columns->push_back({">sent", [](const CompareRow& row) {
-                          return row.message_bytes ? FormatCount(*row.message_bytes) : "";
+                          return row.message_bytes ? FormatBytes(*row.message_bytes) : "";
                         }});
   } else {
     columns->push_back(
@@ -114,21 +115,25 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
   const Unit unit = request.spec.costs.unit;
   const auto makespan = [](const Report& report) { return report.simulation.makespan; };
   const bool both = OverlapsFurther(request);
+  Time longest = 0;
+  for (const CompareRow& row : rows) {
+    if (row.report) longest = std::max(longest, row.makespan());
+    if (row.published) longest = std::max(longest, makespan(*row.published));
+  }
+  const TimeScale scale(longest, unit);
   std::vector<ComparedFigure> columns = {
       {"schedule", NameOf},
-      {">makespan", [=](const CompareRow& row) { return FormatTime(row.makespan(), unit); }}};
+      {">makespan", [=](const CompareRow& row) { return scale.Of(row.makespan()); }}};
   if (both) {
-    columns.push_back({">published makespan", [=](const CompareRow& row) {
-                         return FormatTime(makespan(*row.published), unit);
-                       }});
+    columns.push_back({">published makespan",
+                       [=](const CompareRow& row) { return scale.Of(makespan(*row.published)); }});
     columns.push_back({">shorter", [=](const CompareRow& row) {
                          return Saving(row.makespan(), makespan(*row.published));
                        }});
   }
-  columns.push_back({">span", [=](const CompareRow& row) {
-                       return FormatTime(row.report->simulation.span, unit);
-                     }});
-  columns.push_back({">bubble", [=](const CompareRow& row) { return Bubbles(row, unit); }});
+  columns.push_back(
+      {">span", [=](const CompareRow& row) { return scale.Of(row.report->simulation.span); }});
+  columns.push_back({">bubble", [=](const CompareRow& row) { return Bubbles(row, scale); }});
   columns.push_back({">ratio", [](const CompareRow& row) {
                        return FormatPercent(row.report->simulation.bubble_ratio());
                      }});
@@ -136,7 +141,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
       {">gap", [](const CompareRow& row) { return FormatPercent(row.report->gap()); }});
   if (request.components) {
     columns.push_back({">exposed", [=](const CompareRow& row) {
-                         return FormatTime(row.report->largest_exposed(), unit);
+                         return scale.Of(row.report->largest_exposed());
                        }});
   }
   AddHoldings(request, rows, both, &columns);
@@ -149,20 +154,19 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
 }
 
 std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows) {
+  const bool layers = !request.spec.costs.layers.empty();
   std::string text =
       "span: the longest time from a rank's first start to its last end.\n"
       "bubble: makespan minus a rank's busy time, lowest to highest.\n"
       "ratio: all bubbles together, as a share of all ranks' time.\n"
-      "gap: how far the makespan is above a proven lower bound for the row's placement and "
-      "memory limit" +
-      std::string(request.spec.costs.layers.empty() ? "" : "\n  and its partition") +
-      ".\n"
-      "activations: the most a rank holds at once, each of one of its stages, from F to the end of "
-      "W.\n";
+      "gap: how far the makespan is above a proven lower bound for the row's placement\n  " +
+      std::string(layers ? "and memory limit and its partition.\n" : "and memory limit.\n") +
+      "activations: the most a rank holds at once, each of one of its stages, from F\n"
+      "  to the end of W.\n";
   if (ShowsBytes(request.spec.costs)) {
     text +=
-        "bytes: the most that a rank's activations take at once. B frees part of an activation, W "
-        "the rest,\n  its weight stash.\n";
+        "bytes: the most that a rank's activations take at once. B frees part of an\n"
+        "  activation, W the rest, its weight stash.\n";
   }
   const auto knows = [&](auto member) {
     return std::any_of(rows.begin(), rows.end(),
@@ -172,8 +176,8 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
     text += "parameters: bytes of the rank that holds the most.\n";
   if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
     text +=
-        "total: bytes of all that the fullest rank holds: parameters, gradients, optimizer state,\n"
-        "  activations, messages and workspace, as far as the costs say.\n";
+        "total: bytes of all that the fullest rank holds: parameters, gradients,\n"
+        "  optimizer state, activations, messages and workspace, as far as the costs say.\n";
   }
   if (!DevicesOf(request.spec).empty()) text += "fits: every rank's total fits its device.\n";
   text += knows(&CompareRow::message_bytes)
@@ -187,16 +191,16 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   }
   if (!request.components) return text + formula;
   text +=
-      "exposed: the longest time for which a rank is in all-to-all with its compute lane idle.\n"
-      "These are MoE costs, so all rows are at level component (compile --level component makes "
-      "these\nplans), and bubbles are of the compute lane.\n";
+      "exposed: the longest time for which a rank is in all-to-all with its compute\n"
+      "  lane idle.\n"
+      "These are MoE costs, so all rows are at level component (compile --level\n"
+      "component makes these plans), and bubbles are of the compute lane.\n";
   if (request.overlap() == Overlap::kPublished) return text + formula;
   return text +
-         "published: with the papers' overlap, only of a forward with a backward (--overlap "
-         "published).\n"
-         "In all other figures components overlap wherever that shortens the step and no rank "
-         "exceeds\n"
-         "--memory-limit or, without one, the schedule's own peak.\n";
+         "published: with the papers' overlap, only of a forward with a backward\n"
+         "  (--overlap published).\n"
+         "In all other figures components overlap wherever that shortens the step and no\n"
+         "rank exceeds --memory-limit or, without one, the schedule's own peak.\n";
 }
 
 /// A field of CSV (RFC 4180).

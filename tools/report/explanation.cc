@@ -18,7 +18,9 @@ constexpr size_t kMostCosts = 5;
 class Words {
  public:
   explicit Words(const Explanation& explanation)
-      : explanation_(explanation), unit_(explanation.simulation.timeline.unit) {}
+      : explanation_(explanation),
+        unit_(explanation.simulation.timeline.unit),
+        scale_(explanation.simulation.makespan, unit_) {}
 
   /// "BW s1 m0", without lane, events and slot.
   std::string Of(InstructionRef ref) const {
@@ -31,7 +33,8 @@ class Words {
   std::string On(InstructionRef ref, int here) const {
     return Of(ref) + (ref.rank == here ? "" : " on rank " + std::to_string(ref.rank));
   }
-  std::string At(Time ticks) const { return FormatTime(ticks, unit_); }
+  std::string At(Time ticks) const { return scale_.Of(ticks); }
+  std::string Alone(Time ticks) const { return FormatFigure(ticks, unit_); }
   std::string Lasting(Time ticks) const { return FormatWithUnit(ticks, unit_); }
   const Span& SpanOf(InstructionRef ref) const {
     return explanation_.simulation.timeline
@@ -55,6 +58,7 @@ class Words {
  private:
   const Explanation& explanation_;
   const Unit unit_;
+  const TimeScale scale_;
 };
 
 /// True where any rank is idle for that cause.
@@ -82,12 +86,12 @@ std::string SensitivityTable(const Explanation& explanation) {
   for (const Sensitivity& sensitivity : explanation.sensitivities) {
     const double saved = sensitivity.PerCent();
     table.rows.push_back(
-        {sensitivity.cost, words.At(sensitivity.value), Slope(sensitivity.slope),
-         words.At(std::llround(saved)),
+        {sensitivity.cost, words.Alone(sensitivity.value), Slope(sensitivity.slope),
+         words.Alone(std::llround(saved)),
          FormatPercent(saved / static_cast<double>(explanation.simulation.makespan))});
   }
-  return "What would help, most first. Slope: how much longer the makespan is for each unit of the "
-         "cost.\n" +
+  return "What would help, most first. Slope: how much longer the makespan is for each\n"
+         "unit of the cost.\n" +
          FormatTable(table);
 }
 

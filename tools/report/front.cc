@@ -48,6 +48,7 @@ std::string FrontText(const CompareRequest& request, std::span<const FrontPoint>
   const bool bytes = CountsBytes(request.spec.costs);
   const Time shortest = front.back().row.makespan();
   const double largest = front.back().memory;
+  const TimeScale scale(front.front().row.makespan(), request.spec.costs.unit);
   Table table;
   table.columns = {bytes ? ">total" : ">activations",
                    "",
@@ -60,8 +61,8 @@ std::string FrontText(const CompareRequest& request, std::span<const FrontPoint>
     const double longer =
         shortest > 0 ? static_cast<double>(makespan - shortest) / static_cast<double>(shortest) : 0;
     table.rows.push_back({MemoryText(point.memory, bytes), Bar(point.memory, largest),
-                          FormatTime(makespan, point.row.report->unit), FormatPercent(longer),
-                          NameOf(point.row), Bought(point.row)});
+                          scale.Of(makespan), FormatPercent(longer), NameOf(point.row),
+                          Bought(point.row)});
   }
   return head + FormatTable(table) + "\n" +
          (bytes ? "total: bytes of all that the fullest rank holds, as far as the costs say.\n"
@@ -85,6 +86,7 @@ Json FrontToJson(const CompareRequest& request, std::span<const FrontPoint> fron
 
 std::string VariationsText(const CompareRow& now, std::span<const Variation> variations) {
   const Unit unit = now.report->unit;
+  const TimeScale scale(now.makespan(), unit);
   std::string text = "What would help, one at a time (now " + FormatWithUnit(now.makespan(), unit) +
                      " with " + NameOf(now) + "):\n";
   Table table;
@@ -92,7 +94,7 @@ std::string VariationsText(const CompareRow& now, std::span<const Variation> var
   for (const Variation& variation : variations) {
     const bool memory = variation.name == "memory";
     table.rows.push_back({variation.name + (memory ? " +10 %" : " -10 %"),
-                          FormatTime(variation.row.makespan(), unit), FormatPercent(variation.gain),
+                          scale.Of(variation.row.makespan()), FormatPercent(variation.gain),
                           NameOf(variation.row)});
   }
   return text + FormatTable(table);

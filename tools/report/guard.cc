@@ -13,16 +13,17 @@
 namespace contraflow {
 namespace {
 
-/// The limits that are numbers, by their names in files.
-struct NumberLimit {
+/// The limits that are times, and those that are shares, by their names in files.
+template <typename Figure>
+struct NamedLimit {
   const char* name;
-  std::optional<double> Limits::*field;
+  std::optional<Figure> Limits::*field;
 };
-constexpr NumberLimit kNumbers[] = {
-    {"max_bubble", &Limits::max_bubble},     {"max_bubble_ratio", &Limits::max_bubble_ratio},
-    {"max_makespan", &Limits::max_makespan}, {"max_exposed", &Limits::max_exposed},
-    {"max_gap", &Limits::max_gap},
-};
+constexpr NamedLimit<GivenTime> kTimes[] = {{"max_bubble", &Limits::max_bubble},
+                                            {"max_makespan", &Limits::max_makespan},
+                                            {"max_exposed", &Limits::max_exposed}};
+constexpr NamedLimit<double> kShares[] = {{"max_bubble_ratio", &Limits::max_bubble_ratio},
+                                          {"max_gap", &Limits::max_gap}};
 
 std::string Flag(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -31,10 +32,18 @@ std::string Flag(std::string name) {
 
 Limits LimitsOf(const JsonCursor& object) {
   Limits limits;
-  for (const NumberLimit& number : kNumbers) {
-    if (const auto value = object.Optional(number.name)) {
-      limits.*number.field = value->Number("a number", 0, 1e300);
+  for (const auto& share : kShares) {
+    if (const auto value = object.Optional(share.name)) {
+      limits.*share.field = value->Number("a number", 0, 1e300);
     }
+  }
+  for (const auto& time : kTimes) {
+    const auto value = object.Optional(time.name);
+    if (!value) continue;
+    limits.*time.field =
+        value->IsString()
+            ? value->Checked([&] { return ParseGivenTime(value->String("a time", 64)); })
+            : GivenTime(value->Number("a number", 0, 1e300));
   }
   if (const auto value = object.Optional("max_activations")) {
     limits.max_activations = value->Integer("a whole number", 0, int64_t{1} << 40);
@@ -95,17 +104,22 @@ class Judgement {
            std::to_string(std::ranges::max_element(ranks, {}, figure) - ranks.begin());
   }
 
+  /// All digits, since two that differ must not read alike.
+  std::string Exactly(Time ticks) const {
+    return FormatTime(ticks, report_.unit) +
+           (report_.unit == Unit::kUnit ? "" : " " + std::string(Name(report_.unit)));
+  }
+
   void Put(const char* limit, double value, double bound, bool broken, const std::string& message) {
     results_.push_back({limit, broken ? message : "", value, bound});
   }
 
-  void Times(const char* limit, std::optional<double> given, const std::string& what, Time value,
-             const std::string& where) {
+  void Times(const char* limit, const std::optional<GivenTime>& given, const std::string& what,
+             Time value, const std::string& where) {
     if (!given) return;
     const Time bound = ReadOption([&] { return ToTicks(*given, report_.unit, Flag(limit)); });
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
-        what + " " + FormatTime(value, report_.unit) + where + " is over " + Flag(limit) + " " +
-            FormatTime(bound, report_.unit));
+        what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound));
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
@@ -148,8 +162,8 @@ class Judgement {
     const FormulaFigures& formula = *report_.formula;
     results_.push_back({"formula", formula.holds ? ""
                                                  : "formula " + std::string(formula.text) + " = " +
-                                                       FormatTime(formula.published, report_.unit) +
-                                                       " " + CompareWithFormula(report_)});
+                                                       Exactly(formula.published) + " " +
+                                                       CompareWithFormula(report_)});
   }
 
   const Plan& plan_;
@@ -210,14 +224,18 @@ std::string Command(std::string_view text, bool property) {
 
 int Limits::count() const {
   int count = max_activations.has_value() + max_bytes.has_value() + formula;
-  for (const NumberLimit& number : kNumbers) count += (this->*number.field).has_value();
+  for (const auto& time : kTimes) count += (this->*time.field).has_value();
+  for (const auto& share : kShares) count += (this->*share.field).has_value();
   return count;
 }
 
 Limits Limits::Over(const Limits& other) const {
   Limits both = *this;
-  for (const NumberLimit& number : kNumbers) {
-    if (!(both.*number.field)) both.*number.field = other.*number.field;
+  for (const auto& time : kTimes) {
+    if (!(both.*time.field)) both.*time.field = other.*time.field;
+  }
+  for (const auto& share : kShares) {
+    if (!(both.*share.field)) both.*share.field = other.*share.field;
   }
   if (!both.max_activations) both.max_activations = other.max_activations;
   if (!both.max_bytes) both.max_bytes = other.max_bytes;

@@ -8,13 +8,15 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/units.h"
 
 namespace contraflow {
 
-/// Limits on the figures of a plan; times and ratios as `simulate` prints them, in the unit of its
-/// costs. What is not there is not limited.
+/// Limits on the figures of a plan; times in units of their own or in that of its costs. What is
+/// not there is not limited.
 struct Limits {
-  std::optional<double> max_bubble, max_bubble_ratio, max_makespan, max_exposed, max_gap;
+  std::optional<GivenTime> max_bubble, max_makespan, max_exposed;
+  std::optional<double> max_bubble_ratio, max_gap;
   std::optional<int64_t> max_activations, max_bytes;
   bool formula = false;  ///< every rank's bubble is that of the published formula
 
@@ -32,7 +34,7 @@ struct LimitsFile {
   Limits Of(const std::string& plan) const;
 };
 
-/// Reads `{"max_bubble_ratio": 0.2, "max_bytes": "80GB", "plans": {"a.json": {..}}}`, with
+/// Reads `{"max_makespan": "4.1s", "max_bytes": "80GB", "plans": {"a.json": {..}}}`, with
 /// comments. Throws Error with the place in the file.
 LimitsFile ReadLimits(const std::string& text, const std::string& path);
 

@@ -41,9 +41,10 @@ std::map<Op, OpTimes> TimesOfOps(const Explanation& predicted, const Explanation
 
 std::string CompareRuns(const Explanation& predicted, const Explanation& measured) {
   const Unit unit = predicted.costs.unit;
-  const auto time = [&](Time ticks) { return FormatTime(ticks, unit); };
   const Simulation& was = predicted.simulation;
   const Simulation& is = measured.simulation;
+  const TimeScale scale(std::max(was.makespan, is.makespan), unit);
+  const auto time = [&](Time ticks) { return scale.Of(ticks); };
   std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
                      FormatWithUnit(is.makespan, unit) + " (" +
                      FormatChange(was.makespan, is.makespan) + "); bubble ratio: predicted " +
@@ -69,7 +70,8 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   ops.columns = {"operation", ">count", ">mean", ">measured", ">change"};
   for (const auto& [op, times] : TimesOfOps(predicted, measured)) {
     ops.rows.push_back({std::string(Name(op)), FormatCount(times.count),
-                        time(times.predicted / times.count), time(times.measured / times.count),
+                        FormatFigure(times.predicted / times.count, unit),
+                        FormatFigure(times.measured / times.count, unit),
                         FormatChange(times.predicted, times.measured)});
   }
   return text + FormatTable(ops) + "\nidle time, measured, by cause:\n\n" + CauseTable(measured);

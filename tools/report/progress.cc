@@ -2,17 +2,20 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <utility>
 
 #include "compiler/plan/text.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 
 Progress::Progress(std::string what) : what_(std::move(what)) {
-  if (isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { Show(); });
+  if (SaysWhatWasDone()) thread_ = std::thread([this] { Show(); });
 }
 
 Progress::~Progress() {
@@ -32,11 +35,12 @@ void Progress::Say(std::string what) {
 
 void Progress::Show() {
   std::unique_lock lock(mutex_);
+  const bool terminal = isatty(STDERR_FILENO) == 1;
   bool shown = false;
   for (int seconds = 1; !ended_.wait_for(lock, std::chrono::seconds(1), [this] { return end_; });
        ++seconds) {
-    std::fprintf(stderr, "\r\033[K%s: %d s", what_.c_str(), seconds);
-    shown = true;
+    std::fprintf(stderr, terminal ? "\r\033[K%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
+    shown = terminal;
   }
   if (shown) std::fputs("\r\033[K", stderr);
 }
@@ -83,13 +87,12 @@ SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Uni
   SearchControl control = {.stop = &stop};
   if (progress == nullptr) return control;
   control.report = [=](const SearchState& state) {
-    std::string text = "auto: " + std::string(state.phase);
+    const long percent = std::lround(100 * std::clamp(state.spent, 0.0, 1.0));
+    std::string text = "auto: " + std::string(state.phase) + ", " + std::to_string(percent) + " %";
     if (state.makespan > 0) {
-      text += ", " + FormatWithUnit(state.makespan, unit) + ", " +
-              AboveBound(state.makespan, state.bound);
+      text += ", best " + FormatWithUnit(state.makespan, unit) + " (Ctrl-C takes it)";
     }
-    progress->Say(text + ", " + FormatPercent(state.spent) +
-                  " of the budget (Ctrl-C: take the best so far)");
+    progress->Say(text);
   };
   return control;
 }

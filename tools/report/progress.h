@@ -13,8 +13,9 @@
 
 namespace contraflow {
 
-/// Says on stderr what takes so long, while it lives: only on a terminal, only after a second, in
-/// one line that is wiped at the end. Nothing may be printed to the terminal meanwhile.
+/// Says on stderr what takes so long, while it lives: on a terminal, only after a second, in one
+/// line that is wiped at the end; where it is verbose and none, a line a second. Nothing may be
+/// printed to the terminal meanwhile.
 class Progress {
  public:
   explicit Progress(std::string what);

@@ -37,9 +37,10 @@ std::string OnOneLine(const Json& value) {
 }  // namespace
 
 const std::string_view kFormulaLegend =
-    "Formulas use the letters of the papers, for one stage: PP ranks, F forward, B the FULL\n"
-    "backward (BW), W its weight gradient, F&B a forward overlapped with a full backward (FB).\n"
-    "Everywhere else in Contraflow B is the backward for the input gradient only.\n";
+    "Formulas use the letters of the papers, for one stage: PP ranks, F forward, B\n"
+    "the FULL backward (BW), W its weight gradient, F&B a forward overlapped with a\n"
+    "full backward (FB). Everywhere else in Contraflow B is the backward for the\n"
+    "input gradient only.\n";
 
 void RequireSound(const Plan& plan, const std::string& path) {
   const std::vector<Finding> findings = Verify(plan);

@@ -46,7 +46,7 @@ std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
     if (time == 0) continue;
     const double share =
         static_cast<double>(time) / static_cast<double>(report.simulation.makespan);
-    text += (text.empty() ? "" : ", ") + name + " " + FormatTime(time, report.unit) + " (" +
+    text += (text.empty() ? "" : ", ") + name + " " + FormatFigure(time, report.unit) + " (" +
             FormatPercent(share) + ")";
   }
   return text;
@@ -95,7 +95,8 @@ std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
 }
 
 std::string RankTable(const Report& report, bool bytes) {
-  const auto time = [&](Time ticks) { return FormatTime(ticks, report.unit); };
+  const TimeScale scale(report.simulation.makespan, report.unit);
+  const auto time = [&](Time ticks) { return scale.Of(ticks); };
   Table table;
   table.columns = {">rank", ">busy", ">bubble", ">share"};
   if (report.components) table.columns.insert(table.columns.end(), {">all-to-all", ">exposed"});
@@ -138,8 +139,8 @@ std::string MemoryTable(const Report& report) {
 }
 
 std::string FormatRange(Time low, Time high, Unit unit) {
-  return low == high ? FormatTime(low, unit)
-                     : FormatTime(low, unit) + " to " + FormatTime(high, unit);
+  return low == high ? FormatFigure(low, unit)
+                     : FormatFigure(low, unit) + " to " + FormatFigure(high, unit);
 }
 
 std::string CompareWithFormula(const Report& report) {
@@ -148,7 +149,9 @@ std::string CompareWithFormula(const Report& report) {
   const std::vector<Time> bubbles = Bubbles(report);
   const auto [least, most] = std::minmax_element(bubbles.begin(), bubbles.end());
   const Time low = *least - formula.published, high = *most - formula.published;
-  const auto size = [&](Time difference) { return FormatTime(std::abs(difference), report.unit); };
+  const auto size = [&](Time difference) {
+    return FormatFigure(std::abs(difference), report.unit);
+  };
   const std::string text = "does not hold for these costs: bubbles are ";
   if (low == high) return text + size(low) + (low < 0 ? " shorter" : " longer");
   if (high < 0) return text + size(high) + " to " + size(low) + " shorter";
@@ -167,7 +170,7 @@ std::string DescribeBound(const Bound& bound, Unit unit) {
   const char* separator = ": ";
   for (const auto& [name, time] : parts) {
     if (time == 0) continue;
-    text += separator + std::string(name) + " " + FormatTime(time, unit);
+    text += separator + std::string(name) + " " + FormatFigure(time, unit);
     separator = " + ";
   }
   return text;
@@ -209,8 +212,7 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   }
   const std::string path = DescribeCriticalPath(plan, report);
   if (!path.empty()) table.rows.push_back({"critical path", path});
-  const std::string text = FormatTable(table);
-  return text.substr(text.find('\n') + 1);
+  return FormatTable(table, std::nullopt);
 }
 
 std::string DescribeCosts(const CostModel& costs) {

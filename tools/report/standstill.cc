@@ -95,7 +95,7 @@ std::string WriteStandstill(const BrokenRun& broken, const Plan& plan, Unit unit
   Table table;
   table.columns = {">rank", "stands at", ">since", "waits for", ""};
   for (const StoppedRank& stop : broken.stops) {
-    table.rows.push_back({std::to_string(stop.rank), Standing(stop), FormatTime(stop.since, unit),
+    table.rows.push_back({std::to_string(stop.rank), Standing(stop), FormatFigure(stop.since, unit),
                           WaitsFor(stop), stop.in_cycle ? "in the cycle" : ""});
   }
   return text + "\n" + FormatTable(table);

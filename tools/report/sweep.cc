@@ -108,6 +108,13 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   for (const std::string& name : names) table.columns.push_back(">" + name);
   table.columns.insert(table.columns.end(), {">gap", "  take"});
   std::string advices;
+  Time longest = 0;
+  for (const Point& point : points) {
+    for (const CompareRow& row : point.rows) {
+      if (row.report) longest = std::max(longest, row.makespan());
+    }
+  }
+  const TimeScale scale(longest, request.spec.costs.unit);
   for (const Point& point : points) {
     std::vector<std::string>& cells = table.rows.emplace_back();
     cells.push_back(std::to_string(point.request.spec.microbatches));
@@ -117,8 +124,7 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     for (const std::string& name : names) {
       const auto row = std::find_if(point.rows.begin(), point.rows.end(),
                                     [&](const CompareRow& r) { return r.schedule == name; });
-      cells.push_back(row->report && row->fits ? FormatTime(row->makespan(), row->report->unit)
-                                               : "-");
+      cells.push_back(row->report && row->fits ? scale.Of(row->makespan()) : "-");
       if (row->report && name == advice.schedule) gap = FormatPercent(row->report->gap());
     }
     cells.push_back(gap);
@@ -129,8 +135,8 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
          DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
          advices +
          "\nThe columns are makespans; -: does not fit.\n"
-         "gap: how far the makespan of the schedule to take is above a proven lower bound for its "
-         "placement\nand memory.\n";
+         "gap: how far the makespan of the schedule to take is above a proven lower bound\n"
+         "  for its placement and memory.\n";
 }
 
 std::string SweepJson(std::span<const Point> points) {

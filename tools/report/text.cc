@@ -8,36 +8,59 @@
 
 namespace contraflow {
 
-std::string FormatTable(const Table& table) {
+namespace {
+
+using Row = std::vector<std::string>;
+
+/// The columns of each part of a table: as many as the width has room for behind the first.
+std::vector<std::vector<size_t>> Parts(const std::vector<int>& widths, std::optional<int> width) {
+  std::vector<std::vector<size_t>> parts(1);
+  int used = 0;
+  for (size_t i = 0; i < widths.size(); ++i) {
+    if (width && parts.back().size() > 1 && used + 2 + widths[i] > *width) {
+      parts.push_back({0});
+      used = widths[0];
+    }
+    parts.back().push_back(i);
+    used += widths[i] + (i > 0 ? 2 : 0);
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::string FormatTable(const Table& table, std::optional<int> width) {
   std::vector<bool> right;
-  std::vector<std::string> heading;
+  Row heading;
   for (const std::string& column : table.columns) {
     right.push_back(column.starts_with(">"));
     heading.push_back(column.substr(right.back() ? 1 : 0));
   }
-  std::vector<std::vector<std::string>> lines = {heading};
-  lines.insert(lines.end(), table.rows.begin(), table.rows.end());
-  std::vector<int> width(heading.size(), 0);
-  for (const std::vector<std::string>& line : lines) {
-    for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], TextWidth(line[i]));
+  const bool headed = !std::ranges::all_of(heading, &std::string::empty);
+  std::vector<const Row*> lines;
+  if (headed) lines.push_back(&heading);
+  for (const Row& row : table.rows) lines.push_back(&row);
+  std::vector<int> widths(heading.size(), 0);
+  for (const Row* line : lines) {
+    for (size_t i = 0; i < line->size(); ++i) {
+      widths[i] = std::max(widths[i], TextWidth((*line)[i]));
+    }
   }
   std::string out;
-  for (const std::vector<std::string>& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); ++i) {
-      const std::string pad(static_cast<size_t>(width[i] - TextWidth(line[i])), ' ');
-      text += (i > 0 ? "  " : "") + (right[i] ? pad + line[i] : line[i] + pad);
+  for (const std::vector<size_t>& part : Parts(widths, width)) {
+    if (!out.empty()) out += "\n";
+    for (const Row* line : lines) {
+      std::string text;
+      for (const size_t i : part) {
+        const std::string cell = i < line->size() ? (*line)[i] : "";
+        const std::string pad(static_cast<size_t>(widths[i] - TextWidth(cell)), ' ');
+        text += (text.empty() && i == 0 ? "" : "  ") + (right[i] ? pad + cell : cell + pad);
+      }
+      text.erase(text.find_last_not_of(' ') + 1);
+      out += text + "\n";
     }
-    text.erase(text.find_last_not_of(' ') + 1);
-    out += text + "\n";
   }
   return out;
-}
-
-int TextWidth(const std::string& text) {
-  // Continuation bytes are 10xxxxxx.
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 namespace {

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compiler/plan/text.h"
+#include "compiler/plan/units.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 
@@ -14,14 +17,13 @@ struct Table {
   std::vector<std::vector<std::string>> rows;  ///< may be shorter than columns
 };
 
-/// One line a row, no trailing spaces. Counts code points, so UTF-8 text aligns.
-std::string FormatTable(const Table& table);
+/// One line a row, no trailing spaces, below the headings if there are any. Counts code points, so
+/// UTF-8 text aligns. Columns that are too many for the width follow below, each time behind the
+/// first.
+std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
 
 /// "+6.25 %"; "" where there is no change, or nothing to measure it by.
 std::string FormatChange(int64_t was, int64_t is);
-
-/// Code points of UTF-8 text.
-int TextWidth(const std::string& text);
 
 /// The fewest deletions and insertions that turn `left` into `right`, as a unified diff under a
 /// line

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace contraflow {
+
+/// Columns of standard output: of its terminal or, where it is none, what $COLUMNS says. Nothing:
+/// as many as a line takes.
+std::optional<int> OutputWidth();
+
+/// The same for what is laid out anew, such as --help: 80 where nothing is said.
+int HelpWidth();
+
+/// Code points of UTF-8 text.
+int TextWidth(const std::string& text);
+
+/// Text with lines of at most `width` columns: longer ones are broken at spaces, and go on below
+/// where they begin or, behind a label ("makespan  4 s, .."), below that.
+std::string Wrapped(const std::string& text, int width);
+
+/// Writes text for people to standard output, as wide as that is.
+void Print(const std::string& text);
+
+/// How much is said on standard error beside errors: nothing; warnings and notes, and on a terminal
+/// how far work has come; that everywhere. The command line sets it, -q or -v, before anything is
+/// said.
+enum class Verbosity : uint8_t { kQuiet, kUsual, kVerbose };
+void SetVerbosity(Verbosity verbosity);
+Verbosity GetVerbosity();
+
+/// A line on standard error, unless quiet.
+void Say(const std::string& line);
+
+/// True if what has been done is to be said without being asked for: on a terminal, or verbose.
+bool SaysWhatWasDone();
+
+}  // namespace contraflow

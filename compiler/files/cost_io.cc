@@ -369,54 +369,6 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   return costs;
 }
 
-Json CommToJson(const CommCost& comm, Unit unit) {
-  Json object = Json::object();
-  if (comm.bandwidth == 0 && comm.bytes == 0) {
-    object["time"] = TimeToJson(comm.latency, unit);
-  } else {
-    object["latency"] = TimeToJson(comm.latency, unit);
-    object["bytes"] = comm.bytes;
-    if (comm.bandwidth != 0) object["bandwidth"] = comm.bandwidth;
-  }
-  if (comm.reduce_blocks) object["reduce_blocks"] = true;
-  return object;
-}
-
-Json HostToJson(const HostCost& host, Unit unit) {
-  if (host.bandwidth == 0) return {{"time", TimeToJson(host.latency, unit)}};
-  Json object = Json::object();
-  if (host.latency != 0) object["latency"] = TimeToJson(host.latency, unit);
-  object["bandwidth"] = host.bandwidth;
-  return object;
-}
-
-void AddStageBytes(const char* key, const std::vector<int64_t>& bytes, Json* object) {
-  if (!bytes.empty()) (*object)[key] = bytes.size() == 1 ? Json(bytes[0]) : Json(bytes);
-}
-
-Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
-  Json object = Json::object();
-  if (!of_layers) object["activation_bytes"] = memory.activation_bytes;
-  if (!of_layers) object["w_stash_bytes"] = memory.w_stash_bytes;
-  AddStageBytes("activation_bytes", memory.activation_of, &object);
-  AddStageBytes("w_stash_bytes", memory.stash_of, &object);
-  AddStageBytes("parameter_bytes", memory.parameter_bytes, &object);
-  AddStageBytes("gradient_bytes", memory.gradient_bytes, &object);
-  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, &object);
-  if (!memory.values.empty()) {
-    Json values = Json::object();
-    for (size_t v = 0; v < kValueCount; ++v) {
-      if (memory.values[v] == 0) continue;
-      values[Name(static_cast<Value>(v))] = memory.values[v];
-    }
-    object["values"] = std::move(values);
-  }
-  if (memory.input_bytes >= 0) object["input_bytes"] = memory.input_bytes;
-  if (memory.zero != 0) object["zero"] = memory.zero;
-  if (memory.workspace_bytes != 0) object["workspace_bytes"] = memory.workspace_bytes;
-  return object;
-}
-
 }  // namespace
 
 CostModel ReadCosts(const JsonCursor& document) { return Read(document, false, nullptr); }
@@ -428,80 +380,6 @@ CostModel ReadCosts(std::string_view text, const std::string& place, CostMending
 CostModel ReadCostFile(const std::string& path, CostMending* mending) {
   return ReadCosts(ReadFile(path, int64_t{kLimits.bytes}), path == "-" ? "standard input" : path,
                    mending);
-}
-
-Json TimeToJson(Time ticks, Unit unit) {
-  // Whole only where a double holds it, since that is what readers make of it.
-  constexpr Time kExact = Time{1} << 53;
-  const Time per_unit = TicksPerUnit(unit);
-  if (ticks % per_unit == 0 && ticks / per_unit <= kExact) return ticks / per_unit;
-  return FromTicks(ticks, unit);
-}
-
-Json CostsToJson(const CostModel& costs) {
-  CF_ASSERT(!costs.stages.empty() || costs.moe || !costs.layers.empty());
-  Json object = Json::object();
-  object["unit"] = Name(costs.unit);
-  if (!costs.source.empty()) object["source"] = costs.source;
-  if (costs.stages.size() == 1) {
-    object["stage"] = StageToJson(costs.stages[0], costs.unit);
-  } else if (!costs.stages.empty()) {
-    Json stages = Json::array();
-    for (const StageCost& stage : costs.stages) {
-      stages.push_back(StageToJson(stage, costs.unit));
-    }
-    object["stages"] = std::move(stages);
-  }
-  if (!costs.layers.empty()) object["layers"] = LayersToJson(costs.layers, costs.unit);
-  if (!costs.partition.empty()) object["partition"] = costs.partition;
-  if (!costs.partition_of.empty()) {
-    Json names = Json::array();
-    for (const NamedLayers& run : costs.partition_of) {
-      names.push_back(Json::object());
-      names.back()["name"] = run.name;
-      if (run.repeat > 1) names.back()["repeat"] = run.repeat;
-    }
-    object["partition_of"] = std::move(names);
-  }
-  object["comm"] = CommToJson(costs.comm, costs.unit);
-  if (costs.host) object["host"] = HostToJson(*costs.host, costs.unit);
-  if (costs.moe) {
-    object["moe"] = {{"layers_per_stage", costs.moe->layers_per_stage}};
-    AddComponents(*costs.moe, costs.unit, &object["moe"]);
-  }
-  if (costs.derived) object["overlap"] = Name(*costs.derived);
-  if (costs.memory) {
-    object["memory"] = MemoryToJson(*costs.memory, !costs.layers.empty());
-  }
-  if (!costs.ranks.empty()) {
-    Json ranks = Json::array();
-    for (const RankCost& rank : costs.ranks) {
-      Json entry = Json::object();
-      if (rank.speed != 1) entry["speed"] = rank.speed;
-      if (rank.memory_bytes) entry["memory_bytes"] = *rank.memory_bytes;
-      ranks.push_back(std::move(entry));
-    }
-    object["ranks"] = std::move(ranks);
-  }
-  if (!costs.microbatch_scale.empty()) object["microbatch_scale"] = costs.microbatch_scale;
-  return object;
-}
-
-void WriteCosts(const CostModel& costs, std::string* out) {
-  const Json json = CostsToJson(costs);
-  const char* separator = "{\n";
-  for (const auto& [key, value] : json.items()) {
-    *out += separator + QuoteJson(key) + ": ";
-    WriteJson(value, out);
-    separator = ",\n";
-  }
-  *out += "\n}";
-}
-
-std::string WriteCosts(const CostModel& costs) {
-  std::string out;
-  WriteCosts(costs, &out);
-  return out + "\n";
 }
 
 }  // namespace contraflow

@@ -17,7 +17,8 @@ Time ReadTime(const JsonCursor& field, Unit unit) {
   if (field.IsString()) {
     const GivenTime given =
         field.Checked([&] { return ParseGivenTime(field.String("a time", 64)); });
-    return ToTicks(given, unit, field.where());
+    // A number in quotes is a mistake.
+    if (given.unit) return ToTicks(given, unit, field.where());
   }
   const double value = field.Number("a cost (a number >= 0)");
   if (!(value >= 0)) field.Fail("must be a cost (a number >= 0), is " + FormatReal(value));
@@ -29,9 +30,8 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
 }
 
 int64_t ReadBytes(const JsonCursor& field) {
-  if (field.IsString()) {
-    const std::string& text = field.String("a number of bytes", 64);
-    const int64_t bytes = ParseBytes(text, field.where().c_str());
+  if (field.IsString() && field.String("a number of bytes", 64).ends_with('B')) {
+    const int64_t bytes = ParseBytes(field.String("a number of bytes", 64), field.where().c_str());
     if (bytes > kMaxBytes) field.Fail("must be at most " + std::to_string(kMaxBytes));
     return bytes;
   }

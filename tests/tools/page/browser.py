@@ -6,6 +6,7 @@ import os
 import pathlib
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -32,7 +33,8 @@ class Browser:
         # The protocol is spoken on descriptors 3 and 4.
         self.process = subprocess.Popen(
             ["sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', find_chromium(), *flags],
-            pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True)
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.number, self.session = b"", 0, None
@@ -47,9 +49,14 @@ class Browser:
     def close(self):
         os.close(self.write_end)
         os.close(self.read_end)
-        self.process.kill()
+        # Its helpers, too: they write into the profile until they end.
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.profile.cleanup()
+        for _ in range(50):
+            try:
+                return self.profile.cleanup()
+            except OSError:
+                time.sleep(0.1)
 
     def __enter__(self):
         return self

@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/mark.h"
 #include "compiler/plan/spec.h"
+#include "compiler/plan/text.h"
+#include "compiler/plan/units.h"
 #include "compiler/plan/value.h"
 #include "runtime/launch/world.h"
 #include "schedules/partition/layer_layout.h"
@@ -64,6 +68,17 @@ void Check(const std::string& text) {
   }
   if (const auto bytes = Accepted([&] { return ParseBytes(text, "--bytes"); })) {
     CF_ASSERT(*bytes > 0);
+  }
+  constexpr Unit kUnit = Unit::kMicroseconds;
+  const auto ticks = [](std::string_view time) {
+    return ToTicks(ParseGivenTime(time), kUnit, "--time");
+  };
+  if (const auto given = Accepted([&] { return ticks(text); }); given && *given < kMaxCost / 2) {
+    // It is shown with four digits.
+    CF_ASSERT(std::abs(ticks(FormatWithUnit(*given, kUnit)) - *given) <= *given / 1000);
+  }
+  if (const auto bandwidth = Accepted([&] { return ParseBandwidth(text, kUnit); })) {
+    CF_ASSERT(*bandwidth > 0);
   }
   if (const auto time = Accepted([&] { return ParseDuration("--time", text); })) {
     CF_ASSERT(*time >= 0);

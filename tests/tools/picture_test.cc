@@ -71,8 +71,11 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
 
   const Picture picture = MakeBrokenPicture(plan, costs, broken, {});
   const std::string svg = DrawSvg(picture), grid = DrawGrid(picture, {});
-  const PagePlan page = {
-      .plan = &plan, .costs = &costs, .name = "mutant", .timeline = &timeline, .broken = &broken};
+  const PagePlan page = {.plan = &plan,
+                         .costs = &costs,
+                         .name = "mutant",
+                         .run = &broken.simulation,
+                         .broken = &broken};
   const std::string html = DrawPage({&page, 1}, {});
   const Explanation explanation = ExplainBroken(plan, costs, broken);
   const std::string text = WriteExplanation(explanation);

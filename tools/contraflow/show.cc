@@ -114,7 +114,7 @@ PagePlan OnPage(const Shown& shown) {
   return {.plan = &shown.plan,
           .costs = &shown.costs,
           .name = shown.name,
-          .timeline = &shown.broken->simulation.timeline,
+          .run = &shown.broken->simulation,
           .broken = &*shown.broken};
 }
 
@@ -126,20 +126,20 @@ std::string Page(const ShowOptions& options) {
   Time longest = 0;
   for (const Shown& plan : shown) {
     pages.push_back(OnPage(plan));
-    longest = std::max(longest, Makespan(*pages.back().timeline));
+    longest = std::max(longest, Makespan(pages.back().run->timeline));
   }
   const Shown& first = shown.front();
-  std::optional<Timeline> measured;
+  std::optional<Simulation> measured;
   if (!options.trace.empty()) {
     if (!first.report) RequireSound(first.plan, options.plans.front());
     std::string text = ReadFile(options.trace, kMostTraceBytes);
     if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, options.trace);
     const std::vector<TraceText> traces = {{options.trace, std::move(text)}};
-    measured = RunOf(first.plan, first.costs, ReadRun(first.plan, traces)).timeline;
-    measured->measured = true;
+    measured = RunOf(first.plan, first.costs, ReadRun(first.plan, traces));
+    measured->timeline.measured = true;
     pages.push_back(
-        {.plan = &first.plan, .costs = &first.costs, .name = "measured", .timeline = &*measured});
-    longest = std::max(longest, Makespan(*measured));
+        {.plan = &first.plan, .costs = &first.costs, .name = "measured", .run = &*measured});
+    longest = std::max(longest, Makespan(measured->timeline));
   }
   const View view = ViewOf(options, first.plan, first.costs.unit);
   CheckView(view, longest, first.costs.unit);

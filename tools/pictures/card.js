@@ -3,20 +3,31 @@
 // "F s3 m7", when, and what it waited for.
 function fillTooltip(page) {
   const tooltip = document.getElementById("tooltip");
-  const {hovered, pointer} = page;
-  tooltip.hidden = hovered === null || pointer === null;
+  const {hovered, gap, pointer} = page;
+  tooltip.hidden = (hovered === null && gap === null) || pointer === null;
   if (tooltip.hidden) return;
-  const plan = page.plans[hovered.p], {id} = hovered;
-  const wait = lastWait(plan, id);
-  tooltip.replaceChildren(
-      element("b", {textContent: plan.text(id)}),
-      `\nrank ${plan.rank[id]}, instruction ${plan.index(id)}\n${spanText(plan, id)}` +
-      (wait === null ? "" : `\nwaited for ${waitText(plan, id, wait)}`));
+  tooltip.replaceChildren(...(hovered === null ? gapLines(page, gap) : boxLines(page, hovered)));
   const {clientWidth, clientHeight} = page.stage;
   const x = Math.min(pointer.x + 14, clientWidth - tooltip.offsetWidth - 4);
   const below = pointer.y + 18 + tooltip.offsetHeight < clientHeight;
   tooltip.style.left = Math.max(2, x) + "px";
   tooltip.style.top = Math.max(2, below ? pointer.y + 18 : pointer.y - tooltip.offsetHeight - 10) + "px";
+}
+
+function boxLines(page, {p, id}) {
+  const plan = page.plans[p];
+  const wait = lastWait(plan, id);
+  return [
+    element("b", {textContent: plan.text(id)}),
+    `\nrank ${plan.rank[id]}, instruction ${plan.index(id)}\n${spanText(plan, id)}` +
+        (wait === null ? "" : `\nwaited for ${waitText(plan, id, wait)}`)];
+}
+
+function gapLines(page, {plan, rank, gap}) {
+  return [
+    element("b", {textContent: "idle because"}),
+    `\n${gapText(plan, rank, gap, page.causes)}\nrank ${rank}, ${timeText(gap.from, plan)} to ` +
+        `${timeText(gap.to, plan)}, for ${timeText(gap.to - gap.from, plan)}`];
 }
 
 function spanText(plan, id) {

@@ -6,6 +6,7 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/simulate/idle.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
@@ -50,20 +51,32 @@ Json Kinds() {
   return kinds;
 }
 
+/// Why ranks are idle, by number.
+Json Causes() {
+  Json causes = Json::array();
+  for (int number = 0; number < kIdleCauses; ++number) {
+    causes.push_back({{"name", Name(static_cast<IdleCause>(number))}});
+  }
+  return causes;
+}
+
 bool IsWord(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$';
 }
 
-/// A line of the script without the spaces that mean nothing, unless a text may be in it.
+/// A line of the script without the spaces that mean nothing, unless a text other than "this" or a
+/// pattern may be in it.
 void AppendSqueezed(std::string_view line, std::string* out) {
-  if (line.find_first_of("\"'`/") != std::string_view::npos) {
+  if (line.find_first_of("'`/\\") != std::string_view::npos) {
     *out += line;
     return;
   }
+  bool text = false;
   for (size_t at = 0; at < line.size(); ++at) {
     const char before = out->back(), behind = at + 1 < line.size() ? line[at + 1] : ' ';
     const bool apart = (IsWord(before) && IsWord(behind)) || before == behind;
-    if (line[at] != ' ' || apart) *out += line[at];
+    if (line[at] == '"') text = !text;
+    if (line[at] != ' ' || text || apart) *out += line[at];
   }
 }
 
@@ -109,7 +122,7 @@ PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, 
   return {.plan = &plan,
           .costs = &costs,
           .name = std::move(name),
-          .timeline = &report.simulation.timeline,
+          .run = &report.simulation,
           .report = &report};
 }
 
@@ -124,7 +137,8 @@ std::string DrawPage(std::span<const PagePlan> plans, const View& view) {
   Json settings = {{"rank", view.rank}, {"from", view.from}, {"to", nullptr}};
   if (view.to) settings["to"] = *view.to;
   std::string data = "{\"view\":" + settings.dump() + ",\n\"ops\":" + Operations().dump() +
-                     ",\n\"kinds\":" + Kinds().dump() + ",\n\"plans\":[\n";
+                     ",\n\"kinds\":" + Kinds().dump() + ",\n\"causes\":" + Causes().dump() +
+                     ",\n\"plans\":[\n";
   for (const PagePlan& page : plans) {
     if (&page != &plans[0]) data += ",\n";
     WritePagePlan(page, &data);

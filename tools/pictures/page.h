@@ -19,10 +19,10 @@ inline constexpr int64_t kMostOnPage = 8'000'000;
 struct PagePlan {
   const Plan* plan = nullptr;
   const CostModel* costs = nullptr;
-  std::string name;                    ///< above its rows where there are several
-  const Timeline* timeline = nullptr;  ///< an instruction that never runs has start -1
-  const Report* report = nullptr;      ///< null for a plan that is not sound, or was measured
-  const BrokenRun* broken = nullptr;   ///< of one that is not sound
+  std::string name;                   ///< above its rows where there are several
+  const Simulation* run = nullptr;    ///< an instruction that never runs has start -1
+  const Report* report = nullptr;     ///< null for a plan that is not sound, or was measured
+  const BrokenRun* broken = nullptr;  ///< of one that is not sound
 };
 
 /// A sound plan as it is predicted; all three must outlive it.

@@ -18,7 +18,8 @@ class Page {
     this.marks = new Marks(this);
     this.minimap = new Minimap(this);
     this.pointers = new Map();
-    this.pointer = this.pressed = this.hovered = this.selected = null;
+    this.causes = data.causes;
+    this.pointer = this.pressed = this.hovered = this.gap = this.selected = null;
     this.found = [];
     this.current = -1;
     this.showPath = false;
@@ -109,6 +110,7 @@ class Page {
     return {busy: busyTimes(plan)[rank], held: rankPeak(plan, rank) - plan.fixed[rank]};
   }
   criticalPath(p) { return criticalPath(this.plans[p]); }
+  gaps(p) { return gapsOf(this.plans[p]); }
 
   // The instruction at a point of the stage: {p, id}, or null.
   hit({x, y}) {
@@ -121,6 +123,15 @@ class Page {
     return k < 0 ? this.neverRunAt(row, time) : {p: row.p, id: boxes.ids[k]};
   }
 
+  // The idle time of a compute lane at a point: {plan, rank, gap}, or null.
+  idleAt({x, y}) {
+    const row = this.layout.rowAt(y - AXIS_HEIGHT + this.view.scroll);
+    const inside = x >= this.painter.left && x <= this.painter.left + this.painter.plotWidth;
+    if (y < AXIS_HEIGHT || !inside || !row || row.kind !== "lane" || row.lane !== "compute") return null;
+    const gap = gapAt(row.plan, row.rank, this.view.time(x - this.painter.left));
+    return gap === null ? null : {plan: row.plan, rank: row.rank, gap};
+  }
+
   // In a broken plan: where its rank stands.
   neverRunAt(row, time) {
     if (row.plan.findings.length === 0 || time < stoodSince(row.plan, row.rank)) return null;
@@ -131,6 +142,7 @@ class Page {
   pointAt(point) {
     this.pointer = point;
     this.hovered = point === null ? null : this.hit(point);
+    this.gap = point === null || this.hovered !== null ? null : this.idleAt(point);
     this.ask();
   }
 

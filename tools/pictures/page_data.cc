@@ -16,6 +16,9 @@
 //                   at the time of its SEND; (0) where it never runs
 //     memory        index less that of the change before, whether at its end, change of what is
 //     held
+//     idle          start less the end of the one before, length, cause; what it is about, if it
+//     is:
+//                   rank less this one, index less that of the last one there; () behind each rank
 
 #include <algorithm>
 #include <array>
@@ -28,6 +31,7 @@
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/simulate/idle.h"
 #include "compiler/simulate/memory.h"
 #include "tools/pictures/page.h"
 
@@ -212,12 +216,36 @@ std::string PackMemory(const PagePlan& page, bool bytes) {
   // What a plan that is not sound holds is not known.
   for (int r = 0; r < page.plan->ranks && page.broken != nullptr; ++r) tuples.Put({});
   if (page.broken != nullptr) return tuples.Packed();
-  for (const auto& changes : MemoryChanges(*page.plan, *page.costs, *page.timeline)) {
+  for (const auto& changes : MemoryChanges(*page.plan, *page.costs, page.run->timeline)) {
     int before = 0;
     for (const MemoryChange& change : changes) {
       const int64_t by = bytes ? change.bytes : change.activations;
       tuples.Put({change.index - before, change.end ? 1 : 0, by});
       before = change.index;
+    }
+    tuples.Put({});
+  }
+  return tuples.Packed();
+}
+
+std::string PackIdle(const PagePlan& page) {
+  Tuples tuples;
+  std::vector<int64_t> tuple;
+  const auto idle = AttributeIdle(*page.plan, *page.costs, *page.run);
+  for (size_t r = 0; r < idle.size(); ++r) {
+    std::vector<int> last(idle.size(), 0);
+    Time end = 0;
+    for (const Idle& gap : idle[r]) {
+      tuple = {gap.when.start - end, gap.when.end - gap.when.start,
+               static_cast<int64_t>(gap.cause)};
+      end = gap.when.end;
+      if (gap.because.rank >= 0) {
+        int& before = last[static_cast<size_t>(gap.because.rank)];
+        tuple.push_back(gap.because.rank - static_cast<int64_t>(r));
+        tuple.push_back(gap.because.index - before);
+        before = gap.because.index;
+      }
+      tuples.Put(tuple);
     }
     tuples.Put({});
   }
@@ -295,7 +323,7 @@ Json HeadOf(const PagePlan& page, bool bytes) {
               {"layers", plan.layers},
               {"unit", Name(page.costs->unit)},
               {"ticks", TicksPerUnit(page.costs->unit)},
-              {"measured", page.timeline->measured},
+              {"measured", page.run->timeline.measured},
               {"exclusive", page.costs->comm.exclusive()},
               {"routes", RoutesOf(plan)}};
   const Sides sides(plan);
@@ -319,7 +347,7 @@ void WritePagePlan(const PagePlan& page, std::string* out) {
   const Plan& plan = *page.plan;
   const bool bytes =
       !plan.slots.empty() || (page.costs->memory && page.costs->memory->activation_bytes > 0);
-  CF_ASSERT(page.timeline->ranks.size() == plan.programs.size());
+  CF_ASSERT(page.run->timeline.ranks.size() == plan.programs.size());
   // A name of a file may be any bytes.
   std::string text = HeadOf(page, bytes).dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();  // the brace that closes it
@@ -328,8 +356,9 @@ void WritePagePlan(const PagePlan& page, std::string* out) {
   const bool lanes = plan.level >= Level::kComponent;
   *out += ",\n\"instructions\":\"" + PackInstructions(plan);
   if (lanes) *out += "\",\n\"after\":\"" + PackAfter(plan);
-  *out += "\",\n\"times\":\"" + PackTimes(plan, *page.timeline);
-  *out += "\",\n\"memory\":\"" + PackMemory(page, bytes) + "\"}";
+  *out += "\",\n\"times\":\"" + PackTimes(plan, page.run->timeline);
+  *out += "\",\n\"memory\":\"" + PackMemory(page, bytes);
+  *out += "\",\n\"idle\":\"" + PackIdle(page) + "\"}";
 }
 
 }  // namespace contraflow

@@ -261,6 +261,42 @@ def test_several(pages, browser):
     check(same, "a trace of what was predicted is drawn otherwise")
 
 
+def test_idle(pages, browser):
+    """Every idle time has the cause that explain gives it, and the pointer over one says so."""
+    pages.show("idle.html", "small.json")
+    pages.open(browser, "idle.html")
+    told = [json.loads(pages.run("explain", "small.json", "--rank", str(rank), "--json")) for rank in (0, 3)]
+    for document in told:
+        rank = document["ranks"][0]
+        drawn = browser.evaluate(f"""((page, rank) => {{
+          const {{causes, plans: [plan]}} = page, gaps = page.gaps(0), rows = [];
+          for (let k = gaps.first[rank]; k < gaps.first[rank + 1]; ++k) {{
+            const on = gaps.on[k];
+            rows.push([gaps.from[k] / plan.ticks, gaps.to[k] / plan.ticks, causes[gaps.cause[k]].name,
+                       on < 0 ? null : [plan.rank[on], plan.index(on)]]);
+          }}
+          return rows;
+        }})(contraflow, {rank["rank"]})""")
+        wanted = [[row["start"], row["end"], row["cause"],
+                   [row["because"]["rank"], row["because"]["index"]] if "because" in row else None]
+                  for row in rank["idle"]]
+        check(len(drawn) == len(wanted) > 2, "the page has other idle times than explain")
+        for have, want in zip(drawn, wanted):
+            same = abs(have[0] - want[0]) < 1e-6 and abs(have[1] - want[1]) < 1e-6
+            check(same and have[2:] == want[2:], (have, want))
+    first = told[1]["ranks"][0]["idle"][0]
+    said = browser.evaluate(f"""(() => {{
+      const {{view, painter, plans: [plan]}} = contraflow;
+      const x = painter.left + view.x({(first["start"] + first["end"]) / 2} * plan.ticks);
+      for (let y = 0; y < 1000 && (contraflow.gap === null || contraflow.gap.rank !== 3); ++y) {{
+        contraflow.pointAt({{x, y}});
+      }}
+      contraflow.render();
+      return document.getElementById("tooltip").textContent;
+    }})()""")
+    check(said.startswith("idle because") and first["cause"] in said, said)
+
+
 def test_broken(pages, browser):
     """A deadlock is drawn up to where it stands, with its cycle."""
     plan = json.loads((pages.folder / "small.json").read_text())
@@ -311,6 +347,7 @@ def main(tool, folder):
         test_asking(browser)
         test_look(pages, browser)
         test_several(pages, browser)
+        test_idle(pages, browser)
         test_broken(pages, browser)
         check(browser.complaints == [], browser.complaints)
     print("ok")

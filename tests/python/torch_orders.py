@@ -3,6 +3,7 @@
 
 files    PyTorch writes its schedules (compute only, and lowered under five sets of options); each is
          imported, exported and compared: compute only byte for byte, lowered cell for cell.
+single   the same of the orders that PyTorch writes for GPipe and 1F1B.
 defer    the orders of defer_pp_recv train over gloo; their gradients are compared with one
          process, and with what `contraflow verify` says of the same order.
 mutants  lowered orders are changed and run by PyTorch over gloo; `contraflow verify` must refuse
@@ -44,6 +45,7 @@ OPTIONS = {
     "4 sends": {"max_outstanding_sends": 4},
 }
 V_SHAPES = ("ZBVZeroBubble", "DualPipeV")
+SINGLE = ("GPipe", "1F1B")  # of one stage a rank: PyTorch runs them by other means, and writes an order as well
 
 
 def stages_of(name, ranks, chunks, rank):
@@ -75,6 +77,8 @@ def make_order(name, ranks, chunks, microbatches, **options):
     """PyTorch's schedule object; raises what PyTorch raises."""
     stages = [NamedStage(s, chunks * ranks, ranks) for s in stages_of(name, ranks, chunks, 0)]
     made = getattr(torch_schedules, "Schedule" + name)
+    if name in SINGLE:
+        stages = stages[0]
     return made(stages, microbatches, loss_fn=lambda output, target: output, **options)
 
 
@@ -167,6 +171,52 @@ def check_file(contraflow, path, form, what, counts, reasons, wrong):
     counts[f"{form}: came back the same"] += same
     if not same:
         wrong.append(f"{what}: comes back otherwise")
+
+
+def is_complete(rows, ranks, microbatches):
+    """Whether each chunk has one forward and one backward."""
+    cells = collections.Counter(cell for row in rows for cell in row if cell and "REDUCE_GRAD" not in cell)
+    return cells == collections.Counter(
+        f"{rank}{kind}{m}" for rank in range(ranks) for kind in "FB" for m in range(microbatches))
+
+
+def check_single(contraflow, folder, largest):
+    """The orders that PyTorch writes for schedules of one stage a rank: what is complete comes back byte for
+    byte, but for REDUCE_GRAD, and what is not (1F1B of 2.15 begins its last rank with micro-batch 1) is
+    refused."""
+    counts, reasons, wrong = collections.Counter(), collections.Counter(), []
+    for name in SINGLE:
+        for ranks in range(1, 9):
+            for microbatches in (1, 2, 3, 4, 5, 8, 12, 16, 24, 40):
+                if microbatches > largest:
+                    continue
+                what = f"{name} {ranks} x {microbatches}, single, plain"
+                path = os.path.join(folder, "single.csv")
+                try:
+                    rows = list(make_order(name, ranks, 1, microbatches).pipeline_order.values())
+                except ValueError:  # fewer micro-batches than stages
+                    counts["PyTorch itself refuses"] += 1
+                    continue
+                with open(path, "w", newline="") as file:
+                    csv.writer(file).writerows(rows)
+                code, _, error = run(contraflow, "import", path, "--from", "torch-csv", "-o", path + ".json")
+                if is_complete(cells_of(path), ranks, microbatches):
+                    if code != 0:
+                        wrong.append(f"{what}: not imported: {error.strip()[:300]}")
+                    # PyTorch adds these itself to an order that it reads.
+                    rows = [[cell for cell in row if "REDUCE_GRAD" not in str(cell)] for row in rows]
+                    with open(path, "w", newline="") as file:
+                        csv.writer(file).writerows(rows)
+                    check_file(contraflow, path, "compute_only", what, counts, reasons, wrong)
+                    continue
+                counts[f"{name}: not complete, refused"] += code == 1
+                if code != 1:
+                    wrong.append(f"{what}: not complete, and import exits with {code}")
+    for key, count in sorted(counts.items()):
+        print(f"single: {key}: {count}")
+    for line in wrong:
+        print("single: WRONG:", line)
+    return not wrong
 
 
 # ---------------------------------------------------------------- gloo
@@ -419,7 +469,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("contraflow", help="path of the contraflow binary")
-    parser.add_argument("--only", choices=("files", "defer", "mutants"), help="default: all three")
+    parser.add_argument("--only", choices=("files", "single", "defer", "mutants"), help="default: all")
     parser.add_argument("--largest", type=int, default=40, help="files: most micro-batches (40)")
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=(2, 3, 4), help="defer: numbers of ranks (2 3 4)"
@@ -438,6 +488,8 @@ def main():
         os.makedirs(folder, exist_ok=True)
         if options.only in (None, "files"):
             good &= check_files(binary, folder, options.largest)
+        if options.only in (None, "single"):
+            good &= check_single(binary, folder, options.largest)
         if options.only in (None, "defer"):
             good &= check_defer(binary, folder, options.ranks)
         if options.only in (None, "mutants"):

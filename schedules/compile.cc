@@ -35,8 +35,11 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   const std::optional<int64_t> least =
       spec.costs.layers.empty() ? LeastLimit(searched, !plain) : std::nullopt;
   if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
-  if (*least <= *spec.memory_limit) return text + ", or take auto, which fits";
-  return text + ", or to " + FormatCount(*least) + " and take auto, which then fits";
+  // What a target runs has been tried, if that is few.
+  const bool few = spec.target == Target::kMegatron || spec.target == Target::kDualPipe;
+  const std::string take = few ? "take auto without `for`" : "take auto";
+  if (*least <= *spec.memory_limit) return text + ", or " + take + ", which fits";
+  return text + ", or to " + FormatCount(*least) + " and " + take + ", which then fits";
 }
 
 void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
@@ -113,11 +116,14 @@ Plan CompileForTarget(const Spec& spec, const CompileOptions& options) {
   const std::vector<Spec> specs = TargetSpecs(spec);
   const Spec* best = nullptr;
   std::optional<Plan> plan;
-  std::optional<Error> why_not;
+  std::string why_not;  // of each schedule the first reason
+  std::string_view asked;
   Time shortest = 0;
   for (const bool any_device : {false, true}) {
     if (plan || any_device > options.any_device) break;
     quiet.any_device = any_device;
+    why_not.clear();
+    asked = {};
     for (const Spec& each : specs) {
       try {
         Plan made = Compile(each, quiet);
@@ -127,11 +133,13 @@ Plan CompileForTarget(const Spec& spec, const CompileOptions& options) {
         best = &each;
         plan = std::move(made);
       } catch (const Error& error) {
-        if (!why_not) why_not = error;
+        if (each.schedule != asked)
+          why_not += (why_not.empty() ? "" : "; ") + std::string(error.what());
+        asked = each.schedule;
       }
     }
   }
-  if (!plan) throw *why_not;
+  if (!plan) throw Error(why_not);
   if (!options.observer) return std::move(*plan);
   quiet.observer = options.observer;
   return Compile(*best, quiet);

@@ -261,11 +261,14 @@ TEST_SUITE("unit") {
     CHECK(why(four, "99999999999") ==
           "--layers: must be in 4..1048576, at least one for each stage, is 99999999999");
     CHECK(why(four, "2,2") == "--layers: is of 2 stages, and the plan has 4");
-    CHECK(why(four, "even") == "--layers: must say how many layers there are, is \"even\"");
-    CHECK(
-        why(four, "2,x") ==
-        "--layers: must be auto, even or the layers of each stage as in \"4,4,5,3\" or \"4x15,1\", "
-        "is \"2,x\"");
+    for (const std::string text : {"even", "2,x", ",2", "2,", "$(id)", ""}) {
+      CAPTURE(text);
+      CHECK(
+          why(four, text) ==
+          "--layers: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
+          "a layout such as Et*6|(t*6|)*6t*4L, is \"" +
+              text + "\"");
+    }
     CHECK(why(four, "Et|t|q|L").starts_with("--layers: the layout has a 'q' where"));
     CHECK(
         why(four, "Et|t|m|tL") ==

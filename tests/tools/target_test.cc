@@ -165,6 +165,17 @@ TEST_SUITE("unit") {
     CHECK(WhyNot(spec).find("`memory_limit`") != std::string::npos);
   }
 
+  TEST_CASE("target: where nothing that it runs is possible, each says why") {
+    CHECK(WhyNot(Shape("auto", 3, 8, Target::kDualPipe)).empty());
+    const std::string why = WhyNot(Shape("auto", 3, 2, Target::kDualPipe));
+    CHECK(why.find("dualpipe needs an even number of ranks") != std::string::npos);
+    CHECK(why.find("; dualpipe-v ") != std::string::npos);
+    Spec spec = Shape("auto", 4, 8, Target::kDualPipe);
+    spec.search.placement = Placement::kBidirectional;
+    spec.memory_limit = 4;
+    CHECK(WhyNot(spec).find("take auto without `for`, which fits") != std::string::npos);
+  }
+
   TEST_CASE("target: conflicts") {
     Spec spec = Shape("auto", 4, 8, Target::kTorch);
     spec.search.placement = Placement::kBidirectional;

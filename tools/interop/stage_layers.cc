@@ -46,16 +46,31 @@ LayerLayout OfCosts(const Plan& plan) {
   return OfCounts(Partition(static_cast<size_t>(plan.stages), plan.costs->moe->layers_per_stage));
 }
 
+/// True for numbers with a comma or an x between them.
+bool IsList(const std::string& text) {
+  bool digit = false;
+  for (const char c : text) {
+    const bool is = c >= '0' && c <= '9';
+    if (!is && (!digit || (c != ',' && c != 'x'))) return false;
+    digit = is;
+  }
+  return digit;
+}
+
 /// A layout or a list.
 LayerLayout ReadLayers(const Plan& plan, const std::string& text) {
   LayerLayout layout;
   if (IsLayerLayout(text)) {
     layout = ParseLayerLayout(text);
   } else {
-    const PartitionChoice choice = ParsePartition(text);
-    if (choice.kind != PartitionChoice::Kind::kList) {
-      throw Error("`partition`: must say how many layers there are, is \"" + text + "\"");
+    if (!IsList(text)) {
+      throw Error(
+          "--layers: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
+          "a "
+          "layout such as Et*6|(t*6|)*6t*4L, is \"" +
+          text.substr(0, 64) + "\"");
     }
+    const PartitionChoice choice = ParsePartition(text);
     layout = OfCounts(choice.layers);
   }
   if (std::cmp_not_equal(layout.size(), plan.stages)) {

@@ -16,6 +16,7 @@
 //     forward-compute:                          forward-compute ......: (98.10, 103.20)
 //        rank  0: 103.20
 //
+// or "forward-compute: rank 0: 103.20", each rank in a line of its own,
 // or "max time across ranks (ms):" with one number, or "time (ms) | forward-compute: 103.20 | ..".
 // Receives have timers of their own.
 
@@ -59,6 +60,7 @@ class TimerLog {
         return;
       }
       current_.reset();
+      if (TakeRank(op, rest)) return;
       TakeAll(op, rest);
       // The old form has all timers in one line.
       if (op == Op::BW) return;
@@ -70,14 +72,7 @@ class TimerLog {
       if (TrimDots(line).ends_with(':')) current_.reset();
       return;
     }
-    std::string_view rest = line.substr(at + 4);
-    const std::optional<double> rank = TakeReal(&rest);
-    if (!rank || !rest.starts_with(':')) return;
-    rest.remove_prefix(1);
-    if (*rank < 0 || *rank >= kMostLogRanks || *rank != std::floor(*rank)) Fail("no rank", line);
-    const std::optional<double> time = TakeReal(&rest);
-    if (!time) Fail("must be a time in milliseconds", line);
-    Add(*current_, static_cast<int>(*rank), *time, line);
+    if (const auto rank = RankIn(line.substr(at))) Add(*current_, rank->first, rank->second, line);
   }
 
   FileSamples Finish() {
@@ -122,6 +117,33 @@ class TimerLog {
   }
 
  private:
+  /// "rank  0: 103.20"; nothing for what is no rank.
+  std::optional<std::pair<int, double>> RankIn(std::string_view line) const {
+    std::string_view rest = line.substr(4);
+    const std::optional<double> rank = TakeReal(&rest);
+    if (!rank || !rest.starts_with(':')) return std::nullopt;
+    rest.remove_prefix(1);
+    if (*rank < 0 || *rank >= kMostLogRanks || *rank != std::floor(*rank)) Fail("no rank", line);
+    const std::optional<double> time = TakeReal(&rest);
+    if (!time) Fail("must be a time in milliseconds", line);
+    return std::pair(static_cast<int>(*rank), *time);
+  }
+
+  /// A rank behind its timer. A step begins with a rank that is no higher than the one before.
+  bool TakeRank(Op op, std::string_view rest) {
+    if (!rest.starts_with("rank")) return false;
+    const auto rank = RankIn(rest);
+    if (!rank) return false;
+    const auto [last, first] = last_rank_.try_emplace(op, rank->first);
+    if (first || rank->first <= last->second) {
+      Begin(op);
+      current_.reset();
+    }
+    last->second = rank->first;
+    Add(op, rank->first, rank->second, rest);
+    return true;
+  }
+
   struct Key {
     int rank;
     Op op;
@@ -168,7 +190,7 @@ class TimerLog {
   const LogShape shape_;
   FileSamples file_;
   std::optional<Op> current_;
-  std::map<Op, int> steps_;
+  std::map<Op, int> steps_, last_rank_;
   std::map<Key, double> times_;
   size_t line_ = 0;
 };

@@ -268,6 +268,23 @@ TEST_SUITE("unit") {
       CHECK(costs.stages[0].f == 10'000'000);
       CHECK(costs.stages[0].bw == 15'000'000);
     }
+    // Each rank behind its timer.
+    std::string single;
+    for (const int factor : {9, 1}) {
+      for (int rank = 0; rank < 2; ++rank) {
+        for (const char* timer : {"forward-compute", "backward-compute"}) {
+          const int time = factor * (rank + 1) * (timer[0] == 'f' ? 80 : 120);
+          single += std::string(timer) + ": rank " + std::to_string(rank) + ": " +
+                    std::to_string(time) + "\n";
+        }
+      }
+    }
+    const CostModel costs = CostsOfText(single, {.log = {.microbatches = 8}}).costs;
+    REQUIRE(costs.stages.size() == 2);
+    for (size_t s = 0; s < 2; ++s) {
+      CHECK(costs.stages[s].f == static_cast<Time>(s + 1) * 10'000'000);
+      CHECK(costs.stages[s].bw == static_cast<Time>(s + 1) * 15'000'000);
+    }
     CHECK(FailureOf("  forward-compute:\n   rank 0: fast\n", {.log = {.microbatches = 1}}) ==
           "p:2: must be a time in milliseconds: \"rank 0: fast\"");
   }

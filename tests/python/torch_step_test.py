@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import threading
 import unittest
 
 from torch_model import WIDTH, Block, Reference, batch, dist, loss_fn, torch
@@ -117,6 +118,10 @@ class StepTest(unittest.TestCase):
             (lambda: PlanSchedule(plan_of(), module), "needs a loss_fn"),
             (lambda: PlanSchedule(plan_of(), module, loss_fn, weight_grad="no"), "\"autograd\" or \"store\""),
             (lambda: PlanSchedule(plan_of(data_parallel=2), module, loss_fn), "for 2 replicas"),
+            (lambda: PlanSchedule(plan_of(), module, loss_fn, data_parallel=dist.group.WORLD, grad_reduce=print),
+             "both sum over replicas: give one of them"),
+            (lambda: PlanSchedule(plan_of(), {0: torch.nn.parallel.DistributedDataParallel(Block(0))}, loss_fn,
+                                  grad_reduce=print), "stage 0 is wrapped in DistributedDataParallel"),
             (lambda: PlanSchedule(plan_of(), module, loss_fn).step(target=y), "needs the input of the 3"),
             (lambda: PlanSchedule(plan_of(), module, loss_fn).step(x[:2], target=y[:2]),
              r"shape \[2, 8\], which does not chunk into 3"),
@@ -173,6 +178,29 @@ class StepTest(unittest.TestCase):
         stages = {0: torch.nn.Sequential(Block(0), torch.nn.BatchNorm1d(WIDTH))}
         with self.assertWarnsRegex(UserWarning, "stage 0 has BatchNorm, and its forward runs twice"):
             PlanSchedule(plan_of(recompute="full"), stages, loss_fn)
+
+    def test_one_step_at_a_time(self):
+        x, y = data()
+        said = []
+
+        class Nosy(Block):
+            def forward(self, x):
+                def step():
+                    try:
+                        schedule.step(*data()[:1], target=y)
+                    except RuntimeError as error:
+                        said.append(str(error))
+                if not said:
+                    thread = threading.Thread(target=step)
+                    thread.start()
+                    thread.join()
+                return super().forward(x)
+        module = Nosy(0)
+        schedule = PlanSchedule(plan_of(), {0: module}, loss_fn)
+        losses = []
+        schedule.step(x, target=y, losses=losses)
+        self.assertEqual(said, ["rank 0: another thread is in a step of this schedule"])
+        self.assertTrue(torch.equal(torch.stack(losses), torch.stack(Reference(1, MICROBATCHES).losses)))
 
     def test_a_failed_step_is_the_last(self):
         x, y = data()

@@ -15,7 +15,7 @@ namespace contraflow {
 struct StoppedRank {
   int rank = 0;
   int index = 0;          ///< the instruction that it stands at
-  std::string text;       ///< that in words
+  std::string text = {};  ///< that in words
   Time since = 0;         ///< when it had done what it can
   int on_rank = -1;       ///< the rank that it waits for; -1: for what no rank will make
   bool in_cycle = false;  ///< of ranks that wait for each other

@@ -26,7 +26,7 @@ size_t IndentOf(std::string_view line) {
   const size_t gap = line.find("  ", begin);
   if (gap < kMostLabel) {
     const size_t behind = line.find_first_not_of(' ', gap);
-    if (behind != std::string_view::npos && behind < kMostLabel) return behind;
+    if (behind < kMostLabel) return behind;
   }
   return begin + 2;
 }

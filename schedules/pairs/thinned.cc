@@ -211,6 +211,8 @@ class Thinner {
 
 std::optional<Order> ThinnedPhases(const SearchProblem& problem, int64_t budget, SearchWork* work) {
   if (!problem.limit || !IncrementalEvaluator::Takes(problem)) return std::nullopt;
+  // Routes with unlike numbers of micro-batches are no mirror images.
+  if (problem.frame.routes.size() > 1 && !Fold(problem)) return std::nullopt;
   return Thinner(problem, budget, work).Run();
 }
 

@@ -141,6 +141,12 @@ TEST_SUITE("unit") {
         CHECK(ThinnedPhases(published.problem, 10'000, &none).has_value());
       }
     }
+    const Published odd = PublishedOf("dualpipe", 4, 8, PairCosts(), 4);
+    Plan frame = odd.plan;
+    frame.microbatches = 9;
+    frame.routes[1].microbatches.push_back(8);
+    SearchWork some(OptionsOf(20'000));
+    CHECK(!ThinnedPhases(ProblemOf(frame, PairCosts(), 4), 10'000, &some));
     // One activation less than DualPipe takes costs 5 %, not the 29 % of orders without pairs.
     const Published dualpipe = PublishedOf("dualpipe", 16, 64, PairCosts(), 16);
     SearchWork work(OptionsOf(2'000'000));

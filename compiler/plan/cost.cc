@@ -296,8 +296,14 @@ std::string MendNoise(StageCost* cost, Unit unit) {
                FormatTime(least, unit);
     *time = least;
   };
+  // Without an overlap fb is a sum, and stays one.
+  const bool apart = cost->fb == cost->f + cost->bw;
   mend("bw", &cost->bw, std::max(cost->b, cost->w), "\"b\" or \"w\"");
-  mend("fb", &cost->fb, std::max({cost->f, cost->b, cost->w}), "\"f\", \"b\" or \"w\"");
+  if (apart) {
+    cost->fb = cost->f + cost->bw;
+  } else {
+    mend("fb", &cost->fb, std::max({cost->f, cost->b, cost->w}), "\"f\", \"b\" or \"w\"");
+  }
   return assumed;
 }
 

@@ -71,7 +71,8 @@ TEST_SUITE("unit") {
           StageCost{.f = 2000, .b = 6000, .w = 4000, .bw = 10000, .fb = 12000});
     CHECK(read(R"({"f": 2, "b": 3, "bw": 10})", &mending).w == 7000);
     CHECK(read(R"({"f": 2, "w": 10, "bw": 10})", &mending).b == 0);
-    CHECK(read(R"({"f": 2, "b": 3, "w": 4, "bw": 2})", &mending).bw == 4000);
+    CHECK(read(R"({"f": 2, "b": 3, "w": 4, "bw": 2})", &mending) ==
+          StageCost{.f = 2000, .b = 3000, .w = 4000, .bw = 4000, .fb = 6000});
     CHECK(read(R"({"f": 8, "b": 3, "w": 4, "fb": 4})", &mending).fb == 8000);
     CHECK(mending.assumed.size() == 5);
     CHECK(mending.assumed.back() ==

@@ -70,7 +70,9 @@ int DiffRun(const DiffOptions& options, std::string first) {
     for (const TraceText& trace : traces) {
       files.push_back(ReadProfileText(trace.text, trace.place, profile));
     }
-    WriteFile(options.update_costs, WriteCosts(CostsOfSamples(files, profile).costs));
+    const ProfiledCosts measured_costs = CostsOfSamples(files, profile);
+    WriteFile(options.update_costs, WriteCosts(measured_costs.costs));
+    for (const std::string& note : measured_costs.notes) Say("contraflow: warning: " + note);
   }
   if (options.json) {
     WriteFile("-", FormatJson("diff", RunsToJson(predicted, measured)));

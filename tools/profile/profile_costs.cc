@@ -315,11 +315,12 @@ class CostMaker {
     const Time part = std::max(cost->b, cost->w);
     const Time longest = std::max(cost->f, part);
     if (cost->bw >= part && cost->fb >= longest) return;
+    const bool apart = cost->fb == cost->f + cost->bw;
     Note("stage " + std::to_string(stage) + ": " +
          (cost->bw < part ? "bw is shorter than b or w" : "fb is shorter than f, b or w") +
          ", and taken as the longest of them");
     cost->bw = std::max(cost->bw, part);
-    cost->fb = std::max(cost->fb, longest);
+    cost->fb = apart ? cost->f + cost->bw : std::max(cost->fb, longest);
   }
 
   void MakeComponents() {

@@ -52,9 +52,11 @@ std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, 
 std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
 
 /// UnlimitedPhases with fewer micro-batches in flight, so that it fits, also of two routes that are
-/// each other's mirror image: the shortest that was found with about so much of the work. Nothing
-/// for other placements, and where none fits.
-std::optional<Order> ThinnedPhases(const SearchProblem& problem, int64_t budget, SearchWork* work);
+/// each other's mirror image: the shortest that was found with about so much of the work, or a
+/// quarter of it where that gives nothing below `below`. Nothing for other placements, and where
+/// none fits.
+std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
+                                   SearchWork* work);
 
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or
 /// otherwise paired.

@@ -177,21 +177,16 @@ bool ImproveThinned(const SearchProblem& problem, const std::optional<SearchProb
   const int64_t end = work->left() - budget;
   const Time before = best->makespan;
   SearchResult mirrored = *best;
-  for (const int64_t part : {budget / 16, budget / 4}) {
-    if (std::optional<Order> order = ThinnedPhases(problem, part, work)) {
-      Offer(problem, std::move(*order), best);
-    }
-    if (folded) {
-      if (std::optional<Order> half = ThinnedPhases(*folded, part, work)) {
-        const Time makespan = *MakespanOf(*folded, *half);
-        if (makespan < std::min(mirrored.makespan, best->makespan)) {
-          mirrored.order = std::move(*half);
-          mirrored.makespan = makespan;
-        }
-      }
-    }
-    if (std::min(mirrored.makespan, best->makespan) >= before) return false;
+  if (std::optional<Order> order = ThinnedPhases(problem, before, budget / 3, work)) {
+    Offer(problem, std::move(*order), best);
   }
+  if (folded) {
+    if (std::optional<Order> half = ThinnedPhases(*folded, best->makespan, budget / 3, work)) {
+      mirrored.makespan = *MakespanOf(*folded, *half);
+      mirrored.order = std::move(*half);
+    }
+  }
+  if (std::min(mirrored.makespan, best->makespan) >= before) return false;
   const int64_t rest = std::max<int64_t>(work->left() - end, 0);
   if (mirrored.makespan < best->makespan) {
     Anneal(*folded, bound, seed, rest, 4, work, &mirrored);

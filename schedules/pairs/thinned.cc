@@ -93,10 +93,11 @@ class Thinner {
       : problem_(problem),
         count_(problem.stages.front().count),
         two_(problem.frame.routes.size() > 1),
+        spread_end_(std::max<int64_t>(work->left() - budget / 4, 0)),
         end_(std::max<int64_t>(work->left() - budget, 0)),
         work_(*work) {}
 
-  std::optional<Order> Run() {
+  std::optional<Order> Run(Time below) {
     const int ranks = problem_.frame.ranks;
     int fewest = FewestSpread();
     if (fewest == 0) return std::nullopt;
@@ -104,20 +105,18 @@ class Thinner {
       if (tail > count_) break;
       for (int offset = 0; offset < kOffsets; offset += two_ ? kOffsets / 2 : 1) {
         for (int other = 0; other < (two_ ? kOffsets : 1); ++other) {
-          if (Ended()) break;
+          if (work_.left() <= spread_end_) break;
           // The fewer are left out, the shorter is the order.
           while (fewest > 1 && TryAll(SpreadOut(fewest - 1, offset, other, tail))) --fewest;
           TryAll(SpreadOut(fewest, offset, other, tail));
         }
       }
     }
-    Move();
+    if (least_ < below) Move();
     return std::move(best_);
   }
 
  private:
-  bool Ended() const { return work_.left() <= end_; }
-
   LeftOut SpreadOut(int left_out, int offset, int other, int tail) const {
     LeftOut out = {Spread(count_ + left_out, left_out, offset, tail)};
     if (two_) out.push_back(Spread(count_ + left_out, left_out, other, tail));
@@ -127,8 +126,12 @@ class Thinner {
   /// How many must be left out where they are spread evenly from the first on, which is tried; 0 if
   /// nothing helps.
   int FewestSpread() {
-    int none = 0, enough = kMostLeftOut * count_;  // none: too few
-    if (!Thinned(SpreadOut(enough, 0, 0, 0))) return 0;
+    int none = 0, enough = 1;  // none: too few
+    while (!Thinned(SpreadOut(enough, 0, 0, 0))) {
+      none = enough;
+      enough *= 2;
+      if (enough > kMostLeftOut * count_) return 0;
+    }
     while (enough - none > 1) {
       const int middle = none + (enough - none) / 2;
       (Thinned(SpreadOut(middle, 0, 0, 0)) ? enough : none) = middle;
@@ -139,7 +142,7 @@ class Thinner {
   /// Moves single ones, as long as the order gets no longer.
   void Move() {
     std::mt19937_64 random(3);
-    while (!Ended()) {
+    while (work_.left() > end_) {
       LeftOut out = best_out_;
       std::vector<bool>& route = out[Draw(&random, out.size())];
       const auto from = static_cast<size_t>(
@@ -191,6 +194,7 @@ class Thinner {
     const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem_, order);
     if (!run || (best_ && run->cost() > cost_)) return;
     cost_ = run->cost();
+    least_ = run->makespan();
     best_ = std::move(order);
     best_out_ = out;
   }
@@ -198,22 +202,23 @@ class Thinner {
   const SearchProblem& problem_;
   const int count_;
   const bool two_;
-  const int64_t end_;
+  const int64_t spread_end_, end_;  // of the work
   SearchWork& work_;
   std::optional<SearchProblem> more_;  // with those to leave out
   std::optional<Order> phases_;        // of it
   std::optional<Order> best_;
   LeftOut best_out_;
-  Time cost_ = 0;
+  Time cost_ = 0, least_ = 0;
 };
 
 }  // namespace
 
-std::optional<Order> ThinnedPhases(const SearchProblem& problem, int64_t budget, SearchWork* work) {
+std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
+                                   SearchWork* work) {
   if (!problem.limit || !IncrementalEvaluator::Takes(problem)) return std::nullopt;
   // Routes with unlike numbers of micro-batches are no mirror images.
   if (problem.frame.routes.size() > 1 && !Fold(problem)) return std::nullopt;
-  return Thinner(problem, budget, work).Run();
+  return Thinner(problem, budget, work).Run(below);
 }
 
 }  // namespace contraflow

@@ -132,13 +132,15 @@ TEST_SUITE("unit") {
         Published published = PublishedOf(name, ranks, microbatches, PairCosts(), limit);
         CHECK(!Evaluate(published.problem, published.found.order).fits);
         SearchWork work(OptionsOf(20'000));
-        std::optional<Order> order = ThinnedPhases(published.problem, 10'000, &work);
+        std::optional<Order> order =
+            ThinnedPhases(published.problem, published.found.makespan * 2, 10'000, &work);
         REQUIRE(order);
         const Time makespan = Evaluate(published.problem, *order).makespan;
         CheckSound(published, {std::move(*order), makespan, "thinned"});
         // A budget that is spent ends it, too.
         SearchWork none(OptionsOf(1));
-        CHECK(ThinnedPhases(published.problem, 10'000, &none).has_value());
+        CHECK(ThinnedPhases(published.problem, published.found.makespan * 2, 10'000, &none)
+                  .has_value());
       }
     }
     const Published odd = PublishedOf("dualpipe", 4, 8, PairCosts(), 4);
@@ -146,11 +148,12 @@ TEST_SUITE("unit") {
     frame.microbatches = 9;
     frame.routes[1].microbatches.push_back(8);
     SearchWork some(OptionsOf(20'000));
-    CHECK(!ThinnedPhases(ProblemOf(frame, PairCosts(), 4), 10'000, &some));
+    CHECK(!ThinnedPhases(ProblemOf(frame, PairCosts(), 4), 0, 10'000, &some));
     // One activation less than DualPipe takes costs 5 %, not the 29 % of orders without pairs.
     const Published dualpipe = PublishedOf("dualpipe", 16, 64, PairCosts(), 16);
     SearchWork work(OptionsOf(2'000'000));
-    const std::optional<Order> order = ThinnedPhases(dualpipe.problem, 2'000'000, &work);
+    const std::optional<Order> order =
+        ThinnedPhases(dualpipe.problem, dualpipe.found.makespan * 2, 2'000'000, &work);
     REQUIRE(order);
     CHECK(Evaluate(dualpipe.problem, *order).makespan < dualpipe.found.makespan / 100 * 106);
   }

@@ -124,6 +124,18 @@ std::optional<Wait> Waits::Last(InstructionRef at) const {
   return last;
 }
 
+std::vector<Wait> Waits::Back(InstructionRef at) const {
+  std::vector<Wait> chain;
+  // A RECV that is posted at 0 still waits.
+  while (IsRecv(At(at).op) || SpanOf(at).start > 0) {
+    const std::optional<Wait> wait = Last(at);
+    if (!wait) break;
+    chain.push_back(*wait);
+    at = wait->on;
+  }
+  return chain;
+}
+
 std::optional<Wait> Waits::OnLane(InstructionRef at) const {
   const int before = lane_before_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
   if (before < 0) return std::nullopt;
@@ -138,6 +150,8 @@ std::vector<Wait> Waits::Others(InstructionRef at) const {
     OfReduce(At(at).stage, &waits);
   } else if (IsSend(op)) {
     OfSend(at, &waits);
+  } else if (IsRecv(op)) {
+    AddSent(At(at), &waits);
   } else if (lanes_) {
     After(at, &waits);
   } else {
@@ -212,14 +226,18 @@ void Waits::After(InstructionRef at, std::vector<Wait>* waits) const {
   const Instruction& i = At(at);
   for (size_t k = 0; k < i.after_count; ++k) {
     const Instruction& before = At({at.rank, i.after[k]});
-    const int sender = SenderOf(before);
-    if (!IsRecv(before.op) || sender < 0 || sender >= plan_.stages) {
+    if (IsRecv(before.op)) {
+      AddSent(before, waits);
+    } else {
       Add(at.rank, i.after[k], waits);
-      continue;
     }
-    const Grid<int>& sends = before.op == Op::RECV_F ? send_f_ : send_b_;
-    AddCell(sends, sender, before.microbatch, waits);
   }
+}
+
+void Waits::AddSent(const Instruction& recv, std::vector<Wait>* waits) const {
+  const int sender = SenderOf(recv);
+  if (sender < 0 || sender >= plan_.stages) return;
+  AddCell(recv.op == Op::RECV_F ? send_f_ : send_b_, sender, recv.microbatch, waits);
 }
 
 void Waits::Add(int rank, int index, std::vector<Wait>* waits) const {

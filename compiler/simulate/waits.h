@@ -25,8 +25,10 @@ class Waits {
   Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline);
 
   /// What let go of it last; of several at once the one before it on its lane. Nothing if it waits
-  /// for nothing. Ask for a SEND, not for its RECV, and for nothing that never runs.
+  /// for nothing. A RECV waits for its SEND alone. Ask for nothing that never runs.
   std::optional<Wait> Last(InstructionRef at) const;
+  /// That, what it waited for in turn, and so on back to the start of the step.
+  std::vector<Wait> Back(InstructionRef at) const;
 
   const Instruction& At(InstructionRef ref) const {
     return plan_.program(ref.rank)[static_cast<size_t>(ref.index)];
@@ -50,6 +52,7 @@ class Waits {
   void OfReduce(int stage, std::vector<Wait>* waits) const;
   void After(InstructionRef at, std::vector<Wait>* waits) const;
   void Add(int rank, int index, std::vector<Wait>* waits) const;
+  void AddSent(const Instruction& recv, std::vector<Wait>* waits) const;
   void AddCell(const Grid<int>& cells, int stage, int microbatch, std::vector<Wait>* waits) const;
   void AddOutput(Op send, int rank, int stage, int microbatch, std::vector<Wait>* waits) const;
   int Owner(int stage, int microbatch) const;

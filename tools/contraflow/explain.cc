@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -53,19 +52,8 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
   if (options.instruction) {
     if (plan.program(rank).empty())
       throw Error("--instruction: rank " + std::to_string(rank) + " runs nothing");
-    int index = IndexBelow("--instruction", *options.instruction, plan.program(rank).size());
-    const Instruction& i = plan.program(rank)[static_cast<size_t>(index)];
-    if (!IsRecv(i.op)) return WriteStart(explanation, {rank, index});
-    const bool forward = i.op == Op::RECV_F;
-    const Op send = forward ? Op::SEND_F : Op::SEND_B;
-    const int stage = i.stage + (forward ? -1 : 1);
-    const Program& sender = plan.program(i.peer);
-    const auto sent = std::find_if(sender.begin(), sender.end(), [&](const Instruction& other) {
-      return other.op == send && other.stage == stage && other.microbatch == i.microbatch;
-    });
-    if (sent == sender.end()) return WriteStart(explanation, {rank, index});
-    return "It takes what this one sends:\n" +
-           WriteStart(explanation, {i.peer, static_cast<int>(sent - sender.begin())});
+    const int index = IndexBelow("--instruction", *options.instruction, plan.program(rank).size());
+    return WriteStart(explanation, {rank, index});
   }
   if (!options.at) return WriteIdle(explanation, rank);
   const Unit unit = explanation.costs.unit;

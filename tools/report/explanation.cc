@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "compiler/files/plan_document.h"
 #include "compiler/simulate/waits.h"
@@ -11,7 +12,7 @@ namespace contraflow {
 namespace {
 
 /// Links of a chain that are printed.
-constexpr int kMostLinks = 40;
+constexpr size_t kMostLinks = 40;
 /// Costs that are printed.
 constexpr size_t kMostCosts = 5;
 
@@ -39,6 +40,25 @@ class Words {
   const Span& SpanOf(InstructionRef ref) const {
     return explanation_.simulation.timeline
         .ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  }
+
+  /// "0.1 link, 4.1 dependency": how long the lanes of these were idle before them, and why; "" if
+  /// they were not.
+  std::string IdleBefore(std::span<const Wait> waits) const {
+    std::vector<Time> times(kIdleCauses, 0);
+    for (const Wait& wait : waits) {
+      for (const Idle& idle : explanation_.idle[static_cast<size_t>(wait.on.rank)]) {
+        if (idle.next != wait.on.index) continue;
+        times[static_cast<size_t>(idle.cause)] += idle.when.end - idle.when.start;
+      }
+    }
+    std::string text;
+    for (size_t c = 0; c < times.size(); ++c) {
+      if (times[c] == 0) continue;
+      text += (text.empty() ? "" : ", ") + Alone(times[c]) + " " +
+              std::string(Name(static_cast<IdleCause>(c)));
+    }
+    return text;
   }
 
   std::string Why(const Idle& idle, int rank) const {
@@ -276,19 +296,27 @@ std::string WriteStart(const Explanation& explanation, InstructionRef at) {
     return text + ", never runs" + (stop.empty() ? "" : ": the rank " + stop) + ".\n";
   }
   text += ", runs from " + words.At(span.start) + " to " + words.Lasting(span.end) + ".\n";
-  Table table;
-  table.columns = {"  waited for", ">from", ">until"};
-  InstructionRef waiting = at;
-  for (int links = 0; links < kMostLinks; ++links) {
-    if (words.SpanOf(waiting).start == 0) break;
-    const std::optional<Wait> wait = waits.Last(waiting);
-    if (!wait) break;
-    waiting = wait->on;
-    table.rows.push_back({"  " + words.On(waiting, at.rank), words.At(words.SpanOf(waiting).start),
-                          words.At(wait->until)});
-    if (waiting.rank == at.rank && LaneOf(waits.At(waiting).op) == LaneOf(waits.At(at).op)) break;
+  const Wait itself{at, span.start};
+  if (const std::string idle = words.IdleBefore({&itself, 1}); !idle.empty()) {
+    text += "Before it the rank is idle: " + idle + ".\n";
   }
-  return text + (table.rows.empty() ? "It waited for nothing.\n" : FormatTable(table));
+  const std::vector<Wait> chain = waits.Back(at);
+  if (chain.empty()) return text + "It waited for nothing.\n";
+  Table table;
+  table.columns = {"  waited for", ">from", ">until", "idle before"};
+  const std::span<const Wait> shown = std::span(chain).first(std::min(chain.size(), kMostLinks));
+  for (const Wait& wait : shown) {
+    table.rows.push_back({"  " + words.On(wait.on, at.rank), words.At(words.SpanOf(wait.on).start),
+                          words.At(wait.until), words.IdleBefore({&wait, 1})});
+  }
+  text += FormatTable(table);
+  const std::span<const Wait> rest = std::span(chain).subspan(shown.size());
+  if (rest.empty()) return text;
+  const InstructionRef first = chain.back().on;
+  const std::string idle = words.IdleBefore(rest);
+  return text + "  ... and " + std::to_string(rest.size()) + " more, back to " +
+         words.On(first, at.rank) + " at " + words.Lasting(words.SpanOf(first).start) +
+         (idle.empty() ? "" : "; idle before these: " + idle) + "\n";
 }
 
 }  // namespace contraflow

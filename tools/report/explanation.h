@@ -56,8 +56,8 @@ std::string WriteIdle(const Explanation& explanation, int rank);
 /// What a rank does at a time in ticks, and why; "" past the end of the step.
 std::string WriteMoment(const Explanation& explanation, int rank, Time at);
 
-/// Why an instruction starts when it does: what it waited for, and that in turn, back to where its
-/// lane was last busy.
+/// Why an instruction starts when it does: what it waited for, and that in turn, back to the start
+/// of the step, with the idle times that this made.
 std::string WriteStart(const Explanation& explanation, InstructionRef at);
 
 }  // namespace contraflow

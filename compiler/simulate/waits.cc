@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace contraflow {
 namespace {
@@ -126,10 +128,12 @@ std::optional<Wait> Waits::Last(InstructionRef at) const {
 
 std::vector<Wait> Waits::Back(InstructionRef at) const {
   std::vector<Wait> chain;
+  // Of a plan that is not sound, what takes no time may wait in a circle.
+  std::set<std::pair<int, int>> passed = {{at.rank, at.index}};
   // A RECV that is posted at 0 still waits.
   while (IsRecv(At(at).op) || SpanOf(at).start > 0) {
     const std::optional<Wait> wait = Last(at);
-    if (!wait) break;
+    if (!wait || !passed.emplace(wait->on.rank, wait->on.index).second) break;
     chain.push_back(*wait);
     at = wait->on;
   }

@@ -128,7 +128,8 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
     }
     CHECK(idle == broken.simulation.ranks[rank].bubble);
     CHECK(!WriteIdle(explanation, r).empty());
-    for (int i = 0; i < static_cast<int>(plan.program(r).size()); ++i) {
+    const int size = static_cast<int>(plan.program(r).size());
+    for (int i = 0; i < size; i += 1 + size / 4) {
       const bool never = timeline.ranks[rank][static_cast<size_t>(i)].start < 0;
       CHECK((WriteStart(explanation, {r, i}).find("never runs") != std::string::npos) == never);
     }

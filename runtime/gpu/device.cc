@@ -233,6 +233,23 @@ std::span<float> GpuDevice::Gradients(int stage) { return At(stage).dense_gradie
 std::span<float> GpuDevice::ExpertGradients(int stage) { return At(stage).expert_gradients(); }
 
 void GpuDevice::OptimizerStep(int stage, gpu::Stream stream) {
+  if (squares_ == nullptr) return Update(stage, stream);
+  At(stage).SumSquares(squares_, stream);
+}
+
+GpuBackend::NormLimit GpuDevice::LimitOfNorm() const {
+  if (model_.clip == 0) return {};
+  return {model_.clip, BlocksOfModel(model_)};
+}
+
+void GpuDevice::ClippedStep(const gpu::Clip* clip, gpu::Stream stream) {
+  for (auto& [s, copy] : copies_) {
+    copy.stage->ClipGradients(clip, stream);
+    Update(s, stream);
+  }
+}
+
+void GpuDevice::Update(int stage, gpu::Stream stream) {
   const std::byte* const size = input_ + TokenBytes(shape_, microbatches_);
   At(stage).OptimizerStep(reinterpret_cast<const gpu::AdamWStepSize*>(size), not_finite() + stage,
                           stream);

@@ -44,6 +44,9 @@ class GpuDevice : public GpuBackend, public StageHolder {
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage, gpu::Stream stream) override;
+  NormLimit LimitOfNorm() const override;
+  void PutSquares(double* squares) override { squares_ = squares; }
+  void ClippedStep(const gpu::Clip* clip, gpu::Stream stream) override;
   void Download(gpu::Stream stream) override;
   DeviceStep Results() override;
 
@@ -62,6 +65,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
   void PlaceValues(const Plan& plan, int rank);
   void ShareOnePlace();
+  void Update(int stage, gpu::Stream stream);
   /// Whether all experts are here, so that exchanges move nothing.
   bool Alone() const { return shape_.members == 1; }
   GpuStage& At(int stage);
@@ -94,6 +98,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
   MicroBatch micro_;
   int step_ = 0;
+  double* squares_ = nullptr;  // of gradients, by block of the model
   // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
   // gives: losses [micro-batches], dropped, overflow, and of each stage whether a gradient is not
   // finite.

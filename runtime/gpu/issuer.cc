@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/run.h"
 #include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
@@ -30,7 +31,8 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
       order_(plan, DevicesOf(devices_)),
       origin_(gpu.NewStream(0, Priority::kNormal, "step")),
       start_(gpu.NewEvent()),
-      end_(gpu.NewEvent()) {
+      end_(gpu.NewEvent()),
+      limit_(devices_[0].backend->LimitOfNorm()) {
   if (options_.run_ahead < 2) {
     throw Error("a host that is at most " + std::to_string(options_.run_ahead) +
                 " instructions ahead of the GPU stands still; let it be 2 or more");
@@ -51,6 +53,19 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
     most = std::max(most, order_[point].size());
   }
   participants_.reserve(most);
+  if (limit_.limit > 0) PlaceSquares();
+}
+
+void GpuIssuer::PlaceSquares() {
+  const auto blocks = static_cast<size_t>(limit_.blocks);
+  const size_t bytes = DeviceCount(plan_) * blocks * sizeof(double);
+  squares_ = reinterpret_cast<double*>(gpu_.Allocate(bytes));
+  gpu_.Zero(origin_, squares_, bytes);
+  for (const IssuedDevice& device : devices_) {
+    device.backend->PutSquares(squares_ + DeviceNumber(plan_, device.device) * blocks);
+  }
+  clip_ = reinterpret_cast<gpu::Clip*>(gpu_.Allocate(sizeof(gpu::Clip)));
+  host_clip_ = reinterpret_cast<gpu::Clip*>(gpu_.AllocateHost(sizeof(gpu::Clip)));
 }
 
 void GpuIssuer::Step(int step) {
@@ -153,10 +168,36 @@ void GpuIssuer::Join() {
       gpu_.Record(ends_[d][lane], streams[lane]);
       gpu_.Wait(compute, ends_[d][lane]);
     }
+  }
+  if (limit_.limit > 0) Clip();
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    const gpu::Stream compute = devices_[d].lanes->streams()[GpuLanes::kCompute];
     devices_[d].backend->Download(compute);
     if (stamped_) stamps_[d].Download(compute);
-    gpu_.Record(ends_[d][GpuLanes::kCompute], compute);
+  }
+  AwaitAll();
+}
+
+/// What comes next in the origin is behind the compute lanes of all devices.
+void GpuIssuer::AwaitAll() {
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    gpu_.Record(ends_[d][GpuLanes::kCompute], devices_[d].lanes->streams()[GpuLanes::kCompute]);
     gpu_.Wait(origin_, ends_[d][GpuLanes::kCompute]);
+  }
+}
+
+/// No stage is updated before the norm of all gradients is known.
+void GpuIssuer::Clip() {
+  AwaitAll();
+  links_.Gather(squares_, static_cast<size_t>(limit_.blocks), origin_);
+  gpu::ClipToNorm(origin_, squares_, static_cast<int>(DeviceCount(plan_)), limit_.blocks,
+                  limit_.limit, clip_);
+  gpu_.CopyToHost(origin_, host_clip_, clip_, sizeof(gpu::Clip));
+  gpu_.Record(start_, origin_);
+  for (const IssuedDevice& device : devices_) {
+    const gpu::Stream compute = device.lanes->streams()[GpuLanes::kCompute];
+    gpu_.Wait(compute, start_);
+    device.backend->ClippedStep(clip_, compute);
   }
 }
 

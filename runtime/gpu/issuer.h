@@ -52,6 +52,8 @@ class GpuIssuer {
   /// process began: from when its lane was free and what it waits for was done, messages and REDUCE
   /// from when the last that takes part was. Empty if that step had no stamps.
   std::vector<Span> SpansOf(size_t device) const;
+  /// The norm of all gradients in the last step, before it was limited; 0 where it is not.
+  double norm() const { return host_clip_ == nullptr ? 0 : host_clip_->norm; }
   bool StampsIn(int step) const { return options_.StampsIn(step); }
   /// The stamps themselves; null where no step has any.
   const StepStamps* StampsOf(size_t device) const {
@@ -68,6 +70,9 @@ class GpuIssuer {
   void Issue();
   void Fork();
   void Join();
+  void PlaceSquares();
+  void Clip();
+  void AwaitAll();
   size_t UnitEnd(size_t first) const;
   void IssueUnit(size_t first, size_t end);
   void Meet(size_t point);
@@ -92,8 +97,12 @@ class GpuIssuer {
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand
   std::array<GpuGraph*, 2> graphs_{};         // without stamps, with
-  bool stamped_ = false;                      // the last step
-  size_t at_ = 0;                             // point, for messages
+  // Where the norm of all gradients is limited: the squares of all devices, [devices x blocks].
+  const GpuBackend::NormLimit limit_;
+  double* squares_ = nullptr;
+  gpu::Clip *clip_ = nullptr, *host_clip_ = nullptr;
+  bool stamped_ = false;  // the last step
+  size_t at_ = 0;         // point, for messages
 };
 
 }  // namespace contraflow

@@ -8,6 +8,7 @@
 
 #include "compiler/plan/instruction.h"
 #include "compiler/plan/plan.h"
+#include "kernels/gpu/clip.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
 #include "runtime/core/run.h"
@@ -59,8 +60,19 @@ class GpuBackend {
   /// Gradients for REDUCE, as Backend::Gradients and Backend::ExpertGradients.
   virtual std::span<float> Gradients(int stage) = 0;
   virtual std::span<float> ExpertGradients(int stage) = 0;
-  /// STEP.
+  /// STEP. Where the norm of all gradients is limited it only adds up the squares of the stage's.
   virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
+  /// What the training limits that norm to, and from how many blocks of the model it comes.
+  struct NormLimit {
+    float limit = 0;  ///< 0: none
+    int blocks = 0;
+  };
+  virtual NormLimit LimitOfNorm() const { return {}; }
+  /// Device memory for the sums of squares, [blocks]; 0 for those that the device does not have.
+  virtual void PutSquares(double* /*squares*/) {}
+  /// Where there is a limit, behind the STEPs of all devices: clips the gradients, and updates
+  /// every stage.
+  virtual void ClippedStep(const gpu::Clip* /*clip*/, gpu::Stream /*stream*/) {}
   /// Gives the losses and counts of the step to the stream for the host to read.
   virtual void Download(gpu::Stream stream) = 0;
   /// Those, once the stream has come so far; spans are empty. Throws Error if rows overflowed or a
@@ -93,6 +105,9 @@ class GpuLinks {
   /// experts over replicas and holders; added in that order (Transport::Sum), the same bits for
   /// all.
   virtual void Sum(std::span<const Participant> holders) = 0;
+  /// values[DeviceCount x n] by DeviceNumber: what each device has put into its part all processes
+  /// have there. Behind and before whatever a step does.
+  virtual void Gather(double* /*values*/, size_t /*n*/, gpu::Stream /*stream*/) {}
   /// Transfers between these calls begin together: none waits for another of the group.
   virtual void BeginGroup() {}
   virtual void EndGroup() {}

@@ -113,7 +113,9 @@ StepResult GpuRank::Step(int step) {
   std::vector<DeviceStep> steps = GatherSteps(plan, impl_->order, control, here);
   const Time duration = Nanoseconds(Clock::now() - start);
   JoinSpans(plan, &steps);
-  return JoinDevices(plan, steps, duration);
+  StepResult result = JoinDevices(plan, steps, duration);
+  result.gradient_norm = impl_->issuer->norm();
+  return result;
 }
 
 const std::vector<Device>& GpuRank::devices() const { return impl_->devices; }

@@ -85,7 +85,9 @@ StepResult VirtualRanks::Step(int step) {
     steps.push_back(impl_->backends[d]->Results());
     steps.back().spans = impl_->issuer->SpansOf(d);
   }
-  return JoinDevices(impl_->plan, steps, duration);
+  StepResult result = JoinDevices(impl_->plan, steps, duration);
+  result.gradient_norm = impl_->issuer->norm();
+  return result;
 }
 
 const std::vector<Device>& VirtualRanks::devices() const { return impl_->devices; }

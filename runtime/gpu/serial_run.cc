@@ -95,6 +95,7 @@ struct GpuSerialRun::Impl {
   gpu::ExchangePeers PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
                              gpu::Bf16* GpuViews::*experts) const;
   void AddUp(const std::vector<std::span<float>>& copies);
+  void ClipGradients();
 
   GpuStage& At(int stage) { return *stages[static_cast<size_t>(stage)]; }
   const int32_t* TokensOf(size_t place) const {
@@ -137,6 +138,9 @@ struct GpuSerialRun::Impl {
   size_t sums_size = 0;
   // As in GpuDevice, of all micro-batches.
   std::byte *host_input = nullptr, *input = nullptr, *host_output = nullptr, *output = nullptr;
+  // As in GpuIssuer; null without a limit to the norm of the gradients.
+  double* squares = nullptr;
+  gpu::Clip *clip = nullptr, *host_clip = nullptr;
   // The experts of every layer and micro-batch, [T x k], on the host.
   int32_t* choices = nullptr;
 };
@@ -171,6 +175,11 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
   output = gpu.Allocate(output_bytes());
   choices = reinterpret_cast<int32_t*>(
       gpu.AllocateHost(layers.size() * micros * choice_size() * sizeof(int32_t)));
+  if (model.clip == 0) return;
+  const auto blocks = static_cast<size_t>(BlocksOfModel(model));
+  squares = reinterpret_cast<double*>(gpu.Allocate(blocks * sizeof(double)));
+  clip = reinterpret_cast<gpu::Clip*>(gpu.Allocate(sizeof(gpu::Clip)));
+  host_clip = reinterpret_cast<gpu::Clip*>(gpu.AllocateHost(sizeof(gpu::Clip)));
 }
 
 void GpuSerialRun::Impl::PlaceSums() {
@@ -311,6 +320,13 @@ void GpuSerialRun::Impl::AddUp(const std::vector<std::span<float>>& copies) {
   gpu::OrderedSum(stream, parts, copies[0].size(), stream.sms);
 }
 
+void GpuSerialRun::Impl::ClipGradients() {
+  for (const auto& stage : stages) stage->SumSquares(squares, stream);
+  gpu::ClipToNorm(stream, squares, 1, BlocksOfModel(model), model.clip, clip);
+  gpu.CopyToHost(stream, host_clip, clip, sizeof(gpu::Clip));
+  for (const auto& stage : stages) stage->ClipGradients(clip, stream);
+}
+
 GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
                            uint64_t seed, Gpu& gpu, gpu::Stream stream, int compute_sms)
     : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, stream, compute_sms)) {}
@@ -331,7 +347,10 @@ std::vector<float> GpuSerialRun::Step(int step) {
   for (int s = 0; s < all.plan.stages; ++s) {
     all.AddUp(all.dense[static_cast<size_t>(s)]);
     all.AddUp(all.experts[static_cast<size_t>(s)]);
-    all.At(s).OptimizerStep(size, all.counts() + 2, all.stream);
+  }
+  if (all.clip != nullptr) all.ClipGradients();
+  for (const auto& stage : all.stages) {
+    stage->OptimizerStep(size, all.counts() + 2, all.stream);
   }
   all.gpu.CopyToHost(all.stream, all.host_output, all.output, all.output_bytes());
   all.gpu.Synchronize();
@@ -356,6 +375,10 @@ void GpuSerialRun::Put(int stage) {
 
 const int32_t* GpuSerialRun::ChoiceAt(int layer, size_t place) const {
   return impl_->ChoiceAt(static_cast<size_t>(layer), place);
+}
+
+double GpuSerialRun::norm() const {
+  return impl_->host_clip == nullptr ? 0 : impl_->host_clip->norm;
 }
 
 int64_t GpuSerialRun::dropped() const {

@@ -41,6 +41,8 @@ class GpuSerialRun {
   void Put(int stage);
   /// (token, expert) pairs of the last step that an expert had no capacity left for.
   int64_t dropped() const;
+  /// Of all gradients in the last step, before it was limited; 0 where it is not.
+  double norm() const;
 
  private:
   struct Impl;

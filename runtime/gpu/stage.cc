@@ -1,6 +1,8 @@
 #include "runtime/gpu/stage.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "compiler/plan/error.h"
@@ -23,6 +25,19 @@ float* Floats(Gpu& gpu, size_t count) {
 
 float* FloatWork(GpuLane at) { return reinterpret_cast<float*>(at.work); }
 
+ParameterLayout LayoutOfModel(const Model& model) {
+  return LayoutOfStage(model, 0, 1, {0, model.experts});
+}
+
+/// To memory of its own.
+template <typename T>
+T* OnDevice(Gpu& gpu, gpu::Stream stream, const std::vector<T>& values) {
+  const size_t bytes = values.size() * sizeof(T);
+  auto* const at = reinterpret_cast<T*>(gpu.Allocate(bytes));
+  gpu.CopyToDevice(stream, at, values.data(), bytes);
+  return at;
+}
+
 }  // namespace
 
 gpu::AdamWStepSize StepSizeOf(const Model& model, int step) {
@@ -32,6 +47,10 @@ gpu::AdamWStepSize StepSizeOf(const Model& model, int step) {
   };
   return {static_cast<float>(LearningRate(model, step)), correction(model.beta1),
           correction(model.beta2)};
+}
+
+int BlocksOfModel(const Model& model) {
+  return static_cast<int>(LayoutOfModel(model).blocks.size());
 }
 
 GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, int stage,
@@ -57,6 +76,24 @@ GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, 
   }
   gpu::RoundToBf16(setup, layout_.size, parameters_, copy_);
   for (float* block : {gradients_, m_, v_}) gpu_.Zero(setup, block, bytes());
+  if (model.clip > 0) PlaceSquares(setup);
+  gpu_.Synchronize();
+}
+
+void GpuStage::PlaceSquares(gpu::Stream setup) {
+  std::vector<std::string> names;
+  for (const ParameterBlock& block : LayoutOfModel(model_).blocks) names.push_back(block.name);
+  std::ranges::sort(names);
+  std::vector<gpu::SquareTile> tiles;
+  std::vector<gpu::SquareBlock> blocks;
+  for (const ParameterBlock& block : layout_.blocks) {
+    const auto place = std::ranges::lower_bound(names, block.name) - names.begin();
+    gpu::AddSquareBlock(block.offset, block.size, static_cast<int>(place), &tiles, &blocks);
+  }
+  tile_count_ = static_cast<int>(tiles.size());
+  tiles_ = OnDevice(gpu_, setup, tiles);
+  square_blocks_ = OnDevice(gpu_, setup, blocks);
+  partial_ = reinterpret_cast<double*>(gpu_.Allocate(tiles.size() * sizeof(double)));
   gpu_.Synchronize();
 }
 
@@ -184,6 +221,15 @@ void GpuStage::AttentionWeight(int layer, const int32_t* tokens, const GpuViews&
 }
 
 void GpuStage::ZeroGradients(gpu::Stream stream) { gpu_.Zero(stream, gradients_, bytes()); }
+
+void GpuStage::SumSquares(double* squares, gpu::Stream stream) const {
+  gpu::SumSquares(stream, gradients_, tiles_, tile_count_, square_blocks_,
+                  static_cast<int>(layout_.blocks.size()), partial_, squares);
+}
+
+void GpuStage::ClipGradients(const gpu::Clip* clip, gpu::Stream stream) {
+  gpu::ScaleToClip(stream, clip, layout_.size, gradients_);
+}
 
 void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite,
                              gpu::Stream stream) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/gpu/clip.h"
 #include "kernels/gpu/elementwise.h"
 #include "kernels/host/bf16.h"
 #include "runtime/gpu/gpu.h"
@@ -17,6 +18,9 @@ namespace contraflow {
 
 /// What the optimizer of BasicStage takes in this step, counted from 1.
 gpu::AdamWStepSize StepSizeOf(const Model& model, int step);
+
+/// How many blocks of parameters the model has.
+int BlocksOfModel(const Model& model);
 
 /// As BasicStage, on a GPU: one copy of one stage, with parameters, gradients and moments in fp32,
 /// a block each in the order of ParameterLayout, and a copy of the parameters in bf16, which matrix
@@ -62,6 +66,11 @@ class GpuStage {
                        GpuLane at) const;
 
   void ZeroGradients(gpu::Stream stream);
+  /// Where the model has a limit to the norm of all gradients: sets the sum of the squares of each
+  /// block, squares[its number among all blocks of the model in the order of their names].
+  void SumSquares(double* squares, gpu::Stream stream) const;
+  /// Scales the gradients down to that limit.
+  void ClipGradients(const gpu::Clip* clip, gpu::Stream stream);
   /// AdamW with the gradients as they are; refreshes the bf16 copy. *not_finite becomes 1 if one of
   /// them is not finite.
   void OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite, gpu::Stream stream);
@@ -84,6 +93,7 @@ class GpuStage {
  private:
   const LayerOffsets& At(int layer) const { return layout_.layers[static_cast<size_t>(layer)]; }
   size_t bytes() const { return layout_.size * sizeof(float); }
+  void PlaceSquares(gpu::Stream setup);
   const gpu::Bf16* experts() const { return copy_ + layout_.dense; }
 
   const Model model_;
@@ -94,6 +104,11 @@ class GpuStage {
   const ParameterLayout layout_;
   float *parameters_, *gradients_, *m_, *v_;  // [layout_.size]
   gpu::Bf16* copy_;                           // [layout_.size]
+  // Where there is a limit to the norm of all gradients: how their squares are added up.
+  int tile_count_ = 0;
+  gpu::SquareTile* tiles_ = nullptr;
+  gpu::SquareBlock* square_blocks_ = nullptr;  // as layout_.blocks
+  double* partial_ = nullptr;                  // [tile_count_]
 };
 
 }  // namespace contraflow

@@ -87,9 +87,8 @@ void CheckKernels(const Model& model) {
     refuse("experts must be at most " + std::to_string(gpu::kMaxExperts) + ", is " +
            std::to_string(model.experts));
   }
-  for (const auto& [field, given] :
-       {std::pair("`clip`", model.clip > 0), std::pair("balance_loss", model.balance_loss > 0),
-        std::pair("renormalise_top_k", model.renormalise_top_k)}) {
+  for (const auto& [field, given] : {std::pair("balance_loss", model.balance_loss > 0),
+                                     std::pair("renormalise_top_k", model.renormalise_top_k)}) {
     if (given) refuse(std::string(field) + " is for the CPU only; leave it out");
   }
 }

@@ -82,6 +82,19 @@ void NcclSum::Run(int stage, Transport::Over over, std::span<float> values, gpu:
   }
 }
 
+void NcclSum::Gather(double* values, size_t n, gpu::Stream stream) {
+  const auto part = [&](int process) {
+    return values + DeviceNumber(plan_, order_.DeviceOf(process)) * n;
+  };
+  NcclComm* const comm = comms_[NcclComms::Use::kSums];
+  const auto count = static_cast<size_t>(order_.processes());
+  comms_.ExchangeInGroups(count, static_cast<size_t>(process_), 1, [&](size_t to, size_t from) {
+    const auto receiver = static_cast<int>(to), sender = static_cast<int>(from);
+    comms_.nccl().Send(comm, part(process_), n * sizeof(double), receiver, stream);
+    comms_.nccl().Recv(comm, part(sender), n * sizeof(double), sender, stream);
+  });
+}
+
 void NcclSum::Round(const Parts& parts, std::span<float> values, gpu::Stream stream) {
   const size_t count = parts.processes.size();
   const std::span<float> own = Slice(values, count, parts.place);
@@ -171,6 +184,10 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
   ConnectEdges(memory, stream);
   ConnectExperts(memory, stream);
   for (const auto& [stage, over] : sums) sum_.Connect(stage, over, stream);
+  if (backend.LimitOfNorm().limit > 0) {
+    auto* const all = reinterpret_cast<double*>(gpu_.Allocate(DeviceCount(plan_) * sizeof(double)));
+    sum_.Gather(all, 1, stream);
+  }
   GpuEvent* const connected = gpu_.NewEvent();
   gpu_.Record(connected, stream);
   comms_.Await(

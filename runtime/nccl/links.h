@@ -32,6 +32,8 @@ class NcclSum {
   void Connect(int stage, Transport::Over over, gpu::Stream stream);
   /// As Transport::Sum; this process holds the stage. Values are device memory.
   void Run(int stage, Transport::Over over, std::span<float> values, gpu::Stream stream);
+  /// As GpuLinks::Gather, among all processes.
+  void Gather(double* values, size_t n, gpu::Stream stream);
   /// Whether there is anybody to add to.
   bool Needed(int stage, Transport::Over over) { return PartsOf(stage, over).processes.size() > 1; }
 
@@ -75,6 +77,9 @@ class NcclLinks : public GpuLinks {
   void Transfer(std::span<const Participant> ends) override;
   void Exchange(std::span<const Participant> members) override;
   void Sum(std::span<const Participant> holders) override;
+  void Gather(double* values, size_t n, gpu::Stream stream) override {
+    sum_.Gather(values, n, stream);
+  }
   void BeginGroup() override { comms_.BeginGroup(); }
   void EndGroup() override { comms_.EndGroup(); }
   void Poll() override { comms_.Poll(); }

@@ -47,7 +47,7 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
                      ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
                      "threads; leave it out to let the launcher decide");
   }
-  for (const char* const flag : {"--strict", "--clip", "--validation"}) {
+  for (const char* const flag : {"--strict", "--validation"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": for --device cpu only; leave it out");
   }

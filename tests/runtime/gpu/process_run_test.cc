@@ -29,13 +29,15 @@ constexpr uint64_t kSeed = 5;
 
 /// A model that fits the plan, and the plan.
 struct Training {
-  Training(const char* schedule, int microbatches, int members, float capacity_factor)
+  Training(const char* schedule, int microbatches, int members, float capacity_factor,
+           float clip = 0)
       : model(SmallGpuModel(capacity_factor)),
         plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
         order(RankOrder::kDefault, plan),
         dataset(SmallDataset()),
         network(order.processes(), NcclNetwork::Processes::kThreads) {
     model = FitModel(model, plan.stages, plan.layers, members);
+    model.clip = clip;
   }
   size_t groups() const { return static_cast<size_t>(plan.data_parallel * plan.expert_parallel); }
   GpuProcessRun NewRun(int p, Control& control, Progress& progress, GpuRunOptions options = {}) {
@@ -70,6 +72,8 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
       all.values += same.values;
       if (all.difference.empty()) all.difference = same.difference;
       losses += result.losses.size();
+      CHECK(result.gradient_norm == reference->norm());
+      CHECK((result.gradient_norm > 0) == (training.model.clip > 0));
       for (const std::vector<Span>& rank : result.timeline.ranks) spans += rank.size();
     }
     run.Close();
@@ -87,9 +91,9 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
 
 TEST_SUITE("unit") {
   TEST_CASE("gpu process run: equals the run without a pipeline on every process") {
-    Training plain("1f1b", 2, 1, 0);
+    Training plain("1f1b", 2, 1, 0, 0.25f);
     CheckTraining(plain, kSanitized ? 1 : 2, {.graph = false, .stamps = false});
-    Training groups("zb-1p", 2, 2, 1.25f);
+    Training groups("zb-1p", 2, 2, 1.25f, 0.5f);
     CheckTraining(groups, 1, {.graph = true});
   }
 

@@ -49,6 +49,15 @@ Model SmallModel(int top_k, int experts, float capacity_factor = 0) {
   return model;
 }
 
+/// With all that the optimizer can be told: a norm that is soon reached, a rate that falls.
+Model Clipped(Model model) {
+  model.clip = 0.25f;
+  model.warmup_steps = 1;
+  model.decay_steps = 4;
+  model.minimum_learning_rate = 1e-4f;
+  return model;
+}
+
 /// Stands still after so many looks at whether it is done, but for the stream that watches it,
 /// which has its work done at once.
 class StillGpu : public EmulatedGpu {
@@ -155,6 +164,8 @@ void CheckAgainstReferences(const Shape& shape, const Model& model, const GpuRun
         CompareGpuStep(plan, step, result, run, reference, comparable, 4e-2);
     CHECK(comparison.difference == "");
     CHECK(comparison.values > 1000);
+    CHECK(result.gradient_norm == reference.norm());
+    CHECK((result.gradient_norm > static_cast<double>(model.clip)) == (model.clip > 0));
     if (comparable != nullptr) CHECK(comparison.gradient < 1e-2);
     CHECK(result.duration > 0);
     for (size_t rank = 0; rank < result.timeline.ranks.size(); ++rank) {
@@ -169,17 +180,17 @@ TEST_SUITE("kernel") {
     CheckAgainstReferences({"1f1b", 2, 2, 2}, SmallModel(1, 3), kGraph, 1, 2);
   }
   TEST_CASE("GPU run: zb-1p of expert groups with a capacity equals the runs without a pipeline") {
-    CheckAgainstReferences({"zb-1p", 2, 2, 1, 2}, SmallModel(2, 4, 1.0f), kEager, 2, 1);
+    CheckAgainstReferences({"zb-1p", 2, 2, 1, 2}, Clipped(SmallModel(2, 4, 1.0f)), kEager, 2, 1);
   }
   TEST_CASE("GPU run: dualpipe of expert groups equals the runs without a pipeline") {
-    CheckAgainstReferences({"dualpipe", 2, 4, 1, 2}, SmallModel(1, 2), kGraph, 3, 1);
+    CheckAgainstReferences({"dualpipe", 2, 4, 1, 2}, Clipped(SmallModel(1, 2)), kGraph, 3, 1);
   }
   TEST_CASE("GPU run: four ranks and two replicas equal the runs without a pipeline") {
     if (!kSanitized) CheckAgainstReferences({"1f1b", 4, 4}, SmallModel(1, 2), kGraph, 4, 1);
-    CheckAgainstReferences({"1f1b", 1, 2, 1, 1, 2}, SmallModel(2, 2, 1.0f), kEager, 5, 1);
+    CheckAgainstReferences({"1f1b", 1, 2, 1, 1, 2}, Clipped(SmallModel(2, 2, 1.0f)), kEager, 5, 1);
   }
   TEST_CASE("GPU run: it is near the host where no token chooses") {
-    CheckAgainstReferences({"zb-1p", 2, 2}, SmallModel(2, 2), kGraph, 6, 2);
+    CheckAgainstReferences({"zb-1p", 2, 2}, Clipped(SmallModel(2, 2)), kGraph, 6, 2);
     CheckAgainstReferences({"dualpipe", 2, 4}, SmallModel(2, 2), kEager, 7, 1);
   }
 

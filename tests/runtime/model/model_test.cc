@@ -257,7 +257,7 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
 }
 
 TEST_CASE("model: what only the CPU computes is refused for GPUs") {
-  for (const char* field : {"\"clip\": 1", "\"balance_loss\": 1", "\"renormalise_top_k\": true"}) {
+  for (const char* field : {"\"balance_loss\": 1", "\"renormalise_top_k\": true"}) {
     const Model model = Read("{" + std::string(field) + "}");
     FitModel(model, 1);
     CHECK(Failure([&] { FitGpuModel(model, 1, 0, 1); }).find("is for the CPU only") !=

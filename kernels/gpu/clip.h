@@ -1,0 +1,47 @@
+#pragma once
+
+// The norm of all gradients of a training, and the clipping to a limit: kernels/host/adamw.h's
+// SumOfSquares for each block of parameters, which are then added in one order. Sums are in double
+// and of an order that the sizes of the blocks decide alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/gpu/stream.h"
+
+namespace contraflow::gpu {
+
+/// Values that one thread block adds up.
+inline constexpr size_t kSquareTile = size_t{1} << 14;
+struct SquareTile {
+  uint64_t begin;
+  int64_t size;  ///< at most kSquareTile
+};
+/// Tiles [first, last) make up a block, whose sum goes to `place`.
+struct SquareBlock {
+  int32_t first, last, place;
+};
+
+/// Adds a block of values [begin, begin + size) to both lists, which are for device memory.
+void AddSquareBlock(size_t begin, size_t size, int place, std::vector<SquareTile>* tiles,
+                    std::vector<SquareBlock>* blocks);
+
+/// squares[place] = the sum of the squares of each block's values; others are left alone.
+/// partial[tile_count] is work memory. Traffic: 4 bytes a value.
+void SumSquares(Stream stream, const float* values, const SquareTile* tiles, int tile_count,
+                const SquareBlock* blocks, int block_count, double* partial, double* squares);
+
+/// What of the gradients is left, and their norm before.
+struct Clip {
+  double norm;
+  float scale;  ///< limit / norm where the norm is above the limit; else 1
+};
+/// Of squares[parts x n], where a part has some of the n blocks and 0 for the others, and parts
+/// with the same block have the same: each block counts once, in ascending order.
+void ClipToNorm(Stream stream, const double* squares, int parts, int n, float limit, Clip* clip);
+
+/// values[n] *= clip->scale. Traffic: 8 bytes a value, or none where the scale is 1.
+void ScaleToClip(Stream stream, const Clip* clip, size_t n, float* values);
+
+}  // namespace contraflow::gpu

@@ -323,13 +323,16 @@ correctness() {
   part repeats 60 repeats
   part custom-stages 60 custom_stages
   await 0
-  part nccl-one-gpu 120 "$root/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
-    "$bin/contraflow-run"
+  at_once 1
+  for name in graph streams capacity dropless; do
+    part "nccl-one-gpu $name" 45 "$root/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
+      "$bin/contraflow-run" $name
+  done
   await 0
   at_once 3
   for tool in memcheck racecheck synccheck; do
     for name in 'experts:*' 'attention:*' 'permutation:*,combine:*,router:*' \
-      'exchange:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*'; do
+      'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*'; do
       part "$tool ${name%%:*}" 60 sanitize $tool "$bin/contraflow_gpu_test" "--test-case=$name"
     done
     part "$tool step" 60 sanitize_step $tool

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "kernels/gpu/exchange.h"
-#include "kernels/gpu/routing.h"
+#include "kernels/gpu/exchange_counts.h"
 #include "kernels/gpu/rows.h"
 #include "kernels/gpu/simt.h"
 
@@ -10,7 +10,6 @@ namespace contraflow::gpu {
 namespace {
 
 constexpr int kCopyThreads = 512;
-constexpr int kCountThreads = 256;
 
 /// As many as the work has, at least 1 and at most `ctas`.
 unsigned BlocksFor(size_t threads, int block_threads, int ctas) {
@@ -64,35 +63,16 @@ __host__ __device__ int OwnersOf(const ExchangePeers& peers) {
   return peers.owners > 0 ? peers.owners : peers.members;
 }
 
-/// One block. Cuts what it has counted at most_rows, so that whoever reads the counts stays inside.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(const __grid_constant__ ExchangePeers peers, int self, int capacity, int most_rows,
                 int32_t* first, int32_t* received, int32_t* overflow) {
-  constexpr int kPerThread = kMaxExperts / kCountThreads;
-  const int thread = ThreadIndex(), experts = peers.local_experts;
+  const int experts = peers.local_experts;
   const auto count = [&](int member, int local) {
     if (capacity > 0) return capacity;
     const int32_t* const sent = peers.peer[member].sent + self * experts + local;
     return sent[1] - sent[0];
   };
-  int rows = 0;
-  for (int i = 0; i < kPerThread; ++i) {
-    const int local = thread * kPerThread + i;
-    for (int m = 0; m < peers.members && local < experts; ++m) rows += count(m, local);
-  }
-  int begin = ScanBlock(rows);
-  for (int i = 0; i < kPerThread; ++i) {
-    const int local = thread * kPerThread + i;
-    if (local < experts) first[local] = min(begin, most_rows);
-    for (int m = 0; m < peers.members && local < experts; ++m) {
-      const int end = begin + count(m, local);
-      received[m * experts + local] = min(end, most_rows) - min(begin, most_rows);
-      begin = end;
-    }
-  }
-  if (thread != kCountThreads - 1) return;
-  first[experts] = min(begin, most_rows);
-  if (begin > most_rows && overflow != nullptr) *overflow = 1;
+  WriteCounts(count, peers.members, experts, most_rows, first, received, overflow);
 }
 
 /// What the lane `member` of a warp knows of the rows of one expert.

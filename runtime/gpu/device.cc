@@ -8,7 +8,6 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/value.h"
-#include "kernels/gpu/exchange.h"
 #include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"
 
@@ -27,13 +26,7 @@ namespace {
 
 Model Checked(const Plan& plan, const Model& model) {
   CheckGpuPlan(plan, model);
-  Model fitted = FitGpuModel(model, plan.stages, plan.layers, plan.expert_parallel);
-  if (plan.expert_parallel > gpu::kMaxPeers) {
-    throw Error("on GPUs an expert group has at most " + std::to_string(gpu::kMaxPeers) +
-                " members, this plan's have " + std::to_string(plan.expert_parallel) +
-                "; compile it with a smaller `expert_parallel`");
-  }
-  return fitted;
+  return FitGpuModel(model, plan.stages, plan.layers, plan.expert_parallel);
 }
 
 /// Bytes of the tokens and targets of all micro-batches.

@@ -19,10 +19,9 @@
 namespace contraflow {
 namespace {
 
-/// Rows that a member sends to each expert; 0: as many as there are.
-int CapacityOf(const Plan& plan, const Model& model) {
+NcclExchange ExchangeOf(const Plan& plan, const Model& model) {
   const LayerShape shape(model, plan.expert_parallel, model.experts / plan.expert_parallel);
-  return shape.capacity;
+  return {shape.local_experts, shape.width, shape.capacity, shape.expert_rows};
 }
 
 /// As long as it lives, links are aborted when the job stops.
@@ -43,8 +42,8 @@ class AbortOnStop {
 }  // namespace
 
 struct GpuRank::Impl {
-  Impl(const Plan& the_plan, int capacity, const GpuProcess& process, const GpuRunOptions& options,
-       const MakeGpuBackend& make)
+  Impl(const Plan& the_plan, const NcclExchange& exchange, const GpuProcess& process,
+       const GpuRunOptions& options, const MakeGpuBackend& make)
       : plan(the_plan),
         order(process.order),
         control(process.control),
@@ -59,7 +58,7 @@ struct GpuRank::Impl {
     lanes = std::make_unique<GpuLanes>(plan, devices[0], gpu, 0, budget.compute);
     progress.Move();
     links = std::make_unique<NcclLinks>(
-        plan, capacity, order, control.rank(), budget, process.nccl, gpu,
+        plan, exchange, order, control.rank(), budget, process.nccl, gpu,
         NcclComms::Options{process.timeout, [this] { progress.Move(); }});
     stop = std::make_unique<AbortOnStop>(control, *links);
     const bool leads = control.rank() == 0;
@@ -94,9 +93,9 @@ struct GpuRank::Impl {
   bool closed = false;
 };
 
-GpuRank::GpuRank(const Plan& plan, int capacity, const GpuProcess& process,
+GpuRank::GpuRank(const Plan& plan, const NcclExchange& exchange, const GpuProcess& process,
                  const GpuRunOptions& options, const MakeGpuBackend& make)
-    : impl_(std::make_unique<Impl>(plan, capacity, process, options, make)) {}
+    : impl_(std::make_unique<Impl>(plan, exchange, process, options, make)) {}
 
 GpuRank::~GpuRank() = default;
 
@@ -136,7 +135,7 @@ GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset
       dataset_(dataset),
       seed_(seed),
       gpu_(process.gpu),
-      rank_(CheckGpuPlan(plan, model), CapacityOf(plan, model), process, options,
+      rank_(CheckGpuPlan(plan, model), ExchangeOf(plan, model), process, options,
             [&](Device device, gpu::Stream setup, int sms) {
               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, process.gpu,
                                                  setup, sms);
@@ -155,7 +154,7 @@ std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
 GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,
                                          GpuRunOptions options)
     : plan_(WithLanes(stages.plan())),
-      rank_(plan_, 0, process, options, [&](Device device, gpu::Stream setup, int sms) {
+      rank_(plan_, {}, process, options, [&](Device device, gpu::Stream setup, int sms) {
         return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms);
       }) {}
 

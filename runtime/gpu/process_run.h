@@ -14,6 +14,7 @@
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
 #include "runtime/model/dataset.h"
+#include "runtime/nccl/links.h"
 #include "runtime/nccl/nccl.h"
 #include "runtime/stages/custom_stages.h"
 
@@ -34,10 +35,10 @@ struct GpuProcess {
 /// alone; 0: it has all of it.
 class GpuRank {
  public:
-  /// The plan has lanes; `capacity` as of NcclLinks. All processes make one, which joins them over
+  /// The plan has lanes; `exchange` as of NcclLinks. All processes make one, which joins them over
   /// NCCL within the timeout. Throws Aborted when the job stops meanwhile.
-  GpuRank(const Plan& plan, int capacity, const GpuProcess& process, const GpuRunOptions& options,
-          const MakeGpuBackend& make);
+  GpuRank(const Plan& plan, const NcclExchange& exchange, const GpuProcess& process,
+          const GpuRunOptions& options, const MakeGpuBackend& make);
   ~GpuRank();
 
   /// All processes begin together (Control::Barrier), as their measured times count from there.

@@ -187,9 +187,10 @@ void GpuSerialRun::Impl::PlaceSums() {
     const size_t copies = order.Sums(s, plan.data_parallel),
                  dense_copies = order.Sums(s, plan.data_parallel * plan.expert_parallel);
     if (dense_copies > static_cast<size_t>(gpu::kMaxPeers)) {
-      throw Error("on GPUs a stage has at most " + std::to_string(gpu::kMaxPeers) +
-                  " copies, this plan has " + std::to_string(dense_copies) + " of stage " +
-                  std::to_string(s) + "; compile it with fewer replicas or expert members");
+      throw Error("training without a pipeline on one GPU takes at most " +
+                  std::to_string(gpu::kMaxPeers) + " copies of a stage, this plan has " +
+                  std::to_string(dense_copies) + " of stage " + std::to_string(s) +
+                  "; leave out --check, or compile the plan with fewer replicas or expert members");
     }
     sums_size += (dense_copies - 1) * At(s).dense_gradients().size() +
                  (copies - 1) * At(s).expert_gradients().size();

@@ -140,19 +140,13 @@ const Participant& Self(std::span<const Participant> participants, Device device
   return participants[0];
 }
 
-/// The plan, if its exchanges can be issued without asking the device.
-const Plan& CheckPlan(const Plan& plan, int capacity) {
-  if (plan.expert_parallel == 1 || plan.layers == 0 || capacity > 0) return plan;
-  throw Error(
-      "expert groups over NCCL need to know how many rows go to each expert before the device "
-      "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
-}
-
 }  // namespace
 
-NcclLinks::NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int process,
-                     const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options)
-    : plan_(CheckPlan(plan, capacity)),
+NcclLinks::NcclLinks(const Plan& plan, const NcclExchange& exchange, const RankOrder& order,
+                     int process, const SmBudget& budget, Nccl& nccl, Gpu& gpu,
+                     NcclComms::Options options)
+    : plan_(plan),
+      exchange_(exchange),
       device_(order.DeviceOf(process)),
       edges_(EdgesOf(plan)),
       nccl_(nccl),
@@ -175,6 +169,7 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
     }
   }
   if (!sums.empty()) sum_.Reserve(gpu_, elements);
+  AllocateParcels();
 
   // Everybody goes through the same list of edges, then groups, then sums by stage: whoever waits
   // waits for one that is earlier in the list, so the first of them always goes on.
@@ -242,15 +237,20 @@ void NcclLinks::ExchangeAlone(const Participant& self, const ExchangePart& part)
   Pull(self.stream, part, peers, 0, self.stream.sms);
 }
 
-/// The rows of one member's tokens for one expert are one part: at the tokens by expert, at the
-/// experts by expert, then member.
 void NcclLinks::Exchange(std::span<const Participant> group) {
   const Participant& self = Self(group, device_);
   const ExchangePart part = self.backend->Exchange(*self.instruction);
+  if (plan_.expert_parallel == 1) return ExchangeAlone(self, part);
+  CF_ASSERT(part.capacity == exchange_.capacity && part.most_rows == exchange_.expert_rows &&
+            part.local_experts == exchange_.local_experts && part.width == exchange_.width);
+  exchange_.capacity > 0 ? ExchangeFixed(self, part) : ExchangeParcels(self, part);
+}
+
+/// The rows of one member's tokens for one expert are one part: at the tokens by expert, at the
+/// experts by expert, then member.
+void NcclLinks::ExchangeFixed(const Participant& self, const ExchangePart& part) {
   const int members = plan_.expert_parallel, local = part.local_experts, me = device_.member;
-  if (members == 1) return ExchangeAlone(self, part);
-  CF_ASSERT(part.capacity > 0 && part.sent_rows == part.capacity * local * members &&
-            part.sent_rows <= part.most_rows);
+  CF_ASSERT(part.sent_rows == part.capacity * local * members && part.sent_rows <= part.most_rows);
   const size_t bytes =
       static_cast<size_t>(part.capacity) * static_cast<size_t>(part.width) * sizeof(gpu::Bf16);
   auto* const tokens = reinterpret_cast<std::byte*>(part.peer.tokens);
@@ -293,6 +293,58 @@ void NcclLinks::Exchange(std::span<const Participant> group) {
                               }
                             });
   }
+}
+
+void NcclLinks::AllocateParcels() {
+  if (plan_.expert_parallel == 1 || plan_.layers == 0 || exchange_.capacity > 0) return;
+  const int members = plan_.expert_parallel;
+  CF_ASSERT(exchange_.expert_rows > 0 && exchange_.expert_rows % members == 0);
+  const size_t size = static_cast<size_t>(exchange_.expert_rows) *
+                      static_cast<size_t>(exchange_.width) * sizeof(gpu::Bf16);
+  parcels_ = {.out = reinterpret_cast<gpu::Bf16*>(gpu_.Allocate(size)),
+              .in = reinterpret_cast<gpu::Bf16*>(gpu_.Allocate(size)),
+              .rows = exchange_.expert_rows / members,
+              .width = exchange_.width,
+              .members = members,
+              .self = device_.member,
+              .local_experts = exchange_.local_experts};
+  begins_ = reinterpret_cast<int32_t*>(
+      gpu_.Allocate(static_cast<size_t>(members) *
+                    static_cast<size_t>(exchange_.local_experts + 1) * sizeof(int32_t)));
+}
+
+void NcclLinks::ExchangeParcels(const Participant& self, const ExchangePart& part) {
+  const gpu::Stream stream = self.stream;
+  const gpu::ExchangePeer& here = part.peer;
+  const int ctas = comms_.CtasOf(Use::kExperts);
+  part.to_experts ? gpu::PackTokens(stream, parcels_, here.sent, here.tokens, part.sent_rows, ctas)
+                  : gpu::PackExperts(stream, parcels_, here.first, here.received, here.experts,
+                                     part.most_rows, ctas);
+  NcclComm* const comm = comms_[Use::kExperts];
+  const auto local = static_cast<size_t>(part.local_experts);
+  const size_t numbers = static_cast<size_t>(parcels_.rows) * static_cast<size_t>(parcels_.width);
+  const bool counts = part.first != nullptr;
+  comms_.ExchangeInGroups(
+      static_cast<size_t>(parcels_.members), static_cast<size_t>(parcels_.self), counts ? 2 : 1,
+      [&](size_t to, size_t from) {
+        const auto receiver = static_cast<int>(to), sender = static_cast<int>(from);
+        if (counts) {
+          const size_t bytes = (local + 1) * sizeof(int32_t);
+          nccl_.Send(comm, here.sent + to * local, bytes, receiver, stream);
+          nccl_.Recv(comm, begins_ + from * (local + 1), bytes, sender, stream);
+        }
+        nccl_.Send(comm, parcels_.out + to * numbers, numbers * sizeof(gpu::Bf16), receiver,
+                   stream);
+        nccl_.Recv(comm, parcels_.in + from * numbers, numbers * sizeof(gpu::Bf16), sender, stream);
+      });
+  if (counts) {
+    gpu::CountParcels(stream, parcels_, here.sent, begins_, part.most_rows, part.first,
+                      part.received, part.overflow);
+  }
+  part.to_experts
+      ? gpu::UnpackExperts(stream, parcels_, here.first, here.received, here.experts,
+                           part.most_rows, ctas)
+      : gpu::UnpackTokens(stream, parcels_, here.sent, here.tokens, part.sent_rows, ctas);
 }
 
 void NcclLinks::Sum(std::span<const Participant> holders) {

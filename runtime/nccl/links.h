@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/gpu/parcels.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
 #include "runtime/nccl/comms.h"
@@ -57,14 +59,25 @@ class NcclSum {
   size_t round_ = 0;  // elements of a round
 };
 
+/// What the exchanges of an expert group are planned for, on each of its devices.
+struct NcclExchange {
+  int local_experts = 0, width = 0;
+  int capacity = 0;     ///< rows that a member sends to each expert; 0: as many as there are
+  int expert_rows = 0;  ///< most that come to the experts of a member
+};
+
 /// The links of one device of a job, with a GPU to itself, over NCCL. Every operation meets its
 /// counterpart in the order in which the plan has them, whatever NCCL buffers. Each call has one
 /// participant, this process's.
+///
+/// NCCL wants the sizes of messages before the device knows how many rows there are. With a
+/// capacity that is their number. Without one the members of a group send each other parcels
+/// (kernels/gpu/parcels.h) and the counts of what is in them: no token is dropped.
 class NcclLinks : public GpuLinks {
  public:
-  /// What is passed must outlive it. Throws Error, with the remedy, if the plan has exchanges
-  /// whose sizes only the device knows: `capacity`, rows of a member and expert, is 0.
-  NcclLinks(const Plan& plan, int capacity, const RankOrder& order, int process,
+  /// What is passed must outlive it, but `exchange`, of which a plan without expert groups needs
+  /// nothing.
+  NcclLinks(const Plan& plan, const NcclExchange& exchange, const RankOrder& order, int process,
             const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options = {});
 
   /// Joins the other processes, all of which call it with the same id, and connects to all that
@@ -88,15 +101,21 @@ class NcclLinks : public GpuLinks {
  private:
   void ConnectEdges(std::byte* memory, gpu::Stream stream);
   void ConnectExperts(std::byte* memory, gpu::Stream stream);
+  void AllocateParcels();
   void ExchangeAlone(const Participant& self, const ExchangePart& part);
+  void ExchangeFixed(const Participant& self, const ExchangePart& part);
+  void ExchangeParcels(const Participant& self, const ExchangePart& part);
 
   const Plan& plan_;
+  const NcclExchange exchange_;
   const Device device_;
   const std::vector<Edge> edges_;
   Nccl& nccl_;
   Gpu& gpu_;
   NcclComms comms_;
   NcclSum sum_;
+  gpu::Parcels parcels_{};     // without a capacity
+  int32_t* begins_ = nullptr;  // [members x (local experts + 1)], as CountParcels reads them
 };
 
 }  // namespace contraflow

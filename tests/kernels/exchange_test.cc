@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/gpu/parcels.h"
 #include "kernels/host/routing.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/kernels/host_exchange.h"
@@ -141,6 +142,87 @@ void CheckGroup(const ExchangeShape& shape, int most_rows, Draws* random) {
   }
 }
 
+/// Members that pack, send and unpack, as over NCCL, get what the host's get.
+void CheckParcels(const ExchangeShape& shape, int most_rows, Draws* random) {
+  CAPTURE(ToString(shape));
+  Group group(shape, most_rows, -1, random);
+  const auto members = static_cast<size_t>(shape.members);
+  const auto local = static_cast<size_t>(shape.local_experts);
+  int rows = 0;
+  for (const HostMember& member : group.host) {
+    for (size_t o = 0; o < members; ++o) {
+      rows = std::max(rows, member.sent[(o + 1) * local] - member.sent[o * local]);
+    }
+  }
+  const size_t parcel = static_cast<size_t>(rows * shape.width), all = members * parcel;
+  std::vector<OnDevice<Bf16>> out, in;
+  std::vector<OnDevice<int32_t>> begins;
+  std::vector<gpu::Parcels> parcels;
+  for (size_t m = 0; m < members; ++m) {
+    out.emplace_back(all);
+    in.emplace_back(all);
+    std::vector<int32_t> of_members;
+    for (const HostMember& other : group.host) {
+      const auto begin = other.sent.begin() + static_cast<ptrdiff_t>(m * local);
+      of_members.insert(of_members.end(), begin, begin + static_cast<ptrdiff_t>(local) + 1);
+    }
+    // Its own are read elsewhere.
+    std::fill_n(of_members.begin() + static_cast<ptrdiff_t>(m * (local + 1)), local + 1, -7);
+    begins.emplace_back(of_members);
+    parcels.push_back({out[m].data(), in[m].data(), rows, shape.width, shape.members,
+                       static_cast<int>(m), shape.local_experts});
+  }
+  const auto send = [&] {
+    std::vector<std::vector<Bf16>> sent, got;
+    for (size_t m = 0; m < members; ++m) {
+      sent.push_back(out[m].Get());
+      got.push_back(in[m].Get());
+    }
+    for (size_t from = 0; from < members; ++from) {
+      for (size_t to = 0; to < members; ++to) {
+        if (from == to) continue;
+        const auto begin = sent[from].begin() + static_cast<ptrdiff_t>(to * parcel);
+        std::copy_n(begin, parcel, got[to].begin() + static_cast<ptrdiff_t>(from * parcel));
+      }
+    }
+    for (size_t m = 0; m < members; ++m) in[m].Put(got[m]);
+  };
+  const int ctas = 1 + random->Below(4);
+  ShuffleThreads((*random)());
+  for (size_t m = 0; m < members; ++m) {
+    DeviceMember& d = group.device[m];
+    gpu::PackTokens(TestStream(), parcels[m], d.sent.data(), d.tokens.data(),
+                    static_cast<int>(d.tokens.size()) / shape.width, ctas);
+  }
+  send();
+  for (size_t m = 0; m < members; ++m) {
+    DeviceMember& d = group.device[m];
+    gpu::CountParcels(TestStream(), parcels[m], d.sent.data(), begins[m].data(), group.MostRows(m),
+                      d.first.data(), d.received.data(), d.overflow.data());
+    gpu::UnpackExperts(TestStream(), parcels[m], d.first.data(), d.received.data(),
+                       d.experts.data(), group.MostRows(m), ctas);
+    CHECK(d.first.Get() == group.host[m].first);
+    CHECK(d.received.Get() == group.host[m].received);
+    CHECK(d.overflow.Get()[0] == 0);
+    CHECK(d.experts.Get() == ToBf16s(group.host[m].experts));
+    out[m].Poison();
+    in[m].Poison();
+  }
+  for (size_t m = 0; m < members; ++m) {
+    DeviceMember& d = group.device[m];
+    gpu::PackExperts(TestStream(), parcels[m], d.first.data(), d.received.data(), d.experts.data(),
+                     group.MostRows(m), ctas);
+  }
+  send();
+  for (size_t m = 0; m < members; ++m) {
+    DeviceMember& d = group.device[m];
+    d.tokens.Poison();
+    gpu::UnpackTokens(TestStream(), parcels[m], d.sent.data(), d.tokens.data(),
+                      static_cast<int>(d.tokens.size()) / shape.width, ctas);
+    CHECK(d.tokens.Get() == ToBf16s(group.host[m].tokens));
+  }
+}
+
 TEST_SUITE("kernel") {
   TEST_CASE("exchange: rows and counts as the host's") {
     Draws random(3);
@@ -226,6 +308,30 @@ TEST_SUITE("kernel") {
     std::vector<Bf16> experts = ToBf16s(group.host[0].experts);
     std::fill(experts.begin() + 9 * 8, experts.end(), Bf16{0xffff});
     CHECK(group.device[0].experts.Get() == experts);
+  }
+
+  TEST_CASE("parcels: rows and counts as where members read each other's memory") {
+    Draws random(7);
+    for (int round = 0; round < (Emulated() ? 12 : 60); ++round) {
+      ExchangeShape shape = RandomShape(&random);
+      shape.capacity = 0;
+      CheckParcels(shape, Emulated() ? 15 : 300, &random);
+    }
+    // More members, and more experts, than a warp looks at at a time.
+    for (const ExchangeShape shape : {ExchangeShape{70, 1, 8, 0}, {33, 2, 3, 0}, {2, 40, 8, 0}}) {
+      CheckParcels(shape, Emulated() ? 5 : 100, &random);
+    }
+  }
+
+  TEST_CASE("parcels: groups that are not possible") {
+    const gpu::Parcels parcels = {nullptr, nullptr, 4, 8, 2, 2, 3};
+    CHECK_THROWS_WITH_AS(gpu::PackTokens(TestStream(), parcels, nullptr, nullptr, 1, 3),
+                         "PackTokens: member 2 of 2, 3 experts each, parcels of 4 rows, 3 CTAs; at "
+                         "most 1024 experts in all are possible",
+                         gpu::GpuError);
+    CHECK_THROWS_AS(gpu::UnpackExperts(TestStream(), {nullptr, nullptr, 4, 8, 2, 1, 600}, nullptr,
+                                       nullptr, nullptr, 1, 3),
+                    gpu::GpuError);
   }
 
   TEST_CASE("exchange: one member owns all experts") {

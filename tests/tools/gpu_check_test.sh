@@ -78,7 +78,7 @@ done
 shows '{"part":"case-1 experts: rows","status":"ok"'
 shows '{"part":"case-2 experts: \"odd\" \\ names","status":"ok"'
 shows '{"part":"repeats","status":"ok","reason":"weights: SHA-256 1234; '
-shows '{"part":"nccl-one-gpu","status":"SKIP","reason":"no sockets"'
+shows '{"part":"nccl-one-gpu graph","status":"SKIP","reason":"no sockets"'
 grep -q '"figure":"of experts"' "$work/dir/results.jsonl" || fail "no figure of the benchmark"
 grep -q '"figure":"dualpipe: largest difference from the CPU","value":2.5e-03,"unit":"","target":0.01,"ratio":4}' \
   "$work/dir/results.jsonl" || fail "no figure of the gradients"

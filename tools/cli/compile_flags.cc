@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "kernels/gpu/exchange.h"
 #include "runtime/gpu/views.h"
 #include "runtime/model/views.h"
 #include "schedules/partition/stages.h"
@@ -50,11 +49,6 @@ void CheckDevice(const CompileFlags& flags) {
   if (flags.device == "cuda" && ParseLevel(flags.level) != Level::kBuffer) {
     throw UsageError("--device cuda: runs plans of level buffer only, this would be one of level " +
                      flags.level + "; give --level buffer");
-  }
-  if (flags.device == "cuda" && flags.expert_parallel > gpu::kMaxPeers) {
-    throw UsageError("--device cuda: an expert group has at most " +
-                     std::to_string(gpu::kMaxPeers) + " members there, is to have " +
-                     std::to_string(flags.expert_parallel) + "; give a smaller --expert-parallel");
   }
 }
 

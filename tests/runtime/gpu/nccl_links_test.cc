@@ -21,17 +21,24 @@
 namespace contraflow::nccl_links_test {
 namespace {
 
+NcclExchange ExchangeOf(const Plan& plan, Rows rows) {
+  return {.local_experts = kLocal,
+          .width = kWidth,
+          .capacity = rows == Rows::kFixed ? kCapacity : 0,
+          .expert_rows = plan.expert_parallel * kLocal * kCapacity};
+}
+
 /// A job over NCCL, each of whose processes has issued one step.
 struct LinkedJob {
-  explicit LinkedJob(const Plan& the_plan, int capacity = kCapacity,
+  explicit LinkedJob(const Plan& the_plan, Rows rows = Rows::kFixed,
                      const SmBudget& budget = {.link_ctas = 3, .expert_ctas = 20, .sum_ctas = 7})
       : plan(the_plan),
         holders(HoldersOfStage(plan)),
         order(RankOrder::kDefault, plan),
         network(order.processes(), NcclNetwork::Processes::kInTurn) {
     for (int p = 0; p < order.processes(); ++p) {
-      backends.push_back(std::make_unique<LinkBackend>(plan, order.DeviceOf(p)));
-      links.push_back(std::make_unique<NcclLinks>(plan, capacity, order, p, budget,
+      backends.push_back(std::make_unique<LinkBackend>(plan, order.DeviceOf(p), rows));
+      links.push_back(std::make_unique<NcclLinks>(plan, ExchangeOf(plan, rows), order, p, budget,
                                                   network.NcclOf(p), network.GpuOf(p)));
       links.back()->Connect("the one", *backends.back());
       connected.push_back(network.steps[static_cast<size_t>(p)].size());
@@ -95,6 +102,15 @@ struct LinkedJob {
     return sum;
   }
 
+  /// Runs what was issued, and checks all that it has moved.
+  void CheckAll() {
+    REQUIRE_NOTHROW(network.Check());
+    REQUIRE_NOTHROW(network.Run());
+    for (const auto& backend : backends) CHECK_NOTHROW(backend->CheckMoved());
+    CheckSums();
+    for (int p = 0; p < order.processes(); ++p) CHECK(network.OpenOf(p) == 0);
+  }
+
   void CheckSums() {
     for (int stage = 0; stage < plan.stages; ++stage) {
       for (const int rank : holders[static_cast<size_t>(stage)]) {
@@ -123,8 +139,9 @@ struct LinkedJob {
 };
 
 Plan PlanOf(const char* schedule, int ranks, int members, int replicas, uint64_t seed) {
-  return PlanFor(GroupModel(1.0), schedule, ranks, 2 * ranks, members, Level::kBuffer, seed,
-                 replicas);
+  Model model = GroupModel(1.0);
+  model.experts = std::max(model.experts, kLocal * members);
+  return PlanFor(model, schedule, ranks, 2 * ranks, members, Level::kBuffer, seed, replicas);
 }
 
 TEST_SUITE("unit") {
@@ -138,14 +155,42 @@ TEST_SUITE("unit") {
         CAPTURE(ranks);
         CAPTURE(members);
         CAPTURE(replicas);
-        LinkedJob job(PlanOf(schedule, ranks, members, replicas, seed++));
-        REQUIRE_NOTHROW(job.network.Check());
-        REQUIRE_NOTHROW(job.network.Run());
-        for (const auto& backend : job.backends) CHECK_NOTHROW(backend->CheckMoved());
-        job.CheckSums();
-        for (int p = 0; p < job.order.processes(); ++p) CHECK(job.network.OpenOf(p) == 0);
+        ++seed;
+        LinkedJob job(PlanOf(schedule, ranks, members, replicas, seed),
+                      seed % 2 == 0 ? Rows::kFixed : Rows::kAny);
+        job.CheckAll();
       }
     }
+  }
+
+  TEST_CASE(
+      "nccl links: groups of more members than one kernel reaches, as many rows as there are") {
+    for (const auto& [members, rows] :
+         {std::tuple(3, Rows::kAny), std::tuple(17, Rows::kAny), std::tuple(17, Rows::kFixed)}) {
+      CAPTURE(members);
+      LinkedJob job(PlanOf("1f1b", 1, members, 1, 6), rows);
+      job.CheckAll();
+    }
+  }
+
+  TEST_CASE("nccl links: what members exchange has a size that no count changes") {
+    const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
+    LinkedJob job(plan, Rows::kAny);
+    // By the bytes: parcels of all rows that a member can have for another, and counts.
+    std::map<size_t, int> messages;
+    for (size_t at = job.connected[0]; at < job.network.steps[0].size(); ++at) {
+      for (const NcclNetwork::Message& m : job.network.steps[0][at].messages) {
+        if (job.network.comms[static_cast<size_t>(m.comm)].name == "experts") ++messages[m.bytes];
+      }
+    }
+    int forwards = 0, exchanges = 0;
+    for (const Instruction& i : plan.program(0)) {
+      forwards += i.op == Op::DISPATCH_F;
+      exchanges += WorkOf(i.op) == Work::kAllToAll;
+    }
+    CHECK(forwards > 0);
+    CHECK(messages == std::map<size_t, int>{{(kLocal + 1) * sizeof(int32_t), 2 * forwards},
+                                            {2 * kLocal * kCapacity * kWidth, 2 * exchanges}});
   }
 
   TEST_CASE("nccl links: an order that is broken ends in a deadlock or meets wrong messages") {
@@ -237,7 +282,7 @@ TEST_SUITE("unit") {
           // With one stage a rank nothing computes beside sums; DualPipe has each stage twice.
           CHECK(use.sums == (stages_a_rank > 1 && (members * replicas > 1 || two_copies)));
           const SmBudget budget = BudgetOf(kSms, 1, use);
-          LinkedJob job(plan, kCapacity, budget);
+          LinkedJob job(plan, Rows::kFixed, budget);
           int fullest = 0;
           for (int p = 0; p < job.order.processes(); ++p) {
             int resident = budget.compute;
@@ -308,20 +353,13 @@ TEST_SUITE("unit") {
     for (const auto& [pair, groups] : pairs) CHECK(groups.first == groups.second);
   }
 
-  TEST_CASE("nccl links: experts' exchanges of unknown size are refused with the remedy") {
-    const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
-    CHECK(Failure([&] { LinkedJob(plan, 0); }) ==
-          "expert groups over NCCL need to know how many rows go to each expert before the device "
-          "does; give `capacity`, 1.25 for example, or train in one process (`transport` threads)");
-  }
-
   TEST_CASE("nccl links: what is aborted takes no more calls and leaves nothing behind") {
     const Plan plan = PlanOf("1f1b", 2, 1, 1, 1);
     const RankOrder order(RankOrder::kDefault, plan);
     NcclNetwork network(order.processes(), NcclNetwork::Processes::kInTurn);
     LinkBackend backend(plan, order.DeviceOf(0));
     {
-      NcclLinks links(plan, 0, order, 0, {.link_ctas = 2}, network.NcclOf(0), network.GpuOf(0));
+      NcclLinks links(plan, {}, order, 0, {.link_ctas = 2}, network.NcclOf(0), network.GpuOf(0));
       links.Connect("the one", backend);
       CHECK(network.OpenOf(0) == 4);  // all, both ways, sums
       links.Poll();
@@ -333,7 +371,7 @@ TEST_SUITE("unit") {
     CHECK(network.OpenOf(0) == 0);
     // One that is never closed, after an error, is aborted.
     NcclNetwork other(order.processes(), NcclNetwork::Processes::kInTurn);
-    NcclLinks(plan, 0, order, 0, {.link_ctas = 2}, other.NcclOf(0), other.GpuOf(0))
+    NcclLinks(plan, {}, order, 0, {.link_ctas = 2}, other.NcclOf(0), other.GpuOf(0))
         .Connect("the one", backend);
     CHECK(other.OpenOf(0) == 0);
   }

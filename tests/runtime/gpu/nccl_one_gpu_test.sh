@@ -2,9 +2,13 @@
 # Four processes on one GPU, which claim to be of four machines so that NCCL joins them, train to the
 # same weights as four virtual ranks there.
 #
-# usage: nccl_one_gpu_test.sh CONTRAFLOW CONTRAFLOW_RUN      77: no GPU
+# usage: nccl_one_gpu_test.sh CONTRAFLOW CONTRAFLOW_RUN [FORM...]      77: no GPU
+#
+# FORM: graph, streams, capacity, dropless (all of them)
 set -u
 contraflow=$1 run=$2
+shift 2
+[ $# -gt 0 ] || set -- graph streams capacity dropless
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -55,7 +59,8 @@ compare() {
 }
 
 plan two-ways dualpipe 4 1
-plan groups 1f1b 2 2 --capacity 1.25
+plan capacity 1f1b 2 2 --capacity 1.25
+plan dropless 1f1b 2 2
 
 # Where there is no GPU contraflow-run says so before all else.
 virtual two-ways
@@ -63,6 +68,12 @@ if grep -q -e "no CUDA device" -e "this build has no CUDA" "$folder/virtual.log"
   echo "skipped: $(cat "$folder/virtual.log")"
   exit 77
 fi
-compare two-ways
-compare two-ways --no-graph
-compare groups --capacity 1.25
+for form in "$@"; do
+  case $form in
+    graph) compare two-ways ;;
+    streams) compare two-ways --no-graph ;;
+    capacity) compare capacity --capacity 1.25 ;;
+    dropless) compare dropless ;;
+    *) fail "there is no form $form" ;;
+  esac
+done

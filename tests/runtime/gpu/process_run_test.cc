@@ -95,6 +95,9 @@ TEST_SUITE("unit") {
     CheckTraining(plain, kSanitized ? 1 : 2, {.graph = false, .stamps = false});
     Training groups("zb-1p", 2, 2, 1.25f, 0.5f);
     CheckTraining(groups, 1, {.graph = true});
+    // Without a capacity: parcels.
+    Training dropless("1f1b", 1, 2, 0);
+    CheckTraining(dropless, 1, {.graph = !kSanitized});
   }
 
   TEST_CASE("gpu process run: a process that fails stops all and the report says where they were") {

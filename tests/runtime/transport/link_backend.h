@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/error.h"
@@ -16,16 +17,19 @@
 
 namespace contraflow {
 
-/// Values of a row, rows of a member and expert, experts of a member, values of a part.
+/// Values of a row, most rows of a member and expert, experts of a member.
 inline constexpr int kWidth = 8, kCapacity = 2, kLocal = 2;
-inline constexpr size_t kPieceSize = size_t{kWidth} * kCapacity;
+
+/// How many rows a member sends to an expert: kCapacity, or anything up to it.
+enum class Rows : bool { kFixed, kAny };
 
 using Bits = std::vector<uint16_t>;
 
 /// What one device moves, each instruction with memory of its own: its bytes say what they are.
 class LinkBackend : public GpuBackend {
  public:
-  LinkBackend(const Plan& plan, Device device) : plan_(plan), device_(device) {
+  LinkBackend(const Plan& plan, Device device, Rows rows = Rows::kFixed)
+      : plan_(plan), device_(device), rows_(rows) {
     for (int stage = 0; stage < plan.stages; ++stage) {
       // Sizes of no common measure; experts' gradients only where there are groups.
       const auto dense = static_cast<size_t>(37 + 11 * stage);
@@ -45,25 +49,17 @@ class LinkBackend : public GpuBackend {
   }
 
   ExchangePart Exchange(const Instruction& i) override {
-    const auto rows = static_cast<size_t>(plan_.expert_parallel) * kLocal * kPieceSize;
-    const auto counts = static_cast<size_t>(plan_.expert_parallel) * kLocal;
-    Rows& r = *exchanges_.emplace_back(std::make_unique<Rows>());
+    const int members = plan_.expert_parallel, most = members * kLocal * kCapacity;
+    Moving& r = *exchanges_.emplace_back(std::make_unique<Moving>());
     r.instruction = i;
     r.to_experts = i.op == Op::DISPATCH_F || i.op == Op::COMBINE_B;
-    r.tokens.assign(rows, 0xffff);
-    r.experts.assign(rows, 0xffff);
-    r.first.assign(kLocal + 1, -1);
-    r.received.assign(counts, -1);
-    r.sent.resize(counts + 1);
-    for (size_t e = 0; e <= counts; ++e) r.sent[e] = static_cast<int32_t>(e) * kCapacity;
-    if (i.op != Op::DISPATCH_F) SetCounts(&r);
-    for (int m = 0; m < plan_.expert_parallel; ++m) {
-      for (int e = 0; e < kLocal; ++e) {
-        r.to_experts
-            ? Fill(&r.tokens, m * kLocal + e, Code(i, device_.member, m, e))
-            : Fill(&r.experts, e * plan_.expert_parallel + m, Code(i, m, device_.member, e));
-      }
-    }
+    r.tokens.assign(static_cast<size_t>(most * kWidth), 0xffff);
+    r.experts = r.tokens;
+    r.sent = SentOf(i);
+    const auto [first, received] = CountsOf(i);
+    r.first = i.op == Op::DISPATCH_F ? Counts(first.size(), -1) : first;
+    r.received = i.op == Op::DISPATCH_F ? Counts(received.size(), -1) : received;
+    (r.to_experts ? r.tokens : r.experts) = RowsOf(i, r.to_experts);
     ExchangePart part = {};
     part.peer = {r.sent.data(), reinterpret_cast<gpu::Bf16*>(r.tokens.data()), r.first.data(),
                  r.received.data(), reinterpret_cast<gpu::Bf16*>(r.experts.data())};
@@ -75,8 +71,8 @@ class LinkBackend : public GpuBackend {
     part.overflow = &overflow_;
     part.local_experts = kLocal;
     part.width = kWidth;
-    part.capacity = kCapacity;
-    part.most_rows = part.sent_rows = kCapacity * kLocal * plan_.expert_parallel;
+    part.capacity = rows_ == Rows::kFixed ? kCapacity : 0;
+    part.most_rows = part.sent_rows = most;
     return part;
   }
 
@@ -110,11 +106,12 @@ class LinkBackend : public GpuBackend {
     Instruction instruction;
     std::vector<unsigned char> bytes;
   };
-  struct Rows {
+  using Counts = std::vector<int32_t>;
+  struct Moving {
     Instruction instruction;
     bool to_experts;
     Bits tokens, experts;
-    std::vector<int32_t> sent, first, received;
+    Counts sent, first, received;
   };
 
   std::vector<float> Random(size_t size, int salt) const {
@@ -138,45 +135,77 @@ class LinkBackend : public GpuBackend {
     }
     return bytes;
   }
-  /// Of the rows of a member's tokens for an expert of an owner.
-  uint16_t Code(const Instruction& i, int member, int owner, int expert) const {
+  /// Of the rows of a member's tokens for an expert of an owner; the same in all exchanges of a
+  /// layer and micro-batch.
+  int CountOf(const Instruction& i, int member, int owner, int expert) const {
+    if (rows_ == Rows::kFixed) return kCapacity;
+    unsigned seed = 0;
+    for (const int part : {i.stage + 0, i.layer + 0, i.microbatch + 0, device_.rank,
+                           device_.replica, member, owner, expert}) {
+      seed = seed * 67 + static_cast<unsigned>(part);
+    }
+    return static_cast<int>(std::mt19937(seed)() % (kCapacity + 1));
+  }
+  /// What one of those rows is full of.
+  uint16_t Code(const Instruction& i, int member, int owner, int expert, int row) const {
     return static_cast<uint16_t>(static_cast<int>(i.op) * 4001 + i.microbatch * 401 +
                                  i.stage * 211 + i.layer * 97 + device_.replica * 53 + member * 17 +
-                                 owner * 5 + expert);
+                                 owner * 5 + expert + row * 1009);
   }
-  static void Fill(Bits* bits, int part, uint16_t code) {
-    std::fill_n(bits->begin() + static_cast<ptrdiff_t>(kPieceSize) * part, kPieceSize, code);
-  }
-  void CheckRows(const Rows& r) const {
-    Bits wanted(r.tokens.size());
+  Counts SentOf(const Instruction& i) const {
+    Counts sent = {0};
     for (int m = 0; m < plan_.expert_parallel; ++m) {
       for (int e = 0; e < kLocal; ++e) {
-        r.to_experts ? Fill(&wanted, e * plan_.expert_parallel + m,
-                            Code(r.instruction, m, device_.member, e))
-                     : Fill(&wanted, m * kLocal + e, Code(r.instruction, device_.member, m, e));
+        sent.push_back(sent.back() + CountOf(i, device_.member, m, e));
       }
     }
-    if (wanted != (r.to_experts ? r.experts : r.tokens)) {
+    return sent;
+  }
+  /// First and received.
+  std::pair<Counts, Counts> CountsOf(const Instruction& i) const {
+    Counts first = {0}, received;
+    for (int m = 0; m < plan_.expert_parallel; ++m) {
+      for (int e = 0; e < kLocal; ++e) received.push_back(CountOf(i, m, device_.member, e));
+    }
+    for (int e = 0; e < kLocal; ++e) {
+      int rows = first.back();
+      for (int m = 0; m < plan_.expert_parallel; ++m) {
+        rows += received[static_cast<size_t>(m * kLocal + e)];
+      }
+      first.push_back(rows);
+    }
+    return {first, received};
+  }
+  /// The rows at this device's tokens: by owner and expert; at its experts: by expert, then member.
+  Bits RowsOf(const Instruction& i, bool at_tokens) const {
+    const int members = plan_.expert_parallel;
+    Bits bits;
+    for (int part = 0; part < members * kLocal; ++part) {
+      const int member = at_tokens ? device_.member : part % members,
+                owner = at_tokens ? part / kLocal : device_.member,
+                expert = at_tokens ? part % kLocal : part / members;
+      for (int row = 0; row < CountOf(i, member, owner, expert); ++row) {
+        bits.insert(bits.end(), kWidth, Code(i, member, owner, expert, row));
+      }
+    }
+    bits.resize(static_cast<size_t>(members * kLocal * kCapacity * kWidth), 0xffff);
+    return bits;
+  }
+  void CheckRows(const Moving& r) const {
+    if (RowsOf(r.instruction, !r.to_experts) != (r.to_experts ? r.experts : r.tokens)) {
       throw Error(ToString(r.instruction) + " brought other rows");
     }
-    Rows counts = r;
-    SetCounts(&counts);
-    if (r.first != counts.first || r.received != counts.received) {
+    if (std::pair(r.first, r.received) != CountsOf(r.instruction)) {
       throw Error(ToString(r.instruction) + " has other counts");
     }
-  }
-  void SetCounts(Rows* r) const {
-    for (size_t e = 0; e < r->first.size(); ++e) {
-      r->first[e] = static_cast<int32_t>(e) * plan_.expert_parallel * kCapacity;
-    }
-    std::fill(r->received.begin(), r->received.end(), kCapacity);
   }
 
   const Plan& plan_;
   const Device device_;
+  const Rows rows_;
   std::vector<std::vector<float>> gradients_, experts_;
   std::list<Moved> messages_;
-  std::vector<std::unique_ptr<Rows>> exchanges_;
+  std::vector<std::unique_ptr<Moving>> exchanges_;
   int32_t overflow_ = 0;
 };
 

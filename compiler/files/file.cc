@@ -26,10 +26,6 @@ namespace fs = std::filesystem;
 
 std::string Reason(int error) { return std::generic_category().message(error); }
 
-[[noreturn]] void FailRead(const std::string& name, int error) {
-  throw Error(name + ": cannot be read: " + Reason(error));
-}
-
 [[noreturn]] void FailWrite(const std::string& name, int error) {
   std::string hint;
   if (error == ENOENT) hint = "; does its folder exist?";
@@ -204,12 +200,6 @@ void RemoveUnfinishedOnSignals() {
   }
 }
 
-std::string ReadFile(const std::string& path, int64_t limit) {
-  std::string content;
-  InputFile(path, limit).ReadRest(&content);
-  return content;
-}
-
 void WriteFile(const std::string& path, std::string_view content) {
   WriteFile(path, [content](const PutBytes& put) { put(content); });
 }
@@ -229,72 +219,6 @@ void WriteFile(const std::string& path, const std::function<void(const PutBytes&
   }
   if (path.back() == '/') FailWrite(path, EISDIR);
   Replace(path, write, nullptr);
-}
-
-InputFile::InputFile(const std::string& path, int64_t limit)
-    : name_(path == "-" ? "standard input" : path),
-      limit_(limit),
-      file_(path == "-" ? dup(STDIN_FILENO) : OpenFile(path, O_RDONLY)) {
-  if (path.empty()) throw Error("the file name is empty");
-  if (file_.get() < 0) FailRead(name_, errno);
-  struct stat status {};
-  if (fstat(file_.get(), &status) != 0) FailRead(name_, errno);
-  if (S_ISDIR(status.st_mode)) FailRead(name_, EISDIR);
-  if (S_ISREG(status.st_mode)) size_ = status.st_size;
-  if (size_ > limit_) FailTooLarge();
-}
-
-void InputFile::FailTooLarge() const {
-  throw Error(name_ + ": is larger than " + std::to_string(limit_) +
-              " bytes, the limit for its kind");
-}
-
-size_t InputFile::Read(char* to, size_t most) {
-  for (;;) {
-    const ssize_t got = read(file_.get(), to, most);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      FailRead(name_, errno);
-    }
-    read_ += got;
-    if (read_ > limit_) FailTooLarge();
-    return static_cast<size_t>(got);
-  }
-}
-
-void InputFile::ReadRest(std::string* content) {
-  // One byte more than the file has, so that its end is seen without growing; pipes grow.
-  constexpr size_t kStep = size_t{1} << 16;
-  size_t room = size_ > read_ ? static_cast<size_t>(size_ - read_) + 1 : kStep;
-  size_t size = content->size();
-  for (;;) {
-    if (size == content->size()) {
-      content->resize(size + std::max(room, size));
-      room = kStep;
-    }
-    const size_t got = Read(content->data() + size, content->size() - size);
-    if (got == 0) break;
-    size += got;
-  }
-  content->resize(size);
-}
-
-SeekableFile::SeekableFile(const std::string& path) : path_(path), file_(OpenFile(path, O_RDONLY)) {
-  if (file_.get() < 0) throw FileError(path, "cannot be read", errno);
-}
-
-void SeekableFile::Read(int64_t offset, std::span<std::byte> bytes) const {
-  while (!bytes.empty()) {
-    const ssize_t got = pread(file_.get(), bytes.data(), bytes.size(), offset);
-    if (got > 0) {
-      bytes = bytes.subspan(static_cast<size_t>(got));
-      offset += got;
-    } else if (got == 0) {
-      throw Error(path_ + ": ends at byte " + std::to_string(offset) + ": it is truncated");
-    } else if (errno != EINTR) {
-      throw FileError(path_, "cannot be read", errno);
-    }
-  }
 }
 
 OutputFile::OutputFile(const std::string& path)

@@ -123,8 +123,11 @@ class Descriptor {
 /// A file that is read piece by piece; "-" is standard input. Throws Error as ReadFile does.
 class InputFile {
  public:
+  /// What says no size (a pipe, a device) may have no end, and is refused beyond 1 GiB in any case.
   InputFile(const std::string& path, int64_t limit);
 
+  /// The first 64 KiB, or all if there is less, without taking them: which form has it?
+  std::string_view Beginning();
   /// Puts up to `most` further bytes there; 0 at the end.
   size_t Read(char* to, size_t most);
   /// Appends all that is left.
@@ -133,12 +136,16 @@ class InputFile {
   const std::string& name() const { return name_; }
 
  private:
-  [[noreturn]] void FailTooLarge() const;
+  [[noreturn]] void FailTooLarge(int64_t limit) const;
+  size_t ReadOn(char* to, size_t most);
 
   const std::string name_;
   const int64_t limit_;
   int64_t read_ = 0;
   int64_t size_ = 0;  ///< that the file says it has; 0 where it says none
+  bool stream_ = false;
+  std::string beginning_;
+  size_t given_ = 0;  ///< of the beginning
   const Descriptor file_;
 };
 

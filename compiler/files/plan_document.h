@@ -14,12 +14,13 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/json.h"
+#include "compiler/files/plan_io.h"
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
 
-/// Bytes: room for a hundred million instructions. Values: for the head, not the rows.
-inline constexpr JsonLimits kPlanLimits = {.bytes = size_t{4} << 30, .values = size_t{1} << 22};
+/// Values: for the head, not the rows.
+inline constexpr JsonLimits kPlanLimits = {.bytes = kMaxPlanBytes, .values = size_t{1} << 22};
 
 /// "format" of a rank's file in a folder.
 inline constexpr std::string_view kRankFormat = "contraflow-rank";

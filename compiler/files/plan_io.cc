@@ -263,17 +263,21 @@ JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Chec
     if (checksum != nullptr) checksum->Add({to, got});
     return got;
   };
-  constexpr size_t kBeginning = size_t{1} << 16;
-  std::string beginning(kBeginning, '\0');
-  beginning.resize(more(beginning.data(), beginning.size()));
+  const std::string_view beginning = file->Beginning();
   if (!LooksLikeCbor(beginning)) {
-    const size_t size = beginning.size();
-    file->ReadRest(&beginning);
-    if (checksum != nullptr) checksum->Add(std::string_view(beginning).substr(size));
-    return ParseJson(beginning, file->name(), kPlanLimits, rows);
+    // What begins as no document does is refused at once, though it may have no end.
+    const size_t first = beginning.find_first_not_of(" \t\r\n");
+    if (first != std::string_view::npos &&
+        std::string_view("{[\xEF").find(beginning[first]) == std::string_view::npos) {
+      return ParseJson(beginning.substr(0, first + 1), file->name(), kPlanLimits, rows);
+    }
+    std::string text;
+    file->ReadRest(&text);
+    if (checksum != nullptr) checksum->Add(text);
+    return ParseJson(text, file->name(), kPlanLimits, rows);
   }
   JsonBuilder builder(file->name(), kPlanLimits, rows);
-  ReadCbor(beginning, more, file->name(), &builder);
+  ReadCbor("", more, file->name(), &builder);
   return {file->name(), builder.Take()};
 }
 
@@ -301,12 +305,16 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
 
 Plan ReadPlanFile(const std::string& path) {
   if (IsFolder(path)) return ReadRankFiles(path);
-  InputFile file(path, int64_t{kPlanLimits.bytes});
-  return WholePlan(ReadDocument(file.name(),
+  InputFile file(path, kMaxPlanBytes);
+  return ReadPlanFile(&file);
+}
+
+Plan ReadPlanFile(InputFile* file) {
+  return WholePlan(ReadDocument(file->name(),
                                 [&](std::span<const JsonRows> rows) {
-                                  return ParsePlanFile(&file, rows, nullptr);
+                                  return ParsePlanFile(file, rows, nullptr);
                                 }),
-                   file.name());
+                   file->name());
 }
 
 }  // namespace contraflow

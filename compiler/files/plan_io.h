@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "compiler/files/file.h"
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
@@ -22,6 +23,11 @@ Plan ReadPlan(std::string_view document, const std::string& place);
 /// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
 /// (ReadRankFiles). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
+/// The same of a file that is open.
+Plan ReadPlanFile(InputFile* file);
+/// A plan file is refused beyond that: there is room for fifty million instructions, in
+/// the binary form for three times as many.
+inline constexpr int64_t kMaxPlanBytes = int64_t{2} << 30;
 
 /// JSON text: fixed key order, one instruction a line, same plan same bytes.
 /// ReadPlan(WritePlan(p)) == p.

@@ -50,13 +50,13 @@ std::string RegularFile(std::string path) {
 }
 
 FolderHead ReadHeadFile(const std::string& folder) {
-  InputFile file(RegularFile(HeadPath(folder)), int64_t{kPlanLimits.bytes});
+  InputFile file(RegularFile(HeadPath(folder)), kMaxPlanBytes);
   return ReadFolderHead(ParsePlanFile(&file, {}, nullptr));
 }
 
 /// Puts the program, slots and marks of a rank into its place.
 void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
-  InputFile file(RegularFile(PathIn(folder, RankFileName(rank))), int64_t{kPlanLimits.bytes});
+  InputFile file(RegularFile(PathIn(folder, RankFileName(rank))), kMaxPlanBytes);
   PlanRows rows(file.name());
   Checksum sum;
   const JsonDocument json = ParsePlanFile(&file, rows.members(), &sum);
@@ -140,7 +140,7 @@ RankPlan ReadRankFile(const std::string& folder, int rank) {
 }
 
 std::string ReadRankFilesHead(const std::string& folder) {
-  return ReadFile(RegularFile(HeadPath(folder)), int64_t{kPlanLimits.bytes});
+  return ReadFile(RegularFile(HeadPath(folder)), kMaxPlanBytes);
 }
 
 Plan ReadRankFilesPlan(const std::string& folder) { return ReadHeadFile(folder).plan; }

@@ -73,6 +73,23 @@ TEST_SUITE("unit") {
     CHECK(folder.Count() == 1);
   }
 
+  TEST_CASE("the beginning of a file is looked at without being taken") {
+    const Folder folder;
+    const std::string path = folder / "a";
+    std::string content;
+    for (int i = 0; i < 20000; ++i) content += std::to_string(i) + " ";
+    for (const size_t size : {size_t{0}, size_t{5}, size_t{65536}, content.size()}) {
+      WriteFile(path, std::string_view(content).substr(0, size));
+      InputFile file(path, std::ssize(content));
+      CHECK(file.Beginning() == std::string_view(content).substr(0, std::min(size, size_t{65536})));
+      std::string read(3, '-');
+      read.resize(file.Read(read.data(), 3));
+      CHECK(file.Beginning().starts_with(read));
+      file.ReadRest(&read);
+      CHECK(read == content.substr(0, size));
+    }
+  }
+
   TEST_CASE("what cannot be read names the path and the reason") {
     const Folder folder;
     const std::string path = folder / "a";

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(LooksLikeTrace(text));
   Timeline measured;
   try {
-    measured = ReadRun(plan, {{"input", text}});
+    measured = ReadRun(plan, {{"input", text}}).timeline;
   } catch (const Error&) {
     return 0;
   }
@@ -34,6 +34,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs));
   CF_ASSERT(!CompareRuns(predicted, run).empty());
-  static_cast<void>(RunsToJson(predicted, run));
+  static_cast<void>(RunsToJson(predicted, run, 1));
   return 0;
 }

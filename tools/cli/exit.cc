@@ -82,7 +82,7 @@ ExitError ExitErrorOf(const std::exception_ptr& error) {
   } catch (const gpu::GpuError& e) {
     return {e.what(), kExitInput};
   } catch (const std::bad_alloc&) {
-    return {"out of memory; use fewer ranks or micro-batches", kExitInput};
+    return {"out of memory; use fewer ranks or micro-batches, or a smaller file", kExitInput};
   } catch (const InternalError& e) {
     return {e.what(), kExitBug};
   } catch (const std::exception& e) {

@@ -29,8 +29,10 @@ struct CheckOptions {
   std::string bounds, golden, junit, annotations = "none";
   bool json = false, quiet = false, verbose = false;
 
-  /// True where what is wrong with a plan is told as a result of it.
-  bool reports() const { return json || !junit.empty() || annotations != "none"; }
+  /// True where what is wrong with a plan is told as a result of it, among others.
+  bool reports() const {
+    return json || !junit.empty() || annotations != "none" || plans.size() > 1;
+  }
 };
 
 /// The grid of a plan, or why there is none.
@@ -62,14 +64,14 @@ LimitResult CompareWithGolden(const Plan& plan, const CostModel& costs, const Pl
   return result;
 }
 
-Verdict CheckPlan(const CheckOptions& options, const LimitsFile& file, const std::string& path) {
+Verdict CheckPlan(const CheckOptions& options, const Limits& limits, const std::string& path) {
   Verdict verdict{path, {}};
   const auto judge = [&] {
     const Plan plan = ReadPlanFile(path);
     RequireSound(plan, path);
     verdict.results.push_back({"sound", ""});
     const CostModel costs = CostsForPlan(options.costs, plan);
-    for (LimitResult& result : Judge(plan, costs, options.limits.Over(file.Of(path)), path)) {
+    for (LimitResult& result : Judge(plan, costs, limits, path)) {
       verdict.results.push_back(std::move(result));
     }
     if (!options.golden.empty()) {
@@ -85,7 +87,8 @@ Verdict CheckPlan(const CheckOptions& options, const LimitsFile& file, const std
   try {
     judge();
   } catch (const Error& error) {
-    verdict.results.push_back({verdict.results.empty() ? "sound" : "limits", error.what()});
+    verdict.results.push_back(
+        {verdict.results.empty() ? "sound" : "limits", WithFlags(error.what())});
   }
   return verdict;
 }
@@ -95,14 +98,17 @@ std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
   std::string broken, held;
   size_t limits = 0;
   for (const Verdict& verdict : verdicts) {
+    const auto line = [&](const std::string& said) {
+      const std::string plan = verdict.plan + ": ";
+      return (verdicts.size() == 1 || said.starts_with(plan) ? "" : plan) + said + "\n";
+    };
     for (const LimitResult& result : verdict.results) {
       limits += result.limit != "sound";
       if (result.broken.empty() && result.value) {
-        held += (verdicts.size() > 1 ? verdict.plan + ": " : "") + result.limit + " " +
-                FormatReal(*result.value) + ", at most " + FormatReal(*result.bound) + "\n";
+        held += line(result.limit + " " + FormatReal(*result.value) + result.unit + ", at most " +
+                     FormatReal(*result.bound) + result.unit);
       }
-      if (result.broken.empty()) continue;
-      broken += (verdicts.size() > 1 ? verdict.plan + ": " : "") + result.broken + "\n";
+      if (!result.broken.empty()) broken += line(result.broken);
     }
   }
   if (!all) held.clear();
@@ -111,21 +117,37 @@ std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
          (verdicts.size() > 1 ? ", of " + std::to_string(verdicts.size()) + " plans\n" : "\n");
 }
 
+/// Which limits are of no plan of the call: misspelt, maybe, where a plan has none of its own.
+void SayUnused(const CheckOptions& options, const LimitsFile& file,
+               const std::vector<std::string>& keys) {
+  const auto plain = std::ranges::find(keys, "");
+  if (plain == keys.end() && !options.verbose) return;
+  std::string unused;
+  for (const auto& [key, limits] : file.plans) {
+    if (std::ranges::count(keys, key) == 0) unused += (unused.empty() ? "" : ", ") + key;
+  }
+  if (unused.empty()) return;
+  Say("contraflow: note: " + file.place + ": " +
+      (plain == keys.end()
+           ? ""
+           : "has nothing for " + options.plans[static_cast<size_t>(plain - keys.begin())] +
+                 " alone; ") +
+      "its limits for these plans are not used here: " + unused);
+}
+
 int Check(const CheckOptions& options) {
   LimitsFile file;
   if (!options.bounds.empty()) {
     file = ReadLimits(ReadFile(options.bounds, JsonLimits{}.bytes), options.bounds);
   }
-  for (const auto& [path, limits] : file.plans) {
-    if (std::ranges::count(options.plans, path) > 0) continue;
-    throw Error(options.bounds + ": /plans/" + path +
-                ": no such plan is checked; write its path as " +
-                "it is given to contraflow check");
-  }
-  for (const std::string& path : options.plans) {
-    if (options.golden.empty() && options.limits.Over(file.Of(path)).count() == 0) {
+  const std::vector<std::string> keys = file.KeysOf(options.plans);
+  std::vector<Limits> limits;
+  SayUnused(options, file, keys);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    limits.push_back(options.limits.Over(file.Of(keys[i])));
+    if (options.golden.empty() && limits.back().count() == 0) {
       throw UsageError("check: no limit given" +
-                       (options.plans.size() > 1 ? " for " + path : std::string()) +
+                       (options.plans.size() > 1 ? " for " + options.plans[i] : std::string()) +
                        "; see contraflow check --help");
     }
   }
@@ -134,7 +156,9 @@ int Check(const CheckOptions& options) {
                      " are given");
   }
   std::vector<Verdict> verdicts;
-  for (const std::string& path : options.plans) verdicts.push_back(CheckPlan(options, file, path));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    verdicts.push_back(CheckPlan(options, limits[i], options.plans[i]));
+  }
   if (!options.junit.empty()) WriteFile(options.junit, WriteJunit(verdicts));
   if (options.json) {
     WriteFile("-", FormatJson("check", VerdictsToJson(verdicts)));

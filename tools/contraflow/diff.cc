@@ -63,7 +63,9 @@ int DiffRun(const DiffOptions& options, std::string first) {
   }
   const CostModel costs = CostsForPlan({}, plan);
   const Explanation predicted = ExplainRun(plan, costs, Simulate(plan, costs));
-  const Explanation measured = ExplainRun(plan, costs, RunOf(plan, costs, ReadRun(plan, traces)));
+  MeasuredRun run = ReadRun(plan, traces);
+  const std::string note = run.Note();
+  const Explanation measured = ExplainRun(plan, costs, RunOf(plan, costs, std::move(run.timeline)));
   if (!options.update_costs.empty()) {
     ProfileOptions profile{.plan = &plan, .mean = true};
     std::vector<FileSamples> files;
@@ -75,9 +77,10 @@ int DiffRun(const DiffOptions& options, std::string first) {
     for (const std::string& note : measured_costs.notes) Say("contraflow: warning: " + note);
   }
   if (options.json) {
-    WriteFile("-", FormatJson("diff", RunsToJson(predicted, measured)));
+    WriteFile("-", FormatJson("diff", RunsToJson(predicted, measured, run.steps)));
   } else {
-    Print(DescribePlan(plan) + "\n" + CompareRuns(predicted, measured));
+    Print(DescribePlan(plan) + "\n" + (note.empty() ? "" : "trace: " + note + "\n") +
+          CompareRuns(predicted, measured));
   }
   return kExitFine;
 }
@@ -91,7 +94,8 @@ int Diff(const DiffOptions& options) {
   if (std::optional<std::string> trace = TraceIn(options.right)) {
     return DiffRun(options, std::move(*trace));
   }
-  if (!options.update_costs.empty()) throw UsageError("--update-costs: needs a trace, not a plan");
+  if (!options.update_costs.empty())
+    throw UsageError("--update-costs: needs a trace, and " + options.right + " is none");
   if (!options.more.empty()) throw UsageError("diff: takes two plans, or a plan and its traces");
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
   const int code = left == right ? kExitFine : kExitInput;

@@ -135,10 +135,14 @@ std::string Page(const ShowOptions& options) {
     std::string text = ReadFile(options.trace, kMostTraceBytes);
     if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, options.trace);
     const std::vector<TraceText> traces = {{options.trace, std::move(text)}};
-    measured = RunOf(first.plan, first.costs, ReadRun(first.plan, traces));
+    MeasuredRun run = ReadRun(first.plan, traces);
+    const std::string note = run.Note();
+    measured = RunOf(first.plan, first.costs, std::move(run.timeline));
     measured->timeline.measured = true;
-    pages.push_back(
-        {.plan = &first.plan, .costs = &first.costs, .name = "measured", .run = &*measured});
+    pages.push_back({.plan = &first.plan,
+                     .costs = &first.costs,
+                     .name = "measured" + (note.empty() ? "" : " (" + note + ")"),
+                     .run = &*measured});
     longest = std::max(longest, Makespan(measured->timeline));
   }
   const View view = ViewOf(options, first.plan, first.costs.unit);

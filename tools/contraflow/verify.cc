@@ -10,6 +10,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
@@ -32,29 +33,39 @@ struct VerifyOptions {
 /// A file, and what was found in it.
 struct Verdict {
   std::string path;
+  std::string unreadable;  ///< why there is nothing to prove
   bool csv = false;
   Plan plan;
   /// Under which semantics: what was asked for, or what the plan needs.
   std::optional<Semantics> semantics;
   std::vector<Finding> findings;
   std::string circle;  ///< under stricter semantics; CircleText
+
+  bool sound() const { return findings.empty() && unreadable.empty(); }
 };
 
-bool IsCsv(const std::string& path) {
-  constexpr std::string_view kEnd = ".csv";
-  return path.size() > kEnd.size() &&
-         std::equal(kEnd.begin(), kEnd.end(), path.end() - std::ssize(kEnd), [](char end, char c) {
-           return end == (c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-         });
+/// Reads a plan, or PyTorch's CSV, whatever it is called.
+void ReadSchedule(const std::string& path, Verdict* verdict) {
+  if (IsFolder(path)) {
+    verdict->plan = ReadPlanFile(path);
+    return;
+  }
+  InputFile file(path, kMaxPlanBytes);
+  verdict->csv = LooksLikeTorchCsv(file.Beginning()) || path.ends_with(".csv");
+  if (!verdict->csv) {
+    verdict->plan = ReadPlanFile(&file);
+    return;
+  }
+  std::string text;
+  file.ReadRest(&text);
+  verdict->plan = ReadTorchCsv(text, file.name());
 }
 
 Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
   Verdict verdict;
   verdict.path = path;
-  verdict.csv = IsCsv(path);
   verdict.semantics = asked;
-  verdict.plan =
-      verdict.csv ? ReadTorchCsv(ReadFile(path, kMaxCsvBytes), path) : ReadPlanFile(path);
+  ReadSchedule(path, &verdict);
   if (asked) {
     verdict.findings = Verify(verdict.plan, *asked);
   } else if (verdict.csv || verdict.plan.semantics != Semantics::kRank) {
@@ -74,7 +85,22 @@ Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
   return verdict;
 }
 
+/// The same of one file among several: what is wrong with it keeps none of the others from proof.
+Verdict JudgeOneOf(const std::string& path, const std::optional<Semantics>& asked) {
+  try {
+    return Judge(path, asked);
+  } catch (const Error& error) {
+    Verdict verdict;
+    verdict.path = path;
+    verdict.unreadable = WithFlags(error.what());
+    return verdict;
+  }
+}
+
 Json VerdictJson(const Verdict& verdict) {
+  if (!verdict.unreadable.empty()) {
+    return {{"ok", false}, {"findings", Json::array()}, {"error", verdict.unreadable}};
+  }
   Json array = Json::array();
   for (const Finding& finding : verdict.findings) {
     Json row = Json::object();
@@ -152,12 +178,14 @@ int RunVerify(const VerifyOptions& options) {
   Json files = Json::array();
   for (const std::string& path : options.files) {
     std::optional<Progress> progress("proving " + path);
-    const Verdict verdict = Judge(path, asked);
+    const Verdict verdict = options.files.size() > 1 ? JudgeOneOf(path, asked) : Judge(path, asked);
     progress.reset();
-    sound &= verdict.findings.empty();
+    sound &= verdict.sound();
     if (!options.json) {
-      if (options.quiet && verdict.findings.empty()) continue;
-      Print(verdict.findings.empty() ? ProofText(verdict) : FindingsText(verdict));
+      if (options.quiet && verdict.sound()) continue;
+      Print(!verdict.unreadable.empty() ? verdict.unreadable + "\n"
+            : verdict.sound()           ? ProofText(verdict)
+                                        : FindingsText(verdict));
       continue;
     }
     Json document = VerdictJson(verdict);
@@ -175,8 +203,8 @@ int RunVerify(const VerifyOptions& options) {
 std::function<int()> AddVerify(CLI::App* app) {
   const auto options = std::make_shared<VerifyOptions>();
   app->add_option("PLAN", options->files,
-                  "plan files or folders, or PyTorch's CSV (FILE.csv), proven by its own\n"
-                  "messages; - is standard input")
+                  "plan files or folders, or PyTorch's CSV, proven by its own messages;\n"
+                  "- is standard input")
       ->type_name("")
       ->required();
   AddChoice(app, "--semantics", &options->semantics, "rank|pair|edge|buffered",

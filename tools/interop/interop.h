@@ -69,7 +69,9 @@ void RequireLossesInTurn(const Plan& plan, const std::string& place);
 Plan WithoutMessages(Plan plan);
 
 /// Room for a hundred million cells.
-inline constexpr int64_t kMaxCsvBytes = int64_t{4} << 30;
+inline constexpr int64_t kMaxCsvBytes = int64_t{1} << 30;
+/// True if a file that begins so can be PyTorch's CSV, and no plan file.
+bool LooksLikeTorchCsv(std::string_view beginning);
 
 /// "row 2, column 5": where the instruction of a plan stands in the CSV that it was read from.
 std::string CsvPlace(const Plan& plan, int rank, int index);

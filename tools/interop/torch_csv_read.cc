@@ -53,6 +53,8 @@ constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
                                               {"WAIT_SEND_B", Type::kWaitSendB},
                                               {"WAIT_REDUCE_GRAD", Type::kWaitReduceGrad}}};
 constexpr std::string_view kPair = "OVERLAP_F_B";
+/// What Windows puts before UTF-8.
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 std::string_view Name(Type type) { return kTypes[static_cast<size_t>(type)].name; }
 
@@ -401,7 +403,15 @@ class Reader {
 
 }  // namespace
 
+bool LooksLikeTorchCsv(std::string_view beginning) {
+  if (beginning.starts_with(kByteOrderMark)) beginning.remove_prefix(kByteOrderMark.size());
+  return !beginning.empty() &&
+         (beginning[0] >= '0' && beginning[0] <= '9' ||
+          std::string_view(",(\" \r\n").find(beginning[0]) != std::string_view::npos);
+}
+
 Plan ReadTorchCsv(std::string_view text, const std::string& place) {
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return Reader(text, place).Read();
 }
 

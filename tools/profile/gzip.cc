@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "compiler/plan/error.h"
 
@@ -57,11 +58,12 @@ std::string Gunzip(std::string_view bytes, int64_t limit, const std::string& pla
         throw Error(place +
                     ": not a whole gzip file: " + (stream.msg != nullptr ? stream.msg : "damaged"));
       }
-      content.append(piece.data(), piece.size() - stream.avail_out);
-      if (static_cast<int64_t>(content.size()) > limit) {
+      const size_t got = piece.size() - stream.avail_out;
+      if (std::cmp_greater(content.size() + got, limit)) {
         throw Error(place + ": holds more than " + std::to_string(limit) +
                     " bytes, the limit for its kind");
       }
+      content.append(piece.data(), got);
     } while (state != Z_STREAM_END && stream.avail_out == 0);
     whole = state == Z_STREAM_END;
   }

@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{2} << 30;
+constexpr int64_t kMostBytes = int64_t{1} << 30;
 
 constexpr std::array<std::string_view, 5> kForms = {"kineto", "megatron-log", "nvtx-csv", "trace",
                                                     "csv"};
@@ -80,7 +80,13 @@ FileSamples ReadProfileText(std::string_view text, const std::string& place,
 
 FileSamples ReadProfile(const std::string& path, const ProfileOptions& options) {
   const std::string place = path == "-" ? "standard input" : path;
-  std::string text = ReadFile(path, kMostBytes);
+  InputFile file(path, kMostBytes);
+  const std::string_view beginning = file.Beginning();
+  if (!IsGzip(beginning) && beginning.find('\0') != std::string_view::npos) {
+    throw Error(place + ": is in none of the forms " + kProfileForms + "; it is no text");
+  }
+  std::string text;
+  file.ReadRest(&text);
   if (IsGzip(text)) text = Gunzip(text, kMostBytes, place);
   return ReadProfileText(text, place, options);
 }

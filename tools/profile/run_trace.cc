@@ -49,15 +49,26 @@ bool LooksLikeTrace(std::string_view text) {
          text.substr(0, kTraceHead).find("\"traceEvents\"") != std::string_view::npos;
 }
 
-Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
+std::string MeasuredRun::Note() const {
+  std::string note;
+  if (steps > 1) note = "step " + std::to_string(steps) + " of " + std::to_string(steps);
+  // As compiler/files/trace.h has it.
+  if (timeline.unit == Unit::kUnit) {
+    note += std::string(note.empty() ? "" : "; ") + "1 unit of the plan is taken as 1 ms";
+  }
+  return note;
+}
+
+MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
   std::vector<std::map<Key, int>> indices(plan.programs.size());
-  Timeline timeline{true, plan.costs ? plan.costs->unit : Unit::kUnit, {}};
-  std::vector<std::vector<bool>> seen;
+  MeasuredRun run{.timeline = {true, plan.costs ? plan.costs->unit : Unit::kUnit, {}}};
+  Timeline& timeline = run.timeline;
+  std::vector<std::vector<int>> seen;
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     const Program& program = plan.programs[r];
     for (size_t i = 0; i < program.size(); ++i) indices[r][KeyOf(program[i])] = static_cast<int>(i);
     timeline.ranks.emplace_back(program.size());
-    seen.emplace_back(program.size(), false);
+    seen.emplace_back(program.size(), 0);
   }
   for (const TraceText& trace : traces) {
     ReadTraceEvents(trace.text, trace.place, [&](const TraceEvent& event) {
@@ -82,19 +93,19 @@ Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
       // What takes no time is drawn a tick long, so that arrows find it
       // (compiler/files/trace_tracks).
       if (IsMessage(what->op) && span.end == span.start + 1) span.end = span.start;
-      seen[r][i] = true;
+      run.steps = std::max(run.steps, ++seen[r][i]);
     });
   }
   for (size_t r = 0; r < seen.size(); ++r) {
     for (size_t i = 0; i < seen[r].size(); ++i) {
-      if (seen[r][i]) continue;
+      if (seen[r][i] > 0) continue;
       throw Error(traces.front().place + ": rank " + std::to_string(r) +
                   " never runs instruction " + std::to_string(i) + " (" +
                   ToString(plan.programs[r][i]) + "); give traces of a whole step of this plan");
     }
     RequireOrder(plan, r, traces.front().place, &timeline.ranks[r]);
   }
-  return timeline;
+  return run;
 }
 
 }  // namespace contraflow

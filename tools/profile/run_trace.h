@@ -26,10 +26,20 @@ struct TraceText {
   std::string place, text;
 };
 
+/// When every instruction of a plan ran.
+struct MeasuredRun {
+  Timeline timeline;
+  int steps = 1;  ///< that the traces have; this is the last of them
+
+  /// How it is to be read beside the plan: "step 3 of 3; 1 unit of the plan is taken as 1 ms", or
+  /// "".
+  std::string Note() const;
+};
+
 /// A run of a plan from the traces that contraflow-run or contraflow.torch wrote of it, of all
-/// ranks or one each: when every instruction ran, of several steps the last. Throws Error for an
+/// ranks or one each. Throws Error for an
 /// instruction of the plan that is not there, for computations of a rank that overlap or have
 /// another order than in its program, and for traces of another plan.
-Timeline ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
+MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
 
 }  // namespace contraflow

@@ -17,8 +17,10 @@ std::optional<PlanFigures> FiguresOf(const Plan& plan) {
   if (!Verify(plan).empty()) return std::nullopt;
   const CostModel costs = CostsForPlan({}, plan);
   const Simulation run = Simulate(plan, costs, Keep::kFigures);
-  PlanFigures figures{
-      .unit = costs.unit, .makespan = run.makespan, .bubble_ratio = run.bubble_ratio()};
+  PlanFigures figures{.unit = costs.unit,
+                      .components = plan.layers > 0,
+                      .makespan = run.makespan,
+                      .bubble_ratio = run.bubble_ratio()};
   for (const RankFigures& rank : run.ranks) {
     figures.activations = std::max(figures.activations, rank.peak_activations);
     figures.bytes = std::max(figures.bytes, rank.peak_bytes);
@@ -67,7 +69,11 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
   };
   bytes("activation bytes", was->bytes, is->bytes);
   bytes("total bytes", was->total, is->total);
-  return FormatTable(table);
+  if (was->components == is->components) return FormatTable(table);
+  return FormatTable(table) +
+         "The bubbles do not compare: one plan has components, where a bubble is also an "
+         "all-to-all\n"
+         "that no compute hides; in the other all-to-alls count as busy.\n";
 }
 
 /// The fields above the programs, each a name and its text.

@@ -13,6 +13,7 @@ namespace contraflow {
 /// What a plan comes to, with the costs it has.
 struct PlanFigures {
   Unit unit = Unit::kUnit;
+  bool components = false;  ///< a bubble is idle compute, below all-to-alls too
   Time makespan = 0;
   double bubble_ratio = 0;
   int activations = 0;           ///< of the rank that holds most, like the bytes

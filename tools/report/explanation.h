@@ -47,8 +47,8 @@ std::string CauseTable(const Explanation& explanation);
 /// A predicted run beside a measured one: time, ranks, operations, and the measured idle time by
 /// cause.
 std::string CompareRuns(const Explanation& predicted, const Explanation& measured);
-/// The object of `diff PLAN TRACE --json`.
-Json RunsToJson(const Explanation& predicted, const Explanation& measured);
+/// The object of `diff PLAN TRACE --json`; `steps`: of the trace, whose last is the one measured.
+Json RunsToJson(const Explanation& predicted, const Explanation& measured, int steps);
 
 /// Each idle time of a rank, a line each.
 std::string WriteIdle(const Explanation& explanation, int rank);

@@ -1,6 +1,8 @@
 #include "tools/report/guard.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
@@ -58,6 +60,20 @@ Limits LimitsOf(const JsonCursor& object) {
   return limits;
 }
 
+/// Without "." and "..", and without a slash at the end.
+std::string NormalPath(const std::string& path) {
+  std::string normal = std::filesystem::path(path).lexically_normal().string();
+  while (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
+  return normal;
+}
+
+/// From the root on; "-" is no path.
+std::string WholePath(const std::string& path) {
+  std::error_code unknown;
+  const std::filesystem::path whole = std::filesystem::absolute(path, unknown);
+  return path == "-" || unknown ? path : NormalPath(whole.string());
+}
+
 constexpr std::string_view kKeys[] = {"max_bubble",  "max_bubble_ratio", "max_makespan",
                                       "max_exposed", "max_gap",          "max_activations",
                                       "max_bytes",   "formula",          "plans"};
@@ -70,7 +86,8 @@ class Judgement {
         costs_(costs),
         limits_(limits),
         path_(path),
-        report_(MakeReport(plan, costs, std::nullopt, Keep::kFigures)) {}
+        report_(MakeReport(plan, costs, std::nullopt, Keep::kFigures)),
+        unit_(report_.unit == Unit::kUnit ? "" : " " + std::string(Name(report_.unit))) {}
 
   std::vector<LimitResult> Results() {
     Times("max_bubble", limits_.max_bubble, "bubble", report_.largest_bubble(),
@@ -105,13 +122,11 @@ class Judgement {
   }
 
   /// All digits, since two that differ must not read alike.
-  std::string Exactly(Time ticks) const {
-    return FormatTime(ticks, report_.unit) +
-           (report_.unit == Unit::kUnit ? "" : " " + std::string(Name(report_.unit)));
-  }
+  std::string Exactly(Time ticks) const { return FormatTime(ticks, report_.unit) + unit_; }
 
-  void Put(const char* limit, double value, double bound, bool broken, const std::string& message) {
-    results_.push_back({limit, broken ? message : "", value, bound});
+  void Put(const char* limit, double value, double bound, bool broken, const std::string& message,
+           const std::string& unit = "") {
+    results_.push_back({limit, broken ? message : "", value, bound, unit});
   }
 
   void Times(const char* limit, const std::optional<GivenTime>& given, const std::string& what,
@@ -119,7 +134,8 @@ class Judgement {
     if (!given) return;
     const Time bound = ReadOption([&] { return ToTicks(*given, report_.unit, Flag(limit)); });
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
-        what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound));
+        what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound),
+        unit_);
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
@@ -137,7 +153,8 @@ class Judgement {
              const std::string& where) {
     Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound,
         what + " " + std::to_string(value) + where + " are over " + Flag(limit) + " " +
-            std::to_string(bound));
+            std::to_string(bound),
+        what == "bytes" ? " bytes" : "");
   }
 
   void Bytes() {
@@ -171,6 +188,7 @@ class Judgement {
   const Limits& limits_;
   const std::string& path_;
   const Report report_;
+  const std::string unit_;  // behind a time
   std::vector<LimitResult> results_;
 };
 
@@ -243,8 +261,47 @@ Limits Limits::Over(const Limits& other) const {
   return both;
 }
 
-Limits LimitsFile::Of(const std::string& plan) const {
-  const auto own = plans.find(plan);
+std::vector<std::string> LimitsFile::KeysOf(const std::vector<std::string>& paths) const {
+  std::vector<std::string> keys(paths.size());
+  std::map<std::string, std::string> plan_of;  // of the keys that are whole paths, then of all
+  const auto choose = [&](size_t i, const std::string& key, size_t length) {
+    if (!keys[i].empty() && NormalPath(keys[i]).size() == length) {
+      throw Error(place + ": /plans: " + keys[i] + " and " + key + " both mean " + paths[i] +
+                  "; leave one out");
+    }
+    if (keys[i].empty() || NormalPath(keys[i]).size() < length) keys[i] = key;
+  };
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const std::string whole = WholePath(paths[i]);
+    if (plans.contains(paths[i])) keys[i] = paths[i];
+    for (const auto& [key, limits] : plans) {
+      if (!plans.contains(paths[i]) && WholePath(key) == whole) {
+        choose(i, key, NormalPath(key).size());
+      }
+    }
+    if (!keys[i].empty()) plan_of.emplace(keys[i], whole);
+  }
+  const std::map<std::string, std::string> whole_paths = plan_of;
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (!keys[i].empty()) continue;
+    const std::string whole = WholePath(paths[i]);
+    for (const auto& [key, limits] : plans) {
+      const std::string normal = NormalPath(key);
+      if (!whole_paths.contains(key) && whole.ends_with("/" + normal)) {
+        choose(i, key, normal.size());
+      }
+    }
+    if (keys[i].empty()) continue;
+    const auto [other, first] = plan_of.emplace(keys[i], whole);
+    if (first || other->second == whole) continue;
+    throw Error(place + ": /plans/" + keys[i] + ": several of these plans are called so; write " +
+                "the path of each");
+  }
+  return keys;
+}
+
+Limits LimitsFile::Of(const std::string& key) const {
+  const auto own = plans.find(key);
   return own == plans.end() ? all : own->second.Over(all);
 }
 
@@ -252,7 +309,7 @@ LimitsFile ReadLimits(const std::string& text, const std::string& path) {
   const JsonDocument document = ParseJson(text, path, {.members = 4096, .comments = true});
   const JsonCursor root = document.Root();
   root.Keys("limits", kKeys);
-  LimitsFile file{LimitsOf(root), {}};
+  LimitsFile file{path, LimitsOf(root), {}};
   if (const auto plans = root.Optional("plans")) {
     if (!plans->IsObject()) plans->Fail("must be an object: the path of a plan, and its limits");
     for (const auto& [plan, limits] : document.value["plans"].items()) {

@@ -25,13 +25,19 @@ struct Limits {
   Limits Over(const Limits& other) const;
 };
 
-/// A file of limits: those of every plan, and those of single plans by the path they are given
-/// with, which go before.
+/// A file of limits: those of every plan, and those of single plans, which go before.
 struct LimitsFile {
+  std::string place;  ///< its path
   Limits all;
+  /// By the path of the plan, however it is written, or the last parts of it.
   std::map<std::string, Limits> plans;
 
-  Limits Of(const std::string& plan) const;
+  /// The key in `plans` of each plan of a call, or "": the path as it is given, the same path
+  /// written otherwise or, of those that are its last parts, the longest. Throws Error if that does
+  /// not tell which plan is meant.
+  std::vector<std::string> KeysOf(const std::vector<std::string>& paths) const;
+  /// Those of every plan and, with a key, of the one plan.
+  Limits Of(const std::string& key) const;
 };
 
 /// Reads `{"max_makespan": "4.1s", "max_bytes": "80GB", "plans": {"a.json": {..}}}`, with
@@ -43,6 +49,7 @@ struct LimitResult {
   std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
   std::string broken;  ///< what is wrong, or ""
   std::optional<double> value = {}, bound = {};
+  std::string unit = "";  ///< " us", " bytes"; "" for a plain number
 };
 
 /// What became of a plan.

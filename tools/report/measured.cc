@@ -45,9 +45,10 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   const Simulation& is = measured.simulation;
   const TimeScale scale(std::max(was.makespan, is.makespan), unit);
   const auto time = [&](Time ticks) { return scale.Of(ticks); };
+  const std::string change = FormatChange(was.makespan, is.makespan);
   std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
-                     FormatWithUnit(is.makespan, unit) + " (" +
-                     FormatChange(was.makespan, is.makespan) + "); bubble ratio: predicted " +
+                     FormatWithUnit(is.makespan, unit) +
+                     (change.empty() ? "" : " (" + change + ")") + "; bubble ratio: predicted " +
                      FormatPercent(was.bubble_ratio()) + ", measured " +
                      FormatPercent(is.bubble_ratio()) + "\n\n";
   Table ranks;
@@ -77,7 +78,7 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   return text + FormatTable(ops) + "\nidle time, measured, by cause:\n\n" + CauseTable(measured);
 }
 
-Json RunsToJson(const Explanation& predicted, const Explanation& measured) {
+Json RunsToJson(const Explanation& predicted, const Explanation& measured, int steps) {
   const Unit unit = predicted.costs.unit;
   Json ops = Json::array();
   for (const auto& [op, times] : TimesOfOps(predicted, measured)) {
@@ -99,6 +100,7 @@ Json RunsToJson(const Explanation& predicted, const Explanation& measured) {
   };
   return {{"schedule", predicted.plan.schedule},
           {"unit", Name(unit)},
+          {"steps", steps},
           {"predicted", run(predicted)},
           {"measured", run(measured)},
           {"operations", std::move(ops)}};

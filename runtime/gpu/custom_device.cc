@@ -17,7 +17,7 @@ Plan WithLanes(const Plan& plan) {
 }
 
 GpuCustomDevice::GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu,
-                                 gpu::Stream setup, int sms)
+                                 gpu::Stream setup, int sms, const AllocateMemory& allocate)
     : gpu_(gpu),
       microbatches_(static_cast<size_t>(stages.plan().microbatches)),
       device_(stages, device, /*lanes=*/true, setup.handle, sms),
@@ -27,7 +27,8 @@ GpuCustomDevice::GpuCustomDevice(const CustomStages& stages, Device device, Gpu&
   for (size_t a = 0; a < kArenaCount; ++a) {
     const auto bytes = static_cast<size_t>(device_.places().arena_bytes()[a]);
     if (bytes == 0) continue;
-    arenas[a] = gpu.Allocate(bytes);
+    arenas[a] = allocate ? allocate(bytes) : gpu.Allocate(bytes);
+    link_memory_.emplace_back(arenas[a], bytes);
     PoisonOnDevice(gpu, setup, arenas[a], bytes);
   }
   device_.PutValues(arenas, reinterpret_cast<float*>(losses_));

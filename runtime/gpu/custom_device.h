@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/gpu/gpu.h"
@@ -17,13 +18,16 @@ Plan WithLanes(const Plan& plan);
 class GpuCustomDevice : public GpuBackend {
  public:
   /// What is passed must outlive the device; `setup` is one of its streams, whose kernels have so
-  /// many SMs. Returns once all is in place; memory without a value is full of NaN.
-  GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup, int sms);
+  /// many SMs; `arenas` allocates the arenas. Returns once all is in place; memory without a value
+  /// is full of NaN.
+  GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup, int sms,
+                  const AllocateMemory& arenas = {});
 
   void Upload(int step, gpu::Stream stream) override;
   void BeginStep(gpu::Stream stream) override;
   void Compute(const Instruction& chunk, gpu::Stream stream) override;
   std::span<std::byte> Message(const Instruction& message) override;
+  std::vector<std::span<std::byte>> LinkMemory() const override { return link_memory_; }
   std::span<float> Gradients(int stage) override { return device_.At(stage).gradients(); }
   std::span<float> ExpertGradients(int /*stage*/) override { return {}; }
   void OptimizerStep(int stage, gpu::Stream stream) override;
@@ -43,6 +47,7 @@ class GpuCustomDevice : public GpuBackend {
   Gpu& gpu_;
   const size_t microbatches_;
   CustomDevice device_;
+  std::vector<std::span<std::byte>> link_memory_;
   std::byte *const losses_, *const host_losses_;  // [micro-batches]
 };
 

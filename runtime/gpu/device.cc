@@ -56,7 +56,8 @@ bool Combines(Op op, const GpuViews& v) {
 }  // namespace
 
 GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-                     Device device, Gpu& gpu, gpu::Stream setup, int compute_sms)
+                     Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
+                     const AllocateMemory& arenas)
     : model_(Checked(plan, model)),
       dataset_(dataset),
       seed_(seed),
@@ -75,7 +76,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
       host_output_(gpu.AllocateHost(OutputBytes())),
       output_(gpu.Allocate(OutputBytes())) {
-  PlaceValues(plan, device.rank);
+  PlaceValues(plan, device.rank, arenas);
   for (const int s : StagesOf(plan, device.rank)) {
     copies_[s].stage = std::make_unique<GpuStage>(model_, products_, device.member, s, plan.stages,
                                                   seed, gpu, setup);
@@ -83,7 +84,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
 }
 
 /// Where the parts lie of all values that an instruction touches.
-void GpuDevice::PlaceValues(const Plan& plan, int rank) {
+void GpuDevice::PlaceValues(const Plan& plan, int rank, const AllocateMemory& allocate) {
   const ComponentWalk walk(plan, model_);
   const ValuePlaces places(plan, rank, walk, BytesOfGpuValues(shape_), model_.name, "cuda");
   arena_bytes_ = places.arena_bytes();
@@ -91,7 +92,8 @@ void GpuDevice::PlaceValues(const Plan& plan, int rank) {
   for (size_t a = 0; a < kArenaCount; ++a) {
     if (arena_bytes_[a] == 0) continue;
     const auto size = static_cast<size_t>(arena_bytes_[a]);
-    arenas[a] = gpu_.Allocate(size);
+    arenas[a] = allocate ? allocate(size) : gpu_.Allocate(size);
+    link_memory_.emplace_back(arenas[a], size);
     PoisonOnDevice(gpu_, setup_, arenas[a], size);
   }
   for (const Instruction& i : plan.program(rank)) {

@@ -28,11 +28,12 @@ const Plan& CheckGpuPlan(const Plan& plan, const Model& model);
 class GpuDevice : public GpuBackend, public StageHolder {
  public:
   /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
-  /// streams; matrix products are chosen for `compute_sms` SMs. Returns once all is in place;
-  /// memory without a value is full of NaN. Throws Error, with the remedy, if the plan is of
-  /// another level, model or kind of device, or the model none for a GPU.
+  /// streams; matrix products are chosen for `compute_sms` SMs; `arenas` allocates the arenas.
+  /// Returns once all is in place; memory without a value is full of NaN. Throws Error, with the
+  /// remedy, if the plan is of another level, model or kind of device, or the model none for a GPU.
   GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-            Device device, Gpu& gpu, gpu::Stream setup, int compute_sms);
+            Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
+            const AllocateMemory& arenas = {});
 
   void Upload(int step, gpu::Stream stream) override;
   void BeginStep(gpu::Stream stream) override;
@@ -41,6 +42,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   void AfterExchange(const Instruction& component, gpu::Stream stream) override;
   ExchangePart Exchange(const Instruction& component) override;
   std::span<std::byte> Message(const Instruction& message) override;
+  std::vector<std::span<std::byte>> LinkMemory() const override { return link_memory_; }
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage, gpu::Stream stream) override;
@@ -63,7 +65,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   };
 
   static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
-  void PlaceValues(const Plan& plan, int rank);
+  void PlaceValues(const Plan& plan, int rank, const AllocateMemory& allocate);
   void ShareOnePlace();
   void Update(int stage, gpu::Stream stream);
   /// Whether all experts are here, so that exchanges move nothing.
@@ -92,6 +94,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   const gpu::Stream setup_;
   const GpuProducts products_;
   std::array<int64_t, kArenaCount> arena_bytes_{};
+  std::vector<std::span<std::byte>> link_memory_;
   std::map<int, Copy> copies_;                    // by stage
   std::map<Key, GpuViews> views_;                 // of components and messages
   std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "compiler/plan/plan.h"
@@ -70,6 +71,9 @@ class Gpu {
   /// Waits for everything.
   virtual void Synchronize() = 0;
 };
+
+/// Gives device memory as Gpu::Allocate does; empty: that itself.
+using AllocateMemory = std::function<std::byte*(size_t bytes)>;
 
 /// What a device does while it computes.
 struct SmUse {

@@ -39,6 +39,11 @@ class AbortOnStop {
   Control& control_;
 };
 
+/// What NCCL sends comes from memory that it can register.
+AllocateMemory MemoryOf(Nccl& nccl) {
+  return [&nccl](size_t bytes) { return nccl.NewMemory(bytes); };
+}
+
 }  // namespace
 
 struct GpuRank::Impl {
@@ -138,7 +143,7 @@ GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset
       rank_(CheckGpuPlan(plan, model), ExchangeOf(plan, model), process, options,
             [&](Device device, gpu::Stream setup, int sms) {
               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, process.gpu,
-                                                 setup, sms);
+                                                 setup, sms, MemoryOf(process.nccl));
             }) {}
 
 StageHolder& GpuProcessRun::At(Device device) {
@@ -155,7 +160,8 @@ GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuPr
                                          GpuRunOptions options)
     : plan_(WithLanes(stages.plan())),
       rank_(plan_, {}, process, options, [&](Device device, gpu::Stream setup, int sms) {
-        return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms);
+        return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms,
+                                                 MemoryOf(process.nccl));
       }) {}
 
 CustomDevice& GpuCustomProcessRun::At(Device device) {

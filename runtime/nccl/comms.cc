@@ -200,11 +200,26 @@ void NcclComms::Abort() {
   });
 }
 
+void NcclComms::Register(NcclComm* comm, std::span<std::byte> memory) {
+  Locked([&] { registered_[comm].push_back(nccl_.Register(comm, memory.data(), memory.size())); });
+}
+
+void NcclComms::Deregister(NcclComm* comm) noexcept {
+  const auto found = registered_.find(comm);
+  if (found == registered_.end()) return;
+  for (void* registration : found->second) nccl_.Deregister(comm, registration);
+}
+
 /// Side by side, as each waits until no graph holds its communicator any more, and a graph with
 /// messages of several is done only when all of these have ended. Then what they were split off.
 void NcclComms::End() {
   std::vector<std::thread> aborts;
-  for (NcclComm* comm : all_) aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
+  for (NcclComm* comm : all_) {
+    aborts.emplace_back([this, comm] {
+      Deregister(comm);
+      nccl_.Abort(comm);
+    });
+  }
   for (std::thread& abort : aborts) abort.join();
   if (world_ != nullptr) nccl_.Abort(world_);
 }
@@ -213,7 +228,11 @@ void NcclComms::Close() {
   std::vector<NcclComm*> last_first(all_.rbegin(), all_.rend());
   if (world_ != nullptr) last_first.push_back(world_);
   for (NcclComm* comm : last_first) {
-    Locked([&] { nccl_.Finalize(comm); });
+    Locked([&] {
+      Deregister(comm);
+      registered_.erase(comm);
+      nccl_.Finalize(comm);
+    });
     AwaitReady(comm, "the other processes at the end");
   }
   Locked([&] {

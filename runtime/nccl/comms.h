@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -70,6 +71,9 @@ class NcclComms {
   /// Most CTAs that a communicator of this use takes.
   int CtasOf(Use use) const;
 
+  /// As Nccl::Register, until the communicators end. All members of the communicator do it.
+  void Register(NcclComm* comm, std::span<std::byte> memory);
+
   /// Throws Error if one of them has failed, Aborted after Abort.
   void Poll();
   /// Waits, a turn at a time and polling, until `done`; within the timeout, of which the Error says
@@ -86,6 +90,7 @@ class NcclComms {
   NcclComm* Split(const std::string& name, int color, int key, int ctas);
   void SplitEdges(int pipeline);
   void AwaitReady(NcclComm* comm, const std::string& what);
+  void Deregister(NcclComm* comm) noexcept;
   void End();
 
   const Plan& plan_;
@@ -99,6 +104,7 @@ class NcclComms {
   std::array<NcclComm*, kUses> comms_{};
   std::vector<NcclComm*> all_;  // but `world_`, as they were made
   int depth_ = 0;               // of groups
+  std::map<NcclComm*, std::vector<void*>> registered_;
 
   std::atomic<bool> aborted_ = false;
   std::timed_mutex calls_;  // held around each call of NCCL

@@ -4,8 +4,10 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "compiler/plan/error.h"
 
@@ -96,6 +98,10 @@ NcclLibrary::NcclLibrary() {
 NcclLibrary::~NcclLibrary() {
   // What has not been ended in order cannot be waited for: others may be gone.
   for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) Abort(comm->get());
+  if (memory_.empty()) return;
+  // What still runs may use it; CUDA's own memory is not taken away before either.
+  cudaDeviceSynchronize();
+  for (void* memory : memory_) ncclMemFree(memory);
 }
 
 std::string NcclLibrary::NewId() { return NewNcclId(); }
@@ -131,6 +137,61 @@ NcclComm* NcclLibrary::Split(NcclComm* parent, int color, int key, const NcclCom
       Begun("communicator \"" + comm->name + "\" cannot be split off",
             ncclCommSplit(whole->handle, color, key, &comm->handle, &config));
   return comm;
+}
+
+void* NcclLibrary::Allocate(size_t bytes) {
+  void* memory = nullptr;
+  const ncclResult_t result = ncclMemAlloc(&memory, bytes);
+  if (Failed(result)) {
+    Fail("a GPU has no " + std::to_string(bytes) + " bytes of memory for messages", result);
+  }
+  memory_.push_back(memory);
+  return memory;
+}
+
+std::byte* NcclLibrary::NewMemory(size_t bytes) {
+  constexpr size_t kAlignment = 4096;
+  const size_t wanted = std::max<size_t>(bytes, 1);
+  void* at = Allocate(wanted);
+  if (reinterpret_cast<uintptr_t>(at) % kAlignment != 0) {
+    // Where NCCL has only what cudaMalloc gives.
+    ncclMemFree(at);
+    memory_.pop_back();
+    size_t room = wanted + kAlignment;
+    at = Allocate(room);
+    at = std::align(kAlignment, wanted, at, room);
+  }
+  return static_cast<std::byte*>(at);
+}
+
+void* NcclLibrary::Register(NcclComm* of, std::byte* data, size_t bytes) {
+  auto* const comm = static_cast<Comm*>(of);
+  CF_ASSERT(!comm->pending);
+  void* registration = nullptr;
+  const ncclResult_t result = ncclCommRegister(comm->handle, data, bytes, &registration);
+  // Where one process registers and another does not, messages are undefined.
+  if (result != ncclSuccess) {
+    Fail("memory cannot be registered in \"" + comm->name +
+             "\", which NCCL_LOCAL_REGISTER=0 in all processes would leave out",
+         result);
+  }
+  registers_ = registration != nullptr;
+  return registration;
+}
+
+void NcclLibrary::Deregister(NcclComm* of, void* registration) noexcept {
+  auto* const comm = static_cast<Comm*>(of);
+  if (comm->handle != nullptr && registration != nullptr) {
+    ncclCommDeregister(comm->handle, registration);
+  }
+}
+
+std::string NcclLibrary::Report() const {
+  int version = 0;
+  ncclGetVersion(&version);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100) +
+         (registers_ ? ", registered buffers" : ", no registered buffers");
 }
 
 void NcclLibrary::GroupStart() {

@@ -30,6 +30,9 @@ class NcclLibrary : public Nccl {
   NcclComm* Join(const std::string& id, int rank, int size,
                  const NcclCommOptions& options) override;
   NcclComm* Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) override;
+  std::byte* NewMemory(size_t bytes) override;
+  void* Register(NcclComm* comm, std::byte* data, size_t bytes) override;
+  void Deregister(NcclComm* comm, void* registration) noexcept override;
   void GroupStart() override;
   void GroupEnd() override;
   void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) override;
@@ -40,9 +43,16 @@ class NcclLibrary : public Nccl {
   void Destroy(NcclComm* comm) noexcept override;
   void Abort(NcclComm* comm) noexcept override;
 
+  /// Its version, and whether messages use registered memory.
+  std::string Report() const;
+
  private:
   class Comm;
 
+  void* Allocate(size_t bytes);
+
+  std::vector<void*> memory_;
+  bool registers_ = false;  // what was registered last
   std::vector<std::unique_ptr<Comm>> comms_;
   std::vector<Comm*> in_group_;  // those that the group under way uses
   int depth_ = 0;                // of groups

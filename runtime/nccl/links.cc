@@ -191,6 +191,7 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
         return gpu_.Done(connected);
       },
       "the other processes to connect");
+  RegisterMemory(backend);
 }
 
 void NcclLinks::ConnectEdges(std::byte* memory, gpu::Stream stream) {
@@ -299,18 +300,34 @@ void NcclLinks::AllocateParcels() {
   if (plan_.expert_parallel == 1 || plan_.layers == 0 || exchange_.capacity > 0) return;
   const int members = plan_.expert_parallel;
   CF_ASSERT(exchange_.expert_rows > 0 && exchange_.expert_rows % members == 0);
-  const size_t size = static_cast<size_t>(exchange_.expert_rows) *
-                      static_cast<size_t>(exchange_.width) * sizeof(gpu::Bf16);
-  parcels_ = {.out = reinterpret_cast<gpu::Bf16*>(gpu_.Allocate(size)),
-              .in = reinterpret_cast<gpu::Bf16*>(gpu_.Allocate(size)),
+  const size_t numbers =
+      static_cast<size_t>(exchange_.expert_rows) * static_cast<size_t>(exchange_.width);
+  const size_t counts =
+      static_cast<size_t>(members) * static_cast<size_t>(exchange_.local_experts + 1);
+  const size_t bytes = 2 * numbers * sizeof(gpu::Bf16) + counts * sizeof(int32_t);
+  parcel_memory_ = {nccl_.NewMemory(bytes), bytes};
+  auto* const out = reinterpret_cast<gpu::Bf16*>(parcel_memory_.data());
+  parcels_ = {.out = out,
+              .in = out + numbers,
               .rows = exchange_.expert_rows / members,
               .width = exchange_.width,
               .members = members,
               .self = device_.member,
               .local_experts = exchange_.local_experts};
-  begins_ = reinterpret_cast<int32_t*>(
-      gpu_.Allocate(static_cast<size_t>(members) *
-                    static_cast<size_t>(exchange_.local_experts + 1) * sizeof(int32_t)));
+  begins_ = reinterpret_cast<int32_t*>(out + 2 * numbers);
+}
+
+/// All that messages of the pipeline and of experts use. What was connected without is done.
+void NcclLinks::RegisterMemory(const GpuBackend& backend) {
+  std::vector<NcclComm*> comms;
+  for (const Edge& edge : edges_) {
+    if (edge.first == device_.rank || edge.second == device_.rank) comms.push_back(comms_[edge]);
+  }
+  if (plan_.expert_parallel > 1) comms.push_back(comms_[Use::kExperts]);
+  for (NcclComm* comm : comms) {
+    for (const std::span<std::byte> memory : backend.LinkMemory()) comms_.Register(comm, memory);
+  }
+  if (!parcel_memory_.empty()) comms_.Register(comms_[Use::kExperts], parcel_memory_);
 }
 
 void NcclLinks::ExchangeParcels(const Participant& self, const ExchangePart& part) {

@@ -102,6 +102,7 @@ class NcclLinks : public GpuLinks {
   void ConnectEdges(std::byte* memory, gpu::Stream stream);
   void ConnectExperts(std::byte* memory, gpu::Stream stream);
   void AllocateParcels();
+  void RegisterMemory(const GpuBackend& backend);
   void ExchangeAlone(const Participant& self, const ExchangePart& part);
   void ExchangeFixed(const Participant& self, const ExchangePart& part);
   void ExchangeParcels(const Participant& self, const ExchangePart& part);
@@ -114,7 +115,8 @@ class NcclLinks : public GpuLinks {
   Gpu& gpu_;
   NcclComms comms_;
   NcclSum sum_;
-  gpu::Parcels parcels_{};     // without a capacity
+  gpu::Parcels parcels_{};  // without a capacity
+  std::span<std::byte> parcel_memory_;
   int32_t* begins_ = nullptr;  // [members x (local experts + 1)], as CountParcels reads them
 };
 

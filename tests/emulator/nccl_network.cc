@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <list>
 #include <map>
+#include <span>
 #include <thread>
 #include <tuple>
 
@@ -26,6 +28,7 @@ struct Handle : NcclComm {
   Handle* const parent;
   int splits = 0, turns = kTurns;
   bool finalized = false, closed = false;
+  std::list<std::span<const std::byte>> registered;
 };
 
 }  // namespace
@@ -41,6 +44,11 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   int open() const {
     return static_cast<int>(std::count_if(handles_.begin(), handles_.end(),
                                           [](const auto& handle) { return !handle->closed; }));
+  }
+  int registered() const {
+    size_t registered = 0;
+    for (const auto& handle : handles_) registered += handle->registered.size();
+    return static_cast<int>(registered);
   }
   std::string failure;
 
@@ -118,6 +126,21 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     AddMember(others, 0);
     return nullptr;
   }
+  std::byte* NewMemory(size_t bytes) override {
+    memory_.emplace_back(Allocate(bytes), bytes);
+    return memory_.back().data();
+  }
+  void* Register(NcclComm* comm, std::byte* data, size_t bytes) override {
+    auto* const handle = static_cast<Handle*>(comm);
+    RequireReady(*handle);
+    if (!Within(memory_, data, bytes)) throw Error("memory is registered that is not NCCL's");
+    return &handle->registered.emplace_back(data, bytes);
+  }
+  void Deregister(NcclComm* comm, void* registration) noexcept override {
+    auto* const handle = static_cast<Handle*>(comm);
+    if (handle->closed) return;
+    handle->registered.remove_if([&](const auto& one) { return &one == registration; });
+  }
   void GroupStart() override {
     if (depth_++ == 0) group_ = {};
   }
@@ -130,10 +153,10 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     used_.clear();
   }
   void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream at) override {
-    Put(comm, {true, 0, to, static_cast<std::byte*>(const_cast<void*>(data)), bytes}, at);
+    Put(comm, {true, 0, to, static_cast<std::byte*>(const_cast<void*>(data)), bytes, false}, at);
   }
   void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream at) override {
-    Put(comm, {false, 0, from, static_cast<std::byte*>(data), bytes}, at);
+    Put(comm, {false, 0, from, static_cast<std::byte*>(data), bytes, false}, at);
   }
   bool Ready(NcclComm* comm) override {
     auto* const handle = static_cast<Handle*>(comm);
@@ -149,6 +172,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     auto* const handle = static_cast<Handle*>(comm);
     RequireReady(*handle);
     if (InGraph(*handle)) throw Error("a communicator ends that a graph has messages of");
+    if (!handle->registered.empty()) throw Error("a communicator ends with registered memory");
     handle->turns = kTurns;
     handle->finalized = true;
   }
@@ -162,10 +186,16 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     while (InGraph(*handle) && std::chrono::steady_clock::now() < give_up) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    handle->closed = !InGraph(*handle);
+    handle->closed = !InGraph(*handle) && handle->registered.empty();
   }
 
  private:
+  template <typename Spans>
+  static bool Within(const Spans& spans, const std::byte* data, size_t bytes) {
+    return std::any_of(spans.begin(), spans.end(), [&](const auto& span) {
+      return data >= span.data() && data + bytes <= span.data() + span.size();
+    });
+  }
   bool InGraph(const Handle& handle) {
     const std::lock_guard lock(network_.mutex_);
     return std::any_of(graph_.begin(), graph_.end(), [&](const Step& step) {
@@ -201,6 +231,10 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     auto* const handle = static_cast<Handle*>(comm);
     RequireReady(*handle);
     message.comm = handle->comm;
+    message.registered = Within(handle->registered, message.data, message.bytes);
+    if (!message.registered && !handle->registered.empty()) {
+      throw Error("a message of memory that is not registered, where other memory is");
+    }
     group_.messages.push_back(message);
     used_.push_back(handle);
   }
@@ -208,6 +242,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   NcclNetwork& network_;
   const size_t self_;
   std::vector<std::unique_ptr<Handle>> handles_;
+  std::vector<std::span<std::byte>> memory_;
   int depth_ = 0;
   Step group_;  // under way
   std::vector<Handle*> used_;
@@ -230,6 +265,9 @@ Nccl& NcclNetwork::NcclOf(int p) { return *processes_[static_cast<size_t>(p)]; }
 Gpu& NcclNetwork::GpuOf(int p) { return *processes_[static_cast<size_t>(p)]; }
 gpu::Stream NcclNetwork::StreamOf(int p) { return processes_[static_cast<size_t>(p)]->stream(); }
 int NcclNetwork::OpenOf(int p) const { return processes_[static_cast<size_t>(p)]->open(); }
+int NcclNetwork::RegisteredOf(int p) const {
+  return processes_[static_cast<size_t>(p)]->registered();
+}
 void NcclNetwork::Fail(int p, const std::string& error) {
   const std::lock_guard lock(mutex_);
   processes_[static_cast<size_t>(p)]->failure = error;
@@ -351,6 +389,7 @@ bool NcclNetwork::Meet(size_t p, const Message& m) {
     if (other->comm != m.comm || other->sends == m.sends) continue;
     if (ProcessOf(other->comm, other->peer) != static_cast<int>(p)) continue;
     if (other->bytes != m.bytes) throw Error("messages of two sizes meet");
+    if (other->registered != m.registered) throw Error("a message is registered at one end");
     std::memcpy(m.sends ? other->data : m.data, m.sends ? m.data : other->data, m.bytes);
     waiting_[peer].erase(other);
     return true;

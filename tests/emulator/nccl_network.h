@@ -20,7 +20,9 @@ namespace contraflow {
 /// whatever it serialises. It happens while somebody waits for an event, or in Run.
 ///
 /// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
-/// of one that is not, or outside a group, or to end one while a graph has messages of it.
+/// of one that is not, or outside a group, or to end one while a graph has messages of it or memory
+/// is registered in it. Memory to be registered comes from NewMemory. Where a communicator has
+/// some, its messages use no other, at both ends.
 class NcclNetwork {
  public:
   struct Message {
@@ -29,6 +31,7 @@ class NcclNetwork {
     int peer;  ///< in the communicator
     std::byte* data;
     size_t bytes;
+    bool registered;  ///< its memory
   };
   /// A group of messages, or something that the device does.
   struct Step {
@@ -55,6 +58,8 @@ class NcclNetwork {
   gpu::Stream StreamOf(int p);
   /// Communicators that it has neither ended in order nor aborted.
   int OpenOf(int p) const;
+  /// Registrations of memory that were not undone, also when their communicators ended.
+  int RegisteredOf(int p) const;
   /// From now on a check of its communicators fails with this.
   void Fail(int p, const std::string& error);
 

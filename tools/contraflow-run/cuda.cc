@@ -188,7 +188,10 @@ class NcclRun : public LaunchedRun {
         run_(input.plan, input.model, input.dataset, options.seed,
              {order, *gpu_, nccl_, control, progress, Milliseconds(options.timeout)},
              GpuOptionsOf(options)) {
-    if (control.rank() == 0) SayAttention(input, *gpu_);
+    if (control.rank() == 0) {
+      SayAttention(input, *gpu_);
+      SayNow("nccl: " + nccl_.Report());
+    }
     if (!options.check) return;
     check_.emplace(options, input, run_.NewSerialRun(), control.rank() == 0,
                    [&progress] { progress.Move(); });

@@ -37,9 +37,11 @@ struct LinkedJob {
         order(RankOrder::kDefault, plan),
         network(order.processes(), NcclNetwork::Processes::kInTurn) {
     for (int p = 0; p < order.processes(); ++p) {
-      backends.push_back(std::make_unique<LinkBackend>(plan, order.DeviceOf(p), rows));
+      Nccl& nccl = network.NcclOf(p);
+      backends.push_back(std::make_unique<LinkBackend>(
+          plan, order.DeviceOf(p), rows, [&](size_t bytes) { return nccl.NewMemory(bytes); }));
       links.push_back(std::make_unique<NcclLinks>(plan, ExchangeOf(plan, rows), order, p, budget,
-                                                  network.NcclOf(p), network.GpuOf(p)));
+                                                  nccl, network.GpuOf(p)));
       links.back()->Connect("the one", *backends.back());
       connected.push_back(network.steps[static_cast<size_t>(p)].size());
       Issue(p);
@@ -108,7 +110,10 @@ struct LinkedJob {
     REQUIRE_NOTHROW(network.Run());
     for (const auto& backend : backends) CHECK_NOTHROW(backend->CheckMoved());
     CheckSums();
-    for (int p = 0; p < order.processes(); ++p) CHECK(network.OpenOf(p) == 0);
+    for (int p = 0; p < order.processes(); ++p) {
+      CHECK(network.OpenOf(p) == 0);
+      CHECK(network.RegisteredOf(p) == 0);
+    }
   }
 
   void CheckSums() {
@@ -353,15 +358,39 @@ TEST_SUITE("unit") {
     for (const auto& [pair, groups] : pairs) CHECK(groups.first == groups.second);
   }
 
+  TEST_CASE("nccl links: memory of the pipeline's and experts' messages is registered") {
+    LinkedJob job(PlanOf("dualpipe", 2, 2, 1, 8), Rows::kAny);
+    std::map<std::string, std::pair<int, int>> registered;  // messages, and those that are
+    for (size_t p = 0; p < job.network.steps.size(); ++p) {
+      for (size_t at = job.connected[p]; at < job.network.steps[p].size(); ++at) {
+        for (const NcclNetwork::Message& m : job.network.steps[p][at].messages) {
+          auto& [all, with] = registered[job.network.comms[static_cast<size_t>(m.comm)].name];
+          ++all;
+          with += m.registered;
+        }
+      }
+    }
+    for (const char* const name : {"rank 0 to 1", "rank 1 to 0", "experts"}) {
+      CAPTURE(name);
+      CHECK(registered[name].first > 0);
+      CHECK(registered[name].first == registered[name].second);
+    }
+    // Gradients are no memory of NCCL's.
+    CHECK(registered["sums"].first > 0);
+    CHECK(registered["sums"].second == 0);
+  }
+
   TEST_CASE("nccl links: what is aborted takes no more calls and leaves nothing behind") {
     const Plan plan = PlanOf("1f1b", 2, 1, 1, 1);
     const RankOrder order(RankOrder::kDefault, plan);
     NcclNetwork network(order.processes(), NcclNetwork::Processes::kInTurn);
-    LinkBackend backend(plan, order.DeviceOf(0));
+    LinkBackend backend(plan, order.DeviceOf(0), Rows::kFixed,
+                        [&](size_t bytes) { return network.NcclOf(0).NewMemory(bytes); });
     {
       NcclLinks links(plan, {}, order, 0, {.link_ctas = 2}, network.NcclOf(0), network.GpuOf(0));
       links.Connect("the one", backend);
-      CHECK(network.OpenOf(0) == 4);  // all, both ways, sums
+      CHECK(network.OpenOf(0) == 4);        // all, both ways, sums
+      CHECK(network.RegisteredOf(0) == 2);  // both ways
       links.Poll();
       std::thread([&] { links.Abort(); }).join();
       CHECK_THROWS_AS(links.Poll(), Aborted);
@@ -369,11 +398,15 @@ TEST_SUITE("unit") {
       CHECK_THROWS_AS(links.Close(), Aborted);
     }
     CHECK(network.OpenOf(0) == 0);
+    CHECK(network.RegisteredOf(0) == 0);
     // One that is never closed, after an error, is aborted.
     NcclNetwork other(order.processes(), NcclNetwork::Processes::kInTurn);
+    LinkBackend again(plan, order.DeviceOf(0), Rows::kFixed,
+                      [&](size_t bytes) { return other.NcclOf(0).NewMemory(bytes); });
     NcclLinks(plan, {}, order, 0, {.link_ctas = 2}, other.NcclOf(0), other.GpuOf(0))
-        .Connect("the one", backend);
+        .Connect("the one", again);
     CHECK(other.OpenOf(0) == 0);
+    CHECK(other.RegisteredOf(0) == 0);
   }
 }
 

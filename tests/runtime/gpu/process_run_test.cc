@@ -86,6 +86,7 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   for (int p = 0; p < job.size(); ++p) {
     CHECK(job.end(p).error == "");
     CHECK(training.network.OpenOf(p) == 0);
+    CHECK(training.network.RegisteredOf(p) == 0);
   }
 }
 
@@ -126,7 +127,10 @@ TEST_SUITE("unit") {
     REQUIRE(reached < static_cast<int64_t>(program.size()));
     const Work work = WorkOf(program[static_cast<size_t>(reached)].op);
     CHECK((work == Work::kSend || work == Work::kRecv));
-    for (int p = 0; p < 2; ++p) CHECK(training.network.OpenOf(p) == 0);
+    for (int p = 0; p < 2; ++p) {
+      CHECK(training.network.OpenOf(p) == 0);
+      CHECK(training.network.RegisteredOf(p) == 0);
+    }
   }
 
   TEST_CASE("gpu process run: what NCCL complains of ends the step") {

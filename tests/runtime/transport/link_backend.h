@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <list>
-#include <memory>
+#include <cstring>
 #include <random>
 #include <span>
 #include <utility>
@@ -24,12 +23,17 @@ inline constexpr int kWidth = 8, kCapacity = 2, kLocal = 2;
 enum class Rows : bool { kFixed, kAny };
 
 using Bits = std::vector<uint16_t>;
+/// Bytes of a device that has memory.
+inline constexpr size_t kMemory = size_t{1} << 17;
 
 /// What one device moves, each instruction with memory of its own: its bytes say what they are.
 class LinkBackend : public GpuBackend {
  public:
-  LinkBackend(const Plan& plan, Device device, Rows rows = Rows::kFixed)
+  /// What it moves lies in memory of `allocate`, where there is one.
+  LinkBackend(const Plan& plan, Device device, Rows rows = Rows::kFixed,
+              const AllocateMemory& allocate = {})
       : plan_(plan), device_(device), rows_(rows) {
+    if (allocate) memory_ = {allocate(kMemory), kMemory};
     for (int stage = 0; stage < plan.stages; ++stage) {
       // Sizes of no common measure; experts' gradients only where there are groups.
       const auto dense = static_cast<size_t>(37 + 11 * stage);
@@ -41,25 +45,28 @@ class LinkBackend : public GpuBackend {
   std::span<std::byte> Message(const Instruction& i) override {
     const Tag tag = TagOf(i);
     // Neighbouring messages differ in size, so that a wrong order shows.
-    auto& memory = messages_.emplace_back();
-    memory.instruction = i;
-    memory.bytes.resize(static_cast<size_t>(16 + 16 * ((tag.microbatch * 2 + tag.producer) % 7)));
-    if (WorkOf(i.op) == Work::kSend) memory.bytes = Expected(i, memory.bytes.size());
-    return std::as_writable_bytes(std::span(memory.bytes));
+    const auto size = static_cast<size_t>(16 + 16 * ((tag.microbatch * 2 + tag.producer) % 7));
+    const std::span<unsigned char> bytes = Take<unsigned char>(size);
+    if (WorkOf(i.op) == Work::kSend) std::ranges::copy(Expected(i, size), bytes.begin());
+    messages_.push_back({i, bytes});
+    return std::as_writable_bytes(bytes);
   }
 
   ExchangePart Exchange(const Instruction& i) override {
     const int members = plan_.expert_parallel, most = members * kLocal * kCapacity;
-    Moving& r = *exchanges_.emplace_back(std::make_unique<Moving>());
-    r.instruction = i;
-    r.to_experts = i.op == Op::DISPATCH_F || i.op == Op::COMBINE_B;
-    r.tokens.assign(static_cast<size_t>(most * kWidth), 0xffff);
-    r.experts = r.tokens;
-    r.sent = SentOf(i);
+    const auto numbers = static_cast<size_t>(most * kWidth);
+    const Counts sent = SentOf(i);
     const auto [first, received] = CountsOf(i);
-    r.first = i.op == Op::DISPATCH_F ? Counts(first.size(), -1) : first;
-    r.received = i.op == Op::DISPATCH_F ? Counts(received.size(), -1) : received;
-    (r.to_experts ? r.tokens : r.experts) = RowsOf(i, r.to_experts);
+    const Moving& r = exchanges_.emplace_back(
+        Moving{i, i.op == Op::DISPATCH_F || i.op == Op::COMBINE_B, Take<uint16_t>(numbers),
+               Take<uint16_t>(numbers), Take<int32_t>(sent.size()), Take<int32_t>(first.size()),
+               Take<int32_t>(received.size())});
+    std::ranges::copy(sent, r.sent.begin());
+    if (i.op != Op::DISPATCH_F) {
+      std::ranges::copy(first, r.first.begin());
+      std::ranges::copy(received, r.received.begin());
+    }
+    std::ranges::copy(RowsOf(i, r.to_experts), (r.to_experts ? r.tokens : r.experts).begin());
     ExchangePart part = {};
     part.peer = {r.sent.data(), reinterpret_cast<gpu::Bf16*>(r.tokens.data()), r.first.data(),
                  r.received.data(), reinterpret_cast<gpu::Bf16*>(r.experts.data())};
@@ -76,6 +83,7 @@ class LinkBackend : public GpuBackend {
     return part;
   }
 
+  std::vector<std::span<std::byte>> LinkMemory() const override { return {memory_}; }
   std::span<float> Gradients(int stage) override { return gradients_[static_cast<size_t>(stage)]; }
   std::span<float> ExpertGradients(int stage) override {
     return experts_[static_cast<size_t>(stage)];
@@ -84,11 +92,11 @@ class LinkBackend : public GpuBackend {
   /// Throws unless everything has come where it belongs.
   void CheckMoved() const {
     for (const Moved& message : messages_) {
-      if (message.bytes != Expected(message.instruction, message.bytes.size())) {
+      if (!std::ranges::equal(message.bytes, Expected(message.instruction, message.bytes.size()))) {
         throw Error(ToString(message.instruction) + " moved something else");
       }
     }
-    for (const auto& r : exchanges_) CheckRows(*r);
+    for (const Moving& r : exchanges_) CheckRows(r);
     if (overflow_ != 0) throw Error("rows overflowed");
   }
 
@@ -104,15 +112,27 @@ class LinkBackend : public GpuBackend {
  private:
   struct Moved {
     Instruction instruction;
-    std::vector<unsigned char> bytes;
+    std::span<unsigned char> bytes;
   };
   using Counts = std::vector<int32_t>;
   struct Moving {
     Instruction instruction;
     bool to_experts;
-    Bits tokens, experts;
-    Counts sent, first, received;
+    std::span<uint16_t> tokens, experts;
+    std::span<int32_t> sent, first, received;
   };
+
+  /// The next part of the memory, full of 0xff.
+  template <typename T>
+  std::span<T> Take(size_t count) {
+    constexpr size_t kAlignment = 16;
+    const size_t bytes = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    CF_ASSERT(taken_ + bytes <= memory_.size());
+    std::byte* const at = memory_.data() + taken_;
+    taken_ += bytes;
+    std::memset(at, 0xff, bytes);
+    return {reinterpret_cast<T*>(at), count};
+  }
 
   std::vector<float> Random(size_t size, int salt) const {
     std::mt19937 random(static_cast<unsigned>(salt + 100 * device_.rank + 1000 * device_.member +
@@ -192,10 +212,12 @@ class LinkBackend : public GpuBackend {
     return bits;
   }
   void CheckRows(const Moving& r) const {
-    if (RowsOf(r.instruction, !r.to_experts) != (r.to_experts ? r.experts : r.tokens)) {
+    if (!std::ranges::equal(RowsOf(r.instruction, !r.to_experts),
+                            r.to_experts ? r.experts : r.tokens)) {
       throw Error(ToString(r.instruction) + " brought other rows");
     }
-    if (std::pair(r.first, r.received) != CountsOf(r.instruction)) {
+    const auto [first, received] = CountsOf(r.instruction);
+    if (!std::ranges::equal(r.first, first) || !std::ranges::equal(r.received, received)) {
       throw Error(ToString(r.instruction) + " has other counts");
     }
   }
@@ -204,8 +226,10 @@ class LinkBackend : public GpuBackend {
   const Device device_;
   const Rows rows_;
   std::vector<std::vector<float>> gradients_, experts_;
-  std::list<Moved> messages_;
-  std::vector<std::unique_ptr<Moving>> exchanges_;
+  std::span<std::byte> memory_;
+  size_t taken_ = 0;
+  std::vector<Moved> messages_;
+  std::vector<Moving> exchanges_;
   int32_t overflow_ = 0;
 };
 

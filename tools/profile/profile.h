@@ -29,7 +29,8 @@ struct ProfileOptions {
   LogShape log = {};   ///< without a plan
   double split = 0.5;  ///< share of b in a full backward, where that alone was timed
   int warmup = -1;     ///< steps to leave out of each file; -1: the first, of two or more
-  /// Means in place of medians: what a run took adds up, its outliers with it.
+  /// Means in place of medians: what a run took adds up, its outliers with it. Of ranks that ran
+  /// copies of the same stages the slowest counts alone, as the others wait for it.
   bool mean = false;
 };
 

@@ -9,6 +9,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "tools/profile/profile.h"
 
 namespace contraflow {
@@ -91,6 +92,7 @@ class CostMaker {
     }
     MakeMessages();
     if (options_.plan && options_.plan->costs) TakeFromPlan(*options_.plan->costs);
+    MakeReduceBlocks();
     costs.source = std::string("contraflow profile: ") + (options_.mean ? "means" : "medians") +
                    " of " + std::to_string(counted_) + " samples from " +
                    std::to_string(files_.size()) + (files_.size() == 1 ? " file" : " files");
@@ -123,8 +125,9 @@ class CostMaker {
         const Instruction& what = sample.what;
         // Of a message the stages do not matter, and components cost the same in every stage.
         const bool cell = !IsMessage(what.op) && OperandsOf(what.op) != Operands::kLayer;
-        SampleGroup& group =
-            groups_[{what.op, cell ? what.stage : -1, cell ? what.back_stage : -1, what.layer}];
+        const int rank = sample.rank >= 0 ? sample.rank : file.rank;
+        SampleGroup& group = by_rank_[options_.mean && cell ? rank : -1][{
+            what.op, cell ? what.stage : -1, cell ? what.back_stage : -1, what.layer}];
         if (sample.step >= 0 && sample.step < warmup) {
           ++group.warmup;
         } else {
@@ -138,6 +141,14 @@ class CostMaker {
       world = std::max(world, file.world_size);
       layers_ = std::max(layers_, file.layers);
     }
+    KeepSlowestCopies();
+    for (auto& [rank, groups] : by_rank_) {
+      for (auto& [key, group] : groups) {
+        SampleGroup& all = groups_[key];
+        all.times.insert(all.times.end(), group.times.begin(), group.times.end());
+        all.warmup += group.warmup;
+      }
+    }
     std::erase_if(groups_, [](const auto& entry) { return entry.second.times.empty(); });
     if (!ranks.empty() && static_cast<int>(ranks.size()) < world) {
       Note("traces of ranks " + ListOf({ranks.begin(), ranks.end()}) + " of " +
@@ -149,6 +160,36 @@ class CostMaker {
                   std::to_string(options_.plan->stages) + " stages; is it of another run?");
     }
     if (stages_ > 0) stages_ = options_.plan->stages;
+  }
+
+  /// A stage has one cost, wherever it runs.
+  void KeepSlowestCopies() {
+    std::map<std::vector<SampleKey>, std::vector<int>> copies;
+    for (const auto& [rank, groups] : by_rank_) {
+      std::vector<SampleKey> keys;
+      for (const auto& [key, group] : groups) {
+        if (!group.times.empty()) keys.push_back(key);
+      }
+      if (rank >= 0) copies[std::move(keys)].push_back(rank);
+    }
+    for (const auto& [keys, ranks] : copies) {
+      std::vector<double> totals;
+      for (const int rank : ranks) {
+        double total = 0;
+        for (const SampleKey& key : keys) total += Typical(by_rank_[rank][key].times);
+        totals.push_back(total);
+      }
+      const auto [fastest, slowest] = std::minmax_element(totals.begin(), totals.end());
+      const int kept = ranks[static_cast<size_t>(slowest - totals.begin())];
+      if (*slowest > *fastest * 1.03) {
+        Note("ranks " + ListOf(ranks) + " hold copies of the same stages, and rank " +
+             std::to_string(kept) + " is slower by up to " +
+             FormatPercent(*slowest / *fastest - 1) + "; its times count");
+      }
+      for (const int rank : ranks) {
+        if (rank != kept) by_rank_.erase(rank);
+      }
+    }
   }
 
   [[noreturn]] void FailEmpty() const {
@@ -429,6 +470,17 @@ class CostMaker {
     timed_messages_ = time.has_value();
   }
 
+  /// After TakeFromPlan: what was seen counts.
+  void MakeReduceBlocks() {
+    std::optional<bool> blocks;
+    for (const FileSamples& file : files_) {
+      if (file.reduce_blocks) blocks = blocks.value_or(true) && *file.reduce_blocks;
+    }
+    if (!blocks) return;
+    result_.costs.comm.reduce_blocks = *blocks;
+    if (*blocks) Note("nothing was computed during a REDUCE: it blocks its rank (reduce_blocks)");
+  }
+
   void TakeFromPlan(const CostModel& known) {
     CostModel& costs = result_.costs;
     costs.memory = known.memory;
@@ -437,12 +489,14 @@ class CostMaker {
     if (!timed_messages_ && known.unit != Unit::kUnit) {
       costs.comm = {.latency = known.comm.latency + known.comm.occupancy};
     }
+    costs.comm.reduce_blocks = known.comm.reduce_blocks;
     costs.comm.bytes = known.comm.bytes;
   }
 
   const std::vector<FileSamples>& files_;
   const ProfileOptions& options_;
   ProfiledCosts result_;
+  std::map<int, std::map<SampleKey, SampleGroup>> by_rank_;  ///< -1: not told apart
   std::map<SampleKey, SampleGroup> groups_;
   int stages_ = 0, layers_ = 0;
   int64_t counted_ = 0;

@@ -18,7 +18,8 @@ namespace contraflow {
 struct Sample {
   Instruction what;
   double time = 0;
-  int step = 0;  ///< counted from 0 in each file; -1: not known
+  int step = 0;   ///< counted from 0 in each file; -1: not known
+  int rank = -1;  ///< -1: that of the file
 };
 
 /// One side of a message: a SEND named after the stage that makes what is sent, from its start; a
@@ -39,6 +40,8 @@ struct FileSamples {
   std::vector<std::string> notes;           ///< what else is to be known about these times
   int rank = -1, world_size = 0;            ///< -1 and 0 where it does not say
   int layers = 0;  ///< components of so many layers make a chunk; 0: not known
+  /// Whether ranks computed nothing during a REDUCE; nothing where no computation follows one.
+  std::optional<bool> reduce_blocks;
 };
 
 /// The instruction that a range of a profile is named after: "PP:0F3", "PP:(0F7;7B3)OVERLAP_F_B"

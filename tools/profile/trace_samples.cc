@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "tools/profile/chrome_trace.h"
@@ -15,6 +17,9 @@
 namespace contraflow {
 namespace {
 
+/// What takes no time is drawn a nanosecond long. Microseconds.
+constexpr double kDrawn = 1.5e-3;
+
 struct Interval {
   double start = 0, end = 0;
 };
@@ -25,6 +30,13 @@ struct Range {
   std::string name;
   Interval span;
   int64_t tid = -1;
+};
+
+/// A slice of this project's own traces.
+struct OwnRange {
+  Instruction what;
+  Interval span;
+  int64_t pid = -1;
 };
 
 struct OnThread {
@@ -72,11 +84,10 @@ class TraceSamples {
       TakeWork(event, span);
     } else if (const auto what = OwnSlice(event)) {
       if (IsMessage(what->op)) {
-        // One that takes no time is drawn a nanosecond long.
-        const bool none = event.duration < 1.5e-3;
+        const bool none = event.duration < kDrawn;
         file_.messages.push_back({*what, span.start, none ? span.start : span.end, 0});
       } else {
-        own_.emplace_back(span.start, Sample{*what, event.duration, 0});
+        own_.push_back({*what, span, event.pid});
       }
     } else if (IsOwn(event.category)) {
       AddUnmapped(event.name, &file_);
@@ -112,9 +123,7 @@ class TraceSamples {
                             " ranges launched no work of a device and do not count");
     }
     if (works_.empty()) TakeDeviceRanges();
-    std::stable_sort(own_.begin(), own_.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (const auto& [start, sample] : own_) file_.samples.push_back(sample);
+    TakeOwnSlices();
     std::stable_sort(file_.messages.begin(), file_.messages.end(),
                      [](const MessageEnd& a, const MessageEnd& b) { return a.start < b.start; });
     for (MessageEnd& end : file_.messages) {
@@ -259,6 +268,56 @@ class TraceSamples {
     }
   }
 
+  void TakeOwnSlices() {
+    std::stable_sort(own_.begin(), own_.end(), [](const OwnRange& a, const OwnRange& b) {
+      return a.span.start < b.span.start;
+    });
+    SeeWhatReduceBlocks();
+    LeaveOutWaitsOfReduce();
+    for (const OwnRange& range : own_) {
+      const auto rank = static_cast<int>(std::clamp<int64_t>(range.pid, -1, kMaxRanks));
+      file_.samples.push_back({range.what, range.span.end - range.span.start, 0, rank});
+    }
+  }
+
+  void SeeWhatReduceBlocks() {
+    struct Ends {
+      double reduce = -1, compute = -1;
+    };
+    std::map<int64_t, Ends> ranks;
+    bool beside = false, after = false;
+    for (const OwnRange& range : own_) {
+      const bool reduce = range.what.op == Op::REDUCE;
+      if (!reduce && LaneOf(range.what.op) != Lane::kCompute) continue;
+      if (range.span.end - range.span.start < kDrawn) continue;
+      Ends& ends = ranks[range.pid];
+      beside = beside || range.span.start < (reduce ? ends.compute : ends.reduce) - kDrawn;
+      after = after || (!reduce && range.what.op != Op::STEP && ends.reduce >= 0);
+      double& end = reduce ? ends.reduce : ends.compute;
+      end = std::max(end, range.span.end);
+    }
+    if (beside || after) file_.reduce_blocks = !beside;
+  }
+
+  /// A REDUCE begins when the last of its ranks has come; those before it waited.
+  void LeaveOutWaitsOfReduce() {
+    std::map<std::pair<int64_t, int>, int> seen;                     // by rank and stage
+    std::map<std::pair<int, int>, std::vector<OwnRange*>> together;  // by stage and step
+    for (OwnRange& range : own_) {
+      if (range.what.op != Op::REDUCE) continue;
+      const int stage = range.what.stage;
+      together[{stage, seen[{range.pid, stage}]++}].push_back(&range);
+    }
+    for (const auto& [key, ranges] : together) {
+      const double last = ranges.back()->span.start;  // they are in order of time
+      const bool met = std::all_of(ranges.begin(), ranges.end(),
+                                   [&](const OwnRange* range) { return range->span.end >= last; });
+      for (OwnRange* range : ranges) {
+        if (met) range->span.start = last;
+      }
+    }
+  }
+
   /// How often a component is in the innermost range around it that is none itself.
   void CountLayers() {
     std::vector<const Range*> open;
@@ -280,7 +339,7 @@ class TraceSamples {
   std::vector<OnThread> receives_, host_ops_, posted_;
   std::vector<std::pair<double, int64_t>> launches_;
   std::unordered_map<int64_t, Interval> works_;  ///< by correlation
-  std::vector<std::pair<double, Sample>> own_;
+  std::vector<OwnRange> own_;
   int64_t without_work_ = 0;
   bool host_ = false;
 };

@@ -24,6 +24,12 @@ std::string Event(const std::string& category, const std::string& name, double s
          ", \"dur\": " + std::to_string(duration) + more + "},\n";
 }
 
+std::string SliceOf(int rank, const std::string& name, double start, double duration) {
+  std::string event = Event("compute", name, start, duration);
+  const std::string pid = "\"pid\": 1";
+  return event.replace(event.find(pid), pid.size(), "\"pid\": " + std::to_string(rank));
+}
+
 std::string TraceOf(const std::string& events, const std::string& head = "") {
   return "{" + head + "\"traceEvents\": [\n" + events.substr(0, events.size() - 2) + "]}";
 }
@@ -190,6 +196,54 @@ TEST_SUITE("unit") {
       for (const ProfiledRow& row : profile.rows) warmup += row.warmup;
       CHECK(warmup == 0);  // it is one step, though two ranks have a REDUCE of one stage
     }
+  }
+
+  TEST_CASE("whether a REDUCE blocks its rank, and how long it takes without its waits") {
+    for (const bool blocks : {false, true}) {
+      CAPTURE(blocks);
+      Spec spec;
+      spec.schedule = "dualpipe";
+      spec.ranks = 2;
+      spec.microbatches = 8;
+      spec.costs.unit = Unit::kMicroseconds;
+      spec.costs.stages.push_back({.f = 3000, .b = 3000, .w = 2000, .bw = 5000, .fb = 8000});
+      spec.costs.stages.front().reduce = 900;
+      spec.costs.comm.reduce_blocks = blocks;
+      const Plan plan = Compile(spec, {.level = Level::kComm});
+      const Time makespan = Simulate(plan, spec.costs).makespan;
+      ProfiledCosts profile =
+          CostsOfText(WriteTrace(plan, Simulate(plan, spec.costs).timeline), {.plan = &plan});
+      CHECK(profile.costs.comm.reduce_blocks == blocks);
+      CHECK(HasNote(profile, "reduce_blocks") == blocks);
+      CHECK(profile.costs.stages[0].reduce == 900);
+      CHECK(Simulate(plan, profile.costs).makespan == makespan);
+    }
+    // Rank 0 comes 40 before rank 1; nothing says whether it could have computed.
+    const std::string events = SliceOf(0, "F s0 m0", 0, 9) + SliceOf(0, "BW s0 m0", 10, 50) +
+                               SliceOf(0, "REDUCE s0", 60, 49) + SliceOf(1, "F s0 m1", 0, 9) +
+                               SliceOf(1, "BW s0 m1", 10, 90) + SliceOf(1, "REDUCE s0", 100, 10);
+    const ProfiledCosts profile = CostsOfText(TraceOf(events));
+    CHECK(profile.costs.stages[0].reduce == 10000);
+    CHECK_FALSE(HasNote(profile, "reduce_blocks"));
+  }
+
+  TEST_CASE("means are those of the slowest of ranks with copies of the same stages") {
+    const std::string events = SliceOf(0, "F s0 m0", 0, 10) + SliceOf(0, "F s1 m0", 10, 8) +
+                               SliceOf(0, "BW s0 m0", 20, 20) + SliceOf(0, "BW s1 m0", 40, 16) +
+                               SliceOf(1, "F s0 m1", 0, 9) + SliceOf(1, "F s1 m1", 10, 10) +
+                               SliceOf(1, "BW s0 m1", 20, 24) + SliceOf(1, "BW s1 m1", 44, 20) +
+                               SliceOf(2, "F s2 m0", 0, 1) + SliceOf(2, "BW s2 m0", 10, 2);
+    const ProfiledCosts slowest = CostsOfText(TraceOf(events), {.mean = true});
+    CHECK(slowest.costs.stages[0].f == 9000);
+    CHECK(slowest.costs.stages[0].bw == 24000);
+    CHECK(slowest.costs.stages[1].f == 10000);
+    CHECK(slowest.costs.stages[2].bw == 2000);
+    CHECK(HasNote(slowest,
+                  "ranks 0-1 hold copies of the same stages, and rank 1 is slower by up "
+                  "to 16.67 %"));
+    const ProfiledCosts medians = CostsOfText(TraceOf(events));
+    CHECK(medians.costs.stages[0].f == 9500);
+    CHECK_FALSE(HasNote(medians, "copies"));
   }
 
   TEST_CASE("messages of this project's traces") {

@@ -223,7 +223,7 @@ TEST_SUITE("unit") {
                                SliceOf(0, "REDUCE s0", 60, 49) + SliceOf(1, "F s0 m1", 0, 9) +
                                SliceOf(1, "BW s0 m1", 10, 90) + SliceOf(1, "REDUCE s0", 100, 10);
     const ProfiledCosts profile = CostsOfText(TraceOf(events));
-    CHECK(profile.costs.stages[0].reduce == 10000);
+    CHECK(profile.costs.stages[0].reduce == 9500);
     CHECK_FALSE(HasNote(profile, "reduce_blocks"));
   }
 

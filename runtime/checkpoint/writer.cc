@@ -120,12 +120,24 @@ std::vector<std::string> Peers::Share(std::string_view text) {
   throw Error("what the processes have told each other is malformed");
 }
 
-void Snapshot::Resize(int64_t bytes) {
+void Snapshot::Resize(int64_t bytes, StateCopies* copies) {
+  constexpr size_t kPage = 4096;
+  constexpr std::align_val_t kAlignment{kPage};
   size_ = static_cast<size_t>(bytes);
-  pages_.resize((size_ + sizeof(Page) - 1) / sizeof(Page));
+  if (size_ <= room_) return;
+  room_ = (size_ + kPage - 1) / kPage * kPage;
+  pages_.reset();
+  if (copies != nullptr) {
+    pages_ = copies->NewMemory(room_);
+  } else {
+    pages_ = {static_cast<std::byte*>(::operator new(room_, kAlignment)),
+              [](std::byte* pages) { ::operator delete(pages, kAlignment); }};
+  }
 }
 
-void Snapshot::Take(int step, int shard, std::span<const StateBlock> state) {
+/// Where the values go.
+std::vector<StateCopies::Part> Snapshot::Lay(int step, int shard, std::span<const StateBlock> state,
+                                             StateCopies* copies) {
   shard_ = shard;
   blocks_.resize(state.size());
   int64_t end = kShardHeadBytes;
@@ -136,21 +148,34 @@ void Snapshot::Take(int step, int shard, std::span<const StateBlock> state) {
     blocks_[i] = {block.name, std::ssize(block.parameters)};
     end += blocks_[i].size * kValueBytes;
   }
-  Resize(end);
+  Resize(end, copies);
   const std::string head = ShardHead(step, shard);
   std::byte* to = std::ranges::copy(std::as_bytes(std::span(head)), room().data()).out;
+  std::vector<StateCopies::Part> parts;
   for (const StateBlock& block : state) {
     for (const std::span<const float> values : {block.parameters, block.m, block.v}) {
-      std::memcpy(to, values.data(), values.size_bytes());
+      parts.push_back({values, to});
       to += values.size_bytes();
     }
   }
+  return parts;
+}
+
+void Snapshot::Take(int step, int shard, std::span<const StateBlock> state) {
+  for (const auto& [values, to] : Lay(step, shard, state, nullptr)) {
+    std::memcpy(to, values.data(), values.size_bytes());
+  }
+}
+
+void Snapshot::Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
+                    std::function<void()> then) {
+  copies.Begin(Lay(step, shard, state, &copies), std::move(then));
 }
 
 void Snapshot::Expect(int shard, std::string_view note) {
   std::map<std::string, SavedBlock> saved;
   shard_ = shard;
-  Resize(TakeNote(&note, "a note", 0, shard, &saved));
+  Resize(TakeNote(&note, "a note", 0, shard, &saved), nullptr);
   std::vector<std::pair<int64_t, Block>> order;
   for (const auto& [name, block] : saved) order.push_back({block.offset, {name, block.size}});
   std::ranges::sort(order, {}, [](const auto& entry) { return entry.first; });
@@ -278,12 +303,28 @@ std::string Background::Wait(Peers& peers) {
 }
 
 CheckpointWriter::CheckpointWriter(std::string directory, int keep, Peers& peers,
-                                   std::function<void(const std::string&)> warn)
-    : directory_(std::move(directory)), keep_(keep), peers_(peers), warn_(std::move(warn)) {}
+                                   std::function<void(const std::string&)> warn,
+                                   StateCopies* copies)
+    : directory_(std::move(directory)),
+      keep_(keep),
+      peers_(peers),
+      warn_(std::move(warn)),
+      copies_(copies) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  // Others may never come to the end of theirs.
-  if (peers_.processes() == 1 && open_) Try([&] { return Result(); });
+  Try([&] {
+    // A device that hangs is not waited for.
+    if (copies_ != nullptr && !copies_->Poll()) return std::string();
+    // Others may never come to the end of theirs.
+    return peers_.processes() == 1 && open_ ? Result() : "";
+  });
+  if (copies_ != nullptr) copies_->Forget();
+}
+
+void CheckpointWriter::Prepare(std::span<const StateBlock> blocks) {
+  if (copies_ == nullptr) return snapshot_->Take(0, 0, blocks);
+  snapshot_->Take(0, 0, blocks, *copies_, [] {});
+  copies_->Await();
 }
 
 void CheckpointWriter::Save(const CheckpointHead& head, std::span<const StateBlock> blocks) {
@@ -295,14 +336,14 @@ void CheckpointWriter::Save(const CheckpointHead& head, std::span<const StateBlo
   }
   Finish();
   Warn();
-  snapshot_->Take(head.step, peers_.process(), blocks);
+  if (copies_ == nullptr) snapshot_->Take(head.step, peers_.process(), blocks);
   told_ = {};
   result_.reset();
   open_ = true;
   warned_ = false;
-  writing_.Start([=, snapshot = snapshot_, told = told_.get_future().share(),
-                  directory = directory_, keep = keep_,
-                  processes = static_cast<size_t>(peers_.processes())](const auto& moves) {
+  Background::Work work = [=, snapshot = snapshot_, told = told_.get_future().share(),
+                           directory = directory_, keep = keep_,
+                           processes = static_cast<size_t>(peers_.processes())](const auto& moves) {
     const std::string aside = AsideOf(directory, head.step);
     const std::string note = Try([&] { return WriteShard(aside, head.step, *snapshot, moves); });
     if (snapshot->shard() == 0) {
@@ -311,11 +352,15 @@ void CheckpointWriter::Save(const CheckpointHead& head, std::span<const StateBlo
     // Process 0 knows now; if there is no room for that either, it learns it from Finish.
     if (Failed(note)) Try([&] { return WriteNote(aside, snapshot->shard(), note), ""; });
     return note;
-  });
+  };
+  if (copies_ == nullptr) return writing_.Start(std::move(work));
+  snapshot_->Take(head.step, peers_.process(), blocks, *copies_,
+                  [this, work = std::move(work)] { writing_.Start(work); });
 }
 
 const std::string& CheckpointWriter::Result() {
   if (!result_) {
+    if (!writing_.started()) copies_->Await();
     result_ = writing_.Wait(peers_);
     if (peers_.process() == 0 && !result_->empty() && !Failed(*result_)) warn_(*result_);
   }
@@ -331,6 +376,7 @@ void CheckpointWriter::Warn() {
 }
 
 void CheckpointWriter::Poll() {
+  if (copies_ != nullptr) copies_->Poll();
   if (writing_.Is(std::future_status::ready)) Result();
   Warn();
 }

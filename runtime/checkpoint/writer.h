@@ -44,33 +44,36 @@ class Snapshot {
  public:
   /// Copies the blocks; takes memory only where they have changed since the last time.
   void Take(int step, int shard, std::span<const StateBlock> state);
+  /// The same of blocks in the memory of devices: begins to copy, and `then` is called when all is
+  /// here (StateCopies::Begin).
+  void Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
+            std::function<void()> then);
   /// Makes room for the shard of another process, whose note of step 0 this is. Throws Error if it
   /// is none.
   void Expect(int shard, std::string_view note);
 
   int shard() const { return shard_; }
-  std::span<const std::byte> bytes() const { return std::as_bytes(std::span(pages_)).first(size_); }
+  std::span<const std::byte> bytes() const { return {pages_.get(), size_}; }
   /// To be filled with those of another snapshot of the same blocks.
-  std::span<std::byte> room() { return std::as_writable_bytes(std::span(pages_)).first(size_); }
+  std::span<std::byte> room() { return {pages_.get(), size_}; }
   /// What is in the shard, by the bytes of a step.
   std::string Note(int step) const;
 
  private:
-  /// A disk takes whole pages without a copy.
-  struct alignas(4096) Page {
-    std::byte bytes[4096];
-  };
   struct Block {
     std::string name;
     int64_t size;  ///< of each of the three arrays, in values
   };
 
-  void Resize(int64_t bytes);
+  std::vector<StateCopies::Part> Lay(int step, int shard, std::span<const StateBlock> state,
+                                     StateCopies* copies);
+  void Resize(int64_t bytes, StateCopies* copies);
 
   int shard_ = 0;
   std::vector<Block> blocks_;  // in the order of the shard
-  std::vector<Page> pages_;
-  size_t size_ = 0;  // in bytes
+  // A disk takes whole pages without a copy.
+  std::shared_ptr<std::byte> pages_;
+  size_t size_ = 0, room_ = 0;  // in bytes
 };
 
 // Writing, step by step. A checkpoint is DIR/step-NUMBER, with one shard for each process and a
@@ -118,15 +121,17 @@ class Background {
 /// when the notes of all are there, the manifest.
 class CheckpointWriter {
  public:
-  /// `warn` is called in process 0 with what there is to say of a checkpoint.
+  /// `warn` is called in process 0 with what there is to say of a checkpoint. `copies`, which must
+  /// outlive it, is of a state in the memory of devices; null: it is the host's.
   CheckpointWriter(std::string directory, int keep, Peers& peers,
-                   std::function<void(const std::string&)> warn);
-  /// Of a process on its own: waits for the checkpoint under way.
+                   std::function<void(const std::string&)> warn, StateCopies* copies = nullptr);
+  /// Of a process on its own: waits for the checkpoint under way, if its state is copied.
   ~CheckpointWriter();
 
   /// Takes memory for the state.
-  void Prepare(std::span<const StateBlock> blocks) { snapshot_->Take(0, 0, blocks); }
-  /// Copies the state, and begins to write it. Waits for the checkpoint before, if it is not done.
+  void Prepare(std::span<const StateBlock> blocks);
+  /// Copies the state, and begins to write it; that of devices when it is here, with the next steps
+  /// meanwhile. Waits for the checkpoint before, if it is not done.
   void Save(const CheckpointHead& head, std::span<const StateBlock> blocks);
   /// Warns of one that has failed, as soon as it is known.
   void Poll();
@@ -142,6 +147,7 @@ class CheckpointWriter {
   const int keep_;
   Peers& peers_;
   const std::function<void(const std::string&)> warn_;
+  StateCopies* const copies_;
   const std::shared_ptr<Snapshot> snapshot_ = std::make_shared<Snapshot>();
   /// The notes of all processes as the network brings them, when they are no news any more where
   /// they share a folder; for process 0.

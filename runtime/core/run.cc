@@ -60,30 +60,56 @@ StepResult JoinDevices(const Plan& plan, std::span<const DeviceStep> devices, Ti
   return result;
 }
 
-std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run) {
-  std::vector<StageCopy> copies;
+namespace {
+
+/// Of every copy of a stage that the process has, stage by stage.
+template <typename Visit>
+void EachCopy(const Plan& plan, const Run& run, const Visit& visit) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   for (int s = 0; s < plan.stages; ++s) {
     const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
     for (const Device& device : run.devices()) {
       if (std::ranges::find(ranks, device.rank) == ranks.end()) continue;
-      copies.push_back({s, device, device.rank == ranks.front(), &run.At(device).StageAt(s)});
+      visit(s, device, device.rank == ranks.front());
     }
   }
+}
+
+}  // namespace
+
+std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run) {
+  std::vector<StageCopy> copies;
+  EachCopy(plan, run, [&](int s, Device device, bool first) {
+    copies.push_back({s, device, first, &run.At(device).StageAt(s)});
+  });
   return copies;
 }
 
+namespace {
+
+/// What of a copy is saved.
+void AddSaved(StageState state, Device device, std::vector<StateBlock>* saved) {
+  const size_t begin = device.member == 0 ? 0 : state.dense;
+  std::move(state.blocks.begin() + static_cast<ptrdiff_t>(begin), state.blocks.end(),
+            std::back_inserter(*saved));
+}
+
+}  // namespace
+
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
   std::vector<StateBlock> saved;
-  for (const StageCopy& copy : CopiesOf(plan, run)) {
-    if (!copy.first || copy.device.replica != 0) continue;
-    const float* const experts =
-        copy.held->parameters().data() + copy.held->dense_gradients().size();
-    for (StateBlock& block : StateOf(*copy.held)) {
-      const bool expert = block.parameters.data() >= experts;
-      if (expert || copy.device.member == 0) saved.push_back(std::move(block));
-    }
-  }
+  EachCopy(plan, run, [&](int s, Device device, bool first) {
+    StageHolder& holder = run.At(device);
+    if (first && device.replica == 0) AddSaved(holder.StageHolder::StateAt(s), device, &saved);
+  });
+  return saved;
+}
+
+std::vector<StateBlock> StateToSave(const Plan& plan, Run& run) {
+  std::vector<StateBlock> saved;
+  EachCopy(plan, run, [&](int s, Device device, bool first) {
+    if (first && device.replica == 0) AddSaved(run.At(device).StateAt(s), device, &saved);
+  });
   return saved;
 }
 
@@ -95,8 +121,9 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   return all;
 }
 
+// Who asked for a stage once more would get it as the device has it.
 void PutState(const Plan& plan, Run& run) {
-  for (const StageCopy& copy : CopiesOf(plan, run)) run.At(copy.device).Put(copy.stage);
+  EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }
 
 std::map<std::string, Digest> ParameterDigests(const std::vector<StateBlock>& blocks) {

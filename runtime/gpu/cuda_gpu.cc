@@ -207,8 +207,10 @@ class CudaGpu : public Gpu {
   GpuEvent* NewEvent() override;
   std::byte* Allocate(size_t bytes) override;
   std::byte* AllocateHost(size_t bytes) override;
+  std::shared_ptr<std::byte> NewHostMemory(size_t bytes) override;
   void Record(GpuEvent* event, gpu::Stream stream) override;
   void Wait(gpu::Stream stream, GpuEvent* event) override;
+  void WaitOutside(gpu::Stream stream, GpuEvent* event) override;
   void CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) override;
   void CopyToHost(gpu::Stream stream, void* to, const void* from, size_t bytes) override;
   void Zero(gpu::Stream stream, void* at, size_t bytes) override;
@@ -222,6 +224,7 @@ class CudaGpu : public Gpu {
 
  private:
   void* NewMemory(size_t bytes);
+  std::byte* NewPinned(size_t bytes) const;
   void CheckRecorded(const GpuEvent* event, uint64_t capture) const;
 
   const int device_;
@@ -314,6 +317,15 @@ std::byte* CudaGpu::Allocate(size_t bytes) {
 }
 
 std::byte* CudaGpu::AllocateHost(size_t bytes) {
+  host_memory_.emplace_back(NewPinned(bytes));
+  return host_memory_.back().get();
+}
+
+std::shared_ptr<std::byte> CudaGpu::NewHostMemory(size_t bytes) {
+  return {NewPinned(bytes), FreeHost()};
+}
+
+std::byte* CudaGpu::NewPinned(size_t bytes) const {
   void* memory = nullptr;
   const cudaError_t code = cudaMallocHost(&memory, std::max<size_t>(bytes, 1));
   if (code == cudaErrorMemoryAllocation) {
@@ -322,8 +334,7 @@ std::byte* CudaGpu::AllocateHost(size_t bytes) {
                         std::to_string(device_) + " can read");
   }
   CheckCuda(code, "cudaMallocHost", __FILE__, __LINE__);
-  host_memory_.emplace_back(static_cast<std::byte*>(memory));
-  return host_memory_.back().get();
+  return static_cast<std::byte*>(memory);
 }
 
 /// CUDA takes an event that was never recorded for one that is done.
@@ -349,6 +360,12 @@ void CudaGpu::Record(GpuEvent* event, gpu::Stream stream) {
 void CudaGpu::Wait(gpu::Stream stream, GpuEvent* event) {
   CheckRecorded(event, capture_);
   CF_CUDA(cudaStreamWaitEvent(Cuda(stream), event->event, 0));
+}
+
+void CudaGpu::WaitOutside(gpu::Stream stream, GpuEvent* event) {
+  if (capture_ == 0) throw gpu::GpuError("WaitOutside: there is no capture");
+  CheckRecorded(event, 0);
+  CF_CUDA(cudaStreamWaitEvent(Cuda(stream), event->event, cudaEventWaitExternal));
 }
 
 void CudaGpu::CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) {

@@ -55,6 +55,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   /// On the host. Both wait for the GPU.
   Stage& StageAt(int stage) override;
   void Put(int stage) override;
+  StageState StateAt(int stage) override { return At(stage).State(); }
   const std::array<int64_t, kArenaCount>& arena_bytes() const override { return arena_bytes_; }
 
  private:

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "compiler/plan/plan.h"
@@ -43,12 +44,17 @@ class Gpu {
   virtual std::byte* Allocate(size_t bytes) = 0;
   /// Memory of the host that the device can copy from and to, likewise.
   virtual std::byte* AllocateHost(size_t bytes) = 0;
+  /// The same, but it lives as long as somebody has it, with the Gpu or without.
+  virtual std::shared_ptr<std::byte> NewHostMemory(size_t bytes) = 0;
 
   /// The event now stands for all that was given to the stream so far. Waiting for an event that
   /// has not been recorded since the program began, or since the capture began, is an error.
   virtual void Record(GpuEvent* event, gpu::Stream stream) = 0;
   /// What is given to the stream from now on begins once the event's work is done.
   virtual void Wait(gpu::Stream stream, GpuEvent* event) = 0;
+  /// In a capture: each time it is replayed, the stream waits for the event as it was recorded last
+  /// before, outside of the capture.
+  virtual void WaitOutside(gpu::Stream stream, GpuEvent* event) = 0;
 
   /// Copies in stream order.
   virtual void CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) = 0;

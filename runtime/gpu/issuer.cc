@@ -186,6 +186,11 @@ void GpuIssuer::AwaitAll() {
   }
 }
 
+void GpuIssuer::AwaitHeld(gpu::Stream stream) {
+  if (held_ == nullptr) return;
+  options_.graph ? gpu_.WaitOutside(stream, held_) : gpu_.Wait(stream, held_);
+}
+
 /// No stage is updated before the norm of all gradients is known.
 void GpuIssuer::Clip() {
   AwaitAll();
@@ -193,6 +198,7 @@ void GpuIssuer::Clip() {
   gpu::ClipToNorm(origin_, squares_, static_cast<int>(DeviceCount(plan_)), limit_.blocks,
                   limit_.limit, clip_);
   gpu_.CopyToHost(origin_, host_clip_, clip_, sizeof(gpu::Clip));
+  AwaitHeld(origin_);
   gpu_.Record(start_, origin_);
   for (const IssuedDevice& device : devices_) {
     const gpu::Stream compute = device.lanes->streams()[GpuLanes::kCompute];
@@ -244,6 +250,7 @@ void GpuIssuer::Meet(size_t point) {
     case Work::kComponent:
       return first.backend->Compute(*first.instruction, first.stream);
     case Work::kStep:
+      if (limit_.limit == 0) AwaitHeld(first.stream);
       return first.backend->OptimizerStep(first.instruction->stage, first.stream);
     case Work::kSend:
     case Work::kRecv:

@@ -44,6 +44,10 @@ class GpuIssuer {
   /// that was issued when it came; after one the issuer is good for nothing but its destruction.
   void Step(int step);
 
+  /// From the next step on, updates of weights also wait for this event, recorded outside of steps;
+  /// before the first one.
+  void HoldUpdates(GpuEvent* event) { held_ = event; }
+
   /// Gives captured steps back; the next one captures anew. NCCL does not end a communicator that a
   /// graph still has messages of.
   void DropGraphs() noexcept;
@@ -70,6 +74,7 @@ class GpuIssuer {
   void Issue();
   void Fork();
   void Join();
+  void AwaitHeld(gpu::Stream stream);
   void PlaceSquares();
   void Clip();
   void AwaitAll();
@@ -93,6 +98,7 @@ class GpuIssuer {
   std::vector<StepStamps> stamps_;  // by device; empty without
   gpu::Stream origin_;
   GpuEvent *start_, *end_;
+  GpuEvent* held_ = nullptr;                  // what updates wait for; null: nothing
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand

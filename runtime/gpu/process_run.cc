@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
+#include "runtime/gpu/state_copies.h"
 #include "runtime/gpu/step_watch.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/nccl/links.h"
@@ -53,9 +55,9 @@ struct GpuRank::Impl {
         order(process.order),
         control(process.control),
         progress(process.progress),
+        gpu(process.gpu),
         budget(BudgetOf(process.gpu.sms(), 1, UseOf(plan), options.partition_sms)),
         devices{order.DeviceOf(control.rank())} {
-    Gpu& gpu = process.gpu;
     CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
     gpu.Partition(budget.partitions, budget.sms);
     setup = gpu.NewStream(0, Priority::kNormal, "setup");
@@ -70,7 +72,10 @@ struct GpuRank::Impl {
     links->Connect(control.Broadcast(leads ? process.nccl.NewId() : ""), *backend);
     issuer = std::make_unique<GpuIssuer>(
         plan, std::vector<IssuedDevice>{{devices[0], backend.get(), lanes.get()}}, gpu, *links,
-        options, [this] { watch->Look(); });
+        options, [this] {
+          if (copies) copies->Poll();
+          watch->Look();
+        });
     watch = std::make_unique<StepWatch>(gpu, issuer->StampsOf(0), progress);
   }
 
@@ -86,6 +91,7 @@ struct GpuRank::Impl {
   const RankOrder& order;
   Control& control;
   Progress& progress;
+  Gpu& gpu;
   const SmBudget budget;
   const std::vector<Device> devices;
   gpu::Stream setup{};
@@ -95,6 +101,7 @@ struct GpuRank::Impl {
   std::unique_ptr<AbortOnStop> stop;
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<StepWatch> watch;
+  std::optional<GpuStateCopies> copies;  // once they were asked for
   bool closed = false;
 };
 
@@ -126,6 +133,11 @@ const std::vector<Device>& GpuRank::devices() const { return impl_->devices; }
 GpuBackend& GpuRank::backend() { return *impl_->backend; }
 const SmBudget& GpuRank::budget() const { return impl_->budget; }
 gpu::Stream GpuRank::setup() const { return impl_->setup; }
+
+StateCopies* GpuRank::Copies() {
+  if (!impl_->copies) impl_->issuer->HoldUpdates(impl_->copies.emplace(impl_->gpu).copied());
+  return &*impl_->copies;
+}
 
 void GpuRank::Close() {
   impl_->issuer->DropGraphs();

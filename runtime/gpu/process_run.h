@@ -45,6 +45,8 @@ class GpuRank {
   StepResult Step(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& backend();
+  /// As of Run.
+  StateCopies* Copies();
   const SmBudget& budget() const;
   gpu::Stream setup() const;
   /// Ends NCCL in order, after the last step; all processes. Without it NCCL is aborted.
@@ -65,6 +67,7 @@ class GpuProcessRun : public Run {
   StepResult Step(int step) override { return rank_.Step(step); }
   const std::vector<Device>& devices() const override { return rank_.devices(); }
   StageHolder& At(Device device) override;
+  StateCopies* Copies() override { return rank_.Copies(); }
   void Close() { rank_.Close(); }
 
   /// A run without a pipeline beside it on the same GPU, for as many SMs.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "runtime/gpu/issue_order.h"
 #include "runtime/gpu/issuer.h"
 #include "runtime/gpu/links.h"
+#include "runtime/gpu/state_copies.h"
 #include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
@@ -46,10 +48,10 @@ struct VirtualRanks::Impl {
       issued.push_back({devices[d], backends[d].get(), lanes[d].get()});
     }
     links = std::make_unique<VirtualLinks>(plan, budget, gpu, streams);
-    std::function<void()> waiting;
-    if (options.timeout.count() > 0) waiting = [this] { watch->Look(); };
-    issuer = std::make_unique<GpuIssuer>(plan, std::move(issued), gpu, *links, options,
-                                         std::move(waiting));
+    issuer = std::make_unique<GpuIssuer>(plan, std::move(issued), gpu, *links, options, [this] {
+      if (copies) copies->Poll();
+      if (watch) watch->Look();
+    });
     if (options.timeout.count() == 0) return;
     std::vector<HangWatch::Watched> watched;
     for (size_t d = 0; d < devices.size(); ++d) {
@@ -66,7 +68,8 @@ struct VirtualRanks::Impl {
   std::vector<std::unique_ptr<GpuBackend>> backends;  // by device
   std::unique_ptr<VirtualLinks> links;
   std::unique_ptr<GpuIssuer> issuer;
-  std::unique_ptr<HangWatch> watch;  // none without a timeout
+  std::unique_ptr<HangWatch> watch;      // none without a timeout
+  std::optional<GpuStateCopies> copies;  // once they were asked for
 };
 
 VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
@@ -94,6 +97,11 @@ const std::vector<Device>& VirtualRanks::devices() const { return impl_->devices
 
 GpuBackend& VirtualRanks::At(Device device) {
   return *impl_->backends[DeviceNumber(impl_->plan, device)];
+}
+
+StateCopies* VirtualRanks::Copies() {
+  if (!impl_->copies) impl_->issuer->HoldUpdates(impl_->copies.emplace(impl_->gpu).copied());
+  return &*impl_->copies;
 }
 
 GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,

@@ -48,6 +48,8 @@ class VirtualRanks {
   StepResult Step(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& At(Device device);
+  /// As of Run.
+  StateCopies* Copies();
 
  private:
   struct Impl;
@@ -66,6 +68,7 @@ class GpuRun : public Run {
   StepResult Step(int step) override { return ranks_.Step(step); }
   const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
+  StateCopies* Copies() override { return ranks_.Copies(); }
 
  private:
   VirtualRanks ranks_;

@@ -256,6 +256,16 @@ void GpuStage::Get(Stage* mirror, gpu::Stream stream) const {
   gpu_.Synchronize();
 }
 
+StageState GpuStage::State() const {
+  StageState state = {{}, 0};
+  for (const ParameterBlock& block : layout_.blocks) {
+    const auto part = [&](float* all) { return std::span(all + block.offset, block.size); };
+    state.blocks.push_back({block.name, part(parameters_), part(m_), part(v_)});
+    if (block.offset < layout_.dense) ++state.dense;
+  }
+  return state;
+}
+
 void GpuStage::Put(Stage& mirror, gpu::Stream stream) {
   const auto put = [&](float* to, std::span<const float> from) {
     CF_ASSERT(from.size() == layout_.size);

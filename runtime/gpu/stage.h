@@ -79,6 +79,8 @@ class GpuStage {
   /// it. Both wait for the GPU.
   void Get(Stage* mirror, gpu::Stream stream) const;
   void Put(Stage& mirror, gpu::Stream stream);
+  /// Its blocks, in device memory.
+  StageState State() const;
 
   int layers() const { return static_cast<int>(layout_.layers.size()); }
   bool HasEmbedding(int layer) const { return stage_ == 0 && layer == 0; }

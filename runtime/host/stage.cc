@@ -12,7 +12,6 @@
 #include "kernels/host/linear.h"
 #include "kernels/host/normalization.h"
 #include "kernels/host/routing.h"
-#include "runtime/checkpoint/checkpoint.h"
 
 namespace contraflow {
 namespace {
@@ -235,6 +234,14 @@ std::vector<StateBlock> StateOf(Stage& stage) {
                       part(stage.second_moments())});
   }
   return blocks;
+}
+
+StageState StageHolder::StateAt(int stage) {
+  Stage& held = StageAt(stage);
+  const auto dense = std::ranges::count_if(held.blocks(), [&](const ParameterBlock& block) {
+    return block.offset < held.dense_gradients().size();
+  });
+  return {StateOf(held), static_cast<size_t>(dense)};
 }
 
 template class BasicStage<float>;

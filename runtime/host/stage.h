@@ -11,6 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/buffer.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/model/model.h"
 #include "runtime/model/parameters.h"
 #include "runtime/model/views.h"
@@ -18,7 +19,6 @@
 namespace contraflow {
 
 struct Dataset;
-struct StateBlock;
 class PartTimes;
 
 /// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
@@ -118,6 +118,13 @@ using Stage = BasicStage<float>;
 /// names, so that it does not depend on any partition.
 double NormOf(const std::map<std::string, double>& squares);
 
+/// The state of a copy of a stage.
+struct StageState {
+  std::vector<StateBlock> blocks;
+  size_t dense;  ///< the first so many every member of an expert group has; then come the owned
+                 ///< experts
+};
+
 /// What one device of a plan holds while it trains: its copies of stages, and their memory.
 class StageHolder {
  public:
@@ -129,6 +136,9 @@ class StageHolder {
   virtual Stage& StageAt(int stage) = 0;
   /// What was changed in StageAt(stage) since holds from now on.
   virtual void Put(int stage) = 0;
+  /// What StageAt has to keep to go on, where it is: on the host, or in the memory of a device,
+  /// for StateCopies. Valid as long as the holder.
+  virtual StageState StateAt(int stage);
   /// From the next step on it only goes forward, and changes no weights: on micro-batches of batch
   /// number `batch`, 1 or more, of a text held out; null: it trains again. Throws Error if the
   /// device cannot.

@@ -129,6 +129,12 @@ std::byte* EmulatedGpu::AllocateHost(size_t bytes) {
   return host_memory_.back().get();
 }
 
+std::shared_ptr<std::byte> EmulatedGpu::NewHostMemory(size_t bytes) {
+  std::shared_ptr<std::byte> block(NewBlock(bytes), Free());
+  Known().host.Add(block.get(), bytes);
+  return block;
+}
+
 EmulatedGpu::Queue* EmulatedGpu::QueueOf(gpu::Stream stream) {
   return static_cast<Queue*>(static_cast<emulator::Queue*>(stream.handle));
 }
@@ -214,6 +220,19 @@ void EmulatedGpu::Wait(gpu::Stream stream, GpuEvent* event) {
   CheckCapture(*queue, "wait for " + Name(event));
   if (capture_) throw gpu::GpuError(who + ": " + Name(event) + " was recorded before the capture");
   streams_.Give(queue->number, {.waits_for = mark});
+}
+
+void EmulatedGpu::WaitOutside(gpu::Stream stream, GpuEvent* event) {
+  Log(GpuCall::Kind::kWait, stream, event);
+  Queue* const queue = QueueOf(stream);
+  if (!capture_ || queue == nullptr) throw gpu::GpuError("WaitOutside: there is no capture");
+  CheckCapture(*queue, "wait for " + Name(event));
+  if (MarkOf(event, "wait of stream " + queue->name)->capture != 0) {
+    throw gpu::GpuError("wait of stream " + queue->name + ": " + Name(event) +
+                        " was recorded in a capture");
+  }
+  AddNode(queue, nullptr);
+  capture_->graph->nodes.back().outside = [event] { return event->mark; };
 }
 
 void EmulatedGpu::CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) {

@@ -68,8 +68,10 @@ class EmulatedGpu : public Gpu {
   /// Its bytes are 0xff.
   std::byte* Allocate(size_t bytes) override;
   std::byte* AllocateHost(size_t bytes) override;
+  std::shared_ptr<std::byte> NewHostMemory(size_t bytes) override;
   void Record(GpuEvent* event, gpu::Stream stream) override;
   void Wait(gpu::Stream stream, GpuEvent* event) override;
+  void WaitOutside(gpu::Stream stream, GpuEvent* event) override;
   void CopyToDevice(gpu::Stream stream, void* to, const void* from, size_t bytes) override;
   void CopyToHost(gpu::Stream stream, void* to, const void* from, size_t bytes) override;
   void Zero(gpu::Stream stream, void* at, size_t bytes) override;

@@ -38,11 +38,13 @@ void EmulatedStreams::Draw() {
 
 std::unique_ptr<EmulatedStreams::Replay> EmulatedStreams::Begin(const Graph& graph) {
   const size_t size = graph.nodes.size();
-  auto replay = std::make_unique<Replay>(
-      Replay{&graph, std::vector<size_t>(size), std::vector<std::vector<size_t>>(size), {}, size});
+  auto replay = std::make_unique<Replay>(Replay{
+      &graph, std::vector<size_t>(size), std::vector<std::vector<size_t>>(size), {}, {}, size});
   for (size_t node = 0; node < size; ++node) {
     for (const size_t before : graph.nodes[node].after) replay->then[before].push_back(node);
     replay->waits_for[node] = graph.nodes[node].after.size();
+    const auto& outside = graph.nodes[node].outside;
+    replay->outside.push_back(outside ? outside() : nullptr);
     if (replay->waits_for[node] == 0) replay->ready.push_back(node);
   }
   return replay;
@@ -96,6 +98,7 @@ bool EmulatedStreams::RunOne() {
     if (stream->replay != nullptr) {
       const std::vector<size_t>& ready = stream->replay->ready;
       for (size_t i = 0; i < ready.size(); ++i) {
+        if (!stream->replay->MayRun(ready[i])) continue;
         offer(stream.get(), i, streams_[stream->replay->graph->nodes[ready[i]].stream]->rank);
       }
     } else {

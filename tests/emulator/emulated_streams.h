@@ -24,6 +24,8 @@ struct Graph {
     std::function<void()> work;
     size_t stream;
     std::vector<size_t> after;
+    /// What else it waits for: what this gives when the graph begins; empty: nothing.
+    std::function<std::shared_ptr<EventMark>()> outside = nullptr;
   };
   std::vector<Node> nodes;
   std::shared_ptr<EventMark> last_launch;  ///< which the next one waits for
@@ -65,7 +67,10 @@ class EmulatedStreams {
     std::vector<size_t> waits_for;  // nodes, by node
     std::vector<std::vector<size_t>> then;
     std::vector<size_t> ready;
+    std::vector<std::shared_ptr<EventMark>> outside;  // by node; null: nothing
     size_t left;
+
+    bool MayRun(size_t node) const { return outside[node] == nullptr || outside[node]->done; }
   };
   struct Stream {
     std::deque<Item> items;

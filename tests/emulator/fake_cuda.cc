@@ -226,8 +226,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return Result(Call("cudaEventRecord", Name(event) + " " + Name(stream)));
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return Result(Call("cudaStreamWaitEvent", Name(stream) + " " + Name(event)));
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return Result(
+      Call("cudaStreamWaitEvent",
+           Name(stream) + " " + Name(event) + (flags == cudaEventWaitExternal ? " outside" : "")));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Name(event);

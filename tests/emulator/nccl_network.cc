@@ -77,6 +77,8 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   void Wait(gpu::Stream, GpuEvent* event) override {
     if (recorded_.count(event) == 0) throw gpu::GpuError("waits for an event of nothing");
   }
+  // All is done in one order.
+  void WaitOutside(gpu::Stream at, GpuEvent* event) override { Wait(at, event); }
   bool Done(GpuEvent* event) override {
     if (network_.how_ == Processes::kInTurn) return true;
     const std::lock_guard lock(network_.mutex_);

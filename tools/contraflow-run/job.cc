@@ -134,8 +134,8 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
                   ": has checkpoints of an earlier training; use --resume to continue it, or "
                   "another folder");
     }
-    writer_.emplace(folder, options_.checkpoint_keep, job_, Warn);
-    writer_->Prepare(SavedState(input_.plan, run));
+    writer_.emplace(folder, options_.checkpoint_keep, job_, Warn, run.Copies());
+    writer_->Prepare(StateToSave(input_.plan, run));
   }
   if (!options_.memory_checkpoint.empty()) {
     memory_.emplace(options_.memory_checkpoint, TrainingName(), job_, Warn);
@@ -221,7 +221,7 @@ void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
   writer_->Poll();
   if ((last && step != saved_) || due(options_.checkpoint_every)) {
     saved_ = step;
-    writer_->Save(HeadOf(step), SavedState(input_.plan, run));
+    writer_->Save(HeadOf(step), StateToSave(input_.plan, run));
   }
   ended_ = ended_ || last;
 }

@@ -168,6 +168,16 @@ TEST_SUITE("unit") {
     });
   }
 
+  TEST_CASE("CUDA calls: memory of the host may outlive the GPU") {
+    std::shared_ptr<std::byte> memory;
+    Reset({});
+    memory = NewCudaGpu(0)->NewHostMemory(10);
+    CHECK(Fake().alive.size() == 1);
+    memory.reset();
+    CHECK(Fake().alive.empty());
+    CHECK(Fake().wrong == "");
+  }
+
   TEST_CASE("CUDA calls: copies go where they should and empty ones nowhere") {
     WithGpu({}, [](Gpu& gpu) {
       gpu.Partition(1, 0);
@@ -208,13 +218,20 @@ TEST_SUITE("unit") {
                                                      "cudaStreamWaitEvent stream 2 event 1",
                                                      "cudaEventSynchronize event 1",
                                                      "cudaDeviceSynchronize"});
+      CHECK(Failure([&] { gpu.WaitOutside(stream, event); }) == "WaitOutside: there is no capture");
       gpu.BeginCapture(stream);
       CHECK(Failure([&] { gpu.Wait(stream, event); }) ==
             "an event was recorded before the capture");
+      Fake().calls.clear();
+      gpu.WaitOutside(stream, event);
+      CHECK(Fake().calls ==
+            std::vector<std::string>{"cudaStreamWaitEvent stream 1 event 1 outside"});
       CHECK(Failure([&] { gpu.Record(event, other); }) ==
             "a stream is recorded that the capture has not reached");
       gpu.Record(event, stream);
       gpu.Wait(other, event);
+      CHECK(Failure([&] { gpu.WaitOutside(stream, event); }) ==
+            "an event was recorded in a capture");
       gpu.EndCapture(stream);
       CHECK(Failure([&] { gpu.Wait(other, event); }) == "an event was recorded in a capture");
       CHECK(Failure([&] { gpu.Done(event); }) == "an event was recorded in a capture");

@@ -17,12 +17,11 @@ __global__ void EachKernel(int n, F f) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) f(i);
 }
-// f(i) for all i below n.
 template <typename F>
 void Each(Stream stream, int n, F f) {
   EachKernel<<<(n + 255) / 256, 256, 0, stream>>>(n, f);
 }
-#define EACH [=] __device__
+#define DEVICE __device__
 #define ANYWHERE __host__ __device__
 
 inline float* New(size_t count) {
@@ -60,7 +59,7 @@ template <typename F>
 void Each(Stream, int n, F f) {
   for (int i = 0; i < n; ++i) f(i);
 }
-#define EACH [=]
+#define DEVICE
 #define ANYWHERE
 
 inline float* New(size_t count) { return static_cast<float*>(std::malloc(count * sizeof(float))); }
@@ -75,3 +74,6 @@ struct Blas {
 };
 inline const char* Failed() { return nullptr; }
 #endif
+
+// The statements for all i below n, whose variables they copy.
+#define EACH(stream, n, i, ...) Each(stream, n, [=] DEVICE(int i) { __VA_ARGS__; })

@@ -42,6 +42,8 @@ void NearestName::Try(std::string_view known) {
   const int distance = begun ? 0 : EditDistance(name_, known);
   if (distance >= distance_ || distance >= std::ssize(known) || distance >= std::ssize(name_))
     return;
+  // Half of it or more has to be there.
+  if (2 * distance > std::max(std::ssize(known), std::ssize(name_))) return;
   best_ = known;
   distance_ = distance;
 }

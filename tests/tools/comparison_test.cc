@@ -164,11 +164,14 @@ TEST_SUITE("unit") {
     CHECK(ParseDuration("--budget", "500ms") == 500'000'000);
     CHECK(ParseDuration("--budget", "0.5s") == 500'000'000);
     CHECK(ParseDuration("--budget", "2m") == 120'000'000'000);
+    CHECK(ParseDuration("--budget", "1.5h") == 5'400'000'000'000);
+    CHECK(ParseDuration("--budget", "7d") == ParseDuration("--budget", "168h"));
     CHECK(ParseDuration("--budget", "0s") == 0);
-    for (const char* const wrong : {"", "1", "s", "-1s", "1h", "1 s", "nans", "8000000s", "1e3s"}) {
+    for (const char* const wrong :
+         {"", "1", "s", "-1s", "1w", "169h", "1 s", "nans", "8000000s", "1e3s"}) {
       CAPTURE(wrong);
       CHECK(Failure<UsageError>([&] { ParseDuration("--budget", wrong); }) ==
-            "--budget: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
+            "--budget: must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
                 std::string(wrong) + "\"");
     }
     CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);

@@ -80,6 +80,10 @@ Words ValuesOf(const CLI::Option& option, const KnownWords& known) {
   return {};
 }
 
+bool TakesFile(const CLI::Option& option) {
+  return option.get_type_name().find("FILE") != std::string::npos;
+}
+
 std::vector<const CLI::Option*> OptionsOf(const CLI::App& app) {
   std::vector<const CLI::Option*> options;
   for (const CLI::Option* option : app.get_options()) {
@@ -111,7 +115,8 @@ std::string Bash(const CLI::App& program, const KnownWords& known) {
       if (own.empty()) continue;
       Words patterns;
       for (const std::string& one : names) patterns.push_back(command.words + "," + one);
-      values += "    " + Joined(patterns, "|") + ") words=" + ShellWord(Joined(own)) + " ;;\n";
+      values += "    " + Joined(patterns, "|") + ") words=" + ShellWord(Joined(own)) +
+                (TakesFile(*option) ? " files=-f" : "") + " ;;\n";
     }
     words += "      '" + command.words + "') words=" + ShellWord(Joined(offered)) + " ;;\n";
   }
@@ -120,14 +125,14 @@ std::string Bash(const CLI::App& program, const KnownWords& known) {
       "\n  elif [ -z \"$words\" ] && [[ $now == -* || $COMP_CWORD -eq 2 ]]; then\n";
   return "# bash completion of " + name + "\n" + function +
          "() {\n"
-         "  local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=\n"
+         "  local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words= files=\n"
          "  local command=" +
          (commands ? "${COMP_WORDS[1]}" : "") + "\n  case $command,$before in\n" + values +
          "  esac\n" + (commands ? first : "  if [ -z \"$words\" ] && [[ $now == -* ]]; then\n") +
          "    case $command in\n" + words +
          "    esac\n"
          "  fi\n"
-         "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$now\")\n"
+         "  mapfile -t COMPREPLY < <(compgen $files -W \"$words\" -- \"$now\")\n"
          "}\n"
          "complete -o default -F " +
          function + " " + name + "\n";
@@ -156,7 +161,9 @@ std::string Zsh(const CLI::App& program, const KnownWords& known) {
         const Words own = ValuesOf(*option, known);
         const std::string value = !TakesValue(*option) ? ""
                                   : own.empty()        ? ":value:_files"
-                                                       : ":value:(" + Joined(own) + ")";
+                                  : TakesFile(*option)
+                                      ? ":value:{compadd " + Joined(own) + "; _files}"
+                                      : ":value:(" + Joined(own) + ")";
         arguments += " \\\n        " +
                      ShellWord(one + "[" + Bracketed(option->get_description()) + "]" + value);
       }

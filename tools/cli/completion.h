@@ -11,8 +11,8 @@ class App;
 
 namespace contraflow {
 
-/// Words that an option takes, by its name, "--schedule", where its help does not list them; files
-/// are offered beside them.
+/// Words that an option takes, by its name, "--schedule", where its help does not list them; if
+/// that says FILE, files are offered beside them.
 using KnownWords = std::map<std::string, std::vector<std::string>>;
 
 /// A script that completes the commands and options of a program in a shell: "bash", "zsh" or

@@ -11,6 +11,7 @@
 
 #include "compiler/files/file.h"
 #include "kernels/gpu/stream.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 namespace {
@@ -95,7 +96,9 @@ ExitError ExitErrorOf(const std::exception_ptr& error) {
 namespace {
 
 void Complain(std::string_view program, const ExitError& error) {
-  const std::string line = std::string(program) + ": error: " + error.text + "\n";
+  std::string line = std::string(program) + ": error: " + error.text;
+  if (const std::optional<int> width = TerminalWidth(STDERR_FILENO)) line = Wrapped(line, *width);
+  line += '\n';
   // Who has stopped reading keeps no program from its end.
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (poll(&room, 1, 2000) != 0) std::fwrite(line.data(), 1, line.size(), stderr);

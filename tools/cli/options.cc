@@ -230,7 +230,7 @@ namespace {
 constexpr int64_t kMostSeconds = 7 * 24 * 3600;
 
 [[noreturn]] void FailDuration(const std::string& flag, const std::string& text) {
-  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" +
+  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
                    text.substr(0, 40) + "\"");
 }
 
@@ -245,6 +245,8 @@ int64_t ParseDuration(const std::string& flag, const std::string& text) {
   const double seconds = unit == "ms"  ? value / 1000
                          : unit == "s" ? value
                          : unit == "m" ? value * 60
+                         : unit == "h" ? value * 3600
+                         : unit == "d" ? value * 24 * 3600
                                        : -1;
   if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
   return std::llround(seconds * 1e9);

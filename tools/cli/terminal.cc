@@ -55,12 +55,14 @@ void WrapLine(std::string line, int width, std::string* out) {
 
 }  // namespace
 
-std::optional<int> OutputWidth() {
+std::optional<int> TerminalWidth(int fd) {
   winsize size = {};
-  if (isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 &&
-      size.ws_col > 0) {
-    return std::max<int>(size.ws_col, kLeastWidth);
-  }
+  if (isatty(fd) != 1 || ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return std::nullopt;
+  return std::max<int>(size.ws_col, kLeastWidth);
+}
+
+std::optional<int> OutputWidth() {
+  if (const std::optional<int> width = TerminalWidth(STDOUT_FILENO)) return width;
   const char* const columns = std::getenv("COLUMNS");
   if (columns == nullptr) return std::nullopt;
   const std::string_view text = columns;
@@ -103,7 +105,9 @@ void SetVerbosity(Verbosity verbosity) { chosen = verbosity; }
 Verbosity GetVerbosity() { return chosen; }
 
 void Say(const std::string& line) {
-  if (chosen != Verbosity::kQuiet) std::fprintf(stderr, "%s\n", line.c_str());
+  if (chosen == Verbosity::kQuiet) return;
+  const std::optional<int> width = TerminalWidth(STDERR_FILENO);
+  std::fprintf(stderr, "%s\n", (width ? Wrapped(line, *width) : line).c_str());
 }
 
 bool SaysWhatWasDone() {

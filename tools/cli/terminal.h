@@ -10,7 +10,10 @@ namespace contraflow {
 /// as many as a line takes.
 std::optional<int> OutputWidth();
 
-/// The same for what is laid out anew, such as --help: 80 where nothing is said.
+/// Columns of the terminal that this descriptor is; nothing if it is none.
+std::optional<int> TerminalWidth(int fd);
+
+/// The same as OutputWidth for what is laid out anew, such as --help: 80 where nothing is said.
 int HelpWidth();
 
 /// Code points of UTF-8 text.
@@ -30,7 +33,7 @@ enum class Verbosity : uint8_t { kQuiet, kUsual, kVerbose };
 void SetVerbosity(Verbosity verbosity);
 Verbosity GetVerbosity();
 
-/// A line on standard error, unless quiet.
+/// A line on standard error, unless quiet; on a terminal broken as Wrapped does.
 void Say(const std::string& line);
 
 /// True if what has been done is to be said without being asked for: on a terminal, or verbose.

@@ -37,7 +37,11 @@ struct CheckOptions {
 
 /// The grid of a plan, or why there is none.
 std::string Grid(const Plan& plan, const CostModel& costs) {
-  return DrawGrid(MakePicture(plan, costs, Simulate(plan, costs), {}), {});
+  GridStyle style;
+  if (const std::optional<int> width = OutputWidth()) {
+    style.width = std::clamp(*width, kMinGridWidth, kMaxGridWidth);
+  }
+  return DrawGrid(MakePicture(plan, costs, Simulate(plan, costs), {}), style);
 }
 
 /// Where the programs differ from those of the golden plan, and the pictures of both.

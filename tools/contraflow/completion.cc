@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "compiler/files/file.h"
+#include "compiler/files/profiles.h"
 #include "schedules/registry.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -21,6 +22,7 @@ int Completion(const CLI::App& program, const std::string& form) {
   for (const Schedule* schedule : Schedules()) {
     known["--schedule"].emplace_back(schedule->name);
   }
+  known["--costs"] = ProfileNames();
   WriteFile("-", WriteCompletion(program, form, known));
   return kExitFine;
 }

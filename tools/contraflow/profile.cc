@@ -1,6 +1,7 @@
 #include "tools/profile/profile.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -46,6 +47,11 @@ int RunProfile(const ProfileFlags& flags) {
   for (const std::string& file : flags.files)
     RefuseOverwrite({"-o", flags.out}, {{"the profile", file}});
   RefuseOverwrite({"-o", flags.out}, {{"--plan", flags.plan}});
+  for (size_t i = 0; i < flags.files.size(); ++i) {
+    const auto first = std::find(flags.files.begin(), flags.files.end(), flags.files[i]);
+    if (first == flags.files.begin() + static_cast<std::ptrdiff_t>(i)) continue;
+    Say("contraflow: note: " + flags.files[i] + " is given twice, and counts twice");
+  }
   const ProfiledCosts profile = Profile(flags.files, options);
   const std::string text = ProfileText(profile);
   WriteFile(flags.out, WriteCosts(profile.costs));

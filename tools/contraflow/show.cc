@@ -21,6 +21,7 @@
 #include "tools/profile/gzip.h"
 #include "tools/profile/run_trace.h"
 #include "tools/report/report.h"
+#include "tools/report/standstill.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
@@ -36,7 +37,7 @@ struct ShowOptions {
   std::optional<GivenTime> from, to;
   std::string format = "text";
   std::string color = "auto";
-  int width = 0;  // 0: that of the terminal
+  std::optional<int64_t> width;  // that of the terminal
   std::string output = "-";
 };
 
@@ -52,14 +53,14 @@ bool UseColor(const ShowOptions& options) {
          (terminal == nullptr || std::string(terminal) != "dumb");
 }
 
+int WidthIn(int64_t width, int least, int most, const std::string& format) {
+  if (width >= least && width <= most) return static_cast<int>(width);
+  throw UsageError("--width: must be in " + std::to_string(least) + ".." + std::to_string(most) +
+                   " for --format " + format + ", is " + std::to_string(width));
+}
+
 int Width(const ShowOptions& options) {
-  if (options.width != 0) {
-    if (options.width > kMaxGridWidth) {
-      throw UsageError("--width: must be in " + std::to_string(kMinGridWidth) + ".." +
-                       std::to_string(kMaxGridWidth) + ", is " + std::to_string(options.width));
-    }
-    return options.width;
-  }
+  if (options.width) return WidthIn(*options.width, kMinGridWidth, kMaxGridWidth, "grid");
   if (options.output == "-") {
     if (const std::optional<int> width = OutputWidth()) {
       return std::clamp(*width, kMinGridWidth, kMaxGridWidth);
@@ -69,11 +70,8 @@ int Width(const ShowOptions& options) {
 }
 
 std::optional<int> SvgWidth(const ShowOptions& options) {
-  if (options.width == 0) return std::nullopt;
-  if (options.width >= kMinSvgWidth && options.width <= kMaxSvgWidth) return options.width;
-  throw UsageError("--width: must be in " + std::to_string(kMinSvgWidth) + ".." +
-                   std::to_string(kMaxSvgWidth) + " for --format svg, is " +
-                   std::to_string(options.width));
+  if (!options.width) return std::nullopt;
+  return WidthIn(*options.width, kMinSvgWidth, kMaxSvgWidth, "svg");
 }
 
 View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
@@ -146,8 +144,7 @@ std::string Page(const ShowOptions& options) {
     longest = std::max(longest, Makespan(measured->timeline));
   }
   const View view = ViewOf(options, first.plan, first.costs.unit);
-  CheckView(view, longest, first.costs.unit);
-  return DrawPage(pages, view);
+  return DrawPage(pages, Within(view, longest, first.costs.unit));
 }
 
 /// The picture of one plan for --format grid and svg.
@@ -166,14 +163,13 @@ std::string Listing(const ShowOptions& options, const std::string& path) {
     return WriteListing(plan, costs, &simulation, view);
   }
   // Its instructions can be read all the same, and that is how a flaw is found.
-  return WriteListing(plan, costs, nullptr, view) +
-         "\nThis plan is not sound, so it has "
-         "no times: see contraflow verify.\n";
+  const std::string listing = WriteListing(plan, costs, nullptr, view);
+  return listing + "\n" + WriteStandstill(*RunBroken(plan, costs, path), plan, costs.unit);
 }
 
 void CheckFlags(const ShowOptions& options) {
   const bool html = options.format == "html";
-  if (options.width != 0 && options.format != "grid" && options.format != "svg") {
+  if (options.width && options.format != "grid" && options.format != "svg") {
     throw UsageError("--width: is for --format grid and svg only");
   }
   if (options.color != "auto" && options.format != "grid") {
@@ -232,8 +228,8 @@ std::function<int()> AddShow(CLI::App* app) {
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",
-             "columns of the grid (default: the terminal's, else 100), or pixels of\nthe SVG",
-             kMinGridWidth);
+             "columns of the grid (default: the terminal's, else 100), or pixels of\nthe SVG "
+             "(default: as labels need, at most some 4,000)");
   AddText(app, "--trace", &options->trace, "FILE",
           "trace of a run of the plan, drawn below it; for --format html");
   AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout (default)");

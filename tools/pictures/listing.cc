@@ -40,9 +40,10 @@ std::string Lines(const Table& table) { return FormatTable(table, std::nullopt);
 class Listing {
  public:
   Listing(const Plan& plan, const CostModel& costs, const Simulation* simulation, const View& view)
-      : plan_(plan), costs_(costs), simulation_(simulation), view_(view) {
-    if (simulation != nullptr) CheckView(view, simulation->makespan, costs.unit);
-  }
+      : plan_(plan),
+        costs_(costs),
+        simulation_(simulation),
+        view_(simulation == nullptr ? view : Within(view, simulation->makespan, costs.unit)) {}
 
   std::string Write() const {
     std::string text = Head(plan_, costs_);

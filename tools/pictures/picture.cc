@@ -90,24 +90,23 @@ Sides::Sides(const Plan& plan) : several_routes_(plan.routes.size() > 1) {
   }
 }
 
-void CheckView(const View& view, Time makespan, Unit unit) {
+View Within(View view, Time makespan, Unit unit) {
   const auto text = [&](Time time) { return FormatWithUnit(time, unit); };
+  if (view.to && *view.to > makespan) view.to = makespan;
   const Time to = view.to.value_or(makespan);
   if (view.from > 0 && view.from >= makespan) {
     throw Error("--from: must be before the makespan, " + text(makespan) + ", is " +
                 text(view.from));
   }
-  if (view.to && to > makespan) {
-    throw Error("--to: must not be behind the makespan, " + text(makespan) + ", is " + text(to));
-  }
   if (to < view.from || (to == view.from && view.to)) {
     throw Error("--to (" + text(to) + ") must be after --from (" + text(view.from) + ")");
   }
+  return view;
 }
 
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
-                    const View& view) {
-  CheckView(view, simulation.makespan, costs.unit);
+                    const View& asked) {
+  const View view = Within(asked, simulation.makespan, costs.unit);
   Picture picture;
   picture.from = view.from;
   picture.to = view.to.value_or(simulation.makespan);

@@ -79,10 +79,10 @@ struct View {
   std::optional<Time> to = {};  ///< to here; default: the makespan
 };
 
-/// Throws Error if the times of a view are empty or reach over the makespan.
-void CheckView(const View& view, Time makespan, Unit unit);
+/// A view no longer than the step. Throws Error if nothing of that is in it.
+View Within(View view, Time makespan, Unit unit);
 
-/// The picture of a sound plan. Throws Error as CheckView does.
+/// The picture of a sound plan. Throws Error as Within does.
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
                     const View& view);
 
@@ -147,7 +147,7 @@ inline constexpr int kMinSvgWidth = 200;
 inline constexpr int kMaxSvgWidth = 100'000;
 
 /// The picture as a self-contained SVG drawing, so many pixels wide: every box says what and when
-/// under the pointer. By default every label has room, as far as the drawing stays below 24,000.
+/// under the pointer. By default every label has room, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
 /// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.

@@ -24,7 +24,7 @@ constexpr Hundredths kLeftOfRanks = 7000, kLeftOfLanes = 12000;
 constexpr Hundredths kLaneGap = 100;
 constexpr Hundredths kNarrow = 400;
 /// A drawing is at least this wide where time allows, and never much wider than the most.
-constexpr double kLeastWidth = 900'00, kMostWidth = 24'000'00;
+constexpr double kLeastWidth = 900'00, kMostWidth = 4'000'00;
 constexpr double kDigit = 640;   // width of a digit of the labels
 constexpr double kLetter = 760;  // and of a capital letter
 constexpr double kMargin = 600;  // left and right of a label together
@@ -172,6 +172,7 @@ class Drawing {
   std::string Ruler(Hundredths bottom) const {
     if (picture_.to == picture_.from) return "";
     std::string out;
+    Hundredths free = 0;  // behind the last label
     const Time step = RulerStep(static_cast<Time>(std::ceil(60'00 / scale_)));
     for (Time time = picture_.from; time <= picture_.to; time += step) {
       const std::string label = FormatFigure(time, picture_.unit);
@@ -179,8 +180,11 @@ class Drawing {
       const auto room = static_cast<Hundredths>(kDigit * static_cast<double>(label.size()));
       const bool before = At(time) + 300 + room > At(picture_.to) + Right();
       out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kHeadRoom - 600) + "V" +
-             Px(bottom) + "\"/>" +
-             Text("t", At(time) + (before ? -300 - room : 300), kHeadRoom - 900, label) + "\n";
+             Px(bottom) + "\"/>";
+      const Hundredths begin = At(time) + (before ? -300 - room : 300);
+      if (begin >= free) out += Text("t", begin, kHeadRoom - 900, label);
+      out += "\n";
+      free = begin + room;
     }
     return out;
   }

@@ -3,9 +3,10 @@
 namespace contraflow {
 
 std::string CostsTemplate() {
-  return R"(// A cost file by layer, to fill in: every figure below is made up. Times and bytes are those of
-// one device and one micro-batch; comments like this one are not read.
-// `contraflow costs init --hf CONFIG.json --gpu NAME` estimates the figures of a model.
+  return R"(// A cost file by layer, to fill in: every figure below is made up. Times and
+// bytes are those of one device and one micro-batch; comments like this one are
+// not read. For the figures of a model, estimated:
+// contraflow costs init --hf CONFIG.json --gpu NAME
 {
 // Of all times: ns, us, ms, s, or unit for relative costs.
 "unit": "ms",
@@ -16,17 +17,20 @@ std::string CostsTemplate() {
 {
   // For messages; each layer has another.
   "name": "embedding",
-  // Forward, backward for the input gradient only, backward for the weight gradient only.
+  // Forward, backward for the input gradient only, backward for the weight
+  // gradient only.
   "f": 0.1, "b": 0, "w": 0.2,
-  // For as long as the training runs: parameters, their gradients, what the optimizer keeps.
-  "parameter_bytes": 262144000, "gradient_bytes": 524288000, "optimizer_bytes": 1572864000,
-  // What the forward keeps for the backward, and the part of it that is kept until the weight
-  // gradient is made.
+  // For as long as the training runs: parameters, their gradients, what the
+  // optimizer keeps.
+  "parameter_bytes": 262144000, "gradient_bytes": 524288000,
+  "optimizer_bytes": 1572864000,
+  // What the forward keeps for the backward, and the part of it that is kept
+  // until the weight gradient is made.
   "activation_bytes": 16384, "w_stash_bytes": 16384,
   // The message to the next layer, if that is on another rank.
   "output_bytes": 33554432
-  // With "tied": "head" it needs the parameters of that layer, too, which counts them; a stage
-  // without that layer holds a copy.
+  // With "tied": "head" it needs the parameters of that layer, too, which
+  // counts them; a stage without that layer holds a copy.
 },
 {
   "name": "dense",
@@ -39,34 +43,37 @@ std::string CostsTemplate() {
   //   "r": 2.5      the forward again, where its activations are not kept (f)
   //   "reduce": 1   sum of the gradients over copies of the layer (0)
   //   "step": 1     optimizer step (0)
-  "parameter_bytes": 436207616, "gradient_bytes": 872415232, "optimizer_bytes": 2617245696,
+  "parameter_bytes": 436207616, "gradient_bytes": 872415232,
+  "optimizer_bytes": 2617245696,
   "activation_bytes": 557842432, "w_stash_bytes": 264241152,
   "output_bytes": 33554432
 },
 {
   "name": "moe",
   "repeat": 4,
-  // In place of f, b and w: a layer whose experts are spread over devices. Attention, all-to-all
-  // to the experts, MLP and all-to-all back; combine_b is the gradient's way to the experts,
-  // dispatch_b its way back.
+  // In place of f, b and w: a layer whose experts are spread over devices.
+  // Attention, all-to-all to the experts, MLP and all-to-all back; combine_b is
+  // the gradient's way to the experts, dispatch_b its way back.
   "moe": {"attn_f": 1.2, "dispatch_f": 0.8, "mlp_f": 1.6, "combine_f": 1.1,
           "combine_b": 0.8, "mlp_b": 1.6, "dispatch_b": 1.1, "attn_b": 1.6,
           "mlp_w": 1.5, "attn_w": 0.9},
-  "parameter_bytes": 436207616, "gradient_bytes": 872415232, "optimizer_bytes": 2617245696,
+  "parameter_bytes": 436207616, "gradient_bytes": 872415232,
+  "optimizer_bytes": 2617245696,
   "activation_bytes": 746586112, "w_stash_bytes": 352321536,
   "output_bytes": 33554432
 },
 {
   "name": "head",
   "f": 2.2, "b": 2.1, "w": 2,
-  "parameter_bytes": 262144000, "gradient_bytes": 524288000, "optimizer_bytes": 1572864000,
+  "parameter_bytes": 262144000, "gradient_bytes": 524288000,
+  "optimizer_bytes": 1572864000,
   "activation_bytes": 591396864, "w_stash_bytes": 33554432,
   "output_bytes": 0
 }
 ],
-// A message between ranks takes latency + bytes / bandwidth (bytes in a unit of time), and each
-// link carries one at a time; "time" in place of the three is a message that takes this long and
-// waits for none.
+// A message between ranks takes latency + bytes / bandwidth (bytes in a unit of
+// time), and each link carries one at a time; "time" in place of the three is a
+// message that takes this long and waits for none.
 "comm": {"latency": 0.03, "bytes": 33554432, "bandwidth": 37500000}
 }
 )";

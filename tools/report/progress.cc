@@ -39,7 +39,14 @@ void Progress::Show() {
   bool shown = false;
   for (int seconds = 1; !ended_.wait_for(lock, std::chrono::seconds(1), [this] { return end_; });
        ++seconds) {
-    std::fprintf(stderr, terminal ? "\r\033[K%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
+    const std::string time = ": " + std::to_string(seconds) + " s";
+    std::string what = what_;
+    // On a terminal one line only: of what goes on in the next, a later one would leave the first.
+    if (const std::optional<int> width = TerminalWidth(STDERR_FILENO)) {
+      const auto most = static_cast<size_t>(*width) - 1 - time.size();
+      if (what.size() > most) what = what.substr(0, most - 3) + "...";
+    }
+    std::fprintf(stderr, terminal ? "\r\033[K%s%s" : "%s%s\n", what.c_str(), time.c_str());
     shown = terminal;
   }
   if (shown) std::fputs("\r\033[K", stderr);

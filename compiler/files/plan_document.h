@@ -27,7 +27,7 @@ inline constexpr std::string_view kRankFormat = "contraflow-rank";
 
 /// FNV-1a, 64 bits (Fowler, Noll and Vo): tells files of two plans apart, and damage. No protection
 /// against who wants to deceive; that is Verify's.
-class Checksum {
+class PlanChecksum {
  public:
   void Add(std::string_view bytes) {
     for (const char byte : bytes) {
@@ -43,7 +43,7 @@ class Checksum {
 
 /// Parses a plan document in a file, the binary form piece by piece. The checksum, if there is one,
 /// gets all bytes of a document that parses.
-JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Checksum* checksum);
+JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, PlanChecksum* checksum);
 
 /// Holds "format" and "version" against what is wanted.
 void CheckFormat(const JsonCursor& root, std::string_view format);

@@ -216,7 +216,7 @@ Document ReadText(std::string_view text, const std::string& place) {
 
 }  // namespace
 
-std::string Checksum::Text() const {
+std::string PlanChecksum::Text() const {
   std::string text;
   for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[sum_ >> shift & 15];
   return text;
@@ -257,7 +257,8 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place) {
   return {*read.rank, std::move(read.plan)};
 }
 
-JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows, Checksum* checksum) {
+JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows,
+                           PlanChecksum* checksum) {
   const MoreBytes more = [&](char* to, size_t most) {
     const size_t got = file->Read(to, most);
     if (checksum != nullptr) checksum->Add({to, got});
@@ -298,7 +299,7 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
                std::to_string(files.Size("")));
   }
   for (size_t r = 0; r < ranks; ++r) {
-    head.checksums.push_back(files.Item(r).String("a checksum", Checksum().Text().size()));
+    head.checksums.push_back(files.Item(r).String("a checksum", PlanChecksum().Text().size()));
   }
   return head;
 }

@@ -58,7 +58,7 @@ FolderHead ReadHeadFile(const std::string& folder) {
 void ReadRank(const std::string& folder, int rank, const std::string& checksum, Plan* plan) {
   InputFile file(RegularFile(PathIn(folder, RankFileName(rank))), kMaxPlanBytes);
   PlanRows rows(file.name());
-  Checksum sum;
+  PlanChecksum sum;
   const JsonDocument json = ParsePlanFile(&file, rows.members(), &sum);
   rows.Finish();
   const JsonCursor root = json.Root();
@@ -93,7 +93,7 @@ void WriteRankFiles(const std::string& folder, const Plan& plan) {
   NewFolder made(folder);
   std::vector<std::string> checksums;
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    Checksum sum;
+    PlanChecksum sum;
     WriteFile(PathIn(made.path(), RankFileName(rank)), [&](const PutBytes& put) {
       WriteBinaryRanks(RankHead(rank), plan, rank, rank + 1, [&](std::string_view piece) {
         sum.Add(piece);

@@ -54,7 +54,7 @@ std::string Read(const Place& place) {
 /// Replaces a rank's file, and its checksum in the head as if it had been written so.
 void Forge(const std::string& folder, int rank, const std::string& content) {
   WriteFile(PathIn(folder, RankFileName(rank)), content);
-  Checksum sum;
+  PlanChecksum sum;
   sum.Add(content);
   const std::string path = PathIn(folder, "plan.cbor");
   InputFile file(path, kLimit);

@@ -100,7 +100,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("gpu bench: published efficiencies") {
-    const auto percent = [](const char* schedule, int ranks, int microbatches, ChunkTimes chunk) {
+    const auto percent = [](const char* schedule, int ranks, int microbatches, ComputeTimes chunk) {
       return std::lround(1000 * PublishedEfficiency(schedule, {ranks, microbatches, 1}, chunk));
     };
     // All three alike, then as in DeepSeek's trace.

@@ -151,13 +151,13 @@ struct Hiding {
 Hiding HidingOf(const Program& program, const std::vector<Span>& spans);
 
 /// Time of the compute lane of a stage for one micro-batch.
-struct ChunkTimes {
+struct ComputeTimes {
   double f = 0, b = 0, w = 0;  ///< b: the input gradient only
 };
 /// The share of the ranks' time that a schedule computes, by its published bubble: (P-1)(F+B+W) for
 /// 1f1b, (P-1)(F+B-W) for zb-1p, (P/2-1)(F&B+B-2W) for dualpipe, where F&B takes F+B+W.
 double PublishedEfficiency(const std::string& schedule, const ScheduleSizes::Shape& shape,
-                           const ChunkTimes& chunk);
+                           const ComputeTimes& chunk);
 
 /// The plan of a schedule on virtual ranks, with a layer of the model in each stage.
 Plan BenchPlan(const std::string& schedule, const ScheduleSizes::Shape& shape, const Model& model,

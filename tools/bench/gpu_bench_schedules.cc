@@ -84,8 +84,8 @@ CostModel CostsAlone(const NewGpu& new_gpu, const Shape& shape, const ScheduleSi
       .compiler_costs;
 }
 
-ChunkTimes ChunkOf(const CostModel& costs) {
-  ChunkTimes chunk;
+ComputeTimes ChunkOf(const CostModel& costs) {
+  ComputeTimes chunk;
   for (int layer = 0; layer < costs.moe->layers_per_stage; ++layer) {
     const auto time = [&](Op a, Op b) {
       return static_cast<double>(costs.moe->Of(a, layer) + costs.moe->Of(b, layer));
@@ -97,7 +97,7 @@ ChunkTimes ChunkOf(const CostModel& costs) {
   return chunk;
 }
 
-double Sum(const ChunkTimes& chunk) { return chunk.f + chunk.b + chunk.w; }
+double Sum(const ComputeTimes& chunk) { return chunk.f + chunk.b + chunk.w; }
 
 std::string TitleOf(const std::string& schedule, const Shape& shape) {
   std::string name =
@@ -115,7 +115,7 @@ void MeasureOne(const NewGpu& new_gpu, const ScheduleSizes::Run& what, const Sch
   };
   const CostModel alone = CostsAlone(new_gpu, shape, sizes);
   const Measured busy = Run(new_gpu, plan(alone), sizes);
-  const ChunkTimes chunk = ChunkOf(busy.compiler_costs);
+  const ComputeTimes chunk = ChunkOf(busy.compiler_costs);
   add({title + "kernels, all partitions busy / alone", Sum(chunk) / Sum(ChunkOf(alone)), "", 1.03,
        true});
 
@@ -219,7 +219,7 @@ std::vector<std::string> ScheduleSizes::Names() const {
 }
 
 double PublishedEfficiency(const std::string& schedule, const Shape& shape,
-                           const ChunkTimes& chunk) {
+                           const ComputeTimes& chunk) {
   const auto& [f, b, w] = chunk;
   const double others = shape.ranks - 1, work = shape.microbatches * Sum(chunk);
   const int pairs = shape.ranks / 2;

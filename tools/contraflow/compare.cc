@@ -49,7 +49,7 @@ std::string Text(const CompareCommand& options, const std::vector<Point>& points
 }
 
 /// Ctrl-C while `auto` is searched gives the best so far; before that it ends the process.
-std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* progress) {
+std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, ProgressLine* progress) {
   request.control = WatchSearch(Interrupt::stop(), progress, request.spec.costs.unit);
   std::optional<Interrupt> interrupt;
   return Compare(request, [&](std::string_view schedule) {
@@ -62,7 +62,7 @@ std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, Progress* 
 int RunPareto(const CompareCommand& options, CompareRequest request) {
   std::vector<FrontPoint> front;
   {
-    Progress progress("comparing");
+    ProgressLine progress("comparing");
     request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
     const Interrupt interrupt;
     front = ParetoFront(
@@ -98,7 +98,7 @@ std::vector<std::string> NamesToVary(const std::string& list) {
 /// What a lower cost or more memory would bring, one after the other.
 std::vector<Variation> VaryAll(const CompareCommand& options, CompareRequest request,
                                const CompareRow& now) {
-  Progress progress("comparing");
+  ProgressLine progress("comparing");
   request.control = WatchSearch(Interrupt::stop(), &progress, request.spec.costs.unit);
   const Interrupt interrupt;
   return Vary(request, now, NamesToVary(*options.vary),
@@ -191,7 +191,7 @@ int Run(const CompareCommand& options) {
   size_t compared = 0;
   bool interrupted = false;
   {
-    Progress progress("comparing");
+    ProgressLine progress("comparing");
     for (; compared < points.size() && !interrupted; ++compared) {
       Point& point = points[compared];
       point.request.single_too = !sweep;

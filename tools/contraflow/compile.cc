@@ -65,7 +65,7 @@ int RunCompile(const CompileCommand& options) {
                                                  {"--model", options.model.value_or("")}});
   CompileRequest request = ResolveCompile(options);
   const Spec& spec = request.spec;
-  std::optional<Progress> progress;
+  std::optional<ProgressLine> progress;
   if (options.dump_after.empty()) progress.emplace("compiling " + spec.schedule);
   std::optional<Interrupt> interrupt;
   if (spec.schedule == kAuto.name) {

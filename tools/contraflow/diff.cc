@@ -74,7 +74,7 @@ int DiffRun(const DiffOptions& options, std::string first) {
     }
     const ProfiledCosts measured_costs = CostsOfSamples(files, profile);
     WriteFile(options.update_costs, WriteCosts(measured_costs.costs));
-    for (const std::string& note : measured_costs.notes) Say("contraflow: warning: " + note);
+    for (const std::string& warning : measured_costs.notes) Say("contraflow: warning: " + warning);
   }
   if (options.json) {
     WriteFile("-", FormatJson("diff", RunsToJson(predicted, measured, run.steps)));

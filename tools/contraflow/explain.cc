@@ -68,7 +68,7 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
 
 int RunExplain(const ExplainOptions& options) {
   CheckQuestion(options);
-  std::optional<Progress> progress("explaining " + options.plan);
+  std::optional<ProgressLine> progress("explaining " + options.plan);
   Plan plan = ReadPlanFile(options.plan);
   const CostModel costs = CostsForPlan(options.costs, plan);
   const std::optional<BrokenRun> broken = RunBroken(plan, costs, options.plan);

@@ -38,7 +38,7 @@ int RunSimulate(const SimulateOptions& options) {
   if (options.html == "-") {
     throw UsageError("--html: must be a file; standard output is for the report");
   }
-  std::optional<Progress> progress("simulating " + options.plan);
+  std::optional<ProgressLine> progress("simulating " + options.plan);
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   std::vector<std::string> assumed;

@@ -177,7 +177,7 @@ int RunVerify(const VerifyOptions& options) {
   bool sound = true;
   Json files = Json::array();
   for (const std::string& path : options.files) {
-    std::optional<Progress> progress("proving " + path);
+    std::optional<ProgressLine> progress("proving " + path);
     const Verdict verdict = options.files.size() > 1 ? JudgeOneOf(path, asked) : Judge(path, asked);
     progress.reset();
     sound &= verdict.sound();

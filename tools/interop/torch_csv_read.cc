@@ -406,7 +406,7 @@ class Reader {
 bool LooksLikeTorchCsv(std::string_view beginning) {
   if (beginning.starts_with(kByteOrderMark)) beginning.remove_prefix(kByteOrderMark.size());
   return !beginning.empty() &&
-         (beginning[0] >= '0' && beginning[0] <= '9' ||
+         ((beginning[0] >= '0' && beginning[0] <= '9') ||
           std::string_view(",(\" \r\n").find(beginning[0]) != std::string_view::npos);
 }
 

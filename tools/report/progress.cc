@@ -14,11 +14,11 @@
 
 namespace contraflow {
 
-Progress::Progress(std::string what) : what_(std::move(what)) {
+ProgressLine::ProgressLine(std::string what) : what_(std::move(what)) {
   if (SaysWhatWasDone()) thread_ = std::thread([this] { Show(); });
 }
 
-Progress::~Progress() {
+ProgressLine::~ProgressLine() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -28,12 +28,12 @@ Progress::~Progress() {
   thread_.join();
 }
 
-void Progress::Say(std::string what) {
+void ProgressLine::Say(std::string what) {
   const std::lock_guard lock(mutex_);
   what_ = std::move(what);
 }
 
-void Progress::Show() {
+void ProgressLine::Show() {
   std::unique_lock lock(mutex_);
   const bool terminal = isatty(STDERR_FILENO) == 1;
   bool shown = false;
@@ -90,7 +90,7 @@ std::string AboveBound(Time makespan, Time bound) {
 
 }  // namespace
 
-SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit) {
+SearchControl WatchSearch(const std::atomic<bool>& stop, ProgressLine* progress, Unit unit) {
   SearchControl control = {.stop = &stop};
   if (progress == nullptr) return control;
   control.report = [=](const SearchState& state) {

@@ -16,10 +16,10 @@ namespace contraflow {
 /// Says on stderr what takes so long, while it lives: on a terminal, only after a second, in one
 /// line that is wiped at the end; where it is verbose and none, a line a second. Nothing may be
 /// printed to the terminal meanwhile.
-class Progress {
+class ProgressLine {
  public:
-  explicit Progress(std::string what);
-  ~Progress();
+  explicit ProgressLine(std::string what);
+  ~ProgressLine();
 
   /// Says something else from now on.
   void Say(std::string what);
@@ -54,7 +54,7 @@ class Interrupt {
 
 /// Has a search end once `stop` is true and report to `progress`, if there is one; both must
 /// outlive the control.
-SearchControl WatchSearch(const std::atomic<bool>& stop, Progress* progress, Unit unit);
+SearchControl WatchSearch(const std::atomic<bool>& stop, ProgressLine* progress, Unit unit);
 
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".

@@ -71,6 +71,6 @@ std::string FormatRange(Time low, Time high, Unit unit);
 /// One line for people: "costs: f 1, b 1, w 1, bw 2, fb 3, comm 0 (unit)".
 std::string DescribeCosts(const CostModel& costs);
 
-class Progress;
+class ProgressLine;
 
 }  // namespace contraflow

@@ -379,9 +379,9 @@ TEST_SUITE("cli") {
     expect(plan + " --steps 0", 2, "--steps: must be at least 1, is 0");
     expect(plan + " --timeout 0", 2, "--timeout: must be above 0 and at most 1000000 seconds");
     for (const std::string value : {"nan", "-inf"}) {
-      expect(
-          plan + " --timeout " + value, 2,
-          "--timeout: must be a time up to 7 days, such as 500ms, 1s or 2m, is \"" + value + "\"");
+      expect(plan + " --timeout " + value, 2,
+             "--timeout: must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" + value +
+                 "\"");
       for (const std::string flag : {"--lr", "--clip", "--peak-flops", "--capacity"}) {
         expect(plan + " " + flag + " " + value, 2,
                flag + ": must be a finite number, is \"" + value + "\"; see contraflow-run --help");

@@ -29,13 +29,17 @@ Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent) {
   return field ? ReadTime(*field, unit) : absent;
 }
 
-int64_t ReadBytes(const JsonCursor& field) {
-  if (field.IsString() && field.String("a number of bytes", 64).ends_with('B')) {
-    const int64_t bytes = ParseBytes(field.String("a number of bytes", 64), field.where().c_str());
-    if (bytes > kMaxBytes) field.Fail("must be at most " + std::to_string(kMaxBytes));
-    return bytes;
+int64_t ReadBytes(const JsonCursor& field, int64_t least, int64_t most) {
+  constexpr const char* kNoun = "a number of bytes";
+  const std::string text = field.IsString() ? field.String(kNoun, 64) : "";
+  if (!text.ends_with('B')) return field.Integer(kNoun, least, most);
+  const int64_t bytes = ParseBytes(text, field.where().c_str());
+  if (bytes < least || bytes > most) {
+    field.Fail("must be at " +
+               (bytes < least ? "least " + std::to_string(least) : "most " + std::to_string(most)) +
+               " bytes, is \"" + text + "\"");
   }
-  return field.Integer("a number of bytes", 0, kMaxBytes);
+  return bytes;
 }
 
 namespace {

@@ -17,8 +17,8 @@ inline constexpr int64_t kMaxBytes = int64_t{1} << 40;
 /// A cost >= 0, in ticks.
 Time ReadTime(const JsonCursor& field, Unit unit);
 Time ReadTime(const std::optional<JsonCursor>& field, Unit unit, Time absent);
-/// 0..kMaxBytes
-int64_t ReadBytes(const JsonCursor& field);
+/// A number of bytes from `least` to `most`, or one with a unit, "80GB".
+int64_t ReadBytes(const JsonCursor& field, int64_t least = 0, int64_t most = kMaxBytes);
 
 /// "f", "b", "w" and, unless they follow from these, "bw", "fb", "reduce", "step" and "r" of an
 /// object that may have other keys, too. With `mending`, b and w may follow from "bw".

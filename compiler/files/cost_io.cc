@@ -285,9 +285,7 @@ RankCost ReadRank(const JsonCursor& rank) {
     cost.speed = speed->Number("a speed", 1 / kMaxScale, kMaxScale);
   }
   if (const auto bytes = rank.Optional("memory_bytes")) {
-    const int64_t own = bytes->IsString() ? ReadBytes(*bytes) : 0;
-    cost.memory_bytes =
-        own > 0 && own <= kMaxDevice ? own : bytes->Integer("a number of bytes", 1, kMaxDevice);
+    cost.memory_bytes = ReadBytes(*bytes, 1, kMaxDevice);
   }
   return cost;
 }

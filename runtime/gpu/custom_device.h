@@ -7,6 +7,7 @@
 #include "compiler/plan/plan.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
+#include "runtime/stages/custom_run.h"
 #include "runtime/stages/custom_stages.h"
 
 namespace contraflow {
@@ -49,6 +50,24 @@ class GpuCustomDevice : public GpuBackend {
   CustomDevice device_;
   std::vector<std::span<std::byte>> link_memory_;
   std::byte *const losses_, *const host_losses_;  // [micro-batches]
+};
+
+/// A GPU without a plan: one stream, for stages with so many SMs.
+class GpuCustomPlace : public CustomPlace {
+ public:
+  /// The GPU must outlive it; it is divided.
+  GpuCustomPlace(Gpu& gpu, int sms);
+
+  void* stream() const override { return stream_.handle; }
+  int sms() const override { return stream_.sms; }
+  std::byte* Allocate(size_t bytes) override { return gpu_.Allocate(bytes); }
+  void Sum(const std::vector<std::span<float>>& parts) override;
+  std::span<const std::byte> Read(const void* at, size_t bytes,
+                                  std::vector<std::byte>* room) override;
+
+ private:
+  Gpu& gpu_;
+  const gpu::Stream stream_;
 };
 
 }  // namespace contraflow

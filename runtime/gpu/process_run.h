@@ -92,6 +92,7 @@ class GpuCustomProcessRun {
   StepResult Step(int step) { return rank_.Step(step); }
   const std::vector<Device>& devices() const { return rank_.devices(); }
   CustomDevice& At(Device device);
+  const SmBudget& budget() const { return rank_.budget(); }
   void Close() { rank_.Close(); }
 
  private:

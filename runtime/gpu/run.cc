@@ -99,6 +99,8 @@ GpuBackend& VirtualRanks::At(Device device) {
   return *impl_->backends[DeviceNumber(impl_->plan, device)];
 }
 
+const SmBudget& VirtualRanks::budget() const { return impl_->budget; }
+
 StateCopies* VirtualRanks::Copies() {
   if (!impl_->copies) impl_->issuer->HoldUpdates(impl_->copies.emplace(impl_->gpu).copied());
   return &*impl_->copies;

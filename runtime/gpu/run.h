@@ -48,6 +48,7 @@ class VirtualRanks {
   StepResult Step(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& At(Device device);
+  const SmBudget& budget() const;
   /// As of Run.
   StateCopies* Copies();
 
@@ -84,6 +85,7 @@ class GpuCustomRun {
   StepResult Step(int step) { return ranks_.Step(step); }
   const std::vector<Device>& devices() const { return ranks_.devices(); }
   CustomDevice& At(Device device);
+  const SmBudget& budget() const { return ranks_.budget(); }
 
  private:
   const Plan plan_;  // with lanes

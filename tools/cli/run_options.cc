@@ -110,9 +110,6 @@ void CheckStages(const CLI::App& app, const RunOptions& options) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
   }
-  if (options.check && options.device != "cpu") {
-    throw UsageError("--check: of custom stages for --device cpu only; leave it out");
-  }
 }
 
 void CheckRestarts(const RunOptions& options) {

@@ -9,6 +9,7 @@
 #include "kernels/attention/attention.h"
 #include "runtime/gpu/check.h"
 #include "runtime/gpu/cuda_gpu.h"
+#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/process_run.h"
 #include "runtime/gpu/step_watch.h"
@@ -129,7 +130,7 @@ class GpuCustomTraining : public CustomTraining {
       : gpu_(std::move(gpu)),
         nccl_(std::move(nccl)),
         run_(std::forward<Arguments>(arguments)...),
-        stream_(gpu_->NewStream(0, Priority::kNormal, "read")) {}
+        place_(*gpu_, run_.budget().compute) {}
 
   StepResult Step(int step) override {
     try {
@@ -140,12 +141,7 @@ class GpuCustomTraining : public CustomTraining {
   }
   const std::vector<Device>& devices() const override { return run_.devices(); }
   CustomDevice& At(Device device) override { return run_.At(device); }
-  std::vector<std::byte> Read(const contraflow_block& block) override {
-    std::vector<std::byte> bytes(block.bytes);
-    gpu_->CopyToHost(stream_, bytes.data(), block.data, block.bytes);
-    gpu_->Synchronize();
-    return bytes;
-  }
+  CustomPlace& place() override { return place_; }
   void Close() override {
     if constexpr (requires { run_.Close(); }) run_.Close();
   }
@@ -154,7 +150,7 @@ class GpuCustomTraining : public CustomTraining {
   const std::unique_ptr<Gpu> gpu_;
   const std::unique_ptr<Nccl> nccl_;
   CustomRun run_;
-  const gpu::Stream stream_;
+  GpuCustomPlace place_;
 };
 
 /// Of this machine's GPUs the one that a process of a job gets.

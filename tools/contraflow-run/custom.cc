@@ -69,13 +69,15 @@ class ProcessTraining : public CustomTraining {
 std::string WeightsOf(const Plan& plan, CustomTraining* training, Job* job) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   std::map<std::string, Digest> mine, all;
+  std::vector<std::byte> room;
   for (const Device& device : training->devices()) {
     if (device.replica > 0 || device.member > 0) continue;
     CustomDevice& holder = training->At(device);
     for (const int s : holder.Held()) {
       if (holders[static_cast<size_t>(s)].front() != device.rank) continue;
       for (const contraflow_block& block : holder.At(s).Blocks()) {
-        mine["stage " + std::to_string(s) + " " + block.name] = Sha256(training->Read(block));
+        mine["stage " + std::to_string(s) + " " + block.name] =
+            Sha256(training->place().Read(block.data, block.bytes, &room));
       }
     }
   }
@@ -154,11 +156,6 @@ class CustomReport {
 
 }  // namespace
 
-std::vector<std::byte> CustomTraining::Read(const contraflow_block& block) {
-  const auto* const data = static_cast<const std::byte*>(block.data);
-  return {data, data + block.bytes};
-}
-
 MakeCustomTraining OnHost(const RunOptions& options) {
   return [&options](const CustomStages& stages,
                     const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
@@ -174,7 +171,7 @@ int TrainCustom(const RunOptions& options, const RunInput& input, const MakeCust
                             options.stage_options);
   const std::unique_ptr<CustomTraining> training = make(stages, process);
   std::optional<CustomSerialRun> serial;
-  if (options.check) serial.emplace(stages);
+  if (options.check) serial.emplace(stages, training->place());
   std::optional<CustomReport> report;
   if (job.leads()) report.emplace(options, plan);
   Timeline timeline;  // of the last step that was timed

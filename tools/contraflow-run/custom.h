@@ -11,6 +11,7 @@
 #include "runtime/core/run.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
+#include "runtime/stages/custom_run.h"
 #include "runtime/stages/custom_stages.h"
 #include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"
@@ -27,10 +28,13 @@ class CustomTraining {
   /// Those of this process.
   virtual const std::vector<Device>& devices() const = 0;
   virtual CustomDevice& At(Device device) = 0;
-  /// Bytes of a block, on the host.
-  virtual std::vector<std::byte> Read(const contraflow_block& block);
+  /// What its stages' memory is read with, and what --check computes with.
+  virtual CustomPlace& place() { return host_; }
   /// Behind the last step; all processes.
   virtual void Close() {}
+
+ private:
+  CustomPlace host_;
 };
 
 /// A process of a job, of which there are others.

@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,7 +30,8 @@ std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed)
       on_host(*contraflow_stages(), plan, false, 7, "");
   EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
   GpuCustomRun run(on_gpu, gpu, options);
-  CustomSerialRun serial(on_host);
+  CustomPlace host;
+  CustomSerialRun serial(on_host, host);
   for (int step = 1; step <= 3; ++step) {
     const StepResult result = run.Step(step);
     const std::vector<float> losses = serial.Step(step);
@@ -44,6 +47,38 @@ std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed)
   return "";
 } catch (const Error& error) {
   return error.what();
+}
+
+/// Copies from where the example's stages have their memory, which is not that of the emulator.
+class StageGpu : public EmulatedGpu {
+ public:
+  using EmulatedGpu::EmulatedGpu;
+  void CopyToHost(gpu::Stream stream, void* to, const void* from, size_t bytes) override try {
+    EmulatedGpu::CopyToHost(stream, to, from, bytes);
+  } catch (const gpu::GpuError&) {
+    emulator::Enqueue(stream.handle, "read", [=] { std::memcpy(to, from, bytes); });
+    Synchronize();
+  }
+};
+
+/// Steps of the plan on a GPU compared with those of one rank there; `spoil` may change the weights
+/// of the run behind the first. Returns the first difference.
+std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
+  const contraflow_stage_api api = EmulatedStages();
+  const CustomStages stages(api, plan, true, 7, "");
+  StageGpu gpu(EmulatedGpuOptions{.seed = seed});
+  GpuCustomRun run(stages, gpu, {.stamps = 0});
+  GpuCustomPlace place(gpu, run.budget().compute);
+  CustomSerialRun serial(stages, place);
+  const auto at = [&](Device device) -> CustomDevice& { return run.At(device); };
+  for (int step = 1; step <= 2; ++step) {
+    const StepResult result = run.Step(step);
+    if (spoil && step == 2) run.At({0, 0, 1}).At(1).gradients()[5] += 1;
+    const std::string difference =
+        DifferenceOf(plan, step, result, run.devices(), at, serial, bytes);
+    if (!difference.empty()) return difference;
+  }
+  return "";
 }
 
 /// What stages were called with that do nothing else.
@@ -140,6 +175,44 @@ TEST_SUITE("equivalence") {
         CHECK(Train(plan, {.graph = true}, 2) == "");
         CHECK(Train(plan, {.graph = true, .stamps = false}, 3) == "");
       }
+    }
+  }
+
+  TEST_CASE("custom stages on a GPU: the check computes there too and finds what differs") {
+    int64_t bytes = 0;
+    CHECK(Check(CustomPlan("zb-1p", 2, 4, Level::kComm), 1, false, &bytes) == "");
+    // Losses, and of every copy the gradients and as many weights.
+    constexpr int64_t kWeights = 2 * 32 * 48 * 4;
+    CHECK(bytes == 2 * (4 * 4 + 2 * 2 * kWeights));
+    // Copies of stages, and replicas.
+    CHECK(Check(CustomPlan("dualpipe", 2, 4, Level::kBuffer, 2), 2, false, &bytes) == "");
+    CHECK(Check(CustomPlan("1f1b", 1, 2, Level::kComm, 16), 3, false, &bytes) == "");
+    CHECK(Check(CustomPlan("zb-1p", 2, 4, Level::kComm), 4, true, &bytes) ==
+          "step 2: the gradient of stage 1 on replica 0 rank 1 is not the same as without a "
+          "pipeline");
+  }
+
+  TEST_CASE("custom stages on a GPU: more parts than a kernel takes are added in their order") {
+    constexpr size_t kParts = 40, kSize = 100;
+    EmulatedGpu gpu;
+    gpu.Partition(1, 0);
+    GpuCustomPlace place(gpu, 8);
+    CustomPlace host;
+    std::vector<std::span<float>> there, here;
+    for (size_t p = 0; p < kParts; ++p) {
+      for (const auto& [parts, at] :
+           {std::pair(&there, static_cast<CustomPlace*>(&place)), std::pair(&here, &host)}) {
+        parts->emplace_back(reinterpret_cast<float*>(at->Allocate(kSize * sizeof(float))), kSize);
+        for (size_t i = 0; i < kSize; ++i)
+          parts->back()[i] = 1 / static_cast<float>(p * kSize + i + 1);
+      }
+    }
+    place.Sum(there);
+    host.Sum(here);
+    std::vector<std::byte> room;
+    for (size_t p = 0; p < kParts; ++p) {
+      CHECK(std::ranges::equal(place.Read(there[p].data(), kSize * sizeof(float), &room),
+                               std::as_bytes(here[0])));
     }
   }
 

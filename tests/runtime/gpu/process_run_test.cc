@@ -171,7 +171,8 @@ TEST_SUITE("unit") {
         const CustomStages on_gpu(api, plan, true, 7, "");
         const CustomStages on_host(*contraflow_stages(), plan, false, 7, "");
         const RankOrder order(RankOrder::kDefault, plan);
-        CustomSerialRun serial(on_host);
+        CustomPlace host;
+        CustomSerialRun serial(on_host, host);
         std::vector<float> losses;
         for (int step = 1; step <= 2; ++step) losses = serial.Step(step);
         NcclNetwork network(order.processes(), NcclNetwork::Processes::kThreads);

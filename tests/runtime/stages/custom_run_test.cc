@@ -51,7 +51,8 @@ std::string Difference(CustomRun* run, const Plan& plan, int step, CustomSerialR
 /// Trains some steps beside the serial run; "" if all is equal.
 std::string Train(const CustomStages& stages, int steps, bool strict = true) {
   CustomRun run(stages, {.strict = strict}, /*fill=*/true);
-  CustomSerialRun serial(stages);
+  CustomPlace host;
+  CustomSerialRun serial(stages, host);
   int64_t values = 0;
   for (int step = 1; step <= steps; ++step) {
     const std::string difference = Difference(&run, stages.plan(), step, &serial, &values);
@@ -204,7 +205,8 @@ TEST_SUITE("unit") {
     CHECK(expected > 0);
     const CustomStages stages(api, plan, false, 7, "");
     CustomRun run(stages, {}, true);
-    CustomSerialRun serial(stages);
+    CustomPlace host;
+    CustomSerialRun serial(stages, host);
     int64_t values = 0;
     CHECK(Difference(&run, plan, 1, &serial, &values) == "");
   }

@@ -242,14 +242,27 @@ repeats() { # the same bits every time, in streams and as a graph
   done
   echo "note: $first"
 }
-custom_stages() { # stages of a library: the same bits under every schedule of one route
+resumed() { # from a checkpoint that was written beside the steps: the same bits, and the CPU goes on from it too
+  local kept=$work/kept whole again
+  plan "$work/resumed.json" dualpipe 4 1 8 default || return
+  whole=$(train "$work/resumed.json" --steps 6 | grep SHA-256) || return
+  train "$work/resumed.json" --steps 4 --checkpoint "$kept" --checkpoint-every 1 || return
+  again=$(train "$work/resumed.json" --steps 6 --checkpoint "$kept" --resume | grep SHA-256) || return
+  [ "$whole" = "$again" ] || { echo "error: resumed: $again, not $whole" && return 1; }
+  "$bin/contraflow" compile --schedule 1f1b --ranks 4 --microbatches 8 --costs moe-unit \
+    -o "$work/resumed-cpu.json" || return
+  "$bin/contraflow-run" "$work/resumed-cpu.json" --steps 7 --checkpoint "$kept" --resume \
+    --data "$root/tools/gpu_check.sh" || return
+  echo "note: $whole"
+}
+custom_stages() { # stages of a library: as on one rank, and the same bits under every schedule of one route
   local schedule option first='' again
   for schedule in 1f1b zb-1p; do
     "$bin/contraflow" compile --schedule $schedule --ranks 4 --microbatches 8 \
       -o "$work/custom-$schedule.json" || return
     for option in --graph --no-graph; do
       again=$("$bin/contraflow-run" "$work/custom-$schedule.json" --stages "$bin/mlp_stages.so" \
-        --device cuda --steps 3 $option | grep SHA-256) || return
+        --device cuda --steps 3 --check $option | grep SHA-256) || return
       [ "${first:=$again}" = "$again" ] ||
         { echo "error: $schedule $option: $again, not $first" && return 1; }
     done
@@ -282,7 +295,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
       "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
   done
 }
-export -f plan train gradients repeats custom_stages sanitize sanitize_step profile figure libraries
+export -f plan train gradients repeats resumed custom_stages sanitize sanitize_step profile figure libraries
 export bin work root results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
@@ -320,7 +333,9 @@ correctness() {
   for name in dualpipe zb-1p 1f1b; do
     part "gradients-$name-streams" 60 gradients $name 4 1 8 default --steps 3 --no-graph
   done
+  part gradients-clipped 60 gradients zb-1p 4 1 8 default --steps 3 --clip 0.1
   part repeats 60 repeats
+  part resumed 60 resumed
   part custom-stages 60 custom_stages
   await 0
   at_once 1

@@ -71,7 +71,7 @@ stand_in tests/runtime/gpu/nccl_one_gpu_test.sh 'echo "SKIP: no sockets"' 'exit 
 check 0
 results >"$work/well"
 part_of_both='"part":"libraries"'
-for part in libraries partitions probe-nccl gradients-{dualpipe,zb-1p,1f1b,real-size,groups} repeats custom-stages \
+for part in libraries partitions probe-nccl gradients-{dualpipe,zb-1p,1f1b,real-size,groups,clipped} repeats resumed custom-stages \
   gradients-dualpipe-streams 'memcheck experts' 'racecheck step' experts norms dualpipe-4-16 ncu-experts; do
   shows "{\"part\":\"$part\",\"status\":\"ok\""
 done
@@ -124,6 +124,7 @@ stand_in bin/contraflow-run 'echo "SHA-256 $$"'
 check 1 correctness
 shows '{"part":"repeats","status":"FAILED","reason":"exit code 1: error: --graph: SHA-256'
 shows '{"part":"custom-stages","status":"FAILED","reason":"exit code 1: error: 1f1b --no-graph: SHA-256'
+shows '{"part":"resumed","status":"FAILED","reason":"exit code 1: error: resumed: SHA-256'
 stand_in bin/contraflow-run 'echo "contraflow-run: error: no such device"; exit 3'
 rm "$work/path/compute-sanitizer"
 check 1 correctness

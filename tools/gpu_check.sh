@@ -316,7 +316,7 @@ correctness() {
   fi
   grep '^[^=[].*: ' "$work/lists/cases" >"$work/cases"
   [ -s "$work/cases" ] || report cases FAILED "contraflow_gpu_test lists none, see $log" 0
-  order='^(experts|padded experts|CUDA):'
+  order='^(experts|padded experts|CUDA)(:| in )'
   while read -r name; do
     number=$((number + 1))
     part "case-$number ${name//\//-}" $case_limit "$bin/contraflow_gpu_test" "--test-case=$name"
@@ -347,7 +347,8 @@ correctness() {
   at_once 3
   for tool in memcheck racecheck synccheck; do
     for name in 'experts:*' 'attention:*' 'permutation:*,combine:*,router:*' \
-      'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*'; do
+      'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*' \
+      'experts in *'; do
       part "$tool ${name%%:*}" 60 sanitize $tool "$bin/contraflow_gpu_test" "--test-case=$name"
     done
     part "$tool step" 60 sanitize_step $tool

@@ -4,19 +4,9 @@
 // kind is called by the consumers with a thread's accumulators, and its Prefetch before by one warp
 // with the first row of the tile, so that what it reads is in L2 when the sums are done.
 
-#include "kernels/gpu/hopper.h"
+#include "kernels/gpu/grouped_rows.h"
 
 namespace contraflow::gpu {
-
-/// Where a warp's part of a tile lies in the result, and where the result of its expert ends.
-struct TilePlace {
-  int expert;
-  int row;       ///< of the accumulators 0 and 1 of this thread
-  int rows_end;  ///< rows at and beyond are not to be touched
-  int column;    ///< of the tile
-};
-
-inline constexpr int kTileRows = 128, kTileColumns = 256;
 
 /// Prefetches what lies in the tile of a matrix of rows of `width`, of which `columns` count.
 template <typename T>
@@ -31,100 +21,97 @@ __device__ void PrefetchTile(const T* matrix, int width, int columns, const Tile
   }
 }
 
-/// Lane `lane % 4` of each four gets the values that all four have in its place: v[i] becomes lane
-/// i's v[lane % 4]. What lies in columns 2 (lane % 4) of four blocks of 8 columns so becomes 8
-/// columns of the block lane % 4: 16 bytes of bf16 at once.
-__device__ inline void TransposeQuad(uint32_t (&v)[4]) {
-  const unsigned lane = threadIdx.x % kWarp;
-  CF_UNROLL
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool upper = (lane & static_cast<unsigned>(step)) != 0;
-    CF_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) != 0) continue;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? v[i] : v[i + step], step);
-      (upper ? v[i] : v[i + step]) = got;
-    }
-  }
-}
-
-__device__ inline void StoreEight(Bf16* to, const uint32_t (&v)[4]) {
-  *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
-}
-
 /// out[rows x columns] in bf16.
+template <template <int> typename Rows>
 struct StoreRows {
-  Bf16* out;
-  int columns;
+  static constexpr bool kBoxes = Rows<1>::kBoxes;
+  Rows<1> out;
 
   __device__ void Prefetch(const TilePlace&) const {}
-  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
-    const int quad = static_cast<int>(threadIdx.x % 4);
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
+                             const WarpBoxes& boxes) const {
     CF_UNROLL
-    for (int i = 0; i < kAccumulators / 16; ++i) {
+    for (int p = 0; p < kTileColumns / kBoxColumns; ++p) {
+      Rows<1>::template Begin<1>();
       CF_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        uint32_t v[4];
+      for (int i = 2 * p; i < 2 * p + 2; ++i) {
         CF_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int from = 16 * i + 4 * j + 2 * h;
-          v[j] = PackBf16(sums[from], sums[from + 1]);
-        }
-        TransposeQuad(v);
-        const int row = at.row + 8 * h, column = at.column + 32 * i + 8 * quad;
-        if (row < at.rows_end && column < columns) {
-          StoreEight(out + static_cast<int64_t>(row) * columns + column, v);
+        for (int h = 0; h < 2; ++h) {
+          uint32_t v[4];
+          CF_UNROLL
+          for (int j = 0; j < 4; ++j) {
+            const int from = 16 * i + 4 * j + 2 * h;
+            v[j] = PackBf16(sums[from], sums[from + 1]);
+          }
+          TransposeQuad(v);
+          out.Put(at, 0, 32 * i, h, v, boxes, p % 2);
         }
       }
+      out.End(at, 0, kBoxColumns * p, boxes, p % 2);
     }
   }
 };
 
 /// The left half of a tile are columns of gate, the right half the same columns of up:
 /// gate_up[rows x 2 * inner], and hidden[rows x inner] = silu(gate) * up of what is stored.
+template <template <int> typename Rows>
 struct StoreSwiglu {
-  Bf16* gate_up;
-  Bf16* hidden;
-  int inner;
+  static constexpr bool kBoxes = Rows<1>::kBoxes;
+  Rows<2> gate_up;
+  Rows<1> hidden;
 
   __device__ void Prefetch(const TilePlace&) const {}
-  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
-    constexpr int kHalf = kAccumulators / 2;
-    const int quad = static_cast<int>(threadIdx.x % 4);
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
+                             const WarpBoxes& boxes) const {
+    constexpr int kPanels = kTileColumns / 2 / kBoxColumns;
     CF_UNROLL
-    for (int i = 0; i < kHalf / 16; ++i) {
+    for (int p = 0; p < kPanels; ++p) {
+      // Two boxes have place at a time: gate, up; then hidden in the place of gate.
+      Rows<1>::template Begin<0>();
+      uint32_t product[2][2][4];
       CF_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        uint32_t gate[4], up[4], product[4];
+      for (int i = 0; i < 2; ++i) {
         CF_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int from = 16 * i + 4 * j + 2 * h;
-          gate[j] = PackBf16(sums[from], sums[from + 1]);
-          up[j] = PackBf16(sums[kHalf + from], sums[kHalf + from + 1]);
-          const float g0 = LowHalf(gate[j]), g1 = HighHalf(gate[j]);
-          product[j] =
-              PackBf16(g0 * Sigmoid(g0) * LowHalf(up[j]), g1 * Sigmoid(g1) * HighHalf(up[j]));
-        }
-        TransposeQuad(gate);
-        TransposeQuad(up);
-        TransposeQuad(product);
-        const int row = at.row + 8 * h, column = at.column + 32 * i + 8 * quad;
-        if (row < at.rows_end && column < inner) {
-          Bf16* const to = gate_up + static_cast<int64_t>(row) * 2 * inner + column;
-          StoreEight(to, gate);
-          StoreEight(to + inner, up);
-          StoreEight(hidden + static_cast<int64_t>(row) * inner + column, product);
+        for (int h = 0; h < 2; ++h) {
+          uint32_t gate[4], up[4];
+          CF_UNROLL
+          for (int j = 0; j < 4; ++j) {
+            const int from = 16 * (2 * p + i) + 4 * j + 2 * h;
+            gate[j] = PackBf16(sums[from], sums[from + 1]);
+            up[j] = PackBf16(sums[kAccumulators / 2 + from], sums[kAccumulators / 2 + from + 1]);
+            const float g0 = LowHalf(gate[j]), g1 = HighHalf(gate[j]);
+            product[i][h][j] =
+                PackBf16(g0 * Sigmoid(g0) * LowHalf(up[j]), g1 * Sigmoid(g1) * HighHalf(up[j]));
+          }
+          TransposeQuad(gate);
+          TransposeQuad(up);
+          TransposeQuad(product[i][h]);
+          gate_up.Put(at, 0, 32 * (2 * p + i), h, gate, boxes, 0);
+          gate_up.Put(at, 1, 32 * (2 * p + i), h, up, boxes, 1);
         }
       }
+      gate_up.End(at, 0, kBoxColumns * p, boxes, 0);
+      gate_up.End(at, 1, kBoxColumns * p, boxes, 1);
+      Rows<1>::template Begin<1>();
+      CF_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        CF_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          hidden.Put(at, 0, 32 * (2 * p + i), h, product[i][h], boxes, 0);
+        }
+      }
+      hidden.End(at, 0, kBoxColumns * p, boxes, 0);
     }
   }
 };
 
 /// The sums are the gradient of hidden; dgate_up[rows x 2 * inner] becomes that of
 /// gate_up[rows x 2 * inner].
+template <template <int> typename Rows>
 struct StoreSwigluGradient {
+  static constexpr bool kBoxes = Rows<1>::kBoxes;
   const Bf16* gate_up;
-  Bf16* dgate_up;
+  Rows<2> dgate_up;
   int inner;
 
   /// 8 columns of gate and of up, of two rows.
@@ -156,13 +143,17 @@ struct StoreSwigluGradient {
     *dgate = d * up * s * (1.0f + gate * (1.0f - s));
   }
 
-  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
+                             const WarpBoxes& boxes) const {
     const int first = at.column + 8 * static_cast<int>(threadIdx.x % 4);
-    Inputs inputs[2];  // Those of the next step are on their way meanwhile.
-    Load(at, first, &inputs[0]);
+    // Those of the next step are on their way meanwhile, where registers are left for it.
+    constexpr int kSteps = kBoxes ? 1 : 2;
+    Inputs inputs[kSteps];
+    if (kSteps == 2) Load(at, first, &inputs[0]);
     CF_UNROLL
     for (int i = 0; i < kAccumulators / 16; ++i) {
-      if (i + 1 < kAccumulators / 16) Load(at, first + 32 * (i + 1), &inputs[(i + 1) % 2]);
+      const int load = i + kSteps - 1;
+      if (load < kAccumulators / 16) Load(at, first + 32 * load, &inputs[load % kSteps]);
       CF_UNROLL
       for (int h = 0; h < 2; ++h) {
         uint32_t even[4], odd[4];
@@ -173,7 +164,7 @@ struct StoreSwigluGradient {
         }
         TransposeQuad(even);
         TransposeQuad(odd);
-        const uint4 g = inputs[i % 2].gate[h], u = inputs[i % 2].up[h];
+        const uint4 g = inputs[i % kSteps].gate[h], u = inputs[i % kSteps].up[h];
         const uint32_t gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
         uint32_t dgate[4], dup[4];
         CF_UNROLL
@@ -186,11 +177,13 @@ struct StoreSwigluGradient {
           dgate[j] = PackBf16(low_gate, high_gate);
           dup[j] = PackBf16(low_up, high_up);
         }
-        const int row = at.row + 8 * h, column = first + 32 * i;
-        if (!Inside(at, row, column)) continue;
-        Bf16* const to = dgate_up + static_cast<int64_t>(row) * 2 * inner + column;
-        StoreEight(to, dgate);
-        StoreEight(to + inner, dup);
+        if (i % 2 == 0 && h == 0) Rows<1>::template Begin<0>();
+        dgate_up.Put(at, 0, 32 * i, h, dgate, boxes, 0);
+        dgate_up.Put(at, 1, 32 * i, h, dup, boxes, 1);
+      }
+      if (i % 2 == 1) {
+        dgate_up.End(at, 0, 32 * (i - 1), boxes, 0);
+        dgate_up.End(at, 1, 32 * (i - 1), boxes, 1);
       }
     }
   }
@@ -199,6 +192,7 @@ struct StoreSwigluGradient {
 /// out[experts x rows x columns] += the sums, in the L2: nothing is read back, and as a tile has
 /// its elements to itself each gets one addition.
 struct AddInPlace {
+  static constexpr bool kBoxes = false;
   float* out;
   int rows, columns;
 
@@ -208,7 +202,8 @@ struct AddInPlace {
   __device__ void Prefetch(const TilePlace& at) const {
     PrefetchTile(Matrix(at), columns, columns, at);
   }
-  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators]) const {
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
+                             const WarpBoxes&) const {
     // Two neighbours have two columns each of the same two rows; each gets one row of both, so that
     // it adds four at once.
     const int lane = static_cast<int>(threadIdx.x % 4);

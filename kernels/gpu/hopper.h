@@ -4,18 +4,31 @@
 // Included by .cu files only. Tests run the same functions on the host, where descriptors,
 // swizzles, fragments and phases are decoded bit by bit, and what a GPU leaves undefined is NaN:
 //
-//   TensorMap MapTensor(data, columns, rows, matrices, box_rows)
-//       on the host: a dense bf16 tensor of which LoadBox takes boxes of 64 columns x box_rows (at
-//       most 256). columns is a multiple of 8, data 16-aligned, no extent is 0.
+//   TensorMap MapTensor(data, columns, rows, matrices, box_rows, box_matrices = 1)
+//       on the host: a dense bf16 tensor of which LoadBox and StoreBox take boxes of 64 columns x
+//       box_rows x box_matrices (each at most 256). columns is a multiple of 8, data 16-aligned, no
+//       extent is 0.
 //   LoadBox(shared, map, column, row, matrix, mbarrier)
 //       one thread: begins to copy a box to shared memory, 1024-aligned, rows of 128 bytes in the
 //       128-byte swizzle; zero where the box lies outside of the tensor. Counts off box_rows * 128
-//       bytes at the barrier when done.
+//       bytes for each matrix at the barrier when done.
+//   LoadBoxToBlocks(shared, map, column, row, matrix, mbarrier, blocks)
+//       the same to that place of each block of the cluster whose bit in `blocks` is 1, and counted
+//       off at the barrier in that place of it
 //   MbarrierInit(mbarrier, arrivals), MbarrierInitFence()
 //       one thread; the others may use it after the next __syncthreads.
 //   MbarrierExpect(mbarrier, bytes)   arrives, and the phase lasts until that many bytes have come
 //   MbarrierArrive(mbarrier)
+//   MbarrierArriveAt(mbarrier, block)   at the barrier in that place of a block of the cluster
 //   MbarrierWait(mbarrier, parity)    until the phase of that parity (the first is 0) is over
+//   MbarrierWaitForCluster(mbarrier, parity)   the same, where threads of the whole cluster arrive
+//   SyncCluster()             until all threads of all blocks of the cluster are there
+//   StoreBox(map, column, row, matrix, shared)
+//       one thread: begins to copy a box from shared memory, in which it lies as LoadBox puts it;
+//       what lies outside of the tensor is dropped
+//   StoreCommit()             closes a group of the thread's stores
+//   StoreWaitRead<n>()        until shared memory of all but its n youngest groups has been read
+//   StoreWaitAll()            until all are done
 //   WgmmaFence(accumulators)  before products whose accumulators other instructions have touched
 //   Wgmma<a_mn, b_mn>(accumulators, a, b, add)
 //       the 128 threads of a warpgroup: [64 x 256] = (add ? itself : 0) + A[64 x 16] B[16 x 256];
@@ -26,13 +39,14 @@
 //   WgmmaCommit()                     closes a group of products
 //   WgmmaWait<n>(accumulators)        until all but the n youngest groups are done
 //   SharedAddress(pointer)            32-bit address in shared memory
-//   StoreZero(pointer)                16 bytes of shared memory become 0
-//   AsyncFence()              shared memory that this thread has stored to is seen by LoadBox and
-//                             Wgmma that come after the next barrier
+//   StoreShared(pointer, value)       16 bytes of shared memory
+//   AsyncFence()              shared memory that this thread has stored to is seen by LoadBox,
+//                             StoreBox and Wgmma that come after the next barrier
 //   WarpgroupBarrier(id, threads)     bar.sync
 //   TakeRegisters<n>(), GiveRegisters<n>()   a warpgroup: n registers a thread from now on
 //   AddFour(pointer, a, b, c, d)      to four floats of global memory, 16-aligned; subnormal ones
 //                                     count as 0 and become 0
+//   ThreadIndexAnew()                 threadIdx.x; the compiler keeps nothing it has computed of it
 //   PrefetchLine(pointer)             of global memory, into L2
 //   Sigmoid(x)                        to some units in the last place
 
@@ -76,7 +90,7 @@ namespace contraflow::gpu {
 using TensorMap = CUtensorMap;
 
 inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, uint64_t matrices,
-                           uint32_t box_rows) {
+                           uint32_t box_rows, uint32_t box_matrices = 1) {
   // By name, so that programs need no libcuda to start.
   static const auto encode = [] {
     void* function = nullptr;
@@ -93,7 +107,7 @@ inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, ui
   constexpr uint32_t kRank = 3;
   const cuuint64_t extents[kRank] = {columns, rows, matrices};
   const cuuint64_t strides[kRank - 1] = {columns * sizeof(Bf16), rows * columns * sizeof(Bf16)};
-  const cuuint32_t box[kRank] = {kBoxColumns, box_rows, 1};
+  const cuuint32_t box[kRank] = {kBoxColumns, box_rows, box_matrices};
   const cuuint32_t steps[kRank] = {1, 1, 1};
   TensorMap map;
   const CUresult result =
@@ -164,6 +178,65 @@ __device__ inline void LoadBox(void* shared, const TensorMap& map, int column, i
       : "memory");
 }
 
+__device__ inline void LoadBoxToBlocks(void* shared, const TensorMap& map, int column, int row,
+                                       int matrix, Mbarrier* mbarrier, unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(shared)),
+      "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(mbarrier)),
+      "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+
+__device__ inline void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(SharedAddress(mbarrier)),
+      "r"(block)
+      : "memory");
+}
+
+__device__ inline void MbarrierWaitForCluster(Mbarrier* mbarrier, int parity) {
+  uint32_t over = 0;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(over)
+        : "r"(SharedAddress(mbarrier)), "r"(parity)
+        : "memory");
+  } while (over == 0);
+}
+
+__device__ inline void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ inline void StoreBox(const TensorMap& map, int column, int row, int matrix,
+                                const void* shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+          &map),
+      "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(shared))
+      : "memory");
+}
+
+__device__ inline void StoreCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+template <int kYoungest>
+__device__ inline void StoreWaitRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kYoungest) : "memory");
+}
+
+__device__ inline void StoreWaitAll() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 /// Keeps the compiler from moving accumulators while the matrix units have them.
 __device__ inline void HoldAccumulators(float (&accumulators)[kAccumulators]) {
   CF_UNROLL
@@ -214,8 +287,8 @@ __device__ inline void Wgmma(float (&d)[kAccumulators], uint64_t a, uint64_t b, 
 #undef CF_SIXTEEN
 #undef CF_FOUR
 
-__device__ inline void StoreZero(void* shared) {
-  *static_cast<uint4*>(shared) = make_uint4(0, 0, 0, 0);
+__device__ inline void StoreShared(void* shared, uint4 value) {
+  *static_cast<uint4*>(shared) = value;
 }
 
 __device__ inline void AsyncFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -241,6 +314,12 @@ __device__ inline void AddFour(float* to, float a, float b, float c, float d) {
                    __cvta_generic_to_global(to)),
                "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
+}
+
+__device__ inline int ThreadIndexAnew() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
 }
 
 __device__ inline void PrefetchLine(const void* global) {

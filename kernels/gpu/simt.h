@@ -9,6 +9,8 @@
 //   CF_UNROLL                    the next loop, whose length the compiler knows, is written out, so
 //                                that what it indexes can stay in registers
 //   Launch(name, stream, grid, block, shared_bytes, kernel, arguments...)
+//   LaunchClusters(name, stream, blocks, grid, ...)   likewise, so many neighbours in x a cluster,
+//                                of which the grid is a multiple; the kernel has no __shared__
 //   Load16, Store16, Store8      one instruction each; the address must be a multiple of their size
 //   PackBf16(low, high)          two rounded to bf16, the first in the lower half
 //   FastExp, FastReciprocal      off by at most 2 + 1.2 |x| units in the last place (CUDA
@@ -44,8 +46,8 @@ inline void Check(cudaError_t code, const char* what) {
 
 /// Launches kernel(arguments...) on the stream; the name is for errors and profiles.
 template <typename... P, typename... A>
-void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t shared_bytes,
-            void (*kernel)(P...), A... arguments) {
+void LaunchClusters(const char* name, Stream stream, unsigned blocks, dim3 grid, dim3 block,
+                    size_t shared_bytes, void (*kernel)(P...), A... arguments) {
   constexpr size_t kSharedWithoutAsking = 48 << 10;
   if (shared_bytes > kSharedWithoutAsking) {
     Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -57,7 +59,19 @@ void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t share
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = blocks;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = blocks > 1 ? 1 : 0;
   Check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), name);
+}
+
+template <typename... P, typename... A>
+void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t shared_bytes,
+            void (*kernel)(P...), A... arguments) {
+  LaunchClusters(name, stream, 1, grid, block, shared_bytes, kernel, arguments...);
 }
 
 __device__ inline uint4 Load16(const void* from) { return *static_cast<const uint4*>(from); }

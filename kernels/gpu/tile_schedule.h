@@ -29,27 +29,27 @@ struct TileGrid {
 
 /// Walks the tiles of one block: every blocks-th of all tiles in one fixed order, so that the
 /// blocks of a grid cover each tile once. Neighbours in that order belong to one expert and lie
-/// close together: it goes through bands of kBand rows of tiles column by column, rightwards and in
+/// close together: it goes through bands of some rows of tiles column by column, rightwards and in
 /// the next band leftwards. Tiles that blocks work on at the same time thus share operands in L2.
 class TileWalk {
  public:
   /// 16 rows of 128 beside 8 columns of 256 are square, and about as many tiles as there are SMs.
   static constexpr int kBand = 16;
 
-  CF_BOTH TileWalk(const TileGrid& grid, int block, int blocks)
-      : grid_(grid), next_(block), blocks_(blocks) {}
+  CF_BOTH TileWalk(const TileGrid& grid, int block, int blocks, int band = kBand)
+      : grid_(grid), next_(block), blocks_(blocks), band_(band) {}
 
   /// The block's next tile; false after the last.
   CF_BOTH bool Next(Tile* tile) {
     while (next_ >= end_) {
       if (++expert_ >= grid_.experts) return false;
-      rows_ = grid_.Rows(expert_);
-      begin_ = end_;
-      end_ += rows_ * grid_.columns;
+      end_ += grid_.Rows(expert_) * grid_.columns;
     }
-    const int number = next_ - begin_;
-    const int band = number / (kBand * grid_.columns), band_row = band * kBand;
-    const int band_rows = rows_ - band_row < kBand ? rows_ - band_row : kBand;
+    // Asked again rather than kept: registers are scarce.
+    const int rows = grid_.Rows(expert_);
+    const int number = next_ - (end_ - rows * grid_.columns);
+    const int band = number / (band_ * grid_.columns), band_row = band * band_;
+    const int band_rows = rows - band_row < band_ ? rows - band_row : band_;
     const int in_band = number - band_row * grid_.columns;
     const int column = in_band / band_rows;
     *tile = {expert_, band_row + in_band % band_rows,
@@ -60,9 +60,9 @@ class TileWalk {
 
  private:
   TileGrid grid_;
-  int next_, blocks_;
-  int expert_ = -1, rows_ = 0;
-  int begin_ = 0, end_ = 0;  // Numbers of the expert's tiles.
+  int next_, blocks_, band_;
+  int expert_ = -1;
+  int end_ = 0;  // behind the numbers of the expert's tiles
 };
 
 }  // namespace contraflow::gpu

@@ -92,7 +92,7 @@ struct Exchange {
 
 struct Thread {
   Place place;
-  unsigned number = 0;
+  unsigned number = 0, rank = 0;
   void* stack_pointer = nullptr;
   bool done = false;
   const uint64_t* counter = nullptr;
@@ -103,21 +103,31 @@ struct Thread {
 };
 
 struct Block {
-  std::vector<Thread> threads;
   std::array<Barrier, kBarriers> barriers;
   std::vector<std::map<unsigned, Exchange>> exchanges;  // by warp, and mask
+  std::vector<std::byte> shared;
+  std::byte* shared_begin = nullptr;
+  size_t left = 0;  // threads that have not ended
+};
+
+/// The blocks that run beside each other.
+struct Cluster {
+  std::vector<Block> blocks;
+  std::vector<Thread> threads;  // of the first block, of the second
+  Barrier barrier;
   const std::function<void()>* body = nullptr;
   std::exception_ptr error;
+
+  size_t block_threads() const { return threads.size() / blocks.size(); }
 };
 
 struct State {
   Order order = Order::kForward;
   std::mt19937_64 random{1};
   std::vector<std::unique_ptr<Stack>> stacks;
-  std::vector<std::byte> shared;
-  std::byte* shared_begin = nullptr;
-  uint64_t blocks = 0;
-  Block* block = nullptr;
+  uint64_t clusters = 0;
+  void (*at_block_end)() = nullptr;
+  Cluster* cluster = nullptr;
   Thread* running = nullptr;
   void* scheduler = nullptr;  // its stack pointer while a thread runs
   const void* scheduler_stack = nullptr;
@@ -133,6 +143,8 @@ Thread& Running() {
   if (now.running == nullptr) throw gpu::GpuError("device code was called outside a kernel");
   return *now.running;
 }
+
+Block& RunningBlock() { return Now().cluster->blocks[Running().rank]; }
 
 void ToScheduler([[maybe_unused]] bool for_good) {
   State& now = Now();
@@ -154,9 +166,10 @@ void Begin() {
   __sanitizer_finish_switch_fiber(nullptr, &now.scheduler_stack, &now.scheduler_stack_bytes);
 #endif
   try {
-    (*now.block->body)();
+    (*now.cluster->body)();
+    if (--RunningBlock().left == 0 && now.at_block_end != nullptr) now.at_block_end();
   } catch (...) {
-    now.block->error = std::current_exception();
+    now.cluster->error = std::current_exception();
   }
   now.running->done = true;
   ToScheduler(true);
@@ -204,29 +217,34 @@ std::string Text(const dim3& at) {
          ")";
 }
 
-[[noreturn]] void ReportHang(const char* name, const Block& block) {
-  std::map<std::string, std::vector<unsigned>> waiting;
-  for (const Thread& thread : block.threads) {
-    if (!thread.done) waiting[thread.what].push_back(thread.number);
-  }
-  std::string text = std::string(name) + ": block " + Text(block.threads[0].place.block) + " hangs";
-  for (const auto& [what, threads] : waiting) {
-    text += "; " + std::to_string(threads.size()) + " threads wait at " + what + ", the first is " +
-            std::to_string(threads.front());
+[[noreturn]] void ReportHang(const char* name, const Cluster& cluster) {
+  std::string text = std::string(name) + ":";
+  for (size_t rank = 0; rank < cluster.blocks.size(); ++rank) {
+    const Thread* const threads = &cluster.threads[rank * cluster.block_threads()];
+    std::map<std::string, std::vector<unsigned>> waiting;
+    for (size_t t = 0; t < cluster.block_threads(); ++t) {
+      if (!threads[t].done) waiting[threads[t].what].push_back(threads[t].number);
+    }
+    if (waiting.empty()) continue;
+    text += (text.back() == ':' ? " block " : "; block ") + Text(threads[0].place.block) + " hangs";
+    for (const auto& [what, numbers] : waiting) {
+      text += "; " + std::to_string(numbers.size()) + " threads wait at " + what +
+              ", the first is " + std::to_string(numbers.front());
+    }
   }
   throw gpu::GpuError(text);
 }
 
 /// Each of `count` threads from `first` on goes as far as it comes; whether one could.
-bool TakeTurns(Block* block, size_t first, size_t count) {
+bool TakeTurns(Cluster* cluster, size_t first, size_t count) {
   bool moved = false;
   const auto take = [&](size_t turn) {
-    Thread& thread = block->threads[first + turn];
+    Thread& thread = cluster->threads[first + turn];
     if (thread.done || thread.waits()) return;
     thread.counter = nullptr;
     Resume(&thread, *Now().stacks[first + turn]);
     moved = true;
-    if (block->error != nullptr) std::rethrow_exception(block->error);
+    if (cluster->error != nullptr) std::rethrow_exception(cluster->error);
   };
   if (Now().order == Order::kForward) {
     for (size_t turn = 0; turn < count; ++turn) take(turn);
@@ -237,24 +255,36 @@ bool TakeTurns(Block* block, size_t first, size_t count) {
 }
 
 /// Runs all threads to their end.
-void RunBlock(const char* name, Block* block) {
+void RunCluster(const char* name, Cluster* cluster) {
   State& now = Now();
-  now.block = block;
-  const size_t threads = block->threads.size();
-  // Or else no warp ever is more than a turn ahead of the others.
-  const bool warps_hurry = now.order == Order::kShuffled && now.random() % 2 == 0;
-  while (!std::all_of(block->threads.begin(), block->threads.end(),
+  now.cluster = cluster;
+  const size_t block_threads = cluster->block_threads();
+  const size_t blocks = cluster->blocks.size(), warps = cluster->blocks[0].exchanges.size();
+  // What gets as far as it comes before others have their turn: or else no warp, and no block of a
+  // cluster, ever is more than a turn ahead of the others.
+  enum class Hurry : uint8_t { kNone, kWarps, kBlocks };
+  Hurry hurry = Hurry::kNone;
+  if (now.order == Order::kShuffled && now.random() % 2 == 0) {
+    hurry = blocks > 1 && now.random() % 2 == 0 ? Hurry::kBlocks : Hurry::kWarps;
+  }
+  while (!std::all_of(cluster->threads.begin(), cluster->threads.end(),
                       [](const Thread& thread) { return thread.done; })) {
     bool moved = false;
-    if (warps_hurry) {
-      for (const size_t warp : Turns(block->exchanges.size())) {
-        const size_t first = warp * kWarpLanes, lanes = size_t{kWarpLanes};
-        while (TakeTurns(block, first, std::min(lanes, threads - first))) moved = true;
+    if (hurry == Hurry::kWarps) {
+      for (const size_t warp : Turns(blocks * warps)) {
+        const size_t in_block = warp % warps * kWarpLanes;
+        const size_t first = warp / warps * block_threads + in_block;
+        const size_t lanes = std::min(block_threads - in_block, size_t{kWarpLanes});
+        while (TakeTurns(cluster, first, lanes)) moved = true;
+      }
+    } else if (hurry == Hurry::kBlocks) {
+      for (const size_t rank : Turns(blocks)) {
+        while (TakeTurns(cluster, rank * block_threads, block_threads)) moved = true;
       }
     } else {
-      moved = TakeTurns(block, 0, threads);
+      moved = TakeTurns(cluster, 0, cluster->threads.size());
     }
-    if (!moved) ReportHang(name, *block);
+    if (!moved) ReportHang(name, *cluster);
   }
 }
 
@@ -271,38 +301,49 @@ void SetOrder(Order order, uint64_t seed) {
 }
 
 void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
-             const std::function<void()>& body) {
+             const std::function<void()>& body, unsigned cluster_size) {
   State& now = Now();
   const size_t threads = size_t{block_size.x} * block_size.y * block_size.z;
   const size_t blocks = size_t{grid.x} * grid.y * grid.z;
   constexpr size_t kMaxThreads = 1024, kMaxShared = 227 << 10, kAlignment = 1024;
-  if (threads == 0 || threads > kMaxThreads || blocks == 0 || shared_bytes > kMaxShared) {
+  constexpr unsigned kMaxCluster = 8;
+  if (threads == 0 || threads > kMaxThreads || blocks == 0 || shared_bytes > kMaxShared ||
+      cluster_size == 0 || cluster_size > kMaxCluster || grid.x % cluster_size != 0) {
     throw gpu::GpuError(std::string(name) + ": invalid launch: grid " + Text(grid) + ", block " +
                         Text(block_size) + ", " + std::to_string(shared_bytes) +
-                        " bytes of shared memory");
+                        " bytes of shared memory, clusters of " + std::to_string(cluster_size));
   }
-  while (now.stacks.size() < threads) now.stacks.push_back(std::make_unique<Stack>());
-  for (const size_t number : Turns(blocks)) {
-    // A new allocation, so that the address sanitizer knows its bounds.
-    now.shared = std::vector<std::byte>(shared_bytes + kAlignment, std::byte{0xff});
-    void* begin = now.shared.data();
-    size_t space = now.shared.size();
-    now.shared_begin = static_cast<std::byte*>(std::align(kAlignment, shared_bytes, begin, space));
-    ++now.blocks;
-    Block block;
-    block.body = &body;
-    block.exchanges.resize((threads + kWarpLanes - 1) / kWarpLanes);
-    block.threads.resize(threads);
-    for (size_t t = 0; t < threads; ++t) {
-      Thread& thread = block.threads[t];
-      thread.place = {Unflatten(t, block_size), Unflatten(number, grid), block_size, grid};
-      thread.number = static_cast<unsigned>(t);
-      thread.stack_pointer = Prepare(*now.stacks[t]);
+  while (now.stacks.size() < threads * cluster_size) {
+    now.stacks.push_back(std::make_unique<Stack>());
+  }
+  for (const size_t number : Turns(blocks / cluster_size)) {
+    ++now.clusters;
+    Cluster cluster;
+    cluster.body = &body;
+    cluster.blocks.resize(cluster_size);
+    cluster.threads.resize(threads * cluster_size);
+    for (unsigned rank = 0; rank < cluster_size; ++rank) {
+      Block& block = cluster.blocks[rank];
+      block.exchanges.resize((threads + kWarpLanes - 1) / kWarpLanes);
+      block.left = threads;
+      // A new allocation, so that the address sanitizer knows its bounds.
+      block.shared = std::vector<std::byte>(shared_bytes + kAlignment, std::byte{0xff});
+      void* at = block.shared.data();
+      size_t space = block.shared.size();
+      block.shared_begin = static_cast<std::byte*>(std::align(kAlignment, shared_bytes, at, space));
+      for (size_t t = 0; t < threads; ++t) {
+        Thread& thread = cluster.threads[rank * threads + t];
+        thread.place = {Unflatten(t, block_size), Unflatten(number * cluster_size + rank, grid),
+                        block_size, grid};
+        thread.number = static_cast<unsigned>(t);
+        thread.rank = rank;
+        thread.stack_pointer = Prepare(*now.stacks[rank * threads + t]);
+      }
     }
     try {
-      RunBlock(name, &block);
+      RunCluster(name, &cluster);
     } catch (const std::exception& error) {
-      now.block = nullptr;
+      now.cluster = nullptr;
       now.running = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
       // Functions that never returned have left marks around what was theirs.
@@ -313,7 +354,7 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
       const bool named = text.rfind(name, 0) == 0;
       throw gpu::GpuError(named ? text : std::string(name) + ": " + text);
     }
-    now.block = nullptr;
+    now.cluster = nullptr;
   }
 }
 
@@ -325,11 +366,25 @@ void Enqueue(void* handle, const char* name, std::function<void()> work) {
 const Place& Here() { return Running().place; }
 unsigned ThreadNumber() { return Running().number; }
 
-uint64_t BlocksBegun() { return Now().blocks; }
+uint64_t ClustersBegun() { return Now().clusters; }
 
-std::byte* DynamicShared() {
+void AtBlockEnd(void (*check)()) { Now().at_block_end = check; }
+
+unsigned ClusterRank() { return Running().rank; }
+
+std::byte* DynamicShared() { return RunningBlock().shared_begin; }
+
+std::byte* DynamicShared(unsigned rank) {
   Running();
-  return Now().shared_begin;
+  std::vector<Block>& blocks = Now().cluster->blocks;
+  if (rank >= blocks.size()) {
+    throw gpu::GpuError("there is no block " + std::to_string(rank) + " in the cluster");
+  }
+  if (blocks[rank].left == 0) {
+    throw gpu::GpuError("block " + std::to_string(rank) +
+                        " of the cluster has ended, and its shared memory with it");
+  }
+  return blocks[rank].shared_begin;
 }
 
 void Await(const uint64_t* counter, uint64_t seen, const char* what) {
@@ -340,36 +395,39 @@ void Await(const uint64_t* counter, uint64_t seen, const char* what) {
   while (thread.waits()) ToScheduler(false);
 }
 
-void NamedBarrier(int id, unsigned count) {
-  if (id < 0 || id >= kBarriers) throw gpu::GpuError("there are 16 barriers, 0 to 15");
-  Barrier& barrier = Now().block->barriers[static_cast<size_t>(id)];
-  const uint64_t generation = barrier.generation;
-  if (++barrier.arrived == count) {
-    barrier.arrived = 0;
-    ++barrier.generation;
+static void ArriveAndWait(Barrier* barrier, size_t count, const char* what) {
+  const uint64_t generation = barrier->generation;
+  if (++barrier->arrived == count) {
+    barrier->arrived = 0;
+    ++barrier->generation;
     return;
   }
-  static const auto names = [] {
-    std::array<std::string, kBarriers> all;
-    for (int i = 0; i < kBarriers; ++i)
-      all[static_cast<size_t>(i)] = "barrier " + std::to_string(i);
-    all[0] = "__syncthreads";
-    return all;
-  }();
-  Await(&barrier.generation, generation, names[static_cast<size_t>(id)].c_str());
+  Await(&barrier->generation, generation, what);
+}
+
+void NamedBarrier(int id, unsigned count) {
+  if (id < 0 || id >= kBarriers) throw gpu::GpuError("there are 16 barriers, 0 to 15");
+  ArriveAndWait(&RunningBlock().barriers[static_cast<size_t>(id)], count,
+                id == 0 ? "__syncthreads" : "bar.sync");
 }
 
 void SyncThreads() {
   Running();
-  NamedBarrier(0, static_cast<unsigned>(Now().block->threads.size()));
+  NamedBarrier(0, static_cast<unsigned>(Now().cluster->block_threads()));
+}
+
+void SyncCluster() {
+  Running();
+  Cluster& cluster = *Now().cluster;
+  ArriveAndWait(&cluster.barrier, cluster.threads.size(), "the barrier of the cluster");
 }
 
 const uint64_t* WarpExchange(unsigned mask, uint64_t value, const char* what) {
   const unsigned number = ThreadNumber(), lane = number % kWarpLanes;
-  Block& block = *Now().block;
+  Block& block = RunningBlock();
   // The last warp of a block may be short.
   const size_t first = number - lane;
-  const size_t lanes = std::min(block.threads.size() - first, size_t{kWarpLanes});
+  const size_t lanes = std::min(Now().cluster->block_threads() - first, size_t{kWarpLanes});
   const unsigned present = lanes == kWarpLanes ? ~0u : (1u << lanes) - 1u;
   if ((mask & present) >> lane == 0 || ((mask >> lane) & 1u) == 0) {
     throw gpu::GpuError(std::string(what) + ": lane " + std::to_string(lane) +

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs kernels on the host, one block after the other, each thread of a block on a stack of its
+// Runs kernels on the host, one block or cluster after the other, each thread on a stack of its
 // own, for tests where there is no GPU. Barriers, warp shuffles and votes wait as they do on a GPU;
 // a block in which every thread waits is an error that says who waits. Which thread runs next
 // between two barriers is free, and chosen by Order: a kernel that misses a barrier gives other
@@ -25,14 +25,17 @@ struct dim3 {
 namespace contraflow::emulator {
 
 /// In which order the threads of a block take their turns, and the blocks of a grid theirs.
-/// Shuffled ones of every other block, by chance, take them warp by warp, each as far as it comes.
+/// Shuffled ones of every other block, by chance, take them warp by warp, or block by block of a
+/// cluster, each as far as it comes.
 enum class Order : uint8_t { kForward, kReverse, kShuffled };
 void SetOrder(Order order, uint64_t seed = 1);
 
-/// Runs body once for each thread of each block. Throws gpu::GpuError, beginning with the name, if
-/// a block can never end, or with what the body threw.
+/// Runs body once for each thread of each block. The blocks of a cluster, neighbours in x, run
+/// beside each other; their kernels have no __shared__ variables, of which there is one copy.
+/// Throws gpu::GpuError, beginning with the name, if a block can never end, or with what the body
+/// threw.
 void RunGrid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
-             const std::function<void()>& body);
+             const std::function<void()>& body, unsigned cluster_size = 1);
 
 /// A stream whose work is run later, by whoever owns it.
 class Queue {
@@ -51,11 +54,18 @@ const Place& Here();
 /// Number of the running thread in its block.
 unsigned ThreadNumber();
 
-/// How many blocks have begun since the program did: tells the running block from those before.
-uint64_t BlocksBegun();
+/// How many clusters have begun since the program did: tells the running one from those before. A
+/// block is at least a cluster of its own.
+uint64_t ClustersBegun();
+/// Number of the running block in its cluster.
+unsigned ClusterRank();
+/// What the last thread of every block calls at its end from now on.
+void AtBlockEnd(void (*check)());
 
 /// The block's dynamic shared memory, 1024-aligned; full of NaN when the block begins.
 std::byte* DynamicShared();
+/// That of a block of the cluster, which must not have ended.
+std::byte* DynamicShared(unsigned rank);
 
 /// The running thread waits as long as *counter == seen; `what` is for the report of a block that
 /// hangs. What synchronises threads is built on it.
@@ -64,6 +74,8 @@ void Await(const uint64_t* counter, uint64_t seen, const char* what);
 /// bar.sync: waits until `count` threads have come to barrier `id` (0..15; 0 is __syncthreads).
 void NamedBarrier(int id, unsigned count);
 void SyncThreads();
+/// Waits for all threads of the cluster.
+void SyncCluster();
 
 /// What all lanes of a warp that are named in `mask` have given, once all have: 32 values of which
 /// those of lanes in the mask count. Valid until the lane's next exchange.
@@ -92,7 +104,7 @@ T Unpack(uint64_t packed) {
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
-// Blocks run one at a time, so one copy is enough.
+// Clusters run one at a time, and only single blocks have such variables, so one copy is enough.
 #define __shared__ static
 
 #define threadIdx (::contraflow::emulator::Here().thread)

@@ -26,19 +26,60 @@ void Require(bool holds, const char* what) {
 /// The 128-byte swizzle of an address in shared memory: bits 4 to 6 are changed by bits 7 to 9.
 uint32_t Swizzle(uint32_t address) { return address ^ ((address >> 7 & 7u) << 4); }
 
-std::byte* AtShared(uint32_t address, size_t bytes) {
+std::byte* AtShared(uint32_t address, size_t bytes, unsigned rank = ClusterRank()) {
   if (address < kSharedBegin || address + bytes > kSharedEnd) {
     throw GpuError("address " + std::to_string(address) + " is not in shared memory");
   }
-  return DynamicShared() + (address - kSharedBegin);
+  return DynamicShared(rank) + (address - kSharedBegin);
 }
 
-struct Copy {
-  void* shared;
+/// The same place in the shared memory of another block.
+template <typename T>
+T* InBlock(T* own, unsigned rank) {
+  return reinterpret_cast<T*>(AtShared(SharedAddress(own), sizeof(*own), rank));
+}
+
+/// A box of a tensor and its place in the shared memory of a block.
+struct Box {
+  unsigned rank;
+  uint32_t shared;
   TensorMap map;
   int column, row, matrix;
 
-  size_t bytes() const { return size_t{map.box_rows} * kBoxRowBytes; }
+  size_t rows() const { return size_t{map.box_rows} * map.box_matrices; }
+  size_t bytes() const { return rows() * kBoxRowBytes; }
+  /// Calls with each element in shared memory, and where it is in the tensor: null if outside.
+  template <typename Visit>
+  void EachElement(const Visit& visit) const {
+    const auto [columns, tensor_rows, matrices] = map.extents;
+    for (uint32_t r = 0; r < rows(); ++r) {
+      for (int c = 0; c < kBoxColumns; ++c) {
+        const int64_t x = column + c, y = row + int64_t{r % map.box_rows};
+        const int64_t z = matrix + int64_t{r / map.box_rows};
+        std::byte* element = nullptr;
+        if (x >= 0 && y >= 0 && z >= 0 && static_cast<uint64_t>(x) < columns &&
+            static_cast<uint64_t>(y) < tensor_rows && static_cast<uint64_t>(z) < matrices) {
+          const uint64_t matrix_row =
+              static_cast<uint64_t>(z) * tensor_rows + static_cast<uint64_t>(y);
+          element =
+              map.data + (matrix_row * columns + static_cast<uint64_t>(x)) * sizeof(gpu::Bf16);
+        }
+        const uint32_t offset = r * kBoxRowBytes + static_cast<uint32_t>(c) * 2;
+        visit(AtShared(Swizzle(shared + offset), sizeof(gpu::Bf16), rank), element);
+      }
+    }
+  }
+  /// What is in shared memory.
+  std::vector<std::byte> Bytes() const {
+    const std::byte* const begin = AtShared(shared, bytes(), rank);
+    return {begin, begin + bytes()};
+  }
+};
+
+/// A box that a thread has begun to store, and what it was then.
+struct Stored {
+  Box box;
+  std::vector<std::byte> bytes;
 };
 
 /// A product that a thread has issued.
@@ -54,56 +95,52 @@ struct Thread {
   std::vector<std::vector<Product>> groups;  // oldest first
   std::vector<Product> open;
   float* accumulators = nullptr;
-  Sums sums;  // their values while products are under way
-  std::vector<void*> zeroes;
+  Sums sums;                                    // their values while products are under way
+  std::vector<std::pair<void*, uint4>> unseen;  // stores to shared memory before a fence
+  std::vector<std::vector<Stored>> stores;      // oldest group first
+  std::vector<Stored> open_stores;
 };
 
 /// B as read from shared memory, for each lane of four the columns that it has.
 using ColumnsOfB =
     std::array<std::array<std::array<float, kThreadColumns>, gpu::kWgmmaDepth>, kQuad>;
 
-/// What is under way in the running block.
+/// What is under way in a block.
 struct Flight {
-  uint64_t block = 0;
-  std::map<const Mbarrier*, std::vector<Copy>> copies;
+  std::map<const Mbarrier*, std::vector<Box>> loads;
   std::deque<Thread> threads;
   // Good until the matrix units could see anything else in shared memory.
   std::map<std::pair<uint64_t, bool>, ColumnsOfB> columns_of_b;
 };
 
-Flight& Now() {
-  static Flight flight;
-  if (flight.block != BlocksBegun()) {
-    flight.block = BlocksBegun();
-    flight.copies.clear();
-    flight.columns_of_b.clear();
-    flight.threads.clear();
+/// Whatever is still under way when a block ends would use shared memory that is no longer its own.
+void CheckEnd();
+
+/// Of a block of the running cluster.
+Flight& FlightOf(unsigned rank) {
+  static uint64_t cluster = 0;
+  static std::map<unsigned, Flight> flights;
+  if (cluster != ClustersBegun()) {
+    cluster = ClustersBegun();
+    flights.clear();
+    AtBlockEnd(CheckEnd);
   }
-  return flight;
+  return flights[rank];
 }
+Flight& Now() { return FlightOf(ClusterRank()); }
 Thread& Self() {
   std::deque<Thread>& threads = Now().threads;
   while (threads.size() <= ThreadNumber()) threads.emplace_back();
   return threads[ThreadNumber()];
 }
 
-void Perform(const Copy& copy) {
-  const auto [columns, rows, matrices] = copy.map.extents;
-  const uint32_t to = SharedAddress(copy.shared);
-  for (uint32_t r = 0; r < copy.map.box_rows; ++r) {
-    for (int c = 0; c < kBoxColumns; ++c) {
-      const int64_t column = copy.column + c, row = copy.row + int64_t{r};
-      gpu::Bf16 value = {0};
-      if (column >= 0 && row >= 0 && copy.matrix >= 0 && static_cast<uint64_t>(column) < columns &&
-          static_cast<uint64_t>(row) < rows && static_cast<uint64_t>(copy.matrix) < matrices) {
-        const uint64_t element =
-            (static_cast<uint64_t>(copy.matrix) * rows + static_cast<uint64_t>(row)) * columns +
-            static_cast<uint64_t>(column);
-        std::memcpy(&value, copy.map.data + element * sizeof(value), sizeof(value));
-      }
-      const uint32_t offset = r * kBoxRowBytes + static_cast<uint32_t>(c) * 2;
-      std::memcpy(AtShared(Swizzle(to + offset), sizeof(value)), &value, sizeof(value));
-    }
+void CheckEnd() {
+  for (const auto& [mbarrier, boxes] : Now().loads) {
+    Require(boxes.empty(), "a block ends while a box is on its way to it");
+  }
+  for (const Thread& thread : Now().threads) {
+    Require(thread.stores.empty() && thread.open_stores.empty(),
+            "a block ends before the boxes that it stores have been read");
   }
 }
 
@@ -113,15 +150,31 @@ void EndPhaseIfComplete(Mbarrier* mbarrier) {
   ++mbarrier->phases_over;
 }
 
-void PerformCopies(Mbarrier* mbarrier) {
-  const std::vector<Copy> copies = std::move(Now().copies[mbarrier]);
-  Now().copies[mbarrier].clear();
-  Now().columns_of_b.clear();
-  for (const Copy& copy : copies) {
-    Perform(copy);
-    mbarrier->bytes -= static_cast<int64_t>(copy.bytes());
+void PerformLoads(unsigned rank, Mbarrier* mbarrier) {
+  Flight& flight = FlightOf(rank);
+  const std::vector<Box> boxes = std::move(flight.loads[mbarrier]);
+  flight.loads[mbarrier].clear();
+  flight.columns_of_b.clear();
+  for (const Box& box : boxes) {
+    box.EachElement([](std::byte* shared, const std::byte* element) {
+      constexpr gpu::Bf16 kZero = {0};
+      std::memcpy(shared, element == nullptr ? static_cast<const void*>(&kZero) : element,
+                  sizeof(gpu::Bf16));
+    });
+    mbarrier->bytes -= static_cast<int64_t>(box.bytes());
   }
   EndPhaseIfComplete(mbarrier);
+}
+
+void BeginLoad(const Box& box, Mbarrier* mbarrier) {
+  Require(box.shared % gpu::kAtomBytes == 0,
+          "a box does not go to a multiple of 1024 in shared memory");
+  Require(mbarrier->arrivals > 0, "an mbarrier is used that is not initialized");
+  std::memset(AtShared(box.shared, box.bytes(), box.rank), 0xff, box.bytes());
+  Flight& flight = FlightOf(box.rank);
+  flight.columns_of_b.clear();
+  flight.loads[mbarrier].push_back(box);
+  if (mbarrier->waiting > 0) PerformLoads(box.rank, mbarrier);
 }
 
 /// An operand as a descriptor describes it.
@@ -187,7 +240,7 @@ void EachAccumulator(const Visit& visit) {
 }  // namespace
 
 TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t matrices,
-                    uint32_t box_rows) {
+                    uint32_t box_rows, uint32_t box_matrices) {
   constexpr uintptr_t kAlignment = 16;
   constexpr uint64_t kMostExtent = uint64_t{1} << 32;
   constexpr uint32_t kMostBox = 256;
@@ -196,8 +249,12 @@ TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t 
   for (const uint64_t extent : {columns, rows, matrices}) {
     Require(extent > 0 && extent <= kMostExtent, "a tensor has an extent that is not possible");
   }
-  Require(box_rows > 0 && box_rows <= kMostBox, "a box has an extent that is not possible");
-  return {static_cast<const std::byte*>(data), {columns, rows, matrices}, box_rows};
+  for (const uint32_t extent : {box_rows, box_matrices}) {
+    Require(extent > 0 && extent <= kMostBox, "a box has an extent that is not possible");
+  }
+  // As with CUDA, whether it is stored to is not known yet.
+  auto* const bytes = const_cast<std::byte*>(static_cast<const std::byte*>(data));
+  return {bytes, {columns, rows, matrices}, box_rows, box_matrices};
 }
 
 uint32_t SharedAddress(const void* pointer) {
@@ -207,26 +264,33 @@ uint32_t SharedAddress(const void* pointer) {
 
 void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
              Mbarrier* mbarrier) {
-  Require(SharedAddress(shared) % gpu::kAtomBytes == 0,
-          "a box does not go to a multiple of 1024 in shared memory");
-  const Copy copy = {shared, map, column, row, matrix};
-  std::memset(AtShared(SharedAddress(shared), copy.bytes()), 0xff, copy.bytes());
-  Now().columns_of_b.clear();
-  Now().copies[mbarrier].push_back(copy);
-  if (mbarrier->waiting > 0) PerformCopies(mbarrier);
+  BeginLoad({ClusterRank(), SharedAddress(shared), map, column, row, matrix}, mbarrier);
+}
+
+void LoadBoxToBlocks(void* shared, const TensorMap& map, int column, int row, int matrix,
+                     Mbarrier* mbarrier, unsigned blocks) {
+  for (unsigned rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1u) == 0) continue;
+    BeginLoad({rank, SharedAddress(shared), map, column, row, matrix}, InBlock(mbarrier, rank));
+  }
 }
 
 void MbarrierInit(Mbarrier* mbarrier, int arrivals) { *mbarrier = {0, arrivals, arrivals, 0, 0}; }
 
 void MbarrierArrive(Mbarrier* mbarrier, int bytes) {
+  Require(mbarrier->arrivals > 0, "an mbarrier is used that is not initialized");
   Require(mbarrier->pending > 0, "more threads arrive at an mbarrier than it counts");
   mbarrier->bytes += bytes;
   --mbarrier->pending;
   EndPhaseIfComplete(mbarrier);
 }
 
+void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block) {
+  MbarrierArrive(InBlock(mbarrier, block), 0);
+}
+
 void MbarrierWait(Mbarrier* mbarrier, int parity) {
-  if (!Now().copies[mbarrier].empty()) PerformCopies(mbarrier);
+  if (!Now().loads[mbarrier].empty()) PerformLoads(ClusterRank(), mbarrier);
   ++mbarrier->waiting;
   while (mbarrier->phases_over % 2 == static_cast<uint64_t>(parity)) {
     Await(&mbarrier->phases_over, mbarrier->phases_over, "an mbarrier");
@@ -281,14 +345,43 @@ void WgmmaWait(int youngest) {
   WarpExchange(~0u, 0, "wgmma.wait_group");
 }
 
-void StoreZero(void* shared) { Self().zeroes.push_back(shared); }
+void StoreShared(void* shared, uint4 value) {
+  AtShared(SharedAddress(shared), sizeof(value));
+  Self().unseen.emplace_back(shared, value);
+}
 
 void AsyncFence() {
-  constexpr size_t kBytes = 16;
   Thread& self = Self();
-  for (void* shared : self.zeroes) std::memset(shared, 0, kBytes);
-  self.zeroes.clear();
+  for (const auto& [shared, value] : self.unseen) std::memcpy(shared, &value, sizeof(value));
+  self.unseen.clear();
   Now().columns_of_b.clear();
+}
+
+void StoreBox(const TensorMap& map, int column, int row, int matrix, const void* shared) {
+  const Box box = {ClusterRank(), SharedAddress(shared), map, column, row, matrix};
+  Require(box.shared % gpu::kAtomBytes == 0,
+          "a box does not come from a multiple of 1024 in shared memory");
+  Self().open_stores.push_back({box, box.Bytes()});
+}
+
+void StoreCommit() {
+  Thread& self = Self();
+  self.stores.push_back(std::move(self.open_stores));
+  self.open_stores.clear();
+}
+
+void StoreWait(int youngest) {
+  std::vector<std::vector<Stored>>& groups = Self().stores;
+  while (groups.size() > static_cast<size_t>(youngest)) {
+    for (const Stored& stored : groups.front()) {
+      Require(stored.box.Bytes() == stored.bytes,
+              "shared memory changes before the box that is stored from it has been read");
+      stored.box.EachElement([](const std::byte* element, std::byte* to) {
+        if (to != nullptr) std::memcpy(to, element, sizeof(gpu::Bf16));
+      });
+    }
+    groups.erase(groups.begin());
+  }
 }
 
 }  // namespace contraflow::emulator

@@ -11,9 +11,9 @@ namespace contraflow::emulator {
 
 /// What cuTensorMapEncodeTiled would be told: columns contiguous, boxes of 64 columns.
 struct TensorMap {
-  const std::byte* data;
+  std::byte* data;
   uint64_t extents[3];  ///< columns, rows, matrices
-  uint32_t box_rows;
+  uint32_t box_rows, box_matrices;
 };
 
 /// Lives in shared memory; copies that are on their way are kept beside.
@@ -25,12 +25,18 @@ struct Mbarrier {
 };
 
 TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t matrices,
-                    uint32_t box_rows);
-/// The copy is done at the latest moment: once somebody waits for it. The box is NaN until then.
+                    uint32_t box_rows, uint32_t box_matrices = 1);
+/// The copy is done at the latest moment: once somebody waits for it. The box is NaN until then. A
+/// block that ends before is an error.
 void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
              Mbarrier* mbarrier);
+/// Likewise to each block of the cluster.
+void LoadBoxToBlocks(void* shared, const TensorMap& map, int column, int row, int matrix,
+                     Mbarrier* mbarrier, unsigned blocks);
 void MbarrierInit(Mbarrier* mbarrier, int arrivals);
 void MbarrierArrive(Mbarrier* mbarrier, int bytes);
+/// In that block of the cluster.
+void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block);
 void MbarrierWait(Mbarrier* mbarrier, int parity);
 
 uint32_t SharedAddress(const void* pointer);
@@ -43,8 +49,14 @@ void WgmmaCommit();
 void WgmmaWait(int youngest);
 
 /// Done at the thread's next AsyncFence.
-void StoreZero(void* shared);
+void StoreShared(void* shared, uint4 value);
 void AsyncFence();
+
+/// Done at the latest moment: once its thread waits for it. It is an error if shared memory is not
+/// then what it was before, or the block ends first.
+void StoreBox(const TensorMap& map, int column, int row, int matrix, const void* shared);
+void StoreCommit();
+void StoreWait(int youngest);
 
 }  // namespace contraflow::emulator
 
@@ -54,11 +66,16 @@ using TensorMap = emulator::TensorMap;
 using Mbarrier = emulator::Mbarrier;
 using emulator::AsyncFence;
 using emulator::LoadBox;
+using emulator::LoadBoxToBlocks;
 using emulator::MapTensor;
+using emulator::MbarrierArriveAt;
 using emulator::MbarrierInit;
 using emulator::MbarrierWait;
 using emulator::SharedAddress;
-using emulator::StoreZero;
+using emulator::StoreBox;
+using emulator::StoreCommit;
+using emulator::StoreShared;
+using emulator::SyncCluster;
 using emulator::WgmmaCommit;
 
 inline void MbarrierInitFence() {}
@@ -66,6 +83,15 @@ inline void MbarrierExpect(Mbarrier* mbarrier, int bytes) {
   emulator::MbarrierArrive(mbarrier, bytes);
 }
 inline void MbarrierArrive(Mbarrier* mbarrier) { emulator::MbarrierArrive(mbarrier, 0); }
+inline void MbarrierWaitForCluster(Mbarrier* mbarrier, int parity) {
+  emulator::MbarrierWait(mbarrier, parity);
+}
+inline int ThreadIndexAnew() { return ThreadIndex(); }
+template <int kYoungest>
+void StoreWaitRead() {
+  emulator::StoreWait(kYoungest);
+}
+inline void StoreWaitAll() { emulator::StoreWait(0); }
 
 inline void WgmmaFence(float (&)[kAccumulators]) { emulator::WgmmaFence(); }
 template <bool kAMn, bool kBMn>

@@ -113,6 +113,19 @@ void RunGroup(const std::function<void(Shared*)>& body) {
   });
 }
 
+/// Runs a cluster of two warps, each a block, whose barriers one arrival ends.
+void RunPair(const std::function<void(Shared*, unsigned)>& body) {
+  emulator::RunGrid(
+      "Pair", 2, 32, kSharedBytes,
+      [&] {
+        auto* shared = reinterpret_cast<Shared*>(emulator::DynamicShared());
+        if (threadIdx.x == 0) gpu::MbarrierInit(&shared->full, 1);
+        emulator::SyncCluster();
+        body(shared, emulator::ClusterRank());
+      },
+      2);
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("hopper: a matrix descriptor has the fields of the ISA") {
     const uint64_t descriptor = gpu::MatrixDescriptor(0x2'3450, 8192, 1024);
@@ -178,25 +191,153 @@ TEST_SUITE("unit") {
                                false);
       gpu::WgmmaCommit();
       __syncthreads();
+      if (threadIdx.x == 0) gpu::MbarrierExpect(&shared->full, kBytesOfB);
       if (threadIdx.x == 0) b.Load(shared->b, b_map, &shared->full);
       __syncthreads();
       gpu::WgmmaWait<0>(sums);
       for (const float sum : sums) numbers += std::isnan(sum) ? 0 : 1;
+      __syncthreads();
+      gpu::MbarrierWait(&shared->full, 1);
     });
     CHECK(numbers == 0);
   }
 
-  TEST_CASE("hopper: zeroes are seen by the matrix units after a fence only") {
+  TEST_CASE("hopper: stores to shared memory are seen by the matrix units after a fence only") {
     int before = -1, after = -1;
     RunGroup([&](Shared* shared) {
       if (threadIdx.x != 0) return;
-      gpu::StoreZero(shared->a + 32);
+      gpu::StoreShared(shared->a + 32, make_uint4(0, 0, 0, 0));
       before = shared->a[32];
       gpu::AsyncFence();
       after = shared->a[32] + shared->a[47];
     });
     CHECK(before == 0xff);
     CHECK(after == 0);
+  }
+
+  TEST_CASE("hopper: a box is stored as it would be loaded, and what lies outside is dropped") {
+    // 5 matrices of 2 rows of 72; the box lies over the right and the last edge of the second row.
+    std::vector<Bf16> values(5 * 2 * 72, Bf16{7});
+    const std::vector<Bf16> before = values;
+    const gpu::TensorMap map = gpu::MapTensor(values.data(), 72, 2, 5, 1, 8);
+    int early = 0, wrong = 0;
+    emulator::RunGrid("Store", 1, 1, kSharedBytes, [&] {
+      auto* shared = reinterpret_cast<Shared*>(emulator::DynamicShared());
+      for (int chunk = 0; chunk < 64; ++chunk) {
+        const auto x = static_cast<unsigned>(chunk);
+        gpu::StoreShared(shared->a + 16 * chunk, make_uint4(x, x, x, x));
+      }
+      gpu::AsyncFence();
+      gpu::StoreBox(map, 32, 1, 2, shared->a);
+      gpu::StoreCommit();
+      gpu::StoreWaitRead<1>();
+      early = values == before ? 0 : 1;
+      gpu::StoreWaitAll();
+    });
+    for (size_t i = 0; i < values.size(); ++i) {
+      const size_t matrix = i / 144, row = i / 72 % 2, column = i % 72;
+      Bf16 expected{7};
+      if (matrix >= 2 && row == 1 && column >= 32) {
+        const size_t r = matrix - 2, chunk = r * 8 + ((column - 32) / 8 ^ r);
+        expected = Bf16{static_cast<uint16_t>(column % 2 == 0 ? chunk : 0)};
+      }
+      if (!(values[i] == expected)) ++wrong;
+    }
+    CHECK(early == 0);
+    CHECK(wrong == 0);
+  }
+
+  TEST_CASE("hopper: a box for both blocks of a cluster comes to both, and each counts it off") {
+    const std::vector<Bf16> values = RandomBf16(64 * 64, 9);
+    const gpu::TensorMap map = gpu::MapTensor(values.data(), 64, 64, 1, 32);
+    for (unsigned seed = 1; seed <= 8; ++seed) {
+      int wrong = 0;
+      emulator::SetOrder(emulator::Order::kShuffled, seed);
+      RunPair([&](Shared* shared, unsigned rank) {
+        if (threadIdx.x == 0) {
+          // The other block's half may be there before its bytes are expected here.
+          gpu::LoadBoxToBlocks(shared->a + rank * 4096, map, 0, static_cast<int>(rank * 32), 0,
+                               &shared->full, 3);
+          gpu::MbarrierExpect(&shared->full, 8192);
+        }
+        gpu::MbarrierWait(&shared->full, 0);
+        const auto* box = reinterpret_cast<const Bf16*>(shared->a);
+        for (size_t r = 0; r < 64; ++r) {
+          const size_t c = threadIdx.x % 64;
+          if (!(box[r * 64 + ((c / 8) ^ r % 8) * 8 + c % 8] == values[r * 64 + c])) ++wrong;
+        }
+        emulator::SyncCluster();
+      });
+      CHECK(wrong == 0);
+    }
+  }
+
+  TEST_CASE("hopper: what a cluster misses is an error that says what") {
+    const std::vector<Bf16> values(64 * 64);
+    const gpu::TensorMap map = gpu::MapTensor(values.data(), 64, 64, 1, 32);
+    emulator::SetOrder(emulator::Order::kForward);
+    // The first block arrives at a barrier of the second, which has not been initialized.
+    CHECK(Failure([&] {
+            emulator::RunGrid(
+                "Pair", 2, 32, kSharedBytes,
+                [&] {
+                  auto* shared = reinterpret_cast<Shared*>(emulator::DynamicShared());
+                  if (threadIdx.x != 0) return;
+                  gpu::MbarrierInit(&shared->full, 1);
+                  gpu::MbarrierArriveAt(&shared->full, 1 - emulator::ClusterRank());
+                },
+                2);
+          }) == "Pair: an mbarrier is used that is not initialized");
+    CHECK(Failure([&] {
+            emulator::SetOrder(emulator::Order::kReverse);
+            RunPair([&](Shared* shared, unsigned rank) {
+              if (rank == 0) gpu::MbarrierArriveAt(&shared->full, 1);
+            });
+          }) == "Pair: block 1 of the cluster has ended, and its shared memory with it");
+    CHECK(Failure([&] {
+            RunPair([&](Shared* shared, unsigned rank) {
+              if (rank == 0 && threadIdx.x == 0) {
+                gpu::LoadBoxToBlocks(shared->a, map, 0, 0, 0, &shared->full, 2);
+              }
+              if (rank == 1) emulator::SyncThreads();
+              if (rank == 0) emulator::SyncThreads();
+            });
+          }) == "Pair: a block ends while a box is on its way to it");
+    CHECK(Failure([&] {
+            RunPair([&](Shared*, unsigned rank) {
+              if (rank == 1) emulator::SyncCluster();
+            });
+          }) ==
+          "Pair: block (1, 0, 0) hangs; 32 threads wait at the barrier of the cluster, the "
+          "first is 0");
+    CHECK(Failure([&] {
+            RunPair([&](Shared* shared, unsigned) { gpu::MbarrierArriveAt(&shared->full, 2); });
+          }) == "Pair: there is no block 2 in the cluster");
+  }
+
+  TEST_CASE("hopper: a box is stored before its shared memory is used again") {
+    std::vector<Bf16> values(64 * 8);
+    const gpu::TensorMap map = gpu::MapTensor(values.data(), 64, 8, 1, 8);
+    CHECK(Failure([&] {
+            RunGroup([&](Shared* shared) {
+              gpu::StoreBox(map, 0, 0, 0, shared->a);
+              gpu::StoreCommit();
+            });
+          }) == "Group: a block ends before the boxes that it stores have been read");
+    CHECK(Failure([&] {
+            RunGroup([&](Shared* shared) {
+              if (threadIdx.x != 0) return;
+              gpu::StoreBox(map, 0, 0, 0, shared->a);
+              gpu::StoreCommit();
+              // Without a fence the box has been taken as it was before.
+              gpu::StoreShared(shared->a + 16, make_uint4(1, 2, 3, 4));
+              gpu::AsyncFence();
+              gpu::StoreWaitAll();
+            });
+          }) == "Group: shared memory changes before the box that is stored from it has been read");
+    CHECK(Failure([&] {
+            RunGroup([&](Shared* shared) { gpu::StoreBox(map, 0, 0, 0, shared->a + 16); });
+          }) == "Group: a box does not come from a multiple of 1024 in shared memory");
   }
 
   TEST_CASE("hopper: four floats are added to at once, without subnormal ones") {

@@ -20,12 +20,17 @@
 namespace contraflow::gpu {
 
 template <typename... P, typename... A>
+void LaunchClusters(const char* name, Stream stream, unsigned cluster, dim3 grid, dim3 block,
+                    size_t shared_bytes, void (*kernel)(P...), A... arguments) {
+  emulator::Enqueue(stream.handle, name, [=] {
+    emulator::RunGrid(
+        name, grid, block, shared_bytes, [=] { kernel(static_cast<P>(arguments)...); }, cluster);
+  });
+}
+template <typename... P, typename... A>
 void Launch(const char* name, Stream stream, dim3 grid, dim3 block, size_t shared_bytes,
             void (*kernel)(P...), A... arguments) {
-  emulator::Enqueue(stream.handle, name, [=] {
-    emulator::RunGrid(name, grid, block, shared_bytes,
-                      [=] { kernel(static_cast<P>(arguments)...); });
-  });
+  LaunchClusters(name, stream, 1, grid, block, shared_bytes, kernel, arguments...);
 }
 
 template <typename T>

@@ -52,12 +52,14 @@ std::vector<Bf16> Rows(const Case& shape, int columns, unsigned seed) {
 /// Everything that one layer of experts has in memory.
 struct Layer {
   Case shape;
+  gpu::ExpertsForm form;
   OnDevice<int32_t> first;
   OnDevice<Bf16> x, gate_up, down, gate_up_out, hidden, y, dy, dgate_up_out, dx;
   OnDevice<float> dgate_up, ddown;
 
-  explicit Layer(const Case& of, unsigned seed = 1)
+  explicit Layer(const Case& of, unsigned seed = 1, gpu::ExpertsForm in_form = {})
       : shape(of),
+        form(in_form),
         first(of.first()),
         x(Rows(of, of.width, seed)),
         gate_up(RandomBf16(of.weights(2 * of.inner), seed + 1, 0.3)),
@@ -73,15 +75,15 @@ struct Layer {
 
   void Forward(gpu::Stream stream = TestStream()) {
     gpu::ExpertsForward(stream, shape.sizes(), first.data(), x.data(), gate_up.data(), down.data(),
-                        gate_up_out.data(), hidden.data(), y.data());
+                        gate_up_out.data(), hidden.data(), y.data(), form);
   }
   void BackwardInput(gpu::Stream stream = TestStream()) {
     gpu::ExpertsBackwardInput(stream, shape.sizes(), first.data(), gate_up.data(), down.data(),
-                              gate_up_out.data(), dy.data(), dgate_up_out.data(), dx.data());
+                              gate_up_out.data(), dy.data(), dgate_up_out.data(), dx.data(), form);
   }
   void BackwardWeight(gpu::Stream stream = TestStream()) {
     gpu::ExpertsBackwardWeight(stream, shape.sizes(), first.data(), x.data(), hidden.data(),
-                               dgate_up_out.data(), dy.data(), dgate_up.data(), ddown.data());
+                               dgate_up_out.data(), dy.data(), dgate_up.data(), ddown.data(), form);
   }
 };
 
@@ -223,8 +225,8 @@ struct Results {
   std::vector<Bf16> gate_up_out, hidden, y, dgate_up_out, dx;
   std::vector<float> dgate_up, ddown;
 
-  Results(const Case& shape, int sms) {
-    Layer layer(shape);
+  Results(const Case& shape, int sms, gpu::ExpertsForm form = {}) {
+    Layer layer(shape, 1, form);
     const gpu::Stream stream = {TestStream().handle, sms};
     layer.Forward(stream);
     layer.BackwardInput(stream);
@@ -242,6 +244,35 @@ struct Results {
 template <typename T>
 bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+void CheckSame(const Results& results, const Results& expected) {
+  CHECK(SameBits(results.gate_up_out, expected.gate_up_out));
+  CHECK(SameBits(results.hidden, expected.hidden));
+  CHECK(SameBits(results.y, expected.y));
+  CHECK(SameBits(results.dgate_up_out, expected.dgate_up_out));
+  CHECK(SameBits(results.dx, expected.dx));
+  CHECK(SameBits(results.dgate_up, expected.dgate_up));
+  CHECK(SameBits(results.ddown, expected.ddown));
+}
+
+/// Every result in this form has the bits of the other, what is not written included, on any number
+/// of SMs.
+void CheckForm(gpu::ExpertsForm form) {
+  // Odd and even numbers of rows of tiles, experts that end within a box and at its edge; several
+  // tiles for a block, some of which follow on one of another kind.
+  unsigned seed = 0;
+  const auto check = [&](const Case& shape, const std::vector<int>& numbers_of_sms) {
+    CAPTURE(shape.width);
+    const Results expected(shape, 132);
+    for (const int sms : numbers_of_sms) {
+      CAPTURE(sms);
+      ShuffleThreads(++seed);
+      CheckSame(Results(shape, sms, form), expected);
+    }
+  };
+  check({136, 72, {130, 0, 16, 261}, 3}, {3});
+  check({8, 264, {40, 1}, 0}, {1, 2, 132});
 }
 
 /// Elements begin .. end.
@@ -285,15 +316,16 @@ TEST_SUITE("kernel") {
     for (const int sms : {1, 3}) {
       CAPTURE(sms);
       ShuffleThreads(++seed);
-      const Results results(shape, sms);
-      CHECK(SameBits(results.gate_up_out, expected.gate_up_out));
-      CHECK(SameBits(results.hidden, expected.hidden));
-      CHECK(SameBits(results.y, expected.y));
-      CHECK(SameBits(results.dgate_up_out, expected.dgate_up_out));
-      CHECK(SameBits(results.dx, expected.dx));
-      CHECK(SameBits(results.dgate_up, expected.dgate_up));
-      CHECK(SameBits(results.ddown, expected.ddown));
+      CheckSame(Results(shape, sms), expected);
     }
+  }
+
+  TEST_CASE("experts in pairs of blocks: the same bits") { CheckForm({.pairs = true}); }
+
+  TEST_CASE("experts in boxes: the same bits") { CheckForm({.boxes = true}); }
+
+  TEST_CASE("experts in pairs of blocks and boxes: the same bits") {
+    CheckForm({.pairs = true, .boxes = true});
   }
 
   TEST_CASE("experts: an expert's bits do not depend on those before and after it") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -72,33 +73,54 @@ struct Results {
         ddown(ManyFloats(Elements(n.experts, n.inner, n.width), 6)) {}
 };
 
-/// The grouped kernel and batched products, on equally many rows for each expert.
+/// A layer with equally many rows for each expert.
+struct Layer {
+  ExpertsSizes sizes;
+  OnDevice<int32_t> first;
+  OnDevice<Bf16> x, dy, gate_up, down;
+
+  explicit Layer(const ExpertsSizes& n)
+      : sizes(n),
+        first(FirstOf(n)),
+        x(ManyBf16(Elements(n.most_rows, n.width), 1)),
+        dy(ManyBf16(Elements(n.most_rows, n.width), 2)),
+        gate_up(ManyBf16(Elements(n.experts, n.width, 2 * n.inner), 3, 0.3)),
+        down(ManyBf16(Elements(n.experts, n.inner, n.width), 4, 0.3)) {}
+  static std::vector<int32_t> FirstOf(const ExpertsSizes& n) {
+    std::vector<int32_t> first;
+    for (int e = 0; e <= n.experts; ++e) first.push_back(e * (n.most_rows / n.experts));
+    return first;
+  }
+  /// By the grouped kernel.
+  void Compute(Results* to, gpu::ExpertsForm form = {}) {
+    const gpu::Stream stream = TestStream();
+    gpu::ExpertsForward(stream, sizes, first.data(), x.data(), gate_up.data(), down.data(),
+                        to->gate_up_out.data(), to->hidden.data(), to->y.data(), form);
+    gpu::ExpertsBackwardInput(stream, sizes, first.data(), gate_up.data(), down.data(),
+                              to->gate_up_out.data(), dy.data(), to->dgate_up_out.data(),
+                              to->dx.data(), form);
+    gpu::ExpertsBackwardWeight(stream, sizes, first.data(), x.data(), to->hidden.data(),
+                               to->dgate_up_out.data(), dy.data(), to->dgate_up.data(),
+                               to->ddown.data(), form);
+  }
+};
+
+/// The grouped kernel and batched products.
 void CheckAgainstBatches(const ExpertsSizes& sizes) {
-  std::vector<int32_t> first;
-  for (int e = 0; e <= sizes.experts; ++e) first.push_back(e * (sizes.most_rows / sizes.experts));
-  const size_t rows = Elements(sizes.most_rows, sizes.width);
-  OnDevice<int32_t> offsets(first);
-  OnDevice<Bf16> x(ManyBf16(rows, 1)), dy(ManyBf16(rows, 2));
-  OnDevice<Bf16> gate_up(ManyBf16(Elements(sizes.experts, sizes.width, 2 * sizes.inner), 3, 0.3));
-  OnDevice<Bf16> down(ManyBf16(Elements(sizes.experts, sizes.inner, sizes.width), 4, 0.3));
-
+  Layer layer(sizes);
   Results a(sizes), b(sizes);
-  const gpu::Stream stream = TestStream();
-  gpu::ExpertsForward(stream, sizes, offsets.data(), x.data(), gate_up.data(), down.data(),
-                      a.gate_up_out.data(), a.hidden.data(), a.y.data());
-  gpu::ExpertsBackwardInput(stream, sizes, offsets.data(), gate_up.data(), down.data(),
-                            a.gate_up_out.data(), dy.data(), a.dgate_up_out.data(), a.dx.data());
-  gpu::ExpertsBackwardWeight(stream, sizes, offsets.data(), x.data(), a.hidden.data(),
-                             a.dgate_up_out.data(), dy.data(), a.dgate_up.data(), a.ddown.data());
+  layer.Compute(&a);
 
+  const gpu::Stream stream = TestStream();
   const gpu::PaddedExperts padded(stream.sms, sizes);
   OnDevice<std::byte> work(padded.work_bytes());
-  padded.Forward(stream, offsets.data(), x.data(), gate_up.data(), down.data(), work.data(),
-                 b.gate_up_out.data(), b.hidden.data(), b.y.data());
-  padded.BackwardInput(stream, offsets.data(), gate_up.data(), down.data(), b.gate_up_out.data(),
-                       dy.data(), work.data(), b.dgate_up_out.data(), b.dx.data());
-  padded.BackwardWeight(stream, x.data(), b.hidden.data(), b.dgate_up_out.data(), dy.data(),
-                        work.data(), b.dgate_up.data(), b.ddown.data());
+  padded.Forward(stream, layer.first.data(), layer.x.data(), layer.gate_up.data(),
+                 layer.down.data(), work.data(), b.gate_up_out.data(), b.hidden.data(), b.y.data());
+  padded.BackwardInput(stream, layer.first.data(), layer.gate_up.data(), layer.down.data(),
+                       b.gate_up_out.data(), layer.dy.data(), work.data(), b.dgate_up_out.data(),
+                       b.dx.data());
+  padded.BackwardWeight(stream, layer.x.data(), b.hidden.data(), b.dgate_up_out.data(),
+                        layer.dy.data(), work.data(), b.dgate_up.data(), b.ddown.data());
 
   // Roundings to bf16 here and there; the gradient of hidden is rounded in `padded` alone.
   CHECK(Error(a.gate_up_out, b.gate_up_out) < 2e-3);
@@ -110,14 +132,51 @@ void CheckAgainstBatches(const ExpertsSizes& sizes) {
   CHECK(Error(a.ddown, b.ddown) < 4e-3);
 }
 
+ExpertsSizes RealLayer() {
+  return Emulated() ? ExpertsSizes{4, 64, 32, 4 * 40} : ExpertsSizes{64, 4096, 1024, 64 * 256};
+}
+
+template <typename T>
+bool SameBits(const OnDevice<T>& on_one, const OnDevice<T>& on_other) {
+  const std::vector<T> one = on_one.Get(), other = on_other.Get();
+  return one.size() == other.size() &&
+         std::memcmp(one.data(), other.data(), one.size() * sizeof(T)) == 0;
+}
+
+/// The bits of a form of the grouped kernel are those of the other.
+void CheckForm(gpu::ExpertsForm form) {
+  Layer layer(RealLayer());
+  Results a(layer.sizes), b(layer.sizes);
+  layer.Compute(&a);
+  layer.Compute(&b, form);
+  CHECK(SameBits(b.gate_up_out, a.gate_up_out));
+  CHECK(SameBits(b.hidden, a.hidden));
+  CHECK(SameBits(b.y, a.y));
+  CHECK(SameBits(b.dgate_up_out, a.dgate_up_out));
+  CHECK(SameBits(b.dx, a.dx));
+  CHECK(SameBits(b.dgate_up, a.dgate_up));
+  CHECK(SameBits(b.ddown, a.ddown));
+}
+
 TEST_SUITE("kernel") {
   TEST_CASE("padded experts: as the grouped kernel by batched products") {
     CheckAgainstBatches({3, 88, 56, 3 * (Emulated() ? 70 : 640)});
   }
 
   TEST_CASE("padded experts: the same at the sizes of a real layer") {
-    CheckAgainstBatches(Emulated() ? ExpertsSizes{4, 64, 32, 4 * 40}
-                                   : ExpertsSizes{64, 4096, 1024, 64 * 256});
+    CheckAgainstBatches(RealLayer());
+  }
+
+  TEST_CASE("experts in pairs of blocks: the same bits at the sizes of a real layer") {
+    CheckForm({.pairs = true});
+  }
+
+  TEST_CASE("experts in boxes: the same bits at the sizes of a real layer") {
+    CheckForm({.boxes = true});
+  }
+
+  TEST_CASE("experts in pairs of blocks and boxes: the same bits at the sizes of a real layer") {
+    CheckForm({.pairs = true, .boxes = true});
   }
 
   TEST_CASE("padded experts: rows that are not equally many are refused") {

@@ -99,6 +99,10 @@ class GpuBench {
 // shares of the copy rate that the same process measured.
 void MeasureCeilings(GpuBench* bench);
 void MeasureExperts(GpuBench* bench);
+// The same products in the other forms, each a family of its own: what hangs takes nothing along.
+void MeasureExpertsInPairs(GpuBench* bench);
+void MeasureExpertsInBoxes(GpuBench* bench);
+void MeasureExpertsInBoth(GpuBench* bench);
 void MeasureLayers(GpuBench* bench);
 void MeasureProjections(GpuBench* bench);
 void MeasureAttention(GpuBench* bench);

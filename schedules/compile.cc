@@ -178,7 +178,14 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
   if (!options.any_device) CheckDevice(plan, costs, spec);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
-  return Lower(std::move(plan), costs, lower, options.observer);
+  const std::string name = plan.schedule;
+  try {
+    return Lower(std::move(plan), costs, lower, options.observer);
+  } catch (const UnsoundOrder& error) {
+    // The order is our own.
+    throw InternalError("internal error: the order of " + name + ": " + error.what() +
+                        "; this is a bug in contraflow, please report it");
+  }
 }
 
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {

@@ -57,7 +57,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   }
   CheckCosts(costs, plan.stages, plan.microbatches);
   const std::vector<Finding> findings = Verify(plan);
-  if (!findings.empty()) throw Error("cannot lower: " + ToString(findings.front(), plan));
+  if (!findings.empty()) throw UnsoundOrder("cannot lower: " + ToString(findings.front(), plan));
   plan.costs = costs;
   const std::optional<Provenance> provenance = plan.provenance;
   const std::vector<std::vector<Mark>> marks = std::exchange(plan.marks, {});

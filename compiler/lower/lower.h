@@ -4,6 +4,7 @@
 #include <span>
 #include <string_view>
 
+#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 
 namespace contraflow {
@@ -23,8 +24,14 @@ struct LowerOptions {
   std::optional<int64_t> memory_limit = {};
 };
 
-/// Lowers a compute order, verifying after every pass. Throws Error if `plan` is unsound or the
-/// target is not reachable; InternalError if a pass broke it. The costs are kept in the plan.
+/// The order that is to be lowered is not sound.
+struct UnsoundOrder : Error {
+  using Error::Error;
+};
+
+/// Lowers a compute order, verifying after every pass. Throws UnsoundOrder if `plan` is that, Error
+/// if the target is not reachable; InternalError if a pass broke it. The costs are kept in the
+/// plan.
 Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
            const PassObserver& observer = {});
 

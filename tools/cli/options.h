@@ -79,6 +79,9 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const 
 void AddQuiet(CLI::App* app, bool* field = nullptr);
 /// -v, which does too.
 void AddVerbose(CLI::App* app, const std::string& help, bool* field = nullptr);
+/// The help of commands for which it does no more.
+inline constexpr char kSayProgress[] =
+    "say how far it has come, also where standard error is no terminal";
 
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);

@@ -140,6 +140,11 @@ void SayUnused(const CheckOptions& options, const LimitsFile& file,
 }
 
 int Check(const CheckOptions& options) {
+  const NamedFile junit = {"--junit", options.junit};
+  RefuseOverwrite(junit, {{"--bounds", options.bounds},
+                          {"--golden", options.golden},
+                          {"--costs", options.costs.file.value_or("")}});
+  for (const std::string& path : options.plans) RefuseOverwrite(junit, {{"the plan", path}});
   LimitsFile file;
   if (!options.bounds.empty()) {
     file = ReadLimits(ReadFile(options.bounds, JsonLimits{}.bytes), options.bounds);

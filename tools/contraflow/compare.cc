@@ -243,7 +243,7 @@ std::function<int()> AddCompare(CLI::App* app) {
   AddText(app, "-o", &options->output, "FILE",
           "write the plan of the schedule advised, if any fits");
   AddQuiet(app);
-  AddVerbose(app, "say how far it has come, also where standard error is no terminal");
+  AddVerbose(app, kSayProgress);
   return [options] {
     options->csv |= options->format == "csv";
     return Run(*options);

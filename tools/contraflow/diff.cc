@@ -91,6 +91,9 @@ int Diff(const DiffOptions& options) {
   }
   RefuseOverwrite({"--update-costs", options.update_costs},
                   {{"the plan", options.left}, {"the trace", options.right}});
+  for (const std::string& path : options.more) {
+    RefuseOverwrite({"--update-costs", options.update_costs}, {{"the trace", path}});
+  }
   if (std::optional<std::string> trace = TraceIn(options.right)) {
     return DiffRun(options, std::move(*trace));
   }
@@ -121,6 +124,7 @@ std::function<int()> AddDiff(CLI::App* app) {
   AddText(app, "--update-costs", &options->update_costs, "COSTS",
           "write the costs that the trace has, for compile and simulate");
   AddJson(app, &options->json);
+  AddQuiet(app);
   return [options] { return Diff(*options); };
 }
 

@@ -106,6 +106,7 @@ std::function<int()> AddExplain(CLI::App* app) {
              "why that instruction of the rank starts when it does");
   AddJson(app, &options->json);
   AddQuiet(app);
+  AddVerbose(app, kSayProgress);
   return [options] { return RunExplain(*options); };
 }
 

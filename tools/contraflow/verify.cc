@@ -214,6 +214,7 @@ std::function<int()> AddVerify(CLI::App* app) {
             "strictest under which it is sound)");
   AddJson(app, &options->json);
   AddQuiet(app, &options->quiet);
+  AddVerbose(app, kSayProgress);
   return [options] { return RunVerify(*options); };
 }
 

@@ -132,7 +132,7 @@ class Judgement {
   void Times(const char* limit, const std::optional<GivenTime>& given, const std::string& what,
              Time value, const std::string& where) {
     if (!given) return;
-    const Time bound = ReadOption([&] { return ToTicks(*given, report_.unit, Flag(limit)); });
+    const Time bound = ToTicks(*given, report_.unit, Flag(limit));
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
         what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound),
         unit_);

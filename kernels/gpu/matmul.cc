@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace contraflow::gpu {
 namespace {
@@ -105,6 +106,40 @@ struct Prepared {
   cublasLtMatmulAlgo_t algorithm;
 };
 
+Prepared Describe(const MatmulShape& shape, int sms) {
+  const bool a_turned = shape.transpose_a == Transpose::kYes;
+  const bool b_turned = shape.transpose_b == Transpose::kYes;
+  return {NewProduct(shape, sms),
+          NewLayout(CUDA_R_16BF, a_turned ? shape.k : shape.m, a_turned ? shape.m : shape.k,
+                    shape.batch),
+          NewLayout(CUDA_R_16BF, b_turned ? shape.n : shape.k, b_turned ? shape.k : shape.n,
+                    shape.batch),
+          NewLayout(shape.float_out ? CUDA_R_32F : CUDA_R_16BF, shape.m, shape.n, shape.batch),
+          {}};
+}
+
+/// Best first, by cublasLt's estimate; at least one.
+std::vector<cublasLtMatmulAlgo_t> AlgorithmsFor(cublasLtHandle_t handle, const MatmulShape& shape,
+                                                const Prepared& described) {
+  const Wish wish = NewWish();
+  std::array<cublasLtMatmulHeuristicResult_t, 16> found = {};
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, described.product.get(), described.b.get(), described.a.get(), described.d.get(),
+      described.d.get(), wish.get(), static_cast<int>(found.size()), found.data(), &count);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = found[static_cast<size_t>(i)];
+    if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > Matmuls::kWorkBytes) {
+      continue;
+    }
+    if (SumsInFixedOrder(result.algo)) algorithms.push_back(result.algo);
+  }
+  if (!algorithms.empty()) return algorithms;
+  throw GpuError("matmul " + ToString(shape) +
+                 ": cublasLt has no algorithm for it: " + cublasLtGetStatusString(status));
+}
+
 }  // namespace
 
 struct Matmuls::Impl {
@@ -122,36 +157,20 @@ Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
 }
 Matmuls::~Matmuls() = default;
 
-void Matmuls::Prepare(const MatmulShape& shape) {
+int Matmuls::Candidates(const MatmulShape& shape) const {
+  CheckShape(shape);
+  return static_cast<int>(
+      AlgorithmsFor(impl_->handle.get(), shape, Describe(shape, impl_->sms)).size());
+}
+
+void Matmuls::Prepare(const MatmulShape& shape, int candidate) {
   CheckShape(shape);
   if (impl_->prepared.count(shape) != 0) return;
-  const bool a_turned = shape.transpose_a == Transpose::kYes;
-  const bool b_turned = shape.transpose_b == Transpose::kYes;
-  Prepared made{
-      NewProduct(shape, impl_->sms),
-      NewLayout(CUDA_R_16BF, a_turned ? shape.k : shape.m, a_turned ? shape.m : shape.k,
-                shape.batch),
-      NewLayout(CUDA_R_16BF, b_turned ? shape.n : shape.k, b_turned ? shape.k : shape.n,
-                shape.batch),
-      NewLayout(shape.float_out ? CUDA_R_32F : CUDA_R_16BF, shape.m, shape.n, shape.batch),
-      {}};
-  const Wish wish = NewWish();
-  std::array<cublasLtMatmulHeuristicResult_t, 16> found = {};
-  int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      impl_->handle.get(), made.product.get(), made.b.get(), made.a.get(), made.d.get(),
-      made.d.get(), wish.get(), static_cast<int>(found.size()), found.data(), &count);
-  // Best first, by cublasLt's estimate.
-  for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
-    const cublasLtMatmulHeuristicResult_t& result = found[static_cast<size_t>(i)];
-    if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkBytes) continue;
-    if (!SumsInFixedOrder(result.algo)) continue;
-    made.algorithm = result.algo;
-    impl_->prepared.emplace(shape, std::move(made));
-    return;
-  }
-  throw GpuError("matmul " + ToString(shape) +
-                 ": cublasLt has no algorithm for it: " + cublasLtGetStatusString(status));
+  Prepared made = Describe(shape, impl_->sms);
+  const auto algorithms = AlgorithmsFor(impl_->handle.get(), shape, made);
+  CheckCandidate(shape, candidate, static_cast<int>(algorithms.size()));
+  made.algorithm = algorithms[static_cast<size_t>(candidate)];
+  impl_->prepared.emplace(shape, std::move(made));
 }
 
 void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b,

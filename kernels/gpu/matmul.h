@@ -21,8 +21,9 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
-/// Matrix products by cublasLt. Algorithms are chosen once for a shape, never by trying, with no
-/// split of k that is summed in no fixed order: the same shape on as many SMs gives the same bits.
+/// Matrix products by cublasLt. Algorithms are chosen once for a shape, the first by cublasLt's
+/// estimate unless another is asked for, with no split of k that is summed in no fixed order: the
+/// same shape on as many SMs gives the same bits.
 class Matmuls {
  public:
   /// For `sms` SMs.
@@ -32,8 +33,13 @@ class Matmuls {
   /// Bytes of work memory that Run needs, one for each stream it is called on.
   static constexpr size_t kWorkBytes = size_t{32} << 20;
 
-  /// Chooses how to compute a shape. Throws GpuError, naming the shape, if it cannot be.
-  void Prepare(const MatmulShape& shape);
+  /// How many algorithms would do for a shape, at most 16. Throws GpuError, naming the shape, if
+  /// there is none.
+  int Candidates(const MatmulShape& shape) const;
+  /// Chooses how to compute a shape: by the candidate of that number, the best by cublasLt's
+  /// estimate first, which may give other bits. A shape stays as it was prepared first. Throws
+  /// GpuError, naming the shape, if there is no such candidate.
+  void Prepare(const MatmulShape& shape, int candidate = 0);
   /// A shape that was prepared. c may be d; it is ignored unless `add`.
   void Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
            void* d, void* work) const;
@@ -52,6 +58,8 @@ inline constexpr size_t kMatmulAlignment = 16;
 std::string ToString(const MatmulShape& shape);
 /// Throws GpuError if a size is less than 1.
 void CheckShape(const MatmulShape& shape);
+/// Throws GpuError unless 0 <= candidate < candidates.
+void CheckCandidate(const MatmulShape& shape, int candidate, int candidates);
 /// Throws GpuError if an operand is null or not aligned to kMatmulAlignment.
 void CheckOperands(const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
                    const void* d, const void* work);

@@ -35,6 +35,12 @@ void CheckShape(const MatmulShape& shape) {
   }
 }
 
+void CheckCandidate(const MatmulShape& shape, int candidate, int candidates) {
+  if (candidate >= 0 && candidate < candidates) return;
+  throw GpuError("matmul " + ToString(shape) + ": there is no candidate " +
+                 std::to_string(candidate) + " among " + std::to_string(candidates));
+}
+
 void CheckOperands(const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
                    const void* d, const void* work) {
   CheckOperand(shape, "a", a);

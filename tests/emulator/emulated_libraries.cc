@@ -1,9 +1,9 @@
 // What stands in for NVIDIA's libraries where the emulator stands in for a GPU: for cublasLt the
-// same class, as loops; cuDNN is not there.
+// same class, as loops, with a second candidate that sums from the end; cuDNN is not there.
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <map>
 #include <vector>
 
 #include "kernels/attention/attention.h"
@@ -24,8 +24,11 @@ std::vector<float> Floats(const Bf16* x, bool transposed, size_t rows, size_t co
   return floats;
 }
 
+constexpr int kCandidates = 2;
+
 template <typename T>
-void Multiply(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c, T* d) {
+void Multiply(const MatmulShape& shape, int candidate, const Bf16* a, const Bf16* b, const T* c,
+              T* d) {
   const auto m = static_cast<size_t>(shape.m), n = static_cast<size_t>(shape.n);
   const auto k = static_cast<size_t>(shape.k);
   const std::vector<float> left = Floats(a, shape.transpose_a == Transpose::kYes, m, k);
@@ -33,7 +36,8 @@ void Multiply(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c
   std::vector<float> sums(n);
   for (size_t i = 0; i < m; ++i) {
     std::fill(sums.begin(), sums.end(), 0.0f);
-    for (size_t p = 0; p < k; ++p) {
+    for (size_t step = 0; step < k; ++step) {
+      const size_t p = candidate == 0 ? step : k - 1 - step;
       const float factor = left[i * k + p];
       for (size_t j = 0; j < n; ++j) sums[j] += factor * right[p * n + j];
     }
@@ -45,11 +49,12 @@ void Multiply(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c
 }
 
 template <typename T>
-void MultiplyAll(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T* c, T* d) {
+void MultiplyAll(const MatmulShape& shape, int candidate, const Bf16* a, const Bf16* b, const T* c,
+                 T* d) {
   const auto m = static_cast<size_t>(shape.m), n = static_cast<size_t>(shape.n);
   const auto k = static_cast<size_t>(shape.k);
   for (int i = 0; i < shape.batch; ++i) {
-    Multiply(shape, a, b, c, d);
+    Multiply(shape, candidate, a, b, c, d);
     a += m * k;
     b += k * n;
     if (shape.add) c += m * n;
@@ -60,7 +65,7 @@ void MultiplyAll(const MatmulShape& shape, const Bf16* a, const Bf16* b, const T
 }  // namespace
 
 struct Matmuls::Impl {
-  std::set<MatmulShape> prepared;
+  std::map<MatmulShape, int> prepared;  // by which candidate
 };
 
 Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
@@ -68,25 +73,32 @@ Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
 }
 Matmuls::~Matmuls() = default;
 
-void Matmuls::Prepare(const MatmulShape& shape) {
+int Matmuls::Candidates(const MatmulShape& shape) const {
   CheckShape(shape);
-  impl_->prepared.insert(shape);
+  return kCandidates;
+}
+
+void Matmuls::Prepare(const MatmulShape& shape, int candidate) {
+  CheckShape(shape);
+  CheckCandidate(shape, candidate, kCandidates);
+  impl_->prepared.emplace(shape, candidate);
 }
 
 void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b,
                   const void* c, void* d, void* work) const {
-  if (impl_->prepared.count(shape) == 0) {
+  const auto found = impl_->prepared.find(shape);
+  if (found == impl_->prepared.end()) {
     throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
   }
   CheckOperands(shape, a, b, c, d, work);
-  emulator::Enqueue(stream.handle, "Matmul", [=] {
+  emulator::Enqueue(stream.handle, "Matmul", [=, candidate = found->second] {
     // cublasLt may write all of its work memory.
     std::memset(work, 0xff, sizeof(float));
     std::memset(static_cast<std::byte*>(work) + kWorkBytes - sizeof(float), 0xff, sizeof(float));
     if (shape.float_out) {
-      MultiplyAll(shape, a, b, static_cast<const float*>(c), static_cast<float*>(d));
+      MultiplyAll(shape, candidate, a, b, static_cast<const float*>(c), static_cast<float*>(d));
     } else {
-      MultiplyAll(shape, a, b, static_cast<const Bf16*>(c), static_cast<Bf16*>(d));
+      MultiplyAll(shape, candidate, a, b, static_cast<const Bf16*>(c), static_cast<Bf16*>(d));
     }
   });
 }

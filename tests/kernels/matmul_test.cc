@@ -100,6 +100,20 @@ TEST_SUITE("kernel") {
     }
   }
 
+  TEST_CASE("matmul: every candidate gives the product, and its own bits again") {
+    const MatmulShape shape{Transpose::kYes, Transpose::kNo, 64, 72, 200, true, true, 1};
+    const int candidates = gpu::Matmuls(TestStream().sms).Candidates(shape);
+    CHECK(candidates >= 1);
+    for (int candidate = 0; candidate < candidates; ++candidate) {
+      CAPTURE(candidate);
+      gpu::Matmuls matmuls(TestStream().sms);
+      matmuls.Prepare(shape, candidate);
+      CheckProduct<float>(matmuls, shape, 1);
+    }
+    CHECK_THROWS_AS(gpu::Matmuls(TestStream().sms).Prepare(shape, candidates), gpu::GpuError);
+    CHECK_THROWS_AS(gpu::Matmuls(TestStream().sms).Prepare(shape, -1), gpu::GpuError);
+  }
+
   TEST_CASE("matmul: c may be another matrix than d") {
     gpu::Matmuls matmuls(TestStream().sms);
     const MatmulShape shape{Transpose::kNo, Transpose::kNo, 5, 8, 3, true, true, 1};

@@ -72,7 +72,8 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       products_(shape_, gpu, setup, compute_sms),
       begin_here_(MicrobatchesAt(plan, 0, device.rank)),
       end_here_(MicrobatchesAt(plan, plan.stages - 1, device.rank)),
-      host_input_(gpu.AllocateHost(InputBytes(shape_, microbatches_))),
+      host_inputs_{HostInput{gpu.AllocateHost(InputBytes(shape_, microbatches_))},
+                   HostInput{gpu.AllocateHost(InputBytes(shape_, microbatches_))}},
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
       host_output_(gpu.AllocateHost(OutputBytes())),
       output_(gpu.Allocate(OutputBytes())) {
@@ -132,14 +133,16 @@ size_t GpuDevice::OutputBytes() const {
          static_cast<size_t>(2 + stages_) * sizeof(int32_t);
 }
 
-void GpuDevice::Upload(int step, gpu::Stream stream) {
-  step_ = step;
-  auto* const all = reinterpret_cast<int32_t*>(host_input_);
-  const auto put = [&](const std::vector<int32_t>& drawn, int place) {
+// The other place may still be read.
+void GpuDevice::Prepare(int step) {
+  HostInput& place = host_inputs_[static_cast<size_t>(step % 2)];
+  if (place.step == step) return;
+  auto* const all = reinterpret_cast<int32_t*>(place.at);
+  const auto put = [&](const std::vector<int32_t>& drawn, int row) {
     CF_ASSERT(drawn.size() == static_cast<size_t>(shape_.tokens));
     CF_ASSERT(std::all_of(drawn.begin(), drawn.end(),
                           [&](int32_t t) { return t >= 0 && t < model_.vocabulary; }));
-    std::copy(drawn.begin(), drawn.end(), all + ptrdiff_t{place} * shape_.tokens);
+    std::copy(drawn.begin(), drawn.end(), all + ptrdiff_t{row} * shape_.tokens);
   };
   for (int m = 0; m < microbatches_; ++m) {
     const bool begins = std::binary_search(begin_here_.begin(), begin_here_.end(), m);
@@ -150,8 +153,15 @@ void GpuDevice::Upload(int step, gpu::Stream stream) {
     put(micro_.targets, microbatches_ + m);
   }
   const gpu::AdamWStepSize size = StepSizeOf(model_, step);
-  std::memcpy(host_input_ + TokenBytes(shape_, microbatches_), &size, sizeof(size));
-  gpu_.CopyToDevice(stream, input_, host_input_, InputBytes(shape_, microbatches_));
+  std::memcpy(place.at + TokenBytes(shape_, microbatches_), &size, sizeof(size));
+  place.step = step;
+}
+
+void GpuDevice::Upload(int step, gpu::Stream stream) {
+  step_ = step;
+  Prepare(step);
+  const std::byte* const from = host_inputs_[static_cast<size_t>(step % 2)].at;
+  gpu_.CopyToDevice(stream, input_, from, InputBytes(shape_, microbatches_));
 }
 
 void GpuDevice::BeginStep(gpu::Stream stream) {

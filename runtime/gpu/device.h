@@ -35,6 +35,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
             Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
             const AllocateMemory& arenas = {});
 
+  void Prepare(int step) override;
   void Upload(int step, gpu::Stream stream) override;
   void BeginStep(gpu::Stream stream) override;
   void Compute(const Instruction& component, gpu::Stream stream) override;
@@ -106,7 +107,12 @@ class GpuDevice : public GpuBackend, public StageHolder {
   // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
   // gives: losses [micro-batches], dropped, overflow, and of each stage whether a gradient is not
   // finite.
-  std::byte *const host_input_, *const input_, *const host_output_, *const output_;
+  struct HostInput {
+    std::byte* at;
+    int step = 0;  // of which it is
+  };
+  std::array<HostInput, 2> host_inputs_;  // of the step under way and of the next one, by turns
+  std::byte *const input_, *const host_output_, *const output_;
 };
 
 }  // namespace contraflow

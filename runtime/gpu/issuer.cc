@@ -85,6 +85,7 @@ void GpuIssuer::Step(int step) {
       gpu_.Launch(graph, origin_);
     }
     gpu_.Record(end_, origin_);
+    for (const IssuedDevice& device : devices_) device.backend->Prepare(step + 1);
     Await(end_);
   } catch (const Aborted&) {
     throw;

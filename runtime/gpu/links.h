@@ -41,8 +41,11 @@ class GpuBackend {
  public:
   virtual ~GpuBackend() = default;
 
-  /// Draws the micro-batches of a step and gives them, with the step size of the optimizer, to the
-  /// stream. Steps count from 1. Not captured; the work of the step before is done.
+  /// Draws the micro-batches of a step before it comes to Upload, while the step before runs.
+  virtual void Prepare(int /*step*/) {}
+  /// Draws the micro-batches of a step, unless Prepare has, and gives them, with the step size of
+  /// the optimizer, to the stream. Steps count from 1. Not captured; the work of the step before is
+  /// done.
   virtual void Upload(int step, gpu::Stream stream) = 0;
   /// Forgets the gradients, losses and counts of the last step.
   virtual void BeginStep(gpu::Stream stream) = 0;

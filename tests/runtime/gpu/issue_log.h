@@ -30,6 +30,7 @@ class NamedBackend : public GpuBackend {
  public:
   NamedBackend(const Plan& plan, Device device, Executed* executed);
 
+  void Prepare(int step) override { prepared.emplace_back(step, executed_->size()); }
   void Upload(int step, gpu::Stream stream) override;
   void BeginStep(gpu::Stream stream) override;
   void Compute(const Instruction& component, gpu::Stream stream) override;
@@ -46,7 +47,8 @@ class NamedBackend : public GpuBackend {
   /// Launches `what 0.1.2#7`.
   void Launch(std::string_view what, const Instruction& instruction, gpu::Stream stream);
 
-  std::vector<int> uploads;  ///< the steps that were uploaded
+  std::vector<int> uploads;                      ///< the steps that were uploaded
+  std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when so many kernels had run
 
  private:
   void Launch(const std::string& name, gpu::Stream stream);

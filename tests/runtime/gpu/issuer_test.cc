@@ -114,6 +114,9 @@ TEST_SUITE("unit") {
           CHECK(FlawOfExecution(plan, issue.executed) == "");
         }
         CHECK(issue.backends[0]->uploads == std::vector<int>{1, 2, 3});
+        // The next step's data are made ready before anything of this one has run.
+        CHECK((issue.backends[0]->prepared ==
+               std::vector<std::pair<int, size_t>>{{2, 0}, {3, 0}, {4, 0}}));
       }
     }
   }

@@ -49,7 +49,7 @@ struct LimitResult {
   std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
   std::string broken;  ///< what is wrong, or ""
   std::optional<double> value = {}, bound = {};
-  std::string unit = "";  ///< " us", " bytes"; "" for a plain number
+  std::string unit = {};  ///< " us", " bytes"; "" for a plain number
 };
 
 /// What became of a plan.

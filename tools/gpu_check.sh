@@ -339,7 +339,7 @@ correctness() {
   part custom-stages 60 custom_stages
   await 0
   at_once 1
-  for name in graph streams capacity dropless; do
+  for name in graph streams capacity dropless one-sided; do
     part "nccl-one-gpu $name" 45 "$root/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done

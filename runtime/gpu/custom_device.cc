@@ -1,14 +1,12 @@
 #include "runtime/gpu/custom_device.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/lanes.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/gpu/products.h"
 
 namespace contraflow {
 
@@ -25,15 +23,8 @@ GpuCustomDevice::GpuCustomDevice(const CustomStages& stages, Device device, Gpu&
       device_(stages, device, /*lanes=*/true, setup.handle, sms),
       losses_(gpu.Allocate(LossBytes())),
       host_losses_(gpu.AllocateHost(LossBytes())) {
-  std::array<std::byte*, kArenaCount> arenas{};
-  for (size_t a = 0; a < kArenaCount; ++a) {
-    const auto bytes = static_cast<size_t>(device_.places().arena_bytes()[a]);
-    if (bytes == 0) continue;
-    arenas[a] = allocate ? allocate(bytes) : gpu.Allocate(bytes);
-    link_memory_.emplace_back(arenas[a], bytes);
-    PoisonOnDevice(gpu, setup, arenas[a], bytes);
-  }
-  device_.PutValues(arenas, reinterpret_cast<float*>(losses_));
+  arenas_ = AllocateArenas(device_.places().arena_bytes(), gpu, setup, allocate);
+  device_.PutValues(arenas_.at, reinterpret_cast<float*>(losses_));
   gpu.Synchronize();
 }
 

@@ -2,11 +2,11 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
+#include "runtime/gpu/products.h"
 #include "runtime/stages/custom_run.h"
 #include "runtime/stages/custom_stages.h"
 
@@ -28,7 +28,7 @@ class GpuCustomDevice : public GpuBackend {
   void BeginStep(gpu::Stream stream) override;
   void Compute(const Instruction& chunk, gpu::Stream stream) override;
   std::span<std::byte> Message(const Instruction& message) override;
-  std::vector<std::span<std::byte>> LinkMemory() const override { return link_memory_; }
+  std::span<std::byte> LinkMemory() const override { return arenas_.all; }
   std::span<float> Gradients(int stage) override { return device_.At(stage).gradients(); }
   std::span<float> ExpertGradients(int /*stage*/) override { return {}; }
   void OptimizerStep(int stage, gpu::Stream stream) override;
@@ -48,7 +48,7 @@ class GpuCustomDevice : public GpuBackend {
   Gpu& gpu_;
   const size_t microbatches_;
   CustomDevice device_;
-  std::vector<std::span<std::byte>> link_memory_;
+  Arenas arenas_;
   std::byte *const losses_, *const host_losses_;  // [micro-batches]
 };
 

@@ -89,19 +89,12 @@ void GpuDevice::PlaceValues(const Plan& plan, int rank, const AllocateMemory& al
   const ComponentWalk walk(plan, model_);
   const ValuePlaces places(plan, rank, walk, BytesOfGpuValues(shape_), model_.name, "cuda");
   arena_bytes_ = places.arena_bytes();
-  std::array<std::byte*, kArenaCount> arenas{};
-  for (size_t a = 0; a < kArenaCount; ++a) {
-    if (arena_bytes_[a] == 0) continue;
-    const auto size = static_cast<size_t>(arena_bytes_[a]);
-    arenas[a] = allocate ? allocate(size) : gpu_.Allocate(size);
-    link_memory_.emplace_back(arenas[a], size);
-    PoisonOnDevice(gpu_, setup_, arenas[a], size);
-  }
+  arenas_ = AllocateArenas(arena_bytes_, gpu_, setup_, allocate);
   for (const Instruction& i : plan.program(rank)) {
     if (OperandsOf(i.op) == Operands::kStage) continue;
     const std::vector<ValuePlaces::Use>& uses = places.Of(i);
     for (const ValuePlaces::Use& use : uses) {
-      std::byte* const at = arenas[static_cast<size_t>(use.place->arena)] + use.place->offset;
+      std::byte* const at = arenas_.at[static_cast<size_t>(use.place->arena)] + use.place->offset;
       if (OperandsOf(i.op) == Operands::kMessage) messages_[KeyOf(i)] = at;
       PlaceValue(shape_, use.value, at, &views_[KeyOf(i)]);
     }

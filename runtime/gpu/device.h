@@ -43,7 +43,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   void AfterExchange(const Instruction& component, gpu::Stream stream) override;
   ExchangePart Exchange(const Instruction& component) override;
   std::span<std::byte> Message(const Instruction& message) override;
-  std::vector<std::span<std::byte>> LinkMemory() const override { return link_memory_; }
+  std::span<std::byte> LinkMemory() const override { return arenas_.all; }
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage, gpu::Stream stream) override;
@@ -96,7 +96,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   const gpu::Stream setup_;
   const GpuProducts products_;
   std::array<int64_t, kArenaCount> arena_bytes_{};
-  std::vector<std::span<std::byte>> link_memory_;
+  Arenas arenas_;
   std::map<int, Copy> copies_;                    // by stage
   std::map<Key, GpuViews> views_;                 // of components and messages
   std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move

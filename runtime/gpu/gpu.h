@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "compiler/plan/plan.h"
@@ -78,8 +79,8 @@ class Gpu {
   virtual void Synchronize() = 0;
 };
 
-/// Gives device memory as Gpu::Allocate does; empty: that itself.
-using AllocateMemory = std::function<std::byte*(size_t bytes)>;
+/// Gives device memory as Gpu::Allocate does, or more of it.
+using AllocateMemory = std::function<std::span<std::byte>(size_t bytes)>;
 
 /// What a device does while it computes.
 struct SmUse {

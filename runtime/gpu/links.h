@@ -60,8 +60,8 @@ class GpuBackend {
   virtual ExchangePart Exchange(const Instruction& component) = 0;
   /// Device memory that a SEND sends, or a RECV receives.
   virtual std::span<std::byte> Message(const Instruction& message) = 0;
-  /// The memory that messages, and the ends of exchanges, lie in.
-  virtual std::vector<std::span<std::byte>> LinkMemory() const { return {}; }
+  /// The memory that messages, and the ends of exchanges, lie in, where it is in one piece.
+  virtual std::span<std::byte> LinkMemory() const { return {}; }
   /// Gradients for REDUCE, as Backend::Gradients and Backend::ExpertGradients.
   virtual std::span<float> Gradients(int stage) = 0;
   virtual std::span<float> ExpertGradients(int stage) = 0;

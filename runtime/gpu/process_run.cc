@@ -1,6 +1,8 @@
 #include "runtime/gpu/process_run.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -41,9 +43,45 @@ class AbortOnStop {
   Control& control_;
 };
 
-/// What NCCL sends comes from memory that it can register.
-AllocateMemory MemoryOf(Nccl& nccl) {
-  return [&nccl](size_t bytes) { return nccl.NewMemory(bytes); };
+/// What a device of the job does while it computes.
+SmUse UseWith(const Plan& plan, const GpuRunOptions& options) {
+  SmUse use = UseOf(plan);
+  if (options.one_sided) use.links = 0;
+  return use;
+}
+
+/// As ShareBytes.
+std::vector<std::string> Share(Control& control, const std::string& mine) {
+  std::string all;
+  for (const std::string& one : control.Gather(mine)) {
+    const uint64_t size = one.size();
+    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(one);
+  }
+  all = control.Broadcast(all);
+  std::vector<std::string> shared;
+  for (size_t at = 0; at < all.size();) {
+    uint64_t size = 0;
+    std::memcpy(&size, all.data() + at, sizeof size);
+    shared.push_back(all.substr(at + sizeof size, size));
+    at += sizeof size + size;
+  }
+  return shared;
+}
+
+/// What NCCL sends comes from memory that it can register; with puts as much on every device.
+AllocateMemory MemoryOf(const GpuProcess& process, const GpuRunOptions& options) {
+  return [&process, &options](size_t bytes) {
+    uint64_t most = bytes;
+    if (options.one_sided) {
+      const std::string mine(reinterpret_cast<const char*>(&most), sizeof most);
+      for (const std::string& other : Share(process.control, mine)) {
+        uint64_t size = 0;
+        std::memcpy(&size, other.data(), sizeof size);
+        most = std::max(most, size);
+      }
+    }
+    return process.nccl.NewMemory(most);
+  };
 }
 
 }  // namespace
@@ -56,7 +94,7 @@ struct GpuRank::Impl {
         control(process.control),
         progress(process.progress),
         gpu(process.gpu),
-        budget(BudgetOf(process.gpu.sms(), 1, UseOf(plan), options.partition_sms)),
+        budget(BudgetOf(process.gpu.sms(), 1, UseWith(plan, options), options.partition_sms)),
         devices{order.DeviceOf(control.rank())} {
     CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
     gpu.Partition(budget.partitions, budget.sms);
@@ -67,6 +105,9 @@ struct GpuRank::Impl {
     links = std::make_unique<NcclLinks>(
         plan, exchange, order, control.rank(), budget, process.nccl, gpu,
         NcclComms::Options{process.timeout, [this] { progress.Move(); }});
+    if (options.one_sided) {
+      links->PutMessages([this](const std::string& mine) { return Share(control, mine); });
+    }
     stop = std::make_unique<AbortOnStop>(control, *links);
     const bool leads = control.rank() == 0;
     links->Connect(control.Broadcast(leads ? process.nccl.NewId() : ""), *backend);
@@ -155,7 +196,7 @@ GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset
       rank_(CheckGpuPlan(plan, model), ExchangeOf(plan, model), process, options,
             [&](Device device, gpu::Stream setup, int sms) {
               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, process.gpu,
-                                                 setup, sms, MemoryOf(process.nccl));
+                                                 setup, sms, MemoryOf(process, options));
             }) {}
 
 StageHolder& GpuProcessRun::At(Device device) {
@@ -173,7 +214,7 @@ GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuPr
     : plan_(WithLanes(stages.plan())),
       rank_(plan_, {}, process, options, [&](Device device, gpu::Stream setup, int sms) {
         return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms,
-                                                 MemoryOf(process.nccl));
+                                                 MemoryOf(process, options));
       }) {}
 
 CustomDevice& GpuCustomProcessRun::At(Device device) {

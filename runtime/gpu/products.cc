@@ -77,6 +77,25 @@ void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes) {
   gpu.Synchronize();
 }
 
+Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
+                      const AllocateMemory& allocate) {
+  constexpr size_t kGrain = 4096;
+  const auto rounded = [&](size_t a) {
+    return (static_cast<size_t>(bytes[a]) + kGrain - 1) / kGrain * kGrain;
+  };
+  Arenas arenas;
+  size_t total = 0;
+  for (size_t a = 0; a < kArenaCount; ++a) total += rounded(a);
+  if (allocate) arenas.all = allocate(total);
+  for (size_t a = 0, begin = 0; a < kArenaCount; begin += rounded(a), ++a) {
+    if (bytes[a] == 0) continue;
+    const auto size = static_cast<size_t>(bytes[a]);
+    arenas.at[a] = allocate ? arenas.all.data() + begin : gpu.Allocate(size);
+    PoisonOnDevice(gpu, stream, arenas.at[a], size);
+  }
+  return arenas;
+}
+
 GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms)
     : shape_(shape),
       matmuls_(compute_sms),

@@ -15,6 +15,15 @@ namespace contraflow {
 /// that is done.
 void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes);
 
+/// The arenas of a device, where they are not empty.
+struct Arenas {
+  std::array<std::byte*, kArenaCount> at{};
+  std::span<std::byte> all;  ///< that they lie in; empty: each has an allocation of its own
+};
+/// Arenas of so many bytes, poisoned; in one piece if there is an `allocate` for it.
+Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
+                      const AllocateMemory& allocate);
+
 /// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
   gpu::Stream stream;

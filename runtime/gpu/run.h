@@ -26,6 +26,9 @@ struct GpuRunOptions {
   /// A GpuHang (runtime/gpu/step_watch.h) where a GPU with all devices makes no progress for so
   /// long: no stamp changes, or a step without stamps takes longer. 0: never.
   std::chrono::milliseconds timeout{0};
+  /// Between processes: messages of the pipeline without a kernel (NcclPuts), so that its SMs
+  /// compute.
+  bool one_sided = false;
   int partition_sms = 0;  ///< SMs of each device, a multiple of 8; 0: as many as there are for each
 
   bool StampsIn(int step) const { return stamps > 0 && step % stamps == 0; }

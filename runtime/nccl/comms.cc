@@ -204,10 +204,20 @@ void NcclComms::Register(NcclComm* comm, std::span<std::byte> memory) {
   Locked([&] { registered_[comm].push_back(nccl_.Register(comm, memory.data(), memory.size())); });
 }
 
+NcclWindow* NcclComms::Open(NcclComm* comm, std::span<std::byte> memory) {
+  NcclWindow* const window =
+      Locked([&] { return windows_[comm] = nccl_.Open(comm, memory.data(), memory.size()); });
+  AwaitReady(comm, "a window onto memory");
+  return window;
+}
+
 void NcclComms::Deregister(NcclComm* comm) noexcept {
-  const auto found = registered_.find(comm);
-  if (found == registered_.end()) return;
-  for (void* registration : found->second) nccl_.Deregister(comm, registration);
+  if (const auto found = registered_.find(comm); found != registered_.end()) {
+    for (void* registration : found->second) nccl_.Deregister(comm, registration);
+  }
+  if (const auto found = windows_.find(comm); found != windows_.end()) {
+    nccl_.Close(comm, found->second);
+  }
 }
 
 /// Side by side, as each waits until no graph holds its communicator any more, and a graph with
@@ -231,6 +241,7 @@ void NcclComms::Close() {
     Locked([&] {
       Deregister(comm);
       registered_.erase(comm);
+      windows_.erase(comm);
       nccl_.Finalize(comm);
     });
     AwaitReady(comm, "the other processes at the end");

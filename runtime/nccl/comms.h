@@ -73,6 +73,8 @@ class NcclComms {
 
   /// As Nccl::Register, until the communicators end. All members of the communicator do it.
   void Register(NcclComm* comm, std::span<std::byte> memory);
+  /// As Nccl::Open, likewise; ready when it returns.
+  NcclWindow* Open(NcclComm* comm, std::span<std::byte> memory);
 
   /// Throws Error if one of them has failed, Aborted after Abort.
   void Poll();
@@ -105,6 +107,7 @@ class NcclComms {
   std::vector<NcclComm*> all_;  // but `world_`, as they were made
   int depth_ = 0;               // of groups
   std::map<NcclComm*, std::vector<void*>> registered_;
+  std::map<NcclComm*, NcclWindow*> windows_;
 
   std::atomic<bool> aborted_ = false;
   std::timed_mutex calls_;  // held around each call of NCCL

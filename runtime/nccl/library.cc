@@ -1,6 +1,7 @@
 #include "runtime/nccl/library.h"
 
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <nccl.h>
 
 #include <algorithm>
@@ -34,9 +35,19 @@ class NcclLibrary::Comm : public NcclComm {
   bool pending = true;          // NCCL is still at what was asked last
 };
 
+class NcclLibrary::Window : public NcclWindow {
+ public:
+  ncclWindow_t handle = nullptr;  // once the communicator is ready; then null: NCCL opens none
+};
+
 namespace {
 
 bool Failed(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
+std::string VersionText(int code) {
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
+         std::to_string(code % 100);
+}
 
 /// What helps, as far as an error alone tells.
 std::string RemedyOf(ncclResult_t result) {
@@ -90,8 +101,8 @@ NcclLibrary::NcclLibrary() {
   int version = 0;
   Begun("ncclGetVersion", ncclGetVersion(&version));
   if (version >= NCCL_VERSION_CODE) return;
-  throw Error("NCCL: the library is version " + std::to_string(version) +
-              ", this program was built with " + std::to_string(NCCL_VERSION_CODE) +
+  throw Error("NCCL: the library is version " + VersionText(version) +
+              ", this program was built with " + VersionText(NCCL_VERSION_CODE) +
               "; let LD_LIBRARY_PATH name that one or a newer one");
 }
 
@@ -149,7 +160,7 @@ void* NcclLibrary::Allocate(size_t bytes) {
   return memory;
 }
 
-std::byte* NcclLibrary::NewMemory(size_t bytes) {
+std::span<std::byte> NcclLibrary::NewMemory(size_t bytes) {
   constexpr size_t kAlignment = 4096;
   const size_t wanted = std::max<size_t>(bytes, 1);
   void* at = Allocate(wanted);
@@ -161,7 +172,7 @@ std::byte* NcclLibrary::NewMemory(size_t bytes) {
     at = Allocate(room);
     at = std::align(kAlignment, wanted, at, room);
   }
-  return static_cast<std::byte*>(at);
+  return {static_cast<std::byte*>(at), wanted};
 }
 
 void* NcclLibrary::Register(NcclComm* of, std::byte* data, size_t bytes) {
@@ -189,9 +200,7 @@ void NcclLibrary::Deregister(NcclComm* of, void* registration) noexcept {
 std::string NcclLibrary::Report() const {
   int version = 0;
   ncclGetVersion(&version);
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100) +
-         (registers_ ? ", registered buffers" : ", no registered buffers");
+  return VersionText(version) + (registers_ ? ", registered buffers" : ", no registered buffers");
 }
 
 void NcclLibrary::GroupStart() {
@@ -220,6 +229,104 @@ void NcclLibrary::Recv(NcclComm* from_comm, void* data, size_t bytes, int from,
   in_group_.push_back(comm);
   Begun("ncclRecv in \"" + comm->name + "\"",
         ncclRecv(data, bytes, ncclChar, from, comm->handle, Handle(stream)));
+}
+
+// Windows of any size and captured puts are there from 2.30.7 on. What the header does not know is
+// no part of the program.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7)
+
+namespace {
+
+/// One that the program does not need to start: an older library is refused with its version.
+template <typename Function>
+Function* Find(Function* /*declared*/, const char* name) {
+  auto* const found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  if (found == nullptr) throw Error(std::string("NCCL: the library has no ") + name);
+  return found;
+}
+#define CF_FIND(function) Find(static_cast<decltype(&(function))>(nullptr), #function)
+
+constexpr int kSignal = 0, kContext = 0;
+constexpr unsigned kNoFlags = 0;
+
+}  // namespace
+
+void NcclLibrary::RequirePuts() {}
+
+void NcclLibrary::Put(NcclComm* to_comm, const void* data, size_t bytes, int to, NcclWindow* window,
+                      size_t offset, gpu::Stream stream) {
+  auto* const comm = static_cast<Comm*>(to_comm);
+  in_group_.push_back(comm);
+  const ncclWindow_t handle = static_cast<Window*>(window)->handle;
+  if (handle == nullptr) {
+    throw Error(
+        "NCCL: nothing can be put into the memory of another GPU here: that takes NVLink or "
+        "InfiniBand between them and CUDA driver 12.5 or newer; leave out `one_sided`");
+  }
+  static auto* const put = CF_FIND(ncclPutSignal);
+  Begun("ncclPutSignal in \"" + comm->name + "\"",
+        put(data, bytes, ncclChar, to, handle, offset, kSignal, kContext, kNoFlags, comm->handle,
+            Handle(stream)));
+}
+
+void NcclLibrary::Signal(NcclComm* to_comm, int to, gpu::Stream stream) {
+  auto* const comm = static_cast<Comm*>(to_comm);
+  in_group_.push_back(comm);
+  static auto* const signal = CF_FIND(ncclSignal);
+  Begun("ncclSignal in \"" + comm->name + "\"",
+        signal(to, kSignal, kContext, kNoFlags, comm->handle, Handle(stream)));
+}
+
+void NcclLibrary::AwaitSignal(NcclComm* from_comm, int from, gpu::Stream stream) {
+  auto* const comm = static_cast<Comm*>(from_comm);
+  in_group_.push_back(comm);
+  static auto* const wait = CF_FIND(ncclWaitSignal);
+  ncclWaitSignalDesc_t one = {};
+  one.opCnt = 1;
+  one.peer = from;
+  one.sigIdx = kSignal;
+  one.ctx = kContext;
+  Begun("ncclWaitSignal in \"" + comm->name + "\"", wait(1, &one, comm->handle, Handle(stream)));
+}
+
+#undef CF_FIND
+
+#else
+
+void NcclLibrary::RequirePuts() {
+  throw Error(
+      "NCCL: one-sided messages need NCCL 2.30.7 or newer, and this program was built with " +
+      VersionText(NCCL_VERSION_CODE) +
+      "; build it with a newer one (CF_NCCL_INCLUDE_DIR, CF_NCCL_LIBRARY), or leave out "
+      "`one_sided`");
+}
+
+// Nobody calls these where RequirePuts has thrown.
+void NcclLibrary::Put(NcclComm*, const void*, size_t, int, NcclWindow*, size_t, gpu::Stream) {
+  CF_ASSERT(false);
+}
+void NcclLibrary::Signal(NcclComm*, int, gpu::Stream) { CF_ASSERT(false); }
+void NcclLibrary::AwaitSignal(NcclComm*, int, gpu::Stream) { CF_ASSERT(false); }
+
+#endif
+
+NcclWindow* NcclLibrary::Open(NcclComm* of, std::byte* data, size_t bytes) {
+  auto* const comm = static_cast<Comm*>(of);
+  CF_ASSERT(!comm->pending);
+  Window* const window = windows_.emplace_back(std::make_unique<Window>()).get();
+  comm->pending = Begun(
+      "memory of others cannot be reached in \"" + comm->name + "\"",
+      ncclCommWindowRegister(comm->handle, data, bytes, &window->handle, NCCL_WIN_COLL_SYMMETRIC));
+  return window;
+}
+
+void NcclLibrary::Close(NcclComm* of, NcclWindow* opened) noexcept {
+  auto* const comm = static_cast<Comm*>(of);
+  auto* const window = static_cast<Window*>(opened);
+  if (comm->handle != nullptr && window->handle != nullptr) {
+    ncclCommWindowDeregister(comm->handle, window->handle);
+  }
+  window->handle = nullptr;
 }
 
 bool NcclLibrary::Ready(NcclComm* of) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,13 +31,20 @@ class NcclLibrary : public Nccl {
   NcclComm* Join(const std::string& id, int rank, int size,
                  const NcclCommOptions& options) override;
   NcclComm* Split(NcclComm* parent, int color, int key, const NcclCommOptions& options) override;
-  std::byte* NewMemory(size_t bytes) override;
+  std::span<std::byte> NewMemory(size_t bytes) override;
   void* Register(NcclComm* comm, std::byte* data, size_t bytes) override;
   void Deregister(NcclComm* comm, void* registration) noexcept override;
   void GroupStart() override;
   void GroupEnd() override;
   void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) override;
   void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream stream) override;
+  void RequirePuts() override;
+  NcclWindow* Open(NcclComm* comm, std::byte* data, size_t bytes) override;
+  void Close(NcclComm* comm, NcclWindow* window) noexcept override;
+  void Put(NcclComm* comm, const void* data, size_t bytes, int to, NcclWindow* window,
+           size_t offset, gpu::Stream stream) override;
+  void Signal(NcclComm* comm, int to, gpu::Stream stream) override;
+  void AwaitSignal(NcclComm* comm, int from, gpu::Stream stream) override;
   bool Ready(NcclComm* comm) override;
   void Check(NcclComm* comm) override;
   void Finalize(NcclComm* comm) override;
@@ -48,12 +56,14 @@ class NcclLibrary : public Nccl {
 
  private:
   class Comm;
+  class Window;
 
   void* Allocate(size_t bytes);
 
   std::vector<void*> memory_;
   bool registers_ = false;  // what was registered last
   std::vector<std::unique_ptr<Comm>> comms_;
+  std::vector<std::unique_ptr<Window>> windows_;
   std::vector<Comm*> in_group_;  // those that the group under way uses
   int depth_ = 0;                // of groups
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
@@ -147,6 +148,8 @@ NcclLinks::NcclLinks(const Plan& plan, const NcclExchange& exchange, const RankO
                      NcclComms::Options options)
     : plan_(plan),
       exchange_(exchange),
+      order_(order),
+      process_(process),
       device_(order.DeviceOf(process)),
       edges_(EdgesOf(plan)),
       nccl_(nccl),
@@ -191,7 +194,14 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
         return gpu_.Done(connected);
       },
       "the other processes to connect");
+  if (puts_) puts_->Connect(backend, share_);
   RegisterMemory(backend);
+}
+
+void NcclLinks::PutMessages(ShareBytes share) {
+  nccl_.RequirePuts();
+  puts_.emplace(plan_, order_, process_, comms_);
+  share_ = std::move(share);
 }
 
 void NcclLinks::ConnectEdges(std::byte* memory, gpu::Stream stream) {
@@ -218,6 +228,7 @@ void NcclLinks::ConnectExperts(std::byte* memory, gpu::Stream stream) {
 
 void NcclLinks::Transfer(std::span<const Participant> ends) {
   const Participant& self = Self(ends, device_);
+  if (puts_) return puts_->Transfer(self);
   const Instruction& message = *self.instruction;
   const std::span<std::byte> bytes = self.backend->Message(message);
   const bool sends = WorkOf(message.op) == Work::kSend;
@@ -305,7 +316,7 @@ void NcclLinks::AllocateParcels() {
   const size_t counts =
       static_cast<size_t>(members) * static_cast<size_t>(exchange_.local_experts + 1);
   const size_t bytes = 2 * numbers * sizeof(gpu::Bf16) + counts * sizeof(int32_t);
-  parcel_memory_ = {nccl_.NewMemory(bytes), bytes};
+  parcel_memory_ = nccl_.NewMemory(bytes);
   auto* const out = reinterpret_cast<gpu::Bf16*>(parcel_memory_.data());
   parcels_ = {.out = out,
               .in = out + numbers,
@@ -319,13 +330,15 @@ void NcclLinks::AllocateParcels() {
 
 /// All that messages of the pipeline and of experts use. What was connected without is done.
 void NcclLinks::RegisterMemory(const GpuBackend& backend) {
+  const std::span<std::byte> memory = backend.LinkMemory();
   std::vector<NcclComm*> comms;
   for (const Edge& edge : edges_) {
-    if (edge.first == device_.rank || edge.second == device_.rank) comms.push_back(comms_[edge]);
+    const bool here = edge.first == device_.rank || edge.second == device_.rank;
+    if (here && !puts_) comms.push_back(comms_[edge]);
   }
   if (plan_.expert_parallel > 1) comms.push_back(comms_[Use::kExperts]);
   for (NcclComm* comm : comms) {
-    for (const std::span<std::byte> memory : backend.LinkMemory()) comms_.Register(comm, memory);
+    if (!memory.empty()) comms_.Register(comm, memory);
   }
   if (!parcel_memory_.empty()) comms_.Register(comms_[Use::kExperts], parcel_memory_);
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
 #include "runtime/nccl/comms.h"
+#include "runtime/nccl/puts.h"
 
 namespace contraflow {
 
@@ -80,6 +82,10 @@ class NcclLinks : public GpuLinks {
   NcclLinks(const Plan& plan, const NcclExchange& exchange, const RankOrder& order, int process,
             const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options = {});
 
+  /// Messages of the pipeline become puts (NcclPuts). Before Connect, in all processes, which know
+  /// of each other by `share`. Throws Error if this NCCL has none.
+  void PutMessages(ShareBytes share);
+
   /// Joins the other processes, all of which call it with the same id, and connects to all that
   /// this device will talk to, in one order everywhere. Throws Error if that fails or takes longer
   /// than the timeout, Aborted after Abort.
@@ -93,8 +99,8 @@ class NcclLinks : public GpuLinks {
   void Gather(double* values, size_t n, gpu::Stream stream) override {
     sum_.Gather(values, n, stream);
   }
-  void BeginGroup() override { comms_.BeginGroup(); }
-  void EndGroup() override { comms_.EndGroup(); }
+  void BeginGroup() override { puts_ ? puts_->BeginGroup() : comms_.BeginGroup(); }
+  void EndGroup() override { puts_ ? puts_->EndGroup() : comms_.EndGroup(); }
   void Poll() override { comms_.Poll(); }
   void Abort() override { comms_.Abort(); }
 
@@ -109,12 +115,16 @@ class NcclLinks : public GpuLinks {
 
   const Plan& plan_;
   const NcclExchange exchange_;
+  const RankOrder& order_;
+  const int process_;
   const Device device_;
   const std::vector<Edge> edges_;
   Nccl& nccl_;
   Gpu& gpu_;
   NcclComms comms_;
   NcclSum sum_;
+  std::optional<NcclPuts> puts_;
+  ShareBytes share_;        // for them
   gpu::Parcels parcels_{};  // without a capacity
   std::span<std::byte> parcel_memory_;
   int32_t* begins_ = nullptr;  // [members x (local experts + 1)], as CountParcels reads them

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 
 #include "kernels/gpu/stream.h"
@@ -11,6 +12,12 @@ namespace contraflow {
 class NcclComm {
  public:
   virtual ~NcclComm() = default;
+};
+
+/// Memory of every member of a communicator, into which the others put. Owned by the Nccl.
+class NcclWindow {
+ public:
+  virtual ~NcclWindow() = default;
 };
 
 struct NcclCommOptions {
@@ -40,7 +47,7 @@ class Nccl {
 
   /// Device memory that can be registered, 4096-aligned; lives as long as this. Its bytes are
   /// undefined.
-  virtual std::byte* NewMemory(size_t bytes) = 0;
+  virtual std::span<std::byte> NewMemory(size_t bytes) = 0;
   /// Messages of the communicator may go from and to this memory, of NewMemory, without copies in
   /// between. All of its members register all that its messages use from then on, or nothing.
   /// Returns what Deregister takes: before the communicator is finalized or aborted.
@@ -55,6 +62,21 @@ class Nccl {
   /// pair meet in the order in which they were issued, and must have the same size.
   virtual void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) = 0;
   virtual void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream stream) = 0;
+
+  /// Throws Error, with what is missing, if this NCCL has none of what follows.
+  virtual void RequirePuts() = 0;
+  /// A window onto memory of NewMemory, as much at all members, all of which open it; nothing can
+  /// be put before the communicator is Ready. Closed as memory is deregistered.
+  virtual NcclWindow* Open(NcclComm* comm, std::byte* data, size_t bytes) = 0;
+  virtual void Close(NcclComm* comm, NcclWindow* window) noexcept = 0;
+  /// In the stream, and in groups as Send: `bytes` of this member's window to where `offset` is in
+  /// that of member `to`, and then a signal; when the stream goes on, the bytes here may change.
+  virtual void Put(NcclComm* comm, const void* data, size_t bytes, int to, NcclWindow* window,
+                   size_t offset, gpu::Stream stream) = 0;
+  /// A signal alone; those of a member to another arrive in order.
+  virtual void Signal(NcclComm* comm, int to, gpu::Stream stream) = 0;
+  /// The stream waits for the next signal of a member, and sees what was put before it.
+  virtual void AwaitSignal(NcclComm* comm, int from, gpu::Stream stream) = 0;
 
   /// Whether all that was asked of it so far has been taken over; never waits. Throws if that, or
   /// work on the device, has failed meanwhile.

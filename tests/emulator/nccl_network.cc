@@ -31,6 +31,8 @@ struct Handle : NcclComm {
   std::list<std::span<const std::byte>> registered;
 };
 
+struct Window : NcclWindow {};
+
 }  // namespace
 
 /// NCCL, GPU and stream of one process.
@@ -55,7 +57,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   // Of the GPU: what a stream is given is a step, or part of a graph.
   void Add(const char*, std::function<void()> work) override {
     const std::lock_guard lock(network_.mutex_);
-    Steps().push_back({{}, std::move(work)});
+    Steps().push_back({{}, std::move(work), {}});
   }
   gpu::Stream NewStream(int, Priority, const std::string& name) override {
     return name == "watch" ? gpu::Stream{} : stream();
@@ -128,9 +130,38 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     AddMember(others, 0);
     return nullptr;
   }
-  std::byte* NewMemory(size_t bytes) override {
-    memory_.emplace_back(Allocate(bytes), bytes);
-    return memory_.back().data();
+  std::span<std::byte> NewMemory(size_t bytes) override {
+    return memory_.emplace_back(Allocate(bytes), bytes);
+  }
+  void RequirePuts() override {}
+  NcclWindow* Open(NcclComm* comm, std::byte* data, size_t bytes) override {
+    const std::lock_guard lock(network_.mutex_);
+    auto* const handle = static_cast<Handle*>(comm);
+    RequireReady(*handle);
+    if (!Within(memory_, data, bytes)) throw Error("a window onto memory that is not NCCL's");
+    handle->turns = kTurns;
+    network_.comms[static_cast<size_t>(handle->comm)].windows[static_cast<int>(self_)] = {data,
+                                                                                          bytes};
+    handle->registered.emplace_back(data, bytes);
+    return windows_.emplace_back(std::make_unique<Window>()).get();
+  }
+  void Close(NcclComm* comm, NcclWindow*) noexcept override {
+    auto* const handle = static_cast<Handle*>(comm);
+    if (!handle->closed) handle->registered.clear();
+  }
+  void Put(NcclComm* comm, const void* data, size_t bytes, int to, NcclWindow*, size_t offset,
+           gpu::Stream at) override {
+    const auto* const from = static_cast<const std::byte*>(data);
+    if (!Within(static_cast<Handle*>(comm)->registered, from, bytes)) {
+      throw Error("a put of memory that is not in the window");
+    }
+    GiveAlone(comm, {OneSided::Kind::kPut, 0, to, from, bytes, offset}, at);
+  }
+  void Signal(NcclComm* comm, int to, gpu::Stream at) override {
+    GiveAlone(comm, {OneSided::Kind::kSignal, 0, to}, at);
+  }
+  void AwaitSignal(NcclComm* comm, int from, gpu::Stream at) override {
+    GiveAlone(comm, {OneSided::Kind::kAwait, 0, from}, at);
   }
   void* Register(NcclComm* comm, std::byte* data, size_t bytes) override {
     auto* const handle = static_cast<Handle*>(comm);
@@ -148,9 +179,9 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   }
   void GroupEnd() override {
     if (depth_ == 0) throw Error("a group ends that has not begun");
-    if (--depth_ > 0 || group_.messages.empty()) return;
+    if (--depth_ > 0 || used_.empty()) return;
     const std::lock_guard lock(network_.mutex_);
-    Steps().push_back(group_);
+    if (!group_.messages.empty()) Steps().push_back(group_);
     for (Handle* handle : used_) handle->turns = kTurns;
     used_.clear();
   }
@@ -201,7 +232,8 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   bool InGraph(const Handle& handle) {
     const std::lock_guard lock(network_.mutex_);
     return std::any_of(graph_.begin(), graph_.end(), [&](const Step& step) {
-      return std::any_of(step.messages.begin(), step.messages.end(),
+      return (step.alone && step.alone->comm == handle.comm) ||
+             std::any_of(step.messages.begin(), step.messages.end(),
                          [&](const Message& m) { return m.comm == handle.comm; });
     });
   }
@@ -227,6 +259,16 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     if (handle.closed) throw Error("a communicator is used that is no more");
     if (handle.turns > 0) throw Error("a communicator is used that is not ready");
   }
+  void GiveAlone(NcclComm* comm, OneSided alone, gpu::Stream at) {
+    if (depth_ == 0) throw Error("a put or signal outside a group");
+    if (at.handle != stream().handle) throw Error("a put in the stream of another process");
+    auto* const handle = static_cast<Handle*>(comm);
+    RequireReady(*handle);
+    alone.comm = handle->comm;
+    const std::lock_guard lock(network_.mutex_);
+    Steps().push_back({{}, {}, alone});
+    used_.push_back(handle);
+  }
   void Put(NcclComm* comm, Message message, gpu::Stream at) {
     if (depth_ == 0) throw Error("a message outside a group");
     if (at.handle != stream().handle) throw Error("a message in the stream of another process");
@@ -245,6 +287,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   const size_t self_;
   std::vector<std::unique_ptr<Handle>> handles_;
   std::vector<std::span<std::byte>> memory_;
+  std::vector<std::unique_ptr<Window>> windows_;
   int depth_ = 0;
   Step group_;  // under way
   std::vector<Handle*> used_;
@@ -287,7 +330,7 @@ int NcclNetwork::CommOf(int parent, int number, int color, const NcclCommOptions
     return split.comm;
   }
   const auto made = static_cast<int>(comms.size());
-  comms.push_back({options.name, options.max_ctas, {}});
+  comms.push_back({options.name, options.max_ctas, {}, {}, {}});
   splits_.push_back({parent, number, color, made});
   return made;
 }
@@ -374,6 +417,7 @@ void NcclNetwork::Advance() {
           }
         }
         if (!waiting_[p].empty()) break;
+        if (const auto& alone = steps[p][done_[p]].alone; alone && !Do(p, *alone)) break;
         ++done_[p];
         begun_[p] = false;
         moved = true;
@@ -399,10 +443,54 @@ bool NcclNetwork::Meet(size_t p, const Message& m) {
   return false;
 }
 
+int NcclNetwork::RankOf(int comm, size_t p) const {
+  const auto& members = comms.at(static_cast<size_t>(comm)).members;
+  const auto at = std::find_if(members.begin(), members.end(), [&](const auto& member) {
+    return member.second == static_cast<int>(p);
+  });
+  return static_cast<int>(at - members.begin());
+}
+
+/// Whether it could be done.
+bool NcclNetwork::Do(size_t p, const OneSided& alone) {
+  if (!Complete(alone.comm)) return false;
+  Comm& comm = comms[static_cast<size_t>(alone.comm)];
+  const int self = RankOf(alone.comm, p);
+  if (alone.kind == OneSided::Kind::kAwait) {
+    int& signals = comm.signals[{alone.peer, self}];
+    if (signals == 0) return false;
+    --signals;
+    return true;
+  }
+  if (alone.kind == OneSided::Kind::kPut) {
+    const std::span<std::byte> here = comm.windows.at(static_cast<int>(p)),
+                               there = comm.windows.at(ProcessOf(alone.comm, alone.peer));
+    if (here.size() != there.size()) throw Error("windows of two sizes");
+    if (alone.offset + alone.bytes > there.size()) throw Error("a put beyond a window");
+    std::memcpy(there.data() + alone.offset, alone.data, alone.bytes);
+  }
+  ++comm.signals[{self, alone.peer}];
+  return true;
+}
+
+int NcclNetwork::signals() const {
+  int all = 0;
+  for (const Comm& comm : comms) {
+    for (const auto& [pair, signals] : comm.signals) all += signals;
+  }
+  return all;
+}
+
 std::string NcclNetwork::Stuck() const {
   std::string stuck;
   for (size_t p = 0; p < steps.size(); ++p) {
     if (done_[p] == steps[p].size()) continue;
+    if (const auto& alone = steps[p][done_[p]].alone) {
+      stuck += "\n  process " + std::to_string(p) + " waits for a signal in \"" +
+               comms[static_cast<size_t>(alone->comm)].name + "\" from " +
+               std::to_string(ProcessOf(alone->comm, alone->peer));
+      continue;
+    }
     const Message& m = waiting_[p].front();
     stuck += "\n  process " + std::to_string(p) + (m.sends ? " sends " : " receives ") +
              std::to_string(m.bytes) + " bytes in \"" + comms[static_cast<size_t>(m.comm)].name +

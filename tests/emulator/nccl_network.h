@@ -2,8 +2,11 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +25,8 @@ namespace contraflow {
 /// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
 /// of one that is not, or outside a group, or to end one while a graph has messages of it or memory
 /// is registered in it. Memory to be registered comes from NewMemory. Where a communicator has
-/// some, its messages use no other, at both ends.
+/// some, its messages use no other, at both ends. Windows have one size at all members, and puts
+/// come from them. A put is done as soon as it may be, so that what was still in its place is lost.
 class NcclNetwork {
  public:
   struct Message {
@@ -33,16 +37,27 @@ class NcclNetwork {
     size_t bytes;
     bool registered;  ///< its memory
   };
-  /// A group of messages, or something that the device does.
+  /// What one member of a communicator does alone: to put is to copy and then to signal.
+  struct OneSided {
+    enum class Kind { kPut, kSignal, kAwait };
+    Kind kind;
+    int comm, peer;
+    const std::byte* data = nullptr;  ///< kPut
+    size_t bytes = 0, offset = 0;
+  };
+  /// A group of messages, or something that a member, or the device, does.
   struct Step {
     std::vector<Message> messages;
     std::function<void()> work;
+    std::optional<OneSided> alone;
   };
   /// One communicator, the same for all of its processes.
   struct Comm {
     std::string name;
     int max_ctas = 0;
-    std::vector<std::pair<int, int>> members;  ///< key and process, ascending: by rank
+    std::vector<std::pair<int, int>> members;     ///< key and process, ascending: by rank
+    std::map<int, std::span<std::byte>> windows;  ///< that members have opened, by process
+    std::map<std::pair<int, int>, int> signals;   ///< not awaited yet, by sender and receiver
   };
 
   /// How the processes of the job run: as threads, or one behind the other in one thread, where
@@ -60,6 +75,8 @@ class NcclNetwork {
   int OpenOf(int p) const;
   /// Registrations of memory that were not undone, also when their communicators ended.
   int RegisteredOf(int p) const;
+  /// Signals between any two that nobody has awaited.
+  int signals() const;
   /// From now on a check of its communicators fails with this.
   void Fail(int p, const std::string& error);
 
@@ -82,6 +99,8 @@ class NcclNetwork {
   void Advance();
   void Begin(size_t p);
   bool Meet(size_t p, const Message& message);
+  bool Do(size_t p, const OneSided& alone);
+  int RankOf(int comm, size_t p) const;
   std::string Stuck() const;
 
   struct Split {

@@ -36,7 +36,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
     if (options.transport == "nccl") {
       throw UsageError("--transport nccl: links GPUs; leave it out, or add --device cuda");
     }
-    for (const char* const flag : {"--graph", "--no-graph", "--stamps", "--partition-sms"}) {
+    for (const char* const flag :
+         {"--graph", "--no-graph", "--stamps", "--partition-sms", "--one-sided"}) {
       if (app.count(flag) == 0) continue;
       throw UsageError(std::string(flag) + ": for a GPU only; leave it out, or add --device cuda");
     }
@@ -50,6 +51,10 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
   for (const char* const flag : {"--strict", "--validation"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": for --device cpu only; leave it out");
+  }
+  if (options.one_sided && options.transport == "threads") {
+    throw UsageError(
+        "--one-sided: is for GPUs connected by nccl; with --transport threads leave it out");
   }
   if (app.count("--partition-sms") > 0 &&
       (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
@@ -241,6 +246,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--stamps", &stamps, "N",
              "on a GPU: time the instructions of every N-th step, each by two small\nkernels; 0: "
              "never (default: 0, with --trace or --calibrate 1)");
+  app.add_flag("--one-sided", options.one_sided,
+               "over nccl: put the pipeline's messages without kernels, whose SMs then\ncompute "
+               "(NCCL 2.30.7 or newer)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
   AddSeconds(&app, "--timeout", &options.timeout,

@@ -70,6 +70,7 @@ GpuRunOptions GpuOptionsOf(const RunOptions& options) {
   gpu.graph = options.graph;
   gpu.stamps = options.stamps;
   gpu.partition_sms = options.partition_sms;
+  gpu.one_sided = options.one_sided;
   return gpu;
 }
 
@@ -211,6 +212,10 @@ int TrainOnCuda(const RunOptions& given, char**) {
   if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "nccl";
   // Before CUDA reads the environment, and before there are threads that do.
   if (options.transport == "nccl") NcclLibrary::SetDefaults();
+  if (options.one_sided && options.transport == "threads") {
+    throw UsageError(
+        "--one-sided: is for GPUs connected by nccl; start a process for each, or leave it out");
+  }
   const int devices = RequireDevices();
   if (options.transport == "threads") {
     RequireAlone(options, world);

@@ -259,6 +259,8 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
       {"--rank-order", options.rank_order, options.rank_order},
       {"--transport", options.transport, options.transport},
       SwitchFact("--strict", options.strict),
+      SwitchFact("--no-graph", !options.graph),
+      SwitchFact("--one-sided", options.one_sided),
       SwitchFact("--check", options.check),
       {"--checkpoint", options.checkpoint,
        options.checkpoint.empty() ? "none" : options.checkpoint},

@@ -389,7 +389,8 @@ TEST_SUITE("cli") {
     }
     expect(plan + " --transport nccl", 2,
            "--transport nccl: links GPUs; leave it out, or add --device cuda");
-    for (const std::string flag : {"--graph", "--no-graph", "--stamps 2", "--partition-sms 8"}) {
+    for (const std::string flag :
+         {"--graph", "--no-graph", "--stamps 2", "--partition-sms 8", "--one-sided"}) {
       expect(
           plan + " " + flag, 2,
           flag.substr(0, flag.find(' ')) + ": for a GPU only; leave it out, or add --device cuda");
@@ -405,6 +406,8 @@ TEST_SUITE("cli") {
     expect(cuda + "--graph --no-graph", 2, "--graph and --no-graph exclude each other");
     expect(cuda + "--stamps 0 --trace " + folder.File("t"), 2,
            "--trace: needs times, and with --stamps 0 no step is timed");
+    expect(cuda + "--transport threads --one-sided", 2,
+           "--one-sided: is for GPUs connected by nccl; with --transport threads leave it out");
     expect(cuda + "--partition-sms 0", 2, "--partition-sms: must be a multiple of 8, is 0");
     // No build or no machine trains with this plan on a GPU; nothing is written before it says so.
     const Outcome no_gpu = RunTool(folder, cuda + "--trace " + folder.File("trace.json"));

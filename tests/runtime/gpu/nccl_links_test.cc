@@ -31,7 +31,8 @@ NcclExchange ExchangeOf(const Plan& plan, Rows rows) {
 /// A job over NCCL, each of whose processes has issued one step.
 struct LinkedJob {
   explicit LinkedJob(const Plan& the_plan, Rows rows = Rows::kFixed,
-                     const SmBudget& budget = {.link_ctas = 3, .expert_ctas = 20, .sum_ctas = 7})
+                     const SmBudget& budget = {.link_ctas = 3, .expert_ctas = 20, .sum_ctas = 7},
+                     bool puts = false)
       : plan(the_plan),
         holders(HoldersOfStage(plan)),
         order(RankOrder::kDefault, plan),
@@ -40,13 +41,25 @@ struct LinkedJob {
       Nccl& nccl = network.NcclOf(p);
       backends.push_back(std::make_unique<LinkBackend>(
           plan, order.DeviceOf(p), rows, [&](size_t bytes) { return nccl.NewMemory(bytes); }));
+    }
+    for (int p = 0; p < order.processes(); ++p) {
       links.push_back(std::make_unique<NcclLinks>(plan, ExchangeOf(plan, rows), order, p, budget,
-                                                  nccl, network.GpuOf(p)));
-      links.back()->Connect("the one", *backends.back());
+                                                  network.NcclOf(p), network.GpuOf(p)));
+      if (puts) links.back()->PutMessages([this](const std::string&) { return Places(); });
+      links.back()->Connect("the one", *backends[static_cast<size_t>(p)]);
       connected.push_back(network.steps[static_cast<size_t>(p)].size());
       Issue(p);
       links.back()->Close();
     }
+  }
+
+  std::vector<std::string> Places() {
+    std::vector<std::string> places;
+    for (int p = 0; p < order.processes(); ++p) {
+      places.push_back(
+          NcclPuts::PlacesOf(plan, order.DeviceOf(p), *backends[static_cast<size_t>(p)]));
+    }
+    return places;
   }
 
   void Issue(int p) {
@@ -109,6 +122,7 @@ struct LinkedJob {
     REQUIRE_NOTHROW(network.Check());
     REQUIRE_NOTHROW(network.Run());
     for (const auto& backend : backends) CHECK_NOTHROW(backend->CheckMoved());
+    CHECK(network.signals() == 0);
     CheckSums();
     for (int p = 0; p < order.processes(); ++p) {
       CHECK(network.OpenOf(p) == 0);
@@ -378,6 +392,46 @@ TEST_SUITE("unit") {
     // Gradients are no memory of NCCL's.
     CHECK(registered["sums"].first > 0);
     CHECK(registered["sums"].second == 0);
+  }
+
+  TEST_CASE("nccl links: puts meet their receivers, and hold no CTA") {
+    for (const char* schedule : {"1f1b", "dualpipe", "zb-v"}) {
+      for (const auto& [ranks, members] : {std::tuple(2, 1), std::tuple(4, 1), std::tuple(2, 2)}) {
+        CAPTURE(schedule);
+        CAPTURE(ranks);
+        LinkedJob job(PlanOf(schedule, ranks, members, 1, 14), Rows::kAny,
+                      {.expert_ctas = 4, .sum_ctas = 4}, true);
+        job.CheckAll();
+        int messages = 0;
+        for (size_t p = 0; p < job.network.steps.size(); ++p) {
+          for (size_t at = job.connected[p]; at < job.network.steps[p].size(); ++at) {
+            for (const NcclNetwork::Message& m : job.network.steps[p][at].messages) {
+              const std::string& name = job.network.comms[static_cast<size_t>(m.comm)].name;
+              messages += name.find(" to ") != std::string::npos;
+            }
+          }
+        }
+        CHECK(messages == 0);
+      }
+    }
+  }
+
+  TEST_CASE("nccl links: a signal that is missing is waited for, or left over") {
+    int noticed = 0, tried = 0;
+    LinkedJob job(PlanOf("dualpipe", 2, 1, 1, 7), Rows::kFixed, {.sum_ctas = 4}, true);
+    for (std::vector<NcclNetwork::Step>& steps : job.network.steps) {
+      for (NcclNetwork::Step& step : steps) {
+        if (!step.alone) continue;
+        std::optional<NcclNetwork::OneSided> lost;
+        std::swap(lost, step.alone);
+        ++tried;
+        noticed += Failure([&] { job.network.Run(); }) != "accepted" || job.network.signals() != 0;
+        std::swap(lost, step.alone);
+        for (NcclNetwork::Comm& comm : job.network.comms) comm.signals.clear();
+      }
+    }
+    CHECK(tried > 30);
+    CHECK(noticed == tried);
   }
 
   TEST_CASE("nccl links: what is aborted takes no more calls and leaves nothing behind") {

@@ -4,11 +4,11 @@
 #
 # usage: nccl_one_gpu_test.sh CONTRAFLOW CONTRAFLOW_RUN [FORM...]      77: no GPU
 #
-# FORM: graph, streams, capacity, dropless (all of them)
+# FORM: graph, streams, capacity, dropless, one-sided (all of them)
 set -u
 contraflow=$1 run=$2
 shift 2
-[ $# -gt 0 ] || set -- graph streams capacity dropless
+[ $# -gt 0 ] || set -- graph streams capacity dropless one-sided
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -74,6 +74,18 @@ for form in "$@"; do
     streams) compare two-ways --no-graph ;;
     capacity) compare capacity --capacity 1.25 ;;
     dropless) compare dropless ;;
+    one-sided)
+      # Compute has more SMs than on virtual ranks, and so other bits.
+      if launched two-ways --one-sided --check; then
+        grep '^check: .* equal those' "$folder/rank0.log" || fail "one-sided: no check"
+      elif grep -h -m 1 -e 'one-sided messages need' -e 'nothing can be put' -e 'cannot be reached' \
+        "$folder"/rank*.log >"$folder/reason.txt"; then
+        echo "SKIP: $(head -n 1 "$folder/reason.txt")"
+        [ $# -gt 1 ] || exit 77
+      else
+        fail "one-sided: the processes failed"
+      fi
+      ;;
     *) fail "there is no form $form" ;;
   esac
 done

@@ -102,12 +102,22 @@ TEST_SUITE("unit") {
 
   TEST_CASE("single figures stand over derived ones") {
     CostsOption option = DeepSeek();
+    option.f = 98'794.696;
+    std::vector<std::string> said;
+    StageCost stage = ResolveCosts(option, UnitCosts(), &said).stages[0];
+    const StageCost derived = ResolveCosts(DeepSeek(), UnitCosts()).stages[0];
+    CHECK(stage.f == 98'794'696);
+    CHECK(stage.bw == derived.bw);
+    CHECK(stage.fb == derived.fb);
+    CHECK(said.empty());
+    // A bw that is longer than its parts together is no figure of theirs.
     option.w = 1;
-    const StageCost stage = ResolveCosts(option, UnitCosts()).stages[0];
-    CHECK(stage.f == 98'696'000);
+    stage = ResolveCosts(option, UnitCosts(), &said).stages[0];
     CHECK(stage.w == 1'000);
     CHECK(stage.bw == 112'981'000);
-    CHECK(stage.fb == 98'696'000 + 112'981'000);
+    CHECK(stage.fb == derived.fb);
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].starts_with("\"bw\" of the costs, 115376, is longer than its parts together"));
   }
 
   TEST_CASE("chunk costs that were given as such stay") {

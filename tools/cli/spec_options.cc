@@ -26,15 +26,37 @@ Time Ticks(const GivenTime& value, Unit unit, const char* flag) {
   return ReadOption([&] { return ToTicks(value, unit, flag); });
 }
 
+/// A figure that is not given, of which parts are: it stays where it was no sum and can be so with
+/// the new parts, none longer than `least`, else it is their sum. Returns what was assumed, or "".
+std::string SumUnlessKept(const char* key, Time before, Time sum_before, Time least, Time sum,
+                          Unit unit, Time* whole) {
+  *whole = before;
+  const bool apart = before != sum_before;
+  const bool less = before<least, more = before> sum && sum_before > before;
+  if (apart && !less && !more) return "";
+  *whole = sum;
+  if (!apart) return "";
+  return "\"" + std::string(key) + "\" of the costs, " + FormatTime(before, unit) + ", is " +
+         (less ? "shorter than a part of it" : "longer than its parts together") +
+         " now, and taken as their sum, " + FormatTime(sum, unit);
+}
+
 /// Puts the figures that are given over one stage; `known`: that has costs of its own. Returns what
 /// was assumed, or "".
 std::string Override(const CostsOption& option, bool known, double split, Unit unit,
                      StageCost* cost) {
+  const StageCost before = *cost;
   std::string assumed;
+  const auto say = [&](const std::string& more) {
+    assumed += (assumed.empty() || more.empty() ? "" : "; ") + more;
+  };
   if (option.f) cost->f = Ticks(*option.f, unit, "--f");
   if (option.b) cost->b = Ticks(*option.b, unit, "--b");
   if (option.w) cost->w = Ticks(*option.w, unit, "--w");
-  if (option.b || option.w) cost->bw = cost->b + cost->w;
+  if ((option.b || option.w) && !option.bw) {
+    say(SumUnlessKept("bw", before.bw, before.b + before.w, std::max(cost->b, cost->w),
+                      cost->b + cost->w, unit, &cost->bw));
+  }
   if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
   // What timers give: nothing else says how long its two parts take.
   if (option.bw && !known && !(option.b && option.w)) {
@@ -57,13 +79,16 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
     if (!option.b && !option.bw) missing += missing.empty() ? "--b" : ", --b";
     if (!option.w && !option.bw) missing += missing.empty() ? "--w" : ", --w";
     if (!missing.empty()) {
-      assumed += (assumed.empty() ? "" : "; ") + missing + " not given and taken as 1";
+      say(missing + " not given and taken as 1");
     }
   }
-  if (option.f || option.b || option.w || option.bw) cost->fb = cost->f + cost->bw;
+  if ((option.f || option.b || option.w || option.bw) && !option.fb) {
+    say(SumUnlessKept("fb", before.fb, before.f + before.bw, std::max({cost->f, cost->b, cost->w}),
+                      cost->f + cost->bw, unit, &cost->fb));
+  }
   if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
-  const std::string noise = MendNoise(cost, unit);
-  return assumed + (assumed.empty() || noise.empty() ? "" : "; ") + noise;
+  say(MendNoise(cost, unit));
+  return assumed;
 }
 
 /// "25GB/s", or a time.
@@ -113,11 +138,12 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
       "--f, --b and --w that are left out are 1");
   AddTime(app, "--b", &option->b, "backward for the input gradient only");
   AddTime(app, "--w", &option->w, "backward for the weight gradient only");
-  AddTime(app, "--bw", &option->bw, "full backward (default: b + w)");
+  AddTime(app, "--bw", &option->bw, "full backward (default: what the costs say, else b + w)");
   AddNumber(app, "--split", &option->split, "X",
             "share of b in a full backward (--bw, or \"bw\" in the costs) that is\ngiven without b "
             "and w (0 to 1; default: 0.5)");
-  AddTime(app, "--fb", &option->fb, "a forward overlapped with a full backward (default: f + bw)");
+  AddTime(app, "--fb", &option->fb,
+          "a forward overlapped with a full backward (default: what the costs\nsay, else f + bw)");
   AddTime(app, "--comm", &option->comm, "a message between neighbouring stages");
   app->add_option("--host-link", option->host_link,
                   "the link to the memory of the host, for --offload: a bandwidth such as\n"

@@ -72,7 +72,9 @@ int DiffRun(const DiffOptions& options, std::string first) {
     for (const TraceText& trace : traces) {
       files.push_back(ReadProfileText(trace.text, trace.place, profile));
     }
-    const ProfiledCosts measured_costs = CostsOfSamples(files, profile);
+    ProfiledCosts measured_costs = CostsOfSamples(files, profile);
+    // Of several steps the costs are means, and only one of them is compared.
+    if (run.steps == 1) FitMessages(plan, measured.simulation.makespan, &measured_costs);
     WriteFile(options.update_costs, WriteCosts(measured_costs.costs));
     for (const std::string& warning : measured_costs.notes) Say("contraflow: warning: " + warning);
   }

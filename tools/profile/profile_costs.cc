@@ -484,6 +484,7 @@ class CostMaker {
   void TakeFromPlan(const CostModel& known) {
     CostModel& costs = result_.costs;
     costs.memory = known.memory;
+    costs.host = known.host;
     costs.ranks = known.ranks;
     for (RankCost& rank : costs.ranks) rank.speed = 1;
     if (!timed_messages_ && known.unit != Unit::kUnit) {

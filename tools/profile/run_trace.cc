@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <tuple>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/units.h"
+#include "compiler/simulate/simulate.h"
 #include "tools/profile/chrome_trace.h"
 
 namespace contraflow {
@@ -106,6 +109,35 @@ MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces) {
     RequireOrder(plan, r, traces.front().place, &timeline.ranks[r]);
   }
   return run;
+}
+
+void FitMessages(const Plan& plan, Time makespan, ProfiledCosts* profile) {
+  CostModel& costs = profile->costs;
+  const Time timed = costs.comm.latency;
+  const auto with = [&](Time latency) {
+    costs.comm.latency = latency;
+    return Simulate(plan, costs).makespan;
+  };
+  const Time simulated = with(timed);
+  if (std::abs(simulated - makespan) <= makespan / 100) return;
+  Time fits = 0, over = makespan;
+  if (with(fits) > makespan || with(over) <= makespan) {
+    costs.comm.latency = timed;
+    profile->notes.push_back("simulated with these costs, the plan takes " +
+                             FormatWithUnit(simulated, costs.unit) + ", and the run took " +
+                             FormatWithUnit(makespan, costs.unit));
+    return;
+  }
+  while (over - fits > 1) {
+    const Time middle = fits + (over - fits) / 2;
+    (with(middle) <= makespan ? fits : over) = middle;
+  }
+  costs.comm.latency = fits;
+  profile->notes.push_back(
+      "a message takes " + FormatWithUnit(fits, costs.unit) +
+      ", so that the plan takes as long as the run: launches and a busy processor are in it (of "
+      "itself it took " +
+      FormatWithUnit(timed, costs.unit) + ")");
 }
 
 }  // namespace contraflow

@@ -8,6 +8,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
+#include "tools/profile/profile.h"
 
 namespace contraflow {
 
@@ -41,5 +42,10 @@ struct MeasuredRun {
 /// instruction of the plan that is not there, for computations of a rank that overlap or have
 /// another order than in its program, and for traces of another plan.
 MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
+
+/// What a run took besides its instructions, launches and a busy processor, stands in no time of
+/// one. Where the plan, simulated with costs of the run, is more than 1 % off the run's makespan,
+/// sets the latency of a message so that it is not, and notes it; or notes that no latency does.
+void FitMessages(const Plan& plan, Time makespan, ProfiledCosts* profile);
 
 }  // namespace contraflow

@@ -13,6 +13,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"
+#include "tools/profile/run_trace.h"
 
 namespace contraflow::profile_test {
 namespace {
@@ -244,6 +245,35 @@ TEST_SUITE("unit") {
     const ProfiledCosts medians = CostsOfText(TraceOf(events));
     CHECK(medians.costs.stages[0].f == 9500);
     CHECK_FALSE(HasNote(medians, "copies"));
+  }
+
+  TEST_CASE("a message takes what makes up for the time that no instruction shows") {
+    Spec spec;
+    spec.schedule = "zb-1p";
+    spec.ranks = 4;
+    spec.microbatches = 8;
+    spec.costs.unit = Unit::kMicroseconds;
+    spec.costs.stages.push_back({.f = 3000, .b = 3000, .w = 2000, .bw = 5000, .fb = 8000});
+    spec.costs.comm.latency = 1000;
+    const Plan plan = Compile(spec, {.level = Level::kComm});
+    const Time makespan = Simulate(plan, spec.costs).makespan;
+    const auto fitted = [&](Time measured) {
+      ProfiledCosts profile;
+      profile.costs = spec.costs;
+      FitMessages(plan, measured, &profile);
+      return profile;
+    };
+    CHECK(fitted(makespan * 100 / 101 + 1).costs == spec.costs);
+    CHECK(fitted(makespan * 101 / 100).notes.empty());
+    for (const Time measured : {makespan + 3000, makespan * 3, makespan * 98 / 100}) {
+      const ProfiledCosts profile = fitted(measured);
+      CHECK(std::abs(Simulate(plan, profile.costs).makespan - measured) <= 2 * plan.microbatches);
+      CHECK((profile.costs.comm.latency > 1000) == (measured > makespan));
+      CHECK(HasNote(profile, "a message takes"));
+    }
+    const ProfiledCosts too_long = fitted(makespan / 2);
+    CHECK(too_long.costs == spec.costs);
+    CHECK(HasNote(too_long, "the run took"));
   }
 
   TEST_CASE("messages of this project's traces") {

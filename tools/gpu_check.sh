@@ -9,6 +9,7 @@
 #
 # It runs what tools/gpu_pack.sh has packed; the machine then needs a driver, cuBLASLt, cuDNN and NCCL,
 # in CUDA's toolkit or in PyTorch's packages, and no compiler. Where nothing is packed, it builds.
+# This file and pack.tar.gz in one folder are all it takes; results are then in its folder gpu_check.
 # Without a GPU everything is run all the same, up to where it needs one.
 #
 # Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
@@ -18,12 +19,15 @@
 #
 # Exit code 0: nothing failed; 1: something did, or there was no time for it; 77: there is no GPU.
 set -u
-root=$(cd "$(dirname "$0")/.." && pwd)
+folder=$(cd "$(dirname "$0")" && pwd)
+root=${folder%/*}
+script=$folder/${0##*/} # a text to train on, too
 limit=530 # of each call, in seconds
 case_limit=40
-mode=all
+mode=
 out=$root/build/gpu_check
 pack=$root/build/gpu-pack/pack.tar.gz
+if [ -e "$folder/pack.tar.gz" ]; then out=$folder/gpu_check pack=$folder/pack.tar.gz; fi
 
 usage() {
   echo "gpu_check.sh: error: $1; see gpu_check.sh --help" >&2
@@ -32,7 +36,10 @@ usage() {
 given=
 while [ $# -gt 0 ]; do
   case $1 in
-    correctness | speed | all) mode=$1 ;;
+    correctness | speed | all)
+      [ -z "$mode" ] || usage "$mode and $1 exclude each other; all is both calls"
+      mode=$1
+      ;;
     -h | --help)
       sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
       exit 0
@@ -183,6 +190,7 @@ prepare() {
       mkdir "$bin"
       for program in "${programs[@]}"; do ln -s "$build"/t*/"$program" "$bin"; done
       ln -s "$build/runtime/mlp_stages.so" "$bin"
+      ln -s "$root/tests" "$work"
       return
     fi
     report programs FAILED "cannot be built, see $log" $SECONDS
@@ -207,12 +215,14 @@ libraries() {
   uname -a && nproc && ldd --version | head -n 1
   ! command -v nvidia-smi >/dev/null || nvidia-smi
   echo "LD_LIBRARY_PATH=$LD_LIBRARY_PATH"
-  ldd "$bin"/*
-  ! ldd "$bin"/* | grep 'not found' || return
-  local gpu='no nvidia-smi'
+  local said code=0 gpu='no nvidia-smi'
+  said=$(ldd "$bin"/* 2>&1) || code=$?
+  printf '%s\n' "$said"
+  [ $code = 0 ] || { echo "error: ldd cannot read each program" && return 1; }
+  [[ $said != *'not found'* ]] || return 1
   ! command -v nvidia-smi >/dev/null ||
     gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
-  echo "note: $gpu; $(ldd "$bin"/* | awk '/lib(cublasLt|cudnn|nccl)/ { print $3 }' | sort -u | paste -s -d ' ')"
+  echo "note: $gpu; $(awk '/lib(cublasLt|cudnn|nccl)/ { print $3 }' <<<"$said" | sort -u | paste -s -d ' ')"
 }
 
 # --- Parts that are more than one command --------------------------------------------------------
@@ -221,7 +231,7 @@ plan() { # FILE SCHEDULE RANKS EP MICROBATCHES MODEL
   "$bin/contraflow" compile --schedule "$2" --ranks "$3" --expert-parallel "$4" --microbatches "$5" \
     --costs moe-unit --level buffer --model "$6" --device cuda -o "$1"
 }
-train() { "$bin/contraflow-run" "$@" --device cuda --data "$root/tools/gpu_check.sh"; }
+train() { "$bin/contraflow-run" "$@" --device cuda --data "$script"; }
 gradients() { # SCHEDULE RANKS EP MICROBATCHES MODEL [OPTION...]
   local file=$work/$part_name.json
   plan "$file" "$1" "$2" "$3" "$4" "$5" || return
@@ -252,7 +262,7 @@ resumed() { # from a checkpoint that was written beside the steps: the same bits
   "$bin/contraflow" compile --schedule 1f1b --ranks 4 --microbatches 8 --costs moe-unit \
     -o "$work/resumed-cpu.json" || return
   "$bin/contraflow-run" "$work/resumed-cpu.json" --steps 7 --checkpoint "$kept" --resume \
-    --data "$root/tools/gpu_check.sh" || return
+    --data "$script" || return
   echo "note: $whole"
 }
 custom_stages() { # stages of a library: as on one rank, and the same bits under every schedule of one route
@@ -278,7 +288,7 @@ sanitize() { # TOOL COMMAND...
 sanitize_step() { # TOOL
   plan "$work/$part_name.json" dualpipe 2 1 4 tiny || return
   sanitize "$1" "$bin/contraflow-run-cuda" "$work/$part_name.json" --model tiny --device cuda --steps 1 \
-    --no-graph --data "$root/tools/gpu_check.sh"
+    --no-graph --data "$script"
 }
 profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as figures too, in % of the peak
   command -v ncu >/dev/null || { echo "SKIP: no ncu on the PATH" && return 77; }
@@ -296,7 +306,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
   done
 }
 export -f plan train gradients repeats resumed custom_stages sanitize sanitize_step profile figure libraries
-export bin work root results
+export bin work script results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
 list_families() { cat "$work/lists/families" 2>/dev/null || "$bin/bench_gpu" --list 2>>"$log"; }
@@ -340,7 +350,7 @@ correctness() {
   await 0
   at_once 1
   for name in graph streams capacity dropless one-sided; do
-    part "nccl-one-gpu $name" 45 "$root/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
+    part "nccl-one-gpu $name" 45 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done
   await 0
@@ -393,7 +403,7 @@ fi
 part libraries 30 libraries
 await 0
 for call in correctness speed; do
-  [ "$mode" = $call ] || [ "$mode" = all ] || continue
+  [ "${mode:-all}" = all ] || [ "$mode" = $call ] || continue
   deadline=$((SECONDS + limit))
   $call
 done

@@ -2,7 +2,7 @@
 # Builds what tools/gpu_check.sh runs, and packs it with the libraries it needs into
 # build/gpu-pack/pack.tar.gz, for a machine with a GPU that cannot build: bin/, stripped, lib/, which has
 # all but CUDA's libraries, cuDNN, NCCL and the C library (of which that machine needs one as new as
-# this one's), and share/, the cost profiles.
+# this one's), share/, the cost profiles, tests/, the scripts that it runs, and tools/gpu_check.sh itself.
 #
 #   tools/gpu_pack.sh [BUILD FILE]    BUILD: what was built there is packed into FILE, and nothing built
 set -euo pipefail
@@ -30,6 +30,7 @@ trap 'rm -rf "$work" "$pack.new"' EXIT
 trap 'exit 1' INT TERM
 mkdir -p "$work"/{bin,lib/no-cudnn,lists,share/contraflow}
 cp -r "$root/tools/profiles" "$work/share/contraflow"
+(cd "$root" && cp --parents tools/gpu_check.sh tests/runtime/gpu/nccl_one_gpu_test.sh "$work")
 for program in "${programs[@]}"; do
   compgen -G "$build/t*/$program" >/dev/null || fail "$build has no $program: build it there"
   strip -o "$work/bin/$program" "$build"/t*/"$program"
@@ -55,7 +56,7 @@ git -C "$root" describe --always --dirty >"$work/version" 2>/dev/null || echo un
 "$build/tools/bench_gpu" --list >"$work/lists/families"
 
 # The same files give the same archive.
-tar -C "$work" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - bin lib lists share version |
+tar -C "$work" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - bin lib lists share tests tools version |
   gzip -n >"$pack.new"
 bytes=$(stat -c %s "$pack.new")
 if [ "$bytes" -gt $most ]; then

@@ -115,6 +115,7 @@ CustomStage::CustomStage(const CustomStages& stages, int stage, Device device, v
   const int replica = device.replica * stages.plan().expert_parallel + device.member;
   const contraflow_copy copy = {stage, replica, device.rank, sms, stream};
   Try(name_, "create", [&] { return api_.create(&stages.job(), &copy, &self_); });
+  if (self_ == nullptr) throw Error(name_ + ", create: gave no stage; set *stage");
   try {
     float* values = nullptr;
     size_t count = 0;

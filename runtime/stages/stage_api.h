@@ -87,7 +87,8 @@ typedef struct contraflow_stage_api {
   uint32_t size;    /* sizeof(contraflow_stage_api) */
 
   const char* (*sizes)(const contraflow_job* job, contraflow_sizes* sizes);
-  /* Makes a copy of a stage, with all that it needs for the training. */
+  /* Makes a copy of a stage, with all that it needs for the training; *stage, which all other calls
+   * get, must not be NULL. */
   const char* (*create)(const contraflow_job* job, const contraflow_copy* copy, void** stage);
   void (*destroy)(void* stage);
 

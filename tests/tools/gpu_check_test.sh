@@ -24,7 +24,7 @@ fail() {
 check() { # WANTED EXIT CODE, ARGUMENT...
   local code=0 wanted=$1
   shift
-  tar -czf "$work/pack.tar.gz" -C "$work" bin
+  tar -czf "$work/pack.tar.gz" -C "$work" bin tests
   env -i PATH="$work/path:/usr/bin:/bin" HOME="$work" "$work/tools/gpu_check.sh" "$@" \
     --out "$work/dir" --pack "$work/pack.tar.gz" >"$work/out" 2>&1 </dev/null || code=$?
   [ "$code" = "$wanted" ] || fail "exit code $code, not $wanted"
@@ -119,6 +119,18 @@ shows '{"part":"cudnn","status":"FAILED","reason":"there is no libcudnn.so.9'
 same_but '"part":"cudnn"' speed
 stand_in path/ldd 'exit 0'
 
+# A library that is missing, also where ldd fails on another program.
+for code in 0 1; do
+  stand_in path/ldd 'echo "libodd.so.1 => not found"' "exit $code"
+  check 1 speed
+  shows '{"part":"libraries","status":"FAILED","reason":"exit code 1: libodd.so.1 => not found"'
+  same_but "$part_of_both" speed
+done
+stand_in path/ldd 'exit 1'
+check 1 speed
+shows '{"part":"libraries","status":"FAILED","reason":"exit code 1: error: ldd cannot read each program"'
+stand_in path/ldd 'exit 0'
+
 # Other bits every time; a training that fails; no tools.
 stand_in bin/contraflow-run 'echo "SHA-256 $$"'
 check 1 correctness
@@ -153,6 +165,15 @@ shows '{"part":"gradients-1f1b","status":"SKIP","reason":"no GPU: no driver"'
 stand_in bin/contraflow 'echo "contraflow: error: no such schedule"; exit 1'
 check 1 correctness
 shows '{"part":"gradients-1f1b","status":"FAILED","reason":"exit code 1: contraflow: error: no such schedule"'
+
+# One call, or both.
+check_usage() { # MESSAGE ARGUMENT...
+  code=0
+  "$work/tools/gpu_check.sh" "${@:2}" >"$work/out" 2>&1 || code=$?
+  [ $code = 2 ] || fail "exit code $code for ${*:2}"
+  [ "$(cat "$work/out")" = "gpu_check.sh: error: $1; see gpu_check.sh --help" ] || fail "no usage"
+}
+check_usage 'speed and correctness exclude each other; all is both calls' speed correctness
 
 # Nothing to run.
 echo nothing >"$work/bad"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What tools/gpu_pack.sh packs is small enough, and tools/gpu_check.sh runs all of it from there where
-# there is no GPU and no compiler: every part gets as far as to need one, and says so.
+# there is no GPU, no compiler and no source: every part gets as far as to need a GPU, and says so.
 # Usage: gpu_pack_test.sh SOURCES BUILD
 set -eu
 sources=$1 build=$2
@@ -25,14 +25,16 @@ for program in awk bash cat cp cut date dirname env grep head ldd ls mkdir mktem
   sleep sort stat tail tar gzip tee timeout tr uname; do
   [ ! -e "/usr/bin/$program" ] || ln -s "/usr/bin/$program" "$work/path"
 done
+mkdir "$work/alone"
+mv "$work/tools/gpu_check.sh" "$work/pack.tar.gz" "$work/alone"
 code=0
-env -i PATH="$work/path" CUDA_VISIBLE_DEVICES= "$sources/tools/gpu_check.sh" --out "$work/dir" \
-  --pack "$work/pack.tar.gz" >"$work/out" 2>&1 || code=$?
+env -i PATH="$work/path" CUDA_VISIBLE_DEVICES= "$work/alone/gpu_check.sh" >"$work/out" 2>&1 || code=$?
 [ $code = 77 ] || fail "exit code $code, not 77"
-parts() { grep -c "$1" "$work/dir/results.jsonl" || true; }
+parts() { grep -c "$1" "$work/alone/gpu_check/results.jsonl" || true; }
 [ "$(parts '{"part":"libraries","status":"ok"')" = 1 ] || fail "a library is missing"
 [ "$(parts '"status":"SKIP","reason":"[^"]')" = $(($(parts .) - 1)) ] || fail "not all is skipped"
 [ "$(parts '"part":"case-')" -gt 70 ] || fail "cases are missing"
+[ "$(parts '"part":"nccl-one-gpu ')" = 5 ] || fail "forms of NCCL are missing"
 [ "$(parts '"part":"gradients-')" = 8 ] || fail "gradients are missing"
 [ "$(parts '"part":"[a-z0-9-]*-[48]-\(8\|16\)"')" = 9 ] || fail "schedules are missing"
 tail -n 1 "$work/out"

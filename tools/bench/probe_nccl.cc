@@ -134,7 +134,12 @@ int RunRank(int rank, const std::vector<std::array<int, 2>>& ids, int results) {
   int devices = 0;
   const cudaError_t found = cudaGetDeviceCount(&devices);
   if (found != cudaSuccess || devices == 0) {
-    if (rank == 0) std::printf("SKIP: no GPU: %s\n", cudaGetErrorString(found));
+    int driver = 0;
+    const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    if (rank == 0) {
+      std::printf("SKIP: no GPU: %s\n",
+                  none ? "no CUDA driver is installed" : cudaGetErrorString(found));
+    }
     return kExitSkipped;
   }
   ncclUniqueId id;

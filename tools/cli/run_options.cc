@@ -58,7 +58,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
   }
   if (app.count("--partition-sms") > 0 &&
       (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
-    throw UsageError("--partition-sms: must be a multiple of " + std::to_string(kSmsStep) +
+    const std::string step = std::to_string(kSmsStep);
+    throw UsageError("--partition-sms: must be a multiple of " + step + ", at least " + step +
                      ", is " + std::to_string(options.partition_sms));
   }
   if (options.stamps > 0 && options.stamps <= options.steps) return;
@@ -110,8 +111,10 @@ void CheckStages(const CLI::App& app, const RunOptions& options) {
     throw UsageError("--stage-options needs --stages FILE, which it is for");
   }
   for (const char* const flag :
-       {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--peak-flops",
-        "--calibrate", "--checkpoint", "--memory-checkpoint", "--restarts"}) {
+       {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--validate-every",
+        "--validate-batches", "--peak-flops", "--calibrate", "--checkpoint", "--checkpoint-every",
+        "--checkpoint-keep", "--memory-checkpoint", "--memory-every", "--resume", "--resume-step",
+        "--restarts", "--elastic"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
   }
@@ -252,7 +255,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
   AddSeconds(&app, "--timeout", &options.timeout,
-             "give up if no rank makes progress for this long (default: 120)");
+             "give up if no rank makes progress for this long (default: 120); a call\nof --stages "
+             "that never returns is ended only under a launcher");
   app.add_option("--checkpoint", options.checkpoint, "folder for checkpoints; saves one at the end")
       ->type_name("DIR");
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
@@ -314,6 +318,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   }
   if (!options.ask.empty()) return options;
   if (options.plan.empty()) throw UsageError("PLAN is required; see contraflow-run --help");
+  CheckStages(app, options);
   options.seed = static_cast<uint64_t>(seed.value_or(1));
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate),
@@ -372,7 +377,6 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   }
   CheckOptions(options);
   CheckDevice(app, options);
-  CheckStages(app, options);
   return options;
 }
 

@@ -83,6 +83,7 @@ View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
   ReadOption([&] {
     if (options.from) view.from = ToTicks(*options.from, unit, "--from");
     if (options.to) view.to = ToTicks(*options.to, unit, "--to");
+    if (view.to && *view.to <= view.from) throw Error("--to: must be after --from");
   });
   return view;
 }

@@ -207,7 +207,9 @@ class GridDrawing {
     std::string out = picture_.stops.empty() ? "" : "\n";
     for (const StoppedRank& stop : picture_.stops) {
       out += "rank " + std::to_string(stop.rank) + " goes no further than " + stop.text;
-      if (stop.on_rank >= 0) {
+      if (!stop.lacks.empty()) {
+        out += ", which waits for " + stop.lacks + ", and the rank lacks that";
+      } else if (stop.on_rank >= 0) {
         out += ", where it waits for rank " + std::to_string(stop.on_rank) +
                (stop.in_cycle ? ": part of a cycle" : "");
       }

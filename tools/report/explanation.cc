@@ -166,7 +166,8 @@ std::string CauseTable(const Explanation& explanation) {
     bubbles += bubble;
   }
   row("all", bubbles, simulation.bubble_ratio(), all);
-  std::string text = FormatTable(table) + "\n";
+  std::string text = FormatTable(table);
+  if (std::ranges::find(there, true) != there.end()) text += "\n";
   for (size_t c = 0; c < there.size(); ++c) {
     if (!there[c]) continue;
     const auto cause = static_cast<IdleCause>(c);

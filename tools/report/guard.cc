@@ -306,6 +306,7 @@ Limits LimitsFile::Of(const std::string& key) const {
 }
 
 LimitsFile ReadLimits(const std::string& text, const std::string& path) {
+  if (path.ends_with(".toml")) throw Error(path + ": limits are read as JSON; write them as that");
   const JsonDocument document = ParseJson(text, path, {.members = 4096, .comments = true});
   const JsonCursor root = document.Root();
   root.Keys("limits", kKeys);

@@ -18,11 +18,29 @@ const StoppedRank* StopOf(const BrokenRun& broken, int rank) {
 }
 
 std::string WaitsFor(const StoppedRank& stop) {
+  if (!stop.lacks.empty()) return stop.lacks + ", which it lacks";
   return stop.on_rank < 0 ? "what never comes" : "rank " + std::to_string(stop.on_rank);
 }
 
 std::string Standing(const StoppedRank& stop) {
   return std::to_string(stop.index) + " (" + stop.text + ")";
+}
+
+/// What would make the value that a SEND takes, if the program has it nowhere; else "".
+std::string Lacking(const Program& program, const Instruction& send) {
+  const bool forward = send.op == Op::SEND_F;
+  if (!forward && send.op != Op::SEND_B) return "";
+  const Instruction maker{
+      .op = forward ? Op::F : Op::B, .stage = send.stage, .microbatch = send.microbatch};
+  const bool made = std::ranges::any_of(program, [&](const Instruction& i) {
+    if (forward) {
+      return (HasForward(i.op) || i.op == Op::COMBINE_F) && i.stage == maker.stage &&
+             i.microbatch == maker.microbatch;
+    }
+    return (HasBackward(i.op) || i.op == Op::ATTN_B) && BackStage(i) == maker.stage &&
+           BackMicrobatch(i) == maker.microbatch;
+  });
+  return made ? "" : ToString(maker);
 }
 
 /// Where rank r stands, if it does: in the cycle, else at what it waits for, else at the first
@@ -50,6 +68,8 @@ std::optional<StoppedRank> FindStop(const Plan& plan, const Standstill& standsti
     return std::nullopt;
   }
   stop.text = ToString(program[static_cast<size_t>(stop.index)]);
+  stop.lacks = Lacking(program, program[static_cast<size_t>(stop.index)]);
+  if (!stop.lacks.empty()) stop.on_rank = -1;
   for (size_t i = 0; i < program.size(); ++i) {
     if (!IsMessage(program[i].op)) stop.since = std::max(stop.since, spans[i].end);
   }
@@ -120,6 +140,7 @@ void AddStandstill(const BrokenRun& broken, const Plan& plan, Unit unit, Json* d
     Json object = {
         {"index", stop.index}, {"instruction", stop.text}, {"since", TimeToJson(stop.since, unit)}};
     if (stop.on_rank >= 0) object["on_rank"] = stop.on_rank;
+    if (!stop.lacks.empty()) object["lacks"] = stop.lacks;
     return object;
   };
   for (const BlockedAt& at : broken.cycle) {

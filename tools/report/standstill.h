@@ -14,11 +14,12 @@ namespace contraflow {
 /// Where a rank of a plan that is not sound goes no further.
 struct StoppedRank {
   int rank = 0;
-  int index = 0;          ///< the instruction that it stands at
-  std::string text = {};  ///< that in words
-  Time since = 0;         ///< when it had done what it can
-  int on_rank = -1;       ///< the rank that it waits for; -1: for what no rank will make
-  bool in_cycle = false;  ///< of ranks that wait for each other
+  int index = 0;           ///< the instruction that it stands at
+  std::string text = {};   ///< that in words
+  Time since = 0;          ///< when it had done what it can
+  int on_rank = -1;        ///< the rank that it waits for; -1: for what no rank will make
+  std::string lacks = {};  ///< of a SEND: what would make its value, and is not in the program
+  bool in_cycle = false;   ///< of ranks that wait for each other
 };
 
 /// A plan that is not sound, run up to where it stands.

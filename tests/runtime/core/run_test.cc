@@ -408,7 +408,18 @@ TEST_SUITE("cli") {
            "--trace: needs times, and with --stamps 0 no step is timed");
     expect(cuda + "--transport threads --one-sided", 2,
            "--one-sided: is for GPUs connected by nccl; with --transport threads leave it out");
-    expect(cuda + "--partition-sms 0", 2, "--partition-sms: must be a multiple of 8, is 0");
+    for (const std::string sms : {"0", "12"}) {
+      expect(cuda + "--partition-sms " + sms, 2,
+             "--partition-sms: must be a multiple of 8, at least 8, is " + sms);
+    }
+    for (const std::string flag :
+         {"--restarts 1", "--elastic", "--validate-every 2", "--validate-batches 2",
+          "--checkpoint-every 2", "--checkpoint-keep 2", "--memory-every 2", "--resume",
+          "--resume-step 2"}) {
+      expect(
+          plan + " --stages ./mine.so " + flag, 2,
+          flag.substr(0, flag.find(' ')) + ": is not for custom stages; leave it out, or --stages");
+    }
     // No build or no machine trains with this plan on a GPU; nothing is written before it says so.
     const Outcome no_gpu = RunTool(folder, cuda + "--trace " + folder.File("trace.json"));
     CHECK(no_gpu.code == 1);

@@ -236,6 +236,10 @@ TEST_SUITE("unit") {
       return contraflow_stages()->create(job, copy, self);
     };
     CHECK(fails(api) == "stage 1, create: no such file");
+    api.create = [](const contraflow_job*, const contraflow_copy*, void**) -> const char* {
+      return nullptr;
+    };
+    CHECK(fails(api) == "stage 0, create: gave no stage; set *stage");
     api = Table();
     api.backward_input = [](void*, const contraflow_cell*, void*) -> const char* {
       return "out of luck";

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/units.h"
+#include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
 #include "tools/profile/chrome_trace.h"
 

@@ -102,6 +102,7 @@ function onUp(page, event) {
   const at = positionOf(page, event);
   if (at.x < page.painter.left) return page.openAt(at);
   page.select(page.hit(at));
+  page.pointAt(null);  // the card moves what lies there
 }
 
 function onDouble(page) {

@@ -35,6 +35,10 @@ class Words {
     return Of(ref) + (ref.rank == here ? "" : " on rank " + std::to_string(ref.rank));
   }
   std::string At(Time ticks) const { return scale_.Of(ticks); }
+  /// The same where nothing else names the abstract unit.
+  std::string InUnits(Time ticks) const {
+    return unit_ == Unit::kUnit ? Lasting(ticks) : At(ticks);
+  }
   std::string Alone(Time ticks) const { return FormatFigure(ticks, unit_); }
   std::string Lasting(Time ticks) const { return FormatWithUnit(ticks, unit_); }
   const Span& SpanOf(InstructionRef ref) const {
@@ -275,7 +279,7 @@ std::string WriteMoment(const Explanation& explanation, int rank, Time at) {
   }
   for (const Idle& idle : explanation.idle[static_cast<size_t>(rank)]) {
     if (at < idle.when.start || at >= idle.when.end) continue;
-    std::string text = "rank " + std::to_string(rank) + " is idle at " + words.Lasting(at) + ": " +
+    std::string text = "rank " + std::to_string(rank) + " is idle at " + words.InUnits(at) + ": " +
                        std::string(Name(idle.cause)) + ", " + words.Why(idle, rank) + ", from " +
                        words.At(idle.when.start) + " to " + words.At(idle.when.end) + ".\n";
     const bool stands = idle.cause == IdleCause::kStandstill;
@@ -296,7 +300,7 @@ std::string WriteStart(const Explanation& explanation, InstructionRef at) {
         explanation.broken == nullptr ? "" : DescribeStop(*explanation.broken, at.rank);
     return text + ", never runs" + (stop.empty() ? "" : ": the rank " + stop) + ".\n";
   }
-  text += ", runs from " + words.At(span.start) + " to " + words.Lasting(span.end) + ".\n";
+  text += ", runs from " + words.At(span.start) + " to " + words.InUnits(span.end) + ".\n";
   const Wait itself{at, span.start};
   if (const std::string idle = words.IdleBefore({&itself, 1}); !idle.empty()) {
     text += "Before it the rank is idle: " + idle + ".\n";

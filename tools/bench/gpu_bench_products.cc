@@ -176,10 +176,6 @@ struct ExpertOperands {
   float *dgate_up, *ddown;
 };
 
-}  // namespace
-
-namespace {
-
 void MeasureForm(GpuBench* bench, const ExpertOperands& o, const std::string& name,
                  gpu::ExpertsForm form) {
   const gpu::Stream stream = bench->stream();

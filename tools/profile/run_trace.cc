@@ -116,7 +116,7 @@ void FitMessages(const Plan& plan, Time makespan, ProfiledCosts* profile) {
   const Time timed = costs.comm.latency;
   const auto with = [&](Time latency) {
     costs.comm.latency = latency;
-    return Simulate(plan, costs).makespan;
+    return Simulate(plan, costs, Keep::kFigures).makespan;
   };
   const Time simulated = with(timed);
   if (std::abs(simulated - makespan) <= makespan / 100) return;

@@ -38,9 +38,9 @@ struct MeasuredRun {
 };
 
 /// A run of a plan from the traces that contraflow-run or contraflow.torch wrote of it, of all
-/// ranks or one each. Throws Error for an
-/// instruction of the plan that is not there, for computations of a rank that overlap or have
-/// another order than in its program, and for traces of another plan.
+/// ranks or one each. Throws Error for an instruction of the plan that is not there, for
+/// computations of a rank that overlap or have another order than in its program, and for traces of
+/// another plan.
 MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
 
 /// What a run took besides its instructions, launches and a busy processor, stands in no time of

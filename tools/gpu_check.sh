@@ -252,6 +252,16 @@ repeats() { # the same bits every time, in streams and as a graph
   done
   echo "note: $first"
 }
+matmul_choices() { # steps by cublasLt's estimate, then by what was timed, then by the file: the same bits
+  local chosen=$work/matmuls.json first again
+  plan "$work/matmuls-plan.json" 1f1b 2 1 4 "$work/real.json" || return
+  train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 || return
+  first=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" |
+    tee /dev/stderr | grep SHA-256) || return
+  again=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" |
+    grep SHA-256) || return
+  [ "$first" = "$again" ] || { echo "error: again: $again, not $first" && return 1; }
+}
 resumed() { # from a checkpoint that was written beside the steps: the same bits, and the CPU goes on from it too
   local kept=$work/kept whole again
   plan "$work/resumed.json" dualpipe 4 1 8 default || return
@@ -305,7 +315,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
       "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
   done
 }
-export -f plan train gradients repeats resumed custom_stages sanitize sanitize_step profile figure libraries
+export -f plan train gradients repeats matmul_choices resumed custom_stages sanitize sanitize_step profile figure libraries
 export bin work script results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
@@ -336,13 +346,12 @@ correctness() {
   for name in dualpipe zb-1p 1f1b; do
     part "gradients-$name" 60 gradients $name 4 1 8 default --steps 3
   done
-  cat >"$work/real.json" <<<'{"width": 1024, "heads": 8, "experts": 8, "expert_width": 1024,
-    "sequence": 1024, "batch": 1, "layers": 4}'
   part gradients-real-size 120 gradients zb-1p 2 1 2 "$work/real.json" --steps 1
   part gradients-groups 60 gradients dualpipe 4 2 8 default --steps 2
   for name in dualpipe zb-1p 1f1b; do
     part "gradients-$name-streams" 60 gradients $name 4 1 8 default --steps 3 --no-graph
   done
+  part gradients-chosen 60 gradients zb-1p 4 1 8 default --steps 3 --matmul-choices "$work/chosen.json"
   part gradients-clipped 60 gradients zb-1p 4 1 8 default --steps 3 --clip 0.1
   part repeats 60 repeats
   part resumed 60 resumed
@@ -374,6 +383,7 @@ speed() {
   for name in $(list_families); do
     [[ " $first partitions " == *" $name "* ]] || measure "$name"
   done
+  part matmul-choices 90 matmul_choices
   part ncu-routing 60 profile routing 'Spread|Gather|Combine' DRAM 76 # 85 % of a copy
   await 0
 }
@@ -381,6 +391,8 @@ speed() {
 deadline=$limit
 no_gpu='' cudnn=there
 prepare
+cat >"$work/real.json" <<<'{"width": 1024, "heads": 8, "experts": 8, "expert_width": 1024,
+  "sequence": 1024, "batch": 1, "layers": 4}'
 LD_LIBRARY_PATH=$work/lib:$(library_folders 2>/dev/null | awk '!seen[$0]++' | paste -s -d :)
 for folder in /usr/local/cuda*/bin /opt/nvidia/nsight-compute/*; do PATH=$PATH:$folder; done
 export LD_LIBRARY_PATH PATH

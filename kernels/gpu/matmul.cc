@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 
 #include <array>
+#include <bit>
 #include <map>
 #include <string>
 #include <vector>
@@ -146,6 +147,12 @@ struct Matmuls::Impl {
   int sms;
   Owned<cublasLtHandle_t> handle;
   std::map<MatmulShape, Prepared> prepared;
+
+  const Prepared& At(const MatmulShape& shape) const {
+    const auto found = prepared.find(shape);
+    if (found != prepared.end()) return found->second;
+    throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
+  }
 };
 
 Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
@@ -173,14 +180,35 @@ void Matmuls::Prepare(const MatmulShape& shape, int candidate) {
   impl_->prepared.emplace(shape, std::move(made));
 }
 
+void Matmuls::Prepare(const MatmulShape& shape, const MatmulAlgorithm& algorithm) {
+  CheckShape(shape);
+  if (impl_->prepared.count(shape) != 0) return;
+  Prepared made = Describe(shape, impl_->sms);
+  made.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+  cublasLtMatmulHeuristicResult_t result = {};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(impl_->handle.get(), made.product.get(), made.b.get(), made.a.get(),
+                              made.d.get(), made.d.get(), &made.algorithm, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkBytes ||
+      !SumsInFixedOrder(made.algorithm)) {
+    throw GpuError("matmul " + ToString(shape) + ": this algorithm cannot be used for it here" +
+                   (status == CUBLAS_STATUS_SUCCESS
+                        ? ""
+                        : std::string(": ") + cublasLtGetStatusString(status)));
+  }
+  impl_->prepared.emplace(shape, std::move(made));
+}
+
+MatmulAlgorithm Matmuls::AlgorithmOf(const MatmulShape& shape) const {
+  return std::bit_cast<MatmulAlgorithm>(impl_->At(shape).algorithm);
+}
+
+std::string Matmuls::Library() { return "cublasLt " + std::to_string(cublasLtGetVersion()); }
+
 void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b,
                   const void* c, void* d, void* work) const {
-  const auto found = impl_->prepared.find(shape);
-  if (found == impl_->prepared.end()) {
-    throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
-  }
+  const Prepared& prepared = impl_->At(shape);
   CheckOperands(shape, a, b, c, d, work);
-  const Prepared& prepared = found->second;
   const float alpha = 1, beta = shape.add ? 1 : 0;
   Check(cublasLtMatmul(impl_->handle.get(), prepared.product.get(), &alpha, b, prepared.b.get(), a,
                        prepared.a.get(), &beta, shape.add ? c : d, prepared.d.get(), d,

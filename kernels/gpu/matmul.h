@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,6 +23,9 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
+/// How a product is computed, as cublasLt packs it: of one version of it and one kind of GPU.
+using MatmulAlgorithm = std::array<uint64_t, 8>;
+
 /// Matrix products by cublasLt. Algorithms are chosen once for a shape, the first by cublasLt's
 /// estimate unless another is asked for, with no split of k that is summed in no fixed order: the
 /// same shape on as many SMs gives the same bits.
@@ -40,6 +45,13 @@ class Matmuls {
   /// estimate first, which may give other bits. A shape stays as it was prepared first. Throws
   /// GpuError, naming the shape, if there is no such candidate.
   void Prepare(const MatmulShape& shape, int candidate = 0);
+  /// The same by an algorithm that AlgorithmOf gave. Throws GpuError, naming the shape, unless it
+  /// computes the shape here, with the work memory there is, in a fixed order.
+  void Prepare(const MatmulShape& shape, const MatmulAlgorithm& algorithm);
+  /// Of a shape that was prepared.
+  MatmulAlgorithm AlgorithmOf(const MatmulShape& shape) const;
+  /// What algorithms are of: the library and its version.
+  static std::string Library();
   /// A shape that was prepared. c may be d; it is ignored unless `add`.
   void Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
            void* d, void* work) const;

@@ -206,6 +206,7 @@ class CudaGpu : public Gpu {
   gpu::Stream NewStream(int partition, Priority priority, const std::string& name) override;
   GpuEvent* NewEvent() override;
   std::byte* Allocate(size_t bytes) override;
+  std::shared_ptr<std::byte> NewDeviceMemory(size_t bytes) override;
   std::byte* AllocateHost(size_t bytes) override;
   std::shared_ptr<std::byte> NewHostMemory(size_t bytes) override;
   void Record(GpuEvent* event, gpu::Stream stream) override;
@@ -314,6 +315,14 @@ std::byte* CudaGpu::Allocate(size_t bytes) {
   memory_.emplace_back(static_cast<std::byte*>(NewMemory(room)));
   at = memory_.back().get();
   return static_cast<std::byte*>(std::align(kAlignment, wanted, at, room));
+}
+
+std::shared_ptr<std::byte> CudaGpu::NewDeviceMemory(size_t bytes) {
+  // Room to align it, as small ones are aligned less.
+  size_t room = std::max<size_t>(bytes, 1) + kAlignment;
+  const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(NewMemory(room)), FreeDevice());
+  void* at = memory.get();
+  return {memory, static_cast<std::byte*>(std::align(kAlignment, bytes, at, room))};
 }
 
 std::byte* CudaGpu::AllocateHost(size_t bytes) {

@@ -55,9 +55,14 @@ bool Combines(Op op, const GpuViews& v) {
 
 }  // namespace
 
+std::vector<gpu::MatmulShape> MatmulsOf(const Plan& plan, const Model& model) {
+  const Model fitted = Checked(plan, model);
+  return MatmulsOf(LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
+}
+
 GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                      Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
-                     const AllocateMemory& arenas)
+                     const MatmulChoices& choices, const AllocateMemory& arenas)
     : model_(Checked(plan, model)),
       dataset_(dataset),
       seed_(seed),
@@ -69,7 +74,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       loss_scale_(LossScale(plan)),
       gpu_(gpu),
       setup_(setup),
-      products_(shape_, gpu, setup, compute_sms),
+      products_(shape_, gpu, setup, compute_sms, choices),
       begin_here_(MicrobatchesAt(plan, 0, device.rank)),
       end_here_(MicrobatchesAt(plan, plan.stages - 1, device.rank)),
       host_inputs_{HostInput{gpu.AllocateHost(InputBytes(shape_, microbatches_))},

@@ -23,17 +23,21 @@ namespace contraflow {
 /// The plan, if it says all that GpuDevice needs; else throws Error with the remedy.
 const Plan& CheckGpuPlan(const Plan& plan, const Model& model);
 
+/// The matrix products of each device of it (GpuProducts).
+std::vector<gpu::MatmulShape> MatmulsOf(const Plan& plan, const Model& model);
+
 /// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
 /// arenas, and where each value lies.
 class GpuDevice : public GpuBackend, public StageHolder {
  public:
   /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
-  /// streams; matrix products are chosen for `compute_sms` SMs; `arenas` allocates the arenas.
-  /// Returns once all is in place; memory without a value is full of NaN. Throws Error, with the
-  /// remedy, if the plan is of another level, model or kind of device, or the model none for a GPU.
+  /// streams; matrix products are chosen for `compute_sms` SMs and by `choices`; `arenas` allocates
+  /// the arenas. Returns once all is in place; memory without a value is full of NaN. Throws Error,
+  /// with the remedy, if the plan is of another level, model or kind of device, or the model none
+  /// for a GPU.
   GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
             Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
-            const AllocateMemory& arenas = {});
+            const MatmulChoices& choices = {}, const AllocateMemory& arenas = {});
 
   void Prepare(int step) override;
   void Upload(int step, gpu::Stream stream) override;

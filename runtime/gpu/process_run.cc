@@ -195,8 +195,15 @@ GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset
       gpu_(process.gpu),
       rank_(CheckGpuPlan(plan, model), ExchangeOf(plan, model), process, options,
             [&](Device device, gpu::Stream setup, int sms) {
+              if (!options.matmul_choices.empty()) {
+                choices_ = ChooseMatmulsForAll(
+                    options.matmul_choices, MatmulsOf(plan, model), process.gpu, setup, sms,
+                    process.control.rank() == 0,
+                    [&](const std::string& text) { return process.control.Broadcast(text); },
+                    [&] { process.progress.Move(); });
+              }
               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, process.gpu,
-                                                 setup, sms, MemoryOf(process, options));
+                                                 setup, sms, choices_, MemoryOf(process, options));
             }) {}
 
 StageHolder& GpuProcessRun::At(Device device) {
@@ -206,7 +213,7 @@ StageHolder& GpuProcessRun::At(Device device) {
 
 std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
   return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.setup(),
-                                        rank_.budget().compute);
+                                        rank_.budget().compute, choices_);
 }
 
 GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,

@@ -9,6 +9,7 @@
 #include "runtime/core/progress.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/gpu.h"
+#include "runtime/gpu/matmul_choices.h"
 #include "runtime/gpu/run.h"
 #include "runtime/gpu/serial_run.h"
 #include "runtime/launch/control.h"
@@ -79,6 +80,7 @@ class GpuProcessRun : public Run {
   const Dataset& dataset_;
   const uint64_t seed_;
   Gpu& gpu_;
+  MatmulChoices choices_;  // none: by the estimate of the library
   GpuRank rank_;
 };
 

@@ -37,9 +37,16 @@ MatmulShape BackwardWeight(const LayerShape& n, int in, int out) {
           .add = true};
 }
 
-/// Every product of the model. The head is one of its last stage; the others have as good as no
-/// cost for being able to.
-std::vector<MatmulShape> ShapesOf(const LayerShape& n) {
+/// What any of the kernels but the attention needs; those of a lane run one after the other.
+size_t WorkBytes(const LayerShape& n) {
+  return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
+                   gpu::EmbeddingWork(n.tokens, n.vocabulary),
+                   gpu::RmsNormWork(n.tokens, n.width) * sizeof(float)});
+}
+
+}  // namespace
+
+std::vector<MatmulShape> MatmulsOf(const LayerShape& n) {
   const int d = n.width;
   std::vector<MatmulShape> shapes = {
       Forward(n, d, 3 * d),
@@ -57,24 +64,20 @@ std::vector<MatmulShape> ShapesOf(const LayerShape& n) {
   return shapes;
 }
 
-/// What any of the kernels but the attention needs; those of a lane run one after the other.
-size_t WorkBytes(const LayerShape& n) {
-  return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
-                   gpu::EmbeddingWork(n.tokens, n.vocabulary),
-                   gpu::RmsNormWork(n.tokens, n.width) * sizeof(float)});
-}
-
-}  // namespace
-
-void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes) {
-  const std::vector<std::byte> seed(std::min<size_t>(bytes, size_t{64} << 10), std::byte{0xff});
-  gpu.CopyToDevice(stream, at, seed.data(), seed.size());
-  for (size_t done = seed.size(); done < bytes;) {
+void FillOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes,
+                  std::span<const std::byte> pattern) {
+  gpu.CopyToDevice(stream, at, pattern.data(), std::min(pattern.size(), bytes));
+  for (size_t done = pattern.size(); done < bytes;) {
     const size_t more = std::min(done, bytes - done);
     gpu::LinkCopy(stream, at, at + done, more, stream.sms);
     done += more;
   }
   gpu.Synchronize();
+}
+
+void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes) {
+  const std::vector<std::byte> seed(std::min<size_t>(bytes, size_t{64} << 10), std::byte{0xff});
+  FillOnDevice(gpu, stream, at, bytes, seed);
 }
 
 Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
@@ -96,11 +99,19 @@ Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, g
   return arenas;
 }
 
-GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms)
+GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms,
+                         const MatmulChoices& choices)
     : shape_(shape),
       matmuls_(compute_sms),
       attention_({shape.batch, shape.sequence, shape.heads, shape.head_width}, compute_sms) {
-  for (const MatmulShape& product : ShapesOf(shape_)) matmuls_.Prepare(product);
+  for (const MatmulShape& product : MatmulsOf(shape_)) {
+    const auto chosen = choices.find(product);
+    if (chosen == choices.end()) {
+      matmuls_.Prepare(product);
+    } else {
+      matmuls_.Prepare(product, chosen->second);
+    }
+  }
   const auto angles =
       static_cast<size_t>(shape.sequence) * static_cast<size_t>(shape.head_width / 2);
   std::vector<float> cosine(angles), sine(angles);

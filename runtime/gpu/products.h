@@ -2,15 +2,21 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
+#include <vector>
 
 #include "kernels/attention/attention.h"
 #include "kernels/gpu/matmul.h"
 #include "kernels/gpu/stream.h"
 #include "runtime/gpu/gpu.h"
+#include "runtime/gpu/matmul_choices.h"
 #include "runtime/model/views.h"
 
 namespace contraflow {
 
+/// Fills device memory with a pattern, again and again; returns once that is done.
+void FillOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes,
+                  std::span<const std::byte> pattern);
 /// Fills device memory with 0xff, which as floats is NaN and as integers no index; returns once
 /// that is done.
 void PoisonOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes);
@@ -23,6 +29,10 @@ struct Arenas {
 /// Arenas of so many bytes, poisoned; in one piece if there is an `allocate` for it.
 Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
                       const AllocateMemory& allocate);
+
+/// Every product of the model. The head is one of its last stage; the others have as good as no
+/// cost for being able to.
+std::vector<gpu::MatmulShape> MatmulsOf(const LayerShape& shape);
 
 /// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
@@ -38,9 +48,10 @@ class GpuProducts {
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
-  /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Returns once all is in
-  /// place.
-  GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms);
+  /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Products without a choice go
+  /// by the estimate of the library. Returns once all is in place.
+  GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms,
+              const MatmulChoices& choices = {});
 
   const LayerShape& shape() const { return shape_; }
   const gpu::Attention& attention() const { return attention_; }

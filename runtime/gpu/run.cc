@@ -108,10 +108,16 @@ StateCopies* VirtualRanks::Copies() {
 
 GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                Gpu& gpu, GpuRunOptions options)
-    : ranks_(
-          CheckGpuPlan(plan, model), gpu, options, [&](Device device, gpu::Stream setup, int sms) {
-            return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, gpu, setup, sms);
-          }) {}
+    : ranks_(CheckGpuPlan(plan, model), gpu, options,
+             [&](Device device, gpu::Stream setup, int sms) {
+               // All devices have the same products on as many SMs.
+               if (!options.matmul_choices.empty() && choices_.empty()) {
+                 choices_ =
+                     ChooseMatmuls(options.matmul_choices, MatmulsOf(plan, model), gpu, setup, sms);
+               }
+               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, gpu, setup,
+                                                  sms, choices_);
+             }) {}
 
 StageHolder& GpuRun::At(Device device) { return static_cast<GpuDevice&>(ranks_.At(device)); }
 

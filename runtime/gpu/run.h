@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/gpu.h"
 #include "runtime/gpu/links.h"
+#include "runtime/gpu/matmul_choices.h"
 #include "runtime/model/dataset.h"
 #include "runtime/stages/custom_stages.h"
 
@@ -30,6 +32,10 @@ struct GpuRunOptions {
   /// compute.
   bool one_sided = false;
   int partition_sms = 0;  ///< SMs of each device, a multiple of 8; 0: as many as there are for each
+
+  /// File of the algorithms of matrix products (matmul_choices.h), which are timed where it has
+  /// none; "": by the library's estimate.
+  std::string matmul_choices = {};
 
   bool StampsIn(int step) const { return stamps > 0 && step % stamps == 0; }
 };
@@ -73,8 +79,10 @@ class GpuRun : public Run {
   const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
   StateCopies* Copies() override { return ranks_.Copies(); }
+  const MatmulChoices& choices() const { return choices_; }
 
  private:
+  MatmulChoices choices_;  // none: by the estimate of the library
   VirtualRanks ranks_;
 };
 

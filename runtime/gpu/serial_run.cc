@@ -80,7 +80,7 @@ std::vector<WholeLayer> PlaceWholeLayers(const LayerShape& shape, std::span<cons
 
 struct GpuSerialRun::Impl {
   Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset, uint64_t the_seed,
-       Gpu& the_gpu, gpu::Stream the_stream, int compute_sms);
+       Gpu& the_gpu, gpu::Stream the_stream, int compute_sms, const MatmulChoices& choices);
 
   void PlaceSums();
   void Upload(int step);
@@ -146,7 +146,8 @@ struct GpuSerialRun::Impl {
 };
 
 GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dataset& the_dataset,
-                         uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms)
+                         uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms,
+                         const MatmulChoices& matmuls)
     : plan(the_plan),
       model(FitGpuModel(the_model, plan.stages, plan.layers, plan.expert_parallel)),
       dataset(the_dataset),
@@ -156,7 +157,7 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
       shape(model, members, model.experts),
       gpu(the_gpu),
       stream(the_stream),
-      products(shape, gpu, stream, compute_sms),
+      products(shape, gpu, stream, compute_sms, matmuls),
       lane{stream, products.work(0)},
       order(plan),
       mirrors(static_cast<size_t>(plan.stages)) {
@@ -329,8 +330,10 @@ void GpuSerialRun::Impl::ClipGradients() {
 }
 
 GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
-                           uint64_t seed, Gpu& gpu, gpu::Stream stream, int compute_sms)
-    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, stream, compute_sms)) {}
+                           uint64_t seed, Gpu& gpu, gpu::Stream stream, int compute_sms,
+                           const MatmulChoices& choices)
+    : impl_(std::make_unique<Impl>(plan, model, dataset, seed, gpu, stream, compute_sms, choices)) {
+}
 GpuSerialRun::~GpuSerialRun() = default;
 
 std::vector<float> GpuSerialRun::Step(int step) {

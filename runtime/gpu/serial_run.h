@@ -7,6 +7,7 @@
 
 #include "compiler/plan/plan.h"
 #include "runtime/gpu/gpu.h"
+#include "runtime/gpu/matmul_choices.h"
 #include "runtime/host/stage.h"
 #include "runtime/model/dataset.h"
 
@@ -24,7 +25,7 @@ class GpuSerialRun {
   /// The plan is sound (Verify). What is passed must outlive it. Throws Error if the model does not
   /// fit the plan or a GPU.
   GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-               Gpu& gpu, gpu::Stream stream, int compute_sms);
+               Gpu& gpu, gpu::Stream stream, int compute_sms, const MatmulChoices& choices = {});
   ~GpuSerialRun();
 
   /// One step; steps count from 1. Returns the losses, [replica][member][micro-batch].

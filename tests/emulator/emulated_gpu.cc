@@ -123,6 +123,12 @@ std::byte* EmulatedGpu::Allocate(size_t bytes) {
   return memory_.back().get();
 }
 
+std::shared_ptr<std::byte> EmulatedGpu::NewDeviceMemory(size_t bytes) {
+  std::shared_ptr<std::byte> block(NewBlock(bytes), Free());
+  Known().device.Add(block.get(), bytes);
+  return block;
+}
+
 std::byte* EmulatedGpu::AllocateHost(size_t bytes) {
   host_memory_.emplace_back(NewBlock(bytes));
   Known().host.Add(host_memory_.back().get(), bytes);

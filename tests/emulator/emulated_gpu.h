@@ -67,6 +67,7 @@ class EmulatedGpu : public Gpu {
   GpuEvent* NewEvent() override;
   /// Its bytes are 0xff.
   std::byte* Allocate(size_t bytes) override;
+  std::shared_ptr<std::byte> NewDeviceMemory(size_t bytes) override;
   std::byte* AllocateHost(size_t bytes) override;
   std::shared_ptr<std::byte> NewHostMemory(size_t bytes) override;
   void Record(GpuEvent* event, gpu::Stream stream) override;

@@ -66,6 +66,12 @@ void MultiplyAll(const MatmulShape& shape, int candidate, const Bf16* a, const B
 
 struct Matmuls::Impl {
   std::map<MatmulShape, int> prepared;  // by which candidate
+
+  int At(const MatmulShape& shape) const {
+    const auto found = prepared.find(shape);
+    if (found != prepared.end()) return found->second;
+    throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
+  }
 };
 
 Matmuls::Matmuls(int sms) : impl_(std::make_unique<Impl>()) {
@@ -84,14 +90,24 @@ void Matmuls::Prepare(const MatmulShape& shape, int candidate) {
   impl_->prepared.emplace(shape, candidate);
 }
 
+void Matmuls::Prepare(const MatmulShape& shape, const MatmulAlgorithm& algorithm) {
+  if (algorithm[0] >= kCandidates || algorithm[1] != 0) {
+    throw GpuError("matmul " + ToString(shape) + ": this algorithm cannot be used for it here");
+  }
+  Prepare(shape, static_cast<int>(algorithm[0]));
+}
+
+MatmulAlgorithm Matmuls::AlgorithmOf(const MatmulShape& shape) const {
+  return {static_cast<uint64_t>(impl_->At(shape))};
+}
+
+std::string Matmuls::Library() { return "loops 1"; }
+
 void Matmuls::Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b,
                   const void* c, void* d, void* work) const {
-  const auto found = impl_->prepared.find(shape);
-  if (found == impl_->prepared.end()) {
-    throw GpuError("matmul " + ToString(shape) + ": it was not prepared");
-  }
+  const int prepared = impl_->At(shape);
   CheckOperands(shape, a, b, c, d, work);
-  emulator::Enqueue(stream.handle, "Matmul", [=, candidate = found->second] {
+  emulator::Enqueue(stream.handle, "Matmul", [=, candidate = prepared] {
     // cublasLt may write all of its work memory.
     std::memset(work, 0xff, sizeof(float));
     std::memset(static_cast<std::byte*>(work) + kWorkBytes - sizeof(float), 0xff, sizeof(float));

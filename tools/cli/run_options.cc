@@ -36,8 +36,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
     if (options.transport == "nccl") {
       throw UsageError("--transport nccl: links GPUs; leave it out, or add --device cuda");
     }
-    for (const char* const flag :
-         {"--graph", "--no-graph", "--stamps", "--partition-sms", "--one-sided"}) {
+    for (const char* const flag : {"--graph", "--no-graph", "--stamps", "--partition-sms",
+                                   "--one-sided", "--matmul-choices"}) {
       if (app.count(flag) == 0) continue;
       throw UsageError(std::string(flag) + ": for a GPU only; leave it out, or add --device cuda");
     }
@@ -73,7 +73,8 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
 void CheckOptions(const RunOptions& options) {
   for (const auto& [flag, file] :
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate),
-        std::pair("--jsonl", &options.jsonl)}) {
+        std::pair("--jsonl", &options.jsonl),
+        std::pair("--matmul-choices", &options.matmul_choices)}) {
     if (*file != "-") continue;
     throw UsageError(std::string(flag) + ": must be a file; standard output is for the report");
   }
@@ -110,11 +111,26 @@ void CheckStages(const CLI::App& app, const RunOptions& options) {
     if (app.count("--stage-options") == 0) return;
     throw UsageError("--stage-options needs --stages FILE, which it is for");
   }
-  for (const char* const flag :
-       {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--validate-every",
-        "--validate-batches", "--peak-flops", "--calibrate", "--checkpoint", "--checkpoint-every",
-        "--checkpoint-keep", "--memory-checkpoint", "--memory-every", "--resume", "--resume-step",
-        "--restarts", "--elastic"}) {
+  for (const char* const flag : {"--model",
+                                 "--capacity",
+                                 "--data",
+                                 "--lr",
+                                 "--clip",
+                                 "--validation",
+                                 "--validate-every",
+                                 "--validate-batches",
+                                 "--peak-flops",
+                                 "--calibrate",
+                                 "--checkpoint",
+                                 "--checkpoint-every",
+                                 "--checkpoint-keep",
+                                 "--memory-checkpoint",
+                                 "--memory-every",
+                                 "--resume",
+                                 "--resume-step",
+                                 "--restarts",
+                                 "--elastic",
+                                 "--matmul-choices"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
   }
@@ -254,6 +270,10 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                "(NCCL 2.30.7 or newer)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
+  app.add_option("--matmul-choices", options.matmul_choices,
+                 "on a GPU: take the fastest algorithm for each matrix product, as FILE\nhas it; "
+                 "what is missing there is timed and added")
+      ->type_name("FILE");
   AddSeconds(&app, "--timeout", &options.timeout,
              "give up if no rank makes progress for this long (default: 120); a call\nof --stages "
              "that never returns is ended only under a launcher");

@@ -38,7 +38,8 @@ struct RunOptions {
   int stamps = 1;          ///< measure when instructions run every so many steps; 0: never
   bool one_sided = false;  ///< --transport nccl: the pipeline's messages are put without kernels
   int partition_sms = 0;   ///< --device cuda: of each device; 0: as many as there are for each
-  double timeout = 120;    ///< seconds
+  std::string matmul_choices;      ///< --device cuda: file of chosen algorithms; "": none
+  double timeout = 120;            ///< seconds
   double rendezvous_timeout = 60;  ///< seconds
   std::string rank_order{RankOrder::kDefault};
   std::string secret_file;        ///< "": none

@@ -71,6 +71,7 @@ GpuRunOptions GpuOptionsOf(const RunOptions& options) {
   gpu.stamps = options.stamps;
   gpu.partition_sms = options.partition_sms;
   gpu.one_sided = options.one_sided;
+  gpu.matmul_choices = options.matmul_choices;
   return gpu;
 }
 
@@ -107,11 +108,12 @@ int TrainVirtually(const RunOptions& options) {
   if (options.check) {
     const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
                                      UseOf(input.plan), options.partition_sms);
-    check.emplace(options, input,
-                  std::make_unique<GpuSerialRun>(
-                      input.plan, input.model, input.dataset, options.seed, *gpu,
-                      gpu->NewStream(0, Priority::kNormal, "reference"), budget.compute),
-                  true, std::function<void()>());
+    check.emplace(
+        options, input,
+        std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset, options.seed, *gpu,
+                                       gpu->NewStream(0, Priority::kNormal, "reference"),
+                                       budget.compute, run.choices()),
+        true, std::function<void()>());
   }
   try {
     return TrainAlone(options, input, run, check ? &*check : nullptr);

@@ -211,10 +211,12 @@ void RequireWritable(const RunOptions& options) {
   namespace fs = std::filesystem;
   const NamedFile trace = {"--trace", options.trace},
                   calibrate = {"--calibrate", options.calibrate},
-                  jsonl = {"--jsonl", options.jsonl};
+                  jsonl = {"--jsonl", options.jsonl},
+                  matmuls = {"--matmul-choices", options.matmul_choices};
   RefuseOverwrite(trace, {calibrate, jsonl});
   RefuseOverwrite(jsonl, {calibrate});
-  for (const NamedFile& output : {trace, calibrate, jsonl}) {
+  RefuseOverwrite(matmuls, {trace, calibrate, jsonl});
+  for (const NamedFile& output : {trace, calibrate, jsonl, matmuls}) {
     const std::string& path = output.path;
     if (path.empty()) continue;
     RefuseOverwrite(output, {{"the plan", options.plan},
@@ -261,6 +263,7 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
       SwitchFact("--strict", options.strict),
       SwitchFact("--no-graph", !options.graph),
       SwitchFact("--one-sided", options.one_sided),
+      SwitchFact("--matmul-choices", !options.matmul_choices.empty()),
       SwitchFact("--check", options.check),
       {"--checkpoint", options.checkpoint,
        options.checkpoint.empty() ? "none" : options.checkpoint},

@@ -389,8 +389,8 @@ TEST_SUITE("cli") {
     }
     expect(plan + " --transport nccl", 2,
            "--transport nccl: links GPUs; leave it out, or add --device cuda");
-    for (const std::string flag :
-         {"--graph", "--no-graph", "--stamps 2", "--partition-sms 8", "--one-sided"}) {
+    for (const std::string flag : {"--graph", "--no-graph", "--stamps 2", "--partition-sms 8",
+                                   "--one-sided", "--matmul-choices f"}) {
       expect(
           plan + " " + flag, 2,
           flag.substr(0, flag.find(' ')) + ": for a GPU only; leave it out, or add --device cuda");

@@ -6,6 +6,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/search/search.h"
 
 namespace contraflow {
 
@@ -21,6 +22,13 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
 /// for its backward goes, if it can be gone by then. Ranks that nothing makes fit are left as they
 /// come closest.
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits);
+
+/// An offloaded plan whose order, copies and, with `recompute`, R of single cells are searched
+/// together, until `bound` is reached or the work is spent; deterministic for a seed. Never longer
+/// within `limits` than the plan with its copies laid by OffloadToFit.
+Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
+                      const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
+                      SearchWork* work);
 
 /// Makes the plan of a spec without offloading.
 using GenerateResident = std::function<Plan(const Spec&)>;

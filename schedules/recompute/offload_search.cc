@@ -64,6 +64,13 @@ std::vector<int> StagesToOffload(const Plan& plan, const Spec& spec) {
               std::to_string(plan.stages - 1) + ")");
 }
 
+/// The plan without its programs.
+Plan RoutesOf(Plan plan) {
+  plan.programs.clear();
+  plan.layers = 0;
+  return plan;
+}
+
 }  // namespace
 
 Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate) {
@@ -93,6 +100,27 @@ Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate) {
     }
   }
   if (!best) throw *why_not;
+  if (best->provenance && freely && limited && !LongerThanOrder(*best->costs, spec.search)) {
+    const CostModel costs = *best->costs;
+    const bool recompute =
+        spec.recompute.choice == Recompute::Choice::kAuto && InputBytes(costs).has_value();
+    const std::vector<int64_t> limits = LimitsOf(*best, costs, spec);
+    const Time bound = LowerBound(RoutesOf(*best), costs);
+    Plan plan = *best;
+    // First without, which is so never better than with.
+    for (const bool moves_r : {false, true}) {
+      if (moves_r && !recompute) break;
+      SearchWork work(spec.search);
+      plan = ImproveOffloaded(plan, costs, limits, bound, moves_r, spec.search.seed, &work);
+    }
+    const bool fits = FitsMemory(plan, costs, spec);
+    const Time step = StepTime(plan, costs, spec.memory_limit, spec.search);
+    if (std::pair(!fits, step) < std::pair(!best_fits, least)) {
+      plan.provenance->from = "local search from " + plan.provenance->from;
+      best = std::move(plan);
+      best_fits = fits;
+    }
+  }
   if (!best->provenance) return *std::move(best);
   if (!best_fits && why_not) throw *why_not;
   Provenance& provenance = *best->provenance;

@@ -49,6 +49,10 @@ std::string RejectMemoryWays(const Spec& spec) {
     return "cannot have a list for `recompute` with " + ForTarget(spec) +
            ", which recomputes all stages or none; give full, none or auto";
   }
+  if (spec.target == Target::kMegatron && spec.recompute.part != RecomputePart::kFull) {
+    return "cannot have `recompute` " + std::string(Name(spec.recompute.part)) + " with " +
+           ForTarget(spec) + ", which recomputes whole stages; give full, none or auto";
+  }
   if (spec.target == Target::kDualPipe && choice != Recompute::Choice::kNone) {
     return "cannot have `recompute` with " + ForTarget(spec) + ", which leaves it to the modules";
   }

@@ -13,7 +13,8 @@
 namespace contraflow {
 namespace {
 
-CellWork WorkOfCell(const CostModel& costs, int stage, int m, bool recomputed) {
+CellWork WorkOfCell(const CostModel& costs, int stage, int m,
+                    std::optional<RecomputePart> recomputed) {
   const auto duration = [&](Op op) { return costs.Duration(CellOp(op, stage, m)); };
   const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);
   const StageCost& cost = costs.stage(stage);
@@ -24,9 +25,11 @@ CellWork WorkOfCell(const CostModel& costs, int stage, int m, bool recomputed) {
     saving = f + bw - costs.Duration(Pair(stage, m, stage, m));
     if (!costs.microbatch_scale.empty()) saving += 2;
   }
+  Instruction r = CellOp(Op::R, stage, m);
+  r.part = recomputed.value_or(RecomputePart::kFull);
   const Time full = std::min(bw, b + duration(Op::W));
   return {f, b, full - b, std::max<Time>(0, std::min(saving, full)),
-          recomputed ? duration(Op::R) : 0};
+          recomputed ? costs.Duration(r) : 0};
 }
 
 template <typename Choose>
@@ -58,7 +61,9 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
       const CellWork chunk =
-          WorkOfCell(costs, static_cast<int>(s), route.microbatches[k], is_recomputed(s, k));
+          WorkOfCell(costs, static_cast<int>(s), route.microbatches[k],
+                     is_recomputed(s, k) ? std::optional(recomputed.part(static_cast<int>(s)))
+                                         : std::nullopt);
       work.chunks.push_back(chunk);
       if (k == 0) work.least.push_back(chunk);
       if (k == 0) work.most.push_back(chunk);
@@ -75,7 +80,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
 /// that are recomputed with its input, or less.
 void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostModel& costs,
                       const RecomputedCells& recomputed) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
     // Of each rank: what its stages so far hold, and the most that one of them needs.

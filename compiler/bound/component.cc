@@ -2,7 +2,8 @@
 // its head is the time before its micro-batch can have come to it and its tail what must follow it
 // on the micro-batch's way; the largest of (least head + durations + least tail) over all sets of
 // jobs is the makespan of Jackson's preemptive schedule. Components may overlap in any other way.
-// A recomputed forward chain is run a second time, between the first and the backward chain.
+// A recomputed part of a forward chain counts for nothing; a whole
+// recomputed forward chain is run a second time, between the first and the backward chain.
 //
 // Windows of a rank whose components share two lanes, with a memory limit. Any components may
 // overlap, but:
@@ -169,7 +170,10 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
       const Components c = ComponentsOf(costs, plan.layers, m);
-      const auto recomputed = [&](size_t s) { return chunks.Has(static_cast<int>(s), m); };
+      const auto recomputed = [&](size_t s) {
+        const int stage = static_cast<int>(s);
+        return chunks.Has(stage, m) && chunks.part(stage) == RecomputePart::kFull;
+      };
       const Time path = AddComponents(route, c, hop, recomputed, &ranks);
       KeepLarger(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
     }

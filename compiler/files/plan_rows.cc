@@ -231,7 +231,7 @@ void CheckMarks(const JsonCursor& field, const Plan& plan, size_t rows, bool one
 
 PackedInstruction::PackedInstruction(const Instruction& i) {
   const auto put = [this](int32_t number) { numbers[size++] = number; };
-  put(static_cast<int32_t>(i.op));
+  put(static_cast<int32_t>(i.op) + kOpCount * static_cast<int32_t>(i.part));
   put(i.stage);
   const Operands operands = OperandsOf(i.op);
   if (operands == Operands::kLayer) put(i.layer);
@@ -264,7 +264,12 @@ void Unpacker::AddName(size_t list, std::string_view name) {
 Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   Numbers numbers(list);
   Instruction i;
-  i.op = ops_[static_cast<size_t>(numbers.Index("the operation", 0, ops_.size()))];
+  const bool parts = std::ranges::count(ops_, Op::R) > 0;
+  const auto number = static_cast<size_t>(
+      numbers.Index("the operation", 0, ops_.size() * (parts ? std::size(kParts) : 1)));
+  i.op = ops_[number % ops_.size()];
+  i.part = kParts[number / ops_.size()];
+  if (i.part != RecomputePart::kFull && i.op != Op::R) numbers.Fail("only R has a part");
   i.stage = numbers.Operand("the stage");
   const Operands operands = OperandsOf(i.op);
   if (operands == Operands::kLayer) {

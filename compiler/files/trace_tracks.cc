@@ -135,11 +135,13 @@ std::vector<HeldSample> HeldOver(const Plan& plan, size_t rank, const std::vecto
   HeldCells cells;
   for (size_t i = 0; i < program.size(); ++i) AddHeld(program[i], spans[i], &cells);
   const bool bytes = HoldsBytes(plan);
+  const RecomputedCells recomputed(plan);
   std::map<Time, int64_t> changes;
   for (const auto& [at, cell] : cells) {
     const bool again = cell.again >= 0 && (!bytes || InputBytes(*plan.costs, at.first));
     const CellBytes each =
-        bytes ? BytesOfCell(*plan.costs, at.first, again) : CellBytes{.activation = 1, .stash = 1};
+        bytes ? BytesOfCell(*plan.costs, at.first, again, recomputed.part(at.first))
+              : CellBytes{.activation = 1, .stash = 1};
     if (cell.forward >= 0) changes[cell.forward] += each.activation;
     if (cell.backward_end >= 0) changes[cell.backward_end] -= each.activation - each.stash;
     if (cell.weight_end >= 0) changes[cell.weight_end] -= each.stash;

@@ -22,6 +22,15 @@ Op RecomputeOf(Op op) {
   return op;
 }
 
+/// Makes of the shape of a forward that of this part of it, run again.
+void RunAgain(RecomputePart part, ChunkShape* shape) {
+  std::vector<ChunkPart>& chain = shape->chains[0];
+  for (ChunkPart& component : chain) component.op = RecomputeOf(component.op);
+  std::erase_if(chain, [&](const ChunkPart& component) { return !Includes(part, component.op); });
+  for (auto& lane : shape->order) lane.clear();
+  for (size_t k = 0; k < chain.size(); ++k) shape->order[chain[k].lane].push_back({0, k});
+}
+
 /// Puts an interleaving's components behind what the shape has.
 void Append(const Interleaving& part, ChunkShape* shape) {
   for (size_t i = 0; i < part.order.size(); ++i) {
@@ -70,7 +79,8 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
                : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
   };
   const int front = chains.forward ? chunk.microbatch : -1;
-  const auto [at, added] = shapes_.try_emplace({chains, recompute, factor(front), factor(back)});
+  const auto [at, added] = shapes_.try_emplace(
+      {chains, recompute, chunk.part, factor(front), factor(back)});
   ChunkShape& shape = at->second;
   if (!added) return shape;
   const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);
@@ -80,7 +90,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(Interleave(forward, backward, chains), &shape);
   }
-  for (ChunkPart& part : shape.chains[0]) part.op = recompute ? RecomputeOf(part.op) : part.op;
+  if (recompute) RunAgain(chunk.part, &shape);
   return shape;
 }
 

@@ -143,7 +143,8 @@ class Writer {
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
-        if (i.layer == 0 && (i.op == Op::ATTN_F || i.op == Op::ATTN_R)) {
+        if ((i.layer == 0 && i.op == Op::ATTN_F) ||
+            (IsRecompute(i.op) && recompute_(i.stage, i.microbatch) < 0)) {
           Gone(program, rank.gone[static_cast<size_t>(event.chunk)], &i);
         }
         if (serial_) Bar(event, program, &i);
@@ -192,8 +193,8 @@ class Writer {
                   : IsForwardComponent(i->op) ? forward_
                                               : backward_)(s, m);
     int follows = chain;
-    // Behind the forward that it runs again; the backward behind it is on COMBINE_R's lane.
-    if (i->op == Op::ATTN_R && i->layer == 0) follows = forward_(s, m);
+    // Behind the forward that it runs again.
+    if (IsRecompute(i->op) && chain < 0) follows = forward_(s, m);
     if (i->op == Op::ATTN_F && i->layer == 0 && i->stage > 0) {
       follows = SameRank(i->stage, i->stage - 1, i->microbatch)
                     ? forward_(i->stage - 1, i->microbatch)
@@ -206,6 +207,7 @@ class Writer {
                       ? backward_(i->stage + 1, i->microbatch)
                       : gradient_(s, m);
       }
+      After(program, recompute_(s, m), i);
       if (!reload_.empty()) After(program, reload_(s, m), i);
     }
     After(program, follows, i);

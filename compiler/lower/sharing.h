@@ -58,7 +58,7 @@ class ChunkShapes {
 
   const CostModel& costs_;
   const bool serial_;
-  std::map<std::tuple<Chains, bool, double, double>, ChunkShape> shapes_;
+  std::map<std::tuple<Chains, bool, RecomputePart, double, double>, ChunkShape> shapes_;
 };
 
 /// Something that happened on a rank: a component, a message that left or is on its way, REDUCE or

@@ -37,6 +37,37 @@ Time CopyTime(const CostModel& costs, int stage) {
   return costs.host->latency + static_cast<Time>(std::llround(ticks));
 }
 
+/// Of a part of the forward of all layers.
+Time TimeOf(const MoeCost& cost, RecomputePart part) {
+  Time sum = 0;
+  for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+    for (int l = 0; l < cost.layers_per_stage && Includes(part, op); ++l) {
+      sum += cost.Of(Repeated(op), l);
+    }
+  }
+  return sum;
+}
+
+/// What a cell lets go whose forward runs again in this part only: what these components make for
+/// the backward.
+int64_t DroppedBytes(const CostModel& costs, RecomputePart part) {
+  if (!costs.moe || costs.memory->values.empty()) {
+    throw Error("the costs do not say what the components of a stage hold, so that `recompute` " +
+                std::string(Name(part)) +
+                " has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
+  }
+  const auto layers = static_cast<int64_t>(costs.moe->layers_per_stage);
+  const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };
+  const int64_t experts = bytes(Value::gate) + bytes(Value::hidden);
+  if (part == RecomputePart::kExperts) return layers * experts;
+  if (part == RecomputePart::kAttention) {
+    return layers * (bytes(Value::attention) + bytes(Value::scores));
+  }
+  // The input of a layer behind the first is what COMBINE_R makes.
+  return layers * (experts + bytes(Value::rows) + bytes(Value::combined)) +
+         (layers - 1) * bytes(Value::input);
+}
+
 /// SerialSum of any costs; exact enough for a limit.
 double SumOf(const MoeCost& cost) {
   double sum = 0;
@@ -183,6 +214,7 @@ Time CostModel::Duration(const Instruction& i) const {
   if (i.op == Op::F) return Scaled(cost.f, scale);
   if (i.op == Op::B) return Scaled(cost.b, scale);
   if (i.op == Op::W) return Scaled(cost.w, scale);
+  if (i.op == Op::R && i.part != RecomputePart::kFull && moe) return Scaled(TimeOf(*moe, i.part), scale);
   if (i.op == Op::R) return Scaled(cost.recompute(), scale);
   if (i.op == Op::BW) return Scaled(cost.bw, scale);
   if (i.op == Op::FB) {
@@ -245,10 +277,14 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
   return std::nullopt;
 }
 
-CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes) {
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes, RecomputePart part) {
   if (!costs.memory || costs.memory->activation_bytes == 0) return {};
   CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
   if (!recomputes) return bytes;
+  if (part != RecomputePart::kFull) {
+    bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, part));
+    return bytes;
+  }
   const std::optional<int64_t> input = InputBytes(costs, s);
   if (!input) {
     throw Error(
@@ -259,9 +295,17 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes) {
   return bytes;
 }
 
-std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages, bool recomputes) {
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
+                                    const std::vector<RecomputePart>& recomputed) {
   std::vector<CellBytes> cells;
-  for (int s = 0; s < stages; ++s) cells.push_back(BytesOfCell(costs, s, recomputes));
+  for (int s = 0; s < stages; ++s) {
+    const RecomputePart part = recomputed.empty() ? RecomputePart::kFull : recomputed[static_cast<size_t>(s)];
+    if (part != RecomputePart::kFull && !costs.moe) {
+      throw Error("the costs do not say how long " + std::string(Name(part)) +
+                  " of a stage takes, which is what R runs again; give components (\"moe\")");
+    }
+    cells.push_back(BytesOfCell(costs, s, !recomputed.empty(), part));
+  }
   return cells;
 }
 

@@ -250,16 +250,17 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 /// What the activations of one cell take, in bytes (all zero where the costs have no
 /// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
 /// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
-/// the start of R.
+/// the start of R: the stage input and, where a part is recomputed, what the others made.
 struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
 };
 
 /// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they
 /// hold meanwhile (InputBytes).
-CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes);
-/// Of a chunk of each of so many stages.
-std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages, bool recomputes);
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes, RecomputePart part = RecomputePart::kFull);
+/// Of a chunk of each of so many stages, of which these parts are recomputed; empty: nothing is.
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
+                                    const std::vector<RecomputePart>& recomputed);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".

@@ -17,6 +17,8 @@ constexpr std::string_view kOpNames[] = {
 constexpr std::string_view kLaneNames[] = {"",     "compute", "alltoall", "send",
                                            "recv", "reduce",  "offload",  "reload"};
 
+constexpr std::string_view kPartNames[] = {"full", "attention", "experts", "all-but-attention"};
+
 void Append(std::string* out, std::string_view prefix, int value) {
   char digits[16];
   const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
@@ -116,6 +118,16 @@ class Parser {
         equals == std::string_view::npos ? std::string_view() : word.substr(equals + 1);
     if (OperandsOf(result->op) == Operands::kMessage && key == PeerKey(result->op)) {
       Set(&result->peer, value, word);
+    } else if (key == "part" && result->op == Op::R) {
+      if (result->part != RecomputePart::kFull) Fail("\"part\" repeats a key");
+      // The whole forward is what R without a part is.
+      for (const RecomputePart part : kParts) {
+        if (Name(part) == value) result->part = part;
+      }
+      if (result->part == RecomputePart::kFull) {
+        Fail("unknown part \"" + std::string(value.substr(0, 32)) +
+             "\"; parts are attention, experts, all-but-attention");
+      }
     } else if (key == "group") {
       Set(&result->group, value, word);
     } else if (key == "slot") {
@@ -210,6 +222,22 @@ Op Repeated(Op op) {
   return op == Op::COMBINE_R ? Op::COMBINE_F : op;
 }
 
+std::string_view Name(RecomputePart part) {
+  CF_ASSERT(static_cast<size_t>(part) < std::size(kPartNames));
+  return kPartNames[static_cast<size_t>(part)];
+}
+
+bool Includes(RecomputePart part, Op op) {
+  if (part == RecomputePart::kAttention) return op == Op::ATTN_R;
+  if (part == RecomputePart::kExperts) return op == Op::MLP_R;
+  return part == RecomputePart::kFull || op != Op::ATTN_R;
+}
+
+Op FirstOf(RecomputePart part) {
+  if (part == RecomputePart::kExperts) return Op::MLP_R;
+  return part == RecomputePart::kAllButAttention ? Op::DISPATCH_R : Op::ATTN_R;
+}
+
 bool IsForwardComponent(Op op) {
   const Op first = Repeated(op);
   return first == Op::ATTN_F || first == Op::DISPATCH_F || first == Op::MLP_F ||
@@ -229,6 +257,7 @@ std::string ToString(const Instruction& i) {
   if (operands == Operands::kMessage) {
     Append(&out, WorkOf(i.op) == Work::kSend ? " to=" : " from=", i.peer);
   }
+  if (i.part != RecomputePart::kFull) out.append(" part=").append(Name(i.part));
   if (i.group >= 0) Append(&out, " group=", i.group);
   if (i.slot >= 0) Append(&out, " slot=", i.slot);
   if (i.lane != Lane::kNone) out.append(" lane=").append(Name(i.lane));

@@ -86,6 +86,13 @@ enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv, kReduce, k
 /// The last of them.
 inline constexpr Lane kLastLane = Lane::kReload;
 
+/// What of a forward runs again: every component of each layer, or some of them. The rest is kept.
+enum class RecomputePart : uint8_t { kFull, kAttention, kExperts, kAllButAttention };
+inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::kAttention, RecomputePart::kExperts,
+                                  RecomputePart::kAllButAttention};
+
+std::string_view Name(RecomputePart part);  ///< "full" "attention" "experts" "all-but-attention"
+
 /// Instructions of the same rank that one instruction waits for: at most one per other lane is
 /// needed, so the list is short and lives inside the instruction.
 inline constexpr int kMaxAfter = 6;
@@ -96,6 +103,7 @@ struct Instruction {
   Op op = Op::F;
   Lane lane = Lane::kNone;       ///< set from level component on, and at level buffer
   uint8_t after_count = 0;       ///< entries of `after` in use
+  RecomputePart part = RecomputePart::kFull;       ///< of R: what it runs again
   int16_t layer = -1;            ///< layer inside the stage, data-flow order; kLayer only
   int32_t stage = -1;            ///< stage; of an FB the stage of its forward
   int32_t microbatch = -1;       ///< micro-batch; of an FB the one of its forward
@@ -144,6 +152,10 @@ Lane LaneOf(Op op);
 inline bool IsRecompute(Op op) { return op >= Op::R && op <= Op::COMBINE_R; }
 /// The operation whose work it does again, of R and its components; of any other the same.
 Op Repeated(Op op);
+/// True if R of this part runs this component again, ATTN_R MLP_R DISPATCH_R or COMBINE_R.
+bool Includes(RecomputePart part, Op op);
+/// The component of layer 0 with which R of this part begins.
+Op FirstOf(RecomputePart part);
 /// True for the components of a forward, or of one that is run again.
 bool IsForwardComponent(Op op);
 
@@ -167,7 +179,7 @@ inline int BackMicrobatch(const Instruction& i) {
 }
 
 /// `SEND_F s3 m7 to=4`: operation, operands, then the keys that are set, in the order
-/// to|from, group, slot, lane, after, each separated by one space.
+/// to|from, part, group, slot, lane, after, each separated by one space.
 std::string ToString(const Instruction& instruction);
 
 /// Inverse of ToString: accepts exactly the text it writes (keys in any order, each at most once).

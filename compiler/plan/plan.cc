@@ -150,6 +150,30 @@ MarkedCells::MarkedCells(const Plan& plan, bool (*marks)(Op)) : microbatches_(pl
   }
 }
 
+RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompute) {
+  if (!any()) return;
+  const auto bit = [](Op op) { return 1U << (static_cast<int>(op) - static_cast<int>(Op::R)); };
+  parts_.assign(static_cast<size_t>(plan.stages), RecomputePart::kFull);
+  std::vector<unsigned> found(parts_.size(), 0);  // components of each stage
+  for (const Program& program : plan.programs) {
+    for (const Instruction& i : program) {
+      if (!IsRecompute(i.op)) continue;
+      const auto stage = static_cast<size_t>(i.stage);
+      if (i.op == Op::R) parts_[stage] = i.part;
+      found[stage] |= bit(i.op);
+    }
+  }
+  for (const RecomputePart part : kParts) {
+    unsigned wanted = 0;
+    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+      if (Includes(part, op)) wanted |= bit(op);
+    }
+    for (size_t s = 0; s < found.size(); ++s) {
+      if (found[s] == wanted) parts_[s] = part;
+    }
+  }
+}
+
 bool MarkedCells::HasStage(int stage) const {
   for (int m = 0; m < microbatches_; ++m) {
     if (Has(stage, m)) return true;

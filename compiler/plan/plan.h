@@ -166,7 +166,18 @@ class MarkedCells {
 /// Which cells run their forward again (R).
 class RecomputedCells : public MarkedCells {
  public:
-  explicit RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompute) {}
+  explicit RecomputedCells(const Plan& plan);
+
+  /// What a stage runs again (Verify: all its cells the same), by stage; empty where none does.
+  const std::vector<RecomputePart>& parts() const { return parts_; }
+  /// True for the first component that runs again of a cell.
+  bool Begins(const Instruction& i) const {
+    return i.layer == 0 && any() && i.op == FirstOf(part(i.stage));
+  }
+  RecomputePart part(int stage) const { return any() ? parts_[static_cast<size_t>(stage)] : RecomputePart::kFull; }
+
+ private:
+  std::vector<RecomputePart> parts_;
 };
 
 /// Which cells are kept in the memory of the host for some of the time (OFFLOAD).

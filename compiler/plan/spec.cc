@@ -138,8 +138,20 @@ Recompute ParseRecompute(std::string_view text) {
   if (text == "none") return {};
   if (text == "full") return {.choice = Recompute::Choice::kFull};
   if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+  RecomputePart part = RecomputePart::kFull;
+  for (const RecomputePart named : kParts) {
+    if (named == RecomputePart::kFull || !text.starts_with(Name(named))) continue;
+    const std::string_view rest = text.substr(Name(named).size());
+    if (rest.empty()) return {.choice = Recompute::Choice::kFull, .part = named};
+    if (rest[0] != ':') continue;
+    part = named;
+    text = rest.substr(1);
+    break;
+  }
   return {.choice = Recompute::Choice::kStages,
-          .stages = ParseStages(text, "`recompute`", "none, full, auto")};
+          .stages = ParseStages(text, "`recompute`",
+                                "none, full, auto, attention, experts, all-but-attention"),
+          .part = part};
 }
 
 Offload ParseOffload(std::string_view text) {

@@ -52,12 +52,14 @@ struct Recompute {
   };
   Choice choice = Choice::kNone;
   std::vector<int> stages = {};  ///< ascending, without repeats
+  RecomputePart part = RecomputePart::kFull;       ///< what these stages run again; of kNone and kAuto kFull
 
   bool operator==(const Recompute&) const = default;
 };
 
-/// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7". Throws Error that says what is
-/// wrong. That the stages exist is for the schedule to check.
+/// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7"; "attention", "experts" or
+/// "all-but-attention" for that part of every stage, "attention:0,3,5-7" for that of some. Throws
+/// Error that says what is wrong. That the stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
 /// Which cells leave for the memory of the host between their forward and their backward (OFFLOAD,

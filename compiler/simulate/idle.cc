@@ -85,7 +85,7 @@ struct WholeRun {
         accesses(plan),
         instructions(InstructionCount(plan)),
         recomputed(plan),
-        cells(BytesOfCells(costs, plan.stages, recomputed.any())) {}
+        cells(BytesOfCells(costs, plan.stages, recomputed.parts())) {}
 
   const Plan& plan;
   const CostModel& costs;

@@ -56,7 +56,7 @@ class MemoryWalk {
   MemoryWalk(const Plan& plan, const CostModel& costs)
       : plan_(plan),
         recomputed_(plan),
-        cells_(BytesOfCells(costs, plan.stages, recomputed_.any())) {
+        cells_(BytesOfCells(costs, plan.stages, recomputed_.parts())) {
     if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
@@ -68,7 +68,7 @@ class MemoryWalk {
       const bool whole = OperandsOf(i.op) != Operands::kLayer;
       if (!ending_.empty()) EndForwards(program, index);
       if (whole ? HasForward(i.op) : i.op == Op::ATTN_F && i.layer == 0) Begin(i);
-      if (whole ? i.op == Op::R : i.op == Op::ATTN_R && i.layer == 0) Hold(1, i.stage);
+      if (whole ? i.op == Op::R : recomputed_.Begins(i)) Hold(1, i.stage);
       if (Sum(held_) > figures->peak) {
         figures->arenas = held_;
         figures->peak = Sum(held_);
@@ -161,7 +161,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
 std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
                                     const RecomputedCells& recomputed, size_t r,
                                     const std::vector<Span>& spans) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
   const Program& program = plan.programs[r];
   std::vector<MemoryChange> changes;
   // Weight parts seen of a chunk, and the end of the latest.
@@ -188,7 +188,7 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
         recomputed.Has(i.stage, i.microbatch)) {
       end(spans[at].end, -1, memory.input - memory.activation, kept - memory.stash);
     }
-    if (i.op == Op::R || (i.op == Op::ATTN_R && first)) {
+    if (i.op == Op::R || recomputed.Begins(i)) {
       begin(memory.activation - memory.input, memory.stash - kept);
     }
     if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {

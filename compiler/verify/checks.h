@@ -125,7 +125,10 @@ struct Tables {
     return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
   bool Recomputed(int stage, int microbatch) const {
-    if (plan.layers > 0) return Recompute(Op::ATTN_R, stage, 0, microbatch) != kMissing;
+    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+      if (plan.layers > 0 && Recompute(op, stage, 0, microbatch) != kMissing) return true;
+    }
+    if (plan.layers > 0) return false;
     return !recompute.empty() && recompute[At(stage, microbatch)] != kMissing;
   }
   HostCopies HostCopiesOf(int stage, int microbatch) const {

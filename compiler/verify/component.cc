@@ -5,12 +5,15 @@
 //                    \-> MLP_W              \-> ATTN_W
 //
 // A chunk that is recomputed has, behind its forward chain and before its backward chain, the
-// forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R.
+// forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R, or of every layer ATTN_R
+// alone, MLP_R alone, or all but ATTN_R (RecomputePart).
 //
 // The forward chain begins with what RECV_F received, or with the end of the stage before on the
 // same rank; the backward chain likewise, and behind the end of its own forward chain.
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
 #include "compiler/verify/checks.h"
@@ -100,21 +103,51 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
   }
 }
 
-/// Of a chunk that is recomputed all of it is.
+/// The part of which these are the components, kFull where there is none.
+RecomputePart PartOf(const std::vector<int32_t>& recompute, size_t begin, size_t count) {
+  std::array<bool, kRecomputeCount> found{};
+  for (size_t at = 0; at < count; ++at) {
+    if (recompute[begin + at] != kMissing) found[at % kRecomputeCount] = true;
+  }
+  for (const RecomputePart part : kParts) {
+    bool same = true;
+    for (size_t at = 0; at < found.size(); ++at) {
+      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at);
+      same = same && found[at] == Includes(part, op);
+    }
+    if (same) return part;
+  }
+  return RecomputePart::kFull;
+}
+
+/// Of a chunk that is recomputed all of it is, or the same part as of the stage's other cells.
 void CheckRecomputed(const Tables& tables, Findings* findings) {
   const auto layers = static_cast<size_t>(tables.plan.layers);
   const size_t parts = layers * kRecomputeCount;
+  std::vector<std::optional<RecomputePart>> of_stages(static_cast<size_t>(tables.plan.stages));
   for (size_t chunk = 0; chunk * parts < tables.recompute.size(); ++chunk) {
     const auto begin = tables.recompute.begin() + static_cast<std::ptrdiff_t>(chunk * parts);
     const auto missing = std::count(begin, begin + static_cast<std::ptrdiff_t>(parts), kMissing);
-    if (missing == 0 || missing == static_cast<std::ptrdiff_t>(parts)) continue;
+    if (missing == static_cast<std::ptrdiff_t>(parts)) continue;
     const auto microbatches = static_cast<size_t>(tables.plan.microbatches);
     const int stage = static_cast<int>(chunk / microbatches);
     const int m = static_cast<int>(chunk % microbatches);
+    const RecomputePart part = PartOf(tables.recompute, chunk * parts, parts);
+    std::optional<RecomputePart>& of_stage = of_stages[static_cast<size_t>(stage)];
+    if (!of_stage) of_stage = part;
     const int rank = tables.Owner(stage, m);
+    if (*of_stage != part) {
+      findings->Add(Check::kComplete, rank, -1,
+                    "stage " + std::to_string(stage) + " recomputes " +
+                        std::string(Name(part)) + " of micro-batch " + std::to_string(m) + " and " +
+                        std::string(Name(*of_stage)) +
+                        " of others; recompute the same part of all cells of a stage");
+      continue;
+    }
     for (size_t at = 0; at < parts; ++at) {
       if (tables.recompute[chunk * parts + at] != kMissing) continue;
       const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at % kRecomputeCount);
+      if (!Includes(part, op)) continue;
       findings->Add(Check::kComplete, rank, -1,
                     "no " +
                         ToString(Component(op, stage, static_cast<int>(at / kRecomputeCount), m)) +
@@ -139,7 +172,6 @@ void CheckOrder(const Tables& tables, Findings* findings) {
 /// Components and those of the same layer that they need.
 constexpr std::pair<Op, Op> kWithinLayer[] = {
     {Op::DISPATCH_F, Op::ATTN_F}, {Op::MLP_F, Op::DISPATCH_F}, {Op::COMBINE_F, Op::MLP_F},
-    {Op::DISPATCH_R, Op::ATTN_R}, {Op::MLP_R, Op::DISPATCH_R}, {Op::COMBINE_R, Op::MLP_R},
     {Op::MLP_B, Op::COMBINE_B},   {Op::MLP_W, Op::MLP_B},      {Op::DISPATCH_B, Op::MLP_B},
     {Op::ATTN_B, Op::DISPATCH_B}, {Op::ATTN_W, Op::ATTN_B}};
 
@@ -154,15 +186,13 @@ class ChainInputs {
       Need(Op::COMBINE_F, i_.stage, i_.layer - 1);
     } else if (i_.op == Op::ATTN_F && i_.stage > 0) {
       FromNeighbour(Op::RECV_F, Op::COMBINE_F, i_.stage - 1, last);
-    } else if (i_.op == Op::ATTN_R && i_.layer > 0) {
-      inputs_.Add(RecomputeAt(Op::COMBINE_R, i_.layer - 1));
-    } else if (i_.op == Op::ATTN_R) {
-      Need(Op::COMBINE_F, i_.stage, last);
+    } else if (IsRecompute(i_.op)) {
+      inputs_.Add(BeforeAgain());
     } else if (i_.op == Op::COMBINE_B && i_.layer < last) {
       Need(Op::ATTN_B, i_.stage, i_.layer + 1);
     } else if (i_.op == Op::COMBINE_B) {
       Need(Op::COMBINE_F);
-      if (const int32_t recompute = RecomputeAt(Op::COMBINE_R, i_.layer); recompute != kMissing) {
+      if (const int32_t recompute = LastAgain(i_.layer); recompute != kMissing) {
         inputs_.Add(recompute);
       }
       const HostCopies copies = tables_.HostCopiesOf(i_.stage, i_.microbatch);
@@ -173,7 +203,7 @@ class ChainInputs {
     }
     for (const auto& [op, needs] : kWithinLayer) {
       if (op != i_.op) continue;
-      IsRecompute(op) ? inputs_.Add(RecomputeAt(needs, i_.layer)) : Need(needs);
+      Need(needs);
     }
     return inputs_;
   }
@@ -182,6 +212,30 @@ class ChainInputs {
   void Need(Op op) { Need(op, i_.stage, i_.layer); }
   void Need(Op op, int stage, int layer) {
     inputs_.Add(tables_.Part(op, stage, layer, i_.microbatch));
+  }
+
+  /// What runs again one behind the other; of a part some of them.
+  static constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
+
+  /// The last of a layer that runs again; kMissing where nothing does.
+  int32_t LastAgain(int layer) const {
+    for (size_t k = kAgain.size(); k-- > 0;) {
+      if (const int32_t found = RecomputeAt(kAgain[k], layer); found != kMissing) return found;
+    }
+    return kMissing;
+  }
+
+  /// What this component that runs again follows: the one before it or, of the first, the forward.
+  int32_t BeforeAgain() const {
+    const auto own = std::find(kAgain.begin(), kAgain.end(), i_.op) - kAgain.begin();
+    for (auto k = static_cast<size_t>(own); k-- > 0;) {
+      const int32_t found = RecomputeAt(kAgain[k], i_.layer);
+      if (found != kMissing) return found;
+    }
+    if (i_.layer > 0) {
+      if (const int32_t found = LastAgain(i_.layer - 1); found != kMissing) return found;
+    }
+    return tables_.Part(Op::COMBINE_F, i_.stage, tables_.plan.layers - 1, i_.microbatch);
   }
 
   int32_t RecomputeAt(Op op, int layer) const {

@@ -2,6 +2,8 @@
 // in an order that its inputs allow.
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 #include "compiler/verify/checks.h"
 
@@ -66,7 +68,20 @@ class Placer : Placing {
     int32_t& recompute = tables_.recompute[tables_.At(i.stage, i.microbatch)];
     if (recompute >= 0) return Repeats(i, "recomputation", i.stage, i.microbatch, recompute);
     recompute = index_;
+    if (i.part != RecomputePart::kFull && plan_.level == Level::kBuffer) {
+      Add(Check::kComplete, i,
+          " runs a part again, of which a chunk at level buffer has no values; compile it with "
+          "components, or drop the part");
+    }
+    std::optional<RecomputePart>& part = parts_[i.stage];
+    if (!part) part = i.part;
+    if (*part == i.part) return;
+    Add(Check::kComplete, i,
+        " runs another part again than the stage's first R, " + std::string(Name(*part)) +
+            "; recompute the same part of all cells of a stage");
   }
+
+  std::map<int, std::optional<RecomputePart>> parts_;  // what each stage runs again
 
   /// In which order a copy adds its micro-batches is the plan's to say: here it says it once.
   void Weight(int stage, int m, int32_t* w) {

@@ -116,7 +116,11 @@ class InstructionShape {
            Fits(i_.back_stage, pair_, plan_.stages) &&
            Fits(i_.back_microbatch, pair_, plan_.microbatches) &&
            Fits(i_.peer, message_, plan_.ranks) && Fits(i_.layer, layer_, layers_) &&
-           i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && i_.after_count <= kMaxAfter;
+           i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && PartRight() && i_.after_count <= kMaxAfter;
+  }
+
+  bool PartRight() const {
+    return i_.part == RecomputePart::kFull || (i_.op == Op::R && i_.part <= RecomputePart::kAllButAttention);
   }
 
   void Explain(int rank, int index, Findings* findings) const {
@@ -132,6 +136,10 @@ class InstructionShape {
     demand("back_microbatch", i_.back_microbatch, pair_, plan_.microbatches);
     demand("peer", i_.peer, message_, plan_.ranks);
     demand("layer", i_.layer, layer_, layers_);
+    if (!PartRight()) {
+      findings->Add(Check::kShape, rank, index,
+                    std::string(Name(i_.op)) + ": has an unknown part, or one that only R has");
+    }
     if (i_.slot < -1) demand("slot", i_.slot, true, INT32_MAX);
     if (i_.group < -1) demand("group", i_.group, true, INT32_MAX);
     if (i_.lane > kLastLane) {

@@ -19,6 +19,9 @@ bool IsScratch(Value value) {
   return value == Value::dcombined || value == Value::ddispatched || value == Value::attention_work;
 }
 
+/// What a part that runs again makes for one that does not, which has had it.
+bool IsSent(Value value) { return value == Value::dispatched || value == Value::expert_out; }
+
 bool IsMessage(Value value) {
   return value == Value::input || value == Value::output || value == Value::doutput ||
          value == Value::dinput;
@@ -92,7 +95,8 @@ void ValuePlaces::FindUses(const Plan& plan, int rank, const ComponentWalk& walk
   for (const auto& [key, made] : made_) {
     // Before a chunk runs again not all that it has made need be used.
     const Place& last = *made.back();
-    if (last.first == last.last && !IsScratch(last.value)) {
+    const bool again = made.size() > 1 && IsSent(last.value);
+    if (last.first == last.last && !again && !IsScratch(last.value)) {
       throw Error("rank " + std::to_string(rank) + ": " + Describe(key) +
                   " is never used; verify the plan");
     }

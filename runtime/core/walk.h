@@ -42,7 +42,10 @@ class ComponentWalk {
                  kBackward[] = {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B},
                  kWeight[] = {Op::MLP_W, Op::ATTN_W};
     const auto layer = [&](std::span<const Op> ops, int stage, int l, int microbatch) {
-      for (const Op op : ops) visit(Component(op, stage, l, microbatch));
+      for (const Op op : ops) {
+        if (IsRecompute(op) && !Includes(i.part, op)) continue;
+        visit(Component(op, stage, l, microbatch));
+      }
     };
     const int forward = HasForward(i.op) || i.op == Op::R ? LayersOf(i.stage) : 0;
     for (int l = 0; l < forward; ++l) {

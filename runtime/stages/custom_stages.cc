@@ -49,6 +49,13 @@ const contraflow_stage_api& Checked(const contraflow_stage_api& api) {
 }  // namespace
 
 const Plan& CheckCustom(const Plan& plan) {
+  const RecomputedCells recomputed(plan);
+  for (const RecomputePart part : recomputed.parts()) {
+    if (part == RecomputePart::kFull) continue;
+    throw Error("the plan recomputes " + std::string(Name(part)) +
+                " alone, and custom stages run their whole forward again; compile it with "
+                "`recompute` full or stages");
+  }
   if (plan.level == Level::kComm || (plan.level == Level::kBuffer && plan.layers == 0)) return plan;
   throw Error("custom stages have whole chunks and messages, this plan is of level " +
               std::string(Name(plan.level)) +

@@ -201,6 +201,11 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
+/// True where the costs say what R of a part takes and leaves.
+bool KnowsParts(const CostModel& costs) {
+  return costs.moe && costs.memory && !costs.memory->values.empty();
+}
+
 /// Different compute orders of one spec.
 struct Orders {
   std::vector<Plan> plans;
@@ -237,7 +242,9 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
     StageCost& cost = fused.costs.stages[s];
     pairs = pairs || cost.fb < cost.f + cost.bw;
     if (!all && !std::binary_search(stages.begin(), stages.end(), static_cast<int>(s))) continue;
-    const Time r = cost.recompute();
+    Instruction again = CellOp(Op::R, static_cast<int>(s), -1);
+    again.part = spec.recompute.part;
+    const Time r = spec.costs.Duration(again);
     cost.b += r;
     cost.bw += r;
     cost.fb += r;
@@ -251,7 +258,7 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
   for (int s = 0; s < (alike ? 1 : schedule.stages(spec)); ++s) {
-    const CellBytes bytes = BytesOfCell(spec.costs, s, true);
+    const CellBytes bytes = BytesOfCell(spec.costs, s, true, spec.recompute.part);
     beside = std::max(beside, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
@@ -263,8 +270,9 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
 
 }  // namespace
 
-std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, true);
+std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit, RecomputePart part) {
+  const std::vector<CellBytes> cells = BytesOfCells(
+      costs, plan.stages, std::vector<RecomputePart>(static_cast<size_t>(plan.stages), part));
   std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
   for (const Program& program : plan.programs) {
     const RankPeak peak(program, cells);
@@ -285,7 +293,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   Simulation now = Simulate(plan, costs);
   // Which chunks are recomputed does not change by moving R.
   const RecomputedCells recomputed(plan);
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.any());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
   int64_t most = limit.value_or(0);
   if (!limit) {
     for (const RankFigures& rank : now.ranks) most = std::max(most, rank.peak_bytes);
@@ -308,7 +316,8 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
 std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
   const Recompute& recompute = spec.recompute;
   if (recompute.choice == Recompute::Choice::kAuto) {
-    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit)
+    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit,
+                                           recompute.part)
                              : std::vector<int>();
   }
   std::vector<int> stages = recompute.stages;
@@ -324,13 +333,14 @@ std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
   return stages;
 }
 
-Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart part) {
   for (Program& program : plan.programs) {
     Program with;
     with.reserve(program.size() + program.size() / 2);
     for (const Instruction& i : program) {
       if (HasBackward(i.op) && std::binary_search(stages.begin(), stages.end(), BackStage(i))) {
         with.push_back(CellOp(Op::R, BackStage(i), BackMicrobatch(i)));
+        with.back().part = part;
       }
       with.push_back(i);
     }
@@ -340,6 +350,7 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages) {
 }
 
 void CheckRecomputeLimit(const Spec& spec) {
+  BytesOfCells(spec.costs, spec.recompute.part == RecomputePart::kFull ? 0 : 1, {spec.recompute.part});
   if (!spec.memory_limit) return;
   const CostModel& costs = spec.costs;
   if (!MemoryLimit(costs).bytes()) {
@@ -347,14 +358,14 @@ void CheckRecomputeLimit(const Spec& spec) {
         "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
         "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
   }
-  BytesOfCell(costs, 0, true);
+  BytesOfCell(costs, 0, true, spec.recompute.part);
 }
 
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {
   const std::vector<int> stages = StagesToRecompute(order, spec);
   std::optional<int64_t> most = spec.memory_limit;
   if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
-  return HoistRecompute(InsertRecompute(order, stages), spec.costs, most);
+  return HoistRecompute(InsertRecompute(order, stages, spec.recompute.part), spec.costs, most);
 }
 
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
@@ -408,12 +419,19 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     best_fits = fits;
     least = step;
   };
-  Spec full = spec;
-  full.recompute = {.choice = Choice::kFull};
+  const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   for (const Plan& order : orders.plans) {
     offer(order, spec);
-    // An order for backwards with R may be better off with all of them.
-    if (recompute.choice == Choice::kAuto && spec.memory_limit) offer(order, full);
+    if (!freely) continue;
+    for (const RecomputePart part : kParts) {
+      if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
+      Spec as = spec;
+      as.recompute.part = part;
+      if (part != RecomputePart::kFull) offer(order, as);
+      // An order for backwards with R may be better off with all of them.
+      as.recompute.choice = Choice::kFull;
+      offer(order, as);
+    }
   }
   // An order that was searched for other costs is one for these.
   if (best->costs) best->costs = costs;

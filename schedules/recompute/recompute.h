@@ -10,15 +10,16 @@
 
 namespace contraflow {
 
-/// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
-/// stages (ascending). None of them may have one yet.
-Plan InsertRecompute(Plan plan, const std::vector<int>& stages);
+/// The plan of a compute order with an R of this part directly before the B, BW or FB of every chunk
+/// of these stages (ascending). None of them may have one yet.
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart part = RecomputePart::kFull);
 
-/// The stages whose recompute makes every rank of a compute order hold at most `limit` bytes, as
+/// The stages of which to recompute this part makes every rank of a compute order hold at most `limit` bytes, as
 /// Spec::memory_limit counts them, for the least time of R that some choice on one rank after the
 /// other takes (of stages that a rank holds many of, nearly the least). Those that do most where
 /// all are too few.
-std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit);
+std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
+                             RecomputePart part = RecomputePart::kFull);
 
 /// The stages that the spec recomputes of an order, ascending. Throws Error if some do not exist.
 std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec);

@@ -100,7 +100,8 @@ Time BoundOfCandidate(const Candidate& candidate) {
     return LowerBound(candidate.frame, spec.costs);
   }
   const Plan recomputed =
-      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
+      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec),
+                      spec.recompute.part);
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {
@@ -133,12 +134,14 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest,
                   candidate);
 }
 
-/// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others.
+/// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others,
+/// or parts.
 std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
   const RecomputedCells cells(plan);
   std::vector<int> stages;
   for (int s = 0; s < plan.stages; ++s) {
     if (!cells.HasStage(s)) continue;
+    if (cells.part(s) != RecomputePart::kFull) return std::nullopt;
     for (int m = 0; m < plan.microbatches; ++m) {
       if (!cells.Has(s, m)) return std::nullopt;
     }
@@ -159,6 +162,7 @@ void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) 
   if (!IsSmall(candidate) || !shortest->MayImprove(bound) || shortest->stopped()) return;
   const Spec& spec = candidate.spec;
   std::optional<std::vector<int>> stages;
+  if (spec.recompute.part != RecomputePart::kFull) return;
   if (spec.recompute.choice != Recompute::Choice::kAuto) {
     stages = StagesToRecompute(candidate.frame, spec);
   } else if (shortest->best() && shortest->best()->routes == candidate.frame.routes) {

@@ -1,6 +1,7 @@
 #include "tests/support/lane_run.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <random>
@@ -258,16 +259,31 @@ class LaneRun {
   }
   void NeedGradient(size_t r, const Instruction& i, int s, int m) const {
     Need(r, i, ForwardEnd(s, m));
-    const Fact again = Opaque() ? Fact{Op::R, s, 0, m} : Fact{Op::COMBINE_R, s, LastLayer(), m};
     for (const Instruction& other : ProgramOf(r)) {
-      if (other.op == std::get<0>(again) && other.stage == s && other.microbatch == m)
-        Need(r, i, again);
+      // All that runs again, of the whole chunk.
+      if (IsRecompute(other.op) && other.stage == s && other.microbatch == m) {
+        Need(r, i, {other.op, s, Opaque() ? 0 : other.layer, m});
+      }
       if (!IsHostCopy(other.op) || other.stage != s || other.microbatch != m) continue;
       Need(r, i, {Op::RELOAD, s, -1, m});
     }
     if (s + 1 == plan_.stages) return;
     const bool here = OwnerOf(s + 1, m) == static_cast<int>(r);
     Need(r, i, here ? BackwardEnd(s + 1, m) : Fact{Op::RECV_B, s, -1, m});
+  }
+
+  /// Of its cell, all that comes before it in the forward and runs again too: a part of every layer.
+  void NeedAgain(size_t r, const Instruction& i) const {
+    constexpr std::array kOrder = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
+    const auto turn = [&](const Instruction& x) {
+      return std::pair(int{x.layer}, std::find(kOrder.begin(), kOrder.end(), x.op));
+    };
+    for (const Instruction& other : ProgramOf(r)) {
+      if (!IsRecompute(other.op) || other.stage != i.stage || other.microbatch != i.microbatch) {
+        continue;
+      }
+      if (turn(other) < turn(i)) Need(r, i, {other.op, other.stage, other.layer, i.microbatch});
+    }
   }
 
   void CheckInputs(size_t r, const Instruction& i) {
@@ -325,13 +341,11 @@ class LaneRun {
       case Op::RELOAD:
         return Need(r, i, {Op::OFFLOAD, s, -1, m});
       case Op::ATTN_R:
-        return l > 0 ? need(Op::COMBINE_R, l - 1) : Need(r, i, ForwardEnd(s, m));
       case Op::DISPATCH_R:
-        return need(Op::ATTN_R, l);
       case Op::MLP_R:
-        return need(Op::DISPATCH_R, l);
       case Op::COMBINE_R:
-        return need(Op::MLP_R, l);
+        Need(r, i, ForwardEnd(s, m));
+        return NeedAgain(r, i);
     }
   }
 

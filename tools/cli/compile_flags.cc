@@ -130,7 +130,9 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
          "stages that run their forward again before their backward and\nhold only their "
          "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
          "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
-         "(default: none)")
+         "(default: none).\nattention, experts or all-but-attention: that part alone of every "
+         "stage\nruns again, attention:0,3,5-7 of some; auto tries these where the costs\nhave "
+         "\"moe\" and the \"values\" of a layer")
       ->type_name("STAGES");
   app->add_option(
          "--offload", flags->offload,

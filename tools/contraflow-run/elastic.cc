@@ -100,7 +100,12 @@ Spec SpecOf(const Plan& plan, int ranks) {
   spec.microbatches = plan.microbatches;
   spec.data_parallel = plan.data_parallel;
   spec.expert_parallel = plan.expert_parallel;
-  if (RecomputedCells(plan).any()) spec.recompute.choice = Recompute::Choice::kFull;
+  if (const RecomputedCells cells(plan); cells.any()) {
+    spec.recompute.choice = Recompute::Choice::kFull;
+    const std::vector<RecomputePart>& parts = cells.parts();
+    const bool same = std::ranges::count(parts, parts.front()) == std::ssize(parts);
+    if (same) spec.recompute.part = parts.front();
+  }
   if (plan.provenance) {
     const Provenance& from = *plan.provenance;
     spec.search = {.placement = ParsePlacement(from.placement),

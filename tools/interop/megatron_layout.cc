@@ -93,6 +93,13 @@ bool Recomputes(const Plan& plan) {
                            [](const Instruction& i) { return i.op == Op::R; });
   }
   if (count == 0) return false;
+  const RecomputedCells cells(plan);
+  for (const RecomputePart part : cells.parts()) {
+    if (part == RecomputePart::kFull) continue;
+    throw Error("the plan recomputes " + std::string(Name(part)) +
+                " of stages, and what is written for Megatron-LM recomputes whole stages; compile "
+                "it with `recompute` full or none");
+  }
   if (count == int64_t{plan.stages} * plan.microbatches) return true;
   throw Error(
       "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "

@@ -282,6 +282,11 @@ std::vector<std::string> TorchNotes(const Plan& plan) {
     notes.push_back("checkpoint " + Stages(cells, plan.stages) +
                     ": the plan recomputes them (R), for which PyTorch's CSV has no cell; wrap "
                     "their modules with torch.utils.checkpoint");
+    for (int s = 0; s < plan.stages; ++s) {
+      if (!cells.HasStage(s) || cells.part(s) == RecomputePart::kFull) continue;
+      notes.push_back("of stage " + std::to_string(s) + " wrap " +
+                      std::string(Name(cells.part(s))) + " alone: the plan recomputes that part");
+    }
   }
   if (const OffloadedCells cells(plan); cells.any()) {
     notes.push_back("offload " + Stages(cells, plan.stages) +

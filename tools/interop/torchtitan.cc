@@ -121,7 +121,9 @@ std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
   }
   const RecomputedCells recomputed(plan);
   bool all = true;
-  for (int s = 0; s < plan.stages; ++s) all = all && recomputed.HasStage(s);
+  for (int s = 0; s < plan.stages; ++s) {
+    all = all && recomputed.HasStage(s) && recomputed.part(s) == RecomputePart::kFull;
+  }
   if (all) text += "\n[activation_checkpoint]\nmode = \"full\"\n";
   return text;
 }

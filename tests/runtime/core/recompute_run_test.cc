@@ -21,13 +21,13 @@ namespace {
 
 /// Of components, for expert groups of so many members, with the memory of the model.
 Plan LoweredPlan(std::string_view schedule, const Model& model, int members, Level level,
-                 const std::vector<int>& stages) {
+                 const std::vector<int>& stages, RecomputePart part = RecomputePart::kFull) {
   std::mt19937_64 random(3);
   CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
   Plan plan = GeneratePlan(MakeSpec(schedule, 2, 4, costs));
   plan.expert_parallel = members;
   costs.memory = FootprintOf(model, plan.stages, costs.moe->layers_per_stage, members);
-  return Lower(InsertRecompute(std::move(plan), stages), costs, {.target = level});
+  return Lower(InsertRecompute(std::move(plan), stages, part), costs, {.target = level});
 }
 
 TEST_SUITE("equivalence") {
@@ -72,16 +72,45 @@ TEST_SUITE("equivalence") {
     }
   }
 
+  TEST_CASE("equivalence: attention, experts or all but attention recomputed") {
+    std::mt19937_64 random(4);
+    for (const std::string schedule : {"1f1b", "zb-1p", "zb-v", "dualpipe", "interleaved-1f1b"}) {
+      for (const RecomputePart part : {RecomputePart::kAttention, RecomputePart::kExperts,
+                                       RecomputePart::kAllButAttention}) {
+        for (const int ranks : {2, 4}) {
+          const Model model = GroupModel();
+          CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+          const Plan order = GeneratePlan(MakeSpec(schedule, ranks, 2 * ranks, costs));
+          costs.memory = FootprintOf(model, order.stages, costs.moe->layers_per_stage, 1);
+          const Plan with = InsertRecompute(order, {0, order.stages - 1}, part);
+          for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
+            CAPTURE(schedule);
+            CAPTURE(Name(part));
+            CAPTURE(Name(level));
+            CHECK(TrainBesideReference(Lower(with, costs, {.target = level}), model).difference ==
+                  "");
+          }
+        }
+      }
+    }
+  }
+
   TEST_CASE("equivalence: recompute takes less memory") {
     const Model model = GroupModel();
-    const auto activations = [&](const std::vector<int>& stages) {
-      const Plan plan = LoweredPlan("gpipe", model, 1, Level::kBuffer, stages);
+    const auto activations = [&](const std::vector<int>& stages,
+                                 RecomputePart part = RecomputePart::kFull) {
+      const Plan plan = LoweredPlan("gpipe", model, 1, Level::kBuffer, stages, part);
       const auto arenas = ArenaBytes(plan.slots[0]);
       return arenas[static_cast<size_t>(Arena::kActivation)] +
              arenas[static_cast<size_t>(Arena::kStash)];
     };
     // Four micro-batches are under way, and one of them at a time has more than its input.
     CHECK(3 * activations({0}) < 2 * activations({}));
+    for (const RecomputePart part : {RecomputePart::kAttention, RecomputePart::kExperts,
+                                     RecomputePart::kAllButAttention}) {
+      CHECK(activations({0}, part) < activations({}));
+      CHECK(activations({0}) < activations({0}, part));
+    }
   }
 }
 

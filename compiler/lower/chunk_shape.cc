@@ -79,8 +79,8 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
                : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
   };
   const int front = chains.forward ? chunk.microbatch : -1;
-  const auto [at, added] = shapes_.try_emplace(
-      {chains, recompute, chunk.part, factor(front), factor(back)});
+  const auto [at, added] =
+      shapes_.try_emplace({chains, recompute, chunk.part, factor(front), factor(back)});
   ChunkShape& shape = at->second;
   if (!added) return shape;
   const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);

@@ -214,7 +214,8 @@ Time CostModel::Duration(const Instruction& i) const {
   if (i.op == Op::F) return Scaled(cost.f, scale);
   if (i.op == Op::B) return Scaled(cost.b, scale);
   if (i.op == Op::W) return Scaled(cost.w, scale);
-  if (i.op == Op::R && i.part != RecomputePart::kFull && moe) return Scaled(TimeOf(*moe, i.part), scale);
+  if (i.op == Op::R && i.part != RecomputePart::kFull && moe)
+    return Scaled(TimeOf(*moe, i.part), scale);
   if (i.op == Op::R) return Scaled(cost.recompute(), scale);
   if (i.op == Op::BW) return Scaled(cost.bw, scale);
   if (i.op == Op::FB) {
@@ -299,11 +300,8 @@ std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
                                     const std::vector<RecomputePart>& recomputed) {
   std::vector<CellBytes> cells;
   for (int s = 0; s < stages; ++s) {
-    const RecomputePart part = recomputed.empty() ? RecomputePart::kFull : recomputed[static_cast<size_t>(s)];
-    if (part != RecomputePart::kFull && !costs.moe) {
-      throw Error("the costs do not say how long " + std::string(Name(part)) +
-                  " of a stage takes, which is what R runs again; give components (\"moe\")");
-    }
+    const RecomputePart part =
+        recomputed.empty() ? RecomputePart::kFull : recomputed[static_cast<size_t>(s)];
     cells.push_back(BytesOfCell(costs, s, !recomputed.empty(), part));
   }
   return cells;

@@ -257,7 +257,8 @@ struct CellBytes {
 
 /// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they
 /// hold meanwhile (InputBytes).
-CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes, RecomputePart part = RecomputePart::kFull);
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
+                      RecomputePart part = RecomputePart::kFull);
 /// Of a chunk of each of so many stages, of which these parts are recomputed; empty: nothing is.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
                                     const std::vector<RecomputePart>& recomputed);

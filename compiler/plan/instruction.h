@@ -88,8 +88,9 @@ inline constexpr Lane kLastLane = Lane::kReload;
 
 /// What of a forward runs again: every component of each layer, or some of them. The rest is kept.
 enum class RecomputePart : uint8_t { kFull, kAttention, kExperts, kAllButAttention };
-inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::kAttention, RecomputePart::kExperts,
-                                  RecomputePart::kAllButAttention};
+inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::kAttention,
+                                           RecomputePart::kExperts,
+                                           RecomputePart::kAllButAttention};
 
 std::string_view Name(RecomputePart part);  ///< "full" "attention" "experts" "all-but-attention"
 
@@ -101,9 +102,9 @@ inline constexpr int kMaxAfter = 6;
 /// A field that the operation does not have is -1 (lane: kNone).
 struct Instruction {
   Op op = Op::F;
-  Lane lane = Lane::kNone;       ///< set from level component on, and at level buffer
-  uint8_t after_count = 0;       ///< entries of `after` in use
-  RecomputePart part = RecomputePart::kFull;       ///< of R: what it runs again
+  Lane lane = Lane::kNone;                    ///< set from level component on, and at level buffer
+  uint8_t after_count = 0;                    ///< entries of `after` in use
+  RecomputePart part = RecomputePart::kFull;  ///< of R: what it runs again
   int16_t layer = -1;            ///< layer inside the stage, data-flow order; kLayer only
   int32_t stage = -1;            ///< stage; of an FB the stage of its forward
   int32_t microbatch = -1;       ///< micro-batch; of an FB the one of its forward

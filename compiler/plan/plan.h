@@ -174,7 +174,9 @@ class RecomputedCells : public MarkedCells {
   bool Begins(const Instruction& i) const {
     return i.layer == 0 && any() && i.op == FirstOf(part(i.stage));
   }
-  RecomputePart part(int stage) const { return any() ? parts_[static_cast<size_t>(stage)] : RecomputePart::kFull; }
+  RecomputePart part(int stage) const {
+    return any() ? parts_[static_cast<size_t>(stage)] : RecomputePart::kFull;
+  }
 
  private:
   std::vector<RecomputePart> parts_;

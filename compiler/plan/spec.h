@@ -52,7 +52,8 @@ struct Recompute {
   };
   Choice choice = Choice::kNone;
   std::vector<int> stages = {};  ///< ascending, without repeats
-  RecomputePart part = RecomputePart::kFull;       ///< what these stages run again; of kNone and kAuto kFull
+  RecomputePart part =
+      RecomputePart::kFull;  ///< what these stages run again; of kNone and kAuto kFull
 
   bool operator==(const Recompute&) const = default;
 };

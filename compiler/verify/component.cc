@@ -138,8 +138,8 @@ void CheckRecomputed(const Tables& tables, Findings* findings) {
     const int rank = tables.Owner(stage, m);
     if (*of_stage != part) {
       findings->Add(Check::kComplete, rank, -1,
-                    "stage " + std::to_string(stage) + " recomputes " +
-                        std::string(Name(part)) + " of micro-batch " + std::to_string(m) + " and " +
+                    "stage " + std::to_string(stage) + " recomputes " + std::string(Name(part)) +
+                        " of micro-batch " + std::to_string(m) + " and " +
                         std::string(Name(*of_stage)) +
                         " of others; recompute the same part of all cells of a stage");
       continue;

@@ -116,11 +116,13 @@ class InstructionShape {
            Fits(i_.back_stage, pair_, plan_.stages) &&
            Fits(i_.back_microbatch, pair_, plan_.microbatches) &&
            Fits(i_.peer, message_, plan_.ranks) && Fits(i_.layer, layer_, layers_) &&
-           i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && PartRight() && i_.after_count <= kMaxAfter;
+           i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && PartRight() &&
+           i_.after_count <= kMaxAfter;
   }
 
   bool PartRight() const {
-    return i_.part == RecomputePart::kFull || (i_.op == Op::R && i_.part <= RecomputePart::kAllButAttention);
+    return i_.part == RecomputePart::kFull ||
+           (i_.op == Op::R && i_.part <= RecomputePart::kAllButAttention);
   }
 
   void Explain(int rank, int index, Findings* findings) const {

@@ -270,7 +270,8 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
 
 }  // namespace
 
-std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit, RecomputePart part) {
+std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
+                             RecomputePart part) {
   const std::vector<CellBytes> cells = BytesOfCells(
       costs, plan.stages, std::vector<RecomputePart>(static_cast<size_t>(plan.stages), part));
   std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
@@ -316,8 +317,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
 std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
   const Recompute& recompute = spec.recompute;
   if (recompute.choice == Recompute::Choice::kAuto) {
-    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit,
-                                           recompute.part)
+    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit, recompute.part)
                              : std::vector<int>();
   }
   std::vector<int> stages = recompute.stages;
@@ -350,7 +350,11 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart pa
 }
 
 void CheckRecomputeLimit(const Spec& spec) {
-  BytesOfCells(spec.costs, spec.recompute.part == RecomputePart::kFull ? 0 : 1, {spec.recompute.part});
+  if (spec.recompute.part != RecomputePart::kFull && !spec.costs.moe) {
+    throw Error("`recompute` " + std::string(Name(spec.recompute.part)) +
+                ": the costs do not say how long that part of a stage takes; give components "
+                "(\"moe\")");
+  }
   if (!spec.memory_limit) return;
   const CostModel& costs = spec.costs;
   if (!MemoryLimit(costs).bytes()) {

@@ -10,14 +10,15 @@
 
 namespace contraflow {
 
-/// The plan of a compute order with an R of this part directly before the B, BW or FB of every chunk
-/// of these stages (ascending). None of them may have one yet.
-Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart part = RecomputePart::kFull);
+/// The plan of a compute order with an R of this part directly before the B, BW or FB of every
+/// chunk of these stages (ascending). None of them may have one yet.
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages,
+                     RecomputePart part = RecomputePart::kFull);
 
-/// The stages of which to recompute this part makes every rank of a compute order hold at most `limit` bytes, as
-/// Spec::memory_limit counts them, for the least time of R that some choice on one rank after the
-/// other takes (of stages that a rank holds many of, nearly the least). Those that do most where
-/// all are too few.
+/// The stages of which to recompute this part makes every rank of a compute order hold at most
+/// `limit` bytes, as Spec::memory_limit counts them, for the least time of R that some choice on
+/// one rank after the other takes (of stages that a rank holds many of, nearly the least). Those
+/// that do most where all are too few.
 std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
                              RecomputePart part = RecomputePart::kFull);
 

@@ -99,9 +99,8 @@ Time BoundOfCandidate(const Candidate& candidate) {
   if (spec.recompute.choice == Recompute::Choice::kAuto) {
     return LowerBound(candidate.frame, spec.costs);
   }
-  const Plan recomputed =
-      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec),
-                      spec.recompute.part);
+  const Plan recomputed = InsertRecompute(
+      SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec), spec.recompute.part);
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "compiler/lower/interleave.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
@@ -64,9 +64,11 @@ TEST_SUITE("unit") {
           10'000'000 - 2 * 1'111'000 - 1);
     CHECK(Failure([] { ParseInstruction("F s0 m0 part=experts"); }) != "accepted");
     CHECK(Failure([] { ParseInstruction("R s0 m0 part=full"); }) != "accepted");
-    CHECK(Failure([&] { BytesOfCells(UniformCosts(1, 1, 1, 0), 1, {RecomputePart::kExperts}); }) ==
-          "the costs do not say how long experts of a stage takes, which is what R runs again; "
-          "give components (\"moe\")");
+    Spec spec = MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1, 0));
+    spec.recompute = ParseRecompute("experts:0");
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "`recompute` experts: the costs do not say how long that part of a stage takes; give "
+          "components (\"moe\")");
     costs.memory->values.clear();
     CHECK(Failure([&] { BytesOfCell(costs, 0, true, RecomputePart::kExperts); }) ==
           "the costs do not say what the components of a stage hold, so that `recompute` experts "

@@ -272,7 +272,8 @@ class LaneRun {
     Need(r, i, here ? BackwardEnd(s + 1, m) : Fact{Op::RECV_B, s, -1, m});
   }
 
-  /// Of its cell, all that comes before it in the forward and runs again too: a part of every layer.
+  /// Of its cell, all that comes before it in the forward and runs again too: a part of every
+  /// layer.
   void NeedAgain(size_t r, const Instruction& i) const {
     constexpr std::array kOrder = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
     const auto turn = [&](const Instruction& x) {

@@ -174,6 +174,11 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
   }
 }
 
+bool RecomputedCells::in_parts() const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](RecomputePart part) { return part != RecomputePart::kFull; });
+}
+
 bool MarkedCells::HasStage(int stage) const {
   for (int m = 0; m < microbatches_; ++m) {
     if (Has(stage, m)) return true;

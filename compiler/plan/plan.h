@@ -170,6 +170,8 @@ class RecomputedCells : public MarkedCells {
 
   /// What a stage runs again (Verify: all its cells the same), by stage; empty where none does.
   const std::vector<RecomputePart>& parts() const { return parts_; }
+  /// Whether a stage runs a part of its forward again, not all of it.
+  bool in_parts() const;
   /// True for the first component that runs again of a cell.
   bool Begins(const Instruction& i) const {
     return i.layer == 0 && any() && i.op == FirstOf(part(i.stage));

@@ -179,6 +179,7 @@ StageCost Calibration::ChunkCosts(int stage) const {
   if (cost.fb == 0) cost.fb = cost.f + cost.bw;
   cost.fb = std::max({cost.fb, cost.f, cost.b, cost.w});
   cost.reduce = Of(Op::REDUCE, stage, -1);
+  if (const Time again = Of(Op::R, stage, -1); again > 0) cost.r = again;
   cost.step = Of(Op::STEP, stage, -1);
   return cost;
 }
@@ -227,7 +228,13 @@ CostModel Calibration::CostsOfPlan() const {
 CostModel Calibration::CostsForCompiler(const std::string& source) const {
   CostModel costs = CostsOfPlan();
   costs.source = source;
-  if (!costs.moe) return costs;
+  if (!costs.moe) {
+    // What a part took is not what the whole forward takes again.
+    if (RecomputedCells(plan_).in_parts()) {
+      for (StageCost& stage : costs.stages) stage.r = -1;
+    }
+    return costs;
+  }
   // Components are alike on every stage, and so must be what is derived from them.
   StageCost ends;
   ends.reduce = LargestOf(Op::REDUCE);

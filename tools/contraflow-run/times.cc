@@ -110,8 +110,10 @@ Time JoinExchanges(const Plan& plan, Timeline* timeline) {
 
 }  // namespace
 
-RunTimes Replay::Times(const CostModel& costs) const {
+RunTimes Replay::Times(const CostModel& measured_costs) const {
   RunTimes times;
+  CostModel costs = measured_costs;
+  if (!costs.moe && RecomputedCells(plan_).in_parts()) costs.memory.reset();  // no bytes of parts
   for (Timeline step : steps_) {
     const Time joined = lanes_ ? 0 : JoinExchanges(plan_, &step);
     const MeasuredStep measured = {.timeline = step, .reduce_blocks = !lanes_};

@@ -43,7 +43,7 @@ namespace {
 
 Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   if (spec.offload.choice != Offload::Choice::kNone) {
-    return GenerateOffloaded(spec, [&](const Spec& resident) {
+    return GenerateOffloaded(spec, control, [&](const Spec& resident) {
       return GenerateFromStages(schedule, resident, control);
     });
   }

@@ -37,6 +37,7 @@ using GenerateResident = std::function<Plan(const Spec&)>;
 /// are made for its limit and for looser ones, the one with the shortest step that then fits; never
 /// longer than without. Throws Error if the stages do not exist, if the costs have no "host", and
 /// as `generate` does.
-Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate);
+Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
+                       const GenerateResident& generate);
 
 }  // namespace contraflow

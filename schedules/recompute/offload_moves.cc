@@ -83,8 +83,12 @@ class Moves {
   bool ToggleRecompute(Program* program, size_t at) {
     const Instruction i = (*program)[at];
     if (!HasBackward(i.op)) return false;
-    const Instruction again = CellOp(Op::R, BackStage(i), BackMicrobatch(i));
-    const auto found = std::find(program->begin(), program->end(), again);
+    Instruction again = CellOp(Op::R, BackStage(i), BackMicrobatch(i));
+    const auto found = std::find_if(program->begin(), program->end(), [&](const Instruction& r) {
+      if (r.op != Op::R || r.stage != again.stage) return false;
+      again.part = r.part;  // one part for all of a stage
+      return r.microbatch == again.microbatch;
+    });
     if (found != program->end()) {
       program->erase(found);
     } else {

@@ -73,7 +73,8 @@ Plan RoutesOf(Plan plan) {
 
 }  // namespace
 
-Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate) {
+Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
+                       const GenerateResident& generate) {
   CheckHostCost(spec.costs, true);
   const bool limited = spec.memory_limit || !DevicesOf(spec).empty();
   const bool freely = spec.offload.choice == Offload::Choice::kAuto;
@@ -110,7 +111,8 @@ Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate) {
     // First without, which is so never better than with.
     for (const bool moves_r : {false, true}) {
       if (moves_r && !recompute) break;
-      SearchWork work(spec.search);
+      SearchWork work(spec.search, control);
+      work.Enter("offload");
       plan = ImproveOffloaded(plan, costs, limits, bound, moves_r, spec.search.seed, &work);
     }
     const bool fits = FitsMemory(plan, costs, spec);

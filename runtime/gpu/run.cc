@@ -121,7 +121,7 @@ GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uin
 
 StageHolder& GpuRun::At(Device device) { return static_cast<GpuDevice&>(ranks_.At(device)); }
 
-GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, GpuRunOptions options)
+GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options)
     : plan_(WithLanes(stages.plan())),
       ranks_(plan_, gpu, options, [&](Device device, gpu::Stream setup, int sms) {
         return std::make_unique<GpuCustomDevice>(stages, device, gpu, setup, sms);

@@ -91,7 +91,7 @@ class GpuCustomRun {
  public:
   /// `stages` were made for a GPU, `gpu`'s device is current, and both outlive the run. Throws
   /// Error if a stage cannot be made, or the GPU does not suit.
-  GpuCustomRun(const CustomStages& stages, Gpu& gpu, GpuRunOptions options = {});
+  GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options = {});
 
   StepResult Step(int step) { return ranks_.Step(step); }
   const std::vector<Device>& devices() const { return ranks_.devices(); }

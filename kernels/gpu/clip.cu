@@ -51,14 +51,32 @@ __global__ void __launch_bounds__(kBlock, kBlocksAnSm)
 
 /// A warp takes a block.
 __global__ void __launch_bounds__(kBlock)
-    BlocksKernel(const double* partial, const SquareBlock* blocks, int count, double* squares) {
+    BlocksKernel(const double* partial, const SquareBlock* blocks, int count, double* squares,
+                 int32_t* not_finite) {
   const int block = BlockIndex() * kWarps + ThreadIndex() / kWarp;
   if (block >= count) return;
   const SquareBlock at = blocks[block];
   double sum = 0;
   for (int tile = at.first + Lane(); tile < at.last; tile += kWarp) sum += partial[tile];
   sum = WarpSum(sum);
-  if (Lane() == 0) squares[at.place] = sum;
+  if (Lane() > 0) return;
+  if (squares != nullptr) squares[at.place] = sum;
+  if (!(sum <= DBL_MAX)) atomicMax(not_finite, count - block);
+}
+
+__global__ void __launch_bounds__(kBlock)
+    NoteKernel(const float* losses, int n, const int32_t* flags, int m, double* note) {
+  __shared__ int failed;
+  if (ThreadIndex() == 0) failed = 0;
+  __syncthreads();
+  for (int i = ThreadIndex(); i < n; i += kBlock) {
+    if (!(fabsf(losses[i]) <= FLT_MAX)) atomicMax(&failed, 1);
+  }
+  for (int i = ThreadIndex(); i < m; i += kBlock) {
+    if (flags[i] != 0) atomicMax(&failed, 1);
+  }
+  __syncthreads();
+  if (ThreadIndex() == 0) *note = failed != 0 ? static_cast<double>(NAN) : 0;
 }
 
 /// The largest, or one that is not finite.
@@ -86,7 +104,8 @@ __global__ void __launch_bounds__(kBlock)
   }
   if (ThreadIndex() > 0) return;
   const double norm = sqrt(sum);
-  *clip = {norm, norm > limit ? static_cast<float>(limit / norm) : 1.0f};
+  const bool failed = clip->failed != 0 || !(norm <= DBL_MAX);
+  *clip = {norm, norm > limit ? static_cast<float>(limit / norm) : 1.0f, failed ? 1 : 0};
 }
 
 __global__ void __launch_bounds__(kBlock) ScaleKernel(const Clip* clip, size_t n, float* values) {
@@ -106,14 +125,20 @@ unsigned Blocks(Stream stream, size_t work) {
 }  // namespace
 
 void SumSquares(Stream stream, const float* values, const SquareTile* tiles, int tile_count,
-                const SquareBlock* blocks, int block_count, double* partial, double* squares) {
+                const SquareBlock* blocks, int block_count, double* partial, double* squares,
+                int32_t* not_finite) {
   if (block_count == 0) return;
   if (tile_count > 0) {
     Launch("SumSquares", stream, Blocks(stream, static_cast<size_t>(tile_count)), kBlock, 0,
            TilesKernel, values, tiles, tile_count, partial);
   }
   Launch("SumSquares", stream, Unsigned(CeilDiv(block_count, kWarps)), kBlock, 0, BlocksKernel,
-         partial, blocks, block_count, squares);
+         partial, blocks, block_count, squares, not_finite);
+}
+
+void NoteFailure(Stream stream, const float* losses, int n, const int32_t* flags, int m,
+                 double* note) {
+  Launch("NoteFailure", stream, 1, kBlock, 0, NoteKernel, losses, n, flags, m, note);
 }
 
 void ClipToNorm(Stream stream, const double* squares, int parts, int n, float limit, Clip* clip) {

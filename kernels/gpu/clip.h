@@ -1,8 +1,9 @@
 #pragma once
 
-// The norm of all gradients of a training, and the clipping to a limit: kernels/host/adamw.h's
-// SumOfSquares for each block of parameters, which are then added in one order. Sums are in double
-// and of an order that the sizes of the blocks decide alone.
+// The norm of all gradients of a training, the clipping to a limit, and whether a step has failed:
+// kernels/host/adamw.h's SumOfSquares for each block of parameters, which are then added in one
+// order. Sums are in double and of an order that the sizes of the blocks decide alone; that of
+// finite values is finite.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,18 +28,26 @@ struct SquareBlock {
 void AddSquareBlock(size_t begin, size_t size, int place, std::vector<SquareTile>* tiles,
                     std::vector<SquareBlock>* blocks);
 
-/// squares[place] = the sum of the squares of each block's values; others are left alone.
-/// partial[tile_count] is work memory. Traffic: 4 bytes a value.
+/// squares[place] = the sum of the squares of each block's values; others are left alone. `squares`
+/// may be null. *not_finite becomes at least block_count - b where block b has a value that is not
+/// finite. partial[tile_count] is work memory. Traffic: 4 bytes a value.
 void SumSquares(Stream stream, const float* values, const SquareTile* tiles, int tile_count,
-                const SquareBlock* blocks, int block_count, double* partial, double* squares);
+                const SquareBlock* blocks, int block_count, double* partial, double* squares,
+                int32_t* not_finite);
+
+/// *note = NaN if one of losses[n] is not finite or one of flags[m] is not 0; else 0.
+void NoteFailure(Stream stream, const float* losses, int n, const int32_t* flags, int m,
+                 double* note);
 
 /// What of the gradients is left, and their norm before.
 struct Clip {
   double norm;
-  float scale;  ///< limit / norm where the norm is above the limit; else 1
+  float scale;     ///< limit / norm where the norm is above the limit; else 1
+  int32_t failed;  ///< 1 from the first norm on that is not finite; begins with 0
 };
 /// Of squares[parts x n], where a part has some of the n blocks and 0 for the others, and parts
-/// with the same block have the same: each block counts once, in ascending order.
+/// with the same block have the same: each block counts once, in ascending order. The limit may be
+/// infinite.
 void ClipToNorm(Stream stream, const double* squares, int parts, int n, float limit, Clip* clip);
 
 /// values[n] *= clip->scale. Traffic: 8 bytes a value, or none where the scale is 1.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cfloat>
 
 #include "kernels/gpu/elementwise.h"
 #include "kernels/gpu/rows.h"
@@ -199,17 +198,14 @@ __device__ Factors FactorsOf(const AdamWStepSize& step, const AdamWRates& rates)
           1.0f - step.learning_rate * rates.weight_decay};
 }
 
-/// Returns whether all gradients are finite.
 template <int N>
-__device__ bool Update(const Factors& f, size_t i, const float* gradient, float* m, float* v,
+__device__ void Update(const Factors& f, size_t i, const float* gradient, float* m, float* v,
                        float* parameter, Bf16* copy) {
   const Floats<N> g = LoadFloats<N>(gradient + i);
-  bool finite = true;
   Floats<N> first = LoadFloats<N>(m + i), second = LoadFloats<N>(v + i);
   Floats<N> p = LoadFloats<N>(parameter + i);
   CF_UNROLL
   for (int j = 0; j < N; ++j) {
-    finite = finite && fabsf(g.at[j]) <= FLT_MAX;
     first.at[j] = f.beta1 * first.at[j] + (1.0f - f.beta1) * g.at[j];
     second.at[j] = f.beta2 * second.at[j] + (1.0f - f.beta2) * g.at[j] * g.at[j];
     p.at[j] =
@@ -219,22 +215,21 @@ __device__ bool Update(const Factors& f, size_t i, const float* gradient, float*
   StoreFloats<N>(v + i, second);
   StoreFloats<N>(parameter + i, p);
   Store<N>(copy + i, Pack(p));
-  return finite;
 }
 
 template <int N>
 __global__ void __launch_bounds__(kBlock, kBlocksAnSm)
     AdamWKernel(const AdamWStepSize* step, AdamWRates rates, size_t n, const float* gradient,
-                float* m, float* v, float* parameter, Bf16* copy, int32_t* not_finite) {
+                float* m, float* v, float* parameter, Bf16* copy, const int32_t* not_finite,
+                const int32_t* failed) {
+  if (*not_finite != 0 || (failed != nullptr && *failed != 0)) return;
   const Factors factors = FactorsOf(*step, rates);
   const size_t whole = n / N * N;
-  bool finite = true;
   for (size_t i = First() * N; i < whole; i += Step() * N) {
-    finite = Update<N>(factors, i, gradient, m, v, parameter, copy) && finite;
+    Update<N>(factors, i, gradient, m, v, parameter, copy);
   }
   const size_t rest = whole + First();
-  if (rest < n) finite = Update<1>(factors, rest, gradient, m, v, parameter, copy) && finite;
-  if (!finite) *not_finite = 1;  // the same by whoever writes it
+  if (rest < n) Update<1>(factors, rest, gradient, m, v, parameter, copy);
 }
 
 template <int N>
@@ -257,14 +252,14 @@ __global__ void __launch_bounds__(kBlock, kBlocksAnSm)
 
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
                const float* gradient, float* m, float* v, float* parameter, Bf16* copy,
-               int32_t* not_finite) {
+               const int32_t* not_finite, const int32_t* failed) {
   if (n == 0) return;
   if (Aligned(gradient, m, v, parameter) && Aligned(copy)) {
     Launch("AdamWStep", stream, Blocks(stream, n / 4), kBlock, 0, AdamWKernel<4>, step, rates, n,
-           gradient, m, v, parameter, copy, not_finite);
+           gradient, m, v, parameter, copy, not_finite, failed);
   } else {
     Launch("AdamWStep", stream, Blocks(stream, n), kBlock, 0, AdamWKernel<1>, step, rates, n,
-           gradient, m, v, parameter, copy, not_finite);
+           gradient, m, v, parameter, copy, not_finite, failed);
   }
 }
 

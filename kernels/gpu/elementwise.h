@@ -22,11 +22,11 @@ struct AdamWRates {
 
 /// AdamW with decoupled weight decay on n parameters, as kernels/host/adamw.h has it; m and v are
 /// its moments. copy[n] becomes the parameters in bf16. All blocks of a stage lie in one, so this
-/// is the multi-tensor form: 30 bytes of traffic a parameter. *not_finite becomes 1 if a gradient
-/// is not finite.
+/// is the multi-tensor form: 30 bytes of traffic a parameter. Nothing is changed where *not_finite
+/// or *failed is not 0; `failed` may be null.
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
                const float* gradient, float* m, float* v, float* parameter, Bf16* copy,
-               int32_t* not_finite);
+               const int32_t* not_finite, const int32_t* failed);
 
 /// copy[n] = parameter[n] in bf16. Traffic: 6 bytes a parameter.
 void RoundToBf16(Stream stream, size_t n, const float* parameter, Bf16* copy);

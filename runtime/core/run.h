@@ -47,6 +47,10 @@ class Run {
   /// One step; steps count from 1. All processes of the run call it. The result is complete in
   /// process 0, elsewhere it has no losses and no timeline. After an error the run cannot go on.
   virtual StepResult Step(int step) = 0;
+  /// Called before Step(step - 1): allows `step` to begin before that one is done. Returns whether
+  /// it will; then Step(step) has to follow it, with nothing between that asks for the state, and
+  /// makes no update if the one before fails. All processes of the run call it, and get the same.
+  virtual bool BeginAhead(int /*step*/) { return false; }
   /// The devices that this process has.
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.

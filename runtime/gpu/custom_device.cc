@@ -46,11 +46,11 @@ void GpuCustomDevice::OptimizerStep(int stage, gpu::Stream stream) {
   device_.At(stage).OptimizerStep(stream.handle);
 }
 
-void GpuCustomDevice::Download(gpu::Stream stream) {
+void GpuCustomDevice::Download(int /*step*/, gpu::Stream stream) {
   gpu_.CopyToHost(stream, host_losses_, losses_, LossBytes());
 }
 
-DeviceStep GpuCustomDevice::Results() {
+DeviceStep GpuCustomDevice::Results(int /*step*/) {
   const auto* const losses = reinterpret_cast<const float*>(host_losses_);
   DeviceStep result;
   for (const int m : device_.losses_here()) {

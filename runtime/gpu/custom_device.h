@@ -32,8 +32,8 @@ class GpuCustomDevice : public GpuBackend {
   std::span<float> Gradients(int stage) override { return device_.At(stage).gradients(); }
   std::span<float> ExpertGradients(int /*stage*/) override { return {}; }
   void OptimizerStep(int stage, gpu::Stream stream) override;
-  void Download(gpu::Stream stream) override;
-  DeviceStep Results() override;
+  void Download(int step, gpu::Stream stream) override;
+  DeviceStep Results(int step) override;
 
   /// Custom stages have no exchanges.
   void BeforeExchange(const Instruction&, gpu::Stream) override {}

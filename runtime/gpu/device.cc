@@ -86,8 +86,8 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
       end_here_(MicrobatchesAt(plan, plan.stages - 1, device.rank)),
       host_inputs_{HostInput{gpu.AllocateHost(InputBytes(shape_, microbatches_))},
                    HostInput{gpu.AllocateHost(InputBytes(shape_, microbatches_))}},
+      host_outputs_{gpu.AllocateHost(OutputBytes()), gpu.AllocateHost(OutputBytes())},
       input_(gpu.Allocate(InputBytes(shape_, microbatches_))),
-      host_output_(gpu.AllocateHost(OutputBytes())),
       output_(gpu.Allocate(OutputBytes())) {
   PlaceValues(plan, device.rank, arenas);
   for (const int s : StagesOf(plan, device.rank)) {
@@ -163,7 +163,6 @@ void GpuDevice::Prepare(int step) {
 }
 
 void GpuDevice::Upload(int step, gpu::Stream stream) {
-  step_ = step;
   Prepare(step);
   const std::byte* const from = host_inputs_[static_cast<size_t>(step % 2)].at;
   gpu_.CopyToDevice(stream, input_, from, InputBytes(shape_, microbatches_));
@@ -243,18 +242,28 @@ std::span<float> GpuDevice::Gradients(int stage) { return At(stage).dense_gradie
 std::span<float> GpuDevice::ExpertGradients(int stage) { return At(stage).expert_gradients(); }
 
 void GpuDevice::OptimizerStep(int stage, gpu::Stream stream) {
-  if (squares_ == nullptr) return Update(stage, stream);
-  At(stage).SumSquares(squares_, stream);
+  const bool clips = model_.clip > 0;
+  At(stage).SumSquares(clips ? numbers_ : nullptr, not_finite() + stage, stream);
+  if (!clips) Update(stage, stream);
 }
 
-GpuBackend::NormLimit GpuDevice::LimitOfNorm() const {
-  if (model_.clip == 0) return {};
-  return {model_.clip, BlocksOfModel(model_)};
+GpuBackend::UpdateGuard GpuDevice::GuardOfUpdates() const {
+  return {model_.clip, 1 + (model_.clip > 0 ? BlocksOfModel(model_) : 0)};
 }
 
-void GpuDevice::ClippedStep(const gpu::Clip* clip, gpu::Stream stream) {
+void GpuDevice::PutGuard(double* numbers, const gpu::Clip* guard) {
+  numbers_ = numbers;
+  guard_ = guard;
+}
+
+void GpuDevice::NoteFailure(gpu::Stream stream) {
+  gpu::NoteFailure(stream, losses(), microbatches_, overflow(), 1 + stages_,
+                   numbers_ + GuardOfUpdates().numbers - 1);
+}
+
+void GpuDevice::ClippedStep(gpu::Stream stream) {
   for (auto& [s, copy] : copies_) {
-    copy.stage->ClipGradients(clip, stream);
+    copy.stage->ClipGradients(guard_, stream);
     Update(s, stream);
   }
 }
@@ -262,23 +271,25 @@ void GpuDevice::ClippedStep(const gpu::Clip* clip, gpu::Stream stream) {
 void GpuDevice::Update(int stage, gpu::Stream stream) {
   const std::byte* const size = input_ + TokenBytes(shape_, microbatches_);
   At(stage).OptimizerStep(reinterpret_cast<const gpu::AdamWStepSize*>(size), not_finite() + stage,
-                          stream);
+                          guard_ == nullptr ? nullptr : &guard_->failed, stream);
 }
 
-void GpuDevice::Download(gpu::Stream stream) {
-  gpu_.CopyToHost(stream, host_output_, output_, OutputBytes());
+void GpuDevice::Download(int step, gpu::Stream stream) {
+  std::byte* const to = host_outputs_[static_cast<size_t>(step % 2)];
+  gpu_.CopyToHost(stream, to, output_, OutputBytes());
 }
 
-DeviceStep GpuDevice::Results() {
-  const auto* const losses = reinterpret_cast<const float*>(host_output_);
+DeviceStep GpuDevice::Results(int step) {
+  const auto* const losses =
+      reinterpret_cast<const float*>(host_outputs_[static_cast<size_t>(step % 2)]);
   const auto* const counts = reinterpret_cast<const int32_t*>(losses + microbatches_);
   if (counts[1] != 0) {
     throw Error("more rows came to the experts of a device than its memory is planned for: " +
                 std::to_string(shape_.expert_rows) +
                 "; this is no fault of the plan, please report it with the model");
   }
-  const auto fail = [this](const std::string& what) {
-    throw Error("step " + std::to_string(step_) + ": " + what +
+  const auto fail = [step](const std::string& what) {
+    throw Error("step " + std::to_string(step) + ": " + what +
                 " is not finite; lower the model's learning_rate, or resume from a checkpoint");
   };
   DeviceStep result;
@@ -288,7 +299,9 @@ DeviceStep GpuDevice::Results() {
     result.losses.emplace_back(m, losses[m]);
   }
   for (const auto& [s, copy] : copies_) {
-    if (counts[2 + s] != 0) fail("a gradient of stage " + std::to_string(s));
+    if (counts[2 + s] == 0) continue;
+    fail("a gradient of \"" + copy.stage->NotFinite(counts[2 + s]) + "\" in stage " +
+         std::to_string(s));
   }
   return result;
 }

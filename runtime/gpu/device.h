@@ -51,11 +51,12 @@ class GpuDevice : public GpuBackend, public StageHolder {
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage, gpu::Stream stream) override;
-  NormLimit LimitOfNorm() const override;
-  void PutSquares(double* squares) override { squares_ = squares; }
-  void ClippedStep(const gpu::Clip* clip, gpu::Stream stream) override;
-  void Download(gpu::Stream stream) override;
-  DeviceStep Results() override;
+  UpdateGuard GuardOfUpdates() const override;
+  void PutGuard(double* numbers, const gpu::Clip* guard) override;
+  void NoteFailure(gpu::Stream stream) override;
+  void ClippedStep(gpu::Stream stream) override;
+  void Download(int step, gpu::Stream stream) override;
+  DeviceStep Results(int step) override;
 
   /// On the host. Both wait for the GPU.
   Stage& StageAt(int stage) override;
@@ -106,17 +107,19 @@ class GpuDevice : public GpuBackend, public StageHolder {
   std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move
   const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
   MicroBatch micro_;
-  int step_ = 0;
-  double* squares_ = nullptr;  // of gradients, by block of the model
+  double* numbers_ = nullptr;         // squares of gradients, by block of the model, and a note
+  const gpu::Clip* guard_ = nullptr;  // null: nobody guards updates
   // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
-  // gives: losses [micro-batches], dropped, overflow, and of each stage whether a gradient is not
-  // finite.
+  // gives: losses [micro-batches], dropped, overflow, and of each stage a note of gradients that
+  // are not finite (GpuStage::NotFinite).
   struct HostInput {
     std::byte* at;
     int step = 0;  // of which it is
   };
-  std::array<HostInput, 2> host_inputs_;  // of the step under way and of the next one, by turns
-  std::byte *const input_, *const host_output_, *const output_;
+  // Of the step under way and of the next one, by turns.
+  std::array<HostInput, 2> host_inputs_;
+  const std::array<std::byte*, 2> host_outputs_;
+  std::byte *const input_, *const output_;
 };
 
 }  // namespace contraflow

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -31,8 +32,8 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
       order_(plan, DevicesOf(devices_)),
       origin_(gpu.NewStream(0, Priority::kNormal, "step")),
       start_(gpu.NewEvent()),
-      end_(gpu.NewEvent()),
-      limit_(devices_[0].backend->LimitOfNorm()) {
+      over_{gpu.NewEvent(), gpu.NewEvent()},
+      guard_(devices_[0].backend->GuardOfUpdates()) {
   if (options_.run_ahead < 2) {
     throw Error("a host that is at most " + std::to_string(options_.run_ahead) +
                 " instructions ahead of the GPU stands still; let it be 2 or more");
@@ -53,40 +54,46 @@ GpuIssuer::GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& g
     most = std::max(most, order_[point].size());
   }
   participants_.reserve(most);
-  if (limit_.limit > 0) PlaceSquares();
+  if (guard_.numbers > 0) PlaceGuard();
 }
 
-void GpuIssuer::PlaceSquares() {
-  const auto blocks = static_cast<size_t>(limit_.blocks);
-  const size_t bytes = DeviceCount(plan_) * blocks * sizeof(double);
-  squares_ = reinterpret_cast<double*>(gpu_.Allocate(bytes));
-  gpu_.Zero(origin_, squares_, bytes);
-  for (const IssuedDevice& device : devices_) {
-    device.backend->PutSquares(squares_ + DeviceNumber(plan_, device.device) * blocks);
-  }
+void GpuIssuer::PlaceGuard() {
+  const auto each = static_cast<size_t>(guard_.numbers);
+  const size_t bytes = DeviceCount(plan_) * each * sizeof(double);
+  numbers_ = reinterpret_cast<double*>(gpu_.Allocate(bytes));
+  gpu_.Zero(origin_, numbers_, bytes);
   clip_ = reinterpret_cast<gpu::Clip*>(gpu_.Allocate(sizeof(gpu::Clip)));
-  host_clip_ = reinterpret_cast<gpu::Clip*>(gpu_.AllocateHost(sizeof(gpu::Clip)));
+  gpu_.Zero(origin_, clip_, sizeof(gpu::Clip));
+  for (gpu::Clip*& clip : host_clips_) {
+    clip = reinterpret_cast<gpu::Clip*>(gpu_.AllocateHost(sizeof(gpu::Clip)));
+  }
+  for (const IssuedDevice& device : devices_) {
+    device.backend->PutGuard(numbers_ + DeviceNumber(plan_, device.device) * each, clip_);
+  }
+}
+
+bool GpuIssuer::BeginAhead(int step) {
+  if (!options_.graph || numbers_ == nullptr) return false;
+  if (StampsIn(step - 1) || StampsIn(step)) return false;
+  ahead_ = step;
+  return true;
 }
 
 void GpuIssuer::Step(int step) {
   at_ = order_.size();
-  stamped_ = options_.StampsIn(step);
-  GpuGraph*& graph = graphs_[stamped_ ? 1 : 0];
   try {
-    for (const IssuedDevice& device : devices_) device.backend->Upload(step, origin_);
-    if (!options_.graph) {
-      Issue();
+    CF_ASSERT(!begun_ahead() || begun_ == step);
+    if (!begun_ahead()) Begin(step);
+    const bool ahead = ahead_ == step + 1;
+    if (ahead) {
+      Begin(step + 1);
     } else {
-      if (graph == nullptr) {
-        gpu_.BeginCapture(origin_);
-        Issue();
-        graph = gpu_.EndCapture(origin_);
-      }
-      gpu_.Launch(graph, origin_);
+      PrepareAll(step + 1);
     }
-    gpu_.Record(end_, origin_);
-    for (const IssuedDevice& device : devices_) device.backend->Prepare(step + 1);
-    Await(end_);
+    Await(over_[static_cast<size_t>(step % 2)]);
+    done_ = step;
+    // Into memory that this step was given, while the next one runs.
+    if (ahead) PrepareAll(step + 2);
   } catch (const Aborted&) {
     throw;
   } catch (const GpuHang&) {
@@ -98,6 +105,32 @@ void GpuIssuer::Step(int step) {
   } catch (const gpu::GpuError& error) {
     throw Error(Place() + error.what());
   }
+}
+
+/// Gives all of a step to the GPU.
+void GpuIssuer::Begin(int step) {
+  stamped_ = StampsIn(step);
+  GpuGraph*& graph = graphs_[stamped_ ? 1 : 0];
+  for (const IssuedDevice& device : devices_) device.backend->Upload(step, origin_);
+  if (!options_.graph) {
+    Issue();
+  } else {
+    if (graph == nullptr) {
+      gpu_.BeginCapture(origin_);
+      Issue();
+      graph = gpu_.EndCapture(origin_);
+    }
+    gpu_.Launch(graph, origin_);
+  }
+  const auto turn = static_cast<size_t>(step % 2);
+  for (const IssuedDevice& device : devices_) device.backend->Download(step, origin_);
+  if (guard_.limit > 0) gpu_.CopyToHost(origin_, host_clips_[turn], clip_, sizeof(gpu::Clip));
+  gpu_.Record(over_[turn], origin_);
+  begun_ = step;
+}
+
+void GpuIssuer::PrepareAll(int step) {
+  for (const IssuedDevice& device : devices_) device.backend->Prepare(step);
 }
 
 void GpuIssuer::DropGraphs() noexcept {
@@ -170,13 +203,13 @@ void GpuIssuer::Join() {
       gpu_.Wait(compute, ends_[d][lane]);
     }
   }
-  if (limit_.limit > 0) Clip();
   for (size_t d = 0; d < devices_.size(); ++d) {
     const gpu::Stream compute = devices_[d].lanes->streams()[GpuLanes::kCompute];
-    devices_[d].backend->Download(compute);
+    devices_[d].backend->NoteFailure(compute);
     if (stamped_) stamps_[d].Download(compute);
   }
   AwaitAll();
+  if (numbers_ != nullptr) Guard();
 }
 
 /// What comes next in the origin is behind the compute lanes of all devices.
@@ -192,20 +225,22 @@ void GpuIssuer::AwaitHeld(gpu::Stream stream) {
   options_.graph ? gpu_.WaitOutside(stream, held_) : gpu_.Wait(stream, held_);
 }
 
-/// No stage is updated before the norm of all gradients is known.
-void GpuIssuer::Clip() {
-  AwaitAll();
-  links_.Gather(squares_, static_cast<size_t>(limit_.blocks), origin_);
-  gpu::ClipToNorm(origin_, squares_, static_cast<int>(DeviceCount(plan_)), limit_.blocks,
-                  limit_.limit, clip_);
-  gpu_.CopyToHost(origin_, host_clip_, clip_, sizeof(gpu::Clip));
+/// Behind a step that has failed on any device no stage is updated any more. Where the norm of all
+/// gradients is limited, no stage is updated before it is known.
+void GpuIssuer::Guard() {
+  const bool clips = guard_.limit > 0;
+  links_.Gather(numbers_, static_cast<size_t>(guard_.numbers), origin_);
+  gpu::ClipToNorm(origin_, numbers_, static_cast<int>(DeviceCount(plan_)), guard_.numbers,
+                  clips ? guard_.limit : std::numeric_limits<float>::infinity(), clip_);
+  if (!clips) return;
   AwaitHeld(origin_);
   gpu_.Record(start_, origin_);
   for (const IssuedDevice& device : devices_) {
     const gpu::Stream compute = device.lanes->streams()[GpuLanes::kCompute];
     gpu_.Wait(compute, start_);
-    device.backend->ClippedStep(clip_, compute);
+    device.backend->ClippedStep(compute);
   }
+  AwaitAll();
 }
 
 /// One behind the points that are issued together with `first`: messages of one group whose other
@@ -251,7 +286,7 @@ void GpuIssuer::Meet(size_t point) {
     case Work::kComponent:
       return first.backend->Compute(*first.instruction, first.stream);
     case Work::kStep:
-      if (limit_.limit == 0) AwaitHeld(first.stream);
+      if (guard_.limit == 0) AwaitHeld(first.stream);
       return first.backend->OptimizerStep(first.instruction->stage, first.stream);
     case Work::kSend:
     case Work::kRecv:

@@ -43,6 +43,11 @@ class GpuIssuer {
   /// first that is stamped captures one, and the first that is not. An error names the instruction
   /// that was issued when it came; after one the issuer is good for nothing but its destruction.
   void Step(int step);
+  /// As of Run. True with graphs, of steps without stamps, where the devices guard their updates:
+  /// then Step(step - 1) also gives `step` to the GPU, before it waits.
+  bool BeginAhead(int step);
+  /// Whether the step that comes next was begun so.
+  bool begun_ahead() const { return begun_ != done_; }
 
   /// From the next step on, updates of weights also wait for this event, recorded outside of steps;
   /// before the first one.
@@ -57,7 +62,9 @@ class GpuIssuer {
   /// from when the last that takes part was. Empty if that step had no stamps.
   std::vector<Span> SpansOf(size_t device) const;
   /// The norm of all gradients in the last step, before it was limited; 0 where it is not.
-  double norm() const { return host_clip_ == nullptr ? 0 : host_clip_->norm; }
+  double norm() const {
+    return guard_.limit == 0 ? 0 : host_clips_[static_cast<size_t>(done_ % 2)]->norm;
+  }
   bool StampsIn(int step) const { return options_.StampsIn(step); }
   /// The stamps themselves; null where no step has any.
   const StepStamps* StampsOf(size_t device) const {
@@ -71,12 +78,14 @@ class GpuIssuer {
     std::array<GpuEvent*, 2> events{};
   };
 
+  void Begin(int step);
+  void PrepareAll(int step);
   void Issue();
   void Fork();
   void Join();
   void AwaitHeld(gpu::Stream stream);
-  void PlaceSquares();
-  void Clip();
+  void PlaceGuard();
+  void Guard();
   void AwaitAll();
   size_t UnitEnd(size_t first) const;
   void IssueUnit(size_t first, size_t end);
@@ -97,18 +106,22 @@ class GpuIssuer {
   const IssueOrder order_;
   std::vector<StepStamps> stamps_;  // by device; empty without
   gpu::Stream origin_;
-  GpuEvent *start_, *end_;
+  GpuEvent* const start_;
+  const std::array<GpuEvent*, 2> over_;       // of the steps under way, by turns
   GpuEvent* held_ = nullptr;                  // what updates wait for; null: nothing
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand
   std::array<GpuGraph*, 2> graphs_{};         // without stamps, with
-  // Where the norm of all gradients is limited: the squares of all devices, [devices x blocks].
-  const GpuBackend::NormLimit limit_;
-  double* squares_ = nullptr;
-  gpu::Clip *clip_ = nullptr, *host_clip_ = nullptr;
-  bool stamped_ = false;  // the last step
-  size_t at_ = 0;         // point, for messages
+  // What updates depend on: the numbers of all devices, [devices x numbers], and what comes of
+  // them, also on the host, by turns. Null where nothing holds updates back.
+  const GpuBackend::UpdateGuard guard_;
+  double* numbers_ = nullptr;
+  gpu::Clip* clip_ = nullptr;
+  std::array<gpu::Clip*, 2> host_clips_{};
+  bool stamped_ = false;                  // the last step that was begun
+  int ahead_ = 0, begun_ = 0, done_ = 0;  // the last step that may begin ahead, has, is done
+  size_t at_ = 0;                         // point, for messages
 };
 
 }  // namespace contraflow

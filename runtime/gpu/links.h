@@ -34,18 +34,19 @@ void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers
           int ctas);
 
 /// What the instructions of one device are on a GPU: work that is given to a stream, and the memory
-/// that messages and exchanges move. Everything but Upload and Results may be captured once and
-/// replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by the
-/// issuing thread.
+/// that messages and exchanges move. Everything but Upload, Download and Results may be captured
+/// once and replayed for every step, so nothing in it depends on the step, waits, or allocates.
+/// Used by the issuing thread. A step may be given to the GPU before the one ahead of it is done,
+/// but never before the one ahead of that is.
 class GpuBackend {
  public:
   virtual ~GpuBackend() = default;
 
-  /// Draws the micro-batches of a step before it comes to Upload, while the step before runs.
+  /// Draws the micro-batches of a step before it comes to Upload, while the step before runs; the
+  /// one ahead of that is done.
   virtual void Prepare(int /*step*/) {}
   /// Draws the micro-batches of a step, unless Prepare has, and gives them, with the step size of
-  /// the optimizer, to the stream. Steps count from 1. Not captured; the work of the step before is
-  /// done.
+  /// the optimizer, to the stream, behind the step before. Steps count from 1. Not captured.
   virtual void Upload(int step, gpu::Stream stream) = 0;
   /// Forgets the gradients, losses and counts of the last step.
   virtual void BeginStep(gpu::Stream stream) = 0;
@@ -67,22 +68,29 @@ class GpuBackend {
   virtual std::span<float> ExpertGradients(int stage) = 0;
   /// STEP. Where the norm of all gradients is limited it only adds up the squares of the stage's.
   virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
-  /// What the training limits that norm to, and from how many blocks of the model it comes.
-  struct NormLimit {
-    float limit = 0;  ///< 0: none
-    int blocks = 0;
+  /// What updates depend on that all devices do.
+  struct UpdateGuard {
+    float limit = 0;  ///< to the norm of all gradients; 0: none
+    /// Numbers of which that norm comes, one for each block of the model where there is a limit,
+    /// and behind them a note; 0: nothing holds updates back.
+    int numbers = 0;
   };
-  virtual NormLimit LimitOfNorm() const { return {}; }
-  /// Device memory for the sums of squares, [blocks]; 0 for those that the device does not have.
-  virtual void PutSquares(double* /*squares*/) {}
-  /// Where there is a limit, behind the STEPs of all devices: clips the gradients, and updates
+  virtual UpdateGuard GuardOfUpdates() const { return {}; }
+  /// Device memory for those numbers, which are 0, and for what comes of all devices'. Every STEP
+  /// sets the sums of squares of its blocks. A stage is not updated if one of its gradients is not
+  /// finite, nor where guard->failed.
+  virtual void PutGuard(double* /*numbers*/, const gpu::Clip* /*guard*/) {}
+  /// Behind all lanes: the note becomes NaN if something of the step is not finite or rows
+  /// overflowed, else 0.
+  virtual void NoteFailure(gpu::Stream /*stream*/) {}
+  /// Where there is a limit, behind the notes of all devices: clips the gradients, and updates
   /// every stage.
-  virtual void ClippedStep(const gpu::Clip* /*clip*/, gpu::Stream /*stream*/) {}
-  /// Gives the losses and counts of the step to the stream for the host to read.
-  virtual void Download(gpu::Stream stream) = 0;
-  /// Those, once the stream has come so far; spans are empty. Throws Error if rows overflowed or a
-  /// loss is not finite.
-  virtual DeviceStep Results() = 0;
+  virtual void ClippedStep(gpu::Stream /*stream*/) {}
+  /// Gives the losses and counts of the step to the stream for the host to read. Not captured.
+  virtual void Download(int step, gpu::Stream stream) = 0;
+  /// Those, once the stream has come so far; spans are empty. Throws Error if rows overflowed or
+  /// something is not finite.
+  virtual DeviceStep Results(int step) = 0;
 };
 
 /// One device of this process in a rendezvous: what it issues, and on which of its streams. What

@@ -143,6 +143,7 @@ struct GpuRank::Impl {
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<StepWatch> watch;
   std::optional<GpuStateCopies> copies;  // once they were asked for
+  Clock::time_point ended;               // the last step
   bool closed = false;
 };
 
@@ -157,18 +158,22 @@ StepResult GpuRank::Step(int step) {
   Control& control = impl_->control;
   impl_->progress.Enter(step, Progress::kStart);
   impl_->watch->Begin(step, impl_->issuer->StampsIn(step));
-  const Clock::time_point start = Clock::now();
+  // A step that was begun ahead runs since the one before it.
+  const Clock::time_point start = impl_->issuer->begun_ahead() ? impl_->ended : Clock::now();
   impl_->issuer->Step(step);
   impl_->progress.Enter(step, Progress::kEnd);
-  DeviceStep here = impl_->backend->Results();
+  DeviceStep here = impl_->backend->Results(step);
   here.spans = impl_->issuer->SpansOf(0);
   std::vector<DeviceStep> steps = GatherSteps(plan, impl_->order, control, here);
-  const Time duration = Nanoseconds(Clock::now() - start);
+  impl_->ended = Clock::now();
+  const Time duration = Nanoseconds(impl_->ended - start);
   JoinSpans(plan, &steps);
   StepResult result = JoinDevices(plan, steps, duration);
   result.gradient_norm = impl_->issuer->norm();
   return result;
 }
+
+bool GpuRank::BeginAhead(int step) { return impl_->issuer->BeginAhead(step); }
 
 const std::vector<Device>& GpuRank::devices() const { return impl_->devices; }
 GpuBackend& GpuRank::backend() { return *impl_->backend; }

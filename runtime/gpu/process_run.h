@@ -44,6 +44,8 @@ class GpuRank {
 
   /// All processes begin together (Control::Barrier), as their measured times count from there.
   StepResult Step(int step);
+  /// As of Run; all processes.
+  bool BeginAhead(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& backend();
   /// As of Run.
@@ -66,6 +68,7 @@ class GpuProcessRun : public Run {
                 const GpuProcess& process, GpuRunOptions options = {});
 
   StepResult Step(int step) override { return rank_.Step(step); }
+  bool BeginAhead(int step) override { return rank_.BeginAhead(step); }
   const std::vector<Device>& devices() const override { return rank_.devices(); }
   StageHolder& At(Device device) override;
   StateCopies* Copies() override { return rank_.Copies(); }

@@ -70,6 +70,7 @@ struct VirtualRanks::Impl {
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<HangWatch> watch;      // none without a timeout
   std::optional<GpuStateCopies> copies;  // once they were asked for
+  Clock::time_point ended;               // the last step
 };
 
 VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
@@ -79,19 +80,23 @@ VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& opti
 VirtualRanks::~VirtualRanks() = default;
 
 StepResult VirtualRanks::Step(int step) {
-  const Clock::time_point start = Clock::now();
+  // A step that was begun ahead runs since the one before it.
+  const Clock::time_point start = impl_->issuer->begun_ahead() ? impl_->ended : Clock::now();
   if (impl_->watch != nullptr) impl_->watch->Begin(step, impl_->issuer->StampsIn(step));
   impl_->issuer->Step(step);
-  const Time duration = Nanoseconds(Clock::now() - start);
+  impl_->ended = Clock::now();
+  const Time duration = Nanoseconds(impl_->ended - start);
   std::vector<DeviceStep> steps;
   for (size_t d = 0; d < impl_->devices.size(); ++d) {
-    steps.push_back(impl_->backends[d]->Results());
+    steps.push_back(impl_->backends[d]->Results(step));
     steps.back().spans = impl_->issuer->SpansOf(d);
   }
   StepResult result = JoinDevices(impl_->plan, steps, duration);
   result.gradient_norm = impl_->issuer->norm();
   return result;
 }
+
+bool VirtualRanks::BeginAhead(int step) { return impl_->issuer->BeginAhead(step); }
 
 const std::vector<Device>& VirtualRanks::devices() const { return impl_->devices; }
 

@@ -55,6 +55,8 @@ class VirtualRanks {
   ~VirtualRanks();
 
   StepResult Step(int step);
+  /// As of Run.
+  bool BeginAhead(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& At(Device device);
   const SmBudget& budget() const;
@@ -76,6 +78,7 @@ class GpuRun : public Run {
          GpuRunOptions options = {});
 
   StepResult Step(int step) override { return ranks_.Step(step); }
+  bool BeginAhead(int step) override { return ranks_.BeginAhead(step); }
   const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
   StateCopies* Copies() override { return ranks_.Copies(); }

@@ -95,7 +95,7 @@ struct GpuSerialRun::Impl {
   gpu::ExchangePeers PeersOf(const WholeLayer& at, gpu::Bf16* GpuViews::*tokens,
                              gpu::Bf16* GpuViews::*experts) const;
   void AddUp(const std::vector<std::span<float>>& copies);
-  void ClipGradients();
+  void Update();
 
   GpuStage& At(int stage) { return *stages[static_cast<size_t>(stage)]; }
   const int32_t* TokensOf(size_t place) const {
@@ -180,6 +180,7 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
   const auto blocks = static_cast<size_t>(BlocksOfModel(model));
   squares = reinterpret_cast<double*>(gpu.Allocate(blocks * sizeof(double)));
   clip = reinterpret_cast<gpu::Clip*>(gpu.Allocate(sizeof(gpu::Clip)));
+  gpu.Zero(stream, clip, sizeof(gpu::Clip));
   host_clip = reinterpret_cast<gpu::Clip*>(gpu.AllocateHost(sizeof(gpu::Clip)));
 }
 
@@ -322,11 +323,16 @@ void GpuSerialRun::Impl::AddUp(const std::vector<std::span<float>>& copies) {
   gpu::OrderedSum(stream, parts, copies[0].size(), stream.sms);
 }
 
-void GpuSerialRun::Impl::ClipGradients() {
-  for (const auto& stage : stages) stage->SumSquares(squares, stream);
-  gpu::ClipToNorm(stream, squares, 1, BlocksOfModel(model), model.clip, clip);
-  gpu.CopyToHost(stream, host_clip, clip, sizeof(gpu::Clip));
-  for (const auto& stage : stages) stage->ClipGradients(clip, stream);
+void GpuSerialRun::Impl::Update() {
+  int32_t* const not_finite = counts() + 2;
+  for (const auto& stage : stages) stage->SumSquares(squares, not_finite, stream);
+  if (clip != nullptr) {
+    gpu::ClipToNorm(stream, squares, 1, BlocksOfModel(model), model.clip, clip);
+    gpu.CopyToHost(stream, host_clip, clip, sizeof(gpu::Clip));
+    for (const auto& stage : stages) stage->ClipGradients(clip, stream);
+  }
+  const auto* const size = reinterpret_cast<const gpu::AdamWStepSize*>(input + token_bytes());
+  for (const auto& stage : stages) stage->OptimizerStep(size, not_finite, nullptr, stream);
 }
 
 GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
@@ -346,16 +352,11 @@ std::vector<float> GpuSerialRun::Step(int step) {
   for (int d = 0; d < all.plan.data_parallel; ++d) {
     for (const SerialOrder::Pass& pass : all.order.passes()) all.TrainOn(d, pass);
   }
-  const auto* const size =
-      reinterpret_cast<const gpu::AdamWStepSize*>(all.input + all.token_bytes());
   for (int s = 0; s < all.plan.stages; ++s) {
     all.AddUp(all.dense[static_cast<size_t>(s)]);
     all.AddUp(all.experts[static_cast<size_t>(s)]);
   }
-  if (all.clip != nullptr) all.ClipGradients();
-  for (const auto& stage : all.stages) {
-    stage->OptimizerStep(size, all.counts() + 2, all.stream);
-  }
+  all.Update();
   all.gpu.CopyToHost(all.stream, all.host_output, all.output, all.output_bytes());
   all.gpu.Synchronize();
   const auto* const losses = reinterpret_cast<const float*>(all.host_output);

@@ -76,8 +76,7 @@ GpuStage::GpuStage(const Model& model, const GpuProducts& products, int member, 
   }
   gpu::RoundToBf16(setup, layout_.size, parameters_, copy_);
   for (float* block : {gradients_, m_, v_}) gpu_.Zero(setup, block, bytes());
-  if (model.clip > 0) PlaceSquares(setup);
-  gpu_.Synchronize();
+  PlaceSquares(setup);
 }
 
 void GpuStage::PlaceSquares(gpu::Stream setup) {
@@ -222,21 +221,25 @@ void GpuStage::AttentionWeight(int layer, const int32_t* tokens, const GpuViews&
 
 void GpuStage::ZeroGradients(gpu::Stream stream) { gpu_.Zero(stream, gradients_, bytes()); }
 
-void GpuStage::SumSquares(double* squares, gpu::Stream stream) const {
+void GpuStage::SumSquares(double* squares, int32_t* not_finite, gpu::Stream stream) const {
   gpu::SumSquares(stream, gradients_, tiles_, tile_count_, square_blocks_,
-                  static_cast<int>(layout_.blocks.size()), partial_, squares);
+                  static_cast<int>(layout_.blocks.size()), partial_, squares, not_finite);
+}
+
+const std::string& GpuStage::NotFinite(int32_t note) const {
+  return layout_.blocks.at(layout_.blocks.size() - static_cast<size_t>(note)).name;
 }
 
 void GpuStage::ClipGradients(const gpu::Clip* clip, gpu::Stream stream) {
   gpu::ScaleToClip(stream, clip, layout_.size, gradients_);
 }
 
-void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite,
-                             gpu::Stream stream) {
+void GpuStage::OptimizerStep(const gpu::AdamWStepSize* step, const int32_t* not_finite,
+                             const int32_t* failed, gpu::Stream stream) {
   const auto update = [&](size_t begin, size_t end, float decay) {
     gpu::AdamWStep(stream, step, {model_.beta1, model_.beta2, model_.epsilon, decay}, end - begin,
                    gradients_ + begin, m_ + begin, v_ + begin, parameters_ + begin, copy_ + begin,
-                   not_finite);
+                   not_finite, failed);
   };
   update(0, layout_.gains, 0);
   update(layout_.gains, layout_.size, model_.weight_decay);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "kernels/gpu/clip.h"
 #include "kernels/gpu/elementwise.h"
@@ -66,14 +67,17 @@ class GpuStage {
                        GpuLane at) const;
 
   void ZeroGradients(gpu::Stream stream);
-  /// Where the model has a limit to the norm of all gradients: sets the sum of the squares of each
-  /// block, squares[its number among all blocks of the model in the order of their names].
-  void SumSquares(double* squares, gpu::Stream stream) const;
+  /// Sets the sum of the squares of each block of gradients, squares[its number among all blocks of
+  /// the model in the order of their names]; may be null. *not_finite becomes a note of the first
+  /// block that has one that is not finite, if there is one; NotFinite is its name.
+  void SumSquares(double* squares, int32_t* not_finite, gpu::Stream stream) const;
+  const std::string& NotFinite(int32_t note) const;
   /// Scales the gradients down to that limit.
   void ClipGradients(const gpu::Clip* clip, gpu::Stream stream);
-  /// AdamW with the gradients as they are; refreshes the bf16 copy. *not_finite becomes 1 if one of
-  /// them is not finite.
-  void OptimizerStep(const gpu::AdamWStepSize* step, int32_t* not_finite, gpu::Stream stream);
+  /// AdamW with the gradients as they are; refreshes the bf16 copy. Nothing changes where one of
+  /// the two flags is not 0; `failed` may be null.
+  void OptimizerStep(const gpu::AdamWStepSize* step, const int32_t* not_finite,
+                     const int32_t* failed, gpu::Stream stream);
 
   /// Copies parameters, gradients and moments to a stage of the same layout on the host, or from
   /// it. Both wait for the GPU.
@@ -106,7 +110,7 @@ class GpuStage {
   const ParameterLayout layout_;
   float *parameters_, *gradients_, *m_, *v_;  // [layout_.size]
   gpu::Bf16* copy_;                           // [layout_.size]
-  // Where there is a limit to the norm of all gradients: how their squares are added up.
+  // How the squares of gradients are added up.
   int tile_count_ = 0;
   gpu::SquareTile* tiles_ = nullptr;
   gpu::SquareBlock* square_blocks_ = nullptr;  // as layout_.blocks

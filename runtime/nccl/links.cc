@@ -182,7 +182,7 @@ void NcclLinks::Connect(const std::string& id, GpuBackend& backend) {
   ConnectEdges(memory, stream);
   ConnectExperts(memory, stream);
   for (const auto& [stage, over] : sums) sum_.Connect(stage, over, stream);
-  if (backend.LimitOfNorm().limit > 0) {
+  if (backend.GuardOfUpdates().numbers > 0) {
     auto* const all = reinterpret_cast<double*>(gpu_.Allocate(DeviceCount(plan_) * sizeof(double)));
     sum_.Gather(all, 1, stream);
   }

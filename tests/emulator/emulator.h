@@ -169,6 +169,12 @@ T atomicAdd(T* at, T value) {
   *at = static_cast<T>(old + value);
   return old;
 }
+template <typename T>
+T atomicMax(T* at, T value) {
+  const T old = *at;
+  *at = old < value ? value : old;
+  return old;
+}
 
 template <typename T>
 T __ldg(const T* at) {

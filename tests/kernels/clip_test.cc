@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/host/adamw.h"
@@ -34,9 +35,11 @@ TEST_SUITE("kernel") {
     std::vector<double> wide;
     for (const gpu::Stream stream : {TestStream(), NarrowStream()}) {
       Guarded<double> partial(tiles.size()), squares(std::vector<double>(7, -1));
+      OnDevice<int32_t> not_finite(std::vector<int32_t>{0});
       gpu::SumSquares(stream, x.data(), device_tiles.data(), static_cast<int>(tiles.size()),
                       device_blocks.data(), static_cast<int>(blocks.size()), partial.data(),
-                      squares.data());
+                      squares.data(), not_finite.data());
+      CHECK(not_finite.Get() == std::vector<int32_t>{0});
       const std::vector<double> got = squares.Get();
       size_t begin = 0;
       for (size_t b = 0; b < sizes.size(); ++b) {
@@ -49,6 +52,71 @@ TEST_SUITE("kernel") {
       if (wide.empty()) wide = got;
       CHECK(got == wide);
     }
+  }
+
+  TEST_CASE("clip: the first block with a value that is not finite is known") {
+    // More blocks than warps are in a thread block, of one tile or of two.
+    constexpr size_t kBlocks = 20;
+    std::vector<gpu::SquareTile> tiles;
+    std::vector<gpu::SquareBlock> blocks;
+    std::vector<size_t> begins = {0};
+    for (size_t b = 0; b < kBlocks; ++b) {
+      const size_t size = b == 7 ? gpu::kSquareTile + 3 : 1 + 5 * b;
+      gpu::AddSquareBlock(begins.back(), size, 0, &tiles, &blocks);
+      begins.push_back(begins.back() + size);
+    }
+    OnDevice<gpu::SquareTile> device_tiles(tiles);
+    OnDevice<gpu::SquareBlock> device_blocks(blocks);
+    const auto found = [&](const std::vector<std::pair<size_t, float>>& bad) {
+      std::vector<float> values = RandomFloats(begins.back(), 7, 3);
+      for (const auto& [at, value] : bad) values[at] = value;
+      Guarded<float> x(values);
+      Guarded<double> partial(tiles.size());
+      OnDevice<int32_t> not_finite(std::vector<int32_t>{0});
+      gpu::SumSquares(TestStream(), x.data(), device_tiles.data(), static_cast<int>(tiles.size()),
+                      device_blocks.data(), kBlocks, partial.data(), nullptr, not_finite.data());
+      return static_cast<int>(kBlocks) - not_finite.Get()[0];
+    };
+    CHECK(found({{begins[8] - 1, 3e38f}}) == kBlocks);
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      CHECK(found({{0, bad}}) == 0);
+      CHECK(found({{begins[8] - 1, bad}}) == 7);
+      CHECK(found({{begins[kBlocks] - 1, bad}}) == kBlocks - 1);
+      CHECK(found({{begins[12], bad}, {begins[9], 1}, {begins[11] - 1, bad}}) == 10);
+    }
+  }
+
+  TEST_CASE("clip: a step that has failed is noted for good") {
+    const auto note = [](std::vector<float> losses, const std::vector<int32_t>& flags) {
+      OnDevice<float> device_losses(losses);
+      OnDevice<int32_t> device_flags(flags);
+      Guarded<double> noted(std::vector<double>{-1});
+      gpu::NoteFailure(TestStream(), device_losses.data(), static_cast<int>(losses.size()),
+                       device_flags.data(), static_cast<int>(flags.size()), noted.data());
+      return noted.Get()[0];
+    };
+    std::vector<float> losses(300, 5);
+    std::vector<int32_t> flags(300, 0);
+    CHECK(note(losses, flags) == 0);
+    flags[299] = 2;
+    CHECK(std::isnan(note(losses, flags)));
+    flags[299] = 0;
+    for (const float bad : {INFINITY, NAN}) {
+      losses[299] = bad;
+      CHECK(std::isnan(note(losses, flags)));
+    }
+    // Two devices, whose only number is the note.
+    OnDevice<gpu::Clip> clip(std::vector<gpu::Clip>{{0, 0, 0}});
+    const auto failed = [&](double first, double second) {
+      OnDevice<double> notes(std::vector<double>{first, second});
+      gpu::ClipToNorm(TestStream(), notes.data(), 2, 1, INFINITY, clip.data());
+      return clip.Get()[0].failed;
+    };
+    CHECK(failed(0, 0) == 0);
+    CHECK(clip.Get()[0].norm == 0);
+    CHECK(clip.Get()[0].scale == 1);
+    CHECK(failed(0, NAN) == 1);
+    CHECK(failed(0, 0) == 1);
   }
 
   TEST_CASE("clip: each block counts once, in order, and a norm within the limit changes nothing") {

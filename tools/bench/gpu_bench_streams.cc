@@ -124,9 +124,10 @@ void MeasureOptimizer(GpuBench* bench) {
   auto* step = bench->Take<gpu::AdamWStepSize>(1);
   auto* not_finite = bench->Take<int32_t>(1);
   bench->gpu().CopyToDevice(stream, step, &host, sizeof host);
+  bench->gpu().Zero(stream, not_finite, sizeof(int32_t));
   bench->Bandwidth("AdamW", 30.0 * static_cast<double>(n), kOptimizerShare, [=] {
     gpu::AdamWStep(stream, step, {0.9f, 0.95f, 1e-8f, 0.01f}, static_cast<size_t>(n), gradient, m,
-                   v, weights, copy, not_finite);
+                   v, weights, copy, not_finite, nullptr);
   });
 }
 

@@ -99,6 +99,8 @@ std::vector<StateBlock> EachOnce(std::vector<StateBlock> blocks) {
   return blocks;
 }
 
+bool Every(int steps, int step) { return steps > 0 && step % steps == 0; }
+
 }  // namespace
 
 CheckpointHead RunCheckpoints::HeadOf(int step) const {
@@ -211,15 +213,20 @@ void RunCheckpoints::Note(const CheckpointHead& head) {
   if (!other.empty()) note_ += ", with other data than the run that made the checkpoint: " + other;
 }
 
+bool RunCheckpoints::DueAfter(int step) const {
+  return (memory_ && Every(options_.memory_every, step)) ||
+         (writer_ && Every(options_.checkpoint_every, step));
+}
+
 void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
-  const auto due = [&](int every) { return every > 0 && step % every == 0; };
-  if (memory_ && step != kept_ && (due(options_.memory_every) || (last && !writer_))) {
+  const bool memory_due = Every(options_.memory_every, step);
+  if (memory_ && step != kept_ && (memory_due || (last && !writer_))) {
     kept_ = step;
     memory_->Save(step, EachOnce(WholeState(input_.plan, run)));
   }
   if (!writer_) return;
   writer_->Poll();
-  if ((last && step != saved_) || due(options_.checkpoint_every)) {
+  if ((last && step != saved_) || Every(options_.checkpoint_every, step)) {
     saved_ = step;
     writer_->Save(HeadOf(step), StateToSave(input_.plan, run));
   }

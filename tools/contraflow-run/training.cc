@@ -93,11 +93,13 @@ int Training::Train() {
   if (!options_.json && output_) output_->Say(Heading());
   for (int step = first_; step <= options_.steps && difference_.empty(); ++step) {
     // All processes begin a step together, or end together behind the one before.
-    asked_ = job_.Barrier() || Stopped();
-    if (asked_) break;
+    if (job_.Barrier() || Stopped()) asked_ = true;
+    if (asked_ && !begun_) break;
+    begun_ = !asked_ && MayBeginAhead(step + 1) && run_.BeginAhead(step + 1);
     Step(step);
     if (difference_.empty()) checkpoints_.AfterStep(step, step == options_.steps, run_);
   }
+  asked_ = asked_ && done_ < options_.steps;
   if (asked_ && done_ >= first_) checkpoints_.AfterStep(done_, true, run_);
   const std::string unsaved = checkpoints_.Finish();
   GatherEnd();
@@ -110,7 +112,17 @@ int Training::Train() {
   if (!difference_.empty()) throw JobError("--check: " + difference_);
   if (!unsaved.empty()) throw JobError(WithFlags(unsaved));
   if (!printed) return kExitInput;
-  return asked_ && done_ < options_.steps ? kExitStopped : kExitFine;
+  return asked_ ? kExitStopped : kExitFine;
+}
+
+bool Training::ValidatesAfter(int step) const {
+  return input_.validation && (step % options_.validate_every == 0 || step == options_.steps);
+}
+
+/// Whether nothing asks for the state between the step before and this one.
+bool Training::MayBeginAhead(int step) const {
+  return step <= options_.steps && check_ == nullptr && options_.calibrate.empty() &&
+         !ValidatesAfter(step - 1) && !checkpoints_.DueAfter(step - 1);
 }
 
 /// From the next step on, and anew. False if the devices cannot.
@@ -148,8 +160,7 @@ void Training::Step(int step) {
   }
   if (check_ != nullptr) Check(step);
   std::optional<double> validation;
-  if (input_.validation && difference_.empty() &&
-      (step % options_.validate_every == 0 || step == options_.steps)) {
+  if (ValidatesAfter(step) && difference_.empty()) {
     validation = Validate(*input_.validation, options_.validate_batches, step, run_);
   }
   if (job_.leads()) Tell(step, validation);
@@ -165,7 +176,7 @@ void Training::Tell(int step, std::optional<double> validation) {
     if (options_.json) steps_.push_back(std::move(row));
   }
   if (TerminalWidth() > 0) plot_.Add(last_.loss);
-  const bool last = step == options_.steps || Stopped() || !difference_.empty();
+  const bool last = step == options_.steps || (Stopped() && !begun_) || !difference_.empty();
   if (step % options_.log_every != 0 && step != first_ && !last) return;
   const std::string number = std::to_string(step);
   const size_t width = std::to_string(options_.steps).size();

@@ -78,6 +78,8 @@ class Training {
  private:
   bool Stopped() const { return watch_.stop != nullptr && *watch_.stop != 0; }
   bool MeasureParts();
+  bool ValidatesAfter(int step) const;
+  bool MayBeginAhead(int step) const;
   void Step(int step);
   void Check(int step);
   void Tell(int step, std::optional<double> validation);
@@ -110,6 +112,7 @@ class Training {
   Replay replay_;            // likewise
   Stragglers stragglers_;    // likewise
   bool asked_ = false;       // to stop before the last step
+  bool begun_ = false;       // whether the step behind the one under way has begun too
   StepResult last_;
   int timed_ = 0;               // the last step of which times are known; 0: none
   Timeline timeline_;           // of that

@@ -210,10 +210,10 @@ StepResult OneByOneRun::Step(int step) {
   for (const Window& window : windows) {
     if (!window.Ended()) throw Error("the plan hangs where messages are rendezvous");
   }
-  for (const auto& backend : backends_) backend->Download(stream_);
+  for (const auto& backend : backends_) backend->Download(step, stream_);
   gpu_.Synchronize();
   std::vector<DeviceStep> results;
-  for (const auto& backend : backends_) results.push_back(backend->Results());
+  for (const auto& backend : backends_) results.push_back(backend->Results(step));
   return JoinDevices(plan_, results, 0);
 }
 

@@ -63,7 +63,7 @@ std::map<LaneName, ExpectedLane> ExpectedLanes(const Plan& plan) {
   std::map<LaneName, ExpectedLane> lanes;
   for (const Device& device : AllDevices(plan)) {
     const Program& program = plan.program(device.rank);
-    const std::string begin = "begin " + NameOf(device), download = "download " + NameOf(device);
+    const std::string begin = "begin " + NameOf(device), note = "note " + NameOf(device);
     const LaneName compute = NameOf(device) + " compute";
     lanes[compute].kernels.push_back(begin);
     lanes[compute].waits[begin].insert("");  // whatever the step begins with
@@ -83,9 +83,9 @@ std::map<LaneName, ExpectedLane> ExpectedLanes(const Plan& plan) {
     }
     for (const auto& [name, lane] : lanes) {
       if (name == compute || name.rfind(NameOf(device) + " ", 0) != 0) continue;
-      lanes[compute].waits[download].insert(lane.kernels.back());
+      lanes[compute].waits[note].insert(lane.kernels.back());
     }
-    lanes[compute].kernels.push_back(download);
+    lanes[compute].kernels.push_back(note);
   }
   return lanes;
 }
@@ -142,8 +142,9 @@ void NamedBackend::OptimizerStep(int stage, gpu::Stream stream) {
     if (i.op == Op::STEP && i.stage == stage) Launch("step", i, stream);
   }
 }
-void NamedBackend::Download(gpu::Stream stream) { Launch("download " + name(), stream); }
-DeviceStep NamedBackend::Results() { return {}; }
+void NamedBackend::NoteFailure(gpu::Stream stream) { Launch("note " + name(), stream); }
+void NamedBackend::Download(int step, gpu::Stream) { downloads.push_back(step); }
+DeviceStep NamedBackend::Results(int) { return {}; }
 
 void NamedLinks::Meet(std::string_view what, std::span<const Participant> participants) {
   calls.push_back(std::string(what) + " " + std::to_string(participants.size()));
@@ -185,7 +186,7 @@ std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log) {
   }
   const std::map<LaneName, ExpectedLane> lanes = ExpectedLanes(plan);
   std::map<std::string, const SeenStream*> by_first;  // by their first kernels
-  std::set<std::string> joined, downloads;
+  std::set<std::string> joined, notes;
   size_t with_kernels = 0;
   for (const auto& [name, stream] : streams) {
     if (stream.kernels.empty()) {
@@ -208,11 +209,11 @@ std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log) {
       if (seen != waits) {
         return kernel + " waits for " + TextOf(seen) + ", not for " + TextOf(waits);
       }
-      if (kernel.rfind("download", 0) == 0) downloads.insert(kernel);
+      if (kernel.rfind("note", 0) == 0) notes.insert(kernel);
     }
   }
   if (with_kernels != lanes.size()) return "there are more streams than lanes";
-  if (joined != downloads) return "the step ends behind " + TextOf(joined);
+  if (joined != notes) return "the step ends behind " + TextOf(joined);
   return "";
 }
 

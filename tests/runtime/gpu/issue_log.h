@@ -24,7 +24,7 @@ using Executed = std::vector<std::string>;
 
 /// A device whose instructions are kernels that only leave their names, which say what, on which
 /// device and in which instruction: `compute 0.1.2#7` for the eighth instruction of rank 2 of
-/// member 1 of replica 0; also `step`, `before` and `after` (an exchange), `begin` and `download`
+/// member 1 of replica 0; also `step`, `before` and `after` (an exchange), `begin` and `note`
 /// (the last two without an instruction).
 class NamedBackend : public GpuBackend {
  public:
@@ -41,13 +41,14 @@ class NamedBackend : public GpuBackend {
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   void OptimizerStep(int stage, gpu::Stream stream) override;
-  void Download(gpu::Stream stream) override;
-  DeviceStep Results() override;
+  void NoteFailure(gpu::Stream stream) override;
+  void Download(int step, gpu::Stream stream) override;
+  DeviceStep Results(int step) override;
 
   /// Launches `what 0.1.2#7`.
   void Launch(std::string_view what, const Instruction& instruction, gpu::Stream stream);
 
-  std::vector<int> uploads;                      ///< the steps that were uploaded
+  std::vector<int> uploads, downloads;           ///< the steps that were
   std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when so many kernels had run
 
  private:

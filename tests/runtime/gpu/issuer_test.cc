@@ -117,6 +117,8 @@ TEST_SUITE("unit") {
         // The next step's data are made ready before anything of this one has run.
         CHECK((issue.backends[0]->prepared ==
                std::vector<std::pair<int, size_t>>{{2, 0}, {3, 0}, {4, 0}}));
+        // No backend that does not guard its updates runs ahead.
+        CHECK_FALSE(issue.issuer->BeginAhead(4));
       }
     }
   }

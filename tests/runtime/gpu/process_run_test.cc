@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/error.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/check.h"
+#include "runtime/gpu/device.h"
 #include "runtime/stages/custom_run.h"
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/gpu/emulated_stages.h"
@@ -90,6 +93,35 @@ void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   }
 }
 
+/// A device that has failed in one step (0: in none), as it lets the others know and not its host.
+class NotingDevice : public GpuDevice {
+ public:
+  template <typename... Arguments>
+  NotingDevice(int failed, Gpu& gpu, Arguments&&... arguments)
+      : GpuDevice(std::forward<Arguments>(arguments)...),
+        failed_(failed),
+        gpu_(gpu),
+        failure_(reinterpret_cast<double*>(gpu.AllocateHost(sizeof(double)))) {}
+
+  void Upload(int step, gpu::Stream stream) override {
+    GpuDevice::Upload(step, stream);
+    *failure_ = step == failed_ ? NAN : 0;
+  }
+  void PutGuard(double* numbers, const gpu::Clip* guard) override {
+    GpuDevice::PutGuard(numbers, guard);
+    note_ = numbers;
+  }
+  void NoteFailure(gpu::Stream stream) override {
+    gpu_.CopyToDevice(stream, note_, failure_, sizeof(double));
+  }
+
+ private:
+  const int failed_;
+  Gpu& gpu_;
+  double* const failure_;
+  double* note_ = nullptr;
+};
+
 TEST_SUITE("unit") {
   TEST_CASE("gpu process run: equals the run without a pipeline on every process") {
     Training plain("1f1b", 2, 1, 0, 0.25f);
@@ -99,6 +131,82 @@ TEST_SUITE("unit") {
     // Without a capacity: parcels.
     Training dropless("1f1b", 1, 2, 0);
     CheckTraining(dropless, 1, {.graph = !kSanitized, .one_sided = true});
+  }
+
+  TEST_CASE("gpu process run: steps that begin ahead give the same bits") {
+    // Losses and norms, and the weights of each process at the end.
+    const auto train = [&](bool ahead) {
+      Training training("1f1b", 2, 1, 0, 0.25f);
+      WatchedJob job(2);
+      std::vector<std::vector<float>> outcome(2);
+      job.Run([&](int p, Control& control, Progress& progress) {
+        GpuProcessRun run = training.NewRun(p, control, progress, {.graph = true, .stamps = 0});
+        std::vector<float>& mine = outcome[static_cast<size_t>(p)];
+        for (int step = 1; step <= 3; ++step) {
+          if (ahead && step < 3) CHECK(run.BeginAhead(step + 1));
+          const StepResult result = run.Step(step);
+          mine.insert(mine.end(), result.losses.begin(), result.losses.end());
+          mine.push_back(static_cast<float>(result.gradient_norm));
+          CHECK(progress.Read().step == step);
+          CHECK(progress.Read().index == Progress::kEnd);
+        }
+        const std::span<float> weights = run.At(run.devices()[0]).StageAt(p).parameters();
+        mine.insert(mine.end(), weights.begin(), weights.end());
+        run.Close();
+        control.Finish();
+      });
+      for (int p = 0; p < 2; ++p) {
+        CHECK(job.end(p).error == "");
+        CHECK(training.network.OpenOf(p) == 0);
+      }
+      return outcome;
+    };
+    const auto one_by_one = train(false);
+    CHECK(one_by_one[0].size() > 1000);
+    CHECK((train(true) == one_by_one));
+  }
+
+  TEST_CASE("gpu process run: what fails on one process changes no weights behind that step") {
+    Training training("1f1b", 2, 1, 0);
+    WatchedJob job(2);
+    job.Run([&](int p, Control& control, Progress& progress) {
+      Gpu& gpu = training.network.GpuOf(p);
+      GpuRank rank(training.plan, {}, training.ProcessOf(p, control, progress),
+                   {.graph = true, .stamps = 0}, [&](Device device, gpu::Stream setup, int sms) {
+                     return std::make_unique<NotingDevice>(p == 1 ? 2 : 0, gpu, training.plan,
+                                                           training.model, training.dataset, kSeed,
+                                                           device, gpu, setup, sms);
+                   });
+      std::vector<std::vector<float>> weights;
+      for (int step = 1; step <= 3; ++step) {
+        rank.Step(step);
+        const auto now = static_cast<GpuDevice&>(rank.backend()).StageAt(p).parameters();
+        weights.emplace_back(now.begin(), now.end());
+      }
+      CHECK((weights[1] != weights[0]));
+      CHECK((weights[2] == weights[1]));
+      rank.Close();
+      control.Finish();
+    });
+    for (int p = 0; p < 2; ++p) CHECK(job.end(p).error == "");
+  }
+
+  TEST_CASE("gpu process run: an error while the next step is under way ends in order") {
+    Training training("1f1b", 2, 1, 0);
+    WatchedJob job(2);
+    job.Run([&](int p, Control& control, Progress& progress) {
+      GpuProcessRun run = training.NewRun(p, control, progress, {.graph = true, .stamps = 0});
+      CHECK(run.BeginAhead(2));
+      run.Step(1);
+      if (p == 1) throw Error("rank 1 has had enough");
+      run.Step(2);
+    });
+    CHECK(job.end(0).aborted);
+    CHECK(job.end(1).error == "rank 1 has had enough");
+    for (int p = 0; p < 2; ++p) {
+      CHECK(training.network.OpenOf(p) == 0);
+      CHECK(training.network.RegisteredOf(p) == 0);
+    }
   }
 
   TEST_CASE("gpu process run: a process that fails stops all and the report says where they were") {

@@ -302,10 +302,10 @@ TEST_SUITE("kernel") {
     std::copy(gradients.begin(), gradients.end(), gpu.mirror.gradients().begin());
     gpu.stage.Put(gpu.mirror, TestStream());
     OnDevice<gpu::AdamWStepSize> size(size_t{1});
-    OnDevice<int32_t> not_finite(size_t{1});
+    OnDevice<int32_t> not_finite(std::vector<int32_t>{0});
     for (int step = 1; step <= 3; ++step) {
       size.Put({StepSizeOf(model, step)});
-      gpu.stage.OptimizerStep(size.data(), not_finite.data(), TestStream());
+      gpu.stage.OptimizerStep(size.data(), not_finite.data(), nullptr, TestStream());
       host.OptimizerStep(step);
       Stage& mirror = gpu.Mirror();
       const auto error = [](std::span<const float> a, std::span<const float> b) {

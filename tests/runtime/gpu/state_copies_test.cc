@@ -86,13 +86,15 @@ void Resume(const std::string& folder, const Plan& plan, Run* run) {
 
 void Warn(const std::string& text) { FAIL_CHECK(text); }
 
-/// Two steps, saved behind the first, and the second from there once more.
+/// Two steps and one that was begun ahead, if the options allow that, saved behind the first; and
+/// the others from there once more, one by one.
 void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunOptions& options) {
   const Training training(clip);
   const Folder folder;
   OneProcess peers;
   EmulatedGpu gpu(gpu_options), other_gpu(gpu_options);
   std::vector<Digest> end;
+  const int steps = options.graph && options.stamps == 0 ? 3 : 2;
   {
     GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu, options);
     CheckpointWriter writer(folder.path, 2, peers, Warn, run.Copies());
@@ -100,13 +102,14 @@ void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunO
     run.Step(1);
     writer.Save(training.Head(1), StateToSave(training.plan, run));
     CHECK_FALSE(run.Copies()->Poll());  // it does not wait
-    run.Step(2);
+    if (steps > 2) CHECK(run.BeginAhead(3));
+    for (int step = 2; step <= steps; ++step) run.Step(step);
     CHECK(writer.Finish() == "");
     end = StateOf(training, run);
   }
   GpuRun run(training.plan, training.model, training.dataset, kSeed, other_gpu, options);
   Resume(folder.path, training.plan, &run);
-  run.Step(2);
+  for (int step = 2; step <= steps; ++step) run.Step(step);
   CHECK((StateOf(training, run) == end));
 }
 

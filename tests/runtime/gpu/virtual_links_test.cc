@@ -36,8 +36,8 @@ class MemoryBackend : public GpuBackend {
   std::span<float> Gradients(int) override { return dense; }
   std::span<float> ExpertGradients(int) override { return experts; }
   void OptimizerStep(int, gpu::Stream) override {}
-  void Download(gpu::Stream) override {}
-  DeviceStep Results() override { return {}; }
+  void Download(int, gpu::Stream) override {}
+  DeviceStep Results(int) override { return {}; }
 
   ExchangePart part{};
   std::span<std::byte> message;

@@ -111,8 +111,8 @@ class LinkBackend : public GpuBackend {
   void BeforeExchange(const Instruction&, gpu::Stream) override {}
   void AfterExchange(const Instruction&, gpu::Stream) override {}
   void OptimizerStep(int, gpu::Stream) override {}
-  void Download(gpu::Stream) override {}
-  DeviceStep Results() override { return {}; }
+  void Download(int, gpu::Stream) override {}
+  DeviceStep Results(int) override { return {}; }
 
  private:
   struct Moved {

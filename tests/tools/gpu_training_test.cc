@@ -1,0 +1,229 @@
+// A training on a GPU whose steps begin ahead, as contraflow-run has it.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/error.h"
+#include "runtime/gpu/run.h"
+#include "runtime/gpu/views.h"
+#include "tests/emulator/emulated_gpu.h"
+#include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/support/run_support.h"
+#include "tools/cli/exit.h"
+#include "tools/contraflow-run/training.h"
+
+namespace contraflow::gpu_training_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Gone at the end.
+struct Folder {
+  Folder() : path((fs::temp_directory_path() / "contraflow-gpu-training-XXXXXX").string()) {
+    if (mkdtemp(path.data()) == nullptr) throw Error("mkdtemp");
+  }
+  Folder(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path); }
+  std::string File(const std::string& name) const { return path + "/" + name; }
+  std::string path;
+};
+
+std::string TextOf(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// What is written to stdout while it lives goes to a file.
+class StdoutTo {
+ public:
+  explicit StdoutTo(const std::string& path) : before_(dup(STDOUT_FILENO)) {
+    const int file = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    dup2(file, STDOUT_FILENO);
+    close(file);
+  }
+  StdoutTo(const StdoutTo&) = delete;
+  ~StdoutTo() {
+    dup2(before_, STDOUT_FILENO);
+    close(before_);
+  }
+
+ private:
+  const int before_;
+};
+
+/// A run that tells what it is asked for: `a3` where step 3 may begin ahead, and does, `s3` where
+/// it is called.
+class ToldRun : public Run {
+ public:
+  ToldRun(const RunInput& input, Gpu& gpu, const GpuRunOptions& options, std::string* calls,
+          std::function<void(int step)> behind)
+      : run_(input.plan, input.model, input.dataset, 1, gpu, options),
+        calls_(calls),
+        behind_(std::move(behind)) {}
+
+  StepResult Step(int step) override {
+    *calls_ += "s" + std::to_string(step) + " ";
+    StepResult result = run_.Step(step);
+    if (behind_) behind_(step);
+    return result;
+  }
+  bool BeginAhead(int step) override {
+    const bool ahead = run_.BeginAhead(step);
+    if (ahead) *calls_ += "a" + std::to_string(step) + " ";
+    return ahead;
+  }
+  const std::vector<Device>& devices() const override { return run_.devices(); }
+  StageHolder& At(Device device) override { return run_.At(device); }
+  StateCopies* Copies() override { return run_.Copies(); }
+
+ private:
+  GpuRun run_;
+  std::string* const calls_;
+  const std::function<void(int step)> behind_;
+};
+
+class SameCheck : public RunCheck {
+ public:
+  Comparison Compare(int, const StepResult&, Run&) override { return {1, ""}; }
+  std::vector<StateBlock> State() override { return {}; }
+};
+
+/// What became of a training.
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::vector<std::string> rows;             // of --jsonl, without times
+  std::map<std::string, std::string> files;  // of the checkpoints
+};
+
+struct Trial {
+  Trial() {
+    input.model = SmallGpuModel();
+    input.model.experts = 2;  // few, as tiles take time in the emulator
+    input.model.top_k = 1;
+    input.model.clip = 0.25f;
+    input.model.warmup_steps = 2;
+    input.model.decay_steps = 6;
+    for (uint64_t seed = 1; input.plan.layers != 1; ++seed) {
+      input.plan = GpuPlanFor(input.model, "1f1b", 2, 2, 1, seed);
+    }
+    input.model = FitGpuModel(input.model, input.plan.stages, input.plan.layers, 1);
+    input.dataset = SmallDataset();
+    options.device = "cuda";
+    options.transport = "threads";
+  }
+
+  /// Without `ahead` every step is issued anew. `stop_in`: the step in which a signal comes.
+  Outcome Train(bool ahead, int stop_in = 0, RunCheck* check = nullptr) {
+    const Folder folder;
+    options.checkpoint = folder.File("kept");
+    options.jsonl = folder.File("steps");
+    EmulatedGpu gpu;
+    std::atomic<int> stop = 0;
+    calls.clear();
+    ToldRun run(input, gpu, {.graph = ahead, .stamps = 0}, &calls, [&](int step) {
+      if (step == stop_in) stop = 15;
+    });
+    Job job;
+    Outcome outcome;
+    {
+      const StdoutTo file(folder.File("out"));
+      outcome.code = Training(options, input, run, check, job, {&stop, {}}).Train();
+    }
+    outcome.out = TextOf(folder.File("out"));
+    std::istringstream rows(TextOf(options.jsonl));
+    for (std::string row; std::getline(rows, row);) {
+      outcome.rows.push_back(row.substr(0, row.find(", \"ms\"")));
+    }
+    for (const auto& entry : fs::recursive_directory_iterator(options.checkpoint)) {
+      const std::string name = entry.path().string().substr(options.checkpoint.size());
+      if (entry.is_regular_file()) outcome.files[name] = TextOf(entry.path());
+    }
+    return outcome;
+  }
+
+  RunInput input;
+  RunOptions options;
+  std::string calls;  // of the last training
+};
+
+/// Steps of which there are checkpoints, and nothing else.
+std::string KeptOf(const Outcome& outcome) {
+  std::string kept;
+  for (const auto& [name, text] : outcome.files) {
+    const std::string step = name.substr(0, name.find('/', 1));
+    if (step.starts_with("/step-") && kept.find(step) == std::string::npos) kept += step;
+  }
+  return kept;
+}
+
+TEST_SUITE("kernel") {
+  TEST_CASE("GPU training: steps begin ahead, but not across a checkpoint, and all is the same") {
+    Trial trial;
+    trial.options.steps = 5;
+    trial.options.checkpoint_every = 3;
+    const Outcome plain = trial.Train(false);
+    CHECK(trial.calls == "s1 s2 s3 s4 s5 ");
+    const Outcome ahead = trial.Train(true);
+    CHECK(trial.calls == "a2 s1 a3 s2 s3 a5 s4 s5 ");
+    CHECK(plain.code == kExitFine);
+    CHECK(ahead.code == kExitFine);
+    REQUIRE(plain.rows.size() == 5);
+    CHECK(plain.rows[4].find("{\"step\": 5, \"loss\": ") == 0);
+    CHECK(plain.rows[4].find("\"grad_norm\": ") != std::string::npos);
+    CHECK(ahead.rows == plain.rows);
+    CHECK(KeptOf(plain) == "/step-00000003/step-00000005");
+    CHECK((ahead.files == plain.files));
+    const auto digest = [](const Outcome& outcome) {
+      return outcome.out.substr(outcome.out.find("weights after step 5: "));
+    };
+    CHECK(digest(ahead) == digest(plain));
+  }
+
+  TEST_CASE("GPU training: a step that was begun is finished before a stop, and saved") {
+    Trial trial;
+    trial.options.steps = 100;
+    const Outcome stopped = trial.Train(true, 1);
+    CHECK(stopped.code == kExitStopped);
+    CHECK(trial.calls == "a2 s1 s2 ");
+    CHECK(stopped.out.find("\nstopped after step 2\n") != std::string::npos);
+    CHECK(stopped.rows.size() == 2);
+    CHECK(KeptOf(stopped) == "/step-00000002");
+    // Where that was the last, nothing was stopped.
+    trial.options.steps = 2;
+    const Outcome done = trial.Train(true, 1);
+    CHECK(done.code == kExitFine);
+    CHECK(trial.calls == "a2 s1 s2 ");
+    CHECK(done.out.find("stopped") == std::string::npos);
+    CHECK((done.files == stopped.files));
+  }
+
+  TEST_CASE("GPU training: no step begins ahead of a check or a validation") {
+    Trial trial;
+    trial.options.steps = 2;
+    SameCheck check;
+    trial.Train(true, 0, &check);
+    CHECK(trial.calls == "s1 s2 ");
+    trial.options.steps = 3;
+    trial.options.validate_every = 2;
+    trial.input.validation = SmallDataset();
+    CHECK_THROWS_AS(trial.Train(true), Error);  // a GPU validates nothing
+    CHECK(trial.calls == "a2 s1 s2 ");
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::gpu_training_test

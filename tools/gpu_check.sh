@@ -252,12 +252,22 @@ repeats() { # the same bits every time, in streams and as a graph
   done
   echo "note: $first"
 }
+fastest() { # FILE of --jsonl: milliseconds of its fastest step
+  awk 'match($0, /"ms": [0-9.e+-]+/) {
+      ms = substr($0, RSTART + 6, RLENGTH - 6) + 0
+      if (!best || ms < best) best = ms }
+    END { if (!best) exit 1; print best }' "$1"
+}
 matmul_choices() { # steps by cublasLt's estimate, then by what was timed, then by the file: the same bits
-  local chosen=$work/matmuls.json first again
+  local chosen=$work/matmuls.json first again estimated timed
   plan "$work/matmuls-plan.json" 1f1b 2 1 4 "$work/real.json" || return
-  train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 || return
-  first=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" |
-    tee /dev/stderr | grep SHA-256) || return
+  train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --jsonl "$work/estimated.jsonl" || return
+  first=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" \
+    --jsonl "$work/timed.jsonl" | tee /dev/stderr | grep SHA-256) || return
+  estimated=$(fastest "$work/estimated.jsonl") || return
+  timed=$(fastest "$work/timed.jsonl") || return
+  figure "fastest step with timed products, against cublasLt's estimate" "$timed" ms "$estimated" \
+    "$(awk "BEGIN { print $estimated / $timed }")"
   again=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" |
     grep SHA-256) || return
   [ "$first" = "$again" ] || { echo "error: again: $again, not $first" && return 1; }
@@ -315,7 +325,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
       "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
   done
 }
-export -f plan train gradients repeats matmul_choices resumed custom_stages sanitize sanitize_step profile figure libraries
+export -f plan train gradients repeats fastest matmul_choices resumed custom_stages sanitize sanitize_step profile figure libraries
 export bin work script results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
@@ -358,7 +368,7 @@ correctness() {
   part custom-stages 60 custom_stages
   await 0
   at_once 1
-  for name in graph streams capacity dropless one-sided; do
+  for name in graph streams clipped capacity dropless one-sided; do
     part "nccl-one-gpu $name" 45 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done
@@ -366,7 +376,7 @@ correctness() {
   at_once 3
   for tool in memcheck racecheck synccheck; do
     for name in 'experts:*' 'attention:*' 'permutation:*,combine:*,router:*' \
-      'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,embedding:*,cross*' \
+      'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,clip:*,embedding:*,cross*' \
       'experts in *'; do
       part "$tool ${name%%:*}" 60 sanitize $tool "$bin/contraflow_gpu_test" "--test-case=$name"
     done

@@ -52,7 +52,9 @@ stand_in bin/contraflow_gpu_test 'case $1 in' \
 stand_in bin/contraflow 'echo " $* " >"${@: -1}"'
 stand_in bin/contraflow-run 'model=$(sed -n "s/.* --model \([^ ]*\) .*/\1/p" "$1")' \
   '[ "${model:-default}" = default ] || [[ "$*" == *"--model $model "* ]] || { echo "error: not $model"; exit 1; }' \
-  'echo "weights: SHA-256 1234; gradients are within 2.5e-03 of the host'"'"'s"'
+  'echo "weights: SHA-256 1234; gradients are within 2.5e-03 of the host'"'"'s"' \
+  'for word; do case $before in --jsonl) rows=$word ;; --matmul-choices) ms=2.5 ;; esac; before=$word; done' \
+  '[ -z "${rows-}" ] || printf "{\"step\": %s, \"ms\": %s, \"x\": 0}\n" 1 9 2 "${ms:-3}" 3 4 >"$rows"'
 stand_in bin/contraflow-run-cuda 'exit 0'
 stand_in bin/bench_gpu \
   'if [ $1 = --list ]; then printf "%s\n" partitions experts norms dualpipe-4-16; exit; fi' \
@@ -84,6 +86,8 @@ grep -q '"figure":"dualpipe: largest difference from the CPU","value":2.5e-03,"u
   "$work/dir/results.jsonl" || fail "no figure of the gradients"
 grep -q '"figure":"GroupedKernel, launch 1: Compute throughput","value":83.20,"unit":"%","target":80,"ratio":1.04}' \
   "$work/dir/results.jsonl" || fail "no figure of ncu"
+grep -q "\"figure\":\"fastest step with timed products, against cublasLt's estimate\",\"value\":2.5,\"unit\":\"ms\",\"target\":3,\"ratio\":1.2}" \
+  "$work/dir/results.jsonl" || fail "no figure of chosen products"
 grep -q '^== norms: ok' "$work/dir/log.txt" || fail "no log of a part"
 # Probes first, and what is slow or of value before the rest.
 order() { grep -o '"part":"[^"]*","status"' "$work/dir/results.jsonl" | cut -d '"' -f 4 | tr '\n' ' '; }

@@ -4,11 +4,11 @@
 #
 # usage: nccl_one_gpu_test.sh CONTRAFLOW CONTRAFLOW_RUN [FORM...]      77: no GPU
 #
-# FORM: graph, streams, capacity, dropless, one-sided (all of them)
+# FORM: graph, streams, clipped, capacity, dropless, one-sided (all of them)
 set -u
 contraflow=$1 run=$2
 shift 2
-[ $# -gt 0 ] || set -- graph streams capacity dropless one-sided
+[ $# -gt 0 ] || set -- graph streams clipped capacity dropless one-sided
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -72,6 +72,7 @@ for form in "$@"; do
   case $form in
     graph) compare two-ways ;;
     streams) compare two-ways --no-graph ;;
+    clipped) compare two-ways --clip 0.1 ;;
     capacity) compare capacity --capacity 1.25 ;;
     dropless) compare dropless ;;
     one-sided)

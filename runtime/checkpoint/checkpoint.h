@@ -25,6 +25,7 @@ struct CheckpointHead {
   std::string text;   ///< SHA-256 of the training text, hexadecimal
   std::string schedule;
   int ranks = 0, stages = 0, microbatches = 0, data_parallel = 0, expert_parallel = 0;
+  std::string algorithms = {};  ///< as Run::ChosenAlgorithms
 };
 
 /// One block of parameters with its optimizer state: three arrays of one size. Its name is unique

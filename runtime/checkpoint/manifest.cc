@@ -63,7 +63,8 @@ Json JsonOf(const Model& model) {
 }
 
 CheckpointHead HeadFrom(const JsonCursor& root, const std::string& place) {
-  std::vector<std::string_view> keys = {"format", "version", "seed", "text", "model", "schedule"};
+  std::vector<std::string_view> keys = {"format", "version",  "seed",      "text",
+                                        "model",  "schedule", "algorithms"};
   for (const HeadField& f : kHeadFields) keys.push_back(f.key);
   root.Keys("a manifest (an object)", keys);
   const JsonCursor format = root.Required("format"), version = root.Required("version");
@@ -80,6 +81,9 @@ CheckpointHead HeadFrom(const JsonCursor& root, const std::string& place) {
   if (!Parse(seed.String("a seed"), &head.seed)) seed.Fail("must be a number of 64 bits in quotes");
   head.text = root.Required("text").String("a SHA-256", 2 * sizeof(Digest));
   head.schedule = root.Required("schedule").String("a schedule");
+  if (const std::optional<JsonCursor> algorithms = root.Optional("algorithms")) {
+    head.algorithms = algorithms->String("a SHA-256", 2 * sizeof(Digest));
+  }
   head.model = ModelFromJson(model);
   CheckModel(head.model, place + ": /model");
   if (head.model.layers == 0) model.Required("layers").Fail("must be at least 1, is 0");
@@ -160,6 +164,7 @@ std::string WriteManifest(const CheckpointHead& head, const std::string& notes) 
   json["schedule"] = head.schedule;
   json["seed"] = std::to_string(head.seed);  // it may have 64 bits
   json["text"] = head.text;
+  if (!head.algorithms.empty()) json["algorithms"] = head.algorithms;
   json["model"] = JsonOf(head.model);
   return json.dump() + "\n" + notes;
 }

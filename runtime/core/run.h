@@ -51,6 +51,9 @@ class Run {
   /// it will; then Step(step) has to follow it, with nothing between that asks for the state, and
   /// makes no update if the one before fails. All processes of the run call it, and get the same.
   virtual bool BeginAhead(int /*step*/) { return false; }
+  /// Which algorithms it computes by where they were chosen, as a digest: other ones may give other
+  /// bits. "": none were.
+  virtual std::string ChosenAlgorithms() const { return ""; }
   /// The devices that this process has.
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.

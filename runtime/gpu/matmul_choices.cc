@@ -12,6 +12,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "runtime/core/digest.h"
 #include "runtime/gpu/products.h"
 
 namespace contraflow {
@@ -222,6 +223,10 @@ std::string WriteMatmulFile(const MatmulFile& file) {
   std::string text;
   WriteJson(document, &text);
   return text + "\n";
+}
+
+std::string DigestOf(const MatmulChoices& choices) {
+  return choices.empty() ? "" : Hex(Sha256(WriteMatmulFile({{MatmulPlace(), choices}})));
 }
 
 size_t FastestOf(std::span<const uint64_t> times) {

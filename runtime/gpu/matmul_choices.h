@@ -35,6 +35,9 @@ MatmulFile ParseMatmulFile(std::string_view text, const std::string& place);
 /// The same document again: ParseMatmulFile(WriteMatmulFile(f)) == f.
 std::string WriteMatmulFile(const MatmulFile& file);
 
+/// SHA-256 of them, hexadecimal, wherever they were made; "" of none.
+std::string DigestOf(const MatmulChoices& choices);
+
 /// Number of the shortest time; of equal ones the first.
 size_t FastestOf(std::span<const uint64_t> times);
 

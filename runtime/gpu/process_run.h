@@ -72,6 +72,7 @@ class GpuProcessRun : public Run {
   const std::vector<Device>& devices() const override { return rank_.devices(); }
   StageHolder& At(Device device) override;
   StateCopies* Copies() override { return rank_.Copies(); }
+  std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
   void Close() { rank_.Close(); }
 
   /// A run without a pipeline beside it on the same GPU, for as many SMs.

@@ -82,6 +82,7 @@ class GpuRun : public Run {
   const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
   StateCopies* Copies() override { return ranks_.Copies(); }
+  std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
   const MatmulChoices& choices() const { return choices_; }
 
  private:

@@ -5,12 +5,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "compiler/files/json.h"
@@ -46,22 +48,22 @@ std::string TextOf(const fs::path& path) {
   return text.str();
 }
 
-/// What is written to stdout while it lives goes to a file.
-class StdoutTo {
+/// What is written to a descriptor while it lives goes to a file.
+class WrittenTo {
  public:
-  explicit StdoutTo(const std::string& path) : before_(dup(STDOUT_FILENO)) {
+  WrittenTo(const std::string& path, int fd) : fd_(fd), before_(dup(fd)) {
     const int file = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-    dup2(file, STDOUT_FILENO);
+    dup2(file, fd_);
     close(file);
   }
-  StdoutTo(const StdoutTo&) = delete;
-  ~StdoutTo() {
-    dup2(before_, STDOUT_FILENO);
+  WrittenTo(const WrittenTo&) = delete;
+  ~WrittenTo() {
+    dup2(before_, fd_);
     close(before_);
   }
 
  private:
-  const int before_;
+  const int fd_, before_;
 };
 
 /// A run that tells what it is asked for: `a3` where step 3 may begin ahead, and does, `s3` where
@@ -88,6 +90,9 @@ class ToldRun : public Run {
   const std::vector<Device>& devices() const override { return run_.devices(); }
   StageHolder& At(Device device) override { return run_.At(device); }
   StateCopies* Copies() override { return run_.Copies(); }
+  std::string ChosenAlgorithms() const override { return algorithms; }
+
+  std::string algorithms;
 
  private:
   GpuRun run_;
@@ -128,22 +133,24 @@ struct Trial {
 
   /// Without `ahead` every step is issued anew. `stop_in`: the step in which a signal comes.
   Outcome Train(bool ahead, int stop_in = 0, RunCheck* check = nullptr) {
-    const Folder folder;
-    options.checkpoint = folder.File("kept");
-    options.jsonl = folder.File("steps");
+    if (!options.resume) ++number_;
+    options.checkpoint = folder.File("kept" + std::to_string(number_));
+    options.jsonl = options.checkpoint + ".jsonl";
+    const std::string out = options.checkpoint + ".out";
     EmulatedGpu gpu;
     std::atomic<int> stop = 0;
     calls.clear();
     ToldRun run(input, gpu, {.graph = ahead, .stamps = 0}, &calls, [&](int step) {
       if (step == stop_in) stop = 15;
     });
+    run.algorithms = algorithms;
     Job job;
     Outcome outcome;
     {
-      const StdoutTo file(folder.File("out"));
+      const WrittenTo file(out, STDOUT_FILENO);
       outcome.code = Training(options, input, run, check, job, {&stop, {}}).Train();
     }
-    outcome.out = TextOf(folder.File("out"));
+    outcome.out = TextOf(out);
     std::istringstream rows(TextOf(options.jsonl));
     for (std::string row; std::getline(rows, row);) {
       outcome.rows.push_back(row.substr(0, row.find(", \"ms\"")));
@@ -155,9 +162,14 @@ struct Trial {
     return outcome;
   }
 
+  const Folder folder;
   RunInput input;
   RunOptions options;
+  std::string algorithms;
   std::string calls;  // of the last training
+
+ private:
+  int number_ = 0;  // of the folder of checkpoints
 };
 
 /// Steps of which there are checkpoints, and nothing else.
@@ -209,6 +221,30 @@ TEST_SUITE("kernel") {
     CHECK(trial.calls == "a2 s1 s2 ");
     CHECK(done.out.find("stopped") == std::string::npos);
     CHECK((done.files == stopped.files));
+  }
+
+  TEST_CASE("GPU training: it is said where one goes on with other algorithms") {
+    Trial trial;
+    const std::string said = trial.folder.File("said");
+    // What is said where those of the last checkpoint were others; a thread says it.
+    const auto resume = [&](int steps, const std::string& algorithms, bool waits) {
+      trial.options.steps = steps;
+      trial.algorithms = algorithms;
+      const WrittenTo file(said, STDERR_FILENO);
+      trial.Train(true);
+      for (int i = 0; waits && i < 1000 && !TextOf(said).ends_with("\n"); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      return TextOf(said);
+    };
+    const std::string one(64, '1'), two(64, '2');
+    CHECK(resume(1, one, false) == "");
+    trial.options.resume = true;
+    CHECK(resume(2, one, false) == "");
+    CHECK(resume(2, two, true) ==
+          "contraflow-run: warning: the checkpoint of step 2 was made with other algorithms of "
+          "matrix products than this training has, which goes on with other bits; give "
+          "--matmul-choices the same file as there\n");
   }
 
   TEST_CASE("GPU training: no step begins ahead of a check or a validation") {

@@ -103,7 +103,7 @@ bool Every(int steps, int step) { return steps > 0 && step % steps == 0; }
 
 }  // namespace
 
-CheckpointHead RunCheckpoints::HeadOf(int step) const {
+CheckpointHead RunCheckpoints::HeadOf(int step, const std::string& algorithms) const {
   const Plan& plan = input_.plan;
   return {.step = step,
           .seed = options_.seed,
@@ -114,12 +114,13 @@ CheckpointHead RunCheckpoints::HeadOf(int step) const {
           .stages = plan.stages,
           .microbatches = plan.microbatches,
           .data_parallel = plan.data_parallel,
-          .expert_parallel = plan.expert_parallel};
+          .expert_parallel = plan.expert_parallel,
+          .algorithms = algorithms};
 }
 
 /// All that the processes of a job must have alike to go on with each other's states.
 std::string RunCheckpoints::TrainingName() const {
-  CheckpointHead head = HeadOf(1);
+  CheckpointHead head = HeadOf(1, "");
   head.model.name.clear();
   return Hex(Sha256(WriteManifest(head, "") + options_.rank_order + " " +
                     std::to_string(job_.processes())))
@@ -161,7 +162,7 @@ int RunCheckpoints::Resume(Run& run, RunCheck* check) {
     const int newest = ByteReader(told, "the newest checkpoint is").Take<int32_t>();
     if (const int step = memory_->Load(newest, WholeState(input_.plan, run)); step > 0) {
       PutState(input_.plan, run);
-      Note(HeadOf(step));
+      Note(HeadOf(step, ""));
       note_ += ", from memory";
       return step;
     }
@@ -184,6 +185,7 @@ int RunCheckpoints::Resume(Run& run, RunCheck* check) {
     return 0;
   }
   Note(checkpoint->head());
+  WarnOfAlgorithms(checkpoint->head(), run.ChosenAlgorithms());
   checkpoint->RequireSame(options_.seed, input_.model, input_.dataset_digest);
   checkpoint->Load(WholeState(input_.plan, run));
   PutState(input_.plan, run);
@@ -213,6 +215,16 @@ void RunCheckpoints::Note(const CheckpointHead& head) {
   if (!other.empty()) note_ += ", with other data than the run that made the checkpoint: " + other;
 }
 
+/// A CPU has no choices, and other bits than a GPU anyway.
+void RunCheckpoints::WarnOfAlgorithms(const CheckpointHead& head, const std::string& here) const {
+  if (options_.device != "cuda" || head.algorithms == here || !job_.leads()) return;
+  Warn("the checkpoint of step " + std::to_string(head.step) +
+       " was made with other algorithms of matrix products than this training has, which goes on "
+       "with other bits; " +
+       (head.algorithms.empty() ? "leave out --matmul-choices, as there"
+                                : "give --matmul-choices the same file as there"));
+}
+
 bool RunCheckpoints::DueAfter(int step) const {
   return (memory_ && Every(options_.memory_every, step)) ||
          (writer_ && Every(options_.checkpoint_every, step));
@@ -228,7 +240,7 @@ void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
   writer_->Poll();
   if ((last && step != saved_) || Every(options_.checkpoint_every, step)) {
     saved_ = step;
-    writer_->Save(HeadOf(step), StateToSave(input_.plan, run));
+    writer_->Save(HeadOf(step, run.ChosenAlgorithms()), StateToSave(input_.plan, run));
   }
   ended_ = ended_ || last;
 }

@@ -84,10 +84,11 @@ class RunCheckpoints {
   std::string Finish();
 
  private:
-  CheckpointHead HeadOf(int step) const;
+  CheckpointHead HeadOf(int step, const std::string& algorithms) const;
   std::string TrainingName() const;
   int Resume(Run& run, RunCheck* check);
   void Note(const CheckpointHead& head);
+  void WarnOfAlgorithms(const CheckpointHead& head, const std::string& here) const;
 
   const RunOptions& options_;
   const RunInput& input_;

@@ -52,6 +52,11 @@ TEST_SUITE("unit") {
     CHECK(DifferenceOf(again.head.model, head.model) == "");
     CHECK(again.head.text == head.text);
     CHECK(again.head.schedule == "1f1b");
+    CHECK(again.head.algorithms == "");
+    head.algorithms = std::string(64, 'a');
+    CHECK(ReadManifest(WriteManifest(head, notes), "m").head.algorithms == head.algorithms);
+    head.algorithms += 'a';
+    CHECK(Refusal(WriteManifest(head, notes)).find("m: /algorithms: ") == 0);
     CHECK(again.head.microbatches == 4);
     CHECK(again.shards == std::vector<int64_t>{64 + 12, 64 + 12 + 84});
     REQUIRE(again.blocks.size() == 3);
@@ -98,7 +103,7 @@ TEST_SUITE("unit") {
         {"\"step\":10", "\"step\":-1", "m: /step: must be a step in 1..2147483647, is -1"},
         {"\"step\":10", "\"stop\":10",
          "m: unknown key \"stop\" (did you mean \"step\"?); known are: format, version, seed, "
-         "text, model, schedule, step, ranks, stages, microbatches, data_parallel, "
+         "text, model, schedule, algorithms, step, ranks, stages, microbatches, data_parallel, "
          "expert_parallel"},
         {"\"seed\":\"7\"", "\"seed\":\"7x\"", "m: /seed: must be a number of 64 bits in quotes"},
         {"\"seed\":\"7\"", "\"seed\":\"18446744073709551616\"",

@@ -118,6 +118,18 @@ TEST_SUITE("unit") {
     refused(many + "]}", "/places: must have at most 64 entries");
   }
 
+  TEST_CASE("matmul choices: their digest tells them apart") {
+    CHECK(DigestOf({}) == "");
+    MatmulChoices one = TwoPlaces().begin()->second, other = one;
+    CHECK(DigestOf(one).size() == 64);
+    CHECK(DigestOf(one) == DigestOf(other));
+    other.begin()->second = {5};
+    CHECK(DigestOf(one) != DigestOf(other));
+    other = one;
+    other.erase(other.begin());
+    CHECK(DigestOf(one) != DigestOf(other));
+  }
+
   TEST_CASE("matmul choices: the fastest is taken, of equal ones the first of the library's list") {
     CHECK(FastestOf(std::vector<uint64_t>{5}) == 0);
     CHECK(FastestOf(std::vector<uint64_t>{5, 4, 6}) == 1);
@@ -220,6 +232,7 @@ TEST_SUITE("unit") {
               WriteMatmulFile({{{gpu.name(), gpu::Matmuls::Library(), budget.compute}, choices}}));
     GpuRun run(plan, model, dataset, 1, gpu, {.graph = false, .matmul_choices = path});
     CHECK(run.choices() == choices);
+    CHECK(run.ChosenAlgorithms() == DigestOf(choices));
     const StepResult result = run.Step(1);
     const auto difference = [&](const MatmulChoices& by) {
       GpuSerialRun reference(plan, model, dataset, 1, TestGpu(), TestStream(), budget.compute, by);

@@ -86,7 +86,7 @@ TEST_SUITE("unit") {
           name, [] { return std::make_unique<EmulatedGpu>(); }, sizes,
           [&](Figure figure) { figures.push_back(std::move(figure)); });
     }
-    CheckFigures(figures, 15);
+    CheckFigures(figures, 16);
   }
 
   TEST_CASE("gpu bench: names of what one process measures, the most valuable first") {

@@ -75,6 +75,29 @@ Measured Run(const NewGpu& new_gpu, Plan plan, const ScheduleSizes& sizes, bool 
   return measured;
 }
 
+/// How much longer a step takes without stamps where the host waits for it before it gives the next
+/// one to the GPU.
+double WaitedOverAhead(const NewGpu& new_gpu, const Plan& plan, const ScheduleSizes& sizes) {
+  const Model model = SettleModel(sizes.model, plan.stages, kLayersOfStage, plan.expert_parallel);
+  const Dataset dataset = RandomBytes();
+  const std::unique_ptr<Gpu> gpu = new_gpu();
+  GpuRun run(plan, model, dataset, 1, *gpu, {.graph = true, .stamps = 0});
+  int step = 0;
+  run.Step(++step);
+  const auto median = [&](bool ahead) {
+    std::vector<Time> times;
+    while (times.size() < static_cast<size_t>(sizes.steps)) {
+      ++step;
+      if (ahead && times.size() + 1 < static_cast<size_t>(sizes.steps)) run.BeginAhead(step + 1);
+      times.push_back(run.Step(step).duration);
+    }
+    std::sort(times.begin(), times.end());
+    return static_cast<double>(times[times.size() / 2]);
+  };
+  const double waited = median(false);
+  return waited / median(true);
+}
+
 /// Hardly more than one partition has work at a time: there is one micro-batch, and a stage's
 /// results leave when all of it is done.
 CostModel CostsAlone(const NewGpu& new_gpu, const Shape& shape, const ScheduleSizes& sizes) {
@@ -139,6 +162,8 @@ void MeasureOne(const NewGpu& new_gpu, const ScheduleSizes::Run& what, const Sch
        100 * static_cast<double>(run.times.back() - run.times.front()) / run.time(), "%"});
   add({title + "makespan, in streams / as a graph",
        Run(new_gpu, run.plan, sizes, false).time() / run.time(), ""});
+  add({title + "step, waited for / the next one begun ahead",
+       WaitedOverAhead(new_gpu, run.plan, sizes), ""});
 }
 
 void MeasureOverlap(const NewGpu& new_gpu, const ScheduleSizes& sizes,

@@ -67,8 +67,8 @@ void GpuIssuer::PlaceGuard() {
   for (gpu::Clip*& clip : host_clips_) {
     clip = reinterpret_cast<gpu::Clip*>(gpu_.AllocateHost(sizeof(gpu::Clip)));
   }
-  for (const IssuedDevice& device : devices_) {
-    device.backend->PutGuard(numbers_ + DeviceNumber(plan_, device.device) * each, clip_);
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    devices_[d].backend->PutGuard(numbers_ + d * each, clip_);
   }
 }
 

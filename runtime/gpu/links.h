@@ -118,8 +118,8 @@ class GpuLinks {
   /// experts over replicas and holders; added in that order (Transport::Sum), the same bits for
   /// all.
   virtual void Sum(std::span<const Participant> holders) = 0;
-  /// values[DeviceCount x n] by DeviceNumber: what each device has put into its part all processes
-  /// have there. Behind and before whatever a step does.
+  /// values[DeviceCount x n]: behind the parts of this process's devices come those of all others,
+  /// in an order that is no matter. Behind and before whatever a step does.
   virtual void Gather(double* /*values*/, size_t /*n*/, gpu::Stream /*stream*/) {}
   /// Transfers between these calls begin together: none waits for another of the group.
   virtual void BeginGroup() {}

@@ -83,17 +83,19 @@ void NcclSum::Run(int stage, Transport::Over over, std::span<float> values, gpu:
   }
 }
 
+// Each time a process has twice as much: the parts of those behind it, in a ring. So it is
+// connected to few of them, however many there are.
 void NcclSum::Gather(double* values, size_t n, gpu::Stream stream) {
-  const auto part = [&](int process) {
-    return values + DeviceNumber(plan_, order_.DeviceOf(process)) * n;
-  };
   NcclComm* const comm = comms_[NcclComms::Use::kSums];
-  const auto count = static_cast<size_t>(order_.processes());
-  comms_.ExchangeInGroups(count, static_cast<size_t>(process_), 1, [&](size_t to, size_t from) {
-    const auto receiver = static_cast<int>(to), sender = static_cast<int>(from);
-    comms_.nccl().Send(comm, part(process_), n * sizeof(double), receiver, stream);
-    comms_.nccl().Recv(comm, part(sender), n * sizeof(double), sender, stream);
-  });
+  const int count = order_.processes();
+  for (int have = 1; have < count; have *= 2) {
+    const size_t bytes = static_cast<size_t>(std::min(have, count - have)) * n * sizeof(double);
+    comms_.Group([&] {
+      comms_.nccl().Send(comm, values, bytes, (process_ + count - have) % count, stream);
+      comms_.nccl().Recv(comm, values + static_cast<size_t>(have) * n, bytes,
+                         (process_ + have) % count, stream);
+    });
+  }
 }
 
 void NcclSum::Round(const Parts& parts, std::span<float> values, gpu::Stream stream) {

@@ -92,6 +92,24 @@ struct LinkedJob {
       }
     }
     if (group >= 0) l.EndGroup();
+    std::vector<double>& numbers = gathered.emplace_back(DeviceCount(plan) * kNumbers, -1);
+    for (size_t k = 0; k < kNumbers; ++k) numbers[k] = NumberOf(p, k);
+    l.Gather(numbers.data(), kNumbers, network.StreamOf(p));
+  }
+
+  static constexpr size_t kNumbers = 3;
+  static double NumberOf(int p, size_t k) { return 100 * p + static_cast<double>(k); }
+  /// Every process has the numbers of all, first its own.
+  void CheckGathered() {
+    for (int p = 0; p < order.processes(); ++p) {
+      std::vector<double> all;
+      for (int j = 0; j < order.processes(); ++j) {
+        for (size_t k = 0; k < kNumbers; ++k) {
+          all.push_back(NumberOf((p + j) % order.processes(), k));
+        }
+      }
+      CHECK(gathered[static_cast<size_t>(p)] == all);
+    }
   }
 
   LinkBackend& At(Device device) { return *backends[static_cast<size_t>(order.ProcessOf(device))]; }
@@ -124,6 +142,7 @@ struct LinkedJob {
     for (const auto& backend : backends) CHECK_NOTHROW(backend->CheckMoved());
     CHECK(network.signals() == 0);
     CheckSums();
+    CheckGathered();
     for (int p = 0; p < order.processes(); ++p) {
       CHECK(network.OpenOf(p) == 0);
       CHECK(network.RegisteredOf(p) == 0);
@@ -154,7 +173,8 @@ struct LinkedJob {
   NcclNetwork network;
   std::vector<std::unique_ptr<LinkBackend>> backends;
   std::vector<std::unique_ptr<NcclLinks>> links;
-  std::vector<size_t> connected;  // steps of each process behind the connecting
+  std::vector<size_t> connected;              // steps of each process behind the connecting
+  std::vector<std::vector<double>> gathered;  // by process
 };
 
 Plan PlanOf(const char* schedule, int ranks, int members, int replicas, uint64_t seed) {

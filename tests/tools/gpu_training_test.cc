@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -144,6 +145,10 @@ struct Trial {
       if (step == stop_in) stop = 15;
     });
     run.algorithms = algorithms;
+    if (spoiled) {
+      run.At({0, 0, 1}).StageAt(1).parameters()[0] = NAN;
+      run.At({0, 0, 1}).Put(1);
+    }
     Job job;
     Outcome outcome;
     {
@@ -166,7 +171,8 @@ struct Trial {
   RunInput input;
   RunOptions options;
   std::string algorithms;
-  std::string calls;  // of the last training
+  bool spoiled = false;  // a weight
+  std::string calls;     // of the last training
 
  private:
   int number_ = 0;  // of the folder of checkpoints
@@ -221,6 +227,19 @@ TEST_SUITE("kernel") {
     CHECK(trial.calls == "a2 s1 s2 ");
     CHECK(done.out.find("stopped") == std::string::npos);
     CHECK((done.files == stopped.files));
+  }
+
+  TEST_CASE("GPU training: a step that fails ends it with the next one under way") {
+    Trial trial;
+    trial.options.steps = 5;
+    trial.spoiled = true;
+    CHECK_THROWS_WITH_AS(trial.Train(true),
+                         "step 1: a gradient of \"layer 0 attention_norm\" in stage 0 is not "
+                         "finite; lower the model's learning_rate, or resume from a checkpoint",
+                         Error);
+    CHECK(trial.calls == "a2 s1 ");
+    CHECK(TextOf(trial.options.jsonl) == "");
+    CHECK_FALSE(fs::exists(trial.options.checkpoint + "/step-00000001"));
   }
 
   TEST_CASE("GPU training: it is said where one goes on with other algorithms") {

@@ -30,12 +30,24 @@ namespace {
 constexpr std::chrono::seconds kTimeout{200};
 constexpr uint64_t kSeed = 5;
 
+Model FewExperts() {
+  Model model = SmallGpuModel();
+  model.experts = 2;
+  model.top_k = 1;
+  return model;
+}
+
 /// A model that fits the plan, and the plan.
 struct Training {
   Training(const char* schedule, int microbatches, int members, float capacity_factor,
            float clip = 0)
-      : model(SmallGpuModel(capacity_factor)),
-        plan(GpuPlanFor(model, schedule, 2, microbatches, members, 3)),
+      : Training(SmallGpuModel(capacity_factor), schedule, microbatches, members, 3, clip) {}
+  /// Of one layer a stage, and few experts, as tiles take time in the emulator.
+  explicit Training(float clip) : Training(FewExperts(), "1f1b", 2, 1, 1, clip) {}
+  Training(const Model& given, const char* schedule, int microbatches, int members, uint64_t seed,
+           float clip)
+      : model(given),
+        plan(GpuPlanFor(model, schedule, 2, microbatches, members, seed)),
         order(RankOrder::kDefault, plan),
         dataset(SmallDataset()),
         network(order.processes(), NcclNetwork::Processes::kThreads) {
@@ -136,7 +148,7 @@ TEST_SUITE("unit") {
   TEST_CASE("gpu process run: steps that begin ahead give the same bits") {
     // Losses and norms, and the weights of each process at the end.
     const auto train = [&](bool ahead) {
-      Training training("1f1b", 2, 1, 0, 0.25f);
+      Training training(0.25f);
       WatchedJob job(2);
       std::vector<std::vector<float>> outcome(2);
       job.Run([&](int p, Control& control, Progress& progress) {
@@ -167,7 +179,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("gpu process run: what fails on one process changes no weights behind that step") {
-    Training training("1f1b", 2, 1, 0);
+    Training training(0.0f);
     WatchedJob job(2);
     job.Run([&](int p, Control& control, Progress& progress) {
       Gpu& gpu = training.network.GpuOf(p);
@@ -192,7 +204,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("gpu process run: an error while the next step is under way ends in order") {
-    Training training("1f1b", 2, 1, 0);
+    Training training(0.0f);
     WatchedJob job(2);
     job.Run([&](int p, Control& control, Progress& progress) {
       GpuProcessRun run = training.NewRun(p, control, progress, {.graph = true, .stamps = 0});

@@ -199,11 +199,11 @@ TEST_SUITE("kernel") {
       CAPTURE(clip);
       const Training training(clip);
       std::string calls;
-      const auto one_by_one = Train(training, 4, false, false, &calls);
-      CHECK(calls == "LW LW LW LW ");
-      CHECK(Train(training, 4, true, false, &calls) == one_by_one);
-      CHECK(calls == "LLW LW LW W ");
-      if (clip > 0) CHECK(Train(training, 4, true, true, &calls) == one_by_one);
+      const auto one_by_one = Train(training, 3, false, false, &calls);
+      CHECK(calls == "LW LW LW ");
+      CHECK(Train(training, 3, true, false, &calls) == one_by_one);
+      CHECK(calls == "LLW LW W ");
+      if (clip > 0) CHECK(Train(training, 3, true, true, &calls) == one_by_one);
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "schedules/registry.h"
 #include "schedules/search/portfolio.h"
@@ -88,6 +89,9 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   if (!memory_limit && plan.provenance && costs == plan.costs) {
     memory_limit = plan.provenance->memory_limit;
   }
+  // What is offloaded for a limit may miss it with other costs, and be shorter than all that fits.
+  const bool fits = MemoryLimit(costs, memory_limit).Fits(report.simulation);
+  if (!fits && OffloadedCells(plan).any()) memory_limit.reset();
   report.bound = ProveBound(plan, costs, memory_limit);
   // What was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();

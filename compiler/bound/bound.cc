@@ -120,6 +120,16 @@ std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& rout
   return times;
 }
 
+/// Without programs, and so without what they recompute or offload, and without components.
+Plan RoutesOf(const Plan& plan) {
+  Plan routes;
+  routes.ranks = plan.ranks;
+  routes.stages = plan.stages;
+  routes.microbatches = plan.microbatches;
+  routes.routes = plan.routes;
+  return routes;
+}
+
 void RaiseByAll(const BoundInput& input, Bound* best) {
   RaiseByChunks(input, best);
   RaiseByWindows(input, best);
@@ -196,7 +206,8 @@ BoundInput MakeBoundInput(const Plan& plan, const CostModel& costs,
 std::string_view Name(BoundKind kind) {
   constexpr std::string_view kNames[] = {
       "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
-      "pairs",         "memory x time", "link",      "lane of components",     "link to the host"};
+      "pairs",         "memory x time", "link",      "lane of components",     "link to the host",
+      "stashes"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -208,9 +219,10 @@ void KeepLarger(Bound* best, const Bound& bound) {
 Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
   CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
   Bound best;
+  std::optional<int64_t> limit_of_stashes;
   if (OffloadedCells(plan).any()) {
     // What is away takes no memory, and how long it is away is the schedule's to choose.
-    memory_limit.reset();
+    std::swap(memory_limit, limit_of_stashes);
     RaiseByHostLink(plan, costs, &best);
   }
   if (plan.layers > 0) {
@@ -222,15 +234,21 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   }
   const BoundInput input = MakeBoundInput(plan, costs, memory_limit);
   RaiseByAll(input, &best);
+  if (limit_of_stashes) RaiseByStashes(input, costs, *limit_of_stashes, &best);
   if (std::find(input.recomputes.begin(), input.recomputes.end(), true) != input.recomputes.end()) {
     // A schedule is no longer without its R, though it may hold more. That lets the windows of
     // ranks that recompute speak.
-    Plan without;
-    without.ranks = plan.ranks;
-    without.stages = plan.stages;
-    without.microbatches = plan.microbatches;
-    without.routes = plan.routes;
-    RaiseByAll(MakeBoundInput(without, costs, std::nullopt), &best);
+    RaiseByAll(MakeBoundInput(RoutesOf(plan), costs, std::nullopt), &best);
+  }
+  return best;
+}
+
+Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
+                       std::optional<int64_t> memory_limit) {
+  const Plan routes = RoutesOf(frame);
+  Bound best = ProveBound(routes, costs);
+  if (memory_limit) {
+    RaiseByStashes(MakeBoundInput(routes, costs, std::nullopt), costs, *memory_limit, &best);
   }
   return best;
 }

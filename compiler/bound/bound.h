@@ -21,6 +21,7 @@ enum class BoundKind : uint8_t {
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
   kHostLink,      ///< the copies of a rank to the host or back, one at a time (host_link.cc)
+  kStashes,       ///< what may wait for W when the last B of a rank runs (stash.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...
@@ -41,13 +42,19 @@ struct Bound {
 /// The best of all bounds on the makespan of every schedule with this placement (routes), these
 /// costs and at most `memory_limit` on each rank, as Spec has it, that recomputes those chunks that
 /// the plan's programs recompute and offloads those that they offload (nothing else of the programs
-/// matters, and there may be none; where some are offloaded, the limit does not either): built from
+/// matters, and there may be none; where some are offloaded, the limit counts for what waits for W
+/// alone, as BoundOfOffloaded has it): built from
 /// F, B, W, BW, FB and R or, where the plan has layers, from components that may overlap in any way
 /// (where some are recomputed, without notice of memory). Time and memory linear in chunks. Throws
 /// Error if the costs do not fit the plan, or if no schedule at all fits the memory limit because a
 /// rank must hold one micro-batch on all of its stages at once.
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
+
+/// The same for every schedule of these routes that may recompute and offload any cells, built from
+/// F, B, W, BW, FB, R, OFFLOAD and RELOAD. A limit that not even one activation fits says nothing.
+Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
+                       std::optional<int64_t> memory_limit);
 
 /// What passes for each micro-batch outside of one stage, at least: before its F can begin, from
 /// the end of that to when its B can, and from the end of that to the end of the step.

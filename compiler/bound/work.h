@@ -121,6 +121,8 @@ void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);
 void RaiseByRankWindows(const BoundInput& input, Bound* best);
 void RaiseByArea(const BoundInput& input, Bound* best);
+/// For plans that offload, with `input` for any memory.
+void RaiseByStashes(const BoundInput& input, const CostModel& costs, int64_t limit, Bound* best);
 void RaiseByHostLink(const Plan& plan, const CostModel& costs, Bound* best);
 void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best);
 /// For plans that recompute nothing.

@@ -64,13 +64,6 @@ std::vector<int> StagesToOffload(const Plan& plan, const Spec& spec) {
               std::to_string(plan.stages - 1) + ")");
 }
 
-/// The plan without its programs.
-Plan RoutesOf(Plan plan) {
-  plan.programs.clear();
-  plan.layers = 0;
-  return plan;
-}
-
 }  // namespace
 
 Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
@@ -106,7 +99,7 @@ Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
     const bool recompute =
         spec.recompute.choice == Recompute::Choice::kAuto && InputBytes(costs).has_value();
     const std::vector<int64_t> limits = LimitsOf(*best, costs, spec);
-    const Time bound = LowerBound(RoutesOf(*best), costs);
+    const Time bound = BoundOfOffloaded(*best, costs, std::ranges::max(limits)).value;
     Plan plan = *best;
     // First without, which is so never better than with.
     for (const bool moves_r : {false, true}) {
@@ -129,7 +122,9 @@ Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
   provenance.memory_limit.reset();
   if (limited) provenance.memory_limit = std::ranges::max(LimitsOf(*best, *best->costs, spec));
   provenance.makespan = Simulate(*best, *best->costs, Keep::kFigures).makespan;
-  provenance.bound = ProveBound(*best, *best->costs, provenance.memory_limit).value;
+  // What does not fit its limit may be shorter than all that does.
+  provenance.bound =
+      ProveBound(*best, *best->costs, best_fits ? provenance.memory_limit : std::nullopt).value;
   provenance.budget = spec.search.budget;
   return *std::move(best);
 }

@@ -44,8 +44,10 @@ struct Choice {
 
 class Search {
  public:
-  Search(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit, int64_t most)
+  Search(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit, int64_t most,
+         bool offloads)
       : costs_(costs),
+        offloads_(offloads),
         ranks_(static_cast<size_t>(plan.ranks)),
         most_(most),
         limit_(limit.value_or(int64_t{1} << 60)) {
@@ -210,6 +212,9 @@ class Search {
                                 chunks_[backward].stage, chunks_[backward].microbatch));
   }
 
+  /// Whether it holds nothing between its F and its B.
+  bool Away(const Chunk& chunk) const { return offloads_ && !chunk.recomputed; }
+
   bool ForwardReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
     if (done_[c] != kNothing ||
@@ -232,6 +237,9 @@ class Search {
   bool BackwardReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
     if (done_[c] != kReady) return false;
+    if (Away(chunk) && held_[static_cast<size_t>(chunk.rank)] + Of(activation_, chunk) > limit_) {
+      return false;
+    }
     if (chunk.after >= 0 && done_[static_cast<size_t>(chunk.after)] < kBackward) return false;
     return !chunk.like_previous || done_[c - stride_] >= kBackward;
   }
@@ -266,6 +274,9 @@ class Search {
       add(Op::F, c, 0, forward_at_[c], chunk.f);
       for (size_t back = 0; pairs_ && back < chunks_.size(); ++back) {
         if (chunks_[back].rank != chunk.rank || !BackwardReady(back)) continue;
+        const int64_t both =
+            Of(activation_, chunk) + (Away(chunks_[back]) ? Of(activation_, chunks_[back]) : 0);
+        if (held_[static_cast<size_t>(chunk.rank)] + both > limit_) continue;
         add(Op::FB, c, back, std::max(forward_at_[c], backward_at_[back]), PairTime(c, back));
       }
     }
@@ -324,7 +335,8 @@ class Search {
   void FinishForward(size_t c, Time end) {
     const Chunk& chunk = chunks_[c];
     done_[c] = chunk.recomputed ? kForward : kReady;
-    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : Of(activation_, chunk);
+    const int64_t kept = Away(chunk) ? 0 : Of(activation_, chunk);
+    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : kept;
     if (chunk.after < 0) {
       backward_at_[c] = end;
       return;
@@ -337,7 +349,8 @@ class Search {
   void FinishBackward(size_t c, Time end) {
     const Chunk& chunk = chunks_[c];
     done_[c] = kBackward;
-    held_[static_cast<size_t>(chunk.rank)] -= Of(activation_, chunk) - Of(stash_, chunk);
+    const int64_t back = Away(chunk) ? 0 : Of(activation_, chunk);
+    held_[static_cast<size_t>(chunk.rank)] += Of(stash_, chunk) - back;
     backward_at_[c] = end;  // from when on its weight gradient can run
     if (chunk.before < 0) return;
     const auto before = static_cast<size_t>(chunk.before);
@@ -386,6 +399,7 @@ class Search {
   }
 
   const CostModel& costs_;
+  const bool offloads_;
   const size_t ranks_;
   const int64_t most_;
   const int64_t limit_;
@@ -408,7 +422,12 @@ class Search {
 
 ExactResult ExactMakespan(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit, int64_t most_states) {
-  return Search(plan, costs, memory_limit, most_states).Run();
+  return Search(plan, costs, memory_limit, most_states, false).Run();
+}
+
+ExactResult ExactOffloaded(const Plan& plan, const CostModel& costs,
+                           std::optional<int64_t> memory_limit, int64_t most_states) {
+  return Search(plan, costs, memory_limit, most_states, true).Run();
 }
 
 }  // namespace contraflow

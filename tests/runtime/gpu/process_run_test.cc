@@ -310,6 +310,7 @@ TEST_SUITE("unit") {
             if (WeightsOf(run.At(device).At(s)) == WeightsOf(serial.At(device, s))) ++equal;
           }
           run.Close();
+          control.Finish();
         });
         CHECK(equal == 2 * order.processes());
       }

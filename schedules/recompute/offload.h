@@ -25,7 +25,7 @@ Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<i
 
 /// An offloaded plan whose order, copies and, with `recompute`, R of single cells are searched
 /// together, until `bound` is reached or the work is spent; deterministic for a seed. Never longer
-/// within `limits` than the plan with its copies laid by OffloadToFit.
+/// within `limits` than the plan as it is or with its copies laid by OffloadToFit.
 Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
                       const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
                       SearchWork* work);

@@ -28,8 +28,8 @@ struct Fitted {
   Worth worth;
 };
 
-Fitted FitOrder(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits) {
-  Fitted fitted = {OffloadToFit(order, costs, limits), {}};
+Fitted WithWorth(Plan plan, const CostModel& costs, const std::vector<int64_t>& limits) {
+  Fitted fitted = {std::move(plan), {}};
   const Simulation run = Simulate(fitted.plan, costs, Keep::kFigures);
   for (size_t r = 0; r < limits.size(); ++r) {
     const int64_t peak = MemoryLimit(costs).Peak(run.ranks[r]);
@@ -37,6 +37,10 @@ Fitted FitOrder(const Plan& order, const CostModel& costs, const std::vector<int
   }
   fitted.worth.second = run.makespan;
   return fitted;
+}
+
+Fitted FitOrder(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits) {
+  return WithWorth(OffloadToFit(order, costs, limits), costs, limits);
 }
 
 bool Touches(const Instruction& i, int stage, int m) {
@@ -113,8 +117,15 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
     std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
     instructions += static_cast<int64_t>(program.size());
   }
-  Fitted best = FitOrder(order, costs, limits);
+  Fitted best = WithWorth(offloaded, costs, limits);
+  best.plan.costs.reset();
   Worth current = best.worth;
+  if (best.worth > Worth(0, bound)) {
+    // Its copies may come from elsewhere.
+    Fitted fitted = FitOrder(order, costs, limits);
+    current = fitted.worth;
+    if (current < best.worth) best = std::move(fitted);
+  }
   Moves moves(seed, recompute);
   const int64_t all = work->left();
   while (best.worth > Worth(0, bound) && work->Spend(kWorkOfFit * instructions)) {

@@ -12,6 +12,7 @@
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/recompute/offload.h"
+#include "schedules/recompute/offload_rules.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
 
@@ -64,69 +65,127 @@ std::vector<int> StagesToOffload(const Plan& plan, const Spec& spec) {
               std::to_string(plan.stages - 1) + ")");
 }
 
+/// The best plan so far: what fits before what does not, then the shortest step.
+class BestOffloaded {
+ public:
+  explicit BestOffloaded(const Spec& spec) : spec_(spec) {}
+
+  bool any() const { return plan_.has_value(); }
+  bool fits() const { return fits_; }
+  Plan& plan() { return *plan_; }
+  const CostModel& costs() const { return plan_->costs ? *plan_->costs : spec_.costs; }
+
+  bool Offer(Plan plan) {
+    const CostModel& costs = plan.costs ? *plan.costs : spec_.costs;
+    const bool fits = FitsMemory(plan, costs, spec_);
+    const Time step = StepTime(plan, costs, spec_.memory_limit, spec_.search);
+    if (plan_ && std::pair(!fits_, step_) <= std::pair(!fits, step)) return false;
+    plan_ = std::move(plan);
+    fits_ = fits;
+    step_ = step;
+    return true;
+  }
+
+ private:
+  const Spec& spec_;
+  std::optional<Plan> plan_;
+  bool fits_ = false;
+  Time step_ = 0;
+};
+
+Time BoundOf(const Plan& plan, const CostModel& costs, const std::vector<int64_t>& limits) {
+  return BoundOfOffloaded(plan, costs, std::ranges::max(limits)).value;
+}
+
+/// Orders that are made together with their copies, for the routes of plans that were searched.
+void OfferListed(const std::vector<Plan>& searched, const Spec& spec, const SearchControl& control,
+                 BestOffloaded* best) {
+  SearchOptions part = spec.search;
+  part.budget /= 2 * static_cast<int64_t>(searched.size());
+  for (const Plan& from : searched) {
+    const CostModel& costs = *from.costs;
+    const std::vector<int64_t> limits = LimitsOf(from, costs, spec);
+    Plan frame = from;
+    frame.programs.clear();
+    SearchWork work(part, control);
+    work.Enter("offload");
+    frame =
+        SearchOffloadRules(frame, costs, limits, BoundOf(from, costs, limits), part.seed, &work);
+    if (frame.programs.empty()) continue;
+    frame.provenance->from = "list scheduling with copies";
+    // It copies what it can. Where the same order needs fewer copies, those are taken.
+    Plan order = frame;
+    for (Program& program : order.programs) {
+      std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
+    }
+    best->Offer(OffloadToFit(order, costs, limits));
+    best->Offer(std::move(frame));
+  }
+}
+
+/// Moves the order of the best with its copies and, with `recompute`, its R.
+void OfferMoved(const Spec& spec, const SearchControl& control, bool recompute,
+                BestOffloaded* best) {
+  const CostModel costs = best->costs();
+  const std::vector<int64_t> limits = LimitsOf(best->plan(), costs, spec);
+  const Time bound = BoundOf(best->plan(), costs, limits);
+  Plan plan = best->plan();
+  // First without, which is so never better than with.
+  for (const bool moves_r : {false, true}) {
+    if (moves_r && !recompute) break;
+    SearchWork work(spec.search, control);
+    work.Enter("offload");
+    plan = ImproveOffloaded(plan, costs, limits, bound, moves_r, spec.search.seed, &work);
+  }
+  const std::string from = best->plan().provenance->from;
+  if (best->Offer(std::move(plan))) best->plan().provenance->from = "local search from " + from;
+}
+
 }  // namespace
 
 Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
                        const GenerateResident& generate) {
+  using Choice = Recompute::Choice;
   CheckHostCost(spec.costs, true);
   const bool limited = spec.memory_limit || !DevicesOf(spec).empty();
   const bool freely = spec.offload.choice == Offload::Choice::kAuto;
-  std::optional<Plan> best;
+  BestOffloaded best(spec);
+  std::vector<Plan> searched;  // one for each placement
   std::optional<Error> why_not;
-  bool best_fits = false;
-  Time least = 0;
   for (const Looser& looser : kLooser) {
-    if (!limited && best) break;
+    if (!limited && best.any()) break;
     try {
-      const Spec loosened = Loosened(spec, looser);
-      Plan plan = generate(loosened);
+      Plan plan = generate(Loosened(spec, looser));
+      const bool known = std::ranges::any_of(
+          searched, [&plan](const Plan& other) { return other.routes == plan.routes; });
+      if (plan.provenance && !known) searched.push_back(plan);
       const CostModel costs = plan.costs.value_or(spec.costs);
-      plan = freely ? OffloadToFit(plan, costs, LimitsOf(plan, costs, spec))
-                    : OffloadStages(plan, costs, StagesToOffload(plan, spec));
-      const bool fits = FitsMemory(plan, costs, spec);
-      const Time step = StepTime(plan, costs, spec.memory_limit, spec.search);
-      if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) continue;
-      best = std::move(plan);
-      best_fits = fits;
-      least = step;
+      best.Offer(freely ? OffloadToFit(plan, costs, LimitsOf(plan, costs, spec))
+                        : OffloadStages(plan, costs, StagesToOffload(plan, spec)));
     } catch (const Error& error) {
       if (!why_not) why_not = error;
     }
   }
-  if (!best) throw *why_not;
-  if (best->provenance && freely && limited && !LongerThanOrder(*best->costs, spec.search)) {
-    const CostModel costs = *best->costs;
-    const bool recompute =
-        spec.recompute.choice == Recompute::Choice::kAuto && InputBytes(costs).has_value();
-    const std::vector<int64_t> limits = LimitsOf(*best, costs, spec);
-    const Time bound = BoundOfOffloaded(*best, costs, std::ranges::max(limits)).value;
-    Plan plan = *best;
-    // First without, which is so never better than with.
-    for (const bool moves_r : {false, true}) {
-      if (moves_r && !recompute) break;
-      SearchWork work(spec.search, control);
-      work.Enter("offload");
-      plan = ImproveOffloaded(plan, costs, limits, bound, moves_r, spec.search.seed, &work);
+  if (!best.any()) throw *why_not;
+  if (best.plan().provenance && freely && limited && !LongerThanOrder(best.costs(), spec.search)) {
+    const bool any = spec.recompute.choice == Choice::kAuto;
+    if (any || spec.recompute.choice == Choice::kNone) {
+      OfferListed(searched, spec, control, &best);
     }
-    const bool fits = FitsMemory(plan, costs, spec);
-    const Time step = StepTime(plan, costs, spec.memory_limit, spec.search);
-    if (std::pair(!fits, step) < std::pair(!best_fits, least)) {
-      plan.provenance->from = "local search from " + plan.provenance->from;
-      best = std::move(plan);
-      best_fits = fits;
-    }
+    OfferMoved(spec, control, any && InputBytes(best.costs()).has_value(), &best);
   }
-  if (!best->provenance) return *std::move(best);
-  if (!best_fits && why_not) throw *why_not;
-  Provenance& provenance = *best->provenance;
+  if (!best.plan().provenance) return std::move(best.plan());
+  if (!best.fits() && why_not) throw *why_not;
+  Provenance& provenance = *best.plan().provenance;
+  const CostModel& costs = best.costs();
   provenance.memory_limit.reset();
-  if (limited) provenance.memory_limit = std::ranges::max(LimitsOf(*best, *best->costs, spec));
-  provenance.makespan = Simulate(*best, *best->costs, Keep::kFigures).makespan;
+  if (limited) provenance.memory_limit = std::ranges::max(LimitsOf(best.plan(), costs, spec));
+  provenance.makespan = Simulate(best.plan(), costs, Keep::kFigures).makespan;
   // What does not fit its limit may be shorter than all that does.
   provenance.bound =
-      ProveBound(*best, *best->costs, best_fits ? provenance.memory_limit : std::nullopt).value;
+      ProveBound(best.plan(), costs, best.fits() ? provenance.memory_limit : std::nullopt).value;
   provenance.budget = spec.search.budget;
-  return *std::move(best);
+  return std::move(best.plan());
 }
 
 }  // namespace contraflow

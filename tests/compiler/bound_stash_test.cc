@@ -88,8 +88,8 @@ TEST_SUITE("property") {
       }
       const bool bytes = costs.memory && costs.memory->activation_bytes > 0;
       const int64_t whole = bytes ? costs.memory->activation_bytes : 1;
-      const int64_t limit = whole + static_cast<int64_t>(random() % static_cast<uint64_t>(
-                                                                       2 * whole + 1));
+      const int64_t limit =
+          whole + static_cast<int64_t>(random() % static_cast<uint64_t>(2 * whole + 1));
       Plan order = SerialOrder(instance.plan);
       const bool again = bytes && costs.memory->input_bytes > 0 && random() % 4 == 0;
       if (again) order = InsertRecompute(order, {0});

@@ -101,7 +101,7 @@ Time BoundOf(const Plan& plan, const CostModel& costs, const std::vector<int64_t
 void OfferListed(const std::vector<Plan>& searched, const Spec& spec, const SearchControl& control,
                  BestOffloaded* best) {
   SearchOptions part = spec.search;
-  part.budget /= 2 * static_cast<int64_t>(searched.size());
+  part.budget /= static_cast<int64_t>(searched.size());
   for (const Plan& from : searched) {
     const CostModel& costs = *from.costs;
     const std::vector<int64_t> limits = LimitsOf(from, costs, spec);
@@ -133,7 +133,9 @@ void OfferMoved(const Spec& spec, const SearchControl& control, bool recompute,
   // First without, which is so never better than with.
   for (const bool moves_r : {false, true}) {
     if (moves_r && !recompute) break;
-    SearchWork work(spec.search, control);
+    SearchOptions part = spec.search;
+    part.budget /= 2;
+    SearchWork work(part, control);
     work.Enter("offload");
     plan = ImproveOffloaded(plan, costs, limits, bound, moves_r, spec.search.seed, &work);
   }

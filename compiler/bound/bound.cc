@@ -272,6 +272,37 @@ Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurro
   return best;
 }
 
+Time ProveRankBound(std::span<const RankStage> stages) {
+  BoundInput input;
+  input.ranks = 1;
+  input.recomputes = {false};
+  input.least_backward = {kNever};
+  CostModel costs;
+  costs.stages.resize(1);
+  for (const RankStage& stage : stages) {
+    if (stage.microbatches == 0) continue;
+    costs.stages.front() = stage.cost;
+    const CellWork cell = WorkOfCell(costs, 0, 0, std::nullopt);
+    input.routes.push_back({.ranks = {0},
+                            .hop = {0},
+                            .count = static_cast<size_t>(stage.microbatches),
+                            .chunks = {cell},
+                            .least = {cell},
+                            .most = {cell},
+                            .recomputed = {false},
+                            .head = stage.around.head,
+                            .lag = stage.around.lag,
+                            .tail = stage.around.tail});
+    input.least_backward.front() = std::min(input.least_backward.front(), cell.b + cell.weight);
+    input.pairs = input.pairs || cell.saving > 0;
+  }
+  Bound best;
+  RaiseByChunks(input, &best);
+  RaiseByWindows(input, &best);
+  RaiseByRankWindows(input, &best);
+  return best.value;
+}
+
 Time LowerBound(const Plan& plan, const CostModel& costs) { return ProveBound(plan, costs).value; }
 
 }  // namespace contraflow

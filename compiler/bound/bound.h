@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "compiler/plan/plan.h"
@@ -67,6 +68,16 @@ struct StageSurroundings {
 /// activation does not fit the limit.
 Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurroundings& around,
                       std::optional<int64_t> memory_limit);
+
+/// One of the stages of a rank, and the micro-batches of a route that come to it.
+struct RankStage {
+  StageCost cost;
+  int microbatches = 0;
+  StageSurroundings around;
+};
+
+/// The same from what a rank with several stages says alone, for any memory.
+Time ProveRankBound(std::span<const RankStage> stages);
 
 /// The value of ProveBound for any memory.
 Time LowerBound(const Plan& plan, const CostModel& costs);

@@ -10,6 +10,8 @@ namespace contraflow {
 
 /// What a message takes, at least, whichever layers stages end with.
 Time LeastHop(const CostModel& costs);
+/// What the compute lane is busy with a micro-batch of a stage, at least, in pairs or not.
+Time LeastWorkOf(const StageCost& cost);
 double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
 double Fastest(const Spec& spec);            ///< of all ranks
 /// What so much work takes at this speed, at least, in so many rounded durations.
@@ -17,7 +19,7 @@ Time AtLeast(Time work, double speed, int64_t durations);
 
 /// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches
 /// that differ and for models with too many layers.
-std::optional<PartitionBound> BoundOfPairs(const Spec& spec, const LayerStages& layers,
-                                           const Plan& frame, Time enough);
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                           Time enough);
 
 }  // namespace contraflow

@@ -35,8 +35,10 @@ constexpr double kWholeBudget = 1e9;
 constexpr int64_t kFewestJudged = 40;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
-/// Partitions that are searched at all, and what share of the budget each has for that.
-constexpr size_t kMostTried = 4;
+/// Partitions that are searched at all, how many of them may spend what they have for that without
+/// an end that is proven, and what share of the budget that is.
+constexpr size_t kMostTried = 24;
+constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
 
 constexpr PartitionWorth kImpossible = {INT64_MAX, 0, 0};
@@ -145,8 +147,11 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     return WorthOf(*order, staged);
   };
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
+  // Of the bound only its partition is wanted.
+  Spec quick = spec;
+  quick.search.budget = 0;
   const Partition balanced =
-      BoundOfPartitions(spec, layers, frame, judge(starts.front()).step).partition;
+      BoundOfPartitions(quick, layers, frame, judge(starts.front()).step).partition;
   if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   return BestFrom(starts, judge, MostJudged(spec, stages));
 }
@@ -250,9 +255,16 @@ Plan FrameOf(const Spec& of) {
   return CandidatesOf(uniform).front().frame;
 }
 
-/// Different partitions that may do best, the most promising first: those with the least bounds,
-/// from several starts moved by single layers, and the one on which published orders do best.
-std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages* layers) {
+/// A partition and a bound on any order of its stages; 0 where none is known.
+struct Chance {
+  Time bound = 0;
+  Partition partition;
+};
+
+/// Different partitions that may do best, the most promising first: the one on which published
+/// orders do best, the one that the bound for any ends with, and those with the least bounds, from
+/// several starts moved by single layers.
+std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers) {
   const auto staged = [&](const Partition& partition) {
     return Staged(of, frame, layers, partition);
   };
@@ -293,19 +305,23 @@ std::vector<Partition> Promising(const Spec& of, const Plan& frame, LayerStages*
   const int64_t all = MostJudged(of, frame.stages) / 8;
   const int64_t most =
       std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
-  std::vector<Partition> promising = {BestFrom(starts, published, most)};
+  const Partition front = BestFrom(starts, published, most);
+  std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.
-  const Partition balanced =
-      BoundOfPartitions(of, layers, frame, published(promising.front()).step).partition;
-  if (!balanced.empty() && balanced != promising.front()) promising.push_back(balanced);
-  const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 1);
-  ImprovePartition(promising.front(), bound, bounds);
+  const Partition balanced = BoundOfPartitions(of, layers, frame, published(front).step).partition;
+  const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
+  ImprovePartition(front, bound, bounds);
+  if (!balanced.empty() && balanced != front) {
+    promising.push_back({0, balanced});
+    ImprovePartition(balanced, bound, bounds);
+  }
   for (const Partition& start : starts) ImprovePartition(start, bound, bounds);
   std::stable_sort(bounded.begin(), bounded.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [worth, partition] : bounded) {
     if (promising.size() == kMostTried) break;
-    if (std::ranges::count(promising, partition) == 0) promising.push_back(partition);
+    if (partition == front || partition == balanced) continue;
+    promising.push_back({worth.step, partition});
   }
   return promising;
 }
@@ -323,26 +339,31 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
     return SearchStaged(Staged(of, frame, &layers, *fixed), control);
   }
   // A short search of each, a longer one of the best, and another of what moved layers make of it.
-  const std::vector<Partition> promising = Promising(of, frame, &layers);
+  const std::vector<Chance> promising = Promising(of, frame, &layers);
   int64_t left = of.search.budget;
   const auto search = [&](const Partition& partition, int64_t budget) {
     Spec staged = Staged(of, frame, &layers, partition);
     staged.search.budget = budget;
-    left -= budget;
-    return SearchStaged(staged, control);
+    Found found = SearchStaged(staged, control);
+    // What is proven to be shortest has spent little.
+    const Provenance& provenance = *found.plan.provenance;
+    if (provenance.makespan > provenance.bound) left -= budget;
+    return found;
   };
   std::optional<Found> best;
   std::optional<Error> why_not;
-  Partition partition = promising.front();
+  Partition partition = promising.front().partition;
   const auto offer = [&](const Partition& of_it, Found found) {
     if (best && found.step >= best->step) return;
     best = std::move(found);
     partition = of_it;
   };
-  for (const Partition& other : promising) {
-    if (best && control.stopped()) break;
+  const int64_t share = of.search.budget / kShortShare;
+  for (const auto& [bound, other] : promising) {
+    if (best && (control.stopped() || of.search.budget - left >= kMostUnproven * share)) break;
+    if (best && bound >= best->step) continue;
     try {
-      offer(other, search(other, of.search.budget / kShortShare));
+      offer(other, search(other, share));
     } catch (const Error& error) {
       if (!why_not) why_not = error;
     }

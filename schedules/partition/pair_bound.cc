@@ -14,6 +14,10 @@
 // but behind the last backward of a stage those of all layers before it follow: head, forwards,
 // backwards and that tail are a bound as well, where no overlap makes them shorter than their sums.
 //
+// All of that is soon computed. Where it leaves a choice of layers open, ProveRankBound says what
+// these stages come to with what they really cost, however their layers overlap: what is around
+// them is the chain of all other layers, however they are divided.
+//
 // Stages are filled rank by rank, so what is left of the model is an interval (V, two routes) or
 // two (interleaved), and a dynamic programme over its ends finds the minimum. The two routes of a
 // bidirectional placement need one step for ranks r and P-1-r together: the larger of
@@ -21,11 +25,13 @@
 //     M1 w(r) + M2 w(P-1-r)  and  M1 w(P-1-r) + M2 w(r).
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "schedules/partition/joint_bound.h"
 
@@ -35,6 +41,10 @@ namespace {
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// States of all steps up to which the method is worth its memory.
 constexpr int64_t kMostStates = 8'000'000;
+/// Choices that are looked at closely, beyond which the others are not: of a search one for so many
+/// nanoseconds of its budget.
+constexpr int64_t kEachClose = 20'000;
+constexpr int64_t kFewestClose = 5'000, kMostClose = 2'000'000;
 
 /// How a placement pairs its stages.
 struct Pairing {
@@ -50,6 +60,7 @@ std::optional<Pairing> PairingOf(const Plan& frame) {
   };
   const int ranks = frame.ranks;
   if (frame.routes.size() == 2 && frame.stages == ranks) {
+    if (count(1) == 0) return {};
     for (int s = 0; s < ranks; ++s) {
       const auto at = static_cast<size_t>(s);
       if (frame.routes[0].ranks[at] != s || frame.routes[1].ranks[at] != ranks - 1 - s) return {};
@@ -70,15 +81,19 @@ std::optional<Pairing> PairingOf(const Plan& frame) {
 
 class PairBound {
  public:
-  PairBound(const Spec& spec, const LayerStages& layers, const Pairing& pairing, Time enough)
+  PairBound(const Spec& spec, LayerStages* layers, const Pairing& pairing, Time enough)
       : spec_(spec),
-        layers_(layers),
+        stages_(*layers),
+        layers_(*layers),
         pairing_(pairing),
         enough_(enough),
-        count_(layers.layers()),
+        count_(layers->layers()),
         hop_(LeastHop(spec.costs)),
         fastest_(Fastest(spec)),
-        sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)) {}
+        sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)),
+        close_(spec.costs.ranks.empty()
+                   ? std::clamp(spec.search.budget / kEachClose, kFewestClose, kMostClose)
+                   : 0) {}
 
   PartitionBound Find() {
     PartitionBound best = {enough_, {}};
@@ -150,6 +165,36 @@ class PairBound {
     return Head(i, k) + OfAll(k, Work(i, to), Work(i, to));
   }
 
+  /// Stage s of a route with the layers first..last-1, and what passes around it.
+  RankStage Around(int s, int first, int last, Time microbatches) {
+    const bool v = pairing_.nested && pairing_.second == 0;
+    const int all = pairing_.second > 0 ? spec_.ranks - 1 : 2 * spec_.ranks - (v ? 2 : 1);
+    const int hops = v && s >= spec_.ranks ? s - 1 : s;
+    RankStage stage = {stages_.CostOf(first, last), static_cast<int>(microbatches), {}};
+    stage.around.head = layers_.forward_before(first) + hops * hop_;
+    stage.around.tail = layers_.backward_before(first) + hops * hop_;
+    stage.around.lag = Chain(last, count_) + 2 * (all - hops) * hop_;
+    return stage;
+  }
+
+  /// Of step k with all that its stages say, the second one with the layers begin..end-1.
+  Time Closely(int k, int i, int to, int begin, int end, bool alone) {
+    const Time one = pairing_.first, two = pairing_.second;
+    if (alone) {
+      return ProveRankBound(std::array{Around(k, i, to, one), Around(k, i, to, two)});
+    }
+    if (two == 0) {
+      const int second = pairing_.nested ? 2 * spec_.ranks - 1 - k : spec_.ranks + k;
+      return ProveRankBound(std::array{Around(k, i, to, one), Around(second, begin, end, one)});
+    }
+    const int second = spec_.ranks - 1 - k;
+    const Time value =
+        ProveRankBound(std::array{Around(k, i, to, one), Around(second, begin, end, two)});
+    if (one == two) return value;
+    return std::max(
+        value, ProveRankBound(std::array{Around(k, i, to, two), Around(second, begin, end, one)}));
+  }
+
   struct Ends {
     int i = -1, j = -1;
   };
@@ -186,7 +231,7 @@ class PairBound {
 
   /// All ways to fill the stages of step k, from what is left at i and j.
   void Extend(int k, int cut, int i, int j, Time before, Time most, std::vector<Time>* next,
-              std::vector<Ends>* origin, std::vector<std::pair<int, int>>* reached) const {
+              std::vector<Ends>* origin, std::vector<std::pair<int, int>>* reached) {
     const bool last = k + 1 == pairing_.steps;
     const bool alone = last && pairing_.middle;
     const int behind = pairing_.steps - 1 - k;
@@ -205,7 +250,7 @@ class PairBound {
         }
         const Time here =
             alone ? OfMiddle(k, i, to) : OfBoth(k, i, to, std::min(j, end), std::max(j, end));
-        const Time value = std::max(before, here);
+        Time value = std::max(before, here);
         if (value >= most) {
           if (Head(i, k) + OfAll(k, Work(i, to), Work(std::min(j, end), std::max(j, end))) >=
               most) {
@@ -214,6 +259,11 @@ class PairBound {
           continue;
         }
         Time& at = (*next)[At(to, end)];
+        if (value < at && close_ > 0) {
+          --close_;
+          value = std::max(value, Closely(k, i, to, std::min(j, end), std::max(j, end), alone));
+        }
+        if (value >= most) continue;
         if (at == kUnreached) reached->emplace_back(to, end);
         if (value < at) {
           at = value;
@@ -242,6 +292,7 @@ class PairBound {
   }
 
   const Spec& spec_;
+  LayerStages& stages_;
   const LayerStages& layers_;
   const Pairing pairing_;
   const Time enough_;
@@ -249,15 +300,16 @@ class PairBound {
   const Time hop_;
   const double fastest_;
   const bool sums_;  ///< nothing overlaps
+  int64_t close_;    ///< how many choices more are looked at closely
 };
 
 }  // namespace
 
-std::optional<PartitionBound> BoundOfPairs(const Spec& spec, const LayerStages& layers,
-                                           const Plan& frame, Time enough) {
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                           Time enough) {
   const std::optional<Pairing> pairing = PairingOf(frame);
   if (!pairing || !spec.costs.microbatch_scale.empty()) return std::nullopt;
-  const int64_t count = layers.layers() + 1;
+  const int64_t count = layers->layers() + 1;
   if (count * count * pairing->steps > kMostStates) return std::nullopt;
   return PairBound(spec, layers, *pairing, enough).Find();
 }

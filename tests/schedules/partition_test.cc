@@ -51,6 +51,14 @@ CostModel RandomLayers(std::mt19937_64* random, int layers, bool bytes) {
   return costs;
 }
 
+/// Makes a layer one of components, each with some ticks.
+void GiveComponents(std::mt19937_64* random, LayerCost* layer) {
+  layer->moe.emplace().layers_per_stage = 1;
+  for (const ComponentCost& component : kComponentCosts) {
+    (*layer->moe.*component.times) = {1 + static_cast<Time>((*random)() % 4)};
+  }
+}
+
 /// Every way to put `layers` layers in a row into so many stages.
 std::vector<Partition> AllPartitions(int layers, int stages) {
   if (stages == 1) return {{layers}};
@@ -188,15 +196,23 @@ TEST_SUITE("property") {
 
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
     std::mt19937_64 random(77);
-    int cases = 0, reached = 0, limited = 0, unlike = 0;
-    for (int round = 0; round < 400; ++round) {
-      const int ranks = 2 + static_cast<int>(random() % 2), kind = static_cast<int>(random() % 4);
-      const int chunks = kind < 2 ? 1 : 2, layers = ranks * chunks + static_cast<int>(random() % 3);
-      Spec spec = MakeSpec("", ranks, kind == 1 ? 2 : 2 + static_cast<int>(random() % 2),
+    int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
+    for (int round = 0; cases < 500 && round < 1'500; ++round) {
+      const int kind = static_cast<int>(random() % 5);
+      const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
+      const int chunks = kind < 2 ? 1 : kind == 4 ? 3 : 2;
+      const int layers = ranks * chunks + static_cast<int>(random() % 3);
+      const int few = kind == 4 ? 1 : 2;
+      Spec spec = MakeSpec("", ranks, kind == 1 ? 2 : few + static_cast<int>(random() % 2),
                            RandomLayers(&random, layers, true));
+      const bool moe = random() % 3 == 0;
+      for (LayerCost& layer : spec.costs.layers) {
+        if (moe && random() % 2 == 0) GiveComponents(&random, &layer);
+      }
       for (LayerCost& layer : spec.costs.layers) {
         if (random() % 3 == 0) layer.cost.fb -= layer.cost.fb / 4;
         layer.cost.fb = std::max({layer.cost.fb, layer.cost.f, layer.cost.b, layer.cost.w});
+        if (layer.moe) layer.cost = {};
       }
       if (kind == 0 && random() % 2 == 0) {
         spec.memory_limit = 10 + static_cast<int64_t>(random() % 40);
@@ -210,9 +226,9 @@ TEST_SUITE("property") {
       Plan frame = kind == 1   ? BidirectionalPlan(spec)
                    : kind == 2 ? SingleRoutePlan(spec, VPlacement(ranks))
                                : SingleRoutePlan(spec, LinearPlacement(ranks));
-      if (kind == 3) {
+      if (kind >= 3) {
         std::vector<int> owners;
-        for (int s = 0; s < 2 * ranks; ++s) owners.push_back(s % ranks);
+        for (int s = 0; s < chunks * ranks; ++s) owners.push_back(s % ranks);
         frame = SingleRoutePlan(spec, owners);
       }
       LayerStages stages(spec.costs, Overlap::kAll);
@@ -235,12 +251,37 @@ TEST_SUITE("property") {
       reached += bound == *best;
       limited += spec.memory_limit.has_value();
       unlike += !spec.costs.ranks.empty();
+      deep += kind == 4;
+      components += moe;
     }
     MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
-    CHECK(cases > 100);
+    CHECK(cases == 500);
+    CHECK(deep > 30);
+    CHECK(components > 100);
     CHECK(limited > 10);
     CHECK(unlike > 30);
     CHECK(reached > cases / 10);
+  }
+
+  TEST_CASE("no bound for any partition into pairs that save is above what a search finds") {
+    std::mt19937_64 random(78);
+    for (int round = 0; round < 24; ++round) {
+      const int ranks = 2 + round % 3, layers = 3 * ranks + static_cast<int>(random() % 3);
+      Spec spec = MakeSpec("auto", ranks, 6 * ranks, RandomLayers(&random, layers, false));
+      for (LayerCost& layer : spec.costs.layers) {
+        StageCost& cost = layer.cost;
+        if (round % 2 == 0) cost = {.f = 4, .b = 4, .w = 4, .bw = 8, .fb = 0};
+        cost.fb = std::max(cost.f, cost.bw);
+      }
+      spec.search.placement = round % 4 < 2 ? Placement::kInterleaved : Placement::kV;
+      spec.chunks = round % 4 < 2 ? 3 : 0;
+      spec.search.budget = 20'000'000;
+      CAPTURE(round);
+      const Plan plan = Compile(spec);
+      const Time found = Simulate(plan, *plan.costs).makespan;
+      LayerStages stages(spec.costs, Overlap::kAll);
+      CHECK(BoundOfPartitions(spec, &stages, plan, 2 * found).value <= found);
+    }
   }
 
   TEST_CASE("auto is no longer than any published schedule of the same layers") {

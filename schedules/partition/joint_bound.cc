@@ -10,17 +10,9 @@
 // which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
 // of no interest.
 //
-// Two stages a rank: pair_bound.cc. More of them: weigh the ranks with any weights that sum up
-// to 1. The largest rank has no less than all of them weighed,
-//
-//     makespan >= min over partitions of sum over r of weight(r) (head(r) + M work(r)),
-//
-// and the sum is one over stages, each with its own layers: a dynamic programme over their ends
-// finds its minimum. Ranks that come out with more than others are given more weight, a few times.
-//
-// Otherwise all ranks together do the work of all layers for all
-// micro-batches, and none begins before its head: a stage s has s stages before it with a layer
-// each, at least. So
+// Two stages a rank: pair_bound.cc; more of them: deep_bound.cc. Otherwise all ranks together do
+// the work of all layers for all micro-batches, and none begins before its head: a stage s has s
+// stages before it with a layer each, at least. So
 //
 //     P * makespan >= sum of heads + M * sum of work.
 //
@@ -192,127 +184,6 @@ class LinearBound {
   const Plan alone_;
 };
 
-/// The bound of ranks that are weighed, of one route and ranks alike.
-class WeighedBound {
- public:
-  WeighedBound(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough)
-      : frame_(frame),
-        layers_(*layers),
-        enough_(enough),
-        hop_(LeastHop(spec.costs)),
-        extra_(layers->layers() - frame.stages) {
-    first_.assign(static_cast<size_t>(frame.ranks), -1);
-    for (int s = 0; s < frame.stages; ++s) {
-      int& first = first_[RankOf(s)];
-      if (first < 0) first = s;
-    }
-  }
-
-  static bool Takes(const Spec& spec, const LayerStages& layers, const Plan& frame) {
-    const int64_t window = layers.layers() - frame.stages + 1;
-    return frame.routes.size() == 1 && spec.costs.microbatch_scale.empty() &&
-           spec.costs.ranks.empty() && frame.stages * window * window <= kMostSegments;
-  }
-
-  PartitionBound Find() {
-    PartitionBound best;
-    std::vector<double> weights(first_.size(), 1 / static_cast<double>(first_.size()));
-    for (int round = 0; round < kWeighings; ++round) {
-      double value = 0;
-      Partition partition = Least(weights, &value);
-      const Time bound = static_cast<Time>(value * (1 - 1e-12));
-      if (bound > best.value) best = {bound, partition};
-      const std::vector<Time> loads = LoadsOf(partition);
-      const auto most = static_cast<double>(std::ranges::max(loads));
-      double sum = 0;
-      for (size_t r = 0; r < loads.size(); ++r) {
-        const double below = 1 - static_cast<double>(loads[r]) / most;
-        weights[r] *= 1 - below / (1 + 0.1 * round);
-        sum += weights[r];
-      }
-      for (double& weight : weights) weight /= sum;
-    }
-    return best;
-  }
-
- private:
-  static constexpr int kWeighings = 30;
-
-  size_t RankOf(int s) const {
-    return static_cast<size_t>(frame_.routes[0].ranks[static_cast<size_t>(s)]);
-  }
-
-  /// Of stage s with the layers i..j-1: the head of a rank's first one, and all micro-batches.
-  Time Load(int s, int i, int j) {
-    const size_t at =
-        static_cast<size_t>(i) * static_cast<size_t>(extra_ + 2) + static_cast<size_t>(j - i);
-    if (works_.empty()) {
-      works_.assign(static_cast<size_t>(layers_.layers()) * static_cast<size_t>(extra_ + 2), -1);
-    }
-    Time& work = works_[at];
-    if (work < 0) {
-      work = layers_.least_work_before(j) - layers_.least_work_before(i);
-      // Layers that overlap are costly to look at together, and more than that no stage may have.
-      if (frame_.microbatches * work < enough_) work = LeastWorkOf(layers_.CostOf(i, j));
-    }
-    const Time own = frame_.microbatches * work;
-    return first_[RankOf(s)] == s ? own + layers_.forward_before(i) + s * hop_ : own;
-  }
-
-  std::vector<Time> LoadsOf(const Partition& partition) {
-    std::vector<Time> loads(first_.size(), 0);
-    int i = 0;
-    for (int s = 0; s < frame_.stages; ++s) {
-      const int j = i + partition[static_cast<size_t>(s)];
-      loads[RankOf(s)] += Load(s, i, j);
-      i = j;
-    }
-    return loads;
-  }
-
-  /// The partition with the least weighed sum. Entry e of a stage: e layers more than one each.
-  Partition Least(const std::vector<double>& weights, double* value) {
-    const auto entries = static_cast<size_t>(extra_) + 1;
-    constexpr double kFar = std::numeric_limits<double>::max();
-    std::vector<double> least(entries, kFar);
-    least[0] = 0;
-    std::vector<std::vector<int>> from;
-    for (int s = 0; s < frame_.stages; ++s) {
-      std::vector<double> next(entries, kFar);
-      std::vector<int>& origin = from.emplace_back(entries, 0);
-      const double weight = weights[RankOf(s)];
-      for (int before = 0; before <= extra_; ++before) {
-        const double sum = least[static_cast<size_t>(before)];
-        if (sum == kFar) continue;
-        for (int after = before; after <= extra_; ++after) {
-          const auto load = static_cast<double>(Load(s, s + before, s + 1 + after));
-          const double now = sum + weight * load;
-          if (now >= next[static_cast<size_t>(after)]) continue;
-          next[static_cast<size_t>(after)] = now;
-          origin[static_cast<size_t>(after)] = before;
-        }
-      }
-      least = std::move(next);
-    }
-    *value = least.back();
-    Partition partition(from.size());
-    int after = extra_;
-    for (size_t s = from.size(); s-- > 0;) {
-      const int before = from[s][static_cast<size_t>(after)];
-      partition[s] = 1 + after - before;
-      after = before;
-    }
-    return partition;
-  }
-
-  const Plan& frame_;
-  LayerStages& layers_;
-  const Time enough_, hop_;
-  const int extra_;          ///< layers more than stages
-  std::vector<int> first_;   ///< stage of each rank
-  std::vector<Time> works_;  ///< by first layer and number of layers; -1: not yet known
-};
-
 /// What all ranks do together.
 Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame) {
   const Time hop = LeastHop(spec.costs);
@@ -361,10 +232,7 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   } else if (count * count * frame.ranks <= kMostSegments) {
     exact = LinearBound(spec, layers, enough).Find();
   }
-  if (!exact && average.value < enough && WeighedBound::Takes(spec, *layers, frame)) {
-    exact = WeighedBound(spec, layers, frame, enough).Find();
-    exact->value = std::min(exact->value, enough);
-  }
+  if (!exact && average.value < enough) exact = BoundOfDeep(spec, layers, frame, enough);
   if (!exact) return average;
   exact->value = std::max(exact->value, average.value);
   return *exact;

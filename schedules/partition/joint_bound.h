@@ -21,5 +21,9 @@ Time AtLeast(Time work, double speed, int64_t durations);
 /// that differ and for models with too many layers.
 std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, const Plan& frame,
                                            Time enough);
+/// BoundOfPartitions for placements with any number of stages a rank, on one route and ranks
+/// alike; nothing for others, for micro-batches that differ and for models with too many layers.
+std::optional<PartitionBound> BoundOfDeep(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                          Time enough);
 
 }  // namespace contraflow

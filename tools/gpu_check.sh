@@ -15,7 +15,7 @@
 # Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
 # results.jsonl, a JSON object a line as soon as it is known: of each part its status (ok, FAILED, SKIP),
 # reason and seconds; of each figure its value, unit, target and ratio, at least 1 where the target is
-# met. log.txt has what the parts have said.
+# met. log.txt has what the parts have said. Those of an earlier call are kept as results-1.jsonl, log-1.txt, ..
 #
 # Exit code 0: nothing failed; 1: something did, or there was no time for it; 77: there is no GPU.
 set -u
@@ -24,6 +24,7 @@ root=${folder%/*}
 script=$folder/${0##*/} # a text to train on, too
 limit=530 # of each call, in seconds
 case_limit=40
+probe_limit=30
 mode=
 out=$root/build/gpu_check
 pack=$root/build/gpu-pack/pack.tar.gz
@@ -55,8 +56,15 @@ while [ $# -gt 0 ]; do
 done
 [ -z "$given" ] || [ -e "$given" ] || usage "--pack: $given is not there"
 mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
-results=$(cd -- "$out" && pwd)/results.jsonl
+results=$(CDPATH='' cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
 log=${results%/*}/log.txt
+# What an earlier call has found is kept beside.
+if [ -s "$results" ]; then
+  number=1
+  while [ -e "${results%.jsonl}-$number.jsonl" ]; do number=$((number + 1)); done
+  mv "$results" "${results%.jsonl}-$number.jsonl" || usage "--out: $results cannot be renamed"
+  [ ! -e "$log" ] || mv "$log" "${log%.txt}-$number.txt" || usage "--out: $log cannot be renamed"
+fi
 # GPU time is not spent on what cannot be kept.
 for file in "$results" "$log"; do
   { : >"$file" && head -c 65536 /dev/zero >"$file" && : >"$file"; } 2>/dev/null ||
@@ -92,8 +100,13 @@ report() { # NAME STATUS REASON SECONDS
 }
 # A figure that a part prints: WHAT VALUE UNIT TARGET RATIO
 figure() {
+  local number='^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$' value target=$4 ratio=$5
+  value=$2
+  [[ $value =~ $number ]] || value=null ratio=null
+  [[ $target =~ $number ]] || target=null
+  [[ $ratio =~ $number ]] || ratio=null
   printf '{"part":"%s","figure":"%s","value":%s,"unit":"%s","target":%s,"ratio":%s}\n' \
-    "$part_name" "$@" >>"$results"
+    "$part_name" "$1" "$value" "$3" "$target" "$ratio" >>"$results"
 }
 
 running=()
@@ -411,11 +424,17 @@ if ldd "$bin/contraflow_gpu_test" 2>/dev/null | grep -q 'libcudnn.* not found'; 
   cudnn=missing
   LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$work/lib/no-cudnn
 fi
-no_gpu=$(timeout 30 "$bin/contraflow_gpu_test" --test-case=none 2>&1)
-case $? in
+# As a part would be: given up even where the driver holds it, and a signal ends the wait.
+timeout -k 5 $probe_limit "$bin/contraflow_gpu_test" --test-case=none >"$work/probe" 2>&1 </dev/null &
+probe=$!
+while kill -0 $probe 2>/dev/null && [ $SECONDS -lt $((probe_limit + 10)) ]; do sleep 0.05; done
+if kill -0 $probe 2>/dev/null; then code=stuck; else wait $probe && code=0 || code=$?; fi
+no_gpu=$(<"$work/probe")
+case $code in
   77) no_gpu=${no_gpu#SKIP: } ;;
   # Without CUDA's libraries nothing starts that could tell.
   127) if [ -e /dev/nvidiactl ]; then no_gpu=; else no_gpu="no GPU: no driver, nor CUDA's libraries"; fi ;;
+  124 | 137 | stuck) no_gpu='' && report probe FAILED "took more than $probe_limit s" $SECONDS ;;
   *) no_gpu= ;;
 esac
 if [ $cudnn = missing ]; then
@@ -424,10 +443,12 @@ if [ $cudnn = missing ]; then
 fi
 part libraries 30 libraries
 await 0
+began_at=0 # the first call has unpacked and looked at the libraries in its time
 for call in correctness speed; do
   [ "${mode:-all}" = all ] || [ "$mode" = $call ] || continue
-  deadline=$((SECONDS + limit))
+  deadline=$((began_at + limit))
   $call
+  began_at=$SECONDS
 done
 printf '%s s; %s\n' $SECONDS "$results"
 [ $failed -ne 0 ] && exit 1

@@ -135,6 +135,29 @@ check 1 speed
 shows '{"part":"libraries","status":"FAILED","reason":"exit code 1: error: ldd cannot read each program"'
 stand_in path/ldd 'exit 0'
 
+# A GPU that cannot be asked, and a program that no signal but KILL ends.
+stand_in bin/contraflow_gpu_test 'case $1 in' \
+  '  --test-case=none) trap "" TERM; while :; do sleep 0.1; done ;;' \
+  "  *) exec $work/good_test \"\$@\" ;;" 'esac'
+sed -i -e 's/^probe_limit=.*/probe_limit=1/' -e 's/timeout -k 5 $probe/timeout -k 1 $probe/' "$work/tools/gpu_check.sh"
+check 1 speed
+sed -i 's/^probe_limit=.*/probe_limit=30/' "$work/tools/gpu_check.sh"
+shows '{"part":"probe","status":"FAILED","reason":"took more than 1 s"'
+same_but '"part":"probe"' speed
+cp "$work/good_test" "$work/bin/contraflow_gpu_test"
+
+# What ncu does not know is no figure, and what an earlier call has found is kept.
+cp "$work/path/ncu" "$work/good_ncu"
+sed -i 's/83.20/n\/a/; s/45.10/nan/' "$work/path/ncu"
+rm -f "$work/dir"/results-*.jsonl
+cp "$work/dir/results.jsonl" "$work/before"
+check 0 speed
+cmp -s "$work/before" "$work/dir/results-1.jsonl" || fail "what was known before is not kept"
+[ -e "$work/dir/log-1.txt" ] || fail "the log of the call before is not kept"
+grep -q '"figure":"GroupedKernel, launch 1: Compute throughput","value":null,' "$work/dir/results.jsonl" ||
+  fail "n/a is a figure"
+cp "$work/good_ncu" "$work/path/ncu"
+
 # Other bits every time; a training that fails; no tools.
 stand_in bin/contraflow-run 'echo "SHA-256 $$"'
 check 1 correctness

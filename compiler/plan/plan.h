@@ -55,7 +55,7 @@ struct Route {
 /// Where a searched plan comes from: all that it takes to make it again from its costs, and how far
 /// it is from the best possible. Times are of the compute order, in the costs of the plan.
 struct Provenance {
-  std::string placement;  ///< "linear" "v" "interleaved" "bidirectional"
+  std::string placement;  ///< "linear" "v" "interleaved" "wave" "bidirectional"
   std::string from;       ///< "1f1b", "policy ...", "local search from ..."
   /// Stages that the costs were given for, where they were cut or merged to those of the plan.
   std::optional<int> cost_stages;

@@ -12,8 +12,8 @@
 namespace contraflow {
 namespace {
 
-constexpr std::array<std::string_view, 6> kPlacementNames = {"any", "single",      "linear",
-                                                             "v",   "interleaved", "bidirectional"};
+constexpr std::array<std::string_view, 7> kPlacementNames = {
+    "any", "single", "linear", "v", "interleaved", "wave", "bidirectional"};
 
 /// Bytes or activations; leaves room for sums.
 constexpr int64_t kMaxMemory = int64_t{1} << 62;

@@ -17,10 +17,11 @@ enum class Placement : uint8_t {
   kLinear,         ///< one stage a rank
   kV,              ///< two stages a rank, 0..P-1 and back
   kInterleaved,    ///< `chunks` stages a rank, 0..P-1 again and again
+  kWave,           ///< `chunks` stages a rank, more than two, 0..P-1 and back again and again
   kBidirectional,  ///< two routes, 0..P-1 and P-1..0, as in Chimera and DualPipe
 };
 
-/// "any" "single" "linear" "v" "interleaved" "bidirectional"
+/// "any" "single" "linear" "v" "interleaved" "wave" "bidirectional"
 std::string_view Name(Placement placement);
 /// True for kAny and kSingle, of which a search tries several.
 bool IsChoice(Placement placement);

@@ -28,6 +28,8 @@ namespace {
 constexpr int64_t kMostSimulated = 8'000'000;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
+/// And of a wave. Even ones end where they began; three depths take longer than they gain.
+constexpr int kWaves[] = {4, 8};
 
 /// Of a search, in nanoseconds, with which partitions are judged as often as they can be; with less
 /// they are judged less often, but so many times at least.
@@ -206,6 +208,11 @@ std::vector<Shape> ShapesOf(const Spec& spec) {
     offer(Placement::kInterleaved, spec.chunks);
   } else {
     for (const int chunks : kDepths) offer(Placement::kInterleaved, chunks);
+  }
+  if (spec.chunks > 2) {
+    offer(Placement::kWave, spec.chunks);
+  } else if (spec.chunks == 0) {
+    for (const int chunks : kWaves) offer(Placement::kWave, chunks);
   }
   offer(Placement::kBidirectional, 1);
   return shapes;

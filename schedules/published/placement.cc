@@ -49,9 +49,18 @@ Plan BidirectionalPlan(const Spec& spec) {
 
 std::vector<int> LinearPlacement(int ranks) { return Range(0, ranks); }
 
-std::vector<int> VPlacement(int ranks) {
-  std::vector<int> placement = Range(0, ranks);
-  for (int rank = ranks - 1; rank >= 0; --rank) placement.push_back(rank);
+std::vector<int> VPlacement(int ranks) { return WavePlacement(ranks, 2); }
+
+std::vector<int> WavePlacement(int ranks, int chunks) {
+  const std::vector<int> down = LinearPlacement(ranks);
+  std::vector<int> placement;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    if (chunk % 2 == 0) {
+      placement.insert(placement.end(), down.begin(), down.end());
+    } else {
+      placement.insert(placement.end(), down.rbegin(), down.rend());
+    }
+  }
   return placement;
 }
 

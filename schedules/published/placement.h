@@ -23,6 +23,11 @@ std::vector<int> LinearPlacement(int ranks);
 /// 0..P-1, P-1..0: two stages a rank, the last rank holds both middle stages.
 std::vector<int> VPlacement(int ranks);
 
+/// The same again and again, `chunks` stages a rank: the waves of Hanayo (Liu et al., arXiv
+/// 2308.15762). With an even number of them a rank near the start of the pipeline is near its end,
+/// too, so no rank waits long for its first backward.
+std::vector<int> WavePlacement(int ranks, int chunks);
+
 /// "" or why `spec.chunks` does not fit a schedule that has exactly `chunks` stages a rank.
 std::string RejectChunks(const Spec& spec, int chunks);
 

@@ -15,12 +15,19 @@ namespace contraflow {
 namespace {
 
 constexpr Placement kSimplestFirst[] = {Placement::kLinear, Placement::kV, Placement::kInterleaved,
-                                        Placement::kBidirectional};
+                                        Placement::kWave, Placement::kBidirectional};
 
 /// Stages a rank holds where they are interleaved: as asked for, else as many as the costs have.
 int InterleavedChunks(const Spec& spec) {
   if (spec.chunks > 0) return spec.chunks;
   return std::max(2, CostStages(spec) / spec.ranks);
+}
+
+/// Those of a wave, which with two would be a V.
+int WaveChunks(const Spec& spec) {
+  if (spec.chunks > 0) return spec.chunks;
+  const int given = CostStages(spec) / spec.ranks;
+  return given > 2 ? given : 4;
 }
 
 /// A limit in activations counts those of the stages that the costs describe.
@@ -37,6 +44,10 @@ std::string Reject(const Spec& spec, Placement placement) {
   if (given % spec.ranks != 0) {
     return "needs costs of P stages or a multiple of it, these are of " + std::to_string(given) +
            " and P is " + std::to_string(spec.ranks);
+  }
+  if (placement == Placement::kWave && WaveChunks(spec) < 3) {
+    return "needs at least 3 `chunks` for `placement` wave, has " +
+           std::to_string(WaveChunks(spec)) + "; with 2 it is `placement` v";
   }
   if (placement == Placement::kBidirectional && spec.microbatches < 2) {
     return "needs at least 2 micro-batches for two directions, has 1";
@@ -72,6 +83,7 @@ std::string Reject(const Spec& spec, Placement placement) {
 bool Differs(const Spec& spec, Placement placement) {
   if (placement == Placement::kLinear) return true;
   if (spec.ranks == 1) return false;
+  if (placement == Placement::kWave) return InterleavedChunks(spec) > 2;
   return placement != Placement::kInterleaved || InterleavedChunks(spec) > 1;
 }
 
@@ -110,6 +122,9 @@ Candidate Make(const Spec& spec, Placement placement) {
       candidate.frame = SingleRoutePlan(spec, std::move(owners));
       break;
     }
+    case Placement::kWave:
+      candidate.frame = SingleRoutePlan(spec, WavePlacement(spec.ranks, stages / spec.ranks));
+      break;
     case Placement::kBidirectional:
       candidate.frame = BidirectionalPlan(spec);
       break;
@@ -135,6 +150,8 @@ int StagesOf(const Spec& spec, Placement placement) {
       return 2 * spec.ranks;
     case Placement::kInterleaved:
       return InterleavedChunks(spec) * spec.ranks;
+    case Placement::kWave:
+      return WaveChunks(spec) * spec.ranks;
     case Placement::kLinear:
     case Placement::kBidirectional:
       return spec.ranks;

@@ -23,9 +23,9 @@ namespace {
 
 using Choice = Recompute::Choice;
 
-constexpr Placement kPlacements[] = {Placement::kAny,         Placement::kSingle,
-                                     Placement::kLinear,      Placement::kV,
-                                     Placement::kInterleaved, Placement::kBidirectional};
+constexpr Placement kPlacements[] = {
+    Placement::kAny,         Placement::kSingle, Placement::kLinear,       Placement::kV,
+    Placement::kInterleaved, Placement::kWave,   Placement::kBidirectional};
 
 int64_t Draw(std::mt19937_64* random, int64_t low, int64_t high) {
   return low + static_cast<int64_t>((*random)() % static_cast<uint64_t>(high - low + 1));
@@ -48,9 +48,10 @@ Time StepOf(const Plan& order, const CostModel& costs) {
 Spec DrawSpec(std::mt19937_64* random) {
   Spec spec = MakeSpec("auto", static_cast<int>(Draw(random, 1, 5)),
                        static_cast<int>(Draw(random, 2, 9)), {});
-  spec.search.placement = kPlacements[Draw(random, 0, 5)];
+  spec.search.placement = kPlacements[Draw(random, 0, 6)];
   spec.search.budget = 500'000;
-  const auto chunks = static_cast<int>(Draw(random, 1, 2));
+  const bool wave = spec.search.placement == Placement::kWave;
+  const auto chunks = static_cast<int>(wave ? Draw(random, 3, 4) : Draw(random, 1, 2));
   spec.costs = RandomCosts(random, chunks * spec.ranks, spec.microbatches);
   const int64_t activation = 2 * Draw(random, 5, 40);
   spec.costs.memory = {.activation_bytes = activation,

@@ -23,9 +23,9 @@
 namespace contraflow::auto_test {
 namespace {
 
-constexpr Placement kPlacements[] = {Placement::kAny,         Placement::kSingle,
-                                     Placement::kLinear,      Placement::kV,
-                                     Placement::kInterleaved, Placement::kBidirectional};
+constexpr Placement kPlacements[] = {
+    Placement::kAny,         Placement::kSingle, Placement::kLinear,       Placement::kV,
+    Placement::kInterleaved, Placement::kWave,   Placement::kBidirectional};
 
 /// A spec of auto with any placement, costs, shape and limit.
 Spec DrawSpec(std::mt19937_64* random) {
@@ -34,10 +34,11 @@ Spec DrawSpec(std::mt19937_64* random) {
   };
   const int ranks = draw(1, 6), microbatches = draw(1, 14);
   Spec spec = MakeSpec("auto", ranks, microbatches, {});
-  spec.search.placement = kPlacements[draw(0, 5)];
+  spec.search.placement = kPlacements[draw(0, 6)];
   spec.search.budget = 1'000'000 * draw(0, 3);
   spec.search.seed = static_cast<uint64_t>(draw(0, 1000));
   if (draw(0, 3) == 0) spec.chunks = draw(1, 3);
+  if (spec.search.placement == Placement::kWave) spec.chunks = draw(3, 4);
   const int chunks = spec.chunks > 0 ? spec.chunks : draw(1, 2);
   spec.costs = RandomCosts(random, chunks * ranks, microbatches);
   if (draw(0, 1) == 0) {
@@ -127,6 +128,7 @@ TEST_SUITE("property") {
     CHECK(placements["linear"] > 20);
     CHECK(placements["v"] > 10);
     CHECK(placements["interleaved"] > 5);
+    CHECK(placements["wave"] > 5);
     CHECK(placements["bidirectional"] > 10);
   }
 }

@@ -177,8 +177,7 @@ TEST_SUITE("unit") {
     CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);
     CHECK(Failure<UsageError>([] { ResolveSearch({.placement = "vee"}); }) ==
           "--placement: unknown placement \"vee\"; placements are any, single, linear, v, "
-          "interleaved, "
-          "bidirectional");
+          "interleaved, wave, bidirectional");
     CHECK(Failure<UsageError>([] { ResolveSearch({.noise = 0.6}); }) ==
           "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     CHECK(Failure<UsageError>([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");

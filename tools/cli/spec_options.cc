@@ -343,9 +343,9 @@ constexpr double kMostNoise = 0.5;
 void AddSearchOptions(CLI::App* app, SearchOption* option) {
   app->add_option("--placement", option->placement,
                   "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
-                  "(--chunks), bidirectional (two routes, parameters\ntwice), single (tries all "
-                  "but that) or any "
-                  "(tries all); stages are\nsplit or merged to keep the same model (default: any)")
+                  "(--chunks), wave (--chunks, down and back again and again),\nbidirectional (two "
+                  "routes, parameters twice), single (tries all but that)\nor any (tries all); "
+                  "stages are split or merged to keep the same model\n(default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
                   "for auto: search time for each placement tried, and the same again\nfor "

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 #include "kernels/gpu/stream.h"
@@ -14,6 +15,8 @@ namespace contraflow::gpu {
 struct ExpertsSizes {
   int experts, width, inner;
   int most_rows;  ///< rows that the operands have memory for
+
+  auto operator<=>(const ExpertsSizes&) const = default;
 };
 
 /// How the products are computed; the bits are the same.
@@ -23,6 +26,8 @@ struct ExpertsForm {
   bool pairs = false;
   /// bf16 results go through shared memory, and from there as boxes (TMA).
   bool boxes = false;
+
+  bool operator==(const ExpertsForm&) const = default;
 };
 
 // Grouped products by our own Hopper kernel (persistent, TMA, wgmma; experts.cu). The bits of a row

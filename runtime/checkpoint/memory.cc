@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -47,11 +48,13 @@ void Forget(const std::string& folder, int kept, int pending) {
 /// Numbers the processes node by node, and moves by as many as the largest node has: so nobody has
 /// a copy of another of its own node, unless that has more than half of all.
 MemoryCheckpoints::MemoryCheckpoints(const std::string& directory, const std::string& training,
-                                     Peers& peers, std::function<void(const std::string&)> warn)
+                                     Peers& peers, std::function<void(const std::string&)> warn,
+                                     StateCopies* copies)
     : folder_(directory + "/" + training),
       self_(peers.process()),
       peers_(peers),
-      warn_(std::move(warn)) {
+      warn_(std::move(warn)),
+      copies_(copies) {
   CreateFolders(folder_);
   lock_ = std::make_unique<const FolderLock>(folder_, LockName(self_));
   nodes_ = peers.Share(NodeOf(directory));
@@ -73,11 +76,21 @@ MemoryCheckpoints::MemoryCheckpoints(const std::string& directory, const std::st
 }
 
 MemoryCheckpoints::~MemoryCheckpoints() {
-  if (peers_.processes() == 1 && writing_.started()) writing_.Wait(peers_);
+  try {
+    // A device that hangs is not waited for.
+    const bool here = !copying_ || copies_->Poll();
+    if (peers_.processes() == 1 && here) {
+      AfterStep();
+      if (writing_.started()) writing_.Wait(peers_);
+    }
+  } catch (const std::exception&) {  // What ended the training says more.
+  }
+  if (copies_ != nullptr) copies_->Forget();
 }
 
 void MemoryCheckpoints::Prepare(std::span<const StateBlock> blocks) {
-  own_->Take(0, self_, blocks);
+  Take(0, blocks);
+  if (copies_ != nullptr) copies_->Await();
   if (to_ < 0) return;
   const std::string note = own_->Note(0);
   uint64_t size = note.size(), other = 0;
@@ -100,12 +113,31 @@ void MemoryCheckpoints::KeepOnly(int step) {
   peers_.Share("");
 }
 
+/// Copies the state here, or begins to.
+void MemoryCheckpoints::Take(int step, std::span<const StateBlock> blocks) {
+  if (copies_ == nullptr) return own_->Take(step, self_, blocks);
+  own_->Take(step, self_, blocks, *copies_, [] {});
+}
+
 void MemoryCheckpoints::Save(int step, std::span<const StateBlock> blocks) {
   Finish();
-  own_->Take(step, self_, blocks);
-  if (to_ >= 0) peers_.Exchange(to_, own_->bytes(), from_, other_->room());
+  Take(step, blocks);
   pending_ = step;
-  writing_.Start([=, folder = folder_, kept = kept_, leads = LeadsNode(), own = own_,
+  copying_ = copies_ != nullptr;
+  if (!copying_) Send();
+}
+
+// When a state has come is not for one process to say: all send behind the same step. What updated
+// the weights in that step has waited for the copies, so that nobody waits here.
+void MemoryCheckpoints::AfterStep() {
+  if (std::exchange(copying_, false)) Send();
+}
+
+/// Sends the state of the pending step to another node, and begins to write it here.
+void MemoryCheckpoints::Send() {
+  if (copies_ != nullptr) copies_->Await();
+  if (to_ >= 0) peers_.Exchange(to_, own_->bytes(), from_, other_->room());
+  writing_.Start([step = pending_, folder = folder_, kept = kept_, leads = LeadsNode(), own = own_,
                   other = to_ < 0 ? nullptr : other_](const auto& moves) {
     // What was complete before the last one gives its memory to this one.
     if (leads) Forget(folder, kept, step);
@@ -117,6 +149,7 @@ void MemoryCheckpoints::Save(int step, std::span<const StateBlock> blocks) {
 }
 
 void MemoryCheckpoints::Finish() {
+  AfterStep();
   if (!writing_.started()) return;
   const std::vector<std::string> results = peers_.Share(writing_.Wait(peers_));
   const auto failed = std::ranges::find_if(results, [](const auto& text) { return !text.empty(); });

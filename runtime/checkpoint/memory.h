@@ -23,10 +23,11 @@ class MemoryCheckpoints {
  public:
   /// All processes; those that give one folder are of one node. `training` is a name for what must
   /// be the same to go on from a state: the training, its plan's layout and the order of processes.
-  /// `warn` is called in process 0. Throws Error if the folder cannot be written, or another job
+  /// `warn` is called in process 0. `copies`, which must outlive it, is of a state in the memory of
+  /// devices; null: it is the host's. Throws Error if the folder cannot be written, or another job
   /// uses it for the same training.
   MemoryCheckpoints(const std::string& directory, const std::string& training, Peers& peers,
-                    std::function<void(const std::string&)> warn);
+                    std::function<void(const std::string&)> warn, StateCopies* copies = nullptr);
 
   /// Of a process on its own: waits for what is being written.
   ~MemoryCheckpoints();
@@ -39,8 +40,11 @@ class MemoryCheckpoints {
   int Load(int least, std::span<const StateBlock> blocks);
   /// Forgets all steps but this one; all processes.
   void KeepOnly(int step);
-  /// Copies the state to here and to another node, and begins to write it.
+  /// Copies the state to here and to another node, and begins to write it. That of devices is
+  /// copied while the next step runs, and goes to the other node behind that.
   void Save(int step, std::span<const StateBlock> blocks);
+  /// Behind every step, before Save; all processes.
+  void AfterStep();
   /// Waits until the last is written, and warns if it was not; all processes.
   void Finish();
 
@@ -51,6 +55,8 @@ class MemoryCheckpoints {
   bool LeadsNode() const {
     return std::ranges::find(nodes_, Node(self_)) - nodes_.begin() == self_;
   }
+  void Take(int step, std::span<const StateBlock> blocks);
+  void Send();
   std::string Sound() const;
   void Bring(int step, int shard, int holder, int target);
 
@@ -58,12 +64,14 @@ class MemoryCheckpoints {
   const int self_;
   Peers& peers_;
   const std::function<void(const std::string&)> warn_;
+  StateCopies* const copies_;
   std::unique_ptr<const FolderLock> lock_;
   std::vector<std::string> nodes_;  ///< of each process
   std::vector<int> copy_;           ///< who has a copy of each process
   int to_ = -1, from_ = -1;         ///< who has one of ours, and whose we have; -1: nobody
   const std::shared_ptr<Snapshot> own_ = std::make_shared<Snapshot>(),
                                   other_ = std::make_shared<Snapshot>();
+  bool copying_ = false;  ///< the state of the pending step is on its way from devices
   Background writing_;
   int kept_ = 0, pending_ = 0;  ///< the newest complete step, and the one being written
 };

@@ -58,9 +58,9 @@ class Run {
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.
   virtual StageHolder& At(Device device) = 0;
-  /// For who saves the state (StateToSave) beside the steps; null: it is in the host's memory.
-  /// Asked for before the first step.
-  virtual StateCopies* Copies() { return nullptr; }
+  /// For one who saves the state (StateToSave, WholeStateToSave) beside the steps, as long as the
+  /// run; null: it is in the host's memory. Asked for before the first step.
+  virtual StateCopies* NewCopies() { return nullptr; }
 };
 
 /// A copy of a stage that this process has.
@@ -77,11 +77,13 @@ std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
 /// the copies of a stage that is the one of replica 0 on its first holder, and of what every member
 /// of an expert group has, member 0's.
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
-/// The same where it is (StageHolder::StateAt), for a CheckpointWriter with the run's Copies.
+/// The same where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
 std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
 
 /// Everything that this process has of a run, every copy of it.
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
+/// The same where it is.
+std::vector<StateBlock> WholeStateToSave(const Plan& plan, Run& run);
 
 /// What was changed there holds from now on.
 void PutState(const Plan& plan, Run& run);

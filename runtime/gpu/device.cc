@@ -62,9 +62,10 @@ bool Combines(Op op, const GpuViews& v) {
 
 }  // namespace
 
-std::vector<gpu::MatmulShape> MatmulsOf(const Plan& plan, const Model& model) {
+TrainingProducts ProductsOf(const Plan& plan, const Model& model) {
   const Model fitted = Checked(plan, model);
-  return MatmulsOf(LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
+  return ProductsOf(
+      LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
 }
 
 GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,

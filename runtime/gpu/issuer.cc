@@ -221,8 +221,9 @@ void GpuIssuer::AwaitAll() {
 }
 
 void GpuIssuer::AwaitHeld(gpu::Stream stream) {
-  if (held_ == nullptr) return;
-  options_.graph ? gpu_.WaitOutside(stream, held_) : gpu_.Wait(stream, held_);
+  for (GpuEvent* const held : held_) {
+    options_.graph ? gpu_.WaitOutside(stream, held) : gpu_.Wait(stream, held);
+  }
 }
 
 /// Behind a step that has failed on any device no stage is updated any more. Where the norm of all

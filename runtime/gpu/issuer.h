@@ -51,7 +51,7 @@ class GpuIssuer {
 
   /// From the next step on, updates of weights also wait for this event, recorded outside of steps;
   /// before the first one.
-  void HoldUpdates(GpuEvent* event) { held_ = event; }
+  void HoldUpdates(GpuEvent* event) { held_.push_back(event); }
 
   /// Gives captured steps back; the next one captures anew. NCCL does not end a communicator that a
   /// graph still has messages of.
@@ -108,7 +108,7 @@ class GpuIssuer {
   gpu::Stream origin_;
   GpuEvent* const start_;
   const std::array<GpuEvent*, 2> over_;       // of the steps under way, by turns
-  GpuEvent* held_ = nullptr;                  // what updates wait for; null: nothing
+  std::vector<GpuEvent*> held_;               // what updates wait for
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -114,7 +114,7 @@ struct GpuRank::Impl {
     issuer = std::make_unique<GpuIssuer>(
         plan, std::vector<IssuedDevice>{{devices[0], backend.get(), lanes.get()}}, gpu, *links,
         options, [this] {
-          if (copies) copies->Poll();
+          for (GpuStateCopies& each : copies) each.Poll();
           watch->Look();
         });
     watch = std::make_unique<StepWatch>(gpu, issuer->StampsOf(0), progress);
@@ -142,8 +142,8 @@ struct GpuRank::Impl {
   std::unique_ptr<AbortOnStop> stop;
   std::unique_ptr<GpuIssuer> issuer;
   std::unique_ptr<StepWatch> watch;
-  std::optional<GpuStateCopies> copies;  // once they were asked for
-  Clock::time_point ended;               // the last step
+  std::deque<GpuStateCopies> copies;  // that were asked for
+  Clock::time_point ended;            // the last step
   bool closed = false;
 };
 
@@ -180,9 +180,10 @@ GpuBackend& GpuRank::backend() { return *impl_->backend; }
 const SmBudget& GpuRank::budget() const { return impl_->budget; }
 gpu::Stream GpuRank::setup() const { return impl_->setup; }
 
-StateCopies* GpuRank::Copies() {
-  if (!impl_->copies) impl_->issuer->HoldUpdates(impl_->copies.emplace(impl_->gpu).copied());
-  return &*impl_->copies;
+StateCopies* GpuRank::NewCopies() {
+  GpuStateCopies& copies = impl_->copies.emplace_back(impl_->gpu);
+  impl_->issuer->HoldUpdates(copies.copied());
+  return &copies;
 }
 
 void GpuRank::Close() {
@@ -202,7 +203,7 @@ GpuProcessRun::GpuProcessRun(const Plan& plan, const Model& model, const Dataset
             [&](Device device, gpu::Stream setup, int sms) {
               if (!options.matmul_choices.empty()) {
                 choices_ = ChooseMatmulsForAll(
-                    options.matmul_choices, MatmulsOf(plan, model), process.gpu, setup, sms,
+                    options.matmul_choices, ProductsOf(plan, model), process.gpu, setup, sms,
                     process.control.rank() == 0,
                     [&](const std::string& text) { return process.control.Broadcast(text); },
                     [&] { process.progress.Move(); });

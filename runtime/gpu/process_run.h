@@ -49,7 +49,7 @@ class GpuRank {
   const std::vector<Device>& devices() const;
   GpuBackend& backend();
   /// As of Run.
-  StateCopies* Copies();
+  StateCopies* NewCopies();
   const SmBudget& budget() const;
   gpu::Stream setup() const;
   /// Ends NCCL in order, after the last step; all processes. Without it NCCL is aborted.
@@ -71,8 +71,9 @@ class GpuProcessRun : public Run {
   bool BeginAhead(int step) override { return rank_.BeginAhead(step); }
   const std::vector<Device>& devices() const override { return rank_.devices(); }
   StageHolder& At(Device device) override;
-  StateCopies* Copies() override { return rank_.Copies(); }
+  StateCopies* NewCopies() override { return rank_.NewCopies(); }
   std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
+  const MatmulChoices& choices() const { return choices_; }
   void Close() { rank_.Close(); }
 
   /// A run without a pipeline beside it on the same GPU, for as many SMs.

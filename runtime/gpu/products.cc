@@ -37,6 +37,11 @@ MatmulShape BackwardWeight(const LayerShape& n, int in, int out) {
           .add = true};
 }
 
+gpu::ExpertsForm FormOf(const LayerShape& n, const MatmulChoices& choices) {
+  const auto chosen = choices.experts.find(ExpertsOf(n));
+  return chosen == choices.experts.end() ? gpu::ExpertsForm() : chosen->second;
+}
+
 /// What any of the kernels but the attention needs; those of a lane run one after the other.
 size_t WorkBytes(const LayerShape& n) {
   return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
@@ -62,6 +67,14 @@ std::vector<MatmulShape> MatmulsOf(const LayerShape& n) {
     shapes.push_back(BackwardWeight(n, d, out));
   }
   return shapes;
+}
+
+gpu::ExpertsSizes ExpertsOf(const LayerShape& n) {
+  return {n.local_experts, n.width, n.expert_width, n.expert_rows};
+}
+
+TrainingProducts ProductsOf(const LayerShape& n) {
+  return {MatmulsOf(n), ExpertsOf(n), std::min(n.sent_rows, n.expert_rows)};
 }
 
 void FillOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes,
@@ -103,10 +116,11 @@ GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, i
                          const MatmulChoices& choices)
     : shape_(shape),
       matmuls_(compute_sms),
+      experts_form_(FormOf(shape, choices)),
       attention_({shape.batch, shape.sequence, shape.heads, shape.head_width}, compute_sms) {
   for (const MatmulShape& product : MatmulsOf(shape_)) {
-    const auto chosen = choices.find(product);
-    if (chosen == choices.end()) {
+    const auto chosen = choices.matmuls.find(product);
+    if (chosen == choices.matmuls.end()) {
       matmuls_.Prepare(product);
     } else {
       matmuls_.Prepare(product, chosen->second);

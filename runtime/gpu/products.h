@@ -33,6 +33,8 @@ Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, g
 /// Every product of the model. The head is one of its last stage; the others have as good as no
 /// cost for being able to.
 std::vector<gpu::MatmulShape> MatmulsOf(const LayerShape& shape);
+gpu::ExpertsSizes ExpertsOf(const LayerShape& shape);
+TrainingProducts ProductsOf(const LayerShape& shape);
 
 /// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
@@ -49,7 +51,8 @@ class GpuProducts {
   static constexpr size_t kLanes = 2;
 
   /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Products without a choice go
-  /// by the estimate of the library. Returns once all is in place.
+  /// by the estimate of the library, experts without one by single blocks. Returns once all is in
+  /// place.
   GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms,
               const MatmulChoices& choices = {});
 
@@ -57,6 +60,7 @@ class GpuProducts {
   const gpu::Attention& attention() const { return attention_; }
   const float* cosine() const { return cosine_; }
   const float* sine() const { return sine_; }
+  gpu::ExpertsForm experts_form() const { return experts_form_; }
   std::byte* work(size_t lane) const { return work_.at(lane); }
 
   /// y[T x out] = x[T x in] w[in x out].
@@ -80,6 +84,7 @@ class GpuProducts {
  private:
   const LayerShape shape_;
   gpu::Matmuls matmuls_;
+  const gpu::ExpertsForm experts_form_;
   const gpu::Attention attention_;
   float *cosine_, *sine_;  // [sequence x head_width / 2]
   std::array<std::byte*, kLanes> work_;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -49,7 +49,7 @@ struct VirtualRanks::Impl {
     }
     links = std::make_unique<VirtualLinks>(plan, budget, gpu, streams);
     issuer = std::make_unique<GpuIssuer>(plan, std::move(issued), gpu, *links, options, [this] {
-      if (copies) copies->Poll();
+      for (GpuStateCopies& each : copies) each.Poll();
       if (watch) watch->Look();
     });
     if (options.timeout.count() == 0) return;
@@ -68,9 +68,9 @@ struct VirtualRanks::Impl {
   std::vector<std::unique_ptr<GpuBackend>> backends;  // by device
   std::unique_ptr<VirtualLinks> links;
   std::unique_ptr<GpuIssuer> issuer;
-  std::unique_ptr<HangWatch> watch;      // none without a timeout
-  std::optional<GpuStateCopies> copies;  // once they were asked for
-  Clock::time_point ended;               // the last step
+  std::unique_ptr<HangWatch> watch;   // none without a timeout
+  std::deque<GpuStateCopies> copies;  // that were asked for
+  Clock::time_point ended;            // the last step
 };
 
 VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
@@ -106,23 +106,24 @@ GpuBackend& VirtualRanks::At(Device device) {
 
 const SmBudget& VirtualRanks::budget() const { return impl_->budget; }
 
-StateCopies* VirtualRanks::Copies() {
-  if (!impl_->copies) impl_->issuer->HoldUpdates(impl_->copies.emplace(impl_->gpu).copied());
-  return &*impl_->copies;
+StateCopies* VirtualRanks::NewCopies() {
+  GpuStateCopies& copies = impl_->copies.emplace_back(impl_->gpu);
+  impl_->issuer->HoldUpdates(copies.copied());
+  return &copies;
 }
 
 GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                Gpu& gpu, GpuRunOptions options)
-    : ranks_(CheckGpuPlan(plan, model), gpu, options,
-             [&](Device device, gpu::Stream setup, int sms) {
-               // All devices have the same products on as many SMs.
-               if (!options.matmul_choices.empty() && choices_.empty()) {
-                 choices_ =
-                     ChooseMatmuls(options.matmul_choices, MatmulsOf(plan, model), gpu, setup, sms);
-               }
-               return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, gpu, setup,
-                                                  sms, choices_);
-             }) {}
+    : ranks_(
+          CheckGpuPlan(plan, model), gpu, options, [&](Device device, gpu::Stream setup, int sms) {
+            // All devices have the same products on as many SMs.
+            if (!options.matmul_choices.empty() && choices_.matmuls.empty()) {
+              choices_ =
+                  ChooseMatmuls(options.matmul_choices, ProductsOf(plan, model), gpu, setup, sms);
+            }
+            return std::make_unique<GpuDevice>(plan, model, dataset, seed, device, gpu, setup, sms,
+                                               choices_);
+          }) {}
 
 StageHolder& GpuRun::At(Device device) { return static_cast<GpuDevice&>(ranks_.At(device)); }
 

@@ -61,7 +61,7 @@ class VirtualRanks {
   GpuBackend& At(Device device);
   const SmBudget& budget() const;
   /// As of Run.
-  StateCopies* Copies();
+  StateCopies* NewCopies();
 
  private:
   struct Impl;
@@ -81,7 +81,7 @@ class GpuRun : public Run {
   bool BeginAhead(int step) override { return ranks_.BeginAhead(step); }
   const std::vector<Device>& devices() const override { return ranks_.devices(); }
   StageHolder& At(Device device) override;
-  StateCopies* Copies() override { return ranks_.Copies(); }
+  StateCopies* NewCopies() override { return ranks_.NewCopies(); }
   std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
   const MatmulChoices& choices() const { return choices_; }
 

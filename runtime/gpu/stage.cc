@@ -15,10 +15,6 @@
 namespace contraflow {
 namespace {
 
-gpu::ExpertsSizes SizesOf(const LayerShape& n) {
-  return {n.local_experts, n.width, n.expert_width, n.expert_rows};
-}
-
 float* Floats(Gpu& gpu, size_t count) {
   return reinterpret_cast<float*>(gpu.Allocate(count * sizeof(float)));
 }
@@ -129,8 +125,9 @@ void GpuStage::Dispatch(const GpuViews& v, gpu::Stream stream) const {
 }
 
 void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const {
-  gpu::ExpertsForward(stream, SizesOf(shape_), v.first, v.rows, experts() + At(layer).gate_up,
-                      experts() + At(layer).down, v.gate, v.hidden, v.expert_out);
+  gpu::ExpertsForward(stream, ExpertsOf(shape_), v.first, v.rows, experts() + At(layer).gate_up,
+                      experts() + At(layer).down, v.gate, v.hidden, v.expert_out,
+                      products_.experts_form());
 }
 
 void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
@@ -160,8 +157,9 @@ void GpuStage::CombineBackward(int layer, const GpuViews& v, GpuLane at) const {
 }
 
 void GpuStage::ExpertsBackward(int layer, const GpuViews& v, gpu::Stream stream) const {
-  gpu::ExpertsBackwardInput(stream, SizesOf(shape_), v.first, experts() + At(layer).gate_up,
-                            experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted);
+  gpu::ExpertsBackwardInput(stream, ExpertsOf(shape_), v.first, experts() + At(layer).gate_up,
+                            experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted,
+                            products_.experts_form());
 }
 
 void GpuStage::DispatchBackward(const GpuViews& v, gpu::Stream stream) const {
@@ -191,8 +189,9 @@ void GpuStage::AttentionBackward(int layer, const GpuViews& v, GpuLane at) const
 
 void GpuStage::ExpertsWeight(int layer, const GpuViews& v, float* experts,
                              gpu::Stream stream) const {
-  gpu::ExpertsBackwardWeight(stream, SizesOf(shape_), v.first, v.rows, v.hidden, v.dgate, v.drows,
-                             experts + At(layer).gate_up, experts + At(layer).down);
+  gpu::ExpertsBackwardWeight(stream, ExpertsOf(shape_), v.first, v.rows, v.hidden, v.dgate, v.drows,
+                             experts + At(layer).gate_up, experts + At(layer).down,
+                             products_.experts_form());
 }
 
 void GpuStage::HeadWeight(const GpuViews& v, float* dense, GpuLane at) const {

@@ -90,7 +90,7 @@ class ToldRun : public Run {
   }
   const std::vector<Device>& devices() const override { return run_.devices(); }
   StageHolder& At(Device device) override { return run_.At(device); }
-  StateCopies* Copies() override { return run_.Copies(); }
+  StateCopies* NewCopies() override { return run_.NewCopies(); }
   std::string ChosenAlgorithms() const override { return algorithms; }
 
   std::string algorithms;

@@ -137,12 +137,12 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
                   ": has checkpoints of an earlier training; use --resume to continue it, or "
                   "another folder");
     }
-    writer_.emplace(folder, options_.checkpoint_keep, job_, Warn, run.Copies());
+    writer_.emplace(folder, options_.checkpoint_keep, job_, Warn, run.NewCopies());
     writer_->Prepare(StateToSave(input_.plan, run));
   }
   if (!options_.memory_checkpoint.empty()) {
-    memory_.emplace(options_.memory_checkpoint, TrainingName(), job_, Warn);
-    memory_->Prepare(EachOnce(WholeState(input_.plan, run)));
+    memory_.emplace(options_.memory_checkpoint, TrainingName(), job_, Warn, run.NewCopies());
+    memory_->Prepare(EachOnce(WholeStateToSave(input_.plan, run)));
   }
   const int step = options_.resume ? Resume(run, check) : 0;
   // Steps that this training will do anew.
@@ -232,9 +232,10 @@ bool RunCheckpoints::DueAfter(int step) const {
 
 void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
   const bool memory_due = Every(options_.memory_every, step);
+  if (memory_) memory_->AfterStep();
   if (memory_ && step != kept_ && (memory_due || (last && !writer_))) {
     kept_ = step;
-    memory_->Save(step, EachOnce(WholeState(input_.plan, run)));
+    memory_->Save(step, EachOnce(WholeStateToSave(input_.plan, run)));
   }
   if (!writer_) return;
   writer_->Poll();

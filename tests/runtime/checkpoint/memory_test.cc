@@ -10,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,10 +27,39 @@ namespace fs = std::filesystem;
 
 constexpr int kProcesses = 4;
 
+/// As of a device: what was begun is copied when somebody waits for it, or a step updates weights.
+class LateCopies : public StateCopies {
+ public:
+  std::shared_ptr<std::byte> NewMemory(size_t bytes) override {
+    return std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
+  }
+  void Begin(std::span<const Part> parts, std::function<void()> then) override {
+    CHECK(copied_);
+    parts_.assign(parts.begin(), parts.end());
+    then_ = std::move(then);
+    copied_ = false;
+  }
+  bool Poll() override { return copied_; }
+  void Await() override {
+    if (std::exchange(copied_, true)) return;
+    for (const Part& part : parts_) {
+      std::memcpy(part.to, part.values.data(), part.values.size_bytes());
+    }
+    if (then_) then_();
+  }
+  void Forget() noexcept override { then_ = nullptr; }
+
+ private:
+  std::vector<Part> parts_;
+  std::function<void()> then_;
+  bool copied_ = true;
+};
+
 /// Processes of which each `node` has so many, with a folder each.
 struct Nodes {
   CheckpointFolder folder;
   std::vector<int> node = {0, 0, 1, 1};  ///< of each process
+  bool devices = false;                  ///< their states are in the memory of devices
 
   std::string Memory(int of) const { return folder.root / ("node" + std::to_string(of)); }
   std::string Shard(int of, int step, int shard) const {
@@ -41,8 +72,10 @@ struct Nodes {
                                  const std::function<void(int step, int process)>& harm = {}) {
     return InProcesses(kProcesses, [&](Peers& peers) -> std::string {
       std::string said;
-      MemoryCheckpoints memory(Memory(node[static_cast<size_t>(peers.process())]), "training",
-                               peers, [&](const std::string& text) { said += "; " + text; });
+      LateCopies copies;
+      MemoryCheckpoints memory(
+          Memory(node[static_cast<size_t>(peers.process())]), "training", peers,
+          [&](const std::string& text) { said += "; " + text; }, devices ? &copies : nullptr);
       CutModel cut(CheckpointModel(), 2, 2);
       const auto state = [&] { return cut.All(static_cast<size_t>(peers.process())); };
       memory.Prepare(state());
@@ -63,9 +96,14 @@ struct Nodes {
       memory.KeepOnly(begin);
       for (int step = begin + 1; step <= steps; ++step) {
         cut.Set(step);
+        memory.AfterStep();
         memory.Save(step, state());
+        if (devices && copies.Poll()) return "waited for step " + std::to_string(step);
+        if (harm && devices) harm(step, peers.process());
+        if (devices && step == steps) break;  // no step comes that waits for it
+        copies.Await();
         cut.Set(step + 1000);
-        if (harm) harm(step, peers.process());
+        if (harm && !devices) harm(step, peers.process());
       }
       memory.Finish();
       return std::to_string(begin) + said;
@@ -79,29 +117,33 @@ Words All(const std::string& word) { return Words(kProcesses, word); }
 
 TEST_SUITE("unit") {
   TEST_CASE("memory: a node is lost and all go on from the newest step") {
-    Nodes nodes;
-    CHECK(nodes.Train(3) == All("0"));
-    // Everything of this process and of one elsewhere, twice.
-    CHECK(fs::exists(nodes.Shard(0, 3, 0)));
-    CHECK(fs::exists(nodes.Shard(0, 3, 2)));
-    CHECK(fs::exists(nodes.Shard(0, 2, 2)));
-    CHECK_FALSE(fs::exists(nodes.Shard(0, 1, 2)));
-    for (const int lost : {0, 1, 0}) {
-      fs::remove_all(nodes.Memory(lost));
-      CHECK(nodes.Train(3) == All("3"));
-      CHECK(fs::exists(nodes.Shard(lost, 3, 2 * lost)));
-      CHECK(nodes.Train(5) == All("3"));
-      CHECK(nodes.Train(3) == All("5"));  // Nothing is left to do.
-      fs::remove_all(nodes.Memory(1 - lost));
-      CHECK(nodes.Train(3) == All("5"));
-      fs::remove_all(nodes.folder.root);
+    for (const bool devices : {false, true}) {
+      CAPTURE(devices);
+      Nodes nodes;
+      nodes.devices = devices;
       CHECK(nodes.Train(3) == All("0"));
+      // Everything of this process and of one elsewhere, twice.
+      CHECK(fs::exists(nodes.Shard(0, 3, 0)));
+      CHECK(fs::exists(nodes.Shard(0, 3, 2)));
+      CHECK(fs::exists(nodes.Shard(0, 2, 2)));
+      CHECK_FALSE(fs::exists(nodes.Shard(0, 1, 2)));
+      for (const int lost : {0, 1, 0}) {
+        fs::remove_all(nodes.Memory(lost));
+        CHECK(nodes.Train(3) == All("3"));
+        CHECK(fs::exists(nodes.Shard(lost, 3, 2 * lost)));
+        CHECK(nodes.Train(5) == All("3"));
+        CHECK(nodes.Train(3) == All("5"));  // Nothing is left to do.
+        fs::remove_all(nodes.Memory(1 - lost));
+        CHECK(nodes.Train(3) == All("5"));
+        fs::remove_all(nodes.folder.root);
+        CHECK(nodes.Train(3) == All("0"));
+      }
+      // Newer on the disk; a training that begins anew forgets all.
+      CHECK(nodes.Train(3, 4) == All("0"));
+      fs::remove_all(nodes.Memory(0));
+      fs::remove_all(nodes.Memory(1));
+      CHECK(nodes.Train(0) == All("0"));
     }
-    // Newer on the disk; a training that begins anew forgets all.
-    CHECK(nodes.Train(3, 4) == All("0"));
-    fs::remove_all(nodes.Memory(0));
-    fs::remove_all(nodes.Memory(1));
-    CHECK(nodes.Train(0) == All("0"));
   }
 
   TEST_CASE("memory: nodes of other sizes") {
@@ -176,6 +218,7 @@ TEST_SUITE("unit") {
     int last = 0;
     for (int round = 0; round < 20; ++round) {
       CAPTURE(round);
+      nodes.devices = round % 2 == 1;
       const int when = last + 1 + static_cast<int>(random() % 3),
                 victim = static_cast<int>(random() % 4);
       const auto pause = std::chrono::microseconds(random() % 3000);

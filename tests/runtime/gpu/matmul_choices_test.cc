@@ -15,6 +15,7 @@
 #include "runtime/gpu/run.h"
 #include "runtime/gpu/serial_run.h"
 #include "tests/emulator/emulated_gpu.h"
+#include "tests/emulator/emulator.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
@@ -28,6 +29,7 @@ using gpu::MatmulShape;
 
 constexpr uint64_t kHigh = 0xfedcba9876543210;
 constexpr int kSms = 4;
+constexpr gpu::ExpertsSizes kExperts = {1, 8, 8, 8};
 
 MatmulShape ShapeOf(int m) {
   return {.transpose_b = Transpose::kYes, .m = m, .n = 8, .k = 16, .float_out = true, .batch = 2};
@@ -35,8 +37,10 @@ MatmulShape ShapeOf(int m) {
 
 MatmulFile TwoPlaces() {
   const MatmulAlgorithm algorithm = {1, kHigh, 0, 0, 0, 0, 0, ~uint64_t{0}};
-  return {{{"GPU \"a\"", "library 1", 8}, {{ShapeOf(1), algorithm}, {ShapeOf(2), {7}}}},
-          {{"GPU b", "library 2", 9}, {{ShapeOf(1), {}}}}};
+  return {{{"GPU \"a\"", "library 1", 8},
+           {{{ShapeOf(1), algorithm}, {ShapeOf(2), {7}}},
+            {{kExperts, {.pairs = true}}, {{2, 8, 16, 99}, {.boxes = true}}}}},
+          {{"GPU b", "library 2", 9}, {{{ShapeOf(1), {}}}, {}}}};
 }
 
 /// Gone at the end.
@@ -56,7 +60,7 @@ struct TestFolder {
 struct Chooser {
   Chooser() { gpu.Partition(1, 0); }
   MatmulChoices Choose(const std::string& path) {
-    return ChooseMatmuls(path, shapes, gpu, stream(), kSms);
+    return ChooseMatmuls(path, products, gpu, stream(), kSms);
   }
   gpu::Stream stream() { return gpu.NewStream(0, Priority::kNormal, "setup"); }
   size_t Products() const {
@@ -64,10 +68,15 @@ struct Chooser {
     for (const GpuCall& call : log) count += call.kernel == "Matmul";
     return count;
   }
+  size_t Experts() const {
+    size_t count = 0;
+    for (const GpuCall& call : log) count += call.kernel.starts_with("ExpertsForward");
+    return count;
+  }
 
   std::vector<GpuCall> log;
   EmulatedGpu gpu{EmulatedGpuOptions{.log = &log}};
-  std::vector<MatmulShape> shapes = {ShapeOf(1), ShapeOf(2), ShapeOf(1)};
+  TrainingProducts products = {{ShapeOf(1), ShapeOf(2), ShapeOf(1)}, kExperts, 8};
 };
 
 std::string With(std::string text, const std::string& old, const std::string& put) {
@@ -110,6 +119,13 @@ TEST_SUITE("unit") {
     refused(With(text, "\"m\": 2", "\"m\": 9999999999"), "/places/0/products/1/m: ");
     refused(With(text, "\"m\": 2", "\"m\": 1"), "/places/0/products/1: is there twice");
     refused(With(text, "\"batch\": 2", "\"bach\": 2"), "bach");
+    refused(With(text, "\"inner\": 16", "\"inner\": 0"),
+            "/places/0/experts/1/inner: must be a size in 1..");
+    refused(With(text, "\"rows\": 99", "\"rows\": 99, \"x\": 1"), "/places/0/experts/1");
+    refused(With(text, "\"boxes\": true", "\"boxes\": 1"), "/places/0/experts/1/boxes: ");
+    refused(With(text, "\"experts\": 2, \"width\": 8, \"inner\": 16, \"rows\": 99",
+                 "\"experts\": 1, \"width\": 8, \"inner\": 8, \"rows\": 8"),
+            "/places/0/experts/1: is there twice");
     refused(With(text, "fedcba", "fedcbg"), "/algorithm: must be 128 hexadecimal digits");
     refused(With(text, "fedcba", "-edcba"), "/algorithm: must be 128 hexadecimal digits");
     refused(With(text, "fedcba", "fedcb"), "/algorithm: must be 128 hexadecimal digits");
@@ -123,11 +139,16 @@ TEST_SUITE("unit") {
     MatmulChoices one = TwoPlaces().begin()->second, other = one;
     CHECK(DigestOf(one).size() == 64);
     CHECK(DigestOf(one) == DigestOf(other));
-    other.begin()->second = {5};
+    other.matmuls.begin()->second = {5};
     CHECK(DigestOf(one) != DigestOf(other));
     other = one;
-    other.erase(other.begin());
+    other.matmuls.erase(other.matmuls.begin());
     CHECK(DigestOf(one) != DigestOf(other));
+    // The form of experts changes no bits.
+    other = one;
+    other.experts.clear();
+    CHECK(DigestOf(one) == DigestOf(other));
+    CHECK(DigestOf({{}, one.experts}) == "");
   }
 
   TEST_CASE("matmul choices: the fastest is taken, of equal ones the first of the library's list") {
@@ -142,35 +163,53 @@ TEST_SUITE("unit") {
     const std::string path = folder.File("choices.json");
     Chooser first;
     const MatmulChoices chosen = first.Choose(path);
-    CHECK(chosen.size() == 2);
-    const size_t timed = first.Products();
+    CHECK(chosen.matmuls.size() == 2);
+    CHECK(chosen.experts.size() == 1);
+    CHECK(chosen.experts.at(kExperts) == gpu::ExpertsForm());  // none is faster in the emulator
+    const size_t timed = first.Products(), experts = first.Experts();
     CHECK(timed > 0);
+    CHECK(experts > 0);
     const std::string text = ReadFile(path, 1 << 20);
 
     Chooser again;
     CHECK(again.Choose(path) == chosen);
     CHECK(again.Products() == 0);
+    CHECK(again.Experts() == 0);
     CHECK(ReadFile(path, 1 << 20) == text);
 
     // The other of both algorithms, and two places more that stay as they are.
     MatmulFile file = ParseMatmulFile(text, path);
     const MatmulPlace here = {first.gpu.name(), gpu::Matmuls::Library(), kSms};
     REQUIRE(file.size() == 1);
-    MatmulAlgorithm& other = file.at(here).at(ShapeOf(1));
+    MatmulAlgorithm& other = file.at(here).matmuls.at(ShapeOf(1));
     other[0] = 1 - other[0];
     file.merge(TwoPlaces());
-    file.at(here).erase(ShapeOf(2));
+    file.at(here).matmuls.erase(ShapeOf(2));
+    file.at(here).experts.at(kExperts) = {.pairs = true, .boxes = true};
     WriteFile(path, WriteMatmulFile(file));
     Chooser half;
-    CHECK(half.Choose(path).at(ShapeOf(1)) == other);
+    const MatmulChoices some = half.Choose(path);
+    CHECK(some.matmuls.at(ShapeOf(1)) == other);
+    CHECK(some.experts.at(kExperts) == gpu::ExpertsForm{.pairs = true, .boxes = true});
     CHECK(half.Products() == timed / 2);
+    CHECK(half.Experts() == 0);
     const MatmulFile after = ParseMatmulFile(ReadFile(path, 1 << 20), path);
     CHECK(after.size() == 3);
-    CHECK(after.at(here).size() == 2);
+    CHECK(after.at(here).matmuls.size() == 2);
+
+    // A file from before forms were chosen.
+    file = after;
+    file.at(here).experts.clear();
+    WriteFile(path, WriteMatmulFile(file));
+    Chooser older;
+    CHECK(older.Choose(path).experts.size() == 1);
+    CHECK(older.Products() == 0);
+    CHECK(older.Experts() == experts);
+    CHECK(ParseMatmulFile(ReadFile(path, 1 << 20), path).at(here).experts.size() == 1);
 
     // What holds elsewhere is not taken.
     Chooser elsewhere;
-    ChooseMatmuls(path, elsewhere.shapes, elsewhere.gpu, elsewhere.stream(), kSms + 1);
+    ChooseMatmuls(path, elsewhere.products, elsewhere.gpu, elsewhere.stream(), kSms + 1);
     CHECK(elsewhere.Products() == timed);
   }
 
@@ -179,7 +218,7 @@ TEST_SUITE("unit") {
     const std::string path = folder.File("choices.json");
     Chooser chooser;
     WriteFile(path, WriteMatmulFile({{{chooser.gpu.name(), gpu::Matmuls::Library(), kSms},
-                                      {{ShapeOf(1), {99}}}}}));
+                                      {{{ShapeOf(1), {99}}}, {}}}}));
     const std::string text = ReadFile(path, 1 << 20);
     CHECK_THROWS_WITH_AS(chooser.Choose(path),
                          (path + ": matmul float [1 x 8] = a [1 x 16] b^T [16 x 8], 2 times: this "
@@ -200,7 +239,7 @@ TEST_SUITE("unit") {
       return told;
     };
     const auto choose = [&](Chooser& chooser, int sms, bool leads) {
-      return ChooseMatmulsForAll(path, chooser.shapes, chooser.gpu, chooser.stream(), sms, leads,
+      return ChooseMatmulsForAll(path, chooser.products, chooser.gpu, chooser.stream(), sms, leads,
                                  tell, [] {});
     };
     const MatmulChoices chosen = choose(first, kSms, true);
@@ -226,19 +265,24 @@ TEST_SUITE("unit") {
     // The second algorithm of the emulator everywhere: it sums from the end.
     EmulatedGpu gpu;
     const SmBudget budget = BudgetOf(gpu.sms(), 2, UseOf(plan));
+    // And experts in the form that differs most from the one that is not chosen.
+    const TrainingProducts products = ProductsOf(plan, model);
     MatmulChoices choices;
-    for (const MatmulShape& shape : MatmulsOf(plan, model)) choices[shape] = {1};
+    for (const MatmulShape& shape : products.matmuls) choices.matmuls[shape] = {1};
+    choices.experts[products.experts] = {.pairs = true, .boxes = true};
     WriteFile(path,
               WriteMatmulFile({{{gpu.name(), gpu::Matmuls::Library(), budget.compute}, choices}}));
     GpuRun run(plan, model, dataset, 1, gpu, {.graph = false, .matmul_choices = path});
     CHECK(run.choices() == choices);
     CHECK(run.ChosenAlgorithms() == DigestOf(choices));
+    const uint64_t clusters = emulator::LargeClustersBegun();
     const StepResult result = run.Step(1);
+    CHECK(emulator::LargeClustersBegun() > clusters);
     const auto difference = [&](const MatmulChoices& by) {
       GpuSerialRun reference(plan, model, dataset, 1, TestGpu(), TestStream(), budget.compute, by);
       return CompareGpuStep(plan, 1, result, run, reference, nullptr).difference;
     };
-    CHECK(difference(run.choices()) == "");
+    CHECK(difference({run.choices().matmuls, {}}) == "");
     CHECK(difference({}) != "");
   }
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/checkpoint/memory.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/run.h"
@@ -97,11 +98,12 @@ void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunO
   const int steps = options.graph && options.stamps == 0 ? 3 : 2;
   {
     GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu, options);
-    CheckpointWriter writer(folder.path, 2, peers, Warn, run.Copies());
+    StateCopies* const copies = run.NewCopies();
+    CheckpointWriter writer(folder.path, 2, peers, Warn, copies);
     writer.Prepare(StateToSave(training.plan, run));
     run.Step(1);
     writer.Save(training.Head(1), StateToSave(training.plan, run));
-    CHECK_FALSE(run.Copies()->Poll());  // it does not wait
+    CHECK_FALSE(copies->Poll());  // it does not wait
     if (steps > 2) CHECK(run.BeginAhead(3));
     for (int step = 2; step <= steps; ++step) run.Step(step);
     CHECK(writer.Finish() == "");
@@ -129,7 +131,7 @@ TEST_SUITE("kernel") {
     run.Step(1);
     const auto digests = [&] { return ParameterDigests(SavedState(training.plan, run)); };
     {
-      CheckpointWriter writer(of_gpu.path, 2, peers, Warn, run.Copies());
+      CheckpointWriter writer(of_gpu.path, 2, peers, Warn, run.NewCopies());
       writer.Save(training.Head(1), StateToSave(training.plan, run));
       CHECK(writer.Finish() == "");
     }
@@ -139,12 +141,50 @@ TEST_SUITE("kernel") {
     CHECK((ParameterDigests(SavedState(plan, host)) == digests()));
     host.Step(2);
     {
-      CheckpointWriter writer(of_host.path, 2, peers, Warn, host.Copies());
+      CheckpointWriter writer(of_host.path, 2, peers, Warn, host.NewCopies());
       writer.Save(training.Head(2), StateToSave(plan, host));
       CHECK(writer.Finish() == "");
     }
     Resume(of_host.path, training.plan, &run);
     CHECK((ParameterDigests(SavedState(plan, host)) == digests()));
+  }
+
+  TEST_CASE("GPU checkpoint: in memory too, beside one on disk and the next steps") {
+    const Training training(0);
+    const Folder disk, memory;
+    OneProcess peers;
+    EmulatedGpu gpu({.turn = Turn::kFirst}), other_gpu;
+    std::vector<Digest> end;
+    {
+      GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu, {.graph = true});
+      StateCopies *const to_memory = run.NewCopies(), *const to_disk = run.NewCopies();
+      CheckpointWriter writer(disk.path, 2, peers, Warn, to_disk);
+      MemoryCheckpoints kept(memory.path, "training", peers, Warn, to_memory);
+      writer.Prepare(StateToSave(training.plan, run));
+      kept.Prepare(WholeStateToSave(training.plan, run));
+      run.Step(1);
+      kept.AfterStep();
+      kept.Save(1, WholeStateToSave(training.plan, run));
+      writer.Save(training.Head(1), StateToSave(training.plan, run));
+      CHECK_FALSE(to_disk->Poll());
+      CHECK_FALSE(to_memory->Poll());
+      run.Step(2);
+      CHECK(to_memory->Poll());  // the update of the weights has waited for it
+      kept.AfterStep();
+      CHECK(writer.Finish() == "");
+      kept.Finish();
+      end = StateOf(training, run);
+    }
+    GpuRun run(training.plan, training.model, training.dataset, kSeed, other_gpu, {.graph = true});
+    MemoryCheckpoints kept(memory.path, "training", peers, Warn);
+    kept.Prepare(WholeState(training.plan, run));
+    CHECK(kept.Load(1, WholeState(training.plan, run)) == 1);
+    PutState(training.plan, run);
+    const std::vector<Digest> begin = StateOf(training, run);
+    run.Step(2);
+    CHECK((StateOf(training, run) == end));
+    Resume(disk.path, training.plan, &run);
+    CHECK((StateOf(training, run) == begin));
   }
 
   TEST_CASE("GPU checkpoint: one whose state never comes is given up without a wait") {
@@ -155,7 +195,7 @@ TEST_SUITE("kernel") {
     GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu);
     run.Step(1);
     {
-      CheckpointWriter writer(folder.path, 2, peers, Warn, run.Copies());
+      CheckpointWriter writer(folder.path, 2, peers, Warn, run.NewCopies());
       writer.Save(training.Head(1), StateToSave(training.plan, run));
     }
     CHECK(fs::is_empty(folder.path));

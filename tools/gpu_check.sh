@@ -10,6 +10,7 @@
 # It runs what tools/gpu_pack.sh has packed; the machine then needs a driver, cuBLASLt, cuDNN and NCCL,
 # in CUDA's toolkit or in PyTorch's packages, and no compiler. Where nothing is packed, it builds.
 # This file and pack.tar.gz in one folder are all it takes; results are then in its folder gpu_check.
+# It also runs where pack.tar.gz was unpacked. Libraries are looked for in LD_LIBRARY_PATH first.
 # Without a GPU everything is run all the same, up to where it needs one.
 #
 # Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
@@ -19,16 +20,23 @@
 #
 # Exit code 0: nothing failed; 1: something did, or there was no time for it; 77: there is no GPU.
 set -u
-folder=$(cd "$(dirname "$0")" && pwd)
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
+unset CDPATH
+export LC_ALL=C
+folder=$(dirname "$(readlink -f "$0")")
 root=${folder%/*}
 script=$folder/${0##*/} # a text to train on, too
-limit=530 # of each call, in seconds
+limit=520 # of each call, in seconds
 case_limit=40
 probe_limit=30
 mode=
 out=$root/build/gpu_check
 pack=$root/build/gpu-pack/pack.tar.gz
-if [ -e "$folder/pack.tar.gz" ]; then out=$folder/gpu_check pack=$folder/pack.tar.gz; fi
+if [ -e "$folder/pack.tar.gz" ]; then
+  out=$folder/gpu_check pack=$folder/pack.tar.gz
+elif [ -e "$root/lists/cases" ]; then
+  out=$root/gpu_check # what was in the pack is here
+fi
 
 usage() {
   echo "gpu_check.sh: error: $1; see gpu_check.sh --help" >&2
@@ -56,7 +64,7 @@ while [ $# -gt 0 ]; do
 done
 [ -z "$given" ] || [ -e "$given" ] || usage "--pack: $given is not there"
 mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
-results=$(CDPATH='' cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
+results=$(cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
 log=${results%/*}/log.txt
 # What an earlier call has found is kept beside.
 if [ -s "$results" ]; then
@@ -71,9 +79,11 @@ for file in "$results" "$log"; do
     usage "--out: $file cannot be written"
 done
 if ! work=$(mktemp -d 2>/dev/null) || ! cp /bin/sh "$work/try" || ! "$work/try" -c : 2>/dev/null; then
+  rm -rf "${work:-/nowhere}"
   usage "programs cannot be put into ${TMPDIR:-/tmp} and run from there; set TMPDIR"
 fi
 rm "$work/try"
+work=$(cd "$work" && pwd)
 bin=$work/bin
 failed=0
 export part_name= # of the part that runs
@@ -195,8 +205,15 @@ programs=(contraflow contraflow-run contraflow-run-cuda contraflow_gpu_test benc
 prepare() {
   local build=$root/build/cuda program
   if [ -e "$pack" ]; then
-    tar -xzf "$pack" -C "$work" && return
-    report programs FAILED "$pack cannot be unpacked: run tools/gpu_pack.sh again" $SECONDS
+    if ! gzip -t <"$pack" 2>>"$log"; then
+      report programs FAILED "$pack is damaged: run tools/gpu_pack.sh again" $SECONDS
+    else
+      tar -xzf - -C "$work" <"$pack" 2>>"$log" && [ -x "$bin/bench_gpu" ] && return
+      report programs FAILED "$pack cannot be unpacked into ${TMPDIR:-/tmp}, see $log; set TMPDIR" $SECONDS
+    fi
+  elif [ -e "$root/lists/cases" ]; then
+    (cd "$root" && cp -r bin lib lists share tests version "$work") 2>>"$log" && return
+    report programs FAILED "what was unpacked in $root cannot be copied to ${TMPDIR:-/tmp}, see $log" $SECONDS
   elif command -v cmake >/dev/null && command -v nvcc >/dev/null; then
     if (cd "$root" && cmake --preset cuda && cmake --build "$build" -j "$(nproc)" \
       --target "${programs[@]}" contraflow_mlp_stages) >>"$log" 2>&1; then
@@ -212,16 +229,21 @@ prepare() {
   fi
   exit 1
 }
-# Folders of CUDA's libraries: the toolkit's, then those of Python packages.
+# Folders of CUDA's libraries: what the user says, the toolkit's, those of Python packages, the driver's
+# where it is mounted into a container.
 library_folders() {
   local base
+  tr : '\n' <<<"${LD_LIBRARY_PATH-}"
   ls -d /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib
   {
-    python3 -c 'import sys; print(*filter(None, sys.path), sep="\n")'
-    ls -d /opt/*/lib/python3*/site-packages /opt/*/.venv/lib/python3*/site-packages \
+    timeout -k 1 10 python3 -c 'import sys; print(*filter(None, sys.path), sep="\n")'
+    ls -d "${VIRTUAL_ENV:-/nowhere}"/lib/python3*/site-packages \
+      /opt/*/lib/python3*/site-packages /opt/*/.venv/lib/python3*/site-packages \
       /usr/local/lib/python3*/dist-packages /usr/lib/python3/dist-packages \
       "${HOME:-/root}"/.local/lib/python3*/site-packages
   } | while read -r base; do ls -d "$base"/nvidia/*/lib; done
+  ls -d "${CONDA_PREFIX:-/nowhere}"/{lib,targets/x86_64-linux/lib} /usr/local/nvidia/lib64 \
+    /usr/local/nvidia/lib /usr/lib/wsl/lib
 }
 libraries() {
   cat "$work/version" 2>/dev/null
@@ -235,7 +257,7 @@ libraries() {
   [[ $said != *'not found'* ]] || return 1
   ! command -v nvidia-smi >/dev/null ||
     gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
-  echo "note: $gpu; $(awk '/lib(cublasLt|cudnn|nccl)/ { print $3 }' <<<"$said" | sort -u | paste -s -d ' ')"
+  echo "note: $gpu; $(sed -n 's/.*lib\(cublasLt\|cudnn\|nccl\)\.[^ ]* => \(.*\) (0x.*/\2/p' <<<"$said" | sort -u | paste -s -d ' ')"
 }
 
 # --- Parts that are more than one command --------------------------------------------------------
@@ -284,6 +306,7 @@ matmul_choices() { # steps by cublasLt's estimate, then by what was timed, then 
   again=$(train "$work/matmuls-plan.json" --model "$work/real.json" --steps 5 --matmul-choices "$chosen" |
     grep SHA-256) || return
   [ "$first" = "$again" ] || { echo "error: again: $again, not $first" && return 1; }
+  echo "note: experts:$(sed -n 's/.*"pairs": \([a-z]*\), "boxes": \([a-z]*\).*/ pairs \1, boxes \2/p' "$chosen")"
 }
 resumed() { # from a checkpoint that was written beside the steps: the same bits, and the CPU goes on from it too
   local kept=$work/kept whole again
@@ -316,7 +339,17 @@ custom_stages() { # stages of a library: as on one rank, and the same bits under
 sanitize() { # TOOL COMMAND...
   command -v compute-sanitizer >/dev/null ||
     { echo "SKIP: no compute-sanitizer on the PATH" && return 77; }
-  compute-sanitizer --tool "$1" --kernel-name kns=contraflow --error-exitcode 9 "${@:2}"
+  local code=0
+  compute-sanitizer --tool "$1" --kernel-name kns=contraflow --error-exitcode 9 "${@:2}" 2>&1 |
+    tee "$work/$part_name.said" || code=$?
+  allowed $code 'Device not supported'
+}
+# A tool that may not look at this GPU says nothing of ours.
+allowed() { # EXIT CODE of a tool, WORDS by which it says so
+  local said
+  if [ "$1" = 0 ] || ! said=$(grep -a -m 1 -E "$2" "$work/$part_name.said"); then return "$1"; fi
+  echo "SKIP: $said"
+  return 77
 }
 sanitize_step() { # TOOL
   plan "$work/$part_name.json" dualpipe 2 1 4 tiny || return
@@ -325,9 +358,11 @@ sanitize_step() { # TOOL
 }
 profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as figures too, in % of the peak
   command -v ncu >/dev/null || { echo "SKIP: no ncu on the PATH" && return 77; }
+  local code=0
   ncu --clock-control none -k "regex:$2" -c 3 --section SpeedOfLight --section Occupancy \
-    --section ComputeWorkloadAnalysis --section WarpStateStats --print-details all "$bin/bench_gpu" "$1" |
-    tee "$work/$part_name.said" || return
+    --section ComputeWorkloadAnalysis --section WarpStateStats --print-details all "$bin/bench_gpu" "$1" 2>&1 |
+    tee "$work/$part_name.said" || code=$?
+  allowed $code 'LibraryNotLoaded|ERR_NVGPUCTRPERM|rofiling is not supported' || return
   awk '/Context [0-9]+, Stream/ { match($0, /[A-Za-z]+Kernel/); kernel = substr($0, RSTART, RLENGTH)
       ++launch }
     /(Compute \(SM\)|DRAM) Throughput +%/ { print launch, kernel, $1, $NF }' \
@@ -338,7 +373,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
       "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
   done
 }
-export -f plan train gradients repeats fastest matmul_choices resumed custom_stages sanitize sanitize_step profile figure libraries
+export -f plan train gradients repeats fastest matmul_choices resumed custom_stages sanitize sanitize_step allowed profile figure libraries
 export bin work script results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
@@ -382,7 +417,7 @@ correctness() {
   await 0
   at_once 1
   for name in graph streams clipped capacity dropless one-sided; do
-    part "nccl-one-gpu $name" 45 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
+    part "nccl-one-gpu $name" 60 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done
   await 0
@@ -412,35 +447,56 @@ speed() {
 }
 
 deadline=$limit
-no_gpu='' cudnn=there
+no_gpu=
 prepare
 cat >"$work/real.json" <<<'{"width": 1024, "heads": 8, "experts": 8, "expert_width": 1024,
   "sequence": 1024, "batch": 1, "layers": 4}'
-LD_LIBRARY_PATH=$work/lib:$(library_folders 2>/dev/null | awk '!seen[$0]++' | paste -s -d :)
-for folder in /usr/local/cuda*/bin /opt/nvidia/nsight-compute/*; do PATH=$PATH:$folder; done
+# The machine's own runtime of C++ comes first, unless it is missing or too old for the programs: its tools
+# and libraries may need a newer one than the packed.
+mkdir "$work/cxx"
+mv "$work"/lib/lib{stdc++,gcc_s}.so.* "$work/cxx" 2>/dev/null
+LD_LIBRARY_PATH=$work/lib:$(library_folders 2>/dev/null | awk 'NF && !seen[$0]++' | paste -s -d :)
+for folder in /usr/local/cuda*/bin /opt/nvidia/nsight-compute/* /usr/local/nvidia/bin /usr/lib/wsl/lib; do
+  PATH=$PATH:$folder
+done
 export LD_LIBRARY_PATH PATH
-# What stands for cuDNN refuses every call, so that all but its own attention runs.
-if ldd "$bin/contraflow_gpu_test" 2>/dev/null | grep -q 'libcudnn.* not found'; then
-  cudnn=missing
-  LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$work/lib/no-cudnn
+if ldd "$bin"/* 2>&1 | grep -q -E '(GLIBCXX|CXXABI|GCC_)[^ ]* not found|lib(stdc\+\+|gcc_s)[^ ]* => not found'; then
+  LD_LIBRARY_PATH=$work/cxx:$LD_LIBRARY_PATH
 fi
+# What stands for a library that is missing refuses every call, so that all that does without it runs.
+declare -A lost=([cudnn]='libcudnn.so.9: attention is computed by our own kernels'
+  [nccl]='libnccl.so.2: nothing runs as several processes'
+  [cublasLt]='libcublasLt.so.13: no whole step runs')
+needs=$(ldd "$bin"/* 2>/dev/null)
+missing=()
+for library in cudnn nccl cublasLt; do
+  if grep -q "lib${library}[^ ]* => not found" <<<"$needs"; then
+    missing+=("$library")
+    LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$work/lib/no-$library
+  fi
+done
 # As a part would be: given up even where the driver holds it, and a signal ends the wait.
-timeout -k 5 $probe_limit "$bin/contraflow_gpu_test" --test-case=none >"$work/probe" 2>&1 </dev/null &
+timeout -k 5 $probe_limit "$bin/bench_gpu" --gpu >"$work/probe" 2>&1 </dev/null &
 probe=$!
 while kill -0 $probe 2>/dev/null && [ $SECONDS -lt $((probe_limit + 10)) ]; do sleep 0.05; done
 if kill -0 $probe 2>/dev/null; then code=stuck; else wait $probe && code=0 || code=$?; fi
 no_gpu=$(<"$work/probe")
 case $code in
+  0)
+    report gpu ok "$no_gpu; targets are an H200's, those of bandwidths scaled to the copy measured here" $SECONDS
+    no_gpu=
+    ;;
   77) no_gpu=${no_gpu#SKIP: } ;;
   # Without CUDA's libraries nothing starts that could tell.
   127) if [ -e /dev/nvidiactl ]; then no_gpu=; else no_gpu="no GPU: no driver, nor CUDA's libraries"; fi ;;
-  124 | 137 | stuck) no_gpu='' && report probe FAILED "took more than $probe_limit s" $SECONDS ;;
-  *) no_gpu= ;;
+  124 | 137 | stuck) no_gpu='' && report gpu FAILED "took more than $probe_limit s" $SECONDS ;;
+  *) report gpu FAILED "exit code $code: $no_gpu" $SECONDS && no_gpu= ;;
 esac
-if [ $cudnn = missing ]; then
-  report cudnn "$([ -n "$no_gpu" ] && echo SKIP || echo FAILED)" \
-    "${no_gpu:-there is no libcudnn.so.9: attention is computed by our own kernels}" 0
-fi
+[ -z "$no_gpu" ] || report gpu SKIP "$no_gpu" $SECONDS
+for library in "${missing[@]}"; do
+  report "$library" "$([ -n "$no_gpu" ] && echo SKIP || echo FAILED)" \
+    "${no_gpu:-there is no ${lost[$library]}}" 0
+done
 part libraries 30 libraries
 await 0
 began_at=0 # the first call has unpacked and looked at the libraries in its time

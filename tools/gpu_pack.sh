@@ -28,7 +28,7 @@ mkdir -p "$(dirname "$pack")"
 work=$(mktemp -d)
 trap 'rm -rf "$work" "$pack.new"' EXIT
 trap 'exit 1' INT TERM
-mkdir -p "$work"/{bin,lib/no-cudnn,lists,share/contraflow}
+mkdir -p "$work"/{bin,lib,lists,share/contraflow}
 cp -r "$root/tools/profiles" "$work/share/contraflow"
 (cd "$root" && cp --parents tools/gpu_check.sh tests/runtime/gpu/nccl_one_gpu_test.sh "$work")
 for program in "${programs[@]}"; do
@@ -43,12 +43,19 @@ ldd "$work"/bin/* | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r 
   [ -f "$path" ] || fail "$name is not found, which the programs need"
   cp -L "$path" "$work/lib/$name"
 done
-# Where there is no cuDNN, programs start all the same, and it refuses every call.
+# Where one of these is missing, programs start all the same, and it refuses every call: its error is that
+# it is not initialized, of NCCL one of the system.
 for program in "$work"/bin/*; do nm -D --undefined-only "$program"; done |
-  sed -n -e 's/.* U \(cudnnGetErrorString\)@.*/const char* \1() { return "it is not there"; }/p; t' \
-    -e 's/.* U \(cudnn[A-Za-z]*\)@.*/int \1() { return 1001; }/p' | sort -u |
-  cc -shared -fPIC -Wl,-soname,libcudnn.so.9 -Wl,--default-symver -xc \
-    -o "$work/lib/no-cudnn/libcudnn.so.9" -
+  sed -n 's/.* U \([A-Za-z]*\).*/\1/p' | sort -u >"$work/symbols"
+while read -r library soname error; do
+  mkdir "$work/lib/no-$library"
+  grep "^$library" "$work/symbols" |
+    sed -e 's/.*Get[A-Za-z]*\(String\|Name\|LastError\)$/const char* &() { return "it is not there"; }/; t' \
+      -e "s/.*LtGetVersion\$/unsigned long &() { return 0; }/; t" -e "s/.*/int &() { return $error; }/" |
+    cc -shared -fPIC -Wl,-soname,"$soname" -Wl,--default-symver -xc -o "$work/lib/no-$library/$soname" -
+done <<<'cudnn libcudnn.so.9 1001
+nccl libnccl.so.2 2
+cublasLt libcublasLt.so.13 1'
 git -C "$root" describe --always --dirty >"$work/version" 2>/dev/null || echo unknown >"$work/version"
 
 # Where libraries are missing, programs cannot list what they have.

@@ -99,6 +99,12 @@ TEST_SUITE("unit") {
           "there is no schedule \"dualpipe-4\" to measure");
   }
 
+  TEST_CASE("gpu bench: how fast a GPU is said to copy, if it is") {
+    CHECK(CopyTarget("NVIDIA H200") == 4.3);
+    CHECK(CopyTarget("NVIDIA H100 80GB HBM3") == 3.0);
+    CHECK(CopyTarget("NVIDIA H100 PCIe") == 0);
+  }
+
   TEST_CASE("gpu bench: published efficiencies") {
     const auto percent = [](const char* schedule, int ranks, int microbatches, ComputeTimes chunk) {
       return std::lround(1000 * PublishedEfficiency(schedule, {ranks, microbatches, 1}, chunk));

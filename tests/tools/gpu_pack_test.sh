@@ -15,13 +15,16 @@ fail() {
 bytes=$(stat -c %s "$work/pack.tar.gz")
 [ "$bytes" -lt $((60 << 20)) ] || fail "the pack has $bytes bytes"
 
-# What stands for cuDNN is enough to start with.
+# What stands for cuDNN, NCCL and cublasLt is enough to start with.
 tar -xzf "$work/pack.tar.gz" -C "$work"
-LD_LIBRARY_PATH=$work/lib/no-cudnn "$work/bin/contraflow_gpu_test" --list-test-cases >"$work/out" 2>&1 ||
-  fail "without cuDNN nothing starts"
+for program in 'contraflow_gpu_test --list-test-cases' 'bench_gpu --list' 'contraflow-run-cuda --version' 'probe_nccl --help'; do
+  read -r name option <<<"$program"
+  LD_LIBRARY_PATH=$work/lib:$work/lib/no-cudnn:$work/lib/no-nccl:$work/lib/no-cublasLt "$work/bin/$name" "$option" \
+    >"$work/out" 2>&1 || fail "$name does not start without libraries"
+done
 
 mkdir "$work/path"
-for program in awk bash cat cp cut date dirname env grep head ldd ls mkdir mktemp mv nproc paste python3 rm sed \
+for program in awk bash cat cp cut date dirname env grep head ldd ls mkdir mktemp mv nproc paste python3 readlink rm sed \
   sleep sort stat tail tar gzip tee timeout tr uname; do
   [ ! -e "/usr/bin/$program" ] || ln -s "/usr/bin/$program" "$work/path"
 done

@@ -1,5 +1,6 @@
 // Times partitions, kernels, the host's part and whole schedules on the machine's GPU, and prints
-// one table: figure, target, ratio. Targets are those that were set before anything was measured.
+// one table: figure, target, ratio. Targets are those that were set before anything was measured,
+// for an H200; those of bandwidths are scaled to the copy that is measured.
 //
 // Exit code 77, and why, where there is no GPU; 1 if something failed.
 
@@ -50,7 +51,14 @@ std::vector<Part> AllParts() {
   return parts;
 }
 
-int Run(const std::vector<std::string>& wanted, const std::string& json, bool list) {
+struct Wanted {
+  std::vector<std::string> parts;
+  std::string json;
+  bool list = false, gpu = false;
+};
+
+int Run(const Wanted& wants) {
+  const auto& [wanted, json, list, only_gpu] = wants;
   std::vector<Part> parts = AllParts();
   if (list) {
     for (const Part& part : parts) std::printf("%s\n", part.name.c_str());
@@ -66,6 +74,11 @@ int Run(const std::vector<std::string>& wanted, const std::string& json, bool li
   if (CudaDeviceCount(&why) == 0) {
     std::printf("SKIP: no GPU: %s\n", why.c_str());
     return kExitSkipped;
+  }
+  if (only_gpu) {
+    const std::unique_ptr<Gpu> gpu = NewGpu();
+    std::printf("%s, %d SMs\n", gpu->name().c_str(), gpu->sms());
+    return EXIT_SUCCESS;
   }
   std::vector<Figure> figures;
   std::vector<std::string> failures;
@@ -94,16 +107,15 @@ int Run(const std::vector<std::string>& wanted, const std::string& json, bool li
 }  // namespace contraflow
 
 int main(int argc, char** argv) {
-  std::vector<std::string> parts;
-  std::string json;
-  bool list = false;
+  contraflow::Wanted wants;
   return contraflow::RunTool(
       "bench_gpu", "Times kernels, the host's part and schedules on the machine's GPU.", argc, argv,
       [&](CLI::App* app) {
-        contraflow::AddTexts(app, "PART", &parts, "what to time, of --list (default: all)");
-        contraflow::AddText(app, "--json", &json, "FILE",
+        contraflow::AddTexts(app, "PART", &wants.parts, "what to time, of --list (default: all)");
+        contraflow::AddText(app, "--json", &wants.json, "FILE",
                             "append each figure to FILE, one JSON object a line");
-        contraflow::AddFlag(app, "--list", &list, "print the names of all parts");
+        contraflow::AddFlag(app, "--list", &wants.list, "print the names of all parts");
+        contraflow::AddFlag(app, "--gpu", &wants.gpu, "print which GPU would be measured");
       },
-      [&] { return contraflow::Run(parts, json, list); });
+      [&] { return contraflow::Run(wants); });
 }

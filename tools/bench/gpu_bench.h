@@ -98,6 +98,8 @@ class GpuBench {
 // Targets are those that were set before anything was measured; where memory bounds a rate, as
 // shares of the copy rate that the same process measured.
 void MeasureCeilings(GpuBench* bench);
+/// TB/s of a large copy that others report of a GPU of this name; 0: none.
+double CopyTarget(const std::string& gpu);
 void MeasureExperts(GpuBench* bench);
 // The same products in the other forms, each a family of its own: what hangs takes nothing along.
 void MeasureExpertsInPairs(GpuBench* bench);

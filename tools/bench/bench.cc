@@ -147,20 +147,6 @@ BenchInstance Make(std::string group, std::string name, Plan frame, const CostMo
   return instance;
 }
 
-void AddLinear(std::string_view group, std::string_view set, const CostModel& costs, int ranks,
-               std::span<const int> microbatches, std::span<const double> memory,
-               std::vector<BenchInstance>* instances) {
-  for (const int times : microbatches) {
-    const int m = times * ranks;
-    const Plan frame = SingleRoutePlan(SpecOf(ranks, m), LinearPlacement(ranks));
-    for (const double factor : memory) {
-      const double each = static_cast<double>(costs.memory->activation_bytes);
-      instances->push_back(Make(std::string(group) + " " + Times(factor), Label(set, ranks, m),
-                                frame, costs, factor * ranks * each));
-    }
-  }
-}
-
 /// Most that a rank holds in a published schedule.
 double PeakOf(const std::string& schedule, int ranks, int microbatches, const CostModel& costs) {
   Spec spec = SpecOf(ranks, microbatches);
@@ -171,6 +157,20 @@ double PeakOf(const std::string& schedule, int ranks, int microbatches, const Co
     peak = std::max(peak, rank.peak_bytes);
   }
   return static_cast<double>(peak);
+}
+
+void AddLinear(std::string_view group, std::string_view set, const CostModel& costs, int ranks,
+               std::span<const int> microbatches, std::span<const double> memory,
+               std::vector<BenchInstance>* instances) {
+  for (const int times : microbatches) {
+    const int m = times * ranks;
+    const Plan frame = SingleRoutePlan(SpecOf(ranks, m), LinearPlacement(ranks));
+    const double once = PeakOf("1f1b", ranks, m, costs);
+    for (const double factor : memory) {
+      instances->push_back(Make(std::string(group) + " " + Times(factor), Label(set, ranks, m),
+                                frame, costs, factor * once));
+    }
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/moves.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/exact_search.h"
@@ -25,8 +26,9 @@
 namespace contraflow {
 namespace {
 
-/// Searches that GenerateRecomputed makes of one spec at most; they share the budget evenly.
-constexpr int kSearches = 3;
+/// Searches that GenerateRecomputed makes of one spec at most, and that of moves; they share the
+/// budget evenly.
+constexpr int kSearches = 4;
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
@@ -77,6 +79,13 @@ class ShortestStep {
   bool MayImprove(Time bound) const {
     const bool components = spec_.search.components && spec_.costs.moe;
     return !best_ || components || bound < step_;
+  }
+
+  /// Takes what another has found if that is shorter.
+  void Take(ShortestStep* other) {
+    if (!other->best_ || (best_ && other->step_ >= step_)) return;
+    best_ = std::move(other->best_);
+    step_ = other->step_;
   }
 
   std::optional<Plan>& best() { return best_; }
@@ -155,6 +164,17 @@ bool IsSmall(const Candidate& candidate) {
          !LongerThanOrder(candidate.spec.costs, candidate.spec.search);
 }
 
+/// What moving the instructions of the shortest so far gives.
+void OfferMoved(const Candidate& candidate, Time bound, ShortestStep* shortest) {
+  if (!shortest->best() || !shortest->MayImprove(bound) || shortest->stopped()) return;
+  const Spec& spec = candidate.spec;
+  SearchWork work(spec.search, shortest->control());
+  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, bound,
+                                spec.search.seed, work.left(), &work);
+  plan.provenance->from = "moves from " + plan.provenance->from;
+  shortest->Offer(std::move(plan), candidate);
+}
+
 /// What is shortest with the same stages recomputed as in the shortest so far, if that has the
 /// candidate's routes; else as the spec has them.
 void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) {
@@ -211,8 +231,13 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     candidate.spec.search.budget /= kSearches + (IsSmall(candidate) ? 1 : 0);
     if (freely && !candidate.spec.memory_limit) continue;
     const Time bound = BoundOfCandidate(candidate);
-    OfferAll(candidate, bound, &shortest, &first_error);
-    OfferExact(candidate, bound, &shortest);
+    if (!shortest.MayImprove(bound)) continue;
+    // What is moved is the shortest of this placement, whatever was found in others.
+    ShortestStep own(spec, control);
+    OfferAll(candidate, bound, &own, &first_error);
+    OfferMoved(candidate, bound, &own);
+    OfferExact(candidate, bound, &own);
+    shortest.Take(&own);
     if (shortest.stopped()) break;
   }
   if (!shortest.best() && first_error &&

@@ -206,14 +206,27 @@ bool KnowsParts(const CostModel& costs) {
   return costs.moe && costs.memory && !costs.memory->values.empty();
 }
 
+/// The order with every W right behind its B, as one.
+Plan Whole(Plan order) {
+  for (Program& program : order.programs) {
+    std::erase_if(program, [](const Instruction& i) { return i.op == Op::W; });
+    for (Instruction& i : program) {
+      if (i.op == Op::B) i.op = Op::BW;
+    }
+  }
+  return order;
+}
+
 /// Different compute orders of one spec.
 struct Orders {
   std::vector<Plan> plans;
   std::optional<Error> why_not;  ///< of the first that there is none of
 
-  void Try(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  void Try(const Schedule& schedule, const Spec& spec, const SearchControl& control,
+           bool whole = false) {
     try {
       Plan plan = GenerateOrder(schedule, spec, control);
+      if (whole) plan = Whole(std::move(plan));
       const auto same = [&](const Plan& other) {
         return other.routes == plan.routes && other.programs == plan.programs;
       };
@@ -226,8 +239,8 @@ struct Orders {
 
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
 /// way holds its input or, behind B, its stash, and beside these there are at most as many whole
-/// activations as chunks run at one time.
-Spec Fused(const Schedule& schedule, const Spec& spec) {
+/// activations as chunks run at one time. With `whole` W is in the backward too (Whole): no stash.
+Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   Spec fused = spec;
   fused.recompute = {};
   // Components have no R in their backward.
@@ -248,11 +261,14 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
     cost.b += r;
     cost.bw += r;
     cost.fb += r;
+    if (!whole) continue;
+    cost.b = cost.bw;
+    cost.w = 0;
   }
   if (!all || !spec.memory_limit) return fused;
   MemoryCost& memory = *fused.costs.memory;
-  const auto held = [](const CellBytes& bytes) {
-    return std::max({bytes.input, bytes.stash, int64_t{1}});
+  const auto held = [&](const CellBytes& bytes) {
+    return std::max({bytes.input, whole ? 0 : bytes.stash, int64_t{1}});
   };
   int64_t beside = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
@@ -263,9 +279,23 @@ Spec Fused(const Schedule& schedule, const Spec& spec) {
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
   }
+  if (whole) {
+    memory.w_stash_bytes = memory.activation_bytes;
+    memory.stash_of = memory.activation_of;
+  }
   memory.input_bytes = -1;
   fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * beside);
   return fused;
+}
+
+/// True where a chunk that waits for W may hold more than one that waits for R.
+bool StashIsMore(const Schedule& schedule, const Spec& spec) {
+  if (!spec.memory_limit || spec.recompute.choice == Recompute::Choice::kStages) return false;
+  for (int s = 0; s < schedule.stages(spec); ++s) {
+    const CellBytes bytes = BytesOfCell(spec.costs, s, true, spec.recompute.part);
+    if (bytes.stash > bytes.input) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -405,7 +435,10 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
-  orders.Try(schedule, Fused(schedule, spec), control);
+  orders.Try(schedule, Fused(schedule, spec, false), control);
+  if (StashIsMore(schedule, spec)) {
+    orders.Try(schedule, Fused(schedule, spec, true), control, true);
+  }
   if (orders.plans.empty()) throw *orders.why_not;
   std::optional<Plan> best;
   bool best_fits = false;

@@ -26,9 +26,9 @@
 namespace contraflow {
 namespace {
 
-/// Searches that GenerateRecomputed makes of one spec at most, and that of moves; they share the
-/// budget evenly.
-constexpr int kSearches = 4;
+/// Of the budget of a candidate, in eighths: for each search of those that GenerateRecomputed makes
+/// of one spec, four at most; for looking at all schedules, where there are few; moves have the rest.
+constexpr int64_t kEighths = 8, kEighthsEach = 1, kEighthsExact = 1, kEighthsMoved = 3;
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
@@ -80,6 +80,9 @@ class ShortestStep {
     const bool components = spec_.search.components && spec_.costs.moe;
     return !best_ || components || bound < step_;
   }
+
+  /// None that recomputes the same is shorter.
+  void Prove() { best_->provenance->bound = best_->provenance->makespan; }
 
   /// Takes what another has found if that is shorter.
   void Take(ShortestStep* other) {
@@ -168,9 +171,12 @@ bool IsSmall(const Candidate& candidate) {
 void OfferMoved(const Candidate& candidate, Time bound, ShortestStep* shortest) {
   if (!shortest->best() || !shortest->MayImprove(bound) || shortest->stopped()) return;
   const Spec& spec = candidate.spec;
-  SearchWork work(spec.search, shortest->control());
+  SearchOptions options = spec.search;
+  const int64_t share = kEighthsMoved + (IsSmall(candidate) ? 0 : kEighthsExact);
+  options.budget = options.budget / kEighthsEach * share;
+  SearchWork work(options, shortest->control());
   Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, bound,
-                                spec.search.seed, work.left(), &work);
+                                options.seed, work.left(), &work);
   plan.provenance->from = "moves from " + plan.provenance->from;
   shortest->Offer(std::move(plan), candidate);
 }
@@ -188,14 +194,18 @@ void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) 
     stages = WholeStagesOf(*shortest->best());
   }
   if (!stages || !shortest->best()) return;
-  SearchWork work(spec.search, shortest->control());
+  SearchOptions options = spec.search;
+  options.budget = options.budget / kEighthsEach * kEighthsExact;
+  SearchWork work(options, shortest->control());
   ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, *stages,
                                     shortest->step(), bound, work.left(), &work);
-  if (exact.programs.empty()) return;
-  Plan plan = candidate.frame;
-  plan.schedule = "exact search";
-  plan.programs = std::move(exact.programs);
-  shortest->Offer(std::move(plan), candidate);
+  if (!exact.programs.empty()) {
+    Plan plan = candidate.frame;
+    plan.schedule = "exact search";
+    plan.programs = std::move(exact.programs);
+    shortest->Offer(std::move(plan), candidate);
+  }
+  if (exact.complete) shortest->Prove();
 }
 
 /// Without any recompute, for which it is asked only where it shortens the step.
@@ -228,7 +238,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
-    candidate.spec.search.budget /= kSearches + (IsSmall(candidate) ? 1 : 0);
+    candidate.spec.search.budget = spec.search.budget / kEighths * kEighthsEach;
     if (freely && !candidate.spec.memory_limit) continue;
     const Time bound = BoundOfCandidate(candidate);
     if (!shortest.MayImprove(bound)) continue;

@@ -1,7 +1,8 @@
 // An R is an instruction like any other: it may come long before its backward, where its rank has
 // nothing else to do and memory for what it makes, and so may a forward or a weight gradient. Which
 // of them takes a little room in memory first decides what the others can do, and that is found by
-// moving: one instruction within its rank, or a full backward taken apart and put together.
+// moving: one instruction within its rank, or a full backward taken apart and put together, or a
+// cell recomputed or not, where that is free to choose.
 // Orders that take longer are accepted too, less and less so as the work is spent, in a few rounds
 // that each begin with the best so far.
 
@@ -10,10 +11,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <iterator>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 
@@ -47,7 +50,12 @@ class RecomputedProblem {
         recomputed_(plan),
         cells_(static_cast<size_t>(plan.stages), {1, 1, 1}),
         limit_(limit) {
-    if (MemoryLimit(costs).bytes()) cells_ = BytesOfCells(costs, plan.stages, recomputed_.parts());
+    if (limit && MemoryLimit(costs).bytes()) {
+      // Of stages that are not recomputed yet, too.
+      std::vector<RecomputePart> parts;
+      for (int s = 0; s < stages_; ++s) parts.push_back(recomputed_.part(s));
+      cells_ = BytesOfCells(costs, plan.stages, parts);
+    }
     const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
     before_.assign(chunks, -1);
     hop_.assign(chunks, 0);
@@ -98,14 +106,23 @@ class RecomputedProblem {
     return {op, -1, c, costs_.Duration(CellOp(op, c % stages_, c / stages_))};
   }
 
-  bool Fits(const Items& list) const {
+  Item Again(int32_t c) const {
+    Item item = {Op::R, -1, c, 0};
+    item.duration = costs_.Duration(InstructionOf(item));
+    return item;
+  }
+
+  /// `again`: chunks that are recomputed.
+  bool Fits(const Items& list, const std::vector<bool>& again) const {
     if (!limit_) return true;
     int64_t held = 0;
     for (const Item& item : list) {
       if (item.op == Op::R) held += Dropped(item.back);
       if (item.forward >= 0) held += BytesOf(item.forward).activation;
       if (held > *limit_) return false;
-      if (item.forward >= 0 && IsRecomputed(item.forward)) held -= Dropped(item.forward);
+      if (item.forward >= 0 && again[static_cast<size_t>(item.forward)]) {
+        held -= Dropped(item.forward);
+      }
       if (HasBackward(item.op)) {
         held -= BytesOf(item.back).activation - BytesOf(item.back).stash;
       }
@@ -117,7 +134,6 @@ class RecomputedProblem {
  private:
   const CellBytes& BytesOf(int32_t c) const { return cells_[static_cast<size_t>(c % stages_)]; }
   int64_t Dropped(int32_t c) const { return BytesOf(c).activation - BytesOf(c).input; }
-  bool IsRecomputed(int32_t c) const { return recomputed_.Has(c % stages_, c / stages_); }
 
   const Plan& plan_;
   const CostModel& costs_;
@@ -213,8 +229,14 @@ class Clock {
 
 class RecomputeAnnealing {
  public:
-  RecomputeAnnealing(const RecomputedProblem& problem, std::vector<Items> lists, Time bound, uint64_t seed)
-      : problem_(problem), clock_(problem), bound_(bound), random_(seed), lists_(std::move(lists)) {
+  RecomputeAnnealing(const RecomputedProblem& problem, std::vector<Items> lists, bool freely,
+                     Time bound, uint64_t seed)
+      : problem_(problem),
+        clock_(problem),
+        freely_(freely),
+        bound_(bound),
+        random_(seed),
+        lists_(std::move(lists)) {
     Time sum = 0;
     for (const Items& list : lists_) {
       count_ += static_cast<int64_t>(list.size());
@@ -222,15 +244,20 @@ class RecomputeAnnealing {
     }
     mean_ = sum / std::max<Time>(count_, 1);
     cost_ = clock_.Run(lists_).value();
-    makespan_ = clock_.makespan();
     best_ = lists_;
-    best_makespan_ = makespan_;
+    best_makespan_ = clock_.makespan();
   }
 
   void Run(int64_t budget, SearchWork* work) {
     for (const Time heat : kHeats) {
       lists_ = best_;
       cost_ = clock_.Run(lists_).value();
+      again_.assign(problem_.chunks(), false);
+      for (const Items& list : lists_) {
+        for (const Item& item : list) {
+          if (item.op == Op::R) again_[static_cast<size_t>(item.back)] = true;
+        }
+      }
       const int64_t each = budget / static_cast<int64_t>(std::size(kHeats));
       for (int64_t left = each; left > 0 && best_makespan_ > bound_; left -= count_) {
         if (!work->Spend(count_)) return;
@@ -261,7 +288,6 @@ class RecomputeAnnealing {
            !(x.op == Op::R && y.op == Op::R);
   }
 
-  /// As far as it may go.
   static void Rotate(Items* list, size_t at, size_t to) {
     const auto begin = list->begin();
     const auto x = begin + static_cast<std::ptrdiff_t>(at);
@@ -270,6 +296,7 @@ class RecomputeAnnealing {
     if (to < at) std::rotate(y, x, x + 1);
   }
 
+  /// To another place, or as far as it may go.
   bool Shift(Items* list, size_t at) {
     const bool later = Of(2) == 0;
     size_t to = at;
@@ -308,18 +335,38 @@ class RecomputeAnnealing {
     return false;
   }
 
+  /// R of the chunk of a backward comes or goes.
+  bool Toggle(Items* list, size_t at) {
+    if (!HasBackward((*list)[at].op)) return false;
+    const int32_t c = (*list)[at].back;
+    const auto place = list->begin() + static_cast<std::ptrdiff_t>(at);
+    if (again_[static_cast<size_t>(c)]) {
+      list->erase(std::find_if(list->begin(), place, [c](const Item& item) {
+        return item.op == Op::R && item.back == c;
+      }));
+    } else {
+      list->insert(place, problem_.Again(c));
+    }
+    again_[static_cast<size_t>(c)].flip();
+    toggled_.push_back(c);
+    return true;
+  }
+
+  bool Change(Items* list) {
+    const size_t at = Of(list->size()), kind = Of(freely_ ? 10 : 8);
+    return kind == 0 ? Split(list, at) : kind > 7 ? Toggle(list, at) : Shift(list, at);
+  }
+
   void Try(Time heat) {
     const size_t r = Of(lists_.size());
     if (lists_[r].size() < 2) return;
     Items before = lists_[r];
     Items* list = &lists_[r];
     bool changed = false;
-    for (size_t moves = 1 + Of(3) / 2; moves > 0; --moves) {
-      const size_t at = Of(list->size());
-      changed = (Of(8) == 0 ? Split(list, at) : Shift(list, at)) || changed;
-    }
+    toggled_.clear();
+    for (size_t moves = 1 + Of(3) / 2; moves > 0; --moves) changed = Change(list) || changed;
     if (!changed) return;
-    if (problem_.Fits(*list)) {
+    if (problem_.Fits(*list, again_)) {
       const std::optional<Time> cost = clock_.Run(lists_);
       if (cost && *cost <= cost_ + Threshold(heat)) {
         cost_ = *cost;
@@ -331,6 +378,7 @@ class RecomputeAnnealing {
       }
     }
     lists_[r] = std::move(before);
+    for (const int32_t c : toggled_) again_[static_cast<size_t>(c)].flip();
   }
 
   /// How much longer a move may make it: about exponentially distributed, in integers only.
@@ -343,17 +391,20 @@ class RecomputeAnnealing {
 
   const RecomputedProblem& problem_;
   Clock clock_;
+  const bool freely_;
   const Time bound_;
   std::mt19937_64 random_;
   std::vector<Items> lists_, best_;
+  std::vector<bool> again_;       // by chunk: recomputed in `lists_`
+  std::vector<int32_t> toggled_;  // by the move that is tried
   int64_t count_ = 0;  // of instructions
-  Time mean_ = 0, cost_ = 0, makespan_ = 0, best_makespan_ = 0;
+  Time mean_ = 0, cost_ = 0, best_makespan_ = 0;
 };
 
 }  // namespace
 
 Plan ImproveRecomputed(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-                       Time bound, uint64_t seed, int64_t budget, SearchWork* work) {
+                       bool freely, Time bound, uint64_t seed, int64_t budget, SearchWork* work) {
   if (costs.comm.exclusive() || OffloadedCells(plan).any() || work->spent()) return plan;
   work->Enter("recompute moves");
   const RecomputedProblem problem(plan, costs, limit);
@@ -362,7 +413,7 @@ Plan ImproveRecomputed(const Plan& plan, const CostModel& costs, std::optional<i
     for (const Instruction& i : plan.programs[r]) lists[r].push_back(problem.ItemOf(i));
   }
   const Time before = Simulate(plan, costs, Keep::kFigures).makespan;
-  RecomputeAnnealing annealing(problem, std::move(lists), bound, seed);
+  RecomputeAnnealing annealing(problem, std::move(lists), freely, bound, seed);
   CF_ASSERT(annealing.best_makespan() == before);
   annealing.Run(budget, work);
   if (annealing.best_makespan() >= before) return plan;

@@ -175,7 +175,10 @@ void OfferMoved(const Candidate& candidate, Time bound, ShortestStep* shortest) 
   const int64_t share = kEighthsMoved + (IsSmall(candidate) ? 0 : kEighthsExact);
   options.budget = options.budget / kEighthsEach * share;
   SearchWork work(options, shortest->control());
-  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, bound,
+  // Lowering to components and exports know R of whole stages.
+  const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
+                      spec.target != Target::kTorch;
+  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, freely, bound,
                                 options.seed, work.left(), &work);
   plan.provenance->from = "moves from " + plan.provenance->from;
   shortest->Offer(std::move(plan), candidate);

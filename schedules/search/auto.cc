@@ -14,6 +14,7 @@
 // plan is never longer than any schedule of the table that fits the same placement and memory.
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -89,18 +90,16 @@ Plan RenumberMicrobatches(Plan plan) {
   return plan;
 }
 
-/// Control of the i-th candidate's search: reports say which of all it is and count the whole.
-SearchControl ControlOf(const SearchControl& all, const std::vector<Candidate>& candidates,
-                        size_t i) {
+/// Control of a part of a search, from one share of the whole to another: reports count the whole,
+/// and say what it is a part of.
+SearchControl ControlOf(const SearchControl& all, double from, double to,
+                        const std::string& name) {
   if (!all.report) return all;
-  const std::string placement(Name(candidates[i].placement));
-  const auto count = static_cast<double>(candidates.size());
-  const double before = static_cast<double>(i) / count;
   const auto report = [=, report = all.report](const SearchState& state) {
     SearchState total = state;
-    const std::string phase = placement + ", " + std::string(state.phase);
+    const std::string phase = name + std::string(state.phase);
     total.phase = phase;
-    total.spent = before + state.spent / count;
+    total.spent = from + state.spent * (to - from);
     report(total);
   };
   return {.stop = all.stop, .report = report};
@@ -181,15 +180,25 @@ Time SearchSmall(const Candidate& candidate, const SearchProblem& problem, Time 
   return bound;
 }
 
-Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
-                  const SearchOptions& options, const SearchControl& control) {
+/// What a candidate is searched with, whatever the budget.
+struct Beginning {
+  SearchProblem problem;
+  std::vector<Plan> published;
+};
+
+Beginning BeginningOf(const Candidate& candidate, Time bound, const SearchOptions& options) {
   const Spec& spec = candidate.spec;
-  SearchWork work(options, control);
-  const SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
   // What reaches the bound is enough, unless other figures than its makespan count as well.
   const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
-  const std::vector<Plan> published =
-      PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt);
+  return {MakeProblem(candidate.frame, spec.costs, spec.memory_limit),
+          PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt)};
+}
+
+Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time bound, const Spec& asked,
+                  const SearchOptions& options, const SearchControl& control) {
+  const Spec& spec = candidate.spec;
+  const auto& [problem, published] = beginning;
+  SearchWork work(options, control);
   // Where lanes are shared, half of the work is left for the search on them.
   std::optional<SearchResult> found;
   const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
@@ -223,18 +232,57 @@ Choice SearchOnce(const Candidate& candidate, Time bound, const Spec& asked,
   return choice;
 }
 
+/// A search with a quarter of the budget comes first, and before that one with a quarter of that.
+constexpr int64_t kLadder = 4;
+/// The least of these has time for so many orders of the candidate, and for so much.
+constexpr int64_t kLeastOrders = 64, kLeastBudget = 1'000'000;
+
+/// The budgets that a candidate is searched with, one after the other.
+std::vector<int64_t> LadderOf(const Candidate& candidate, int64_t budget) {
+  const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
+  const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
+  std::vector<int64_t> budgets = {budget};
+  while (budgets.back() / kLadder >= least) budgets.push_back(budgets.back() / kLadder);
+  std::ranges::reverse(budgets);
+  return budgets;
+}
+
+/// The best of searches with ever larger budgets, so that four times the budget never gives a
+/// longer step. Most of what can be proven is so by the first ones.
+Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
+                    const SearchOptions& options, const SearchControl& control) {
+  const Beginning beginning = BeginningOf(candidate, bound, options);
+  std::optional<Choice> best;
+  const std::vector<int64_t> ladder = LadderOf(candidate, options.budget);
+  const auto all = static_cast<double>(std::accumulate(ladder.begin(), ladder.end(), int64_t{0}));
+  double from = 0;
+  for (const int64_t budget : ladder) {
+    SearchOptions part = options;
+    part.budget = budget;
+    const double to = all > 0 ? from + static_cast<double>(budget) / all : 1;
+    const SearchControl of_part = ControlOf(control, std::exchange(from, to), to, "");
+    Choice choice = SearchOnce(candidate, beginning, bound, asked, part, of_part);
+    if (!best || choice.step <= best->step) best = std::move(choice);
+    // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
+    const bool components = options.components && candidate.spec.costs.moe;
+    if (!components && best->step <= best->plan.provenance->bound) break;
+    if (control.stopped()) break;
+  }
+  return std::move(*best);
+}
+
 Choice SearchCandidate(const Candidate& candidate, Time bound, const Spec& asked,
                        const SearchControl& control) {
   const Spec& spec = candidate.spec;
   const SearchOptions& options = spec.search;
-  Choice choice = SearchOnce(candidate, bound, asked, options, control);
-  if (options.noise == 0 || (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search))) {
-    return choice;
-  }
+  if (options.noise == 0) return SearchLadder(candidate, bound, asked, options, control);
+  Choice choice = SearchOnce(candidate, BeginningOf(candidate, bound, options), bound, asked, options,
+                             control);
+  if (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search)) return choice;
   // An order that stands noise is no longer than another, but its step may be.
   SearchOptions exact = options;
   exact.noise = 0;
-  Choice plain = SearchOnce(candidate, bound, asked, exact, control);
+  Choice plain = SearchLadder(candidate, bound, asked, exact, control);
   return plain.step < choice.step ? plain : choice;
 }
 
@@ -252,8 +300,10 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
       const bool components = spec.search.components && spec.costs.moe;
       if (best && !components && bound.value >= best->step) continue;
-      Choice choice =
-          SearchCandidate(candidate, bound.value, spec, ControlOf(control, candidates, i));
+      const auto count = static_cast<double>(candidates.size()), at = static_cast<double>(i);
+      const std::string name = std::string(Name(candidate.placement)) + ", ";
+      Choice choice = SearchCandidate(candidate, bound.value, spec,
+                                      ControlOf(control, at / count, (at + 1) / count, name));
       if (!best || choice.step < best->step) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.

@@ -418,7 +418,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 }
 
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control) {
+                        const SearchControl& control, std::optional<Plan>* full) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -431,7 +431,7 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
   if (spec.memory_limit) orders.Try(schedule, plain, control);
-  if (orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
+  if (full == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
@@ -440,39 +440,45 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     orders.Try(schedule, Fused(schedule, spec, true), control, true);
   }
   if (orders.plans.empty()) throw *orders.why_not;
-  std::optional<Plan> best;
-  bool best_fits = false;
-  Time least = 0;
   const CostModel& costs = spec.costs;
-  const auto offer = [&](const Plan& order, const Spec& as) {
+  /// The shortest that fits, else the shortest.
+  struct Best {
+    std::optional<Plan> plan;
+    bool fits = false;
+    Time least = 0;
+  };
+  Best best, best_full;
+  const auto offer = [&](const Plan& order, const Spec& as, Best* to) {
     Plan plan = RecomputeOrder(order, as, room);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = limit.Fits(simulation);
     const Time step = fits && LongerThanOrder(costs, spec.search)
                           ? StepTime(plan, costs, spec.memory_limit, spec.search)
                           : simulation.makespan;
-    if (best && std::pair(!best_fits, least) <= std::pair(!fits, step)) return;
-    best = std::move(plan);
-    best_fits = fits;
-    least = step;
+    if (to->plan && std::pair(!to->fits, to->least) <= std::pair(!fits, step)) return;
+    *to = {std::move(plan), fits, step};
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   for (const Plan& order : orders.plans) {
-    offer(order, spec);
+    offer(order, spec, &best);
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
-      if (part != RecomputePart::kFull) offer(order, as);
+      if (part != RecomputePart::kFull) offer(order, as, &best);
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      offer(order, as);
+      offer(order, as, &best);
+      if (full != nullptr && part == recompute.part) offer(order, as, &best_full);
     }
   }
   // An order that was searched for other costs is one for these.
-  if (best->costs) best->costs = costs;
-  return std::move(*best);
+  for (Best* of : {&best, &best_full}) {
+    if (of->plan && of->plan->costs) of->plan->costs = costs;
+  }
+  if (full != nullptr) *full = std::move(best_full.plan);
+  return std::move(*best.plan);
 }
 
 }  // namespace contraflow

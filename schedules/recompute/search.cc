@@ -121,8 +121,9 @@ Time BoundOfCandidate(const Candidate& candidate) {
   }
 }
 
-/// The published orders and its own, those that are searched last, until one reaches `bound`.
-void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest,
+/// The published orders and its own, those that are searched last, until one reaches `bound`; to
+/// `full` those with all recomputed.
+void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, ShortestStep* full,
               std::optional<Error>* first_error) {
   const auto offer = [&](const Schedule& schedule) {
     if (shortest->stopped() || !shortest->MayImprove(bound)) return;
@@ -131,18 +132,28 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest,
     if (!schedule.reject(spec).empty()) return;
     if (schedule.stages(spec) != candidate.frame.stages) return;
     try {
-      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control()),
+      std::optional<Plan> of_all;
+      const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
+      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(),
+                                         freely ? &of_all : nullptr),
                       candidate);
+      if (of_all) full->Offer(std::move(*of_all), candidate);
     } catch (const Error& error) {
       if (!*first_error) *first_error = error;
     }
   };
   for (const Schedule* schedule : kPublishedSchedules) offer(*schedule);
   offer(kAuto);
-  if (shortest->best()) return;
   // What holds least of all, for a limit that is too tight for the others.
-  shortest->Offer(RecomputeOrder(SerialOrder(candidate.frame), candidate.spec, Room::kAny),
-                  candidate);
+  const auto offer_serial = [&](const Spec& spec, ShortestStep* to) {
+    if (to->best()) return;
+    to->Offer(RecomputeOrder(SerialOrder(candidate.frame), spec, Room::kAny), candidate);
+  };
+  offer_serial(candidate.spec, shortest);
+  if (candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
+  Spec all = candidate.spec;
+  all.recompute.choice = Recompute::Choice::kFull;
+  offer_serial(all, full);
 }
 
 /// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others,
@@ -246,10 +257,18 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     const Time bound = BoundOfCandidate(candidate);
     if (!shortest.MayImprove(bound)) continue;
     // What is moved is the shortest of this placement, whatever was found in others.
-    ShortestStep own(spec, control);
-    OfferAll(candidate, bound, &own, &first_error);
+    ShortestStep own(spec, control), full(spec, control);
+    OfferAll(candidate, bound, &own, &full, &first_error);
+    if (full.best()) {
+      // As if that were asked for, so that a free choice is never longer.
+      Candidate all = candidate;
+      all.spec.recompute.choice = Recompute::Choice::kFull;
+      OfferMoved(all, bound, &full);
+      OfferExact(all, bound, &full);
+    }
     OfferMoved(candidate, bound, &own);
     OfferExact(candidate, bound, &own);
+    own.Take(&full);
     shortest.Take(&own);
     if (shortest.stopped()) break;
   }

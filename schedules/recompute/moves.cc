@@ -17,215 +17,16 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/recompute/recomputed_order.h"
 
 namespace contraflow {
 namespace {
 
-constexpr Time kNotYet = -1;
 /// Farthest that a move carries an instruction, mostly and at all.
 constexpr size_t kNearShift = 4, kFarShift = 24;
 /// By how many 64ths of a mean instruction the step may get longer at first, by round.
 constexpr Time kHeats[] = {2, 32, 12, 4};
-/// What a step is worth that is one tick shorter in the mean end of its ranks.
-constexpr Time kMeanEnds = 10;
-
-/// An instruction and its chunks, micro-batch by micro-batch: of the forward, of the backward.
-struct Item {
-  Op op = Op::F;
-  int32_t forward = -1, back = -1;
-  Time duration = 0;
-};
-
-using Items = std::vector<Item>;
-
-/// The plan as the search sees it.
-class RecomputedProblem {
- public:
-  RecomputedProblem(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
-      : plan_(plan),
-        costs_(costs),
-        stages_(plan.stages),
-        recomputed_(plan),
-        cells_(static_cast<size_t>(plan.stages), {1, 1, 1}),
-        limit_(limit) {
-    if (limit && MemoryLimit(costs).bytes()) {
-      // Of stages that are not recomputed yet, too.
-      std::vector<RecomputePart> parts;
-      for (int s = 0; s < stages_; ++s) parts.push_back(recomputed_.part(s));
-      cells_ = BytesOfCells(costs, plan.stages, parts);
-    }
-    const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
-    before_.assign(chunks, -1);
-    hop_.assign(chunks, 0);
-    rank_.assign(chunks, 0);
-    for (const Route& route : plan.routes) {
-      for (const int m : route.microbatches) {
-        for (int s = 0; s < stages_; ++s) {
-          const auto c = static_cast<size_t>(m * stages_ + s);
-          rank_[c] = route.ranks[static_cast<size_t>(s)];
-          if (s == 0) continue;
-          before_[c] = static_cast<int32_t>(c) - 1;
-          if (rank_[c] != rank_[c - 1]) hop_[c] = costs.comm.latency + costs.comm.occupancy;
-        }
-      }
-    }
-  }
-
-  size_t chunks() const { return before_.size(); }
-  size_t ranks() const { return plan_.programs.size(); }
-  int32_t Before(int32_t c) const { return before_[static_cast<size_t>(c)]; }
-  int32_t After(int32_t c) const { return (c + 1) % stages_ == 0 ? -1 : c + 1; }
-  Time Hop(int32_t c) const { return hop_[static_cast<size_t>(c)]; }
-  size_t Rank(int32_t c) const { return static_cast<size_t>(rank_[static_cast<size_t>(c)]); }
-  int32_t Stage(int32_t c) const { return c % stages_; }
-
-  Item ItemOf(const Instruction& i) const {
-    Item item = {i.op, -1, -1, costs_.Duration(i)};
-    if (HasForward(i.op)) item.forward = i.microbatch * stages_ + i.stage;
-    if (i.op != Op::F) item.back = BackMicrobatch(i) * stages_ + BackStage(i);
-    return item;
-  }
-
-  Instruction InstructionOf(const Item& item) const {
-    const auto stage = [&](int32_t c) { return c % stages_; };
-    const auto microbatch = [&](int32_t c) { return c / stages_; };
-    if (item.op == Op::FB) {
-      return Pair(stage(item.forward), microbatch(item.forward), stage(item.back),
-                  microbatch(item.back));
-    }
-    const int32_t c = item.op == Op::F ? item.forward : item.back;
-    Instruction i = CellOp(item.op, stage(c), microbatch(c));
-    if (i.op == Op::R) i.part = recomputed_.part(stage(c));
-    return i;
-  }
-
-  /// One part of a full backward, or all of it.
-  Item Backward(Op op, int32_t c) const {
-    return {op, -1, c, costs_.Duration(CellOp(op, c % stages_, c / stages_))};
-  }
-
-  Item Again(int32_t c) const {
-    Item item = {Op::R, -1, c, 0};
-    item.duration = costs_.Duration(InstructionOf(item));
-    return item;
-  }
-
-  /// `again`: chunks that are recomputed.
-  bool Fits(const Items& list, const std::vector<bool>& again) const {
-    if (!limit_) return true;
-    int64_t held = 0;
-    for (const Item& item : list) {
-      if (item.op == Op::R) held += Dropped(item.back);
-      if (item.forward >= 0) held += BytesOf(item.forward).activation;
-      if (held > *limit_) return false;
-      if (item.forward >= 0 && again[static_cast<size_t>(item.forward)]) {
-        held -= Dropped(item.forward);
-      }
-      if (HasBackward(item.op)) {
-        held -= BytesOf(item.back).activation - BytesOf(item.back).stash;
-      }
-      if (HasWeight(item.op)) held -= BytesOf(item.back).stash;
-    }
-    return true;
-  }
-
- private:
-  const CellBytes& BytesOf(int32_t c) const { return cells_[static_cast<size_t>(c % stages_)]; }
-  int64_t Dropped(int32_t c) const { return BytesOf(c).activation - BytesOf(c).input; }
-
-  const Plan& plan_;
-  const CostModel& costs_;
-  const int32_t stages_;
-  const RecomputedCells recomputed_;
-  std::vector<CellBytes> cells_;  // by stage
-  const std::optional<int64_t> limit_;
-  std::vector<int32_t> before_;  // by chunk
-  std::vector<Time> hop_;        // from the stage before
-  std::vector<int> rank_;
-};
-
-/// When the lists of all ranks end; each instruction is looked at once, plus once for each wait.
-class Clock {
- public:
-  explicit Clock(const RecomputedProblem& problem)
-      : problem_(problem),
-        end_(2 * problem.chunks()),
-        waits_(2 * problem.chunks()),
-        lane_(problem.ranks()),
-        next_(problem.ranks()) {}
-
-  /// The makespan, and a little for the mean end of the ranks; nothing where ranks wait for ever.
-  std::optional<Time> Run(const std::vector<Items>& lists) {
-    std::fill(end_.begin(), end_.end(), kNotYet);
-    std::fill(waits_.begin(), waits_.end(), -1);
-    std::fill(lane_.begin(), lane_.end(), 0);
-    std::fill(next_.begin(), next_.end(), 0);
-    ready_.clear();
-    for (size_t r = lists.size(); r-- > 0;) ready_.push_back(r);
-    while (!ready_.empty()) {
-      const size_t r = ready_.back();
-      ready_.pop_back();
-      Walk(r, lists[r]);
-    }
-    makespan_ = 0;
-    Time ends = 0;
-    for (size_t r = 0; r < lists.size(); ++r) {
-      if (next_[r] < lists[r].size()) return std::nullopt;
-      makespan_ = std::max(makespan_, lane_[r]);
-      ends += lane_[r];
-    }
-    return makespan_ + ends / (kMeanEnds * static_cast<Time>(lists.size()));
-  }
-  Time makespan() const { return makespan_; }
-
- private:
-  static size_t Place(int32_t c, bool backward) { return 2 * static_cast<size_t>(c) + backward; }
-
-  /// False if the rank has to wait for what this chunk's neighbour makes.
-  bool Arrived(size_t r, int32_t neighbour, Time hop, bool backward, Time* start) {
-    if (neighbour < 0) return true;
-    const Time end = end_[Place(neighbour, backward)];
-    if (end == kNotYet) {
-      waits_[Place(neighbour, backward)] = static_cast<int32_t>(r);
-      return false;
-    }
-    *start = std::max(*start, end + hop);
-    return true;
-  }
-
-  void Ended(int32_t c, bool backward, Time end) {
-    end_[Place(c, backward)] = end;
-    const int32_t waiting = std::exchange(waits_[Place(c, backward)], -1);
-    if (waiting >= 0) ready_.push_back(static_cast<size_t>(waiting));
-  }
-
-  void Walk(size_t r, const Items& list) {
-    for (size_t& at = next_[r]; at < list.size(); ++at) {
-      const Item& item = list[at];
-      Time start = lane_[r];
-      if (item.forward >= 0 && !Arrived(r, problem_.Before(item.forward),
-                                        problem_.Hop(item.forward), false, &start)) {
-        return;
-      }
-      if (HasBackward(item.op)) {
-        const int32_t after = problem_.After(item.back);
-        if (!Arrived(r, after, after < 0 ? 0 : problem_.Hop(after), true, &start)) return;
-      }
-      lane_[r] = start + item.duration;
-      if (item.forward >= 0) Ended(item.forward, false, lane_[r]);
-      if (HasBackward(item.op)) Ended(item.back, true, lane_[r]);
-    }
-  }
-
-  const RecomputedProblem& problem_;
-  std::vector<Time> end_;       // of F and B of each chunk
-  std::vector<int32_t> waits_;  // the rank that waits for it
-  std::vector<Time> lane_;
-  std::vector<size_t> next_, ready_;
-  Time makespan_ = 0;
-};
 
 class RecomputeAnnealing {
  public:
@@ -390,14 +191,14 @@ class RecomputeAnnealing {
   }
 
   const RecomputedProblem& problem_;
-  Clock clock_;
+  RecomputedClock clock_;
   const bool freely_;
   const Time bound_;
   std::mt19937_64 random_;
   std::vector<Items> lists_, best_;
   std::vector<bool> again_;       // by chunk: recomputed in `lists_`
   std::vector<int32_t> toggled_;  // by the move that is tried
-  int64_t count_ = 0;  // of instructions
+  int64_t count_ = 0;             // of instructions
   Time mean_ = 0, cost_ = 0, best_makespan_ = 0;
 };
 

@@ -44,9 +44,9 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 
 /// The plan of a schedule with the recompute of the spec: of the orders that it makes within the
 /// limit, without one and for costs that have R in the backward, the one with the shortest step
-/// that fits, or, where none does, the shortest. `full`: where what is recomputed is free to choose,
-/// the one with all recomputed that it would be if that were asked for. Throws Error if the stages
-/// do not exist, or if there is a memory limit and the costs give no bytes.
+/// that fits, or, where none does, the shortest. `full`: where what is recomputed is free to
+/// choose, the one with all recomputed that it would be if that were asked for. Throws Error if the
+/// stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
                         const SearchControl& control, std::optional<Plan>* full = nullptr);
 

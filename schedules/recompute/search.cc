@@ -27,7 +27,8 @@ namespace contraflow {
 namespace {
 
 /// Of the budget of a candidate, in eighths: for each search of those that GenerateRecomputed makes
-/// of one spec, four at most; for looking at all schedules, where there are few; moves have the rest.
+/// of one spec, four at most; for looking at all schedules, where there are few; moves have the
+/// rest.
 constexpr int64_t kEighths = 8, kEighthsEach = 1, kEighthsExact = 1, kEighthsMoved = 3;
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.

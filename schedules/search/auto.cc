@@ -92,8 +92,7 @@ Plan RenumberMicrobatches(Plan plan) {
 
 /// Control of a part of a search, from one share of the whole to another: reports count the whole,
 /// and say what it is a part of.
-SearchControl ControlOf(const SearchControl& all, double from, double to,
-                        const std::string& name) {
+SearchControl ControlOf(const SearchControl& all, double from, double to, const std::string& name) {
   if (!all.report) return all;
   const auto report = [=, report = all.report](const SearchState& state) {
     SearchState total = state;
@@ -194,8 +193,8 @@ Beginning BeginningOf(const Candidate& candidate, Time bound, const SearchOption
           PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt)};
 }
 
-Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time bound, const Spec& asked,
-                  const SearchOptions& options, const SearchControl& control) {
+Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time bound,
+                  const Spec& asked, const SearchOptions& options, const SearchControl& control) {
   const Spec& spec = candidate.spec;
   const auto& [problem, published] = beginning;
   SearchWork work(options, control);
@@ -276,8 +275,8 @@ Choice SearchCandidate(const Candidate& candidate, Time bound, const Spec& asked
   const Spec& spec = candidate.spec;
   const SearchOptions& options = spec.search;
   if (options.noise == 0) return SearchLadder(candidate, bound, asked, options, control);
-  Choice choice = SearchOnce(candidate, BeginningOf(candidate, bound, options), bound, asked, options,
-                             control);
+  Choice choice =
+      SearchOnce(candidate, BeginningOf(candidate, bound, options), bound, asked, options, control);
   if (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search)) return choice;
   // An order that stands noise is no longer than another, but its step may be.
   SearchOptions exact = options;

@@ -120,7 +120,8 @@ TEST_SUITE("property") {
       const ExactResult exact = ExactMakespan(plan, spec.costs, limit, 20'000);
       if (!exact.finished) continue;
       const Time makespan =
-          Simulate(Improve(plan, spec.costs, limit, *exact.makespan, 2'000'000), spec.costs).makespan;
+          Simulate(Improve(plan, spec.costs, limit, *exact.makespan, 2'000'000), spec.costs)
+              .makespan;
       CHECK(makespan >= *exact.makespan);
       ++compared;
       optimal += makespan == *exact.makespan;

@@ -1,0 +1,161 @@
+#include "schedules/recompute/recomputed_order.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compiler/plan/memory_limit.h"
+
+namespace contraflow {
+namespace {
+
+constexpr Time kNotYet = -1;
+/// What a step is worth that is one tick shorter in the mean end of its ranks.
+constexpr Time kMeanEnds = 10;
+
+}  // namespace
+
+RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
+                                     std::optional<int64_t> limit)
+    : plan_(plan),
+      costs_(costs),
+      stages_(plan.stages),
+      recomputed_(plan),
+      cells_(static_cast<size_t>(plan.stages), {1, 1, 1}),
+      limit_(limit) {
+  if (limit && MemoryLimit(costs).bytes()) {
+    // Of stages that are not recomputed yet, too.
+    std::vector<RecomputePart> parts;
+    for (int s = 0; s < stages_; ++s) parts.push_back(recomputed_.part(s));
+    cells_ = BytesOfCells(costs, plan.stages, parts);
+  }
+  const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
+  before_.assign(chunks, -1);
+  hop_.assign(chunks, 0);
+  rank_.assign(chunks, 0);
+  for (const Route& route : plan.routes) {
+    for (const int m : route.microbatches) {
+      for (int s = 0; s < stages_; ++s) {
+        const auto c = static_cast<size_t>(m * stages_ + s);
+        rank_[c] = route.ranks[static_cast<size_t>(s)];
+        if (s == 0) continue;
+        before_[c] = static_cast<int32_t>(c) - 1;
+        if (rank_[c] != rank_[c - 1]) hop_[c] = costs.comm.latency + costs.comm.occupancy;
+      }
+    }
+  }
+}
+
+Item RecomputedProblem::ItemOf(const Instruction& i) const {
+  Item item = {i.op, -1, -1, costs_.Duration(i)};
+  if (HasForward(i.op)) item.forward = i.microbatch * stages_ + i.stage;
+  if (i.op != Op::F) item.back = BackMicrobatch(i) * stages_ + BackStage(i);
+  return item;
+}
+
+Instruction RecomputedProblem::InstructionOf(const Item& item) const {
+  const auto stage = [&](int32_t c) { return c % stages_; };
+  const auto microbatch = [&](int32_t c) { return c / stages_; };
+  if (item.op == Op::FB) {
+    return Pair(stage(item.forward), microbatch(item.forward), stage(item.back),
+                microbatch(item.back));
+  }
+  const int32_t c = item.op == Op::F ? item.forward : item.back;
+  Instruction i = CellOp(item.op, stage(c), microbatch(c));
+  if (i.op == Op::R) i.part = recomputed_.part(stage(c));
+  return i;
+}
+
+Item RecomputedProblem::Backward(Op op, int32_t c) const {
+  return {op, -1, c, costs_.Duration(CellOp(op, c % stages_, c / stages_))};
+}
+
+Item RecomputedProblem::Again(int32_t c) const {
+  Item item = {Op::R, -1, c, 0};
+  item.duration = costs_.Duration(InstructionOf(item));
+  return item;
+}
+
+bool RecomputedProblem::Fits(const Items& list, const std::vector<bool>& again) const {
+  if (!limit_) return true;
+  int64_t held = 0;
+  for (const Item& item : list) {
+    if (item.op == Op::R) held += Dropped(item.back);
+    if (item.forward >= 0) held += BytesOf(item.forward).activation;
+    if (held > *limit_) return false;
+    if (item.forward >= 0 && again[static_cast<size_t>(item.forward)]) {
+      held -= Dropped(item.forward);
+    }
+    if (HasBackward(item.op)) {
+      held -= BytesOf(item.back).activation - BytesOf(item.back).stash;
+    }
+    if (HasWeight(item.op)) held -= BytesOf(item.back).stash;
+  }
+  return true;
+}
+
+RecomputedClock::RecomputedClock(const RecomputedProblem& problem)
+    : problem_(problem),
+      end_(2 * problem.chunks()),
+      waits_(2 * problem.chunks()),
+      lane_(problem.ranks()),
+      next_(problem.ranks()) {}
+
+std::optional<Time> RecomputedClock::Run(const std::vector<Items>& lists) {
+  std::fill(end_.begin(), end_.end(), kNotYet);
+  std::fill(waits_.begin(), waits_.end(), -1);
+  std::fill(lane_.begin(), lane_.end(), 0);
+  std::fill(next_.begin(), next_.end(), 0);
+  ready_.clear();
+  for (size_t r = lists.size(); r-- > 0;) ready_.push_back(r);
+  while (!ready_.empty()) {
+    const size_t r = ready_.back();
+    ready_.pop_back();
+    Walk(r, lists[r]);
+  }
+  makespan_ = 0;
+  Time ends = 0;
+  for (size_t r = 0; r < lists.size(); ++r) {
+    if (next_[r] < lists[r].size()) return std::nullopt;
+    makespan_ = std::max(makespan_, lane_[r]);
+    ends += lane_[r];
+  }
+  return makespan_ + ends / (kMeanEnds * static_cast<Time>(lists.size()));
+}
+
+/// False if the rank has to wait for what this chunk's neighbour makes.
+bool RecomputedClock::Arrived(size_t r, int32_t neighbour, Time hop, bool backward, Time* start) {
+  if (neighbour < 0) return true;
+  const Time end = end_[Place(neighbour, backward)];
+  if (end == kNotYet) {
+    waits_[Place(neighbour, backward)] = static_cast<int32_t>(r);
+    return false;
+  }
+  *start = std::max(*start, end + hop);
+  return true;
+}
+
+void RecomputedClock::Ended(int32_t c, bool backward, Time end) {
+  end_[Place(c, backward)] = end;
+  const int32_t waiting = std::exchange(waits_[Place(c, backward)], -1);
+  if (waiting >= 0) ready_.push_back(static_cast<size_t>(waiting));
+}
+
+void RecomputedClock::Walk(size_t r, const Items& list) {
+  for (size_t& at = next_[r]; at < list.size(); ++at) {
+    const Item& item = list[at];
+    Time start = lane_[r];
+    if (item.forward >= 0 &&
+        !Arrived(r, problem_.Before(item.forward), problem_.Hop(item.forward), false, &start)) {
+      return;
+    }
+    if (HasBackward(item.op)) {
+      const int32_t after = problem_.After(item.back);
+      if (!Arrived(r, after, after < 0 ? 0 : problem_.Hop(after), true, &start)) return;
+    }
+    lane_[r] = start + item.duration;
+    if (item.forward >= 0) Ended(item.forward, false, lane_[r]);
+    if (HasBackward(item.op)) Ended(item.back, true, lane_[r]);
+  }
+}
+
+}  // namespace contraflow

@@ -30,6 +30,7 @@
 #include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
+#include "schedules/search/shared_stages.h"
 
 namespace contraflow {
 namespace {
@@ -44,51 +45,6 @@ struct Choice {
   Plan plan;
   Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
 };
-
-/// The stage that two routes have on one rank, the last of several; -1: none.
-int SharedStage(const Plan& plan) {
-  for (size_t s = static_cast<size_t>(plan.stages); s-- > 0;) {
-    for (size_t route = 1; route < plan.routes.size(); ++route) {
-      if (plan.routes[route].ranks[s] == plan.routes[0].ranks[s]) return static_cast<int>(s);
-    }
-  }
-  return -1;
-}
-
-/// True if two routes have a stage on the same rank: then the rank adds to the same weight gradient
-/// for micro-batches of both, and the order of these counts.
-bool SharesStages(const Plan& frame) { return SharedStage(frame) >= 0; }
-
-/// The same order with its micro-batches numbered as they add to the weight gradient that routes
-/// share, so that the sum is in ascending order. For micro-batches that cost the same, of
-/// a compute plan whose routes share one stage.
-Plan RenumberMicrobatches(Plan plan) {
-  const int stage = SharedStage(plan);
-  CF_ASSERT(stage >= 0);
-  const auto rank = static_cast<size_t>(plan.routes[0].ranks[static_cast<size_t>(stage)]);
-  std::vector<int> number(static_cast<size_t>(plan.microbatches), -1);
-  int next = 0;
-  for (const Instruction& i : plan.programs[rank]) {
-    if (HasWeight(i.op) && BackStage(i) == stage) {
-      number[static_cast<size_t>(BackMicrobatch(i))] = next++;
-    }
-  }
-  CF_ASSERT(next == plan.microbatches);
-  const auto renumber = [&](auto* microbatch) {
-    if (*microbatch >= 0) *microbatch = number[static_cast<size_t>(*microbatch)];
-  };
-  for (Route& route : plan.routes) {
-    for (int& microbatch : route.microbatches) renumber(&microbatch);
-    std::ranges::sort(route.microbatches);
-  }
-  for (Program& program : plan.programs) {
-    for (Instruction& i : program) {
-      renumber(&i.microbatch);
-      renumber(&i.back_microbatch);
-    }
-  }
-  return plan;
-}
 
 /// Control of a part of a search, from one share of the whole to another: reports count the whole,
 /// and say what it is a part of.

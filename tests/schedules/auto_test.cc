@@ -18,6 +18,7 @@
 #include "schedules/search_control.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::auto_test {
@@ -130,6 +131,38 @@ TEST_SUITE("property") {
     CHECK(placements["interleaved"] > 5);
     CHECK(placements["wave"] > 5);
     CHECK(placements["bidirectional"] > 10);
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("four times the budget never gives a longer step, nor `any` than a placement") {
+    std::mt19937_64 random(62);
+    int compared = 0, shorter = 0;
+    while (compared < Draws(120)) {
+      Spec spec = DrawSpec(&random);
+      if (spec.ranks < 2 || !RejectPlacement(spec).empty()) continue;
+      spec.search.budget = 3'000'000;
+      const auto step = [](const Spec& of) {
+        const Plan plan = GeneratePlan(of);
+        return LongerThanOrder(*plan.costs, of.search) ? StepOf(plan, *plan.costs)
+                                                       : plan.provenance->makespan;
+      };
+      const Time little = step(spec);
+      CAPTURE(compared);
+      CAPTURE(Name(spec.search.placement));
+      if (!IsChoice(spec.search.placement) && compared % 4 == 0) {
+        Spec any = spec;
+        any.search.placement = Placement::kAny;
+        CHECK(step(any) <= little);
+      }
+      spec.search.budget *= 4;
+      const Time more = step(spec);
+      CHECK(more <= little);
+      shorter += more < little;
+      ++compared;
+    }
+    MESSAGE(shorter << " of " << compared << " shorter");
+    CHECK((kSanitized || shorter > 5));
   }
 }
 

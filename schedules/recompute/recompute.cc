@@ -436,7 +436,8 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     return std::move(orders.plans[0]);
   }
   orders.Try(schedule, Fused(schedule, spec, false), control);
-  if (StashIsMore(schedule, spec)) {
+  // Published orders do not search for what fits.
+  if (schedule.search != nullptr && StashIsMore(schedule, spec)) {
     orders.Try(schedule, Fused(schedule, spec, true), control, true);
   }
   if (orders.plans.empty()) throw *orders.why_not;

@@ -26,10 +26,31 @@
 namespace contraflow {
 namespace {
 
-/// Of the budget of a candidate, in eighths: for each search of those that GenerateRecomputed makes
-/// of one spec, four at most; for looking at all schedules, where there are few; moves have the
-/// rest.
-constexpr int64_t kEighths = 8, kEighthsEach = 1, kEighthsExact = 1, kEighthsMoved = 3;
+/// Searches that GenerateRecomputed makes of one spec at most.
+constexpr int64_t kSearches = 4;
+/// Orders that moves must have time to look at, for each instruction of one, to be worth it.
+constexpr int64_t kOrdersEach = 8;
+
+/// How the budget of a candidate is shared out.
+struct Shares {
+  int64_t search = 0;  ///< for each search
+  int64_t moves = 0, exact = 0;
+};
+
+/// True where all schedules of a candidate can be looked at.
+bool IsSmall(const Candidate& candidate) {
+  return TakesExactly(candidate.frame) &&
+         !LongerThanOrder(candidate.spec.costs, candidate.spec.search);
+}
+
+/// Moves take time by the length of the order, and as many of them as it is long.
+Shares SharesOf(const Candidate& candidate, int64_t budget) {
+  const int64_t length = 4 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
+  const int64_t half = budget / 2, each = 1'000'000'000 / SearchWork::kPerSecond;
+  if (half / each / length < kOrdersEach * length) return {budget / kSearches, 0, 0};
+  const int64_t exact = IsSmall(candidate) ? budget / 8 : 0;
+  return {half / kSearches, half - exact, exact};
+}
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
@@ -173,19 +194,13 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
   return stages;
 }
 
-/// True where all schedules of a candidate can be looked at.
-bool IsSmall(const Candidate& candidate) {
-  return TakesExactly(candidate.frame) &&
-         !LongerThanOrder(candidate.spec.costs, candidate.spec.search);
-}
-
 /// What moving the instructions of the shortest so far gives.
-void OfferMoved(const Candidate& candidate, Time bound, ShortestStep* shortest) {
-  if (!shortest->best() || !shortest->MayImprove(bound) || shortest->stopped()) return;
+void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, ShortestStep* shortest) {
+  if (budget == 0 || !shortest->best() || !shortest->MayImprove(bound) || shortest->stopped())
+    return;
   const Spec& spec = candidate.spec;
   SearchOptions options = spec.search;
-  const int64_t share = kEighthsMoved + (IsSmall(candidate) ? 0 : kEighthsExact);
-  options.budget = options.budget / kEighthsEach * share;
+  options.budget = budget;
   SearchWork work(options, shortest->control());
   // Lowering to components and exports know R of whole stages.
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
@@ -198,8 +213,8 @@ void OfferMoved(const Candidate& candidate, Time bound, ShortestStep* shortest) 
 
 /// What is shortest with the same stages recomputed as in the shortest so far, if that has the
 /// candidate's routes; else as the spec has them.
-void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) {
-  if (!IsSmall(candidate) || !shortest->MayImprove(bound) || shortest->stopped()) return;
+void OfferExact(const Candidate& candidate, Time bound, int64_t budget, ShortestStep* shortest) {
+  if (budget == 0 || !shortest->MayImprove(bound) || shortest->stopped()) return;
   const Spec& spec = candidate.spec;
   std::optional<std::vector<int>> stages;
   if (spec.recompute.part != RecomputePart::kFull) return;
@@ -210,7 +225,7 @@ void OfferExact(const Candidate& candidate, Time bound, ShortestStep* shortest) 
   }
   if (!stages || !shortest->best()) return;
   SearchOptions options = spec.search;
-  options.budget = options.budget / kEighthsEach * kEighthsExact;
+  options.budget = budget;
   SearchWork work(options, shortest->control());
   ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, *stages,
                                     shortest->step(), bound, work.left(), &work);
@@ -253,7 +268,8 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
-    candidate.spec.search.budget = spec.search.budget / kEighths * kEighthsEach;
+    const Shares shares = SharesOf(candidate, spec.search.budget);
+    candidate.spec.search.budget = shares.search;
     if (freely && !candidate.spec.memory_limit) continue;
     const Time bound = BoundOfCandidate(candidate);
     if (!shortest.MayImprove(bound)) continue;
@@ -264,11 +280,11 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
       // As if that were asked for, so that a free choice is never longer.
       Candidate all = candidate;
       all.spec.recompute.choice = Recompute::Choice::kFull;
-      OfferMoved(all, bound, &full);
-      OfferExact(all, bound, &full);
+      OfferMoved(all, bound, shares.moves, &full);
+      OfferExact(all, bound, shares.exact, &full);
     }
-    OfferMoved(candidate, bound, &own);
-    OfferExact(candidate, bound, &own);
+    OfferMoved(candidate, bound, shares.moves, &own);
+    OfferExact(candidate, bound, shares.exact, &own);
     own.Take(&full);
     shortest.Take(&own);
     if (shortest.stopped()) break;

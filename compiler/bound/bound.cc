@@ -28,14 +28,22 @@ CellWork WorkOfCell(const CostModel& costs, int stage, int m,
   Instruction r = CellOp(Op::R, stage, m);
   r.part = recomputed.value_or(RecomputePart::kFull);
   const Time full = std::min(bw, b + duration(Op::W));
-  return {f, b, full - b, std::max<Time>(0, std::min(saving, full)),
-          recomputed ? costs.Duration(r) : 0};
+  return {f,
+          b,
+          full - b,
+          std::max<Time>(0, std::min(saving, full)),
+          recomputed ? costs.Duration(r) : 0,
+          saving > full};
 }
 
 template <typename Choose>
 CellWork FieldByField(const CellWork& x, const CellWork& y, Choose choose) {
-  return {choose(x.f, y.f), choose(x.b, y.b), choose(x.weight, y.weight),
-          choose(x.saving, y.saving), choose(x.recompute, y.recompute)};
+  return {choose(x.f, y.f),
+          choose(x.b, y.b),
+          choose(x.weight, y.weight),
+          choose(x.saving, y.saving),
+          choose(x.recompute, y.recompute),
+          x.clipped || y.clipped};
 }
 
 RouteWork WorkOfRoute(const Route& route, const CostModel& costs,

@@ -20,7 +20,9 @@
 // when y's saving is taken off its rest, and then off b. In the interval of the pair there is room
 // for that, then, in any order; so the rest has no head of its own behind B. The last backward of a
 // rank is in no pair, for the pair's forward would have its backward still to come: of all work
-// together, one saving is never made.
+// together, one saving is never made. That is so among any of its chunks, also among those that
+// save as much as any does: a pair saves no more than either of its chunks lets it, so one saving
+// that is as large as any is never made.
 
 #include <algorithm>
 #include <numeric>
@@ -37,7 +39,10 @@ struct ChunkRank {
   Jackson jobs;
   Time head = kNever;
   Time work = 0;
-  Time least_saving = kNever;
+  Time least_saving = kNever, largest_saving = 0;
+  bool clipped = false;
+
+  Time NeverSaved() const { return clipped ? least_saving : largest_saving; }
 };
 
 /// The jobs of some micro-batches on one stage: merged, they start no earlier than the first of
@@ -85,6 +90,8 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
       rank.head = std::min(rank.head, head);
       rank.work += all * chunk.work();
       rank.least_saving = std::min(rank.least_saving, chunk.saving);
+      rank.largest_saving = std::max(rank.largest_saving, chunk.saving);
+      rank.clipped = rank.clipped || chunk.clipped;
     }
   }
   for (size_t s = 0; s < route.stages(); ++s) {
@@ -124,7 +131,7 @@ void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs) {
     if (rank.head == kNever) continue;
     Bound bound = {.kind = BoundKind::kBusyRank, .rank = r};
     bound.head = rank.head;
-    bound.work = rank.work + rank.least_saving;
+    bound.work = rank.work + rank.NeverSaved();
     bound.value = bound.head + bound.work;
     KeepLarger(best, bound);
     bound.value = rank.jobs.Makespan();

@@ -27,8 +27,9 @@ enum class Pass : uint8_t { kForward, kBackward, kRest };
 /// y).
 struct CellWork {
   Time f = 0, b = 0, weight = 0;
-  Time saving = 0;     ///< 0 where a pair is no shorter than its parts
-  Time recompute = 0;  ///< R between F and B; 0 where the chunk is not recomputed
+  Time saving = 0;       ///< 0 where a pair is no shorter than its parts
+  Time recompute = 0;    ///< R between F and B; 0 where the chunk is not recomputed
+  bool clipped = false;  ///< its forward may let a pair save more than `saving`
 
   Time work() const { return f + recompute + b + weight - saving; }
 };

@@ -33,12 +33,12 @@ constexpr int64_t kMostWindows = 2'000'000;
 /// The bound of ranks that are weighed, of one route and ranks alike.
 class WeighedBound {
  public:
-  WeighedBound(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough)
+  WeighedBound(const Spec& spec, const LayerStages& layers, LayerWork* work, const Plan& frame)
       : frame_(frame),
-        layers_(*layers),
-        enough_(enough),
+        layers_(layers),
+        work_(*work),
         hop_(LeastHop(spec.costs)),
-        extra_(layers->layers() - frame.stages) {
+        extra_(layers.layers() - frame.stages) {
     first_.assign(static_cast<size_t>(frame.ranks), -1);
     for (int s = 0; s < frame.stages; ++s) {
       int& first = first_[RankOf(s)];
@@ -82,18 +82,7 @@ class WeighedBound {
 
   /// Of stage s with the layers i..j-1: the head of a rank's first one, and all micro-batches.
   Time Load(int s, int i, int j) {
-    const size_t at =
-        static_cast<size_t>(i) * static_cast<size_t>(extra_ + 2) + static_cast<size_t>(j - i);
-    if (works_.empty()) {
-      works_.assign(static_cast<size_t>(layers_.layers()) * static_cast<size_t>(extra_ + 2), -1);
-    }
-    Time& work = works_[at];
-    if (work < 0) {
-      work = layers_.least_work_before(j) - layers_.least_work_before(i);
-      // Layers that overlap are costly to look at together, and more than that no stage may have.
-      if (frame_.microbatches * work < enough_) work = LeastWorkOf(layers_.CostOf(i, j));
-    }
-    const Time own = frame_.microbatches * work;
+    const Time own = frame_.microbatches * work_.Of(i, j);
     return first_[RankOf(s)] == s ? own + layers_.forward_before(i) + s * hop_ : own;
   }
 
@@ -144,11 +133,11 @@ class WeighedBound {
   }
 
   const Plan& frame_;
-  LayerStages& layers_;
-  const Time enough_, hop_;
-  const int extra_;          ///< layers more than stages
-  std::vector<int> first_;   ///< stage of each rank
-  std::vector<Time> works_;  ///< by first layer and number of layers; -1: not yet known
+  const LayerStages& layers_;
+  LayerWork& work_;
+  const Time hop_;
+  const int extra_;         ///< layers more than stages
+  std::vector<int> first_;  ///< stage of each rank
 };
 
 /// The least T with which the ranks, each from its head on, have room for all of a set of layers,
@@ -176,7 +165,8 @@ Time LeastRoom(const std::vector<Time>& heads, const std::vector<Time>& sums, Ti
 }
 
 /// What whole layers come to.
-Time WholeLayers(const Spec& spec, const LayerStages& layers, const Plan& frame, Time enough) {
+Time WholeLayers(const Spec& spec, const LayerStages& layers, const LayerWork& work,
+                 const Plan& frame, Time enough) {
   std::vector<Time> heads;
   const Time hop = LeastHop(spec.costs);
   for (int r = 0; r < frame.ranks; ++r) {
@@ -186,8 +176,7 @@ Time WholeLayers(const Spec& spec, const LayerStages& layers, const Plan& frame,
   }
   std::vector<Time> works;
   for (int i = 0; i < layers.layers(); ++i) {
-    works.push_back(frame.microbatches *
-                    (layers.least_work_before(i + 1) - layers.least_work_before(i)));
+    works.push_back(frame.microbatches * work.between(i, i + 1));
   }
   std::ranges::sort(works);
   Time best = 0;
@@ -202,11 +191,12 @@ Time WholeLayers(const Spec& spec, const LayerStages& layers, const Plan& frame,
 
 }  // namespace
 
-std::optional<PartitionBound> BoundOfDeep(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                          Time enough) {
-  if (!WeighedBound::Takes(spec, *layers, frame)) return std::nullopt;
-  PartitionBound bound = WeighedBound(spec, layers, frame, enough).Find();
-  bound.value = std::min(enough, std::max(bound.value, WholeLayers(spec, *layers, frame, enough)));
+std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
+                                          LayerWork* work, const Plan& frame, Time enough) {
+  if (!WeighedBound::Takes(spec, layers, frame)) return std::nullopt;
+  PartitionBound bound = WeighedBound(spec, layers, work, frame).Find();
+  const Time whole = WholeLayers(spec, layers, *work, frame, enough);
+  bound.value = std::min(enough, std::max(bound.value, whole));
   return bound;
 }
 

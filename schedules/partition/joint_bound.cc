@@ -19,7 +19,7 @@
 // Where ranks differ in speed, each rank's own work takes that longer, what others do before and
 // behind it no less than on the fastest, and work is divided by the sum of all speeds.
 //
-// The work of a layer is the least that its compute lane is busy with F, B and W, in pairs or not.
+// The work of a layer is its price (layer_work.cc).
 
 #include "schedules/partition/joint_bound.h"
 
@@ -83,9 +83,10 @@ Plan SingleRank(const Spec& spec) {
 
 class LinearBound {
  public:
-  LinearBound(const Spec& spec, LayerStages* layers, Time enough)
+  LinearBound(const Spec& spec, LayerStages* layers, const LayerWork& work, Time enough)
       : spec_(spec),
         layers_(*layers),
+        work_(work),
         enough_(enough),
         hop_(LeastHop(spec.costs)),
         devices_(DevicesOf(spec)),
@@ -130,9 +131,8 @@ class LinearBound {
 
  private:
   Time Work(int r, int i, int j) const {
-    return AtLeast(
-        spec_.microbatches * (layers_.least_work_before(j) - layers_.least_work_before(i)),
-        SpeedOf(spec_, r), 3 * spec_.microbatches);
+    return AtLeast(spec_.microbatches * work_.between(i, j), SpeedOf(spec_, r),
+                   3 * spec_.microbatches);
   }
 
   Time OfSegment(int r, int i, int j) {
@@ -179,13 +179,26 @@ class LinearBound {
 
   const Spec& spec_;
   LayerStages& layers_;
+  const LayerWork& work_;
   const Time enough_, hop_;
   const std::vector<int64_t> devices_;
   const Plan alone_;
 };
 
+/// What no stage takes for a micro-batch in a step shorter than `enough`; 0, and no price is more
+/// than what the compute lane is busy with, where micro-batches differ.
+Time MostOfStage(const Spec& spec, const Plan& frame, Time enough) {
+  if (!spec.costs.microbatch_scale.empty()) return 0;
+  size_t most = 1;
+  for (const Route& route : frame.routes) most = std::max(most, route.microbatches.size());
+  // Rounded durations may be half a tick shorter each.
+  const double time = static_cast<double>(enough) / static_cast<double>(most) + 4;
+  return static_cast<Time>(time * Fastest(spec) * (1 + 1e-9)) + 1;
+}
+
 /// What all ranks do together.
-Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame) {
+Time AverageBound(const Spec& spec, const LayerStages& layers, const LayerWork& work,
+                  const Plan& frame) {
   const Time hop = LeastHop(spec.costs);
   std::vector<Time> heads(static_cast<size_t>(frame.ranks), kNoSuch);
   for (const Route& route : frame.routes) {
@@ -209,7 +222,7 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame
   const double fastest = Fastest(spec);
   const bool exact = spec.costs.microbatch_scale.empty() && spec.costs.ranks.empty();
   const double rounded = exact ? 0 : 4.0 * fastest * frame.microbatches * frame.stages;
-  double sum = static_cast<double>(layers.least_work_before(layers.layers())) * scale - rounded;
+  double sum = static_cast<double>(work.before(layers.layers())) * scale - rounded;
   double speeds = 0;
   for (int r = 0; r < frame.ranks; ++r) {
     const Time head = heads[static_cast<size_t>(r)];
@@ -223,16 +236,17 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const Plan& frame
 
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
                                  Time enough) {
-  const PartitionBound average = {std::min(AverageBound(spec, *layers, frame), enough), {}};
+  LayerWork work(layers, MostOfStage(spec, frame, enough));
+  const PartitionBound average = {std::min(AverageBound(spec, *layers, work, frame), enough), {}};
   const bool linear = frame.routes.size() == 1 && frame.stages == frame.ranks;
   const int64_t count = layers->layers();
   std::optional<PartitionBound> exact;
   if (!linear) {
-    exact = BoundOfPairs(spec, layers, frame, enough);
+    exact = BoundOfPairs(spec, layers, &work, frame, enough);
   } else if (count * count * frame.ranks <= kMostSegments) {
-    exact = LinearBound(spec, layers, enough).Find();
+    exact = LinearBound(spec, layers, work, enough).Find();
   }
-  if (!exact && average.value < enough) exact = BoundOfDeep(spec, layers, frame, enough);
+  if (!exact && average.value < enough) exact = BoundOfDeep(spec, *layers, &work, frame, enough);
   if (!exact) return average;
   exact->value = std::max(exact->value, average.value);
   return *exact;

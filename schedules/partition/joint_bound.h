@@ -4,6 +4,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/partition/layer_work.h"
 #include "schedules/partition/partition.h"
 
 namespace contraflow {
@@ -19,11 +20,11 @@ Time AtLeast(Time work, double speed, int64_t durations);
 
 /// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches
 /// that differ and for models with too many layers.
-std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                           Time enough);
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, LayerWork* work,
+                                           const Plan& frame, Time enough);
 /// BoundOfPartitions for placements with any number of stages a rank, on one route and ranks
 /// alike; nothing for others, for micro-batches that differ and for models with too many layers.
-std::optional<PartitionBound> BoundOfDeep(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                          Time enough);
+std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
+                                          LayerWork* work, const Plan& frame, Time enough);
 
 }  // namespace contraflow

@@ -18,6 +18,13 @@
 // these stages come to with what they really cost, however their layers overlap: what is around
 // them is the chain of all other layers, however they are divided.
 //
+// A choice is none if the ranks to come have no room for what it leaves: one that begins at its
+// head has done no more than (makespan - head) / M of a micro-batch's work, and the layers left
+// take their prices (layer_work.cc). The lower the makespan that is asked about, the fewer choices
+// are left. So the question is first whether any partition is below a makespan a little above what
+// is soon computed, and then further up until one is found: all choices that are looked at closely
+// lead below what is proven in the end.
+//
 // Stages are filled rank by rank, so what is left of the model is an interval (V, two routes) or
 // two (interleaved), and a dynamic programme over its ends finds the minimum. The two routes of a
 // bidirectional placement need one step for ranks r and P-1-r together: the larger of
@@ -28,6 +35,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,6 +53,9 @@ constexpr int64_t kMostStates = 8'000'000;
 /// nanoseconds of its budget.
 constexpr int64_t kEachClose = 20'000;
 constexpr int64_t kFewestClose = 5'000, kMostClose = 2'000'000;
+/// Makespans that are asked about, and entries of all tables up to which that many are.
+constexpr int kQuestions = 8;
+constexpr int64_t kMostEntries = 50'000'000;
 
 /// How a placement pairs its stages.
 struct Pairing {
@@ -81,10 +92,12 @@ std::optional<Pairing> PairingOf(const Plan& frame) {
 
 class PairBound {
  public:
-  PairBound(const Spec& spec, LayerStages* layers, const Pairing& pairing, Time enough)
+  PairBound(const Spec& spec, LayerStages* layers, LayerWork* work, const Pairing& pairing,
+            Time enough)
       : spec_(spec),
         stages_(*layers),
         layers_(*layers),
+        work_(*work),
         pairing_(pairing),
         enough_(enough),
         count_(layers->layers()),
@@ -96,12 +109,19 @@ class PairBound {
                    : 0) {}
 
   PartitionBound Find() {
-    PartitionBound best = {enough_, {}};
-    if (pairing_.nested) {
-      Run(count_, &best);
-    } else {
-      // Where the second stages begin.
-      for (int cut = pairing_.steps; cut <= count_ - pairing_.steps; ++cut) Run(cut, &best);
+    const int64_t tables = pairing_.nested ? 1 : count_ - 2 * pairing_.steps + 1;
+    const int64_t entries = tables * pairing_.steps * count_ * count_;
+    if (entries > kMostEntries) return Below(enough_);
+    const int64_t close = std::exchange(close_, 0);
+    PartitionBound best = Below(enough_);
+    close_ = close;
+    const Time from = best.value;
+    for (int question = 1; question <= kQuestions && from < enough_ && close_ > 0; ++question) {
+      const Time most = from + (enough_ - from) * question / kQuestions;
+      PartitionBound found = Below(most);
+      // What ended without a close look may be no more than is known.
+      if (found.value >= best.value) best = std::move(found);
+      if (best.value < most) break;
     }
     return best;
   }
@@ -110,9 +130,9 @@ class PairBound {
   size_t At(int i, int j) const {
     return static_cast<size_t>(i) * static_cast<size_t>(count_ + 1) + static_cast<size_t>(j);
   }
-  Time Work(int i, int j) const {
-    return layers_.least_work_before(j) - layers_.least_work_before(i);
-  }
+  Time Work(int i, int j) const { return work_.Of(i, j); }
+  /// The same at least, and more for more layers.
+  Time Price(int i, int j) const { return work_.between(i, j); }
 
   static bool Overlaps(const LayerCost& layer) {
     const StageCost& cost = layer.cost;
@@ -140,7 +160,7 @@ class PairBound {
   }
 
   /// Of step k with the layers i..to-1 alone in its first stage.
-  Time OfFirst(int k, int i, int to) const { return Head(i, k) + OfAll(k, Work(i, to), 0); }
+  Time OfFirst(int k, int i, int to) const { return Head(i, k) + OfAll(k, Price(i, to), 0); }
 
   /// Of step k with both stages, the second one with the layers begin..end-1.
   Time OfBoth(int k, int i, int to, int begin, int end) const {
@@ -177,6 +197,48 @@ class PairBound {
     return stage;
   }
 
+  /// What the steps behind step k have room for, in work of layers from layer `to` on, in a step
+  /// shorter than `most`: by step and layer.
+  void FindRoom(Time most) {
+    const auto width = static_cast<size_t>(count_) + 1;
+    room_.assign(static_cast<size_t>(pairing_.steps) * width, 0);
+    const Time both = pairing_.first + pairing_.second;
+    for (int k = pairing_.steps - 2; k >= 0; --k) {
+      const int next = k + 1;
+      const bool two = pairing_.second > 0 && !(pairing_.middle && next + 1 == pairing_.steps);
+      for (int to = 0; to <= count_; ++to) {
+        const Time time = std::max<Time>(0, most - 1 - Head(to, next));
+        const size_t at = static_cast<size_t>(k) * width + static_cast<size_t>(to);
+        room_[at] = (two ? 2 * time : time) / both;
+        if (to < count_) room_[at] += room_[at + width + 1];
+      }
+    }
+  }
+
+  /// True if the steps behind step k have no room for the layers left, to..inner-1 and, of two
+  /// intervals, those from `outer` on.
+  bool Leaves(int k, int to, int inner, int outer) const {
+    if (!spec_.costs.ranks.empty()) return false;
+    const Time left = Price(to, inner) + (pairing_.nested ? 0 : Price(outer, count_));
+    return left > room_[static_cast<size_t>(k) * static_cast<size_t>(count_ + 1) +
+                        static_cast<size_t>(to)];
+  }
+
+  /// Closely, once for each choice.
+  Time CloselyOnce(int k, int i, int to, int begin, int end, bool alone) {
+    uint64_t key = static_cast<uint64_t>(k);
+    for (const int layer : {i, to, begin, end}) key = key << 12 | static_cast<uint64_t>(layer);
+    const auto [at, added] = looked_.try_emplace(key, 0);
+    if (added && close_ > 0) {
+      --close_;
+      at->second = Closely(k, i, to, begin, end, alone);
+    } else if (added) {
+      looked_.erase(at);
+      return 0;
+    }
+    return at->second;
+  }
+
   /// Of step k with all that its stages say, the second one with the layers begin..end-1.
   Time Closely(int k, int i, int to, int begin, int end, bool alone) {
     const Time one = pairing_.first, two = pairing_.second;
@@ -199,6 +261,18 @@ class PairBound {
     int i = -1, j = -1;
   };
 
+  /// The least of all partitions, no more than `most`.
+  PartitionBound Below(Time most) {
+    PartitionBound best = {most, {}};
+    if (pairing_.nested) {
+      Run(count_, &best);
+      return best;
+    }
+    // Where the second stages begin.
+    for (int cut = pairing_.steps; cut <= count_ - pairing_.steps; ++cut) Run(cut, &best);
+    return best;
+  }
+
   /// With the second stages from layer `cut` on, or from the end back.
   void Run(int cut, PartitionBound* best) {
     const int steps = pairing_.steps;
@@ -206,6 +280,7 @@ class PairBound {
     std::vector<std::pair<int, int>> states = {{0, cut}};
     std::vector<Time> least(At(count_, count_) + 1, kUnreached);
     least[At(0, cut)] = 0;
+    FindRoom(best->value);
     for (int k = 0; k < steps; ++k) {
       std::vector<Time> next(least.size(), kUnreached);
       std::vector<Ends>& origin = from[static_cast<size_t>(k)];
@@ -248,20 +323,20 @@ class PairBound {
           if (alone) break;
           continue;
         }
+        if (!last && Leaves(k, to, pairing_.nested ? end : cut, end)) continue;
         const Time here =
             alone ? OfMiddle(k, i, to) : OfBoth(k, i, to, std::min(j, end), std::max(j, end));
         Time value = std::max(before, here);
         if (value >= most) {
-          if (Head(i, k) + OfAll(k, Work(i, to), Work(std::min(j, end), std::max(j, end))) >=
+          if (Head(i, k) + OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
               most) {
             break;  // more layers are more work
           }
           continue;
         }
         Time& at = (*next)[At(to, end)];
-        if (value < at && close_ > 0) {
-          --close_;
-          value = std::max(value, Closely(k, i, to, std::min(j, end), std::max(j, end), alone));
+        if (value < at) {
+          value = std::max(value, CloselyOnce(k, i, to, std::min(j, end), std::max(j, end), alone));
         }
         if (value >= most) continue;
         if (at == kUnreached) reached->emplace_back(to, end);
@@ -294,6 +369,7 @@ class PairBound {
   const Spec& spec_;
   LayerStages& stages_;
   const LayerStages& layers_;
+  LayerWork& work_;
   const Pairing pairing_;
   const Time enough_;
   const int count_;
@@ -301,17 +377,19 @@ class PairBound {
   const double fastest_;
   const bool sums_;  ///< nothing overlaps
   int64_t close_;    ///< how many choices more are looked at closely
+  std::unordered_map<uint64_t, Time> looked_;
+  std::vector<Time> room_;
 };
 
 }  // namespace
 
-std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                           Time enough) {
+std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, LayerWork* work,
+                                           const Plan& frame, Time enough) {
   const std::optional<Pairing> pairing = PairingOf(frame);
   if (!pairing || !spec.costs.microbatch_scale.empty()) return std::nullopt;
   const int64_t count = layers->layers() + 1;
   if (count * count * pairing->steps > kMostStates) return std::nullopt;
-  return PairBound(spec, layers, *pairing, enough).Find();
+  return PairBound(spec, layers, work, *pairing, enough).Find();
 }
 
 }  // namespace contraflow

@@ -18,6 +18,8 @@ class LayerStages {
   LayerStages(const CostModel& costs, Overlap overlap);
 
   int layers() const { return static_cast<int>(kinds_.size()); }
+  /// Which entry of CostModel::layers the i-th layer is.
+  int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
 
   /// Of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
   /// components, bw and fb are what DeriveChunkCosts makes of these or, for more layers than can be

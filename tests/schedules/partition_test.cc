@@ -1,11 +1,13 @@
 // Layers that become stages: what stages cost and hold, which partition is chosen, and what `auto`
-// makes of layers.
+// makes of layers. More tiny cases against the exact search, and others: CONTRAFLOW_EXACT=2000
+// CONTRAFLOW_SEED=2 contraflow_schedules_test -tc="no bound for any partition is above*".
 
 #include "schedules/partition/partition.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <random>
 
@@ -70,6 +72,11 @@ std::vector<Partition> AllPartitions(int layers, int stages) {
     }
   }
   return all;
+}
+
+int FromEnvironment(const char* name, int otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
 }
 
 Time StepOf(Spec spec, const Partition& partition) {
@@ -195,9 +202,10 @@ TEST_SUITE("property") {
   }
 
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
-    std::mt19937_64 random(77);
+    std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", 500);
     int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
-    for (int round = 0; cases < 500 && round < 1'500; ++round) {
+    for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
       const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
       const int chunks = kind < 2 ? 1 : kind == 4 ? 3 : 2;
@@ -255,11 +263,11 @@ TEST_SUITE("property") {
       components += moe;
     }
     MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
-    CHECK(cases == 500);
-    CHECK(deep > 30);
-    CHECK(components > 100);
-    CHECK(limited > 10);
-    CHECK(unlike > 30);
+    CHECK(cases == wanted);
+    CHECK(deep > cases / 20);
+    CHECK(components > cases / 5);
+    CHECK(limited > cases / 50);
+    CHECK(unlike > cases / 20);
     CHECK(reached > cases / 10);
   }
 

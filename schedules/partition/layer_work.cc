@@ -1,0 +1,75 @@
+// Prices of layers. Layers that overlap take longer together than their compute lane alone is busy:
+// messages are exposed at the ends, or the all-to-all lane is the fuller one. So much is sure of a
+// layer wherever it is: for the layers of one kind, with those of all others at their prices so
+// far,
+//
+//     price = min over stages that have some of (work of the stage - prices of the others) /
+//     number.
+//
+// The work of every stage is then no less than the prices of its layers. What a compute lane is
+// busy with is the price to begin with, and kinds are raised one after the other.
+
+#include "schedules/partition/layer_work.h"
+
+#include <algorithm>
+
+#include "schedules/partition/joint_bound.h"
+
+namespace contraflow {
+
+LayerWork::LayerWork(LayerStages* layers, Time most) : layers_(*layers), most_(most) {
+  const int count = layers_.layers();
+  known_.assign(static_cast<size_t>(count) * static_cast<size_t>(count + 1), -1);
+  std::vector<Time> prices;
+  int kinds = 0;
+  for (int i = 0; i < count; ++i) {
+    prices.push_back(layers_.least_work_before(i + 1) - layers_.least_work_before(i));
+    kinds = std::max(kinds, layers_.kind(i) + 1);
+  }
+  for (int kind = 0; kind < kinds; ++kind) RaisePrice(kind, &prices);
+  before_.push_back(0);
+  for (const Time price : prices) before_.push_back(before_.back() + price);
+}
+
+bool LayerWork::Looks(int first, int last) const {
+  return layers_.least_work_before(last) - layers_.least_work_before(first) < most_;
+}
+
+Time LayerWork::Of(int first, int last) {
+  Time& known = known_[static_cast<size_t>(first) * static_cast<size_t>(layers_.layers() + 1) +
+                       static_cast<size_t>(last)];
+  if (known >= 0) return known;
+  known = layers_.least_work_before(last) - layers_.least_work_before(first);
+  // Layers that overlap are costly to look at together.
+  if (Looks(first, last)) known = std::max(known, LeastWorkOf(layers_.CostOf(first, last)));
+  return known;
+}
+
+void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {
+  const int count = layers_.layers();
+  Time price = -1;
+  for (int first = 0; first < count; ++first) {
+    Time others = 0;
+    int of_kind = 0;
+    for (int last = first; last < count; ++last) {
+      if (!Looks(first, last + 1)) {
+        // As long a stage no partition of interest has.
+        break;
+      }
+      if (layers_.kind(last) == kind) {
+        ++of_kind;
+      } else {
+        others += (*prices)[static_cast<size_t>(last)];
+      }
+      if (of_kind == 0) continue;
+      const Time here = (Of(first, last + 1) - others) / of_kind;
+      if (price < 0 || here < price) price = here;
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    Time& own = (*prices)[static_cast<size_t>(i)];
+    if (layers_.kind(i) == kind) own = std::max(own, price);
+  }
+}
+
+}  // namespace contraflow

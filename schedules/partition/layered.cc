@@ -42,6 +42,9 @@ constexpr int64_t kMostBounds = 300;
 constexpr size_t kMostTried = 24;
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
+/// Of those the ones that are searched again, each with so many such shares.
+constexpr size_t kMostAgain = 2;
+constexpr int64_t kSharesAgain = 2;
 
 constexpr PartitionWorth kImpossible = {INT64_MAX, 0, 0};
 
@@ -333,6 +336,12 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
   return promising;
 }
 
+/// A partition that was searched.
+struct Tried {
+  Time step = 0, bound = 0;
+  Partition partition;
+};
+
 Found SearchShape(const Spec& of, const SearchControl& control) {
   LayerStages layers(of.costs, OverlapOf(of));
   const int stages = of.ranks * of.chunks;
@@ -345,7 +354,8 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   if (const std::optional<Partition> fixed = FixedPartition(of, frame.stages)) {
     return SearchStaged(Staged(of, frame, &layers, *fixed), control);
   }
-  // A short search of each, a longer one of the best, and another of what moved layers make of it.
+  // A short search of each, a longer one of the few best and of what the bound for any partition
+  // ends with, a long one of the best of these, and another of what moved layers make of it.
   const std::vector<Chance> promising = Promising(of, frame, &layers);
   int64_t left = of.search.budget;
   const auto search = [&](const Partition& partition, int64_t budget) {
@@ -360,7 +370,9 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   std::optional<Found> best;
   std::optional<Error> why_not;
   Partition partition = promising.front().partition;
+  std::vector<Tried> tried;
   const auto offer = [&](const Partition& of_it, Found found) {
+    tried.push_back({found.step, found.plan.provenance->bound, of_it});
     if (best && found.step >= best->step) return;
     best = std::move(found);
     partition = of_it;
@@ -377,6 +389,28 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   }
   if (!best) throw *why_not;
   if (control.stopped()) return std::move(*best);
+  std::ranges::stable_sort(tried, {}, &Tried::step);
+  std::vector<Partition> again;
+  for (size_t i = 0; i < std::min(tried.size(), kMostAgain); ++i) {
+    again.push_back(tried[i].partition);
+  }
+  // The shorter the step, the more partitions the bound for any finds worse.
+  const Partition balanced = BoundOfPartitions(of, &layers, frame, best->step).partition;
+  if (!balanced.empty() && std::ranges::count(again, balanced) == 0) again.push_back(balanced);
+  for (const Partition& other : again) {
+    if (control.stopped() || again.size() == 1) break;
+    try {
+      offer(other, search(other, kSharesAgain * share));
+    } catch (const Error&) {
+      continue;  // memory that the bound does not look at
+    }
+  }
+  // Of a partition whose bound is low more may come than of the one with the shortest step so far.
+  const auto hoped = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
+  const Partition hopeful = std::ranges::min_element(tried, {}, hoped)->partition;
+  if (hopeful != partition && !control.stopped()) {
+    offer(hopeful, search(hopeful, left / 3));
+  }
   offer(partition, search(partition, left / 2));
   // Recomputed stages are chosen with the order, so that another partition may not have them.
   const auto judge = [&](const Partition& moved) {

@@ -10,6 +10,7 @@
 #include "compiler/plan/text.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
@@ -160,15 +161,12 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
   spec = WithStages(std::move(spec));
-  if (!spec.costs.layers.empty()) {
-    if (options.level == Level::kComponent) {
-      throw Error(
-          "costs by layer make stages that differ, and a plan of level component needs stages "
-          "alike; compile to level comm, or give costs with \"moe\"");
-    }
-    spec.costs.derived = overlap;
-  }
-  spec.search.components = options.level >= Level::kComponent && spec.costs.moe;
+  if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
+  // Without bytes of their values layers are opaque in memory.
+  const bool values = spec.costs.memory && !spec.costs.memory->values.empty();
+  const bool layers = HasComponents(spec.costs.layers) &&
+                      (options.level == Level::kComponent || values);
+  spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
   Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   const CostModel costs = plan.costs ? *plan.costs : spec.costs;

@@ -225,7 +225,8 @@ void KeepLarger(Bound* best, const Bound& bound) {
 }
 
 Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit) {
-  CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
+  CheckCosts(costs, plan.stages, plan.microbatches);
+  CheckLayers(plan, costs);
   Bound best;
   std::optional<int64_t> limit_of_stashes;
   if (OffloadedCells(plan).any()) {

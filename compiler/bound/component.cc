@@ -17,8 +17,9 @@
 //     back.
 //
 // What this work does not fill of the two windows the lane is idle. They do not meet where memory
-// is for fewer chunks than there are, since then some forward waits for the end of a backward; else
-// only the larger idle counts. On either lane:
+// is for fewer chunks than there are, since then some forward waits for the end of a backward; else,
+// and where some chunk has nothing to do on the lane (it may be that forward), only the larger idle
+// counts. On either lane:
 //
 //     makespan >= head + work + idle + idle.
 
@@ -35,70 +36,122 @@
 namespace contraflow {
 namespace {
 
-/// The components of a chunk of one micro-batch; all stages are alike.
-struct Components {
-  std::array<Time, 2> forward{}, backward{};  ///< by lane
-  Time weights = 0;
-  Time attn_f, combine_f;         ///< the ends of the forward chain
-  Time combine_b, mlp_b, attn_b;  ///< the ends of the backward chain
-  Time last_weight;               ///< ATTN_W of the first layer
+/// The components of one direction of a chunk, which run one behind the other, by lane.
+struct ChainTimes {
+  std::array<Time, 2> work{};
+  std::array<Time, 2> head{}, tail{};  ///< of the chain before the first and behind the last of them
 
-  Time forward_chain() const { return forward[kCompute] + forward[kAllToAll]; }
-  Time backward_chain() const { return backward[kCompute] + backward[kAllToAll]; }
+  Time all() const { return work[kCompute] + work[kAllToAll]; }
+  void Add(Op op, Time time) {
+    const size_t lane = WorkOf(op) == Work::kAllToAll ? kAllToAll : kCompute;
+    if (!begun_[lane]) head[lane] = all();
+    begun_[lane] = true;
+    work[lane] += time;
+    tail[lane] = 0;
+    tail[1 - lane] += time;
+  }
+  bool On(size_t lane) const { return begun_[lane]; }
+
+ private:
+  std::array<bool, 2> begun_{};
 };
 
-Components ComponentsOf(const CostModel& costs, int layers, int m) {
-  const auto cost = [&](Op op, int layer) { return costs.Duration(Component(op, 0, layer, m)); };
+/// The components of a chunk.
+struct Components {
+  ChainTimes forward, backward;
+  Time weights = 0;
+  Time first_weight = 0;  ///< from the start of the backward to the first weight component, at least
+  Time last_weight = 0;   ///< ATTN_W of the first layer
+};
+
+Components ComponentsOf(const Plan& plan, const CostModel& costs, int s, int m) {
   Components c;
+  const int layers = plan.LayersOf(s);
+  const auto cost = [&](Op op, int layer) { return costs.Duration(Component(op, s, layer, m)); };
+  const auto has = [&](Op op, int layer) { return Has(plan.KindOf(s, layer), op); };
   for (int layer = 0; layer < layers; ++layer) {
-    c.forward[kCompute] += cost(Op::ATTN_F, layer) + cost(Op::MLP_F, layer);
-    c.forward[kAllToAll] += cost(Op::DISPATCH_F, layer) + cost(Op::COMBINE_F, layer);
-    c.backward[kCompute] += cost(Op::ATTN_B, layer) + cost(Op::MLP_B, layer);
-    c.backward[kAllToAll] += cost(Op::DISPATCH_B, layer) + cost(Op::COMBINE_B, layer);
-    c.weights += cost(Op::ATTN_W, layer) + cost(Op::MLP_W, layer);
+    for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F}) {
+      if (has(op, layer)) c.forward.Add(op, cost(op, layer));
+    }
+    for (const Op op : {Op::ATTN_W, Op::MLP_W}) {
+      if (has(op, layer)) c.weights += cost(op, layer);
+    }
   }
-  c.attn_f = cost(Op::ATTN_F, 0);
-  c.combine_f = cost(Op::COMBINE_F, layers - 1);
-  c.combine_b = cost(Op::COMBINE_B, layers - 1);
-  c.mlp_b = cost(Op::MLP_B, layers - 1);
-  c.attn_b = cost(Op::ATTN_B, 0);
+  bool weights = false;
+  for (int layer = layers; layer-- > 0;) {
+    for (const Op op : {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B}) {
+      if (!has(op, layer)) continue;
+      c.backward.Add(op, cost(op, layer));
+      if (!weights && WorkOf(op) != Work::kAllToAll) {
+        c.first_weight = c.backward.all();
+        weights = true;
+      }
+    }
+  }
   c.last_weight = cost(Op::ATTN_W, 0);
   return c;
 }
 
+/// Of every stage of one micro-batch.
+std::vector<Components> ComponentsOf(const Plan& plan, const CostModel& costs, int m) {
+  std::vector<Components> stages;
+  for (int s = 0; s < plan.stages; ++s) {
+    const bool alike = s > 0 && plan.stage_layers.empty() && costs.stage_moe.empty();
+    stages.push_back(alike ? stages.front() : ComponentsOf(plan, costs, s, m));
+  }
+  return stages;
+}
+
+/// The chains of a micro-batch through its stages.
+struct Way {
+  std::vector<Time> down;     ///< when it comes to each stage
+  std::vector<Time> up;       ///< when its gradient does
+  std::vector<Time> behind;   ///< what follows the backward chain of each stage
+  Time all = 0;
+
+  /// `turn`: what lies between the last forward and the first backward chain.
+  Way(const Route& route, const std::vector<Components>& stages, Time hop, Time turn)
+      : down(stages.size()), up(stages.size()), behind(stages.size()) {
+    const auto message = [&](size_t s) {  // between a stage and the one before it
+      return route.ranks[s - 1] == route.ranks[s] ? 0 : hop;
+    };
+    behind[0] = stages[0].last_weight;
+    for (size_t s = 1; s < stages.size(); ++s) {
+      down[s] = down[s - 1] + stages[s - 1].forward.all() + message(s);
+      behind[s] = behind[s - 1] + stages[s - 1].backward.all() + message(s);
+    }
+    const size_t last = stages.size() - 1;
+    up[last] = down[last] + stages[last].forward.all() + turn;
+    for (size_t s = last; s-- > 0;) {
+      up[s] = up[s + 1] + stages[s + 1].backward.all() + message(s + 1);
+    }
+    all = up[0] + stages[0].backward.all() + behind[0];
+  }
+};
+
 /// Adds a micro-batch's jobs to the ranks of its route and returns its critical path.
-Time AddComponents(const Route& route, const Components& c, Time hop,
+Time AddComponents(const Route& route, const std::vector<Components>& stages, Time hop,
                    const std::function<bool(size_t)>& recomputed,
                    std::vector<std::array<Jackson, 2>>* ranks) {
-  std::vector<Time> down(route.ranks.size());  // when the micro-batch comes to each stage
-  for (size_t s = 1; s < down.size(); ++s) {
-    down[s] = down[s - 1] + c.forward_chain() + (route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
-  }
-  // The way back mirrors the way there: each stage's backward chain instead of its forward chain.
-  const auto way_back = [&](size_t s) {
-    return down[s] + static_cast<Time>(s) * (c.backward_chain() - c.forward_chain());
-  };
-  const size_t last = down.size() - 1;
-  const Time recompute = recomputed(last) ? c.forward_chain() : 0;
-  const Time turn = down[last] + c.forward_chain() + recompute + way_back(last);
-  const Time all = turn + c.backward_chain() + c.last_weight;
-  for (size_t s = 0; s < down.size(); ++s) {
-    const Time forward_end = down[s] + c.forward_chain();
-    const Time up = turn - way_back(s);  // when its gradient comes to the stage
-    const Time after = way_back(s) + c.last_weight;
-    auto& [compute, all_to_all] = (*ranks)[static_cast<size_t>(route.ranks[s])];
-    compute.Add(down[s], c.forward[kCompute], c.combine_f + all - forward_end);
-    all_to_all.Add(down[s] + c.attn_f, c.forward[kAllToAll], all - forward_end);
-    if (recomputed(s)) {
-      const Time back = c.backward_chain() + after;
-      compute.Add(forward_end, c.forward[kCompute], c.combine_f + back);
-      all_to_all.Add(forward_end + c.attn_f, c.forward[kAllToAll], back);
+  const size_t last = stages.size() - 1;
+  const Way way(route, stages, hop, recomputed(last) ? stages[last].forward.all() : 0);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Components& c = stages[s];
+    const Time forward_end = way.down[s] + c.forward.all();
+    auto& lanes = (*ranks)[static_cast<size_t>(route.ranks[s])];
+    for (const size_t lane : {kCompute, kAllToAll}) {
+      const auto add = [&](const ChainTimes& chain, Time from, Time after) {
+        if (chain.On(lane)) {
+          lanes[lane].Add(from + chain.head[lane], chain.work[lane], chain.tail[lane] + after);
+        }
+      };
+      add(c.forward, way.down[s], way.all - forward_end);
+      if (recomputed(s)) add(c.forward, forward_end, c.backward.all() + way.behind[s]);
+      add(c.backward, way.up[s], way.behind[s]);
     }
-    compute.Add(up + c.combine_b, c.backward[kCompute], after);
-    all_to_all.Add(up, c.backward[kAllToAll], c.attn_b + after);
-    compute.Add(up + c.combine_b + c.mlp_b, c.weights, 0);
+    lanes[kCompute].Add(way.up[s] + c.first_weight, c.weights, 0);
   }
-  return all;
+  return way.all;
 }
 
 /// One lane of a rank.
@@ -108,6 +161,7 @@ struct LaneFigures {
   Time last = kNever;   ///< from the end of its last forward component to the end of the step
   Time longest_f = 0, longest_b = 0, longest_w = 0;  ///< of a chunk
   Time work = 0;
+  bool every = true;  ///< every chunk has components on it
 };
 
 struct LaneWindows {
@@ -116,34 +170,28 @@ struct LaneWindows {
 };
 
 /// Adds the chunks of a micro-batch to the ranks of its route.
-void Add(const Route& route, const Components& work, Time hop, std::vector<LaneWindows>* ranks) {
-  const size_t stages = route.ranks.size();
-  std::vector<Time> hops(stages, 0);  // of the way to each stage
-  for (size_t s = 1; s < stages; ++s) {
-    hops[s] = hops[s - 1] + (route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
-  }
-  const Time turn = static_cast<Time>(stages) * work.forward_chain() + hops[stages - 1];
-  const Time all = turn + hops[stages - 1] + static_cast<Time>(stages) * work.backward_chain() +
-                   work.last_weight;
-  for (size_t s = 0; s < stages; ++s) {
-    const auto before = static_cast<Time>(s);
-    const Time down = before * work.forward_chain() + hops[s];
-    const Time end = down + work.forward_chain();
-    const Time up = turn + static_cast<Time>(stages - 1 - s) * work.backward_chain() +
-                    hops[stages - 1] - hops[s];
+void Add(const Route& route, const std::vector<Components>& stages, Time hop,
+         std::vector<LaneWindows>* ranks) {
+  const Way way(route, stages, hop, 0);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Components& c = stages[s];
     LaneWindows& rank = (*ranks)[static_cast<size_t>(route.ranks[s])];
     ++rank.count;
     for (const size_t which : {kCompute, kAllToAll}) {
       LaneFigures& lane = rank.lanes[which];
-      const bool compute = which == kCompute;
-      const Time weights = compute ? work.weights : 0;
-      lane.head = std::min(lane.head, down + (compute ? 0 : work.attn_f));
-      lane.first = std::min(lane.first, up + (compute ? work.combine_b : 0));
-      lane.last = std::min(lane.last, all - end + (compute ? work.combine_f : 0));
-      lane.longest_f = std::max(lane.longest_f, work.forward[which]);
-      lane.longest_b = std::max(lane.longest_b, work.backward[which]);
+      if (!c.forward.On(which)) {
+        lane.every = false;
+        continue;
+      }
+      const Time weights = which == kCompute ? c.weights : 0;
+      const Time end = way.down[s] + c.forward.all();
+      lane.head = std::min(lane.head, way.down[s] + c.forward.head[which]);
+      lane.first = std::min(lane.first, way.up[s] + c.backward.head[which]);
+      lane.last = std::min(lane.last, way.all - end + c.forward.tail[which]);
+      lane.longest_f = std::max(lane.longest_f, c.forward.work[which]);
+      lane.longest_b = std::max(lane.longest_b, c.backward.work[which]);
       lane.longest_w = std::max(lane.longest_w, weights);
-      lane.work += work.forward[which] + work.backward[which] + weights;
+      lane.work += c.forward.work[which] + c.backward.work[which] + weights;
     }
   }
 }
@@ -153,7 +201,8 @@ Bound BoundOfLane(const LaneFigures& lane, int64_t count, const MemoryLimit& mem
   const Time first = std::max<Time>(0, lane.first - lane.head - slots * lane.longest_f);
   const Time last =
       std::max<Time>(0, lane.last - MostHeld(memory, count, lane.longest_b, lane.longest_w));
-  const Time idle = slots == count ? std::max(first, last) : first + last;
+  const bool apart = slots < count && lane.every;
+  const Time idle = apart ? first + last : std::max(first, last);
   return {.value = lane.head + lane.work + idle,
           .kind = BoundKind::kTwoWindows,
           .head = lane.head,
@@ -169,12 +218,11 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
   std::vector<std::array<Jackson, 2>> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
-      const Components c = ComponentsOf(costs, plan.layers, m);
       const auto recomputed = [&](size_t s) {
         const int stage = static_cast<int>(s);
         return chunks.Has(stage, m) && chunks.part(stage) == RecomputePart::kFull;
       };
-      const Time path = AddComponents(route, c, hop, recomputed, &ranks);
+      const Time path = AddComponents(route, ComponentsOf(plan, costs, m), hop, recomputed, &ranks);
       KeepLarger(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});
     }
   }
@@ -199,13 +247,14 @@ void RaiseByComponentWindows(const Plan& plan, const CostModel& costs, int64_t l
   std::vector<LaneWindows> ranks(static_cast<size_t>(plan.ranks));
   for (const Route& route : plan.routes) {
     for (const int m : route.microbatches) {
-      Add(route, ComponentsOf(costs, plan.layers, m), hop, &ranks);
+      Add(route, ComponentsOf(plan, costs, m), hop, &ranks);
     }
   }
   for (int r = 0; r < plan.ranks; ++r) {
     const LaneWindows& rank = ranks[static_cast<size_t>(r)];
     if (rank.count == 0) continue;
     for (const LaneFigures& lane : rank.lanes) {
+      if (lane.head == kNever) continue;
       Bound bound = BoundOfLane(lane, rank.count, memory);
       bound.rank = r;
       KeepLarger(best, bound);

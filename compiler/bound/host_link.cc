@@ -49,9 +49,9 @@ void RaiseByHostLink(const Plan& plan, const CostModel& costs, Bound* best) {
         const int rank = route.ranks[static_cast<size_t>(s)];
         const bool hop = s > 0 && route.ranks[static_cast<size_t>(s) - 1] != rank;
         const Time message = hop ? costs.comm.latency + costs.comm.occupancy : 0;
-        forward += message + ChainOf(costs, s, m, plan.layers, Op::F,
+        forward += message + ChainOf(costs, s, m, plan.LayersOf(s), Op::F,
                                      {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F});
-        backward += message + ChainOf(costs, s, m, plan.layers, Op::B,
+        backward += message + ChainOf(costs, s, m, plan.LayersOf(s), Op::B,
                                       {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B});
         if (!offloaded.Has(s, m)) continue;
         LinkWork& link = ranks[static_cast<size_t>(rank)];

@@ -107,11 +107,23 @@ Json StageToJson(const StageCost& cost, Unit unit) {
   return object;
 }
 
-MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers) {
+StageLayers ReadStageLayers(const JsonCursor& field) {
+  const std::string& text = field.String("the layers of a stage, such as \"pdmm\"", kMaxLayers);
+  if (text.empty()) field.Fail("must have a letter for each layer, is empty");
+  return field.Checked([&] { return ParseStageLayers(text); });
+}
+
+MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers, const StageLayers& kinds) {
   MoeCost cost;
   cost.layers_per_stage = layers;
+  cost.kinds = kinds;
   const auto size = static_cast<size_t>(layers);
   for (const ComponentCost& component : kComponentCosts) {
+    const auto has = [&](LayerKind kind) { return Has(kind, component.op); };
+    if (!kinds.empty() && !moe.Optional(component.key) && std::ranges::none_of(kinds, has)) {
+      (cost.*component.times).push_back(0);
+      continue;
+    }
     const JsonCursor field = moe.Required(component.key);
     std::vector<Time>& times = cost.*component.times;
     if (!field.IsArray()) {
@@ -132,6 +144,8 @@ MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers) {
 void AddComponents(const MoeCost& moe, Unit unit, Json* object) {
   for (const ComponentCost& component : kComponentCosts) {
     const std::vector<Time>& times = moe.*component.times;
+    const auto has = [&](LayerKind kind) { return Has(kind, component.op); };
+    if (!moe.kinds.empty() && std::ranges::none_of(moe.kinds, has)) continue;
     if (times.size() == 1) {
       (*object)[component.key] = TimeToJson(times[0], unit);
       continue;
@@ -146,7 +160,7 @@ namespace {
 
 LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
   layer.Keys("an object, a layer of the model",
-             {"name", "repeat", "f", "b", "w", "bw", "fb", "reduce", "step", "r", "moe",
+             {"name", "repeat", "f", "b", "w", "bw", "fb", "reduce", "step", "r", "moe", "dense",
               "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
               "w_stash_bytes", "output_bytes", "tied"});
   LayerCost cost;
@@ -154,15 +168,22 @@ LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
   if (const auto repeat = layer.Optional("repeat")) {
     cost.repeat = static_cast<int>(repeat->Integer("a number of layers", 1, kMaxModelLayers));
   }
-  const std::optional<JsonCursor> moe = layer.Optional("moe");
-  if (moe) {
-    moe->Keys("an object with the costs of a layer's components",
-              {"attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b", "dispatch_b",
-               "attn_b", "mlp_w", "attn_w"});
-    cost.moe = ReadComponents(*moe, unit, 1);
-    for (const char* key : {"f", "b", "w", "bw", "fb", "r"}) {
-      if (layer.Optional(key)) {
-        layer.Fail("has \"moe\" and \"" + std::string(key) +
+  const std::optional<JsonCursor> moe = layer.Optional("moe"), dense = layer.Optional("dense");
+  if (moe || dense) {
+    const char* const given = moe ? "moe" : "dense";
+    if (moe) {
+      moe->Keys("an object with the costs of a layer's components",
+                {"attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b", "dispatch_b",
+                 "attn_b", "mlp_w", "attn_w"});
+      cost.moe = ReadComponents(*moe, unit, 1, {});
+    } else {
+      dense->Keys("an object with the costs of a layer's components",
+                  {"attn_f", "mlp_f", "mlp_b", "attn_b", "mlp_w", "attn_w"});
+      cost.moe = ReadComponents(*dense, unit, 1, {LayerKind::kDense});
+    }
+    for (const char* key : {"f", "b", "w", "bw", "fb", "r", "dense"}) {
+      if (key != std::string_view(given) && layer.Optional(key)) {
+        layer.Fail("has \"" + std::string(given) + "\" and \"" + key +
                    "\", which follows from it; keep one of them");
       }
     }
@@ -228,7 +249,7 @@ Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit) {
     if (layer.moe) {
       Json components = Json::object();
       AddComponents(*layer.moe, unit, &components);
-      object["moe"] = std::move(components);
+      object[layer.moe->KindOf(0) == LayerKind::kDense ? "dense" : "moe"] = std::move(components);
       if (layer.cost.reduce != 0) object["reduce"] = TimeToJson(layer.cost.reduce, unit);
       if (layer.cost.step != 0) object["step"] = TimeToJson(layer.cost.step, unit);
     } else {

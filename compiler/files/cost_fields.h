@@ -25,8 +25,12 @@ int64_t ReadBytes(const JsonCursor& field, int64_t least = 0, int64_t most = kMa
 StageCost ReadStageCost(const JsonCursor& stage, Unit unit, CostMending* mending);
 Json StageToJson(const StageCost& cost, Unit unit);
 
-/// The components of so many layers ("attn_f" ..), each one number or a list.
-MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers);
+/// The layers of a stage, a letter each.
+StageLayers ReadStageLayers(const JsonCursor& field);
+
+/// The components of so many layers ("attn_f" ..), each one number or a list. With `kinds`, those
+/// that no layer has may be left out.
+MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers, const StageLayers& kinds);
 void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 
 /// The layers of a model: an array of objects with "name", "repeat", a cost or "moe", and bytes.

@@ -275,7 +275,18 @@ MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
             "dispatch_b", "attn_b", "mlp_w", "attn_w"});
   const JsonCursor count = moe.Required("layers_per_stage");
   return ReadComponents(moe, unit,
-                        static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers)));
+                        static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers)), {});
+}
+
+/// Of one stage among unlike ones.
+MoeCost ReadStageMoe(const JsonCursor& moe, Unit unit) {
+  if (!moe.IsObject() || !moe.Optional("layers")) return ReadMoe(moe, unit);
+  moe.Keys("an object with the costs of the components of a stage",
+           {"layers", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
+            "dispatch_b", "attn_b", "mlp_w", "attn_w"});
+  const JsonCursor layers = moe.Required("layers");
+  const StageLayers kinds = ReadStageLayers(layers);
+  return ReadComponents(moe, unit, static_cast<int>(kinds.size()), kinds);
 }
 
 RankCost ReadRank(const JsonCursor& rank) {
@@ -330,11 +341,20 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   }
   if (const auto comm = root.Optional("comm")) costs.comm = ReadComm(*comm, costs.unit);
   if (const auto host = root.Optional("host")) costs.host = ReadHost(*host, costs.unit);
-  if (const auto moe = root.Optional("moe")) costs.moe = ReadMoe(*moe, costs.unit);
+  if (const auto moe = root.Optional("moe"); moe && moe->IsArray()) {
+    costs.stage_moe =
+        ReadList(*moe, "an array with the components of each stage", kMaxStages,
+                 [&](const JsonCursor& stage) { return ReadStageMoe(stage, costs.unit); });
+    if (costs.stages.size() != costs.stage_moe.size()) {
+      moe->Fail("lists the components of each stage, and \"stages\" must list what each takes");
+    }
+  } else if (moe) {
+    costs.moe = ReadMoe(*moe, costs.unit);
+  }
   if (const auto overlap = root.Optional("overlap")) {
     const std::string& mode = overlap->String("an overlap (published or all)");
     costs.derived = overlap->Checked([&] { return ParseOverlap(mode); });
-    if (!costs.moe) {
+    if (!costs.components()) {
       overlap->Fail(
           "says how stage costs follow from \"moe\", which is missing; add it, or drop this");
     }
@@ -352,7 +372,7 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
     if (speeds && !may_derive) {
       ranks->Fail("has a \"speed\"; a plan keeps durations as they are on its ranks");
     }
-    if (speeds && costs.moe) {
+    if (speeds && costs.components()) {
       ranks->Fail(
           "has a \"speed\", and \"moe\" gives components that take as long on every rank; give "
           "\"layers\" or \"stages\"");

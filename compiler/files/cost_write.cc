@@ -67,7 +67,7 @@ Json TimeToJson(Time ticks, Unit unit) {
 }
 
 Json CostsToJson(const CostModel& costs) {
-  CF_ASSERT(!costs.stages.empty() || costs.moe || !costs.layers.empty());
+  CF_ASSERT(!costs.stages.empty() || costs.components() || !costs.layers.empty());
   Json object = Json::object();
   object["unit"] = Name(costs.unit);
   if (!costs.source.empty()) object["source"] = costs.source;
@@ -96,6 +96,20 @@ Json CostsToJson(const CostModel& costs) {
   if (costs.moe) {
     object["moe"] = {{"layers_per_stage", costs.moe->layers_per_stage}};
     AddComponents(*costs.moe, costs.unit, &object["moe"]);
+  }
+  if (!costs.stage_moe.empty()) {
+    Json list = Json::array();
+    for (const MoeCost& moe : costs.stage_moe) {
+      Json stage = Json::object();
+      if (moe.kinds.empty()) {
+        stage["layers_per_stage"] = moe.layers_per_stage;
+      } else {
+        stage["layers"] = ToString(moe.kinds);
+      }
+      AddComponents(moe, costs.unit, &stage);
+      list.push_back(std::move(stage));
+    }
+    object["moe"] = std::move(list);
   }
   if (costs.derived) object["overlap"] = Name(*costs.derived);
   if (costs.memory) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "compiler/files/cost_fields.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json_builder.h"
 #include "compiler/files/plan_document.h"
@@ -70,6 +71,19 @@ std::string ReadName(const JsonCursor& field) {
     field.Fail("must be a name of letters, digits, '-', '_' and '.', is " + Excerpt(name));
   }
   return name;
+}
+
+/// "stage_layers": of each stage its layers.
+void ReadStageLayers(const JsonCursor& field, Plan* plan) {
+  const size_t size = field.Size("an array with the layers of each stage");
+  if (std::cmp_not_equal(size, plan->stages)) {
+    field.Fail("must have one entry for each of the " + std::to_string(plan->stages) +
+               " stages, has " + std::to_string(size));
+  }
+  for (size_t s = 0; s < size; ++s) {
+    plan->stage_layers.push_back(ReadStageLayers(field.Item(s)));
+    plan->layers = std::max(plan->layers, static_cast<int>(plan->stage_layers.back().size()));
+  }
 }
 
 constexpr size_t kMaxWord = 200;
@@ -148,6 +162,12 @@ Plan ReadHead(const JsonCursor& root) {
   if (root.Optional("layers")) {
     plan.layers = ReadSize(root, "layers", "a number of layers of a stage", kMaxLayers);
   }
+  if (const auto layers = root.Optional("stage_layers")) {
+    if (plan.layers > 0) {
+      layers->Fail("says what \"layers\" says of stages alike; keep one of them");
+    }
+    ReadStageLayers(*layers, &plan);
+  }
   if (const auto semantics = root.Optional("semantics")) {
     const std::string& name = semantics->String("what the messages need");
     plan.semantics = semantics->Checked([&] { return ParseSemantics(name); });
@@ -161,11 +181,15 @@ Plan ReadHead(const JsonCursor& root) {
     if (!plan.costs) provenance->Fail("says what came of the costs, and the plan has no \"costs\"");
     plan.provenance = ReadProvenance(*provenance, plan.costs->unit);
   }
-  if (plan.layers > 0 && plan.costs && plan.costs->moe &&
+  if (plan.layers > 0 && plan.stage_layers.empty() && plan.costs && plan.costs->moe &&
       plan.costs->moe->layers_per_stage != plan.layers) {
     root.Required("layers").Fail("is " + std::to_string(plan.layers) + ", but the costs are for " +
                                  std::to_string(plan.costs->moe->layers_per_stage) +
                                  " layers of a stage");
+  }
+  const bool own = plan.layers > 0 && plan.costs && plan.costs->components();
+  if (const auto costs = root.Optional("costs"); costs && own) {
+    costs->Checked([&] { CheckLayers(plan, *plan.costs); });
   }
   return plan;
 }
@@ -173,6 +197,7 @@ Plan ReadHead(const JsonCursor& root) {
 constexpr std::string_view kMembers[] = {
     "format",       "version",       "schedule",        "level",    "ranks",     "rank",   "stages",
     "microbatches", "data_parallel", "expert_parallel", "layers",   "semantics", "routes", "costs",
+    "stage_layers",
     "provenance",   "files",         "names",           "programs", "slots",     "marks"};
 
 struct Document {

@@ -87,9 +87,9 @@ bool IsPlain(std::string_view text) {
 class PlanLimits {
  public:
   PlanLimits(const Plan& plan, const std::string& place) : place_(place), plan_(plan) {
-    const bool costs = plan.costs && plan.costs->moe;
+    const bool alike = plan.costs && plan.costs->moe;
     layers_ = plan.layers > 0 ? plan.layers
-              : costs         ? plan.costs->moe->layers_per_stage
+              : alike         ? plan.costs->moe->layers_per_stage
                               : kMaxLayers;
     // Of each chunk: F, R, B, W and four messages, or at the levels below fourteen components a
     // layer instead; of each stage: REDUCE and STEP.

@@ -159,7 +159,13 @@ Json HeadToJson(const Plan& plan, std::optional<int> rank) {
   head["microbatches"] = plan.microbatches;
   if (plan.data_parallel != 1) head["data_parallel"] = plan.data_parallel;
   if (plan.expert_parallel != 1) head["expert_parallel"] = plan.expert_parallel;
-  if (plan.layers != 0) head["layers"] = plan.layers;
+  if (!plan.stage_layers.empty()) {
+    Json list = Json::array();
+    for (const StageLayers& layers : plan.stage_layers) list.push_back(ToString(layers));
+    head["stage_layers"] = std::move(list);
+  } else if (plan.layers != 0) {
+    head["layers"] = plan.layers;
+  }
   if (plan.semantics != Semantics::kRank) head["semantics"] = Name(plan.semantics);
   Json routes = Json::array();
   for (const Route& route : plan.routes) {

@@ -70,7 +70,8 @@ Ends CollectEnds(const Plan& plan) {
 /// True where the costs say what each instruction takes.
 bool CostsFit(const Plan& plan) {
   try {
-    CheckCosts(*plan.costs, plan.stages, plan.microbatches, plan.layers);
+    CheckCosts(*plan.costs, plan.stages, plan.microbatches);
+    CheckLayers(plan, *plan.costs);
     CheckHostCost(*plan.costs, OffloadedCells(plan).any());
   } catch (const Error&) {
     return false;

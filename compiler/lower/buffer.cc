@@ -254,6 +254,12 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers, int s) {
 
 Plan AssignBuffers(const Plan& plan, const CostModel& costs) {
   CF_ASSERT(plan.level == (plan.layers > 0 ? Level::kComponent : Level::kComm));
+  if (!plan.AllMoe()) {
+    throw Error(
+        "level buffer places the values of MoE layers, and this plan has others as components of "
+        "their own; compile to level component, or with `model`, which runs them with a layer "
+        "beside them");
+  }
   Plan result = plan;
   if (plan.layers == 0) AddLanes(&result);
   result.level = Level::kBuffer;

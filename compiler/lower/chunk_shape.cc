@@ -54,14 +54,22 @@ void Append(const Interleaving& part, ChunkShape* shape) {
 
 }  // namespace
 
-MoeCost ChunkShapes::ScaledFor(int microbatch) const {
-  MoeCost scaled = *costs_.moe;
+ChunkShapes::ChunkShapes(const CostModel& costs, bool serial) : costs_(costs), serial_(serial) {
+  const std::vector<MoeCost>& all = costs.stage_moe;
+  for (size_t s = 0; s < all.size(); ++s) {
+    const auto alike = std::find(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(s), all[s]);
+    first_alike_.push_back(static_cast<int>(alike - all.begin()));
+  }
+}
+
+MoeCost ChunkShapes::ScaledFor(int stage, int microbatch) const {
+  MoeCost scaled = costs_.moe_of(stage);
   if (microbatch < 0 || costs_.microbatch_scale.empty()) return scaled;
   for (const ComponentCost& component : kComponentCosts) {
     std::vector<Time>& times = scaled.*component.times;
     times.clear();
     for (int layer = 0; layer < scaled.layers_per_stage; ++layer) {
-      times.push_back(costs_.Duration(Component(component.op, 0, layer, microbatch)));
+      times.push_back(costs_.Duration(Component(component.op, stage, layer, microbatch)));
     }
   }
   return scaled;
@@ -79,18 +87,32 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
                : costs_.microbatch_scale[static_cast<size_t>(microbatch)];
   };
   const int front = chains.forward ? chunk.microbatch : -1;
+  const auto alike = [&](int stage) {
+    return first_alike_.empty() ? 0 : first_alike_[static_cast<size_t>(stage)];
+  };
   const auto [at, added] =
-      shapes_.try_emplace({chains, recompute, chunk.part, factor(front), factor(back)});
+      shapes_.try_emplace({chains, recompute, chunk.part, factor(front), factor(back),
+                           alike(chunk.stage), alike(BackStage(chunk))});
   ChunkShape& shape = at->second;
   if (!added) return shape;
-  const MoeCost forward = ScaledFor(front), backward = ScaledFor(back);
+  const MoeCost forward = ScaledFor(chunk.stage, front),
+                backward = ScaledFor(BackStage(chunk), back);
+  // Unlike layers may be too many to look at all of their orders.
+  const auto interleave = [&](Chains joined) {
+    return costs_.moe ? Interleave(forward, backward, joined)
+                      : InterleaveSoon(forward, backward, joined);
+  };
   if (serial_ && !chains.forward && chains.backward && chains.weights) {
-    Append(Interleave(forward, backward, {.backward = true}), &shape);
-    Append(Interleave(forward, backward, {.weights = true}), &shape);
+    Append(interleave({.backward = true}), &shape);
+    Append(interleave({.weights = true}), &shape);
   } else {
-    Append(Interleave(forward, backward, chains), &shape);
+    Append(interleave(chains), &shape);
   }
   if (recompute) RunAgain(chunk.part, &shape);
+  if (recompute && shape.chains[0].empty()) {
+    throw Error("stage " + std::to_string(chunk.stage) + " has no components that `recompute` " +
+                std::string(Name(chunk.part)) + " runs again; leave it out");
+  }
   return shape;
 }
 

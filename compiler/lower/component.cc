@@ -23,9 +23,8 @@ namespace {
 /// lane.
 class Writer {
  public:
-  Writer(const Plan& plan, int layers, bool serial)
+  Writer(const Plan& plan, const CostModel& costs, bool serial)
       : plan_(plan),
-        last_layer_(layers - 1),
         serial_(serial),
         owner_(plan),
         ranks_(plan.programs.size()),
@@ -36,7 +35,7 @@ class Writer {
         gradient_(forward_) {
     result_ = plan;
     result_.level = Level::kComponent;
-    result_.layers = layers;
+    SetLayers(costs, &result_);
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Program& program = result_.programs[r];
       program.clear();
@@ -88,9 +87,7 @@ class Writer {
   void Write(const Event& event) {
     if (event.chunk >= 0) Reload(event);
     Append(event);
-    if (event.instruction.op == Op::COMBINE_F && event.instruction.layer == last_layer_) {
-      Offload(event);
-    }
+    if (EndsForward(result_, event.instruction)) Offload(event);
   }
 
   /// The RELOADs that stand before the chunk of this component, behind all that was begun so far.
@@ -143,7 +140,7 @@ class Writer {
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
-        if ((i.layer == 0 && i.op == Op::ATTN_F) ||
+        if (BeginsForward(i) ||
             (IsRecompute(i.op) && recompute_(i.stage, i.microbatch) < 0)) {
           Gone(program, rank.gone[static_cast<size_t>(event.chunk)], &i);
         }
@@ -195,11 +192,11 @@ class Writer {
     int follows = chain;
     // Behind the forward that it runs again.
     if (IsRecompute(i->op) && chain < 0) follows = forward_(s, m);
-    if (i->op == Op::ATTN_F && i->layer == 0 && i->stage > 0) {
+    if (BeginsForward(*i) && i->stage > 0) {
       follows = SameRank(i->stage, i->stage - 1, i->microbatch)
                     ? forward_(i->stage - 1, i->microbatch)
                     : input_(s, m);
-    } else if (i->op == Op::COMBINE_B && i->layer == last_layer_) {
+    } else if (BeginsBackward(result_, *i)) {
       if (i->stage + 1 == plan_.stages) {
         follows = forward_(s, m);
       } else {
@@ -244,7 +241,6 @@ class Writer {
   }
 
   const Plan& plan_;
-  const int last_layer_;
   const bool serial_;
   const Owners owner_;
   std::vector<RankState> ranks_;
@@ -282,7 +278,16 @@ Plan WithoutCopies(Plan plan) {
 class Memory {
  public:
   Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
-      : limit_(costs), offloads_(OffloadedCells(plan).any()), serial_(Simulate(plan, costs)) {
+      : limit_(costs),
+        offloads_(OffloadedCells(plan).any()),
+        serial_(Simulate(plan, costs)),
+        largest_(plan.programs.size(), limit_.activation()) {
+    for (const Route& route : plan.routes) {
+      for (size_t s = 0; s < route.ranks.size() && limit_.bytes(); ++s) {
+        int64_t& largest = largest_[static_cast<size_t>(route.ranks[s])];
+        largest = std::max(largest, costs.memory->activation(static_cast<int>(s)));
+      }
+    }
     for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, limit_.Peak(rank));
     limit_ = MemoryLimit(costs, limit.value_or(own_));
     if (offloads_) serial_ = Simulate(WithoutCopies(plan), costs);
@@ -307,9 +312,10 @@ class Memory {
   /// No fewer than the chunks one behind the other need.
   std::vector<int> CapsFor(int64_t limit) const {
     std::vector<int> caps;
-    for (const RankFigures& rank : serial_.ranks) {
-      caps.push_back(static_cast<int>(std::clamp<int64_t>(
-          limit / limit_.activation(), rank.peak_activations, std::numeric_limits<int>::max())));
+    for (size_t r = 0; r < serial_.ranks.size(); ++r) {
+      caps.push_back(static_cast<int>(std::clamp<int64_t>(limit / largest_[r],
+                                                          serial_.ranks[r].peak_activations,
+                                                          std::numeric_limits<int>::max())));
     }
     return caps;
   }
@@ -317,6 +323,7 @@ class Memory {
   MemoryLimit limit_;
   const bool offloads_;
   Simulation serial_;  // without copies to the host
+  std::vector<int64_t> largest_;  // of each rank: of the activations of its stages
   int64_t own_ = 0;
 };
 
@@ -349,7 +356,7 @@ void SortBestFirst(std::vector<Try>* tries) {
 
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit) {
-  CF_ASSERT(plan.level == Level::kComm && costs.moe);
+  CF_ASSERT(plan.level == Level::kComm && costs.components());
   const Memory memory(plan, costs, memory_limit);
   const std::vector<std::vector<int>> caps = memory.Caps();
   const LanePolicy serially = {.serial = true};
@@ -357,12 +364,11 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
   const auto write = [&](const LanePolicy& policy, ChunkShapes* shapes,
                          const std::vector<int>& cap) {
     const SharedRun run = ShareLanes(plan, costs, shapes, policy, cap, true);
-    return Writer(plan, costs.moe->layers_per_stage, policy.serial).Write(run.log);
+    return Writer(plan, costs, policy.serial).Write(run.log);
   };
   if (overlap == Overlap::kPublished) return write(serially, &serial_shapes, caps.front());
 
-  const Time typical =
-      SerialSum(*costs.moe) / (std::ssize(kComponentCosts) * costs.moe->layers_per_stage);
+  const Time typical = TypicalComponent(costs);
   ChunkShapes shapes(costs, false);
   std::vector<Try> tries;
   for (const std::vector<int>& cap : caps) {

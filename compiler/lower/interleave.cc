@@ -1,5 +1,4 @@
-// Both chains alternate between the two lanes and weight parts fill the compute lane, so a partial
-// order is told completely by how far each chain is, which weight parts are done, when each lane is
+// Both chains use the two lanes and weight parts fill the compute lane. A partial order is told completely by how far each chain is, which weight parts are done, when each lane is
 // free and when each chain's last component ended. What is searched:
 //
 //   * Of two partial orders equally far in both chains, the one that is no later in all four times
@@ -70,20 +69,24 @@ struct State {
 
 class Interleaver {
  public:
-  Interleaver(const MoeCost& forward, const MoeCost& backward, Chains chains, size_t most_orders)
-      : most_orders_(most_orders) {
-    const int layers = chains.forward ? forward.layers_per_stage : backward.layers_per_stage;
-    CF_ASSERT(layers >= 1 && layers <= kMaxLayers);
-    for (int pair = 0; pair < layers; ++pair) {
+  Interleaver(const MoeCost& forward, const MoeCost& backward, Chains chains, size_t most_orders,
+              bool exact)
+      : most_orders_(most_orders), exact_(exact), layers_(backward.layers_per_stage) {
+    CF_ASSERT(forward.layers_per_stage >= 1 && forward.layers_per_stage <= kMaxLayers);
+    CF_ASSERT(layers_ >= 1 && layers_ <= kMaxLayers);
+    for (int pair = 0; pair < forward.layers_per_stage; ++pair) {
       for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F}) {
         if (chains.forward) Append(kForward, op, pair, pair, forward);
       }
+    }
+    for (int pair = 0; pair < layers_; ++pair) {
       for (const Op op :
            {Op::COMBINE_B, Op::MLP_B, Op::MLP_W, Op::DISPATCH_B, Op::ATTN_B, Op::ATTN_W}) {
         const bool weights = op == Op::MLP_W || op == Op::ATTN_W;
         if (weights ? !chains.weights : !chains.backward) continue;
+        if (!Has(backward.KindOf(layers_ - 1 - pair), op)) continue;
         if (weights) release_.push_back(parts_[kBackward].size());
-        Append(weights ? kWeights : kBackward, op, layers - 1 - pair, pair, backward);
+        Append(weights ? kWeights : kBackward, op, layers_ - 1 - pair, pair, backward);
       }
     }
     SetTails();
@@ -112,6 +115,7 @@ class Interleaver {
   State& At(int state) { return states_[static_cast<size_t>(state)]; }
 
   void Append(size_t chain, Op op, int layer, int pair, const MoeCost& cost) {
+    if (!Has(cost.KindOf(layer), op)) return;
     const auto place = std::find(kPairOrder.begin(), kPairOrder.end(), op) - kPairOrder.begin();
     parts_[chain].push_back(
         {.op = op,
@@ -218,7 +222,10 @@ class Interleaver {
         best_ = At(index).bound;
         continue;
       }
-      if (states_.size() > most_orders_) GiveUp();
+      if (states_.size() > most_orders_) {
+        if (exact_) GiveUp();
+        break;
+      }
       for (const Part* part : Branches(At(index))) push(Behind(index, *part));
     }
     return last;
@@ -325,12 +332,14 @@ class Interleaver {
   }
 
   [[noreturn]] void GiveUp() const {
-    throw Error("the components of " + std::to_string(parts_[kBackward].size() / 4) +
+    throw Error("the components of " + std::to_string(layers_) +
                 " layers cannot be interleaved exactly within " + std::to_string(most_orders_) +
                 " partial orders; give fewer \"layers_per_stage\", or layers that cost the same");
   }
 
   const size_t most_orders_;
+  const bool exact_;  ///< else what is found within most_orders_ will do
+  const int layers_;  ///< of the backward
   std::array<std::vector<Part>, 3> parts_;  // by chain
   std::vector<size_t> release_;  // how much of the backward chain is done before each weight part
   std::vector<std::optional<size_t>> twin_;  // the weight part as long that goes before
@@ -343,7 +352,12 @@ class Interleaver {
 
 Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
                         size_t most_orders) {
-  return Interleaver(forward, backward, chains, most_orders).Run();
+  return Interleaver(forward, backward, chains, most_orders, true).Run();
+}
+
+Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains) {
+  constexpr size_t kMostOrders = size_t{1} << 14;
+  return Interleaver(forward, backward, chains, kMostOrders, false).Run();
 }
 
 void DeriveChunkCosts(CostModel* costs, Overlap overlap) {

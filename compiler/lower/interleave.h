@@ -33,8 +33,12 @@ struct Interleaving {
 /// `forward`, the others `backward` (they differ where micro-batches do). Throws Error if more than
 /// `most_orders` partial orders would have to be looked at: tens are enough for the costs of
 /// published models, and hundreds of thousands too few for 16 random and all different layers.
+/// The two may have unlike layers.
 Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
                         size_t most_orders = size_t{1} << 17);
+
+/// The same, but for the best found where that would be too many partial orders.
+Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains);
 
 /// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw
 /// the backward chain with its weight parts in the gaps (kAll) or behind it (kPublished), fb the

@@ -100,8 +100,13 @@ class Chooser {
       Time ready = ReadyAt(b, chain);
       if (ready == kUnknown) continue;
       if (b.Next(chain).lane != lane_) {
-        if (b.done[chain] + 1 == b.shape->chains[chain].size()) continue;
-        ready = std::max({ready, rank_.free[1 - lane_], state_.now}) + b.Next(chain).duration;
+        const std::vector<ChunkPart>& parts = b.shape->chains[chain];
+        ready = std::max({ready, rank_.free[1 - lane_], state_.now});
+        size_t next = b.done[chain];
+        for (; next < parts.size() && parts[next].lane != lane_; ++next) {
+          ready += parts[next].duration;
+        }
+        if (next == parts.size()) continue;
       }
       wants = std::min(wants, ready);
     }

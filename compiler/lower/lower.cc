@@ -50,7 +50,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     throw Error("only a plan of level compute can be lowered, this one is of level " +
                 std::string(Name(plan.level)));
   }
-  if (target == Level::kComponent && !costs.moe) {
+  if (target == Level::kComponent && !costs.components()) {
     throw Error(
         "level component needs the costs of the components of a layer; give costs with \"moe\", "
         "such as `costs` deepseek-v3-h800");
@@ -70,7 +70,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
   if (target >= Level::kComm) {
     pass("comm", InsertCommunication(std::exchange(plan, Plan()), costs));
   }
-  if (target >= Level::kComponent && costs.moe) {
+  if (target >= Level::kComponent && costs.components()) {
     pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));
   }
   if (target >= Level::kBuffer) {

@@ -30,7 +30,7 @@ std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& t
 /// for another in a circle, whatever the buffering, and groups are not needed.
 Plan InsertCommunication(Plan plan, const CostModel& costs);
 
-/// Comm to component, for MoE stages (costs.moe): every chunk becomes its components on the compute
+/// Comm to component, for stages with components (costs.components()): every chunk becomes its components on the compute
 /// and all-to-all lanes, with an `after` event for every dependency across lanes; messages leave
 /// when their data is ready. With Overlap::kPublished chunks run one behind the other as Interleave
 /// orders each, and times are those of level comm. With kAll neighbouring chunks of a rank share

@@ -113,7 +113,7 @@ class LaneSharing {
     if (found != state_.copies.end()) return static_cast<size_t>(found - state_.copies.begin());
     state_.copies.push_back({rank, stage, 0, {}, 0});
     for (auto& weighed : state_.copies.back().weighed) {
-      weighed.resize(static_cast<size_t>(costs_.moe->layers_per_stage), 0);
+      weighed.resize(static_cast<size_t>(costs_.moe_of(stage).layers_per_stage), 0);
     }
     return state_.copies.size() - 1;
   }
@@ -305,7 +305,7 @@ class LaneSharing {
 
 SharedRun ShareLanes(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
                      const LanePolicy& policy, const std::vector<int>& most_activations, bool log) {
-  CF_ASSERT(plan.level == Level::kComm && costs.moe);
+  CF_ASSERT(plan.level == Level::kComm && costs.components());
   return LaneSharing(plan, costs, shapes, policy, most_activations, log).Run();
 }
 

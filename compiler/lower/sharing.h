@@ -50,15 +50,16 @@ struct ChunkShape {
 /// The shapes of all chunks of a plan, each made once.
 class ChunkShapes {
  public:
-  ChunkShapes(const CostModel& costs, bool serial) : costs_(costs), serial_(serial) {}
+  ChunkShapes(const CostModel& costs, bool serial);
   const ChunkShape& Of(const Instruction& chunk);
 
  private:
-  MoeCost ScaledFor(int microbatch) const;
+  MoeCost ScaledFor(int stage, int microbatch) const;
 
   const CostModel& costs_;
   const bool serial_;
-  std::map<std::tuple<Chains, bool, RecomputePart, double, double>, ChunkShape> shapes_;
+  std::vector<int> first_alike_;  // of each stage the first like it; empty: all are alike
+  std::map<std::tuple<Chains, bool, RecomputePart, double, double, int, int>, ChunkShape> shapes_;
 };
 
 /// Something that happened on a rank: a component, a message that left or is on its way, REDUCE or

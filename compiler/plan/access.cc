@@ -10,7 +10,8 @@ namespace contraflow {
 
 Accesses::Accesses(const Plan& plan, std::vector<int> layers)
     : plan_(plan), route_of_(RouteOfMicrobatch(plan)), layers_(std::move(layers)) {
-  if (layers_.empty()) layers_.assign(static_cast<size_t>(plan.stages), plan.layers);
+  if (!layers_.empty()) return;
+  for (int s = 0; s < plan.stages; ++s) layers_.push_back(plan.LayersOf(s));
 }
 
 bool Accesses::SameRank(int stage, int other, int microbatch) const {

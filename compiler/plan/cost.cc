@@ -50,13 +50,13 @@ Time TimeOf(const MoeCost& cost, RecomputePart part) {
 
 /// What a cell lets go whose forward runs again in this part only: what these components make for
 /// the backward.
-int64_t DroppedBytes(const CostModel& costs, RecomputePart part) {
-  if (!costs.moe || costs.memory->values.empty()) {
+int64_t DroppedBytes(const CostModel& costs, int s, RecomputePart part) {
+  if (!costs.components() || costs.memory->values.empty()) {
     throw Error("the costs do not say what the components of a stage hold, so that `recompute` " +
                 std::string(Name(part)) +
                 " has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
   }
-  const auto layers = static_cast<int64_t>(costs.moe->layers_per_stage);
+  const auto layers = static_cast<int64_t>(costs.moe_of(s).layers_per_stage);
   const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };
   const int64_t experts = bytes(Value::gate) + bytes(Value::hidden);
   if (part == RecomputePart::kExperts) return layers * experts;
@@ -101,7 +101,9 @@ void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, i
         "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
   }
   const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
-  if (layer * chunks * (costs.moe ? costs.moe->layers_per_stage : 1) > 0x1p62) {
+  int layers = costs.moe ? costs.moe->layers_per_stage : 1;
+  for (const MoeCost& moe : costs.stage_moe) layers = std::max(layers, moe.layers_per_stage);
+  if (layer * chunks * layers > 0x1p62) {
     throw Error("\"values\" of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
@@ -201,11 +203,26 @@ Time SerialSum(const MoeCost& cost) {
   return sum;
 }
 
+Time TypicalComponent(const CostModel& costs) {
+  Time sum = 0;
+  int64_t count = 0;
+  const auto add = [&](const MoeCost& moe) {
+    sum += SerialSum(moe);
+    for (int l = 0; l < moe.layers_per_stage; ++l) {
+      count += std::ranges::count_if(
+          kComponentCosts, [&](const ComponentCost& c) { return Has(moe.KindOf(l), c.op); });
+    }
+  };
+  if (costs.moe) add(*costs.moe);
+  for (const MoeCost& moe : costs.stage_moe) add(moe);
+  return sum / count;
+}
+
 bool CostModel::uniform() const {
   const auto same = [](const auto& list) {
     return std::all_of(list.begin(), list.end(), [&](const auto& x) { return x == list.front(); });
   };
-  return same(stages) && same(microbatch_scale);
+  return same(stages) && same(stage_moe) && same(microbatch_scale);
 }
 
 Time CostModel::Duration(const Instruction& i) const {
@@ -214,8 +231,8 @@ Time CostModel::Duration(const Instruction& i) const {
   if (i.op == Op::F) return Scaled(cost.f, scale);
   if (i.op == Op::B) return Scaled(cost.b, scale);
   if (i.op == Op::W) return Scaled(cost.w, scale);
-  if (i.op == Op::R && i.part != RecomputePart::kFull && moe)
-    return Scaled(TimeOf(*moe, i.part), scale);
+  if (i.op == Op::R && i.part != RecomputePart::kFull && components())
+    return Scaled(TimeOf(moe_of(i.stage), i.part), scale);
   if (i.op == Op::R) return Scaled(cost.recompute(), scale);
   if (i.op == Op::BW) return Scaled(cost.bw, scale);
   if (i.op == Op::FB) {
@@ -231,8 +248,8 @@ Time CostModel::Duration(const Instruction& i) const {
   if (i.op == Op::REDUCE) return cost.reduce;
   if (i.op == Op::STEP) return cost.step;
   if (IsHostCopy(i.op)) return CopyTime(*this, i.stage);
-  CF_ASSERT(moe && OperandsOf(i.op) == Operands::kLayer);
-  return Scaled(moe->Of(Repeated(i.op), i.layer), scale);
+  CF_ASSERT(components() && OperandsOf(i.op) == Operands::kLayer);
+  return Scaled(moe_of(i.stage).Of(Repeated(i.op), i.layer), scale);
 }
 
 int CostModel::LayerCount() const {
@@ -283,7 +300,7 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes, RecomputeP
   CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
   if (!recomputes) return bytes;
   if (part != RecomputePart::kFull) {
-    bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, part));
+    bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, part));
     return bytes;
   }
   const std::optional<int64_t> input = InputBytes(costs, s);
@@ -363,6 +380,10 @@ std::string FlawOf(const MoeCost& cost, Unit unit) {
            std::to_string(cost.layers_per_stage) +
            (cost.layers_per_stage < 1 ? "; a stage without layers has no components" : "");
   }
+  if (!cost.kinds.empty() && cost.kinds.size() != static_cast<size_t>(cost.layers_per_stage)) {
+    return "there are " + std::to_string(cost.kinds.size()) + " kinds of layers, of " +
+           std::to_string(cost.layers_per_stage) + " layers; give one for each";
+  }
   for (const ComponentCost& component : kComponentCosts) {
     const std::vector<Time>& times = cost.*component.times;
     if (times.size() != 1 && times.size() != static_cast<size_t>(cost.layers_per_stage)) {
@@ -374,6 +395,11 @@ std::string FlawOf(const MoeCost& cost, Unit unit) {
     if (*std::min_element(times.begin(), times.end()) < 0) {
       return "\"" + std::string(component.key) + "\" must be >= 0";
     }
+    for (int layer = 0; layer < cost.layers_per_stage; ++layer) {
+      if (Has(cost.KindOf(layer), component.op) || cost.Of(component.op, layer) == 0) continue;
+      return "\"" + std::string(component.key) + "\" must be 0 of layer " + std::to_string(layer) +
+             ", which has no such component";
+    }
   }
   // What is derived from components has the limit of a single cost.
   if (SumOf(cost) > static_cast<double>(kMaxCost)) {
@@ -383,24 +409,26 @@ std::string FlawOf(const MoeCost& cost, Unit unit) {
   return "";
 }
 
-void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers) {
+void CheckCosts(const CostModel& costs, int stages, int microbatches) {
   if (costs.moe) {
     const std::string flaw = FlawOf(*costs.moe, costs.unit);
     if (!flaw.empty()) throw Error("component costs (\"moe\"): " + flaw);
   }
-  if (layers > 0 && !costs.moe) {
-    throw Error("this plan has " + std::to_string(layers) +
-                " layers a stage, and the costs have no components; give costs with \"moe\"");
+  if (!costs.stage_moe.empty() && costs.stage_moe.size() != static_cast<size_t>(stages)) {
+    throw Error("\"moe\" lists the components of " + std::to_string(costs.stage_moe.size()) +
+                " stages, this plan has " + std::to_string(stages));
   }
-  if (layers > 0 && costs.moe->layers_per_stage != layers) {
-    throw Error("the costs have " + std::to_string(costs.moe->layers_per_stage) +
-                " layers a stage (\"layers_per_stage\"), this plan has " + std::to_string(layers));
+  for (size_t s = 0; s < costs.stage_moe.size(); ++s) {
+    const std::string flaw = FlawOf(costs.stage_moe[s], costs.unit);
+    if (!flaw.empty()) {
+      throw Error("component costs of stage " + std::to_string(s) + " (\"moe\"): " + flaw);
+    }
   }
   if (costs.stages.empty() && !costs.layers.empty()) {
     throw Error("the costs are by layer, and no stages are made of them; compile a plan with them");
   }
   if (costs.stages.empty()) {
-    throw Error(costs.moe
+    throw Error(costs.components()
                     ? "the stage costs are not derived from \"moe\" yet (DeriveChunkCosts)"
                     : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
   }
@@ -452,6 +480,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers
   // difference of two figures can overflow. Double arithmetic is exact enough for a limit.
   // Twice the components: their forward may be run again.
   double per_microbatch = costs.moe ? 2 * stages * SumOf(*costs.moe) : 0;
+  for (const MoeCost& moe : costs.stage_moe) per_microbatch += 2 * SumOf(moe);
   for (int s = 0; s < stages; ++s) {
     const StageCost& cost = costs.stage(s);
     per_microbatch += static_cast<double>(cost.f) + static_cast<double>(cost.b) +

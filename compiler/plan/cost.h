@@ -99,15 +99,19 @@ struct MemoryCost {
   bool operator==(const MemoryCost&) const = default;
 };
 
-/// Component costs of an MoE stage, in ticks: of each component one entry a layer in data-flow
-/// order, or one for all layers.
+/// Component costs of a stage, in ticks: of each component one entry a layer in data-flow order, or
+/// one for all layers. What a layer does not have (Has) takes no time.
 struct MoeCost {
   int layers_per_stage = 0;
+  StageLayers kinds = {};  ///< empty: every layer MoE
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
   std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
 
   /// Ticks of a component (an op of kComponentCosts) of a layer.
   Time Of(Op op, int layer) const;
+  LayerKind KindOf(int layer) const {
+    return kinds.empty() ? LayerKind::kMoe : kinds[static_cast<size_t>(layer)];
+  }
 
   bool operator==(const MoeCost&) const = default;
 };
@@ -202,7 +206,9 @@ struct CostModel {
   CommCost comm;
   std::optional<HostCost> host;  ///< nothing: not known, and plans with OFFLOAD have no times
   std::optional<MemoryCost> memory;
-  std::optional<MoeCost> moe;
+  std::optional<MoeCost> moe;  ///< of every stage alike
+  /// Of each stage, where they have unlike layers; then there is no `moe`.
+  std::vector<MoeCost> stage_moe;
   /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
   /// were given as such.
   std::optional<Overlap> derived;
@@ -222,13 +228,19 @@ struct CostModel {
   const StageCost& stage(int s) const {
     return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(s)];
   }
+  /// True if the components of stages are known.
+  bool components() const { return moe || !stage_moe.empty(); }
+  /// Those of stage s.
+  const MoeCost& moe_of(int s) const {
+    return stage_moe.empty() ? *moe : stage_moe[static_cast<size_t>(s)];
+  }
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
   /// Of the model, repeats counted.
   int LayerCount() const;
 
   /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP, OFFLOAD, RELOAD (which
-  /// copy the activation of a cell) or, with `moe`, a component. FB of two different stages: f of
+  /// copy the activation of a cell) or, with `moe` or `stage_moe`, a component. FB of two different stages: f of
   /// the one + bw of the other, less the smaller of the two savings f + bw - fb, so that equal
   /// stages give fb.
   Time Duration(const Instruction& instruction) const;
@@ -275,12 +287,15 @@ std::string MendNoise(StageCost* cost, Unit unit);
 /// Why a layer does not hold (more stash than activation, a sum over kMaxCost), or "".
 std::string FlawOf(const LayerCost& layer, Unit unit);
 
+/// The mean time of a component.
+Time TypicalComponent(const CostModel& costs);
+
 /// Why component costs do not hold (no layers, a list of the wrong length, a negative cost, a sum
 /// over kMaxCost), or "".
 std::string FlawOf(const MoeCost& cost, Unit unit);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
-/// number of stages, micro-batch factors and, where it has components (layers > 0), layers.
-void CheckCosts(const CostModel& costs, int stages, int microbatches, int layers = 0);
+/// number of stages and micro-batch factors.
+void CheckCosts(const CostModel& costs, int stages, int microbatches);
 
 }  // namespace contraflow

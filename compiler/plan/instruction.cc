@@ -17,6 +17,9 @@ constexpr std::string_view kOpNames[] = {
 constexpr std::string_view kLaneNames[] = {"",     "compute", "alltoall", "send",
                                            "recv", "reduce",  "offload",  "reload"};
 
+/// Of LayerKind.
+constexpr std::string_view kKindLetters = "mdp";
+
 constexpr std::string_view kPartNames[] = {"full", "attention", "experts", "all-but-attention"};
 
 void Append(std::string* out, std::string_view prefix, int value) {
@@ -212,6 +215,42 @@ Lane LaneOf(Op op) {
                              Lane::kCompute, Lane::kAllToAll, Lane::kReduce,
                              Lane::kCompute, Lane::kOffload,  Lane::kReload};
   return kLanes[static_cast<size_t>(WorkOf(op))];
+}
+
+std::string ToString(const StageLayers& layers) {
+  std::string text;
+  for (const LayerKind kind : layers) text += kKindLetters[static_cast<size_t>(kind)];
+  return text;
+}
+
+StageLayers ParseStageLayers(std::string_view text) {
+  StageLayers layers;
+  for (const char letter : text) {
+    const size_t kind = kKindLetters.find(letter);
+    if (kind == std::string_view::npos) {
+      throw Error("layers are m (MoE), d (dense) or p (plain), not \"" + std::string(1, letter) +
+                  "\"");
+    }
+    layers.push_back(static_cast<LayerKind>(kind));
+  }
+  return layers;
+}
+
+bool Has(LayerKind kind, Op component) {
+  if (kind == LayerKind::kMoe) return true;
+  if (WorkOf(component) == Work::kAllToAll) return false;
+  const Op op = Repeated(component);
+  return kind == LayerKind::kDense || (op != Op::MLP_F && op != Op::MLP_B && op != Op::MLP_W);
+}
+
+Op ForwardEnd(LayerKind kind) {
+  if (kind == LayerKind::kPlain) return Op::ATTN_F;
+  return kind == LayerKind::kDense ? Op::MLP_F : Op::COMBINE_F;
+}
+
+Op BackwardBegin(LayerKind kind) {
+  if (kind == LayerKind::kPlain) return Op::ATTN_B;
+  return kind == LayerKind::kDense ? Op::MLP_B : Op::COMBINE_B;
 }
 
 Op Repeated(Op op) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace contraflow {
 
@@ -93,6 +94,32 @@ inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::
                                            RecomputePart::kAllButAttention};
 
 std::string_view Name(RecomputePart part);  ///< "full" "attention" "experts" "all-but-attention"
+
+/// Which components a layer of a stage has. Its forward is those of ATTN_F DISPATCH_F MLP_F
+/// COMBINE_F that it has, its backward those of COMBINE_B MLP_B DISPATCH_B ATTN_B, with MLP_W and
+/// ATTN_W.
+enum class LayerKind : uint8_t {
+  kMoe,    ///< all of them
+  kDense,  ///< no all-to-all
+  kPlain,  ///< ATTN alone, whatever it computes: an embedding, a head, a layer given as one
+};
+
+/// The layers of one stage in data-flow order.
+using StageLayers = std::vector<LayerKind>;
+
+/// A letter for each: 'm' 'd' 'p', as in plan and cost files.
+std::string ToString(const StageLayers& layers);
+/// Inverse of ToString. Throws Error for any other letter.
+StageLayers ParseStageLayers(std::string_view text);
+
+/// True if layers of this kind have the component, of a forward, a backward or R.
+bool Has(LayerKind kind, Op component);
+/// With which a layer of this kind ends its forward, and begins its backward. Every forward begins
+/// with ATTN_F, every backward ends with ATTN_B.
+Op ForwardEnd(LayerKind kind);
+Op BackwardBegin(LayerKind kind);
+/// Weight components of it.
+inline int WeightParts(LayerKind kind) { return kind == LayerKind::kPlain ? 1 : 2; }
 
 /// Instructions of the same rank that one instruction waits for: at most one per other lane is
 /// needed, so the list is short and lives inside the instruction.

@@ -77,12 +77,87 @@ bool NeedsReduce(const Plan& plan, size_t copies) {
   return copies > 1 || plan.data_parallel > 1 || plan.expert_parallel > 1;
 }
 
+bool Plan::AllMoe() const {
+  return std::ranges::all_of(stage_layers, [](const StageLayers& stage) {
+    return std::ranges::all_of(stage, [](LayerKind kind) { return kind == LayerKind::kMoe; });
+  });
+}
+
+bool EndsForward(const Plan& plan, const Instruction& i) {
+  return i.layer + 1 == plan.LayersOf(i.stage) && i.op == ForwardEnd(plan.KindOf(i.stage, i.layer));
+}
+
+bool BeginsBackward(const Plan& plan, const Instruction& i) {
+  return i.layer + 1 == plan.LayersOf(i.stage) &&
+         i.op == BackwardBegin(plan.KindOf(i.stage, i.layer));
+}
+
 namespace {
 
-StageCost AtSpeed(const StageCost& cost, double speed) {
-  const auto at = [speed](Time time) {
-    return static_cast<Time>(std::llround(static_cast<double>(time) / speed));
+/// The layers of a stage as costs have them.
+StageLayers LayersIn(const MoeCost& moe) {
+  if (!moe.kinds.empty()) return moe.kinds;
+  return StageLayers(static_cast<size_t>(moe.layers_per_stage), LayerKind::kMoe);
+}
+
+}  // namespace
+
+void SetLayers(const CostModel& costs, Plan* plan) {
+  plan->stage_layers.clear();
+  plan->layers = costs.moe ? costs.moe->layers_per_stage : 0;
+  for (const MoeCost& moe : costs.stage_moe) {
+    plan->stage_layers.push_back(LayersIn(moe));
+    plan->layers = std::max(plan->layers, moe.layers_per_stage);
+  }
+  const auto alike = [&](const StageLayers& layers) {
+    return layers == StageLayers(static_cast<size_t>(plan->layers), LayerKind::kMoe);
   };
+  if (std::ranges::all_of(plan->stage_layers, alike)) plan->stage_layers.clear();
+}
+
+void CheckLayers(const Plan& plan, const CostModel& costs) {
+  if (plan.layers == 0) return;
+  const bool alike = plan.stage_layers.empty() && costs.moe && costs.moe->kinds.empty();
+  if (alike && costs.moe->layers_per_stage == plan.layers) return;
+  const auto count = [](int layers) {
+    return std::to_string(layers) + (layers == 1 ? " layer" : " layers");
+  };
+  if (!costs.components()) {
+    throw Error("this plan has components of " + count(plan.layers) +
+                " a stage, and the costs have none; give costs with \"moe\" and "
+                "\"layers_per_stage\": " +
+                std::to_string(plan.layers));
+  }
+  for (int s = 0; s < plan.stages; ++s) {
+    const MoeCost& moe = costs.moe_of(s);
+    const StageLayers has = LayersIn(moe);
+    bool same = std::ssize(has) == plan.LayersOf(s);
+    for (int l = 0; same && l < plan.LayersOf(s); ++l) {
+      same = has[static_cast<size_t>(l)] == plan.KindOf(s, l);
+    }
+    if (same) continue;
+    if (plan.stage_layers.empty() && costs.stage_moe.empty()) {
+      throw Error("this plan has components of " + count(plan.layers) + " a stage, the costs of " +
+                  std::to_string(moe.layers_per_stage) +
+                  "; give costs with \"moe\" and \"layers_per_stage\": " +
+                  std::to_string(plan.layers));
+    }
+    StageLayers planned;
+    for (int l = 0; l < plan.LayersOf(s); ++l) planned.push_back(plan.KindOf(s, l));
+    throw Error("stage " + std::to_string(s) + " of this plan has the layers " +
+                ToString(planned) + " (m MoE, d dense, p plain), the costs have " + ToString(has) +
+                " there; give the costs that it was compiled with");
+  }
+}
+
+namespace {
+
+Time AtSpeed(Time time, double speed) {
+  return static_cast<Time>(std::llround(static_cast<double>(time) / speed));
+}
+
+StageCost AtSpeed(const StageCost& cost, double speed) {
+  const auto at = [speed](Time time) { return AtSpeed(time, speed); };
   StageCost result = {.f = at(cost.f), .b = at(cost.b), .w = at(cost.w)};
   // What is a sum stays one, so that rounding makes no pair shorter than its halves.
   result.bw = cost.bw == cost.b + cost.w ? result.b + result.w : at(cost.bw);
@@ -116,6 +191,10 @@ CostModel OnRanks(const CostModel& costs, const Plan& frame) {
         speed = std::min(speed, costs.ranks[static_cast<size_t>(route.ranks[s])].speed);
       }
       result.stages[s] = AtSpeed(result.stages[s], speed);
+      if (result.stage_moe.empty()) continue;
+      for (const ComponentCost& component : kComponentCosts) {
+        for (Time& time : result.stage_moe[s].*component.times) time = AtSpeed(time, speed);
+      }
     }
   }
   if (!any([](const RankCost& rank) { return rank.memory_bytes.has_value(); })) {
@@ -154,6 +233,7 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
   if (!any()) return;
   const auto bit = [](Op op) { return 1U << (static_cast<int>(op) - static_cast<int>(Op::R)); };
   parts_.assign(static_cast<size_t>(plan.stages), RecomputePart::kFull);
+  first_.resize(parts_.size());
   std::vector<unsigned> found(parts_.size(), 0);  // components of each stage
   for (const Program& program : plan.programs) {
     for (const Instruction& i : program) {
@@ -163,13 +243,24 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
       found[stage] |= bit(i.op);
     }
   }
-  for (const RecomputePart part : kParts) {
-    unsigned wanted = 0;
-    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
-      if (Includes(part, op)) wanted |= bit(op);
-    }
-    for (size_t s = 0; s < found.size(); ++s) {
-      if (found[s] == wanted) parts_[s] = part;
+  if (plan.layers == 0) return;
+  for (int s = 0; s < plan.stages; ++s) {
+    // The first part of which these are the components: of dense layers several may be.
+    const auto stage = static_cast<size_t>(s);
+    for (const RecomputePart part : kParts) {
+      unsigned wanted = 0;
+      First first;
+      for (int l = 0; l < plan.LayersOf(s); ++l) {
+        for (const Op op : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
+          if (!Includes(part, op) || !contraflow::Has(plan.KindOf(s, l), op)) continue;
+          if (wanted == 0) first = {op, l};
+          wanted |= bit(op);
+        }
+      }
+      if (found[stage] != wanted || wanted == 0) continue;
+      parts_[stage] = part;
+      first_[stage] = first;
+      break;
     }
   }
 }

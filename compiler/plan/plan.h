@@ -86,7 +86,9 @@ struct Plan {
   /// Devices of one rank, which share its experts and run the same program with micro-batches of
   /// their own; REDUCE sums what is not an expert's over them as well.
   int expert_parallel = 1;
-  int layers = 0;                  ///< of each stage, where the program has components; else 0
+  /// Of each stage, where the program has components; else 0. Where stages differ, the most.
+  int layers = 0;
+  std::vector<StageLayers> stage_layers;  ///< of each stage; empty: all have `layers` MoE layers
   std::vector<Route> routes;       ///< at least one; every micro-batch takes exactly one
   std::optional<CostModel> costs;  ///< the costs it was compiled with
   std::optional<Provenance> provenance;  ///< of a searched plan; only where there are costs
@@ -98,6 +100,20 @@ struct Plan {
   /// Of each rank of an imported schedule, by `before`; empty where no rank has any. Levels compute
   /// and comm only.
   std::vector<std::vector<Mark>> marks;
+
+  /// Layers of a stage, and of what kind each is, where the program has components.
+  int LayersOf(int stage) const {
+    return stage_layers.empty()
+               ? layers
+               : static_cast<int>(stage_layers[static_cast<size_t>(stage)].size());
+  }
+  LayerKind KindOf(int stage, int layer) const {
+    return stage_layers.empty()
+               ? LayerKind::kMoe
+               : stage_layers[static_cast<size_t>(stage)][static_cast<size_t>(layer)];
+  }
+  /// True if every layer of every stage has all components.
+  bool AllMoe() const;
 
   /// Of one rank, 0..ranks-1.
   const Program& program(int rank) const { return programs[static_cast<size_t>(rank)]; }
@@ -124,6 +140,17 @@ inline constexpr int kMaxExpertParallel = 1 << 10;
 inline constexpr int kMaxLayers = 64;
 /// Largest stages * micro-batches of a plan.
 inline constexpr int64_t kMaxCells = int64_t{1} << 27;
+
+/// True for a component with which the forward of a cell begins or ends, or its backward.
+inline bool BeginsForward(const Instruction& i) { return i.op == Op::ATTN_F && i.layer == 0; }
+bool EndsForward(const Plan& plan, const Instruction& i);
+bool BeginsBackward(const Plan& plan, const Instruction& i);
+inline bool EndsBackward(const Instruction& i) { return i.op == Op::ATTN_B && i.layer == 0; }
+
+/// Gives a plan the layers that its costs have: all stages alike, or of each its own.
+void SetLayers(const CostModel& costs, Plan* plan);
+/// Throws Error if a plan has components of other layers than the costs.
+void CheckLayers(const Plan& plan, const CostModel& costs);
 
 /// Route of every micro-batch, an index into plan.routes; -1 where no route has it. The routes'
 /// micro-batches must be in range, as Verify and ReadPlan see to.
@@ -174,14 +201,23 @@ class RecomputedCells : public MarkedCells {
   bool in_parts() const;
   /// True for the first component that runs again of a cell.
   bool Begins(const Instruction& i) const {
-    return i.layer == 0 && any() && i.op == FirstOf(part(i.stage));
+    if (!any()) return false;
+    const First& first = first_[static_cast<size_t>(i.stage)];
+    return i.op == first.op && i.layer == first.layer;
   }
   RecomputePart part(int stage) const {
     return any() ? parts_[static_cast<size_t>(stage)] : RecomputePart::kFull;
   }
 
  private:
+  /// The first component that a stage runs again.
+  struct First {
+    Op op = Op::R;
+    int layer = 0;
+  };
+
   std::vector<RecomputePart> parts_;
+  std::vector<First> first_;
 };
 
 /// Which cells are kept in the memory of the host for some of the time (OFFLOAD).

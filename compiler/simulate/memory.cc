@@ -48,6 +48,13 @@ std::optional<int64_t> SumOf(const std::vector<int64_t>& bytes, const std::vecto
   return sum;
 }
 
+/// Weight components of a stage.
+int WeightParts(const Plan& plan, int stage) {
+  int parts = 0;
+  for (int l = 0; l < plan.LayersOf(stage); ++l) parts += WeightParts(plan.KindOf(stage, l));
+  return parts;
+}
+
 /// What the activations of one rank come to, instruction by instruction. Whatever begins or ends
 /// the life of one runs on the compute lane, so program order is the order in time; all but the end
 /// of a forward that is recomputed.
@@ -67,7 +74,7 @@ class MemoryWalk {
       const Instruction& i = program[index];
       const bool whole = OperandsOf(i.op) != Operands::kLayer;
       if (!ending_.empty()) EndForwards(program, index);
-      if (whole ? HasForward(i.op) : i.op == Op::ATTN_F && i.layer == 0) Begin(i);
+      if (whole ? HasForward(i.op) : BeginsForward(i)) Begin(i);
       if (whole ? i.op == Op::R : recomputed_.Begins(i)) Hold(1, i.stage);
       if (Sum(held_) > figures->peak) {
         figures->arenas = held_;
@@ -77,11 +84,14 @@ class MemoryWalk {
       if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
         Hold(-1, i.stage);
       }
-      if (i.op == Op::COMBINE_F && i.layer + 1 == plan_.layers &&
-          recomputed_.Has(i.stage, i.microbatch)) {
-        ending_.push_back(index);
+      if (!whole && recomputed_.Has(i.stage, i.microbatch) && EndsForward(plan_, i)) {
+        if (LaneOf(i.op) == Lane::kAllToAll) {
+          ending_.push_back(index);
+        } else {
+          Hold(-1, i.stage);
+        }
       }
-      if (whole ? HasBackward(i.op) : i.op == Op::ATTN_B && i.layer == 0) {
+      if (whole ? HasBackward(i.op) : EndsBackward(i)) {
         const CellBytes& bytes = BytesOf(BackStage(i));
         At(Arena::kActivation) -= bytes.activation - bytes.stash;
       }
@@ -100,7 +110,7 @@ class MemoryWalk {
     const CellBytes& bytes = BytesOf(i.stage);
     At(Arena::kActivation) += bytes.activation - bytes.stash;
     At(Arena::kStash) += bytes.stash;
-    if (plan_.layers > 0) weights_left_(i.stage, i.microbatch) = 2 * plan_.layers;
+    if (plan_.layers > 0) weights_left_(i.stage, i.microbatch) = WeightParts(plan_, i.stage);
   }
 
   /// Drops what forwards that are recomputed leave, once they are known to have ended: they do on
@@ -171,7 +181,6 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
     const Instruction& i = program[at];
     const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
     const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
-    const bool first = i.layer <= 0, last = i.layer < 0 || i.layer + 1 == plan.layers;
     const auto begin = [&](int64_t bytes, int64_t stash) {
       changes.push_back({spans[at].start, static_cast<int>(at), false, 1, bytes, stash});
     };
@@ -180,25 +189,25 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
     };
     // The input of a chunk is no part of its stash unless there is nothing else.
     const int64_t kept = memory.input - std::min(memory.input, memory.activation - memory.stash);
-    if (HasForward(i.op) || (i.op == Op::ATTN_F && first) || i.op == Op::RELOAD) {
+    if (HasForward(i.op) || BeginsForward(i) || i.op == Op::RELOAD) {
       begin(memory.activation, memory.stash);
     }
     if (i.op == Op::OFFLOAD) end(spans[at].end, -1, -memory.activation, -memory.stash);
-    if ((HasForward(i.op) || (i.op == Op::COMBINE_F && last)) &&
-        recomputed.Has(i.stage, i.microbatch)) {
+    if (recomputed.Has(i.stage, i.microbatch) &&
+        (HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i)))) {
       end(spans[at].end, -1, memory.input - memory.activation, kept - memory.stash);
     }
     if (i.op == Op::R || recomputed.Begins(i)) {
       begin(memory.activation - memory.input, memory.stash - kept);
     }
-    if (HasBackward(i.op) || (i.op == Op::ATTN_B && first)) {
+    if (HasBackward(i.op) || EndsBackward(i)) {
       end(spans[at].end, 0, back.stash - back.activation, 0);
     }
     const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
     if (!part && !HasWeight(i.op)) continue;
     auto& [seen, weighed] = weights[{BackStage(i), BackMicrobatch(i)}];
     weighed = std::max(weighed, spans[at].end);
-    if (!part || ++seen == 2 * plan.layers) {
+    if (!part || ++seen == WeightParts(plan, i.stage)) {
       end(weighed, -1, -back.stash, -back.stash);
       weights.erase({BackStage(i), BackMicrobatch(i)});
     }

@@ -46,7 +46,16 @@ std::vector<Knob> KnobsOf(const Plan& plan, const CostModel& costs) {
     if (!used.contains(component.op)) continue;
     const auto places = [&component](CostModel* model) {
       std::vector<Time*> times;
-      for (Time& time : (*model->moe).*component.times) times.push_back(&time);
+      if (model->moe) {
+        for (Time& time : (*model->moe).*component.times) times.push_back(&time);
+      }
+      for (MoeCost& moe : model->stage_moe) {
+        for (int l = 0; l < moe.layers_per_stage; ++l) {
+          if (!Has(moe.KindOf(l), component.op)) continue;
+          std::vector<Time>& all = moe.*component.times;
+          if (all.size() > 1 || l == 0) times.push_back(&all[static_cast<size_t>(l)]);
+        }
+      }
       return times;
     };
     knobs.push_back({component.key, places, component.op, -1});

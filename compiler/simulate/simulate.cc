@@ -373,11 +373,7 @@ namespace {
 
 void CheckCostsOf(const Plan& plan, const CostModel& costs) {
   CheckCosts(costs, plan.stages, plan.microbatches);
-  if (plan.level < Level::kComponent || plan.layers == 0) return;
-  if (costs.moe && costs.moe->layers_per_stage == plan.layers) return;
-  throw Error("the plan has components of " + std::to_string(plan.layers) +
-              " layers a stage; give costs with \"moe\" and \"layers_per_stage\": " +
-              std::to_string(plan.layers));
+  CheckLayers(plan, costs);
 }
 
 Simulation Run(const Plan& plan, const CostModel& costs, Keep keep, const MeasuredStep* measured) {

@@ -150,7 +150,7 @@ constexpr Row kRows[] = {
 }  // namespace
 
 Touches::Touches(const Tables& tables)
-    : tables_(tables), layers_(tables.plan.layers), stages_(tables.plan.stages) {
+    : tables_(tables), layered_(tables.plan.layers > 0), stages_(tables.plan.stages) {
   for (size_t op = 0; op < rows_.size(); ++op) {
     for (size_t row = 0; row < std::size(kRows); ++row) {
       if (kRows[row].ops.Has(static_cast<Op>(op))) rows_[op].push_back(row);
@@ -161,8 +161,8 @@ Touches::Touches(const Tables& tables)
 void Touches::Of(const Instruction& i, std::vector<Touch>* touches) const {
   touches->clear();
   if (IsHostCopy(i.op)) {
-    for (int layer = 0; layer < std::max(layers_, 1); ++layer) {
-      Add(i.op, i.stage, layers_ > 0 ? layer : -1, i.microbatch, touches);
+    for (int layer = 0; layer < std::max(tables_.plan.LayersOf(i.stage), 1); ++layer) {
+      Add(i.op, i.stage, layered_ ? layer : -1, i.microbatch, touches);
     }
     return;
   }
@@ -171,7 +171,8 @@ void Touches::Of(const Instruction& i, std::vector<Touch>* touches) const {
 }
 
 void Touches::Add(Op op, int stage, int layer, int microbatch, std::vector<Touch>* touches) const {
-  const int first = layers_ > 0 ? 0 : -1, last = layers_ - 1;  // -1 where stages are opaque
+  // -1 where stages are opaque
+  const int first = layered_ ? 0 : -1, last = tables_.plan.LayersOf(stage) - 1;
   const bool begins = layer == first && stage == 0;
   const bool ends = layer == last && stage + 1 == stages_;
   const auto holds = [&](When when) {
@@ -207,14 +208,16 @@ void Touches::Add(Op op, int stage, int layer, int microbatch, std::vector<Touch
   for (const size_t number : rows_[static_cast<size_t>(op)]) {
     const Row& row = kRows[number];
     if (!holds(row.when)) continue;
-    if (row.where == (layers_ > 0 ? Where::kStage : Where::kEachLayer)) continue;
+    if (row.where == (layered_ ? Where::kStage : Where::kEachLayer)) continue;
     int of_layer = layer, of_stage = stage;
     if (row.where == Where::kNextLayer) ++of_layer;
     if (row.where == Where::kLayerBefore) --of_layer;
     if (row.where == Where::kFirstLayer || row.where == Where::kNextStage) of_layer = first;
-    if (row.where == Where::kLastLayer || row.where == Where::kStageBefore) of_layer = last;
     if (row.where == Where::kNextStage) ++of_stage;
     if (row.where == Where::kStageBefore) --of_stage;
+    if (row.where == Where::kLastLayer || row.where == Where::kStageBefore) {
+      of_layer = tables_.plan.LayersOf(of_stage) - 1;
+    }
     for (uint32_t left = row.reads.bits | row.makes.bits; left != 0; left &= left - 1) {
       const auto value = static_cast<Value>(std::countr_zero(left));
       touches->push_back(

@@ -78,6 +78,14 @@ inline constexpr int kPartCount =
 inline constexpr int kRecomputeCount =
     static_cast<int>(Op::COMBINE_R) - static_cast<int>(Op::ATTN_R) + 1;
 
+/// Whether a layer of this kind has a component; the verifier's own word on it.
+inline bool HasPart(LayerKind kind, Op op) {
+  const bool all_to_all = op == Op::DISPATCH_F || op == Op::COMBINE_F || op == Op::DISPATCH_B ||
+                          op == Op::COMBINE_B || op == Op::DISPATCH_R || op == Op::COMBINE_R;
+  const bool mlp = op == Op::MLP_F || op == Op::MLP_B || op == Op::MLP_W || op == Op::MLP_R;
+  return kind == LayerKind::kMoe || (!all_to_all && (kind == LayerKind::kDense || !mlp));
+}
+
 /// Where its messages stand, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
 using ChunkMessages = std::array<int32_t, 4>;
 
@@ -110,6 +118,13 @@ struct Tables {
     return static_cast<size_t>(stage) * static_cast<size_t>(plan.microbatches) +
            static_cast<size_t>(microbatch);
   }
+  /// Number of a layer of a cell, below Layers(), where there are components.
+  size_t LayerAt(int stage, int layer, int microbatch) const {
+    return layers_before_[static_cast<size_t>(stage)] +
+           static_cast<size_t>(microbatch) * static_cast<size_t>(plan.LayersOf(stage)) +
+           static_cast<size_t>(layer);
+  }
+  size_t Layers() const { return layers_before_.back(); }
   /// Where a component stands in its owner's program.
   int32_t& Part(Op op, int stage, int layer, int microbatch) {
     return parts[PartIndex(op, stage, layer, microbatch)];
@@ -125,8 +140,10 @@ struct Tables {
     return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
   bool Recomputed(int stage, int microbatch) const {
-    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
-      if (plan.layers > 0 && Recompute(op, stage, 0, microbatch) != kMissing) return true;
+    for (int layer = 0; layer < plan.LayersOf(stage); ++layer) {
+      for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+        if (Recompute(op, stage, layer, microbatch) != kMissing) return true;
+      }
     }
     if (plan.layers > 0) return false;
     return !recompute.empty() && recompute[At(stage, microbatch)] != kMissing;
@@ -136,12 +153,23 @@ struct Tables {
   }
   /// Where the forward of a chunk ends, and where its backward begins, on its rank.
   int32_t ForwardEnd(int stage, int microbatch) const {
-    return plan.layers > 0 ? Part(Op::COMBINE_F, stage, plan.layers - 1, microbatch)
+    return plan.layers > 0 ? Part(LastForward(stage), stage, plan.LayersOf(stage) - 1, microbatch)
                            : work[At(stage, microbatch)].f;
   }
   int32_t BackwardBegin(int stage, int microbatch) const {
-    return plan.layers > 0 ? Part(Op::COMBINE_B, stage, plan.layers - 1, microbatch)
+    return plan.layers > 0 ? Part(FirstBackward(stage), stage, plan.LayersOf(stage) - 1, microbatch)
                            : work[At(stage, microbatch)].b;
+  }
+  /// The components of its last layer with which a stage ends its forward and begins its backward.
+  Op LastForward(int stage) const {
+    return LastOf(stage, {Op::COMBINE_F, Op::MLP_F, Op::ATTN_F});
+  }
+  Op FirstBackward(int stage) const {
+    return LastOf(stage, {Op::COMBINE_B, Op::MLP_B, Op::ATTN_B});
+  }
+  /// Whether a stage has a component in a layer.
+  bool HasPartAt(Op op, int stage, int layer) const {
+    return layer < plan.LayersOf(stage) && HasPart(plan.KindOf(stage, layer), op);
   }
   /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
   int32_t Side(const Instruction& message) const;
@@ -173,16 +201,22 @@ struct Tables {
   std::string Place(int rank, int index) const;
 
  private:
+  /// The first of these that the last layer of a stage has.
+  Op LastOf(int stage, std::array<Op, 3> ops) const {
+    const int last = plan.LayersOf(stage) - 1;
+    return HasPartAt(ops[0], stage, last) ? ops[0] : HasPartAt(ops[1], stage, last) ? ops[1]
+                                                                                    : ops[2];
+  }
   size_t RecomputeIndex(Op op, int stage, int layer, int microbatch) const {
-    return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
-               kRecomputeCount +
-           static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_R);
+    return LayerAt(stage, layer, microbatch) * kRecomputeCount + static_cast<size_t>(op) -
+           static_cast<size_t>(Op::ATTN_R);
   }
   size_t PartIndex(Op op, int stage, int layer, int microbatch) const {
-    return (At(stage, microbatch) * static_cast<size_t>(plan.layers) + static_cast<size_t>(layer)) *
-               kPartCount +
-           static_cast<size_t>(op) - static_cast<size_t>(Op::ATTN_F);
+    return LayerAt(stage, layer, microbatch) * kPartCount + static_cast<size_t>(op) -
+           static_cast<size_t>(Op::ATTN_F);
   }
+
+  std::vector<size_t> layers_before_;  // each stage, of all micro-batches; one more at the end
 };
 
 /// Calls visit(rank, index, instruction) for all instructions, rank by rank.
@@ -339,7 +373,8 @@ class Touches {
   void Add(Op op, int stage, int layer, int microbatch, std::vector<Touch>* touches) const;
 
   const Tables& tables_;
-  const int layers_, stages_;
+  const bool layered_;  ///< else stages are opaque
+  const int stages_;
   std::array<std::vector<size_t>, kOpCount> rows_;  // of the table, by operation
 };
 

@@ -4,6 +4,8 @@
 //     COMBINE_B -> MLP_B -> DISPATCH_B -> ATTN_B            -> COMBINE_B of the layer before
 //                    \-> MLP_W              \-> ATTN_W
 //
+// A dense layer has no DISPATCH and COMBINE, a plain one ATTN alone: the chains go on without them.
+//
 // A chunk that is recomputed has, behind its forward chain and before its backward chain, the
 // forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R, or of every layer ATTN_R
 // alone, MLP_R alone, or all but ATTN_R (RecomputePart).
@@ -38,7 +40,7 @@ class PartPlacer : Placing {
  private:
   void Place(const Instruction& i) {
     if (IsRecompute(i.op) && tables_.recompute.empty()) {
-      tables_.recompute.assign(tables_.parts.size() / kPartCount * kRecomputeCount, kMissing);
+      tables_.recompute.assign(tables_.Layers() * kRecomputeCount, kMissing);
     }
     int32_t& place = IsRecompute(i.op) ? tables_.Recompute(i.op, i.stage, i.layer, i.microbatch)
                                        : tables_.Part(i.op, i.stage, i.layer, i.microbatch);
@@ -87,33 +89,38 @@ class PartPlacer : Placing {
 };
 
 void CheckMissingComponents(const Tables& tables, Findings* findings) {
-  for (size_t at = 0; at < tables.parts.size(); ++at) {
-    if (tables.parts[at] != kMissing) continue;
-    const auto layers = static_cast<size_t>(tables.plan.layers);
-    const auto microbatches = static_cast<size_t>(tables.plan.microbatches);
-    const size_t chunk = at / kPartCount / layers;
-    const int stage = static_cast<int>(chunk / microbatches);
-    const int m = static_cast<int>(chunk % microbatches);
-    const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_F) + at % kPartCount);
-    const int layer = static_cast<int>(at / kPartCount % layers);
-    const int rank = tables.Owner(stage, m);
-    findings->Add(Check::kComplete, rank, -1,
-                  "no " + ToString(Component(op, stage, layer, m)) + "; rank " +
-                      std::to_string(rank) + " must run it once");
+  for (int stage = 0; stage < tables.plan.stages; ++stage) {
+    const int layers = tables.plan.LayersOf(stage);
+    const int parts = layers * kPartCount;
+    for (int at = 0; at < tables.plan.microbatches * parts; ++at) {
+      const int m = at / parts, layer = at % parts / kPartCount;
+      const Op op = static_cast<Op>(static_cast<int>(Op::ATTN_F) + at % kPartCount);
+      if (tables.Part(op, stage, layer, m) != kMissing) continue;
+      if (!tables.HasPartAt(op, stage, layer)) continue;
+      const int rank = tables.Owner(stage, m);
+      findings->Add(Check::kComplete, rank, -1,
+                    "no " + ToString(Component(op, stage, layer, m)) + "; rank " +
+                        std::to_string(rank) + " must run it once");
+    }
   }
 }
 
-/// The part of which these are the components, kFull where there is none.
-RecomputePart PartOf(const std::vector<int32_t>& recompute, size_t begin, size_t count) {
-  std::array<bool, kRecomputeCount> found{};
-  for (size_t at = 0; at < count; ++at) {
-    if (recompute[begin + at] != kMissing) found[at % kRecomputeCount] = true;
+/// The part of a stage of which these are the components of a cell, kFull where there is none. Of
+/// dense layers several parts may have the same: then the first.
+RecomputePart PartOf(const Tables& tables, int stage, int m) {
+  std::array<bool, kRecomputeCount> found{}, has{};
+  for (int layer = 0; layer < tables.plan.LayersOf(stage); ++layer) {
+    for (size_t at = 0; at < found.size(); ++at) {
+      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at);
+      if (tables.Recompute(op, stage, layer, m) != kMissing) found[at] = true;
+      if (tables.HasPartAt(op, stage, layer)) has[at] = true;
+    }
   }
   for (const RecomputePart part : kParts) {
     bool same = true;
     for (size_t at = 0; at < found.size(); ++at) {
       const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at);
-      same = same && found[at] == Includes(part, op);
+      same = same && found[at] == (has[at] && Includes(part, op));
     }
     if (same) return part;
   }
@@ -122,37 +129,32 @@ RecomputePart PartOf(const std::vector<int32_t>& recompute, size_t begin, size_t
 
 /// Of a chunk that is recomputed all of it is, or the same part as of the stage's other cells.
 void CheckRecomputed(const Tables& tables, Findings* findings) {
-  const auto layers = static_cast<size_t>(tables.plan.layers);
-  const size_t parts = layers * kRecomputeCount;
-  std::vector<std::optional<RecomputePart>> of_stages(static_cast<size_t>(tables.plan.stages));
-  for (size_t chunk = 0; chunk * parts < tables.recompute.size(); ++chunk) {
-    const auto begin = tables.recompute.begin() + static_cast<std::ptrdiff_t>(chunk * parts);
-    const auto missing = std::count(begin, begin + static_cast<std::ptrdiff_t>(parts), kMissing);
-    if (missing == static_cast<std::ptrdiff_t>(parts)) continue;
-    const auto microbatches = static_cast<size_t>(tables.plan.microbatches);
-    const int stage = static_cast<int>(chunk / microbatches);
-    const int m = static_cast<int>(chunk % microbatches);
-    const RecomputePart part = PartOf(tables.recompute, chunk * parts, parts);
-    std::optional<RecomputePart>& of_stage = of_stages[static_cast<size_t>(stage)];
-    if (!of_stage) of_stage = part;
-    const int rank = tables.Owner(stage, m);
-    if (*of_stage != part) {
-      findings->Add(Check::kComplete, rank, -1,
-                    "stage " + std::to_string(stage) + " recomputes " + std::string(Name(part)) +
-                        " of micro-batch " + std::to_string(m) + " and " +
-                        std::string(Name(*of_stage)) +
-                        " of others; recompute the same part of all cells of a stage");
-      continue;
-    }
-    for (size_t at = 0; at < parts; ++at) {
-      if (tables.recompute[chunk * parts + at] != kMissing) continue;
-      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at % kRecomputeCount);
-      if (!Includes(part, op)) continue;
-      findings->Add(Check::kComplete, rank, -1,
-                    "no " +
-                        ToString(Component(op, stage, static_cast<int>(at / kRecomputeCount), m)) +
-                        "; rank " + std::to_string(rank) +
-                        " recomputes parts of this cell and must recompute all of it");
+  if (tables.recompute.empty()) return;
+  for (int stage = 0; stage < tables.plan.stages; ++stage) {
+    std::optional<RecomputePart> of_stage;
+    for (int m = 0; m < tables.plan.microbatches; ++m) {
+      if (!tables.Recomputed(stage, m)) continue;
+      const RecomputePart part = PartOf(tables, stage, m);
+      if (!of_stage) of_stage = part;
+      const int rank = tables.Owner(stage, m);
+      if (*of_stage != part) {
+        findings->Add(Check::kComplete, rank, -1,
+                      "stage " + std::to_string(stage) + " recomputes " + std::string(Name(part)) +
+                          " of micro-batch " + std::to_string(m) + " and " +
+                          std::string(Name(*of_stage)) +
+                          " of others; recompute the same part of all cells of a stage");
+        continue;
+      }
+      for (int at = 0; at < tables.plan.LayersOf(stage) * kRecomputeCount; ++at) {
+        const Op op = static_cast<Op>(static_cast<int>(Op::ATTN_R) + at % kRecomputeCount);
+        const int layer = at / kRecomputeCount;
+        if (tables.Recompute(op, stage, layer, m) != kMissing) continue;
+        if (!Includes(part, op) || !tables.HasPartAt(op, stage, layer)) continue;
+        findings->Add(Check::kComplete, rank, -1,
+                      "no " + ToString(Component(op, stage, layer, m)) + "; rank " +
+                          std::to_string(rank) +
+                          " recomputes parts of this cell and must recompute all of it");
+      }
     }
   }
 }
@@ -169,11 +171,9 @@ void CheckOrder(const Tables& tables, Findings* findings) {
   });
 }
 
-/// Components and those of the same layer that they need.
-constexpr std::pair<Op, Op> kWithinLayer[] = {
-    {Op::DISPATCH_F, Op::ATTN_F}, {Op::MLP_F, Op::DISPATCH_F}, {Op::COMBINE_F, Op::MLP_F},
-    {Op::MLP_B, Op::COMBINE_B},   {Op::MLP_W, Op::MLP_B},      {Op::DISPATCH_B, Op::MLP_B},
-    {Op::ATTN_B, Op::DISPATCH_B}, {Op::ATTN_W, Op::ATTN_B}};
+/// The components of a layer in the order of its chains; a layer has some of them.
+constexpr std::array kForwardChain = {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F};
+constexpr std::array kBackwardChain = {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B};
 
 /// What a component needs, messages included where they are known.
 class ChainInputs {
@@ -181,35 +181,64 @@ class ChainInputs {
   ChainInputs(const Tables& tables, const Instruction& i) : tables_(tables), i_(i) {}
 
   Inputs Find() {
-    const int last = tables_.plan.layers - 1;
-    if (i_.op == Op::ATTN_F && i_.layer > 0) {
-      Need(Op::COMBINE_F, i_.stage, i_.layer - 1);
-    } else if (i_.op == Op::ATTN_F && i_.stage > 0) {
-      FromNeighbour(Op::RECV_F, Op::COMBINE_F, i_.stage - 1, last);
+    if (i_.op == Op::MLP_W || i_.op == Op::ATTN_W) {
+      Need(i_.op == Op::MLP_W ? Op::MLP_B : Op::ATTN_B, i_.stage, i_.layer);
     } else if (IsRecompute(i_.op)) {
       inputs_.Add(BeforeAgain());
-    } else if (i_.op == Op::COMBINE_B && i_.layer < last) {
-      Need(Op::ATTN_B, i_.stage, i_.layer + 1);
-    } else if (i_.op == Op::COMBINE_B) {
-      Need(Op::COMBINE_F);
-      if (const int32_t recompute = LastAgain(i_.layer); recompute != kMissing) {
-        inputs_.Add(recompute);
-      }
-      const HostCopies copies = tables_.HostCopiesOf(i_.stage, i_.microbatch);
-      if (copies.reload >= 0) inputs_.Add(copies.reload);
-      if (i_.stage + 1 < tables_.plan.stages) {
-        FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
-      }
-    }
-    for (const auto& [op, needs] : kWithinLayer) {
-      if (op != i_.op) continue;
-      Need(needs);
+    } else if (const int own = PlaceIn(kForwardChain); own >= 0) {
+      Forward(own);
+    } else {
+      Backward(PlaceIn(kBackwardChain));
     }
     return inputs_;
   }
 
  private:
-  void Need(Op op) { Need(op, i_.stage, i_.layer); }
+  int PlaceIn(const std::array<Op, 4>& chain) const {
+    const auto found = std::find(chain.begin(), chain.end(), i_.op);
+    return found == chain.end() ? -1 : static_cast<int>(found - chain.begin());
+  }
+
+  /// Needs the last of the components 0..end-1 of a chain that a layer has; false if none.
+  bool NeedLast(const std::array<Op, 4>& chain, int end, int layer) {
+    while (end-- > 0) {
+      const Op op = chain[static_cast<size_t>(end)];
+      if (!tables_.HasPartAt(op, i_.stage, layer)) continue;
+      Need(op, i_.stage, layer);
+      return true;
+    }
+    return false;
+  }
+
+  void Forward(int own) {
+    if (NeedLast(kForwardChain, own, i_.layer)) return;
+    if (i_.layer > 0) {
+      NeedLast(kForwardChain, 4, i_.layer - 1);
+    } else if (i_.stage > 0) {
+      const int before = i_.stage - 1;
+      FromNeighbour(Op::RECV_F, tables_.LastForward(before), before,
+                    tables_.plan.LayersOf(before) - 1);
+    }
+  }
+
+  void Backward(int own) {
+    if (NeedLast(kBackwardChain, own, i_.layer)) return;
+    if (i_.layer + 1 < tables_.plan.LayersOf(i_.stage)) {
+      NeedLast(kBackwardChain, 4, i_.layer + 1);
+      return;
+    }
+    inputs_.Add(tables_.ForwardEnd(i_.stage, i_.microbatch));
+    for (int layer = i_.layer; layer >= 0; --layer) {
+      const int32_t recompute = LastAgain(layer);
+      if (recompute == kMissing) continue;
+      inputs_.Add(recompute);
+      break;
+    }
+    const HostCopies copies = tables_.HostCopiesOf(i_.stage, i_.microbatch);
+    if (copies.reload >= 0) inputs_.Add(copies.reload);
+    if (i_.stage + 1 < tables_.plan.stages) FromNeighbour(Op::RECV_B, Op::ATTN_B, i_.stage + 1, 0);
+  }
+
   void Need(Op op, int stage, int layer) {
     inputs_.Add(tables_.Part(op, stage, layer, i_.microbatch));
   }
@@ -232,10 +261,10 @@ class ChainInputs {
       const int32_t found = RecomputeAt(kAgain[k], i_.layer);
       if (found != kMissing) return found;
     }
-    if (i_.layer > 0) {
-      if (const int32_t found = LastAgain(i_.layer - 1); found != kMissing) return found;
+    for (int layer = i_.layer; layer-- > 0;) {
+      if (const int32_t found = LastAgain(layer); found != kMissing) return found;
     }
-    return tables_.Part(Op::COMBINE_F, i_.stage, tables_.plan.layers - 1, i_.microbatch);
+    return tables_.ForwardEnd(i_.stage, i_.microbatch);
   }
 
   int32_t RecomputeAt(Op op, int layer) const {

@@ -191,7 +191,11 @@ Tables::Tables(const Plan& the_plan)
   if (plan.layers == 0) {
     work.resize(chunks);
   } else {
-    parts.assign(chunks * static_cast<size_t>(plan.layers) * kPartCount, kMissing);
+    layers_before_ = {0};
+    for (int s = 0; s < plan.stages; ++s) {
+      layers_before_.push_back(LayerAt(s, 0, plan.microbatches));
+    }
+    parts.assign(Layers() * kPartCount, kMissing);
   }
   const auto stages = static_cast<size_t>(plan.stages);
   std::vector<int> holders;
@@ -230,10 +234,8 @@ int32_t Tables::Side(const Instruction& message) const {
     const CellWork& chunk = work[At(s, m)];
     return forward ? chunk.f : chunk.b;
   }
-  const int last = plan.layers - 1;
-  if (forward)
-    return message.op == Op::SEND_F ? Part(Op::COMBINE_F, s, last, m) : Part(Op::ATTN_F, s, 0, m);
-  return message.op == Op::SEND_B ? Part(Op::ATTN_B, s, 0, m) : Part(Op::COMBINE_B, s, last, m);
+  if (forward) return message.op == Op::SEND_F ? ForwardEnd(s, m) : Part(Op::ATTN_F, s, 0, m);
+  return message.op == Op::SEND_B ? Part(Op::ATTN_B, s, 0, m) : BackwardBegin(s, m);
 }
 
 std::string Tables::Place(int rank, int index) const {

@@ -19,6 +19,34 @@ bool CheckSize(const char* name, int value, int limit, Findings* findings) {
   return false;
 }
 
+/// What the stages have, where they differ.
+bool CheckStageLayers(const Plan& plan, Findings* findings) {
+  if (plan.stage_layers.empty()) return true;
+  const auto add = [&](const std::string& what) {
+    findings->Add(Check::kShape, -1, -1, "stage_layers " + what);
+    return false;
+  };
+  if (plan.stage_layers.size() != static_cast<size_t>(plan.stages)) {
+    return add("has " + std::to_string(plan.stage_layers.size()) + " entries, must have one for " +
+               "each of the " + std::to_string(plan.stages) + " stages");
+  }
+  size_t most = 0;
+  for (size_t s = 0; s < plan.stage_layers.size(); ++s) {
+    const StageLayers& layers = plan.stage_layers[s];
+    if (layers.empty() || layers.size() > static_cast<size_t>(kMaxLayers)) {
+      return add("gives stage " + std::to_string(s) + " " + std::to_string(layers.size()) +
+                 " layers, must be 1.." + std::to_string(kMaxLayers));
+    }
+    for (const LayerKind kind : layers) {
+      if (kind > LayerKind::kPlain) return add("has an unknown kind of layer");
+    }
+    most = std::max(most, layers.size());
+  }
+  if (most == static_cast<size_t>(plan.layers)) return true;
+  return add("has up to " + std::to_string(most) + " layers a stage, and layers is " +
+             std::to_string(plan.layers) + "; they must agree");
+}
+
 bool CheckSizes(const Plan& plan, Findings* findings) {
   bool right = CheckSize("ranks", plan.ranks, kMaxRanks, findings);
   right &= CheckSize("stages", plan.stages, kMaxStages, findings);
@@ -31,6 +59,7 @@ bool CheckSizes(const Plan& plan, Findings* findings) {
         "layers is " + std::to_string(plan.layers) + ", must be " + Range(kMaxLayers + 1));
     right = false;
   }
+  right = right && CheckStageLayers(plan, findings);
   if (!right) return false;
   if (int64_t{plan.stages} * plan.microbatches > kMaxCells) {
     findings->Add(Check::kShape, -1, -1,
@@ -109,15 +138,23 @@ class InstructionShape {
     layer_ = operands == Operands::kLayer;
     // Where plans have no components, the level says so, not the layer.
     layers_ = plan.layers > 0 ? plan.layers : INT16_MAX;
+    const bool known = i.stage >= 0 && i.stage < plan.stages;
+    if (plan.layers > 0 && known) layers_ = plan.LayersOf(i.stage);
   }
 
   bool Right() const {
     return Fits(i_.stage, true, plan_.stages) && Fits(i_.microbatch, chunk_, plan_.microbatches) &&
            Fits(i_.back_stage, pair_, plan_.stages) &&
            Fits(i_.back_microbatch, pair_, plan_.microbatches) &&
-           Fits(i_.peer, message_, plan_.ranks) && Fits(i_.layer, layer_, layers_) &&
+           Fits(i_.peer, message_, plan_.ranks) && Fits(i_.layer, layer_, layers_) && KindRight() &&
            i_.slot >= -1 && i_.group >= -1 && i_.lane <= kLastLane && PartRight() &&
            i_.after_count <= kMaxAfter;
+  }
+
+  /// Whether the layer has such a component.
+  bool KindRight() const {
+    if (!layer_ || plan_.stage_layers.empty() || !Fits(i_.stage, true, plan_.stages)) return true;
+    return !Fits(i_.layer, true, layers_) || HasPart(plan_.KindOf(i_.stage, i_.layer), i_.op);
   }
 
   bool PartRight() const {
@@ -138,6 +175,13 @@ class InstructionShape {
     demand("back_microbatch", i_.back_microbatch, pair_, plan_.microbatches);
     demand("peer", i_.peer, message_, plan_.ranks);
     demand("layer", i_.layer, layer_, layers_);
+    if (!KindRight()) {
+      findings->Add(Check::kShape, rank, index,
+                    ToString(i_) + ": layer " + std::to_string(i_.layer) + " of stage " +
+                        std::to_string(i_.stage) + " is " +
+                        (plan_.KindOf(i_.stage, i_.layer) == LayerKind::kDense ? "dense" : "plain") +
+                        ", which has no " + std::string(Name(i_.op)));
+    }
     if (!PartRight()) {
       findings->Add(Check::kShape, rank, index,
                     std::string(Name(i_.op)) + ": has an unknown part, or one that only R has");
@@ -187,6 +231,15 @@ std::string WhyNot(const Plan& plan) {
   return " without layers, which has no components of a stage; drop it";
 }
 
+bool OnlyMoe(const Plan& plan) {
+  for (const StageLayers& layers : plan.stage_layers) {
+    for (const LayerKind kind : layers) {
+      if (kind != LayerKind::kMoe) return false;
+    }
+  }
+  return true;
+}
+
 /// Does what the plan claims of itself fit its level?
 bool CheckHead(const Plan& plan, Findings* findings) {
   const std::string level = "level " + std::string(Name(plan.level));
@@ -195,6 +248,8 @@ bool CheckHead(const Plan& plan, Findings* findings) {
   if (plan.layers > 0 && plan.level <= Level::kComm) {
     add("layers is " + std::to_string(plan.layers) + ", but " + level +
         " has no components of layers; it must be 0");
+  } else if (plan.level == Level::kBuffer && !OnlyMoe(plan)) {
+    add("some layers are dense or plain, and " + level + " has values of MoE layers only");
   } else if (plan.layers == 0 && plan.level == Level::kComponent) {
     add("layers is 0, but " + level + " has the components of layers; it must be " + "1.." +
         std::to_string(kMaxLayers));

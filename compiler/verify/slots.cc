@@ -45,9 +45,9 @@ class SlotCheck {
         plan_(tables.plan),
         bytes_(std::move(bytes)),
         findings_(*findings),
-        layers_(std::max<size_t>(static_cast<size_t>(plan_.layers), 1)),
         columns_(plan_.layers > 0 ? kValueCount : 6),
-        slot_at_(tables.At(plan_.stages, 0) * layers_ * columns_, kNoSlot),
+        slot_at_((plan_.layers > 0 ? tables.Layers() : tables.At(plan_.stages, 0)) * columns_,
+                 kNoSlot),
         touches_(tables),
         clocks_(plan_) {}
 
@@ -85,15 +85,16 @@ class SlotCheck {
   /// Of this rank and within the plan's sizes: it has a place in the table.
   bool Placed(const Slot& slot) const {
     const bool layer =
-        plan_.layers > 0 ? slot.layer >= 0 && slot.layer < plan_.layers : slot.layer == -1;
+        plan_.layers > 0 ? slot.layer >= 0 : slot.layer == -1;
     return layer && slot.stage >= 0 && slot.stage < plan_.stages && slot.microbatch >= 0 &&
+           (plan_.layers == 0 || slot.layer < plan_.LayersOf(slot.stage)) &&
            slot.microbatch < plan_.microbatches &&
            tables_.Owner(slot.stage, slot.microbatch) == rank_ &&
            ColumnOf(slot.value, plan_.layers > 0) != kNoColumn;
   }
   int32_t& SlotAt(Value value, int stage, int layer, int microbatch) {
-    const size_t row =
-        tables_.At(stage, microbatch) * layers_ + static_cast<size_t>(plan_.layers > 0 ? layer : 0);
+    const size_t row = plan_.layers > 0 ? tables_.LayerAt(stage, layer, microbatch)
+                                        : tables_.At(stage, microbatch);
     return slot_at_[row * columns_ + ColumnOf(value, plan_.layers > 0)];
   }
 
@@ -289,7 +290,7 @@ class SlotCheck {
   const Plan& plan_;
   const std::vector<ValueBytes> bytes_;  // by stage
   Findings& findings_;
-  size_t layers_, columns_;
+  size_t columns_;
   std::vector<int32_t> slot_at_;  // by stage, micro-batch, layer, value: of the rank at work
   const Touches touches_;
   Clocks clocks_;

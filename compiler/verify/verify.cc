@@ -57,14 +57,24 @@ std::optional<Standstill> RunChecks(const Plan& plan, Semantics semantics, check
   // A few bytes of JSON can claim 2^27 chunks. What has far fewer instructions than that takes is
   // incomplete; no table is made to say which are missing.
   const int64_t chunks = int64_t{plan.stages} * plan.microbatches;
-  const int64_t needed = chunks * (plan.layers > 0 ? plan.layers * check::kPartCount : 1);
+  int64_t needed = plan.layers > 0 ? 0 : chunks;
+  for (int s = 0; s < plan.stages && plan.layers > 0; ++s) {
+    for (int layer = 0; layer < plan.LayersOf(s); ++layer) {
+      for (int part = 0; part < check::kPartCount; ++part) {
+        const Op op = static_cast<Op>(static_cast<int>(Op::ATTN_F) + part);
+        if (check::HasPart(plan.KindOf(s, layer), op)) needed += plan.microbatches;
+      }
+    }
+  }
   const int64_t instructions = InstructionCount(plan);
   if (needed > instructions + (int64_t{1} << 20)) {
     findings.Add(Check::kComplete, -1, -1,
                  "the programs have " + std::to_string(instructions) + " instructions, but " +
                      std::to_string(plan.stages) + " stages x " +
                      std::to_string(plan.microbatches) + " micro-batches" +
-                     (plan.layers > 0 ? " x " + std::to_string(plan.layers) + " layers" : "") +
+                     (plan.layers > 0 ? (plan.stage_layers.empty() ? " x " : " x up to ") +
+                                            std::to_string(plan.layers) + " layers"
+                                      : "") +
                      " need at least " + std::to_string(needed));
     return std::nullopt;
   }

@@ -20,7 +20,21 @@ constexpr int64_t kCoolings = 1024;
 /// What a component of a shared run counts, in instructions of a chunk-level run.
 constexpr int64_t kPerComponent = 4;
 
-Time ComponentsOf(const CostModel& costs) { return SerialSum(*costs.moe); }
+/// Ticks of all components of a stage, in the mean.
+Time SerialOfStage(const CostModel& costs) {
+  if (costs.moe) return SerialSum(*costs.moe);
+  Time sum = 0;
+  for (const MoeCost& moe : costs.stage_moe) sum += SerialSum(moe);
+  return sum / std::ssize(costs.stage_moe);
+}
+
+/// Components of a stage, in the mean, each counted with all ten.
+int64_t ComponentsOfStage(const CostModel& costs) {
+  if (costs.moe) return int64_t{10} * costs.moe->layers_per_stage;
+  int64_t layers = 0;
+  for (const MoeCost& moe : costs.stage_moe) layers += moe.layers_per_stage;
+  return std::max<int64_t>(1, 10 * layers / std::ssize(costs.stage_moe));
+}
 
 class LoweredSearch {
  public:
@@ -31,10 +45,10 @@ class LoweredSearch {
         mirrored_(Fold(problem).has_value()),
         random_(seed),
         work_(work) {
-    const Time typical = ComponentsOf(problem.costs) / (10 * problem.costs.moe->layers_per_stage);
+    const Time typical = TypicalComponent(problem.costs);
     policy_ = {.window = 6, .free_order = true, .patience = typical / 4};
     caps_.resize(problem.stages_of.size());
-    instructions_ = problem.chunks() * 10 * problem.costs.moe->layers_per_stage * kPerComponent;
+    instructions_ = problem.chunks() * ComponentsOfStage(problem.costs) * kPerComponent;
   }
 
   /// The makespan of the shared run; nothing where an order does not run or fit, or takes so long
@@ -61,7 +75,7 @@ class LoweredSearch {
     makespan_ = least_ = *start;
     most_ = serial_ + serial_ / 8;
     const int64_t end = work_->left() - budget;
-    const Time hottest = ComponentsOf(problem_.costs) / 40;
+    const Time hottest = SerialOfStage(problem_.costs) / 40;
     while (!work_->spent() && work_->left() > end) {
       const int64_t part = (work_->left() - end) / (budget / kCoolings + 1);
       Step(hottest * part / kCoolings * part / kCoolings);
@@ -173,7 +187,7 @@ std::optional<Order> FromFew(const SearchProblem& problem, uint64_t seed, int64_
 
 Plan ImproveLowered(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
                     uint64_t seed, SearchWork* work) {
-  CF_ASSERT(plan.level == Level::kCompute && costs.moe);
+  CF_ASSERT(plan.level == Level::kCompute && costs.components());
   const SearchProblem problem = MakeProblem(plan, costs, limit);
   std::optional<Order> order = ToOrder(problem, plan);
   if (!order) return plan;
@@ -203,7 +217,7 @@ Plan LowerShortest(const Plan& found, std::span<const Plan> published, const Cos
     same.programs = plan.programs;
     shortest.Offer(same);
   }
-  const bool shared = costs.moe && options.overlap == Overlap::kAll &&
+  const bool shared = costs.components() && options.overlap == Overlap::kAll &&
                       (options.target == Level::kComponent || options.target == Level::kBuffer);
   SearchWork work(search, control);
   if (shared && !work.spent()) {

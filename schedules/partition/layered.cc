@@ -55,7 +55,9 @@ PartitionChoice ChoiceOf(const Spec& spec) { return spec.partition.value_or(Part
 /// The spec with the stages of a partition in place of the layers, on the ranks of the frame.
 Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition) {
   Spec staged = spec;
-  staged.costs = OnRanks(layers->Make(partition), frame);
+  CostModel made = layers->Make(partition);
+  if (spec.search.components) AddComponents(*layers, partition, OverlapOf(spec), &made);
+  staged.costs = OnRanks(made, frame);
   staged.partition = {};
   return staged;
 }
@@ -84,8 +86,9 @@ std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
   PartitionWorth worth = {0, simulation.makespan, std::ranges::max(staged.costs.partition)};
-  if (LongerThanOrder(staged.costs, staged.search)) {
-    worth.step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+  // Components take too long to judge each partition by them.
+  if (HasEpilogue(staged.costs)) {
+    worth.step = StepTime(plan, staged.costs, staged.memory_limit, {});
   }
   const bool plain = staged.recompute.choice == Recompute::Choice::kNone &&
                      staged.offload.choice == Offload::Choice::kNone;
@@ -126,14 +129,14 @@ std::optional<Partition> FixedPartition(const Spec& spec, int stages) {
   return std::nullopt;
 }
 
-/// The starts, improved by so many judgements together, and of these the best one.
-Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge,
-                   int64_t most) {
+/// The starts, improved by so many judgements together, and of these the best one by `last`.
+Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
+                   const PartitionJudge& last) {
   std::optional<std::pair<PartitionWorth, Partition>> best;
   for (const Partition& start : starts) {
     Partition improved = ImprovePartition(
         start, judge, std::max<int64_t>(1, most / static_cast<int64_t>(starts.size())));
-    std::pair found(judge(improved), std::move(improved));
+    std::pair found(last(improved), std::move(improved));
     if (!best || found.first < best->first) best = std::move(found);
   }
   return std::move(best->second);
@@ -144,13 +147,18 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   std::optional<Plan> order;
-  const auto judge = [&](const Partition& partition) {
+  const auto worth = [&](const Partition& partition, bool components) {
     const Spec staged = Staged(spec, frame, layers, partition);
     // With what these stages hold there may be no room for any order.
     if (!schedule.reject(staged).empty()) return kImpossible;
     if (!order || schedule.heeds_costs) order = schedule.generate(staged);
-    return WorthOf(*order, staged);
+    PartitionWorth result = WorthOf(*order, staged);
+    if (components) {
+      result.step = StepTime(*order, staged.costs, staged.memory_limit, staged.search);
+    }
+    return result;
   };
+  const auto judge = [&](const Partition& partition) { return worth(partition, false); };
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
   // Of the bound only its partition is wanted.
   Spec quick = spec;
@@ -158,7 +166,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const Partition balanced =
       BoundOfPartitions(quick, layers, frame, judge(starts.front()).step).partition;
   if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
-  return BestFrom(starts, judge, MostJudged(spec, stages));
+  return BestFrom(starts, judge, MostJudged(spec, stages), [&](const Partition& partition) {
+    return worth(partition, spec.search.components);
+  });
 }
 
 /// Throws Error if any stages made of the layers are wrong for the spec.
@@ -315,7 +325,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
   const int64_t all = MostJudged(of, frame.stages) / 8;
   const int64_t most =
       std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
-  const Partition front = BestFrom(starts, published, most);
+  const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.
   const Partition balanced = BoundOfPartitions(of, layers, frame, published(front).step).partition;
@@ -380,7 +390,8 @@ Found SearchShape(const Spec& of, const SearchControl& control) {
   const int64_t share = of.search.budget / kShortShare;
   for (const auto& [bound, other] : promising) {
     if (best && (control.stopped() || of.search.budget - left >= kMostUnproven * share)) break;
-    if (best && bound >= best->step) continue;
+    // Components may overlap from chunk to chunk, which the bound knows nothing of.
+    if (best && !of.search.components && bound >= best->step) continue;
     try {
       offer(other, search(other, share));
     } catch (const Error& error) {

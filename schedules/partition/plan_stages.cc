@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "compiler/lower/interleave.h"
@@ -17,18 +18,22 @@ std::string Layers(int64_t count) {
 
 }  // namespace
 
-CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overlap) {
-  if (plan.layers > 0) {
-    CostModel made = AlikeStages(costs, plan.stages, overlap);
+CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
+  const bool unlike = plan.costs && !plan.costs->stage_moe.empty();
+  if (plan.layers > 0 && plan.stage_layers.empty() && !unlike) {
+    CostModel made = AlikeStages(model, plan.stages, overlap);
     if (made.moe->layers_per_stage == plan.layers) return made;
     throw Error("the plan has components of " + Layers(plan.layers) +
                 " a stage, and the costs make it " + std::to_string(made.moe->layers_per_stage) +
                 "; give the costs of the model that the plan was compiled for");
   }
-  LayerStages layers(costs, overlap);
   const Partition planned = plan.costs ? plan.costs->partition : Partition();
   int64_t sum = 0;
   for (const int size : planned) sum += size;
+  // It may have been compiled for contraflow-run, which computes the ends with layers.
+  const bool folded = plan.layers > 0 && plan.AllMoe() && sum != model.LayerCount();
+  const CostModel costs = folded ? FoldEnds(model) : model;
+  LayerStages layers(costs, overlap);
   if (!planned.empty() && sum != layers.layers()) {
     throw Error("the plan was made for " + Layers(sum) + ", and the costs have " +
                 std::to_string(layers.layers()) +
@@ -38,7 +43,60 @@ CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overla
     throw Error("the plan has " + std::to_string(plan.stages) + " stages, and the costs have " +
                 Layers(layers.layers()) + "; give costs with at least one for each stage");
   }
-  return layers.Make(planned.empty() ? EvenPartition(layers.layers(), plan.stages) : planned);
+  const Partition partition =
+      planned.empty() ? EvenPartition(layers.layers(), plan.stages) : planned;
+  CostModel made = layers.Make(partition);
+  if (plan.layers > 0) AddComponents(layers, partition, overlap, &made);
+  return made;
+}
+
+CostModel FoldEnds(const CostModel& costs) {
+  const auto has = [](const LayerCost& layer) { return layer.moe.has_value(); };
+  const auto first = std::find_if(costs.layers.begin(), costs.layers.end(), has);
+  const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), has).base();
+  const auto moe = [](const LayerCost& layer) {
+    return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe;
+  };
+  if (first == costs.layers.end() || !std::all_of(first, last, moe)) {
+    throw Error(
+        "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "
+        "compile without `model`, or give costs with such layers");
+  }
+  CostModel made = costs;
+  made.layers.assign(first, last);
+  for (LayerCost& layer : made.layers) layer.tied.clear();
+  // The first and the last one by themselves.
+  const auto split = [&](size_t at, bool front) {
+    if (made.layers[at].repeat == 1) return;
+    LayerCost one = made.layers[at];
+    one.repeat = 1;
+    --made.layers[at].repeat;
+    made.layers.insert(made.layers.begin() + static_cast<std::ptrdiff_t>(front ? at : at + 1), one);
+  };
+  split(0, true);
+  split(made.layers.size() - 1, false);
+  for (auto layer = costs.layers.begin(); layer != costs.layers.end(); ++layer) {
+    if (layer >= first && layer < last) continue;
+    LayerCost& into = layer < first ? made.layers.front() : made.layers.back();
+    const std::tuple<std::vector<Time> MoeCost::*, Time> parts[] = {
+        {&MoeCost::attn_f, layer->cost.f},
+        {&MoeCost::attn_b, layer->cost.b},
+        {&MoeCost::attn_w, layer->cost.w}};
+    for (const auto& [times, time] : parts) ((*into.moe).*times).front() += layer->repeat * time;
+    const auto add = [&](auto LayerCost::*bytes) {
+      if ((*layer).*bytes) {
+        into.*bytes = (into.*bytes).value_or(0) + layer->repeat * *((*layer).*bytes);
+      }
+    };
+    add(&LayerCost::parameter_bytes);
+    add(&LayerCost::gradient_bytes);
+    add(&LayerCost::optimizer_bytes);
+    into.activation_bytes += layer->repeat * layer->activation_bytes;
+    into.w_stash_bytes += layer->repeat * layer->w_stash_bytes;
+    into.cost.reduce += layer->repeat * layer->cost.reduce;
+    into.cost.step += layer->repeat * layer->cost.step;
+  }
+  return made;
 }
 
 CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {

@@ -26,11 +26,12 @@ void Add(const StageCost& cost, StageCost* sum) {
   sum->step += cost.step;
 }
 
-/// The components of these layers in a row; a layer without has its compute in those of attention.
-MoeCost ComponentsOf(const std::vector<const LayerCost*>& layers) {
+/// The components of these layers in a row; a layer without is a plain one.
+MoeCost RowOf(const std::vector<const LayerCost*>& layers) {
   MoeCost moe;
   moe.layers_per_stage = static_cast<int>(layers.size());
   for (const LayerCost* layer : layers) {
+    moe.kinds.push_back(layer->moe ? layer->moe->KindOf(0) : LayerKind::kPlain);
     for (const ComponentCost& component : kComponentCosts) {
       Time time = 0;
       if (layer->moe) {
@@ -114,7 +115,7 @@ StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
   const bool components =
       std::any_of(layers.begin(), layers.end(), [](const auto* layer) { return layer->moe; });
   if (!components || layers.size() == 1) return sum;
-  const std::optional<StageCost> whole = Interleaved(ComponentsOf(layers), overlap_);
+  const std::optional<StageCost> whole = Interleaved(RowOf(layers), overlap_);
   if (whole) {
     // Layers that overlap more than their components say keep that.
     sum.bw = std::min(sum.bw, whole->bw);
@@ -155,6 +156,17 @@ CostModel LayerStages::Make(const Partition& partition) {
   }
   made.ranks = costs_.ranks;
   return made;
+}
+
+std::vector<MoeCost> LayerStages::ComponentsOf(const Partition& partition) const {
+  std::vector<MoeCost> stages;
+  int at = 0;
+  for (const int size : partition) {
+    std::vector<const LayerCost*> layers;
+    for (const int end = at + size; at < end; ++at) layers.push_back(&Layer(at));
+    stages.push_back(RowOf(layers));
+  }
+  return stages;
 }
 
 CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
@@ -212,11 +224,22 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   if (costs_.memory) {
     memory.zero = costs_.memory->zero;
     memory.workspace_bytes = costs_.memory->workspace_bytes;
+    memory.values = costs_.memory->values;
   }
   const bool empty = !holds && !costs_.memory && memory.parameter_bytes.empty() &&
                      memory.gradient_bytes.empty() && memory.optimizer_bytes.empty();
   if (!empty) made.memory = std::move(memory);
   return made;
+}
+
+bool HasComponents(const std::vector<LayerCost>& layers) {
+  return std::ranges::any_of(layers, [](const LayerCost& layer) { return layer.moe.has_value(); });
+}
+
+void AddComponents(const LayerStages& layers, const Partition& partition, Overlap overlap,
+                   CostModel* made) {
+  made->stage_moe = layers.ComponentsOf(partition);
+  made->derived = overlap;
 }
 
 Partition EvenPartition(int layers, int stages) {

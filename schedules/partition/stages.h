@@ -31,6 +31,10 @@ class LayerStages {
   /// must add up to those of the model.
   CostModel Make(const Partition& partition);
 
+  /// The components of the layers of each stage, for costs that Make gives; a layer without has one
+  /// each for F, B and W.
+  std::vector<MoeCost> ComponentsOf(const Partition& partition) const;
+
   /// Sums over the layers before the i-th, 0..layers(), in ticks: without what overlap saves.
   Time forward_before(int i) const { return sums_[static_cast<size_t>(i)].f; }
   Time backward_before(int i) const { return sums_[static_cast<size_t>(i)].b; }
@@ -63,11 +67,25 @@ class LayerStages {
 };
 
 /// Costs with the stages of a plan in place of the layers: by the plan's own partition, else an
-/// even one; for a plan of components as AlikeStages has it. Throws Error if the layers are not
+/// even one; for a plan of components with those of the layers or, where all its stages are alike,
+/// as AlikeStages has it. Throws Error if the layers are not
 /// those that the plan was made for.
 CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overlap);
 
-/// Costs with so many stages in place of the layers, for a plan of components, whose stages are
+/// True if some layer has components.
+bool HasComponents(const std::vector<LayerCost>& layers);
+
+/// Gives costs that were made of the layers in this partition (LayerStages::Make) the components
+/// of their stages.
+void AddComponents(const LayerStages& layers, const Partition& partition, Overlap overlap,
+                   CostModel* made);
+
+/// The same model with what is before its first layer with components as part of that, and what is
+/// behind the last one as part of that: how contraflow-run computes embedding and head. Throws
+/// Error if no layer has components, or one in between has none.
+CostModel FoldEnds(const CostModel& costs);
+
+/// Costs with so many stages in place of the layers, for a plan of components whose stages are
 /// alike: as many layers with components in each, and what the layers before and behind those take
 /// (embedding, head) spread over all stages. Throws Error unless the layers with components are
 /// alike and divide.

@@ -203,7 +203,7 @@ class Hoister {
 
 /// True where the costs say what R of a part takes and leaves.
 bool KnowsParts(const CostModel& costs) {
-  return costs.moe && costs.memory && !costs.memory->values.empty();
+  return costs.components() && costs.memory && !costs.memory->values.empty();
 }
 
 /// The order with every W right behind its B, as one.
@@ -380,7 +380,7 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart pa
 }
 
 void CheckRecomputeLimit(const Spec& spec) {
-  if (spec.recompute.part != RecomputePart::kFull && !spec.costs.moe) {
+  if (spec.recompute.part != RecomputePart::kFull && !spec.costs.components()) {
     throw Error("`recompute` " + std::string(Name(spec.recompute.part)) +
                 ": the costs do not say how long that part of a stage takes; give components "
                 "(\"moe\")");

@@ -99,7 +99,7 @@ class ShortestStep {
 
   /// False where no order takes a shorter step, if `bound` is one on its makespan.
   bool MayImprove(Time bound) const {
-    const bool components = spec_.search.components && spec_.costs.moe;
+    const bool components = spec_.search.components && spec_.costs.components();
     return !best_ || components || bound < step_;
   }
 

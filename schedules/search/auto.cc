@@ -80,7 +80,7 @@ void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& p
 /// True where the components of neighbouring chunks share lanes, so that an order takes another
 /// time than its chunks one behind the other.
 bool SharesLanes(const Spec& spec) {
-  return spec.search.components && spec.costs.moe &&
+  return spec.search.components && spec.costs.components() &&
          spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
 }
 
@@ -253,7 +253,7 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
     try {
       const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
-      const bool components = spec.search.components && spec.costs.moe;
+      const bool components = spec.search.components && spec.costs.components();
       if (best && !components && bound.value >= best->step) continue;
       const auto count = static_cast<double>(candidates.size()), at = static_cast<double>(i);
       const std::string name = std::string(Name(candidate.placement)) + ", ";

@@ -105,13 +105,13 @@ bool HasEpilogue(const CostModel& costs) {
 }
 
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
-  return HasEpilogue(costs) || (options.components && costs.moe);
+  return HasEpilogue(costs) || (options.components && costs.components());
 }
 
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
               const SearchOptions& options) {
   if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
-  const bool components = options.components && costs.moe;
+  const bool components = options.components && costs.components();
   const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
                               .overlap = costs.derived.value_or(Overlap::kAll),
                               .memory_limit = limit};

@@ -52,17 +52,26 @@ void CheckDevice(const CompileFlags& flags) {
   }
 }
 
+/// Gives each layer the bytes of one stage, and the costs those of values.
+void SetLayerBytes(const MemoryCost& of_layers, CostModel* costs) {
+  size_t at = 0;
+  for (LayerCost& layer : costs->layers) {
+    layer.parameter_bytes = of_layers.parameter_bytes[at];
+    layer.gradient_bytes = of_layers.gradient_bytes[at];
+    layer.optimizer_bytes = of_layers.optimizer_bytes[at];
+    layer.activation_bytes = of_layers.activation_bytes;
+    layer.w_stash_bytes = of_layers.w_stash_bytes;
+    at += static_cast<size_t>(layer.repeat);
+  }
+  if (!costs->memory) costs->memory.emplace();
+  costs->memory->values = of_layers.values;
+}
+
 /// The costs with the memory of the model that --model names in place of their own.
 CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
                   std::vector<std::string>* assumed) {
   CostModel costs = ResolveCosts(flags.costs, UnitCosts(), assumed);
   const Level level = ParseLevel(flags.level);
-  if (!costs.layers.empty() &&
-      (level == Level::kComponent || (level == Level::kBuffer && flags.model))) {
-    const Spec spec = SpecOf(flags, UnitCosts());
-    ReadOption([&] { CheckSpec(spec); });
-    costs = AlikeStages(costs, schedule.stages(spec), OverlapOf(flags.costs, costs));
-  }
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(flags.costs);
   if (flags.capacity) {
     if (!flags.model) throw UsageError("--capacity: is for the experts of a --model; give one");
@@ -70,6 +79,16 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   }
   CheckDevice(flags);
   if (!flags.model) return costs;
+  const bool on_gpus = flags.device == "cuda";
+  Model model = ReadModel(*flags.model);
+  if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
+  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
+  if (HasComponents(costs.layers)) {
+    costs = FoldEnds(costs);
+    const int layers = costs.LayerCount();
+    SetLayerBytes(footprint(model, layers, 1, flags.expert_parallel), &costs);
+    return costs;
+  }
   if (!costs.moe) {
     throw Error(
         "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
@@ -80,10 +99,6 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   ReadOption([&] { CheckSpec(spec); });
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
-  const bool on_gpus = flags.device == "cuda";
-  Model model = ReadModel(*flags.model);
-  if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
-  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
   costs.memory =
       footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, flags.expert_parallel);
   return costs;

@@ -259,7 +259,8 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     if (option.comm) costs.comm = comm;
   }
   costs = OnRanks(costs, plan);
-  CheckCosts(costs, plan.stages, plan.microbatches, plan.layers);
+  CheckCosts(costs, plan.stages, plan.microbatches);
+  CheckLayers(plan, costs);
   return costs;
 }
 

@@ -143,6 +143,7 @@ SmallerJob JobOf(const Plan& plan, const Model& model, bool on_gpus, int ranks) 
   const auto fit = on_gpus ? FitGpuModel : FitModel;
   job.model = fit(model, stages, plan.layers > 0 ? model.layers / stages : 0, plan.expert_parallel);
   if (plan.costs) {
+    if (!plan.costs->stage_moe.empty()) throw Error("its stages have unlike layers");
     const int layers = plan.costs->moe ? plan.stages * plan.costs->moe->layers_per_stage : 0;
     if (layers % stages != 0) throw Error("the layers of its costs do not divide");
     spec.costs = MergeCosts(plan, stages, model, on_gpus);

@@ -121,7 +121,7 @@ MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers, const Stage
   for (const ComponentCost& component : kComponentCosts) {
     const auto has = [&](LayerKind kind) { return Has(kind, component.op); };
     if (!kinds.empty() && !moe.Optional(component.key) && std::ranges::none_of(kinds, has)) {
-      (cost.*component.times).push_back(0);
+      (cost.*component.times).assign(size, 0);
       continue;
     }
     const JsonCursor field = moe.Required(component.key);

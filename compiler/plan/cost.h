@@ -103,9 +103,9 @@ struct MemoryCost {
 /// one for all layers. What a layer does not have (Has) takes no time.
 struct MoeCost {
   int layers_per_stage = 0;
-  StageLayers kinds = {};  ///< empty: every layer MoE
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
   std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
+  StageLayers kinds = {};  ///< empty: every layer MoE
 
   /// Ticks of a component (an op of kComponentCosts) of a layer.
   Time Of(Op op, int layer) const;

@@ -119,14 +119,9 @@ void CheckLayers(const Plan& plan, const CostModel& costs) {
   if (plan.layers == 0) return;
   const bool alike = plan.stage_layers.empty() && costs.moe && costs.moe->kinds.empty();
   if (alike && costs.moe->layers_per_stage == plan.layers) return;
-  const auto count = [](int layers) {
-    return std::to_string(layers) + (layers == 1 ? " layer" : " layers");
-  };
   if (!costs.components()) {
-    throw Error("this plan has components of " + count(plan.layers) +
-                " a stage, and the costs have none; give costs with \"moe\" and "
-                "\"layers_per_stage\": " +
-                std::to_string(plan.layers));
+    throw Error("this plan has " + std::to_string(plan.layers) +
+                " layers a stage, and the costs have no components; give costs with \"moe\"");
   }
   for (int s = 0; s < plan.stages; ++s) {
     const MoeCost& moe = costs.moe_of(s);
@@ -137,9 +132,8 @@ void CheckLayers(const Plan& plan, const CostModel& costs) {
     }
     if (same) continue;
     if (plan.stage_layers.empty() && costs.stage_moe.empty()) {
-      throw Error("this plan has components of " + count(plan.layers) + " a stage, the costs of " +
-                  std::to_string(moe.layers_per_stage) +
-                  "; give costs with \"moe\" and \"layers_per_stage\": " +
+      throw Error("the costs have " + std::to_string(moe.layers_per_stage) +
+                  " layers a stage (\"layers_per_stage\"), this plan has " +
                   std::to_string(plan.layers));
     }
     StageLayers planned;

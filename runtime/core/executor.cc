@@ -20,6 +20,12 @@ void CheckExecutable(const Plan& plan) {
         "this plan places the buffers of stages without components, which cannot be executed; "
         "compile it with \"moe\" costs, or with `level` comm");
   }
+  if (!plan.AllMoe()) {
+    throw Error(
+        "this plan has an embedding, a head or dense layers as components of their own, and the "
+        "runtime computes MoE layers, the ends with them; compile it with `model`, or with `level` "
+        "comm");
+  }
 }
 
 void Backend::StartCopy(const Instruction& copy, size_t /*offloads*/) {
@@ -86,7 +92,7 @@ void Executor::FindCopies(const Plan& plan) {
     const Instruction& i = program_[index];
     CopiesBefore& before = copies_[index];
     const bool forward_ends =
-        HasForward(i.op) || (i.op == Op::COMBINE_F && i.layer + 1 == plan.layers);
+        HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i));
     if (forward_ends) forward_of[{i.stage, i.microbatch}] = index;
     // At level comm what takes memory waits for all that leaves before it.
     const bool takes = HasForward(i.op) || i.op == Op::R || i.op == Op::RELOAD;

@@ -33,7 +33,7 @@ namespace {
 
 Model Checked(const Plan& plan, const Model& model) {
   CheckGpuPlan(plan, model);
-  return FitGpuModel(model, plan.stages, plan.layers, plan.expert_parallel);
+  return FitGpuModel(model, plan);
 }
 
 /// Bytes of the tokens and targets of all micro-batches.

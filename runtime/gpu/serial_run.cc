@@ -149,7 +149,7 @@ GpuSerialRun::Impl::Impl(const Plan& the_plan, const Model& the_model, const Dat
                          uint64_t the_seed, Gpu& the_gpu, gpu::Stream the_stream, int compute_sms,
                          const MatmulChoices& matmuls)
     : plan(the_plan),
-      model(FitGpuModel(the_model, plan.stages, plan.layers, plan.expert_parallel)),
+      model(FitGpuModel(the_model, plan)),
       dataset(the_dataset),
       seed(the_seed),
       members(plan.expert_parallel),

@@ -102,6 +102,12 @@ Model FitGpuModel(Model model, int stages, int layers, int members) {
   return model;
 }
 
+Model FitGpuModel(Model model, const Plan& plan) {
+  const int alike = plan.stage_layers.empty() ? plan.layers : 0;
+  return FitGpuModel(WithLayersOf(plan, std::move(model)), plan.stages, alike,
+                     plan.expert_parallel);
+}
+
 MemoryCost GpuFootprintOf(const Model& model, int stages, int layers, int expert_parallel) {
   const Model fitted = FitGpuModel(model, stages, layers, expert_parallel);
   const LayerShape shape(fitted, expert_parallel, fitted.experts / expert_parallel);

@@ -17,6 +17,7 @@ inline ValueBytes BytesOfGpuValues(const LayerShape& shape) {
 /// model: too large for any GPU,
 /// widths that are no multiples of 8, a head wider than 128, more than 16 choices a token.
 Model FitGpuModel(Model model, int stages, int layers, int members);
+Model FitGpuModel(Model model, const Plan& plan);
 
 /// As FootprintOf (runtime/model/views.h), for the GPU runtime: values in bf16, parameters in fp32
 /// with a bf16 copy.

@@ -80,7 +80,7 @@ void Exchange::Move(const Instruction& i, const LayerViews<float>& v, bool to_ex
 
 HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& dataset,
                          uint64_t seed, Device device, Transport& transport, bool fill)
-    : model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
+    : model_(FitModel(model, plan)),
       dataset_(dataset),
       seed_(seed),
       device_number_(device.replica * plan.expert_parallel + device.member),

@@ -150,7 +150,7 @@ template class WholeModel<double>;
 ReferenceRun::ReferenceRun(const Plan& plan, const Model& model, const Dataset& dataset,
                            uint64_t seed)
     : plan_(plan),
-      model_(FitModel(model, plan.stages, plan.layers, plan.expert_parallel)),
+      model_(FitModel(model, plan)),
       dataset_(dataset),
       seed_(seed),
       order_(plan),

@@ -13,6 +13,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/spec.h"
 #include "runtime/model/model_json.h"
 
 namespace contraflow {
@@ -232,6 +233,30 @@ Model FitModel(Model model, int stages, int layers, int members) {
   model = SettleModel(std::move(model), stages, layers, members);
   CheckHostSize(model, "model \"" + model.name + "\"", members);
   return model;
+}
+
+Model WithLayersOf(const Plan& plan, Model model) {
+  if (plan.stage_layers.empty()) return model;
+  model.partition.clear();
+  int layers = 0;
+  for (int s = 0; s < plan.stages; ++s) {
+    model.partition.push_back(plan.LayersOf(s));
+    layers += plan.LayersOf(s);
+  }
+  if (model.layers == 0) model.layers = layers;
+  if (model.layers != layers) {
+    Fail("model \"" + model.name + "\"", "layers",
+         "the plan's stages have " + FormatPartition(model.partition) + " layers, " +
+             std::to_string(layers) + " together, the model has " + std::to_string(model.layers) +
+             "; use `model` with layers " + std::to_string(layers) +
+             ", or costs with as many layers as the model");
+  }
+  return model;
+}
+
+Model FitModel(Model model, const Plan& plan) {
+  const int alike = plan.stage_layers.empty() ? plan.layers : 0;
+  return FitModel(WithLayersOf(plan, std::move(model)), plan.stages, alike, plan.expert_parallel);
 }
 
 int64_t Capacity(const Model& model) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
 
@@ -62,6 +63,12 @@ Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
 /// The same for the host, which has all of the model in one memory. Throws Error, too, if it would
 /// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/gpu/views.h.)
 Model FitModel(Model model, int stages, int layers = 0, int members = 1);
+
+/// The model with the layers that a plan of components has, where its stages have unlike numbers of
+/// them (Model::partition). Throws Error if the model has another number.
+Model WithLayersOf(const Plan& plan, Model model);
+/// FitModel for the stages of a plan, unlike or not.
+Model FitModel(Model model, const Plan& plan);
 
 /// The layers of a fitted model in each stage of a plan that says how many layers its stages were
 /// made of: those of the model, or these with the embedding before and the head behind them, as

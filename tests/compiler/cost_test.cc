@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "compiler/plan/plan.h"
 #include "tests/support/failure.h"
 
 namespace contraflow::cost_test {
@@ -92,7 +93,13 @@ TEST_SUITE("unit") {
     costs.moe->layers_per_stage = 2;
     for (const ComponentCost& component : kComponentCosts) (*costs.moe.*component.times) = {1, 2};
     const auto check = [&](int layers) {
-      return Failure([&] { CheckCosts(costs, 4, 8, layers); });
+      return Failure([&] {
+        Plan plan;
+        plan.stages = 4;
+        plan.layers = layers;
+        CheckCosts(costs, 4, 8);
+        CheckLayers(plan, costs);
+      });
     };
     CHECK(check(0) == "accepted");
     CHECK(check(2) == "accepted");
@@ -110,7 +117,7 @@ TEST_SUITE("unit") {
           "1125899906.842624 unit, the largest cost there is");
     costs.moe->mlp_b = {kMaxCost / 2 - 20};
     CHECK(check(2) == "accepted");
-    CHECK(Failure([&] { CheckCosts(costs, 1000, 1000, 2); }) ==
+    CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
           "use a coarser \"unit\" or smaller costs");
     costs.moe->layers_per_stage = 0;

@@ -32,7 +32,7 @@ std::string RunAllWays(const Plan& plan, int runs) {
   return wrong;
 }
 
-/// Sound plans of one level, small: all schedules, one and two layers, replicas, expert groups, and
+/// Sound plans of one level, small: all schedules, one and two layers, stages with unlike ones, replicas, expert groups, and
 /// at level buffer stages without layers as well.
 std::vector<Plan> SoundPlans(Level level) {
   std::mt19937_64 random(41);
@@ -59,7 +59,12 @@ std::vector<Plan> SoundPlans(Level level) {
       spec.data_parallel = 1 + round % 2;
       spec.expert_parallel = 1 + round / 2 % 2;
       plans.push_back(Lower(GeneratePlan(spec), spec.costs, {.target = level}));
-      ++round;
+      if (++round % 2 == 0 || opaque || ranks == 1) continue;
+      const bool kinds = level == Level::kComponent;
+      spec.costs = RandomUnlikeCosts(&random, schedule->stages(spec), 3, kinds, Overlap::kAll);
+      spec.costs.memory = memory;
+      if (!schedule->reject(spec).empty()) continue;
+      plans.push_back(Lower(GeneratePlan(spec), spec.costs, {.target = level}));
     }
   }
   return plans;

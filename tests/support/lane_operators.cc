@@ -269,9 +269,28 @@ bool RepeatEvent(Knife* knife) {
 // The plan's head.
 
 bool MoreLayers(Knife* knife) {
-  if (knife->plan().layers == 0) return false;
-  ++knife->plan().layers;
+  Plan& plan = knife->plan();
+  if (plan.layers == 0) return false;
   knife->what = "layers";
+  if (plan.stage_layers.empty()) {
+    ++plan.layers;
+    return true;
+  }
+  StageLayers& layers = plan.stage_layers[static_cast<size_t>(knife->Draw(0, plan.stages - 1))];
+  layers.push_back(LayerKind::kMoe);
+  plan.layers = std::max(plan.layers, static_cast<int>(layers.size()));
+  return true;
+}
+
+/// One layer is said to be of another kind than it is.
+bool OtherKind(Knife* knife) {
+  Plan& plan = knife->plan();
+  if (plan.stage_layers.empty()) return false;
+  StageLayers& layers = plan.stage_layers[static_cast<size_t>(knife->Draw(0, plan.stages - 1))];
+  LayerKind& kind =
+      layers[static_cast<size_t>(knife->Draw(0, static_cast<int>(layers.size()) - 1))];
+  kind = static_cast<LayerKind>((static_cast<int>(kind) + knife->Draw(1, 2)) % 3);
+  knife->what = "the kind of a layer";
   return true;
 }
 
@@ -288,7 +307,7 @@ std::vector<MutantOperator> LaneOperators() {
   const std::vector<std::string> any_order = {"order",    "weight-order", "message", "producer",
                                               "consumer", "reduce",       "step",    "deadlock",
                                               "event",    "slot",         "sharing"};
-  const std::vector<std::string> lost = {"complete", "owner"};
+  const std::vector<std::string> lost = {"complete", "owner", "shape"};
   return {
       {"drop work", Drop(IsWork), {"complete"}},
       {"drop SEND", Drop(Sends), {"message"}},
@@ -308,9 +327,9 @@ std::vector<MutantOperator> LaneOperators() {
       {"change stage of work", ChangeField(IsWork, &Instruction::stage, &Plan::stages), lost},
       {"change micro-batch of work",
        ChangeField(IsWork, &Instruction::microbatch, &Plan::microbatches), lost},
-      {"change layer", ChangeLayer, {"complete"}},
+      {"change layer", ChangeLayer, {"complete", "shape"}},
       {"layer out of range", LayerOutOfRange, {"shape"}},
-      {"change component", ChangeComponent, {"complete"}},
+      {"change component", ChangeComponent, {"complete", "shape"}},
       // Sound where a chunk has one W: it says the order, and only its values may lie elsewhere.
       {"swap weights", SwapWeights, {"weight-order", "order", "event", "slot", "sharing"}, true},
       {"move to other rank", OtherRank, {"owner", "message", "reduce", "step"}},
@@ -321,6 +340,7 @@ std::vector<MutantOperator> LaneOperators() {
       {"event forward", EventForward, {"event"}},
       {"repeat event", RepeatEvent, {"event"}},
       {"more layers", MoreLayers, {"complete"}},
+      {"other kind of layer", OtherKind, {"complete", "shape", "level"}},
       {"other expert group", OtherGroup, {"reduce"}, true},
   };
 }

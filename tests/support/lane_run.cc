@@ -236,9 +236,43 @@ class LaneRun {
     }
   }
 
-  int LastLayer() const { return std::max(plan_.layers, 1) - 1; }
+  /// Whether a layer has a component: dense ones no all-to-all, plain ones no MLP either.
+  bool InLayer(int s, int l, Op op) const {
+    if (plan_.stage_layers.empty()) return true;
+    const LayerKind kind = plan_.stage_layers[static_cast<size_t>(s)][static_cast<size_t>(l)];
+    if (kind == LayerKind::kMoe) return true;
+    if (op == Op::ATTN_F || op == Op::ATTN_B || op == Op::ATTN_W) return true;
+    return kind == LayerKind::kDense && (op == Op::MLP_F || op == Op::MLP_B || op == Op::MLP_W);
+  }
+  int LayersOf(int s) const {
+    return plan_.stage_layers.empty()
+               ? plan_.layers
+               : static_cast<int>(plan_.stage_layers[static_cast<size_t>(s)].size());
+  }
+  using Part = std::pair<Op, int>;
+  /// The components of a stage's chain, in order.
+  std::vector<Part> ForwardOf(int s) const {
+    std::vector<Part> chain;
+    for (int l = 0; l < LayersOf(s); ++l) {
+      for (const Op op : {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F}) {
+        if (InLayer(s, l, op)) chain.emplace_back(op, l);
+      }
+    }
+    return chain;
+  }
+  std::vector<Part> BackwardOf(int s) const {
+    std::vector<Part> chain;
+    for (int l = LayersOf(s); l-- > 0;) {
+      for (const Op op : {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B}) {
+        if (InLayer(s, l, op)) chain.emplace_back(op, l);
+      }
+    }
+    return chain;
+  }
   Fact ForwardEnd(int s, int m) const {
-    return Opaque() ? Fact{Op::F, s, 0, m} : Fact{Op::COMBINE_F, s, LastLayer(), m};
+    if (Opaque()) return {Op::F, s, 0, m};
+    const auto [op, layer] = ForwardOf(s).back();
+    return {op, s, layer, m};
   }
   Fact BackwardEnd(int s, int m) const {
     return Opaque() ? Fact{Op::B, s, 0, m} : Fact{Op::ATTN_B, s, 0, m};
@@ -293,23 +327,26 @@ class LaneRun {
       Fail(ToString(i) + " is astray");
     }
     const auto need = [&](Op op, int layer) { Need(r, i, {op, s, layer, m}); };
+    // The one before it in its chain; false for the first.
+    const auto chain = [&](const std::vector<Part>& parts) {
+      const auto own = std::find(parts.begin(), parts.end(), Part{i.op, l});
+      if (own == parts.end()) Fail(ToString(i) + " is of no such layer");
+      if (own != parts.begin()) need((own - 1)->first, (own - 1)->second);
+      return own != parts.begin();
+    };
     switch (i.op) {
       case Op::ATTN_F:
-        return l > 0 ? need(Op::COMBINE_F, l - 1) : NeedInput(r, i, s, m);
       case Op::DISPATCH_F:
-        return need(Op::ATTN_F, l);
       case Op::MLP_F:
-        return need(Op::DISPATCH_F, l);
       case Op::COMBINE_F:
-        return need(Op::MLP_F, l);
+        if (!chain(ForwardOf(s))) NeedInput(r, i, s, m);
+        return;
       case Op::COMBINE_B:
-        return l < LastLayer() ? need(Op::ATTN_B, l + 1) : NeedGradient(r, i, s, m);
       case Op::MLP_B:
-        return need(Op::COMBINE_B, l);
       case Op::DISPATCH_B:
-        return need(Op::MLP_B, l);
       case Op::ATTN_B:
-        return need(Op::DISPATCH_B, l);
+        if (!chain(BackwardOf(s))) NeedGradient(r, i, s, m);
+        return;
       case Op::MLP_W:
         need(Op::MLP_B, l);
         return ranks_[r].weights[{s, i.op}][l].push_back(m);
@@ -379,7 +416,8 @@ class LaneRun {
     std::sort(added.begin(), added.end());
     if (added != wanted) Fail("a wrong weight gradient");
     for (const Op op : ops) {
-      for (int l = 0; l <= LastLayer(); ++l) {
+      for (int l = 0; l < std::max(LayersOf(s), 1); ++l) {
+        if (!Opaque() && !InLayer(s, l, op)) continue;
         if (ranks_[r].weights[{s, op}][l] != order) Fail("a weight gradient of another order");
         for (const int m : wanted) {
           if (ranks_[r].facts.count({op, s, l, m}) == 0) Fail("a weight gradient under way");

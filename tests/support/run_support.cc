@@ -84,6 +84,18 @@ Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int micro
   return Lower(std::move(plan), costs, {.target = level});
 }
 
+Plan UnlikePlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
+                   Level level, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Spec spec = MakeSpec(schedule, ranks, microbatches, {});
+  const int stages = FindSchedule(spec.schedule).stages(spec);
+  spec.costs = RandomUnlikeCosts(&random, stages, 3, false, Overlap::kAll);
+  MemoryCost memory;
+  memory.values = FootprintOf(model, 1, 1, 1).values;
+  spec.costs.memory = memory;
+  return Lower(GeneratePlan(spec), spec.costs, {.target = level});
+}
+
 Dataset SmallDataset() {
   Dataset dataset{"small text", ""};
   uint32_t state = 1;

@@ -25,6 +25,10 @@ Model SmallModel(int stages);
 /// What PlanFor makes plans for: small, with as many layers as the plan has.
 Model GroupModel(float capacity_factor = 0);
 
+/// A plan of stages with 1 to 3 MoE layers each, drawn by `seed`.
+Plan UnlikePlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
+                   Level level, uint64_t seed);
+
 /// A plan for expert groups of so many members, with one or two layers a stage: the costs of their
 /// components are drawn by `seed`, their memory is that of the model.
 Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,

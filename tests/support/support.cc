@@ -140,6 +140,35 @@ CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
   return costs;
 }
 
+CostModel RandomUnlikeCosts(std::mt19937_64* random, int stages, int max_layers, bool kinds,
+                            Overlap overlap) {
+  const auto draw = [&](Time low, Time high) {
+    return std::uniform_int_distribution<Time>(low, high)(*random);
+  };
+  CostModel costs;
+  costs.comm.latency = draw(0, 1) * draw(0, 30);
+  const Time least = draw(0, 4) == 0 ? 0 : 1;
+  for (int s = 0; s < stages; ++s) {
+    MoeCost moe;
+    moe.layers_per_stage = static_cast<int>(draw(1, max_layers));
+    for (int l = 0; l < moe.layers_per_stage; ++l) {
+      moe.kinds.push_back(kinds ? static_cast<LayerKind>(draw(0, 2)) : LayerKind::kMoe);
+      for (const ComponentCost& component : kComponentCosts) {
+        const Time time = draw(least, 25);
+        (moe.*component.times).push_back(Has(moe.kinds.back(), component.op) ? time : 0);
+      }
+    }
+    CostModel stage;
+    stage.moe = moe;
+    DeriveChunkCosts(&stage, overlap);
+    costs.stages.push_back(stage.stages.front());
+    costs.stages.back().reduce = draw(0, 1) * draw(0, 9);
+    costs.stage_moe.push_back(std::move(moe));
+  }
+  costs.derived = overlap;
+  return costs;
+}
+
 CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overlap) {
   const auto draw = [&](Time low, Time high) {
     return std::uniform_int_distribution<Time>(low, high)(*random);

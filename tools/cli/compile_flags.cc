@@ -82,11 +82,14 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   const bool on_gpus = flags.device == "cuda";
   Model model = ReadModel(*flags.model);
   if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
-  const auto footprint = on_gpus ? GpuFootprintOf : FootprintOf;
+  const auto footprint = [&](int stages, int layers) {
+    return on_gpus ? GpuFootprintOf(model, stages, layers, flags.expert_parallel)
+                   : FootprintOf(model, stages, layers, flags.expert_parallel);
+  };
   if (HasComponents(costs.layers)) {
     costs = FoldEnds(costs);
     const int layers = costs.LayerCount();
-    SetLayerBytes(footprint(model, layers, 1, flags.expert_parallel), &costs);
+    SetLayerBytes(footprint(layers, 1), &costs);
     return costs;
   }
   if (!costs.moe) {
@@ -100,7 +103,7 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   costs.memory =
-      footprint(model, schedule.stages(spec), costs.moe->layers_per_stage, flags.expert_parallel);
+      footprint(schedule.stages(spec), costs.moe->layers_per_stage);
   return costs;
 }
 

@@ -184,11 +184,11 @@ StageCost Calibration::ChunkCosts(int stage) const {
   return cost;
 }
 
-MoeCost Calibration::ComponentCosts() const {
+MoeCost Calibration::ComponentCosts(int layers) const {
   MoeCost moe;
-  moe.layers_per_stage = plan_.layers;
+  moe.layers_per_stage = layers;
   for (const ComponentCost& component : kComponentCosts) {
-    for (int layer = 0; layer < plan_.layers; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       (moe.*component.times).push_back(Of(component.op, -1, layer));
     }
   }
@@ -207,17 +207,23 @@ CostModel Calibration::CostsOfPlan() const {
     for (int s = 0; s < plan_.stages; ++s) costs.stages.push_back(ChunkCosts(s));
     return costs;
   }
-  costs.moe = ComponentCosts();
-  // Not used where instructions are components, but every plan's costs have them.
-  StageCost chunk;
-  for (const ComponentCost& component : kComponentCosts) {
-    for (const Time time : costs.moe.value().*component.times) {
-      *ChainOf(component.op, &chunk) += time;
+  if (plan_.stage_layers.empty()) {
+    costs.moe = ComponentCosts(plan_.layers);
+  } else {
+    for (int s = 0; s < plan_.stages; ++s) {
+      costs.stage_moe.push_back(ComponentCosts(plan_.LayersOf(s)));
     }
   }
-  chunk.bw = chunk.b + chunk.w;
-  chunk.fb = chunk.f + chunk.bw;
+  // Not used where instructions are components, but every plan's costs have them.
   for (int s = 0; s < plan_.stages; ++s) {
+    StageCost chunk;
+    for (const ComponentCost& component : kComponentCosts) {
+      for (const Time time : costs.moe_of(s).*component.times) {
+        *ChainOf(component.op, &chunk) += time;
+      }
+    }
+    chunk.bw = chunk.b + chunk.w;
+    chunk.fb = chunk.f + chunk.bw;
     chunk.reduce = Of(Op::REDUCE, s, -1);
     chunk.step = Of(Op::STEP, s, -1);
     costs.stages.push_back(chunk);
@@ -228,13 +234,14 @@ CostModel Calibration::CostsOfPlan() const {
 CostModel Calibration::CostsForCompiler(const std::string& source) const {
   CostModel costs = CostsOfPlan();
   costs.source = source;
-  if (!costs.moe) {
+  if (!costs.components()) {
     // What a part took is not what the whole forward takes again.
     if (RecomputedCells(plan_).in_parts()) {
       for (StageCost& stage : costs.stages) stage.r = -1;
     }
     return costs;
   }
+  if (!costs.stage_moe.empty()) return costs;
   // Components are alike on every stage, and so must be what is derived from them.
   StageCost ends;
   ends.reduce = LargestOf(Op::REDUCE);

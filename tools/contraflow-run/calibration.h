@@ -70,7 +70,7 @@ class Calibration {
   /// 0 if it did not occur.
   Time Of(Op op, int stage, int layer) const;
   StageCost ChunkCosts(int stage) const;
-  MoeCost ComponentCosts() const;
+  MoeCost ComponentCosts(int layers) const;
   Time LargestOf(Op op) const;
 
   const Plan& plan_;

@@ -135,15 +135,18 @@ SmallerJob JobOf(const Plan& plan, const Model& model, bool on_gpus, int ranks) 
     if (!why.empty()) throw Error(plan.schedule + " " + why);
   }
   const int stages = schedule.stages(spec);
+  if (!plan.stage_layers.empty() || (plan.costs && !plan.costs->stage_moe.empty())) {
+    throw Error("its stages have components of unlike layers");
+  }
   if (plan.layers > 0 && model.layers % stages != 0) {
     throw Error(std::to_string(model.layers) + " layers are no multiple of " +
                 std::to_string(stages) + " stages");
   }
   SmallerJob job;
-  const auto fit = on_gpus ? FitGpuModel : FitModel;
-  job.model = fit(model, stages, plan.layers > 0 ? model.layers / stages : 0, plan.expert_parallel);
+  const int each = plan.layers > 0 ? model.layers / stages : 0;
+  job.model = on_gpus ? FitGpuModel(model, stages, each, plan.expert_parallel)
+                      : FitModel(model, stages, each, plan.expert_parallel);
   if (plan.costs) {
-    if (!plan.costs->stage_moe.empty()) throw Error("its stages have unlike layers");
     const int layers = plan.costs->moe ? plan.stages * plan.costs->moe->layers_per_stage : 0;
     if (layers % stages != 0) throw Error("the layers of its costs do not divide");
     spec.costs = MergeCosts(plan, stages, model, on_gpus);
@@ -159,8 +162,7 @@ SmallerJob ShrinkJob(const Plan& plan, const RunOptions& options) {
   Model model = ReadModel(options.model);
   if (options.capacity) model.capacity_factor = static_cast<float>(*options.capacity);
   // From here on its layers are those that it trains with now.
-  const auto fit = on_gpus ? FitGpuModel : FitModel;
-  model = fit(model, plan.stages, plan.layers, plan.expert_parallel);
+  model = on_gpus ? FitGpuModel(model, plan) : FitModel(model, plan);
   std::string reasons;
   for (int ranks = plan.ranks - 1; ranks >= 1; --ranks) {
     try {

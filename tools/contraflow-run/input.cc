@@ -108,17 +108,16 @@ Model ModelOf(const RunOptions& options, const Plan& plan) {
   if (options.lr) model.learning_rate = static_cast<float>(*options.lr);
   if (options.clip) model.clip = static_cast<float>(*options.clip);
   const bool gpu = options.device == "cuda";
-  const auto fit = gpu ? FitGpuModel : FitModel;
   if (gpu && options.check) {
     try {
-      FitModel(model, plan.stages, plan.layers, plan.expert_parallel);
+      FitModel(model, plan);
     } catch (const Error& error) {
       throw Error(std::string("--check: computes on the host as well; leave it out, as ") +
                   error.what());
     }
   }
-  model = fit(std::move(model), plan.stages, plan.layers, plan.expert_parallel);
-  // Components come in stages alike.
+  model = gpu ? FitGpuModel(std::move(model), plan) : FitModel(std::move(model), plan);
+  // Plans of components say themselves what their stages have.
   if (plan.layers == 0 && plan.costs) {
     try {
       model.partition = PartitionOf(model, plan.costs->partition);

@@ -145,6 +145,22 @@ TEST_SUITE("equivalence") {
     }
   }
 
+  TEST_CASE("equivalence: stages with unlike numbers of layers") {
+    int unlike = 0;
+    for (const Schedule* schedule : Schedules()) {
+      if (!schedule->reject(MakeSpec(schedule->name, 3, 6, UniformCosts(1, 1, 1))).empty()) continue;
+      for (const Level level : {Level::kComponent, Level::kBuffer}) {
+        CAPTURE(schedule->name);
+        CAPTURE(Name(level));
+        const Model model = GroupModel();
+        const Plan plan = UnlikePlanFor(model, schedule->name, 3, 6, level, 11);
+        CHECK(TrainBesideReference(plan, model, {.steps = 2}).difference == "");
+        unlike += plan.stage_layers.empty() ? 0 : 1;
+      }
+    }
+    CHECK(unlike > 10);
+  }
+
   TEST_CASE("equivalence: B leaves weight gradients alone W makes them") {
     const Plan plan = PlanFromText("level comm\nrank\nF s0 m0\nB s0 m0\nW s0 m0\nSTEP s0");
     const Model model = SmallModel(1);

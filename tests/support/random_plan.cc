@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace contraflow {
 namespace {
@@ -27,6 +28,7 @@ class Generator {
     plan.data_parallel = Below(2) == 0 ? 1 : 1 + Below(100);
     plan.expert_parallel = Below(2) == 0 ? 1 : 1 + Below(kMaxExpertParallel);
     plan.layers = Below(2) == 0 ? 0 : 4 + Below(kMaxLayers - 3);
+    if (plan.layers > 0 && Below(2) == 0) MakeStageLayers(&plan);
     plan.routes.resize(static_cast<size_t>(1 + Below(std::min(3, plan.microbatches))));
     for (Route& route : plan.routes) {
       for (int s = 0; s < plan.stages; ++s) route.ranks.push_back(Below(plan.ranks));
@@ -49,6 +51,30 @@ class Generator {
   int Below(int bound) { return static_cast<int>(random_() % static_cast<uint64_t>(bound)); }
   size_t Index(size_t size) { return static_cast<size_t>(Below(static_cast<int>(size))); }
 
+  /// Stages with unlike layers, one of them with the most.
+  void MakeStageLayers(Plan* plan) {
+    for (int s = 0; s < plan->stages; ++s) {
+      StageLayers layers(static_cast<size_t>(s == 0 ? plan->layers : 1 + Below(plan->layers)));
+      for (LayerKind& kind : layers) kind = static_cast<LayerKind>(Below(3));
+      plan->stage_layers.push_back(std::move(layers));
+    }
+  }
+
+  void MakeStageComponents(const Plan& plan, CostModel* costs) {
+    costs->stages.resize(static_cast<size_t>(plan.stages), costs->stages.front());
+    for (const StageLayers& kinds : plan.stage_layers) {
+      MoeCost moe;
+      moe.kinds = kinds;
+      moe.layers_per_stage = static_cast<int>(kinds.size());
+      for (const ComponentCost& component : kComponentCosts) {
+        for (const LayerKind kind : kinds) {
+          (moe.*component.times).push_back(Has(kind, component.op) ? Below(1000) : 0);
+        }
+      }
+      costs->stage_moe.push_back(std::move(moe));
+    }
+  }
+
   CostModel MakeCosts(const Plan& plan) {
     CostModel costs;
     costs.unit = static_cast<Unit>(Below(5));
@@ -61,6 +87,7 @@ class Generator {
       cost.step = Below(2) * 7;
       costs.stages.push_back(cost);
     }
+    if (!plan.stage_layers.empty() && Below(2) == 0) MakeStageComponents(plan, &costs);
     costs.comm.latency = Below(100);
     if (Below(2) == 0) {
       std::vector<int64_t> optimizer(static_cast<size_t>(plan.stages), 7);

@@ -164,8 +164,8 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
   // Without bytes of their values layers are opaque in memory.
   const bool values = spec.costs.memory && !spec.costs.memory->values.empty();
-  const bool layers = HasComponents(spec.costs.layers) &&
-                      (options.level == Level::kComponent || values);
+  const bool layers =
+      HasComponents(spec.costs.layers) && (options.level == Level::kComponent || values);
   spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
   Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.

@@ -17,9 +17,9 @@
 //     back.
 //
 // What this work does not fill of the two windows the lane is idle. They do not meet where memory
-// is for fewer chunks than there are, since then some forward waits for the end of a backward; else,
-// and where some chunk has nothing to do on the lane (it may be that forward), only the larger idle
-// counts. On either lane:
+// is for fewer chunks than there are, since then some forward waits for the end of a backward;
+// else, and where some chunk has nothing to do on the lane (it may be that forward), only the
+// larger idle counts. On either lane:
 //
 //     makespan >= head + work + idle + idle.
 
@@ -39,7 +39,8 @@ namespace {
 /// The components of one direction of a chunk, which run one behind the other, by lane.
 struct ChainTimes {
   std::array<Time, 2> work{};
-  std::array<Time, 2> head{}, tail{};  ///< of the chain before the first and behind the last of them
+  std::array<Time, 2> head{},
+      tail{};  ///< of the chain before the first and behind the last of them
 
   Time all() const { return work[kCompute] + work[kAllToAll]; }
   void Add(Op op, Time time) {
@@ -60,8 +61,9 @@ struct ChainTimes {
 struct Components {
   ChainTimes forward, backward;
   Time weights = 0;
-  Time first_weight = 0;  ///< from the start of the backward to the first weight component, at least
-  Time last_weight = 0;   ///< ATTN_W of the first layer
+  Time first_weight =
+      0;                 ///< from the start of the backward to the first weight component, at least
+  Time last_weight = 0;  ///< ATTN_W of the first layer
 };
 
 Components ComponentsOf(const Plan& plan, const CostModel& costs, int s, int m) {
@@ -104,9 +106,9 @@ std::vector<Components> ComponentsOf(const Plan& plan, const CostModel& costs, i
 
 /// The chains of a micro-batch through its stages.
 struct Way {
-  std::vector<Time> down;     ///< when it comes to each stage
-  std::vector<Time> up;       ///< when its gradient does
-  std::vector<Time> behind;   ///< what follows the backward chain of each stage
+  std::vector<Time> down;    ///< when it comes to each stage
+  std::vector<Time> up;      ///< when its gradient does
+  std::vector<Time> behind;  ///< what follows the backward chain of each stage
   Time all = 0;
 
   /// `turn`: what lies between the last forward and the first backward chain.

@@ -140,8 +140,7 @@ class Writer {
     switch (WorkOf(i.op)) {
       case Work::kComponent:
       case Work::kAllToAll:
-        if (BeginsForward(i) ||
-            (IsRecompute(i.op) && recompute_(i.stage, i.microbatch) < 0)) {
+        if (BeginsForward(i) || (IsRecompute(i.op) && recompute_(i.stage, i.microbatch) < 0)) {
           Gone(program, rank.gone[static_cast<size_t>(event.chunk)], &i);
         }
         if (serial_) Bar(event, program, &i);
@@ -322,7 +321,7 @@ class Memory {
 
   MemoryLimit limit_;
   const bool offloads_;
-  Simulation serial_;  // without copies to the host
+  Simulation serial_;             // without copies to the host
   std::vector<int64_t> largest_;  // of each rank: of the activations of its stages
   int64_t own_ = 0;
 };

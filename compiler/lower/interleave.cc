@@ -1,5 +1,6 @@
-// Both chains use the two lanes and weight parts fill the compute lane. A partial order is told completely by how far each chain is, which weight parts are done, when each lane is
-// free and when each chain's last component ended. What is searched:
+// Both chains use the two lanes and weight parts fill the compute lane. A partial order is told
+// completely by how far each chain is, which weight parts are done, when each lane is free and when
+// each chain's last component ended. What is searched:
 //
 //   * Of two partial orders equally far in both chains, the one that is no later in all four times
 //     and has done at least the same weight parts can be completed at least as well as the other,
@@ -338,8 +339,8 @@ class Interleaver {
   }
 
   const size_t most_orders_;
-  const bool exact_;  ///< else what is found within most_orders_ will do
-  const int layers_;  ///< of the backward
+  const bool exact_;                        ///< else what is found within most_orders_ will do
+  const int layers_;                        ///< of the backward
   std::array<std::vector<Part>, 3> parts_;  // by chain
   std::vector<size_t> release_;  // how much of the backward chain is done before each weight part
   std::vector<std::optional<size_t>> twin_;  // the weight part as long that goes before

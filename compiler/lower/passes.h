@@ -30,15 +30,15 @@ std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& t
 /// for another in a circle, whatever the buffering, and groups are not needed.
 Plan InsertCommunication(Plan plan, const CostModel& costs);
 
-/// Comm to component, for stages with components (costs.components()): every chunk becomes its components on the compute
-/// and all-to-all lanes, with an `after` event for every dependency across lanes; messages leave
-/// when their data is ready. With Overlap::kPublished chunks run one behind the other as Interleave
-/// orders each, and times are those of level comm, but for F&B pairs of unlike stages, of which the
-/// costs of stages only say about what they take. With kAll neighbouring chunks of a rank share
-/// its lanes: of several ways to do so the one with the least simulated makespan (within a
-/// hundredth of it, the one that holds the fewest activations) where no rank holds more than
-/// `memory_limit` (bytes, or a count where the costs give none); without a limit, no more than the
-/// fullest rank of the schedule itself.
+/// Comm to component, for stages with components (costs.components()): every chunk becomes its
+/// components on the compute and all-to-all lanes, with an `after` event for every dependency
+/// across lanes; messages leave when their data is ready. With Overlap::kPublished chunks run one
+/// behind the other as Interleave orders each, and times are those of level comm, but for F&B pairs
+/// of unlike stages, of which the costs of stages only say about what they take. With kAll
+/// neighbouring chunks of a rank share its lanes: of several ways to do so the one with the least
+/// simulated makespan (within a hundredth of it, the one that holds the fewest activations) where
+/// no rank holds more than `memory_limit` (bytes, or a count where the costs give none); without a
+/// limit, no more than the fullest rank of the schedule itself.
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
                       std::optional<int64_t> memory_limit);
 

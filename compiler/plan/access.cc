@@ -42,6 +42,26 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
   }
 }
 
+// What goes on from the last layer of a stage, and the loss; or the input of the next layer.
+void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const {
+  using enum Value;
+  const auto touch = [&](Value value, int16_t layer, int stage) {
+    accesses->push_back({value, layer, stage, i.microbatch, true});
+  };
+  if (i.layer < LastLayer(i.stage)) {
+    touch(input, static_cast<int16_t>(i.layer + 1), i.stage);
+  } else if (i.stage + 1 == plan_.stages) {
+    touch(output, i.layer, i.stage);
+    touch(head, i.layer, i.stage);
+  } else if (IsRecompute(i.op)) {
+    return;
+  } else if (SameRank(i.stage, i.stage + 1, i.microbatch)) {
+    touch(input, 0, i.stage + 1);
+  } else {
+    touch(output, i.layer, i.stage);
+  }
+}
+
 // The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
 // again but for the input of the stage, which was kept, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
@@ -55,6 +75,11 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
     const bool embedding = i.stage == 0 && i.layer == 0;  // makes the input of the first layer
     touch(embedding && !recompute, {input});
     touch(true, {attention, scores, dispatched});
+    if (plan_.KindOf(i.stage, i.layer) == LayerKind::kPlain) Finish(i, accesses);
+  } else if (op == Op::MLP_F && plan_.KindOf(i.stage, i.layer) == LayerKind::kDense) {
+    touch(false, {attention});
+    touch(true, {gate, hidden});
+    Finish(i, accesses);
   } else if (op == Op::DISPATCH_F) {
     touch(false, {dispatched, scores});
     touch(true, {rows});
@@ -64,18 +89,7 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
   } else {
     touch(false, {expert_out, rows, scores, attention});
     touch(true, {combined});
-    if (i.layer < LastLayer(i.stage)) {
-      const auto next = static_cast<int16_t>(i.layer + 1);
-      accesses->push_back({input, next, i.stage, i.microbatch, true});
-    } else if (i.stage + 1 == plan_.stages) {
-      touch(true, {output, head});
-    } else if (recompute) {
-      return;
-    } else if (SameRank(i.stage, i.stage + 1, i.microbatch)) {
-      accesses->push_back({input, 0, i.stage + 1, i.microbatch, true});
-    } else {
-      touch(true, {output});
-    }
+    Finish(i, accesses);
   }
 }
 
@@ -87,11 +101,19 @@ void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) con
     for (const Value v : values) accesses->push_back({v, i.layer, i.stage, i.microbatch, makes});
   };
   const bool at_head = i.layer == LastLayer(i.stage) && i.stage + 1 == plan_.stages;
+  const LayerKind kind = plan_.KindOf(i.stage, i.layer);
+  if (kind != LayerKind::kMoe && i.op == BackwardBegin(kind)) {
+    touch(at_head, {doutput});
+    if (at_head) touch(false, {output, head});
+  }
   if (i.op == Op::COMBINE_B) {
     touch(at_head, {doutput});  // of the last layer made by the head
     if (at_head) touch(false, {output, head});
     touch(false, {combined, scores, rows});
     touch(true, {dcombined, dweight, drows});
+  } else if (i.op == Op::MLP_B && kind == LayerKind::kDense) {
+    touch(false, {gate});
+    touch(true, {dgate, dexpert});
   } else if (i.op == Op::MLP_B) {
     touch(false, {drows, rows, gate});
     touch(true, {dgate, dsorted});
@@ -102,7 +124,8 @@ void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) con
     touch(false, {dsorted, rows, scores});
     touch(true, {ddispatched, dexpert});
   } else if (i.op == Op::ATTN_B) {
-    touch(false, {doutput, dexpert, dweight, scores, attention, input});
+    if (kind != LayerKind::kPlain) touch(false, {doutput});
+    touch(false, {dexpert, dweight, scores, attention, input});
     touch(true, {attention_work, dattention});
     if (i.layer > 0) {
       const auto before = static_cast<int16_t>(i.layer - 1);

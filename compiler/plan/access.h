@@ -20,8 +20,9 @@ struct Access {
                ///< value
 };
 
-/// Which values instructions touch: what the buffer pass places and the runtime follows. Verify has
-/// a table of its own.
+/// Which values instructions touch: what the buffer pass places and the runtime follows. Of layers
+/// that are no MoE layers, which have no bytes here, those by which they depend on each other.
+/// Verify has a table of its own.
 class Accesses {
  public:
   /// The plan must outlive this; its shape is right (Verify's "shape"). With `layers`, how many
@@ -42,6 +43,7 @@ class Accesses {
   }
   void Forward(const Instruction& i, std::vector<Access>* accesses) const;
   void Backward(const Instruction& i, std::vector<Access>* accesses) const;
+  void Finish(const Instruction& i, std::vector<Access>* accesses) const;
   void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
   void Kept(const Instruction& i, std::vector<Access>* accesses) const;
 

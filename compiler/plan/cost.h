@@ -240,9 +240,9 @@ struct CostModel {
   int LayerCount() const;
 
   /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP, OFFLOAD, RELOAD (which
-  /// copy the activation of a cell) or, with `moe` or `stage_moe`, a component. FB of two different stages: f of
-  /// the one + bw of the other, less the smaller of the two savings f + bw - fb, so that equal
-  /// stages give fb.
+  /// copy the activation of a cell) or, with `moe` or `stage_moe`, a component. FB of two different
+  /// stages: f of the one + bw of the other, less the smaller of the two savings f + bw - fb, so
+  /// that equal stages give fb.
   Time Duration(const Instruction& instruction) const;
 };
 

@@ -138,8 +138,8 @@ void CheckLayers(const Plan& plan, const CostModel& costs) {
     }
     StageLayers planned;
     for (int l = 0; l < plan.LayersOf(s); ++l) planned.push_back(plan.KindOf(s, l));
-    throw Error("stage " + std::to_string(s) + " of this plan has the layers " +
-                ToString(planned) + " (m MoE, d dense, p plain), the costs have " + ToString(has) +
+    throw Error("stage " + std::to_string(s) + " of this plan has the layers " + ToString(planned) +
+                " (m MoE, d dense, p plain), the costs have " + ToString(has) +
                 " there; give the costs that it was compiled with");
   }
 }

@@ -89,11 +89,11 @@ struct Plan {
   /// Of each stage, where the program has components; else 0. Where stages differ, the most.
   int layers = 0;
   std::vector<StageLayers> stage_layers;  ///< of each stage; empty: all have `layers` MoE layers
-  std::vector<Route> routes;       ///< at least one; every micro-batch takes exactly one
-  std::optional<CostModel> costs;  ///< the costs it was compiled with
-  std::optional<Provenance> provenance;  ///< of a searched plan; only where there are costs
-  std::vector<Program> programs;         ///< size = ranks
-  std::vector<std::vector<Slot>> slots;  ///< of each rank at level buffer, else empty
+  std::vector<Route> routes;              ///< at least one; every micro-batch takes exactly one
+  std::optional<CostModel> costs;         ///< the costs it was compiled with
+  std::optional<Provenance> provenance;   ///< of a searched plan; only where there are costs
+  std::vector<Program> programs;          ///< size = ranks
+  std::vector<std::vector<Slot>> slots;   ///< of each rank at level buffer, else empty
   /// What the messages need; other than kRank only where an imported schedule has its own (level
   /// comm).
   Semantics semantics = Semantics::kRank;
@@ -103,9 +103,8 @@ struct Plan {
 
   /// Layers of a stage, and of what kind each is, where the program has components.
   int LayersOf(int stage) const {
-    return stage_layers.empty()
-               ? layers
-               : static_cast<int>(stage_layers[static_cast<size_t>(stage)].size());
+    return stage_layers.empty() ? layers
+                                : static_cast<int>(stage_layers[static_cast<size_t>(stage)].size());
   }
   LayerKind KindOf(int stage, int layer) const {
     return stage_layers.empty()

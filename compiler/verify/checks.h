@@ -161,9 +161,7 @@ struct Tables {
                            : work[At(stage, microbatch)].b;
   }
   /// The components of its last layer with which a stage ends its forward and begins its backward.
-  Op LastForward(int stage) const {
-    return LastOf(stage, {Op::COMBINE_F, Op::MLP_F, Op::ATTN_F});
-  }
+  Op LastForward(int stage) const { return LastOf(stage, {Op::COMBINE_F, Op::MLP_F, Op::ATTN_F}); }
   Op FirstBackward(int stage) const {
     return LastOf(stage, {Op::COMBINE_B, Op::MLP_B, Op::ATTN_B});
   }
@@ -204,8 +202,9 @@ struct Tables {
   /// The first of these that the last layer of a stage has.
   Op LastOf(int stage, std::array<Op, 3> ops) const {
     const int last = plan.LayersOf(stage) - 1;
-    return HasPartAt(ops[0], stage, last) ? ops[0] : HasPartAt(ops[1], stage, last) ? ops[1]
-                                                                                    : ops[2];
+    return HasPartAt(ops[0], stage, last)   ? ops[0]
+           : HasPartAt(ops[1], stage, last) ? ops[1]
+                                            : ops[2];
   }
   size_t RecomputeIndex(Op op, int stage, int layer, int microbatch) const {
     return LayerAt(stage, layer, microbatch) * kRecomputeCount + static_cast<size_t>(op) -

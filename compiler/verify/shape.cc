@@ -176,11 +176,12 @@ class InstructionShape {
     demand("peer", i_.peer, message_, plan_.ranks);
     demand("layer", i_.layer, layer_, layers_);
     if (!KindRight()) {
-      findings->Add(Check::kShape, rank, index,
-                    ToString(i_) + ": layer " + std::to_string(i_.layer) + " of stage " +
-                        std::to_string(i_.stage) + " is " +
-                        (plan_.KindOf(i_.stage, i_.layer) == LayerKind::kDense ? "dense" : "plain") +
-                        ", which has no " + std::string(Name(i_.op)));
+      findings->Add(
+          Check::kShape, rank, index,
+          ToString(i_) + ": layer " + std::to_string(i_.layer) + " of stage " +
+              std::to_string(i_.stage) + " is " +
+              (plan_.KindOf(i_.stage, i_.layer) == LayerKind::kDense ? "dense" : "plain") +
+              ", which has no " + std::string(Name(i_.op)));
     }
     if (!PartRight()) {
       findings->Add(Check::kShape, rank, index,

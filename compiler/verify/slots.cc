@@ -84,8 +84,7 @@ class SlotCheck {
   }
   /// Of this rank and within the plan's sizes: it has a place in the table.
   bool Placed(const Slot& slot) const {
-    const bool layer =
-        plan_.layers > 0 ? slot.layer >= 0 : slot.layer == -1;
+    const bool layer = plan_.layers > 0 ? slot.layer >= 0 : slot.layer == -1;
     return layer && slot.stage >= 0 && slot.stage < plan_.stages && slot.microbatch >= 0 &&
            (plan_.layers == 0 || slot.layer < plan_.LayersOf(slot.stage)) &&
            slot.microbatch < plan_.microbatches &&

@@ -91,8 +91,7 @@ void Executor::FindCopies(const Plan& plan) {
   for (size_t index = 0; index < program_.size(); ++index) {
     const Instruction& i = program_[index];
     CopiesBefore& before = copies_[index];
-    const bool forward_ends =
-        HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i));
+    const bool forward_ends = HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i));
     if (forward_ends) forward_of[{i.stage, i.microbatch}] = index;
     // At level comm what takes memory waits for all that leaves before it.
     const bool takes = HasForward(i.op) || i.op == Op::R || i.op == Op::RELOAD;

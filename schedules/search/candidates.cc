@@ -331,8 +331,9 @@ void RepartitionLayers(int from, int to, MoeCost* moe) {
 std::string RejectRepartition(const CostModel& costs, int from, int to) {
   if (from == to) return "";
   if (!costs.stage_moe.empty()) {
-    return "would need costs of " + std::to_string(to) + " stages, and these list the components of " +
-           std::to_string(from) + "; give costs with \"layers\"";
+    return "would need costs of " + std::to_string(to) +
+           " stages, and these list the components of " + std::to_string(from) +
+           "; give costs with \"layers\"";
   }
   if (to % from != 0 && from % to != 0) {
     return "would need costs of " + std::to_string(to) + " stages, these are of " +

@@ -32,8 +32,8 @@ std::string RunAllWays(const Plan& plan, int runs) {
   return wrong;
 }
 
-/// Sound plans of one level, small: all schedules, one and two layers, stages with unlike ones, replicas, expert groups, and
-/// at level buffer stages without layers as well.
+/// Sound plans of one level, small: all schedules, one and two layers, stages with unlike ones,
+/// replicas, expert groups, and at level buffer stages without layers as well.
 std::vector<Plan> SoundPlans(Level level) {
   std::mt19937_64 random(41);
   std::vector<Plan> plans;

@@ -172,10 +172,9 @@ Plan TwoStages() {
     return cost;
   };
   costs.stage_moe = {moe("pd"), moe("m")};
-  costs.stages = {{.f = 3'000'000, .b = 3'000'000, .w = 3'000'000, .bw = 6'000'000,
-                   .fb = 9'000'000},
-                  {.f = 4'000'000, .b = 4'000'000, .w = 2'000'000, .bw = 5'000'000,
-                   .fb = 9'000'000}};
+  costs.stages = {
+      {.f = 3'000'000, .b = 3'000'000, .w = 3'000'000, .bw = 6'000'000, .fb = 9'000'000},
+      {.f = 4'000'000, .b = 4'000'000, .w = 2'000'000, .bw = 5'000'000, .fb = 9'000'000}};
   costs.derived = Overlap::kAll;
   return Lower(GeneratePlan(MakeSpec("1f1b", 2, 1, costs)), costs, {.target = Level::kComponent});
 }

@@ -102,8 +102,7 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   ReadOption([&] { CheckSpec(spec); });
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
-  costs.memory =
-      footprint(schedule.stages(spec), costs.moe->layers_per_stage);
+  costs.memory = footprint(schedule.stages(spec), costs.moe->layers_per_stage);
   return costs;
 }
 

@@ -253,7 +253,17 @@ PlanClass BindPlan(py::module_& module) {
       "expert_parallel", [](const Plan& p) { return p.expert_parallel; }, "Devices of one rank.");
   field(
       "layers", [](const Plan& p) { return p.layers; },
-      "Layers of each stage where the programs have components, else 0.");
+      "Layers of each stage where the programs have components, else 0; of unlike stages the "
+      "most.");
+  field(
+      "stage_layers",
+      [](const Plan& p) {
+        std::vector<std::string> stages;
+        for (const StageLayers& layers : p.stage_layers) stages.push_back(ToString(layers));
+        return stages;
+      },
+      "Of each stage its layers, a letter each: m MoE, d dense, p plain; empty where all are "
+      "alike.");
   field(
       "routes", [](const Plan& p) { return p.routes; },
       "Every micro-batch takes exactly one; DualPipe has two.");

@@ -90,7 +90,13 @@ std::vector<std::string> Head(const Plan& plan) {
   if (plan.expert_parallel > 1) {
     lines.push_back("expert_parallel " + std::to_string(plan.expert_parallel));
   }
-  if (plan.layers > 0) lines.push_back("layers " + std::to_string(plan.layers));
+  if (!plan.stage_layers.empty()) {
+    std::string line = "stage_layers";
+    for (const StageLayers& layers : plan.stage_layers) line += " " + ToString(layers);
+    lines.push_back(std::move(line));
+  } else if (plan.layers > 0) {
+    lines.push_back("layers " + std::to_string(plan.layers));
+  }
   if (plan.provenance && plan.costs) {
     std::string line = "provenance ";
     WriteJson(ProvenanceToJson(*plan.provenance, plan.costs->unit), &line);

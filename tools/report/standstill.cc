@@ -27,15 +27,15 @@ std::string Standing(const StoppedRank& stop) {
 }
 
 /// What would make the value that a SEND takes, if the program has it nowhere; else "".
-std::string Lacking(const Program& program, const Instruction& send) {
+std::string Lacking(const Plan& plan, const Program& program, const Instruction& send) {
   const bool forward = send.op == Op::SEND_F;
   if (!forward && send.op != Op::SEND_B) return "";
   const Instruction maker{
       .op = forward ? Op::F : Op::B, .stage = send.stage, .microbatch = send.microbatch};
   const bool made = std::ranges::any_of(program, [&](const Instruction& i) {
     if (forward) {
-      return (HasForward(i.op) || i.op == Op::COMBINE_F) && i.stage == maker.stage &&
-             i.microbatch == maker.microbatch;
+      return (HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i))) &&
+             i.stage == maker.stage && i.microbatch == maker.microbatch;
     }
     return (HasBackward(i.op) || i.op == Op::ATTN_B) && BackStage(i) == maker.stage &&
            BackMicrobatch(i) == maker.microbatch;
@@ -68,7 +68,7 @@ std::optional<StoppedRank> FindStop(const Plan& plan, const Standstill& standsti
     return std::nullopt;
   }
   stop.text = ToString(program[static_cast<size_t>(stop.index)]);
-  stop.lacks = Lacking(program, program[static_cast<size_t>(stop.index)]);
+  stop.lacks = Lacking(plan, program, program[static_cast<size_t>(stop.index)]);
   if (!stop.lacks.empty()) stop.on_rank = -1;
   for (size_t i = 0; i < program.size(); ++i) {
     if (!IsMessage(program[i].op)) stop.since = std::max(stop.since, spans[i].end);

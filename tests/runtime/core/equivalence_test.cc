@@ -148,7 +148,8 @@ TEST_SUITE("equivalence") {
   TEST_CASE("equivalence: stages with unlike numbers of layers") {
     int unlike = 0;
     for (const Schedule* schedule : Schedules()) {
-      if (!schedule->reject(MakeSpec(schedule->name, 3, 6, UniformCosts(1, 1, 1))).empty()) continue;
+      if (!schedule->reject(MakeSpec(schedule->name, 3, 6, UniformCosts(1, 1, 1))).empty())
+        continue;
       for (const Level level : {Level::kComponent, Level::kBuffer}) {
         CAPTURE(schedule->name);
         CAPTURE(Name(level));

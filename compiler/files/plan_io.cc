@@ -195,9 +195,10 @@ Plan ReadHead(const JsonCursor& root) {
 }
 
 constexpr std::string_view kMembers[] = {
-    "format",       "version",       "schedule",        "level",  "ranks",     "rank",   "stages",
-    "microbatches", "data_parallel", "expert_parallel", "layers", "semantics", "routes", "costs",
-    "stage_layers", "provenance",    "files",           "names",  "programs",  "slots",  "marks"};
+    "format",    "version",      "schedule",      "level",           "ranks",  "rank",
+    "stages",    "microbatches", "data_parallel", "expert_parallel", "layers", "stage_layers",
+    "semantics", "routes",       "costs",         "provenance",      "files",  "names",
+    "programs",  "slots",        "marks"};
 
 struct Document {
   Plan plan;

@@ -260,6 +260,39 @@ TEST_SUITE("unit") {
     CHECK(Read(Stage(R"({"f": 3, "b": 2, "w": 2, "fb": 3})")) == "accepted");
   }
 
+  TEST_CASE("components of each stage, and of dense layers") {
+    const std::string stages = R"({"unit": "us", "stages": [{"f": 1, "b": 1, "w": 1},
+                                   {"f": 2, "b": 2, "w": 2}], "moe": )";
+    const std::string plain = R"({"layers": "pd", "attn_f": [1, 2], "mlp_f": [0, 3],
+        "mlp_b": [0, 4], "attn_b": 5, "mlp_w": [0, 6], "attn_w": 7})";
+    const CostModel costs = ReadCosts(stages + "[" + plain + ", " + plain + "]}", "c.json");
+    REQUIRE(costs.stage_moe.size() == 2);
+    CHECK(costs.components());
+    CHECK(ToString(costs.moe_of(1).kinds) == "pd");
+    CHECK(costs.Duration(Component(Op::MLP_F, 1, 1, 0)) == 3'000);
+    CHECK(costs.Duration(Component(Op::ATTN_W, 1, 0, 0)) == 7'000);
+    CHECK(ReadCosts(WriteCosts(costs), "c.json") == costs);
+    CHECK(Read(stages + "[" + plain + "]}") ==
+          "c.json: /moe: lists the components of each stage, and \"stages\" must list what each "
+          "takes");
+    CHECK(Read(stages + R"([{"layers": "pd", "attn_f": 1, "mlp_f": 1, "mlp_b": 1,
+        "attn_b": 1, "mlp_w": 1, "attn_w": 1}, )" +
+               plain + "]}") ==
+          "c.json: /moe/0: \"mlp_f\" must be 0 of layer 0, which has no such component");
+    CHECK(Read(stages + R"([{"layers": "m"}, {}]})") ==
+          "c.json: /moe/0: the key \"attn_f\" is missing; add it");
+    const auto layer = [](const std::string& costs_of_it) {
+      return Read(R"({"unit": "us", "layers": [{"name": "a", )" + costs_of_it + "}]}");
+    };
+    const std::string dense = R"("dense": {"attn_f": 1, "mlp_f": 1, "mlp_b": 1, "attn_b": 1,
+        "mlp_w": 1, "attn_w": 1})";
+    CHECK(layer(dense) == "accepted");
+    CHECK(layer(dense + ", \"f\": 1") ==
+          "c.json: /layers/0: has \"dense\" and \"f\", which follows from it; keep one of them");
+    CHECK(layer(R"("dense": {"attn_f": 1, "dispatch_f": 1})")
+              .starts_with("c.json: /layers/0/dense: unknown key \"dispatch_f\""));
+  }
+
   TEST_CASE("a cost file may have comments and the costs of a plan may not") {
     const std::string text = "// why\n{\"unit\": \"us\", /* both */\n\"stage\": " +
                              std::string("{\"f\": 1, \"b\": 2, \"w\": 3}} // end");

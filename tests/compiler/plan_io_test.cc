@@ -144,7 +144,8 @@ TEST_SUITE("unit") {
         {with("\"slots\"", "\"slot\""),
          "p.json: unknown key \"slot\" (did you mean \"slots\"?); known are: format, version, "
          "schedule, level, ranks, rank, stages, microbatches, data_parallel, expert_parallel, "
-         "layers, semantics, routes, costs, provenance, files, names, programs, slots, marks"},
+         "layers, stage_layers, semantics, routes, costs, provenance, files, names, programs, "
+         "slots, marks"},
         {with("\"buffer\"", "\"component\""),
          "p.json: /slots: only a plan of level buffer has slots, this one is of level component"},
         {Read(With("\"comm\"", "\"buffer\"")), "p.json: the key \"slots\" is missing; add it"},
@@ -241,7 +242,9 @@ TEST_SUITE("unit") {
         {With("\"stages\"", "\"stage\""),
          "p.json: unknown key \"stage\" (did you mean \"stages\"?); known are: format, version, "
          "schedule, level, ranks, rank, stages, microbatches, data_parallel, "
-         "expert_parallel, layers, semantics, routes, costs, provenance, files, names, programs, "
+         "expert_parallel, layers, stage_layers, semantics, routes, costs, provenance, files, "
+         "names, "
+         "programs, "
          "slots, marks"},
         {With("\"stages\": 2, ", ""), "p.json: the key \"stages\" is missing; add it"},
         {With("zb-1p", "a b"),

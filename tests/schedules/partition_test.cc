@@ -415,8 +415,8 @@ TEST_SUITE("unit") {
           "1f1b makes 4 stages, `partition` is of 2; give one number of layers for each stage");
     spec.partition.reset();
     CHECK(Failure([&] { Compile(spec, {.level = Level::kComponent}); }) ==
-          "costs by layer make stages that differ, and a plan of level component needs stages "
-          "alike; compile to level comm, or give costs with \"moe\"");
+          "level component needs the costs of the components of a layer; give costs with \"moe\", "
+          "such as `costs` deepseek-v3-h800");
     spec.costs = UniformCosts(2, 2, 2);
     spec.partition = ParsePartition("1,1,1,1");
     CHECK(Failure([&] { Compile(spec); }) ==
@@ -557,6 +557,86 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { AlikeStages(costs, 2, Overlap::kAll); }) ==
           "a plan of components needs layers with \"moe\", all alike, and others only before and "
           "behind them; compile to level comm, or give costs with \"moe\" alone");
+  }
+
+  TEST_CASE("stages of unlike layers get the components of their own") {
+    const CostModel costs = ReadCosts(R"({"unit": "us", "layers": [
+      {"name": "embedding", "f": 2, "b": 0, "w": 4, "parameter_bytes": 100, "tied": "head"},
+      {"name": "dense", "dense": {"attn_f": 3, "mlp_f": 4, "mlp_b": 5, "attn_b": 6, "mlp_w": 7,
+                                  "attn_w": 8}},
+      {"name": "block", "repeat": 3, "parameter_bytes": 10, "activation_bytes": 7,
+       "moe": {"attn_f": 1, "dispatch_f": 2, "mlp_f": 3, "combine_f": 4, "combine_b": 5,
+               "mlp_b": 6, "dispatch_b": 7, "attn_b": 8, "mlp_w": 9, "attn_w": 10}},
+      {"name": "head", "f": 6, "b": 8, "w": 10, "parameter_bytes": 200}]})",
+                                      "c.json");
+    CHECK(ReadCosts(WriteCosts(costs), "c.json") == costs);
+    Spec spec = MakeSpec("dualpipe", 2, 4, costs);
+    spec.partition = {.kind = PartitionChoice::Kind::kList, .layers = {3, 3}};
+    const Plan plan = Compile(spec, {.level = Level::kComponent});
+    REQUIRE(plan.stage_layers.size() == 2);
+    CHECK(ToString(plan.stage_layers[0]) == "pdm");
+    CHECK(ToString(plan.stage_layers[1]) == "mmp");
+    REQUIRE(plan.costs->stage_moe.size() == 2);
+    const MoeCost& first = plan.costs->stage_moe[0];
+    CHECK(first.attn_f == std::vector<Time>{2'000, 3'000, 1'000});
+    CHECK(first.mlp_w == std::vector<Time>{0, 7'000, 9'000});
+    CHECK(first.combine_b == std::vector<Time>{0, 0, 5'000});
+    CHECK(plan.costs->stages[0].f == 19'000);
+    CHECK(StagesForPlan(costs, plan, Overlap::kAll) == *plan.costs);
+    // Slower ranks take longer for components as well.
+    spec.costs.ranks = {{.speed = 0.5}, {.speed = 1}};
+    spec.schedule = "1f1b";
+    CHECK(Compile(spec, {.level = Level::kComponent}).costs->stage_moe[0].attn_f ==
+          std::vector<Time>{4'000, 6'000, 2'000});
+    // A partition that is searched is never longer than an even one, nor `auto` than 1F1B.
+    spec = MakeSpec("1f1b", 2, 4, costs);
+    const auto step = [&] {
+      const Plan made = Compile(spec, {.level = Level::kComponent});
+      return Simulate(made, *made.costs).makespan;
+    };
+    const Time best = step();
+    spec.partition = {.kind = PartitionChoice::Kind::kEven, .layers = {}};
+    CHECK(best <= step());
+    spec = MakeSpec("auto", 2, 4, costs);
+    spec.search.placement = Placement::kLinear;
+    spec.search.budget = 10'000'000;
+    CHECK(step() <= best);
+  }
+
+  TEST_CASE("the ends of a model become part of the layers beside them") {
+    CostModel costs = ReadCosts(R"({"unit": "us", "layers": [
+      {"name": "embedding", "f": 2, "b": 1, "w": 4, "parameter_bytes": 100, "step": 3},
+      {"name": "block", "repeat": 4, "parameter_bytes": 10, "activation_bytes": 7, "step": 1,
+       "moe": {"attn_f": 1, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1,
+               "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1}},
+      {"name": "head", "f": 6, "b": 8, "w": 10, "parameter_bytes": 200, "activation_bytes": 9}]})",
+                                "c.json");
+    const CostModel folded = FoldEnds(costs);
+    REQUIRE(folded.layers.size() == 3);
+    CHECK(folded.LayerCount() == 4);
+    CHECK(folded.layers[0].repeat == 1);
+    CHECK(folded.layers[1].repeat == 2);
+    CHECK(folded.layers[0].moe->attn_f == std::vector<Time>{3'000});
+    CHECK(folded.layers[0].moe->attn_w == std::vector<Time>{5'000});
+    CHECK(folded.layers[0].parameter_bytes == 110);
+    CHECK(folded.layers[0].cost.step == 4'000);
+    CHECK(folded.layers[1] == LayerCost{.name = "block",
+                                        .repeat = 2,
+                                        .cost = {.step = 1'000},
+                                        .moe = costs.layers[1].moe,
+                                        .parameter_bytes = 10,
+                                        .activation_bytes = 7});
+    CHECK(folded.layers[2].moe->attn_b == std::vector<Time>{9'000});
+    CHECK(folded.layers[2].activation_bytes == 16);
+    Spec spec = MakeSpec("1f1b", 2, 4, folded);
+    spec.partition = {.kind = PartitionChoice::Kind::kList, .layers = {1, 3}};
+    const Plan plan = Compile(spec, {.level = Level::kComponent});
+    CHECK(plan.AllMoe());
+    CHECK(StagesForPlan(costs, plan, Overlap::kAll) == *plan.costs);
+    costs.layers[1].moe.reset();
+    CHECK(Failure([&] { FoldEnds(costs); }) ==
+          "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "
+          "compile without `model`, or give costs with such layers");
   }
 
   TEST_CASE("a file of layers that does not hold says where") {

@@ -228,8 +228,10 @@ StageLayers ParseStageLayers(std::string_view text) {
   for (const char letter : text) {
     const size_t kind = kKindLetters.find(letter);
     if (kind == std::string_view::npos) {
-      throw Error("layers are m (MoE), d (dense) or p (plain), not \"" + std::string(1, letter) +
-                  "\"");
+      // A terminal gets no control characters from a file.
+      const bool plain = letter >= ' ' && letter <= '~';
+      throw Error("layers are m (MoE), d (dense) or p (plain), not \"" +
+                  std::string(1, plain ? letter : '?') + "\"");
     }
     layers.push_back(static_cast<LayerKind>(kind));
   }

@@ -137,7 +137,8 @@ Model ReadModel(const std::string& preset_or_path) {
   }
   // A bare word is a misspelt preset rather than a file.
   if (preset_or_path.find_first_of("./") == std::string::npos && preset_or_path != "-") {
-    throw Error("unknown model \"" + preset_or_path + "\"" + DidYouMean(preset_or_path, names) +
+    const std::string shown = preset_or_path.substr(0, 64);
+    throw Error("unknown model \"" + shown + "\"" + DidYouMean(shown, names) +
                 "; known are: " + known + "or a file such as ./model.json");
   }
   const JsonDocument document = ParseJson(ReadFile(preset_or_path, kMaxFileBytes), preset_or_path);

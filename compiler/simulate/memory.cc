@@ -193,8 +193,9 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
       begin(memory.activation, memory.stash);
     }
     if (i.op == Op::OFFLOAD) end(spans[at].end, -1, -memory.activation, -memory.stash);
-    if (recomputed.Has(i.stage, i.microbatch) &&
-        (HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i)))) {
+    // REDUCE and STEP have no micro-batch.
+    if ((HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i))) &&
+        recomputed.Has(i.stage, i.microbatch)) {
       end(spans[at].end, -1, memory.input - memory.activation, kept - memory.stash);
     }
     if (i.op == Op::R || recomputed.Begins(i)) {

@@ -32,6 +32,7 @@ struct RankRun {
   std::map<LaneKey, std::vector<size_t>> lanes;  // instructions in order
   std::map<LaneKey, size_t> next;                // of each lane: the first that has not ended
   std::vector<State> states;
+  std::vector<std::optional<size_t>> others;  // of a message: the other end of its edge
   std::set<Fact> facts;
   std::map<std::pair<int, Op>, std::map<int, std::vector<int>>> weights;  // by stage, op; layer
   std::vector<bool> made, spoilt;                                         // slots
@@ -45,6 +46,7 @@ class LaneRun {
   LaneRun(const Plan& plan, Pace pace, uint64_t seed)
       : plan_(plan), pace_(pace), random_(seed), holders_(HoldersOfStage(plan)), accesses_(plan) {
     for (size_t r = 0; r < plan.programs.size(); ++r) ranks_.push_back(MakeRank(r));
+    MatchMessages();
     favourite_ = static_cast<int>(random_() % 5);
     lazy_ = random_() % 2 == 0;
   }
@@ -71,6 +73,7 @@ class LaneRun {
     RankRun rank;
     const Program& program = ProgramOf(r);
     rank.states.assign(program.size(), State::kWaiting);
+    rank.others.resize(program.size());
     for (size_t i = 0; i < program.size(); ++i) {
       LaneKey key = {static_cast<int>(program[i].lane), program[i].peer};
       if (pace_ == Pace::kProgramOrder) key = {0, 0};
@@ -82,15 +85,23 @@ class LaneRun {
     rank.made.assign(slots.size(), false);
     rank.spoilt.assign(slots.size(), false);
     rank.on_same_bytes.resize(slots.size());
+    std::vector<size_t> by_place(slots.size());
     for (size_t a = 0; a < slots.size(); ++a) {
+      by_place[a] = a;
       const Slot& s = slots[a];
       rank.slot_of[{s.value, s.stage, s.layer, s.microbatch}].first.push_back(a);
-      for (size_t b = 0; b < slots.size(); ++b) {
-        const Slot& o = slots[b];
-        if (a != b && s.arena == o.arena && s.offset < o.offset + o.bytes &&
-            o.offset < s.offset + s.bytes) {
-          rank.on_same_bytes[a].push_back(b);
-        }
+    }
+    std::sort(by_place.begin(), by_place.end(), [&](size_t a, size_t b) {
+      return std::tie(slots[a].arena, slots[a].offset) < std::tie(slots[b].arena, slots[b].offset);
+    });
+    for (auto a = by_place.begin(); a != by_place.end(); ++a) {
+      const Slot& s = slots[*a];
+      for (auto b = a + 1; b != by_place.end(); ++b) {
+        const Slot& o = slots[*b];
+        if (o.arena != s.arena || o.offset >= s.offset + s.bytes) break;
+        if (o.offset + o.bytes <= s.offset) continue;  // none of no bytes
+        rank.on_same_bytes[*a].push_back(*b);
+        rank.on_same_bytes[*b].push_back(*a);
       }
     }
     return rank;
@@ -105,7 +116,8 @@ class LaneRun {
   };
 
   bool Act() {
-    std::vector<Move> moves;
+    std::vector<Move>& moves = moves_;
+    moves.clear();
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (const auto& [key, order] : ranks_[r].lanes) {
         const size_t at = ranks_[r].next[key];
@@ -152,7 +164,10 @@ class LaneRun {
   /// A message ends when its other side is under way too, REDUCE when all holders are.
   bool MayEnd(size_t r, size_t index) const {
     const Instruction& i = ProgramOf(r)[index];
-    if (WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv) return Other(r, i).has_value();
+    if (WorkOf(i.op) == Work::kSend || WorkOf(i.op) == Work::kRecv) {
+      const std::optional<size_t> other = ranks_[r].others[index];
+      return other && ranks_[static_cast<size_t>(i.peer)].states[*other] != State::kWaiting;
+    }
     if (i.op != Op::REDUCE) return true;
     const auto& holders = holders_[static_cast<size_t>(i.stage)];
     return std::all_of(holders.begin(), holders.end(), [&](int holder) {
@@ -167,25 +182,26 @@ class LaneRun {
     });
   }
 
-  /// The instruction at the other end of a message's edge that is under way, or has ended with this
-  /// very message.
-  std::optional<size_t> Other(size_t r, const Instruction& i) const {
-    const auto peer = static_cast<size_t>(i.peer);
-    const bool send = WorkOf(i.op) == Work::kSend;
-    size_t mine = 0;  // which message of the edge this is
-    for (const Instruction& before : ProgramOf(r)) {
-      if (&before == &i) break;
-      if ((WorkOf(before.op) == Work::kSend) == send && before.peer == i.peer) ++mine;
+  /// Of every message, the instruction at the other end of its edge: as many of the edge come before
+  /// it.
+  void MatchMessages() {
+    std::map<std::tuple<size_t, size_t, bool>, std::vector<size_t>> edges;  // from, to, whether SEND
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (size_t k = 0; k < ProgramOf(r).size(); ++k) {
+        const Instruction& i = ProgramOf(r)[k];
+        const auto peer = static_cast<size_t>(i.peer);
+        if (WorkOf(i.op) == Work::kSend) edges[{r, peer, true}].push_back(k);
+        if (WorkOf(i.op) == Work::kRecv) edges[{peer, r, false}].push_back(k);
+      }
     }
-    const Program& program = ProgramOf(peer);
-    for (size_t k = 0; k < program.size(); ++k) {
-      const bool matches = WorkOf(program[k].op) == (send ? Work::kRecv : Work::kSend) &&
-                           program[k].peer == static_cast<int>(r);
-      if (!matches || mine-- > 0) continue;
-      if (ranks_[peer].states[k] == State::kWaiting) return std::nullopt;
-      return k;
+    for (const auto& [edge, messages] : edges) {
+      const auto& [from, to, send] = edge;
+      const auto ends = edges.find({from, to, !send});
+      auto& others = ranks_[send ? from : to].others;
+      for (size_t k = 0; k < messages.size(); ++k) {
+        if (ends != edges.end() && k < ends->second.size()) others[messages[k]] = ends->second[k];
+      }
     }
-    return std::nullopt;
   }
 
   void Begin(size_t r, size_t index) {
@@ -205,7 +221,7 @@ class LaneRun {
       while (next < order.size() && rank.states[order[next]] == State::kEnded) ++next;
     }
     if (WorkOf(i.op) == Work::kRecv) {
-      const Instruction& sent = ProgramOf(static_cast<size_t>(i.peer))[*Other(r, i)];
+      const Instruction& sent = ProgramOf(static_cast<size_t>(i.peer))[*rank.others[index]];
       const int producer = i.stage + (i.op == Op::RECV_F ? -1 : 1);
       if (sent.op != (i.op == Op::RECV_F ? Op::SEND_F : Op::SEND_B) || sent.stage != producer ||
           sent.microbatch != i.microbatch) {
@@ -479,6 +495,7 @@ class LaneRun {
   const Accesses accesses_;
   std::vector<RankRun> ranks_;
   std::vector<Access> touched_;
+  std::vector<Move> moves_;  // all that may happen next
   int favourite_ = 0;
   bool lazy_ = false;
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -120,31 +121,29 @@ void RefreshSlots(Plan* plan, size_t r) {
   };
   const Accesses accesses(*plan);
   std::vector<Access> touched;
-  std::vector<std::pair<int, int>> uses(slots.size(), {-1, -1});
+  std::map<decltype(key(Slot())), std::pair<int, int>> uses;
   for (size_t i = 0; i < program.size(); ++i) {
     accesses.Of(program[i], &touched);
     for (const Access& a : touched) {
-      for (size_t s = 0; s < slots.size(); ++s) {
-        if (key(slots[s]) != key(a)) continue;
-        if (uses[s].first < 0) uses[s].first = static_cast<int>(i);
-        uses[s].second = static_cast<int>(i);
-      }
+      const auto at = static_cast<int>(i);
+      uses.try_emplace(key(a), at, at).first->second.second = at;
     }
   }
-  for (size_t s = 0; s < slots.size(); ++s) {
-    if (uses[s].first >= 0) std::tie(slots[s].first, slots[s].last) = uses[s];
+  for (Slot& slot : slots) {
+    const auto use = uses.find(key(slot));
+    if (use != uses.end()) std::tie(slot.first, slot.last) = use->second;
   }
   std::stable_sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
     return std::tie(a.first, a.value, a.stage, a.layer, a.microbatch) <
            std::tie(b.first, b.value, b.stage, b.layer, b.microbatch);
   });
+  std::map<decltype(key(Slot())), int> last;
+  for (size_t s = 0; s < slots.size(); ++s) last[key(slots[s])] = static_cast<int>(s);
   for (Instruction& i : program) {
     if (!IsTransfer(i)) continue;
-    i.slot = -1;
     accesses.Of(i, &touched);
-    for (size_t s = 0; s < slots.size(); ++s) {
-      if (key(slots[s]) == key(touched.front())) i.slot = static_cast<int>(s);
-    }
+    const auto slot = last.find(key(touched.front()));
+    i.slot = slot == last.end() ? -1 : slot->second;
   }
 }
 

@@ -182,10 +182,11 @@ class LaneRun {
     });
   }
 
-  /// Of every message, the instruction at the other end of its edge: as many of the edge come before
-  /// it.
+  /// Of every message, the instruction at the other end of its edge: as many of the edge come
+  /// before it.
   void MatchMessages() {
-    std::map<std::tuple<size_t, size_t, bool>, std::vector<size_t>> edges;  // from, to, whether SEND
+    std::map<std::tuple<size_t, size_t, bool>, std::vector<size_t>>
+        edges;  // from, to, whether SEND
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (size_t k = 0; k < ProgramOf(r).size(); ++k) {
         const Instruction& i = ProgramOf(r)[k];

@@ -8,32 +8,16 @@
 #include "compiler/lower/sharing.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
+#include "tests/support/random_plan.h"
 #include "tests/support/support.h"
 
 namespace contraflow::component_test {
 namespace {
 
-/// A plan of level comm and what it costs.
-struct Case {
-  Plan plan;
-  CostModel costs;
-};
-
-Case DrawCase(std::mt19937_64* random, int round, Overlap overlap) {
-  const auto draw = [&](int low, int high) {
-    return std::uniform_int_distribution<int>(low, high)(*random);
-  };
-  const auto schedules = Schedules();
-  const Schedule& schedule = *schedules[static_cast<size_t>(round) % schedules.size()];
-  for (;;) {
-    Spec spec = MakeSpec(schedule.name, draw(1, 6), draw(1, 14), {});
-    if (!schedule.reject(spec).empty()) continue;
-    spec.data_parallel = draw(1, 2);
-    spec.costs = RandomMoeCosts(random, 3, overlap);
-    Plan plan = InsertCommunication(GeneratePlan(spec), spec.costs);
-    plan.costs = spec.costs;
-    return {std::move(plan), spec.costs};
-  }
+CommCase DrawCase(std::mt19937_64* random, int round, Overlap overlap) {
+  return DrawCommCase(random, round, 6, 14, [&](const Schedule&, Spec* spec) {
+    spec->costs = RandomMoeCosts(random, 3, overlap);
+  });
 }
 
 int MostActivations(const Simulation& simulation) {
@@ -56,7 +40,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(31);
     int equal = 0;
     for (int round = 0; round < 300; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kPublished);
+      const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
@@ -95,7 +79,7 @@ TEST_SUITE("property") {
     double gain = 0;
     constexpr int kRounds = 150;
     for (int round = 0; round < kRounds; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kAll);
+      const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
@@ -124,7 +108,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(34);
     int faster = 0;
     for (int round = 0; round < 80; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kAll);
+      const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       const int least = MostActivations(Simulate(c.plan, c.costs));
@@ -146,7 +130,7 @@ TEST_SUITE("property") {
   TEST_CASE("no rule of sharing that is tried does better than the plan") {
     std::mt19937_64 random(35);
     for (int round = 0; round < 80; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kAll);
+      const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       ChunkShapes shapes(c.costs, false);

@@ -4,7 +4,6 @@
 
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "compiler/bound/bound.h"
@@ -16,34 +15,18 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/lane_run.h"
+#include "tests/support/random_plan.h"
 #include "tests/support/support.h"
 
 namespace contraflow::unlike_stage_test {
 namespace {
 
-/// A plan of level comm and what it costs.
-struct Case {
-  Plan plan;
-  CostModel costs;
-};
-
-Case DrawCase(std::mt19937_64* random, int round, Overlap overlap) {
-  const auto draw = [&](int low, int high) {
-    return std::uniform_int_distribution<int>(low, high)(*random);
-  };
-  const auto schedules = Schedules();
-  const Schedule& schedule = *schedules[static_cast<size_t>(round) % schedules.size()];
-  for (;;) {
-    Spec spec = MakeSpec(schedule.name, draw(1, 5), draw(1, 10), {});
-    if (!schedule.reject(spec).empty()) continue;
-    spec.data_parallel = draw(1, 2);
-    spec.search.budget = 1'000'000;
-    spec.search.placement = Placement::kLinear;
-    spec.costs = RandomUnlikeCosts(random, schedule.stages(spec), 3, true, overlap);
-    Plan plan = InsertCommunication(GeneratePlan(spec), spec.costs);
-    plan.costs = spec.costs;
-    return {std::move(plan), spec.costs};
-  }
+CommCase DrawCase(std::mt19937_64* random, int round, Overlap overlap) {
+  return DrawCommCase(random, round, 5, 10, [&](const Schedule& schedule, Spec* spec) {
+    spec->search.budget = 1'000'000;
+    spec->search.placement = Placement::kLinear;
+    spec->costs = RandomUnlikeCosts(random, schedule.stages(*spec), 3, true, overlap);
+  });
 }
 
 bool HasPairs(const Plan& plan) {
@@ -71,7 +54,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(71);
     int unlike = 0;
     for (int round = 0; round < 120; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kAll);
+      const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
@@ -107,7 +90,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(72);
     int equal = 0;
     for (int round = 0; round < 150; ++round) {
-      const Case c = DrawCase(&random, round, Overlap::kPublished);
+      const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       if (HasPairs(c.plan)) continue;
@@ -128,7 +111,7 @@ TEST_SUITE("property") {
   TEST_CASE("unlike stages: what is recomputed runs again, whatever its layers are") {
     std::mt19937_64 random(73);
     for (int round = 0; round < 60; ++round) {
-      Case c = DrawCase(&random, round, Overlap::kAll);
+      CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
       Plan compute = c.plan;

@@ -4,6 +4,9 @@
 #include <numeric>
 #include <utility>
 
+#include "compiler/lower/passes.h"
+#include "tests/support/support.h"
+
 namespace contraflow {
 namespace {
 
@@ -154,5 +157,24 @@ class Generator {
 }  // namespace
 
 Plan RandomPlan(std::mt19937_64* random) { return Generator(random).Make(); }
+
+CommCase DrawCommCase(std::mt19937_64* random, int round, int most_ranks, int most_microbatches,
+                      const std::function<void(const Schedule&, Spec*)>& choose) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(*random);
+  };
+  const auto schedules = Schedules();
+  const Schedule& schedule = *schedules[static_cast<size_t>(round) % schedules.size()];
+  for (;;) {
+    const int ranks = draw(1, most_ranks);
+    Spec spec = MakeSpec(schedule.name, ranks, draw(1, most_microbatches), {});
+    if (!schedule.reject(spec).empty()) continue;
+    spec.data_parallel = draw(1, 2);
+    choose(schedule, &spec);
+    Plan plan = InsertCommunication(GeneratePlan(spec), spec.costs);
+    plan.costs = spec.costs;
+    return {std::move(plan), spec.costs};
+  }
+}
 
 }  // namespace contraflow

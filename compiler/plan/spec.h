@@ -40,6 +40,9 @@ struct SearchOptions {
   /// chunk time.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
+  /// A quarter of the budget is for what makes sure that four times the budget gives no longer
+  /// step.
+  bool monotone = true;
 
   bool operator==(const SearchOptions&) const = default;
 };

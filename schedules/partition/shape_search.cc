@@ -234,6 +234,8 @@ class ShapeSearch {
   void Search(const Partition& partition, int64_t budget) {
     Spec staged = Staged(of_, frame_, &layers_, partition);
     staged.search.budget = budget;
+    // Another budget looks at other partitions, whatever is sure of each.
+    staged.search.monotone = false;
     FoundPlan found = SearchStaged(staged, control_);
     const Provenance& provenance = *found.plan.provenance;
     if (provenance.makespan > provenance.bound) left_ -= budget;

@@ -9,6 +9,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/text.h"
 #include "schedules/compile.h"
+#include "schedules/made_plans.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 
@@ -241,6 +242,8 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
                                 const std::function<void(std::string_view)>& started) {
   CompareRequest request = asked;
   const CostModel published = Prepare(&request);
+  MadePlans made;
+  request.control.made = &made;
   std::vector<CompareRow> rows;
   for (const Schedule* schedule : Schedules()) {
     if (schedule == &kAuto && request.no_auto) continue;

@@ -7,6 +7,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/offload.h"
@@ -86,7 +87,10 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     if (layered) CoverPartitions(asked, &*best);
     return std::move(*best);
   }
-  if (layered) return GenerateFromLayers(schedule, asked, control);
+  if (layered) {
+    const auto make = [&] { return GenerateFromLayers(schedule, asked, control); };
+    return control.made != nullptr ? control.made->Get(asked, make) : make();
+  }
   Spec spec = asked;
   const bool unlike = !spec.costs.ranks.empty() && &schedule != &kAuto;
   if (unlike && schedule.reject(spec).empty()) {

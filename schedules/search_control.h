@@ -16,6 +16,8 @@ struct SearchState {
   double spent = 0;        ///< of the budget, 0..1
 };
 
+class MadePlans;
+
 /// How a caller follows a search and ends it early. A search that is not stopped gives the same
 /// plan with and without.
 struct SearchControl {
@@ -23,6 +25,9 @@ struct SearchControl {
   const std::atomic<bool>* stop = nullptr;
   /// Called now and then, on the thread that searches.
   std::function<void(const SearchState&)> report = {};
+  /// Where published plans of layers are kept to be made once. Null: nowhere. Must outlive the
+  /// search.
+  MadePlans* made = nullptr;
 
   bool stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
 };

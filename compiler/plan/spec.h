@@ -40,6 +40,11 @@ struct SearchOptions {
   /// chunk time.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
+  /// A quarter of the budget is for what makes sure that four times the budget gives no longer
+  /// step.
+  bool monotone = true;
+
+  bool operator==(const SearchOptions&) const = default;
 };
 
 /// Which stages run their forward again (R) before their backward, and so hold no activations from
@@ -129,6 +134,8 @@ struct Spec {
   /// P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};
   Target target = Target::kAny;  ///< Compile refuses, and searches, by it
+
+  bool operator==(const Spec&) const = default;
 };
 
 /// Bytes of each rank's device: Spec::device_memory or, where the costs give less for a rank

@@ -100,17 +100,17 @@ class WeighedBound {
   /// The partition with the least weighed sum. Entry e of a stage: e layers more than one each.
   Partition Least(const std::vector<double>& weights, double* value) {
     const auto entries = static_cast<size_t>(extra_) + 1;
-    constexpr double kFar = std::numeric_limits<double>::max();
-    std::vector<double> least(entries, kFar);
+    constexpr double kNone = std::numeric_limits<double>::max();
+    std::vector<double> least(entries, kNone);
     least[0] = 0;
     std::vector<std::vector<int>> from;
     for (int s = 0; s < frame_.stages; ++s) {
-      std::vector<double> next(entries, kFar);
+      std::vector<double> next(entries, kNone);
       std::vector<int>& origin = from.emplace_back(entries, 0);
       const double weight = weights[RankOf(s)];
       for (int before = 0; before <= extra_; ++before) {
         const double sum = least[static_cast<size_t>(before)];
-        if (sum == kFar) continue;
+        if (sum == kNone) continue;
         for (int after = before; after <= extra_; ++after) {
           const auto load = static_cast<double>(Load(s, s + before, s + 1 + after));
           const double now = sum + weight * load;

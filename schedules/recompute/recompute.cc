@@ -5,6 +5,7 @@
 #include "schedules/recompute/recompute.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -449,29 +450,34 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     Time least = 0;
   };
   Best best, best_full;
-  const auto offer = [&](const Plan& order, const Spec& as, Best* to) {
-    Plan plan = RecomputeOrder(order, as, room);
+  const auto offer = [&](const Plan& order, const Spec& as, std::initializer_list<Best*> to) {
+    const Plan plan = RecomputeOrder(order, as, room);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = limit.Fits(simulation);
     const Time step = fits && LongerThanOrder(costs, spec.search)
                           ? StepTime(plan, costs, spec.memory_limit, spec.search)
                           : simulation.makespan;
-    if (to->plan && std::pair(!to->fits, to->least) <= std::pair(!fits, step)) return;
-    *to = {std::move(plan), fits, step};
+    for (Best* of : to) {
+      if (of->plan && std::pair(!of->fits, of->least) <= std::pair(!fits, step)) continue;
+      *of = {plan, fits, step};
+    }
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   for (const Plan& order : orders.plans) {
-    offer(order, spec, &best);
+    offer(order, spec, {&best});
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
-      if (part != RecomputePart::kFull) offer(order, as, &best);
+      if (part != RecomputePart::kFull) offer(order, as, {&best});
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      offer(order, as, &best);
-      if (full != nullptr && part == recompute.part) offer(order, as, &best_full);
+      if (full != nullptr && part == recompute.part) {
+        offer(order, as, {&best, &best_full});
+      } else {
+        offer(order, as, {&best});
+      }
     }
   }
   // An order that was searched for other costs is one for these.

@@ -31,6 +31,10 @@ constexpr int64_t kSearches = 4;
 /// Orders that moves must have time to look at, for each instruction of one, to be worth it.
 constexpr int64_t kOrdersEach = 8;
 
+/// A search without recompute has this part of the budget first, and all of it only where that
+/// gives a step that is longer by no more than this percentage.
+constexpr int64_t kFirstPlain = 4, kHopeless = 25;
+
 /// How the budget of a candidate is shared out.
 struct Shares {
   int64_t search = 0;  ///< for each search
@@ -239,8 +243,10 @@ void OfferExact(const Candidate& candidate, Time bound, int64_t budget, Shortest
 }
 
 /// Without any recompute, for which it is asked only where it shortens the step.
-void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, ShortestStep* shortest) {
+void OfferPlain(Spec spec, int64_t budget, const std::vector<Candidate>& candidates,
+                ShortestStep* shortest) {
   spec.recompute = {};
+  spec.search.budget = budget;
   try {
     Plan plan = GenerateOrder(kAuto, spec, shortest->control());
     const auto made = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
@@ -264,7 +270,8 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   std::optional<Error> first_error;
   std::vector<Candidate> candidates = CandidatesOf(spec);
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
-  if (freely) OfferPlain(spec, candidates, &shortest);
+  if (freely) OfferPlain(spec, spec.search.budget / kFirstPlain, candidates, &shortest);
+  const Time plain = shortest.best() ? shortest.step() : 0;
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
@@ -288,6 +295,14 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     own.Take(&full);
     shortest.Take(&own);
     if (shortest.stopped()) break;
+  }
+  if (plain > 0 && plain - shortest.step() <= shortest.step() / 100 * kHopeless &&
+      !shortest.stopped()) {
+    ShortestStep longer(spec, control);
+    OfferPlain(spec, spec.search.budget, candidates, &longer);
+    // Of two as long the one that recomputes nothing.
+    if (longer.best() && longer.step() <= shortest.step())
+      shortest.best() = std::move(longer.best());
   }
   if (!shortest.best() && first_error &&
       (!DevicesOf(spec).empty() || !(spec.memory_limit && LeastLimit(spec, true)))) {

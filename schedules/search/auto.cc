@@ -30,7 +30,6 @@
 #include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
-#include "schedules/search/shared_stages.h"
 
 namespace contraflow {
 namespace {
@@ -57,7 +56,7 @@ SearchControl ControlOf(const SearchControl& all, double from, double to, const 
     total.spent = from + state.spent * (to - from);
     report(total);
   };
-  return {.stop = all.stop, .report = report};
+  return {.stop = all.stop, .report = report, .made = all.made};
 }
 
 /// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
@@ -187,23 +186,26 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   return choice;
 }
 
-/// A search with a quarter of the budget comes first, and before that one with a quarter of that.
+/// Before a search comes one with a quarter of its budget, and before that one with a quarter of
+/// that.
 constexpr int64_t kLadder = 4;
 /// The least of these has time for so many orders of the candidate, and for so much.
 constexpr int64_t kLeastOrders = 64, kLeastBudget = 1'000'000;
 
-/// The budgets that a candidate is searched with, one after the other.
+/// The budgets that a candidate is searched with, one after the other: together no more than
+/// `budget`, and the same as with a quarter of that but for the last.
 std::vector<int64_t> LadderOf(const Candidate& candidate, int64_t budget) {
+  if (!candidate.spec.search.monotone) return {budget};
   const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
   const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
-  std::vector<int64_t> budgets = {budget};
+  std::vector<int64_t> budgets = {3 * (budget / kLadder) + 3 * (budget % kLadder) / kLadder};
   while (budgets.back() / kLadder >= least) budgets.push_back(budgets.back() / kLadder);
   std::ranges::reverse(budgets);
   return budgets;
 }
 
-/// The best of searches with ever larger budgets, so that four times the budget never gives a
-/// longer step. Most of what can be proven is so by the first ones.
+/// The best of searches with ever larger budgets, so that (SearchOptions::monotone) four times the
+/// budget never gives a longer step. Most of what can be proven is so by the first ones.
 Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
                     const SearchOptions& options, const SearchControl& control) {
   const Beginning beginning = BeginningOf(candidate, bound, options);

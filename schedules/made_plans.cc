@@ -1,0 +1,25 @@
+#include "schedules/made_plans.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compiler/plan/error.h"
+
+namespace contraflow {
+
+Plan MadePlans::Get(const Spec& spec, const std::function<Plan()>& make) {
+  auto made = std::ranges::find(all_, spec, &Made::spec);
+  if (made == all_.end()) {
+    Made first{spec, {}, {}};
+    try {
+      first.plan = make();
+    } catch (const Error&) {
+      first.why_not = std::current_exception();
+    }
+    made = all_.insert(all_.end(), std::move(first));
+  }
+  if (!made->plan) std::rethrow_exception(made->why_not);
+  return *made->plan;
+}
+
+}  // namespace contraflow

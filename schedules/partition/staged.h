@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "schedules/partition/partition.h"
+#include "schedules/partition/stages.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+
+/// Worse than that of any partition.
+inline constexpr PartitionWorth kImpossible = {INT64_MAX, 0, 0};
+
+/// How far the components of a spec's layers overlap.
+Overlap OverlapOf(const Spec& spec);
+/// What the spec asks for, or kAuto.
+PartitionChoice ChoiceOf(const Spec& spec);
+/// The partition that the spec asks for, where that leaves nothing to choose.
+std::optional<Partition> FixedPartition(const Spec& spec, int stages);
+
+/// Throws Error if any stages made of the layers are wrong for the spec.
+void CheckStages(const Spec& spec, LayerStages* layers, int stages);
+
+/// The spec with the stages of a partition in place of the layers, on the ranks of the frame; where
+/// its steps are those of components (SearchOptions::components), with these.
+Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition);
+/// The same without components, which take longer to make than a partition to judge.
+Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
+                  const Partition& partition);
+
+/// Of a compute order with the costs and the memory of a spec of stages. Components do not count.
+PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
+
+/// How many partitions into so many stages may be judged by an order, about.
+int64_t MostJudged(const Spec& spec, int stages);
+
+/// The starts, improved by `most` judgements together (ImprovePartition), and of these the best one
+/// by `last`.
+Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
+                   const PartitionJudge& last);
+
+}  // namespace contraflow

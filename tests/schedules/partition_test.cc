@@ -21,6 +21,7 @@
 #include "schedules/registry.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::partition_test {
@@ -89,7 +90,7 @@ TEST_SUITE("property") {
   TEST_CASE("stages have all of the model, and plans of them are sound and fit") {
     std::mt19937_64 random(11);
     int made = 0;
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 4),
                 layers = 8 + static_cast<int>(random() % 12);
       Spec spec = MakeSpec("", ranks, 2 * ranks + 2 * static_cast<int>(random() % 3),
@@ -134,7 +135,7 @@ TEST_SUITE("property") {
                   .stages == plan.stages);
       }
     }
-    CHECK(made > 300);
+    CHECK(made > Draws(300));
   }
 
   TEST_CASE("a partition is no worse than an even one, and mostly the best there is") {
@@ -203,7 +204,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", 500);
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(500));
     int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
     for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
@@ -273,7 +274,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("no bound for any partition into pairs that save is above what a search finds") {
     std::mt19937_64 random(78);
-    for (int round = 0; round < 24; ++round) {
+    for (int round = 0; round < Draws(24); ++round) {
       const int ranks = 2 + round % 3, layers = 3 * ranks + static_cast<int>(random() % 3);
       Spec spec = MakeSpec("auto", ranks, 6 * ranks, RandomLayers(&random, layers, false));
       for (LayerCost& layer : spec.costs.layers) {
@@ -294,7 +295,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("auto is no longer than any published schedule of the same layers") {
     std::mt19937_64 random(21);
-    for (int round = 0; round < 8; ++round) {
+    for (int round = 0; round < Draws(8); ++round) {
       const int ranks = round == 0 ? 1 : 2 + 2 * static_cast<int>(random() % 2);
       CompareRequest request;
       request.spec = MakeSpec("", ranks, 2 * ranks, RandomLayers(&random, 4 * ranks, true));
@@ -456,7 +457,7 @@ TEST_SUITE("unit") {
   TEST_CASE("limits below what some stages hold end in an error and in nothing else") {
     std::mt19937_64 random(31);
     int fitted = 0, refused = 0;
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < Draws(40); ++round) {
       Spec spec = MakeSpec("", 2 + round % 3, 4, RandomLayers(&random, 12, true));
       spec.search.placement = Placement::kAny;
       spec.search.budget = 1'000'000;
@@ -480,8 +481,8 @@ TEST_SUITE("unit") {
         }
       }
     }
-    CHECK(fitted > 50);
-    CHECK(refused > 50);
+    CHECK(fitted > Draws(50));
+    CHECK(refused > Draws(50));
   }
 
   TEST_CASE("costs by layer take the stages of a plan that exists") {

@@ -63,7 +63,7 @@ class MemoryWalk {
   MemoryWalk(const Plan& plan, const CostModel& costs)
       : plan_(plan),
         recomputed_(plan),
-        cells_(BytesOfCells(costs, plan.stages, recomputed_.parts())) {
+        cells_(BytesOfCells(costs, plan.stages, recomputed_.extents())) {
     if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
@@ -171,7 +171,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
 std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
                                     const RecomputedCells& recomputed, size_t r,
                                     const std::vector<Span>& spans) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
   const Program& program = plan.programs[r];
   std::vector<MemoryChange> changes;
   // Weight parts seen of a chunk, and the end of the latest.

@@ -24,9 +24,9 @@ RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
       limit_(limit) {
   if (limit && MemoryLimit(costs).bytes()) {
     // Of stages that are not recomputed yet, too.
-    std::vector<RecomputePart> parts;
-    for (int s = 0; s < stages_; ++s) parts.push_back(recomputed_.part(s));
-    cells_ = BytesOfCells(costs, plan.stages, parts);
+    std::vector<RecomputeExtent> extents;
+    for (int s = 0; s < stages_; ++s) extents.push_back(recomputed_.extent(s));
+    cells_ = BytesOfCells(costs, plan.stages, extents);
   }
   const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
   before_.assign(chunks, -1);
@@ -60,9 +60,8 @@ Instruction RecomputedProblem::InstructionOf(const Item& item) const {
                 microbatch(item.back));
   }
   const int32_t c = item.op == Op::F ? item.forward : item.back;
-  Instruction i = CellOp(item.op, stage(c), microbatch(c));
-  if (i.op == Op::R) i.part = recomputed_.part(stage(c));
-  return i;
+  if (item.op == Op::R) return RecomputeOp(stage(c), microbatch(c), recomputed_.extent(stage(c)));
+  return CellOp(item.op, stage(c), microbatch(c));
 }
 
 Item RecomputedProblem::Backward(Op op, int32_t c) const {

@@ -54,6 +54,11 @@ Shares SharesOf(const Candidate& candidate, int64_t budget) {
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
+  if (recompute.choice == Recompute::Choice::kStages && !recompute.layers.empty() && from != to) {
+    throw Error("`recompute`: layers of single stages are those of the " + std::to_string(from) +
+                " stages of the costs, and this placement makes " + std::to_string(to) +
+                "; give a `placement` with as many, or layers=N for every stage");
+  }
   std::vector<int> stages;
   for (const int stage : recompute.stages) {
     if (stage >= from) {
@@ -133,8 +138,8 @@ Time BoundOfCandidate(const Candidate& candidate) {
   if (spec.recompute.choice == Recompute::Choice::kAuto) {
     return LowerBound(candidate.frame, spec.costs);
   }
-  const Plan recomputed = InsertRecompute(
-      SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec), spec.recompute.part);
+  const Plan recomputed =
+      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {
@@ -185,7 +190,7 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
   std::vector<int> stages;
   for (int s = 0; s < plan.stages; ++s) {
     if (!cells.HasStage(s)) continue;
-    if (cells.part(s) != RecomputePart::kFull) return std::nullopt;
+    if (!cells.extent(s).whole()) return std::nullopt;
     for (int m = 0; m < plan.microbatches; ++m) {
       if (!cells.Has(s, m)) return std::nullopt;
     }
@@ -217,9 +222,12 @@ void OfferExact(const Candidate& candidate, Time bound, int64_t budget, Shortest
   if (budget == 0 || !shortest->MayImprove(bound) || shortest->stopped()) return;
   const Spec& spec = candidate.spec;
   std::optional<std::vector<int>> stages;
-  if (spec.recompute.part != RecomputePart::kFull) return;
   if (spec.recompute.choice != Recompute::Choice::kAuto) {
-    stages = StagesToRecompute(candidate.frame, spec);
+    stages.emplace();
+    for (const RecomputedStage& chosen : StagesToRecompute(candidate.frame, spec)) {
+      if (!chosen.extent.whole()) return;
+      stages->push_back(chosen.stage);
+    }
   } else if (shortest->best() && shortest->best()->routes == candidate.frame.routes) {
     stages = WholeStagesOf(*shortest->best());
   }

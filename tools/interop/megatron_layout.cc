@@ -94,9 +94,9 @@ bool Recomputes(const Plan& plan) {
   }
   if (count == 0) return false;
   const RecomputedCells cells(plan);
-  for (const RecomputePart part : cells.parts()) {
-    if (part == RecomputePart::kFull) continue;
-    throw Error("the plan recomputes " + std::string(Name(part)) +
+  for (const RecomputeExtent& extent : cells.extents()) {
+    if (extent.whole()) continue;
+    throw Error("the plan recomputes " + ToString(extent) +
                 " of stages, and what is written for Megatron-LM recomputes whole stages; compile "
                 "it with `recompute` full or none");
   }

@@ -47,12 +47,12 @@ StageCost ReadStage(const JsonCursor& stage, Unit unit, CostMending* mending) {
 
 /// The layers of a stage: how many alike ones, or of each what its forward takes and what it holds.
 std::vector<LayerShare> ReadLayerShares(const JsonCursor& layers, Unit unit) {
-  constexpr const char* kNoun = "a number of layers, or an object with lists of what each has";
   if (!layers.IsObject()) {
-    return std::vector<LayerShare>(
-        static_cast<size_t>(layers.Integer(kNoun, 1, kMaxModelLayers)));
+    const int64_t count = layers.Integer(
+        "an object with lists of what each layer has, or a number of layers", 1, kMaxModelLayers);
+    return std::vector<LayerShare>(static_cast<size_t>(count));
   }
-  layers.Keys(kNoun, {"f", "activation_bytes"});
+  layers.Keys("an object with lists of what each layer has, or a number of layers", {"f", "activation_bytes"});
   std::vector<LayerShare> shares;
   const auto read = [&](const char* key, int64_t LayerShare::*share, auto value) {
     const std::optional<JsonCursor> list = layers.Optional(key);

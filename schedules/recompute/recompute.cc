@@ -105,9 +105,6 @@ bool KnowsParts(const CostModel& costs) {
   return costs.components() && costs.memory && !costs.memory->values.empty();
 }
 
-/// True where they say which layers a stage has.
-bool KnowsLayers(const CostModel& costs) { return costs.LayersIn(0) > 0; }
-
 /// The order with every W right behind its B, as one.
 Plan Whole(Plan order) {
   for (Program& program : order.programs) {
@@ -229,7 +226,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   return plan;
 }
 
-Plan InsertRecompute(Plan plan, const std::vector<RecomputedStage>& stages) {
+Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages) {
   std::vector<std::optional<RecomputeExtent>> extents(static_cast<size_t>(plan.stages));
   for (const RecomputedStage& chosen : stages) {
     extents[static_cast<size_t>(chosen.stage)] = chosen.extent;
@@ -253,7 +250,7 @@ Plan InsertRecompute(Plan plan, const std::vector<RecomputedStage>& stages) {
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeExtent& extent) {
   std::vector<RecomputedStage> chosen;
   for (const int stage : stages) chosen.push_back({stage, extent});
-  return InsertRecompute(std::move(plan), chosen);
+  return RecomputeStages(std::move(plan), chosen);
 }
 
 void CheckRecomputeLimit(const Spec& spec) {
@@ -272,11 +269,19 @@ void CheckRecomputeLimit(const Spec& spec) {
   BytesOfCell(costs, 0, true, spec.recompute.part);
 }
 
+bool KnowsLayers(const CostModel& costs) {
+  const auto several = [](const auto& stage) { return stage.size() > 1; };
+  const auto of_components = [](const MoeCost& moe) { return moe.layers_per_stage > 1; };
+  return std::ranges::any_of(costs.shares, several) ||
+         std::ranges::any_of(costs.stage_moe, of_components) ||
+         (costs.moe && of_components(*costs.moe));
+}
+
 Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain) {
   const std::vector<RecomputedStage> stages = StagesToRecompute(order, spec, grain);
   std::optional<int64_t> most = spec.memory_limit;
   if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
-  return HoistRecompute(InsertRecompute(order, stages), spec.costs, most);
+  return HoistRecompute(RecomputeStages(order, stages), spec.costs, most);
 }
 
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
@@ -295,7 +300,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 }
 
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, std::optional<Plan>* full) {
+                        const SearchControl& control, Grain grain, std::optional<Plan>* full) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -326,9 +331,8 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     Time least = 0;
   };
   Best best, best_full;
-  const auto offer = [&](const Plan& order, const Spec& as, Best* to,
-                         Grain grain = Grain::kLayers) {
-    Plan plan = RecomputeOrder(order, as, room, grain);
+  const auto offer = [&](const Plan& order, const Spec& as, Best* to, Grain by) {
+    Plan plan = RecomputeOrder(order, as, room, by);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = limit.Fits(simulation);
     const Time step = fits && LongerThanOrder(costs, spec.search)
@@ -339,18 +343,18 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   for (const Plan& order : orders.plans) {
-    offer(order, spec, &best);
+    offer(order, spec, &best, grain);
     if (!freely) continue;
-    if (KnowsLayers(costs)) offer(order, spec, &best, Grain::kStages);
+    if (grain == Grain::kLayers && KnowsLayers(costs)) offer(order, spec, &best, Grain::kStages);
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
-      if (part != RecomputePart::kFull) offer(order, as, &best);
+      if (part != RecomputePart::kFull) offer(order, as, &best, grain);
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      offer(order, as, &best);
-      if (full != nullptr && part == recompute.part) offer(order, as, &best_full);
+      offer(order, as, &best, grain);
+      if (full != nullptr && part == recompute.part) offer(order, as, &best_full, grain);
     }
   }
   // An order that was searched for other costs is one for these.

@@ -20,8 +20,8 @@ struct RecomputedStage {
 
 /// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
 /// stages (ascending). None of them may have one yet.
-Plan InsertRecompute(Plan plan, const std::vector<RecomputedStage>& stages);
-/// The same, as much of each.
+Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages);
+/// The same of as much of each.
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages,
                      const RecomputeExtent& extent = {});
 
@@ -68,7 +68,11 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 /// choose, the one with all recomputed that it would be if that were asked for. Throws Error if the
 /// stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, std::optional<Plan>* full = nullptr);
+                        const SearchControl& control, Grain grain = Grain::kLayers,
+                        std::optional<Plan>* full = nullptr);
+
+/// True where the costs say that a stage has several layers.
+bool KnowsLayers(const CostModel& costs);
 
 /// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
 /// counts activations, and an input is none.

@@ -139,7 +139,7 @@ Time BoundOfCandidate(const Candidate& candidate) {
     return LowerBound(candidate.frame, spec.costs);
   }
   const Plan recomputed =
-      InsertRecompute(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
+      RecomputeStages(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {
@@ -149,9 +149,9 @@ Time BoundOfCandidate(const Candidate& candidate) {
 }
 
 /// The published orders and its own, those that are searched last, until one reaches `bound`; to
-/// `full` those with all recomputed.
-void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, ShortestStep* full,
-              std::optional<Error>* first_error) {
+/// `full`, unless it is null, those with all recomputed.
+void OfferAll(const Candidate& candidate, Time bound, Grain grain, ShortestStep* shortest,
+              ShortestStep* full, std::optional<Error>* first_error) {
   const auto offer = [&](const Schedule& schedule) {
     if (shortest->stopped() || !shortest->MayImprove(bound)) return;
     Spec spec = candidate.spec;
@@ -160,8 +160,8 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, Sh
     if (schedule.stages(spec) != candidate.frame.stages) return;
     try {
       std::optional<Plan> of_all;
-      const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
-      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(),
+      const bool freely = full != nullptr && spec.recompute.choice == Recompute::Choice::kAuto;
+      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(), grain,
                                          freely ? &of_all : nullptr),
                       candidate);
       if (of_all) full->Offer(std::move(*of_all), candidate);
@@ -177,7 +177,7 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, Sh
     to->Offer(RecomputeOrder(SerialOrder(candidate.frame), spec, Room::kAny), candidate);
   };
   offer_serial(candidate.spec, shortest);
-  if (candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
+  if (full == nullptr || candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
   Spec all = candidate.spec;
   all.recompute.choice = Recompute::Choice::kFull;
   offer_serial(all, full);
@@ -200,7 +200,8 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
 }
 
 /// What moving the instructions of the shortest so far gives.
-void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, ShortestStep* shortest) {
+void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Freedom freedom,
+                ShortestStep* shortest) {
   if (budget == 0 || !shortest->best() || !shortest->MayImprove(bound) || shortest->stopped())
     return;
   const Spec& spec = candidate.spec;
@@ -210,9 +211,11 @@ void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Shortest
   // Lowering to components and exports know R of whole stages.
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
                       spec.target != Target::kTorch;
-  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, freely, bound,
-                                options.seed, work.left(), &work);
-  plan.provenance->from = "moves from " + plan.provenance->from;
+  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit,
+                                freely ? freedom : Freedom::kNone, bound, options.seed,
+                                work.left(), &work);
+  std::string& from = plan.provenance->from;
+  if (!from.starts_with("moves from ")) from = "moves from " + from;
   shortest->Offer(std::move(plan), candidate);
 }
 
@@ -283,17 +286,26 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     if (!shortest.MayImprove(bound)) continue;
     // What is moved is the shortest of this placement, whatever was found in others.
     ShortestStep own(spec, control), full(spec, control);
-    OfferAll(candidate, bound, &own, &full, &first_error);
+    OfferAll(candidate, bound, Grain::kStages, &own, &full, &first_error);
     if (full.best()) {
       // As if that were asked for, so that a free choice is never longer.
       Candidate all = candidate;
       all.spec.recompute.choice = Recompute::Choice::kFull;
-      OfferMoved(all, bound, shares.moves, &full);
+      OfferMoved(all, bound, shares.moves, Freedom::kNone, &full);
       OfferExact(all, bound, shares.exact, &full);
     }
-    OfferMoved(candidate, bound, shares.moves, &own);
+    OfferMoved(candidate, bound, shares.moves, Freedom::kCells, &own);
     OfferExact(candidate, bound, shares.exact, &own);
     own.Take(&full);
+    if (freely && KnowsLayers(candidate.spec.costs)) {
+      // Beside all that, so that to know layers makes nothing longer: what begins with few of them,
+      // and what is then shortest.
+      ShortestStep layered(spec, control);
+      OfferAll(candidate, bound, Grain::kLayers, &layered, nullptr, &first_error);
+      OfferMoved(candidate, bound, shares.moves, Freedom::kLayers, &layered);
+      own.Take(&layered);
+      OfferMoved(candidate, bound, shares.moves / 2, Freedom::kLayers, &own);
+    }
     shortest.Take(&own);
     if (shortest.stopped()) break;
   }

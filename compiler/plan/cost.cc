@@ -72,9 +72,9 @@ Time TimeOfLayers(const CostModel& costs, int s, const RecomputeExtent& extent) 
   return layers.empty() ? all : ShareOf(all, layers, extent.layers, &LayerShare::f);
 }
 
-/// What a cell lets go whose forward runs again in its first layers: all that they hold but the
+/// Of a cell whose forward runs again in its first layers: it lets go all that they hold but the
 /// input of the stage.
-int64_t DroppedOfLayers(const CostModel& costs, int s, int layers, int64_t input) {
+CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes bytes) {
   std::span<const LayerShare> shares = costs.SharesOf(s);
   // Those that have the same values have as many bytes.
   std::vector<LayerShare> alike;
@@ -87,8 +87,16 @@ int64_t DroppedOfLayers(const CostModel& costs, int s, int layers, int64_t input
                 " has, so that R of its first ones has no bytes; give \"layers\", of the stage their "
                 "number or of the model their costs");
   }
-  const int64_t all = costs.memory->activation(s);
-  return std::max<int64_t>(0, ShareOf(all, shares, layers, &LayerShare::activation_bytes) - input);
+  const auto first = [&](int64_t all) {
+    return ShareOf(all, shares, layers, &LayerShare::activation_bytes);
+  };
+  const int64_t dropped = std::max<int64_t>(0, first(bytes.activation) - bytes.input);
+  bytes.input = bytes.activation - dropped;
+  // Of the rest as much as there is, and no more than is kept.
+  const int64_t least = std::max<int64_t>(0, bytes.stash - dropped);
+  bytes.kept_stash =
+      std::clamp(bytes.stash - first(bytes.stash), least, std::min(bytes.stash, bytes.input));
+  return bytes;
 }
 
 /// What a cell lets go whose forward runs again in this part only: what these components make for
@@ -359,6 +367,7 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
   if (!recomputes) return bytes;
   if (extent.part != RecomputePart::kFull) {
     bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, extent));
+    bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
     return bytes;
   }
   const std::optional<int64_t> input = InputBytes(costs, s);
@@ -368,9 +377,8 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
         "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
   }
   bytes.input = *input;
-  if (extent.layers != 0) {
-    bytes.input = bytes.activation - DroppedOfLayers(costs, s, extent.layers, *input);
-  }
+  if (extent.layers != 0) return WithoutLayers(costs, s, extent.layers, bytes);
+  bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
   return bytes;
 }
 

@@ -282,6 +282,9 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 /// made.
 struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
+  /// Of `input` what belongs to the stash: of layers that do not run again, and where there is
+  /// nothing else.
+  int64_t kept_stash = 0;
 };
 
 /// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they

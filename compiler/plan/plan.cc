@@ -239,7 +239,7 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
       const auto stage = static_cast<size_t>(i.stage);
       if (i.op == Op::R) {
         extents_[stage] = ExtentOf(i);
-      } else {
+      } else if (std::cmp_less(i.layer, layers)) {
         found[stage * layers + static_cast<size_t>(i.layer)] |= bit(i.op);
       }
     }

@@ -127,6 +127,7 @@ TEST_SUITE("unit") {
       const CellBytes bytes = BytesOfCell(costs, 0, true, {RecomputePart::kFull, k});
       CHECK(bytes.activation == 800);
       CHECK(bytes.input == 800 - 200 * k + 50);
+      CHECK(bytes.kept_stash == 80 - 20 * k);
     }
     CHECK(costs.Duration(FirstLayers(0)) == 80);
     CHECK(costs.Duration(FirstLayers(4)) == 80);

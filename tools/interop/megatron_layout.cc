@@ -97,6 +97,11 @@ std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
                            [](const Instruction& i) { return i.op == Op::R; });
   }
   if (count == 0) return std::nullopt;
+  if (count != int64_t{plan.stages} * plan.microbatches) {
+    throw Error(
+        "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
+        "recompute all of them or none");
+  }
   const RecomputedCells cells(plan);
   const RecomputeExtent first = cells.extent(0);
   for (const RecomputeExtent& extent : cells.extents()) {
@@ -105,10 +110,7 @@ std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
                 " of stages, and what is written for Megatron-LM recomputes whole stages, or as "
                 "many layers of each; compile it with `recompute` full, layers=N or none");
   }
-  if (count == int64_t{plan.stages} * plan.microbatches) return first;
-  throw Error(
-      "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
-      "recompute all of them or none");
+  return first;
 }
 
 /// How many of them the layout has.

@@ -144,6 +144,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   CostModel made = LayerStages(costs, overlap).Make(partition);
   made.partition.clear();
   made.partition_of.clear();
+  made.shares.clear();  // as the components have their layers
   // Of the stages there is no more than what all of them have.
   StageCost most;
   for (const StageCost& stage : made.stages) {

@@ -67,9 +67,10 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
   for (size_t s = 0; s < work.stages(); ++s) {
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
-      const CellWork chunk = WorkOfCell(
-          costs, static_cast<int>(s), route.microbatches[k],
-          is_recomputed(s, k) ? std::optional(recomputed.extent(static_cast<int>(s))) : std::nullopt);
+      const CellWork chunk =
+          WorkOfCell(costs, static_cast<int>(s), route.microbatches[k],
+                     is_recomputed(s, k) ? std::optional(recomputed.extent(static_cast<int>(s)))
+                                         : std::nullopt);
       work.chunks.push_back(chunk);
       if (k == 0) work.least.push_back(chunk);
       if (k == 0) work.most.push_back(chunk);

@@ -52,7 +52,8 @@ std::vector<LayerShare> ReadLayerShares(const JsonCursor& layers, Unit unit) {
         "an object with lists of what each layer has, or a number of layers", 1, kMaxModelLayers);
     return std::vector<LayerShare>(static_cast<size_t>(count));
   }
-  layers.Keys("an object with lists of what each layer has, or a number of layers", {"f", "activation_bytes"});
+  layers.Keys("an object with lists of what each layer has, or a number of layers",
+              {"f", "activation_bytes"});
   std::vector<LayerShare> shares;
   const auto read = [&](const char* key, int64_t LayerShare::*share, auto value) {
     const std::optional<JsonCursor> list = layers.Optional(key);

@@ -269,8 +269,8 @@ Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   // Of R: parts, each of all layers or of the first 1..INT16_MAX.
   constexpr size_t kExtents = std::size(kParts) * (size_t{INT16_MAX} + 1);
   const bool parts = std::ranges::count(ops_, Op::R) > 0;
-  const auto number = static_cast<size_t>(
-      numbers.Index("the operation", 0, ops_.size() * (parts ? kExtents : 1)));
+  const auto number =
+      static_cast<size_t>(numbers.Index("the operation", 0, ops_.size() * (parts ? kExtents : 1)));
   const size_t extent = number / ops_.size();
   i.op = ops_[number % ops_.size()];
   i.part = kParts[extent % std::size(kParts)];

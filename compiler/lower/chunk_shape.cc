@@ -26,7 +26,9 @@ Op RecomputeOf(Op op) {
 void RunAgain(const RecomputeExtent& extent, ChunkShape* shape) {
   std::vector<ChunkPart>& chain = shape->chains[0];
   for (ChunkPart& component : chain) component.op = RecomputeOf(component.op);
-  std::erase_if(chain, [&](const ChunkPart& component) { return !extent.Has(component.op, component.layer); });
+  std::erase_if(chain, [&](const ChunkPart& component) {
+    return !extent.Has(component.op, component.layer);
+  });
   for (auto& lane : shape->order) lane.clear();
   for (size_t k = 0; k < chain.size(); ++k) shape->order[chain[k].lane].push_back({0, k});
 }

@@ -269,6 +269,10 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 /// how long that takes: no `host`, or a bandwidth and no bytes of activations.
 void CheckHostCost(const CostModel& costs, bool offloads);
 
+/// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
+/// of some layers as long as all of them where the costs do not know them.
+Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
+
 /// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
 /// give it, else the value `input` of a layer, else the bytes of a message between stages, which is
 /// a stage input; no more than the activation that it is part of. Nothing where the costs say none
@@ -294,9 +298,6 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
 /// Of a chunk of each of so many stages, of which this much is recomputed; empty: nothing is.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
                                     const std::vector<RecomputeExtent>& recomputed);
-
-/// Throws Error if this much of a stage cannot run again: fewer layers are known to be there.
-void CheckExtent(const CostModel& costs, int s, const RecomputeExtent& extent);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".

@@ -137,8 +137,8 @@ constexpr const char* kRecompute = "`recompute`";
 /// What stands behind "layers=".
 Recompute ParseRecomputeLayers(std::string_view text) {
   const auto fail = [&](const std::string& what) {
-    throw Error(std::string(kRecompute) + ": " + what + ", is \"layers=" +
-                std::string(text.substr(0, 40)) + "\"");
+    throw Error(std::string(kRecompute) + ": " + what +
+                ", is \"layers=" + std::string(text.substr(0, 40)) + "\"");
   };
   const size_t colon = text.find(':');
   const std::string_view numbers = text.substr(0, colon);
@@ -149,8 +149,10 @@ Recompute ParseRecomputeLayers(std::string_view text) {
     const char* const last = numbers.data() + end;
     const auto [at, error] = std::from_chars(numbers.data() + begin, last, count);
     if (error != std::errc() || at != last || count < 0 || count > kMaxModelLayers) {
-      fail("must be layers=N, layers=N:STAGES or layers=N,N,.. with a number for each stage, each 0.." +
-           std::to_string(kMaxModelLayers));
+      fail(
+          "must be layers=N, layers=N:STAGES or layers=N,N,.. with a number for each stage, each "
+          "0.." +
+          std::to_string(kMaxModelLayers));
     }
     layers.push_back(count);
     if (layers.size() > size_t{kMaxStages}) fail("has more numbers than there can be stages");
@@ -196,11 +198,11 @@ Recompute ParseRecompute(std::string_view text) {
     text = rest.substr(1);
     break;
   }
-  return {.choice = Recompute::Choice::kStages,
-          .stages = ParseStages(
-              text, kRecompute,
-              "none, full, auto, attention, experts, all-but-attention, layers=N"),
-          .part = part};
+  return {
+      .choice = Recompute::Choice::kStages,
+      .stages = ParseStages(text, kRecompute,
+                            "none, full, auto, attention, experts, all-but-attention, layers=N"),
+      .part = part};
 }
 
 Offload ParseOffload(std::string_view text) {

@@ -63,10 +63,10 @@ struct Recompute {
 };
 
 /// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7"; "attention", "experts" or
-/// "all-but-attention" for that part of every stage, "attention:0,3,5-7" for that of some; "layers=2"
-/// for the first two layers of every stage, "layers=2:0,3" for those of some, "layers=2,2,1,0" with a
-/// number for each stage. Throws Error that says what is wrong. That the stages exist is for the
-/// schedule to check.
+/// "all-but-attention" for that part of every stage, "attention:0,3,5-7" for that of some;
+/// "layers=2" for the first two layers of every stage, "layers=2:0,3" for those of some,
+/// "layers=2,2,1,0" with a number for each stage. Throws Error that says what is wrong. That the
+/// stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
 /// Which cells leave for the memory of the host between their forward and their backward (OFFLOAD,

@@ -76,8 +76,8 @@ constexpr Row kRows[] = {
     {{F, FB}, When::kSendBehind, Where::kHere, {}, {V::output}},
 
     // Forward: ATTN, DISPATCH, MLP, COMBINE. The input of a stage is kept when it runs again, that
-    // of the first layer that does not run again is, too, and what goes to the next stage went there
-    // the first time.
+    // of the first layer that does not run again is, too, and what goes to the next stage went
+    // there the first time.
     {{ATTN_F}, When::kModelBegins, Where::kHere, {}, {V::input}},
     {{ATTN_F}, When::kBehindTheBegin, Where::kHere, {V::input}, {}},
     {{ATTN_R}, When::kAlways, Where::kHere, {V::input}, {}},

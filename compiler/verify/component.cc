@@ -108,16 +108,15 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
   }
 }
 
-/// How much of the forward of a stage these components of a cell are, the whole of it where they are
-/// no extent. Of dense and plain layers several may have the same: then the first.
+/// How much of the forward of a stage these components of a cell are, the whole of it where they
+/// are no extent. Of dense and plain layers several may have the same: then the first.
 RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   const int layers = tables.plan.LayersOf(stage);
   // The last layer that has any; behind it those of an extent may still have no components.
   int last = layers - 1;
   const auto some = [&](int layer) {
-    return std::ranges::any_of(kAgain, [&](Op op) {
-      return tables.Recompute(op, stage, layer, m) != kMissing;
-    });
+    return std::ranges::any_of(
+        kAgain, [&](Op op) { return tables.Recompute(op, stage, layer, m) != kMissing; });
   };
   while (last > 0 && !some(last)) --last;
   const auto same = [&](const RecomputeExtent& extent) {
@@ -151,8 +150,7 @@ void CheckRecomputed(const Tables& tables, Findings* findings) {
       if (*of_stage != extent) {
         findings->Add(Check::kComplete, rank, -1,
                       "stage " + std::to_string(stage) + " recomputes " + ToString(extent) +
-                          " of micro-batch " + std::to_string(m) + " and " +
-                          ToString(*of_stage) +
+                          " of micro-batch " + std::to_string(m) + " and " + ToString(*of_stage) +
                           " of others; recompute the same of all cells of a stage");
         continue;
       }

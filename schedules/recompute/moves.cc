@@ -188,8 +188,8 @@ class RecomputeAnnealing {
   void TryLayers(Time heat) {
     const auto& [s, extents] = layered_[Of(layered_.size())];
     const RecomputeExtent before = problem_.Extent(s);
-    const auto at = static_cast<size_t>(
-        std::find(extents.begin(), extents.end(), before) - extents.begin());
+    const auto at =
+        static_cast<size_t>(std::find(extents.begin(), extents.end(), before) - extents.begin());
     const size_t to = Of(4) == 0 ? Of(extents.size()) : Of(2) == 0 ? at + 1 : at - 1;
     if (to >= extents.size() || to == at) return;
     const auto set = [&](const RecomputeExtent& extent) {
@@ -203,9 +203,8 @@ class RecomputeAnnealing {
       }
     };
     set(extents[to]);
-    const bool fits = std::all_of(lists_.begin(), lists_.end(), [&](const Items& list) {
-      return problem_.Fits(list, again_);
-    });
+    const bool fits = std::all_of(lists_.begin(), lists_.end(),
+                                  [&](const Items& list) { return problem_.Fits(list, again_); });
     if (!fits || !Takes(heat)) set(before);
   }
 
@@ -250,7 +249,8 @@ class RecomputeAnnealing {
 }  // namespace
 
 Plan ImproveRecomputed(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-                       Freedom freedom, Time bound, uint64_t seed, int64_t budget, SearchWork* work) {
+                       Freedom freedom, Time bound, uint64_t seed, int64_t budget,
+                       SearchWork* work) {
   if (costs.comm.exclusive() || OffloadedCells(plan).any() || work->spent()) return plan;
   work->Enter("recompute moves");
   RecomputedProblem problem(plan, costs, limit);

@@ -174,8 +174,7 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
   for (int s = 0; s < (alike ? 1 : stages); ++s) {
-    const CellBytes bytes =
-        BytesOfCell(spec.costs, s, true, chosen[static_cast<size_t>(s)].extent);
+    const CellBytes bytes = BytesOfCell(spec.costs, s, true, chosen[static_cast<size_t>(s)].extent);
     beside = std::max(beside, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);

@@ -211,9 +211,9 @@ void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Freedom 
   // Lowering to components and exports know R of whole stages.
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
                       spec.target != Target::kTorch;
-  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit,
-                                freely ? freedom : Freedom::kNone, bound, options.seed,
-                                work.left(), &work);
+  Plan plan =
+      ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit,
+                        freely ? freedom : Freedom::kNone, bound, options.seed, work.left(), &work);
   std::string& from = plan.provenance->from;
   if (!from.starts_with("moves from ")) from = "moves from " + from;
   shortest->Offer(std::move(plan), candidate);

@@ -182,8 +182,8 @@ TEST_SUITE("unit") {
     const CostModel even = read(R"({"f": 1, "b": 1, "w": 1, "layers": 4})");
     CHECK(even.LayersIn(7) == 4);
     CHECK(even.shares == Shares{std::vector<LayerShare>(4)});
-    const CostModel unlike =
-        read(R"({"f": 1, "b": 1, "w": 1, "layers": {"f": [0.25, 0.5], "activation_bytes": [7, 0]}})");
+    const CostModel unlike = read(
+        R"({"f": 1, "b": 1, "w": 1, "layers": {"f": [0.25, 0.5], "activation_bytes": [7, 0]}})");
     CHECK(unlike.shares == Shares{{{250'000, 7}, {500'000, 0}}});
     for (const CostModel& costs : {even, unlike}) {
       CHECK(ReadCosts(WriteCosts(costs), "again.json") == costs);
@@ -192,7 +192,8 @@ TEST_SUITE("unit") {
       return Failure([&] { read(R"({"f": 1, "b": 1, "w": 1, "layers": )" + layers + "}"); });
     };
     CHECK(error("0") ==
-          "c.json: /stage/layers: must be an object with lists of what each layer has, or a number of "
+          "c.json: /stage/layers: must be an object with lists of what each layer has, or a number "
+          "of "
           "layers in 1..4096, is 0");
     CHECK(error("{}") ==
           "c.json: /stage/layers: give \"f\" or \"activation_bytes\", or a number of layers");
@@ -213,9 +214,10 @@ TEST_SUITE("unit") {
     costs.memory = MemoryCost{.activation_bytes = 800, .w_stash_bytes = 80, .input_bytes = 50};
     const Plan plan = InsertRecompute(GeneratePlan(MakeSpec("1f1b", 2, 4, costs)), {1},
                                       {RecomputePart::kFull, 3});
-    CHECK(Failure([&] { Simulate(plan, costs); }) ==
-          "the costs do not say which layers stage 1 has, so that R of its first ones has no bytes; "
-          "give \"layers\", of the stage their number or of the model their costs");
+    CHECK(
+        Failure([&] { Simulate(plan, costs); }) ==
+        "the costs do not say which layers stage 1 has, so that R of its first ones has no bytes; "
+        "give \"layers\", of the stage their number or of the model their costs");
     costs.shares = {std::vector<LayerShare>(2)};
     Plan with = plan;
     with.costs = costs;
@@ -225,13 +227,13 @@ TEST_SUITE("unit") {
           "most so many");
     Spec spec = MakeSpec("1f1b", 2, 4, costs);
     spec.recompute = ParseRecompute("layers=3:1");
-    CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "`recompute`: stage 1 has 2 layers, not 3");
+    CHECK(Failure([&] { GeneratePlan(spec); }) == "`recompute`: stage 1 has 2 layers, not 3");
     // Of every stage as many as it has.
     spec.recompute = ParseRecompute("layers=3");
     CHECK(RecomputedCells(GeneratePlan(spec)).extent(0).whole());
     spec.recompute = ParseRecompute("layers=0,1");
-    CHECK(RecomputedCells(GeneratePlan(spec)).extent(1) == RecomputeExtent(RecomputePart::kFull, 1));
+    CHECK(RecomputedCells(GeneratePlan(spec)).extent(1) ==
+          RecomputeExtent(RecomputePart::kFull, 1));
     CHECK_FALSE(RecomputedCells(GeneratePlan(spec)).HasStage(0));
     spec.costs.shares.clear();
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
@@ -284,10 +286,10 @@ TEST_SUITE("property") {
   TEST_CASE("layers: memory is that of the layers, and no less of them holds less") {
     std::mt19937_64 random(22);
     for (int round = 0; round < Draws(60); ++round) {
-      const std::string schedule =
-          std::vector<std::string>{"1f1b", "zb-1p", "zb-v", "gpipe", "interleaved-1f1b"}[random() % 5];
-      Spec spec = MakeSpec(schedule, 2 + static_cast<int>(random() % 3), 6,
-                           UniformCosts(20, 30, 10));
+      const std::string schedule = std::vector<std::string>{"1f1b", "zb-1p", "zb-v", "gpipe",
+                                                            "interleaved-1f1b"}[random() % 5];
+      Spec spec =
+          MakeSpec(schedule, 2 + static_cast<int>(random() % 3), 6, UniformCosts(20, 30, 10));
       const Plan order = GeneratePlan(spec);
       DrawShares(&random, order.stages, &spec.costs);
       std::vector<RecomputedStage> stages;
@@ -411,7 +413,8 @@ TEST_SUITE("property") {
       ExactInstance instance = instances.Next();
       CostModel& costs = instance.costs;
       const Plan& frame = instance.plan;
-      if (costs.stages.size() != 1 && std::cmp_not_equal(costs.stages.size(), frame.stages)) continue;
+      if (costs.stages.size() != 1 && std::cmp_not_equal(costs.stages.size(), frame.stages))
+        continue;
       DrawShares(&random, frame.stages, &costs);
       Plan plan = SerialOrder(frame);
       std::vector<RecomputedStage> stages;

@@ -37,11 +37,13 @@ int64_t PeakOf(const Plan& plan, const CostModel& costs) {
 
 Time TimeOf(const std::vector<RecomputedStage>& stages, const CostModel& costs) {
   Time time = 0;
-  for (const RecomputedStage& s : stages) time += costs.Duration(RecomputeOp(s.stage, -1, s.extent));
+  for (const RecomputedStage& s : stages)
+    time += costs.Duration(RecomputeOp(s.stage, -1, s.extent));
   return time;
 }
 
-/// The least time of R with which an order fits, of all choices of layers; one rank after the other.
+/// The least time of R with which an order fits, of all choices of layers; one rank after the
+/// other.
 Time LeastTime(const Plan& order, const CostModel& costs, int64_t limit) {
   Time least = -1;
   std::vector<int> layers(static_cast<size_t>(order.stages), 0);
@@ -83,8 +85,7 @@ TEST_SUITE("property") {
       const int64_t least = PeakOf(InsertRecompute(order, all), costs), most = PeakOf(order, costs);
       const int64_t limit =
           least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
-      const auto stages =
-          StagesToFit(order, costs, limit, RecomputePart::kFull, Grain::kLayers);
+      const auto stages = StagesToFit(order, costs, limit, RecomputePart::kFull, Grain::kLayers);
       CAPTURE(schedule);
       CAPTURE(limit);
       CHECK(PeakOf(RecomputeStages(order, stages), costs) <= limit);

@@ -93,7 +93,8 @@ TEST_SUITE("unit") {
     for (const char* text : {"", "some", "1,", ",1", "1,,2", "-1", "1-", "a-b", "1 2", "0x1"}) {
       CAPTURE(text);
       CHECK(failure(text) ==
-            "`recompute`: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
+            "`recompute`: must be none, full, auto, attention, experts, all-but-attention, "
+            "layers=N or "
             "stages as in \"0,3,5-7\", is \"" +
                 std::string(text) + "\"");
     }

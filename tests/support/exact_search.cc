@@ -390,7 +390,8 @@ class Search {
     if (forward) FinishForward(choice.chunk, end);
     if (choice.op == Op::R) {
       done_[choice.chunk] = kReady;
-      held_[static_cast<size_t>(choice.rank)] += Of(activation_, chunks_[choice.chunk]) - chunks_[choice.chunk].input;
+      held_[static_cast<size_t>(choice.rank)] +=
+          Of(activation_, chunks_[choice.chunk]) - chunks_[choice.chunk].input;
     }
     if (HasBackward(choice.op)) FinishBackward(back, end);
     if (HasWeight(choice.op)) FinishWeights(back);
@@ -423,7 +424,7 @@ class Search {
   const int64_t most_;
   const int64_t limit_;
   std::vector<int64_t> activation_, stash_;  // by stage
-  bool bytes_ = false;  // else activations are counted
+  bool bytes_ = false;                       // else activations are counted
   size_t stride_ = 1;  // stages: from a chunk to the one of the next micro-batch
   bool pairs_ = false;
   std::vector<Chunk> chunks_;

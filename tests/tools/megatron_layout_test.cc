@@ -141,7 +141,8 @@ TEST_SUITE("unit") {
           "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
           "recompute all of them or none");
     CHECK(Failure([&] { of("layers=1,1,2,1", 3); }) ==
-          "the plan recomputes the first 2 layers of stages, and what is written for Megatron-LM recomputes whole "
+          "the plan recomputes the first 2 layers of stages, and what is written for Megatron-LM "
+          "recomputes whole "
           "stages, or as many layers of each; compile it with `recompute` full, layers=N or none");
     CHECK(Failure([&] { of("layers=2", 3); }) ==
           "the plan recomputes the first 2 layers of each stage; Megatron-LM counts transformer "

@@ -136,7 +136,8 @@ int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count
       of_all = again;
       continue;
     }
-    throw Error("the plan recomputes the first " + std::to_string(count) + " layers of each stage; " +
+    throw Error("the plan recomputes the first " + std::to_string(count) +
+                " layers of each stage; " +
                 "Megatron-LM counts transformer layers, which must be as many of each stage, and " +
                 "stage " + std::to_string(s) + " is " + letters +
                 "; compile it with `recompute` full or none");

@@ -284,8 +284,8 @@ std::vector<std::string> TorchNotes(const Plan& plan) {
                     "their modules with torch.utils.checkpoint");
     for (int s = 0; s < plan.stages; ++s) {
       if (!cells.HasStage(s) || cells.extent(s).whole()) continue;
-      notes.push_back("of stage " + std::to_string(s) + " wrap " +
-                      ToString(cells.extent(s)) + " alone: the plan recomputes that part");
+      notes.push_back("of stage " + std::to_string(s) + " wrap " + ToString(cells.extent(s)) +
+                      " alone: the plan recomputes that part");
     }
   }
   if (const OffloadedCells cells(plan); cells.any()) {

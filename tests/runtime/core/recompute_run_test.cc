@@ -140,14 +140,15 @@ TEST_SUITE("equivalence") {
   }
 
   TEST_CASE("equivalence: more layers recomputed than the model has are refused") {
-    const Plan plan = Lower(InsertRecompute(GeneratePlan(MakeSpec("1f1b", 2, 2, UniformCosts(1, 1, 1))),
-                                            {1}, {RecomputePart::kFull, 5}),
-                            UniformCosts(1, 1, 1), {.target = Level::kComm});
+    const Plan plan =
+        Lower(InsertRecompute(GeneratePlan(MakeSpec("1f1b", 2, 2, UniformCosts(1, 1, 1))), {1},
+                              {RecomputePart::kFull, 5}),
+              UniformCosts(1, 1, 1), {.target = Level::kComm});
     Model model = GroupModel();
     model.layers = 4;
     CHECK(TrainBesideReference(plan, model).difference ==
-          "the plan recomputes the first 5 layers of stage 1, which has 2 in model \"" + model.name +
-              "\"; compile it with `recompute` layers=2 or less, or full");
+          "the plan recomputes the first 5 layers of stage 1, which has 2 in model \"" +
+              model.name + "\"; compile it with `recompute` layers=2 or less, or full");
   }
 
   TEST_CASE("equivalence: recompute takes less memory") {

@@ -7,6 +7,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/plan.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
@@ -169,7 +170,9 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
   Plan plan = GeneratePlan(spec, options.control);
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
-  const CostModel costs = plan.costs ? *plan.costs : spec.costs;
+  CostModel costs = plan.costs ? *plan.costs : spec.costs;
+  // The layers of a model made these; what nothing goes by need not be in the file.
+  if (!costs.partition.empty() && !RecomputedCells(plan).in_layers()) costs.shares.clear();
   // On a device its limit is what the fullest rank leaves; others may hold more.
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;

@@ -14,7 +14,7 @@ namespace contraflow {
 namespace {
 
 CellWork WorkOfCell(const CostModel& costs, int stage, int m,
-                    std::optional<RecomputePart> recomputed) {
+                    std::optional<RecomputeExtent> recomputed) {
   const auto duration = [&](Op op) { return costs.Duration(CellOp(op, stage, m)); };
   const Time f = duration(Op::F), b = duration(Op::B), bw = duration(Op::BW);
   const StageCost& cost = costs.stage(stage);
@@ -25,8 +25,7 @@ CellWork WorkOfCell(const CostModel& costs, int stage, int m,
     saving = f + bw - costs.Duration(Pair(stage, m, stage, m));
     if (!costs.microbatch_scale.empty()) saving += 2;
   }
-  Instruction r = CellOp(Op::R, stage, m);
-  r.part = recomputed.value_or(RecomputePart::kFull);
+  const Instruction r = RecomputeOp(stage, m, recomputed.value_or(RecomputeExtent()));
   const Time full = std::min(bw, b + duration(Op::W));
   return {f,
           b,
@@ -68,9 +67,10 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
   for (size_t s = 0; s < work.stages(); ++s) {
     work.hop.push_back(s == 0 || route.ranks[s - 1] == route.ranks[s] ? 0 : hop);
     for (size_t k = 0; k < (work.alike ? 1 : work.count); ++k) {
-      const CellWork chunk = WorkOfCell(
-          costs, static_cast<int>(s), route.microbatches[k],
-          is_recomputed(s, k) ? std::optional(recomputed.part(static_cast<int>(s))) : std::nullopt);
+      const CellWork chunk =
+          WorkOfCell(costs, static_cast<int>(s), route.microbatches[k],
+                     is_recomputed(s, k) ? std::optional(recomputed.extent(static_cast<int>(s)))
+                                         : std::nullopt);
       work.chunks.push_back(chunk);
       if (k == 0) work.least.push_back(chunk);
       if (k == 0) work.most.push_back(chunk);
@@ -87,7 +87,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
 /// that are recomputed with its input, or less.
 void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostModel& costs,
                       const RecomputedCells& recomputed) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
     // Of each rank: what its stages so far hold, and the most that one of them needs.

@@ -222,7 +222,7 @@ void RaiseByComponents(const Plan& plan, const CostModel& costs, Bound* best) {
     for (const int m : route.microbatches) {
       const auto recomputed = [&](size_t s) {
         const int stage = static_cast<int>(s);
-        return chunks.Has(stage, m) && chunks.part(stage) == RecomputePart::kFull;
+        return chunks.Has(stage, m) && chunks.extent(stage).whole();
       };
       const Time path = AddComponents(route, ComponentsOf(plan, costs, m), hop, recomputed, &ranks);
       KeepLarger(best, {.value = path, .kind = BoundKind::kCriticalPath, .work = path});

@@ -38,11 +38,66 @@ auto ReadList(const JsonCursor& list, const char* noun, int most, Read read) {
 
 StageCost ReadStage(const JsonCursor& stage, Unit unit, CostMending* mending) {
   stage.Keys("an object with the costs of a stage",
-             {"f", "b", "w", "bw", "fb", "reduce", "step", "r"});
+             {"f", "b", "w", "bw", "fb", "reduce", "step", "r", "layers"});
   const StageCost cost = ReadStageCost(stage, unit, mending);
   const std::string flaw = FlawOf(cost, unit);
   if (!flaw.empty()) stage.Fail(flaw);
   return cost;
+}
+
+/// The layers of a stage: how many alike ones, or of each what its forward takes and what it holds.
+std::vector<LayerShare> ReadLayerShares(const JsonCursor& layers, Unit unit) {
+  if (!layers.IsObject()) {
+    const int64_t count = layers.Integer(
+        "an object with lists of what each layer has, or a number of layers", 1, kMaxModelLayers);
+    return std::vector<LayerShare>(static_cast<size_t>(count));
+  }
+  layers.Keys("an object with lists of what each layer has, or a number of layers",
+              {"f", "activation_bytes"});
+  std::vector<LayerShare> shares;
+  const auto read = [&](const char* key, int64_t LayerShare::*share, auto value) {
+    const std::optional<JsonCursor> list = layers.Optional(key);
+    if (!list) return;
+    const std::vector<int64_t> values =
+        ReadList(*list, "an array with one entry for each layer", kMaxModelLayers, value);
+    if (!shares.empty() && shares.size() != values.size()) {
+      layers.Fail("\"f\" is of " + std::to_string(shares.size()) +
+                  " layers and \"activation_bytes\" of " + std::to_string(values.size()) +
+                  "; give one entry of both for each layer");
+    }
+    shares.resize(values.size());
+    for (size_t l = 0; l < values.size(); ++l) shares[l].*share = values[l];
+  };
+  read("f", &LayerShare::f, [&](const JsonCursor& time) { return ReadTime(time, unit); });
+  read("activation_bytes", &LayerShare::activation_bytes,
+       [](const JsonCursor& bytes) { return ReadBytes(bytes); });
+  if (shares.empty()) layers.Fail("give \"f\" or \"activation_bytes\", or a number of layers");
+  return shares;
+}
+
+/// Of each stage, or of all alike; empty where no stage says its layers.
+std::vector<std::vector<LayerShare>> ReadShares(const JsonCursor& root, Unit unit) {
+  std::vector<std::vector<LayerShare>> shares;
+  if (const auto alike = root.Optional("stage")) {
+    if (const auto layers = alike->Optional("layers")) {
+      shares.push_back(ReadLayerShares(*layers, unit));
+    }
+    return shares;
+  }
+  const std::optional<JsonCursor> stages = root.Optional("stages");
+  if (!stages) return shares;
+  const size_t count = stages->Size("an array with one entry for each stage");
+  for (size_t s = 0; s < count; ++s) {
+    const JsonCursor stage = stages->Item(s);
+    const std::optional<JsonCursor> layers = stage.Optional("layers");
+    if (shares.size() != (layers ? s : 0)) {
+      stages->Fail("some say their \"layers\" and some do not; give them of each stage or of none");
+    }
+    if (layers) shares.push_back(ReadLayerShares(*layers, unit));
+  }
+  const auto same = [&](const auto& stage) { return stage == shares.front(); };
+  if (std::ranges::all_of(shares, same) && !shares.empty()) shares.resize(1);
+  return shares;
 }
 
 /// Without stage costs: empty where they may be derived from components.
@@ -192,7 +247,7 @@ void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost*
 }
 
 /// What is known without stages.
-void ReadShares(const JsonCursor& memory, MemoryCost* cost) {
+void ReadSharing(const JsonCursor& memory, MemoryCost* cost) {
   if (const auto zero = memory.Optional("zero")) {
     cost->zero = static_cast<int>(zero->Integer("a stage of ZeRO", 0, 2));
   }
@@ -240,7 +295,7 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
                "optimizer_bytes", "values", "input_bytes", "zero", "workspace_bytes"});
   MemoryCost cost;
-  ReadShares(memory, &cost);
+  ReadSharing(memory, &cost);
   const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
   const std::optional<JsonCursor> values = memory.Optional("values");
   if (!activation && !values) memory.Required("activation_bytes");
@@ -325,6 +380,7 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
     costs.source = source->String("where the figures are from");
   }
   costs.stages = ReadStages(root, costs.unit, may_derive, mending);
+  costs.shares = ReadShares(root, costs.unit);
   if (const auto layers = root.Optional("layers")) {
     costs.layers = ReadLayers(*layers, costs.unit, mending);
   }
@@ -363,7 +419,7 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (memory && costs.layers.empty()) costs.memory = ReadMemory(*memory, costs.moe);
   if (memory && !costs.layers.empty()) {
     memory->Keys("an object with what layers do not say", {"zero", "workspace_bytes"});
-    ReadShares(*memory, &costs.memory.emplace());
+    ReadSharing(*memory, &costs.memory.emplace());
   }
   if (const auto ranks = root.Optional("ranks")) {
     costs.ranks = ReadList(*ranks, "an array with one entry for each rank", kMaxRanks, ReadRank);

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <span>
+#include <utility>
+
 #include "compiler/files/cost_fields.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/files/plan_document.h"
@@ -56,6 +60,22 @@ Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
   return object;
 }
 
+/// Adds what is known of its layers to a stage.
+void AddShares(std::span<const LayerShare> shares, Unit unit, Json* stage) {
+  if (shares.empty()) return;
+  const auto is_one = [](int64_t share) { return share == 1; };
+  Json lists = Json::object();
+  if (!std::ranges::all_of(shares, is_one, &LayerShare::f)) {
+    Json& list = lists["f"] = Json::array();
+    for (const LayerShare& layer : shares) list.push_back(TimeToJson(layer.f, unit));
+  }
+  if (!std::ranges::all_of(shares, is_one, &LayerShare::activation_bytes)) {
+    Json& list = lists["activation_bytes"] = Json::array();
+    for (const LayerShare& layer : shares) list.push_back(layer.activation_bytes);
+  }
+  (*stage)["layers"] = lists.empty() ? Json(shares.size()) : std::move(lists);
+}
+
 }  // namespace
 
 Json TimeToJson(Time ticks, Unit unit) {
@@ -73,10 +93,12 @@ Json CostsToJson(const CostModel& costs) {
   if (!costs.source.empty()) object["source"] = costs.source;
   if (costs.stages.size() == 1) {
     object["stage"] = StageToJson(costs.stages[0], costs.unit);
+    AddShares(costs.SharesOf(0), costs.unit, &object["stage"]);
   } else if (!costs.stages.empty()) {
     Json stages = Json::array();
-    for (const StageCost& stage : costs.stages) {
-      stages.push_back(StageToJson(stage, costs.unit));
+    for (size_t s = 0; s < costs.stages.size(); ++s) {
+      stages.push_back(StageToJson(costs.stages[s], costs.unit));
+      AddShares(costs.SharesOf(static_cast<int>(s)), costs.unit, &stages.back());
     }
     object["stages"] = std::move(stages);
   }

@@ -231,7 +231,9 @@ void CheckMarks(const JsonCursor& field, const Plan& plan, size_t rows, bool one
 
 PackedInstruction::PackedInstruction(const Instruction& i) {
   const auto put = [this](int32_t number) { numbers[size++] = number; };
-  put(static_cast<int32_t>(i.op) + kOpCount * static_cast<int32_t>(i.part));
+  constexpr auto kPartCount = static_cast<int32_t>(std::size(kParts));
+  put(static_cast<int32_t>(i.op) +
+      kOpCount * (static_cast<int32_t>(i.part) + kPartCount * int32_t{i.layers}));
   put(i.stage);
   const Operands operands = OperandsOf(i.op);
   if (operands == Operands::kLayer) put(i.layer);
@@ -264,12 +266,16 @@ void Unpacker::AddName(size_t list, std::string_view name) {
 Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   Numbers numbers(list);
   Instruction i;
+  // Of R: parts, each of all layers or of the first 1..INT16_MAX.
+  constexpr size_t kExtents = std::size(kParts) * (size_t{INT16_MAX} + 1);
   const bool parts = std::ranges::count(ops_, Op::R) > 0;
-  const auto number = static_cast<size_t>(
-      numbers.Index("the operation", 0, ops_.size() * (parts ? std::size(kParts) : 1)));
+  const auto number =
+      static_cast<size_t>(numbers.Index("the operation", 0, ops_.size() * (parts ? kExtents : 1)));
+  const size_t extent = number / ops_.size();
   i.op = ops_[number % ops_.size()];
-  i.part = kParts[number / ops_.size()];
-  if (i.part != RecomputePart::kFull && i.op != Op::R) numbers.Fail("only R has a part");
+  i.part = kParts[extent % std::size(kParts)];
+  i.layers = static_cast<int16_t>(extent / std::size(kParts));
+  if (extent != 0 && i.op != Op::R) numbers.Fail("only R has a part or layers");
   i.stage = numbers.Operand("the stage");
   const Operands operands = OperandsOf(i.op);
   if (operands == Operands::kLayer) {

@@ -140,7 +140,7 @@ std::vector<HeldSample> HeldOver(const Plan& plan, size_t rank, const std::vecto
   for (const auto& [at, cell] : cells) {
     const bool again = cell.again >= 0 && (!bytes || InputBytes(*plan.costs, at.first));
     const CellBytes each =
-        bytes ? BytesOfCell(*plan.costs, at.first, again, recomputed.part(at.first))
+        bytes ? BytesOfCell(*plan.costs, at.first, again, recomputed.extent(at.first))
               : CellBytes{.activation = 1, .stash = 1};
     if (cell.forward >= 0) changes[cell.forward] += each.activation;
     if (cell.backward_end >= 0) changes[cell.backward_end] -= each.activation - each.stash;

@@ -22,11 +22,13 @@ Op RecomputeOf(Op op) {
   return op;
 }
 
-/// Makes of the shape of a forward that of this part of it, run again.
-void RunAgain(RecomputePart part, ChunkShape* shape) {
+/// Makes of the shape of a forward that of this much of it, run again.
+void RunAgain(const RecomputeExtent& extent, ChunkShape* shape) {
   std::vector<ChunkPart>& chain = shape->chains[0];
   for (ChunkPart& component : chain) component.op = RecomputeOf(component.op);
-  std::erase_if(chain, [&](const ChunkPart& component) { return !Includes(part, component.op); });
+  std::erase_if(chain, [&](const ChunkPart& component) {
+    return !extent.Has(component.op, component.layer);
+  });
   for (auto& lane : shape->order) lane.clear();
   for (size_t k = 0; k < chain.size(); ++k) shape->order[chain[k].lane].push_back({0, k});
 }
@@ -91,7 +93,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
     return first_alike_.empty() ? 0 : first_alike_[static_cast<size_t>(stage)];
   };
   const auto [at, added] =
-      shapes_.try_emplace({chains, recompute, chunk.part, factor(front), factor(back),
+      shapes_.try_emplace({chains, recompute, ExtentOf(chunk), factor(front), factor(back),
                            alike(chunk.stage), alike(BackStage(chunk))});
   ChunkShape& shape = at->second;
   if (!added) return shape;
@@ -108,10 +110,10 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(interleave(chains), &shape);
   }
-  if (recompute) RunAgain(chunk.part, &shape);
+  if (recompute) RunAgain(ExtentOf(chunk), &shape);
   if (recompute && shape.chains[0].empty()) {
     throw Error("stage " + std::to_string(chunk.stage) + " has no components that `recompute` " +
-                std::string(Name(chunk.part)) + " runs again; leave it out");
+                ToString(ExtentOf(chunk)) + " runs again; leave it out");
   }
   return shape;
 }

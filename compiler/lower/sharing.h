@@ -59,7 +59,7 @@ class ChunkShapes {
   const CostModel& costs_;
   const bool serial_;
   std::vector<int> first_alike_;  // of each stage the first like it; empty: all are alike
-  std::map<std::tuple<Chains, bool, RecomputePart, double, double, int, int>, ChunkShape> shapes_;
+  std::map<std::tuple<Chains, bool, RecomputeExtent, double, double, int, int>, ChunkShape> shapes_;
 };
 
 /// Something that happened on a rank: a component, a message that left or is on its way, REDUCE or

@@ -9,7 +9,10 @@
 namespace contraflow {
 
 Accesses::Accesses(const Plan& plan, std::vector<int> layers)
-    : plan_(plan), route_of_(RouteOfMicrobatch(plan)), layers_(std::move(layers)) {
+    : plan_(plan),
+      route_of_(RouteOfMicrobatch(plan)),
+      recomputed_(plan),
+      layers_(std::move(layers)) {
   if (!layers_.empty()) return;
   for (int s = 0; s < plan.stages; ++s) layers_.push_back(plan.LayersOf(s));
 }
@@ -42,6 +45,10 @@ void Accesses::Of(const Instruction& i, std::vector<Access>* accesses) const {
   }
 }
 
+bool Accesses::RunsOn(const Instruction& i) const {
+  return i.layer + 1 < recomputed_.extent(i.stage).Of(LastLayer(i.stage) + 1);
+}
+
 // What goes on from the last layer of a stage, and the loss; or the input of the next layer.
 void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
@@ -49,7 +56,7 @@ void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const
     accesses->push_back({value, layer, stage, i.microbatch, true});
   };
   if (i.layer < LastLayer(i.stage)) {
-    touch(input, static_cast<int16_t>(i.layer + 1), i.stage);
+    if (!IsRecompute(i.op) || RunsOn(i)) touch(input, static_cast<int16_t>(i.layer + 1), i.stage);
   } else if (i.stage + 1 == plan_.stages) {
     touch(output, i.layer, i.stage);
     touch(head, i.layer, i.stage);
@@ -63,7 +70,8 @@ void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const
 }
 
 // The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
-// again but for the input of the stage, which was kept, and what the next stage has got.
+// again but for the input of the stage, which was kept, as was that of the first layer that does
+// not run again, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](bool makes, std::initializer_list<Value> values) {

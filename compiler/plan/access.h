@@ -4,12 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "compiler/plan/instruction.h"
-#include "compiler/plan/value.h"
+#include "compiler/plan/plan.h"
 
 namespace contraflow {
-
-struct Plan;
 
 /// One instruction touching one value.
 struct Access {
@@ -43,12 +40,15 @@ class Accesses {
   }
   void Forward(const Instruction& i, std::vector<Access>* accesses) const;
   void Backward(const Instruction& i, std::vector<Access>* accesses) const;
+  /// True if the layer behind that of a component runs again with it.
+  bool RunsOn(const Instruction& i) const;
   void Finish(const Instruction& i, std::vector<Access>* accesses) const;
   void Chunk(const Instruction& i, std::vector<Access>* accesses) const;
   void Kept(const Instruction& i, std::vector<Access>* accesses) const;
 
   const Plan& plan_;
   const std::vector<int> route_of_;
+  const RecomputedCells recomputed_;
   std::vector<int> layers_;  // by stage; 0: opaque stages
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
@@ -35,37 +36,6 @@ Time CopyTime(const CostModel& costs, int stage) {
   const double units = static_cast<double>(costs.memory->activation(stage)) / costs.host->bandwidth;
   const double ticks = units * static_cast<double>(TicksPerUnit(costs.unit));
   return costs.host->latency + static_cast<Time>(std::llround(ticks));
-}
-
-/// Of a part of the forward of all layers.
-Time TimeOf(const MoeCost& cost, RecomputePart part) {
-  Time sum = 0;
-  for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
-    for (int l = 0; l < cost.layers_per_stage && Includes(part, op); ++l) {
-      sum += cost.Of(Repeated(op), l);
-    }
-  }
-  return sum;
-}
-
-/// What a cell lets go whose forward runs again in this part only: what these components make for
-/// the backward.
-int64_t DroppedBytes(const CostModel& costs, int s, RecomputePart part) {
-  if (!costs.components() || costs.memory->values.empty()) {
-    throw Error("the costs do not say what the components of a stage hold, so that `recompute` " +
-                std::string(Name(part)) +
-                " has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
-  }
-  const auto layers = static_cast<int64_t>(costs.moe_of(s).layers_per_stage);
-  const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };
-  const int64_t experts = bytes(Value::gate) + bytes(Value::hidden);
-  if (part == RecomputePart::kExperts) return layers * experts;
-  if (part == RecomputePart::kAttention) {
-    return layers * (bytes(Value::attention) + bytes(Value::scores));
-  }
-  // The input of a layer behind the first is what COMBINE_R makes.
-  return layers * (experts + bytes(Value::rows) + bytes(Value::combined)) +
-         (layers - 1) * bytes(Value::input);
 }
 
 /// SerialSum of any costs; exact enough for a limit.
@@ -231,9 +201,7 @@ Time CostModel::Duration(const Instruction& i) const {
   if (i.op == Op::F) return Scaled(cost.f, scale);
   if (i.op == Op::B) return Scaled(cost.b, scale);
   if (i.op == Op::W) return Scaled(cost.w, scale);
-  if (i.op == Op::R && i.part != RecomputePart::kFull && components())
-    return Scaled(TimeOf(moe_of(i.stage), i.part), scale);
-  if (i.op == Op::R) return Scaled(cost.recompute(), scale);
+  if (i.op == Op::R) return Scaled(RecomputeTime(*this, i.stage, ExtentOf(i)), scale);
   if (i.op == Op::BW) return Scaled(cost.bw, scale);
   if (i.op == Op::FB) {
     const StageCost& back = stage(i.back_stage);
@@ -281,47 +249,6 @@ void CheckHostCost(const CostModel& costs, bool offloads) {
   throw Error(
       "\"host\" gives a bandwidth, and the costs do not say how many bytes are copied; give "
       "\"memory\": {\"activation_bytes\": ..}, or \"host\": {\"time\": ..}");
-}
-
-std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
-  const auto part = [&](int64_t bytes) {
-    return costs.memory ? std::min(bytes, costs.memory->activation(s)) : bytes;
-  };
-  if (costs.memory && costs.memory->input_bytes >= 0) return part(costs.memory->input_bytes);
-  if (costs.memory && !costs.memory->values.empty()) {
-    return part(costs.memory->values[static_cast<size_t>(Value::input)]);
-  }
-  if (costs.comm.bytes > 0) return part(costs.comm.bytes);
-  return std::nullopt;
-}
-
-CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes, RecomputePart part) {
-  if (!costs.memory || costs.memory->activation_bytes == 0) return {};
-  CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
-  if (!recomputes) return bytes;
-  if (part != RecomputePart::kFull) {
-    bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, part));
-    return bytes;
-  }
-  const std::optional<int64_t> input = InputBytes(costs, s);
-  if (!input) {
-    throw Error(
-        "the costs do not say what a recomputed cell holds between F and R, its stage input; give "
-        "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
-  }
-  bytes.input = *input;
-  return bytes;
-}
-
-std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
-                                    const std::vector<RecomputePart>& recomputed) {
-  std::vector<CellBytes> cells;
-  for (int s = 0; s < stages; ++s) {
-    const RecomputePart part =
-        recomputed.empty() ? RecomputePart::kFull : recomputed[static_cast<size_t>(s)];
-    cells.push_back(BytesOfCell(costs, s, !recomputed.empty(), part));
-  }
-  return cells;
 }
 
 std::string FlawOf(const StageCost& cost, Unit unit) {
@@ -437,6 +364,17 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
                 " stages, this schedule has " + std::to_string(stages) +
                 "; give \"stage\" (every stage alike) or \"stages\" with " +
                 std::to_string(stages) + " entries");
+  }
+  if (costs.shares.size() > 1 && costs.shares.size() != static_cast<size_t>(stages)) {
+    throw Error("the costs list the layers of " + std::to_string(costs.shares.size()) +
+                " stages, this plan has " + std::to_string(stages));
+  }
+  for (int s = 0; costs.components() && s < stages; ++s) {
+    const size_t listed = costs.SharesOf(s).size();
+    if (listed == 0 || std::cmp_equal(listed, costs.LayersIn(s))) continue;
+    throw Error("stage " + std::to_string(s) + " lists " + std::to_string(listed) +
+                " layers and has components (\"moe\") of " + std::to_string(costs.LayersIn(s)) +
+                "; give as many, or drop \"layers\"");
   }
   if (!costs.partition.empty() && costs.partition.size() != static_cast<size_t>(stages)) {
     throw Error("\"partition\" has " + std::to_string(costs.partition.size()) +

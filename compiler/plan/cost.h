@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -190,6 +191,14 @@ struct NamedLayers {
   bool operator==(const NamedLayers&) const = default;
 };
 
+/// What one layer of a stage has of the time of its forward and of the bytes of its activation, as
+/// shares of those of all its layers.
+struct LayerShare {
+  int64_t f = 1, activation_bytes = 1;
+
+  bool operator==(const LayerShare&) const = default;
+};
+
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;
@@ -209,6 +218,9 @@ struct CostModel {
   std::optional<MoeCost> moe;  ///< of every stage alike
   /// Of each stage, where they have unlike layers; then there is no `moe`.
   std::vector<MoeCost> stage_moe;
+  /// The layers of each stage, or of every stage alike where there is one entry; empty: as the
+  /// components have them, or not known. R of the first layers of a stage goes by these.
+  std::vector<std::vector<LayerShare>> shares;
   /// How `stages` was (or, while it is empty, is to be) derived from `moe`; empty where chunk costs
   /// were given as such.
   std::optional<Overlap> derived;
@@ -234,6 +246,10 @@ struct CostModel {
   const MoeCost& moe_of(int s) const {
     return stage_moe.empty() ? *moe : stage_moe[static_cast<size_t>(s)];
   }
+  /// The shares of the layers of stage s; empty where `shares` is.
+  std::span<const LayerShare> SharesOf(int s) const;
+  /// How many layers stage s has; 0: not known.
+  int LayersIn(int s) const;
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
   /// Of the model, repeats counted.
@@ -253,6 +269,10 @@ CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 /// how long that takes: no `host`, or a bandwidth and no bytes of activations.
 void CheckHostCost(const CostModel& costs, bool offloads);
 
+/// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
+/// of some layers as long as all of them where the costs do not know them.
+Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
+
 /// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
 /// give it, else the value `input` of a layer, else the bytes of a message between stages, which is
 /// a stage input; no more than the activation that it is part of. Nothing where the costs say none
@@ -262,18 +282,22 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 /// What the activations of one cell take, in bytes (all zero where the costs have no
 /// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
 /// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
-/// the start of R: the stage input and, where a part is recomputed, what the others made.
+/// the start of R: the stage input and, where a part or some layers are recomputed, what the others
+/// made.
 struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
+  /// Of `input` what belongs to the stash: of layers that do not run again, and where there is
+  /// nothing else.
+  int64_t kept_stash = 0;
 };
 
 /// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they
-/// hold meanwhile (InputBytes).
+/// hold meanwhile (InputBytes), or which layers they have.
 CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
-                      RecomputePart part = RecomputePart::kFull);
-/// Of a chunk of each of so many stages, of which these parts are recomputed; empty: nothing is.
+                      const RecomputeExtent& extent = {});
+/// Of a chunk of each of so many stages, of which this much is recomputed; empty: nothing is.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
-                                    const std::vector<RecomputePart>& recomputed);
+                                    const std::vector<RecomputeExtent>& recomputed);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".

@@ -131,6 +131,12 @@ class Parser {
         Fail("unknown part \"" + std::string(value.substr(0, 32)) +
              "\"; parts are attention, experts, all-but-attention");
       }
+    } else if (key == "layers" && result->op == Op::R) {
+      if (result->layers != 0) Fail("\"layers\" repeats a key");
+      const int layers = Number(value, word);
+      // All of them is what R without layers is.
+      if (layers < 1 || layers > INT16_MAX) Fail("\"layers\" must be in 1..32767");
+      result->layers = static_cast<int16_t>(layers);
     } else if (key == "group") {
       Set(&result->group, value, word);
     } else if (key == "slot") {
@@ -150,6 +156,7 @@ class Parser {
       const std::string name(key.substr(0, 32));
       std::vector<std::string_view> known = {"group", "slot", "lane", "after"};
       if (OperandsOf(result->op) == Operands::kMessage) known.push_back(PeerKey(result->op));
+      if (result->op == Op::R) known.insert(known.begin(), {"part", "layers"});
       Fail("unknown or misplaced key \"" + name + "\"" + DidYouMean(name, known));
     }
   }
@@ -179,6 +186,13 @@ class Parser {
 
 Instruction CellOp(Op op, int stage, int microbatch) {
   return {.op = op, .stage = stage, .microbatch = microbatch};
+}
+
+Instruction RecomputeOp(int stage, int microbatch, const RecomputeExtent& extent) {
+  Instruction r = CellOp(Op::R, stage, microbatch);
+  r.part = extent.part;
+  r.layers = static_cast<int16_t>(extent.layers);
+  return r;
 }
 
 Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch) {
@@ -268,6 +282,18 @@ std::string_view Name(RecomputePart part) {
   return kPartNames[static_cast<size_t>(part)];
 }
 
+bool RecomputeExtent::Has(Op op, int layer) const {
+  return Includes(part, op) && (layers == 0 || layer < layers);
+}
+
+std::string ToString(const RecomputeExtent& extent) {
+  std::string text(Name(extent.part));
+  if (extent.layers == 0) return text;
+  const std::string first =
+      "the first " + (extent.layers == 1 ? "layer" : std::to_string(extent.layers) + " layers");
+  return extent.part == RecomputePart::kFull ? first : text + " of " + first;
+}
+
 bool Includes(RecomputePart part, Op op) {
   if (part == RecomputePart::kAttention) return op == Op::ATTN_R;
   if (part == RecomputePart::kExperts) return op == Op::MLP_R;
@@ -299,6 +325,7 @@ std::string ToString(const Instruction& i) {
     Append(&out, WorkOf(i.op) == Work::kSend ? " to=" : " from=", i.peer);
   }
   if (i.part != RecomputePart::kFull) out.append(" part=").append(Name(i.part));
+  if (i.layers != 0) Append(&out, " layers=", i.layers);
   if (i.group >= 0) Append(&out, " group=", i.group);
   if (i.slot >= 0) Append(&out, " slot=", i.slot);
   if (i.lane != Lane::kNone) out.append(" lane=").append(Name(i.lane));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -95,6 +96,29 @@ inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::
 
 std::string_view Name(RecomputePart part);  ///< "full" "attention" "experts" "all-but-attention"
 
+/// How much of a forward runs again: a part of its first layers, or of all of them.
+struct RecomputeExtent {
+  RecomputePart part = RecomputePart::kFull;
+  int layers = 0;  ///< of the stage, from its first on; 0: all
+
+  /// Of all layers; implicit, as a part alone says as much.
+  RecomputeExtent(RecomputePart its_part = RecomputePart::kFull, int its_layers = 0)
+      : part(its_part), layers(its_layers) {}
+
+  /// The whole forward.
+  bool whole() const { return part == RecomputePart::kFull && layers == 0; }
+  /// Layers that have some of it, of a stage with `all`.
+  int Of(int all) const { return layers == 0 || layers > all ? all : layers; }
+  /// True if it has this component of a layer, ATTN_R MLP_R DISPATCH_R or COMBINE_R.
+  bool Has(Op op, int layer) const;
+
+  bool operator==(const RecomputeExtent&) const = default;
+  auto operator<=>(const RecomputeExtent&) const = default;
+};
+
+/// "full", "attention", "the first 2 layers", "attention of the first layer".
+std::string ToString(const RecomputeExtent& extent);
+
 /// Which components a layer of a stage has. Its forward is those of ATTN_F DISPATCH_F MLP_F
 /// COMBINE_F that it has, its backward those of COMBINE_B MLP_B DISPATCH_B ATTN_B, with MLP_W and
 /// ATTN_W.
@@ -132,10 +156,11 @@ struct Instruction {
   Lane lane = Lane::kNone;                    ///< set from level component on, and at level buffer
   uint8_t after_count = 0;                    ///< entries of `after` in use
   RecomputePart part = RecomputePart::kFull;  ///< of R: what it runs again
-  int16_t layer = -1;            ///< layer inside the stage, data-flow order; kLayer only
-  int32_t stage = -1;            ///< stage; of an FB the stage of its forward
-  int32_t microbatch = -1;       ///< micro-batch; of an FB the one of its forward
-  int32_t back_stage = -1;       ///< FB only: stage of its backward
+  int16_t layer = -1;       ///< layer inside the stage, data-flow order; kLayer only
+  int16_t layers = 0;       ///< of R: so many of the stage run again, from its first on; 0: all
+  int32_t stage = -1;       ///< stage; of an FB the stage of its forward
+  int32_t microbatch = -1;  ///< micro-batch; of an FB the one of its forward
+  int32_t back_stage = -1;  ///< FB only: stage of its backward
   int32_t back_microbatch = -1;  ///< FB only: micro-batch of its backward
   int32_t peer = -1;             ///< SEND: the receiving rank; RECV: the sending rank
   int32_t slot = -1;   ///< of a message at level buffer: what it moves, an index into the slots
@@ -148,6 +173,10 @@ struct Instruction {
 /// Instructions by their operands, one function for each kind of them; the other fields are not
 /// set. The operation must be of that kind.
 Instruction CellOp(Op op, int stage, int microbatch);
+/// An R of this much of a forward.
+Instruction RecomputeOp(int stage, int microbatch, const RecomputeExtent& extent);
+/// How much an R runs again.
+inline RecomputeExtent ExtentOf(const Instruction& r) { return {r.part, r.layers}; }
 /// An FB: the forward of (stage, microbatch) overlapped with the backward of the other cell.
 Instruction Pair(int stage, int microbatch, int back_stage, int back_microbatch);
 /// A message to or from the rank `peer`. A SEND is named after the stage that makes what is sent, a
@@ -207,7 +236,7 @@ inline int BackMicrobatch(const Instruction& i) {
 }
 
 /// `SEND_F s3 m7 to=4`: operation, operands, then the keys that are set, in the order
-/// to|from, part, group, slot, lane, after, each separated by one space.
+/// to|from, part, layers, group, slot, lane, after, each separated by one space.
 std::string ToString(const Instruction& instruction);
 
 /// Inverse of ToString: accepts exactly the text it writes (keys in any order, each at most once).

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "compiler/plan/error.h"
 
@@ -225,43 +226,65 @@ MarkedCells::MarkedCells(const Plan& plan, bool (*marks)(Op)) : microbatches_(pl
 
 RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompute) {
   if (!any()) return;
-  const auto bit = [](Op op) { return 1U << (static_cast<int>(op) - static_cast<int>(Op::R)); };
-  parts_.assign(static_cast<size_t>(plan.stages), RecomputePart::kFull);
-  first_.resize(parts_.size());
-  std::vector<unsigned> found(parts_.size(), 0);  // components of each stage
+  extents_.resize(static_cast<size_t>(plan.stages));
+  first_.resize(extents_.size());
+  const auto layers = static_cast<size_t>(plan.layers);
+  std::vector<uint8_t> found(extents_.size() * layers, 0);  // components of each stage and layer
+  const auto bit = [](Op op) {
+    return static_cast<uint8_t>(1U << (static_cast<int>(op) - static_cast<int>(Op::ATTN_R)));
+  };
   for (const Program& program : plan.programs) {
     for (const Instruction& i : program) {
       if (!IsRecompute(i.op)) continue;
       const auto stage = static_cast<size_t>(i.stage);
-      if (i.op == Op::R) parts_[stage] = i.part;
-      found[stage] |= bit(i.op);
+      if (i.op == Op::R) {
+        extents_[stage] = ExtentOf(i);
+      } else if (std::cmp_less(i.layer, layers)) {
+        found[stage * layers + static_cast<size_t>(i.layer)] |= bit(i.op);
+      }
     }
   }
   if (plan.layers == 0) return;
   for (int s = 0; s < plan.stages; ++s) {
-    // The first part of which these are the components: of dense layers several may be.
+    // The first extent of which these are the components: of dense and plain layers several may be.
     const auto stage = static_cast<size_t>(s);
-    for (const RecomputePart part : kParts) {
-      unsigned wanted = 0;
+    const uint8_t* const of_stage = found.data() + stage * layers;
+    const int count = plan.LayersOf(s);
+    const auto matches = [&](const RecomputeExtent& extent) {
       First first;
-      for (int l = 0; l < plan.LayersOf(s); ++l) {
+      bool some = false;
+      for (int l = 0; l < count; ++l) {
+        uint8_t wanted = 0;
         for (const Op op : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
-          if (!Includes(part, op) || !contraflow::Has(plan.KindOf(s, l), op)) continue;
-          if (wanted == 0) first = {op, l};
+          if (!extent.Has(op, l) || !contraflow::Has(plan.KindOf(s, l), op)) continue;
+          if (!std::exchange(some, true)) first = {op, l};
           wanted |= bit(op);
         }
+        if (of_stage[l] != wanted) return false;
       }
-      if (found[stage] != wanted || wanted == 0) continue;
-      parts_[stage] = part;
+      if (!some) return false;
+      extents_[stage] = extent;
       first_[stage] = first;
-      break;
+      return true;
+    };
+    bool known = false;
+    for (int k = 0; k < count && !known; ++k) {
+      // All layers, then fewer and fewer.
+      for (const RecomputePart part : kParts) {
+        if ((known = matches({part, k == 0 ? 0 : count - k}))) break;
+      }
     }
   }
 }
 
 bool RecomputedCells::in_parts() const {
-  return std::any_of(parts_.begin(), parts_.end(),
-                     [](RecomputePart part) { return part != RecomputePart::kFull; });
+  return std::any_of(extents_.begin(), extents_.end(),
+                     [](const RecomputeExtent& extent) { return !extent.whole(); });
+}
+
+bool RecomputedCells::in_layers() const {
+  return std::any_of(extents_.begin(), extents_.end(),
+                     [](const RecomputeExtent& extent) { return extent.layers != 0; });
 }
 
 bool MarkedCells::HasStage(int stage) const {

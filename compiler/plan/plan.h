@@ -195,17 +195,19 @@ class RecomputedCells : public MarkedCells {
   explicit RecomputedCells(const Plan& plan);
 
   /// What a stage runs again (Verify: all its cells the same), by stage; empty where none does.
-  const std::vector<RecomputePart>& parts() const { return parts_; }
-  /// Whether a stage runs a part of its forward again, not all of it.
+  const std::vector<RecomputeExtent>& extents() const { return extents_; }
+  /// Whether a stage runs some of its forward again, not all of it.
   bool in_parts() const;
+  /// Whether a stage runs its first layers again, not all of them.
+  bool in_layers() const;
   /// True for the first component that runs again of a cell.
   bool Begins(const Instruction& i) const {
     if (!any()) return false;
     const First& first = first_[static_cast<size_t>(i.stage)];
     return i.op == first.op && i.layer == first.layer;
   }
-  RecomputePart part(int stage) const {
-    return any() ? parts_[static_cast<size_t>(stage)] : RecomputePart::kFull;
+  RecomputeExtent extent(int stage) const {
+    return any() ? extents_[static_cast<size_t>(stage)] : RecomputeExtent();
   }
 
  private:
@@ -215,7 +217,7 @@ class RecomputedCells : public MarkedCells {
     int layer = 0;
   };
 
-  std::vector<RecomputePart> parts_;
+  std::vector<RecomputeExtent> extents_;
   std::vector<First> first_;
 };
 

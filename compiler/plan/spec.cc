@@ -132,12 +132,62 @@ std::vector<int> ParseStages(std::string_view text, const char* flag, const char
   return stages;
 }
 
+constexpr const char* kRecompute = "`recompute`";
+
+/// What stands behind "layers=".
+Recompute ParseRecomputeLayers(std::string_view text) {
+  const auto fail = [&](const std::string& what) {
+    throw Error(std::string(kRecompute) + ": " + what +
+                ", is \"layers=" + std::string(text.substr(0, 40)) + "\"");
+  };
+  const size_t colon = text.find(':');
+  const std::string_view numbers = text.substr(0, colon);
+  std::vector<int> layers;
+  for (size_t begin = 0; begin <= numbers.size();) {
+    const size_t end = std::min(numbers.find(',', begin), numbers.size());
+    int count = -1;
+    const char* const last = numbers.data() + end;
+    const auto [at, error] = std::from_chars(numbers.data() + begin, last, count);
+    if (error != std::errc() || at != last || count < 0 || count > kMaxModelLayers) {
+      fail(
+          "must be layers=N, layers=N:STAGES or layers=N,N,.. with a number for each stage, each "
+          "0.." +
+          std::to_string(kMaxModelLayers));
+    }
+    layers.push_back(count);
+    if (layers.size() > size_t{kMaxStages}) fail("has more numbers than there can be stages");
+    begin = end + 1;
+  }
+  if (layers.size() == 1) {
+    if (layers[0] == 0) fail("must be of 1 layer or more; give none to recompute nothing");
+    if (colon == std::string_view::npos) {
+      return {.choice = Recompute::Choice::kFull, .layers = std::move(layers)};
+    }
+    return {.choice = Recompute::Choice::kStages,
+            .stages = ParseStages(text.substr(colon + 1), kRecompute, "layers=N"),
+            .layers = std::move(layers)};
+  }
+  if (colon != std::string_view::npos) {
+    fail("names stages and has a number for each stage; give one number, or no stages");
+  }
+  Recompute recompute = {.choice = Recompute::Choice::kStages};
+  for (size_t s = 0; s < layers.size(); ++s) {
+    if (layers[s] == 0) continue;
+    recompute.stages.push_back(static_cast<int>(s));
+    recompute.layers.push_back(layers[s]);
+  }
+  if (recompute.stages.empty()) return {};
+  return recompute;
+}
+
 }  // namespace
 
 Recompute ParseRecompute(std::string_view text) {
   if (text == "none") return {};
   if (text == "full") return {.choice = Recompute::Choice::kFull};
   if (text == "auto") return {.choice = Recompute::Choice::kAuto};
+  constexpr std::string_view kLayers = "layers=";
+  if (text.starts_with(kLayers)) return ParseRecomputeLayers(text.substr(kLayers.size()));
   RecomputePart part = RecomputePart::kFull;
   for (const RecomputePart named : kParts) {
     if (named == RecomputePart::kFull || !text.starts_with(Name(named))) continue;
@@ -148,10 +198,11 @@ Recompute ParseRecompute(std::string_view text) {
     text = rest.substr(1);
     break;
   }
-  return {.choice = Recompute::Choice::kStages,
-          .stages = ParseStages(text, "`recompute`",
-                                "none, full, auto, attention, experts, all-but-attention"),
-          .part = part};
+  return {
+      .choice = Recompute::Choice::kStages,
+      .stages = ParseStages(text, kRecompute,
+                            "none, full, auto, attention, experts, all-but-attention, layers=N"),
+      .part = part};
 }
 
 Offload ParseOffload(std::string_view text) {

@@ -60,13 +60,18 @@ struct Recompute {
   std::vector<int> stages = {};  ///< ascending, without repeats
   RecomputePart part =
       RecomputePart::kFull;  ///< what these stages run again; of kNone and kAuto kFull
+  /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
+  /// or one for each of `stages`; empty: all layers.
+  std::vector<int> layers = {};
 
   bool operator==(const Recompute&) const = default;
 };
 
 /// "none", "full", "auto" or a list of stages and ranges, "0,3,5-7"; "attention", "experts" or
-/// "all-but-attention" for that part of every stage, "attention:0,3,5-7" for that of some. Throws
-/// Error that says what is wrong. That the stages exist is for the schedule to check.
+/// "all-but-attention" for that part of every stage, "attention:0,3,5-7" for that of some;
+/// "layers=2" for the first two layers of every stage, "layers=2:0,3" for those of some,
+/// "layers=2,2,1,0" with a number for each stage. Throws Error that says what is wrong. That the
+/// stages exist is for the schedule to check.
 Recompute ParseRecompute(std::string_view text);
 
 /// Which cells leave for the memory of the host between their forward and their backward (OFFLOAD,

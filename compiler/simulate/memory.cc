@@ -63,7 +63,7 @@ class MemoryWalk {
   MemoryWalk(const Plan& plan, const CostModel& costs)
       : plan_(plan),
         recomputed_(plan),
-        cells_(BytesOfCells(costs, plan.stages, recomputed_.parts())) {
+        cells_(BytesOfCells(costs, plan.stages, recomputed_.extents())) {
     if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
@@ -127,13 +127,12 @@ class MemoryWalk {
     ending_.erase(ending_.begin(), ended);
   }
 
-  /// What a recomputed chunk makes again (1) or drops after its first forward (-1): all but its
-  /// input, which is no part of the stash unless there is nothing else.
+  /// What a recomputed chunk makes again (1) or drops after its first forward (-1).
   void Hold(int sign, int stage) {
     const CellBytes& bytes = BytesOf(stage);
-    const int64_t kept = std::min(bytes.input, bytes.activation - bytes.stash);
+    const int64_t kept = bytes.input - bytes.kept_stash;
     At(Arena::kActivation) += sign * (bytes.activation - bytes.stash - kept);
-    At(Arena::kStash) += sign * (bytes.stash - (bytes.input - kept));
+    At(Arena::kStash) += sign * (bytes.stash - bytes.kept_stash);
   }
 
   /// True for the last weight part of a chunk.
@@ -171,7 +170,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
 std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
                                     const RecomputedCells& recomputed, size_t r,
                                     const std::vector<Span>& spans) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
   const Program& program = plan.programs[r];
   std::vector<MemoryChange> changes;
   // Weight parts seen of a chunk, and the end of the latest.
@@ -187,8 +186,7 @@ std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
     const auto end = [&](Time time, int activations, int64_t bytes, int64_t stash) {
       changes.push_back({time, static_cast<int>(at), true, activations, bytes, stash});
     };
-    // The input of a chunk is no part of its stash unless there is nothing else.
-    const int64_t kept = memory.input - std::min(memory.input, memory.activation - memory.stash);
+    const int64_t kept = memory.kept_stash;
     if (HasForward(i.op) || BeginsForward(i) || i.op == Op::RELOAD) {
       begin(memory.activation, memory.stash);
     }

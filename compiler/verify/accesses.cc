@@ -32,6 +32,7 @@ enum class When : uint8_t {
   kModelEnds,       ///< last layer of the last stage: the head is here
   kBeforeTheEnd,    ///< anywhere else
   kLayerBehind,     ///< the stage has a layer behind it
+  kLayerAgain,      ///< and that runs again as well
   kLayerBefore,     ///< the stage has a layer before it
   kStageBehind,     ///< last layer; the next stage is on the same rank
   kSendBehind,      ///< last layer; the next stage is on another rank
@@ -74,8 +75,9 @@ constexpr Row kRows[] = {
     {{F, FB}, When::kStageBehind, Where::kNextStage, {}, {V::input}},
     {{F, FB}, When::kSendBehind, Where::kHere, {}, {V::output}},
 
-    // Forward: ATTN, DISPATCH, MLP, COMBINE. The input of a stage is kept when it runs again, and
-    // what goes to the next stage went there the first time.
+    // Forward: ATTN, DISPATCH, MLP, COMBINE. The input of a stage is kept when it runs again, that
+    // of the first layer that does not run again is, too, and what goes to the next stage went
+    // there the first time.
     {{ATTN_F}, When::kModelBegins, Where::kHere, {}, {V::input}},
     {{ATTN_F}, When::kBehindTheBegin, Where::kHere, {V::input}, {}},
     {{ATTN_R}, When::kAlways, Where::kHere, {V::input}, {}},
@@ -87,7 +89,8 @@ constexpr Row kRows[] = {
      Where::kHere,
      {V::expert_out, V::rows, V::scores, V::attention},
      {V::combined}},
-    {{COMBINE_F, COMBINE_R}, When::kLayerBehind, Where::kNextLayer, {}, {V::input}},
+    {{COMBINE_F}, When::kLayerBehind, Where::kNextLayer, {}, {V::input}},
+    {{COMBINE_R}, When::kLayerAgain, Where::kNextLayer, {}, {V::input}},
     {{COMBINE_F, COMBINE_R}, When::kModelEnds, Where::kHere, {}, {V::output, V::head}},
     {{COMBINE_F}, When::kStageBehind, Where::kNextStage, {}, {V::input}},
     {{COMBINE_F}, When::kSendBehind, Where::kHere, {}, {V::output}},
@@ -192,6 +195,8 @@ void Touches::Add(Op op, int stage, int layer, int microbatch, std::vector<Touch
         return !ends;
       case When::kLayerBehind:
         return layer < last;
+      case When::kLayerAgain:
+        return layer < last && tables_.RecomputedLayer(stage, layer + 1, microbatch);
       case When::kLayerBefore:
         return layer > first;
       case When::kStageBehind:

@@ -139,11 +139,15 @@ struct Tables {
   int32_t Recompute(Op op, int stage, int layer, int microbatch) const {
     return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
+  bool RecomputedLayer(int stage, int layer, int microbatch) const {
+    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+      if (Recompute(op, stage, layer, microbatch) != kMissing) return true;
+    }
+    return false;
+  }
   bool Recomputed(int stage, int microbatch) const {
     for (int layer = 0; layer < plan.LayersOf(stage); ++layer) {
-      for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
-        if (Recompute(op, stage, layer, microbatch) != kMissing) return true;
-      }
+      if (RecomputedLayer(stage, layer, microbatch)) return true;
     }
     if (plan.layers > 0) return false;
     return !recompute.empty() && recompute[At(stage, microbatch)] != kMissing;

@@ -8,7 +8,7 @@
 //
 // A chunk that is recomputed has, behind its forward chain and before its backward chain, the
 // forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R, or of every layer ATTN_R
-// alone, MLP_R alone, or all but ATTN_R (RecomputePart).
+// alone, MLP_R alone, or all but ATTN_R (RecomputePart); and that of all layers, or of the first.
 //
 // The forward chain begins with what RECV_F received, or with the end of the stage before on the
 // same rank; the backward chain likewise, and behind the end of its own forward chain.
@@ -22,6 +22,9 @@
 
 namespace contraflow::check {
 namespace {
+
+/// What runs again one behind the other; of a part some of them.
+constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
 
 /// Walks the programs and notes where every component stands.
 class PartPlacer : Placing {
@@ -105,51 +108,57 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
   }
 }
 
-/// The part of a stage of which these are the components of a cell, kFull where there is none. Of
-/// dense layers several parts may have the same: then the first.
-RecomputePart PartOf(const Tables& tables, int stage, int m) {
-  std::array<bool, kRecomputeCount> found{}, has{};
-  for (int layer = 0; layer < tables.plan.LayersOf(stage); ++layer) {
-    for (size_t at = 0; at < found.size(); ++at) {
-      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at);
-      if (tables.Recompute(op, stage, layer, m) != kMissing) found[at] = true;
-      if (tables.HasPartAt(op, stage, layer)) has[at] = true;
+/// How much of the forward of a stage these components of a cell are, the whole of it where they
+/// are no extent. Of dense and plain layers several may have the same: then the first.
+RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
+  const int layers = tables.plan.LayersOf(stage);
+  // The last layer that has any; behind it those of an extent may still have no components.
+  int last = layers - 1;
+  const auto some = [&](int layer) {
+    return std::ranges::any_of(
+        kAgain, [&](Op op) { return tables.Recompute(op, stage, layer, m) != kMissing; });
+  };
+  while (last > 0 && !some(last)) --last;
+  const auto same = [&](const RecomputeExtent& extent) {
+    for (int layer = 0; layer < layers; ++layer) {
+      for (const Op op : kAgain) {
+        const bool found = tables.Recompute(op, stage, layer, m) != kMissing;
+        if (found != (extent.Has(op, layer) && tables.HasPartAt(op, stage, layer))) return false;
+      }
+    }
+    return true;
+  };
+  for (int count = layers; count > last; --count) {
+    for (const RecomputePart part : kParts) {
+      const RecomputeExtent extent(part, count == layers ? 0 : count);
+      if (same(extent)) return extent;
     }
   }
-  for (const RecomputePart part : kParts) {
-    bool same = true;
-    for (size_t at = 0; at < found.size(); ++at) {
-      const Op op = static_cast<Op>(static_cast<size_t>(Op::ATTN_R) + at);
-      same = same && found[at] == (has[at] && Includes(part, op));
-    }
-    if (same) return part;
-  }
-  return RecomputePart::kFull;
+  return {};
 }
 
-/// Of a chunk that is recomputed all of it is, or the same part as of the stage's other cells.
+/// Of a chunk that is recomputed all of it is, or as much as of the stage's other cells.
 void CheckRecomputed(const Tables& tables, Findings* findings) {
   if (tables.recompute.empty()) return;
   for (int stage = 0; stage < tables.plan.stages; ++stage) {
-    std::optional<RecomputePart> of_stage;
+    std::optional<RecomputeExtent> of_stage;
     for (int m = 0; m < tables.plan.microbatches; ++m) {
       if (!tables.Recomputed(stage, m)) continue;
-      const RecomputePart part = PartOf(tables, stage, m);
-      if (!of_stage) of_stage = part;
+      const RecomputeExtent extent = ExtentOf(tables, stage, m);
+      if (!of_stage) of_stage = extent;
       const int rank = tables.Owner(stage, m);
-      if (*of_stage != part) {
+      if (*of_stage != extent) {
         findings->Add(Check::kComplete, rank, -1,
-                      "stage " + std::to_string(stage) + " recomputes " + std::string(Name(part)) +
-                          " of micro-batch " + std::to_string(m) + " and " +
-                          std::string(Name(*of_stage)) +
-                          " of others; recompute the same part of all cells of a stage");
+                      "stage " + std::to_string(stage) + " recomputes " + ToString(extent) +
+                          " of micro-batch " + std::to_string(m) + " and " + ToString(*of_stage) +
+                          " of others; recompute the same of all cells of a stage");
         continue;
       }
       for (int at = 0; at < tables.plan.LayersOf(stage) * kRecomputeCount; ++at) {
         const Op op = static_cast<Op>(static_cast<int>(Op::ATTN_R) + at % kRecomputeCount);
         const int layer = at / kRecomputeCount;
         if (tables.Recompute(op, stage, layer, m) != kMissing) continue;
-        if (!Includes(part, op) || !tables.HasPartAt(op, stage, layer)) continue;
+        if (!extent.Has(op, layer) || !tables.HasPartAt(op, stage, layer)) continue;
         findings->Add(Check::kComplete, rank, -1,
                       "no " + ToString(Component(op, stage, layer, m)) + "; rank " +
                           std::to_string(rank) +
@@ -242,9 +251,6 @@ class ChainInputs {
   void Need(Op op, int stage, int layer) {
     inputs_.Add(tables_.Part(op, stage, layer, i_.microbatch));
   }
-
-  /// What runs again one behind the other; of a part some of them.
-  static constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
 
   /// The last of a layer that runs again; kMissing where nothing does.
   int32_t LastAgain(int layer) const {

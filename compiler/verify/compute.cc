@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "compiler/verify/checks.h"
 
@@ -68,20 +67,26 @@ class Placer : Placing {
     int32_t& recompute = tables_.recompute[tables_.At(i.stage, i.microbatch)];
     if (recompute >= 0) return Repeats(i, "recomputation", i.stage, i.microbatch, recompute);
     recompute = index_;
-    if (i.part != RecomputePart::kFull && plan_.level == Level::kBuffer) {
+    const RecomputeExtent extent = ExtentOf(i);
+    if (!extent.whole() && plan_.level == Level::kBuffer) {
       Add(Check::kComplete, i,
           " runs a part again, of which a chunk at level buffer has no values; compile it with "
           "components, or drop the part");
     }
-    std::optional<RecomputePart>& part = parts_[i.stage];
-    if (!part) part = i.part;
-    if (*part == i.part) return;
+    const int layers = plan_.costs ? plan_.costs->LayersIn(i.stage) : 0;
+    if (layers > 0 && extent.layers > layers) {
+      Add(Check::kComplete, i,
+          " runs more layers again than the stage has by the costs, " + std::to_string(layers) +
+              "; name at most so many");
+    }
+    const auto [first, added] = extents_.try_emplace(i.stage, extent);
+    if (first->second == extent) return;
     Add(Check::kComplete, i,
-        " runs another part again than the stage's first R, " + std::string(Name(*part)) +
-            "; recompute the same part of all cells of a stage");
+        " runs something else again than the stage's first R, " + ToString(first->second) +
+            "; recompute the same of all cells of a stage");
   }
 
-  std::map<int, std::optional<RecomputePart>> parts_;  // what each stage runs again
+  std::map<int, RecomputeExtent> extents_;  // what each stage runs again
 
   /// In which order a copy adds its micro-batches is the plan's to say: here it says it once.
   void Weight(int stage, int m, int32_t* w) {

@@ -158,8 +158,8 @@ class InstructionShape {
   }
 
   bool PartRight() const {
-    return i_.part == RecomputePart::kFull ||
-           (i_.op == Op::R && i_.part <= RecomputePart::kAllButAttention);
+    if (i_.op == Op::R) return i_.part <= RecomputePart::kAllButAttention && i_.layers >= 0;
+    return i_.part == RecomputePart::kFull && i_.layers == 0;
   }
 
   void Explain(int rank, int index, Findings* findings) const {
@@ -185,7 +185,8 @@ class InstructionShape {
     }
     if (!PartRight()) {
       findings->Add(Check::kShape, rank, index,
-                    std::string(Name(i_.op)) + ": has an unknown part, or one that only R has");
+                    std::string(Name(i_.op)) +
+                        ": has an unknown part or number of layers, or one that only R has");
     }
     if (i_.slot < -1) demand("slot", i_.slot, true, INT32_MAX);
     if (i_.group < -1) demand("group", i_.group, true, INT32_MAX);

@@ -1,6 +1,7 @@
 #include "runtime/core/walk.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace contraflow {
@@ -55,7 +56,16 @@ std::vector<int> StagesOf(const Plan& plan, int rank) {
 }
 
 ComponentWalk::ComponentWalk(const Plan& plan, const Model& model)
-    : layers_(LayersOfStages(model, plan.stages)), accesses_(plan, layers_) {}
+    : layers_(LayersOfStages(model, plan.stages)), accesses_(plan, layers_) {
+  const RecomputedCells recomputed(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    if (recomputed.extent(s).layers <= LayersOf(s)) continue;
+    throw Error("the plan recomputes " + ToString(recomputed.extent(s)) + " of stage " +
+                std::to_string(s) + ", which has " + std::to_string(LayersOf(s)) + " in model \"" +
+                model.name + "\"; compile it with `recompute` layers=" +
+                std::to_string(LayersOf(s)) + " or less, or full");
+  }
+}
 
 SerialOrder::SerialOrder(const Plan& plan)
     : plan_(plan), holders_(HoldersOfStage(plan)), route_of_(RouteOfMicrobatch(plan)) {

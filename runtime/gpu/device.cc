@@ -15,11 +15,11 @@ namespace contraflow {
 
 const Plan& CheckGpuPlan(const Plan& plan, const Model& model) {
   const RecomputedCells recomputed(plan);
-  for (const RecomputePart part : recomputed.parts()) {
-    if (part == RecomputePart::kFull) continue;
-    throw Error("the plan recomputes " + std::string(Name(part)) +
-                " alone, and a GPU runs the whole forward again; compile it with `recompute` full "
-                "or stages, or run it with `device` cpu");
+  for (const RecomputeExtent& extent : recomputed.extents()) {
+    if (extent.part == RecomputePart::kFull) continue;
+    throw Error("the plan recomputes " + ToString(extent) +
+                " alone, and a GPU runs whole layers again; compile it with `recompute` full, "
+                "layers=N or stages, or run it with `device` cpu");
   }
   if (plan.level == Level::kBuffer && plan.layers > 0) return plan;
   throw Error(std::string("a GPU runs plans of level buffer") +

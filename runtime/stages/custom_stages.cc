@@ -50,9 +50,9 @@ const contraflow_stage_api& Checked(const contraflow_stage_api& api) {
 
 const Plan& CheckCustom(const Plan& plan) {
   const RecomputedCells recomputed(plan);
-  for (const RecomputePart part : recomputed.parts()) {
-    if (part == RecomputePart::kFull) continue;
-    throw Error("the plan recomputes " + std::string(Name(part)) +
+  for (const RecomputeExtent& extent : recomputed.extents()) {
+    if (extent.whole()) continue;
+    throw Error("the plan recomputes " + ToString(extent) +
                 " alone, and custom stages run their whole forward again; compile it with "
                 "`recompute` full or stages");
   }

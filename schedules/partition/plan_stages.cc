@@ -16,9 +16,7 @@ std::string Layers(int64_t count) {
   return std::to_string(count) + (count == 1 ? " layer" : " layers");
 }
 
-}  // namespace
-
-CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
+CostModel AllForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
   const bool unlike = plan.costs && !plan.costs->stage_moe.empty();
   if (plan.layers > 0 && plan.stage_layers.empty() && !unlike) {
     CostModel made = AlikeStages(model, plan.stages, overlap);
@@ -47,6 +45,15 @@ CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overla
       planned.empty() ? EvenPartition(layers.layers(), plan.stages) : planned;
   CostModel made = layers.Make(partition);
   if (plan.layers > 0) AddComponents(layers, partition, overlap, &made);
+  return made;
+}
+
+}  // namespace
+
+CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
+  CostModel made = AllForPlan(model, plan, overlap);
+  // As in the plan: what no instruction goes by is left out.
+  if (!RecomputedCells(plan).in_layers()) made.shares.clear();
   return made;
 }
 
@@ -137,6 +144,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   CostModel made = LayerStages(costs, overlap).Make(partition);
   made.partition.clear();
   made.partition_of.clear();
+  made.shares.clear();  // as the components have their layers
   // Of the stages there is no more than what all of them have.
   StageCost most;
   for (const StageCost& stage : made.stages) {

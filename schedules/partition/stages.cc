@@ -186,9 +186,11 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   for (const auto& [first, last] : segments) {
     made.stages.push_back(CostOf(first, last));
     int64_t activation = 0, stash = 0;
+    std::vector<LayerShare>& shares = made.shares.emplace_back();
     for (const auto& [list, bytes] : known) list->push_back(0);
     for (int i = first; i < last; ++i) {
       const LayerCost& layer = Layer(i);
+      shares.push_back({CostOf(i, i + 1).f, layer.activation_bytes});
       activation += layer.activation_bytes;
       stash += layer.w_stash_bytes;
       const LayerCost* const shared = SharedElsewhere(layer, first, last);
@@ -201,6 +203,8 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
     holds = holds || activation > 0;
     if (last < layers()) message = std::max(message, Layer(last - 1).output_bytes);
   }
+  const auto same = [&](const auto& stage) { return stage == made.shares.front(); };
+  if (std::ranges::all_of(made.shares, same)) made.shares.resize(1);
   if (message > 0) {
     made.comm.bytes = message;
     if (made.comm.exclusive()) {

@@ -115,10 +115,9 @@ Plan SerialOrder(const Plan& frame) {
 }
 
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  const std::vector<CellBytes> cells =
-      BytesOfCells(costs, frame.stages,
-                   std::vector<RecomputePart>(recomputed ? static_cast<size_t>(frame.stages) : 0,
-                                              RecomputePart::kFull));
+  const std::vector<CellBytes> cells = BytesOfCells(
+      costs, frame.stages,
+      std::vector<RecomputeExtent>(recomputed ? static_cast<size_t>(frame.stages) : 0));
   int64_t peak = 0;
   for (const Route& route : frame.routes) {
     // Between the last F and the first B the whole of one chunk beside what is kept of the others;

@@ -2,7 +2,7 @@
 // nothing else to do and memory for what it makes, and so may a forward or a weight gradient. Which
 // of them takes a little room in memory first decides what the others can do, and that is found by
 // moving: one instruction within its rank, or a full backward taken apart and put together, or a
-// cell recomputed or not, where that is free to choose.
+// cell recomputed or not, or a stage in fewer or more layers, where that is free to choose.
 // Orders that take longer are accepted too, less and less so as the work is spent, in a few rounds
 // that each begin with the best so far.
 
@@ -30,11 +30,11 @@ constexpr Time kHeats[] = {2, 32, 12, 4};
 
 class RecomputeAnnealing {
  public:
-  RecomputeAnnealing(const RecomputedProblem& problem, std::vector<Items> lists, bool freely,
+  RecomputeAnnealing(RecomputedProblem& problem, std::vector<Items> lists, Freedom freedom,
                      Time bound, uint64_t seed)
       : problem_(problem),
         clock_(problem),
-        freely_(freely),
+        freely_(freedom != Freedom::kNone),
         bound_(bound),
         random_(seed),
         lists_(std::move(lists)) {
@@ -45,13 +45,16 @@ class RecomputeAnnealing {
     }
     mean_ = sum / std::max<Time>(count_, 1);
     cost_ = clock_.Run(lists_).value();
-    best_ = lists_;
-    best_makespan_ = clock_.makespan();
+    Keep();
+    for (int s = 0; freedom == Freedom::kLayers && s < problem.stages(); ++s) {
+      std::vector<RecomputeExtent> extents = problem.ExtentsOf(s);
+      if (extents.size() > 1) layered_.push_back({s, std::move(extents)});
+    }
   }
 
   void Run(int64_t budget, SearchWork* work) {
     for (const Time heat : kHeats) {
-      lists_ = best_;
+      Restore();
       cost_ = clock_.Run(lists_).value();
       again_.assign(problem_.chunks(), false);
       for (const Items& list : lists_) {
@@ -69,6 +72,13 @@ class RecomputeAnnealing {
   }
 
   const std::vector<Items>& best() const { return best_; }
+  /// Gives the problem the extents of the best.
+  void Restore() {
+    lists_ = best_;
+    for (size_t s = 0; s < best_extents_.size(); ++s) {
+      problem_.SetExtent(static_cast<int>(s), best_extents_[s]);
+    }
+  }
   Time best_makespan() const { return best_makespan_; }
 
  private:
@@ -158,7 +168,48 @@ class RecomputeAnnealing {
     return kind == 0 ? Split(list, at) : kind > 7 ? Toggle(list, at) : Shift(list, at);
   }
 
+  void Keep() {
+    best_makespan_ = clock_.makespan();
+    best_ = lists_;
+    best_extents_.clear();
+    for (int s = 0; s < problem_.stages(); ++s) best_extents_.push_back(problem_.Extent(s));
+  }
+
+  /// True if what has been changed may stay.
+  bool Takes(Time heat) {
+    const std::optional<Time> cost = clock_.Run(lists_);
+    if (!cost || *cost > cost_ + Threshold(heat)) return false;
+    cost_ = *cost;
+    if (clock_.makespan() < best_makespan_) Keep();
+    return true;
+  }
+
+  /// Another number of layers for all cells of a stage, mostly one more or less.
+  void TryLayers(Time heat) {
+    const auto& [s, extents] = layered_[Of(layered_.size())];
+    const RecomputeExtent before = problem_.Extent(s);
+    const auto at =
+        static_cast<size_t>(std::find(extents.begin(), extents.end(), before) - extents.begin());
+    const size_t to = Of(4) == 0 ? Of(extents.size()) : Of(2) == 0 ? at + 1 : at - 1;
+    if (to >= extents.size() || to == at) return;
+    const auto set = [&](const RecomputeExtent& extent) {
+      problem_.SetExtent(s, extent);
+      for (Items& list : lists_) {
+        for (Item& item : list) {
+          if (item.op == Op::R && problem_.Stage(item.back) == s) {
+            item.duration = problem_.Again(item.back).duration;
+          }
+        }
+      }
+    };
+    set(extents[to]);
+    const bool fits = std::all_of(lists_.begin(), lists_.end(),
+                                  [&](const Items& list) { return problem_.Fits(list, again_); });
+    if (!fits || !Takes(heat)) set(before);
+  }
+
   void Try(Time heat) {
+    if (!layered_.empty() && Of(16) == 0) return TryLayers(heat);
     const size_t r = Of(lists_.size());
     if (lists_[r].size() < 2) return;
     Items before = lists_[r];
@@ -167,17 +218,7 @@ class RecomputeAnnealing {
     toggled_.clear();
     for (size_t moves = 1 + Of(3) / 2; moves > 0; --moves) changed = Change(list) || changed;
     if (!changed) return;
-    if (problem_.Fits(*list, again_)) {
-      const std::optional<Time> cost = clock_.Run(lists_);
-      if (cost && *cost <= cost_ + Threshold(heat)) {
-        cost_ = *cost;
-        if (clock_.makespan() < best_makespan_) {
-          best_makespan_ = clock_.makespan();
-          best_ = lists_;
-        }
-        return;
-      }
-    }
+    if (problem_.Fits(*list, again_) && Takes(heat)) return;
     lists_[r] = std::move(before);
     for (const int32_t c : toggled_) again_[static_cast<size_t>(c)].flip();
   }
@@ -190,12 +231,15 @@ class RecomputeAnnealing {
            heat % 65536 * static_cast<Time>(bits >> 48) / 65536;
   }
 
-  const RecomputedProblem& problem_;
+  RecomputedProblem& problem_;
   RecomputedClock clock_;
   const bool freely_;
   const Time bound_;
   std::mt19937_64 random_;
   std::vector<Items> lists_, best_;
+  std::vector<RecomputeExtent> best_extents_;  // by stage
+  /// Stages of more than one layer, and how much of each may run again.
+  std::vector<std::pair<int, std::vector<RecomputeExtent>>> layered_;
   std::vector<bool> again_;       // by chunk: recomputed in `lists_`
   std::vector<int32_t> toggled_;  // by the move that is tried
   int64_t count_ = 0;             // of instructions
@@ -205,19 +249,21 @@ class RecomputeAnnealing {
 }  // namespace
 
 Plan ImproveRecomputed(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-                       bool freely, Time bound, uint64_t seed, int64_t budget, SearchWork* work) {
+                       Freedom freedom, Time bound, uint64_t seed, int64_t budget,
+                       SearchWork* work) {
   if (costs.comm.exclusive() || OffloadedCells(plan).any() || work->spent()) return plan;
   work->Enter("recompute moves");
-  const RecomputedProblem problem(plan, costs, limit);
+  RecomputedProblem problem(plan, costs, limit);
   std::vector<Items> lists(plan.programs.size());
   for (size_t r = 0; r < lists.size(); ++r) {
     for (const Instruction& i : plan.programs[r]) lists[r].push_back(problem.ItemOf(i));
   }
   const Time before = Simulate(plan, costs, Keep::kFigures).makespan;
-  RecomputeAnnealing annealing(problem, std::move(lists), freely, bound, seed);
+  RecomputeAnnealing annealing(problem, std::move(lists), freedom, bound, seed);
   CF_ASSERT(annealing.best_makespan() == before);
   annealing.Run(budget, work);
   if (annealing.best_makespan() >= before) return plan;
+  annealing.Restore();
   Plan better = plan;
   for (size_t r = 0; r < better.programs.size(); ++r) {
     better.programs[r].clear();

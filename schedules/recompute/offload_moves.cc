@@ -65,7 +65,7 @@ class Moves {
     Program& program = order->programs[Draw(order->programs.size())];
     if (program.empty()) return false;
     const size_t at = Draw(program.size());
-    if (recompute_ && Draw(8) == 0) return ToggleRecompute(&program, at);
+    if (recompute_ && Draw(8) == 0) return ToggleRecompute(*order, &program, at);
     const bool later = Draw(2) == 0;
     const size_t far = 1 + Draw(kFar);
     size_t to = at;
@@ -84,19 +84,26 @@ class Moves {
   }
 
  private:
-  bool ToggleRecompute(Program* program, size_t at) {
+  bool ToggleRecompute(const Plan& order, Program* program, size_t at) {
     const Instruction i = (*program)[at];
     if (!HasBackward(i.op)) return false;
-    Instruction again = CellOp(Op::R, BackStage(i), BackMicrobatch(i));
+    const int stage = BackStage(i), m = BackMicrobatch(i);
     const auto found = std::find_if(program->begin(), program->end(), [&](const Instruction& r) {
-      if (r.op != Op::R || r.stage != again.stage) return false;
-      again.part = r.part;  // one part for all of a stage
-      return r.microbatch == again.microbatch;
+      return r.op == Op::R && r.stage == stage && r.microbatch == m;
     });
+    // As much of all cells of a stage.
+    RecomputeExtent extent;
+    for (const Program& each : order.programs) {
+      const auto like = std::find_if(each.begin(), each.end(), [&](const Instruction& r) {
+        return r.op == Op::R && r.stage == stage;
+      });
+      if (like != each.end()) extent = ExtentOf(*like);
+    }
     if (found != program->end()) {
       program->erase(found);
     } else {
-      program->insert(program->begin() + static_cast<std::ptrdiff_t>(at), again);
+      program->insert(program->begin() + static_cast<std::ptrdiff_t>(at),
+                      RecomputeOp(stage, m, extent));
     }
     return true;
   }

@@ -1,13 +1,13 @@
 // Recompute (Chen et al., arXiv 1604.06174) of whole chunks, as Megatron's "full" granularity has
-// it: a chunk keeps its stage input only, and its forward is run again before its backward. That
-// trades an activation of every micro-batch under way for one input, and f for every micro-batch.
+// it, or of their first layers, as its method "block": a chunk keeps its stage input and what the
+// other layers made, and the forward is run again before its backward. That trades an activation of
+// every micro-batch under way for one input, and f for every micro-batch.
 
 #include "schedules/recompute/recompute.h"
 
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -18,107 +18,6 @@
 
 namespace contraflow {
 namespace {
-
-// Memory can be bought with time where it is needed. Ranks do not share memory, so each is looked
-// at alone, and since more recompute never holds more, what one rank needs cannot spoil another.
-
-/// Subsets of more stages than this are not all tried.
-constexpr size_t kMostTried = 10;
-
-/// The most that one rank holds. Whatever begins or ends an activation runs on the compute lane, so
-/// program order is the order in time.
-class RankPeak {
- public:
-  /// `cells`: bytes by stage.
-  RankPeak(const Program& program, const std::vector<CellBytes>& cells)
-      : program_(program), cells_(cells) {}
-
-  /// With these stages recomputed, R being directly before the backward.
-  int64_t With(const std::vector<bool>& recomputed) const {
-    int64_t held = 0, peak = 0;
-    for (const Instruction& i : program_) {
-      const CellBytes& own = cells_[static_cast<size_t>(i.stage)];
-      const CellBytes& back = cells_[static_cast<size_t>(BackStage(i))];
-      const bool again = HasBackward(i.op) && recomputed[static_cast<size_t>(BackStage(i))];
-      if (again) peak = std::max(peak, held += back.activation - back.input);
-      if (HasForward(i.op)) peak = std::max(peak, held += own.activation);
-      if (HasForward(i.op) && recomputed[static_cast<size_t>(i.stage)]) {
-        held -= own.activation - own.input;
-      }
-      if (HasBackward(i.op)) held -= back.activation - back.stash;
-      if (HasWeight(i.op)) held -= back.stash;
-    }
-    return peak;
-  }
-
- private:
-  const Program& program_;
-  const std::vector<CellBytes>& cells_;
-};
-
-/// The stages of a rank that its program has not chosen yet, cheapest first.
-std::vector<int> OpenStages(const Program& program, const std::vector<bool>& chosen,
-                            const CostModel& costs) {
-  std::vector<int> stages;
-  for (const Instruction& i : program) {
-    if (HasForward(i.op) && !chosen[static_cast<size_t>(i.stage)]) stages.push_back(i.stage);
-  }
-  std::sort(stages.begin(), stages.end());
-  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
-  std::stable_sort(stages.begin(), stages.end(), [&](int a, int b) {
-    return costs.stage(a).recompute() < costs.stage(b).recompute();
-  });
-  return stages;
-}
-
-/// Adds to `chosen` the cheapest of all subsets with which the rank fits; false if none does.
-bool AddCheapest(const RankPeak& peak, const std::vector<int>& stages, const CostModel& costs,
-                 int64_t limit, std::vector<bool>* chosen) {
-  std::vector<std::pair<Time, unsigned>> subsets;  // time of R for a micro-batch, members
-  for (unsigned members = 0; members < 1U << stages.size(); ++members) {
-    Time time = 0;
-    for (size_t k = 0; k < stages.size(); ++k) {
-      if ((members >> k & 1) != 0) time += costs.stage(stages[k]).recompute();
-    }
-    subsets.push_back({time, members});
-  }
-  std::sort(subsets.begin(), subsets.end());
-  for (const auto& [time, members] : subsets) {
-    std::vector<bool> with = *chosen;
-    for (size_t k = 0; k < stages.size(); ++k) {
-      if ((members >> k & 1) != 0) with[static_cast<size_t>(stages[k])] = true;
-    }
-    if (peak.With(with) > limit) continue;
-    *chosen = std::move(with);
-    return true;
-  }
-  return false;
-}
-
-/// Adds one stage after the other, each the one that saves most for its time, until the rank fits.
-void AddGreedily(const RankPeak& peak, std::vector<int> stages, const CostModel& costs,
-                 int64_t limit, std::vector<bool>* chosen) {
-  int64_t held = peak.With(*chosen);
-  while (held > limit && !stages.empty()) {
-    size_t best = 0;
-    double most = -1;
-    int64_t left = held;
-    for (size_t k = 0; k < stages.size(); ++k) {
-      std::vector<bool> with = *chosen;
-      with[static_cast<size_t>(stages[k])] = true;
-      const int64_t now = peak.With(with);
-      const double gain = static_cast<double>(held - now) /
-                          static_cast<double>(1 + costs.stage(stages[k]).recompute());
-      if (gain <= most) continue;
-      most = gain;
-      best = k;
-      left = now;
-    }
-    (*chosen)[static_cast<size_t>(stages[best])] = true;
-    stages.erase(stages.begin() + static_cast<std::ptrdiff_t>(best));
-    held = left;
-  }
-}
 
 // R needs nothing but the stage input, so it can run long before its backward: in a bubble, if
 // there is memory for what it makes.
@@ -246,19 +145,20 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   fused.recompute = {};
   // Components have no R in their backward.
   fused.search.components = false;
-  const std::vector<int>& stages = spec.recompute.stages;
+  const int stages = schedule.stages(spec);
+  const std::vector<RecomputedStage> chosen = MostRecomputed(stages, spec);
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;
-  if (!all && !stages.empty() && spec.costs.stages.size() == 1) {
-    fused.costs.stages.resize(static_cast<size_t>(schedule.stages(spec)), spec.costs.stages[0]);
+  if (!all && !chosen.empty() && spec.costs.stages.size() == 1) {
+    fused.costs.stages.resize(static_cast<size_t>(stages), spec.costs.stages[0]);
   }
+  auto next = chosen.begin();
   for (size_t s = 0; s < fused.costs.stages.size(); ++s) {
     StageCost& cost = fused.costs.stages[s];
     pairs = pairs || cost.fb < cost.f + cost.bw;
-    if (!all && !std::binary_search(stages.begin(), stages.end(), static_cast<int>(s))) continue;
-    Instruction again = CellOp(Op::R, static_cast<int>(s), -1);
-    again.part = spec.recompute.part;
-    const Time r = spec.costs.Duration(again);
+    if (next == chosen.end() || std::cmp_not_equal(next->stage, s)) continue;
+    const Time r = spec.costs.Duration(RecomputeOp(next->stage, -1, next->extent));
+    ++next;
     cost.b += r;
     cost.bw += r;
     cost.fb += r;
@@ -274,8 +174,8 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   int64_t beside = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
-  for (int s = 0; s < (alike ? 1 : schedule.stages(spec)); ++s) {
-    const CellBytes bytes = BytesOfCell(spec.costs, s, true, spec.recompute.part);
+  for (int s = 0; s < (alike ? 1 : stages); ++s) {
+    const CellBytes bytes = BytesOfCell(spec.costs, s, true, chosen[static_cast<size_t>(s)].extent);
     beside = std::max(beside, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
@@ -292,8 +192,8 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
 /// True where a chunk that waits for W may hold more than one that waits for R.
 bool StashIsMore(const Schedule& schedule, const Spec& spec) {
   if (!spec.memory_limit || spec.recompute.choice == Recompute::Choice::kStages) return false;
-  for (int s = 0; s < schedule.stages(spec); ++s) {
-    const CellBytes bytes = BytesOfCell(spec.costs, s, true, spec.recompute.part);
+  for (const RecomputedStage& chosen : MostRecomputed(schedule.stages(spec), spec)) {
+    const CellBytes bytes = BytesOfCell(spec.costs, chosen.stage, true, chosen.extent);
     if (bytes.stash > bytes.input) return true;
   }
   return false;
@@ -301,31 +201,12 @@ bool StashIsMore(const Schedule& schedule, const Spec& spec) {
 
 }  // namespace
 
-std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
-                             RecomputePart part) {
-  const std::vector<CellBytes> cells = BytesOfCells(
-      costs, plan.stages, std::vector<RecomputePart>(static_cast<size_t>(plan.stages), part));
-  std::vector<bool> chosen(static_cast<size_t>(plan.stages), false);
-  for (const Program& program : plan.programs) {
-    const RankPeak peak(program, cells);
-    if (peak.With(chosen) <= limit) continue;
-    const std::vector<int> stages = OpenStages(program, chosen, costs);
-    if (stages.size() <= kMostTried && AddCheapest(peak, stages, costs, limit, &chosen)) continue;
-    AddGreedily(peak, stages, costs, limit, &chosen);
-  }
-  std::vector<int> stages;
-  for (int s = 0; s < plan.stages; ++s) {
-    if (chosen[static_cast<size_t>(s)]) stages.push_back(s);
-  }
-  return stages;
-}
-
 Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit) {
   constexpr int kRounds = 4;
   Simulation now = Simulate(plan, costs);
   // Which chunks are recomputed does not change by moving R.
   const RecomputedCells recomputed(plan);
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.parts());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
   int64_t most = limit.value_or(0);
   if (!limit) {
     for (const RankFigures& rank : now.ranks) most = std::max(most, rank.peak_bytes);
@@ -345,39 +226,31 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   return plan;
 }
 
-std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec) {
-  const Recompute& recompute = spec.recompute;
-  if (recompute.choice == Recompute::Choice::kAuto) {
-    return spec.memory_limit ? StagesToFit(order, spec.costs, *spec.memory_limit, recompute.part)
-                             : std::vector<int>();
+Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages) {
+  std::vector<std::optional<RecomputeExtent>> extents(static_cast<size_t>(plan.stages));
+  for (const RecomputedStage& chosen : stages) {
+    extents[static_cast<size_t>(chosen.stage)] = chosen.extent;
   }
-  std::vector<int> stages = recompute.stages;
-  if (recompute.choice == Recompute::Choice::kFull) {
-    stages.resize(static_cast<size_t>(order.stages));
-    std::iota(stages.begin(), stages.end(), 0);
-  }
-  if (!stages.empty() && stages.back() >= order.stages) {
-    throw Error("`recompute`: there is no stage " + std::to_string(stages.back()) + ", " +
-                spec.schedule + " makes " + std::to_string(order.stages) + " stages (0.." +
-                std::to_string(order.stages - 1) + ")");
-  }
-  return stages;
-}
-
-Plan InsertRecompute(Plan plan, const std::vector<int>& stages, RecomputePart part) {
   for (Program& program : plan.programs) {
     Program with;
     with.reserve(program.size() + program.size() / 2);
     for (const Instruction& i : program) {
-      if (HasBackward(i.op) && std::binary_search(stages.begin(), stages.end(), BackStage(i))) {
-        with.push_back(CellOp(Op::R, BackStage(i), BackMicrobatch(i)));
-        with.back().part = part;
+      if (HasBackward(i.op)) {
+        const int s = BackStage(i);
+        const std::optional<RecomputeExtent>& extent = extents[static_cast<size_t>(s)];
+        if (extent) with.push_back(RecomputeOp(s, BackMicrobatch(i), *extent));
       }
       with.push_back(i);
     }
     program = std::move(with);
   }
   return plan;
+}
+
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeExtent& extent) {
+  std::vector<RecomputedStage> chosen;
+  for (const int stage : stages) chosen.push_back({stage, extent});
+  return RecomputeStages(std::move(plan), chosen);
 }
 
 void CheckRecomputeLimit(const Spec& spec) {
@@ -396,11 +269,19 @@ void CheckRecomputeLimit(const Spec& spec) {
   BytesOfCell(costs, 0, true, spec.recompute.part);
 }
 
-Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room) {
-  const std::vector<int> stages = StagesToRecompute(order, spec);
+bool KnowsLayers(const CostModel& costs) {
+  const auto several = [](const auto& stage) { return stage.size() > 1; };
+  const auto of_components = [](const MoeCost& moe) { return moe.layers_per_stage > 1; };
+  return std::ranges::any_of(costs.shares, several) ||
+         std::ranges::any_of(costs.stage_moe, of_components) ||
+         (costs.moe && of_components(*costs.moe));
+}
+
+Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain) {
+  const std::vector<RecomputedStage> stages = StagesToRecompute(order, spec, grain);
   std::optional<int64_t> most = spec.memory_limit;
   if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
-  return HoistRecompute(InsertRecompute(order, stages, spec.recompute.part), spec.costs, most);
+  return HoistRecompute(RecomputeStages(order, stages), spec.costs, most);
 }
 
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
@@ -419,7 +300,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 }
 
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, std::optional<Plan>* full) {
+                        const SearchControl& control, Grain grain, std::optional<Plan>* full) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -450,8 +331,9 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     Time least = 0;
   };
   Best best, best_full;
-  const auto offer = [&](const Plan& order, const Spec& as, std::initializer_list<Best*> to) {
-    const Plan plan = RecomputeOrder(order, as, room);
+  const auto offer = [&](const Plan& order, const Spec& as, Grain by,
+                         std::initializer_list<Best*> to) {
+    const Plan plan = RecomputeOrder(order, as, room, by);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = limit.Fits(simulation);
     const Time step = fits && LongerThanOrder(costs, spec.search)
@@ -464,19 +346,22 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   for (const Plan& order : orders.plans) {
-    offer(order, spec, {&best});
+    offer(order, spec, grain, {&best});
     if (!freely) continue;
+    if (grain == Grain::kLayers && KnowsLayers(costs)) {
+      offer(order, spec, Grain::kStages, {&best});
+    }
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
-      if (part != RecomputePart::kFull) offer(order, as, {&best});
+      if (part != RecomputePart::kFull) offer(order, as, grain, {&best});
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
       if (full != nullptr && part == recompute.part) {
-        offer(order, as, {&best, &best_full});
+        offer(order, as, grain, {&best, &best_full});
       } else {
-        offer(order, as, {&best});
+        offer(order, as, grain, {&best});
       }
     }
   }

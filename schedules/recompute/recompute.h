@@ -10,20 +10,39 @@
 
 namespace contraflow {
 
-/// The plan of a compute order with an R of this part directly before the B, BW or FB of every
-/// chunk of these stages (ascending). None of them may have one yet.
-Plan InsertRecompute(Plan plan, const std::vector<int>& stages,
-                     RecomputePart part = RecomputePart::kFull);
+/// A stage that is recomputed, and how much of it.
+struct RecomputedStage {
+  int stage = 0;
+  RecomputeExtent extent = {};
+
+  bool operator==(const RecomputedStage&) const = default;
+};
+
+/// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
+/// stages (ascending). None of them may have one yet.
+Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages);
+/// The same of as much of each.
+Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeExtent& extent = {});
+
+/// How a free choice may take stages: all of their layers or none, or as few of the first ones as
+/// it takes, where the costs know them.
+enum class Grain : uint8_t { kStages, kLayers };
 
 /// The stages of which to recompute this part makes every rank of a compute order hold at most
 /// `limit` bytes, as Spec::memory_limit counts them, for the least time of R that some choice on
-/// one rank after the other takes (of stages that a rank holds many of, nearly the least). Those
-/// that do most where all are too few.
-std::vector<int> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
-                             RecomputePart part = RecomputePart::kFull);
+/// one rank after the other takes (where a rank has many choices, nearly the least). Those that do
+/// most where all are too few.
+std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
+                                         RecomputePart part = RecomputePart::kFull,
+                                         Grain grain = Grain::kStages);
 
-/// The stages that the spec recomputes of an order, ascending. Throws Error if some do not exist.
-std::vector<int> StagesToRecompute(const Plan& order, const Spec& spec);
+/// The stages that the spec recomputes of an order, ascending. Throws Error if some, or some of
+/// their layers, do not exist.
+std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& spec,
+                                               Grain grain = Grain::kLayers);
+
+/// Those that the spec names of so many stages; where the choice is free, all of them.
+std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec);
 
 /// The compute order with every R that holds up its backward in idle time before that, where there
 /// is some that is long enough, and as long as that makes the step shorter. No rank comes to hold
@@ -36,7 +55,7 @@ enum class Room : uint8_t { kOfOrder, kAny };
 
 /// This compute order with the recompute of the spec, which may be one of no stages: R put in and
 /// hoisted. Throws as GenerateRecomputed.
-Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room);
+Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain = Grain::kLayers);
 
 /// The compute order of a row of the table for the spec, as it is without recompute. Throws Error
 /// if the row rejects the spec, or if the costs do not fit it.
@@ -48,7 +67,11 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 /// choose, the one with all recomputed that it would be if that were asked for. Throws Error if the
 /// stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, std::optional<Plan>* full = nullptr);
+                        const SearchControl& control, Grain grain = Grain::kLayers,
+                        std::optional<Plan>* full = nullptr);
+
+/// True where the costs say that a stage has several layers.
+bool KnowsLayers(const CostModel& costs);
 
 /// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
 /// counts activations, and an input is none.

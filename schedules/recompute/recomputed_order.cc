@@ -19,15 +19,12 @@ RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
     : plan_(plan),
       costs_(costs),
       stages_(plan.stages),
-      recomputed_(plan),
       cells_(static_cast<size_t>(plan.stages), {1, 1, 1}),
       limit_(limit) {
-  if (limit && MemoryLimit(costs).bytes()) {
-    // Of stages that are not recomputed yet, too.
-    std::vector<RecomputePart> parts;
-    for (int s = 0; s < stages_; ++s) parts.push_back(recomputed_.part(s));
-    cells_ = BytesOfCells(costs, plan.stages, parts);
-  }
+  // Of stages that are not recomputed yet, too.
+  const RecomputedCells recomputed(plan);
+  for (int s = 0; s < stages_; ++s) extents_.push_back(recomputed.extent(s));
+  if (limit && MemoryLimit(costs).bytes()) cells_ = BytesOfCells(costs, plan.stages, extents_);
   const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
   before_.assign(chunks, -1);
   hop_.assign(chunks, 0);
@@ -60,9 +57,8 @@ Instruction RecomputedProblem::InstructionOf(const Item& item) const {
                 microbatch(item.back));
   }
   const int32_t c = item.op == Op::F ? item.forward : item.back;
-  Instruction i = CellOp(item.op, stage(c), microbatch(c));
-  if (i.op == Op::R) i.part = recomputed_.part(stage(c));
-  return i;
+  if (item.op == Op::R) return RecomputeOp(stage(c), microbatch(c), Extent(stage(c)));
+  return CellOp(item.op, stage(c), microbatch(c));
 }
 
 Item RecomputedProblem::Backward(Op op, int32_t c) const {
@@ -73,6 +69,21 @@ Item RecomputedProblem::Again(int32_t c) const {
   Item item = {Op::R, -1, c, 0};
   item.duration = costs_.Duration(InstructionOf(item));
   return item;
+}
+
+std::vector<RecomputeExtent> RecomputedProblem::ExtentsOf(int s) const {
+  const RecomputePart part = Extent(s).part;
+  std::vector<RecomputeExtent> extents;
+  for (int k = 1; k < costs_.LayersIn(s); ++k) extents.push_back({part, k});
+  extents.push_back(part);
+  return extents;
+}
+
+void RecomputedProblem::SetExtent(int s, const RecomputeExtent& extent) {
+  extents_[static_cast<size_t>(s)] = extent;
+  if (limit_ && MemoryLimit(costs_).bytes()) {
+    cells_[static_cast<size_t>(s)] = BytesOfCell(costs_, s, true, extent);
+  }
 }
 
 bool RecomputedProblem::Fits(const Items& list, const std::vector<bool>& again) const {

@@ -34,6 +34,7 @@ class RecomputedProblem {
   Time Hop(int32_t c) const { return hop_[static_cast<size_t>(c)]; }
   size_t Rank(int32_t c) const { return static_cast<size_t>(rank_[static_cast<size_t>(c)]); }
   int32_t Stage(int32_t c) const { return c % stages_; }
+  int stages() const { return stages_; }
 
   Item ItemOf(const Instruction& i) const;
   Instruction InstructionOf(const Item& item) const;
@@ -41,6 +42,12 @@ class RecomputedProblem {
   Item Backward(Op op, int32_t c) const;
   /// R of a chunk.
   Item Again(int32_t c) const;
+
+  /// How much of a stage runs again where its cells do, and how much else could: fewer or more of
+  /// its first layers. One entry where its layers are not known.
+  const RecomputeExtent& Extent(int s) const { return extents_[static_cast<size_t>(s)]; }
+  std::vector<RecomputeExtent> ExtentsOf(int s) const;
+  void SetExtent(int s, const RecomputeExtent& extent);
 
   /// Whether a rank that runs this never holds more than the limit. `again`: chunks that are
   /// recomputed.
@@ -53,8 +60,8 @@ class RecomputedProblem {
   const Plan& plan_;
   const CostModel& costs_;
   const int32_t stages_;
-  const RecomputedCells recomputed_;
-  std::vector<CellBytes> cells_;  // by stage
+  std::vector<RecomputeExtent> extents_;  // by stage
+  std::vector<CellBytes> cells_;          // by stage
   const std::optional<int64_t> limit_;
   std::vector<int32_t> before_;  // by chunk
   std::vector<Time> hop_;        // from the stage before

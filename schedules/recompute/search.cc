@@ -58,6 +58,11 @@ Shares SharesOf(const Candidate& candidate, int64_t budget) {
 
 /// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
 Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
+  if (recompute.choice == Recompute::Choice::kStages && !recompute.layers.empty() && from != to) {
+    throw Error("`recompute`: layers of single stages are those of the " + std::to_string(from) +
+                " stages of the costs, and this placement makes " + std::to_string(to) +
+                "; give a `placement` with as many, or layers=N for every stage");
+  }
   std::vector<int> stages;
   for (const int stage : recompute.stages) {
     if (stage >= from) {
@@ -137,8 +142,8 @@ Time BoundOfCandidate(const Candidate& candidate) {
   if (spec.recompute.choice == Recompute::Choice::kAuto) {
     return LowerBound(candidate.frame, spec.costs);
   }
-  const Plan recomputed = InsertRecompute(
-      SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec), spec.recompute.part);
+  const Plan recomputed =
+      RecomputeStages(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {
@@ -148,9 +153,9 @@ Time BoundOfCandidate(const Candidate& candidate) {
 }
 
 /// The published orders and its own, those that are searched last, until one reaches `bound`; to
-/// `full` those with all recomputed.
-void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, ShortestStep* full,
-              std::optional<Error>* first_error) {
+/// `full`, unless it is null, those with all recomputed.
+void OfferAll(const Candidate& candidate, Time bound, Grain grain, ShortestStep* shortest,
+              ShortestStep* full, std::optional<Error>* first_error) {
   const auto offer = [&](const Schedule& schedule) {
     if (shortest->stopped() || !shortest->MayImprove(bound)) return;
     Spec spec = candidate.spec;
@@ -159,8 +164,8 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, Sh
     if (schedule.stages(spec) != candidate.frame.stages) return;
     try {
       std::optional<Plan> of_all;
-      const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
-      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(),
+      const bool freely = full != nullptr && spec.recompute.choice == Recompute::Choice::kAuto;
+      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(), grain,
                                          freely ? &of_all : nullptr),
                       candidate);
       if (of_all) full->Offer(std::move(*of_all), candidate);
@@ -176,7 +181,7 @@ void OfferAll(const Candidate& candidate, Time bound, ShortestStep* shortest, Sh
     to->Offer(RecomputeOrder(SerialOrder(candidate.frame), spec, Room::kAny), candidate);
   };
   offer_serial(candidate.spec, shortest);
-  if (candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
+  if (full == nullptr || candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
   Spec all = candidate.spec;
   all.recompute.choice = Recompute::Choice::kFull;
   offer_serial(all, full);
@@ -189,7 +194,7 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
   std::vector<int> stages;
   for (int s = 0; s < plan.stages; ++s) {
     if (!cells.HasStage(s)) continue;
-    if (cells.part(s) != RecomputePart::kFull) return std::nullopt;
+    if (!cells.extent(s).whole()) return std::nullopt;
     for (int m = 0; m < plan.microbatches; ++m) {
       if (!cells.Has(s, m)) return std::nullopt;
     }
@@ -199,7 +204,8 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
 }
 
 /// What moving the instructions of the shortest so far gives.
-void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, ShortestStep* shortest) {
+void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Freedom freedom,
+                ShortestStep* shortest) {
   if (budget == 0 || !shortest->best() || !shortest->MayImprove(bound) || shortest->stopped())
     return;
   const Spec& spec = candidate.spec;
@@ -209,9 +215,11 @@ void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Shortest
   // Lowering to components and exports know R of whole stages.
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
                       spec.target != Target::kTorch;
-  Plan plan = ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit, freely, bound,
-                                options.seed, work.left(), &work);
-  plan.provenance->from = "moves from " + plan.provenance->from;
+  Plan plan =
+      ImproveRecomputed(*shortest->best(), spec.costs, spec.memory_limit,
+                        freely ? freedom : Freedom::kNone, bound, options.seed, work.left(), &work);
+  std::string& from = plan.provenance->from;
+  if (!from.starts_with("moves from ")) from = "moves from " + from;
   shortest->Offer(std::move(plan), candidate);
 }
 
@@ -221,9 +229,12 @@ void OfferExact(const Candidate& candidate, Time bound, int64_t budget, Shortest
   if (budget == 0 || !shortest->MayImprove(bound) || shortest->stopped()) return;
   const Spec& spec = candidate.spec;
   std::optional<std::vector<int>> stages;
-  if (spec.recompute.part != RecomputePart::kFull) return;
   if (spec.recompute.choice != Recompute::Choice::kAuto) {
-    stages = StagesToRecompute(candidate.frame, spec);
+    stages.emplace();
+    for (const RecomputedStage& chosen : StagesToRecompute(candidate.frame, spec)) {
+      if (!chosen.extent.whole()) return;
+      stages->push_back(chosen.stage);
+    }
   } else if (shortest->best() && shortest->best()->routes == candidate.frame.routes) {
     stages = WholeStagesOf(*shortest->best());
   }
@@ -282,17 +293,26 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     if (!shortest.MayImprove(bound)) continue;
     // What is moved is the shortest of this placement, whatever was found in others.
     ShortestStep own(spec, control), full(spec, control);
-    OfferAll(candidate, bound, &own, &full, &first_error);
+    OfferAll(candidate, bound, Grain::kStages, &own, &full, &first_error);
     if (full.best()) {
       // As if that were asked for, so that a free choice is never longer.
       Candidate all = candidate;
       all.spec.recompute.choice = Recompute::Choice::kFull;
-      OfferMoved(all, bound, shares.moves, &full);
+      OfferMoved(all, bound, shares.moves, Freedom::kNone, &full);
       OfferExact(all, bound, shares.exact, &full);
     }
-    OfferMoved(candidate, bound, shares.moves, &own);
+    OfferMoved(candidate, bound, shares.moves, Freedom::kCells, &own);
     OfferExact(candidate, bound, shares.exact, &own);
     own.Take(&full);
+    if (freely && KnowsLayers(candidate.spec.costs)) {
+      // Beside all that, so that to know layers makes nothing longer: what begins with few of them,
+      // and what is then shortest.
+      ShortestStep layered(spec, control);
+      OfferAll(candidate, bound, Grain::kLayers, &layered, nullptr, &first_error);
+      OfferMoved(candidate, bound, shares.moves, Freedom::kLayers, &layered);
+      own.Take(&layered);
+      OfferMoved(candidate, bound, shares.moves / 2, Freedom::kLayers, &own);
+    }
     shortest.Take(&own);
     if (shortest.stopped()) break;
   }

@@ -1,6 +1,8 @@
 #include "schedules/search/candidates.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -302,6 +304,51 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
   memory->optimizer_bytes = SpreadBytes(memory->optimizer_bytes, from, to);
 }
 
+/// Those of a stage among the layers of several: what they take and hold, not a share of it.
+std::vector<LayerShare> Amounts(const CostModel& costs, int s) {
+  std::vector<LayerShare> layers(costs.SharesOf(s).begin(), costs.SharesOf(s).end());
+  const auto scale = [&](int64_t LayerShare::*share, int64_t all) {
+    int64_t sum = 0, before = 0;
+    for (const LayerShare& layer : layers) sum += layer.*share;
+    const auto amount = [&](int64_t part) {
+      return sum == 0 ? 0
+                      : std::llround(static_cast<double>(all) *
+                                     (static_cast<double>(part) / static_cast<double>(sum)));
+    };
+    for (LayerShare& layer : layers) {
+      const int64_t from = amount(before);
+      before += layer.*share;
+      layer.*share = amount(before) - from;
+    }
+  };
+  scale(&LayerShare::f, costs.stage(s).f);
+  scale(&LayerShare::activation_bytes, costs.memory ? costs.memory->activation(s) : 0);
+  return layers;
+}
+
+/// Layers of stages that are cut evenly, where they are alike and go into the parts, or merged;
+/// else they are not known any more.
+std::vector<std::vector<LayerShare>> RepartitionShares(const CostModel& costs, int from, int to) {
+  std::vector<std::vector<LayerShare>> result;
+  if (costs.shares.empty()) return result;
+  const auto parts = static_cast<size_t>(std::max(1, to / from));
+  for (const std::vector<LayerShare>& stage : costs.shares) {
+    if (to < from) break;
+    const bool alike =
+        std::ranges::all_of(stage, [&](const LayerShare& x) { return x == stage.front(); });
+    if (!alike || stage.size() % parts != 0) return {};
+    const size_t copies = costs.shares.size() == 1 ? 1 : parts;
+    result.insert(result.end(), copies, std::vector<LayerShare>(stage.size() / parts));
+  }
+  for (int s = 0; to < from && s < from; ++s) {
+    if (s % (from / to) == 0) result.emplace_back();
+    std::ranges::copy(Amounts(costs, s), std::back_inserter(result.back()));
+  }
+  const auto same = [&](const auto& stage) { return stage == result.front(); };
+  if (std::ranges::all_of(result, same)) result.resize(1);
+  return result;
+}
+
 /// True if a list of layers is the same in each of `parts` parts.
 bool Repeats(const std::vector<Time>& layers, int parts) {
   if (layers.size() == 1) return true;
@@ -366,6 +413,7 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   if (from == to) return costs;
   CostModel result = costs;
   result.stages = Spread(costs.stages, from, to, Part, Sum);
+  result.shares = RepartitionShares(costs, from, to);
   if (result.memory) RepartitionMemory(from, to, &*result.memory);
   // A part of a stage may end within a layer.
   result.partition.clear();

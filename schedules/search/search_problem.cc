@@ -134,6 +134,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   CostModel costs = problem.costs;
   costs.microbatch_scale.clear();
   costs.stages.clear();
+  costs.shares.clear();
   std::optional<MemoryCost>& memory = costs.memory;
   if (memory) memory->activation_of = memory->stash_of = {};
   size_t stages = static_cast<size_t>(large.stages);

@@ -32,7 +32,11 @@ using Entry = std::tuple<Op, Value, bool, int, int>;
 /// Compares both tables at every instruction of a plan.
 void Compare(const Plan& plan, std::set<Entry>* seen) {
   const Accesses accesses(plan);
-  const check::Tables tables(plan);
+  check::Tables tables(plan);
+  check::Findings findings;
+  // Which layers run again is known when everything has its place.
+  if (plan.layers > 0) CheckComponents(&tables, &findings);
+  REQUIRE(findings.empty());
   const check::Touches touches(tables);
   std::vector<Access> passes;
   std::vector<Touch> verifier, same;
@@ -84,7 +88,12 @@ TEST_SUITE("property") {
         spec.costs.host = HostCost{};
         spec.expert_parallel = layered && random() % 2 == 0 ? 2 : 1;
         Plan plan = GeneratePlan(spec);
-        plan = InsertRecompute(plan, DrawStages(&random, plan.stages));
+        RecomputeExtent extent;
+        if (layered) extent = {kParts[random() % 4], static_cast<int>(random() % 3)};
+        // Of all its layers a stage recomputes nothing that it does not have.
+        const bool fewer = extent.layers < spec.costs.LayersIn(0);
+        plan = InsertRecompute(plan, DrawStages(&random, plan.stages),
+                               fewer ? extent : RecomputeExtent());
         plan = OffloadAll(plan);
         Compare(plan, &seen);
         const Level level = layered ? Level::kComponent : Level::kComm;

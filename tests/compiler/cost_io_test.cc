@@ -132,7 +132,7 @@ TEST_SUITE("unit") {
         {Stage("3"), "c.json: /stage: must be an object with the costs of a stage, is 3"},
         {Stage(R"({"f": 1, "b": 1, "w": 1, "wb": 2})"),
          "c.json: /stage: unknown key \"wb\" (did you mean \"fb\"?); known are: f, b, w, bw, fb, "
-         "reduce, step, r"},
+         "reduce, step, r, layers"},
         {Stage(R"({"f": -3, "b": 1, "w": 1})"),
          "c.json: /stage/f: must be a cost (a number >= 0), is -3"},
         {Stage(R"({"f": -0.5, "b": 1, "w": 1})"),

@@ -134,7 +134,7 @@ TEST_SUITE("property") {
       const RecomputedCells cells(plan);
       for (int s = 0; s < plan.stages; ++s) {
         CHECK(cells.HasStage(s) == (s % 2 == round % 2));
-        CHECK(cells.part(s) == RecomputePart::kFull);
+        CHECK(cells.extent(s).whole());
       }
       CHECK(ProveBound(plan, c.costs).value <= Simulate(plan, c.costs).makespan);
     }

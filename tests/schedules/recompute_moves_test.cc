@@ -27,7 +27,8 @@ Plan Improve(const Plan& plan, const CostModel& costs, std::optional<int64_t> li
   SearchOptions options;
   options.budget = 60'000'000'000;
   SearchWork work(options);
-  return ImproveRecomputed(plan, costs, limit, freely, bound, 3, budget, &work);
+  return ImproveRecomputed(plan, costs, limit, freely ? Freedom::kCells : Freedom::kNone, bound, 3,
+                           budget, &work);
 }
 
 /// Cells in the order in which a stage runs them, by kind of their parts.

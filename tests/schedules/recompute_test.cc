@@ -93,7 +93,8 @@ TEST_SUITE("unit") {
     for (const char* text : {"", "some", "1,", ",1", "1,,2", "-1", "1-", "a-b", "1 2", "0x1"}) {
       CAPTURE(text);
       CHECK(failure(text) ==
-            "`recompute`: must be none, full, auto, attention, experts, all-but-attention or "
+            "`recompute`: must be none, full, auto, attention, experts, all-but-attention, "
+            "layers=N or "
             "stages as in \"0,3,5-7\", is \"" +
                 std::string(text) + "\"");
     }
@@ -369,7 +370,11 @@ TEST_SUITE("property") {
       CHECK(least <= most);
       const int64_t limit =
           least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
-      const std::vector<int> stages = StagesToFit(plan, costs, limit);
+      std::vector<int> stages;
+      for (const RecomputedStage& chosen : StagesToFit(plan, costs, limit)) {
+        CHECK(chosen.extent.whole());
+        stages.push_back(chosen.stage);
+      }
       CAPTURE(spec.schedule);
       CAPTURE(stages);
       CHECK(peak(stages) <= limit);

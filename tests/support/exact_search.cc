@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/error.h"
+
 namespace contraflow {
 namespace {
 
@@ -30,6 +32,7 @@ struct Chunk {
   Time f, b, w, bw, least_backward, least_rest;
   bool recomputed = false;
   Time again = 0;                            // R
+  int64_t input = 0;                         // held from F to R
   Time forward_tail = 0, backward_tail = 0;  // least time from its start to the end of the step
   bool like_previous = false;  // exchangeable with the micro-batch before it on its route
 };
@@ -56,7 +59,7 @@ class Search {
       activation_.push_back(bytes ? costs.memory->activation(s) : 1);
       stash_.push_back(bytes ? costs.memory->stash(s) : 1);
     }
-    input_ = bytes ? costs.memory->input_bytes : 0;
+    bytes_ = bytes;
     AddChunks(plan);
     FindTails();
     done_.assign(chunks_.size(), kNothing);
@@ -93,6 +96,7 @@ class Search {
           if (chunk.stage != i.stage || chunk.microbatch != i.microbatch) continue;
           chunk.recomputed = true;
           chunk.again = costs_.Duration(i);
+          if (bytes_) chunk.input = InputOf(i);
         }
       }
     }
@@ -100,6 +104,21 @@ class Search {
     for (int s = 0; s < plan.stages; ++s) {
       pairs_ = pairs_ || costs_.stage(s).fb < costs_.stage(s).f + costs_.stage(s).bw;
     }
+  }
+
+  /// The input of the stage, and all of the layers that do not run again.
+  int64_t InputOf(const Instruction& r) const {
+    const int64_t input = costs_.memory->input_bytes;
+    if (r.layers == 0) return input;
+    int64_t kept = 0, all = 0;
+    for (int l = 0; l < costs_.LayersIn(r.stage); ++l) {
+      const int64_t bytes = costs_.SharesOf(r.stage)[static_cast<size_t>(l)].activation_bytes;
+      all += bytes;
+      if (l >= r.layers) kept += bytes;
+    }
+    // Instances of layers give each its own bytes.
+    CF_ASSERT(all == activation_[static_cast<size_t>(r.stage)]);
+    return std::min(all, input + kept);
   }
 
   void AddChunk(int route, const std::vector<int>& ranks, int s, int m, size_t k) {
@@ -227,7 +246,7 @@ class Search {
 
   bool AgainReady(size_t c) const {
     const Chunk& chunk = chunks_[c];
-    const int64_t more = Of(activation_, chunk) - input_;
+    const int64_t more = Of(activation_, chunk) - chunk.input;
     if (done_[c] != kForward || held_[static_cast<size_t>(chunk.rank)] + more > limit_) {
       return false;
     }
@@ -336,7 +355,7 @@ class Search {
     const Chunk& chunk = chunks_[c];
     done_[c] = chunk.recomputed ? kForward : kReady;
     const int64_t kept = Away(chunk) ? 0 : Of(activation_, chunk);
-    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? input_ : kept;
+    held_[static_cast<size_t>(chunk.rank)] += chunk.recomputed ? chunk.input : kept;
     if (chunk.after < 0) {
       backward_at_[c] = end;
       return;
@@ -371,7 +390,8 @@ class Search {
     if (forward) FinishForward(choice.chunk, end);
     if (choice.op == Op::R) {
       done_[choice.chunk] = kReady;
-      held_[static_cast<size_t>(choice.rank)] += Of(activation_, chunks_[choice.chunk]) - input_;
+      held_[static_cast<size_t>(choice.rank)] +=
+          Of(activation_, chunks_[choice.chunk]) - chunks_[choice.chunk].input;
     }
     if (HasBackward(choice.op)) FinishBackward(back, end);
     if (HasWeight(choice.op)) FinishWeights(back);
@@ -404,7 +424,7 @@ class Search {
   const int64_t most_;
   const int64_t limit_;
   std::vector<int64_t> activation_, stash_;  // by stage
-  int64_t input_ = 0;
+  bool bytes_ = false;                       // else activations are counted
   size_t stride_ = 1;  // stages: from a chunk to the one of the next micro-batch
   bool pairs_ = false;
   std::vector<Chunk> chunks_;

@@ -136,6 +136,8 @@ class Generator {
     }
     if (operands == Operands::kMessage) i.peer = Below(plan.ranks);
     if (operands == Operands::kLayer) i.layer = static_cast<int16_t>(Below(4));
+    if (i.op == Op::R && Below(2) == 0) i.part = kParts[Index(std::size(kParts))];
+    if (i.op == Op::R && Below(2) == 0) i.layers = static_cast<int16_t>(Below(5));
     if (Below(4) == 0) i.slot = Below(9);
     if (Below(4) == 0) i.group = Below(9);
     if (Below(4) == 0) i.lane = static_cast<Lane>(Below(6));

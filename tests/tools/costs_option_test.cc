@@ -69,9 +69,10 @@ TEST_SUITE("unit") {
       CHECK(WithFlags(same) == same);
     }
     CHECK(WithFlags("` `chunks`") == "` --chunks");
-    CHECK(Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
-          "--recompute: must be none, full, auto, attention, experts, all-but-attention or stages "
-          "as in \"0,3,5-7\", is \"x\"");
+    CHECK(
+        Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
+        "--recompute: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
+        "stages as in \"0,3,5-7\", is \"x\"");
   }
 
   TEST_CASE("the help of --costs names every profile that ships") {

@@ -118,6 +118,38 @@ TEST_SUITE("unit") {
               .at("--pipeline-model-parallel-layout") == "EtL");
   }
 
+  TEST_CASE("megatron: recomputed whole, or in the first layers of each stage") {
+    const auto of = [](const char* recompute, int layers, const char* stages = "8") {
+      CostModel costs = UniformCosts(1, 1, 1);
+      costs.shares = {std::vector<LayerShare>(static_cast<size_t>(layers))};
+      Spec spec = MakeSpec("1f1b", 4, 8, costs);
+      spec.recompute = ParseRecompute(recompute);
+      Plan plan = GeneratePlan(spec);
+      plan.costs = costs;
+      return WriteMegatronLayout(plan, stages);
+    };
+    const auto whole = Arguments(of("full", 2));
+    CHECK(whole.at("--recompute-granularity") == "full");
+    CHECK(whole.at("--recompute-method") == "uniform");
+    CHECK(whole.at("--recompute-num-layers") == "1");
+    // Two transformer layers a stage, the first with the embedding, which is none.
+    const auto block = Arguments(of("layers=1", 2));
+    CHECK(block.at("--recompute-granularity") == "full");
+    CHECK(block.at("--recompute-method") == "block");
+    CHECK(block.at("--recompute-num-layers") == "1");
+    CHECK(Failure([&] { of("layers=1:0,1", 2); }) ==
+          "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
+          "recompute all of them or none");
+    CHECK(Failure([&] { of("layers=1,1,2,1", 3); }) ==
+          "the plan recomputes the first 2 layers of stages, and what is written for Megatron-LM "
+          "recomputes whole "
+          "stages, or as many layers of each; compile it with `recompute` full, layers=N or none");
+    CHECK(Failure([&] { of("layers=2", 3); }) ==
+          "the plan recomputes the first 2 layers of each stage; Megatron-LM counts transformer "
+          "layers, which must be as many of each stage, and stage 1 is tt; compile it with "
+          "`recompute` full or none");
+  }
+
   TEST_CASE("megatron: layouts have every layer and stage") {
     for (const int ranks : {1, 2, 3, 8}) {
       for (const int chunks : {1, 2, 5}) {

@@ -149,7 +149,9 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
          "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
          "(default: none).\nattention, experts or all-but-attention: that part alone of every "
          "stage\nruns again, attention:0,3,5-7 of some; auto tries these where the costs\nhave "
-         "\"moe\" and the \"values\" of a layer")
+         "\"moe\" and the \"values\" of a layer. layers=2: the first two layers of\nevery stage, "
+         "layers=2:0,3 of some, layers=2,2,1,0 a number for each\nstage; auto takes as few as it "
+         "needs where the costs say the layers")
       ->type_name("STAGES");
   app->add_option(
          "--offload", flags->offload,

@@ -102,9 +102,10 @@ Spec SpecOf(const Plan& plan, int ranks) {
   spec.expert_parallel = plan.expert_parallel;
   if (const RecomputedCells cells(plan); cells.any()) {
     spec.recompute.choice = Recompute::Choice::kFull;
-    const std::vector<RecomputePart>& parts = cells.parts();
-    const bool same = std::ranges::count(parts, parts.front()) == std::ssize(parts);
-    if (same) spec.recompute.part = parts.front();
+    const std::vector<RecomputeExtent>& extents = cells.extents();
+    const bool same = std::ranges::count(extents, extents.front()) == std::ssize(extents);
+    // Stages of another number have other layers.
+    if (same) spec.recompute.part = extents.front().part;
   }
   if (plan.provenance) {
     const Provenance& from = *plan.provenance;

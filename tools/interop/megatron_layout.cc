@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/error.h"
@@ -85,25 +88,29 @@ int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec s
   return round;
 }
 
-/// True if every chunk is recomputed before its backward; throws if only some are.
-bool Recomputes(const Plan& plan) {
+/// How much of every chunk is recomputed before its backward, nothing if none is; throws if only
+/// some are, or what has no arguments.
+std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
   int64_t count = 0;
   for (const Program& program : plan.programs) {
     count += std::count_if(program.begin(), program.end(),
                            [](const Instruction& i) { return i.op == Op::R; });
   }
-  if (count == 0) return false;
-  const RecomputedCells cells(plan);
-  for (const RecomputePart part : cells.parts()) {
-    if (part == RecomputePart::kFull) continue;
-    throw Error("the plan recomputes " + std::string(Name(part)) +
-                " of stages, and what is written for Megatron-LM recomputes whole stages; compile "
-                "it with `recompute` full or none");
+  if (count == 0) return std::nullopt;
+  if (count != int64_t{plan.stages} * plan.microbatches) {
+    throw Error(
+        "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
+        "recompute all of them or none");
   }
-  if (count == int64_t{plan.stages} * plan.microbatches) return true;
-  throw Error(
-      "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
-      "recompute all of them or none");
+  const RecomputedCells cells(plan);
+  const RecomputeExtent first = cells.extent(0);
+  for (const RecomputeExtent& extent : cells.extents()) {
+    if (extent.part == RecomputePart::kFull && extent == first) continue;
+    throw Error("the plan recomputes " + ToString(extent) +
+                " of stages, and what is written for Megatron-LM recomputes whole stages, or as "
+                "many layers of each; compile it with `recompute` full, layers=N or none");
+  }
+  return first;
 }
 
 /// How many of them the layout has.
@@ -111,6 +118,31 @@ int64_t CountOf(const LayerLayout& layout, char letter) {
   int64_t count = 0;
   for (const std::string& stage : layout) count += std::count(stage.begin(), stage.end(), letter);
   return count;
+}
+
+/// How many transformer layers of each stage run again, which is what Megatron-LM counts, where the
+/// first `count` layers of the costs do. Throws Error if that is not as many of each.
+int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count) {
+  std::optional<int64_t> of_all;
+  for (size_t s = 0; s < layout.size(); ++s) {
+    const std::string& letters = layout[s];
+    const int known = plan.costs ? plan.costs->LayersIn(static_cast<int>(s)) : 0;
+    const auto transformers = std::count(letters.begin(), letters.end(), 't');
+    // The costs list all layers of a stage, or its transformer layers alone.
+    const bool all = std::cmp_equal(known, letters.size());
+    const auto end = letters.begin() + std::min<ptrdiff_t>(count, std::ssize(letters));
+    const int64_t again = all ? std::count(letters.begin(), end, 't') : count;
+    if ((all || known == transformers) && again > 0 && again == of_all.value_or(again)) {
+      of_all = again;
+      continue;
+    }
+    throw Error("the plan recomputes the first " + std::to_string(count) +
+                " layers of each stage; " +
+                "Megatron-LM counts transformer layers, which must be as many of each stage, and " +
+                "stage " + std::to_string(s) + " is " + letters +
+                "; compile it with `recompute` full or none");
+  }
+  return of_all.value_or(count);
 }
 
 }  // namespace
@@ -155,10 +187,12 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   if (plan.expert_parallel > 1) {
     add("--expert-model-parallel-size", std::to_string(plan.expert_parallel));
   }
-  if (Recomputes(plan)) {
+  if (const std::optional<RecomputeExtent> extent = Recomputes(plan)) {
     add("--recompute-granularity", "full");
-    add("--recompute-method", "uniform");
-    add("--recompute-num-layers", "1");
+    const bool block = extent->layers > 0;
+    add("--recompute-method", block ? "block" : "uniform");
+    add("--recompute-num-layers",
+        std::to_string(block ? TransformerLayers(plan, layout, extent->layers) : 1));
   }
   add("--micro-batch-size", "1");
   add("--global-batch-size",

@@ -283,9 +283,9 @@ std::vector<std::string> TorchNotes(const Plan& plan) {
                     ": the plan recomputes them (R), for which PyTorch's CSV has no cell; wrap "
                     "their modules with torch.utils.checkpoint");
     for (int s = 0; s < plan.stages; ++s) {
-      if (!cells.HasStage(s) || cells.part(s) == RecomputePart::kFull) continue;
-      notes.push_back("of stage " + std::to_string(s) + " wrap " +
-                      std::string(Name(cells.part(s))) + " alone: the plan recomputes that part");
+      if (!cells.HasStage(s) || cells.extent(s).whole()) continue;
+      notes.push_back("of stage " + std::to_string(s) + " wrap " + ToString(cells.extent(s)) +
+                      " alone: the plan recomputes that part");
     }
   }
   if (const OffloadedCells cells(plan); cells.any()) {

@@ -122,7 +122,7 @@ std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
   const RecomputedCells recomputed(plan);
   bool all = true;
   for (int s = 0; s < plan.stages; ++s) {
-    all = all && recomputed.HasStage(s) && recomputed.part(s) == RecomputePart::kFull;
+    all = all && recomputed.HasStage(s) && recomputed.extent(s).whole();
   }
   if (all) text += "\n[activation_checkpoint]\nmode = \"full\"\n";
   return text;

@@ -4,12 +4,17 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
+#include "compiler/simulate/memory.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/model/views.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
@@ -93,6 +98,57 @@ TEST_SUITE("equivalence") {
         }
       }
     }
+  }
+
+  TEST_CASE("equivalence: the first layers of stages recomputed, and the bytes of it") {
+    constexpr int kLayers = 3;
+    for (const std::string schedule : {"1f1b", "zb-1p", "zb-v"}) {
+      CostModel costs;
+      costs.moe = MoeCost{kLayers, {3}, {1}, {4}, {1}, {1}, {5}, {1}, {4}, {3}, {2}};
+      DeriveChunkCosts(&costs, Overlap::kAll);
+      const Plan order = GeneratePlan(MakeSpec(schedule, 2, 4, costs));
+      Model model = GroupModel();
+      model.layers = kLayers * order.stages;
+      costs.memory = FootprintOf(model, order.stages, kLayers, 1);
+      std::vector<int> stages(static_cast<size_t>(order.stages));
+      std::iota(stages.begin(), stages.end(), 0);
+      int64_t before = std::numeric_limits<int64_t>::max();
+      for (int k = 1; k <= kLayers; ++k) {
+        const Plan with = InsertRecompute(order, stages, {RecomputePart::kFull, k});
+        CAPTURE(schedule);
+        CAPTURE(k);
+        for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
+          CAPTURE(Name(level));
+          const Plan plan = Lower(with, costs, {.target = level});
+          CHECK(TrainBesideReference(plan, model, {.fill = true}).difference == "");
+          if (level != Level::kBuffer) continue;
+          const Dataset dataset = SmallDataset();
+          ThreadedRun run(plan, model, dataset, 7, {});
+          const std::vector<MemoryFigures> figures = MemoryOf(plan, *plan.costs);
+          int64_t held = 0;
+          for (const Device& device : run.devices()) {
+            const MemoryFigures& predicted = figures[static_cast<size_t>(device.rank)];
+            CHECK(run.At(device).arena_bytes() == predicted.arenas);
+            held += predicted.arenas[static_cast<size_t>(Arena::kActivation)] +
+                    predicted.arenas[static_cast<size_t>(Arena::kStash)];
+          }
+          CHECK(held < before);
+          before = held;
+        }
+      }
+    }
+  }
+
+  TEST_CASE("equivalence: more layers recomputed than the model has are refused") {
+    const Plan plan =
+        Lower(InsertRecompute(GeneratePlan(MakeSpec("1f1b", 2, 2, UniformCosts(1, 1, 1))), {1},
+                              {RecomputePart::kFull, 5}),
+              UniformCosts(1, 1, 1), {.target = Level::kComm});
+    Model model = GroupModel();
+    model.layers = 4;
+    CHECK(TrainBesideReference(plan, model).difference ==
+          "the plan recomputes the first 5 layers of stage 1, which has 2 in model \"" +
+              model.name + "\"; compile it with `recompute` layers=2 or less, or full");
   }
 
   TEST_CASE("equivalence: recompute takes less memory") {

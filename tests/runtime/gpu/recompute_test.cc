@@ -24,14 +24,15 @@ namespace contraflow::recompute_test {
 namespace {
 
 Plan PlanOf(std::string_view schedule, const Model& model, int layers, int members,
-            const std::vector<int>& recomputed) {
+            const std::vector<int>& recomputed, const RecomputeExtent& extent = {}) {
   CostModel costs;
   costs.moe = MoeCost{layers, {9}, {4}, {7}, {5}, {5}, {7}, {4}, {8}, {6}, {9}};
   DeriveChunkCosts(&costs, Overlap::kAll);
   Plan plan = GeneratePlan(MakeSpec(schedule, 2, 2, costs));
   plan.expert_parallel = members;
   costs.memory = GpuFootprintOf(model, plan.stages, layers, members);
-  return Lower(InsertRecompute(std::move(plan), recomputed), costs, {.target = Level::kBuffer});
+  return Lower(InsertRecompute(std::move(plan), recomputed, extent), costs,
+               {.target = Level::kBuffer});
 }
 
 void Append(std::span<const float> values, std::string* bits) {
@@ -64,6 +65,8 @@ TEST_SUITE("kernel") {
     CHECK(plain.first.size() > 10'000);
     CHECK(plain.second > 0);
     CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}), model, {.graph = true}) == plain);
+    CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}, {RecomputePart::kFull, 1}), model,
+                {.graph = true}) == plain);
     if (kSanitized) return;
     CHECK(Train(PlanOf("1f1b", model, 2, 1, {1}), model, {.graph = false, .run_ahead = 4}) ==
           plain);

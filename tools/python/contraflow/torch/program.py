@@ -48,6 +48,10 @@ def check(plan):
                 remedy = (": compile it with offload=\"none\"" if "LOAD" in i.op else "")
                 raise ValueError(f"rank {rank}, {i} (instruction {index}): {i.op} is nothing that "
                                  f"contraflow.torch runs{remedy}")
+            if i.op == "R" and any(key in str(i) for key in (" part=", " layers=")):
+                raise ValueError(f"rank {rank}, {i} (instruction {index}): modules run their whole "
+                                 "forward again: compile it with recompute=\"full\" or stages, or "
+                                 "checkpoint inside the modules")
 
 
 def holders(plan):

@@ -1,0 +1,166 @@
+// What R takes and what a cell lets go for it: of a whole forward, of some components, of the first
+// layers of a stage.
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/cost.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/value.h"
+
+namespace contraflow {
+namespace {
+
+/// Of so much of a forward.
+Time TimeOf(const MoeCost& cost, const RecomputeExtent& extent) {
+  Time sum = 0;
+  for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+    for (int l = 0; l < cost.layers_per_stage; ++l) {
+      if (extent.Has(op, l)) sum += cost.Of(Repeated(op), l);
+    }
+  }
+  return sum;
+}
+
+/// The first so many layers' part of what all layers have.
+int64_t ShareOf(int64_t all, std::span<const LayerShare> layers, int first,
+                int64_t LayerShare::*share) {
+  int64_t part = 0, sum = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    sum += layers[l].*share;
+    if (std::cmp_less(l, first)) part += layers[l].*share;
+  }
+  if (part == sum) return all;
+  if (all == sum) return part;
+  const double ratio = static_cast<double>(part) / static_cast<double>(sum);
+  return static_cast<int64_t>(std::llround(static_cast<double>(all) * ratio));
+}
+
+/// How long the forward of the first layers of a stage takes again; all of it where its layers are
+/// not known.
+Time TimeOfLayers(const CostModel& costs, int s, const RecomputeExtent& extent) {
+  const Time all = costs.stage(s).recompute();
+  if (costs.components()) return std::min(all, TimeOf(costs.moe_of(s), extent));
+  const std::span<const LayerShare> layers = costs.SharesOf(s);
+  return layers.empty() ? all : ShareOf(all, layers, extent.layers, &LayerShare::f);
+}
+
+/// Of a cell whose forward runs again in its first layers: it lets go all that they hold but the
+/// input of the stage.
+CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes bytes) {
+  std::span<const LayerShare> shares = costs.SharesOf(s);
+  // Those that have the same values have as many bytes.
+  std::vector<LayerShare> alike;
+  if (shares.empty() && costs.components()) {
+    alike.resize(static_cast<size_t>(costs.moe_of(s).layers_per_stage));
+    shares = alike;
+  }
+  if (shares.empty()) {
+    throw Error(
+        "the costs do not say which layers stage " + std::to_string(s) +
+        " has, so that R of its first ones has no bytes; give \"layers\", of the stage their "
+        "number or of the model their costs");
+  }
+  const auto first = [&](int64_t all) {
+    return ShareOf(all, shares, layers, &LayerShare::activation_bytes);
+  };
+  const int64_t dropped = std::max<int64_t>(0, first(bytes.activation) - bytes.input);
+  bytes.input = bytes.activation - dropped;
+  // Of the rest as much as there is, and no more than is kept.
+  const int64_t least = std::max<int64_t>(0, bytes.stash - dropped);
+  bytes.kept_stash =
+      std::clamp(bytes.stash - first(bytes.stash), least, std::min(bytes.stash, bytes.input));
+  return bytes;
+}
+
+/// What a cell lets go whose forward runs again in this part only: what these components make for
+/// the backward.
+int64_t DroppedBytes(const CostModel& costs, int s, const RecomputeExtent& extent) {
+  const RecomputePart part = extent.part;
+  if (!costs.components() || costs.memory->values.empty()) {
+    throw Error("the costs do not say what the components of a stage hold, so that `recompute` " +
+                std::string(Name(part)) +
+                " has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
+  }
+  const auto layers = static_cast<int64_t>(extent.Of(costs.moe_of(s).layers_per_stage));
+  const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };
+  const int64_t experts = bytes(Value::gate) + bytes(Value::hidden);
+  if (part == RecomputePart::kExperts) return layers * experts;
+  if (part == RecomputePart::kAttention) {
+    return layers * (bytes(Value::attention) + bytes(Value::scores));
+  }
+  // The input of a layer behind the first is what COMBINE_R makes.
+  return layers * (experts + bytes(Value::rows) + bytes(Value::combined)) +
+         (layers - 1) * bytes(Value::input);
+}
+
+}  // namespace
+
+Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent) {
+  if (extent.part != RecomputePart::kFull && costs.components()) {
+    return TimeOf(costs.moe_of(s), extent);
+  }
+  return extent.layers != 0 ? TimeOfLayers(costs, s, extent) : costs.stage(s).recompute();
+}
+
+std::span<const LayerShare> CostModel::SharesOf(int s) const {
+  if (shares.empty()) return {};
+  return shares.size() == 1 ? shares[0] : shares[static_cast<size_t>(s)];
+}
+
+int CostModel::LayersIn(int s) const {
+  if (components()) return moe_of(s).layers_per_stage;
+  return static_cast<int>(SharesOf(s).size());
+}
+
+std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
+  const auto part = [&](int64_t bytes) {
+    return costs.memory ? std::min(bytes, costs.memory->activation(s)) : bytes;
+  };
+  if (costs.memory && costs.memory->input_bytes >= 0) return part(costs.memory->input_bytes);
+  if (costs.memory && !costs.memory->values.empty()) {
+    return part(costs.memory->values[static_cast<size_t>(Value::input)]);
+  }
+  if (costs.comm.bytes > 0) return part(costs.comm.bytes);
+  return std::nullopt;
+}
+
+CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
+                      const RecomputeExtent& extent) {
+  if (!costs.memory || costs.memory->activation_bytes == 0) return {};
+  CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
+  if (!recomputes) return bytes;
+  if (extent.part != RecomputePart::kFull) {
+    bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, extent));
+    bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
+    return bytes;
+  }
+  const std::optional<int64_t> input = InputBytes(costs, s);
+  if (!input) {
+    throw Error(
+        "the costs do not say what a recomputed cell holds between F and R, its stage input; give "
+        "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
+  }
+  bytes.input = *input;
+  if (extent.layers != 0) return WithoutLayers(costs, s, extent.layers, bytes);
+  bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
+  return bytes;
+}
+
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
+                                    const std::vector<RecomputeExtent>& recomputed) {
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < stages; ++s) {
+    cells.push_back(recomputed.empty()
+                        ? BytesOfCell(costs, s, false)
+                        : BytesOfCell(costs, s, true, recomputed[static_cast<size_t>(s)]));
+  }
+  return cells;
+}
+
+}  // namespace contraflow

@@ -300,7 +300,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
 }
 
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, Grain grain, std::optional<Plan>* full) {
+                        const SearchControl& control, RecomputedBeside* beside) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -313,7 +313,7 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
   if (spec.memory_limit) orders.Try(schedule, plain, control);
-  if (full == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
+  if (beside == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
@@ -330,7 +330,7 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     bool fits = false;
     Time least = 0;
   };
-  Best best, best_full;
+  Best best, best_full, best_layers;
   const auto offer = [&](const Plan& order, const Spec& as, Grain by,
                          std::initializer_list<Best*> to) {
     const Plan plan = RecomputeOrder(order, as, room, by);
@@ -345,31 +345,37 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     }
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
+  const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
+  Best* const of_layers = beside != nullptr ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
-    offer(order, spec, grain, {&best});
+    offer(order, spec, Grain::kStages, {&best, &best_layers});
+    if (layers) offer(order, spec, Grain::kLayers, {of_layers});
     if (!freely) continue;
-    if (grain == Grain::kLayers && KnowsLayers(costs)) {
-      offer(order, spec, Grain::kStages, {&best});
-    }
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
-      if (part != RecomputePart::kFull) offer(order, as, grain, {&best});
+      if (part != RecomputePart::kFull) {
+        offer(order, as, Grain::kStages, {&best, &best_layers});
+        if (layers) offer(order, as, Grain::kLayers, {of_layers});
+      }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      if (full != nullptr && part == recompute.part) {
-        offer(order, as, grain, {&best, &best_full});
+      if (part == recompute.part) {
+        offer(order, as, Grain::kStages, {&best, &best_layers, &best_full});
       } else {
-        offer(order, as, grain, {&best});
+        offer(order, as, Grain::kStages, {&best, &best_layers});
       }
     }
   }
   // An order that was searched for other costs is one for these.
-  for (Best* of : {&best, &best_full}) {
+  for (Best* of : {&best, &best_full, &best_layers}) {
     if (of->plan && of->plan->costs) of->plan->costs = costs;
   }
-  if (full != nullptr) *full = std::move(best_full.plan);
+  if (beside != nullptr) {
+    beside->full = std::move(best_full.plan);
+    if (layers) beside->layers = std::move(best_layers.plan);
+  }
   return std::move(*best.plan);
 }
 

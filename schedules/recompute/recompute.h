@@ -61,14 +61,19 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain 
 /// if the row rejects the spec, or if the costs do not fit it.
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
+/// What else is made of the same orders where what is recomputed is free to choose.
+struct RecomputedBeside {
+  std::optional<Plan> full;    ///< what it would be if all were asked for
+  std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
+};
+
 /// The plan of a schedule with the recompute of the spec: of the orders that it makes within the
 /// limit, without one and for costs that have R in the backward, the one with the shortest step
-/// that fits, or, where none does, the shortest. `full`: where what is recomputed is free to
-/// choose, the one with all recomputed that it would be if that were asked for. Throws Error if the
-/// stages do not exist, or if there is a memory limit and the costs give no bytes.
+/// that fits, or, where none does, the shortest. With `beside`, single layers are for that alone.
+/// Throws Error if the stages do not exist, or if there is a memory limit and the costs give no
+/// bytes.
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, Grain grain = Grain::kLayers,
-                        std::optional<Plan>* full = nullptr);
+                        const SearchControl& control, RecomputedBeside* beside = nullptr);
 
 /// True where the costs say that a stage has several layers.
 bool KnowsLayers(const CostModel& costs);

@@ -152,23 +152,30 @@ Time BoundOfCandidate(const Candidate& candidate) {
   }
 }
 
-/// The published orders and its own, those that are searched last, until one reaches `bound`; to
-/// `full`, unless it is null, those with all recomputed.
-void OfferAll(const Candidate& candidate, Time bound, Grain grain, ShortestStep* shortest,
-              ShortestStep* full, std::optional<Error>* first_error) {
+/// What is shortest of a placement, whatever was found in others: with stages alone, with single
+/// layers, and with all recomputed.
+struct Shortest {
+  ShortestStep own, layers, full;
+};
+
+/// The published orders and its own, those that are searched last, until one reaches `bound`.
+void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
+              std::optional<Error>* first_error) {
+  ShortestStep& own = shortest->own;
+  const bool freely = candidate.spec.recompute.choice == Recompute::Choice::kAuto;
   const auto offer = [&](const Schedule& schedule) {
-    if (shortest->stopped() || !shortest->MayImprove(bound)) return;
+    if (own.stopped() || !own.MayImprove(bound)) return;
     Spec spec = candidate.spec;
     spec.schedule = schedule.name;
     if (!schedule.reject(spec).empty()) return;
     if (schedule.stages(spec) != candidate.frame.stages) return;
     try {
-      std::optional<Plan> of_all;
-      const bool freely = full != nullptr && spec.recompute.choice == Recompute::Choice::kAuto;
-      shortest->Offer(GenerateRecomputed(schedule, spec, Room::kAny, shortest->control(), grain,
-                                         freely ? &of_all : nullptr),
-                      candidate);
-      if (of_all) full->Offer(std::move(*of_all), candidate);
+      RecomputedBeside beside;
+      own.Offer(
+          GenerateRecomputed(schedule, spec, Room::kAny, own.control(), freely ? &beside : nullptr),
+          candidate);
+      if (beside.full) shortest->full.Offer(std::move(*beside.full), candidate);
+      if (beside.layers) shortest->layers.Offer(std::move(*beside.layers), candidate);
     } catch (const Error& error) {
       if (!*first_error) *first_error = error;
     }
@@ -180,11 +187,12 @@ void OfferAll(const Candidate& candidate, Time bound, Grain grain, ShortestStep*
     if (to->best()) return;
     to->Offer(RecomputeOrder(SerialOrder(candidate.frame), spec, Room::kAny), candidate);
   };
-  offer_serial(candidate.spec, shortest);
-  if (full == nullptr || candidate.spec.recompute.choice != Recompute::Choice::kAuto) return;
+  offer_serial(candidate.spec, &own);
+  if (!freely) return;
+  if (KnowsLayers(candidate.spec.costs)) offer_serial(candidate.spec, &shortest->layers);
   Spec all = candidate.spec;
   all.recompute.choice = Recompute::Choice::kFull;
-  offer_serial(all, full);
+  offer_serial(all, &shortest->full);
 }
 
 /// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others,
@@ -291,9 +299,9 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     if (freely && !candidate.spec.memory_limit) continue;
     const Time bound = BoundOfCandidate(candidate);
     if (!shortest.MayImprove(bound)) continue;
-    // What is moved is the shortest of this placement, whatever was found in others.
-    ShortestStep own(spec, control), full(spec, control);
-    OfferAll(candidate, bound, Grain::kStages, &own, &full, &first_error);
+    Shortest found = {{spec, control}, {spec, control}, {spec, control}};
+    auto& [own, layers, full] = found;
+    OfferAll(candidate, bound, &found, &first_error);
     if (full.best()) {
       // As if that were asked for, so that a free choice is never longer.
       Candidate all = candidate;
@@ -304,13 +312,11 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     OfferMoved(candidate, bound, shares.moves, Freedom::kCells, &own);
     OfferExact(candidate, bound, shares.exact, &own);
     own.Take(&full);
-    if (freely && KnowsLayers(candidate.spec.costs)) {
-      // Beside all that, so that to know layers makes nothing longer: what begins with few of them,
-      // and what is then shortest.
-      ShortestStep layered(spec, control);
-      OfferAll(candidate, bound, Grain::kLayers, &layered, nullptr, &first_error);
-      OfferMoved(candidate, bound, shares.moves, Freedom::kLayers, &layered);
-      own.Take(&layered);
+    // Beside all that, so that to know layers makes nothing longer: what begins with few of them,
+    // and what is then shortest.
+    if (layers.best()) {
+      OfferMoved(candidate, bound, shares.moves, Freedom::kLayers, &layers);
+      own.Take(&layers);
       OfferMoved(candidate, bound, shares.moves / 2, Freedom::kLayers, &own);
     }
     shortest.Take(&own);

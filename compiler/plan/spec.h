@@ -40,7 +40,7 @@ struct SearchOptions {
   /// chunk time.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
-  /// A quarter of the budget is for what makes sure that four times the budget gives no longer
+  /// A third more than the budget is spent to make sure that four times the budget gives no longer
   /// step.
   bool monotone = true;
 

@@ -348,16 +348,17 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
   Best* const of_layers = beside != nullptr ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
-    offer(order, spec, Grain::kStages, {&best, &best_layers});
+    // Of two as long the one with fewer layers.
     if (layers) offer(order, spec, Grain::kLayers, {of_layers});
+    offer(order, spec, Grain::kStages, {&best, &best_layers});
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
       Spec as = spec;
       as.recompute.part = part;
       if (part != RecomputePart::kFull) {
-        offer(order, as, Grain::kStages, {&best, &best_layers});
         if (layers) offer(order, as, Grain::kLayers, {of_layers});
+        offer(order, as, Grain::kStages, {&best, &best_layers});
       }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;

@@ -192,13 +192,13 @@ constexpr int64_t kLadder = 4;
 /// The least of these has time for so many orders of the candidate, and for so much.
 constexpr int64_t kLeastOrders = 64, kLeastBudget = 1'000'000;
 
-/// The budgets that a candidate is searched with, one after the other: together no more than
-/// `budget`, and the same as with a quarter of that but for the last.
+/// The budgets that a candidate is searched with, one after the other: the same as with a quarter
+/// of it but for the last.
 std::vector<int64_t> LadderOf(const Candidate& candidate, int64_t budget) {
   if (!candidate.spec.search.monotone) return {budget};
   const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
   const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
-  std::vector<int64_t> budgets = {3 * (budget / kLadder) + 3 * (budget % kLadder) / kLadder};
+  std::vector<int64_t> budgets = {budget};
   while (budgets.back() / kLadder >= least) budgets.push_back(budgets.back() / kLadder);
   std::ranges::reverse(budgets);
   return budgets;

@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
@@ -170,14 +172,12 @@ Recompute ParseRecomputeLayers(std::string_view text) {
   if (colon != std::string_view::npos) {
     fail("names stages and has a number for each stage; give one number, or no stages");
   }
-  Recompute recompute = {.choice = Recompute::Choice::kStages};
-  for (size_t s = 0; s < layers.size(); ++s) {
-    if (layers[s] == 0) continue;
-    recompute.stages.push_back(static_cast<int>(s));
-    recompute.layers.push_back(layers[s]);
-  }
-  if (recompute.stages.empty()) return {};
-  return recompute;
+  if (std::ranges::max(layers) == 0) return {};
+  std::vector<int> stages(layers.size());
+  std::iota(stages.begin(), stages.end(), 0);
+  return {.choice = Recompute::Choice::kStages,
+          .stages = std::move(stages),
+          .layers = std::move(layers)};
 }
 
 }  // namespace

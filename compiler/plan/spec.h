@@ -61,7 +61,7 @@ struct Recompute {
   RecomputePart part =
       RecomputePart::kFull;  ///< what these stages run again; of kNone and kAuto kFull
   /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
-  /// or one for each of `stages`; empty: all layers.
+  /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};
 
   bool operator==(const Recompute&) const = default;

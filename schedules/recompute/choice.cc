@@ -196,12 +196,19 @@ std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec) {
                 spec.schedule + " makes " + std::to_string(stages) + " stages (0.." +
                 std::to_string(stages - 1) + ")");
   }
+  const bool each = recompute.layers.size() > 1;
+  if (each && std::cmp_not_equal(recompute.layers.size(), stages)) {
+    throw Error("`recompute`: layers of " + std::to_string(recompute.layers.size()) +
+                " stages are given, and " + spec.schedule + " makes " + std::to_string(stages) +
+                "; give a number for each, 0 for none");
+  }
   std::vector<RecomputedStage> result;
   for (size_t k = 0; k < chosen.size(); ++k) {
     const int s = chosen[k];
+    if (each && recompute.layers[k] == 0) continue;
     RecomputeExtent extent = recompute.part;
     if (!recompute.layers.empty()) {
-      extent.layers = recompute.layers.size() == 1 ? recompute.layers[0] : recompute.layers[k];
+      extent.layers = recompute.layers[each ? k : 0];
       const int layers = spec.costs.LayersIn(s);
       if (layers == 0) {
         throw Error(

@@ -235,6 +235,11 @@ TEST_SUITE("unit") {
     CHECK(RecomputedCells(GeneratePlan(spec)).extent(1) ==
           RecomputeExtent(RecomputePart::kFull, 1));
     CHECK_FALSE(RecomputedCells(GeneratePlan(spec)).HasStage(0));
+    spec.ranks = 4;
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "`recompute`: layers of 2 stages are given, and 1f1b makes 4; give a number for each, 0 "
+          "for none");
+    spec.ranks = 2;
     spec.costs.shares.clear();
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "`recompute` layers: the costs do not say how many layers a stage has; give \"stage\": "

@@ -134,9 +134,14 @@ class StepTest(unittest.TestCase):
             (lambda: PlanSchedule(plan_of(), {0: torch.nn.parallel.DistributedDataParallel(Block(0))}, loss_fn),
              "stage 0 is wrapped in DistributedDataParallel"),
         )
+        stage = {"unit": "us", "stage": {"f": 5, "b": 9, "w": 5, "layers": 2}}
+        refusals += ((lambda: PlanSchedule(plan_of(costs=stage, recompute="layers=1"), Block(0), loss_fn),
+                      "R s0 m0 layers=1 .*: modules run their whole forward again: compile it with"),)
         for call, text in refusals:
             with self.subTest(text), self.assertRaisesRegex(ValueError, text):
                 call()
+        with self.assertRaisesRegex(TypeError, "stages must be a dict .* is a Block"):
+            PlanSchedule(plan_of(), Block(0), loss_fn)
         with self.assertRaisesRegex(TypeError, "stage 0 must be a torch.nn.Module, is a function"):
             PlanSchedule(plan_of(), {0: lambda x: x}, loss_fn)
 

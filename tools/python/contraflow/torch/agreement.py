@@ -28,6 +28,9 @@ class Arguments:
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
         plan = self.plan
         plans.check(plan)
+        if not isinstance(self.stages, dict) or not all(isinstance(s, int) for s in self.stages):
+            raise TypeError("stages must be a dict from the number of each stage to its torch.nn.Module, "
+                            f"is a {type(self.stages).__name__}")
         if hasattr(plan, "verify"):
             plan.verify()
         if len(self.ranks) != plan.ranks:
@@ -107,9 +110,10 @@ def agree(arguments):
         problem = error
     text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
     ranks, mine = arguments.ranks, zlib.crc32(text.encode())
+    stages = [] if problem else sorted(arguments.stages)
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
-                                  arguments.replicas, sorted(arguments.stages), arguments.shared))
+                                  arguments.replicas, stages, arguments.shared))
     if problem is not None:
         raise problem
     for rank, at in enumerate(ranks):

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <random>
 
@@ -45,10 +44,8 @@ TEST_SUITE("unit") {
 
 TEST_SUITE("property") {
   TEST_CASE("no bound with pairs and small weight gradients is above the optimum") {
-    const char* const wanted = std::getenv("CONTRAFLOW_EXACT");
-    const int cases = wanted == nullptr ? Draws(300) : std::atoi(wanted);
-    const char* const seed = std::getenv("CONTRAFLOW_SEED");
-    std::mt19937_64 random(seed == nullptr ? 5 : static_cast<uint64_t>(std::atoi(seed)));
+    const int cases = FromEnvironment("CONTRAFLOW_EXACT", Draws(300));
+    std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 5)));
     const auto draw = [&](int64_t low, int64_t high) {
       return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
     };
@@ -73,7 +70,8 @@ TEST_SUITE("property") {
       const Plan plan = both ? BidirectionalPlan(spec) : SingleRoutePlan(spec, VPlacement(ranks));
       std::optional<int64_t> limit;
       if (draw(0, 2) > 0) limit = draw(2, 2 * ranks + 1);
-      const ExactResult exact = ExactMakespan(plan, costs, limit, wanted ? 40'000 : 5'000);
+      const ExactResult exact =
+          ExactMakespan(plan, costs, limit, cases > Draws(300) ? 40'000 : 5'000);
       if (!exact.finished || !exact.makespan) continue;
       CAPTURE(ranks);
       CAPTURE(microbatches);

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <random>
 #include <string>
@@ -22,11 +21,6 @@
 
 namespace contraflow::bound_stash_test {
 namespace {
-
-int FromEnvironment(const char* name, int otherwise) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
 
 TEST_SUITE("unit") {
   TEST_CASE("stashes: the bound of an example worked out by hand") {

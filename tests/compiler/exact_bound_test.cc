@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <string>
@@ -17,6 +16,7 @@
 #include "tests/support/exact_instance.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/support.h"
 
 namespace contraflow::exact_bound_test {
 namespace {
@@ -34,11 +34,6 @@ struct Tally {
     worst = std::max(worst, by);
   }
 };
-
-int FromEnvironment(const char* name, int otherwise) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
 
 TEST_SUITE("unit") {
   TEST_CASE("no bound is above the optimum of a tiny instance") {

@@ -1,6 +1,7 @@
 #include "tests/support/support.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -110,6 +111,11 @@ Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel 
   spec.search.placement = Placement::kLinear;
   spec.search.budget = 1'000'000;
   return spec;
+}
+
+int FromEnvironment(const char* name, int otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
 }
 
 CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {

@@ -31,6 +31,9 @@ std::vector<std::string> ChecksOf(const std::vector<Finding>& findings);
 
 Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel costs);
 
+/// The number in a variable of the environment, with which a test draws more cases, or others.
+int FromEnvironment(const char* name, int otherwise);
+
 /// Uneven stages and micro-batches, latency or bandwidth or neither, now and then costs of zero.
 CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches);
 

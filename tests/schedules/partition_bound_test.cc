@@ -1,0 +1,127 @@
+// The bound for any partition of a model's layers. More tiny cases against the exact search, and
+// others: CONTRAFLOW_EXACT=2000 CONTRAFLOW_SEED=2 contraflow_schedules_test
+// -tc="no bound for any partition is above*".
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "compiler/bound/bound.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
+#include "schedules/partition/partition.h"
+#include "schedules/published/placement.h"
+#include "tests/support/exact_search.h"
+#include "tests/support/random_layers.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/support.h"
+
+namespace contraflow::partition_bound_test {
+namespace {
+
+/// Makes a layer one of components, each with some ticks.
+void GiveComponents(std::mt19937_64* random, LayerCost* layer) {
+  layer->moe.emplace().layers_per_stage = 1;
+  for (const ComponentCost& component : kComponentCosts) {
+    (*layer->moe.*component.times) = {1 + static_cast<Time>((*random)() % 4)};
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
+    std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(500));
+    int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
+    for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
+      const int kind = static_cast<int>(random() % 5);
+      const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
+      const int chunks = kind < 2 ? 1 : kind == 4 ? 3 : 2;
+      const int layers = ranks * chunks + static_cast<int>(random() % 3);
+      const int few = kind == 4 ? 1 : 2;
+      Spec spec = MakeSpec("", ranks, kind == 1 ? 2 : few + static_cast<int>(random() % 2),
+                           RandomLayers(&random, layers, true));
+      const bool moe = random() % 3 == 0;
+      for (LayerCost& layer : spec.costs.layers) {
+        if (moe && random() % 2 == 0) GiveComponents(&random, &layer);
+      }
+      for (LayerCost& layer : spec.costs.layers) {
+        if (random() % 3 == 0) layer.cost.fb -= layer.cost.fb / 4;
+        layer.cost.fb = std::max({layer.cost.fb, layer.cost.f, layer.cost.b, layer.cost.w});
+        if (layer.moe) layer.cost = {};
+      }
+      if (kind == 0 && random() % 2 == 0) {
+        spec.memory_limit = 10 + static_cast<int64_t>(random() % 40);
+      }
+      if (kind != 1 && random() % 3 == 0) {
+        for (int r = 0; r < ranks; ++r) {
+          const double speed = 0.5 + 0.3 * static_cast<double>(random() % 4);
+          spec.costs.ranks.push_back({.speed = speed, .memory_bytes = {}});
+        }
+      }
+      Plan frame = kind == 1   ? BidirectionalPlan(spec)
+                   : kind == 2 ? SingleRoutePlan(spec, VPlacement(ranks))
+                               : SingleRoutePlan(spec, LinearPlacement(ranks));
+      if (kind >= 3) {
+        std::vector<int> owners;
+        for (int s = 0; s < chunks * ranks; ++s) owners.push_back(s % ranks);
+        frame = SingleRoutePlan(spec, owners);
+      }
+      LayerStages stages(spec.costs, Overlap::kAll);
+      std::optional<Time> best;
+      bool all = true;
+      for (const Partition& partition : AllPartitions(layers, ranks * chunks)) {
+        const CostModel costs = OnRanks(stages.Make(partition), frame);
+        if (spec.memory_limit && SerialPeak(frame, costs, false) > *spec.memory_limit) continue;
+        const ExactResult exact = ExactMakespan(frame, costs, spec.memory_limit, 3'000);
+        all = all && exact.finished;
+        if (exact.makespan && (!best || *exact.makespan < *best)) best = exact.makespan;
+      }
+      if (!all || !best) continue;
+      CAPTURE(round);
+      CAPTURE(kind);
+      const Time bound = BoundOfPartitions(spec, &stages, frame, *best + 1'000).value;
+      CHECK(bound <= *best);
+      CHECK(BoundOfPartitions(spec, &stages, frame, *best / 2).value <= *best / 2);
+      ++cases;
+      reached += bound == *best;
+      limited += spec.memory_limit.has_value();
+      unlike += !spec.costs.ranks.empty();
+      deep += kind == 4;
+      components += moe;
+    }
+    MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
+    CHECK(cases == wanted);
+    CHECK(deep > cases / 20);
+    CHECK(components > cases / 5);
+    CHECK(limited > cases / 50);
+    CHECK(unlike > cases / 20);
+    CHECK(reached > cases / 10);
+  }
+
+  TEST_CASE("no bound for any partition into pairs that save is above what a search finds") {
+    std::mt19937_64 random(78);
+    for (int round = 0; round < Draws(24); ++round) {
+      const int ranks = 2 + round % 3, layers = 3 * ranks + static_cast<int>(random() % 3);
+      Spec spec = MakeSpec("auto", ranks, 6 * ranks, RandomLayers(&random, layers, false));
+      for (LayerCost& layer : spec.costs.layers) {
+        StageCost& cost = layer.cost;
+        if (round % 2 == 0) cost = {.f = 4, .b = 4, .w = 4, .bw = 8, .fb = 0};
+        cost.fb = std::max(cost.f, cost.bw);
+      }
+      spec.search.placement = round % 4 < 2 ? Placement::kInterleaved : Placement::kV;
+      spec.chunks = round % 4 < 2 ? 3 : 0;
+      spec.search.budget = 20'000'000;
+      CAPTURE(round);
+      const Plan plan = Compile(spec);
+      const Time found = Simulate(plan, *plan.costs).makespan;
+      LayerStages stages(spec.costs, Overlap::kAll);
+      CHECK(BoundOfPartitions(spec, &stages, plan, 2 * found).value <= found);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::partition_bound_test

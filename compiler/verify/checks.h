@@ -3,6 +3,7 @@
 // What the files of the verifier share, and nobody else includes: the findings, and flat tables
 // that say where in the programs everything stands.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -140,10 +141,9 @@ struct Tables {
     return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
   bool RecomputedLayer(int stage, int layer, int microbatch) const {
-    for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
-      if (Recompute(op, stage, layer, microbatch) != kMissing) return true;
-    }
-    return false;
+    constexpr std::array kAgain = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
+    return std::ranges::any_of(
+        kAgain, [&](Op op) { return Recompute(op, stage, layer, microbatch) != kMissing; });
   }
   bool Recomputed(int stage, int microbatch) const {
     for (int layer = 0; layer < plan.LayersOf(stage); ++layer) {

@@ -15,6 +15,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/staged.h"
+#include "schedules/published/placement.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
 

@@ -186,7 +186,9 @@ class RecomputeAnnealing {
 
   /// Another number of layers for all cells of a stage, mostly one more or less.
   void TryLayers(Time heat) {
-    const auto& [s, extents] = layered_[Of(layered_.size())];
+    const auto& layered = layered_[Of(layered_.size())];
+    const int s = layered.first;
+    const std::vector<RecomputeExtent>& extents = layered.second;
     const RecomputeExtent before = problem_.Extent(s);
     const auto at =
         static_cast<size_t>(std::find(extents.begin(), extents.end(), before) - extents.begin());

@@ -192,11 +192,11 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
 /// True where a chunk that waits for W may hold more than one that waits for R.
 bool StashIsMore(const Schedule& schedule, const Spec& spec) {
   if (!spec.memory_limit || spec.recompute.choice == Recompute::Choice::kStages) return false;
-  for (const RecomputedStage& chosen : MostRecomputed(schedule.stages(spec), spec)) {
+  const std::vector<RecomputedStage> most = MostRecomputed(schedule.stages(spec), spec);
+  return std::ranges::any_of(most, [&](const RecomputedStage& chosen) {
     const CellBytes bytes = BytesOfCell(spec.costs, chosen.stage, true, chosen.extent);
-    if (bytes.stash > bytes.input) return true;
-  }
-  return false;
+    return bytes.stash > bytes.input;
+  });
 }
 
 }  // namespace

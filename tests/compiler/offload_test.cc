@@ -18,7 +18,6 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/lane_run.h"
-#include "tests/support/naive.h"
 #include "tests/support/offload_all.h"
 #include "tests/support/support.h"
 
@@ -198,13 +197,7 @@ TEST_SUITE("property") {
           CHECK(again.slots == plan.slots);
           CHECK(again.costs->host == costs.host);
           if (level == Level::kComm) comm = plan;
-          if (level == Level::kComm) {
-            CHECK(RunSymbolically(plan) == "");
-          } else {
-            for (const Pace pace : {Pace::kProgramOrder, Pace::kRandom, Pace::kGreedyLane}) {
-              CHECK(RunInLanes(plan, pace, random()) == "");
-            }
-          }
+          CHECK(RunAtAnyPace(plan, &random) == "");
           ++plans;
         }
         // Its own order is one of those that the bound is about.
@@ -345,13 +338,7 @@ TEST_SUITE("property") {
         ++rejected;
         continue;
       }
-      if (plan.level != Level::kBuffer) {
-        CHECK(RunSymbolically(plan) == "");
-      } else {
-        for (const Pace pace : {Pace::kProgramOrder, Pace::kRandom, Pace::kGreedyLane}) {
-          CHECK(RunInLanes(plan, pace, random()) == "");
-        }
-      }
+      CHECK(RunAtAnyPace(plan, &random) == "");
     }
     MESSAGE(made << " mutants, " << made - rejected << " of them sound");
     CHECK(rejected > made / 2);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiler/plan/access.h"
+#include "tests/support/naive.h"
 
 namespace contraflow {
 namespace {
@@ -505,6 +506,15 @@ class LaneRun {
 
 std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed) {
   return LaneRun(plan, pace, seed).Run();
+}
+
+std::string RunAtAnyPace(const Plan& plan, std::mt19937_64* random) {
+  if (plan.level < Level::kComponent) return RunSymbolically(plan);
+  std::string wrong;
+  for (const Pace pace : {Pace::kProgramOrder, Pace::kRandom, Pace::kGreedyLane}) {
+    if (wrong.empty()) wrong = RunInLanes(plan, pace, (*random)());
+  }
+  return wrong;
 }
 
 }  // namespace contraflow

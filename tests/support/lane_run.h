@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <string>
 
 #include "compiler/plan/plan.h"
@@ -21,5 +22,9 @@ enum class Pace {
 /// component ran once, with its inputs, weight gradients in one order, and all was reduced
 /// and stepped; else what went wrong first. Shares no code with Verify and Simulate.
 std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed);
+
+/// Runs a plan of any level: RunSymbolically one of chunks, RunInLanes a lowered one at every pace,
+/// each with a seed that is drawn. "" or what went wrong first.
+std::string RunAtAnyPace(const Plan& plan, std::mt19937_64* random);
 
 }  // namespace contraflow

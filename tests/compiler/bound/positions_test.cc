@@ -1,6 +1,8 @@
 // The k-th forward, backward and rest of every stage, in the order in which real schedules run
 // them, against what the bound says of them.
 
+#include "compiler/bound/positions.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <random>
 
 #include "compiler/bound/bound.h"
-#include "compiler/bound/positions.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"

@@ -95,8 +95,7 @@ std::vector<std::vector<LayerShare>> ReadShares(const JsonCursor& root, Unit uni
     }
     if (layers) shares.push_back(ReadLayerShares(*layers, unit));
   }
-  const auto same = [&](const auto& stage) { return stage == shares.front(); };
-  if (std::ranges::all_of(shares, same) && !shares.empty()) shares.resize(1);
+  JoinAlike(&shares);
   return shares;
 }
 

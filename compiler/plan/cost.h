@@ -199,6 +199,9 @@ struct LayerShare {
   bool operator==(const LayerShare&) const = default;
 };
 
+/// Leaves one entry of those of all stages where they are alike (CostModel::shares).
+void JoinAlike(std::vector<std::vector<LayerShare>>* shares);
+
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;

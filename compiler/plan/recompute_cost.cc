@@ -113,6 +113,11 @@ std::span<const LayerShare> CostModel::SharesOf(int s) const {
   return shares.size() == 1 ? shares[0] : shares[static_cast<size_t>(s)];
 }
 
+void JoinAlike(std::vector<std::vector<LayerShare>>* shares) {
+  const auto same = [&](const std::vector<LayerShare>& stage) { return stage == shares->front(); };
+  if (!shares->empty() && std::ranges::all_of(*shares, same)) shares->resize(1);
+}
+
 int CostModel::LayersIn(int s) const {
   if (components()) return moe_of(s).layers_per_stage;
   return static_cast<int>(SharesOf(s).size());
@@ -137,17 +142,16 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
   if (!recomputes) return bytes;
   if (extent.part != RecomputePart::kFull) {
     bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, extent));
-    bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
-    return bytes;
+  } else {
+    const std::optional<int64_t> input = InputBytes(costs, s);
+    if (!input) {
+      throw Error(
+          "the costs do not say what a recomputed cell holds between F and R, its stage input; "
+          "give \"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
+    }
+    bytes.input = *input;
+    if (extent.layers != 0) return WithoutLayers(costs, s, extent.layers, bytes);
   }
-  const std::optional<int64_t> input = InputBytes(costs, s);
-  if (!input) {
-    throw Error(
-        "the costs do not say what a recomputed cell holds between F and R, its stage input; give "
-        "\"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
-  }
-  bytes.input = *input;
-  if (extent.layers != 0) return WithoutLayers(costs, s, extent.layers, bytes);
   bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
   return bytes;
 }

@@ -98,6 +98,9 @@ struct Copy {
   int32_t reduce = kMissing, step = kMissing;
 };
 
+/// What runs again one behind the other; of a part some of them.
+inline constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
+
 /// The plan, indexed. Only for plans whose shape is right.
 struct Tables {
   explicit Tables(const Plan& the_plan);
@@ -141,7 +144,6 @@ struct Tables {
     return recompute.empty() ? kMissing : recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
   bool RecomputedLayer(int stage, int layer, int microbatch) const {
-    constexpr std::array kAgain = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
     return std::ranges::any_of(
         kAgain, [&](Op op) { return Recompute(op, stage, layer, microbatch) != kMissing; });
   }

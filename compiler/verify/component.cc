@@ -23,9 +23,6 @@
 namespace contraflow::check {
 namespace {
 
-/// What runs again one behind the other; of a part some of them.
-constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
-
 /// Walks the programs and notes where every component stands.
 class PartPlacer : Placing {
  public:
@@ -114,11 +111,7 @@ RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   const int layers = tables.plan.LayersOf(stage);
   // The last layer that has any; behind it those of an extent may still have no components.
   int last = layers - 1;
-  const auto some = [&](int layer) {
-    return std::ranges::any_of(
-        kAgain, [&](Op op) { return tables.Recompute(op, stage, layer, m) != kMissing; });
-  };
-  while (last > 0 && !some(last)) --last;
+  while (last > 0 && !tables.RecomputedLayer(stage, last, m)) --last;
   const auto same = [&](const RecomputeExtent& extent) {
     for (int layer = 0; layer < layers; ++layer) {
       for (const Op op : kAgain) {

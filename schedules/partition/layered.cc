@@ -1,6 +1,6 @@
 // From layers to a plan. A published schedule fixes how many stages there are and where they live:
 // a balanced partition comes first, then layers move as long as the simulated step of the
-// schedule's own order gets shorter. `auto` tries placements and depths (shape_search.h).
+// schedule's own order gets shorter. `auto` tries placements and depths (shape_search.cc).
 
 #include <algorithm>
 #include <optional>
@@ -11,7 +11,6 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/partition/partition.h"
-#include "schedules/partition/shape_search.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"

@@ -3,8 +3,6 @@
 // long one of that of which most is hoped and of the best, and another of what moved layers make of
 // it. All of them share one budget; what is proven to be shortest has spent little of it.
 
-#include "schedules/partition/shape_search.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -14,6 +12,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/candidates.h"

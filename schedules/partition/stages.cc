@@ -203,8 +203,7 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
     holds = holds || activation > 0;
     if (last < layers()) message = std::max(message, Layer(last - 1).output_bytes);
   }
-  const auto same = [&](const auto& stage) { return stage == made.shares.front(); };
-  if (std::ranges::all_of(made.shares, same)) made.shares.resize(1);
+  JoinAlike(&made.shares);
   if (message > 0) {
     made.comm.bytes = message;
     if (made.comm.exclusive()) {

@@ -346,11 +346,11 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
-  Best* const of_layers = beside != nullptr ? &best_layers : &best;
+  Best* const of_layers = beside != nullptr && layers ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
     // Of two as long the one with fewer layers.
     if (layers) offer(order, spec, Grain::kLayers, {of_layers});
-    offer(order, spec, Grain::kStages, {&best, &best_layers});
+    offer(order, spec, Grain::kStages, {&best, of_layers});
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
@@ -358,25 +358,19 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
       as.recompute.part = part;
       if (part != RecomputePart::kFull) {
         if (layers) offer(order, as, Grain::kLayers, {of_layers});
-        offer(order, as, Grain::kStages, {&best, &best_layers});
+        offer(order, as, Grain::kStages, {&best, of_layers});
       }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      if (part == recompute.part) {
-        offer(order, as, Grain::kStages, {&best, &best_layers, &best_full});
-      } else {
-        offer(order, as, Grain::kStages, {&best, &best_layers});
-      }
+      Best* const of_full = beside != nullptr && part == recompute.part ? &best_full : &best;
+      offer(order, as, Grain::kStages, {&best, of_layers, of_full});
     }
   }
   // An order that was searched for other costs is one for these.
   for (Best* of : {&best, &best_full, &best_layers}) {
     if (of->plan && of->plan->costs) of->plan->costs = costs;
   }
-  if (beside != nullptr) {
-    beside->full = std::move(best_full.plan);
-    if (layers) beside->layers = std::move(best_layers.plan);
-  }
+  if (beside != nullptr) *beside = {std::move(best_full.plan), std::move(best_layers.plan)};
   return std::move(*best.plan);
 }
 

@@ -344,8 +344,7 @@ std::vector<std::vector<LayerShare>> RepartitionShares(const CostModel& costs, i
     if (s % (from / to) == 0) result.emplace_back();
     std::ranges::copy(Amounts(costs, s), std::back_inserter(result.back()));
   }
-  const auto same = [&](const auto& stage) { return stage == result.front(); };
-  if (std::ranges::all_of(result, same)) result.resize(1);
+  JoinAlike(&result);
   return result;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one or two calls of less than 9 minutes each:
 #
-#   tools/gpu_check.sh [correctness|speed|all] [--out DIR] [--pack FILE]
+#   tools/gpu_check.sh [correctness|speed|all] [--only REGEX] [--seconds N] [--out DIR] [--pack FILE]
 #
 # correctness: partitions of SMs, NCCL with several ranks on the one GPU, each test case of the kernels,
 # gradients of whole steps (bit for bit against one rank, closely against the CPU), compute-sanitizer.
@@ -13,6 +13,7 @@
 # It also runs where pack.tar.gz was unpacked. Libraries are looked for in LD_LIBRARY_PATH first.
 # Without a GPU everything is run all the same, up to where it needs one.
 #
+# --only: the parts whose names the extended regular expression matches; --seconds: the most of each call (520).
 # Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
 # results.jsonl, a JSON object a line as soon as it is known: of each part its status (ok, FAILED, SKIP),
 # reason and seconds; of each figure its value, unit, target and ratio, at least 1 where the target is
@@ -43,6 +44,7 @@ usage() {
   exit 2
 }
 given=
+only=
 while [ $# -gt 0 ]; do
   case $1 in
     correctness | speed | all)
@@ -56,6 +58,18 @@ while [ $# -gt 0 ]; do
     --out | --pack)
       [ -n "${2-}" ] || usage "$1: a path must follow"
       if [ "$1" = --out ]; then out=$2; else pack=$2 given=$2; fi
+      shift
+      ;;
+    --only)
+      only=${2-}
+      code=0
+      grep -q -E -e "$only" <<<'' 2>/dev/null || code=$?
+      [ -n "$only" ] && [ $code -lt 2 ] || usage "--only: an extended regular expression must follow"
+      shift
+      ;;
+    --seconds)
+      [[ "${2-}" =~ ^[1-9][0-9]{1,3}$ ]] || usage "--seconds: a number from 10 to 9999 must follow"
+      limit=$2
       shift
       ;;
     *) usage "unknown argument \"$1\"" ;;
@@ -184,6 +198,7 @@ await() { # MOST: until no more are running
 part() { # NAME SECONDS COMMAND...: in the background, at most so long and no longer than what is left
   local name=$1 most=$2 left
   shift 2
+  [ -z "$only" ] || grep -q -E -e "$only" <<<"$name" || return 0
   await $((width - 1))
   left=$((deadline - SECONDS))
   if [ $left -lt 5 ]; then

@@ -401,7 +401,7 @@ correctness() {
   at_once 1
   part partitions 60 "$bin/bench_gpu" partitions --json "$results"
   part probe-nccl 60 "$bin/probe_nccl" --json "$results"
-  at_once 4
+  at_once 8
   # The kernels that decide come first.
   if [ ! -s "$work/lists/cases" ]; then
     mkdir -p "$work/lists"
@@ -415,7 +415,7 @@ correctness() {
     part "case-$number ${name//\//-}" $case_limit "$bin/contraflow_gpu_test" "--test-case=$name"
   done < <(grep -E "$order" "$work/cases"; grep -v -E "$order" "$work/cases")
   await 0
-  at_once 2
+  at_once 4
   for name in dualpipe zb-1p 1f1b; do
     part "gradients-$name" 60 gradients $name 4 1 8 default --steps 3
   done
@@ -436,7 +436,7 @@ correctness() {
       "$bin/contraflow-run" $name
   done
   await 0
-  at_once 3
+  at_once 7
   for tool in memcheck racecheck synccheck; do
     for name in 'experts:*' 'attention:*' 'permutation:*,combine:*,router:*' \
       'exchange:*,parcels:*,link:*,sum:*,parts:*' 'rmsnorm:*,rope:*,swiglu:*,adamw:*,clip:*,embedding:*,cross*' \

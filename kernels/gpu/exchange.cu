@@ -10,6 +10,8 @@ namespace contraflow::gpu {
 namespace {
 
 constexpr int kCopyThreads = 512;
+/// Of copies and sums of few CTAs, which have to keep as much under way as they can.
+constexpr int kLinkThreads = 1024;
 
 /// As many as the work has, at least 1 and at most `ctas`.
 unsigned BlocksFor(size_t threads, int block_threads, int ctas) {
@@ -19,10 +21,10 @@ unsigned BlocksFor(size_t threads, int block_threads, int ctas) {
 unsigned BlocksForCopy(size_t threads, int ctas) { return BlocksFor(threads, kCopyThreads, ctas); }
 
 /// A block copies one stretch after the other; of each a thread has several vectors under way.
-__global__ void __launch_bounds__(kCopyThreads)
+__global__ void __launch_bounds__(kLinkThreads)
     CopyKernel(const unsigned char* from, unsigned char* to, size_t bytes) {
   constexpr int kUnderWay = 8;
-  constexpr size_t kVector = sizeof(uint4), kStep = kVector * kCopyThreads;
+  constexpr size_t kVector = sizeof(uint4), kStep = kVector * kLinkThreads;
   const size_t vectors_end = bytes / kVector * kVector;
   const size_t stretch = kStep * kUnderWay;
   for (size_t begin = blockIdx.x * stretch; begin < vectors_end; begin += gridDim.x * stretch) {
@@ -43,19 +45,35 @@ __global__ void __launch_bounds__(kCopyThreads)
   if (blockIdx.x == 0 && left < bytes) to[left] = from[left];
 }
 
-/// N values a thread at a time.
+/// N values a thread at a time, some of those under way.
 template <int N>
-__global__ void __launch_bounds__(kCopyThreads)
+__global__ void __launch_bounds__(kLinkThreads)
     SumKernel(const __grid_constant__ SumParts parts, size_t n) {
-  const size_t step = size_t{gridDim.x} * kCopyThreads * N;
-  for (size_t i = (size_t{blockIdx.x} * kCopyThreads + threadIdx.x) * N; i < n; i += step) {
-    Floats<N> sum = LoadFloats<N>(parts.part[0] + i);
-    for (int p = 1; p < parts.count; ++p) {
-      const Floats<N> more = LoadFloats<N>(parts.part[p] + i);
+  constexpr int kUnderWay = 4;
+  constexpr size_t kStep = size_t{kLinkThreads} * N, kStretch = kStep * kUnderWay;
+  for (size_t begin = blockIdx.x * kStretch; begin < n; begin += gridDim.x * kStretch) {
+    const size_t first = begin + threadIdx.x * N;
+    Floats<N> sum[kUnderWay] = {}, more[kUnderWay] = {};
+    for (int p = 0; p < parts.count; ++p) {
       CF_UNROLL
-      for (int j = 0; j < N; ++j) sum.at[j] += more.at[j];
+      for (int i = 0; i < kUnderWay; ++i) {
+        const size_t at = first + static_cast<size_t>(i) * kStep;
+        if (at < n) more[i] = LoadFloats<N>(parts.part[p] + at);
+      }
+      CF_UNROLL
+      for (int i = 0; i < kUnderWay; ++i) {
+        CF_UNROLL
+        for (int j = 0; j < N; ++j)
+          sum[i].at[j] = p == 0 ? more[i].at[j] : sum[i].at[j] + more[i].at[j];
+      }
     }
-    for (int p = 0; p < parts.count; ++p) StoreFloats<N>(parts.part[p] + i, sum);
+    for (int p = 0; p < parts.count; ++p) {
+      CF_UNROLL
+      for (int i = 0; i < kUnderWay; ++i) {
+        const size_t at = first + static_cast<size_t>(i) * kStep;
+        if (at < n) StoreFloats<N>(parts.part[p] + at, sum[i]);
+      }
+    }
   }
 }
 
@@ -159,7 +177,7 @@ void CheckCtas(const char* name, int ctas) {
 void LinkCopy(Stream stream, const void* from, void* to, size_t bytes, int ctas) {
   CheckCtas("LinkCopy", ctas);
   if (bytes == 0) return;
-  Launch("LinkCopy", stream, BlocksForCopy(bytes / sizeof(uint4), ctas), kCopyThreads, 0,
+  Launch("LinkCopy", stream, BlocksFor(bytes / sizeof(uint4), kLinkThreads, ctas), kLinkThreads, 0,
          CopyKernel, static_cast<const unsigned char*>(from), static_cast<unsigned char*>(to),
          bytes);
 }
@@ -173,7 +191,7 @@ void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas) {
   if (n == 0 || parts.count <= 1) return;
   bool wide = n % 4 == 0;
   for (int p = 0; p < parts.count; ++p) wide = wide && Aligned(parts.part[p]);
-  Launch("OrderedSum", stream, BlocksForCopy(wide ? n / 4 : n, ctas), kCopyThreads, 0,
+  Launch("OrderedSum", stream, BlocksFor(wide ? n / 4 : n, kLinkThreads, ctas), kLinkThreads, 0,
          wide ? &SumKernel<4> : &SumKernel<1>, parts, n);
 }
 

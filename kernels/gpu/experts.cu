@@ -78,9 +78,18 @@ void AddProduct(const char* name, Stream stream, const ExpertsSizes& sizes, Expe
   WithBlocks(stream, how, [&](auto blocks) {
     const TileGrid tiles = {first, sizes.experts, 0, CeilDiv(in, kTileRows),
                             CeilDiv(out, kTileColumns)};
-    LaunchGrouped<Form::kRows, blocks>(name, stream, sizes, {tiles, 0, out, in},
-                                       MapRows(x, sizes, in, kSlab), MapRows(dy, sizes, out, kSlab),
-                                       AddInPlace{gradient, in, out});
+    const TensorMap a = MapRows(x, sizes, in, kSlab), b = MapRows(dy, sizes, out, kSlab);
+    const GroupedSizes product = {tiles, 0, out, in};
+    const AddInPlace add = {gradient, in, out};
+    if (how.boxes) {
+      const AddBoxes boxes = {
+          MapFloats(gradient, static_cast<uint64_t>(out), static_cast<uint64_t>(in),
+                    static_cast<uint64_t>(sizes.experts), kWarpRows),
+          add};
+      LaunchGrouped<Form::kRows, blocks>(name, stream, sizes, product, a, b, boxes);
+    } else {
+      LaunchGrouped<Form::kRows, blocks>(name, stream, sizes, product, a, b, add);
+    }
   });
 }
 

@@ -23,9 +23,9 @@ struct ExpertsSizes {
 struct ExpertsForm {
   /// Blocks come in clusters of two, which work on two rows of tiles of one expert and load each
   /// half of the operand that both need, into both. On a single SM there are none.
-  bool pairs = false;
-  /// bf16 results go through shared memory, and from there as boxes (TMA).
-  bool boxes = false;
+  bool pairs = true;
+  /// Results go through shared memory, and from there as boxes (TMA).
+  bool boxes = true;
 
   bool operator==(const ExpertsForm&) const = default;
 };
@@ -48,7 +48,6 @@ void ExpertsBackwardInput(Stream stream, const ExpertsSizes& sizes, const int32_
                           const Bf16* dy, Bf16* dgate_up_out, Bf16* dx, ExpertsForm form = {});
 
 /// dgate_up += x^T dgate_up_out and ddown += hidden^T dy, expert by expert, in fp32 in place.
-/// form.boxes means nothing here.
 void ExpertsBackwardWeight(Stream stream, const ExpertsSizes& sizes, const int32_t* first,
                            const Bf16* x, const Bf16* hidden, const Bf16* dgate_up_out,
                            const Bf16* dy, float* dgate_up, float* ddown, ExpertsForm form = {});

@@ -228,4 +228,41 @@ struct AddInPlace {
   }
 };
 
+/// The same through shared memory, as boxes.
+struct AddBoxes {
+  static constexpr bool kBoxes = true;
+  TensorMap map;  ///< of boxes of 32 columns x 16 rows
+  AddInPlace to;
+
+  __device__ void Prefetch(const TilePlace& at) const { to.Prefetch(at); }
+  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
+                             const WarpBoxes& boxes) const {
+    constexpr int kColumns = kBoxRowBytes / sizeof(float);
+    const int row = boxes.lane / 4, quad = boxes.lane % 4;
+    CF_UNROLL
+    for (int p = 0; p < kTileColumns / kColumns; ++p) {
+      const int box = p % 2;
+      if (boxes.lane == 0) StoreWaitRead<1>();
+      __syncwarp();
+      CF_UNROLL
+      for (int j = 0; j < kColumns / 8; ++j) {
+        CF_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int from = 16 * p + 4 * j + 2 * h;
+          unsigned char* const chunk = BoxChunk(boxes, box, row + 8 * h, 2 * j + quad / 2);
+          StoreShared(chunk + quad % 2 * 8, make_uint2(std::bit_cast<uint32_t>(sums[from]),
+                                                       std::bit_cast<uint32_t>(sums[from + 1])));
+        }
+      }
+      AsyncFence();
+      __syncwarp();
+      if (boxes.lane == 0) {
+        AddBox(map, at.column + kColumns * p, at.row - row, at.expert,
+               boxes.begin + box * kBoxBytes);
+        StoreCommit();
+      }
+    }
+  }
+};
+
 }  // namespace contraflow::gpu

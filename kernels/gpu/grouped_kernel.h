@@ -13,9 +13,6 @@
 //             <----------------------------------
 //               empty[s]: each of the 8 warps is done with them
 //
-// One consumer keeps ahead of the other by some slabs, so that each stores its half of a tile while
-// the other multiplies, and the matrix units need not wait.
-//
 // In pairs, the two blocks of a cluster work on two rows of tiles of one expert at the same column,
 // so that they need the same slabs of B. Each loads half of every slab into both, once the
 // consumers of both have given the stage back (empty[s] counts 16 warps). Where an expert has an
@@ -35,9 +32,6 @@ namespace contraflow::gpu {
 inline constexpr int kSlab = 64;
 inline constexpr int kStages = 4;
 inline constexpr int kConsumers = 2 * kWarpgroup, kConsumerWarps = kConsumers / kWarp;
-/// Slabs that the first consumer begins before the second does. Those between the two stay in the
-/// ring, and the rest of it has to cover the time that a load takes.
-inline constexpr int kHeadStart = 2;
 inline constexpr int kGroupedThreads = kWarpgroup + kConsumers;
 /// 64 x 64 bf16: what an operand that is not K-major is made of.
 inline constexpr int kPanelBytes = kSlab * kBoxRowBytes;
@@ -49,7 +43,7 @@ struct GroupedShared {
   unsigned char stages[kStages][kStageBytes];  ///< of A, then of B
   unsigned char boxes[kBoxes ? kConsumerWarps : 1][kBoxes ? 2 * kBoxBytes : 1];
   Mbarrier full[kStages], empty[kStages];
-  Mbarrier begun;  ///< the first consumer has its head start
+  Mbarrier cleared[kStages];  ///< of rows that are another expert's
 };
 
 /// How the operands of a product lie, and what is summed over.
@@ -176,10 +170,10 @@ class BlockWalk {
     tile->row = tile->row * kBlocks + BlockIndex() % kBlocks;
     return true;
   }
-  __device__ bool Idle(const Tile& tile) const {
-    if constexpr (kBlocks == 1) return false;
+  /// Whether what a consumer has of a tile is nobody's; if that is so of the first, of all.
+  __device__ bool Idle(const Tile& tile, int group = 0) const {
     const int rows = form == Form::kRows ? sizes_.rows : RowsOf(sizes_, tile.expert);
-    return tile.row * kTileRows >= rows;
+    return tile.row * kTileRows + group * (kTileRows / 2) >= rows;
   }
 
  private:
@@ -198,11 +192,7 @@ __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const Gr
     const int slabs = SlabsOf<form>(sizes, tile.expert);
     for (int slab = 0; slab < slabs; ++slab, turn.Next()) {
       // The first time round the stages are empty: the phase before the first counts as over.
-      if constexpr (kBlocks == 1) {
-        MbarrierWait(&shared->empty[turn.stage], turn.parity ^ 1);
-      } else {
-        MbarrierWaitForCluster(&shared->empty[turn.stage], turn.parity ^ 1);
-      }
+      MbarrierWait(&shared->empty[turn.stage], turn.parity ^ 1);
       if (threadIdx.x == 0) {
         LoadSlab<form, kBlocks>(a_map, b_map, sizes, tile, walk.Idle(tile), slab,
                                 shared->stages[turn.stage], &shared->full[turn.stage]);
@@ -213,19 +203,20 @@ __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const Gr
   }
 }
 
-/// Clears rows `begin` .. 64 of a stage whose slab is rows. Whole rows of 128 bytes, so that the
-/// swizzle, which stays in a row, does not matter.
-__device__ inline void ClearRows(unsigned char* stage, int begin) {
+/// The first consumer clears rows `begin` .. 64 of a stage whose slab is rows. Whole rows of 128
+/// bytes, so that the swizzle, which stays in a row, does not matter.
+__device__ inline void ClearRows(unsigned char* stage, int begin, Mbarrier* cleared) {
   constexpr int kChunk = 16, kChunks = kBoxRowBytes / kChunk;
   const int rows = kSlab - begin;
   const int self = ThreadIndex() - kWarpgroup;
-  for (int i = self; i < kStageBytes / kPanelBytes * rows * kChunks; i += kConsumers) {
+  for (int i = self; i < kStageBytes / kPanelBytes * rows * kChunks; i += kWarpgroup) {
     const int panel = i / (rows * kChunks), row = begin + i / kChunks % rows;
     StoreShared(stage + panel * kPanelBytes + row * kBoxRowBytes + i % kChunks * kChunk,
                 make_uint4(0, 0, 0, 0));
   }
   AsyncFence();
-  WarpgroupBarrier(1, kConsumers);
+  WarpgroupBarrier(1, kWarpgroup);
+  if (self == 0) MbarrierArrive(cleared);
 }
 
 template <Form form>
@@ -261,43 +252,44 @@ __device__ void GiveBack(Mbarrier* empty) {
 template <Form form, int kBlocks, typename Epilogue, typename Shared>
 __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue, Shared* shared) {
   const int thread = ThreadIndex(), lane = thread % kWarp;
-  const int group = thread / kWarpgroup - 1;
+  // So the compiler sees that a warp has one: products under way may not be where lanes part.
+  const int group = __shfl_sync(~0u, thread / kWarpgroup - 1, 0);
   BlockWalk<form, kBlocks> walk(sizes);
-  Tile tile;
+  Tile tile = {};
   Turn turn;
   float sums[kAccumulators];
-  // Where rows are cleared the consumers do that together.
-  constexpr bool kAhead = form != Form::kRows;
-  int begun = group == 0 ? 0 : kHeadStart;  // slabs of the first consumer, up to its head start
-  const auto count_begun = [&] {
-    if (kAhead && begun < kHeadStart && ++begun == kHeadStart && lane == 0) {
-      MbarrierArrive(&shared->begun);
+  [[maybe_unused]] unsigned cleared = 0;  // a bit for each stage: the parity of the next clearing
+  // The first consumer clears the rest of an expert's last slab; the second waits until it is done.
+  const auto clear_rest = [&](int slab) {
+    if constexpr (form == Form::kRows) {
+      const int left = RowsOf(sizes, tile.expert) - slab * kSlab;
+      if (left >= kSlab) return;
+      Mbarrier* const barrier = &shared->cleared[turn.stage];
+      if (group == 0) {
+        ClearRows(shared->stages[turn.stage], left, barrier);
+      } else {
+        MbarrierWait(barrier, cleared >> turn.stage & 1);
+      }
+      cleared ^= 1u << turn.stage;
     }
   };
-  if (kAhead && group == 1) MbarrierWait(&shared->begun, 0);
   while (walk.Next(&tile)) {
     const int slabs = SlabsOf<form>(sizes, tile.expert);
-    if (walk.Idle(tile)) {
+    if (walk.Idle(tile, group)) {
       for (int slab = 0; slab < slabs; ++slab, turn.Next()) {
         MbarrierWait(&shared->full[turn.stage], turn.parity);
-        count_begun();
+        if (!walk.Idle(tile)) clear_rest(slab);
         // No lane may wait for a phase that others have let go by.
         __syncwarp();
         GiveBack<kBlocks>(&shared->empty[turn.stage]);
       }
       continue;
     }
-    [[maybe_unused]] const int rows = RowsOf(sizes, tile.expert);
     int before = 0;  // the stage of the slab before
     for (int slab = 0; slab < slabs; ++slab, turn.Next()) {
-      unsigned char* const stage = shared->stages[turn.stage];
       MbarrierWait(&shared->full[turn.stage], turn.parity);
-      if constexpr (form == Form::kRows) {
-        const int left = rows - slab * kSlab;
-        if (left < kSlab) ClearRows(stage, left);
-      }
-      MultiplySlab<form>(stage, group, slab > 0, sums);
-      count_begun();
+      clear_rest(slab);
+      MultiplySlab<form>(shared->stages[turn.stage], group, slab > 0, sums);
       // The matrix units go on with this slab while the one before is given back.
       WgmmaWait<1>(sums);
       if (slab > 0) GiveBack<kBlocks>(&shared->empty[before]);
@@ -310,8 +302,6 @@ __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue, Sha
     epilogue(PlaceOf<form>(sizes, tile, warp * kWarpRows + self % kWarp / 4), sums,
              {shared->boxes[Epilogue::kBoxes ? warp : 0], self % kWarp});
   }
-  // There may have been fewer.
-  if (kAhead && begun < kHeadStart && lane == 0) MbarrierArrive(&shared->begun);
   if (Epilogue::kBoxes && lane == 0) StoreWaitAll();
 }
 
@@ -324,8 +314,8 @@ __global__ void __launch_bounds__(kGroupedThreads, 1)
     for (int s = 0; s < kStages; ++s) {
       MbarrierInit(&shared->full[s], 1);
       MbarrierInit(&shared->empty[s], kBlocks * kConsumerWarps);
+      MbarrierInit(&shared->cleared[s], 1);
     }
-    MbarrierInit(&shared->begun, kConsumerWarps / 2);
     MbarrierInitFence();
   }
   if constexpr (kBlocks == 1) {

@@ -44,6 +44,11 @@ struct WarpBoxes {
   int lane;
 };
 
+/// In the swizzle of boxes: chunks of 16 bytes change their places with the row.
+__device__ inline unsigned char* BoxChunk(const WarpBoxes& boxes, int box, int row, int chunk) {
+  return boxes.begin + box * kBoxBytes + row * kBoxRowBytes + (chunk ^ row % 8) * 16;
+}
+
 /// out[rows x parts x columns], stored by each thread.
 template <int kParts>
 struct ThreadRows {
@@ -82,15 +87,11 @@ struct BoxedRows {
     if (Lane() == 0) StoreWaitRead<kUnread>();
     __syncwarp();
   }
-  /// In the swizzle of boxes: chunks of 16 bytes change their places with the row.
-  __device__ static unsigned char* Chunk(const WarpBoxes& boxes, int box, int row, int chunk) {
-    return boxes.begin + box * kBoxBytes + row * kBoxRowBytes + (chunk ^ row % 8) * 16;
-  }
   __device__ void Put(const TilePlace&, int, int column, int h, const uint32_t (&v)[4],
                       const WarpBoxes& boxes, int box) const {
     // Rows of a lane differ by 8, so that both have their chunks in the same places.
     const int lane = boxes.lane, chunk = column % kBoxColumns / 8;
-    StoreShared(Chunk(boxes, box, lane / 4, chunk ^ lane % 4) + 8 * h * kBoxRowBytes,
+    StoreShared(BoxChunk(boxes, box, lane / 4, chunk ^ lane % 4) + 8 * h * kBoxRowBytes,
                 make_uint4(v[0], v[1], v[2], v[3]));
   }
   __device__ void End(const TilePlace& at, int part, int column, const WarpBoxes& boxes,
@@ -108,7 +109,7 @@ struct BoxedRows {
     const int rows_left = at.rows_end - first, to = at.column + column + 8 * (boxes.lane % 8);
     for (int r = boxes.lane / 8; r < rows_left; r += 4) {
       if (to < rows.columns) {
-        Store16(rows.At(first + r, part, to), Load16(Chunk(boxes, box, r, boxes.lane % 8)));
+        Store16(rows.At(first + r, part, to), Load16(BoxChunk(boxes, box, r, boxes.lane % 8)));
       }
     }
   }

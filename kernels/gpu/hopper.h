@@ -8,6 +8,9 @@
 //       on the host: a dense bf16 tensor of which LoadBox and StoreBox take boxes of 64 columns x
 //       box_rows x box_matrices (each at most 256). columns is a multiple of 8, data 16-aligned, no
 //       extent is 0.
+//   MapFloats(data, columns, rows, matrices, box_rows)
+//       on the host: likewise of floats, to which AddBox adds boxes of 32 columns x box_rows x 1.
+//       columns is a multiple of 4.
 //   LoadBox(shared, map, column, row, matrix, mbarrier)
 //       one thread: begins to copy a box to shared memory, 1024-aligned, rows of 128 bytes in the
 //       128-byte swizzle; zero where the box lies outside of the tensor. Counts off box_rows * 128
@@ -19,13 +22,14 @@
 //       one thread; the others may use it after the next __syncthreads.
 //   MbarrierExpect(mbarrier, bytes)   arrives, and the phase lasts until that many bytes have come
 //   MbarrierArrive(mbarrier)
-//   MbarrierArriveAt(mbarrier, block)   at the barrier in that place of a block of the cluster
+//   MbarrierArriveAt(mbarrier, block)   at the barrier in that place of a block of the cluster, by
+//                             who has read shared memory: what it has written is not seen there
 //   MbarrierWait(mbarrier, parity)    until the phase of that parity (the first is 0) is over
-//   MbarrierWaitForCluster(mbarrier, parity)   the same, where threads of the whole cluster arrive
 //   SyncCluster()             until all threads of all blocks of the cluster are there
 //   StoreBox(map, column, row, matrix, shared)
 //       one thread: begins to copy a box from shared memory, in which it lies as LoadBox puts it;
 //       what lies outside of the tensor is dropped
+//   AddBox(map, column, row, matrix, shared)   the same, added to what is there
 //   StoreCommit()             closes a group of the thread's stores
 //   StoreWaitRead<n>()        until shared memory of all but its n youngest groups has been read
 //   StoreWaitAll()            until all are done
@@ -39,7 +43,7 @@
 //   WgmmaCommit()                     closes a group of products
 //   WgmmaWait<n>(accumulators)        until all but the n youngest groups are done
 //   SharedAddress(pointer)            32-bit address in shared memory
-//   StoreShared(pointer, value)       16 bytes of shared memory
+//   StoreShared(pointer, value)       8 or 16 bytes of shared memory
 //   AsyncFence()              shared memory that this thread has stored to is seen by LoadBox,
 //                             StoreBox and Wgmma that come after the next barrier
 //   WarpgroupBarrier(id, threads)     bar.sync
@@ -89,8 +93,10 @@ namespace contraflow::gpu {
 
 using TensorMap = CUtensorMap;
 
-inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, uint64_t matrices,
-                           uint32_t box_rows, uint32_t box_matrices = 1) {
+/// A row of a box is kBoxRowBytes.
+inline TensorMap MapElements(CUtensorMapDataType type, size_t element_bytes, void* data,
+                             uint64_t columns, uint64_t rows, uint64_t matrices, uint32_t box_rows,
+                             uint32_t box_matrices) {
   // By name, so that programs need no libcuda to start.
   static const auto encode = [] {
     void* function = nullptr;
@@ -106,20 +112,33 @@ inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, ui
   }();
   constexpr uint32_t kRank = 3;
   const cuuint64_t extents[kRank] = {columns, rows, matrices};
-  const cuuint64_t strides[kRank - 1] = {columns * sizeof(Bf16), rows * columns * sizeof(Bf16)};
-  const cuuint32_t box[kRank] = {kBoxColumns, box_rows, box_matrices};
+  const cuuint64_t strides[kRank - 1] = {columns * element_bytes, rows * columns * element_bytes};
+  const auto box_columns = static_cast<cuuint32_t>(kBoxRowBytes / element_bytes);
+  const cuuint32_t box[kRank] = {box_columns, box_rows, box_matrices};
   const cuuint32_t steps[kRank] = {1, 1, 1};
   TensorMap map;
   const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<Bf16*>(data), extents,
-             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, type, kRank, data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw GpuError("cuTensorMapEncodeTiled refuses " + std::to_string(matrices) + " x " +
-                   std::to_string(rows) + " x " + std::to_string(columns) + " bf16 (error " +
-                   std::to_string(result) + ")");
+                   std::to_string(rows) + " x " + std::to_string(columns) + " of " +
+                   std::to_string(element_bytes) + " bytes (error " + std::to_string(result) + ")");
   }
   return map;
+}
+
+inline TensorMap MapTensor(const Bf16* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                           uint32_t box_rows, uint32_t box_matrices = 1) {
+  return MapElements(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof(Bf16), const_cast<Bf16*>(data),
+                     columns, rows, matrices, box_rows, box_matrices);
+}
+
+inline TensorMap MapFloats(float* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                           uint32_t box_rows) {
+  return MapElements(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, sizeof(float), data, columns, rows, matrices,
+                     box_rows, 1);
 }
 
 __device__ inline uint32_t SharedAddress(const void* pointer) {
@@ -188,30 +207,16 @@ __device__ inline void LoadBoxToBlocks(void* shared, const TensorMap& map, int c
       : "memory");
 }
 
+// A release at the scope of the cluster would wait for all that the thread has stored to memory.
 __device__ inline void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
       "}" ::"r"(SharedAddress(mbarrier)),
       "r"(block)
       : "memory");
-}
-
-__device__ inline void MbarrierWaitForCluster(Mbarrier* mbarrier, int parity) {
-  uint32_t over = 0;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(over)
-        : "r"(SharedAddress(mbarrier)), "r"(parity)
-        : "memory");
-  } while (over == 0);
 }
 
 __device__ inline void SyncCluster() {
@@ -224,6 +229,15 @@ __device__ inline void StoreBox(const TensorMap& map, int column, int row, int m
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
           &map),
+      "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(shared))
+      : "memory");
+}
+
+__device__ inline void AddBox(const TensorMap& map, int column, int row, int matrix,
+                              const void* shared) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {%1, %2, %3}], [%4];" ::"l"(&map),
       "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(shared))
       : "memory");
 }
@@ -287,8 +301,9 @@ __device__ inline void Wgmma(float (&d)[kAccumulators], uint64_t a, uint64_t b, 
 #undef CF_SIXTEEN
 #undef CF_FOUR
 
-__device__ inline void StoreShared(void* shared, uint4 value) {
-  *static_cast<uint4*>(shared) = value;
+template <typename T>
+__device__ inline void StoreShared(void* shared, T value) {
+  *static_cast<T*>(shared) = value;
 }
 
 __device__ inline void AsyncFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

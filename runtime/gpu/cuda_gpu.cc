@@ -198,7 +198,9 @@ using Owned = std::vector<std::unique_ptr<T, Deleter>>;
 class CudaGpu : public Gpu {
  public:
   explicit CudaGpu(int device);
-  ~CudaGpu() override { cudaDeviceSynchronize(); }
+  ~CudaGpu() override {
+    for (const auto& stream : streams_) cudaStreamSynchronize(stream.get());
+  }
 
   std::string name() const override { return properties_.name; }
   int sms() const override { return properties_.multiProcessorCount; }
@@ -221,7 +223,7 @@ class CudaGpu : public Gpu {
   void Drop(GpuGraph* graph) noexcept override;
   bool Done(GpuEvent* event) override;
   void Synchronize(GpuEvent* event) override;
-  void Synchronize() override { CF_CUDA(cudaDeviceSynchronize()); }
+  void Synchronize() override;
 
  private:
   void* NewMemory(size_t bytes);
@@ -429,6 +431,11 @@ bool CudaGpu::Done(GpuEvent* event) {
   if (code == cudaErrorNotReady) return false;
   CheckCuda(code, "cudaEventQuery", __FILE__, __LINE__);
   return true;
+}
+
+// The device's primary context knows nothing of what runs in partitions.
+void CudaGpu::Synchronize() {
+  for (const auto& stream : streams_) CF_CUDA(cudaStreamSynchronize(stream.get()));
 }
 
 void CudaGpu::Synchronize(GpuEvent* event) {

@@ -69,7 +69,8 @@ std::string RemedyOf(ncclResult_t result) {
   throw Error(text + RemedyOf(result));
 }
 
-/// Whether NCCL is still at it.
+/// Throws if it has failed. Whether NCCL is still at it only ncclGroupEnd says for sure:
+/// ncclCommSplit returns ncclSuccess where it has but begun (2.28 to 2.30, src/init.cc).
 bool Begun(const std::string& what, ncclResult_t result) {
   if (Failed(result)) Fail(what, result);
   return result == ncclInProgress;
@@ -128,8 +129,8 @@ NcclComm* NcclLibrary::Join(const std::string& id, int rank, int size,
   std::memcpy(unique.internal, id.data(), id.size());
   Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, nullptr)).get();
   ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
-  comm->pending = Begun("the processes of the job do not join",
-                        ncclCommInitRankConfig(&comm->handle, size, unique, rank, &config));
+  Begun("the processes of the job do not join",
+        ncclCommInitRankConfig(&comm->handle, size, unique, rank, &config));
   return comm;
 }
 
@@ -138,15 +139,16 @@ NcclComm* NcclLibrary::Split(NcclComm* parent, int color, int key, const NcclCom
   CF_ASSERT(!whole->pending);
   if (color == kNoColor) {
     ncclComm_t none = nullptr;
-    whole->pending = Begun("a communicator of others cannot be split off",
-                           ncclCommSplit(whole->handle, NCCL_SPLIT_NOCOLOR, 0, &none, nullptr));
+    Begun("a communicator of others cannot be split off",
+          ncclCommSplit(whole->handle, NCCL_SPLIT_NOCOLOR, 0, &none, nullptr));
+    whole->pending = true;
     return nullptr;
   }
   Comm* const comm = comms_.emplace_back(std::make_unique<Comm>(options, whole)).get();
   ncclConfig_t config = ConfigOf(comm->name, options.max_ctas);
-  comm->pending = whole->pending =
-      Begun("communicator \"" + comm->name + "\" cannot be split off",
-            ncclCommSplit(whole->handle, color, key, &comm->handle, &config));
+  Begun("communicator \"" + comm->name + "\" cannot be split off",
+        ncclCommSplit(whole->handle, color, key, &comm->handle, &config));
+  whole->pending = true;
   return comm;
 }
 
@@ -314,9 +316,10 @@ NcclWindow* NcclLibrary::Open(NcclComm* of, std::byte* data, size_t bytes) {
   auto* const comm = static_cast<Comm*>(of);
   CF_ASSERT(!comm->pending);
   Window* const window = windows_.emplace_back(std::make_unique<Window>()).get();
-  comm->pending = Begun(
+  Begun(
       "memory of others cannot be reached in \"" + comm->name + "\"",
       ncclCommWindowRegister(comm->handle, data, bytes, &window->handle, NCCL_WIN_COLL_SYMMETRIC));
+  comm->pending = true;
   return window;
 }
 
@@ -352,8 +355,8 @@ void NcclLibrary::Check(NcclComm* of) {
 
 void NcclLibrary::Finalize(NcclComm* of) {
   auto* const comm = static_cast<Comm*>(of);
-  comm->pending =
-      Begun("communicator \"" + comm->name + "\" cannot end", ncclCommFinalize(comm->handle));
+  Begun("communicator \"" + comm->name + "\" cannot end", ncclCommFinalize(comm->handle));
+  comm->pending = true;
 }
 
 void NcclLibrary::Destroy(NcclComm* of) noexcept {

@@ -240,7 +240,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return Result(Call("cudaEventSynchronize", Name(event)));
 }
-cudaError_t cudaDeviceSynchronize() { return Result(Call("cudaDeviceSynchronize")); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return Result(Call("cudaStreamSynchronize", Name(stream)));
+}
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const std::string way = kind == cudaMemcpyHostToDevice   ? "to device"

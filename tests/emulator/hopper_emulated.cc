@@ -1,6 +1,8 @@
 #include "tests/emulator/hopper_emulated.h"
 
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <map>
@@ -95,9 +97,10 @@ struct Thread {
   std::vector<std::vector<Product>> groups;  // oldest first
   std::vector<Product> open;
   float* accumulators = nullptr;
-  Sums sums;                                    // their values while products are under way
-  std::vector<std::pair<void*, uint4>> unseen;  // stores to shared memory before a fence
-  std::vector<std::vector<Stored>> stores;      // oldest group first
+  Sums sums;  // their values while products are under way
+  // Stores to shared memory before a fence.
+  std::vector<std::pair<void*, std::vector<std::byte>>> unseen;
+  std::vector<std::vector<Stored>> stores;  // oldest group first
   std::vector<Stored> open_stores;
 };
 
@@ -254,7 +257,19 @@ TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t 
   }
   // As with CUDA, whether it is stored to is not known yet.
   auto* const bytes = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-  return {bytes, {columns, rows, matrices}, box_rows, box_matrices};
+  return {bytes, {columns, rows, matrices}, box_rows, box_matrices, false};
+}
+
+TensorMap MapFloats(float* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                    uint32_t box_rows) {
+  TensorMap map = MapTensor(data, 2 * columns, rows, matrices, box_rows);
+  map.floats = true;
+  return map;
+}
+
+float AddFlushed(float a, float b) {
+  const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
+  return flushed(flushed(a) + flushed(b));
 }
 
 uint32_t SharedAddress(const void* pointer) {
@@ -345,23 +360,48 @@ void WgmmaWait(int youngest) {
   WarpExchange(~0u, 0, "wgmma.wait_group");
 }
 
-void StoreShared(void* shared, uint4 value) {
+namespace {
+
+template <typename T>
+void StoreLater(void* shared, const T& value) {
   AtShared(SharedAddress(shared), sizeof(value));
-  Self().unseen.emplace_back(shared, value);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+  Self().unseen.emplace_back(shared, std::vector(bytes, bytes + sizeof(value)));
 }
+
+}  // namespace
+
+void StoreShared(void* shared, uint4 value) { StoreLater(shared, value); }
+void StoreShared(void* shared, uint2 value) { StoreLater(shared, value); }
 
 void AsyncFence() {
   Thread& self = Self();
-  for (const auto& [shared, value] : self.unseen) std::memcpy(shared, &value, sizeof(value));
+  for (const auto& [shared, value] : self.unseen) {
+    std::memcpy(shared, value.data(), value.size());
+  }
   self.unseen.clear();
   Now().columns_of_b.clear();
 }
 
-void StoreBox(const TensorMap& map, int column, int row, int matrix, const void* shared) {
+namespace {
+
+void BeginStore(const TensorMap& map, int column, int row, int matrix, const void* shared) {
   const Box box = {ClusterRank(), SharedAddress(shared), map, column, row, matrix};
   Require(box.shared % gpu::kAtomBytes == 0,
           "a box does not come from a multiple of 1024 in shared memory");
   Self().open_stores.push_back({box, box.Bytes()});
+}
+
+}  // namespace
+
+void StoreBox(const TensorMap& map, int column, int row, int matrix, const void* shared) {
+  Require(!map.floats, "floats are stored as bf16");
+  BeginStore(map, column, row, matrix, shared);
+}
+
+void AddBox(const TensorMap& map, int column, int row, int matrix, const void* shared) {
+  Require(map.floats, "bf16 are added to as floats");
+  BeginStore(map, 2 * column, row, matrix, shared);
 }
 
 void StoreCommit() {
@@ -376,8 +416,17 @@ void StoreWait(int youngest) {
     for (const Stored& stored : groups.front()) {
       Require(stored.box.Bytes() == stored.bytes,
               "shared memory changes before the box that is stored from it has been read");
-      stored.box.EachElement([](const std::byte* element, std::byte* to) {
-        if (to != nullptr) std::memcpy(to, element, sizeof(gpu::Bf16));
+      stored.box.EachElement([&](const std::byte* element, std::byte* to) {
+        if (to == nullptr) return;
+        if (!stored.box.map.floats) {
+          std::memcpy(to, element, sizeof(gpu::Bf16));
+        } else if ((to - stored.box.map.data) % static_cast<ptrdiff_t>(sizeof(float)) == 0) {
+          float sum = 0, more = 0;
+          std::memcpy(&sum, to, sizeof(sum));
+          std::memcpy(&more, element, sizeof(more));
+          sum = AddFlushed(sum, more);
+          std::memcpy(to, &sum, sizeof(sum));
+        }
       });
     }
     groups.erase(groups.begin());

@@ -9,11 +9,13 @@
 
 namespace contraflow::emulator {
 
-/// What cuTensorMapEncodeTiled would be told: columns contiguous, boxes of 64 columns.
+/// What cuTensorMapEncodeTiled would be told: columns contiguous, boxes of 64 bf16 or 32 floats,
+/// each of which counts as two columns here.
 struct TensorMap {
   std::byte* data;
   uint64_t extents[3];  ///< columns, rows, matrices
   uint32_t box_rows, box_matrices;
+  bool floats;
 };
 
 /// Lives in shared memory; copies that are on their way are kept beside.
@@ -26,6 +28,8 @@ struct Mbarrier {
 
 TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t matrices,
                     uint32_t box_rows, uint32_t box_matrices = 1);
+TensorMap MapFloats(float* data, uint64_t columns, uint64_t rows, uint64_t matrices,
+                    uint32_t box_rows);
 /// The copy is done at the latest moment: once somebody waits for it. The box is NaN until then. A
 /// block that ends before is an error.
 void LoadBox(void* shared, const TensorMap& map, int column, int row, int matrix,
@@ -40,6 +44,8 @@ void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block);
 void MbarrierWait(Mbarrier* mbarrier, int parity);
 
 uint32_t SharedAddress(const void* pointer);
+/// As atomics add: subnormal numbers are 0.
+float AddFlushed(float a, float b);
 
 /// Shared memory is read at the latest moment, in WgmmaWait, and the accumulators are NaN until
 /// then.
@@ -50,11 +56,13 @@ void WgmmaWait(int youngest);
 
 /// Done at the thread's next AsyncFence.
 void StoreShared(void* shared, uint4 value);
+void StoreShared(void* shared, uint2 value);
 void AsyncFence();
 
 /// Done at the latest moment: once its thread waits for it. It is an error if shared memory is not
 /// then what it was before, or the block ends first.
 void StoreBox(const TensorMap& map, int column, int row, int matrix, const void* shared);
+void AddBox(const TensorMap& map, int column, int row, int matrix, const void* shared);
 void StoreCommit();
 void StoreWait(int youngest);
 
@@ -64,9 +72,11 @@ namespace contraflow::gpu {
 
 using TensorMap = emulator::TensorMap;
 using Mbarrier = emulator::Mbarrier;
+using emulator::AddBox;
 using emulator::AsyncFence;
 using emulator::LoadBox;
 using emulator::LoadBoxToBlocks;
+using emulator::MapFloats;
 using emulator::MapTensor;
 using emulator::MbarrierArriveAt;
 using emulator::MbarrierInit;
@@ -83,9 +93,6 @@ inline void MbarrierExpect(Mbarrier* mbarrier, int bytes) {
   emulator::MbarrierArrive(mbarrier, bytes);
 }
 inline void MbarrierArrive(Mbarrier* mbarrier) { emulator::MbarrierArrive(mbarrier, 0); }
-inline void MbarrierWaitForCluster(Mbarrier* mbarrier, int parity) {
-  emulator::MbarrierWait(mbarrier, parity);
-}
 inline int ThreadIndexAnew() { return ThreadIndex(); }
 template <int kYoungest>
 void StoreWaitRead() {
@@ -116,9 +123,8 @@ void GiveRegisters() {
 }
 inline void AddFour(float* to, float a, float b, float c, float d) {
   NeedAligned<uint4>(to);
-  const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
   for (const float x : {a, b, c, d}) {
-    *to = flushed(flushed(*to) + flushed(x));
+    *to = emulator::AddFlushed(*to, x);
     ++to;
   }
 }

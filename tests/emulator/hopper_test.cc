@@ -247,6 +247,36 @@ TEST_SUITE("unit") {
     CHECK(wrong == 0);
   }
 
+  TEST_CASE("hopper: a box of floats is added, and what lies outside is dropped") {
+    // 2 matrices of 3 rows of 36; the box begins at the second row of the second.
+    std::vector<float> values(2 * 3 * 36, 0.5f);
+    const gpu::TensorMap map = gpu::MapFloats(values.data(), 36, 3, 2, 4);
+    emulator::RunGrid("Add", 1, 1, kSharedBytes, [&] {
+      auto* shared = reinterpret_cast<Shared*>(emulator::DynamicShared());
+      for (int pair = 0; pair < 64; ++pair) {
+        const float left = static_cast<float>(2 * pair), right = left + 1;
+        gpu::StoreShared(shared->a + 8 * pair, make_uint2(std::bit_cast<uint32_t>(left),
+                                                          std::bit_cast<uint32_t>(right)));
+      }
+      gpu::AsyncFence();
+      gpu::AddBox(map, 8, 1, 1, shared->a);
+      gpu::StoreCommit();
+      gpu::StoreWaitAll();
+    });
+    int wrong = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const size_t row = i / 36 % 3, column = i % 36;
+      float expected = 0.5f;
+      if (i / 108 == 1 && row >= 1 && column >= 8) {
+        const size_t r = row - 1, c = column - 8;
+        expected += static_cast<float>(r * 32 + (c / 4 ^ r) * 4 + c % 4);
+      }
+      if (values[i] != expected) ++wrong;
+    }
+    CHECK(wrong == 0);
+    CHECK_THROWS_AS(gpu::StoreBox(map, 0, 0, 0, values.data()), gpu::GpuError);
+  }
+
   TEST_CASE("hopper: a box for both blocks of a cluster comes to both, and each counts it off") {
     const std::vector<Bf16> values = RandomBf16(64 * 64, 9);
     const gpu::TensorMap map = gpu::MapTensor(values.data(), 64, 64, 1, 32);

@@ -1,6 +1,7 @@
 #include "tests/kernels/host_exchange.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "compiler/plan/error.h"
@@ -15,6 +16,8 @@ LayerShape ShapeOfLayer(const ExchangeShape& shape) {
   layer.experts = shape.experts();
   layer.width = shape.width;
   layer.capacity = shape.capacity;
+  // There is room for whatever is sent.
+  layer.sent_rows = layer.expert_rows = std::numeric_limits<int>::max();
   return layer;
 }
 

@@ -188,8 +188,6 @@ void MeasureForm(GpuBench* bench, const ExpertOperands& o, const std::string& na
     gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows, o.dgate,
                               o.dsorted, form);
   });
-  // Its results are never boxes.
-  if (form.boxes) return;
   bench->Rate(name + " W, K-grouped", product, 600, [&] {
     gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
                                o.dgate_up, o.ddown, form);

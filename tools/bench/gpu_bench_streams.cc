@@ -199,6 +199,14 @@ void MeasureHost(GpuBench* bench) {
     bench->Add({"link of " + std::to_string(ctas) + " CTAs, one way",
                 static_cast<double>(bytes) / seconds * 1e-9, "GB/s"});
   }
+  const int64_t floats = bytes / 8;
+  const gpu::SumParts parts = {{bench->RandomFloats(floats), bench->RandomFloats(floats)}, 2};
+  for (const int ctas : {1, 4, 16}) {
+    const double seconds =
+        bench->Seconds([&] { gpu::OrderedSum(here, parts, static_cast<size_t>(floats), ctas); });
+    bench->Add({"sum of two parts by " + std::to_string(ctas) + " CTAs, each",
+                static_cast<double>(4 * floats) / seconds * 1e-9, "GB/s"});
+  }
 }
 
 }  // namespace contraflow

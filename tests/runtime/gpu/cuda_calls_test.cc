@@ -217,7 +217,8 @@ TEST_SUITE("unit") {
       CHECK(Fake().calls == std::vector<std::string>{"cudaEventRecord event 1 stream 1",
                                                      "cudaStreamWaitEvent stream 2 event 1",
                                                      "cudaEventSynchronize event 1",
-                                                     "cudaDeviceSynchronize"});
+                                                     "cudaStreamSynchronize stream 1",
+                                                     "cudaStreamSynchronize stream 2"});
       CHECK(Failure([&] { gpu.WaitOutside(stream, event); }) == "WaitOutside: there is no capture");
       gpu.BeginCapture(stream);
       CHECK(Failure([&] { gpu.Wait(stream, event); }) ==

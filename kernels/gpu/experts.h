@@ -19,17 +19,6 @@ struct ExpertsSizes {
   auto operator<=>(const ExpertsSizes&) const = default;
 };
 
-/// How the products are computed; the bits are the same.
-struct ExpertsForm {
-  /// Blocks come in clusters of two, which work on two rows of tiles of one expert and load each
-  /// half of the operand that both need, into both. On a single SM there are none.
-  bool pairs = true;
-  /// Results go through shared memory, and from there as boxes (TMA).
-  bool boxes = true;
-
-  bool operator==(const ExpertsForm&) const = default;
-};
-
 // Grouped products by our own Hopper kernel (persistent, TMA, wgmma; experts.cu). The bits of a row
 // depend on that row alone, those of a weight gradient on the rows of its expert alone: neither on
 // the number of SMs nor on the other experts. Rows at and beyond first[experts] are not written,
@@ -38,18 +27,18 @@ struct ExpertsForm {
 /// gate_up_out[rows x 2 * inner] = x gate_up; hidden[rows x inner] = SwiGLU of it, in the epilogue;
 /// y[rows x width] = hidden down.
 void ExpertsForward(Stream stream, const ExpertsSizes& sizes, const int32_t* first, const Bf16* x,
-                    const Bf16* gate_up, const Bf16* down, Bf16* gate_up_out, Bf16* hidden, Bf16* y,
-                    ExpertsForm form = {});
+                    const Bf16* gate_up, const Bf16* down, Bf16* gate_up_out, Bf16* hidden,
+                    Bf16* y);
 
 /// dgate_up_out[rows x 2 * inner], with the gradient of SwiGLU in the epilogue, and dx[rows x
 /// width] from dy[rows x width].
 void ExpertsBackwardInput(Stream stream, const ExpertsSizes& sizes, const int32_t* first,
                           const Bf16* gate_up, const Bf16* down, const Bf16* gate_up_out,
-                          const Bf16* dy, Bf16* dgate_up_out, Bf16* dx, ExpertsForm form = {});
+                          const Bf16* dy, Bf16* dgate_up_out, Bf16* dx);
 
 /// dgate_up += x^T dgate_up_out and ddown += hidden^T dy, expert by expert, in fp32 in place.
 void ExpertsBackwardWeight(Stream stream, const ExpertsSizes& sizes, const int32_t* first,
                            const Bf16* x, const Bf16* hidden, const Bf16* dgate_up_out,
-                           const Bf16* dy, float* dgate_up, float* ddown, ExpertsForm form = {});
+                           const Bf16* dy, float* dgate_up, float* ddown);
 
 }  // namespace contraflow::gpu

@@ -22,17 +22,15 @@ __device__ void PrefetchTile(const T* matrix, int width, int columns, const Tile
 }
 
 /// out[rows x columns] in bf16.
-template <template <int> typename Rows>
 struct StoreRows {
-  static constexpr bool kBoxes = Rows<1>::kBoxes;
-  Rows<1> out;
+  BoxedRows<1> out;
 
   __device__ void Prefetch(const TilePlace&) const {}
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     CF_UNROLL
     for (int p = 0; p < kTileColumns / kBoxColumns; ++p) {
-      Rows<1>::template Begin<1>();
+      WaitForBox<1>();
       CF_UNROLL
       for (int i = 2 * p; i < 2 * p + 2; ++i) {
         CF_UNROLL
@@ -44,7 +42,7 @@ struct StoreRows {
             v[j] = PackBf16(sums[from], sums[from + 1]);
           }
           TransposeQuad(v);
-          out.Put(at, 0, 32 * i, h, v, boxes, p % 2);
+          out.Put(32 * i, h, v, boxes, p % 2);
         }
       }
       out.End(at, 0, kBoxColumns * p, boxes, p % 2);
@@ -54,11 +52,9 @@ struct StoreRows {
 
 /// The left half of a tile are columns of gate, the right half the same columns of up:
 /// gate_up[rows x 2 * inner], and hidden[rows x inner] = silu(gate) * up of what is stored.
-template <template <int> typename Rows>
 struct StoreSwiglu {
-  static constexpr bool kBoxes = Rows<1>::kBoxes;
-  Rows<2> gate_up;
-  Rows<1> hidden;
+  BoxedRows<2> gate_up;
+  BoxedRows<1> hidden;
 
   __device__ void Prefetch(const TilePlace&) const {}
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
@@ -67,7 +63,7 @@ struct StoreSwiglu {
     CF_UNROLL
     for (int p = 0; p < kPanels; ++p) {
       // Two boxes have place at a time: gate, up; then hidden in the place of gate.
-      Rows<1>::template Begin<0>();
+      WaitForBox<0>();
       uint32_t product[2][2][4];
       CF_UNROLL
       for (int i = 0; i < 2; ++i) {
@@ -86,18 +82,18 @@ struct StoreSwiglu {
           TransposeQuad(gate);
           TransposeQuad(up);
           TransposeQuad(product[i][h]);
-          gate_up.Put(at, 0, 32 * (2 * p + i), h, gate, boxes, 0);
-          gate_up.Put(at, 1, 32 * (2 * p + i), h, up, boxes, 1);
+          gate_up.Put(32 * (2 * p + i), h, gate, boxes, 0);
+          gate_up.Put(32 * (2 * p + i), h, up, boxes, 1);
         }
       }
       gate_up.End(at, 0, kBoxColumns * p, boxes, 0);
       gate_up.End(at, 1, kBoxColumns * p, boxes, 1);
-      Rows<1>::template Begin<1>();
+      WaitForBox<1>();
       CF_UNROLL
       for (int i = 0; i < 2; ++i) {
         CF_UNROLL
         for (int h = 0; h < 2; ++h) {
-          hidden.Put(at, 0, 32 * (2 * p + i), h, product[i][h], boxes, 0);
+          hidden.Put(32 * (2 * p + i), h, product[i][h], boxes, 0);
         }
       }
       hidden.End(at, 0, kBoxColumns * p, boxes, 0);
@@ -107,11 +103,9 @@ struct StoreSwiglu {
 
 /// The sums are the gradient of hidden; dgate_up[rows x 2 * inner] becomes that of
 /// gate_up[rows x 2 * inner].
-template <template <int> typename Rows>
 struct StoreSwigluGradient {
-  static constexpr bool kBoxes = Rows<1>::kBoxes;
   const Bf16* gate_up;
-  Rows<2> dgate_up;
+  BoxedRows<2> dgate_up;
   int inner;
 
   /// 8 columns of gate and of up, of two rows.
@@ -146,14 +140,11 @@ struct StoreSwigluGradient {
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     const int first = at.column + 8 * static_cast<int>(threadIdx.x % 4);
-    // Those of the next step are on their way meanwhile, where registers are left for it.
-    constexpr int kSteps = kBoxes ? 1 : 2;
-    Inputs inputs[kSteps];
-    if (kSteps == 2) Load(at, first, &inputs[0]);
     CF_UNROLL
     for (int i = 0; i < kAccumulators / 16; ++i) {
-      const int load = i + kSteps - 1;
-      if (load < kAccumulators / 16) Load(at, first + 32 * load, &inputs[load % kSteps]);
+      // No registers are left to have those of the next step on their way.
+      Inputs inputs;
+      Load(at, first + 32 * i, &inputs);
       CF_UNROLL
       for (int h = 0; h < 2; ++h) {
         uint32_t even[4], odd[4];
@@ -164,7 +155,7 @@ struct StoreSwigluGradient {
         }
         TransposeQuad(even);
         TransposeQuad(odd);
-        const uint4 g = inputs[i % kSteps].gate[h], u = inputs[i % kSteps].up[h];
+        const uint4 g = inputs.gate[h], u = inputs.up[h];
         const uint32_t gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
         uint32_t dgate[4], dup[4];
         CF_UNROLL
@@ -177,9 +168,9 @@ struct StoreSwigluGradient {
           dgate[j] = PackBf16(low_gate, high_gate);
           dup[j] = PackBf16(low_up, high_up);
         }
-        if (i % 2 == 0 && h == 0) Rows<1>::template Begin<0>();
-        dgate_up.Put(at, 0, 32 * i, h, dgate, boxes, 0);
-        dgate_up.Put(at, 1, 32 * i, h, dup, boxes, 1);
+        if (i % 2 == 0 && h == 0) WaitForBox<0>();
+        dgate_up.Put(32 * i, h, dgate, boxes, 0);
+        dgate_up.Put(32 * i, h, dup, boxes, 1);
       }
       if (i % 2 == 1) {
         dgate_up.End(at, 0, 32 * (i - 1), boxes, 0);
@@ -192,49 +183,13 @@ struct StoreSwigluGradient {
 /// out[experts x rows x columns] += the sums, in the L2: nothing is read back, and as a tile has
 /// its elements to itself each gets one addition.
 struct AddInPlace {
-  static constexpr bool kBoxes = false;
+  TensorMap map;  ///< of boxes of 32 columns x 16 rows
   float* out;
   int rows, columns;
 
-  __device__ float* Matrix(const TilePlace& at) const {
-    return out + static_cast<int64_t>(at.expert) * rows * columns;
-  }
   __device__ void Prefetch(const TilePlace& at) const {
-    PrefetchTile(Matrix(at), columns, columns, at);
+    PrefetchTile(out + static_cast<int64_t>(at.expert) * rows * columns, columns, columns, at);
   }
-  __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
-                             const WarpBoxes&) const {
-    // Two neighbours have two columns each of the same two rows; each gets one row of both, so that
-    // it adds four at once.
-    const int lane = static_cast<int>(threadIdx.x % 4);
-    const bool second = lane % 2 != 0;
-    const int row = at.row + (second ? 8 : 0), first = at.column + 4 * (lane / 2);
-    float* const to = Matrix(at) + static_cast<int64_t>(row) * columns;
-    CF_UNROLL
-    for (int i = 0; i < kAccumulators / 4; ++i) {
-      const float* const of = sums + 4 * i;
-      float pairs[2][2];
-      CF_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const float got = __shfl_xor_sync(~0u, second ? of[j] : of[2 + j], 1);
-        pairs[0][j] = second ? got : of[j];
-        pairs[1][j] = second ? of[2 + j] : got;
-      }
-      const int column = first + 8 * i;
-      if (row < at.rows_end && column < columns) {
-        AddFour(to + column, pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]);
-      }
-    }
-  }
-};
-
-/// The same through shared memory, as boxes.
-struct AddBoxes {
-  static constexpr bool kBoxes = true;
-  TensorMap map;  ///< of boxes of 32 columns x 16 rows
-  AddInPlace to;
-
-  __device__ void Prefetch(const TilePlace& at) const { to.Prefetch(at); }
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     constexpr int kColumns = kBoxRowBytes / sizeof(float);
@@ -242,8 +197,7 @@ struct AddBoxes {
     CF_UNROLL
     for (int p = 0; p < kTileColumns / kColumns; ++p) {
       const int box = p % 2;
-      if (boxes.lane == 0) StoreWaitRead<1>();
-      __syncwarp();
+      WaitForBox<1>();
       CF_UNROLL
       for (int j = 0; j < kColumns / 8; ++j) {
         CF_UNROLL

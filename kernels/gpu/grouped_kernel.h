@@ -38,10 +38,9 @@ inline constexpr int kPanelBytes = kSlab * kBoxRowBytes;
 inline constexpr int kABytes = kTileRows * kSlab * 2, kBBytes = kTileColumns * kSlab * 2;
 inline constexpr int kStageBytes = kABytes + kBBytes;
 
-template <bool kBoxes>
 struct GroupedShared {
   unsigned char stages[kStages][kStageBytes];  ///< of A, then of B
-  unsigned char boxes[kBoxes ? kConsumerWarps : 1][kBoxes ? 2 * kBoxBytes : 1];
+  unsigned char boxes[kConsumerWarps][2 * kBoxBytes];
   Mbarrier full[kStages], empty[kStages];
   Mbarrier cleared[kStages];  ///< of rows that are another expert's
 };
@@ -182,9 +181,9 @@ class BlockWalk {
 };
 
 /// One warp.
-template <Form form, int kBlocks, typename Epilogue, typename Shared>
+template <Form form, int kBlocks, typename Epilogue>
 __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const GroupedSizes& sizes,
-                        const Epilogue& epilogue, Shared* shared) {
+                        const Epilogue& epilogue, GroupedShared* shared) {
   BlockWalk<form, kBlocks> walk(sizes);
   Tile tile;
   Turn turn;
@@ -249,8 +248,9 @@ __device__ void GiveBack(Mbarrier* empty) {
   }
 }
 
-template <Form form, int kBlocks, typename Epilogue, typename Shared>
-__device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue, Shared* shared) {
+template <Form form, int kBlocks, typename Epilogue>
+__device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue,
+                        GroupedShared* shared) {
   const int thread = ThreadIndex(), lane = thread % kWarp;
   // So the compiler sees that a warp has one: products under way may not be where lanes part.
   const int group = __shfl_sync(~0u, thread / kWarpgroup - 1, 0);
@@ -300,16 +300,16 @@ __device__ void Consume(const GroupedSizes& sizes, const Epilogue& epilogue, Sha
     // Read anew: addresses that were kept since the last tile would be too many registers.
     const int self = ThreadIndexAnew() - kWarpgroup, warp = self / kWarp;
     epilogue(PlaceOf<form>(sizes, tile, warp * kWarpRows + self % kWarp / 4), sums,
-             {shared->boxes[Epilogue::kBoxes ? warp : 0], self % kWarp});
+             {shared->boxes[warp], self % kWarp});
   }
-  if (Epilogue::kBoxes && lane == 0) StoreWaitAll();
+  if (lane == 0) StoreWaitAll();
 }
 
 template <Form form, int kBlocks, typename Epilogue>
 __global__ void __launch_bounds__(kGroupedThreads, 1)
     GroupedKernel(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                   const GroupedSizes sizes, const __grid_constant__ Epilogue epilogue) {
-  CF_DYNAMIC_SHARED(GroupedShared<Epilogue::kBoxes>, shared);
+  CF_DYNAMIC_SHARED(GroupedShared, shared);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       MbarrierInit(&shared->full[s], 1);

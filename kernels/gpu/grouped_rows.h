@@ -1,8 +1,8 @@
 #pragma once
 
-// How a tile of bf16 results gets to memory: by each thread, 16 bytes at a time, or through shared
-// memory as boxes (TMA). A warp has 16 rows of a tile, and brings out 64 columns at a time: Begin,
-// Put by all its lanes, End. Included by grouped_epilogue.h.
+// How a tile of bf16 results gets to memory: through shared memory, as boxes (TMA). A warp has 16
+// rows of a tile, and brings out 64 columns at a time: WaitForBox, Put by all its lanes, End.
+// Included by grouped_epilogue.h.
 
 #include "kernels/gpu/hopper.h"
 
@@ -49,51 +49,31 @@ __device__ inline unsigned char* BoxChunk(const WarpBoxes& boxes, int box, int r
   return boxes.begin + box * kBoxBytes + row * kBoxRowBytes + (chunk ^ row % 8) * 16;
 }
 
-/// out[rows x parts x columns], stored by each thread.
+/// Waits until all but the `kUnread` youngest boxes of a warp have left shared memory, and all
+/// lanes are done with theirs.
+template <int kUnread>
+__device__ void WaitForBox() {
+  if (Lane() == 0) StoreWaitRead<kUnread>();
+  __syncwarp();
+}
+
+/// out[rows x parts x columns].
 template <int kParts>
-struct ThreadRows {
-  static constexpr bool kBoxes = false;
+struct BoxedRows {
+  TensorMap map;  ///< of boxes of 64 columns x 1 part x 16 rows
   Bf16* out;
   int columns;
 
-  __device__ Bf16* At(int row, int part, int column) const {
-    return out + static_cast<int64_t>(row * kParts + part) * columns + column;
-  }
-  template <int kUnread>
-  __device__ static void Begin() {}
   /// Row at.row + 8 h, 8 columns from `column` + 8 (lane % 4) of the tile on.
-  __device__ void Put(const TilePlace& at, int part, int column, int h, const uint32_t (&v)[4],
-                      const WarpBoxes&, int) const {
-    const int row = at.row + 8 * h;
-    const int to = at.column + column + 8 * static_cast<int>(threadIdx.x % 4);
-    if (row >= at.rows_end || to >= columns) return;
-    *reinterpret_cast<uint4*>(At(row, part, to)) = make_uint4(v[0], v[1], v[2], v[3]);
-  }
-  __device__ void End(const TilePlace&, int, int, const WarpBoxes&, int) const {}
-};
-
-/// The same through shared memory. A box that reaches beyond the rows of its expert is copied by
-/// the threads: what follows are another expert's.
-template <int kParts>
-struct BoxedRows {
-  static constexpr bool kBoxes = true;
-  TensorMap map;  ///< of boxes of 64 columns x 1 part x 16 rows
-  ThreadRows<kParts> rows;
-
-  /// Waits until all but the `kUnread` youngest boxes have left shared memory, and all lanes are
-  /// done with theirs.
-  template <int kUnread>
-  __device__ static void Begin() {
-    if (Lane() == 0) StoreWaitRead<kUnread>();
-    __syncwarp();
-  }
-  __device__ void Put(const TilePlace&, int, int column, int h, const uint32_t (&v)[4],
-                      const WarpBoxes& boxes, int box) const {
+  __device__ void Put(int column, int h, const uint32_t (&v)[4], const WarpBoxes& boxes,
+                      int box) const {
     // Rows of a lane differ by 8, so that both have their chunks in the same places.
     const int lane = boxes.lane, chunk = column % kBoxColumns / 8;
     StoreShared(BoxChunk(boxes, box, lane / 4, chunk ^ lane % 4) + 8 * h * kBoxRowBytes,
                 make_uint4(v[0], v[1], v[2], v[3]));
   }
+  /// A box that reaches beyond the rows of its expert is copied by the threads: what follows are
+  /// another expert's.
   __device__ void End(const TilePlace& at, int part, int column, const WarpBoxes& boxes,
                       int box) const {
     AsyncFence();
@@ -102,15 +82,15 @@ struct BoxedRows {
     const bool whole = first + kWarpRows <= at.rows_end;
     if (boxes.lane == 0) {
       if (whole) StoreBox(map, at.column + column, part, first, boxes.begin + box * kBoxBytes);
-      // Or an empty group: Begin counts boxes by groups.
+      // Or an empty group: WaitForBox counts boxes by groups.
       StoreCommit();
     }
     if (whole) return;
     const int rows_left = at.rows_end - first, to = at.column + column + 8 * (boxes.lane % 8);
     for (int r = boxes.lane / 8; r < rows_left; r += 4) {
-      if (to < rows.columns) {
-        Store16(rows.At(first + r, part, to), Load16(BoxChunk(boxes, box, r, boxes.lane % 8)));
-      }
+      if (to >= columns) continue;
+      Store16(out + (static_cast<int64_t>(first + r) * kParts + part) * columns + to,
+              Load16(BoxChunk(boxes, box, r, boxes.lane % 8)));
     }
   }
 };

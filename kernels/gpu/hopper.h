@@ -29,7 +29,8 @@
 //   StoreBox(map, column, row, matrix, shared)
 //       one thread: begins to copy a box from shared memory, in which it lies as LoadBox puts it;
 //       what lies outside of the tensor is dropped
-//   AddBox(map, column, row, matrix, shared)   the same, added to what is there
+//   AddBox(map, column, row, matrix, shared)   the same, added to what is there; subnormal numbers
+//                             count as 0 and become 0
 //   StoreCommit()             closes a group of the thread's stores
 //   StoreWaitRead<n>()        until shared memory of all but its n youngest groups has been read
 //   StoreWaitAll()            until all are done
@@ -48,8 +49,6 @@
 //                             StoreBox and Wgmma that come after the next barrier
 //   WarpgroupBarrier(id, threads)     bar.sync
 //   TakeRegisters<n>(), GiveRegisters<n>()   a warpgroup: n registers a thread from now on
-//   AddFour(pointer, a, b, c, d)      to four floats of global memory, 16-aligned; subnormal ones
-//                                     count as 0 and become 0
 //   ThreadIndexAnew()                 threadIdx.x; the compiler keeps nothing it has computed of it
 //   PrefetchLine(pointer)             of global memory, into L2
 //   Sigmoid(x)                        to some units in the last place
@@ -322,13 +321,6 @@ template <int kCount>
 __device__ inline void GiveRegisters() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-
-__device__ inline void AddFour(float* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                   __cvta_generic_to_global(to)),
-               "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
 }
 
 __device__ inline int ThreadIndexAnew() {

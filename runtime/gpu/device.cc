@@ -62,10 +62,9 @@ bool Combines(Op op, const GpuViews& v) {
 
 }  // namespace
 
-TrainingProducts ProductsOf(const Plan& plan, const Model& model) {
+std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model) {
   const Model fitted = Checked(plan, model);
-  return ProductsOf(
-      LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
+  return MatmulsOf(LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
 }
 
 GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,

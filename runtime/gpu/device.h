@@ -24,7 +24,7 @@ namespace contraflow {
 const Plan& CheckGpuPlan(const Plan& plan, const Model& model);
 
 /// The matrix products of each device of it (GpuProducts).
-TrainingProducts ProductsOf(const Plan& plan, const Model& model);
+std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model);
 
 /// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
 /// arenas, and where each value lies.

@@ -1,12 +1,10 @@
 #include "runtime/gpu/matmul_choices.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <climits>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -20,8 +18,6 @@
 namespace contraflow {
 namespace {
 
-using gpu::ExpertsForm;
-using gpu::ExpertsSizes;
 using gpu::MatmulAlgorithm;
 using gpu::MatmulShape;
 
@@ -87,25 +83,6 @@ MatmulShape ShapeFrom(const JsonCursor& product) {
           .batch = size("batch")};
 }
 
-Json ToJson(const ExpertsSizes& sizes, ExpertsForm form) {
-  return {{"experts", sizes.experts}, {"width", sizes.width}, {"inner", sizes.inner},
-          {"rows", sizes.most_rows},  {"pairs", form.pairs},  {"boxes", form.boxes}};
-}
-
-ExpertsSizes SizesFrom(const JsonCursor& experts) {
-  experts.Keys("a layer's experts (an object)",
-               {"experts", "width", "inner", "rows", "pairs", "boxes"});
-  const auto size = [&](const char* key) {
-    return static_cast<int>(experts.Required(key).Integer("a size", 1, INT_MAX));
-  };
-  return {size("experts"), size("width"), size("inner"), size("rows")};
-}
-
-ExpertsForm FormFrom(const JsonCursor& experts) {
-  return {.pairs = experts.Required("pairs").Boolean("a choice"),
-          .boxes = experts.Required("boxes").Boolean("a choice")};
-}
-
 /// Refuses a list that is too long.
 size_t SizeOf(const JsonCursor& list, const char* noun, size_t most) {
   const size_t size = list.Size(noun);
@@ -115,9 +92,7 @@ size_t SizeOf(const JsonCursor& list, const char* noun, size_t most) {
 
 size_t Products(const MatmulFile& file) {
   size_t count = 0;
-  for (const auto& [place, choices] : file) {
-    count += choices.matmuls.size() + choices.experts.size();
-  }
+  for (const auto& [place, choices] : file) count += choices.size();
   return count;
 }
 
@@ -205,60 +180,6 @@ void ChooseAlgorithms(
   }
 }
 
-/// The form in which F, B and W of a layer's experts together take least, on rows that are spread
-/// evenly.
-ExpertsForm ChooseForm(const ExpertsSizes& sizes, int rows, Gpu& gpu, gpu::Stream stream) {
-  const auto bytes = [](size_t value, int count, int width, int parts) {
-    return (value * static_cast<size_t>(count) * static_cast<size_t>(width) *
-                static_cast<size_t>(parts) +
-            255) /
-           256 * 256;
-  };
-  const size_t bf16 = sizeof(gpu::Bf16);
-  const int experts = sizes.experts * sizes.width;
-  const std::array<size_t, 11> parts = {
-      bytes(sizeof(int32_t), sizes.experts + 1, 1, 1),
-      bytes(bf16, experts, sizes.inner, 2),           // gate_up
-      bytes(bf16, experts, sizes.inner, 1),           // down
-      bytes(sizeof(float), experts, sizes.inner, 2),  // their gradients
-      bytes(sizeof(float), experts, sizes.inner, 1),
-      bytes(bf16, sizes.most_rows, sizes.width, 1),   // x; dx
-      bytes(bf16, sizes.most_rows, sizes.inner, 2),   // gate_up_out
-      bytes(bf16, sizes.most_rows, sizes.inner, 1),   // hidden
-      bytes(bf16, sizes.most_rows, sizes.width, 1),   // y
-      bytes(bf16, sizes.most_rows, sizes.width, 1),   // dy
-      bytes(bf16, sizes.most_rows, sizes.inner, 2)};  // dgate_up_out
-  std::array<size_t, 12> at = {};
-  for (size_t i = 0; i < parts.size(); ++i) at[i + 1] = at[i] + parts[i];
-  const ProductTimer timer(at.back(), gpu, stream);
-  const auto values = [&](size_t i) {
-    return reinterpret_cast<gpu::Bf16*>(timer.memory() + at[i]);
-  };
-  const auto gradient = [&](size_t i) { return reinterpret_cast<float*>(timer.memory() + at[i]); };
-  std::vector<int32_t> ends;
-  for (int64_t e = 0; e <= sizes.experts; ++e) {
-    ends.push_back(static_cast<int32_t>(rows * e / sizes.experts));
-  }
-  auto* const first = reinterpret_cast<int32_t*>(timer.memory());
-  gpu.CopyToDevice(stream, first, ends.data(), ends.size() * sizeof(int32_t));
-  std::vector<uint64_t> times;
-  std::vector<ExpertsForm> forms;
-  for (const bool pairs : {false, true}) {
-    for (const bool boxes : {false, true}) {
-      const ExpertsForm form = forms.emplace_back(ExpertsForm{pairs, boxes});
-      times.push_back(timer.Time(1, [&] {
-        gpu::ExpertsForward(stream, sizes, first, values(5), values(1), values(2), values(6),
-                            values(7), values(8), form);
-        gpu::ExpertsBackwardInput(stream, sizes, first, values(1), values(2), values(6), values(9),
-                                  values(10), values(8), form);
-        gpu::ExpertsBackwardWeight(stream, sizes, first, values(5), values(7), values(10),
-                                   values(9), gradient(3), gradient(4), form);
-      }));
-    }
-  }
-  return forms[FastestOf(times)];
-}
-
 }  // namespace
 
 MatmulFile ParseMatmulFile(std::string_view text, const std::string& place) {
@@ -276,7 +197,7 @@ MatmulFile ParseMatmulFile(std::string_view text, const std::string& place) {
   const size_t count = SizeOf(places, "places (an array)", kMostPlaces);
   for (size_t i = 0; i < count; ++i) {
     const JsonCursor at = places.Item(i);
-    at.Keys("a place (an object)", {"gpu", "library", "sms", "products", "experts"});
+    at.Keys("a place (an object)", {"gpu", "library", "sms", "products"});
     const auto [entry, is_new] = file.try_emplace(
         {at.Required("gpu").String("the name of a GPU", kMostName),
          at.Required("library").String("the name of a library", kMostName),
@@ -288,16 +209,7 @@ MatmulFile ParseMatmulFile(std::string_view text, const std::string& place) {
       const JsonCursor product = products.Item(j);
       const MatmulShape shape = ShapeFrom(product);
       const MatmulAlgorithm algorithm = AlgorithmFrom(product.Required("algorithm"));
-      if (!entry->second.matmuls.emplace(shape, algorithm).second) product.Fail("is there twice");
-    }
-    const std::optional<JsonCursor> experts = at.Optional("experts");
-    const size_t layers = experts ? SizeOf(*experts, "experts (an array)", kMostProducts) : 0;
-    for (size_t j = 0; j < layers; ++j) {
-      const JsonCursor layer = experts->Item(j);
-      const ExpertsSizes sizes = SizesFrom(layer);
-      if (!entry->second.experts.emplace(sizes, FormFrom(layer)).second) {
-        layer.Fail("is there twice");
-      }
+      if (!entry->second.emplace(shape, algorithm).second) product.Fail("is there twice");
     }
   }
   return file;
@@ -307,16 +219,11 @@ std::string WriteMatmulFile(const MatmulFile& file) {
   Json places = Json::array();
   for (const auto& [place, choices] : file) {
     Json products = Json::array();
-    for (const auto& [shape, algorithm] : choices.matmuls) {
-      products.push_back(ToJson(shape, algorithm));
-    }
-    Json experts = Json::array();
-    for (const auto& [sizes, form] : choices.experts) experts.push_back(ToJson(sizes, form));
+    for (const auto& [shape, algorithm] : choices) products.push_back(ToJson(shape, algorithm));
     places.push_back({{"gpu", place.gpu},
                       {"library", place.library},
                       {"sms", place.sms},
                       {"products", std::move(products)}});
-    if (!experts.empty()) places.back()["experts"] = std::move(experts);
   }
   const Json document = {{"format", kFormat}, {"version", kVersion}, {"places", std::move(places)}};
   std::string text;
@@ -324,27 +231,27 @@ std::string WriteMatmulFile(const MatmulFile& file) {
   return text + "\n";
 }
 
-// The forms of experts all give the same bits.
 std::string DigestOf(const MatmulChoices& choices) {
-  if (choices.matmuls.empty()) return "";
-  return Hex(Sha256(WriteMatmulFile({{MatmulPlace(), {choices.matmuls, {}}}})));
+  if (choices.empty()) return "";
+  return Hex(Sha256(WriteMatmulFile({{MatmulPlace(), choices}})));
 }
 
 size_t FastestOf(std::span<const uint64_t> times) {
   return static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
 }
 
-MatmulChoices ChooseMatmuls(const std::string& path, const TrainingProducts& products, Gpu& gpu,
-                            gpu::Stream stream, int sms, const std::function<void()>& moves) {
+MatmulChoices ChooseMatmuls(const std::string& path, const std::vector<MatmulShape>& products,
+                            Gpu& gpu, gpu::Stream stream, int sms,
+                            const std::function<void()>& moves) {
   MatmulFile file;
   if (FileSize(path) >= 0) file = ParseMatmulFile(ReadFile(path, JsonLimits{}.bytes), path);
   MatmulChoices& known = file[{gpu.name(), gpu::Matmuls::Library(), sms}];
   MatmulChoices choices;
   std::vector<MatmulShape> missing;
   gpu::Matmuls matmuls(sms);
-  for (const MatmulShape& shape : products.matmuls) {
-    const auto found = known.matmuls.find(shape);
-    if (found == known.matmuls.end()) {
+  for (const MatmulShape& shape : products) {
+    const auto found = known.find(shape);
+    if (found == known.end()) {
       if (std::ranges::find(missing, shape) == missing.end()) missing.push_back(shape);
       continue;
     }
@@ -353,23 +260,13 @@ MatmulChoices ChooseMatmuls(const std::string& path, const TrainingProducts& pro
     } catch (const gpu::GpuError& error) {
       throw Error(path + ": " + error.what() + "; remove the file to have it made anew");
     }
-    choices.matmuls.insert(*found);
+    choices.insert(*found);
   }
-  const auto form = known.experts.find(products.experts);
-  if (form != known.experts.end()) choices.experts.insert(*form);
-  if (missing.empty() && !choices.experts.empty()) return choices;
-  if (!missing.empty()) {
-    ChooseAlgorithms(missing, gpu, stream, sms, [&](const auto& shape, const auto& algorithm) {
-      choices.matmuls[shape] = known.matmuls[shape] = algorithm;
-      if (moves) moves();
-    });
-  }
-  if (choices.experts.empty()) {
-    stream.sms = sms;  // as the lane that computes
-    choices.experts[products.experts] = known.experts[products.experts] =
-        ChooseForm(products.experts, products.expert_rows, gpu, stream);
+  if (missing.empty()) return choices;
+  ChooseAlgorithms(missing, gpu, stream, sms, [&](const auto& shape, const auto& algorithm) {
+    choices[shape] = known[shape] = algorithm;
     if (moves) moves();
-  }
+  });
   if (file.size() > kMostPlaces || Products(file) > kMostProducts) {
     throw Error(path + ": has more than " + std::to_string(kMostProducts) + " products or " +
                 std::to_string(kMostPlaces) + " places; name another file");
@@ -378,7 +275,7 @@ MatmulChoices ChooseMatmuls(const std::string& path, const TrainingProducts& pro
   return choices;
 }
 
-MatmulChoices ChooseMatmulsForAll(const std::string& path, const TrainingProducts& products,
+MatmulChoices ChooseMatmulsForAll(const std::string& path, const std::vector<MatmulShape>& products,
                                   Gpu& gpu, gpu::Stream stream, int sms, bool leads,
                                   const std::function<std::string(const std::string&)>& broadcast,
                                   const std::function<void()>& moves) {

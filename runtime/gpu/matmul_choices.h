@@ -10,27 +10,14 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/gpu/experts.h"
 #include "kernels/gpu/matmul.h"
 #include "kernels/gpu/stream.h"
 #include "runtime/gpu/gpu.h"
 
 namespace contraflow {
 
-/// The matrix products of a training.
-struct TrainingProducts {
-  std::vector<gpu::MatmulShape> matmuls;
-  gpu::ExpertsSizes experts;
-  int expert_rows;  ///< that come to the experts of a device where each is chosen as often
-};
-
-/// How each of them is computed.
-struct MatmulChoices {
-  std::map<gpu::MatmulShape, gpu::MatmulAlgorithm> matmuls;
-  std::map<gpu::ExpertsSizes, gpu::ExpertsForm> experts;
-
-  bool operator==(const MatmulChoices&) const = default;
-};
+/// How each matrix product is computed.
+using MatmulChoices = std::map<gpu::MatmulShape, gpu::MatmulAlgorithm>;
 
 /// Where a choice was made, and holds.
 struct MatmulPlace {
@@ -49,7 +36,7 @@ MatmulFile ParseMatmulFile(std::string_view text, const std::string& place);
 /// The same document again: ParseMatmulFile(WriteMatmulFile(f)) == f.
 std::string WriteMatmulFile(const MatmulFile& file);
 
-/// SHA-256 of the choices that change bits, hexadecimal, wherever they were made; "" of none.
+/// SHA-256 of the choices, hexadecimal, wherever they were made; "" of none.
 std::string DigestOf(const MatmulChoices& choices);
 
 /// Number of the shortest time; of equal ones the first.
@@ -59,13 +46,15 @@ size_t FastestOf(std::span<const uint64_t> times);
 /// lacks is timed in the stream, all candidates of each, and added to it. A file that is not there
 /// is made. Memory for that is given back. `moves` is called where something has been done. Throws
 /// Error, with the remedy, for a file that is none or has an algorithm that cannot be used here.
-MatmulChoices ChooseMatmuls(const std::string& path, const TrainingProducts& products, Gpu& gpu,
-                            gpu::Stream stream, int sms, const std::function<void()>& moves = {});
+MatmulChoices ChooseMatmuls(const std::string& path, const std::vector<gpu::MatmulShape>& products,
+                            Gpu& gpu, gpu::Stream stream, int sms,
+                            const std::function<void()>& moves = {});
 
 /// The same in a job, where all processes take what one has chosen: `leads` says which, `broadcast`
 /// gives its text to all. Throws Error where a process has another kind of GPU or library.
-MatmulChoices ChooseMatmulsForAll(const std::string& path, const TrainingProducts& products,
-                                  Gpu& gpu, gpu::Stream stream, int sms, bool leads,
+MatmulChoices ChooseMatmulsForAll(const std::string& path,
+                                  const std::vector<gpu::MatmulShape>& products, Gpu& gpu,
+                                  gpu::Stream stream, int sms, bool leads,
                                   const std::function<std::string(const std::string&)>& broadcast,
                                   const std::function<void()>& moves);
 

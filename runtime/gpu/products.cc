@@ -37,11 +37,6 @@ MatmulShape BackwardWeight(const LayerShape& n, int in, int out) {
           .add = true};
 }
 
-gpu::ExpertsForm FormOf(const LayerShape& n, const MatmulChoices& choices) {
-  const auto chosen = choices.experts.find(ExpertsOf(n));
-  return chosen == choices.experts.end() ? gpu::ExpertsForm() : chosen->second;
-}
-
 /// What any of the kernels but the attention needs; those of a lane run one after the other.
 size_t WorkBytes(const LayerShape& n) {
   return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
@@ -71,10 +66,6 @@ std::vector<MatmulShape> MatmulsOf(const LayerShape& n) {
 
 gpu::ExpertsSizes ExpertsOf(const LayerShape& n) {
   return {n.local_experts, n.width, n.expert_width, n.expert_rows};
-}
-
-TrainingProducts ProductsOf(const LayerShape& n) {
-  return {MatmulsOf(n), ExpertsOf(n), std::min(n.sent_rows, n.expert_rows)};
 }
 
 void FillOnDevice(Gpu& gpu, gpu::Stream stream, std::byte* at, size_t bytes,
@@ -116,11 +107,10 @@ GpuProducts::GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, i
                          const MatmulChoices& choices)
     : shape_(shape),
       matmuls_(compute_sms),
-      experts_form_(FormOf(shape, choices)),
       attention_({shape.batch, shape.sequence, shape.heads, shape.head_width}, compute_sms) {
   for (const MatmulShape& product : MatmulsOf(shape_)) {
-    const auto chosen = choices.matmuls.find(product);
-    if (chosen == choices.matmuls.end()) {
+    const auto chosen = choices.find(product);
+    if (chosen == choices.end()) {
       matmuls_.Prepare(product);
     } else {
       matmuls_.Prepare(product, chosen->second);

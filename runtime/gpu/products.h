@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/gpu/experts.h"
 #include "kernels/gpu/matmul.h"
 #include "kernels/gpu/stream.h"
 #include "runtime/gpu/gpu.h"
@@ -34,7 +35,6 @@ Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, g
 /// cost for being able to.
 std::vector<gpu::MatmulShape> MatmulsOf(const LayerShape& shape);
 gpu::ExpertsSizes ExpertsOf(const LayerShape& shape);
-TrainingProducts ProductsOf(const LayerShape& shape);
 
 /// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
@@ -60,7 +60,6 @@ class GpuProducts {
   const gpu::Attention& attention() const { return attention_; }
   const float* cosine() const { return cosine_; }
   const float* sine() const { return sine_; }
-  gpu::ExpertsForm experts_form() const { return experts_form_; }
   std::byte* work(size_t lane) const { return work_.at(lane); }
 
   /// y[T x out] = x[T x in] w[in x out].
@@ -84,7 +83,6 @@ class GpuProducts {
  private:
   const LayerShape shape_;
   gpu::Matmuls matmuls_;
-  const gpu::ExpertsForm experts_form_;
   const gpu::Attention attention_;
   float *cosine_, *sine_;  // [sequence x head_width / 2]
   std::array<std::byte*, kLanes> work_;

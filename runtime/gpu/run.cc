@@ -117,7 +117,7 @@ GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uin
     : ranks_(
           CheckGpuPlan(plan, model), gpu, options, [&](Device device, gpu::Stream setup, int sms) {
             // All devices have the same products on as many SMs.
-            if (!options.matmul_choices.empty() && choices_.matmuls.empty()) {
+            if (!options.matmul_choices.empty() && choices_.empty()) {
               choices_ =
                   ChooseMatmuls(options.matmul_choices, ProductsOf(plan, model), gpu, setup, sms);
             }

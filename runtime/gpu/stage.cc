@@ -126,8 +126,7 @@ void GpuStage::Dispatch(const GpuViews& v, gpu::Stream stream) const {
 
 void GpuStage::ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const {
   gpu::ExpertsForward(stream, ExpertsOf(shape_), v.first, v.rows, experts() + At(layer).gate_up,
-                      experts() + At(layer).down, v.gate, v.hidden, v.expert_out,
-                      products_.experts_form());
+                      experts() + At(layer).down, v.gate, v.hidden, v.expert_out);
 }
 
 void GpuStage::CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
@@ -158,8 +157,7 @@ void GpuStage::CombineBackward(int layer, const GpuViews& v, GpuLane at) const {
 
 void GpuStage::ExpertsBackward(int layer, const GpuViews& v, gpu::Stream stream) const {
   gpu::ExpertsBackwardInput(stream, ExpertsOf(shape_), v.first, experts() + At(layer).gate_up,
-                            experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted,
-                            products_.experts_form());
+                            experts() + At(layer).down, v.gate, v.drows, v.dgate, v.dsorted);
 }
 
 void GpuStage::DispatchBackward(const GpuViews& v, gpu::Stream stream) const {
@@ -190,8 +188,7 @@ void GpuStage::AttentionBackward(int layer, const GpuViews& v, GpuLane at) const
 void GpuStage::ExpertsWeight(int layer, const GpuViews& v, float* experts,
                              gpu::Stream stream) const {
   gpu::ExpertsBackwardWeight(stream, ExpertsOf(shape_), v.first, v.rows, v.hidden, v.dgate, v.drows,
-                             experts + At(layer).gate_up, experts + At(layer).down,
-                             products_.experts_form());
+                             experts + At(layer).gate_up, experts + At(layer).down);
 }
 
 void GpuStage::HeadWeight(const GpuViews& v, float* dense, GpuLane at) const {

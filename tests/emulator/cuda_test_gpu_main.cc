@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "runtime/gpu/cuda_gpu.h"
@@ -27,6 +28,8 @@ gpu::Stream TestStream() {
 }
 
 bool Emulated() { return false; }
+
+bool SmallShapes() { return std::getenv("CONTRAFLOW_SMALL_SHAPES") != nullptr; }
 
 void ShuffleThreads(unsigned) {}
 

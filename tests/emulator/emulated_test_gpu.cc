@@ -12,6 +12,7 @@ Gpu& TestGpu() {
 gpu::Stream TestStream() { return {nullptr, TestGpu().sms()}; }
 
 bool Emulated() { return true; }
+bool SmallShapes() { return true; }
 
 void ShuffleThreads(unsigned seed) { emulator::SetOrder(emulator::Order::kShuffled, seed); }
 

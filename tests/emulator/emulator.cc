@@ -125,7 +125,7 @@ struct State {
   Order order = Order::kForward;
   std::mt19937_64 random{1};
   std::vector<std::unique_ptr<Stack>> stacks;
-  uint64_t clusters = 0, large_clusters = 0;
+  uint64_t clusters = 0;
   void (*at_block_end)() = nullptr;
   Cluster* cluster = nullptr;
   Thread* running = nullptr;
@@ -318,7 +318,6 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
   }
   for (const size_t number : Turns(blocks / cluster_size)) {
     ++now.clusters;
-    now.large_clusters += cluster_size > 1;
     Cluster cluster;
     cluster.body = &body;
     cluster.blocks.resize(cluster_size);
@@ -368,7 +367,6 @@ const Place& Here() { return Running().place; }
 unsigned ThreadNumber() { return Running().number; }
 
 uint64_t ClustersBegun() { return Now().clusters; }
-uint64_t LargeClustersBegun() { return Now().large_clusters; }
 
 void AtBlockEnd(void (*check)()) { Now().at_block_end = check; }
 

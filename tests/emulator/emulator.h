@@ -57,8 +57,6 @@ unsigned ThreadNumber();
 /// How many clusters have begun since the program did: tells the running one from those before. A
 /// block is at least a cluster of its own.
 uint64_t ClustersBegun();
-/// Of these, clusters of more than one block.
-uint64_t LargeClustersBegun();
 /// Number of the running block in its cluster.
 unsigned ClusterRank();
 /// What the last thread of every block calls at its end from now on.

@@ -267,11 +267,6 @@ TensorMap MapFloats(float* data, uint64_t columns, uint64_t rows, uint64_t matri
   return map;
 }
 
-float AddFlushed(float a, float b) {
-  const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
-  return flushed(flushed(a) + flushed(b));
-}
-
 uint32_t SharedAddress(const void* pointer) {
   return kSharedBegin +
          static_cast<uint32_t>(static_cast<const std::byte*>(pointer) - DynamicShared());
@@ -384,6 +379,12 @@ void AsyncFence() {
 }
 
 namespace {
+
+/// As atomics add: subnormal numbers are 0.
+float AddFlushed(float a, float b) {
+  const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
+  return flushed(flushed(a) + flushed(b));
+}
 
 void BeginStore(const TensorMap& map, int column, int row, int matrix, const void* shared) {
   const Box box = {ClusterRank(), SharedAddress(shared), map, column, row, matrix};

@@ -44,8 +44,6 @@ void MbarrierArriveAt(Mbarrier* mbarrier, unsigned block);
 void MbarrierWait(Mbarrier* mbarrier, int parity);
 
 uint32_t SharedAddress(const void* pointer);
-/// As atomics add: subnormal numbers are 0.
-float AddFlushed(float a, float b);
 
 /// Shared memory is read at the latest moment, in WgmmaWait, and the accumulators are NaN until
 /// then.
@@ -120,13 +118,6 @@ void TakeRegisters() {
 template <int kCount>
 void GiveRegisters() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
-}
-inline void AddFour(float* to, float a, float b, float c, float d) {
-  NeedAligned<uint4>(to);
-  for (const float x : {a, b, c, d}) {
-    *to = emulator::AddFlushed(*to, x);
-    ++to;
-  }
 }
 inline void PrefetchLine(const void* global) {
   // Reads it, so that a sanitizer sees where it lies.

@@ -250,13 +250,14 @@ TEST_SUITE("unit") {
   TEST_CASE("hopper: a box of floats is added, and what lies outside is dropped") {
     // 2 matrices of 3 rows of 36; the box begins at the second row of the second.
     std::vector<float> values(2 * 3 * 36, 0.5f);
+    values.back() = 1e-39f;  // subnormal
     const gpu::TensorMap map = gpu::MapFloats(values.data(), 36, 3, 2, 4);
     emulator::RunGrid("Add", 1, 1, kSharedBytes, [&] {
       auto* shared = reinterpret_cast<Shared*>(emulator::DynamicShared());
       for (int pair = 0; pair < 64; ++pair) {
         const float left = static_cast<float>(2 * pair), right = left + 1;
-        gpu::StoreShared(shared->a + 8 * pair, make_uint2(std::bit_cast<uint32_t>(left),
-                                                          std::bit_cast<uint32_t>(right)));
+        gpu::StoreShared(shared->a + 8 * pair,
+                         make_uint2(std::bit_cast<uint32_t>(left), std::bit_cast<uint32_t>(right)));
       }
       gpu::AsyncFence();
       gpu::AddBox(map, 8, 1, 1, shared->a);
@@ -271,6 +272,7 @@ TEST_SUITE("unit") {
         const size_t r = row - 1, c = column - 8;
         expected += static_cast<float>(r * 32 + (c / 4 ^ r) * 4 + c % 4);
       }
+      if (i + 1 == values.size()) expected -= 0.5f;
       if (values[i] != expected) ++wrong;
     }
     CHECK(wrong == 0);
@@ -368,13 +370,6 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] {
             RunGroup([&](Shared* shared) { gpu::StoreBox(map, 0, 0, 0, shared->a + 16); });
           }) == "Group: a box does not come from a multiple of 1024 in shared memory");
-  }
-
-  TEST_CASE("hopper: four floats are added to at once, without subnormal ones") {
-    alignas(16) float sums[8] = {1, 2, 1e-39f, 4, 5};
-    gpu::AddFour(sums, 1, 1e-39f, -1e-38f, -4);
-    CHECK(std::vector<float>(sums, sums + 5) == std::vector<float>{2, 2, 0, 0, 5});
-    CHECK_THROWS_AS(gpu::AddFour(sums + 1, 1, 1, 1, 1), gpu::GpuError);
   }
 
   TEST_CASE("hopper: misuse is an error that says what") {

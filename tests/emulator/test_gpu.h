@@ -13,8 +13,10 @@ namespace contraflow {
 /// contraflow_gpu_test, from the same sources.
 Gpu& TestGpu();
 gpu::Stream TestStream();
-/// Whether it is the emulator: shapes can only be small there.
 bool Emulated();
+/// Whether shapes have to be small: in the emulator, and where compute-sanitizer looks at each access
+/// (CONTRAFLOW_SMALL_SHAPES=1).
+bool SmallShapes();
 /// The emulator's threads take their turns in another order from now on; on a GPU nothing. Results
 /// must stay the same, bit for bit.
 void ShuffleThreads(unsigned seed);

@@ -137,7 +137,7 @@ void CheckShape(const AttentionShape& n, unsigned seed, double limit) {
 TEST_SUITE("kernel") {
   TEST_CASE("attention: random shapes against the host in double") {
     std::mt19937 random(11);
-    const unsigned most = Emulated() ? 70 : 700;
+    const unsigned most = SmallShapes() ? 70 : 700;
     for (const int head_width : {8, 16, 24, 64, 72, 128}) {
       for (unsigned i = 0; i < 3; ++i) {
         const AttentionShape n{1 + static_cast<int>(random() % 2),
@@ -180,7 +180,7 @@ TEST_SUITE("kernel") {
     const std::vector<Bf16> dout = RandomBf16(Rows(n) * Width(n), 9);
     const auto best = Attention::Engine::kBest;
     for (const size_t most : {size_t{1} << 20, size_t{1} << 19}) {  // a sequence, half of its heads
-      if (!Emulated()) {
+      if (!SmallShapes()) {
         CHECK(Attention(n, TestStream().sms, best, most).engine().ends_with(" parts backward"));
       }
       CheckAgainstHost(n, Run(n, best, qkv, dout, most), qkv, dout);

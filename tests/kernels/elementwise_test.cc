@@ -30,7 +30,7 @@ std::vector<Shape> Shapes() {
                                {2, 2, 70, 8},   {2, 2, 2, 2064}, {2, 2, 45, 24},  {3, 2, 1, 6},
                                {2, 3, 1, 2},    {2, 2, 1, 1030}, {0, 4, 2, 8},    {3, 2, 5, 10},
                                {3, 3, 2, 64, 1}};
-  if (!Emulated()) shapes.insert(shapes.end(), {{2048, 1024, 32, 128}, {1000, 300, 7, 66}});
+  if (!SmallShapes()) shapes.insert(shapes.end(), {{2048, 1024, 32, 128}, {1000, 300, 7, 66}});
   return shapes;
 }
 
@@ -112,7 +112,7 @@ std::vector<Shape> Shapes() {
                                {2, 2, 2056},    {4, 6, 7},  {3, 3, 129},     {0, 5, 16},
                                {0, 0, 16},      {1, 2, 1},  {6, 7, 40, 150}, {6, 7, 39, 150},
                                {3, 4, 32, 4, 1}};
-  if (!Emulated()) shapes.insert(shapes.end(), {{20000, 21000, 1024}, {3000, 3000, 1407}});
+  if (!SmallShapes()) shapes.insert(shapes.end(), {{20000, 21000, 1024}, {3000, 3000, 1407}});
   return shapes;
 }
 
@@ -191,7 +191,7 @@ struct Shape {
 // once.
 std::vector<Shape> Shapes() {
   std::vector<Shape> shapes = {{0}, {1}, {3}, {4}, {1023}, {9001}, {1021, 1}, {3, 3}};
-  if (!Emulated()) shapes.insert(shapes.end(), {{10000003}, {1000003, 1}});
+  if (!SmallShapes()) shapes.insert(shapes.end(), {{10000003}, {1000003, 1}});
   return shapes;
 }
 

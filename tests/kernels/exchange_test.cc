@@ -226,8 +226,8 @@ void CheckParcels(const ExchangeShape& shape, int most_rows, Draws* random) {
 TEST_SUITE("kernel") {
   TEST_CASE("exchange: rows and counts as the host's") {
     Draws random(3);
-    const int most_rows = Emulated() ? 15 : 400;
-    for (int round = 0; round < (Emulated() ? 16 : 100); ++round) {
+    const int most_rows = SmallShapes() ? 15 : 400;
+    for (int round = 0; round < (SmallShapes() ? 16 : 100); ++round) {
       CheckGroup(RandomShape(&random), most_rows, &random);
     }
     // More experts than a warp sees at a time.
@@ -312,14 +312,14 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("parcels: rows and counts as where members read each other's memory") {
     Draws random(7);
-    for (int round = 0; round < (Emulated() ? 12 : 60); ++round) {
+    for (int round = 0; round < (SmallShapes() ? 12 : 60); ++round) {
       ExchangeShape shape = RandomShape(&random);
       shape.capacity = 0;
-      CheckParcels(shape, Emulated() ? 15 : 300, &random);
+      CheckParcels(shape, SmallShapes() ? 15 : 300, &random);
     }
     // More members, and more experts, than a warp looks at at a time.
     for (const ExchangeShape shape : {ExchangeShape{70, 1, 8, 0}, {33, 2, 3, 0}, {2, 40, 8, 0}}) {
-      CheckParcels(shape, Emulated() ? 5 : 100, &random);
+      CheckParcels(shape, SmallShapes() ? 5 : 100, &random);
     }
   }
 

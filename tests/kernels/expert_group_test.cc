@@ -40,7 +40,7 @@ Sizes RandomSizes(Draws* random) {
   s.exchange.local_experts = 1 + random->Below(5) + (s.exchange.members == 1 ? 1 : 0);
   s.exchange.width = random->Below(2) == 0 ? 1 + random->Below(70) : 8 * (1 + random->Below(40));
   s.exchange.capacity = random->Below(2) == 0 ? 0 : 1 + random->Below(8);
-  s.rows = 1 + random->Below(Emulated() ? 20 : 1000);
+  s.rows = 1 + random->Below(SmallShapes() ? 20 : 1000);
   s.top_k = 1 + random->Below(std::min(s.exchange.experts(), 4));
   return s;
 }
@@ -281,7 +281,7 @@ class DeviceGroup {
 TEST_SUITE("kernel") {
   TEST_CASE("expert group: from the router to the experts and back as on the host") {
     Draws random(1);
-    for (int round = 0; round < (Emulated() ? 20 : 60); ++round) {
+    for (int round = 0; round < (SmallShapes() ? 20 : 60); ++round) {
       const Sizes s = RandomSizes(&random);
       CAPTURE(ToString(s));
       std::vector<Host> hosts;

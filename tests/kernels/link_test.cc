@@ -103,7 +103,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_SUITE("kernel") {
   TEST_CASE("sum: slices are added in the order of their parts whoever adds them") {
-    const size_t large = Emulated() ? 1301 : 1'300'003;
+    const size_t large = SmallShapes() ? 1301 : 1'300'003;
     unsigned seed = 1;
     for (const auto& [n, stride, parts, offset] :
          {std::tuple(size_t{1}, size_t{1}, 2, size_t{0}),
@@ -158,8 +158,8 @@ TEST_SUITE("kernel") {
     // In words of 8 values.
     for (const auto& [words, parts, from_stride, to_stride, ctas] :
          {std::tuple(1, 1, 1, 1, 1), std::tuple(3, 4, 3, 7, 2), std::tuple(5, 3, 11, 5, 16),
-          std::tuple(Emulated() ? 301 : 70'001, 3, Emulated() ? 302 : 70'003,
-                     Emulated() ? 310 : 70'002, 4),
+          std::tuple(SmallShapes() ? 301 : 70'001, 3, SmallShapes() ? 302 : 70'003,
+                     SmallShapes() ? 310 : 70'002, 4),
           std::tuple(4, 0, 4, 4, 1)}) {
       CAPTURE(words);
       CAPTURE(parts);

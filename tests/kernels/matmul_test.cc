@@ -68,7 +68,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("matmul: random shapes in every form against the host in double") {
     std::mt19937 random(3);
     gpu::Matmuls matmuls(TestStream().sms);
-    const int most = Emulated() ? 24 : 300;
+    const int most = SmallShapes() ? 24 : 300;
     const auto size = [&] { return 1 + static_cast<int>(random() % static_cast<unsigned>(most)); };
     for (unsigned form = 0; form < 16; ++form) {
       for (const bool round : {false, true}) {

@@ -31,7 +31,7 @@ std::vector<Shape> Shapes() {
     shapes.push_back(
         {1 + static_cast<int>(random() % 9), i % 2 == 0 ? (width + 7) / 8 * 8 : width});
   }
-  if (!Emulated()) shapes.insert(shapes.end(), {{5000, 4096}, {1000, 16384}, {3001, 5001}});
+  if (!SmallShapes()) shapes.insert(shapes.end(), {{5000, 4096}, {1000, 16384}, {3001, 5001}});
   return shapes;
 }
 

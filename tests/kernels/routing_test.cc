@@ -64,14 +64,14 @@ void CheckForward(int rows, int experts, int top_k, Draws* random) {
 TEST_SUITE("kernel") {
   TEST_CASE("router: probabilities and choices of random rows") {
     Draws random(1);
-    for (int round = 0; round < (Emulated() ? 25 : 200); ++round) {
-      const Routing sizes = RandomRouting(Emulated() ? 40 : 3000, 200, &random);
+    for (int round = 0; round < (SmallShapes() ? 25 : 200); ++round) {
+      const Routing sizes = RandomRouting(SmallShapes() ? 40 : 3000, 200, &random);
       CheckForward(sizes.rows, sizes.experts, sizes.top_k, &random);
     }
     for (const int experts : {32, 33, 64, 65, 128, 256, 300, 512, 1000, 1024}) {
       CheckForward(3, experts, 8, &random);
     }
-    CheckForward(Emulated() ? 40 : 32768, 64, 8, &random);
+    CheckForward(SmallShapes() ? 40 : 32768, 64, 8, &random);
     CheckForward(0, 4, 2, &random);
   }
 
@@ -98,7 +98,8 @@ TEST_SUITE("kernel") {
   TEST_CASE("router: gradient of the logits") {
     Draws random(2);
     for (int round = 0; round < 40; ++round) {
-      const Routing r = RandomRouting(Emulated() ? 40 : 3000, round % 8 == 0 ? 1024 : 100, &random);
+      const Routing r =
+          RandomRouting(SmallShapes() ? 40 : 3000, round % 8 == 0 ? 1024 : 100, &random);
       CAPTURE(ToString(r));
       const size_t pairs = r.expert.size();
       std::vector<double> probabilities = Doubles(SteppedLogits(r.rows, r.experts, &random));
@@ -182,9 +183,9 @@ void CheckSort(const Routing& r, int capacity, Draws* random) {
 TEST_SUITE("kernel") {
   TEST_CASE("permutation: random choices sorted as on the host") {
     Draws random(1);
-    for (int round = 0; round < (Emulated() ? 40 : 300); ++round) {
+    for (int round = 0; round < (SmallShapes() ? 40 : 300); ++round) {
       const bool long_one = round % 8 == 0;
-      const Routing r = RandomRouting(!Emulated() ? 20000 : long_one ? 800 : 60, 80, &random);
+      const Routing r = RandomRouting(!SmallShapes() ? 20000 : long_one ? 800 : 60, 80, &random);
       CheckSort(r, 0, &random);
       const int even = (r.rows * r.top_k + r.experts - 1) / r.experts;
       CheckSort(r, 1 + random.Below(2 * even), &random);
@@ -194,7 +195,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("permutation: many pairs and many experts") {
     Draws random(2);
     // More chunks of pairs than lanes of the warp that adds them up.
-    const int many = Emulated() ? 5000 : 65536;
+    const int many = SmallShapes() ? 5000 : 65536;
     CheckSort(RandomRouting(many, 17, 16, &random), 0, &random);
     CheckSort(RandomRouting(300, 1024, 8, &random), 0, &random);
     CheckSort(RandomRouting(300, 1024, 8, &random), 3, &random);

@@ -49,9 +49,9 @@ struct Rows {
 
 Rows RandomRows(Draws* random) {
   const unsigned round = (*random)();
-  const Routing r = RandomRouting(Emulated() ? 30 : 500, 20, random);
+  const Routing r = RandomRouting(SmallShapes() ? 30 : 500, 20, random);
   const int capacity = round % 2 == 0 ? 0 : 1 + random->Below(12);
-  const int vectors = 1 + random->Below(Emulated() ? 40 : 600);
+  const int vectors = 1 + random->Below(SmallShapes() ? 40 : 600);
   return Rows(r, capacity, round % 3 == 0 ? vectors : 8 * vectors, random);
 }
 
@@ -63,10 +63,10 @@ std::string ToString(const Rows& rows) {
 TEST_SUITE("kernel") {
   TEST_CASE("permutation: gather and its gradient") {
     Draws random(5);
-    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
-      const Routing r = RandomRouting(Emulated() ? 30 : 500, 20, &random);
+    for (int round = 0; round < (SmallShapes() ? 40 : 200); ++round) {
+      const Routing r = RandomRouting(SmallShapes() ? 30 : 500, 20, &random);
       const int capacity = round % 2 == 0 ? 0 : 1 + random.Below(12);
-      const int vectors = 1 + random.Below(Emulated() ? 40 : 600);
+      const int vectors = 1 + random.Below(SmallShapes() ? 40 : 600);
       const int width = round % 3 == 0 ? vectors : 8 * vectors;
       CAPTURE(ToString(r));
       CAPTURE(capacity);
@@ -132,7 +132,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("combine: residual and weighted rows") {
     Draws random(1);
-    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
+    for (int round = 0; round < (SmallShapes() ? 40 : 200); ++round) {
       const Rows x = RandomRows(&random);
       CAPTURE(ToString(x));
       std::vector<double> y(x.residual.size());
@@ -166,7 +166,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("combine: gradient of rows and weights") {
     Draws random(2);
-    for (int round = 0; round < (Emulated() ? 40 : 200); ++round) {
+    for (int round = 0; round < (SmallShapes() ? 40 : 200); ++round) {
       const Rows x = RandomRows(&random);
       CAPTURE(ToString(x));
       // Rows that no pair has keep these zeros.

@@ -176,21 +176,12 @@ void GpuBench::Add(Figure figure) {
 
 std::span<const KernelFamily> KernelFamilies() {
   static constexpr KernelFamily kFamilies[] = {
-      {"ceilings", MeasureCeilings},
-      {"experts", MeasureExperts},
-      {"layers", MeasureLayers},
-      {"projections", MeasureProjections},
-      {"attention", MeasureAttention},
-      {"experts-pairs", MeasureExpertsInPairs},
-      {"experts-boxes", MeasureExpertsInBoxes},
-      {"experts-pairs-boxes", MeasureExpertsInBoth},
-      {"host", MeasureHost},
-      {"routing", MeasureRouting},
-      {"norms", MeasureNorms},
-      {"positions", MeasurePositions},
-      {"activation", MeasureActivation},
-      {"ends", MeasureEnds},
-      {"optimizer", MeasureOptimizer},
+      {"ceilings", MeasureCeilings},   {"experts", MeasureExperts},
+      {"layers", MeasureLayers},       {"projections", MeasureProjections},
+      {"attention", MeasureAttention}, {"host", MeasureHost},
+      {"routing", MeasureRouting},     {"norms", MeasureNorms},
+      {"positions", MeasurePositions}, {"activation", MeasureActivation},
+      {"ends", MeasureEnds},           {"optimizer", MeasureOptimizer},
   };
   return kFamilies;
 }

@@ -102,9 +102,6 @@ void MeasureCeilings(GpuBench* bench);
 double CopyTarget(const std::string& gpu);
 void MeasureExperts(GpuBench* bench);
 // The same products in the other forms, each a family of its own: what hangs takes nothing along.
-void MeasureExpertsInPairs(GpuBench* bench);
-void MeasureExpertsInBoxes(GpuBench* bench);
-void MeasureExpertsInBoth(GpuBench* bench);
 void MeasureLayers(GpuBench* bench);
 void MeasureProjections(GpuBench* bench);
 void MeasureAttention(GpuBench* bench);

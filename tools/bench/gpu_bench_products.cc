@@ -176,49 +176,26 @@ struct ExpertOperands {
   float *dgate_up, *ddown;
 };
 
-void MeasureForm(GpuBench* bench, const ExpertOperands& o, const std::string& name,
-                 gpu::ExpertsForm form) {
-  const gpu::Stream stream = bench->stream();
-  const double product = 6.0 * o.sizes.most_rows * o.sizes.width * o.sizes.inner;
-  bench->Rate(name + " F: up, SwiGLU, down", product, 650, [&] {
-    gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
-                        o.out, form);
-  });
-  bench->Rate(name + " B", product, 650, [&] {
-    gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows, o.dgate,
-                              o.dsorted, form);
-  });
-  bench->Rate(name + " W, K-grouped", product, 600, [&] {
-    gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
-                               o.dgate_up, o.ddown, form);
-  });
-}
-
-ExpertOperands OperandsOf(GpuBench* bench) {
-  bench->Reset();
-  const BenchSizes& n = bench->sizes();
-  return {bench, n.tokens, n.width, n.inner, n.experts, n.top_k};
-}
-
 }  // namespace
-
-void MeasureExpertsInPairs(GpuBench* bench) {
-  MeasureForm(bench, OperandsOf(bench), "grouped experts in pairs of blocks", {.pairs = true});
-}
-void MeasureExpertsInBoxes(GpuBench* bench) {
-  MeasureForm(bench, OperandsOf(bench), "grouped experts in boxes", {.boxes = true});
-}
-void MeasureExpertsInBoth(GpuBench* bench) {
-  MeasureForm(bench, OperandsOf(bench), "grouped experts in pairs of blocks and boxes",
-              {.pairs = true, .boxes = true});
-}
 
 void MeasureExperts(GpuBench* bench) {
   const BenchSizes& n = bench->sizes();
   const gpu::Stream stream = bench->stream();
-  const ExpertOperands o = OperandsOf(bench);
+  bench->Reset();
+  const ExpertOperands o(bench, n.tokens, n.width, n.inner, n.experts, n.top_k);
   const double product = 6.0 * n.tokens * n.top_k * n.width * n.inner;
-  MeasureForm(bench, o, "grouped experts", {});
+  bench->Rate("grouped experts F: up, SwiGLU, down", product, 650, [&] {
+    gpu::ExpertsForward(stream, o.sizes, o.first, o.rows, o.gate_up, o.down, o.gate, o.hidden,
+                        o.out);
+  });
+  bench->Rate("grouped experts B", product, 650, [&] {
+    gpu::ExpertsBackwardInput(stream, o.sizes, o.first, o.gate_up, o.down, o.gate, o.drows, o.dgate,
+                              o.dsorted);
+  });
+  bench->Rate("grouped experts W, K-grouped", product, 600, [&] {
+    gpu::ExpertsBackwardWeight(stream, o.sizes, o.first, o.rows, o.hidden, o.dgate, o.drows,
+                               o.dgate_up, o.ddown);
+  });
 
   // What it has to be better than, on equally many rows for each expert.
   std::vector<int32_t> even;

@@ -89,17 +89,12 @@ int RequireDevices() {
   throw Error("--device cuda: no CUDA device: " + why + "; use --device cpu");
 }
 
-/// Says what computes attention, and why not cuDNN, once a run of this plan has chosen; and
-/// experts, where that was chosen.
-void SayKernels(const RunInput& input, const Gpu& gpu, const MatmulChoices& choices) {
+/// Says what computes attention, and why not cuDNN.
+void SayKernels(const RunInput& input, const Gpu& gpu) {
   const int members = input.plan.expert_parallel;
   const LayerShape n(input.model, members, input.model.experts / members);
   const gpu::Attention chosen({n.batch, n.sequence, n.heads, n.head_width}, gpu.sms());
   SayNow("attention: " + chosen.Report());
-  for (const auto& [sizes, form] : choices.experts) {
-    SayNow(std::string("experts: ") + (form.pairs ? "pairs of blocks" : "single blocks") +
-           (form.boxes ? ", results stored as boxes" : ""));
-  }
 }
 
 /// All devices of the plan on the first GPU.
@@ -108,7 +103,7 @@ int TrainVirtually(const RunOptions& options) {
   const RunInput input = ReadInput(options);
   const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
   GpuRun run(input.plan, input.model, input.dataset, options.seed, *gpu, WithTimeout(options));
-  SayKernels(input, *gpu, run.choices());
+  SayKernels(input, *gpu);
   std::optional<GpuCheck> check;
   if (options.check) {
     const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
@@ -193,7 +188,7 @@ class NcclRun : public LaunchedRun {
              {order, *gpu_, nccl_, control, progress, Milliseconds(options.timeout)},
              GpuOptionsOf(options)) {
     if (control.rank() == 0) {
-      SayKernels(input, *gpu_, run_.choices());
+      SayKernels(input, *gpu_);
       SayNow("nccl: " + nccl_.Report());
     }
     if (!options.check) return;

@@ -29,7 +29,6 @@ using gpu::MatmulShape;
 
 constexpr uint64_t kHigh = 0xfedcba9876543210;
 constexpr int kSms = 4;
-constexpr gpu::ExpertsSizes kExperts = {1, 8, 8, 8};
 
 MatmulShape ShapeOf(int m) {
   return {.transpose_b = Transpose::kYes, .m = m, .n = 8, .k = 16, .float_out = true, .batch = 2};
@@ -37,10 +36,8 @@ MatmulShape ShapeOf(int m) {
 
 MatmulFile TwoPlaces() {
   const MatmulAlgorithm algorithm = {1, kHigh, 0, 0, 0, 0, 0, ~uint64_t{0}};
-  return {{{"GPU \"a\"", "library 1", 8},
-           {{{ShapeOf(1), algorithm}, {ShapeOf(2), {7}}},
-            {{kExperts, {.pairs = true}}, {{2, 8, 16, 99}, {.boxes = true}}}}},
-          {{"GPU b", "library 2", 9}, {{{ShapeOf(1), {}}}, {}}}};
+  return {{{"GPU \"a\"", "library 1", 8}, {{ShapeOf(1), algorithm}, {ShapeOf(2), {7}}}},
+          {{"GPU b", "library 2", 9}, {{ShapeOf(1), {}}}}};
 }
 
 /// Gone at the end.
@@ -68,15 +65,10 @@ struct Chooser {
     for (const GpuCall& call : log) count += call.kernel == "Matmul";
     return count;
   }
-  size_t Experts() const {
-    size_t count = 0;
-    for (const GpuCall& call : log) count += call.kernel.starts_with("ExpertsForward");
-    return count;
-  }
 
   std::vector<GpuCall> log;
   EmulatedGpu gpu{EmulatedGpuOptions{.log = &log}};
-  TrainingProducts products = {{ShapeOf(1), ShapeOf(2), ShapeOf(1)}, kExperts, 8};
+  std::vector<MatmulShape> products = {ShapeOf(1), ShapeOf(2), ShapeOf(1)};
 };
 
 std::string With(std::string text, const std::string& old, const std::string& put) {
@@ -119,13 +111,6 @@ TEST_SUITE("unit") {
     refused(With(text, "\"m\": 2", "\"m\": 9999999999"), "/places/0/products/1/m: ");
     refused(With(text, "\"m\": 2", "\"m\": 1"), "/places/0/products/1: is there twice");
     refused(With(text, "\"batch\": 2", "\"bach\": 2"), "bach");
-    refused(With(text, "\"inner\": 16", "\"inner\": 0"),
-            "/places/0/experts/1/inner: must be a size in 1..");
-    refused(With(text, "\"rows\": 99", "\"rows\": 99, \"x\": 1"), "/places/0/experts/1");
-    refused(With(text, "\"boxes\": true", "\"boxes\": 1"), "/places/0/experts/1/boxes: ");
-    refused(With(text, "\"experts\": 2, \"width\": 8, \"inner\": 16, \"rows\": 99",
-                 "\"experts\": 1, \"width\": 8, \"inner\": 8, \"rows\": 8"),
-            "/places/0/experts/1: is there twice");
     refused(With(text, "fedcba", "fedcbg"), "/algorithm: must be 128 hexadecimal digits");
     refused(With(text, "fedcba", "-edcba"), "/algorithm: must be 128 hexadecimal digits");
     refused(With(text, "fedcba", "fedcb"), "/algorithm: must be 128 hexadecimal digits");
@@ -139,16 +124,11 @@ TEST_SUITE("unit") {
     MatmulChoices one = TwoPlaces().begin()->second, other = one;
     CHECK(DigestOf(one).size() == 64);
     CHECK(DigestOf(one) == DigestOf(other));
-    other.matmuls.begin()->second = {5};
+    other.begin()->second = {5};
     CHECK(DigestOf(one) != DigestOf(other));
     other = one;
-    other.matmuls.erase(other.matmuls.begin());
+    other.erase(other.begin());
     CHECK(DigestOf(one) != DigestOf(other));
-    // The form of experts changes no bits.
-    other = one;
-    other.experts.clear();
-    CHECK(DigestOf(one) == DigestOf(other));
-    CHECK(DigestOf({{}, one.experts}) == "");
   }
 
   TEST_CASE("matmul choices: the fastest is taken, of equal ones the first of the library's list") {
@@ -163,49 +143,32 @@ TEST_SUITE("unit") {
     const std::string path = folder.File("choices.json");
     Chooser first;
     const MatmulChoices chosen = first.Choose(path);
-    CHECK(chosen.matmuls.size() == 2);
-    CHECK(chosen.experts.size() == 1);
-    CHECK(chosen.experts.at(kExperts) == gpu::ExpertsForm());  // none is faster in the emulator
-    const size_t timed = first.Products(), experts = first.Experts();
+    CHECK(chosen.size() == 2);
+    const size_t timed = first.Products();
     CHECK(timed > 0);
-    CHECK(experts > 0);
     const std::string text = ReadFile(path, 1 << 20);
 
     Chooser again;
     CHECK(again.Choose(path) == chosen);
     CHECK(again.Products() == 0);
-    CHECK(again.Experts() == 0);
     CHECK(ReadFile(path, 1 << 20) == text);
 
     // The other of both algorithms, and two places more that stay as they are.
     MatmulFile file = ParseMatmulFile(text, path);
     const MatmulPlace here = {first.gpu.name(), gpu::Matmuls::Library(), kSms};
     REQUIRE(file.size() == 1);
-    MatmulAlgorithm& other = file.at(here).matmuls.at(ShapeOf(1));
+    MatmulAlgorithm& other = file.at(here).at(ShapeOf(1));
     other[0] = 1 - other[0];
     file.merge(TwoPlaces());
-    file.at(here).matmuls.erase(ShapeOf(2));
-    file.at(here).experts.at(kExperts) = {.pairs = true, .boxes = true};
+    file.at(here).erase(ShapeOf(2));
     WriteFile(path, WriteMatmulFile(file));
     Chooser half;
     const MatmulChoices some = half.Choose(path);
-    CHECK(some.matmuls.at(ShapeOf(1)) == other);
-    CHECK(some.experts.at(kExperts) == gpu::ExpertsForm{.pairs = true, .boxes = true});
+    CHECK(some.at(ShapeOf(1)) == other);
     CHECK(half.Products() == timed / 2);
-    CHECK(half.Experts() == 0);
     const MatmulFile after = ParseMatmulFile(ReadFile(path, 1 << 20), path);
     CHECK(after.size() == 3);
-    CHECK(after.at(here).matmuls.size() == 2);
-
-    // A file from before forms were chosen.
-    file = after;
-    file.at(here).experts.clear();
-    WriteFile(path, WriteMatmulFile(file));
-    Chooser older;
-    CHECK(older.Choose(path).experts.size() == 1);
-    CHECK(older.Products() == 0);
-    CHECK(older.Experts() == experts);
-    CHECK(ParseMatmulFile(ReadFile(path, 1 << 20), path).at(here).experts.size() == 1);
+    CHECK(after.at(here).size() == 2);
 
     // What holds elsewhere is not taken.
     Chooser elsewhere;
@@ -218,7 +181,7 @@ TEST_SUITE("unit") {
     const std::string path = folder.File("choices.json");
     Chooser chooser;
     WriteFile(path, WriteMatmulFile({{{chooser.gpu.name(), gpu::Matmuls::Library(), kSms},
-                                      {{{ShapeOf(1), {99}}}, {}}}}));
+                                      {{ShapeOf(1), {99}}}}}));
     const std::string text = ReadFile(path, 1 << 20);
     CHECK_THROWS_WITH_AS(chooser.Choose(path),
                          (path + ": matmul float [1 x 8] = a [1 x 16] b^T [16 x 8], 2 times: this "
@@ -265,24 +228,19 @@ TEST_SUITE("unit") {
     // The second algorithm of the emulator everywhere: it sums from the end.
     EmulatedGpu gpu;
     const SmBudget budget = BudgetOf(gpu.sms(), 2, UseOf(plan));
-    // And experts in the form that differs most from the one that is not chosen.
-    const TrainingProducts products = ProductsOf(plan, model);
     MatmulChoices choices;
-    for (const MatmulShape& shape : products.matmuls) choices.matmuls[shape] = {1};
-    choices.experts[products.experts] = {.pairs = true, .boxes = true};
+    for (const MatmulShape& shape : ProductsOf(plan, model)) choices[shape] = {1};
     WriteFile(path,
               WriteMatmulFile({{{gpu.name(), gpu::Matmuls::Library(), budget.compute}, choices}}));
     GpuRun run(plan, model, dataset, 1, gpu, {.graph = false, .matmul_choices = path});
     CHECK(run.choices() == choices);
     CHECK(run.ChosenAlgorithms() == DigestOf(choices));
-    const uint64_t clusters = emulator::LargeClustersBegun();
     const StepResult result = run.Step(1);
-    CHECK(emulator::LargeClustersBegun() > clusters);
     const auto difference = [&](const MatmulChoices& by) {
       GpuSerialRun reference(plan, model, dataset, 1, TestGpu(), TestStream(), budget.compute, by);
       return CompareGpuStep(plan, 1, result, run, reference, nullptr).difference;
     };
-    CHECK(difference({run.choices().matmuls, {}}) == "");
+    CHECK(difference(run.choices()) == "");
     CHECK(difference({}) != "");
   }
 }

@@ -64,7 +64,7 @@ while [ $# -gt 0 ]; do
       only=${2-}
       code=0
       grep -q -E -e "$only" <<<'' 2>/dev/null || code=$?
-      [ -n "$only" ] && [ $code -lt 2 ] || usage "--only: an extended regular expression must follow"
+      if [ -z "$only" ] || [ $code -gt 1 ]; then usage "--only: an extended regular expression must follow"; fi
       shift
       ;;
     --seconds)
@@ -355,8 +355,10 @@ sanitize() { # TOOL COMMAND...
   command -v compute-sanitizer >/dev/null ||
     { echo "SKIP: no compute-sanitizer on the PATH" && return 77; }
   local code=0
-  [ "$1" = memcheck ] && set -- "$1" --report-api-errors no "${@:2}"
-  CONTRAFLOW_SMALL_SHAPES=1 compute-sanitizer --tool "$1" --kernel-name kns=contraflow --error-exitcode 9 "${@:2}" 2>&1 |
+  local calls=()
+  [ "$1" != memcheck ] || calls=(--report-api-errors no)
+  CONTRAFLOW_SMALL_SHAPES=1 compute-sanitizer --tool "$1" "${calls[@]}" --kernel-name kns=contraflow \
+    --error-exitcode 9 "${@:2}" 2>&1 |
     tee "$work/$part_name.said" || code=$?
   allowed $code 'Device not supported|Internal Sanitizer Error'
 }

@@ -122,6 +122,10 @@ results >"$work/well-speed"
 { grep "$part_of_both" "$work/well" && grep -v -x -F -f "$work/well-speed" "$work/well"; } |
   sort >"$work/well-correctness"
 
+# Some parts only.
+check 0 correctness --only '^(repeats|case-1 )'
+[ "$(results | grep -c '"part":"\(case-1 experts: rows\|repeats\)"')" = 2 ] || fail "--only leaves out what it names"
+! results | grep -q '"part":"\(gradients\|case-2\)' || fail "--only has more than it names"
 # A case that crashes, and one that hangs, with a child that outlives it.
 cp "$work/bin/contraflow_gpu_test" "$work/good_test"
 stand_in bin/contraflow_gpu_test 'case $1 in' \
@@ -224,7 +228,7 @@ for program in contraflow_gpu_test bench_gpu probe_nccl; do
     "[ \"\$1\" != --list-test-cases ] || exec $work/good_test \$1" 'echo "SKIP: no GPU: no driver"; exit 77'
 done
 stand_in bin/contraflow-run 'echo "contraflow-run: error: no CUDA device: no driver" >&2; exit 1'
-stand_in path/compute-sanitizer 'shift 6; exec "$@"'
+stand_in path/compute-sanitizer 'while [ "$1" != 9 ]; do shift; done; shift; exec "$@"'
 stand_in bin/contraflow-run-cuda 'echo "error: no CUDA device: no driver" >&2; exit 1'
 stand_in path/ncu 'exec "${@: -2}"'
 check 77
@@ -273,6 +277,8 @@ check_usage() { # MESSAGE ARGUMENT...
   [ $code = 2 ] || fail "exit code $code for ${*:2}"
   [ "$(cat "$work/out")" = "gpu_check.sh: error: $1; see gpu_check.sh --help" ] || fail "no usage"
 }
+check_usage '--only: an extended regular expression must follow' --only '('
+check_usage '--seconds: a number from 10 to 9999 must follow' --seconds 5
 check_usage 'speed and correctness exclude each other; all is both calls' speed correctness
 
 # Nothing to run.

@@ -43,7 +43,8 @@ contraflow_emulator_switch:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx  # not ret, which a processor expects to go where it was called from
+  jmp *%rcx
 .size contraflow_emulator_switch,.-contraflow_emulator_switch
 )");
 
@@ -51,14 +52,17 @@ namespace contraflow::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
+// Stacks begin at so many places of a cache: if all had the same, each would push the others out.
+constexpr size_t kColours = 61, kColourBytes = 1024 + 64;
 constexpr unsigned kWarpLanes = 32;
 constexpr int kBarriers = 16;
 
 /// A stack; its memory is taken by what touches it only.
 class Stack {
  public:
-  Stack()
-      : base_(static_cast<std::byte*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+  explicit Stack(size_t number)
+      : colour_(number % kColours * kColourBytes),
+        base_(static_cast<std::byte*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
     if (base_ == MAP_FAILED) throw gpu::GpuError("the emulator has no memory for stacks");
   }
@@ -71,9 +75,10 @@ class Stack {
     munmap(base_, kStackBytes);
   }
   std::byte* base() const { return base_; }
-  std::byte* top() const { return base_ + kStackBytes; }
+  std::byte* top() const { return base_ + kStackBytes - colour_; }
 
  private:
+  const size_t colour_;
   std::byte* const base_;
 };
 
@@ -90,9 +95,16 @@ struct Exchange {
   std::array<std::array<uint64_t, kWarpLanes>, 2> values;
 };
 
+/// Of a warp, by mask; that of the whole warp, which most are of, is found at once.
+struct Exchanges {
+  Exchange whole;
+  std::map<unsigned, Exchange> others;
+
+  Exchange& Of(unsigned mask) { return mask == ~0u ? whole : others[mask]; }
+};
+
 struct Thread {
   Place place;
-  unsigned number = 0, rank = 0;
   void* stack_pointer = nullptr;
   bool done = false;
   const uint64_t* counter = nullptr;
@@ -104,7 +116,7 @@ struct Thread {
 
 struct Block {
   std::array<Barrier, kBarriers> barriers;
-  std::vector<std::map<unsigned, Exchange>> exchanges;  // by warp, and mask
+  std::vector<Exchanges> exchanges;  // by warp
   std::vector<std::byte> shared;
   std::byte* shared_begin = nullptr;
   size_t left = 0;  // threads that have not ended
@@ -139,12 +151,16 @@ State state;
 State& Now() { return state; }
 
 Thread& Running() {
-  State& now = Now();
-  if (now.running == nullptr) throw gpu::GpuError("device code was called outside a kernel");
-  return *now.running;
+  Here();
+  return *Now().running;
 }
 
-Block& RunningBlock() { return Now().cluster->blocks[Running().rank]; }
+Block& RunningBlock() { return Now().cluster->blocks[ClusterRank()]; }
+
+void SetRunning(Thread* thread) {
+  Now().running = thread;
+  running_place = thread == nullptr ? nullptr : &thread->place;
+}
 
 void ToScheduler([[maybe_unused]] bool for_good) {
   State& now = Now();
@@ -191,7 +207,7 @@ void* Prepare(const Stack& stack) {
 
 void Resume(Thread* thread, [[maybe_unused]] const Stack& stack) {
   State& now = Now();
-  now.running = thread;
+  SetRunning(thread);
 #if defined(__SANITIZE_ADDRESS__)
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, stack.base(), kStackBytes);
@@ -200,7 +216,7 @@ void Resume(Thread* thread, [[maybe_unused]] const Stack& stack) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
-  now.running = nullptr;
+  SetRunning(nullptr);
 }
 
 std::vector<size_t> Turns(size_t count) {
@@ -223,7 +239,7 @@ std::string Text(const dim3& at) {
     const Thread* const threads = &cluster.threads[rank * cluster.block_threads()];
     std::map<std::string, std::vector<unsigned>> waiting;
     for (size_t t = 0; t < cluster.block_threads(); ++t) {
-      if (!threads[t].done) waiting[threads[t].what].push_back(threads[t].number);
+      if (!threads[t].done) waiting[threads[t].what].push_back(threads[t].place.number);
     }
     if (waiting.empty()) continue;
     text += (text.back() == ':' ? " block " : "; block ") + Text(threads[0].place.block) + " hangs";
@@ -314,7 +330,7 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
                         " bytes of shared memory, clusters of " + std::to_string(cluster_size));
   }
   while (now.stacks.size() < threads * cluster_size) {
-    now.stacks.push_back(std::make_unique<Stack>());
+    now.stacks.push_back(std::make_unique<Stack>(now.stacks.size()));
   }
   for (const size_t number : Turns(blocks / cluster_size)) {
     ++now.clusters;
@@ -333,10 +349,12 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
       block.shared_begin = static_cast<std::byte*>(std::align(kAlignment, shared_bytes, at, space));
       for (size_t t = 0; t < threads; ++t) {
         Thread& thread = cluster.threads[rank * threads + t];
-        thread.place = {Unflatten(t, block_size), Unflatten(number * cluster_size + rank, grid),
-                        block_size, grid};
-        thread.number = static_cast<unsigned>(t);
-        thread.rank = rank;
+        thread.place = {Unflatten(t, block_size),
+                        Unflatten(number * cluster_size + rank, grid),
+                        block_size,
+                        grid,
+                        static_cast<unsigned>(t),
+                        rank};
         thread.stack_pointer = Prepare(*now.stacks[rank * threads + t]);
       }
     }
@@ -344,7 +362,7 @@ void RunGrid(const char* name, dim3 grid, dim3 block_size, size_t shared_bytes,
       RunCluster(name, &cluster);
     } catch (const std::exception& error) {
       now.cluster = nullptr;
-      now.running = nullptr;
+      SetRunning(nullptr);
 #if defined(__SANITIZE_ADDRESS__)
       // Functions that never returned have left marks around what was theirs.
       for (const auto& stack : now.stacks)
@@ -363,14 +381,12 @@ void Enqueue(void* handle, const char* name, std::function<void()> work) {
   static_cast<Queue*>(handle)->Add(name, std::move(work));
 }
 
-const Place& Here() { return Running().place; }
-unsigned ThreadNumber() { return Running().number; }
+const Place* running_place = nullptr;
+void RefuseOutsideKernel() { throw gpu::GpuError("device code was called outside a kernel"); }
 
 uint64_t ClustersBegun() { return Now().clusters; }
 
 void AtBlockEnd(void (*check)()) { Now().at_block_end = check; }
-
-unsigned ClusterRank() { return Running().rank; }
 
 std::byte* DynamicShared() { return RunningBlock().shared_begin; }
 
@@ -433,7 +449,7 @@ const uint64_t* WarpExchange(unsigned mask, uint64_t value, const char* what) {
     throw gpu::GpuError(std::string(what) + ": lane " + std::to_string(lane) +
                         " is not in its own mask");
   }
-  Exchange& exchange = block.exchanges[number / kWarpLanes][mask & present];
+  Exchange& exchange = block.exchanges[number / kWarpLanes].Of(mask & present);
   const uint64_t generation = exchange.generation;
   auto& values = exchange.values[generation % 2];
   values[lane] = value;

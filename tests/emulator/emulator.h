@@ -49,16 +49,24 @@ void Enqueue(void* handle, const char* name, std::function<void()> work);
 /// Where the running thread is.
 struct Place {
   dim3 thread, block, block_size, grid_size;
+  unsigned number = 0;  ///< of the thread in its block
+  unsigned rank = 0;    ///< of the block in its cluster
 };
-const Place& Here();
+/// Null outside a kernel.
+extern const Place* running_place;
+[[noreturn]] void RefuseOutsideKernel();
+inline const Place& Here() {
+  if (running_place == nullptr) RefuseOutsideKernel();
+  return *running_place;
+}
 /// Number of the running thread in its block.
-unsigned ThreadNumber();
+inline unsigned ThreadNumber() { return Here().number; }
 
 /// How many clusters have begun since the program did: tells the running one from those before. A
 /// block is at least a cluster of its own.
 uint64_t ClustersBegun();
 /// Number of the running block in its cluster.
-unsigned ClusterRank();
+inline unsigned ClusterRank() { return Here().rank; }
 /// What the last thread of every block calls at its end from now on.
 void AtBlockEnd(void (*check)());
 

@@ -225,12 +225,14 @@ void Multiply(const Product& product, unsigned thread, Sums* sums) {
   const auto& right = ReadB(product)[thread % kQuad];
   const size_t row = thread / 32 % 4 * 16 + thread % 32 / kQuad;
   for (size_t h = 0; h < kThreadRows; ++h) {
-    auto& sum = (*sums)[h];
+    // A copy, which nothing else is: the compiler makes vectors of it.
+    auto sum = (*sums)[h];
     if (!product.add) sum.fill(0);
     for (size_t k = 0; k < gpu::kWgmmaDepth; ++k) {
       const float left = a.At(row + 8 * h, k);
       for (size_t c = 0; c < kThreadColumns; ++c) sum[c] += left * right[k][c];
     }
+    (*sums)[h] = sum;
   }
 }
 

@@ -1,6 +1,6 @@
 # Installs the build into staging folders, builds tests/consumer against it and runs it: the component
 # `compiler` where nothing that executes plans can be found, and the runtime where it is built.
-# cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=... -DFLAGS=...
+# cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=...
 #       -DRUNTIME=ON|OFF -DHARDENED=ON|OFF -P this
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -13,7 +13,7 @@ endfunction()
 # consume(<source> <stage> <program> [<option>...])
 function(consume source stage program)
   step(${CMAKE_COMMAND} -S ${source} -B ${WORK_DIR}/${program} -G ${GENERATOR}
-       -DCMAKE_PREFIX_PATH=${stage} -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${FLAGS}" ${ARGN})
+       -DCMAKE_PREFIX_PATH=${stage} -DCMAKE_CXX_COMPILER=${CXX} ${ARGN})
   step(${CMAKE_COMMAND} --build ${WORK_DIR}/${program})
   step(${WORK_DIR}/${program}/${program})
 endfunction()
@@ -70,7 +70,7 @@ if(PKG_CONFIG)
   execute_process(COMMAND ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${pc}
       ${PKG_CONFIG} --cflags --libs contraflow
     OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
-  separate_arguments(flags UNIX_COMMAND "${flags} ${FLAGS}")
+  separate_arguments(flags UNIX_COMMAND "${flags}")
   step(${CXX} -std=c++20 ${SOURCE_DIR}/consumer/main.cc -o ${WORK_DIR}/by_pkg_config ${flags})
   step(${WORK_DIR}/by_pkg_config)
 endif()

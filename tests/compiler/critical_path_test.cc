@@ -6,6 +6,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 // The critical path where instructions have lanes; tests/simulate_test.cc has the one of chunks.
@@ -24,7 +25,7 @@ TEST_SUITE("property") {
   TEST_CASE("with components the critical path is a chain from 0 to the makespan") {
     std::mt19937_64 random(71);
     int across = 0, all_to_all = 0;
-    for (int round = 0; round < 120; ++round) {
+    for (int round = 0; round < Draws(120); ++round) {
       const auto schedules = Schedules();
       const Schedule& schedule = *schedules[static_cast<size_t>(round) % schedules.size()];
       const auto draw = [&](int low, int high) {
@@ -58,7 +59,7 @@ TEST_SUITE("property") {
         all_to_all += WorkOf(before.op) == Work::kAllToAll;
       }
     }
-    CHECK(across > 100);
+    CHECK((kSanitized || across > 100));
     CHECK(all_to_all > 500);
   }
 }

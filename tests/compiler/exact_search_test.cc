@@ -122,7 +122,7 @@ TEST_SUITE("unit") {
       REQUIRE(exact.finished);
       CAPTURE(instance.Describe());
       Time best = *exact.makespan * 10;
-      for (int round = 0; round < 400; ++round) {
+      for (int round = 0; round < Draws(400); ++round) {
         Plan plan = instance.plan;
         if (!Complete(&plan, instance.limit.value_or(1000), &random)) continue;
         const Time makespan = Simulate(plan, instance.costs).makespan;
@@ -133,7 +133,7 @@ TEST_SUITE("unit") {
       reached += best == *exact.makespan;
     }
     // Were the search to leave out schedules, most optima would not be reached, but undercut.
-    CHECK(reached > compared / 3);
+    CHECK((kSanitized || reached > compared / 3));
     MESSAGE("random orders reach the optimum of " << reached << " of " << compared);
   }
 

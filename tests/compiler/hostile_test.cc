@@ -11,6 +11,7 @@
 #include "compiler/files/plan_io.h"
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
+#include "tests/support/sanitized.h"
 
 namespace contraflow::hostile_test {
 namespace {
@@ -144,7 +145,7 @@ TEST_SUITE("property") {
   TEST_CASE("random damage to a document gives a plan or an Error") {
     std::mt19937_64 random(11);
     int accepted = 0, refused = 0;
-    for (int i = 0; i < 3000; ++i) {
+    for (int i = 0; i < Draws(3000); ++i) {
       const Plan plan = RandomPlan(&random);
       std::string document = i % 2 == 0 ? WritePlan(plan) : WritePlanBinary(plan);
       const std::string whole = document;
@@ -182,8 +183,8 @@ TEST_SUITE("property") {
         ++refused;
       }
     }
-    CHECK(accepted > 100);
-    CHECK(refused > 1000);
+    CHECK((kSanitized || accepted > 100));
+    CHECK((kSanitized || refused > 1000));
   }
 }
 

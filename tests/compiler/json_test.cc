@@ -12,6 +12,7 @@
 
 #include "compiler/files/json_builder.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 
 namespace contraflow::json_test {
 namespace {
@@ -345,7 +346,7 @@ TEST_SUITE("unit") {
         }
       }
     };
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < Draws(500); ++i) {
       CAPTURE(i);
       const Json json = {{"root", make(make, 0)}};
       std::string text, cbor;

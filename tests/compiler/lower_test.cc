@@ -12,6 +12,7 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::lower_test {
@@ -21,7 +22,7 @@ TEST_SUITE("property") {
   TEST_CASE("lowering proves itself and costs no makespan whatever the costs") {
     std::mt19937_64 random(7);
     int plans = 0;
-    for (int round = 0; round < 400; ++round) {
+    for (int round = 0; round < Draws(400); ++round) {
       const int p = std::uniform_int_distribution<int>(1, 6)(random);
       const int m = std::uniform_int_distribution<int>(1, 16)(random);
       for (const Schedule* schedule : Schedules()) {
@@ -52,7 +53,7 @@ TEST_SUITE("property") {
       }
     }
     MESSAGE(plans << " plans");
-    CHECK(plans > 1000);
+    CHECK((kSanitized || plans > 1000));
   }
 
   TEST_CASE("a SEND stands right behind what it sends at comm = 0 and with latency") {

@@ -7,6 +7,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/plan.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::provenance_test {
@@ -98,7 +99,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     Plan plan = Searched();
-    for (int round = 0; round < 300; ++round) {
+    for (int round = 0; round < Draws(300); ++round) {
       Provenance& p = *plan.provenance;
       plan.costs->unit = static_cast<Unit>(draw(0, 4));
       p.makespan = draw(0, int64_t{1} << draw(0, 52));

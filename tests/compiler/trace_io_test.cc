@@ -12,6 +12,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/random_plan.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::trace_io_test {
@@ -269,7 +270,7 @@ TEST_SUITE("unit") {
 TEST_SUITE("property") {
   TEST_CASE("any plan gives valid JSON with one event for each instruction") {
     std::mt19937_64 random(9);
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < Draws(200); ++i) {
       CAPTURE(i);
       const Plan plan = RandomPlan(&random);
       Timeline timeline;

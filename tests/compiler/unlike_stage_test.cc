@@ -16,6 +16,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/lane_run.h"
 #include "tests/support/random_plan.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::unlike_stage_test {
@@ -53,7 +54,7 @@ TEST_SUITE("property") {
   TEST_CASE("unlike stages: sound, run right in any order, and never below the bound") {
     std::mt19937_64 random(71);
     int unlike = 0;
-    for (int round = 0; round < 120; ++round) {
+    for (int round = 0; round < Draws(120); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -83,13 +84,13 @@ TEST_SUITE("property") {
       CHECK(ReadPlan(WritePlan(shared), "p.json") == shared);
       CHECK(ReadPlan(WritePlanBinary(shared), "p.cbor") == shared);
     }
-    CHECK(unlike > 90);
+    CHECK((kSanitized || unlike > 90));
   }
 
   TEST_CASE("unlike stages: published overlap takes exactly the time of chunks without pairs") {
     std::mt19937_64 random(72);
     int equal = 0;
-    for (int round = 0; round < 150; ++round) {
+    for (int round = 0; round < Draws(150); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -105,12 +106,12 @@ TEST_SUITE("property") {
         CHECK(parts.ranks[r].peak_activations == chunks.ranks[r].peak_activations);
       }
     }
-    CHECK(equal > 10);
+    CHECK((kSanitized || equal > 10));
   }
 
   TEST_CASE("unlike stages: what is recomputed runs again, whatever its layers are") {
     std::mt19937_64 random(73);
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);

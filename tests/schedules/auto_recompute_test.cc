@@ -16,6 +16,7 @@
 #include "schedules/search/candidates.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::auto_recompute_test {
@@ -126,7 +127,7 @@ TEST_SUITE("property") {
   TEST_CASE("auto with recompute is sound and never longer than what is published with it") {
     std::mt19937_64 random(23);
     int compared = 0, shorter = 0, refused = 0, recomputed = 0, plain = 0;
-    for (int round = 0; round < 120; ++round) {
+    for (int round = 0; round < Draws(120); ++round) {
       const Spec spec = DrawSpec(&random);
       CAPTURE(round);
       CAPTURE(Name(spec.search.placement));
@@ -167,17 +168,17 @@ TEST_SUITE("property") {
     }
     MESSAGE(compared << " comparisons, " << shorter << " shorter, " << refused << " refused, "
                      << recomputed << " recompute");
-    CHECK(compared > 150);
-    CHECK(shorter > 50);
-    CHECK(refused > 2);
-    CHECK(recomputed > 50);
-    CHECK(plain > 10);
+    CHECK((kSanitized || compared > 150));
+    CHECK((kSanitized || shorter > 50));
+    CHECK((kSanitized || refused > 2));
+    CHECK((kSanitized || recomputed > 50));
+    CHECK((kSanitized || plain > 10));
   }
 
   TEST_CASE("one micro-batch at a time holds least and auto fits from there on") {
     std::mt19937_64 random(29);
     int fits = 0;
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       Spec spec = DrawSpec(&random);
       spec.memory_limit.reset();
       CAPTURE(round);
@@ -199,7 +200,7 @@ TEST_SUITE("property") {
         ++fits;
       }
     }
-    CHECK(fits > 60);
+    CHECK((kSanitized || fits > 60));
   }
 }
 

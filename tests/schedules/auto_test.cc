@@ -71,7 +71,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(61);
     std::map<std::string, int> placements;
     int compared = 0, shorter = 0, refused = 0;
-    for (int round = 0; round < 150; ++round) {
+    for (int round = 0; round < Draws(150); ++round) {
       const Spec spec = DrawSpec(&random);
       CAPTURE(round);
       CAPTURE(spec.ranks);
@@ -124,13 +124,13 @@ TEST_SUITE("property") {
       }
     }
     MESSAGE(compared << " comparisons, " << shorter << " shorter, " << refused << " refused");
-    CHECK(compared > 400);
-    CHECK(shorter > 100);
-    CHECK(placements["linear"] > 20);
-    CHECK(placements["v"] > 10);
-    CHECK(placements["interleaved"] > 5);
-    CHECK(placements["wave"] > 5);
-    CHECK(placements["bidirectional"] > 10);
+    CHECK((kSanitized || compared > 400));
+    CHECK((kSanitized || shorter > 100));
+    CHECK((kSanitized || placements["linear"] > 20));
+    CHECK((kSanitized || placements["v"] > 10));
+    CHECK((kSanitized || placements["interleaved"] > 5));
+    CHECK((kSanitized || placements["wave"] > 5));
+    CHECK((kSanitized || placements["bidirectional"] > 10));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "schedules/compile.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::device_memory_test {
@@ -80,7 +81,7 @@ TEST_SUITE("property") {
   TEST_CASE("a plan fits exactly the devices that hold all of its fullest rank") {
     std::mt19937_64 random(4);
     int made = 0;
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 5);
       for (const Schedule* schedule : Schedules()) {
         if (schedule->search != nullptr) continue;
@@ -108,13 +109,13 @@ TEST_SUITE("property") {
         CHECK_NOTHROW(Compile(spec, {.any_device = true}));
       }
     }
-    CHECK(made > 300);
+    CHECK((kSanitized || made > 300));
   }
 
   TEST_CASE("auto fits the device on every rank, or says that nothing does") {
     std::mt19937_64 random(9);
     int fitted = 0, once = 0;
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < Draws(30); ++round) {
       Spec spec = MakeSpec("auto", 4, 8, RandomBytes(&random, 4));
       spec.search.placement = Placement::kAny;
       spec.search.budget = 2'000'000;
@@ -129,9 +130,9 @@ TEST_SUITE("property") {
         CHECK(std::string(error.what()).find("`device_memory`") != std::string::npos);
       }
     }
-    CHECK(fitted > 5);
+    CHECK((kSanitized || fitted > 5));
     CHECK(fitted < 30);
-    CHECK(once > 2);
+    CHECK((kSanitized || once > 2));
   }
 }
 

@@ -22,6 +22,7 @@
 #include "schedules/search/search_problem.h"
 #include "tests/support/exact_instance.h"
 #include "tests/support/exact_search.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::list_scheduler_test {
@@ -103,7 +104,7 @@ TEST_SUITE("unit") {
       RankQueue queue;
       queue.Reset(ranks);
       std::vector<Time> times(ranks, 0);
-      for (int round = 0; round < 300; ++round) {
+      for (int round = 0; round < Draws(300); ++round) {
         const auto first = std::min_element(times.begin(), times.end());
         CHECK(queue.first() == first - times.begin());
         CHECK(queue.first_time() == *first);

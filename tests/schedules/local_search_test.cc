@@ -18,6 +18,7 @@
 #include "schedules/local/order_graph.h"
 #include "schedules/registry.h"
 #include "schedules/search/search.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::local_search_test {
@@ -87,7 +88,7 @@ TEST_SUITE("property") {
       CAPTURE(spec.schedule);
       CAPTURE(spec.ranks);
       CAPTURE(spec.microbatches);
-      for (int i = 0; i < 60; ++i) {
+      for (int i = 0; i < Draws(60); ++i) {
         const auto below = [&](int n) {
           return static_cast<int>(random() % static_cast<uint64_t>(n));
         };
@@ -125,10 +126,10 @@ TEST_SUITE("property") {
         CheckFigures(problem, graph, order);
       }
     }
-    CHECK(applied > 500);
-    CHECK(refused > 200);
+    CHECK((kSanitized || applied > 500));
+    CHECK((kSanitized || refused > 200));
     CHECK(cyclic > 10);
-    CHECK(full > 100);
+    CHECK((kSanitized || full > 100));
   }
 
   TEST_CASE("search is never worse than a seed and its plans are sound") {

@@ -18,6 +18,7 @@
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/deepseek_costs.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::lowered_search_test {
@@ -105,7 +106,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(11);
     int windows = 0, near = 0;
     constexpr std::string_view kSchedules[] = {"dualpipe", "dualpipe-v", "1f1b", "zb-1p", "v-half"};
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       const int ranks = 2 + 2 * (round % 4);
       const Overlap overlap = round % 3 != 0 ? Overlap::kAll : Overlap::kPublished;
       const Spec spec = MakeSpec(kSchedules[round % 5], ranks, 2 * ranks + 2 * (round % 3),
@@ -121,7 +122,7 @@ TEST_SUITE("property") {
       near += simulation.makespan < bound.value * 11 / 10;
     }
     CHECK(windows > 3);
-    CHECK(near > 3);
+    CHECK((kSanitized || near > 3));
   }
 }
 

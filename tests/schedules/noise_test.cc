@@ -16,6 +16,7 @@
 #include "schedules/local/sampled_times.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::noise_test {
@@ -36,7 +37,7 @@ TEST_SUITE("unit") {
     int count = 0;
     for (int32_t stage = 0; stage < 4; ++stage) {
       for (const Op op : {Op::F, Op::B, Op::W}) {
-        for (int k = 0; k < 2000; ++k) {
+        for (int k = 0; k < Draws(2000); ++k) {
           const auto mean = static_cast<double>(problem.Duration({op, stage}, k));
           const double z = static_cast<double>(draw.Duration({op, stage}, k)) / mean - 1;
           const double y = static_cast<double>(other.Duration({op, stage}, k)) / mean - 1;
@@ -78,7 +79,7 @@ TEST_SUITE("property") {
     REQUIRE(times.draws() == 32);
     std::mt19937_64 random(3);
     int kept = 0, refused = 0;
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < Draws(2000); ++i) {
       const int rank = static_cast<int>(random() % 4);
       const auto place = [&] {
         return static_cast<int>(random() % static_cast<uint64_t>(graph.length(rank)));
@@ -118,8 +119,8 @@ TEST_SUITE("property") {
       CHECK(path.front().second == graph.length(path.front().first) - 1);
       CHECK(path.back() == std::pair(0, 0));
     }
-    CHECK(kept > 100);
-    CHECK(refused > 200);
+    CHECK((kSanitized || kept > 100));
+    CHECK((kSanitized || refused > 200));
   }
 
   TEST_CASE("steady orders are as short as the one there was and the best come first") {

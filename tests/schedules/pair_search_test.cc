@@ -19,6 +19,7 @@
 #include "schedules/pairs/incremental_evaluator.h"
 #include "schedules/pairs/pairs.h"
 #include "schedules/registry.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::pair_search_test {
@@ -193,7 +194,7 @@ TEST_SUITE("property") {
   TEST_CASE("an order that changes piece by piece runs as one from nothing") {
     std::mt19937_64 random(5);
     int kept = 0, refused = 0, pairs = 0;
-    for (int round = 0; round < 24; ++round) {
+    for (int round = 0; round < Draws(24); ++round) {
       CostModel costs = PairCosts();
       costs.comm.latency = round % 3 == 0 ? 4'000 : 0;
       const bool v = round % 2 == 0;
@@ -203,7 +204,7 @@ TEST_SUITE("property") {
       std::optional<IncrementalEvaluator> run =
           IncrementalEvaluator::Of(start.problem, start.found.order);
       REQUIRE(run);
-      for (int i = 0; i < 400; ++i) {
+      for (int i = 0; i < Draws(400); ++i) {
         const size_t r = Draw(&random, run->ranks());
         const std::optional<PairMove> move = DrawMove(run->list(r), &random);
         if (!move) continue;
@@ -234,9 +235,9 @@ TEST_SUITE("property") {
         pairs += move->piece.size() != move->to - move->from;
       }
     }
-    CHECK(kept > 1000);
-    CHECK(refused > 1000);
-    CHECK(pairs > 200);
+    CHECK((kSanitized || kept > 1000));
+    CHECK((kSanitized || refused > 1000));
+    CHECK((kSanitized || pairs > 200));
   }
 }
 

@@ -86,7 +86,7 @@ TEST_SUITE("property") {
   TEST_CASE("a partition is no worse than an even one, and mostly the best there is") {
     std::mt19937_64 random(5);
     int best_found = 0, cases = 0, better = 0;
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < Draws(40); ++round) {
       const int ranks = 2 + static_cast<int>(random() % 2);
       const int layers = 2 * ranks + static_cast<int>(random() % 4);
       for (const char* name : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe"}) {
@@ -118,7 +118,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("a balanced partition of one stage a rank is the best by what it looks at") {
     std::mt19937_64 random(3);
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Draws(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 4);
       const int layers = ranks + static_cast<int>(random() % 6),
                 count = 1 + static_cast<int>(random() % 9);

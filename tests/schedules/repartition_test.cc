@@ -4,6 +4,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "schedules/search/candidates.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::repartition_test {
@@ -40,7 +41,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     int alike = 0;
-    for (int round = 0; round < 500; ++round) {
+    for (int round = 0; round < Draws(500); ++round) {
       const int stages = draw(1, 6), parts = draw(1, 4);
       CostModel costs = RandomCosts(&random, stages, 3);
       if (draw(0, 2) == 0) {
@@ -86,7 +87,7 @@ TEST_SUITE("property") {
         CHECK(merged.stage(s).fb == costs.stage(s).fb);
       }
     }
-    CHECK(alike > 0);
+    CHECK((kSanitized || alike > 0));
   }
 }
 

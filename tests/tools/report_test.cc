@@ -11,6 +11,7 @@
 #include "schedules/registry.h"
 #include "schedules/report.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 #include "tools/cli/spec_options.h"
 #include "tools/interop/interop.h"
@@ -83,7 +84,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("exposed all-to-all is never more than all of it and the makespan holds its bubbles") {
     std::mt19937_64 random(73);
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < Draws(20); ++round) {
       for (const Schedule* schedule : Schedules()) {
         const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
         const Report report =

@@ -13,7 +13,9 @@ git ls-files -z | xargs -0 cp --parents -t "$out/source"
 
 began=$(date +%s)
 "$python" -m venv "$out/build"
-"$out/build/bin/pip" wheel -q --no-deps --wheel-dir "$out" "$out/source"
+# Less optimized, which is compiled in half the time.
+"$out/build/bin/pip" wheel -q --no-deps --wheel-dir "$out" \
+  --config-settings=cmake.define.CMAKE_CXX_FLAGS_RELEASE="-Og -DNDEBUG" "$out/source"
 echo "wheel built in $(($(date +%s) - began)) s"
 
 "$python" -m venv "$out/use"

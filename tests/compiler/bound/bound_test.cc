@@ -10,6 +10,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::bound_test {
@@ -59,7 +60,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(41);
     int reached = 0, cases = 0;
     double gap = 0;
-    for (int round = 0; round < 400; ++round) {
+    for (int round = 0; round < Draws(400); ++round) {
       const Overlap overlap = round % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
       const Plan chunks = RandomCommPlan(&random, round / 2, overlap);
       const CostModel& costs = *chunks.costs;
@@ -79,7 +80,7 @@ TEST_SUITE("property") {
     MESSAGE("the bound is reached by " << reached << " of " << cases << " plans, and "
                                        << 100 * gap / cases << " % below on average");
     // A bound that is never near could be far too low without anybody noticing.
-    CHECK(reached > 2);
+    CHECK((kSanitized || reached > 2));
     CHECK(gap / cases < 0.3);
   }
 

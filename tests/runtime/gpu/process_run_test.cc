@@ -136,8 +136,10 @@ class NotingDevice : public GpuDevice {
 
 TEST_SUITE("unit") {
   TEST_CASE("gpu process run: equals the run without a pipeline on every process") {
-    Training plain("1f1b", 2, 1, 0, 0.25f);
-    CheckTraining(plain, kSanitized ? 1 : 2, {.graph = false, .stamps = false});
+    if (!kSanitized) {
+      Training plain("1f1b", 2, 1, 0, 0.25f);
+      CheckTraining(plain, 2, {.graph = false, .stamps = false});
+    }
     Training groups("zb-1p", 2, 2, 1.25f, 0.5f);
     CheckTraining(groups, 1, {.graph = true});
     // Without a capacity: parcels.
@@ -173,9 +175,9 @@ TEST_SUITE("unit") {
       }
       return outcome;
     };
-    const auto one_by_one = train(false);
-    CHECK(one_by_one[0].size() > 1000);
-    CHECK((train(true) == one_by_one));
+    const auto ahead = train(true);
+    CHECK(ahead[0].size() > 1000);
+    if (!kSanitized) CHECK((train(false) == ahead));
   }
 
   TEST_CASE("gpu process run: what fails on one process changes no weights behind that step") {

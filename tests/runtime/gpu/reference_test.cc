@@ -63,8 +63,8 @@ TEST_SUITE("kernel") {
   }
 
   TEST_CASE("GPU reference: equals pipelines that share experts and replicas and take two routes") {
-    CheckBits(Trial("dualpipe", 2, 4, 2, 1), 1);
-    if (!kSanitized) CheckBits(Trial("1f1b", 1, 1, 2, 2, 1.0f), 2);
+    CheckBits(Trial("1f1b", 1, 1, 2, 2, 1.0f), kSanitized ? 1 : 2);
+    if (!kSanitized) CheckBits(Trial("dualpipe", 2, 4, 2, 1), 1);
   }
 
   TEST_CASE("GPU reference: is near the host's in every step from the same weights") {

@@ -19,6 +19,7 @@
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
+#include "tests/support/sanitized.h"
 
 namespace contraflow::run_ahead_test {
 namespace {
@@ -196,6 +197,7 @@ class StuckGpu : public EmulatedGpu {
 TEST_SUITE("kernel") {
   TEST_CASE("run ahead: the next step is launched before this one is waited for, the same bits") {
     for (const float clip : {0.0f, 0.25f}) {
+      if (kSanitized && clip == 0) continue;
       CAPTURE(clip);
       const Training training(clip);
       std::string calls;
@@ -209,6 +211,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("run ahead: a step that is not finite changes nothing, nor does the one behind it") {
     for (const float clip : {0.0f, 0.25f}) {
+      if (kSanitized && clip == 0) continue;
       CAPTURE(clip);
       const Training training(clip);
       constexpr int kBad = 2;

@@ -495,8 +495,8 @@ TEST_SUITE("unit") {
         CHECK(failure.find('\n') == std::string::npos);
       }
     }
-    CHECK(refused > 100);
-    CHECK(taken > 100);
+    CHECK((kSanitized || refused > 100));
+    CHECK((kSanitized || taken > 100));
   }
 
   TEST_CASE("a packed trace is read as the plain one, and a cut one is refused") {

@@ -36,8 +36,7 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
   spec.costs = costs;
   if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
   Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
-  const std::optional<int64_t> limit =
-      plan.provenance ? plan.provenance->memory_limit : spec.memory_limit;
+  const std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;
   Report report = MakeReport(plan, *plan.costs, limit, Keep::kFigures);
   return {std::move(plan), std::move(report)};
 }

@@ -177,6 +177,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
+  RequireBytes(spec, costs);
   if (!options.any_device) CheckDevice(plan, costs, spec);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   const std::string name = plan.schedule;

@@ -86,12 +86,12 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   }
   if (costs.memory) report.memory = MemoryOf(plan, costs);
   // The limit that a searched plan was made for holds for its own costs.
-  if (!memory_limit && plan.provenance && costs == plan.costs) {
-    memory_limit = plan.provenance->memory_limit;
-  }
-  // What is offloaded for a limit may miss it with other costs, and be shorter than all that fits.
+  const bool made_for = !memory_limit && plan.provenance && costs == plan.costs;
+  if (made_for) memory_limit = plan.provenance->memory_limit;
+  // On unlike devices that is what the fullest rank leaves, and others may hold more. What is
+  // offloaded for a limit may miss it with other costs, and be shorter than all that fits.
   const bool fits = MemoryLimit(costs, memory_limit).Fits(report.simulation);
-  if (!fits && OffloadedCells(plan).any()) memory_limit.reset();
+  if (!fits && (made_for || OffloadedCells(plan).any())) memory_limit.reset();
   report.bound = ProveBound(plan, costs, memory_limit);
   // What was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();

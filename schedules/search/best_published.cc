@@ -40,14 +40,16 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   return spec;
 }
 
+/// A limit in activations counts those of a rank's whole share, that of a plan those of its stages.
+std::optional<int64_t> LimitOf(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  if (!spec.memory_limit || MemoryLimit(costs).bytes()) return spec.memory_limit;
+  return *spec.memory_limit * std::max<int64_t>(1, plan.stages / plan.ranks);
+}
+
 }  // namespace
 
 bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
-  std::optional<int64_t> limit = spec.memory_limit;
-  // A limit in activations counts those of a rank's whole share.
-  if (limit && !MemoryLimit(costs).bytes()) {
-    limit = *limit * std::max<int64_t>(1, plan.stages / plan.ranks);
-  }
+  const std::optional<int64_t> limit = LimitOf(plan, costs, spec);
   if (!MemoryLimit(costs, limit).Fits(Simulate(plan, costs, Keep::kFigures))) return false;
   const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
   const std::vector<int64_t> devices = DevicesOf(spec);
@@ -60,7 +62,8 @@ bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
 void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best) {
   std::optional<Time> least;
   if (*best) {
-    least = StepTime(**best, *(*best)->costs, asked.memory_limit, asked.search);
+    const CostModel& costs = *(*best)->costs;
+    least = StepTime(**best, costs, LimitOf(**best, costs, asked), asked.search);
   }
   for (const Schedule* schedule : kPublishedSchedules) {
     const std::optional<Spec> spec = SpecFor(*schedule, asked);
@@ -71,7 +74,8 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
       Plan plan = GeneratePlan(*spec, control);
       const CostModel costs = plan.costs.value_or(spec->costs);
       if (!FitsMemory(plan, costs, asked)) continue;
-      const Time step = StepTime(plan, costs, asked.memory_limit, asked.search);
+      const std::optional<int64_t> limit = LimitOf(plan, costs, asked);
+      const Time step = StepTime(plan, costs, limit, asked.search);
       if (least && step >= *least) continue;
       least = step;
       plan.schedule = kAuto.name;
@@ -79,9 +83,9 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
       plan.provenance = Provenance{.placement = std::string(Name(placement)),
                                    .from = std::string(schedule->name),
                                    .cost_stages = {},
-                                   .memory_limit = asked.memory_limit,
+                                   .memory_limit = limit,
                                    .makespan = Simulate(plan, costs, Keep::kFigures).makespan,
-                                   .bound = ProveBound(plan, costs, asked.memory_limit).value,
+                                   .bound = ProveBound(plan, costs, limit).value,
                                    .budget = asked.search.budget,
                                    .seed = asked.search.seed,
                                    .noise = asked.search.noise};

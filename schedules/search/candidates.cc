@@ -174,14 +174,16 @@ std::vector<Candidate> CandidatesOf(const Spec& spec) {
   return candidates;
 }
 
+void RequireBytes(const Spec& spec, const CostModel& costs) {
+  if (DevicesOf(spec).empty() || MemoryLimit(costs).bytes()) return;
+  throw Error(std::string(spec.device_memory ? "`device_memory`" : "\"memory_bytes\" of a rank") +
+              ": the costs do not say what activations take; give \"activation_bytes\"");
+}
+
 void LimitByDevice(const Plan& frame, Spec* spec) {
+  RequireBytes(*spec, spec->costs);
   const std::vector<int64_t> devices = DevicesOf(*spec);
   if (devices.empty()) return;
-  if (!MemoryLimit(spec->costs).bytes()) {
-    throw Error(
-        std::string(spec->device_memory ? "`device_memory`" : "\"memory_bytes\" of a rank") +
-        ": the costs do not say what activations take; give \"activation_bytes\"");
-  }
   const int64_t room = std::ranges::min(RoomForActivations(frame, spec->costs, devices));
   const int64_t limit = spec->memory_limit.value_or(room);
   spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));

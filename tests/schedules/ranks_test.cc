@@ -15,6 +15,8 @@
 #include "schedules/compile.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
+#include "schedules/report.h"
+#include "schedules/search/portfolio.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 
@@ -142,6 +144,42 @@ TEST_SUITE("unit") {
     spec.partition = PartitionChoice{.kind = PartitionChoice::Kind::kEven, .layers = {}};
     CHECK(Failure([&] { Compile(spec); }).find("rank 1 holds 480 bytes, its device has 300") !=
           std::string::npos);
+  }
+
+  TEST_CASE("memory of ranks needs the bytes of activations, of every schedule") {
+    CostModel costs = Layers(8);
+    costs.layers.front().activation_bytes = {};
+    costs.memory.reset();
+    costs.ranks.assign(4, {1, 1000});
+    for (const char* schedule : {"1f1b", "zb-v", "auto"}) {
+      CAPTURE(schedule);
+      CHECK(Failure([&] { Compile(MakeSpec(schedule, 4, 8, costs)); }) ==
+            "\"memory_bytes\" of a rank: the costs do not say what activations take; give "
+            "\"activation_bytes\"");
+    }
+    CompareRequest request;
+    request.spec = MakeSpec("", 4, 8, costs);
+    for (const CompareRow& row : Compare(request)) CHECK_FALSE(row.report);
+  }
+
+  TEST_CASE("a searched plan that holds more than the limit of the fullest rank has its bound") {
+    Spec spec = MakeSpec("auto", 4, 8, Layers(12));
+    spec.search.budget = 1000;
+    Plan plan = Compile(spec);
+    plan.provenance->memory_limit = 1;
+    CHECK(MakeReport(plan, *plan.costs).bound.value == ProveBound(plan, *plan.costs).value);
+  }
+
+  TEST_CASE("a published order that is taken for auto has the limit of its stages") {
+    Spec spec = MakeSpec("auto", 3, 8, UniformCosts(200, 200, 200));
+    spec.memory_limit = 3;
+    spec.search.placement = Placement::kV;
+    std::optional<Plan> best;
+    PreferPublished(spec, {}, &best);
+    REQUIRE(best);
+    CHECK(best->stages == 6);
+    CHECK(best->provenance->memory_limit == 6);
+    CHECK(FitsMemory(*best, *best->costs, spec));
   }
 
   TEST_CASE("a stage on two ranks takes as long as on the slower one") {

@@ -102,12 +102,15 @@ void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
   best->makespan = *makespan;
 }
 
-/// An order to begin with, from the schedule that the budget allows.
+/// An order to begin with: from the schedule that the budget allows, or of lists.
 std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
   const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
-  if (effort > budget / 4) return PhaseOrder(problem);
-  work->Spend(effort);
-  return ScheduleInPhases(problem);
+  const bool filled = effort <= budget / 4;
+  if (filled) work->Spend(effort);
+  std::optional<Order> phases = filled ? ScheduleInPhases(problem) : PhaseOrder(problem);
+  std::optional<Order> lists = ListPairs(problem, budget / 8, work);
+  if (!phases || !lists) return phases ? phases : lists;
+  return *MakespanOf(problem, *lists) < *MakespanOf(problem, *phases) ? lists : phases;
 }
 
 /// With few micro-batches first, then with the rest of them in the middle.
@@ -150,8 +153,13 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
   if (!folded) {
-    if (problem.frame.routes.size() > 1 || problem.stages_of[0].size() != 2) return;
-    return AnnealShort(problem, bound, seed, budget, work, best);
+    if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
+      return AnnealShort(problem, bound, seed, budget, work, best);
+    }
+    if (std::optional<Order> lists = ListPairs(problem, budget / 8, work)) {
+      Offer(problem, std::move(*lists), best);
+    }
+    return Anneal(problem, bound, seed, budget, 4, work, best);
   }
   SearchResult half = *best;
   half.order = FoldOrder(problem, best->order);

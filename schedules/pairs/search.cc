@@ -125,6 +125,9 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
     return Anneal(problem, bound, seed, budget, 4, work, best);
   }
   int64_t rest = budget;
+  if (std::optional<Order> lists = ListPairs(problem, budget / 8, work)) {
+    Offer(problem, std::move(*lists), best);
+  }
   const SearchProblem few = WithCount(problem, enough);
   if (std::optional<Order> order = Begin(few, budget, work)) {
     SearchResult found = {std::move(*order), 0, best->from};

@@ -38,7 +38,7 @@ struct Settings {
 
 /// One entry of a rule, and what it may be.
 struct Choice {
-  int Rule::* of;
+  int Rule::*of;
   std::vector<int> values;
 };
 const Choice kChoices[] = {{&Rule::wait, {0, 25, 50, 75, 100}},
@@ -156,7 +156,8 @@ class PairLists {
     for (const int s : problem_.stages_of[r]) {
       const Stage& at = At(s);
       if (Came(s, true, now)) {
-        const bool below = at.f < at.b + static_cast<size_t>(settings_.ahead[static_cast<size_t>(s)]);
+        const bool below =
+            at.f < at.b + static_cast<size_t>(settings_.ahead[static_cast<size_t>(s)]);
         if (below && HasRoom(ranks_[r], s) && Precedes(s, ready.forward, rule.forward)) {
           ready.forward = s;
         }

@@ -47,7 +47,7 @@ const Choice kChoices[] = {{&Rule::wait, {0, 25, 50, 75, 100}},
                            {&Rule::forward, {0, 1}},
                            {&Rule::backward, {0, 1}}};
 /// Policy::ahead, of the lag.
-constexpr int kAhead[] = {150, 100, 125, 175, 200, 250, 300, 400, 0};
+constexpr int kAhead[] = {150, 250, 100, 400, 200, 125, 300, 175, 0};
 /// Settings of single ranks and stages that are tried in a row without a gain.
 constexpr int kMostInVain = 300;
 

@@ -15,6 +15,8 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kHeatSteps = 1024;
+/// Part of the budget that lists may take.
+constexpr int64_t kListShare = 4;
 
 class PairAnnealing {
  public:
@@ -71,7 +73,7 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
             SearchWork* work, SearchResult* best) {
   Time hottest = 0;
   for (const RouteStage& stage : problem.stages) {
-    hottest = std::max(hottest, (stage.cost.f + stage.cost.b) / 32);
+    hottest = std::max(hottest, (stage.cost.f + stage.cost.b) / 64);
   }
   const SearchResult start = *best;
   for (int round = 0; round < rounds && best->makespan > bound && !work->spent(); ++round) {
@@ -102,15 +104,19 @@ void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
   best->makespan = *makespan;
 }
 
-/// An order to begin with, from the schedule that the budget allows.
+/// An order to begin with: from the schedule that the budget allows, or of lists.
 std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
   const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
-  if (effort > budget / 4) return PhaseOrder(problem);
-  work->Spend(effort);
-  return ScheduleInPhases(problem);
+  const bool filled = effort <= budget / 4;
+  if (filled) work->Spend(effort);
+  std::optional<Order> phases = filled ? ScheduleInPhases(problem) : PhaseOrder(problem);
+  std::optional<Order> lists = ListPairs(problem, budget / kListShare, work);
+  if (!phases || !lists) return phases ? phases : lists;
+  return *MakespanOf(problem, *lists) < *MakespanOf(problem, *phases) ? lists : phases;
 }
 
-/// With few micro-batches first, then with the rest of them in the middle.
+/// With few micro-batches first, then with the rest of them in the middle, where that does better
+/// than lists of all of them.
 void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                  SearchWork* work, SearchResult* best) {
   const int count = problem.frame.microbatches;
@@ -121,18 +127,27 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
     }
     return Anneal(problem, bound, seed, budget, 4, work, best);
   }
-  int64_t rest = budget;
+  const int64_t end = work->left() - budget;
+  const auto left = [&] { return std::max<int64_t>(work->left() - end, 0); };
+  if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
+    Offer(problem, std::move(*lists), best);
+  }
   const SearchProblem few = WithCount(problem, enough);
-  if (std::optional<Order> order = Begin(few, budget, work)) {
+  const auto offer_longer = [&](const Order& order) {
+    std::optional<Order> longer = Extend(problem, order, count - enough);
+    if (longer) Offer(problem, std::move(*longer), best);
+  };
+  const Time before = best->makespan;
+  std::optional<Order> order = Begin(few, left(), work);
+  if (order) offer_longer(*order);
+  const bool grows = order && best->makespan < before;
+  if (grows) {
     SearchResult found = {std::move(*order), 0, best->from};
     found.makespan = *MakespanOf(few, found.order);
-    Anneal(few, 0, seed, budget * 3 / 4, 4, work, &found);
-    if (std::optional<Order> longer = Extend(problem, found.order, count - enough)) {
-      Offer(problem, std::move(*longer), best);
-    }
-    rest = budget / 4;
+    Anneal(few, 0, seed, left() * 3 / 4, 4, work, &found);
+    offer_longer(found.order);
   }
-  Anneal(problem, bound, seed, rest, 1, work, best);
+  Anneal(problem, bound, seed, left(), grows ? 1 : 4, work, best);
 }
 
 /// Takes what a half's order unfolds to, if it is shorter.
@@ -150,8 +165,13 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
   if (!folded) {
-    if (problem.frame.routes.size() > 1 || problem.stages_of[0].size() != 2) return;
-    return AnnealShort(problem, bound, seed, budget, work, best);
+    if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
+      return AnnealShort(problem, bound, seed, budget, work, best);
+    }
+    if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
+      Offer(problem, std::move(*lists), best);
+    }
+    return Anneal(problem, bound, seed, budget, 4, work, best);
   }
   SearchResult half = *best;
   half.order = FoldOrder(problem, best->order);

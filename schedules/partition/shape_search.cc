@@ -12,6 +12,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
@@ -27,6 +28,8 @@ constexpr double kWholeBudget = 1e9;
 constexpr int64_t kFewestJudged = 40;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
+/// Lists with pairs that are made of a partition to judge it.
+constexpr int64_t kLists = 5;
 /// Partitions that are searched at all, how many of them may spend what they have for that without
 /// an end that is proven, and what share of the budget that is.
 constexpr size_t kMostTried = 24;
@@ -69,6 +72,19 @@ struct Chance {
   Partition partition;
 };
 
+/// A quick order with overlapped pairs, where these save anything.
+std::optional<Plan> PairedOrder(const Candidate& candidate) {
+  const SearchProblem problem =
+      MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+  if (!problem.pairs) return std::nullopt;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  SearchWork work{SearchOptions()};
+  const SearchProblem& half = folded ? *folded : problem;
+  std::optional<Order> order = ListPairs(half, kLists * 3 * half.chunks(), &work);
+  if (!order) return std::nullopt;
+  return ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
+}
+
 /// Different partitions that may do best, the most promising first: the one on which published
 /// orders do best, the one that the bound for any ends with, and those with the least bounds, from
 /// several starts moved by single layers.
@@ -104,6 +120,9 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     PartitionWorth best = kImpossible;
     for (const Plan& plan : PublishedOrders(candidates.front())) {
       best = std::min(best, WorthOf(plan, spec));
+    }
+    if (const std::optional<Plan> plan = PairedOrder(candidates.front())) {
+      best = std::min(best, WorthOf(*plan, spec));
     }
     return best;
   };

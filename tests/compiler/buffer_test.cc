@@ -108,7 +108,7 @@ TEST_SUITE("property") {
   TEST_CASE("values that share bytes are ordered by events in every plan") {
     std::mt19937_64 random(51);
     int shared = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const Plan before = DrawPlan(&random, round);
       const Plan plan = AssignBuffers(before, *before.costs);
       CAPTURE(plan.schedule);
@@ -140,7 +140,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("buffers cost no time and are the same every time") {
     std::mt19937_64 random(52);
-    for (int round = 0; round < Draws(150); ++round) {
+    for (int round = 0; round < CasesToDraw(150); ++round) {
       const Plan before = DrawPlan(&random, round);
       const Plan plan = AssignBuffers(before, *before.costs);
       CAPTURE(plan.schedule);

@@ -40,7 +40,7 @@ TEST_SUITE("property") {
   TEST_CASE("published overlap takes exactly the time of the chunks") {
     std::mt19937_64 random(31);
     int equal = 0;
-    for (int round = 0; round < Draws(300); ++round) {
+    for (int round = 0; round < CasesToDraw(300); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -62,7 +62,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("published overlap follows the scale of lone micro-batches") {
     std::mt19937_64 random(32);
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       Spec spec = MakeSpec(round % 2 == 0 ? "1f1b" : "zb-1p", 4, 8, {});
       spec.costs = RandomMoeCosts(&random, 3, Overlap::kPublished);
       for (int m = 0; m < 8; ++m) {
@@ -108,7 +108,7 @@ TEST_SUITE("property") {
   TEST_CASE("no rank holds more than the schedule or the limit and more memory never costs time") {
     std::mt19937_64 random(34);
     int faster = 0;
-    for (int round = 0; round < Draws(80); ++round) {
+    for (int round = 0; round < CasesToDraw(80); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -130,7 +130,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("no rule of sharing that is tried does better than the plan") {
     std::mt19937_64 random(35);
-    for (int round = 0; round < Draws(80); ++round) {
+    for (int round = 0; round < CasesToDraw(80); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);

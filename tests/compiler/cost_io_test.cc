@@ -406,7 +406,7 @@ TEST_SUITE("property") {
   TEST_CASE("random costs survive writing digit for digit") {
     std::mt19937_64 random(5);
     const auto time = [&random] { return static_cast<Time>(random() >> (14 + random() % 50)) / 4; };
-    for (int i = 0; i < Draws(2000); ++i) {
+    for (int i = 0; i < CasesToDraw(2000); ++i) {
       CAPTURE(i);
       CostModel costs;
       costs.unit = static_cast<Unit>(random() % 5);

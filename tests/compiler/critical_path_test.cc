@@ -25,7 +25,7 @@ TEST_SUITE("property") {
   TEST_CASE("with components the critical path is a chain from 0 to the makespan") {
     std::mt19937_64 random(71);
     int across = 0, all_to_all = 0;
-    for (int round = 0; round < Draws(120); ++round) {
+    for (int round = 0; round < CasesToDraw(120); ++round) {
       const auto schedules = Schedules();
       const Schedule& schedule = *schedules[static_cast<size_t>(round) % schedules.size()];
       const auto draw = [&](int low, int high) {

@@ -122,7 +122,7 @@ TEST_SUITE("unit") {
       REQUIRE(exact.finished);
       CAPTURE(instance.Describe());
       Time best = *exact.makespan * 10;
-      for (int round = 0; round < Draws(400); ++round) {
+      for (int round = 0; round < CasesToDraw(400); ++round) {
         Plan plan = instance.plan;
         if (!Complete(&plan, instance.limit.value_or(1000), &random)) continue;
         const Time makespan = Simulate(plan, instance.costs).makespan;
@@ -140,7 +140,7 @@ TEST_SUITE("unit") {
   TEST_CASE("no published schedule is shorter than the optimum for its memory") {
     std::mt19937_64 random(4);
     int compared = 0;
-    for (const Spec& spec : RandomSpecs(&random, Draws(200), 3, 4)) {
+    for (const Spec& spec : RandomSpecs(&random, CasesToDraw(200), 3, 4)) {
       const Plan plan = GeneratePlan(spec);
       if (plan.stages * plan.microbatches > 9) continue;
       const Simulation simulation = Simulate(plan, spec.costs);
@@ -158,7 +158,7 @@ TEST_SUITE("unit") {
         ++compared;
       }
     }
-    CHECK(compared > Draws(30));
+    CHECK(compared > CasesToDraw(30));
   }
 }
 

@@ -55,7 +55,7 @@ TEST_SUITE("unit") {
     };
     int compared = 0, differs_from_published = 0;
     std::map<std::string, int> known;
-    constexpr int kRounds = Draws(1000);
+    constexpr int kRounds = CasesToDraw(1000);
     for (int round = 0; round < kRounds; ++round) {
       CostModel costs = UniformCosts(draw(1, 100'000), draw(1, 100'000), draw(1, 100'000));
       StageCost& stage = costs.stages[0];
@@ -90,11 +90,11 @@ TEST_SUITE("unit") {
     }
     MESSAGE(compared << " bubbles compared, of which " << differs_from_published
                      << " differ from the published formula");
-    CHECK(compared > Draws(25'000));
+    CHECK(compared > CasesToDraw(25'000));
     // Where a form is known it is known for every spec that fits, but for whole units of Chimera
     // only.
-    CHECK(known["interleaved-1f1b"] > Draws(300));
-    CHECK(known["chimera"] > Draws(250));
+    CHECK(known["interleaved-1f1b"] > CasesToDraw(300));
+    CHECK(known["chimera"] > CasesToDraw(250));
     known.erase("interleaved-1f1b");
     known.erase("chimera");
     CHECK(known == std::map<std::string, int>{{"1f1b", kRounds},
@@ -103,7 +103,7 @@ TEST_SUITE("unit") {
                                               {"gpipe", kRounds},
                                               {"zb-1p", kRounds}});
     // The closed forms are needed: without them most of these figures would be called wrong.
-    CHECK(differs_from_published > Draws(5'000));
+    CHECK(differs_from_published > CasesToDraw(5'000));
   }
 
   TEST_CASE("interleaved: the bubble of 1F1B over P stages for any number of chunks") {
@@ -113,7 +113,7 @@ TEST_SUITE("unit") {
     };
     const Schedule& schedule = FindSchedule("interleaved-1f1b");
     int uneven_rounds = 0, longer = 0;
-    for (int round = 0; round < Draws(300); ++round) {
+    for (int round = 0; round < CasesToDraw(300); ++round) {
       Spec spec = MakeSpec(schedule.name, draw(1, 8), draw(1, 40),
                            UniformCosts(draw(1, 99), draw(1, 99), draw(1, 99)));
       spec.chunks = draw(1, 5);
@@ -144,7 +144,7 @@ TEST_SUITE("unit") {
     const auto draw = [&](int low, int high) {
       return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
     };
-    for (int round = 0; round < Draws(150); ++round) {
+    for (int round = 0; round < CasesToDraw(150); ++round) {
       const int p = draw(2, 8), m = p * draw(2, 6), v = draw(2, 4);
       const Time f = draw(400, 1000), b = draw(400, 1000),
                  w = draw(100, static_cast<int>(std::min(f, b)));

@@ -87,7 +87,7 @@ TEST_SUITE("property") {
   TEST_CASE("random graphs: orders are orders cycles are shortest both against brute force") {
     std::mt19937_64 random(11);
     int cyclic = 0;
-    for (int round = 0; round < Draws(1000); ++round) {
+    for (int round = 0; round < CasesToDraw(1000); ++round) {
       const int size = 1 + round % 12;
       const Digraph graph = RandomGraph(&random, size, size + round % 7, round % 3 == 0);
       CAPTURE(round);

@@ -145,7 +145,7 @@ TEST_SUITE("property") {
   TEST_CASE("random damage to a document gives a plan or an Error") {
     std::mt19937_64 random(11);
     int accepted = 0, refused = 0;
-    for (int i = 0; i < Draws(3000); ++i) {
+    for (int i = 0; i < CasesToDraw(3000); ++i) {
       const Plan plan = RandomPlan(&random);
       std::string document = i % 2 == 0 ? WritePlan(plan) : WritePlanBinary(plan);
       const std::string whole = document;

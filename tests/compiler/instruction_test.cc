@@ -88,7 +88,7 @@ TEST_SUITE("unit") {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     const int ops = static_cast<int>(Op::COMBINE_R) + 1;
-    for (int round = 0; round < Draws(20'000); ++round) {
+    for (int round = 0; round < CasesToDraw(20'000); ++round) {
       Instruction i;
       i.op = static_cast<Op>(round % ops);
       const Operands operands = OperandsOf(i.op);

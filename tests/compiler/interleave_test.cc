@@ -117,7 +117,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(11);
     double gain[3] = {0, 0, 0};
     int better[3] = {0, 0, 0}, cases[3] = {0, 0, 0};
-    for (int i = 0; i < Draws(1000); ++i) {
+    for (int i = 0; i < CasesToDraw(1000); ++i) {
       const int layers = 1 << i % 3;
       const auto heavy = static_cast<Heavy>(i / 3 % 3);
       const MoeCost cost = RandomMoe(&random, layers, heavy, layers == 4 ? 200 : 10'000);
@@ -149,7 +149,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("the event oracle agrees with enumerating all lane orders") {
     std::mt19937_64 random(12);
-    for (int i = 0; i < Draws(60); ++i) {
+    for (int i = 0; i < CasesToDraw(60); ++i) {
       CAPTURE(i);
       const MoeCost cost = RandomMoe(&random, 1, static_cast<Heavy>(i % 3), 30);
       const std::vector<LaneJob> jobs = JobsOf(cost, cost, kPair);
@@ -159,7 +159,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("any chains and two kinds of micro-batches: the optimum") {
     std::mt19937_64 random(13);
-    for (int i = 0; i < Draws(400); ++i) {
+    for (int i = 0; i < CasesToDraw(400); ++i) {
       CAPTURE(i);
       const int layers = 1 + i % 3;
       const Chains chains = {

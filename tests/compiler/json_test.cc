@@ -346,7 +346,7 @@ TEST_SUITE("unit") {
         }
       }
     };
-    for (int i = 0; i < Draws(500); ++i) {
+    for (int i = 0; i < CasesToDraw(500); ++i) {
       CAPTURE(i);
       const Json json = {{"root", make(make, 0)}};
       std::string text, cbor;

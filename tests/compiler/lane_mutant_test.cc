@@ -145,7 +145,8 @@ std::set<std::string> Mutate(Level level, int each, int least) {
 
 TEST_SUITE("property") {
   TEST_CASE("every mutant of components is rejected or runs right") {
-    const std::set<std::string> needed = Mutate(Level::kComponent, Draws(150), Draws(2000));
+    const std::set<std::string> needed =
+        Mutate(Level::kComponent, CasesToDraw(150), CasesToDraw(2000));
     for (const char* check : {"shape", "owner", "complete", "order", "weight-order", "message",
                               "reduce", "step", "deadlock", "lane", "event"}) {
       CAPTURE(check);
@@ -154,7 +155,8 @@ TEST_SUITE("property") {
   }
 
   TEST_CASE("every mutant of buffers is rejected or runs right") {
-    const std::set<std::string> needed = Mutate(Level::kBuffer, Draws(176), Draws(2000));
+    const std::set<std::string> needed =
+        Mutate(Level::kBuffer, CasesToDraw(176), CasesToDraw(2000));
     for (const char* check : {"level", "lane", "event", "slot", "sharing"}) {
       CAPTURE(check);
       CHECK((kSanitized || needed.count(check) == 1));
@@ -166,7 +168,7 @@ TEST_SUITE("property") {
     std::vector<Plan> plans = SoundPlans(Level::kComponent);
     for (Plan& plan : SoundPlans(Level::kBuffer)) plans.push_back(std::move(plan));
     int sound = 0;
-    for (int round = 0; round < Draws(1500); ++round) {
+    for (int round = 0; round < CasesToDraw(1500); ++round) {
       Plan plan = plans[random() % plans.size()];
       const auto changes = 1 + random() % 4;
       for (uint64_t k = 0; k < changes; ++k) {
@@ -183,8 +185,8 @@ TEST_SUITE("property") {
       ++sound;
       CHECK(RunAllWays(plan, 6) == "");
     }
-    MESSAGE(sound << " of " << Draws(1500) << " sound");
-    CHECK(sound > Draws(30));
+    MESSAGE(sound << " of " << CasesToDraw(1500) << " sound");
+    CHECK(sound > CasesToDraw(30));
   }
 }
 

@@ -22,7 +22,7 @@ TEST_SUITE("property") {
   TEST_CASE("lowering proves itself and costs no makespan whatever the costs") {
     std::mt19937_64 random(7);
     int plans = 0;
-    for (int round = 0; round < Draws(400); ++round) {
+    for (int round = 0; round < CasesToDraw(400); ++round) {
       const int p = std::uniform_int_distribution<int>(1, 6)(random);
       const int m = std::uniform_int_distribution<int>(1, 16)(random);
       for (const Schedule* schedule : Schedules()) {

@@ -109,7 +109,7 @@ TEST_SUITE("property") {
       table += "\n";
     }
     MESSAGE(total << " mutants, " << sound << " of them sound\n" << table);
-    CHECK(total >= Draws(5000));
+    CHECK(total >= CasesToDraw(5000));
     CHECK(sound < total / 10);
     if (kSanitized) return;
     // Every check is needed: without it some mutant would pass.
@@ -160,14 +160,14 @@ TEST_SUITE("property") {
       }
     }
     MESSAGE(total << " mutants, " << sound << " of them sound");
-    CHECK(total >= Draws(2000));
+    CHECK(total >= CasesToDraw(2000));
   }
 
   TEST_CASE("many changes at once: Verify ends and what it lets pass runs right") {
     std::mt19937_64 random(9);
     const std::vector<Plan> plans = SoundPlans();
     int sound = 0;
-    for (int round = 0; round < Draws(3000); ++round) {
+    for (int round = 0; round < CasesToDraw(3000); ++round) {
       Plan plan = plans[random() % plans.size()];
       // Orders change most, so that enough stay sound.
       const auto changes = 1 + random() % 6;
@@ -185,8 +185,8 @@ TEST_SUITE("property") {
         CHECK(RunSymbolically(plan).rfind("stuck", 0) == 0);
       }
     }
-    MESSAGE(sound << " of " << Draws(3000) << " sound");
-    CHECK(sound > Draws(50));
+    MESSAGE(sound << " of " << CasesToDraw(3000) << " sound");
+    CHECK(sound > CasesToDraw(50));
   }
 }
 

@@ -149,7 +149,7 @@ TEST_SUITE("property") {
   TEST_CASE("a document in pieces reads as one at once") {
     std::mt19937_64 random(19);
     int refused = 0;
-    for (int i = 0; i < Draws(300); ++i) {
+    for (int i = 0; i < CasesToDraw(300); ++i) {
       std::string document = WritePlanBinary(RandomPlan(&random));
       if (i % 2 == 0) document[random() % document.size()] = static_cast<char>(random());
       if (i % 5 == 0) document.resize(random() % document.size());
@@ -172,7 +172,7 @@ TEST_SUITE("property") {
       seen.emplace_back(integers.begin(), integers.end());
     };
     const JsonRows rows[] = {{"r", [](size_t) {}, [](size_t, size_t, std::string_view) {}, take}};
-    for (int i = 0; i < Draws(500); ++i) {
+    for (int i = 0; i < CasesToDraw(500); ++i) {
       std::vector<int64_t> wanted;
       std::string short_way, long_way;
       const size_t size = random() % (kMaxRowIntegers + 1);

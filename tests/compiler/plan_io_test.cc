@@ -424,7 +424,7 @@ TEST_SUITE("unit") {
 TEST_SUITE("property") {
   TEST_CASE("random plans survive text and CBOR") {
     std::mt19937_64 random(1);
-    for (int i = 0; i < Draws(1000); ++i) {
+    for (int i = 0; i < CasesToDraw(1000); ++i) {
       CAPTURE(i);
       const Plan plan = RandomPlan(&random);
       const std::string text = WritePlan(plan);

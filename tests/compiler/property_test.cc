@@ -100,8 +100,8 @@ TEST_SUITE("property") {
       }
     }
     MESSAGE(accepted << " specs accepted, " << rejected << " rejected");
-    CHECK(accepted > Draws(500));
-    CHECK(rejected > Draws(500));
+    CHECK(accepted > CasesToDraw(500));
+    CHECK(rejected > CasesToDraw(500));
   }
 
   TEST_CASE("the stated peak of activations is reached once there are enough micro-batches") {
@@ -130,7 +130,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     const Schedule& schedule = FindSchedule("zb-2p");
-    for (int round = 0; round < Draws(300); ++round) {
+    for (int round = 0; round < CasesToDraw(300); ++round) {
       const int ranks = static_cast<int>(draw(1, 8)), m = static_cast<int>(draw(1, 30));
       Spec spec = MakeSpec("zb-2p", ranks, m, RandomCosts(&random, ranks, m));
       const int64_t each = draw(1, 50);

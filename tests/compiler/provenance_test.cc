@@ -99,7 +99,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     Plan plan = Searched();
-    for (int round = 0; round < Draws(300); ++round) {
+    for (int round = 0; round < CasesToDraw(300); ++round) {
       Provenance& p = *plan.provenance;
       plan.costs->unit = static_cast<Unit>(draw(0, 4));
       p.makespan = draw(0, int64_t{1} << draw(0, 52));

@@ -256,7 +256,7 @@ TEST_SUITE("property") {
     const std::string whole = ReadFile(place / "plan/rank-0001.cbor", kLimit);
     std::mt19937_64 random(13);
     int accepted = 0, refused = 0;
-    for (int i = 0; i < Draws(120); ++i) {
+    for (int i = 0; i < CasesToDraw(120); ++i) {
       std::string damaged = whole;
       const size_t at = random() % damaged.size();
       if (random() % 2 == 0) {

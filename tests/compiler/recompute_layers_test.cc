@@ -285,7 +285,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("layers: memory is that of the layers, and no less of them holds less") {
     std::mt19937_64 random(22);
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const std::string schedule = std::vector<std::string>{"1f1b", "zb-1p", "zb-v", "gpipe",
                                                             "interleaved-1f1b"}[random() % 5];
       Spec spec =
@@ -327,7 +327,7 @@ TEST_SUITE("property") {
       }
     }
     int made = 0, rejected = 0;
-    while (made < Draws(1200)) {
+    while (made < CasesToDraw(1200)) {
       const Plan& before = sound[below(sound.size())];
       Plan plan = before;
       const size_t r = below(plan.programs.size());
@@ -405,7 +405,7 @@ TEST_SUITE("property") {
     ExactInstances instances(24);
     std::mt19937_64 random(24);
     int cases = 0, layered = 0, limited = 0;
-    while (cases < Draws(150)) {
+    while (cases < CasesToDraw(150)) {
       ExactInstance instance = instances.Next();
       CostModel& costs = instance.costs;
       const Plan& frame = instance.plan;

@@ -150,7 +150,7 @@ TEST_SUITE("property") {
   TEST_CASE("each semantics: the same verdicts as the simulator's on a thousand mutants") {
     const std::vector<Plan> plans = SoundPlans();
     std::array<int, 5> sound{};
-    for (uint64_t seed = 0; seed < static_cast<uint64_t>(Draws(1000)); ++seed) {
+    for (uint64_t seed = 0; seed < static_cast<uint64_t>(CasesToDraw(1000)); ++seed) {
       const Plan plan = Mutator(seed).Mutate(plans[seed % plans.size()]);
       CAPTURE(seed);
       CAPTURE(plan.schedule);

@@ -150,7 +150,7 @@ TEST_SUITE("property") {
         REQUIRE(FindingsText(plan) == "");
         for (size_t rank = 0; rank < plan.programs.size(); ++rank) {
           const Mover mover(plan, rank);
-          for (int round = 0; round < Draws(400); ++round) {
+          for (int round = 0; round < CasesToDraw(400); ++round) {
             Plan moved = plan;
             const bool sound = mover.Move(&moved, &random);
             const std::vector<Finding> findings = Verify(moved);

@@ -270,7 +270,7 @@ TEST_SUITE("unit") {
 TEST_SUITE("property") {
   TEST_CASE("any plan gives valid JSON with one event for each instruction") {
     std::mt19937_64 random(9);
-    for (int i = 0; i < Draws(200); ++i) {
+    for (int i = 0; i < CasesToDraw(200); ++i) {
       CAPTURE(i);
       const Plan plan = RandomPlan(&random);
       Timeline timeline;

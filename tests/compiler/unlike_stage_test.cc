@@ -54,7 +54,7 @@ TEST_SUITE("property") {
   TEST_CASE("unlike stages: sound, run right in any order, and never below the bound") {
     std::mt19937_64 random(71);
     int unlike = 0;
-    for (int round = 0; round < Draws(120); ++round) {
+    for (int round = 0; round < CasesToDraw(120); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -90,7 +90,7 @@ TEST_SUITE("property") {
   TEST_CASE("unlike stages: published overlap takes exactly the time of chunks without pairs") {
     std::mt19937_64 random(72);
     int equal = 0;
-    for (int round = 0; round < Draws(150); ++round) {
+    for (int round = 0; round < CasesToDraw(150); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);
@@ -111,7 +111,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("unlike stages: what is recomputed runs again, whatever its layers are") {
     std::mt19937_64 random(73);
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURE(c.plan.schedule);
       CAPTURE(round);

@@ -191,7 +191,7 @@ TEST_SUITE("property") {
     const auto number = [&random](int bits) {
       return static_cast<int64_t>(random() >> (64 - 1 - random() % static_cast<uint64_t>(bits)));
     };
-    for (int i = 0; i < Draws(1000); ++i) {
+    for (int i = 0; i < CasesToDraw(1000); ++i) {
       const Slot slot{.value = static_cast<Value>(random() % kValueCount),
                       .arena = static_cast<Arena>(random() % kArenaCount),
                       .layer = static_cast<int16_t>(number(14) - 1),

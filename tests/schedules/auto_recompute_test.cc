@@ -127,7 +127,7 @@ TEST_SUITE("property") {
   TEST_CASE("auto with recompute is sound and never longer than what is published with it") {
     std::mt19937_64 random(23);
     int compared = 0, shorter = 0, refused = 0, recomputed = 0, plain = 0;
-    for (int round = 0; round < Draws(120); ++round) {
+    for (int round = 0; round < CasesToDraw(120); ++round) {
       const Spec spec = DrawSpec(&random);
       CAPTURE(round);
       CAPTURE(Name(spec.search.placement));
@@ -178,7 +178,7 @@ TEST_SUITE("property") {
   TEST_CASE("one micro-batch at a time holds least and auto fits from there on") {
     std::mt19937_64 random(29);
     int fits = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       Spec spec = DrawSpec(&random);
       spec.memory_limit.reset();
       CAPTURE(round);

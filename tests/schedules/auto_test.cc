@@ -71,7 +71,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(61);
     std::map<std::string, int> placements;
     int compared = 0, shorter = 0, refused = 0;
-    for (int round = 0; round < Draws(150); ++round) {
+    for (int round = 0; round < CasesToDraw(150); ++round) {
       const Spec spec = DrawSpec(&random);
       CAPTURE(round);
       CAPTURE(spec.ranks);
@@ -138,7 +138,7 @@ TEST_SUITE("property") {
   TEST_CASE("four times the budget never gives a longer step, nor `any` than a placement") {
     std::mt19937_64 random(62);
     int compared = 0, shorter = 0;
-    while (compared < Draws(120)) {
+    while (compared < CasesToDraw(120)) {
       Spec spec = DrawSpec(&random);
       if (spec.ranks < 2 || !RejectPlacement(spec).empty()) continue;
       spec.search.budget = 3'000'000;

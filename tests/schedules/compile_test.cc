@@ -98,7 +98,7 @@ TEST_SUITE("property") {
   TEST_CASE("what is searched is never longer than dualpipe and dualpipe-v in their memory") {
     std::mt19937_64 random(67);
     int compared = 0, shorter = 0;
-    for (int round = 0; round < Draws(24); ++round) {
+    for (int round = 0; round < CasesToDraw(24); ++round) {
       const bool v = round % 2 == 1;
       const Overlap overlap = round / 2 % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
       const int ranks = v ? 2 + static_cast<int>(random() % 3) : 4;

@@ -81,7 +81,7 @@ TEST_SUITE("property") {
   TEST_CASE("a plan fits exactly the devices that hold all of its fullest rank") {
     std::mt19937_64 random(4);
     int made = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 5);
       for (const Schedule* schedule : Schedules()) {
         if (schedule->search != nullptr) continue;
@@ -115,7 +115,7 @@ TEST_SUITE("property") {
   TEST_CASE("auto fits the device on every rank, or says that nothing does") {
     std::mt19937_64 random(9);
     int fitted = 0, once = 0;
-    for (int round = 0; round < Draws(30); ++round) {
+    for (int round = 0; round < CasesToDraw(30); ++round) {
       Spec spec = MakeSpec("auto", 4, 8, RandomBytes(&random, 4));
       spec.search.placement = Placement::kAny;
       spec.search.budget = 2'000'000;

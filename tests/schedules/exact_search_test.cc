@@ -71,7 +71,7 @@ TEST_SUITE("property") {
     ExactInstances instances(21);
     std::mt19937_64 random(21);
     int compared = 0, incomplete = 0;
-    while (compared < Draws(150)) {
+    while (compared < CasesToDraw(150)) {
       ExactInstance instance = instances.Next();
       const std::vector<int> recomputed = Recompute(&instance, &random);
       const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, 5'000);
@@ -103,7 +103,7 @@ TEST_SUITE("property") {
   TEST_CASE("auto is optimal on tiny instances, and says so where all was looked at") {
     ExactInstances instances(22);
     int compared = 0, optimal = 0, proven = 0, mixed = 0;
-    while (compared < Draws(120)) {
+    while (compared < CasesToDraw(120)) {
       const ExactInstance instance = instances.Next();
       const bool odd = instance.plan.routes.size() > 1 && instance.plan.ranks % 2 == 1;
       if (odd && !instance.costs.microbatch_scale.empty()) continue;  // auto says why not

@@ -104,7 +104,7 @@ TEST_SUITE("property") {
   TEST_CASE("two copies of the parameters are advised for more than a hundredth only") {
     std::mt19937_64 random(11);
     int twice = 0, once = 0;
-    for (int round = 0; round < Draws(24); ++round) {
+    for (int round = 0; round < CasesToDraw(24); ++round) {
       CompareRequest request = RandomRequest(&random);
       request.single_too = true;
       const std::vector<CompareRow> rows = Compare(request);

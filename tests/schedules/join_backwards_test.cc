@@ -73,7 +73,7 @@ TEST_SUITE("property") {
   TEST_CASE("joined backwards run within the limit and are never longer") {
     std::mt19937_64 random(31);
     int optimal = 0, both = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const auto draw = [&random](Time low, Time high) {
         return low + static_cast<Time>(random() % static_cast<uint64_t>(high - low + 1));
       };

@@ -64,7 +64,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("layer layout: what is written is read as it was") {
     std::mt19937_64 random(17);
-    for (int i = 0; i < Draws(2000); ++i) {
+    for (int i = 0; i < CasesToDraw(2000); ++i) {
       LayerLayout layout;
       const size_t stages = 1 + random() % 12;
       while (layout.size() < stages) {

@@ -104,7 +104,7 @@ TEST_SUITE("unit") {
       RankQueue queue;
       queue.Reset(ranks);
       std::vector<Time> times(ranks, 0);
-      for (int round = 0; round < Draws(300); ++round) {
+      for (int round = 0; round < CasesToDraw(300); ++round) {
         const auto first = std::min_element(times.begin(), times.end());
         CHECK(queue.first() == first - times.begin());
         CHECK(queue.first_time() == *first);

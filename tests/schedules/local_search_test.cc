@@ -88,7 +88,7 @@ TEST_SUITE("property") {
       CAPTURE(spec.schedule);
       CAPTURE(spec.ranks);
       CAPTURE(spec.microbatches);
-      for (int i = 0; i < Draws(60); ++i) {
+      for (int i = 0; i < CasesToDraw(60); ++i) {
         const auto below = [&](int n) {
           return static_cast<int>(random() % static_cast<uint64_t>(n));
         };

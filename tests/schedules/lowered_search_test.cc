@@ -106,7 +106,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(11);
     int windows = 0, near = 0;
     constexpr std::string_view kSchedules[] = {"dualpipe", "dualpipe-v", "1f1b", "zb-1p", "v-half"};
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const int ranks = 2 + 2 * (round % 4);
       const Overlap overlap = round % 3 != 0 ? Overlap::kAll : Overlap::kPublished;
       const Spec spec = MakeSpec(kSchedules[round % 5], ranks, 2 * ranks + 2 * (round % 3),

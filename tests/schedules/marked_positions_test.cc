@@ -19,7 +19,7 @@ TEST_SUITE("property") {
     };
     MarkedPositions marked;
     marked.Reset(kPositions);
-    for (int round = 0; round < Draws(400); ++round) {
+    for (int round = 0; round < CasesToDraw(400); ++round) {
       const bool upwards = draw(2) == 0;
       std::set<int> left;
       // Something from `first` on, in the direction of the sweep.

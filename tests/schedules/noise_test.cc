@@ -37,7 +37,7 @@ TEST_SUITE("unit") {
     int count = 0;
     for (int32_t stage = 0; stage < 4; ++stage) {
       for (const Op op : {Op::F, Op::B, Op::W}) {
-        for (int k = 0; k < Draws(2000); ++k) {
+        for (int k = 0; k < CasesToDraw(2000); ++k) {
           const auto mean = static_cast<double>(problem.Duration({op, stage}, k));
           const double z = static_cast<double>(draw.Duration({op, stage}, k)) / mean - 1;
           const double y = static_cast<double>(other.Duration({op, stage}, k)) / mean - 1;
@@ -79,7 +79,7 @@ TEST_SUITE("property") {
     REQUIRE(times.draws() == 32);
     std::mt19937_64 random(3);
     int kept = 0, refused = 0;
-    for (int i = 0; i < Draws(2000); ++i) {
+    for (int i = 0; i < CasesToDraw(2000); ++i) {
       const int rank = static_cast<int>(random() % 4);
       const auto place = [&] {
         return static_cast<int>(random() % static_cast<uint64_t>(graph.length(rank)));

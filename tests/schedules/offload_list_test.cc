@@ -31,7 +31,7 @@ TEST_SUITE("property") {
     };
     ExactInstances instances(32);
     int made = 0, tight = 0, offloads = 0, standstills = 0;
-    while (made < Draws(3000)) {
+    while (made < CasesToDraw(3000)) {
       ExactInstance instance = instances.Next();
       CostModel& costs = instance.costs;
       costs.host = HostCost{.latency = draw(0, 20)};

@@ -253,7 +253,7 @@ TEST_SUITE("property") {
   TEST_CASE("an order that changes piece by piece runs as one from nothing") {
     std::mt19937_64 random(5);
     int kept = 0, refused = 0, pairs = 0;
-    for (int round = 0; round < Draws(24); ++round) {
+    for (int round = 0; round < CasesToDraw(24); ++round) {
       CostModel costs = PairCosts();
       costs.comm.latency = round % 3 == 0 ? 4'000 : 0;
       const bool v = round % 2 == 0;
@@ -263,7 +263,7 @@ TEST_SUITE("property") {
       std::optional<IncrementalEvaluator> run =
           IncrementalEvaluator::Of(start.problem, start.found.order);
       REQUIRE(run);
-      for (int i = 0; i < Draws(400); ++i) {
+      for (int i = 0; i < CasesToDraw(400); ++i) {
         const size_t r = Draw(&random, run->ranks());
         const std::optional<PairMove> move = DrawMove(run->list(r), &random);
         if (!move) continue;

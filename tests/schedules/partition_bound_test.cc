@@ -33,7 +33,7 @@ void GiveComponents(std::mt19937_64* random, LayerCost* layer) {
 TEST_SUITE("property") {
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(500));
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(500));
     int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
     for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
@@ -104,7 +104,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("no bound for any partition into pairs that save is above what a search finds") {
     std::mt19937_64 random(78);
-    for (int round = 0; round < Draws(24); ++round) {
+    for (int round = 0; round < CasesToDraw(24); ++round) {
       const int ranks = 2 + round % 3, layers = 3 * ranks + static_cast<int>(random() % 3);
       Spec spec = MakeSpec("auto", ranks, 6 * ranks, RandomLayers(&random, layers, false));
       for (LayerCost& layer : spec.costs.layers) {

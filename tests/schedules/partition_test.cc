@@ -35,7 +35,7 @@ TEST_SUITE("property") {
   TEST_CASE("stages have all of the model, and plans of them are sound and fit") {
     std::mt19937_64 random(11);
     int made = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 4),
                 layers = 8 + static_cast<int>(random() % 12);
       Spec spec = MakeSpec("", ranks, 2 * ranks + 2 * static_cast<int>(random() % 3),
@@ -80,13 +80,13 @@ TEST_SUITE("property") {
                   .stages == plan.stages);
       }
     }
-    CHECK(made > Draws(300));
+    CHECK(made > CasesToDraw(300));
   }
 
   TEST_CASE("a partition is no worse than an even one, and mostly the best there is") {
     std::mt19937_64 random(5);
     int best_found = 0, cases = 0, better = 0;
-    for (int round = 0; round < Draws(40); ++round) {
+    for (int round = 0; round < CasesToDraw(40); ++round) {
       const int ranks = 2 + static_cast<int>(random() % 2);
       const int layers = 2 * ranks + static_cast<int>(random() % 4);
       for (const char* name : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe"}) {
@@ -118,7 +118,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("a balanced partition of one stage a rank is the best by what it looks at") {
     std::mt19937_64 random(3);
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const int ranks = 1 + static_cast<int>(random() % 4);
       const int layers = ranks + static_cast<int>(random() % 6),
                 count = 1 + static_cast<int>(random() % 9);
@@ -149,7 +149,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("auto is no longer than any published schedule of the same layers") {
     std::mt19937_64 random(21);
-    for (int round = 0; round < Draws(8); ++round) {
+    for (int round = 0; round < CasesToDraw(8); ++round) {
       const int ranks = round == 0 ? 1 : 2 + 2 * static_cast<int>(random() % 2);
       CompareRequest request;
       request.spec = MakeSpec("", ranks, 2 * ranks, RandomLayers(&random, 4 * ranks, true));
@@ -261,7 +261,7 @@ TEST_SUITE("unit") {
   TEST_CASE("limits below what some stages hold end in an error and in nothing else") {
     std::mt19937_64 random(31);
     int fitted = 0, refused = 0;
-    for (int round = 0; round < Draws(40); ++round) {
+    for (int round = 0; round < CasesToDraw(40); ++round) {
       Spec spec = MakeSpec("", 2 + round % 3, 4, RandomLayers(&random, 12, true));
       spec.search.placement = Placement::kAny;
       spec.search.budget = 1'000'000;
@@ -285,8 +285,8 @@ TEST_SUITE("unit") {
         }
       }
     }
-    CHECK(fitted > Draws(50));
-    CHECK(refused > Draws(50));
+    CHECK(fitted > CasesToDraw(50));
+    CHECK(refused > CasesToDraw(50));
   }
 }
 

@@ -67,7 +67,7 @@ TEST_SUITE("property") {
   TEST_CASE("layers: as few as a rank needs run again") {
     std::mt19937_64 random(31);
     int layered = 0;
-    for (int round = 0; round < Draws(40); ++round) {
+    for (int round = 0; round < CasesToDraw(40); ++round) {
       const std::string schedule = std::vector<std::string>{"1f1b", "zb-v", "gpipe"}[random() % 3];
       CostModel costs = CostsOf(1);
       Spec spec = MakeSpec(schedule, 2, 4, costs);
@@ -93,7 +93,7 @@ TEST_SUITE("property") {
       CHECK(TimeOf(stages, costs) <= TimeOf(StagesToFit(order, costs, limit), costs));
       layered += RecomputedCells(RecomputeStages(order, stages)).in_layers();
     }
-    CHECK(layered > Draws(40) / 4);
+    CHECK(layered > CasesToDraw(40) / 4);
   }
 
   TEST_CASE("layers: no plan is longer for knowing them, all fit, and many are shorter") {

@@ -105,7 +105,7 @@ TEST_SUITE("property") {
   TEST_CASE("recompute moves: from 1F1B to the shortest of all schedules, mostly") {
     std::mt19937_64 random(32);
     int compared = 0, optimal = 0;
-    while (compared < Draws(60)) {
+    while (compared < CasesToDraw(60)) {
       const auto draw = [&](int low, int high) {
         return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
       };

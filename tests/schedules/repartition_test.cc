@@ -41,7 +41,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     int alike = 0;
-    for (int round = 0; round < Draws(500); ++round) {
+    for (int round = 0; round < CasesToDraw(500); ++round) {
       const int stages = draw(1, 6), parts = draw(1, 4);
       CostModel costs = RandomCosts(&random, stages, 3);
       if (draw(0, 2) == 0) {

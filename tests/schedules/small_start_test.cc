@@ -73,7 +73,7 @@ TEST_SUITE("property") {
   TEST_CASE("a longer order has every forward and backward of every stage once") {
     std::mt19937_64 random(11);
     int made = 0;
-    for (int round = 0; round < Draws(100); ++round) {
+    for (int round = 0; round < CasesToDraw(100); ++round) {
       const int ranks = 2 * (1 + static_cast<int>(random() % 3));
       const int few = 2 + static_cast<int>(random() % 4), more = static_cast<int>(random() % 9);
       const CostModel costs = RandomCosts(&random, ranks, 2 * (few + more));

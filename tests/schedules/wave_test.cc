@@ -45,7 +45,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     int compared = 0, optimal = 0;
-    while (compared < Draws(60)) {
+    while (compared < CasesToDraw(60)) {
       const int chunks = draw(3, 4);
       const int microbatches = chunks == 3 ? draw(2, 3) : 2;
       CostModel costs = UniformCosts(10, 10, 10);

@@ -20,6 +20,6 @@ inline constexpr bool kSanitized = CF_SANITIZED;
 #undef CF_SANITIZED
 
 /// How many cases to draw of those that an unwatched run draws.
-constexpr int Draws(int unwatched) { return kSanitized ? (unwatched + 11) / 12 : unwatched; }
+constexpr int CasesToDraw(int unwatched) { return kSanitized ? (unwatched + 11) / 12 : unwatched; }
 
 }  // namespace contraflow

@@ -212,7 +212,7 @@ TEST_SUITE("property") {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     int simple = 0, searched = 0;
-    for (int round = 0; round < Draws(60); ++round) {
+    for (int round = 0; round < CasesToDraw(60); ++round) {
       const int ranks = draw(1, 5), microbatches = draw(1, 9);
       CompareRequest request =
           MakeRequest(ranks, microbatches, RandomCosts(&random, ranks, microbatches));

@@ -39,7 +39,7 @@ TEST_SUITE_BEGIN("property");
 
 TEST_CASE("edits are the fewest and turn the left list into the right one") {
   std::mt19937 random(7);
-  for (int round = 0; round < Draws(2000); ++round) {
+  for (int round = 0; round < CasesToDraw(2000); ++round) {
     const Strings left = RandomLines(&random), right = RandomLines(&random);
     const std::string text = FormatEdits(left, right, "list");
     CAPTURE(round);

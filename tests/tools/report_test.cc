@@ -84,7 +84,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("exposed all-to-all is never more than all of it and the makespan holds its bubbles") {
     std::mt19937_64 random(73);
-    for (int round = 0; round < Draws(20); ++round) {
+    for (int round = 0; round < CasesToDraw(20); ++round) {
       for (const Schedule* schedule : Schedules()) {
         const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
         const Report report =

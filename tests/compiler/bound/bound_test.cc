@@ -60,7 +60,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(41);
     int reached = 0, cases = 0;
     double gap = 0;
-    for (int round = 0; round < Draws(400); ++round) {
+    for (int round = 0; round < CasesToDraw(400); ++round) {
       const Overlap overlap = round % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
       const Plan chunks = RandomCommPlan(&random, round / 2, overlap);
       const CostModel& costs = *chunks.costs;

@@ -44,7 +44,7 @@ TEST_SUITE("unit") {
 
 TEST_SUITE("property") {
   TEST_CASE("no bound with pairs and small weight gradients is above the optimum") {
-    const int cases = FromEnvironment("CONTRAFLOW_EXACT", Draws(300));
+    const int cases = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(300));
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 5)));
     const auto draw = [&](int64_t low, int64_t high) {
       return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
@@ -71,7 +71,7 @@ TEST_SUITE("property") {
       std::optional<int64_t> limit;
       if (draw(0, 2) > 0) limit = draw(2, 2 * ranks + 1);
       const ExactResult exact =
-          ExactMakespan(plan, costs, limit, cases > Draws(300) ? 40'000 : 5'000);
+          ExactMakespan(plan, costs, limit, cases > CasesToDraw(300) ? 40'000 : 5'000);
       if (!exact.finished || !exact.makespan) continue;
       CAPTURE(ranks);
       CAPTURE(microbatches);

@@ -37,7 +37,7 @@ struct Tally {
 
 TEST_SUITE("unit") {
   TEST_CASE("no bound is above the optimum of a tiny instance") {
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(600));
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600));
     const bool longer = wanted > 600;
     ExactInstances instances(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)));
     std::map<std::string, Tally> classes;
@@ -92,7 +92,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("no bound is above the optimum of a tiny instance whose stages hold unlike much") {
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(600)) / 2;
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600)) / 2;
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)) + 7);
     ExactInstances instances(random());
     Tally all;
@@ -135,7 +135,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("no bound is above the optimum of a tiny instance that recomputes") {
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(600)) / 2;
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600)) / 2;
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)));
     ExactInstances instances(random());
     Tally all;

@@ -42,7 +42,7 @@ TEST_SUITE("property") {
       return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
     };
     int idle = 0;
-    for (int round = 0; round < Draws(20'000); ++round) {
+    for (int round = 0; round < CasesToDraw(20'000); ++round) {
       std::vector<FirstBackwardIdle> openings;
       const Time longest = draw(0, 6);
       for (int64_t i = draw(1, 3); i > 0; --i) openings.push_back({draw(-5, 40), draw(0, 40)});

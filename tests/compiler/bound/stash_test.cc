@@ -62,7 +62,7 @@ TEST_SUITE("unit") {
 
 TEST_SUITE("property") {
   TEST_CASE("stashes: no bound is above the optimum of a tiny instance that offloads") {
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", Draws(400));
+    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(400));
     ExactInstances instances(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)));
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)));
     int compared = 0, decided = 0, reached = 0, reached_by_stashes = 0, recomputed = 0;

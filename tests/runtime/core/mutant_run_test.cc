@@ -29,7 +29,7 @@ TEST_SUITE("property") {
         if (!schedule->reject(spec).empty()) continue;
         spec.data_parallel = 1 + ranks % 3 % 2;
         const Plan plan = Compile(spec);
-        for (const Mutant& mutant : MakeMutants(plan, Draws(200), seed++)) {
+        for (const Mutant& mutant : MakeMutants(plan, CasesToDraw(200), seed++)) {
           ++made;
           if (!Verify(mutant.plan).empty()) continue;
           CAPTURE(plan.schedule);
@@ -47,8 +47,8 @@ TEST_SUITE("property") {
     }
     MESSAGE(made << " mutants, " << ran << " pass Verify and run right, of " << operators.size()
                  << " operators");
-    CHECK(made >= Draws(2000));
-    CHECK(ran >= Draws(100));
+    CHECK(made >= CasesToDraw(2000));
+    CHECK(ran >= CasesToDraw(100));
     CHECK(operators.size() >= (kSanitized ? 1 : 3));
   }
 
@@ -68,7 +68,7 @@ TEST_SUITE("property") {
           const Model model = GroupModel(capacity);
           const Plan plan =
               PlanFor(model, schedule->name, ranks, microbatches, ranks == 2 ? 2 : 1, level, seed);
-          for (const Mutant& mutant : MakeMutants(plan, Draws(250), seed++)) {
+          for (const Mutant& mutant : MakeMutants(plan, CasesToDraw(250), seed++)) {
             ++made;
             if (!Verify(mutant.plan).empty()) continue;
             CAPTURE(plan.schedule);
@@ -94,8 +94,8 @@ TEST_SUITE("property") {
       }
       MESSAGE(Name(level) << ": " << made << " mutants, " << ran
                           << " pass Verify and run right, of " << operators.size() << " operators");
-      CHECK(made >= Draws(1000));
-      CHECK(ran >= Draws(20));
+      CHECK(made >= CasesToDraw(1000));
+      CHECK(ran >= CasesToDraw(20));
     }
   }
 }

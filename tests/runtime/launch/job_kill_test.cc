@@ -30,7 +30,7 @@ const std::string kEndless = "1000000";
 /// How often each training is killed: every rank once. CONTRAFLOW_KILLS sets another number.
 int Kills() {
   if (const char* const kills = std::getenv("CONTRAFLOW_KILLS")) return std::atoi(kills);
-  return Draws(4);
+  return CasesToDraw(4);
 }
 
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {

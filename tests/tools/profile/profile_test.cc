@@ -483,7 +483,7 @@ TEST_SUITE("unit") {
     int refused = 0, taken = 0;
     for (const auto& entry : std::filesystem::directory_iterator(CF_TEST_DIR "/corpus/profile")) {
       const std::string whole = ReadFile(entry.path().string(), 1 << 20);
-      for (int i = 0; i < Draws(60); ++i) {
+      for (int i = 0; i < CasesToDraw(60); ++i) {
         std::string text =
             whole.substr(0, i % 3 == 0 ? random() % (whole.size() + 1) : whole.size());
         for (size_t edits = random() % 4; edits > 0 && !text.empty(); --edits) {

@@ -62,7 +62,7 @@ double LossOfStep(const std::string& out, int step) {
 /// CONTRAFLOW_RESTARTS sets another number of runs.
 int Runs() {
   const char* const runs = std::getenv("CONTRAFLOW_RESTARTS");
-  return runs == nullptr ? Draws(3) : std::atoi(runs);
+  return runs == nullptr ? CasesToDraw(3) : std::atoi(runs);
 }
 
 /// A training of four ranks and the weights that it comes to when nothing disturbs it.

@@ -14,8 +14,8 @@ namespace contraflow {
 Gpu& TestGpu();
 gpu::Stream TestStream();
 bool Emulated();
-/// Whether shapes have to be small: in the emulator, and where compute-sanitizer looks at each access
-/// (CONTRAFLOW_SMALL_SHAPES=1).
+/// Whether shapes have to be small: in the emulator, and where compute-sanitizer looks at each
+/// access (CONTRAFLOW_SMALL_SHAPES=1).
 bool SmallShapes();
 /// The emulator's threads take their turns in another order from now on; on a GPU nothing. Results
 /// must stay the same, bit for bit.

@@ -167,7 +167,7 @@ class NamedCustomDevice : public NamedBackend {
 
 TEST_SUITE("equivalence") {
   TEST_CASE("custom stages on a GPU: as without a pipeline, whatever order streams allow") {
-    constexpr GpuRunOptions kWays[] = {
+    const GpuRunOptions ways[] = {
         {.graph = false}, {.graph = true}, {.graph = true, .stamps = false}};
     size_t way = 0;  // plans take turns, and each schedule and level has two of the three
     for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "dualpipe"}) {
@@ -176,7 +176,7 @@ TEST_SUITE("equivalence") {
         CAPTURE(schedule);
         CAPTURE(Name(level));
         for (int turn = 0; turn < 2; ++turn, ++way) {
-          CHECK(Train(plan, kWays[way % std::size(kWays)], way + 1) == "");
+          CHECK(Train(plan, ways[way % std::size(ways)], way + 1) == "");
         }
       }
     }

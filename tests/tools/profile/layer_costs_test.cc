@@ -478,6 +478,9 @@ TEST_SUITE("unit") {
     }
     CHECK(Failure([] { FindGpu("h10"); }) ==
           "unknown GPU \"h10\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
+    CHECK(Failure([] { FindGpu("H1O0"); }) ==
+          "unknown GPU \"H1O0\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
+    CHECK(FindGpu("H100").name == "h100");
     for (const GpuSheet& gpu : GpuSheets()) {
       CHECK(&FindGpu(gpu.name) == &gpu);
       CHECK(!gpu.source.empty());

@@ -280,7 +280,8 @@ namespace {
 bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
           std::optional<int64_t> LayerCost::*of_layer) {
   if (costs.layers.empty()) return costs.memory && !((*costs.memory).*of_stages).empty();
-  return std::ranges::any_of(costs.layers, [&](const LayerCost& layer) { return layer.*of_layer; });
+  return std::ranges::any_of(costs.layers,
+                             [&](const LayerCost& layer) { return (layer.*of_layer).has_value(); });
 }
 
 /// Throws Error if the costs do not say what replicas share at this stage of ZeRO.

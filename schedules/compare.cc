@@ -257,6 +257,23 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   return rows;
 }
 
+std::string RejectedByAll(const CompareRequest& request, std::span<const CompareRow> rows) {
+  const auto taken = [](const CompareRow& row) { return row.rejected.empty(); };
+  if (rows.empty() || std::ranges::any_of(rows, taken)) return "";
+  const int most = std::ranges::max(rows, {}, &CompareRow::stages).stages;
+  const std::pair<const char*, const std::vector<int>&> chosen[] = {
+      {"recompute", request.spec.recompute.stages}, {"offload", request.spec.offload.stages}};
+  for (const auto& [field, stages] : chosen) {
+    if (stages.empty() || stages.back() < most) continue;
+    return "`" + std::string(field) + "`: there is no stage " + std::to_string(stages.back()) +
+           ", no schedule makes more than " + std::to_string(most) + " stages (0.." +
+           std::to_string(most - 1) + ")";
+  }
+  const std::string& first = rows.front().rejected;
+  const auto alike = [&](const CompareRow& row) { return row.rejected == first; };
+  return std::ranges::all_of(rows, alike) ? first : "";
+}
+
 Advice Advise(std::span<const CompareRow> rows) {
   const std::vector<const CompareRow*> fit = SimplestFirst(rows);
   if (fit.empty()) return {"", NothingFits(rows), nullptr};

@@ -72,6 +72,9 @@ std::vector<CompareRow> Compare(const CompareRequest& request,
 /// The row of one schedule.
 CompareRow CompareSchedule(const Schedule& schedule, const CompareRequest& request);
 
+/// Why no schedule takes the request, where that is the same for all of them; "" otherwise.
+std::string RejectedByAll(const CompareRequest& request, std::span<const CompareRow> rows);
+
 /// Which schedule to take, in a sentence that says why.
 struct Advice {
   std::string schedule;  ///< "" where none fits

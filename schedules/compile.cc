@@ -102,6 +102,8 @@ Spec WithStages(Spec spec) {
   }
   const auto listed = static_cast<int>(costs.stages.size());
   const int from = listed > 1 ? listed : spec.ranks, to = schedule.stages(spec);
+  // Told in their own figures, not in those of parts.
+  CheckStageCosts(costs);
   const std::string why_not = RejectRepartition(costs, from, to);
   if (!why_not.empty()) throw Error(spec.schedule + " " + why_not);
   costs = Repartition(costs, from, to);

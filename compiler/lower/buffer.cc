@@ -239,9 +239,8 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers, int s) {
     return bytes;
   }
   if (!costs.memory) {
-    throw Error(
-        "the costs do not say how large activations are; give \"memory\": "
-        "{\"activation_bytes\": .., \"w_stash_bytes\": ..}");
+    throw Error("the costs do not say how large activations are; give " +
+                MemoryKeys(costs, {"activation_bytes", "w_stash_bytes"}));
   }
   const auto at = [&](Value value) -> int64_t& { return bytes[static_cast<size_t>(value)]; };
   at(Value::activation) = costs.memory->activation(s) - costs.memory->stash(s);

@@ -237,6 +237,18 @@ int64_t MemoryCost::ActivationOfAll(int stages) const {
   return std::accumulate(activation_of.begin(), activation_of.end(), int64_t{0});
 }
 
+std::string MemoryKeys(const CostModel& costs, std::initializer_list<std::string_view> keys) {
+  const bool by_layer = costs.by_layer();
+  std::string text;
+  for (const std::string_view key : keys) {
+    if (!text.empty()) text += by_layer ? " and " : ", ";
+    // A stage takes in what the layer before it puts out.
+    const bool input = by_layer && key == "input_bytes";
+    text += "\"" + std::string(input ? "output_bytes" : key) + (by_layer ? "\"" : "\": ..");
+  }
+  return by_layer ? text + " in \"layers\"" : "\"memory\": {" + text + "}";
+}
+
 void CheckHostCost(const CostModel& costs, bool offloads) {
   if (!offloads) return;
   if (!costs.host) {
@@ -247,8 +259,8 @@ void CheckHostCost(const CostModel& costs, bool offloads) {
   if (costs.host->bandwidth == 0) return;
   if (costs.memory && costs.memory->activation_bytes > 0) return;
   throw Error(
-      "\"host\" gives a bandwidth, and the costs do not say how many bytes are copied; give "
-      "\"memory\": {\"activation_bytes\": ..}, or \"host\": {\"time\": ..}");
+      "\"host\" gives a bandwidth, and the costs do not say how many bytes are copied; give " +
+      MemoryKeys(costs, {"activation_bytes"}) + ", or \"host\": {\"time\": ..}");
 }
 
 std::string FlawOf(const StageCost& cost, Unit unit) {
@@ -336,6 +348,16 @@ std::string FlawOf(const MoeCost& cost, Unit unit) {
   return "";
 }
 
+void CheckStageCosts(const CostModel& costs) {
+  for (size_t s = 0; s < costs.stages.size(); ++s) {
+    const std::string flaw = FlawOf(costs.stages[s], costs.unit);
+    if (flaw.empty()) continue;
+    throw Error("costs of " +
+                (costs.stages.size() == 1 ? "every stage" : "stage " + std::to_string(s)) + ": " +
+                flaw);
+  }
+}
+
 void CheckCosts(const CostModel& costs, int stages, int microbatches) {
   if (costs.moe) {
     const std::string flaw = FlawOf(*costs.moe, costs.unit);
@@ -387,13 +409,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
     throw Error("\"partition\" is of " + std::to_string(parts) +
                 " layers, \"partition_of\" names " + std::to_string(named));
   }
-  for (size_t s = 0; s < costs.stages.size(); ++s) {
-    const std::string flaw = FlawOf(costs.stages[s], costs.unit);
-    if (flaw.empty()) continue;
-    throw Error("costs of " +
-                (costs.stages.size() == 1 ? "every stage" : "stage " + std::to_string(s)) + ": " +
-                flaw);
-  }
+  CheckStageCosts(costs);
   if (!costs.microbatch_scale.empty() &&
       costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
     throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -257,6 +258,8 @@ struct CostModel {
   bool uniform() const;
   /// Of the model, repeats counted.
   int LayerCount() const;
+  /// True if a cost file of these has `layers`.
+  bool by_layer() const { return !layers.empty() || !partition.empty(); }
 
   /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP, OFFLOAD, RELOAD (which
   /// copy the activation of a cell) or, with `moe` or `stage_moe`, a component. FB of two different
@@ -267,6 +270,10 @@ struct CostModel {
 
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
+
+/// Where a cost file of this form has these bytes of a stage: "memory": {"activation_bytes": ..,
+/// "input_bytes": ..} or, by layer, "activation_bytes" and "output_bytes" in "layers".
+std::string MemoryKeys(const CostModel& costs, std::initializer_list<std::string_view> keys);
 
 /// Throws Error if a plan that copies to the host's memory (`offloads`) has costs that do not say
 /// how long that takes: no `host`, or a bandwidth and no bytes of activations.
@@ -320,6 +327,9 @@ Time TypicalComponent(const CostModel& costs);
 /// Why component costs do not hold (no layers, a list of the wrong length, a negative cost, a sum
 /// over kMaxCost), or "".
 std::string FlawOf(const MoeCost& cost, Unit unit);
+
+/// Throws Error if durations of a stage contradict each other.
+void CheckStageCosts(const CostModel& costs);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
 /// number of stages and micro-batch factors.

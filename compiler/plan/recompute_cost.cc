@@ -147,7 +147,8 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
     if (!input) {
       throw Error(
           "the costs do not say what a recomputed cell holds between F and R, its stage input; "
-          "give \"memory\": {\"input_bytes\": ..}, or \"bytes\" under \"comm\"");
+          "give " +
+          MemoryKeys(costs, {"input_bytes"}) + ", or \"bytes\" under \"comm\"");
     }
     bytes.input = *input;
     if (extent.layers != 0) return WithoutLayers(costs, s, extent.layers, bytes);

@@ -237,8 +237,8 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
   if (!known) {
     *missing = layers > 0 ? "the costs do not say how large the values of a layer are; give "
                             "\"memory\": {\"values\": {..}}, or compile with `model`"
-                          : "the costs do not say how large activations are; give \"memory\": "
-                            "{\"activation_bytes\": .., \"w_stash_bytes\": ..}";
+                          : "the costs do not say how large activations are; give " +
+                                MemoryKeys(costs, {"activation_bytes", "w_stash_bytes"});
     return std::nullopt;
   }
   const struct {

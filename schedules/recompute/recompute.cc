@@ -264,7 +264,8 @@ void CheckRecomputeLimit(const Spec& spec) {
   if (!MemoryLimit(costs).bytes()) {
     throw Error(
         "`recompute` with `memory_limit`: the costs give no bytes, and what a recomputed cell "
-        "holds is no activation; give \"memory\": {\"activation_bytes\": .., \"input_bytes\": ..}");
+        "holds is no activation; give " +
+        MemoryKeys(costs, {"activation_bytes", "input_bytes"}));
   }
   BytesOfCell(costs, 0, true, spec.recompute.part);
 }

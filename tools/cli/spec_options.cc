@@ -274,13 +274,34 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
              "too (2) (default: what the costs say, else 0)");
 }
 
+namespace {
+
+/// True if some stage, or some layer, has these bytes.
+bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
+          std::optional<int64_t> LayerCost::*of_layer) {
+  if (costs.layers.empty()) return costs.memory && !((*costs.memory).*of_stages).empty();
+  return std::ranges::any_of(costs.layers,
+                             [&](const LayerCost& layer) { return (layer.*of_layer).has_value(); });
+}
+
+/// Throws Error if the costs do not say what replicas share at this stage of ZeRO.
+void CheckShared(const CostModel& costs, int64_t zero) {
+  const bool optimizer = Says(costs, &MemoryCost::optimizer_bytes, &LayerCost::optimizer_bytes);
+  const bool gradients = Says(costs, &MemoryCost::gradient_bytes, &LayerCost::gradient_bytes);
+  if (zero == 0 || optimizer || (zero == 2 && gradients)) return;
+  throw Error("--zero: the costs do not say what replicas would share; give costs with " +
+              std::string(zero == 2 ? "\"gradient_bytes\" and " : "") + "\"optimizer_bytes\"");
+}
+
+}  // namespace
+
 void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   CostModel& costs = spec->costs;
   if (option.zero) {
     if (*option.zero < 0 || *option.zero > 2) {
       throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
     }
-    if (*option.zero > 0 && !costs.memory) costs.memory.emplace();
+    CheckShared(costs, *option.zero);
     if (costs.memory) costs.memory->zero = static_cast<int>(*option.zero);
   }
   if (!option.bytes) return;
@@ -290,11 +311,7 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
         "--device-memory: the costs do not say what activations take; give costs with "
         "\"activation_bytes\"");
   }
-  const bool known = costs.layers.empty()
-                         ? !costs.memory->parameter_bytes.empty()
-                         : std::any_of(costs.layers.begin(), costs.layers.end(),
-                                       [](const auto& layer) { return layer.parameter_bytes; });
-  if (!known) {
+  if (!Says(costs, &MemoryCost::parameter_bytes, &LayerCost::parameter_bytes)) {
     throw Error(
         "--device-memory: the costs do not say what parameters take; give costs with "
         "\"parameter_bytes\" (0 where a model has none)");

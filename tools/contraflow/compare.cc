@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "compiler/files/file.h"
@@ -58,6 +59,17 @@ std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, ProgressLi
   });
 }
 
+/// Throws Error if no schedule takes any of the points, all for one reason.
+void RefuseWhatNoneTakes(std::span<const Point> points) {
+  std::string reason;
+  for (const Point& point : points) {
+    const std::string why = RejectedByAll(point.request, point.rows);
+    if (why.empty() || (!reason.empty() && why != reason)) return;
+    reason = why;
+  }
+  if (!reason.empty()) throw Error(reason);
+}
+
 /// The front of time against memory.
 int RunPareto(const CompareCommand& options, CompareRequest request) {
   std::vector<FrontPoint> front;
@@ -67,6 +79,11 @@ int RunPareto(const CompareCommand& options, CompareRequest request) {
     const Interrupt interrupt;
     front = ParetoFront(
         request, [&](std::string_view next) { progress.Say("compiling " + std::string(next)); });
+  }
+  if (front.empty()) {
+    request.no_auto = true;  // it finds nothing either
+    const Point published{request, Compare(request)};
+    RefuseWhatNoneTakes({&published, 1});
   }
   if (options.json) {
     WriteFile("-", FormatJson("compare", {{"front", FrontToJson(request, front)}}));
@@ -201,6 +218,7 @@ int Run(const CompareCommand& options) {
     }
   }
   const size_t missing = points.size() - compared;
+  if (missing == 0) RefuseWhatNoneTakes(points);
   const bool any = std::any_of(points.begin(), points.end(),
                                [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());

@@ -49,6 +49,13 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
   if (model.predictions > 0) {
     text += " and " + Count(whole.predictions) + " of prediction modules";
   }
+  if (!model.defaults.empty()) {
+    text += "\n//            (not in the config.json, defaults of transformers:";
+    for (const std::string& taken : model.defaults) {
+      text += (&taken == &model.defaults.front() ? " " : ", ") + taken;
+    }
+    text += ")";
+  }
   text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
           std::to_string(setup.expert_parallel) + ": " + Count(costs.parameters) +
           " parameters on a device that had all layers\n";

@@ -64,7 +64,11 @@ constexpr GpuSheet kGpus[] = {
 
 std::span<const GpuSheet> GpuSheets() { return kGpus; }
 
-const GpuSheet& FindGpu(std::string_view name) {
+const GpuSheet& FindGpu(std::string_view asked) {
+  std::string name(asked.substr(0, 64));
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
   std::vector<std::string_view> names;
   std::string list;
   for (const GpuSheet& gpu : kGpus) {
@@ -72,7 +76,7 @@ const GpuSheet& FindGpu(std::string_view name) {
     names.push_back(gpu.name);
     list += (list.empty() ? "" : ", ") + std::string(gpu.name);
   }
-  throw Error("unknown GPU \"" + std::string(name.substr(0, 64)) + "\"" + DidYouMean(name, names) +
+  throw Error("unknown GPU \"" + std::string(asked.substr(0, 64)) + "\"" + DidYouMean(name, names) +
               "; known are: " + list);
 }
 

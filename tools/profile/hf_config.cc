@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "compiler/files/json.h"
@@ -21,29 +23,54 @@ constexpr int64_t kMaxHeads = 1 << 12;
 constexpr int64_t kMostLayers = 1 << 11;
 constexpr int64_t kMaxExperts = 1 << 14;
 
-int64_t Count(const JsonCursor& config, const char* key, int64_t high, int64_t low = 1) {
-  return config.Required(key).Integer("a whole number", low, high);
-}
+/// What transformers takes for a key that a config leaves out.
+struct Default {
+  std::string_view key;
+  int64_t value;
+};
+
+/// A config.json, or the member of it with the text model.
+struct Config {
+  JsonCursor json;
+  std::vector<std::string>* taken;  ///< as ModelShape::defaults
+  std::span<const Default> defaults = {};
+
+  JsonCursor Required(const char* key) const { return json.Required(key); }
+};
 
 /// A key that is absent or null has its default.
-std::optional<JsonCursor> Given(const JsonCursor& config, const char* key) {
-  std::optional<JsonCursor> field = config.Optional(key);
+std::optional<JsonCursor> Given(const Config& config, const char* key) {
+  std::optional<JsonCursor> field = config.json.Optional(key);
   return field && !field->IsNull() ? field : std::nullopt;
 }
 
-int64_t CountOr(const JsonCursor& config, const char* key, int64_t high, int64_t absent,
-                int64_t low = 1) {
-  const auto field = Given(config, key);
-  return field ? field->Integer("a whole number", low, high) : absent;
+/// The default of a key that is not given, if it has one.
+std::optional<int64_t> TakeDefault(const Config& config, const char* key) {
+  if (Given(config, key)) return std::nullopt;
+  const auto found = std::ranges::find(config.defaults, key, &Default::key);
+  if (found == config.defaults.end()) return std::nullopt;
+  config.taken->push_back(std::string(key) + " " + std::to_string(found->value));
+  return found->value;
 }
 
-bool FlagOr(const JsonCursor& config, const char* key, bool absent) {
+int64_t Count(const Config& config, const char* key, int64_t high, int64_t low = 1) {
+  if (const auto value = TakeDefault(config, key)) return *value;
+  return config.Required(key).Integer("a whole number", low, high);
+}
+
+int64_t CountOr(const Config& config, const char* key, int64_t high, int64_t absent,
+                int64_t low = 1) {
+  if (const auto field = Given(config, key)) return field->Integer("a whole number", low, high);
+  return TakeDefault(config, key).value_or(absent);
+}
+
+bool FlagOr(const Config& config, const char* key, bool absent) {
   const auto field = Given(config, key);
   return field ? field->Boolean("a flag") : absent;
 }
 
 /// Width, vocabulary, layers without windows or experts.
-ModelShape Trunk(const JsonCursor& config, bool tied) {
+ModelShape Trunk(const Config& config, bool tied) {
   ModelShape model;
   model.hidden = Count(config, "hidden_size", kMaxWidth);
   model.vocabulary = Count(config, "vocab_size", kMaxVocabulary);
@@ -52,7 +79,7 @@ ModelShape Trunk(const JsonCursor& config, bool tied) {
   return model;
 }
 
-AttentionDims GroupedAttention(const JsonCursor& config, const ModelShape& model) {
+AttentionDims GroupedAttention(const Config& config, const ModelShape& model) {
   AttentionDims attention;
   attention.heads = Count(config, "num_attention_heads", kMaxHeads);
   attention.kv_heads = CountOr(config, "num_key_value_heads", kMaxHeads, attention.heads);
@@ -74,13 +101,13 @@ AttentionDims GroupedAttention(const JsonCursor& config, const ModelShape& model
   return attention;
 }
 
-void AllBiases(const JsonCursor& config, bool absent, AttentionDims* attention) {
+void AllBiases(const Config& config, bool absent, AttentionDims* attention) {
   attention->qkv_bias = attention->out_bias = FlagOr(config, "attention_bias", absent);
 }
 
 /// "layer_types" where it is given, else a window in the layers for which `slides(index)`.
 template <typename Slides>
-void Windows(const JsonCursor& config, Slides slides, ModelShape* model) {
+void Windows(const Config& config, Slides slides, ModelShape* model) {
   constexpr int64_t kMaxWindow = int64_t{1} << 30;
   const auto types = Given(config, "layer_types");
   const size_t layers = model->layers.size();
@@ -107,7 +134,7 @@ void Windows(const JsonCursor& config, Slides slides, ModelShape* model) {
 }
 
 /// Number of experts and how many a token visits; "num_experts" and such are the names of the keys.
-MoeDims Experts(const JsonCursor& config, const char* experts, const char* width) {
+MoeDims Experts(const Config& config, const char* experts, const char* width) {
   MoeDims moe;
   moe.experts = Count(config, experts, kMaxExperts, 2);
   moe.top_k = Count(config, "num_experts_per_tok", moe.experts);
@@ -119,7 +146,7 @@ void AllLayersHaveExperts(ModelShape* model) {
   for (BlockShape& layer : model->layers) layer.moe = true;
 }
 
-ModelShape Llama(const JsonCursor& config) {
+ModelShape Llama(const Config& config) {
   ModelShape model = Trunk(config, false);
   model.attention = GroupedAttention(config, model);
   AllBiases(config, false, &model.attention);
@@ -128,7 +155,7 @@ ModelShape Llama(const JsonCursor& config) {
   return model;
 }
 
-ModelShape Mistral(const JsonCursor& config) {
+ModelShape Mistral(const Config& config) {
   ModelShape model = Trunk(config, false);
   model.attention = GroupedAttention(config, model);
   model.dense_width = Count(config, "intermediate_size", kMaxWidth);
@@ -138,7 +165,7 @@ ModelShape Mistral(const JsonCursor& config) {
   return model;
 }
 
-ModelShape Mixtral(const JsonCursor& config) {
+ModelShape Mixtral(const Config& config) {
   ModelShape model = Mistral(config);
   model.moe = Experts(config, "num_local_experts", "intermediate_size");
   model.dense_width = 0;
@@ -146,7 +173,7 @@ ModelShape Mixtral(const JsonCursor& config) {
   return model;
 }
 
-ModelShape Qwen(const JsonCursor& config, bool third) {
+ModelShape Qwen(const Config& config, bool third) {
   ModelShape model = Trunk(config, false);
   model.attention = GroupedAttention(config, model);
   if (third) {
@@ -164,10 +191,10 @@ ModelShape Qwen(const JsonCursor& config, bool third) {
   return model;
 }
 
-ModelShape Qwen2(const JsonCursor& config) { return Qwen(config, false); }
-ModelShape Qwen3(const JsonCursor& config) { return Qwen(config, true); }
+ModelShape Qwen2(const Config& config) { return Qwen(config, false); }
+ModelShape Qwen3(const Config& config) { return Qwen(config, true); }
 
-void QwenExperts(const JsonCursor& config, ModelShape* model) {
+void QwenExperts(const Config& config, ModelShape* model) {
   model->moe = Experts(config, "num_experts", "moe_intermediate_size");
   const int64_t step = CountOr(config, "decoder_sparse_step", kMostLayers, 1);
   for (size_t i = 0; i < model->layers.size(); ++i) {
@@ -181,7 +208,7 @@ void QwenExperts(const JsonCursor& config, ModelShape* model) {
   }
 }
 
-ModelShape Qwen2Moe(const JsonCursor& config) {
+ModelShape Qwen2Moe(const Config& config) {
   ModelShape model = Qwen2(config);
   QwenExperts(config, &model);
   model.moe.shared_width = Count(config, "shared_expert_intermediate_size", kMaxWidth);
@@ -189,13 +216,13 @@ ModelShape Qwen2Moe(const JsonCursor& config) {
   return model;
 }
 
-ModelShape Qwen3Moe(const JsonCursor& config) {
+ModelShape Qwen3Moe(const Config& config) {
   ModelShape model = Qwen3(config);
   QwenExperts(config, &model);
   return model;
 }
 
-AttentionDims LatentAttention(const JsonCursor& config) {
+AttentionDims LatentAttention(const Config& config) {
   AttentionDims attention;
   attention.heads = attention.kv_heads = Count(config, "num_attention_heads", kMaxHeads);
   attention.rope_dim = Count(config, "qk_rope_head_dim", kMaxWidth);
@@ -207,7 +234,7 @@ AttentionDims LatentAttention(const JsonCursor& config) {
   return attention;
 }
 
-ModelShape DeepSeekV3(const JsonCursor& config) {
+ModelShape DeepSeekV3(const Config& config) {
   ModelShape model = Trunk(config, false);
   model.attention = LatentAttention(config);
   model.dense_width = Count(config, "intermediate_size", kMaxWidth);
@@ -227,9 +254,9 @@ ModelShape DeepSeekV3(const JsonCursor& config) {
   return model;
 }
 
-ModelShape Gemma(const JsonCursor& config, int64_t pattern) {
+ModelShape Gemma(const Config& config, int64_t pattern) {
   ModelShape model = Trunk(config, true);
-  config.Required("head_dim");
+  if (config.defaults.empty()) config.Required("head_dim");
   model.attention = GroupedAttention(config, model);
   AllBiases(config, false, &model.attention);
   model.dense_width = Count(config, "intermediate_size", kMaxWidth);
@@ -239,18 +266,28 @@ ModelShape Gemma(const JsonCursor& config, int64_t pattern) {
   return model;
 }
 
-ModelShape Gemma2(const JsonCursor& config) { return Gemma(config, 2); }
+ModelShape Gemma2(const Config& config) { return Gemma(config, 2); }
 
-ModelShape Gemma3Text(const JsonCursor& config) {
-  ModelShape model = Gemma(config, CountOr(config, "sliding_window_pattern", kMostLayers, 6));
+/// Of Gemma3TextConfig; published configs leave out what is as here.
+constexpr Default kGemma3Defaults[] = {
+    {"vocab_size", 262'208},   {"hidden_size", 2304},      {"intermediate_size", 9216},
+    {"num_hidden_layers", 26}, {"num_attention_heads", 8}, {"num_key_value_heads", 4},
+    {"head_dim", 256},         {"sliding_window", 4096},
+};
+
+ModelShape Gemma3Text(const Config& config) {
+  const Config text{config.json, config.taken, kGemma3Defaults};
+  ModelShape model = Gemma(text, CountOr(text, "sliding_window_pattern", kMostLayers, 6));
   model.attention.head_norms = true;
   return model;
 }
 
 /// With pictures as well: the text model is in a member of its own.
-ModelShape Gemma3(const JsonCursor& config) { return Gemma3Text(config.Required("text_config")); }
+ModelShape Gemma3(const Config& config) {
+  return Gemma3Text({config.Required("text_config"), config.taken});
+}
 
-ModelShape GptOss(const JsonCursor& config) {
+ModelShape GptOss(const Config& config) {
   ModelShape model = Trunk(config, false);
   config.Required("head_dim");
   model.attention = GroupedAttention(config, model);
@@ -266,7 +303,7 @@ ModelShape GptOss(const JsonCursor& config) {
 
 struct ModelType {
   std::string_view name;
-  ModelShape (*read)(const JsonCursor& config);
+  ModelShape (*read)(const Config& config);
 };
 constexpr ModelType kModelTypes[] = {
     {"deepseek_v3", DeepSeekV3},
@@ -295,8 +332,10 @@ ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
   std::string list;
   for (const ModelType& known : kModelTypes) {
     if (known.name == name) {
-      ModelShape model = known.read(config);
+      std::vector<std::string> taken;
+      ModelShape model = known.read({config, &taken});
       model.model_type = name;
+      model.defaults = std::move(taken);
       return model;
     }
     names.push_back(known.name);

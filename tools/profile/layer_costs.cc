@@ -75,7 +75,7 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
           .attn_w = {attn[2]}};
 }
 
-LayerEstimate CostOf(std::string name, LayerWork work, const CostSetup& setup) {
+LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup) {
   LayerEstimate cost;
   cost.name = std::move(name);
   cost.work = std::move(work);

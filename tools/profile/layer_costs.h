@@ -28,7 +28,7 @@ struct LayerEstimate {
   std::string tied;
 
   // What it follows from.
-  LayerWork work;
+  WorkOfLayer work;
   std::vector<PartTime> times;  ///< of its parts
 };
 

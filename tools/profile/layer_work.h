@@ -44,7 +44,7 @@ struct AllToAll {
 };
 
 /// All that one layer does for a micro-batch on one device.
-struct LayerWork {
+struct WorkOfLayer {
   std::vector<LayerPart> parts;
   std::vector<Kept> kept;
   double parameters = 0;
@@ -57,13 +57,13 @@ struct LayerWork {
 
 // The layers of a model that CheckSetup takes. All bytes are of activations in bf16, and fp8 for
 // what fp8 matmuls take.
-LayerWork EmbeddingWork(const ModelShape& model, const CostSetup& setup);
-LayerWork BlockWork(const ModelShape& model, const CostSetup& setup, const BlockShape& layer);
+WorkOfLayer EmbeddingWork(const ModelShape& model, const CostSetup& setup);
+WorkOfLayer BlockWork(const ModelShape& model, const CostSetup& setup, const BlockShape& layer);
 /// Prediction module `index`, from 0: norms and projection of the layer's state and the next
 /// token's embedding, and a layer like the last.
-LayerWork PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index);
+WorkOfLayer PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index);
 /// Final norm, matmul with the vocabulary and loss, once for the model and once for each prediction
 /// module.
-LayerWork HeadWork(const ModelShape& model, const CostSetup& setup);
+WorkOfLayer HeadWork(const ModelShape& model, const CostSetup& setup);
 
 }  // namespace contraflow

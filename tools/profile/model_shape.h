@@ -44,7 +44,8 @@ struct BlockShape {
 
 /// A decoder-only transformer with gated MLPs and RMS norms.
 struct ModelShape {
-  std::string model_type;  ///< as its config.json says
+  std::string model_type;             ///< as its config.json says
+  std::vector<std::string> defaults;  ///< "head_dim 256": what that leaves out, with its default
   int64_t hidden = 0, vocabulary = 0;
   AttentionDims attention;
   int64_t dense_width = 0;  ///< of the MLP of layers without experts

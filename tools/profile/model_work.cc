@@ -55,7 +55,7 @@ double Message(const WorkBuilder& work) {
 
 }  // namespace
 
-LayerWork EmbeddingWork(const ModelShape& model, const CostSetup& setup) {
+WorkOfLayer EmbeddingWork(const ModelShape& model, const CostSetup& setup) {
   WorkBuilder work(model, setup);
   const int64_t rows = (model.vocabulary + work.tp - 1) / work.tp;
   // Backward, a row of the fp32 gradient is read and written for each token.
@@ -67,14 +67,14 @@ LayerWork EmbeddingWork(const ModelShape& model, const CostSetup& setup) {
   return work.Take();
 }
 
-LayerWork BlockWork(const ModelShape& model, const CostSetup& setup, const BlockShape& layer) {
+WorkOfLayer BlockWork(const ModelShape& model, const CostSetup& setup, const BlockShape& layer) {
   WorkBuilder work(model, setup);
   AddBlock(layer, &work);
   work.work()->output_bytes = Message(work);
   return work.Take();
 }
 
-LayerWork PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index) {
+WorkOfLayer PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index) {
   WorkBuilder work(model, setup);
   work.AddMemory("norms of both inputs", work.own_tokens, 2 * work.hidden, 2 * kBf16, 3 * kBf16);
   // Of both inputs, and before the head.
@@ -91,7 +91,7 @@ LayerWork PredictionWork(const ModelShape& model, const CostSetup& setup, int64_
   return work.Take();
 }
 
-LayerWork HeadWork(const ModelShape& model, const CostSetup& setup) {
+WorkOfLayer HeadWork(const ModelShape& model, const CostSetup& setup) {
   WorkBuilder work(model, setup);
   const int64_t columns = (model.vocabulary + work.tp - 1) / work.tp;
   const int64_t times = 1 + model.predictions;

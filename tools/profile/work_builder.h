@@ -45,9 +45,9 @@ class WorkBuilder {
   void Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width, int64_t bytes);
   /// Adds the casts to fp8 of the half so far; what follows belongs to the second half.
   void EndHalf();
-  LayerWork Take() { return std::move(work_); }
+  WorkOfLayer Take() { return std::move(work_); }
 
-  LayerWork* work() { return &work_; }
+  WorkOfLayer* work() { return &work_; }
 
   const ModelShape& model;
   const CostSetup& setup;
@@ -57,7 +57,7 @@ class WorkBuilder {
   const int64_t cast;  ///< bytes of what a matmul takes
 
  private:
-  LayerWork work_;
+  WorkOfLayer work_;
   bool mlp_ = false;
   double cast_f_ = 0, cast_b_ = 0, cast_w_ = 0;  ///< bytes of the casts to fp8 of this half
 };

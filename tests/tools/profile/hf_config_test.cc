@@ -71,6 +71,7 @@ TEST_SUITE("unit") {
       double parameters;
     } rows[] = {
         {"deepseek-v3", 671'026'419'200},  {"gemma-2-9b", 9'241'705'984},
+        {"gemma-3-27b", 27'009'346'304},   {"gemma-3-4b", 3'880'263'168},
         {"gpt-oss-120b", 116'829'156'672}, {"llama-3.1-405b", 405'853'388'800},
         {"llama-3.1-70b", 70'553'706'496}, {"llama-3.1-8b", 8'030'261'248},
         {"mixtral-8x7b", 46'702'792'704},  {"qwen3-235b-a22b", 235'093'634'560},
@@ -151,6 +152,24 @@ TEST_SUITE("unit") {
     const ModelShape both = Shape("{\"model_type\": \"gemma3\", \"text_config\": " + text + "}");
     CHECK(both.layers == Shape(text).layers);
     CHECK(both.model_type == "gemma3");
+  }
+
+  TEST_CASE("hf config: what Gemma 3 leaves out has the library's default, and is told") {
+    using Taken = std::vector<std::string>;
+    const ModelShape small = PublishedModel("gemma-3-4b");
+    CHECK(small.defaults == Taken{"vocab_size 262208", "num_attention_heads 8",
+                                  "num_key_value_heads 4", "head_dim 256"});
+    CHECK(small.model_type == "gemma3");
+    CHECK(Windows(small)[4] == 1024);
+    CHECK(Windows(small)[5] == 0);
+    CHECK(PublishedModel("gemma-3-27b").defaults == Taken{"vocab_size 262208"});
+    CHECK(PublishedModel("gemma-2-9b").defaults.empty());
+    const ModelShape bare = Shape("{\"model_type\": \"gemma3_text\", \"head_dim\": null}");
+    CHECK(bare.defaults == Taken{"hidden_size 2304", "vocab_size 262208", "num_hidden_layers 26",
+                                 "num_attention_heads 8", "num_key_value_heads 4", "head_dim 256",
+                                 "intermediate_size 9216", "sliding_window 4096"});
+    CHECK(bare.tied);
+    CHECK(Shape(Typed("gemma3_text", ", \"head_dim\": 8, \"sliding_window\": 9")).defaults.empty());
   }
 
   TEST_CASE("hf config: what is wrong is refused with its path") {

@@ -27,7 +27,7 @@ CostSetup DeepSeekSetup() {
 struct Flops {
   double f = 0, b = 0, w = 0;
 };
-Flops FlopsOf(const LayerWork& work) {
+Flops FlopsOf(const WorkOfLayer& work) {
   Flops sum;
   for (const LayerPart& part : work.parts) {
     sum.f += part.f.flops;
@@ -37,7 +37,7 @@ Flops FlopsOf(const LayerWork& work) {
   return sum;
 }
 
-const LayerPart& PartNamed(const LayerWork& work, const std::string& name) {
+const LayerPart& PartNamed(const WorkOfLayer& work, const std::string& name) {
   for (const LayerPart& part : work.parts) {
     if (part.name == name) return part;
   }
@@ -111,7 +111,7 @@ TEST_SUITE("unit") {
       CAPTURE(row.profile);
       CostSetup setup = SetupOn("h100");
       setup.sequence = row.sequence;
-      LayerWork layer = BlockWork(row.model, setup, row.model.layers.back());
+      WorkOfLayer layer = BlockWork(row.model, setup, row.model.layers.back());
       // The router is not in the profiles: at most a hundredth of a layer.
       const Flops flops = FlopsOf(layer);
       ModelShape without = row.model;
@@ -176,7 +176,7 @@ TEST_SUITE("unit") {
           keys += window == 0 || q < window ? static_cast<double>(q) + 0.5
                                             : static_cast<double>(window);
         }
-        const LayerWork work = BlockWork(model, setup, {.window = window, .moe = true});
+        const WorkOfLayer work = BlockWork(model, setup, {.window = window, .moe = true});
         const LayerPart& attention = PartNamed(work, "attention");
         CHECK(attention.f.flops == doctest::Approx(2.0 * 3 * keys * 64 * (64 + 64)));
         CHECK(attention.b.flops == 2.5 * attention.f.flops);
@@ -257,7 +257,7 @@ TEST_SUITE("unit") {
     const ModelShape deepseek = PublishedModel("deepseek-v3");
     const double token = 4096.0 * 7168;
     // Eight nodes, of which a token goes to four at most; its own is one in eight.
-    const LayerWork spread = BlockWork(deepseek, DeepSeekSetup(), {.moe = true});
+    const WorkOfLayer spread = BlockWork(deepseek, DeepSeekSetup(), {.moe = true});
     CHECK(spread.dispatch.network_bytes == token * 4 * 7 / 8);
     CHECK(spread.combine.network_bytes == token * 2 * 4 * 7 / 8);
     CHECK(spread.dispatch.nvlink_bytes == token * 8 * 7 / 8);
@@ -269,7 +269,7 @@ TEST_SUITE("unit") {
     CostSetup node = DeepSeekSetup();
     node.expert_parallel = 4;
     node.fp8 = false;
-    const LayerWork near = BlockWork(deepseek, node, {.moe = true});
+    const WorkOfLayer near = BlockWork(deepseek, node, {.moe = true});
     CHECK(near.dispatch.network_bytes == 0);
     CHECK(near.dispatch.nvlink_bytes == token * 2 * 8 * 3 / 4);
     CHECK(near.combine.nvlink_bytes == near.dispatch.nvlink_bytes);
@@ -346,14 +346,14 @@ TEST_SUITE("unit") {
     const double rows = 4096, in = 4096, out = 28672;
     CostSetup setup = SetupOn("h100");
     const ModelShape model = PublishedModel("llama-3.1-8b");
-    const LayerWork in_bf16 = BlockWork(model, setup, {});
+    const WorkOfLayer in_bf16 = BlockWork(model, setup, {});
     const LayerPart& bf16 = PartNamed(in_bf16, "gate, up");
     CHECK(bf16.f.bytes == 2 * (rows * in + in * out + rows * out));
     CHECK(bf16.b.bytes == 2 * (rows * in + in * out + rows * out));
     // Its gradient is read and written in fp32.
     CHECK(bf16.w.bytes == 2 * (rows * in + rows * out) + 8 * in * out);
     setup.fp8 = true;
-    const LayerWork in_fp8 = BlockWork(model, setup, {});
+    const WorkOfLayer in_fp8 = BlockWork(model, setup, {});
     const LayerPart& fp8 = PartNamed(in_fp8, "gate, up");
     CHECK(fp8.f.bytes == rows * in + in * out + 2 * rows * out);
     CHECK(fp8.b.bytes == rows * out + in * out + 2 * rows * in);
@@ -369,9 +369,9 @@ TEST_SUITE("unit") {
   TEST_CASE("layer costs: the head is passed once more for each prediction module") {
     ModelShape model = PublishedModel("deepseek-v3");
     const CostSetup setup = DeepSeekSetup();
-    const LayerWork twice = HeadWork(model, setup);
+    const WorkOfLayer twice = HeadWork(model, setup);
     model.predictions = 0;
-    const LayerWork once = HeadWork(model, setup);
+    const WorkOfLayer once = HeadWork(model, setup);
     CHECK(FlopsOf(once).f == 2.0 * 4096 * 7168 * 129280);
     CHECK(FlopsOf(twice).f == 2 * FlopsOf(once).f);
     CHECK(twice.parameters == once.parameters);
@@ -478,6 +478,9 @@ TEST_SUITE("unit") {
     }
     CHECK(Failure([] { FindGpu("h10"); }) ==
           "unknown GPU \"h10\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
+    CHECK(Failure([] { FindGpu("H1O0"); }) ==
+          "unknown GPU \"H1O0\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
+    CHECK(FindGpu("H100").name == "h100");
     for (const GpuSheet& gpu : GpuSheets()) {
       CHECK(&FindGpu(gpu.name) == &gpu);
       CHECK(!gpu.source.empty());

@@ -11,6 +11,7 @@
 #include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/support/run_support.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::equivalence_test {
@@ -61,13 +62,15 @@ TEST_SUITE("equivalence") {
   TEST_CASE("equivalence: two ranks") {
     CHECK(CompareSchedules(2, 4, 1) >= 5);
     CHECK(CompareSchedules(2, 6, 2) >= 5);
-    CHECK(CompareSchedules(2, 5, 1) >= 3);
+    if (!kSanitized) CHECK(CompareSchedules(2, 5, 1) >= 3);
   }
   TEST_CASE("equivalence: four ranks") {
     CHECK(CompareSchedules(4, 8, 1) >= 5);
-    CHECK(CompareSchedules(4, 10, 2) >= 5);
+    if (!kSanitized) CHECK(CompareSchedules(4, 10, 2) >= 5);
   }
-  TEST_CASE("equivalence: eight ranks") { CHECK(CompareSchedules(8, 16, 1) >= 5); }
+  TEST_CASE("equivalence: eight ranks") {
+    if (!kSanitized) CHECK(CompareSchedules(8, 16, 1) >= 5);
+  }
 
   TEST_CASE("equivalence: interleaved with other numbers of chunks and rounds longer than P") {
     for (const auto& [ranks, microbatches, chunks] :

@@ -19,6 +19,7 @@
 #include "tests/runtime/host/stage_fixture.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::expert_group_test {
@@ -175,7 +176,7 @@ TEST_SUITE("equivalence") {
     int moved = 0;
     for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
       const Plan plan = PlanFor(GroupModel(), schedule, 4, 8, 2, Level::kComponent, 2);
-      for (size_t round = 0; round < 30; ++round) {
+      for (size_t round = 0; round < static_cast<size_t>(Draws(30)); ++round) {
         Plan shuffled = plan;
         // The more is moved, the likelier two ranks wait for each other in the one order in which
         // this executor goes; Verify tells.
@@ -189,7 +190,7 @@ TEST_SUITE("equivalence") {
       }
     }
     MESSAGE(moved << " of 90 plans in another order are sound");
-    CHECK(moved >= 8);
+    CHECK((kSanitized || moved >= 8));
   }
 
   TEST_CASE(

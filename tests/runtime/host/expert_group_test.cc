@@ -176,7 +176,7 @@ TEST_SUITE("equivalence") {
     int moved = 0;
     for (const std::string schedule : {"dualpipe", "1f1b", "zb-1p"}) {
       const Plan plan = PlanFor(GroupModel(), schedule, 4, 8, 2, Level::kComponent, 2);
-      for (size_t round = 0; round < static_cast<size_t>(Draws(30)); ++round) {
+      for (size_t round = 0; round < static_cast<size_t>(CasesToDraw(30)); ++round) {
         Plan shuffled = plan;
         // The more is moved, the likelier two ranks wait for each other in the one order in which
         // this executor goes; Verify tells.

@@ -30,7 +30,8 @@ std::string RejectPlacement(const Spec& spec);
 /// "".
 std::vector<Candidate> CandidatesOf(const Spec& spec);
 
-/// Throws Error where devices have memory (DevicesOf) and the costs do not say what activations take.
+/// Throws Error where devices have memory (DevicesOf) and the costs do not say what activations
+/// take.
 void RequireBytes(const Spec& spec, const CostModel& costs);
 
 /// Lowers the memory limit of the spec to what its device leaves for activations on these routes,

@@ -217,7 +217,7 @@ TEST_SUITE("unit") {
     Nodes nodes;
     std::mt19937 random(5);
     int last = 0;
-    for (int round = 0; round < Draws(20); ++round) {
+    for (int round = 0; round < CasesToDraw(20); ++round) {
       CAPTURE(round);
       nodes.devices = round % 2 == 1;
       const int when = last + 1 + static_cast<int>(random() % 3),

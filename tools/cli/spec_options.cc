@@ -302,6 +302,7 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
       throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
     }
     CheckShared(costs, *option.zero);
+    if (*option.zero > 0 && !costs.memory) costs.memory.emplace();
     if (costs.memory) costs.memory->zero = static_cast<int>(*option.zero);
   }
   if (!option.bytes) return;

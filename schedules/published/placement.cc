@@ -151,18 +151,7 @@ int SharedStage(const Plan& plan) {
 
 bool SharesStages(const Plan& frame) { return SharedStage(frame) >= 0; }
 
-Plan RenumberMicrobatches(Plan plan) {
-  const int stage = SharedStage(plan);
-  CF_ASSERT(stage >= 0);
-  const auto rank = static_cast<size_t>(plan.routes[0].ranks[static_cast<size_t>(stage)]);
-  std::vector<int> number(static_cast<size_t>(plan.microbatches), -1);
-  int next = 0;
-  for (const Instruction& i : plan.programs[rank]) {
-    if (HasWeight(i.op) && BackStage(i) == stage) {
-      number[static_cast<size_t>(BackMicrobatch(i))] = next++;
-    }
-  }
-  CF_ASSERT(next == plan.microbatches);
+Plan NumberMicrobatches(Plan plan, const std::vector<int>& number) {
   const auto renumber = [&](auto* microbatch) {
     if (*microbatch >= 0) *microbatch = number[static_cast<size_t>(*microbatch)];
   };
@@ -177,6 +166,21 @@ Plan RenumberMicrobatches(Plan plan) {
     }
   }
   return plan;
+}
+
+Plan RenumberMicrobatches(Plan plan) {
+  const int stage = SharedStage(plan);
+  CF_ASSERT(stage >= 0);
+  const auto rank = static_cast<size_t>(plan.routes[0].ranks[static_cast<size_t>(stage)]);
+  std::vector<int> number(static_cast<size_t>(plan.microbatches), -1);
+  int next = 0;
+  for (const Instruction& i : plan.programs[rank]) {
+    if (HasWeight(i.op) && BackStage(i) == stage) {
+      number[static_cast<size_t>(BackMicrobatch(i))] = next++;
+    }
+  }
+  CF_ASSERT(next == plan.microbatches);
+  return NumberMicrobatches(std::move(plan), number);
 }
 
 }  // namespace contraflow

@@ -63,6 +63,9 @@ int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed);
 /// for micro-batches of both, and the order of these counts.
 bool SharesStages(const Plan& frame);
 
+/// The same order with other numbers of its micro-batches, by their present ones.
+Plan NumberMicrobatches(Plan plan, const std::vector<int>& number);
+
 /// The same order with its micro-batches numbered as they add to the weight gradient that routes
 /// share, so that the sum is in ascending order. For micro-batches that cost the same, of
 /// a compute plan whose routes share one stage.

@@ -186,6 +186,36 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   return choice;
 }
 
+/// True where micro-batches that differ may come in any order: weight gradients add up in that of
+/// the plan, but PyTorch takes none other than ascending in its last stage.
+bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
+  const Spec& spec = candidate.spec;
+  return !spec.costs.microbatch_scale.empty() && candidate.frame.routes.size() == 1 &&
+         options.noise == 0 && spec.target != Target::kTorch;
+}
+
+/// Of a search, what may be spent on the order of micro-batches before it.
+constexpr int64_t kArrangeShare = 4;
+
+/// Searches with the micro-batches in the order that suits them best; nothing where that is the
+/// order of their numbers.
+std::optional<Choice> SearchArranged(const Candidate& candidate, const SearchProblem& problem,
+                                     Time bound, const Spec& asked, const SearchOptions& options,
+                                     const SearchControl& control) {
+  SearchOptions part = options;
+  part.budget /= kArrangeShare;
+  SearchWork work(part, control);
+  const std::vector<int> order = ArrangeMicrobatches(problem, bound, &work);
+  if (std::ranges::is_sorted(order)) return std::nullopt;
+  Candidate arranged = candidate;
+  arranged.spec.costs.microbatch_scale = ScaleInOrder(candidate.spec.costs, order);
+  Choice choice =
+      SearchOnce(arranged, BeginningOf(arranged, bound, options), bound, asked, options, control);
+  choice.plan = NumberMicrobatches(std::move(choice.plan), order);
+  choice.plan.costs = candidate.spec.costs;
+  return choice;
+}
+
 /// Before a search comes one with a quarter of its budget, and before that one with a quarter of
 /// that.
 constexpr int64_t kLadder = 4;
@@ -220,6 +250,11 @@ Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
     const SearchControl of_part = ControlOf(control, std::exchange(from, to), to, "");
     Choice choice = SearchOnce(candidate, beginning, bound, asked, part, of_part);
     if (!best || choice.step <= best->step) best = std::move(choice);
+    if (MixesMicrobatches(candidate, options) && best->step > best->plan.provenance->bound) {
+      std::optional<Choice> arranged =
+          SearchArranged(candidate, beginning.problem, bound, asked, part, of_part);
+      if (arranged && arranged->step < best->step) best = std::move(arranged);
+    }
     // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
     const bool components = options.components && candidate.spec.costs.moe;
     if (!components && best->step <= best->plan.provenance->bound) break;

@@ -64,6 +64,13 @@ void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, Sea
 void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best);
 
+/// The micro-batches of a problem whose one route has some that differ, in an order for which list
+/// schedules get shorter; at first glance or until the work is spent or `bound` is reached.
+std::vector<int> ArrangeMicrobatches(const SearchProblem& problem, Time bound, SearchWork* work);
+
+/// Their scale in that order.
+std::vector<double> ScaleInOrder(const CostModel& costs, const std::vector<int>& order);
+
 /// The best of all for one placement: seeds that run and fit, policies, local search. Never longer
 /// than any seed that fits. Nothing if nothing was found that fits.
 std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,

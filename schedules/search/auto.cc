@@ -190,15 +190,15 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
 /// the plan, but PyTorch takes none other than ascending in its last stage.
 bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
   const Spec& spec = candidate.spec;
-  return !spec.costs.microbatch_scale.empty() && candidate.frame.routes.size() == 1 &&
+  return !spec.costs.microbatch_scale.empty() && !SharesStages(candidate.frame) &&
          options.noise == 0 && spec.target != Target::kTorch;
 }
 
 /// Of a search, what may be spent on the order of micro-batches before it.
 constexpr int64_t kArrangeShare = 4;
 
-/// Searches with the micro-batches in the order that suits them best; nothing where that is the
-/// order of their numbers.
+/// Searches with the micro-batches in the order that suits them best, which may give each route
+/// others; nothing where that is the order of their numbers.
 std::optional<Choice> SearchArranged(const Candidate& candidate, const SearchProblem& problem,
                                      Time bound, const Spec& asked, const SearchOptions& options,
                                      const SearchControl& control) {

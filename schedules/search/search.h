@@ -64,8 +64,8 @@ void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, Sea
 void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best);
 
-/// The micro-batches of a problem whose one route has some that differ, in an order for which list
-/// schedules get shorter; at first glance or until the work is spent or `bound` is reached.
+/// The micro-batches of a problem in which some differ, in an order for which list schedules get
+/// shorter: until no change of it helps, the work is spent or `bound` is reached.
 std::vector<int> ArrangeMicrobatches(const SearchProblem& problem, Time bound, SearchWork* work);
 
 /// Their scale in that order.

@@ -270,13 +270,15 @@ TEST_SUITE("unit") {
   TEST_CASE("micro-batches that differ run in an order that makes the step shorter") {
     std::mt19937_64 random(7);
     double gain = 0;
-    const int cases = CasesToDraw(8);
-    for (int i = 0; i < cases; ++i) {
+    int compared = 0;
+    for (int i = 0; i < CasesToDraw(12); ++i) {
+      constexpr Placement kThree[] = {Placement::kLinear, Placement::kV, Placement::kBidirectional};
       Spec spec = MakeSpec("auto", 4, 12 + static_cast<int>(random() % 8), UniformCosts(10, 11, 9));
-      spec.search.placement = i % 2 == 0 ? Placement::kLinear : Placement::kV;
-      spec.costs.stages.resize(static_cast<size_t>(4 + 4 * (i % 2)), spec.costs.stages[0]);
+      spec.search.placement = kThree[i % 3];
+      const int chunks = spec.search.placement == Placement::kV ? 2 : 1;
+      spec.costs.stages.resize(static_cast<size_t>(4 * chunks), spec.costs.stages[0]);
       spec.search.budget = 20'000'000;
-      spec.memory_limit = 4 + 4 * (i % 2);
+      spec.memory_limit = 4 * chunks;
       for (int m = 0; m < spec.microbatches; ++m) {
         spec.costs.microbatch_scale.push_back(0.25 * static_cast<double>(1 + random() % 12));
       }
@@ -286,15 +288,18 @@ TEST_SUITE("unit") {
       const Simulation simulation = Simulate(plan, spec.costs);
       CHECK(simulation.makespan == plan.provenance->makespan);
       CHECK(plan.provenance->bound <= simulation.makespan);
+      CHECK(ProveBound(plan, spec.costs, spec.memory_limit).value <= simulation.makespan);
       CHECK(MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation));
+      if (plan.routes.size() > 1) continue;
       // PyTorch takes them as they are numbered.
       spec.target = Target::kTorch;
       const Time numbered = GeneratePlan(spec).provenance->makespan;
       CHECK(simulation.makespan <= numbered);
       gain += 1 - static_cast<double>(simulation.makespan) / static_cast<double>(numbered);
+      ++compared;
     }
-    CHECK(gain > 0.05 * cases);
-    MESSAGE("mean gain " << 100 * gain / cases << " %");
+    CHECK((kSanitized || gain > 0.05 * compared));
+    MESSAGE("mean gain " << 100 * gain / compared << " %");
   }
 
   TEST_CASE("an interrupted search gives the best so far and says so") {

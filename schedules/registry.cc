@@ -71,6 +71,12 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(asked.schedule);
   CheckSpec(asked);
   const bool layered = !asked.costs.layers.empty();
+  if (layered && control.made == nullptr) {
+    MadePlans made;
+    SearchControl keeping = control;
+    keeping.made = &made;
+    return GeneratePlan(asked, keeping);
+  }
   const bool offloads = asked.offload.choice != Offload::Choice::kNone;
   if (&schedule == &kAuto && (layered || offloads || !DevicesOf(asked).empty())) {
     std::optional<Plan> best;
@@ -84,12 +90,11 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     PreferPublished(asked, control, &best);
     if (!best) throw *why_not;
     best->provenance->interrupted = control.stopped();
-    if (layered) CoverPartitions(asked, &*best);
+    if (layered) CoverPartitions(asked, control, &*best);
     return std::move(*best);
   }
   if (layered) {
-    const auto make = [&] { return GenerateFromLayers(schedule, asked, control); };
-    return control.made != nullptr ? control.made->Get(asked, make) : make();
+    return control.made->Get(asked, [&] { return GenerateFromLayers(schedule, asked, control); });
   }
   Spec spec = asked;
   const bool unlike = !spec.costs.ranks.empty() && &schedule != &kAuto;

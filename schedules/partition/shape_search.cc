@@ -13,6 +13,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/pairs/pairs.h"
+#include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
@@ -164,7 +165,7 @@ class ShapeSearch {
   ShapeSearch(const Spec& of, const SearchControl& control)
       : of_(of),
         control_(control),
-        layers_(of.costs, OverlapOf(of)),
+        layers_(control.made->StagesOf(of.costs, OverlapOf(of))),
         frame_(FrameOf(of)),
         left_(of.search.budget),
         share_(of.search.budget / kShortShare) {
@@ -270,7 +271,7 @@ class ShapeSearch {
 
   const Spec& of_;
   const SearchControl& control_;
-  LayerStages layers_;
+  LayerStages& layers_;
   const Plan frame_;
   int64_t left_;         // of the budget
   const int64_t share_;  // of it for a short search

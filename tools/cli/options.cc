@@ -319,7 +319,8 @@ void AddVerbose(CLI::App* app, const std::string& help, bool* field) {
     SetVerbosity(Verbosity::kVerbose);
     if (field != nullptr) *field = true;
   };
-  app->add_flag_callback("-v,--verbose", set, help);
+  CLI::Option* const quiet = app->get_option_no_throw("--quiet");
+  app->add_flag_callback("-v,--verbose", set, help)->excludes(quiet);
 }
 
 CLI::Option* AddJson(CLI::App* app, bool* field) {

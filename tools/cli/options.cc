@@ -315,12 +315,12 @@ void AddQuiet(CLI::App* app, bool* field) {
 }
 
 void AddVerbose(CLI::App* app, const std::string& help, bool* field) {
-  const auto set = [field] {
+  const auto set = [app, field] {
+    if (app->count("--quiet") > 0) throw UsageError("-q: is for less, -v for more; drop one");
     SetVerbosity(Verbosity::kVerbose);
     if (field != nullptr) *field = true;
   };
-  CLI::Option* const quiet = app->get_option_no_throw("--quiet");
-  app->add_flag_callback("-v,--verbose", set, help)->excludes(quiet);
+  app->add_flag_callback("-v,--verbose", set, help);
 }
 
 CLI::Option* AddJson(CLI::App* app, bool* field) {

@@ -22,4 +22,10 @@ Plan MadePlans::Get(const Spec& spec, const std::function<Plan()>& make) {
   return *made->plan;
 }
 
+LayerStages& MadePlans::StagesOf(const CostModel& costs, Overlap overlap) {
+  const auto known =
+      std::ranges::find_if(stages_, [&](const auto& one) { return one.AreOf(costs, overlap); });
+  return known != stages_.end() ? *known : stages_.emplace_back(costs, overlap);
+}
+
 }  // namespace contraflow

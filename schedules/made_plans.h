@@ -2,11 +2,13 @@
 
 #include <exception>
 #include <functional>
+#include <list>
 #include <optional>
 #include <vector>
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
+#include "schedules/partition/stages.h"
 
 namespace contraflow {
 
@@ -18,6 +20,10 @@ class MadePlans {
   /// threw.
   Plan Get(const Spec& spec, const std::function<Plan()>& make);
 
+  /// What stages of these layers cost, the same for all that ask: to look at each takes long where
+  /// layers have components.
+  LayerStages& StagesOf(const CostModel& costs, Overlap overlap);
+
  private:
   struct Made {
     Spec spec;
@@ -25,6 +31,7 @@ class MadePlans {
     std::exception_ptr why_not;
   };
   std::vector<Made> all_;
+  std::list<LayerStages> stages_;
 };
 
 }  // namespace contraflow

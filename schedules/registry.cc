@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/error.h"
@@ -13,6 +15,7 @@
 #include "schedules/recompute/offload.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/ladder.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {
@@ -42,10 +45,10 @@ const Schedule& FindSchedule(const std::string& name) {
 
 namespace {
 
-Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+Plan GenerateOnce(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   if (spec.offload.choice != Offload::Choice::kNone) {
     return GenerateOffloaded(spec, control, [&](const Spec& resident) {
-      return GenerateFromStages(schedule, resident, control);
+      return GenerateOnce(schedule, resident, control);
     });
   }
   if (spec.recompute.choice == Recompute::Choice::kNone) {
@@ -53,6 +56,36 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const Search
   }
   return &schedule == &kAuto ? GenerateSearchedRecomputed(spec, control)
                              : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
+}
+
+/// What fits, then what is shorter, is better.
+std::pair<bool, Time> WorthOf(const Plan& plan, const Spec& spec) {
+  const CostModel& costs = *plan.costs;
+  return {!FitsMemory(plan, costs, spec),
+          StepTime(plan, costs, plan.provenance->memory_limit, spec.search)};
+}
+
+Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  const bool plain = spec.offload.choice == Offload::Choice::kNone &&
+                     spec.recompute.choice == Recompute::Choice::kNone;
+  if (&schedule != &kAuto || plain) return GenerateOnce(schedule, spec, control);
+  // What is recomputed or goes to the host is chosen with the order.
+  std::optional<Plan> best;
+  std::optional<Error> why_not;
+  for (const int64_t budget : LadderOf(spec.search)) {
+    if (best && control.stopped()) break;
+    Spec part = spec;
+    part.search.budget = budget;
+    try {
+      Plan plan = GenerateOnce(schedule, part, control);
+      if (!best || WorthOf(plan, spec) <= WorthOf(*best, spec)) best = std::move(plan);
+    } catch (const Error& error) {
+      why_not = error;
+    }
+  }
+  if (!best) throw *why_not;
+  best->provenance->budget = spec.search.budget;
+  return std::move(*best);
 }
 
 }  // namespace
@@ -71,6 +104,12 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   const Schedule& schedule = FindSchedule(asked.schedule);
   CheckSpec(asked);
   const bool layered = !asked.costs.layers.empty();
+  if (layered && control.made == nullptr) {
+    MadePlans made;
+    SearchControl keeping = control;
+    keeping.made = &made;
+    return GeneratePlan(asked, keeping);
+  }
   const bool offloads = asked.offload.choice != Offload::Choice::kNone;
   if (&schedule == &kAuto && (layered || offloads || !DevicesOf(asked).empty())) {
     std::optional<Plan> best;
@@ -84,12 +123,11 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     PreferPublished(asked, control, &best);
     if (!best) throw *why_not;
     best->provenance->interrupted = control.stopped();
-    if (layered) CoverPartitions(asked, &*best);
+    if (layered) CoverPartitions(asked, control, &*best);
     return std::move(*best);
   }
   if (layered) {
-    const auto make = [&] { return GenerateFromLayers(schedule, asked, control); };
-    return control.made != nullptr ? control.made->Get(asked, make) : make();
+    return control.made->Get(asked, [&] { return GenerateFromLayers(schedule, asked, control); });
   }
   Spec spec = asked;
   const bool unlike = !spec.costs.ranks.empty() && &schedule != &kAuto;

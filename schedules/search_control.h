@@ -25,8 +25,8 @@ struct SearchControl {
   const std::atomic<bool>* stop = nullptr;
   /// Called now and then, on the thread that searches.
   std::function<void(const SearchState&)> report = {};
-  /// Where published plans of layers are kept to be made once. Null: nowhere. Must outlive the
-  /// search.
+  /// Where published plans of layers, and what their stages cost, are kept to be made once. Null:
+  /// nowhere but in this search. Must outlive it.
   MadePlans* made = nullptr;
 
   bool stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }

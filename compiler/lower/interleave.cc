@@ -13,6 +13,8 @@
 //   * Best first by a lower bound (A*): either lane alone, with every component on it ready as soon
 //     as its chain alone allows, followed by the rest of its chain, and preemption allowed
 //     (Jackson's schedule). The search ends where no bound is below the best order found.
+//   * Where that takes too long, a few partial orders grow side by side: of all that have one more
+//     part, those with the lowest bounds go on.
 
 #include "compiler/lower/interleave.h"
 
@@ -33,6 +35,8 @@ namespace contraflow {
 namespace {
 
 constexpr size_t kForward = 0, kBackward = 1, kWeights = 2;
+/// Partial orders that grow side by side.
+constexpr size_t kFew = 16;
 
 struct Part {
   Op op;
@@ -203,13 +207,9 @@ class Interleaver {
   int Search() {
     // Lowest bound first, of those the furthest, of those the one found first.
     std::priority_queue<std::array<int64_t, 3>> open;
-    const auto push = [&](State state) {
-      Normalize(&state);
-      state.bound = Bound(state);
-      if (state.bound >= best_ || !Enter(state)) return;
-      const int index = static_cast<int>(states_.size());
-      open.push({-state.bound, state.depth, -index});
-      states_.push_back(state);
+    const auto push = [&](const State& state) {
+      const int index = Keep(state);
+      if (index >= 0) open.push({-At(index).bound, At(index).depth, -index});
     };
     int last = -1;
     push({});
@@ -225,16 +225,53 @@ class Interleaver {
       }
       if (states_.size() > most_orders_) {
         if (exact_) GiveUp();
-        break;
+        return GrowFew(last);
       }
       for (const Part* part : Branches(At(index))) push(Behind(index, *part));
     }
     return last;
   }
 
+  /// As Search, of a few partial orders only; `last` where these give nothing better.
+  int GrowFew(int last) {
+    for (std::vector<int>& front : fronts_) front.clear();
+    std::vector<int> few = {0};
+    while (!few.empty() && !Complete(At(few.front()))) {
+      std::vector<int> longer;
+      for (const int parent : few) {
+        for (const Part* part : Branches(At(parent))) {
+          if (const int index = Keep(Behind(parent, *part)); index >= 0) longer.push_back(index);
+        }
+      }
+      // What does not go on covers nothing that comes later.
+      for (const int index : longer) FrontOf(At(index)).clear();
+      std::erase_if(longer, [&](int index) { return At(index).dropped; });
+      std::ranges::stable_sort(longer, {}, [&](int index) { return At(index).bound; });
+      if (longer.size() > kFew) longer.resize(kFew);
+      few = std::move(longer);
+    }
+    if (few.empty()) return last;
+    best_ = At(few.front()).bound;
+    return few.front();
+  }
+
   bool Complete(const State& state) const {
     return state.next[0] == parts_[kForward].size() && state.next[1] == parts_[kBackward].size() &&
            state.done.count() == parts_[kWeights].size();
+  }
+
+  /// Where it is from now on, or -1: it cannot become better than the best, or another one covers
+  /// it.
+  int Keep(State state) {
+    Normalize(&state);
+    state.bound = Bound(state);
+    if (state.bound >= best_ || !Enter(state)) return -1;
+    states_.push_back(state);
+    return static_cast<int>(states_.size()) - 1;
+  }
+
+  std::vector<int>& FrontOf(const State& state) {
+    return fronts_[state.next[0] * (parts_[kBackward].size() + 1) + state.next[1]];
   }
 
   State Behind(int parent, const Part& part) {
@@ -290,7 +327,7 @@ class Interleaver {
 
   /// False if another state covers this one; drops those that this one covers.
   bool Enter(const State& state) {
-    auto& front = fronts_[state.next[0] * (parts_[kBackward].size() + 1) + state.next[1]];
+    std::vector<int>& front = FrontOf(state);
     for (const int other : front) {
       if (At(other).Covers(state)) return false;
     }
@@ -357,14 +394,15 @@ Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains 
 }
 
 Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains) {
-  constexpr size_t kMostOrders = size_t{1} << 14;
+  constexpr size_t kMostOrders = size_t{1} << 10;
   return Interleaver(forward, backward, chains, kMostOrders, false).Run();
 }
 
-void DeriveChunkCosts(CostModel* costs, Overlap overlap) {
+void DeriveChunkCosts(CostModel* costs, Overlap overlap, bool soon) {
   CF_ASSERT(costs->moe);
+  const MoeCost& moe = *costs->moe;
   const auto least = [&](Chains chains) {
-    return Interleave(*costs->moe, *costs->moe, chains).makespan;
+    return (soon ? InterleaveSoon(moe, moe, chains) : Interleave(moe, moe, chains)).makespan;
   };
   const Time f = least({.forward = true});
   const Time b = least({.backward = true});

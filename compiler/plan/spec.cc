@@ -287,21 +287,15 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   const char* const end = begin + text.size();
   if (text.empty() || text.back() != 'x') {
     const Amount amount = ReadAmount(text, "`memory_limit`", kForm);
-    const bool in_bytes = CountsBytes(spec.costs);
-    if (!in_bytes && amount.unit) {
-      FailLimit(
-          text,
-          "counts activations, since the costs give no \"activation_bytes\"; give a number of "
-          "them, or costs that do");
-    }
-    if (!in_bytes && !amount.whole) FailLimit(text, "must be a whole number of activations");
+    if (CountsBytes(spec.costs)) return amount.value;
     const int64_t all = int64_t{stages} * spec.microbatches;
-    if (!in_bytes && amount.value > all && amount.value > kManyActivations) {
+    if (amount.unit || (amount.value > all && amount.value > kManyActivations)) {
       FailLimit(text,
                 "counts activations, since the costs give no \"activation_bytes\", and there "
                 "are " +
                     std::to_string(all) + "; for bytes, give costs that do");
     }
+    if (!amount.whole) FailLimit(text, "must be a whole number of activations");
     return amount.value;
   }
   double factor = 0;

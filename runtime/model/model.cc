@@ -276,6 +276,29 @@ int64_t MostExpertRows(const Model& model, int members, int local_experts) {
   return int64_t{members} * model.sequence * model.batch * std::min(model.top_k, local_experts);
 }
 
+namespace {
+
+/// The partition with a second layer in the end that has one, from the stage that has most to give;
+/// empty if none has any.
+Partition WithFullEnds(Partition partition) {
+  const auto spare = [&](size_t s) {
+    return partition[s] - (s == 0 || s + 1 == partition.size() ? 2 : 1);
+  };
+  for (const size_t end : {size_t{0}, partition.size() - 1}) {
+    if (spare(end) >= 0) continue;
+    size_t from = 0;
+    for (size_t s = 1; s < partition.size(); ++s) {
+      if (spare(s) > spare(from)) from = s;
+    }
+    if (spare(from) < 1) return {};
+    --partition[from];
+    ++partition[end];
+  }
+  return partition;
+}
+
+}  // namespace
+
 Partition PartitionOf(const Model& model, const Partition& planned) {
   const int64_t sum = std::accumulate(planned.begin(), planned.end(), int64_t{0});
   if (planned.empty() || sum == model.layers) return planned;
@@ -285,10 +308,11 @@ Partition PartitionOf(const Model& model, const Partition& planned) {
   --layers.back();
   const bool head = layers.back() < 1;
   if (head || layers.front() < 1) {
+    const Partition full = WithFullEnds(planned);
     throw Error("stage " + std::to_string(head ? planned.size() - 1 : 0) + " of the plan has the " +
                 (head ? "head" : "embedding") +
-                " alone, and contraflow-run computes it with a layer of the model; compile it "
-                "for fewer stages, or with a `partition` whose ends have more");
+                " alone, and contraflow-run computes it with a layer of the model; compile it " +
+                (full.empty() ? "for fewer stages" : "with `partition` " + FormatPartition(full)));
   }
   return layers;
 }

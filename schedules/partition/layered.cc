@@ -10,6 +10,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
@@ -65,7 +66,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
   RequirePartition(schedule, spec, schedule.stages(spec));
   const Plan frame = FrameOf(schedule, spec);
-  LayerStages layers(spec.costs, OverlapOf(spec));
+  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
   const Spec staged = Staged(spec, frame, &layers, PartitionOf(schedule, spec, frame, &layers));
   Plan plan = GeneratePlan(staged, control);
@@ -157,8 +158,8 @@ Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const Search
   return &schedule == &kAuto ? Searched(spec, control) : FromPublished(schedule, spec, control);
 }
 
-void CoverPartitions(const Spec& spec, Plan* plan) {
-  LayerStages layers(spec.costs, OverlapOf(spec));
+void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan) {
+  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   Provenance& provenance = *plan->provenance;
   provenance.bound = std::min(provenance.bound,
                               BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);

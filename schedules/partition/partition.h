@@ -14,13 +14,14 @@ namespace contraflow {
 /// The plan of a spec whose costs have layers: the partition that the spec asks for, with the order
 /// that the schedule then has. The plan brings the costs of its stages (CostModel::partition).
 /// Choice::kAuto takes the partition with the shortest step that is found; `auto` looks for both in
-/// turn, over all placements and up to 8 stages a rank. Deterministic. Throws as GeneratePlan does,
+/// turn, over all placements and up to 8 stages a rank. SearchControl::made is not null.
+/// Deterministic. Throws as GeneratePlan does,
 /// and if the layers cannot become so many stages (RejectPartition).
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
 /// Lowers the bound in the provenance of a plan that was made of the layers of the spec to what
 /// holds for any partition (BoundOfPartitions).
-void CoverPartitions(const Spec& spec, Plan* plan);
+void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a
 /// step, then, where these are equal, how many layers its largest stage has. Less is better.

@@ -4,6 +4,7 @@
 // it. All of them share one budget; what is proven to be shortest has spent little of it.
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,10 +14,12 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/pairs/pairs.h"
+#include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/ladder.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {
@@ -72,6 +75,18 @@ struct Chance {
   Partition partition;
 };
 
+/// What partitions are worth, whatever the budget.
+struct Judged {
+  std::map<Partition, PartitionWorth> bound, published;
+
+  static PartitionWorth Once(std::map<Partition, PartitionWorth>* known, const Partition& partition,
+                             const PartitionJudge& judge) {
+    const auto [at, added] = known->try_emplace(partition);
+    if (added) at->second = judge(partition);
+    return at->second;
+  }
+};
+
 /// A quick order with overlapped pairs, where these save anything.
 std::optional<Plan> PairedOrder(const Candidate& candidate) {
   const SearchProblem problem =
@@ -88,32 +103,37 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
 /// Different partitions that may do best, the most promising first: the one on which published
 /// orders do best, the one that the bound for any ends with, and those with the least bounds, from
 /// several starts moved by single layers.
-std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers) {
+std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
+                              Judged* judged) {
   const auto staged = [&](const Partition& partition) {
     return StagedChunks(of, frame, layers, partition);
   };
   std::vector<std::pair<PartitionWorth, Partition>> bounded;
-  const auto bound = [&](const Partition& partition) {
+  const auto prove = [&](const Partition& partition) {
     const Spec spec = staged(partition);
     const std::vector<Candidate> candidates = CandidatesOf(spec);
     if (candidates.empty()) return kImpossible;
     const Candidate& candidate = candidates.front();
-    PartitionWorth worth = kImpossible;
     try {
       const std::optional<int64_t> limit = candidate.spec.memory_limit;
       const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
       if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
       const Bound proven =
           ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit);
-      worth = {0, proven.value, std::ranges::max(partition)};
+      return PartitionWorth{0, proven.value, std::ranges::max(partition)};
     } catch (const Error&) {
       return kImpossible;  // no room for one activation
     }
+  };
+  const auto bound = [&](const Partition& partition) {
+    const PartitionWorth worth = judged->Once(&judged->bound, partition, prove);
     const auto known = [&](const auto& other) { return other.second == partition; };
-    if (std::none_of(bounded.begin(), bounded.end(), known)) bounded.emplace_back(worth, partition);
+    if (worth != kImpossible && std::none_of(bounded.begin(), bounded.end(), known)) {
+      bounded.emplace_back(worth, partition);
+    }
     return worth;
   };
-  const auto published = [&](const Partition& partition) {
+  const auto order = [&](const Partition& partition) {
     const Spec spec = staged(partition);
     const std::vector<Candidate> candidates = CandidatesOf(spec);
     if (candidates.empty()) return kImpossible;
@@ -125,6 +145,9 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
       best = std::min(best, WorthOf(*plan, spec));
     }
     return best;
+  };
+  const auto published = [&](const Partition& partition) {
+    return judged->Once(&judged->published, partition, order);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   // Up to four published orders each, which take longer to make than to simulate.
@@ -164,10 +187,8 @@ class ShapeSearch {
   ShapeSearch(const Spec& of, const SearchControl& control)
       : of_(of),
         control_(control),
-        layers_(of.costs, OverlapOf(of)),
-        frame_(FrameOf(of)),
-        left_(of.search.budget),
-        share_(of.search.budget / kShortShare) {
+        layers_(control.made->StagesOf(of.costs, OverlapOf(of))),
+        frame_(FrameOf(of)) {
     CheckStages(of, &layers_, frame_.stages);
     const Spec even = Staged(of, frame_, &layers_, EvenPartition(layers_.layers(), frame_.stages));
     if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
@@ -179,6 +200,26 @@ class ShapeSearch {
     if (const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages)) {
       return SearchStaged(Staged(of_, frame_, &layers_, *fixed), control_);
     }
+    std::optional<FoundPlan> best;
+    std::optional<Error> why_not;
+    for (const int64_t budget : LadderOf(of_.search)) {
+      if (best && control_.stopped()) break;
+      try {
+        FoundPlan found = SearchWith(budget);
+        if (!best || found.step <= best->step) best = std::move(found);
+      } catch (const Error& error) {
+        why_not = error;
+      }
+    }
+    if (!best) throw *why_not;
+    return std::move(*best);
+  }
+
+ private:
+  FoundPlan SearchWith(int64_t budget) {
+    of_.search.budget = left_ = budget;
+    best_.reset();
+    tried_.clear();
     TryPromising();
     if (!control_.stopped()) TryAgain();
     if (!control_.stopped()) TryHopeful();
@@ -186,17 +227,17 @@ class ShapeSearch {
     return std::move(*best_);
   }
 
- private:
   /// A short search of each, until enough of them have ended without a proof.
   void TryPromising() {
     std::optional<Error> why_not;
-    for (const auto& [bound, partition] : Promising(of_, frame_, &layers_)) {
+    const int64_t share = of_.search.budget / kShortShare;
+    for (const auto& [bound, partition] : Promising(of_, frame_, &layers_, &judged_)) {
       const int64_t spent = of_.search.budget - left_;
-      if (best_ && (control_.stopped() || spent >= kMostUnproven * share_)) break;
+      if (best_ && (control_.stopped() || spent >= kMostUnproven * share)) break;
       // Components may overlap from chunk to chunk, which the bound knows nothing of.
       if (best_ && !of_.search.components && bound >= best_->step) continue;
       try {
-        Search(partition, share_);
+        Search(partition, share);
       } catch (const Error& error) {
         if (!why_not) why_not = error;
       }
@@ -218,7 +259,7 @@ class ShapeSearch {
     for (const Partition& partition : again) {
       if (control_.stopped()) return;
       try {
-        Search(partition, kSharesAgain * share_);
+        Search(partition, of_.search.budget / kShortShare * kSharesAgain);
       } catch (const Error&) {
         continue;  // memory that the bound does not look at
       }
@@ -253,7 +294,7 @@ class ShapeSearch {
   void Search(const Partition& partition, int64_t budget) {
     Spec staged = Staged(of_, frame_, &layers_, partition);
     staged.search.budget = budget;
-    // Another budget looks at other partitions, whatever is sure of each.
+    // Another budget looks at other partitions, whatever is sure of each: all of it is repeated.
     staged.search.monotone = false;
     FoundPlan found = SearchStaged(staged, control_);
     const Provenance& provenance = *found.plan.provenance;
@@ -268,12 +309,12 @@ class ShapeSearch {
     partition_ = partition;
   }
 
-  const Spec& of_;
+  Spec of_;
   const SearchControl& control_;
-  LayerStages layers_;
+  LayerStages& layers_;
   const Plan frame_;
-  int64_t left_;         // of the budget
-  const int64_t share_;  // of it for a short search
+  Judged judged_;
+  int64_t left_ = 0;  // of the budget
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
   std::vector<Tried> tried_;

@@ -59,15 +59,10 @@ Time LeastWork(const LayerCost& layer) {
   return work;
 }
 
-std::optional<StageCost> Interleaved(const MoeCost& moe, Overlap overlap) {
-  if (moe.layers_per_stage > kMaxLayers) return std::nullopt;
+StageCost Interleaved(const MoeCost& moe, Overlap overlap) {
   CostModel costs;
   costs.moe = moe;
-  try {
-    DeriveChunkCosts(&costs, overlap);
-  } catch (const Error&) {
-    return std::nullopt;  // too many different layers to interleave exactly
-  }
+  DeriveChunkCosts(&costs, overlap, true);
   return costs.stages.front();
 }
 
@@ -104,9 +99,7 @@ StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
   for (const LayerCost* layer : layers) {
     StageCost cost = layer->cost;
     if (layer->moe) {
-      const std::optional<StageCost> derived = Interleaved(*layer->moe, overlap_);
-      CF_ASSERT(derived);
-      cost = *derived;
+      cost = Interleaved(*layer->moe, overlap_);
       cost.reduce = layer->cost.reduce;
       cost.step = layer->cost.step;
     }
@@ -114,13 +107,11 @@ StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
   }
   const bool components =
       std::any_of(layers.begin(), layers.end(), [](const auto* layer) { return layer->moe; });
-  if (!components || layers.size() == 1) return sum;
-  const std::optional<StageCost> whole = Interleaved(RowOf(layers), overlap_);
-  if (whole) {
-    // Layers that overlap more than their components say keep that.
-    sum.bw = std::min(sum.bw, whole->bw);
-    sum.fb = std::min(sum.fb, whole->fb);
-  }
+  if (!components || layers.size() == 1 || layers.size() > size_t{kMaxLayers}) return sum;
+  const StageCost whole = Interleaved(RowOf(layers), overlap_);
+  // Layers that overlap more than their components say keep that.
+  sum.bw = std::min(sum.bw, whole.bw);
+  sum.fb = std::min(sum.fb, whole.fb);
   return sum;
 }
 

@@ -14,16 +14,20 @@ namespace contraflow {
 /// What stages cost that are made of the layers of a model.
 class LayerStages {
  public:
-  /// `costs` has layers and must outlive this.
+  /// `costs` has layers.
   LayerStages(const CostModel& costs, Overlap overlap);
+
+  bool AreOf(const CostModel& costs, Overlap overlap) const {
+    return costs_ == costs && overlap_ == overlap;
+  }
 
   int layers() const { return static_cast<int>(kinds_.size()); }
   /// Which entry of CostModel::layers the i-th layer is.
   int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
 
   /// Of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
-  /// components, bw and fb are what DeriveChunkCosts makes of these or, for more layers than can be
-  /// interleaved exactly, sums as well.
+  /// components, bw and fb are what DeriveChunkCosts makes of these soon or, for more layers than a
+  /// chunk may have, sums as well.
   const StageCost& CostOf(int first, int last);
 
   /// Costs with these stages in place of the layers: what each costs and holds, and messages as
@@ -59,7 +63,7 @@ class LayerStages {
   CostModel Of(const std::vector<std::pair<int, int>>& segments);
   StageCost Overlapped(const std::vector<int>& kinds) const;
 
-  const CostModel& costs_;
+  const CostModel costs_;
   const Overlap overlap_;
   std::vector<int> kinds_;  // entry of costs_.layers, by layer
   std::vector<Sums> sums_;

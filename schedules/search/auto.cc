@@ -28,6 +28,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/exact_search.h"
+#include "schedules/search/ladder.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
 
@@ -36,6 +37,8 @@ namespace {
 
 /// Of an evaluated instruction.
 constexpr int64_t kNanosecondsEach = 1'000'000'000 / SearchWork::kPerSecond;
+/// Orders that the least search of a candidate has time for.
+constexpr int64_t kLeastOrders = 64;
 /// Longest text about where an order comes from.
 constexpr size_t kMaxFrom = 160;
 
@@ -209,29 +212,13 @@ std::optional<Choice> SearchArranged(const Candidate& candidate, const SearchPro
   if (std::ranges::is_sorted(order)) return std::nullopt;
   Candidate arranged = candidate;
   arranged.spec.costs.microbatch_scale = ScaleInOrder(candidate.spec.costs, order);
+  const Time proven =
+      ProveBound(arranged.frame, arranged.spec.costs, arranged.spec.memory_limit).value;
   Choice choice =
-      SearchOnce(arranged, BeginningOf(arranged, bound, options), bound, asked, options, control);
+      SearchOnce(arranged, BeginningOf(arranged, proven, options), proven, asked, options, control);
   choice.plan = NumberMicrobatches(std::move(choice.plan), order);
   choice.plan.costs = candidate.spec.costs;
   return choice;
-}
-
-/// Before a search comes one with a quarter of its budget, and before that one with a quarter of
-/// that.
-constexpr int64_t kLadder = 4;
-/// The least of these has time for so many orders of the candidate, and for so much.
-constexpr int64_t kLeastOrders = 64, kLeastBudget = 1'000'000;
-
-/// The budgets that a candidate is searched with, one after the other: the same as with a quarter
-/// of it but for the last.
-std::vector<int64_t> LadderOf(const Candidate& candidate, int64_t budget) {
-  if (!candidate.spec.search.monotone) return {budget};
-  const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
-  const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
-  std::vector<int64_t> budgets = {budget};
-  while (budgets.back() / kLadder >= least) budgets.push_back(budgets.back() / kLadder);
-  std::ranges::reverse(budgets);
-  return budgets;
 }
 
 /// The best of searches with ever larger budgets, so that (SearchOptions::monotone) four times the
@@ -240,7 +227,9 @@ Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
                     const SearchOptions& options, const SearchControl& control) {
   const Beginning beginning = BeginningOf(candidate, bound, options);
   std::optional<Choice> best;
-  const std::vector<int64_t> ladder = LadderOf(candidate, options.budget);
+  const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
+  const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
+  const std::vector<int64_t> ladder = LadderOf(options, least);
   const auto all = static_cast<double>(std::accumulate(ladder.begin(), ladder.end(), int64_t{0}));
   double from = 0;
   for (const int64_t budget : ladder) {

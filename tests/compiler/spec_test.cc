@@ -98,8 +98,8 @@ TEST_SUITE("unit") {
         {"0x10", form + "\"0x10\""},
         {"80gb", form + "\"80gb\""},
         {"80GB",
-         "`memory_limit`: counts activations, since the costs give no \"activation_bytes\"; give a "
-         "number of them, or costs that do, is \"80GB\""},
+         "`memory_limit`: counts activations, since the costs give no \"activation_bytes\", and "
+         "there are 160; for bytes, give costs that do, is \"80GB\""},
         {"80000000000",
          "`memory_limit`: counts activations, since the costs give no \"activation_bytes\", and "
          "there are 160; for bytes, give costs that do, is \"80000000000\""},

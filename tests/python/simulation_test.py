@@ -108,6 +108,10 @@ class CompareTest(unittest.TestCase):
         self.assertFalse(any(row.get("fits", False) for row in none.rows))
         self.assertIn("no schedule fits device_memory", none.advice)
 
+    def test_what_none_takes(self):
+        with self.assertRaisesRegex(cf.Error, "^recompute: there is no stage 9, no schedule makes"):
+            cf.compare(ranks=4, microbatches=8, recompute=[9], no_auto=True)
+
     def test_one_size_at_a_time(self):
         with self.assertRaisesRegex(cf.Error, "microbatches: one number"):
             cf.compare(ranks=4, microbatches="8,16")

@@ -55,6 +55,18 @@ TEST_SUITE("unit") {
     CHECK(made.Get(LayeredSpec("1f1b"), make).stages == 1);
   }
 
+  TEST_CASE("made plans: stages of the same layers are looked at once") {
+    MadePlans made;
+    const CostModel costs = LayeredSpec("").costs;
+    LayerStages& stages = made.StagesOf(costs, Overlap::kAll);
+    CHECK(&made.StagesOf(LayeredSpec("").costs, Overlap::kAll) == &stages);
+    CHECK(&made.StagesOf(costs, Overlap::kPublished) != &stages);
+    CostModel other = costs;
+    other.layers[1].cost.f += 1;
+    CHECK(&made.StagesOf(other, Overlap::kAll) != &stages);
+    CHECK(&made.StagesOf(costs, Overlap::kAll) == &stages);
+  }
+
   TEST_CASE("made plans: published schedules of layers are taken from there, `auto` is not") {
     MadePlans made, of_auto;
     Plan other;

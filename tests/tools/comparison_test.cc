@@ -10,9 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "compiler/files/cost_io.h"
+#include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "schedules/compare.h"
 #include "schedules/registry.h"
+#include "tests/support/deepseek_costs.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
@@ -84,6 +87,23 @@ TEST_SUITE("unit") {
     request.no_auto = true;
     CHECK(Advise(Compare(request)).text ==
           "no schedule fits; raise `memory_limit`, or see above what each of them needs");
+  }
+
+  TEST_CASE("the level is said where costs have components") {
+    CompareRequest request = MakeRequest(2, 4, UniformCosts(1, 1, 1));
+    request.no_auto = true;
+    const auto notes = [&] { return ComparisonText(request, Compare(request), true); };
+    CHECK(notes().find("level") == std::string::npos);
+    request.spec.costs = ReadCosts(R"({"unit": "us", "layers": [{"name": "block", "repeat": 4,
+       "moe": {"attn_f": 1, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1,
+               "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1}}]})",
+                                   "c.json");
+    CHECK(notes().find("All rows are at level comm: ") != std::string::npos);
+    request.spec.costs.layers.clear();
+    request.spec.costs.moe = DeepSeek(1);
+    DeriveChunkCosts(&request.spec.costs, Overlap::kAll);
+    request.components = true;
+    CHECK(notes().find("all rows are at level component") != std::string::npos);
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {

@@ -315,7 +315,8 @@ void AddQuiet(CLI::App* app, bool* field) {
 }
 
 void AddVerbose(CLI::App* app, const std::string& help, bool* field) {
-  const auto set = [field] {
+  const auto set = [app, field] {
+    if (app->count("--quiet") > 0) throw UsageError("-q: is for less, -v for more; drop one");
     SetVerbosity(Verbosity::kVerbose);
     if (field != nullptr) *field = true;
   };

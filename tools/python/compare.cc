@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/python/bindings.h"
@@ -39,6 +40,8 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
     request.control.stop = &stop;
     made->point.rows = Compare(request);
     request.control.stop = nullptr;
+    const std::string why_not = RejectedByAll(request, made->point.rows);
+    if (!why_not.empty()) throw Error(why_not);
     for (CompareRow& row : made->point.rows) {
       made->plans.push_back(row.plan ? std::make_shared<PlanObject>(std::move(*row.plan))
                                      : nullptr);

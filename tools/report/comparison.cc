@@ -6,6 +6,7 @@
 
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -188,6 +189,11 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
   if (ShowsFormulas(request, rows)) {
     formula = "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
               std::string(kFormulaLegend);
+  }
+  if (HasComponents(request.spec.costs.layers)) {
+    text +=
+        "All rows are at level comm: components of MoE layers overlap within a chunk or a\n"
+        "  pair alone. compile --level component makes plans in which all of them may.\n";
   }
   if (!request.components) return text + formula;
   text +=

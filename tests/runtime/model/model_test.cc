@@ -324,12 +324,20 @@ TEST_CASE("model: a plan's own partition counts the layers with or without embed
   CHECK(PartitionOf(model, {3, 5}) == Partition{2, 4});
   CHECK(PartitionOf(model, {8}) == Partition{6});
   CHECK(PartitionOf(model, {4, 5}).empty());  // of another model
-  CHECK(Failure([&] {
-          PartitionOf(model, {1, 7});
-        }).starts_with("stage 0 of the plan has the embedding alone"));
+  const auto remedy = [&](const Partition& planned) {
+    const std::string why = Failure([&] { PartitionOf(model, planned); });
+    return why.substr(why.find("; "));
+  };
+  CHECK(Failure([&] { PartitionOf(model, {1, 7}); }) ==
+        "stage 0 of the plan has the embedding alone, and contraflow-run computes it with a layer "
+        "of the model; compile it with `partition` 2,6");
   CHECK(Failure([&] {
           PartitionOf(model, {7, 1});
         }).starts_with("stage 1 of the plan has the head alone"));
+  CHECK(remedy({2, 5, 1}) == "; compile it with `partition` 2,4,2");
+  CHECK(remedy({1, 6, 1}) == "; compile it with `partition` 2,4,2");
+  CHECK(remedy({2, 1, 1, 2, 1, 1}) == "; compile it with `partition` 2,1,1,1,1,2");
+  CHECK(remedy({2, 1, 1, 1, 1, 1, 1}) == "; compile it for fewer stages");
   model.partition = {1, 3, 2};
   CHECK(LayersOfStage(model, 1, 3).first == 1);
   CHECK(LayersOfStage(model, 1, 3).last == 4);

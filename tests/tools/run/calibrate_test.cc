@@ -68,8 +68,7 @@ TEST_SUITE("jobs") {
     CHECK(refused.Err(0) ==
           "contraflow-run: error: " + next +
               ": stage 1 of the plan has the head alone, and contraflow-run computes it with a "
-              "layer of the model; compile it for fewer stages, or with a --partition whose ends "
-              "have more\n");
+              "layer of the model; compile it with --partition 8,2\n");
   }
 
   TEST_CASE("processes of a job measure together") {

@@ -1,0 +1,95 @@
+// Budgets that are searched one after the other, and what is so never longer with four times of it.
+
+#include "schedules/search/ladder.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+
+#include "compiler/plan/error.h"
+#include "schedules/registry.h"
+#include "schedules/search/portfolio.h"
+#include "tests/support/random_layers.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/support.h"
+
+namespace contraflow::ladder_test {
+namespace {
+
+TEST_SUITE("unit") {
+  TEST_CASE("ladder: every budget of a quarter, ascending, whatever that is") {
+    SearchOptions options, quarter;
+    for (const int64_t budget :
+         {int64_t{1}, int64_t{300'000}, int64_t{999'999}, kLeastBudget, int64_t{3'000'000},
+          int64_t{5'000'000}, int64_t{250'000'000}, int64_t{3'600'000'000'000}}) {
+      CAPTURE(budget);
+      quarter.budget = budget;
+      options.budget = 4 * budget;
+      const std::vector<int64_t> few = LadderOf(quarter), more = LadderOf(options);
+      CHECK(std::ranges::includes(more, few));
+      CHECK(std::ranges::is_sorted(more));
+      CHECK(more.back() == std::max(4 * budget, kLeastBudget));
+      // A third more than the budget, and the least.
+      int64_t all = 0;
+      for (const int64_t each : more) all += each;
+      CHECK(all <= 4 * budget / 3 * 4 + 2 * kLeastBudget);
+    }
+    CHECK(LadderOf(options, 7 * options.budget) == std::vector{7 * options.budget});
+    options.monotone = false;
+    CHECK(LadderOf(options) == std::vector{options.budget});
+    options = {.budget = 0};
+    CHECK(LadderOf(options) == std::vector<int64_t>{0});
+  }
+}
+
+TEST_SUITE("property") {
+  TEST_CASE("ladder: four times the budget never gives a longer step of layers, or with R") {
+    std::mt19937_64 random(5);
+    int compared = 0, shorter = 0;
+    for (int round = 0; compared < CasesToDraw(240); ++round) {
+      const int ranks = 3 + static_cast<int>(random() % 3);
+      const bool bytes = random() % 2 == 0;
+      Spec spec =
+          MakeSpec("auto", ranks, 6 + 2 * static_cast<int>(random() % 6),
+                   RandomLayers(&random, 4 * ranks + static_cast<int>(random() % 8), bytes));
+      for (int r = 0; r < ranks && random() % 4 != 0; ++r) {
+        spec.costs.ranks.resize(static_cast<size_t>(ranks));
+        spec.costs.ranks[static_cast<size_t>(r)].speed = random() % 2 == 0 ? 1 : 0.5;
+      }
+      const int64_t one = bytes ? 5 * spec.costs.LayerCount() : ranks;
+      if (random() % 3 != 0) spec.memory_limit = one * (3 + static_cast<int>(random() % 4)) / 4;
+      if (bytes && spec.memory_limit && random() % 2 == 0) {
+        spec.costs.memory.emplace().input_bytes = 1;
+        spec.recompute.choice = Recompute::Choice::kAuto;
+      }
+      CAPTURE(round);
+      std::optional<Time> last;
+      for (const int64_t budget : {600'000, 2'400'000, 9'600'000, 38'400'000}) {
+        spec.search.budget = budget;
+        std::optional<Plan> plan;
+        try {
+          plan = GeneratePlan(spec);
+        } catch (const Error&) {
+          CHECK(!last);
+          continue;
+        }
+        const Time step =
+            StepTime(*plan, *plan->costs, plan->provenance->memory_limit, spec.search);
+        CHECK(plan->provenance->budget == budget);
+        if (last) {
+          CHECK(step <= *last);
+          ++compared;
+          shorter += step < *last;
+        }
+        last = step;
+      }
+    }
+    MESSAGE(shorter << " of " << compared << " shorter");
+    CHECK((kSanitized || shorter > 20));
+  }
+}
+
+}  // namespace
+}  // namespace contraflow::ladder_test

@@ -135,21 +135,11 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
                 " layers on " + std::to_string(spec.ranks) +
                 " ranks; give another `placement` or `chunks`");
   }
-  std::optional<FoundPlan> best;
-  std::optional<Error> first_error;
-  for (const Shape& shape : shapes) {
-    if (best && control.stopped()) break;
-    try {
-      FoundPlan found = SearchShape(OfShape(spec, shape), control);
-      if (!best || found.step < best->step) best = std::move(found);
-    } catch (const Error& error) {
-      // A limit that this placement cannot have; another one may.
-      if (!first_error) first_error = error;
-    }
-  }
-  if (!best) throw *first_error;
-  best->plan.provenance->budget = spec.search.budget;
-  return std::move(best->plan);
+  std::vector<Spec> specs;
+  for (const Shape& shape : shapes) specs.push_back(OfShape(spec, shape));
+  Plan plan = SearchShapes(specs, control).plan;
+  plan.provenance->budget = spec.search.budget;
+  return plan;
 }
 
 }  // namespace

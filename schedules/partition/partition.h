@@ -65,9 +65,10 @@ struct FoundPlan {
   Time step = 0;
 };
 
-/// The shortest step that is found for a spec with layers in one placement of so many chunks
-/// (Spec::chunks, with a placement that is no choice): partition and order. Takes about the budget
-/// of the spec. Throws Error if nothing fits.
-FoundPlan SearchShape(const Spec& of, const SearchControl& control);
+/// The shortest step that is found for a spec with layers, partition and order, in any of some
+/// shapes: the same spec, each with a placement that is no choice and so many chunks
+/// (Spec::chunks). Of equals the first. Each takes about the budget of the spec, but for those
+/// whose bound for any partition is no shorter than what is found. Throws Error if nothing fits.
+FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& control);
 
 }  // namespace contraflow

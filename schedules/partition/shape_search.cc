@@ -1,10 +1,12 @@
-// `auto` over the partitions of one placement and depth. A short search of each of a few that are
-// promising, a longer one of the best of these and of what the bound for any partition ends with, a
-// long one of that of which most is hoped and of the best, and another of what moved layers make of
-// it. All of them share one budget; what is proven to be shortest has spent little of it.
+// `auto` over the partitions of placements and depths. For each of these a short search of each of
+// a few that are promising, a longer one of the best of these and of what the bound for any
+// partition ends with, a long one of that of which most is hoped and of the best, and another of
+// what moved layers make of it. All of them share one budget; what is proven to be shortest has
+// spent little of it.
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,8 +15,8 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/pairs/pairs.h"
 #include "schedules/made_plans.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
@@ -196,26 +198,22 @@ class ShapeSearch {
     }
   }
 
-  FoundPlan Run() {
-    if (const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages)) {
-      return SearchStaged(Staged(of_, frame_, &layers_, *fixed), control_);
-    }
-    std::optional<FoundPlan> best;
-    std::optional<Error> why_not;
-    for (const int64_t budget : LadderOf(of_.search)) {
-      if (best && control_.stopped()) break;
-      try {
-        FoundPlan found = SearchWith(budget);
-        if (!best || found.step <= best->step) best = std::move(found);
-      } catch (const Error& error) {
-        why_not = error;
-      }
-    }
-    if (!best) throw *why_not;
-    return std::move(*best);
+  /// What the whole budget of the spec finds for the one partition that it allows; nothing where it
+  /// allows others.
+  std::optional<FoundPlan> Fixed() {
+    const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages);
+    if (!fixed) return std::nullopt;
+    return SearchStaged(Staged(of_, frame_, &layers_, *fixed), control_);
   }
 
- private:
+  /// True where no order of any partition takes less than `step`.
+  bool Proves(Time step) {
+    // Components may overlap from chunk to chunk, which the bound knows nothing of.
+    if (of_.search.components) return false;
+    if (bound_ < step) bound_ = BoundOfPartitions(of_, &layers_, frame_, step).value;
+    return bound_ >= step;
+  }
+
   FoundPlan SearchWith(int64_t budget) {
     of_.search.budget = left_ = budget;
     best_.reset();
@@ -227,6 +225,7 @@ class ShapeSearch {
     return std::move(*best_);
   }
 
+ private:
   /// A short search of each, until enough of them have ended without a proof.
   void TryPromising() {
     std::optional<Error> why_not;
@@ -314,6 +313,7 @@ class ShapeSearch {
   LayerStages& layers_;
   const Plan frame_;
   Judged judged_;
+  Time bound_ = 0;    // for any partition
   int64_t left_ = 0;  // of the budget
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
@@ -322,8 +322,57 @@ class ShapeSearch {
 
 }  // namespace
 
-FoundPlan SearchShape(const Spec& of, const SearchControl& control) {
-  return ShapeSearch(of, control).Run();
+FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& control) {
+  std::optional<Error> why_not;
+  const auto attempt = [&](const auto& search) {
+    try {
+      search();
+    } catch (const Error& error) {
+      // A limit that this shape cannot have; another one may.
+      if (!why_not) why_not = error;
+    }
+  };
+  std::vector<std::unique_ptr<ShapeSearch>> searches(shapes.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    attempt([&] { searches[i] = std::make_unique<ShapeSearch>(shapes[i], control); });
+  }
+  std::optional<FoundPlan> best;
+  size_t of_best = 0;
+  const auto offer = [&](size_t i, FoundPlan found) {
+    if (best && std::pair(found.step, i) > std::pair(best->step, of_best)) return;
+    best = std::move(found);
+    of_best = i;
+  };
+  const auto done = [&] { return best && control.stopped(); };
+  std::vector<size_t> order;
+  for (size_t i = 0; i < shapes.size() && !done(); ++i) {
+    if (!searches[i]) continue;
+    attempt([&] {
+      std::optional<FoundPlan> fixed = searches[i]->Fixed();
+      if (fixed) offer(i, std::move(*fixed));
+      if (!fixed) order.push_back(i);
+    });
+  }
+  // All with little first, then the best of these before others, so that soon most are known to be
+  // worse than another at best.
+  for (const int64_t budget : LadderOf(shapes.front().search)) {
+    std::vector<std::pair<Time, size_t>> next;  // by the step that they have found now
+    for (const size_t i : order) {
+      if (done()) break;
+      if (best && searches[i]->Proves(best->step + (i < of_best ? 1 : 0))) continue;
+      next.push_back({kImpossible.step, i});
+      attempt([&] {
+        FoundPlan found = searches[i]->SearchWith(budget);
+        next.back().first = found.step;
+        offer(i, std::move(found));
+      });
+    }
+    std::ranges::sort(next);
+    order.clear();
+    for (const auto& [step, i] : next) order.push_back(i);
+  }
+  if (!best) throw *why_not;
+  return std::move(*best);
 }
 
 }  // namespace contraflow

@@ -136,12 +136,6 @@ class LinearBound {
   }
 
   Time OfSegment(int r, int i, int j) {
-    if (Work(r, i, j) >= enough_) return enough_;
-    CostModel stage = layers_.Segment(i, j);
-    if (!spec_.costs.ranks.empty()) {
-      stage.ranks = {spec_.costs.ranks[static_cast<size_t>(r)]};
-      stage = OnRanks(stage, alone_);
-    }
     StageSurroundings around;
     // Where micro-batches differ, what is around one of them depends on which it is.
     if (spec_.costs.microbatch_scale.empty()) {
@@ -153,6 +147,12 @@ class LinearBound {
           AtLeast(layers_.forward_before(count) - layers_.forward_before(j), fastest, behind) +
           AtLeast(layers_.backward_before(count) - layers_.backward_before(j), fastest, behind) +
           2 * behind * hop_;
+    }
+    if (around.head + Work(r, i, j) >= enough_) return enough_;
+    CostModel stage = layers_.Segment(i, j);
+    if (!spec_.costs.ranks.empty()) {
+      stage.ranks = {spec_.costs.ranks[static_cast<size_t>(r)]};
+      stage = OnRanks(stage, alone_);
     }
     std::optional<int64_t> limit = spec_.memory_limit;
     if (!devices_.empty() && stage.memory) {

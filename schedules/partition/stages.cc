@@ -14,6 +14,9 @@
 namespace contraflow {
 namespace {
 
+/// Layers that are interleaved together. In longer rows overlap over the ends of such is little.
+constexpr int kMostTogether = 24;
+
 void Add(const StageCost& cost, StageCost* sum) {
   // A layer that says what it takes again makes the others say it, too.
   if (sum->r >= 0 || cost.r >= 0) sum->r = sum->recompute() + cost.recompute();
@@ -88,8 +91,15 @@ LayerStages::LayerStages(const CostModel& costs, Overlap overlap)
 const StageCost& LayerStages::CostOf(int first, int last) {
   const std::vector<int> kinds(kinds_.begin() + first, kinds_.begin() + last);
   const auto [at, added] = known_.try_emplace(kinds);
-  if (added) at->second = Overlapped(kinds);
-  return at->second;
+  if (!added) return at->second;
+  const int rows = (last - first + kMostTogether - 1) / kMostTogether;
+  if (rows == 1) return at->second = Overlapped(kinds);
+  StageCost sum;
+  for (int row = 0; row < rows; ++row) {
+    const auto begin = [&](int k) { return first + (last - first) * k / rows; };
+    Add(CostOf(begin(row), begin(row + 1)), &sum);
+  }
+  return at->second = sum;
 }
 
 StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
@@ -107,7 +117,7 @@ StageCost LayerStages::Overlapped(const std::vector<int>& kinds) const {
   }
   const bool components =
       std::any_of(layers.begin(), layers.end(), [](const auto* layer) { return layer->moe; });
-  if (!components || layers.size() == 1 || layers.size() > size_t{kMaxLayers}) return sum;
+  if (!components || layers.size() == 1) return sum;
   const StageCost whole = Interleaved(RowOf(layers), overlap_);
   // Layers that overlap more than their components say keep that.
   sum.bw = std::min(sum.bw, whole.bw);

@@ -46,6 +46,13 @@ TEST_SUITE("unit") {
     CHECK(whole.fb >= 3 * 27 + 6);  // the compute lane alone
     LayerStages overlapped(costs, Overlap::kAll);
     CHECK(overlapped.CostOf(0, 4).bw < whole.bw);
+    // Of 24 layers at a time.
+    costs.layers.front().repeat = 61;
+    LayerStages many(costs, Overlap::kAll);
+    const StageCost all = many.CostOf(0, 62), front = many.CostOf(0, 20);
+    CHECK(all.f == 61 * 15 + 2);
+    CHECK(all.fb == front.fb + many.CostOf(20, 41).fb + many.CostOf(41, 62).fb);
+    CHECK(20 * all.fb < 61 * front.fb + 20 * 6 + 20 * 15);
   }
 
   TEST_CASE("messages are as large as what a stage ends with, and a tied layer has its own copy") {

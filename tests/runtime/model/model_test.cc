@@ -336,7 +336,7 @@ TEST_CASE("model: a plan's own partition counts the layers with or without embed
         }).starts_with("stage 1 of the plan has the head alone"));
   CHECK(remedy({2, 5, 1}) == "; compile it with `partition` 2,4,2");
   CHECK(remedy({1, 6, 1}) == "; compile it with `partition` 2,4,2");
-  CHECK(remedy({2, 1, 1, 2, 1, 1}) == "; compile it with `partition` 2,1,1,1,1,2");
+  CHECK(remedy({2, 1, 1, 2, 1, 1}) == "; compile it with `partition` 2,1x4,2");
   CHECK(remedy({2, 1, 1, 1, 1, 1, 1}) == "; compile it for fewer stages");
   model.partition = {1, 3, 2};
   CHECK(LayersOfStage(model, 1, 3).first == 1);

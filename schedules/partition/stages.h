@@ -26,8 +26,8 @@ class LayerStages {
   int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
 
   /// Of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
-  /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows of
-  /// at most 24 of them, one behind the other.
+  /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
+  /// of at most 24 of them, one behind the other.
   const StageCost& CostOf(int first, int last);
 
   /// Costs with these stages in place of the layers: what each costs and holds, and messages as

@@ -159,16 +159,15 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
          "the link (\"host\" in the costs) keeps up: none, full, a list such\nas 0,3,5-7, or auto: "
          "those that make the schedule fit --memory-limit\n(default: none)")
       ->type_name("STAGES");
-  AddPartitionOption(
-      app, &flags->partition,
-      "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
-      "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
-      "costs of stages, even cuts or merges those of P stages, or as many as\n"
-      "are listed, into what the schedule makes (default: as they are).\n"
-      "auto may make a stage of the head or the embedding alone, which\n"
-      "contraflow-run refuses: give a list. A list may be a layout as\n"
-      "Megatron-LM writes it, Et*3|(tt|)*29,m|L: E the embedding, t a\n"
-      "transformer layer, m one of multi-token prediction, L the head");
+  AddPartitionOption(app, &flags->partition,
+                     "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
+                     "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
+                     "costs of stages, even cuts or merges those of P stages, or as many as\n"
+                     "are listed, into what the schedule makes (default: as they are).\n"
+                     "auto may make a stage of the head or the embedding alone, which\n"
+                     "contraflow-run refuses: give a list. A list may be a layout as\n"
+                     "Megatron-LM writes it, Et*3|(tt|)*29,m|L: E the embedding, t a\n"
+                     "transformer layer, m one of multi-token prediction, L the head");
   AddForOption(app, &flags->target);
   app->add_option(
          "--level", flags->level,

@@ -328,7 +328,9 @@ TEST_CASE("model: a plan's own partition counts the layers with or without embed
     const std::string why = Failure([&] { PartitionOf(model, planned); });
     return why.substr(why.find("; "));
   };
-  CHECK(Failure([&] { PartitionOf(model, {1, 7}); }) ==
+  CHECK(Failure([&] {
+          PartitionOf(model, {1, 7});
+        }) ==
         "stage 0 of the plan has the embedding alone, and contraflow-run computes it with a layer "
         "of the model; compile it with `partition` 2,6");
   CHECK(Failure([&] {

@@ -128,7 +128,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     }
   };
   const auto bound = [&](const Partition& partition) {
-    const PartitionWorth worth = judged->Once(&judged->bound, partition, prove);
+    const PartitionWorth worth = Judged::Once(&judged->bound, partition, prove);
     const auto known = [&](const auto& other) { return other.second == partition; };
     if (worth != kImpossible && std::none_of(bounded.begin(), bounded.end(), known)) {
       bounded.emplace_back(worth, partition);
@@ -149,7 +149,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     return best;
   };
   const auto published = [&](const Partition& partition) {
-    return judged->Once(&judged->published, partition, order);
+    return Judged::Once(&judged->published, partition, order);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   // Up to four published orders each, which take longer to make than to simulate.

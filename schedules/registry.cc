@@ -72,7 +72,9 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const Search
   // What is recomputed or goes to the host is chosen with the order.
   std::optional<Plan> best;
   std::optional<Error> why_not;
-  for (const int64_t budget : LadderOf(spec.search)) {
+  const int64_t least =
+      LeastBudget(kLeastOrdersOfChoices, int64_t{2} * spec.ranks * spec.microbatches);
+  for (const int64_t budget : LadderOf(spec.search, least)) {
     if (best && control.stopped()) break;
     Spec part = spec;
     part.search.budget = budget;

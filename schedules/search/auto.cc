@@ -37,8 +37,6 @@ namespace {
 
 /// Of an evaluated instruction.
 constexpr int64_t kNanosecondsEach = 1'000'000'000 / SearchWork::kPerSecond;
-/// Orders that the least search of a candidate has time for.
-constexpr int64_t kLeastOrders = 64;
 /// Longest text about where an order comes from.
 constexpr size_t kMaxFrom = 160;
 
@@ -227,9 +225,8 @@ Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
                     const SearchOptions& options, const SearchControl& control) {
   const Beginning beginning = BeginningOf(candidate, bound, options);
   std::optional<Choice> best;
-  const int64_t order = 3 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
-  const int64_t least = std::max(kLeastBudget, kLeastOrders * order * kNanosecondsEach);
-  const std::vector<int64_t> ladder = LadderOf(options, least);
+  const int64_t chunks = int64_t{candidate.frame.stages} * candidate.frame.microbatches;
+  const std::vector<int64_t> ladder = LadderOf(options, LeastBudget(kLeastOrders, chunks));
   const auto all = static_cast<double>(std::accumulate(ladder.begin(), ladder.end(), int64_t{0}));
   double from = 0;
   for (const int64_t budget : ladder) {

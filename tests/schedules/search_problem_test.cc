@@ -53,6 +53,22 @@ SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<
   return MakeProblem(std::move(frame), costs, limit);
 }
 
+/// The same plan with the micro-batches of each route listed as its first stage runs them: `auto`
+/// changes the order of those that differ.
+Plan ListedAsRun(Plan plan) {
+  for (Route& route : plan.routes) {
+    std::vector<int> run;
+    for (const Instruction& i : plan.programs[static_cast<size_t>(route.ranks[0])]) {
+      const bool own = HasForward(i.op) && i.stage == 0;
+      if (own && std::ranges::count(route.microbatches, i.microbatch) > 0) {
+        run.push_back(i.microbatch);
+      }
+    }
+    route.microbatches = std::move(run);
+  }
+  return plan;
+}
+
 TEST_SUITE("property") {
   TEST_CASE("an order runs as the simulator says of its plan") {
     std::mt19937_64 random(20261121);
@@ -60,7 +76,7 @@ TEST_SUITE("property") {
     for (Spec& spec : RandomSpecs(&random, 400, 6, 9)) {
       const Schedule& schedule = FindSchedule(spec.schedule);
       spec.costs = Costs(&random, schedule, spec);
-      const Plan plan = GeneratePlan(spec);
+      const Plan plan = ListedAsRun(GeneratePlan(spec));
       const Simulation simulation = Simulate(plan, spec.costs);
       std::vector<int64_t> peaks;
       for (const RankFigures& rank : simulation.ranks) {

@@ -188,6 +188,11 @@ Time TypicalComponent(const CostModel& costs) {
   return sum / count;
 }
 
+bool CostModel::unlike_microbatches() const {
+  return std::ranges::any_of(microbatch_scale,
+                             [&](double scale) { return scale != microbatch_scale[0]; });
+}
+
 bool CostModel::uniform() const {
   const auto same = [](const auto& list) {
     return std::all_of(list.begin(), list.end(), [&](const auto& x) { return x == list.front(); });
@@ -413,7 +418,9 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
   if (!costs.microbatch_scale.empty() &&
       costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
     throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
-                " entries, this plan has " + std::to_string(microbatches) + " micro-batches");
+                " entries, this plan has " + std::to_string(microbatches) +
+                (microbatches == 1 ? " micro-batch" : " micro-batches") +
+                "; give one factor for each");
   }
   if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
   if (costs.host && costs.host->bandwidth > 0 && costs.memory) {

@@ -256,6 +256,8 @@ struct CostModel {
   int LayersIn(int s) const;
   /// True if every stage and every micro-batch costs the same.
   bool uniform() const;
+  /// Some micro-batches take longer than others.
+  bool unlike_microbatches() const;
   /// Of the model, repeats counted.
   int LayerCount() const;
   /// True if a cost file of these has `layers`.

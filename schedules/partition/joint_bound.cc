@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -131,8 +132,15 @@ class LinearBound {
 
  private:
   Time Work(int r, int i, int j) const {
-    return AtLeast(spec_.microbatches * work_.between(i, j), SpeedOf(spec_, r),
-                   3 * spec_.microbatches);
+    const std::vector<double>& scales = spec_.costs.microbatch_scale;
+    Time work = spec_.microbatches * work_.between(i, j);
+    if (!scales.empty()) {
+      // Rounded durations may be half a tick shorter each.
+      const double scale = std::accumulate(scales.begin(), scales.end(), 0.0);
+      const double sum = static_cast<double>(work_.between(i, j)) * scale * (1 - 1e-12);
+      work = std::max<Time>(0, static_cast<Time>(sum) - 4 * spec_.microbatches);
+    }
+    return AtLeast(work, SpeedOf(spec_, r), 3 * spec_.microbatches);
   }
 
   Time OfSegment(int r, int i, int j) {

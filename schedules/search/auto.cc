@@ -107,7 +107,7 @@ bool IsSmall(const Candidate& candidate, const SearchOptions& options) {
   if (options.noise > 0 || SharesLanes(candidate.spec)) return false;
   if (!TakesExactly(candidate.frame)) return false;
   // Only micro-batches that differ are mixed, which PyTorch does not take in its last stage.
-  return candidate.spec.costs.microbatch_scale.empty() ||
+  return !candidate.spec.costs.unlike_microbatches() ||
          (!SharesStages(candidate.frame) && candidate.spec.target != Target::kTorch);
 }
 
@@ -191,8 +191,14 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
 /// the plan, but PyTorch takes none other than ascending in its last stage.
 bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
   const Spec& spec = candidate.spec;
-  return !spec.costs.microbatch_scale.empty() && !SharesStages(candidate.frame) &&
-         options.noise == 0 && spec.target != Target::kTorch;
+  return spec.costs.unlike_microbatches() && !SharesStages(candidate.frame) && options.noise == 0 &&
+         spec.target != Target::kTorch;
+}
+
+/// True where another order would also give routes other micro-batches, which the bound for the
+/// candidate's routes knows nothing of.
+bool SharesOutMicrobatches(const Candidate& candidate, const SearchOptions& options) {
+  return candidate.frame.routes.size() > 1 && MixesMicrobatches(candidate, options);
 }
 
 /// Of a search, what may be spent on the order of micro-batches before it.
@@ -206,7 +212,8 @@ std::optional<Choice> SearchArranged(const Candidate& candidate, const SearchPro
   SearchOptions part = options;
   part.budget /= kArrangeShare;
   SearchWork work(part, control);
-  const std::vector<int> order = ArrangeMicrobatches(problem, bound, &work);
+  const Time enough = SharesOutMicrobatches(candidate, options) ? 0 : bound;
+  const std::vector<int> order = ArrangeMicrobatches(problem, enough, &work);
   if (std::ranges::is_sorted(order)) return std::nullopt;
   Candidate arranged = candidate;
   arranged.spec.costs.microbatch_scale = ScaleInOrder(candidate.spec.costs, order);
@@ -236,14 +243,16 @@ Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
     const SearchControl of_part = ControlOf(control, std::exchange(from, to), to, "");
     Choice choice = SearchOnce(candidate, beginning, bound, asked, part, of_part);
     if (!best || choice.step <= best->step) best = std::move(choice);
-    if (MixesMicrobatches(candidate, options) && best->step > best->plan.provenance->bound) {
+    // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
+    const bool components = options.components && candidate.spec.costs.moe;
+    const auto proven = [&] { return !components && best->step <= best->plan.provenance->bound; };
+    if (MixesMicrobatches(candidate, options) &&
+        (!proven() || SharesOutMicrobatches(candidate, options))) {
       std::optional<Choice> arranged =
           SearchArranged(candidate, beginning.problem, bound, asked, part, of_part);
       if (arranged && arranged->step < best->step) best = std::move(arranged);
     }
-    // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
-    const bool components = options.components && candidate.spec.costs.moe;
-    if (!components && best->step <= best->plan.provenance->bound) break;
+    if (proven() && !SharesOutMicrobatches(candidate, options)) break;
     if (control.stopped()) break;
   }
   return std::move(*best);
@@ -277,7 +286,8 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
       const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
       // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
       const bool components = spec.search.components && spec.costs.components();
-      if (best && !components && bound.value >= best->step) continue;
+      const bool holds = !components && !SharesOutMicrobatches(candidate, spec.search);
+      if (best && holds && bound.value >= best->step) continue;
       const auto count = static_cast<double>(candidates.size()), at = static_cast<double>(i);
       const std::string name = std::string(Name(candidate.placement)) + ", ";
       Choice choice = SearchCandidate(candidate, bound.value, spec,

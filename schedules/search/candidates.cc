@@ -55,7 +55,7 @@ std::string Reject(const Spec& spec, Placement placement) {
     return "needs at least 2 micro-batches for two directions, has 1";
   }
   if (placement == Placement::kBidirectional && spec.ranks % 2 != 0 &&
-      !spec.costs.microbatch_scale.empty()) {
+      spec.costs.unlike_microbatches()) {
     return "needs an even number of ranks for micro-batches that differ (\"microbatch_scale\"), "
            "has " +
            std::to_string(spec.ranks) +

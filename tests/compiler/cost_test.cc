@@ -76,7 +76,8 @@ TEST_SUITE("unit") {
     costs = UniformCosts(1, 1, 1);
     costs.microbatch_scale = {1, 1, 1};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
-          "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches");
+          "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches; give one factor for "
+          "each");
     costs = UniformCosts(1, 1, 1);
     costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
     CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==

@@ -34,7 +34,7 @@ TEST_SUITE("property") {
   TEST_CASE("no bound for any partition is above the best of all partitions and orders") {
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
     const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(500));
-    int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0;
+    int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0, scaled = 0;
     for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
       const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
@@ -61,6 +61,12 @@ TEST_SUITE("property") {
           spec.costs.ranks.push_back({.speed = speed, .memory_bytes = {}});
         }
       }
+      if (random() % 4 == 0) {
+        for (int m = 0; m < spec.microbatches; ++m) {
+          spec.costs.microbatch_scale.push_back(0.25 * static_cast<double>(1 + random() % 4));
+        }
+        ++scaled;
+      }
       Plan frame = kind == 1   ? BidirectionalPlan(spec)
                    : kind == 2 ? SingleRoutePlan(spec, VPlacement(ranks))
                                : SingleRoutePlan(spec, LinearPlacement(ranks));
@@ -84,6 +90,8 @@ TEST_SUITE("property") {
       CAPTURE(kind);
       const Time bound = BoundOfPartitions(spec, &stages, frame, *best + 1'000).value;
       CHECK(bound <= *best);
+      // The less is enough, the more is left out.
+      CHECK(BoundOfPartitions(spec, &stages, frame, *best + 1).value <= *best);
       CHECK(BoundOfPartitions(spec, &stages, frame, *best / 2).value <= *best / 2);
       ++cases;
       reached += bound == *best;
@@ -99,6 +107,7 @@ TEST_SUITE("property") {
     CHECK(components > cases / 5);
     CHECK(limited > cases / 50);
     CHECK(unlike > cases / 20);
+    CHECK(scaled > cases / 20);
     CHECK(reached > cases / 10);
   }
 

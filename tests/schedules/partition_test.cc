@@ -254,7 +254,8 @@ TEST_SUITE("unit") {
       spec.schedule = schedule->name;
       if (!schedule->reject(spec).empty()) continue;
       CHECK(Failure([&] { Compile(spec); }) ==
-            "\"microbatch_scale\" has 2 entries, this plan has 4 micro-batches");
+            "\"microbatch_scale\" has 2 entries, this plan has 4 micro-batches; give one factor "
+            "for each");
     }
   }
 

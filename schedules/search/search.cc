@@ -76,6 +76,8 @@ std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const
     // A second budget, so that the order is as short as without noise.
     SearchWork more(options, work->control());
     LowerExpected(problem, seeds, options, &more, &*best);
+    // That may have shortened it.
+    best->makespan = Evaluate(problem, best->order).makespan;
   }
   return best;
 }

@@ -364,7 +364,8 @@ void AddSearchOptions(CLI::App* app, SearchOption* option) {
                   "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
                   "(--chunks), wave (--chunks, down and back again and again),\nbidirectional (two "
                   "routes, parameters twice), single (tries all but that)\nor any (tries all); "
-                  "stages are split or merged to keep the same model\n(default: any)")
+                  "stages are split or merged to keep the same model, waves\nand more than two "
+                  "chunks tried for costs with layers only (default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
                   "for auto: search time for each placement tried, and the same again\nfor "

@@ -212,6 +212,13 @@ std::vector<const CompareRow*> WorthTaking(const std::vector<const CompareRow*>&
   return once.empty() ? close : once;
 }
 
+/// Why none of the rows is a plan, where that is the same for all; else "".
+std::string SameForAll(std::span<const CompareRow> rows) {
+  const std::string& first = rows.front().rejected;
+  const auto alike = [&](const CompareRow& row) { return row.rejected == first; };
+  return std::ranges::all_of(rows, alike) ? first : "";
+}
+
 std::string NothingFits(std::span<const CompareRow> rows) {
   const auto any = [&](const char* field) {
     return std::any_of(rows.begin(), rows.end(), [&](const CompareRow& row) {
@@ -225,6 +232,7 @@ std::string NothingFits(std::span<const CompareRow> rows) {
     return "no schedule fits `device_memory`; use more `ranks`, `zero` with `data_parallel`, or "
            "`recompute` auto";
   }
+  if (const std::string why = SameForAll(rows); !why.empty()) return "no schedule fits: " + why;
   return any("`memory_limit`")
              ? "no schedule fits; raise `memory_limit`, or see above what each of them needs"
              : "no schedule takes this model on so many ranks; see above what each of them needs";
@@ -269,9 +277,7 @@ std::string RejectedByAll(const CompareRequest& request, std::span<const Compare
            ", no schedule makes more than " + std::to_string(most) + " stages (0.." +
            std::to_string(most - 1) + ")";
   }
-  const std::string& first = rows.front().rejected;
-  const auto alike = [&](const CompareRow& row) { return row.rejected == first; };
-  return std::ranges::all_of(rows, alike) ? first : "";
+  return SameForAll(rows);
 }
 
 Advice Advise(std::span<const CompareRow> rows) {

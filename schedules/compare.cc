@@ -214,6 +214,7 @@ std::vector<const CompareRow*> WorthTaking(const std::vector<const CompareRow*>&
 
 /// Why none of the rows is a plan, where that is the same for all; else "".
 std::string SameForAll(std::span<const CompareRow> rows) {
+  if (rows.empty()) return "";
   const std::string& first = rows.front().rejected;
   const auto alike = [&](const CompareRow& row) { return row.rejected == first; };
   return std::ranges::all_of(rows, alike) ? first : "";

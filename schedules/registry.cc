@@ -59,7 +59,7 @@ Plan GenerateOnce(const Schedule& schedule, const Spec& spec, const SearchContro
 }
 
 /// What fits, then what is shorter, is better.
-std::pair<bool, Time> WorthOf(const Plan& plan, const Spec& spec) {
+std::pair<bool, Time> ExcessAndStep(const Plan& plan, const Spec& spec) {
   const CostModel& costs = *plan.costs;
   return {!FitsMemory(plan, costs, spec),
           StepTime(plan, costs, plan.provenance->memory_limit, spec.search)};
@@ -72,15 +72,17 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const Search
   // What is recomputed or goes to the host is chosen with the order.
   std::optional<Plan> best;
   std::optional<Error> why_not;
-  const int64_t least =
-      LeastBudget(kLeastOrdersOfChoices, int64_t{2} * spec.ranks * spec.microbatches);
-  for (const int64_t budget : LadderOf(spec.search, least)) {
+  std::pair<bool, Time> least;
+  for (const int64_t budget : LadderOf(spec.search, LeastBudgetOfChoices(spec))) {
     if (best && control.stopped()) break;
     Spec part = spec;
     part.search.budget = budget;
     try {
       Plan plan = GenerateOnce(schedule, part, control);
-      if (!best || WorthOf(plan, spec) <= WorthOf(*best, spec)) best = std::move(plan);
+      const std::pair<bool, Time> judged = ExcessAndStep(plan, spec);
+      if (best && judged > least) continue;
+      best = std::move(plan);
+      least = judged;
     } catch (const Error& error) {
       why_not = error;
     }

@@ -356,10 +356,7 @@ FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& con
   // All with little first, then the best of these before others, so that soon most are known to be
   // worse than another at best.
   const Spec& any = shapes.front();
-  // Of two chunks a rank, whatever the shapes, so that all have the same.
-  const int64_t least =
-      LeastBudget(kLeastOrdersOfChoices, int64_t{2} * any.ranks * any.microbatches);
-  for (const int64_t budget : LadderOf(any.search, least)) {
+  for (const int64_t budget : LadderOf(any.search, LeastBudgetOfChoices(any))) {
     std::vector<std::pair<Time, size_t>> next;  // by the step that they have found now
     for (const size_t i : order) {
       if (done()) break;

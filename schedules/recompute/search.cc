@@ -50,7 +50,7 @@ bool IsSmall(const Candidate& candidate) {
 /// Moves take time by the length of the order, and as many of them as it is long.
 Shares SharesOf(const Candidate& candidate, int64_t budget) {
   const int64_t length = 4 * int64_t{candidate.frame.stages} * candidate.frame.microbatches;
-  const int64_t half = budget / 2, each = 1'000'000'000 / SearchWork::kPerSecond;
+  const int64_t half = budget / 2, each = SearchWork::kNanosecondsEach;
   if (half / each / length < kOrdersEach * length) return {budget / kSearches, 0, 0};
   const int64_t exact = IsSmall(candidate) ? budget / 8 : 0;
   return {half / kSearches, half - exact, exact};

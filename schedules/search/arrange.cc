@@ -27,7 +27,7 @@ constexpr int kMostInVain = 40;
 class Arranging {
  public:
   Arranging(const SearchProblem& problem, Time bound, SearchWork* work)
-      : problem_(problem), bound_(bound), work_(*work) {}
+      : problem_(problem), tried_(problem), bound_(bound), work_(*work) {}
 
   std::vector<int> Run() {
     std::vector<Policy> policies = PolicyGrid(problem_);
@@ -79,14 +79,12 @@ class Arranging {
   }
 
   void Try(const std::vector<int>& order, const std::vector<Policy>& policies) {
-    CostModel costs = problem_.costs;
-    costs.microbatch_scale = ScaleInOrder(problem_.costs, order);
-    const SearchProblem problem = MakeProblem(problem_.frame, costs, problem_.limit);
-    ListScheduler scheduler(problem);
+    tried_.costs.microbatch_scale = ScaleInOrder(problem_.costs, order);
+    ListScheduler scheduler(tried_);
     for (const Policy& policy : policies) {
       if (!best_.empty() && Done()) return;
       const Time below = best_.empty() ? RankQueue::kNever : least_.first + 1;
-      const std::optional<Time> makespan = scheduler.Run(RulesOf(problem, policy), below);
+      const std::optional<Time> makespan = scheduler.Run(RulesOf(tried_, policy), below);
       work_.Spend(scheduler.cost());
       if (!makespan) continue;
       const std::pair value(*makespan, scheduler.ends());
@@ -98,6 +96,7 @@ class Arranging {
   }
 
   const SearchProblem& problem_;
+  SearchProblem tried_;  ///< the same with another order
   const Time bound_;
   SearchWork& work_;
   std::vector<int> best_;

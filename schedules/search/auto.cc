@@ -35,8 +35,6 @@
 namespace contraflow {
 namespace {
 
-/// Of an evaluated instruction.
-constexpr int64_t kNanosecondsEach = 1'000'000'000 / SearchWork::kPerSecond;
 /// Longest text about where an order comes from.
 constexpr size_t kMaxFrom = 160;
 
@@ -101,14 +99,21 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
 /// schedules are looked at, and what that may take of the rest.
 constexpr int64_t kFirstShare = 8, kExactShare = 2;
 
+/// True where micro-batches that differ may come in any order: weight gradients add up in that of
+/// the plan, but PyTorch takes none other than ascending in its last stage.
+bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
+  const Spec& spec = candidate.spec;
+  return spec.costs.unlike_microbatches() && !SharesStages(candidate.frame) && options.noise == 0 &&
+         spec.target != Target::kTorch;
+}
+
 /// True where all schedules of a candidate can be looked at. Sums over micro-batches of two routes
 /// are kept in ascending order by numbering micro-batches anew, which must be alike for that.
 bool IsSmall(const Candidate& candidate, const SearchOptions& options) {
   if (options.noise > 0 || SharesLanes(candidate.spec)) return false;
   if (!TakesExactly(candidate.frame)) return false;
-  // Only micro-batches that differ are mixed, which PyTorch does not take in its last stage.
-  return !candidate.spec.costs.unlike_microbatches() ||
-         (!SharesStages(candidate.frame) && candidate.spec.target != Target::kTorch);
+  // Only micro-batches that differ are mixed.
+  return !candidate.spec.costs.unlike_microbatches() || MixesMicrobatches(candidate, options);
 }
 
 /// Looks at all schedules of a small candidate that are shorter than what was `found`, in `plan`.
@@ -163,7 +168,7 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
     part.budget /= lanes ? 2 : kFirstShare;
     SearchWork first(part, control);
     found = Search(problem, published, bound, part, &first);
-    work.Spend(part.budget / kNanosecondsEach - first.left());
+    work.Spend(part.budget / SearchWork::kNanosecondsEach - first.left());
   } else {
     found = Search(problem, published, bound, options, &work);
   }
@@ -185,14 +190,6 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   PreferShorterSteps(problem, published, spec.search, &choice);
   if (lanes) ImproveOnLanes(spec, &work, &choice);
   return choice;
-}
-
-/// True where micro-batches that differ may come in any order: weight gradients add up in that of
-/// the plan, but PyTorch takes none other than ascending in its last stage.
-bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
-  const Spec& spec = candidate.spec;
-  return spec.costs.unlike_microbatches() && !SharesStages(candidate.frame) && options.noise == 0 &&
-         spec.target != Target::kTorch;
 }
 
 /// True where another order would also give routes other micro-batches, which the bound for the
@@ -233,7 +230,7 @@ Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
   const Beginning beginning = BeginningOf(candidate, bound, options);
   std::optional<Choice> best;
   const int64_t chunks = int64_t{candidate.frame.stages} * candidate.frame.microbatches;
-  const std::vector<int64_t> ladder = LadderOf(options, LeastBudget(kLeastOrders, chunks));
+  const std::vector<int64_t> ladder = LadderOf(options, LeastBudget(chunks));
   const auto all = static_cast<double>(std::accumulate(ladder.begin(), ladder.end(), int64_t{0}));
   double from = 0;
   for (const int64_t budget : ladder) {

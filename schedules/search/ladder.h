@@ -7,13 +7,14 @@
 
 namespace contraflow {
 
-/// What a search may take at least, in nanoseconds: time for so many orders of so many chunks
-/// (stages times micro-batches).
-int64_t LeastBudget(int64_t orders, int64_t chunks);
+/// What the search of an order of so many chunks (stages times micro-batches) may take at least, in
+/// nanoseconds.
+int64_t LeastBudget(int64_t chunks);
 
-/// Orders that a search of one order has time for at least, and one that also makes and judges
-/// partitions, or what is recomputed or goes to the host, which takes long whatever the budget.
-inline constexpr int64_t kLeastOrders = 64, kLeastOrdersOfChoices = 800;
+/// The same of a search that also makes and judges partitions, or what is recomputed or goes to the
+/// host, which takes long whatever the budget: for two chunks a rank, so that all placements have
+/// the same.
+int64_t LeastBudgetOfChoices(const Spec& spec);
 
 /// The budgets, ascending, with which something is searched one after the other, so that the best
 /// of all is never longer with four times the budget: that of the options, a quarter of it and so

@@ -19,6 +19,8 @@ class SearchWork {
  public:
   /// Instructions that count as a second of budget.
   static constexpr int64_t kPerSecond = 20'000'000;
+  /// Of one instruction.
+  static constexpr int64_t kNanosecondsEach = 1'000'000'000 / kPerSecond;
 
   explicit SearchWork(const SearchOptions& options, SearchControl control = {});
 

@@ -75,7 +75,7 @@ std::optional<SearchResult> SearchEven(const SearchProblem& small, const SearchO
   const SearchProblem even = WithEvenCosts(small);
   const Time bound = BoundOf(even);
   SearchOptions own;
-  own.budget = budget * (1'000'000'000 / SearchWork::kPerSecond);
+  own.budget = budget * SearchWork::kNanosecondsEach;
   SearchWork own_work(own, {.stop = work->control().stop});
   std::optional<SearchResult> found = SearchPolicies(even, bound, &own_work, false);
   if (found) ImproveWithin(even, bound, options.seed, own_work.left(), &own_work, &*found);

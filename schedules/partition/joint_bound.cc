@@ -75,6 +75,12 @@ constexpr Time kNoSuch = std::numeric_limits<Time>::max();
 /// Segments up to which the exact method is worth its time.
 constexpr int64_t kMostSegments = 2'000'000;
 
+/// How many micro-batches of scale 1 take as long as all.
+double ScaleOfAll(const Spec& spec) {
+  const std::vector<double>& scale = spec.costs.microbatch_scale;
+  return scale.empty() ? spec.microbatches : std::accumulate(scale.begin(), scale.end(), 0.0);
+}
+
 /// A pipeline of one rank.
 Plan SingleRank(const Spec& spec) {
   Spec alone = spec;
@@ -90,6 +96,7 @@ class LinearBound {
         work_(work),
         enough_(enough),
         hop_(LeastHop(spec.costs)),
+        scale_(ScaleOfAll(spec)),
         devices_(DevicesOf(spec)),
         alone_(SingleRank(spec)) {}
 
@@ -132,12 +139,10 @@ class LinearBound {
 
  private:
   Time Work(int r, int i, int j) const {
-    const std::vector<double>& scales = spec_.costs.microbatch_scale;
     Time work = spec_.microbatches * work_.between(i, j);
-    if (!scales.empty()) {
+    if (!spec_.costs.microbatch_scale.empty()) {
       // Rounded durations may be half a tick shorter each.
-      const double scale = std::accumulate(scales.begin(), scales.end(), 0.0);
-      const double sum = static_cast<double>(work_.between(i, j)) * scale * (1 - 1e-12);
+      const double sum = static_cast<double>(work_.between(i, j)) * scale_ * (1 - 1e-12);
       work = std::max<Time>(0, static_cast<Time>(sum) - 4 * spec_.microbatches);
     }
     return AtLeast(work, SpeedOf(spec_, r), 3 * spec_.microbatches);
@@ -189,6 +194,7 @@ class LinearBound {
   LayerStages& layers_;
   const LayerWork& work_;
   const Time enough_, hop_;
+  const double scale_;
   const std::vector<int64_t> devices_;
   const Plan alone_;
 };
@@ -221,16 +227,11 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const LayerWork& 
           std::min(head, scaled ? 0 : AtLeast(layers.forward_before(s), Fastest(spec), s) + hops);
     }
   }
-  double scale = frame.microbatches;
-  if (!spec.costs.microbatch_scale.empty()) {
-    scale = 0;
-    for (const double factor : spec.costs.microbatch_scale) scale += factor;
-  }
   // Rounded durations may be half a tick shorter each.
   const double fastest = Fastest(spec);
   const bool exact = spec.costs.microbatch_scale.empty() && spec.costs.ranks.empty();
   const double rounded = exact ? 0 : 4.0 * fastest * frame.microbatches * frame.stages;
-  double sum = static_cast<double>(work.before(layers.layers())) * scale - rounded;
+  double sum = static_cast<double>(work.before(layers.layers())) * ScaleOfAll(spec) - rounded;
   double speeds = 0;
   for (int r = 0; r < frame.ranks; ++r) {
     const Time head = heads[static_cast<size_t>(r)];

@@ -15,8 +15,8 @@ namespace contraflow {
 /// that the schedule then has. The plan brings the costs of its stages (CostModel::partition).
 /// Choice::kAuto takes the partition with the shortest step that is found; `auto` looks for both in
 /// turn, over all placements and up to 8 stages a rank. SearchControl::made is not null.
-/// Deterministic. Throws as GeneratePlan does,
-/// and if the layers cannot become so many stages (RejectPartition).
+/// Deterministic. Throws as GeneratePlan does, and if the layers cannot become so many stages
+/// (RejectPartition).
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
 /// Lowers the bound in the provenance of a plan that was made of the layers of the spec to what

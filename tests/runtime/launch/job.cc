@@ -35,7 +35,9 @@ Clock::time_point After(double seconds) {
 /// What every process has of its environment, whoever runs the tests.
 Variables CleanEnvironment(const std::string& mark, const std::string& folder) {
   // mpirun keeps its files in TMPDIR, and those of its shared memory outlive ranks that are killed.
+  // Threads that OpenBLAS starts are never used, and spin for longer than some processes live.
   Variables clean = {{"LC_ALL", "C"},
+                     {"OPENBLAS_NUM_THREADS", "1"},
                      {"TMPDIR", folder},
                      {"OMPI_MCA_btl_vader_backing_directory", folder},
                      {"CONTRAFLOW_TEST_JOB", mark}};

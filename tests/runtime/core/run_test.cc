@@ -1,22 +1,15 @@
 // Training itself.
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/timeline.h"
-#include "compiler/simulate/memory.h"
 #include "runtime/launch/threaded_run.h"
-#include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"

@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,11 +11,8 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/lower/lower.h"
-#include "compiler/plan/timeline.h"
 #include "compiler/simulate/memory.h"
-#include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
-#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 #include "tests/support/test_folder.h"

@@ -7,7 +7,6 @@
 #include <functional>
 #include <string>
 
-#include "compiler/files/cost_io.h"
 #include "compiler/files/profiles.h"
 #include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"

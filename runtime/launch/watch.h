@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -11,21 +12,14 @@
 #include "runtime/launch/control.h"
 #include "runtime/launch/fault_report.h"
 #include "runtime/launch/signals.h"
+#include "runtime/launch/talk.h"
 #include "runtime/transport/link_set.h"
 
 namespace contraflow {
 
-/// What one process is doing.
-struct Beat {
-  uint64_t moves = 0;
-  int32_t step = 0;
-  int32_t waits_for = -1;
-  uint32_t age_ms = 0;   ///< how long it has been there
-  std::string position;  ///< described
-};
-
 /// The watch over a job, in one of its processes; Control has what it does. All under the mutex of
-/// the links, by the thread that serves them unless it says otherwise.
+/// the links, by the thread that serves them unless it says otherwise. How the job stops is in
+/// stop.cc.
 class Watch : public LinkSet::Watcher {
  public:
   /// Channels of what is said; the README has what they carry.
@@ -106,7 +100,10 @@ class Watch : public LinkSet::Watcher {
   void Add(const Fault& fault);
   std::vector<Standing> Standings(Clock::time_point now) const;
   template <typename IsSo>
-  bool AllWatched(const IsSo& is_so) const;
+  bool AllWatched(const IsSo& is_so) const {
+    return std::all_of(members_.begin(), members_.end(),
+                       [&](const Member& member) { return !member.watched || is_so(member); });
+  }
   bool Leads() const;
   Fault Own(FaultKind kind, std::string text) const;
   void Suspect();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/support/failure.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow::file_test {
 namespace {
@@ -24,23 +25,11 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kLimit = 1 << 20;
 
-/// A fresh folder, gone with all its content at the end.
-struct Folder {
-  fs::path path;
-
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "file_test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  /// Entries, hidden ones too.
-  int Count() const {
-    return static_cast<int>(std::distance(fs::directory_iterator(path), fs::directory_iterator()));
-  }
-};
+/// Entries, hidden ones too.
+int CountIn(const TestFolder& folder) {
+  return static_cast<int>(
+      std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()));
+}
 
 std::string Write(const std::string& path, const std::string& content = "content") {
   return Failure([&] { WriteFile(path, content); });
@@ -60,8 +49,8 @@ int InChild(Call call) {
 
 TEST_SUITE("unit") {
   TEST_CASE("what is written is what is read and nothing else is left") {
-    const Folder folder;
-    const std::string path = folder / "a";
+    const TestFolder folder;
+    const std::string path = folder.File("a");
     std::string content("\0 binary \xFF", 10);
     WriteFile(path, content);
     CHECK(ReadFile(path, kLimit) == content);
@@ -70,12 +59,12 @@ TEST_SUITE("unit") {
     content.assign(300000, 'x');
     WriteFile(path, content);
     CHECK(ReadFile(path, 300000) == content);
-    CHECK(folder.Count() == 1);
+    CHECK(CountIn(folder) == 1);
   }
 
   TEST_CASE("the beginning of a file is looked at without being taken") {
-    const Folder folder;
-    const std::string path = folder / "a";
+    const TestFolder folder;
+    const std::string path = folder.File("a");
     std::string content;
     for (int i = 0; i < 20000; ++i) content += std::to_string(i) + " ";
     for (const size_t size : {size_t{0}, size_t{5}, size_t{65536}, content.size()}) {
@@ -91,8 +80,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("what cannot be read names the path and the reason") {
-    const Folder folder;
-    const std::string path = folder / "a";
+    const TestFolder folder;
+    const std::string path = folder.File("a");
     WriteFile(path, "12345");
     const auto read = [](const std::string& name, int64_t limit) {
       return Failure([&] { ReadFile(name, limit); });
@@ -109,7 +98,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("what cannot be written names the path and the reason and leaves nothing") {
-    const Folder folder;
+    const TestFolder folder;
     const std::string base = folder.path.string();
     CHECK(Write(base) == base + ": cannot be written: Is a directory");
     CHECK(Write(base + "/") == base + "/: cannot be written: Is a directory");
@@ -119,37 +108,38 @@ TEST_SUITE("unit") {
     CHECK(Write("") == "the file name is empty");
     const std::string long_name = base + "/" + std::string(300, 'x');
     CHECK(Write(long_name) == long_name + ": cannot be written: File name too long");
-    CHECK(folder.Count() == 0);
-    WriteFile(folder / "file", "x");
-    CHECK(Write(folder / "file/x") == (folder / "file/x") + ": cannot be written: Not a directory");
-    CHECK(folder.Count() == 1);
+    CHECK(CountIn(folder) == 0);
+    WriteFile(folder.File("file"), "x");
+    CHECK(Write(folder.File("file/x")) ==
+          folder.File("file/x") + ": cannot be written: Not a directory");
+    CHECK(CountIn(folder) == 1);
     // As long as a name can be: the temporary name must not be longer.
-    CHECK(Write(folder / std::string(255, 'y')) == "accepted");
+    CHECK(Write(folder.path / std::string(255, 'y')) == "accepted");
   }
 
   TEST_CASE("an unwritable folder or file is refused") {
-    const Folder folder;
-    WriteFile(folder / "file", "kept");
-    fs::permissions(folder / "file", fs::perms(0444));
+    const TestFolder folder;
+    WriteFile(folder.File("file"), "kept");
+    fs::permissions(folder.File("file"), fs::perms(0444));
     fs::permissions(folder.path, fs::perms(0777));
-    fs::create_directory(folder / "closed");
-    fs::permissions(folder / "closed", fs::perms(0555));
+    fs::create_directory(folder.File("closed"));
+    fs::permissions(folder.File("closed"), fs::perms(0555));
     // The superuser may write everywhere, so the test acts as nobody there.
     const int status = InChild([&] {
       if (geteuid() == 0 && setuid(65534) != 0) return 1;
-      const std::string closed = folder / "closed/new", file = folder / "file";
+      const std::string closed = folder.File("closed/new"), file = folder.File("file");
       if (Write(closed) != closed + ": cannot be written: Permission denied") return 2;
       if (Write(file) != file + ": cannot be written: Permission denied") return 3;
       return 0;
     });
     CHECK(status == 0);
-    CHECK(ReadFile(folder / "file", kLimit) == "kept");
-    CHECK(fs::is_empty(folder / "closed"));
+    CHECK(ReadFile(folder.File("file"), kLimit) == "kept");
+    CHECK(fs::is_empty(folder.File("closed")));
   }
 
   TEST_CASE("a full disk keeps the old file and leaves no other") {
-    const Folder folder;
-    const std::string path = folder / "a", fresh = folder / "b";
+    const TestFolder folder;
+    const std::string path = folder.File("a"), fresh = folder.File("b");
     WriteFile(path, "old");
     const int status = InChild([&] {
       std::signal(SIGXFSZ, SIG_IGN);
@@ -163,41 +153,41 @@ TEST_SUITE("unit") {
     });
     CHECK(status == 0);
     CHECK(ReadFile(path, kLimit) == "old");
-    CHECK(folder.Count() == 1);
+    CHECK(CountIn(folder) == 1);
   }
 
   TEST_CASE("a signal ends the process once what is half written is removed") {
     const std::string piece(1 << 19, 'x');
     for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
       CAPTURE(signal);
-      const Folder folder;
+      const TestFolder folder;
       const auto write = [&](bool in_folder) {
         return InChild([&] {
           RemoveUnfinishedOnSignals();
           std::optional<NewFolder> made;
-          if (in_folder) made.emplace(folder / "made");
-          WriteFile(in_folder ? PathIn(made->path(), "a") : folder / "a", [&](const auto& put) {
+          if (in_folder) made.emplace(folder.File("made"));
+          WriteFile(in_folder ? PathIn(made->path(), "a") : folder.File("a"), [&](const auto& put) {
             put(piece);
             std::raise(signal);
-            if (folder.Count() == 1) put(piece);
+            if (CountIn(folder) == 1) put(piece);
           });
           return 1;
         });
       };
       CHECK(write(false) == -signal);
-      CHECK(folder.Count() == 0);
+      CHECK(CountIn(folder) == 0);
       CHECK(write(true) == -signal);
-      CHECK(folder.Count() == 0);
+      CHECK(CountIn(folder) == 0);
       // One that comes when all is written takes effect then.
       CHECK(InChild([&] {
               RemoveUnfinishedOnSignals();
-              WriteFile(folder / "whole", [&](const auto& put) {
+              WriteFile(folder.File("whole"), [&](const auto& put) {
                 put(piece);
                 std::raise(signal);
               });
               return 1;
             }) == -signal);
-      CHECK(ReadFile(folder / "whole", kLimit) == piece);
+      CHECK(ReadFile(folder.File("whole"), kLimit) == piece);
       CHECK(InChild([&] {
               RemoveUnfinishedOnSignals();
               std::raise(signal);
@@ -211,8 +201,8 @@ TEST_SUITE("unit") {
     CHECK(Write("/dev/full") ==
           "/dev/full: cannot be written: No space left on device; nothing was kept of it");
     CHECK(fs::is_character_file("/dev/full"));
-    const Folder folder;
-    const std::string pipe = folder / "pipe";
+    const TestFolder folder;
+    const std::string pipe = folder.File("pipe");
     REQUIRE(mkfifo(pipe.c_str(), 0666) == 0);
     // Opened both ways, so that neither side waits for the other.
     const int both = open(pipe.c_str(), O_RDWR);
@@ -222,31 +212,32 @@ TEST_SUITE("unit") {
     CHECK(std::string(got, static_cast<size_t>(read(both, got, sizeof got))) == "through");
     close(both);
     CHECK(fs::is_fifo(pipe));
-    CHECK(folder.Count() == 1);
+    CHECK(CountIn(folder) == 1);
   }
 
   TEST_CASE("a link stays a link its target is replaced and keeps its mode") {
-    const Folder folder;
-    fs::create_directory(folder / "sub");
-    WriteFile(folder / "sub/file", "old");
-    fs::permissions(folder / "sub/file", fs::perms(0640));
-    fs::create_symlink("sub/file", folder / "link");
-    fs::create_symlink("sub", folder / "folder");
-    fs::create_symlink("nowhere", folder / "dangling");
-    CHECK(Write(folder / "link", "new") == "accepted");
-    CHECK(fs::is_symlink(folder / "link"));
-    CHECK(ReadFile(folder / "sub/file", kLimit) == "new");
-    CHECK(fs::status(folder / "sub/file").permissions() == fs::perms(0640));
-    CHECK(Write(folder / "folder") == (folder / "folder") + ": cannot be written: Is a directory");
-    CHECK(Write(folder / "dangling") ==
-          (folder / "dangling") +
+    const TestFolder folder;
+    fs::create_directory(folder.File("sub"));
+    WriteFile(folder.File("sub/file"), "old");
+    fs::permissions(folder.File("sub/file"), fs::perms(0640));
+    fs::create_symlink("sub/file", folder.File("link"));
+    fs::create_symlink("sub", folder.File("folder"));
+    fs::create_symlink("nowhere", folder.File("dangling"));
+    CHECK(Write(folder.File("link"), "new") == "accepted");
+    CHECK(fs::is_symlink(folder.File("link")));
+    CHECK(ReadFile(folder.File("sub/file"), kLimit) == "new");
+    CHECK(fs::status(folder.File("sub/file")).permissions() == fs::perms(0640));
+    CHECK(Write(folder.File("folder")) ==
+          (folder.File("folder")) + ": cannot be written: Is a directory");
+    CHECK(Write(folder.File("dangling")) ==
+          (folder.File("dangling")) +
               ": cannot be written: it is a symbolic link to a file that does not exist");
-    CHECK(folder.Count() == 4);
+    CHECK(CountIn(folder) == 4);
   }
 
   TEST_CASE("a folder is made step by step") {
-    const Folder folder;
-    const std::string deep = folder / "a/b/c";
+    const TestFolder folder;
+    const std::string deep = folder.File("a/b/c");
     CreateFolders(deep);
     CreateFolders(deep);
     CHECK(Failure([&] { CreateFolder(deep); }) ==
@@ -272,24 +263,25 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { saved.Read(300003, std::as_writable_bytes(std::span(tail))); }) ==
           deep + "/x: ends at byte 300004: it is truncated");
     FlushFolder(deep);
-    RenameFile(deep, folder / "done");
-    CHECK(
-        Failure([&] { RenameFile(deep, folder / "x"); }).starts_with(deep + ": cannot be renamed"));
-    CHECK(NamesInFolder(folder / "done") == std::vector<std::string>{"x"});
-    CHECK(NamesInFolder(folder / "none").empty());
+    RenameFile(deep, folder.File("done"));
+    CHECK(Failure([&] {
+            RenameFile(deep, folder.File("x"));
+          }).starts_with(deep + ": cannot be renamed"));
+    CHECK(NamesInFolder(folder.File("done")) == std::vector<std::string>{"x"});
+    CHECK(NamesInFolder(folder.File("none")).empty());
     // A link is removed, not followed.
-    fs::create_symlink(folder / "done", folder / "a/link");
-    RemoveTree(folder / "a");
-    RemoveTree(folder / "a");
+    fs::create_symlink(folder.File("done"), folder.File("a/link"));
+    RemoveTree(folder.File("a"));
+    RemoveTree(folder.File("a"));
     CHECK(NamesInFolder(folder.path.string()) == std::vector<std::string>{"done"});
-    CHECK(FileSize(folder / "done/x") == 300004);
-    CHECK(Failure([&] { FileSize(folder / "done"); }) ==
-          (folder / "done") + ": is not a regular file");
+    CHECK(FileSize(folder.File("done/x")) == 300004);
+    CHECK(Failure([&] { FileSize(folder.File("done")); }) ==
+          (folder.File("done")) + ": is not a regular file");
   }
 
   TEST_CASE("- is standard input and output") {
-    const Folder folder;
-    const std::string path = folder / "a", copy = folder / "b";
+    const TestFolder folder;
+    const std::string path = folder.File("a"), copy = folder.File("b");
     WriteFile(path, "piped");
     CHECK(InChild([&] {
             const int in = open(path.c_str(), O_RDONLY);

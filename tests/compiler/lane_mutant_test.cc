@@ -24,12 +24,11 @@ namespace {
 
 /// What goes wrong in any of some runs of a plan.
 std::string RunAllWays(const Plan& plan, int runs) {
-  std::string wrong = RunInLanes(plan, Pace::kProgramOrder, 1);
-  for (int k = 0; k < runs && wrong.empty(); ++k) {
-    wrong =
-        RunInLanes(plan, k % 2 == 0 ? Pace::kRandom : Pace::kGreedyLane, static_cast<uint64_t>(k));
+  std::vector<PacedRun> paced = {{Pace::kProgramOrder, 1}};
+  for (int k = 0; k < runs; ++k) {
+    paced.push_back({k % 2 == 0 ? Pace::kRandom : Pace::kGreedyLane, static_cast<uint64_t>(k)});
   }
-  return wrong;
+  return RunInLanes(plan, paced);
 }
 
 /// Sound plans of one level, small: all schedules, one and two layers, stages with unlike ones,

@@ -18,6 +18,7 @@
 #include "tests/support/random_plan.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow::rank_files_test {
 namespace {
@@ -26,28 +27,14 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kLimit = 1 << 24;
 
-/// A fresh folder, gone with all its content at the end.
-struct Place {
-  fs::path path;
-
-  Place() {
-    std::string name = (fs::temp_directory_path() / "rank_files_test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Place() { fs::remove_all(path); }
-
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
 Plan SomePlan(int microbatches = 6) {
   return Compile(MakeSpec("1f1b", 3, microbatches, UniformCosts(3, 4, 2, 1)));
 }
 
 /// What is said of the folder "plan" in the place, whose own name is left out of it.
-std::string Read(const Place& place) {
-  std::string text = Failure([&] { ReadPlanFile(place / "plan"); });
-  const std::string name = place / "";
+std::string Read(const TestFolder& place) {
+  std::string text = Failure([&] { ReadPlanFile(place.File("plan")); });
+  const std::string name = place.File("");
   for (size_t at; (at = text.find(name)) != std::string::npos;) text.erase(at, name.size());
   return text;
 }
@@ -68,83 +55,83 @@ void Forge(const std::string& folder, int rank, const std::string& content) {
 
 TEST_SUITE("unit") {
   TEST_CASE("a plan as a folder has the head and a file for each rank") {
-    const Place place;
+    const TestFolder place;
     const Plan plan = SomePlan();
-    WritePlanFile(place / "plan/", plan);
-    CHECK(NamesInFolder(place / "plan") == std::vector<std::string>{"plan.cbor", "rank-0000.cbor",
-                                                                    "rank-0001.cbor",
-                                                                    "rank-0002.cbor"});
+    WritePlanFile(place.File("plan/"), plan);
+    CHECK(NamesInFolder(place.File("plan")) ==
+          std::vector<std::string>{"plan.cbor", "rank-0000.cbor", "rank-0001.cbor",
+                                   "rank-0002.cbor"});
     CHECK(NamesInFolder(place.path.string()) == std::vector<std::string>{"plan"});
-    CHECK(ReadPlanFile(place / "plan") == plan);
-    CHECK(ReadPlanFile(place / "plan/") == plan);
+    CHECK(ReadPlanFile(place.File("plan")) == plan);
+    CHECK(ReadPlanFile(place.File("plan/")) == plan);
     CHECK(RankFileName(12345) == "rank-12345.cbor");
   }
 
   TEST_CASE("a rank needs the head and its own file") {
-    const Place place;
+    const TestFolder place;
     const Plan plan = SomePlan();
-    WriteRankFiles(place / "plan", plan);
-    fs::remove(place / "plan/rank-0000.cbor");
-    fs::remove(place / "plan/rank-0002.cbor");
-    const RankPlan own = ReadRankFile(place / "plan", 1);
+    WriteRankFiles(place.File("plan"), plan);
+    fs::remove(place.File("plan/rank-0000.cbor"));
+    fs::remove(place.File("plan/rank-0002.cbor"));
+    const RankPlan own = ReadRankFile(place.File("plan"), 1);
     CHECK(own == ReadRankPlan(WriteRankPlan(plan, 1), "r.json"));
     // By the head they tell that they have parts of the same plan.
-    const std::string head = ReadRankFilesHead(place / "plan");
-    WriteRankFiles(place / "again", plan);
-    WriteRankFiles(place / "other", SomePlan(7));
-    CHECK(ReadRankFilesHead(place / "again") == head);
-    CHECK(ReadRankFilesHead(place / "other") != head);
-    CHECK(Failure([&] { ReadRankFile(place / "plan", 3); }) ==
-          (place / "plan") + ": has no rank 3, ranks are 0..2");
+    const std::string head = ReadRankFilesHead(place.File("plan"));
+    WriteRankFiles(place.File("again"), plan);
+    WriteRankFiles(place.File("other"), SomePlan(7));
+    CHECK(ReadRankFilesHead(place.File("again")) == head);
+    CHECK(ReadRankFilesHead(place.File("other")) != head);
+    CHECK(Failure([&] { ReadRankFile(place.File("plan"), 3); }) ==
+          (place.File("plan")) + ": has no rank 3, ranks are 0..2");
     CHECK(Read(place) == "plan/rank-0000.cbor: cannot be read: No such file or directory");
   }
 
   TEST_CASE("a folder is replaced as a whole") {
-    const Place place;
-    WriteRankFiles(place / "plan", SomePlan(9));
+    const TestFolder place;
+    WriteRankFiles(place.File("plan"), SomePlan(9));
     const Plan plan = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
-    WriteRankFiles(place / "plan", plan);
-    CHECK(ReadPlanFile(place / "plan") == plan);
-    CHECK(NamesInFolder(place / "plan").size() == 3);
+    WriteRankFiles(place.File("plan"), plan);
+    CHECK(ReadPlanFile(place.File("plan")) == plan);
+    CHECK(NamesInFolder(place.File("plan")).size() == 3);
     CHECK(NamesInFolder(place.path.string()).size() == 1);
   }
 
   TEST_CASE("a folder of something else is not replaced") {
-    const Place place;
-    fs::create_directory(place / "plan");
-    WriteFile(place / "plan/thesis.tex", "five years");
-    CHECK(Failure([&] { WriteRankFiles(place / "plan", SomePlan()); }) ==
-          (place / "plan") +
+    const TestFolder place;
+    fs::create_directory(place.File("plan"));
+    WriteFile(place.File("plan/thesis.tex"), "five years");
+    CHECK(Failure([&] { WriteRankFiles(place.File("plan"), SomePlan()); }) ==
+          (place.File("plan")) +
               ": cannot be written: it is a folder that holds other files than a plan's; name a "
               "new folder");
-    CHECK(ReadFile(place / "plan/thesis.tex", kLimit) == "five years");
+    CHECK(ReadFile(place.File("plan/thesis.tex"), kLimit) == "five years");
     CHECK(Read(place) == "plan: is a folder without a plan: there is no plan.cbor in it");
   }
 
   TEST_CASE("what cannot be written leaves nothing") {
-    const Place place;
-    WriteFile(place / "plan", "a file");
-    CHECK(Failure([&] { WriteRankFiles(place / "plan", SomePlan()); }) ==
-          (place / "plan") + ": cannot be written: Not a directory");
-    CHECK(ReadFile(place / "plan", kLimit) == "a file");
-    CHECK(Failure([&] { WriteRankFiles(place / "no/plan", SomePlan()); }) ==
-          (place / "no/plan") +
+    const TestFolder place;
+    WriteFile(place.File("plan"), "a file");
+    CHECK(Failure([&] { WriteRankFiles(place.File("plan"), SomePlan()); }) ==
+          (place.File("plan")) + ": cannot be written: Not a directory");
+    CHECK(ReadFile(place.File("plan"), kLimit) == "a file");
+    CHECK(Failure([&] { WriteRankFiles(place.File("no/plan"), SomePlan()); }) ==
+          (place.File("no/plan")) +
               ": cannot be written: No such file or directory; does the folder that it is to be in "
               "exist?");
     CHECK(NamesInFolder(place.path.string()).size() == 1);
   }
 
   TEST_CASE("files that do not belong together are refused") {
-    const Place place;
+    const TestFolder place;
     const Plan plan = SomePlan();
-    WriteRankFiles(place / "plan", plan);
-    const std::string own = place / "plan/rank-0001.cbor";
+    WriteRankFiles(place.File("plan"), plan);
+    const std::string own = place.File("plan/rank-0001.cbor");
     const std::string kept = ReadFile(own, kLimit);
     SUBCASE("of another plan with the same head") {
       Plan other = plan;
       std::swap(other.programs[1][0], other.programs[1][1]);
-      WriteRankFiles(place / "other", other);
-      fs::copy_file(place / "other/rank-0001.cbor", own, fs::copy_options::overwrite_existing);
+      WriteRankFiles(place.File("other"), other);
+      fs::copy_file(place.File("other/rank-0001.cbor"), own, fs::copy_options::overwrite_existing);
       const std::string text = Read(place);
       CAPTURE(text);
       CHECK(text.find("plan/rank-0001.cbor: has the checksum ") == 0);
@@ -152,12 +139,12 @@ TEST_SUITE("unit") {
             std::string::npos);
     }
     SUBCASE("of another rank") {
-      fs::copy_file(place / "plan/rank-0002.cbor", own, fs::copy_options::overwrite_existing);
+      fs::copy_file(place.File("plan/rank-0002.cbor"), own, fs::copy_options::overwrite_existing);
       CHECK(Read(place) ==
             "plan/rank-0001.cbor: /rank: is 2, but by its name this is the file of rank 1");
     }
     SUBCASE("one too many") {
-      WriteFile(place / "plan/rank-0003.cbor", kept);
+      WriteFile(place.File("plan/rank-0003.cbor"), kept);
       CHECK(
           Read(place) ==
           "plan: \"rank-0003.cbor\" does not belong to the plan, which has 3 ranks; remove it, or "
@@ -180,15 +167,15 @@ TEST_SUITE("unit") {
       }
     }
     WriteFile(own, kept);
-    fs::remove(place / "plan/rank-0003.cbor");
-    CHECK(ReadPlanFile(place / "plan") == plan);
+    fs::remove(place.File("plan/rank-0003.cbor"));
+    CHECK(ReadPlanFile(place.File("plan")) == plan);
   }
 
   TEST_CASE("a pipe in a folder is not waited for") {
     for (const char* const name : {"plan.cbor", "rank-0001.cbor"}) {
       CAPTURE(name);
-      const Place place;
-      const std::string folder = place / "plan";
+      const TestFolder place;
+      const std::string folder = place.File("plan");
       WritePlanFile(folder + "/", SomePlan());
       const std::string file = PathIn(folder, name);
       fs::remove(file);
@@ -198,9 +185,9 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("parts of a folder are not taken for plans") {
-    const Place place;
-    WriteRankFiles(place / "plan", SomePlan());
-    const std::string head = place / "plan/plan.cbor", rank = place / "plan/rank-0000.cbor";
+    const TestFolder place;
+    WriteRankFiles(place.File("plan"), SomePlan());
+    const std::string head = place.File("plan/plan.cbor"), rank = place.File("plan/rank-0000.cbor");
     CHECK(Failure([&] { ReadPlanFile(head); }) ==
           head +
               ": /files: this file is the head of a folder with a file for each rank; give the "
@@ -212,10 +199,10 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("what a rank file lacks is said") {
-    const Place place;
-    WriteRankFiles(place / "plan", SomePlan());
+    const TestFolder place;
+    WriteRankFiles(place.File("plan"), SomePlan());
     const auto forged = [&](const std::string& text) {
-      Forge(place / "plan", 0, text);
+      Forge(place.File("plan"), 0, text);
       return Read(place);
     };
     const std::string begin = R"({"format": "contraflow-rank", "version": 1, "rank": 0)";
@@ -237,23 +224,23 @@ TEST_SUITE("unit") {
 
 TEST_SUITE("property") {
   TEST_CASE("random plans survive a folder") {
-    const Place place;
+    const TestFolder place;
     std::mt19937_64 random(7);
     for (int i = 0; i < 15; ++i) {
       CAPTURE(i);
       const Plan plan = RandomPlan(&random);
-      WriteRankFiles(place / "plan", plan);
-      CHECK(ReadPlanFile(place / "plan") == plan);
+      WriteRankFiles(place.File("plan"), plan);
+      CHECK(ReadPlanFile(place.File("plan")) == plan);
       const int rank = static_cast<int>(random() % static_cast<uint64_t>(plan.ranks));
-      CHECK(ReadRankFile(place / "plan", rank) ==
+      CHECK(ReadRankFile(place.File("plan"), rank) ==
             ReadRankPlan(WriteRankPlan(plan, rank), "r.json"));
     }
   }
 
   TEST_CASE("a damaged rank file with the right checksum gives a plan or an Error") {
-    const Place place;
-    WriteRankFiles(place / "plan", SomePlan());
-    const std::string whole = ReadFile(place / "plan/rank-0001.cbor", kLimit);
+    const TestFolder place;
+    WriteRankFiles(place.File("plan"), SomePlan());
+    const std::string whole = ReadFile(place.File("plan/rank-0001.cbor"), kLimit);
     std::mt19937_64 random(13);
     int accepted = 0, refused = 0;
     for (int i = 0; i < CasesToDraw(120); ++i) {
@@ -264,12 +251,12 @@ TEST_SUITE("property") {
       } else {
         damaged.erase(at, 1 + random() % 4);
       }
-      Forge(place / "plan", 1, damaged);
+      Forge(place.File("plan"), 1, damaged);
       const std::string text = Read(place);
       CAPTURE(text);
       if (text == "accepted") {
         ++accepted;
-        const Plan read = ReadPlanFile(place / "plan");
+        const Plan read = ReadPlanFile(place.File("plan"));
         CHECK(ReadPlan(WritePlan(read), "p") == read);
       } else {
         ++refused;

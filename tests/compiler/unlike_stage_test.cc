@@ -63,10 +63,11 @@ TEST_SUITE("property") {
       CHECK(FindingsText(serial) == "");
       CHECK(FindingsText(shared) == "");
       unlike += shared.stage_layers.empty() ? 0 : 1;
-      for (const Pace pace : {Pace::kProgramOrder, Pace::kRandom, Pace::kGreedyLane}) {
-        CHECK(RunInLanes(shared, pace, static_cast<uint64_t>(round)) == "");
-        CHECK(RunInLanes(serial, pace, static_cast<uint64_t>(round)) == "");
-      }
+      const auto seed = static_cast<uint64_t>(round);
+      const std::vector<PacedRun> runs = {
+          {Pace::kProgramOrder, seed}, {Pace::kRandom, seed}, {Pace::kGreedyLane, seed}};
+      CHECK(RunInLanes(shared, runs) == "");
+      CHECK(RunInLanes(serial, runs) == "");
       CHECK(InstructionCount(shared) - InstructionCount(c.plan) ==
             ComponentsOf(c.costs, c.plan.microbatches) - [&] {
               int64_t chunks = 0;
@@ -130,8 +131,8 @@ TEST_SUITE("property") {
       }
       c.costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 40, .input_bytes = 10};
       const Plan plan = Lower(compute, c.costs, {.target = Level::kComponent});
-      CHECK(RunInLanes(plan, Pace::kRandom, static_cast<uint64_t>(round)) == "");
-      CHECK(RunInLanes(plan, Pace::kGreedyLane, static_cast<uint64_t>(round)) == "");
+      const auto seed = static_cast<uint64_t>(round);
+      CHECK(RunInLanes(plan, {{Pace::kRandom, seed}, {Pace::kGreedyLane, seed}}) == "");
       const RecomputedCells cells(plan);
       for (int s = 0; s < plan.stages; ++s) {
         CHECK(cells.HasStage(s) == (s % 2 == round % 2));

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -177,6 +179,25 @@ TEST_SUITE("unit") {
           "Zero: not 1 bytes of one allocation of device memory");
     machine.gpu.CopyToDevice(stream, device, host.data(), 60);
     CHECK(machine.gpu.Allocate(0) != machine.gpu.Allocate(0));
+  }
+
+  TEST_CASE("emulated GPU: of new memory every bit is set, whatever was written to other") {
+    EmulatedGpu gpu;
+    const auto all_set = [](const std::shared_ptr<std::byte>& block, size_t bytes) {
+      return std::all_of(block.get(), block.get() + bytes,
+                         [](std::byte byte) { return byte == std::byte{0xff}; });
+    };
+    for (const size_t bytes : {size_t{100}, size_t{1} << 20, (size_t{3} << 20) + 100}) {
+      CAPTURE(bytes);
+      const auto device = gpu.NewDeviceMemory(bytes), host = gpu.NewHostMemory(bytes);
+      for (const auto& block : {device, host}) {
+        CHECK(all_set(block, bytes));
+        std::fill_n(block.get(), bytes, std::byte{7});
+        CHECK(all_set(gpu.NewDeviceMemory(bytes), bytes));
+      }
+      CHECK(device.get()[bytes - 1] == std::byte{7});
+      CHECK(host.get()[bytes - 1] == std::byte{7});
+    }
   }
 
   TEST_CASE("emulated GPU: partitions as a GPU has them") {

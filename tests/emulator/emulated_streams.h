@@ -14,6 +14,7 @@ namespace contraflow {
 /// What an event stood for when it was recorded; who waits for it keeps it.
 struct EventMark {
   bool done = false;
+  int asked = 0;              ///< how often, whether it is done
   uint64_t capture = 0;       ///< the capture in which it was recorded; 0: none
   std::vector<size_t> nodes;  ///< of that capture, behind which it is
 };

@@ -421,8 +421,7 @@ TEST_SUITE("property") {
         }
       }
       Plan lowered = Lower(plan, costs, {.target = Level::kBuffer, .overlap = overlap});
-      for (const Pace pace : {Pace::kRandom, Pace::kGreedyLane})
-        CHECK(RunInLanes(lowered, pace, random()) == "");
+      CHECK(RunInLanes(lowered, {{Pace::kRandom, random()}, {Pace::kGreedyLane, random()}}) == "");
       const Simulation simulation = Simulate(lowered, costs);
       CHECK(simulation.makespan >= ProveBound(lowered, costs).value);
       // REDUCE has a lane of its own here, and need not keep the chunks behind it waiting.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 
@@ -15,13 +16,19 @@ enum class Pace {
   kGreedyLane     ///< one lane, by lot, runs ahead as far as it can
 };
 
-/// Runs a plan of level component or buffer symbolically, on lanes that know only their order and
-/// `after`: every instruction begins and ends at moments of their own, and what it needs must have
-/// ended when it begins. Of buffers, making a value spoils all that lies on the same bytes, and an
-/// instruction must find what it touches unspoilt from its beginning to its end. "" if every
-/// component ran once, with its inputs, weight gradients in one order, and all was reduced
-/// and stepped; else what went wrong first. Shares no code with Verify and Simulate.
-std::string RunInLanes(const Plan& plan, Pace pace, uint64_t seed);
+struct PacedRun {
+  Pace pace;
+  uint64_t seed;
+};
+
+/// Runs a plan of level component or buffer symbolically, once for each of `runs`, on lanes that
+/// know only their order and `after`: every instruction begins and ends at moments of their own,
+/// and what it needs must have ended when it begins. Of buffers, making a value spoils all that
+/// lies on the same bytes, and an instruction must find what it touches unspoilt from its beginning
+/// to its end. "" if every component ran once, with its inputs, weight gradients in one order, and
+/// all was reduced and stepped; else what went wrong first, and no run follows. Shares no code with
+/// Verify and Simulate.
+std::string RunInLanes(const Plan& plan, const std::vector<PacedRun>& runs);
 
 /// Runs a plan of any level: RunSymbolically one of chunks, RunInLanes a lowered one at every pace,
 /// each with a seed that is drawn. "" or what went wrong first.

@@ -23,6 +23,7 @@
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
+#include "tests/support/test_folder.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/training.h"
 
@@ -30,17 +31,6 @@ namespace contraflow::gpu_training_test {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Gone at the end.
-struct Folder {
-  Folder() : path((fs::temp_directory_path() / "contraflow-gpu-training-XXXXXX").string()) {
-    if (mkdtemp(path.data()) == nullptr) throw Error("mkdtemp");
-  }
-  Folder(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-  std::string File(const std::string& name) const { return path + "/" + name; }
-  std::string path;
-};
 
 std::string TextOf(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -167,7 +157,7 @@ struct Trial {
     return outcome;
   }
 
-  const Folder folder;
+  const TestFolder folder;
   RunInput input;
   RunOptions options;
   std::string algorithms;

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -10,39 +8,13 @@
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
-#include "tools/profile/profile.h"
+#include "tools/profile/sample_groups.h"
 
 namespace contraflow {
 namespace {
 
 /// A receiver that comes so much later than the message leaves found it under way. Microseconds.
 constexpr double kMostLate = 1;
-
-/// What samples are put together by; -1 where an instruction has none of it.
-struct SampleKey {
-  Op op;
-  int stage, back_stage, layer;
-
-  auto operator<=>(const SampleKey&) const = default;
-};
-
-struct SampleGroup {
-  std::vector<double> times;
-  int64_t warmup = 0;
-};
-
-/// Of sorted times: what a share of them are below, between two neighbours on the line.
-double QuantileOf(const std::vector<double>& sorted, double share) {
-  const double at = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(at);
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-}
-
-double MedianOf(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  return QuantileOf(times, 0.5);
-}
 
 Time TicksOf(double us) {
   const double ticks = std::clamp(us, 0.0, 1e12) * 1000;
@@ -55,35 +27,24 @@ std::string Lowered(std::string_view name) {
   return text;
 }
 
-/// "3", "0, 2-5"
-std::string ListOf(const std::vector<int>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
-    if (last > i) text += "-" + std::to_string(numbers[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 class CostMaker {
  public:
   CostMaker(const std::vector<FileSamples>& files, const ProfileOptions& options)
-      : files_(files), options_(options) {}
+      : files_(files),
+        options_(options),
+        groups_(GroupSamples(files, options, &result_)),
+        stages_(groups_.stages) {}
 
   ProfiledCosts Make() {
-    Gather();
     MakeRows();
     CostModel& costs = result_.costs;
     costs.unit = Unit::kMicroseconds;
-    const bool chunks = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+    const bool chunks = std::any_of(groups_.of.begin(), groups_.of.end(), [](const auto& entry) {
       return WorkOf(entry.first.op) == Work::kCompute && entry.first.op != Op::R;
     });
-    const bool components = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
-      return OperandsOf(entry.first.op) == Operands::kLayer;
-    });
+    const bool components = std::any_of(
+        groups_.of.begin(), groups_.of.end(),
+        [](const auto& entry) { return OperandsOf(entry.first.op) == Operands::kLayer; });
     if (!chunks && !components) FailEmpty();
     if (chunks) {
       MakeStages();
@@ -100,97 +61,7 @@ class CostMaker {
   }
 
  private:
-  void Note(const std::string& text) {
-    if (std::find(result_.notes.begin(), result_.notes.end(), text) == result_.notes.end()) {
-      result_.notes.push_back(text);
-    }
-  }
-
-  int WarmupOf(const FileSamples& file) const {
-    int last = 0;
-    for (const Sample& sample : file.samples) last = std::max(last, sample.step);
-    if (options_.warmup > last && !file.samples.empty()) {
-      throw Error(file.place + ": has " + std::to_string(last + 1) +
-                  (last == 0 ? " step" : " steps") + ", and --warmup leaves none; give less");
-    }
-    return options_.warmup >= 0 ? options_.warmup : last > 0 ? 1 : 0;
-  }
-
-  void Gather() {
-    std::set<int> ranks;
-    int world = 0;
-    for (const FileSamples& file : files_) {
-      const int warmup = WarmupOf(file);
-      for (const Sample& sample : file.samples) {
-        const Instruction& what = sample.what;
-        // Of a message the stages do not matter, and components cost the same in every stage.
-        const bool cell = !IsMessage(what.op) && OperandsOf(what.op) != Operands::kLayer;
-        const int rank = sample.rank >= 0 ? sample.rank : file.rank;
-        SampleGroup& group = by_rank_[options_.mean && cell ? rank : -1][{
-            what.op, cell ? what.stage : -1, cell ? what.back_stage : -1, what.layer}];
-        if (sample.step >= 0 && sample.step < warmup) {
-          ++group.warmup;
-        } else {
-          group.times.push_back(sample.time);
-        }
-        if (cell) stages_ = std::max({stages_, what.stage + 1, what.back_stage + 1});
-      }
-      for (const auto& [name, count] : file.unmapped) result_.unmapped[name] += count;
-      for (const std::string& note : file.notes) Note(note);
-      if (file.rank >= 0) ranks.insert(file.rank);
-      world = std::max(world, file.world_size);
-      layers_ = std::max(layers_, file.layers);
-    }
-    KeepSlowestCopies();
-    for (auto& [rank, groups] : by_rank_) {
-      for (auto& [key, group] : groups) {
-        SampleGroup& all = groups_[key];
-        all.times.insert(all.times.end(), group.times.begin(), group.times.end());
-        all.warmup += group.warmup;
-      }
-    }
-    std::erase_if(groups_, [](const auto& entry) { return entry.second.times.empty(); });
-    if (!ranks.empty() && static_cast<int>(ranks.size()) < world) {
-      Note("traces of ranks " + ListOf({ranks.begin(), ranks.end()}) + " of " +
-           std::to_string(world));
-    }
-    if (!options_.plan) return;
-    if (stages_ > options_.plan->stages) {
-      throw Error("the profile has a stage " + std::to_string(stages_ - 1) + ", and the plan has " +
-                  std::to_string(options_.plan->stages) + " stages; is it of another run?");
-    }
-    if (stages_ > 0) stages_ = options_.plan->stages;
-  }
-
-  /// A stage has one cost, wherever it runs.
-  void KeepSlowestCopies() {
-    std::map<std::vector<SampleKey>, std::vector<int>> copies;
-    for (const auto& [rank, groups] : by_rank_) {
-      std::vector<SampleKey> keys;
-      for (const auto& [key, group] : groups) {
-        if (!group.times.empty()) keys.push_back(key);
-      }
-      if (rank >= 0) copies[std::move(keys)].push_back(rank);
-    }
-    for (const auto& [keys, ranks] : copies) {
-      std::vector<double> totals;
-      for (const int rank : ranks) {
-        double total = 0;
-        for (const SampleKey& key : keys) total += Typical(by_rank_[rank][key].times);
-        totals.push_back(total);
-      }
-      const auto [fastest, slowest] = std::minmax_element(totals.begin(), totals.end());
-      const int kept = ranks[static_cast<size_t>(slowest - totals.begin())];
-      if (*slowest > *fastest * 1.03) {
-        Note("ranks " + ListOf(ranks) + " hold copies of the same stages, and rank " +
-             std::to_string(kept) + " is slower by up to " +
-             FormatPercent(*slowest / *fastest - 1) + "; its times count");
-      }
-      for (const int rank : ranks) {
-        if (rank != kept) by_rank_.erase(rank);
-      }
-    }
-  }
+  void Note(const std::string& text) { AddNote(text, &result_); }
 
   [[noreturn]] void FailEmpty() const {
     std::string names;
@@ -206,7 +77,7 @@ class CostMaker {
   }
 
   void MakeRows() {
-    for (auto& [key, group] : groups_) {
+    for (auto& [key, group] : groups_.of) {
       std::sort(group.times.begin(), group.times.end());
       const bool layer = OperandsOf(key.op) == Operands::kLayer;
       std::string what = IsMessage(key.op) ? "message"
@@ -232,15 +103,11 @@ class CostMaker {
                             .high = QuantileOf(sorted, 0.75)});
   }
 
-  /// What stands for times of one thing.
-  double Typical(const std::vector<double>& times) const {
-    if (!options_.mean) return MedianOf(times);
-    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
-  }
+  double Typical(const std::vector<double>& times) const { return TypicalOf(times, options_.mean); }
 
   std::optional<double> Timed(Op op, int stage) const {
-    const auto found = groups_.find({op, stage, -1, -1});
-    if (found == groups_.end()) return std::nullopt;
+    const auto found = groups_.of.find({op, stage, -1, -1});
+    if (found == groups_.of.end()) return std::nullopt;
     return Typical(found->second.times);
   }
 
@@ -323,7 +190,7 @@ class CostMaker {
                   " was timed alone, and costs need it");
     }
     if (missing.empty()) return;
-    const double median = MedianOf(std::move(known));
+    const double median = TypicalOf(std::move(known), false);
     for (auto& figure : *figures) figure = figure.value_or(median);
     if (what.empty()) return;
     Note((missing.size() == 1 ? "stage " : "stages ") + ListOf(missing) + ": no " + what +
@@ -335,7 +202,7 @@ class CostMaker {
                               const std::vector<std::optional<double>>& bw) {
     std::vector<std::vector<double>> of_stage(f.size());
     bool any = false;
-    for (const auto& [key, group] : groups_) {
+    for (const auto& [key, group] : groups_.of) {
       if (key.op != Op::FB) continue;
       const auto s = static_cast<size_t>(std::max(0, key.stage));
       const auto t = static_cast<size_t>(std::max(0, key.back_stage));
@@ -367,8 +234,8 @@ class CostMaker {
   void MakeComponents() {
     MoeCost moe;
     int named = 0;
-    for (const auto& [key, group] : groups_) named = std::max(named, key.layer + 1);
-    moe.layers_per_stage = named > 0 ? named : layers_;
+    for (const auto& [key, group] : groups_.of) named = std::max(named, key.layer + 1);
+    moe.layers_per_stage = named > 0 ? named : groups_.layers;
     if (options_.plan && options_.plan->layers > 0) moe.layers_per_stage = options_.plan->layers;
     if (moe.layers_per_stage < 1) {
       moe.layers_per_stage = 1;
@@ -380,8 +247,8 @@ class CostMaker {
       std::vector<Time>& times = moe.*component.times;
       bool each = named > 0;
       for (int layer = -1; layer < named; ++layer) {
-        const auto group = groups_.find({component.op, -1, -1, layer});
-        if (group == groups_.end()) {
+        const auto group = groups_.of.find({component.op, -1, -1, layer});
+        if (group == groups_.of.end()) {
           each = each && layer < 0;
           continue;
         }
@@ -406,7 +273,7 @@ class CostMaker {
     std::vector<double> delays;
     const auto each = [&](Op op, const std::function<void(const MessageEnd&)>& take) {
       for (const FileSamples& file : files_) {
-        const int warmup = WarmupOf(file);
+        const int warmup = WarmupOf(file, options_);
         for (const MessageEnd& end : file.messages) {
           if (end.what.op == op && end.step >= warmup) take(end);
         }
@@ -431,9 +298,9 @@ class CostMaker {
   }
 
   void MakeMessages() {
-    const auto given = groups_.find({Op::SEND_F, -1, -1, -1});
+    const auto given = groups_.of.find({Op::SEND_F, -1, -1, -1});
     std::optional<double> time;
-    if (given != groups_.end()) time = Typical(given->second.times);
+    if (given != groups_.of.end()) time = Typical(given->second.times);
     std::vector<double> transfers;
     for (const FileSamples& file : files_) {
       transfers.insert(transfers.end(), file.transfers.begin(), file.transfers.end());
@@ -497,9 +364,8 @@ class CostMaker {
   const std::vector<FileSamples>& files_;
   const ProfileOptions& options_;
   ProfiledCosts result_;
-  std::map<int, std::map<SampleKey, SampleGroup>> by_rank_;  ///< -1: not told apart
-  std::map<SampleKey, SampleGroup> groups_;
-  int stages_ = 0, layers_ = 0;
+  SampleGroups groups_;
+  const int stages_;
   int64_t counted_ = 0;
   bool timed_messages_ = false;
 };

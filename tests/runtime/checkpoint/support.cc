@@ -18,18 +18,12 @@
 
 #include "kernels/host/random.h"
 #include "runtime/checkpoint/folder.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// In memory where the system has a folder there, unless TMPDIR says otherwise: hundreds of flushes
-/// to a disk that others use take long.
-fs::path TemporaryRoot() {
-  const bool memory = std::getenv("TMPDIR") == nullptr && access("/dev/shm", W_OK | X_OK) == 0;
-  return memory ? fs::path("/dev/shm") : fs::temp_directory_path();
-}
 
 uint64_t KeyOf(const std::string& name, int step, int array) {
   uint64_t key = static_cast<uint64_t>(step) * 3 + static_cast<uint64_t>(array);

@@ -20,6 +20,7 @@
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow::matmul_choices_test {
 namespace {
@@ -40,19 +41,6 @@ MatmulFile TwoPlaces() {
   return {{{"GPU \"a\"", "library 1", 8}, {{ShapeOf(1), algorithm}, {ShapeOf(2), {7}}}},
           {{"GPU b", "library 2", 9}, {{ShapeOf(1), {}}}}};
 }
-
-/// Gone at the end.
-struct TestFolder {
-  TestFolder() {
-    std::string name = fs::temp_directory_path() / "contraflow-matmuls-XXXXXX";
-    path = mkdtemp(name.data());
-  }
-  TestFolder(const TestFolder&) = delete;
-  ~TestFolder() { fs::remove_all(path); }
-  std::string File(const std::string& name) const { return path / name; }
-
-  fs::path path;
-};
 
 /// A GPU with one stream, and what chooses there.
 struct Chooser {

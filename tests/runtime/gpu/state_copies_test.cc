@@ -22,6 +22,7 @@
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow::state_copies_test {
 namespace {
@@ -37,16 +38,6 @@ class OneProcess : public Peers {
   std::vector<std::string> Gather(std::string_view bytes) override { return {std::string(bytes)}; }
   std::string Broadcast(std::string_view bytes) override { return std::string(bytes); }
   void Exchange(int, std::span<const std::byte>, int, std::span<std::byte>) override {}
-};
-
-/// Gone at the end.
-struct Folder {
-  Folder() : path((fs::temp_directory_path() / "contraflow-gpu-state-XXXXXX").string()) {
-    if (mkdtemp(path.data()) == nullptr) throw Error("mkdtemp");
-  }
-  Folder(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-  std::string path;
 };
 
 struct Training {
@@ -92,7 +83,7 @@ void Warn(const std::string& text) { FAIL_CHECK(text); }
 /// the others from there once more, one by one.
 void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunOptions& options) {
   const Training training(clip);
-  const Folder folder;
+  const TestFolder folder;
   OneProcess peers;
   EmulatedGpu gpu(gpu_options), other_gpu(gpu_options);
   std::vector<Digest> end;
@@ -126,7 +117,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU checkpoint: the host goes on from it, and a GPU from the host's") {
     const Training training(0);
-    const Folder of_gpu, of_host;
+    const TestFolder of_gpu, of_host;
     OneProcess peers;
     EmulatedGpu gpu;
     GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu);
@@ -153,7 +144,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU checkpoint: in memory too, beside one on disk and the next steps") {
     const Training training(0);
-    const Folder disk, memory;
+    const TestFolder disk, memory;
     OneProcess peers;
     EmulatedGpu gpu({.turn = Turn::kFirst}), other_gpu;
     std::vector<Digest> end;
@@ -191,7 +182,7 @@ TEST_SUITE("kernel") {
 
   TEST_CASE("GPU checkpoint: one whose state never comes is given up without a wait") {
     const Training training(0);
-    const Folder folder;
+    const TestFolder folder;
     OneProcess peers;
     EmulatedGpu gpu;
     GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu);

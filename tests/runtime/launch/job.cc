@@ -18,6 +18,7 @@
 
 #include "tests/support/held_port.h"
 #include "tests/support/mpirun_ports.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow {
 namespace {
@@ -35,7 +36,9 @@ Clock::time_point After(double seconds) {
 /// What every process has of its environment, whoever runs the tests.
 Variables CleanEnvironment(const std::string& mark, const std::string& folder) {
   // mpirun keeps its files in TMPDIR, and those of its shared memory outlive ranks that are killed.
+  // Threads that OpenBLAS starts are never used, and spin for longer than some processes live.
   Variables clean = {{"LC_ALL", "C"},
+                     {"OPENBLAS_NUM_THREADS", "1"},
                      {"TMPDIR", folder},
                      {"OMPI_MCA_btl_vader_backing_directory", folder},
                      {"CONTRAFLOW_TEST_JOB", mark}};
@@ -166,11 +169,7 @@ std::vector<char*> Pointers(Words* words) {
 }  // namespace
 
 JobFolder::JobFolder() {
-  // In memory where the system has a folder there, unless TMPDIR says otherwise: hundreds of
-  // flushes to a disk that others use take long.
-  const bool memory = std::getenv("TMPDIR") == nullptr && access("/dev/shm", W_OK | X_OK) == 0;
-  const fs::path root = memory ? fs::path("/dev/shm") : fs::temp_directory_path();
-  std::string name = (root / "contraflow-job-XXXXXX").string();
+  std::string name = (TemporaryRoot() / "contraflow-job-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
   path_ = name;
 }

@@ -97,26 +97,22 @@ if ip netns exec $one unshare --mount true 2>/dev/null; then
   expect rank2 0 "met 10.79.0.1 10.79.0.1 -"
 fi
 
-step="a wrong secret from the other machine"
-# The guest must have come before rank 0 gives up.
+# What is waited for in these is waited for at once. The guest must have come before rank 0 gives up.
 run $one host 0 2 10.79.0.1 29501 secret 4000
 run $two guest 1 2 10.79.0.1 29501 guess 30000
+run $one loopback-host 0 2 127.0.0.1 29502 secret 700
+run $two loopback-guest 1 2 127.0.0.1 29502 secret 700
+run $two wrong-machine 0 2 10.79.0.1 29503 secret 700
 wait
+step="a wrong secret from the other machine"
 expect guest 1 "what answers as rank 0 at 10.79.0.1:29501 does not know the secret of this job"
 expect host 1 "rank 1 of 2 did not reach rank 0 at 10.79.0.1:29501"
 expect host 1 "refused meanwhile: 10.79.0.2 (what came does not show the secret of this job"
-
 step="a loopback address names another machine on every machine"
-run $one host 0 2 127.0.0.1 29502 secret 700
-run $two guest 1 2 127.0.0.1 29502 secret 700
-wait
-expect host 1 "rank 1 of 2 did not reach"
-expect guest 1 "cannot connect to 127.0.0.1:29502: Connection refused"
-
+expect loopback-host 1 "rank 1 of 2 did not reach"
+expect loopback-guest 1 "cannot connect to 127.0.0.1:29502: Connection refused"
 step="rank 0 on the wrong machine"
-run $two host 0 2 10.79.0.1 29503 secret 700
-wait
-expect host 1 "no address of this machine; rank 0 must be started on the machine that MASTER_ADDR names"
+expect wrong-machine 1 "no address of this machine; rank 0 must be started on the machine that MASTER_ADDR names"
 
 step="a connection is not taken for one to itself"
 # The system has one port to give, and it is the one where nobody listens.

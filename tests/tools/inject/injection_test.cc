@@ -191,8 +191,7 @@ void Inject(const JobFolder& root, const Scenario& scenario, const std::string& 
     }
   };
   std::vector<std::jthread> threads;
-  const size_t at_once = given == nullptr ? 2 : 6;
-  for (size_t thread = 0; thread < at_once; ++thread) threads.emplace_back(work, thread);
+  for (size_t thread = 0; thread < 6; ++thread) threads.emplace_back(work, thread);
   threads.clear();
   if (given != nullptr) {
     std::printf("%s, %s: of %ld calls, by exit code:", scenario.name.c_str(), kind.c_str(), calls);

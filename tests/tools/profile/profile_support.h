@@ -2,9 +2,12 @@
 
 #include <string>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
+#include "tests/support/failure.h"
 #include "tools/profile/hf_config.h"
 #include "tools/profile/layer_costs.h"
+#include "tools/profile/profile.h"
 
 namespace contraflow {
 
@@ -20,12 +23,43 @@ inline CostSetup SetupOn(const char* gpu) {
   return setup;
 }
 
+/// As DeepSeek trained.
+inline CostSetup DeepSeekSetup() {
+  CostSetup setup = SetupOn("h800");
+  setup.expert_parallel = 64;
+  setup.fp8 = true;
+  setup.efficiency = DefaultEfficiencies(true);
+  return setup;
+}
+
+/// A profile that ships.
+inline CostModel ShippedProfile(const char* name) {
+  return ReadCostFile(CF_TEST_DIR "/../tools/profiles/" + std::string(name) + ".json");
+}
+
 /// The first layer of this name.
 inline const LayerEstimate& LayerNamed(const ModelCosts& costs, const std::string& name) {
   for (const LayerEstimate& layer : costs.layers) {
     if (layer.name == name) return layer;
   }
   throw Error("no layer " + name);
+}
+
+/// What a profile "p" of this text comes to.
+inline ProfiledCosts CostsOfText(const std::string& text, const ProfileOptions& options = {}) {
+  return CostsOfSamples({ReadProfileText(text, "p", options)}, options);
+}
+
+/// Why it does not.
+inline std::string FailureOf(const std::string& text, const ProfileOptions& options = {}) {
+  return Failure([&] { CostsOfText(text, options); });
+}
+
+inline bool HasNote(const ProfiledCosts& profile, const std::string& part) {
+  for (const std::string& note : profile.notes) {
+    if (note.find(part) != std::string::npos) return true;
+  }
+  return false;
 }
 
 }  // namespace contraflow

@@ -1,0 +1,150 @@
+// The times of a stop, as shares of its bound (3 s):
+//
+//   0 s      a process knows of a fault and tells both hubs
+//   0.15 s   the leader has waited for what the fault may follow from, and says STOP
+//   0.55 s   a main thread that has not come back by now is described as it stands
+//   0.75 s   who has not answered by now is described as it was heard of last; report, END, exit
+//   1 s      rank 1 says STOP if rank 0 has not
+//   2.7 s    a process that nobody told END ends itself
+//   3 s      the kernel ends it
+//
+// mpirun sends SIGTERM to all that live when one process dies and SIGKILL one second later: by then
+// the report must be out.
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "runtime/launch/watch.h"
+
+namespace contraflow {
+
+void Watch::Decide() {
+  if (faults_.empty()) {
+    const auto finished = [](const Member& member) { return member.finished; };
+    if (rank_ == 0 && finish_told_ && AllWatched(finished)) BeginFinishing();
+    return;
+  }
+  if (rank_ == 1 && now_ >= *known_ + options_.bound / 3) took_over_ = true;
+  const size_t cause = CauseOf(faults_);
+  if (!Leads() || (MayFollow(faults_, cause) && now_ < *known_ + options_.bound / 20)) return;
+  Stop(Fault(faults_[cause]));
+}
+
+void Watch::GoOn() {
+  const bool late = now_ >= stopped_at_ + options_.bound * 2 / 15;
+  if ((!answered_ && (failing_ || leave_ || late)) || (failed_ && !error_told_)) SayWords();
+  if (!Leads() || reported_) return;
+  const bool all = AllWatched([](const Member& member) { return member.answered || member.lost; });
+  if (all || now_ >= stopped_at_ + options_.bound / 5) Report();
+}
+
+void Watch::Enforce() {
+  if (now_ < *known_ + options_.bound * 9 / 10) return;
+  // Nobody has said that the report is out. Where a leader said STOP and then nothing, the other
+  // hub speaks for all.
+  if (!reported_ && !end_heard_ && (rank_ < kHubs || !stop_heard_)) {
+    if (!answered_) SayWords();
+    Report();
+  }
+  End();
+}
+
+void Watch::Suspect() {
+  if (known_) return;
+  known_ = looked_ = now_;
+  last_beat_ = Look();
+  if (!options_.exit) backstop_.emplace(options_.bound);
+}
+
+/// It may have gone on since it knew of the fault; unless it has given up meanwhile.
+void Watch::LookAgain() {
+  if (failing_) return;
+  looked_ = now_;
+  last_beat_ = Look();
+}
+
+void Watch::Fail(std::optional<Fault> fault, int code) {
+  if (failing_) return;
+  failing_ = true;
+  code_ = code;
+  failed_ = std::move(fault);
+}
+
+void Watch::Tell(const Fault& fault) {
+  Add(fault);
+  if (phase_ != Phase::kWatching && phase_ != Phase::kStopped) return;
+  Suspect();
+  SendToHubs(kFault, FaultBytes(fault));
+}
+
+void Watch::Stop(const Fault& cause) {
+  Suspect();
+  Add(cause);
+  cause_ = cause;
+  stopped_at_ = now_;
+  phase_ = Phase::kStopped;
+  LookAgain();
+  if (Leads()) SendToAll(kStop, FaultBytes(cause));
+  stopped_ = true;
+  links_.changed().notify_all();
+}
+
+void Watch::SayWords() {
+  Beat beat = last_beat_;
+  beat.age_ms += static_cast<uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(now_ - looked_).count());
+  answered_ = true;
+  error_told_ = failed_.has_value();
+  Hear(rank_, beat);
+  At(rank_).answered = true;
+  ByteWriter bytes;
+  PutBeat(beat, &bytes);
+  if (failed_) {
+    Add(*failed_);
+    PutFault(*failed_, &bytes);
+  }
+  SendToHubs(kWords, bytes.Take());
+}
+
+void Watch::Report() {
+  reported_ = true;
+  if (!cause_) cause_ = faults_[CauseOf(faults_)];
+  if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero() &&
+      *known_ < back_ + std::chrono::seconds(1)) {
+    // The others have reported this one, and gone: their connections were closed when it came back.
+    options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
+                   SecondsText(std::chrono::duration<double>(away_).count()) +
+                   ", and the job ended without it\n");
+  } else {
+    Findings findings{*cause_, {}, Standings(now_)};
+    std::copy_if(faults_.begin(), faults_.end(), std::back_inserter(findings.later),
+                 [&](const Fault& fault) { return fault != *cause_; });
+    options_.print(PlainText(FaultReport(options_.prefix, options_.name, findings)));
+  }
+  SendToAll(kEnd);
+  phase_ = Phase::kEnding;
+  end_at_ = Clock::now() + options_.bound / 15;
+}
+
+void Watch::End() {
+  // Who has not heard from the first hub hears from the second.
+  if (!reported_ && rank_ < kHubs) SendToAll(kEnd);
+  if (!cause_ && !faults_.empty()) cause_ = faults_[CauseOf(faults_)];
+  const FaultKind kind = cause_ ? cause_->kind : FaultKind::kError;
+  const bool comes_back = kind == FaultKind::kLost || kind == FaultKind::kTimeout;
+  int code = failed_ && code_ != 0 ? code_ : 1;
+  if (comes_back && code == 1) code = Control::kStoppedCode;
+  if (signal_ != 0) code = 128 + signal_;
+  stopped_ = true;
+  if (!options_.exit) EndProcess(code, signal_);
+  options_.exit(code);
+  ended_ = true;
+  // As those of a process that has ended: nobody waits for them.
+  for (int p = 0; p < size_; ++p) {
+    if (Link* const link = links_.At(p)) link->EndSending();
+  }
+  Over();
+}
+
+}  // namespace contraflow
